@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: MIT
+# Settled before project(), because CMake fixes the architectures when it enables CUDA.
+
+include(CheckLanguage)
+
+# sm_90a and sm_100f carry the instructions of one architecture (family); the PTX of the last entry
+# is what later cards compile at load time.
+set(TFK_CUDA_ARCHITECTURES "80-real;86-real;89-real;90a-real;100f-real;120" CACHE STRING
+    "CUDA architectures to build for")
+set(CMAKE_CUDA_ARCHITECTURES ${TFK_CUDA_ARCHITECTURES})
+
+find_program(TFK_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda/bin)
+if(TFK_NVCC)
+  set(TFK_CUDA_DEFAULT ON)
+  set(CMAKE_CUDA_COMPILER ${TFK_NVCC} CACHE FILEPATH "nvcc")
+else()
+  set(TFK_CUDA_DEFAULT OFF)
+endif()
