@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+// Which instruction set the CPU kernels use. Sources named *_isa.cpp are compiled once per set,
+// each into a namespace named after it, and export a table of kernels; the rest of the library
+// picks the table of isa(). TFK_CPU_ISA=scalar|avx2|avx512|avx512_bf16 asks for a lower set than
+// the best.
+#pragma once
+
+#include <cstdint>
+
+#include "core/log.h"
+
+#ifndef TFK_ISA_COUNT
+#define TFK_ISA_COUNT 1
+#endif
+
+namespace transformer_kernels::cpu {
+
+enum class Isa : std::uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+
+inline constexpr int kIsaCount = TFK_ISA_COUNT;
+
+constexpr const char* name_of(Isa isa) {
+  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16"};
+  return kNames[static_cast<int>(isa)];
+}
+
+// The best set that both this build and this CPU have.
+Isa best_isa();
+
+// The set named `requested`; `best` where it is null or empty. Throws Error when the name is
+// unknown or above `best`.
+Isa choose_isa(const char* requested, Isa best);
+
+// The set in use: choose_isa(TFK_CPU_ISA, best_isa()), evaluated once.
+Isa isa();
+
+// For TFK_LOG=dispatch.
+template <class Problem>
+void log_cpu_kernel(const char* op, const Problem& problem) {
+  if (!log_dispatch()) return;
+  log_line(std::string(op) + ' ' + describe(problem) + ": cpu_" + name_of(isa()) + " runs");
+}
+
+}  // namespace transformer_kernels::cpu
+
+// Declares something once in the namespace of each instruction set of this build, and lists the
+// addresses of what was declared in the order of Isa.
+#if TFK_ISA_COUNT > 1
+#define TFK_DECLARE_PER_ISA(declaration) \
+  namespace scalar {                     \
+  declaration;                           \
+  }                                      \
+  namespace avx2 {                       \
+  declaration;                           \
+  }                                      \
+  namespace avx512 {                     \
+  declaration;                           \
+  }                                      \
+  namespace avx512_bf16 {                \
+  declaration;                           \
+  }
+#define TFK_PER_ISA(name) \
+  { &scalar::name, &avx2::name, &avx512::name, &avx512_bf16::name }
+#else
+#define TFK_DECLARE_PER_ISA(declaration) \
+  namespace scalar {                     \
+  declaration;                           \
+  }
+#define TFK_PER_ISA(name) \
+  { &scalar::name }
+#endif

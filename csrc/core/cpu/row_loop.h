@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+// Loops over the columns of a row. A row kernel reads its row two or three times; the row stays in
+// the first-level cache meanwhile, and the last pass asks for the next row.
+#pragma once
+
+#include "core/cpu/simd.h"
+
+namespace transformer_kernels::cpu::TFK_ISA {
+
+// Enough to hide the latency of an addition; arrays for vectors would only make the code long.
+inline constexpr int kUnroll = TFK_ISA_LEVEL == 0 ? 2 : 4;
+
+struct NoPrefetch {
+  TFK_INLINE void operator()(std::int64_t, std::int64_t) const {}
+};
+
+// Fetches the cache lines of elements [begin, end) of another row.
+template <class T>
+struct PrefetchRow {
+  const T* row;
+
+  TFK_INLINE void operator()(std::int64_t begin, std::int64_t end) const {
+    constexpr int kLineElements = 64 / sizeof(T);
+    for (std::int64_t i = begin; i < end; i += kLineElements) prefetch(row + i);
+  }
+};
+
+// Calls body(column, slot, lanes) for each vector of [0, count): kSlots whole vectors at a time,
+// with slots 0, 1, ... so that each can have an accumulator of its own; then single vectors and the
+// rest of the row on slot 0.
+template <class A, int kSlots = kUnroll, class Body, class Prefetch = NoPrefetch>
+TFK_INLINE void for_each_vector(std::int64_t count, Body&& body, Prefetch prefetch_block = {}) {
+  constexpr int kLanes = Vec<A>::kLanes;
+  std::int64_t i = 0;
+  for (; i + kSlots * kLanes <= count; i += kSlots * kLanes) {
+    prefetch_block(i, i + kSlots * kLanes);
+#pragma GCC unroll 8
+    for (int slot = 0; slot < kSlots; ++slot) body(i + slot * kLanes, slot, All{});
+  }
+  for (; i + kLanes <= count; i += kLanes) body(i, 0, All{});
+  if (i < count) body(i, 0, First{count - i});
+}
+
+// Calls body(first column, columns) for each block of a row. Sums are formed block by block, 128
+// terms to an accumulator: their rounding error then hardly grows with the length of the row.
+template <class A, class Body>
+TFK_INLINE void for_each_block(std::int64_t count, Body&& body) {
+  constexpr std::int64_t kBlock = 128 * kUnroll * Vec<A>::kLanes;
+  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+    body(begin, count - begin < kBlock ? count - begin : kBlock);
+  }
+}
+
+// One partial result a slot.
+template <class A, int kSlots = kUnroll>
+struct Slots {
+  Vec<A> slot[kSlots];
+
+  TFK_INLINE static Slots of(A value) {
+    Slots slots;
+    for (Vec<A>& v : slots.slot) v = Vec<A>::of(value);
+    return slots;
+  }
+  TFK_INLINE Vec<A>& operator[](int i) { return slot[i]; }
+
+  TFK_INLINE A sum() const {
+    Vec<A> total = slot[0];
+    for (int i = 1; i < kSlots; ++i) total = total + slot[i];
+    return reduce_add(total);
+  }
+  TFK_INLINE A largest() const {
+    Vec<A> top = slot[0];
+    for (int i = 1; i < kSlots; ++i) top = max(top, slot[i]);
+    return reduce_max(top);
+  }
+};
+
+// Stores of whole vectors through the caches, or past them where the output would only evict what
+// is still needed. The rest of a row always takes the first way.
+struct CachedStore {
+  template <class T, class Lanes>
+  TFK_INLINE static void put(T* p, Vec<accumulate_t<T>> v, Lanes lanes) {
+    store(p, v, lanes);
+  }
+};
+struct StreamingStore {
+  template <class T>
+  TFK_INLINE static void put(T* p, Vec<accumulate_t<T>> v, All) {
+    stream(p, v);
+  }
+  template <class T>
+  TFK_INLINE static void put(T* p, Vec<accumulate_t<T>> v, First lanes) {
+    store(p, v, lanes);
+  }
+};
+
+// Whether every row starts where StreamingStore can write a vector.
+template <class T>
+TFK_INLINE bool can_stream(const void* data, std::int64_t row_stride) {
+  constexpr int kLanes = Vec<accumulate_t<T>>::kLanes;
+  return reinterpret_cast<std::uintptr_t>(data) % (kLanes * sizeof(T)) == 0 &&
+         row_stride % kLanes == 0;
+}
+
+}  // namespace transformer_kernels::cpu::TFK_ISA

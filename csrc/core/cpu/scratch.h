@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// Memory for the length of a call.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "transformer_kernels/context.h"
+
+namespace transformer_kernels::cpu {
+
+// Memory of the calling thread, from the context's workspace where it has one.
+class Scratch {
+ public:
+  Scratch(const Context& context, std::size_t bytes);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  Workspace workspace_;
+  void* data_;
+};
+
+// One row in accumulation precision, for a thread of a parallel loop. Rows that fit lie on the
+// thread's stack; longer ones on the heap, since a context's workspace need not be thread-safe.
+class RowScratch {
+ public:
+  explicit RowScratch(std::size_t bytes)
+      : heap_(bytes > kStackBytes ? new std::byte[bytes] : nullptr) {}
+
+  void* data() { return heap_ ? heap_.get() : stack_; }
+
+ private:
+  static constexpr std::size_t kStackBytes = 32 * 1024;
+
+  alignas(64) std::byte stack_[kStackBytes];
+  std::unique_ptr<std::byte[]> heap_;
+};
+
+}  // namespace transformer_kernels::cpu

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+// AVX2 with FMA and F16C: 32-byte vectors.
+#pragma once
+
+#include <immintrin.h>
+
+#include "core/cpu/simd.h"
+
+namespace transformer_kernels::cpu::TFK_ISA {
+
+template <>
+struct Vec<float> {
+  static constexpr int kLanes = 8;
+  __m256 v;
+  TFK_INLINE static Vec of(float value) { return {_mm256_set1_ps(value)}; }
+};
+
+template <>
+struct Vec<double> {
+  static constexpr int kLanes = 4;
+  __m256d v;
+  TFK_INLINE static Vec of(double value) { return {_mm256_set1_pd(value)}; }
+};
+
+// A lane is chosen by the sign bit of its mask.
+template <>
+struct Mask<float> {
+  __m256 v;
+};
+template <>
+struct Mask<double> {
+  __m256d v;
+};
+
+using VecF = Vec<float>;
+using VecD = Vec<double>;
+
+TFK_INLINE VecF operator+(VecF a, VecF b) { return {_mm256_add_ps(a.v, b.v)}; }
+TFK_INLINE VecD operator+(VecD a, VecD b) { return {_mm256_add_pd(a.v, b.v)}; }
+TFK_INLINE VecF operator-(VecF a, VecF b) { return {_mm256_sub_ps(a.v, b.v)}; }
+TFK_INLINE VecD operator-(VecD a, VecD b) { return {_mm256_sub_pd(a.v, b.v)}; }
+TFK_INLINE VecF operator*(VecF a, VecF b) { return {_mm256_mul_ps(a.v, b.v)}; }
+TFK_INLINE VecD operator*(VecD a, VecD b) { return {_mm256_mul_pd(a.v, b.v)}; }
+TFK_INLINE VecF fma(VecF a, VecF b, VecF c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+TFK_INLINE VecD fma(VecD a, VecD b, VecD c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
+TFK_INLINE VecF max(VecF a, VecF b) { return {_mm256_max_ps(a.v, b.v)}; }
+TFK_INLINE VecD max(VecD a, VecD b) { return {_mm256_max_pd(a.v, b.v)}; }
+
+TFK_INLINE float reduce_add(VecF a) {
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+TFK_INLINE double reduce_add(VecD a) {
+  const __m128d sum = _mm_add_pd(_mm256_castpd256_pd128(a.v), _mm256_extractf128_pd(a.v, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(sum, _mm_unpackhi_pd(sum, sum)));
+}
+TFK_INLINE float reduce_max(VecF a) {
+  __m128 top = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+  return _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+}
+TFK_INLINE double reduce_max(VecD a) {
+  const __m128d top = _mm_max_pd(_mm256_castpd256_pd128(a.v), _mm256_extractf128_pd(a.v, 1));
+  return _mm_cvtsd_f64(_mm_max_sd(top, _mm_unpackhi_pd(top, top)));
+}
+
+TFK_INLINE __m256i first_dwords(First lanes) {
+  const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes.count)), index);
+}
+TFK_INLINE __m256i first_qwords(First lanes) {
+  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(lanes.count), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+
+template <class A>
+TFK_INLINE Mask<A> first(First lanes) {
+  if constexpr (sizeof(A) == sizeof(float)) {
+    return {_mm256_castsi256_ps(first_dwords(lanes))};
+  } else {
+    return {_mm256_castsi256_pd(first_qwords(lanes))};
+  }
+}
+template <class A>
+TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, All) {
+  const __m256i zero = _mm256_setzero_si256();
+  if constexpr (sizeof(A) == sizeof(float)) {
+    const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+    return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_cvtepu8_epi32(eight), zero))};
+  } else {
+    int four;
+    __builtin_memcpy(&four, bytes, sizeof(four));
+    const __m256i wide = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+    return {_mm256_castsi256_pd(_mm256_cmpgt_epi64(wide, zero))};
+  }
+}
+template <class A>
+TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, First lanes) {
+  return nonzero<A>(Staged<std::uint8_t, Vec<A>::kLanes>::from(bytes, lanes).data, All{});
+}
+TFK_INLINE Mask<float> equal(VecF a, VecF b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)}; }
+TFK_INLINE Mask<double> equal(VecD a, VecD b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_EQ_OQ)}; }
+TFK_INLINE VecF select(Mask<float> mask, VecF yes, VecF no) {
+  return {_mm256_blendv_ps(no.v, yes.v, mask.v)};
+}
+TFK_INLINE VecD select(Mask<double> mask, VecD yes, VecD no) {
+  return {_mm256_blendv_pd(no.v, yes.v, mask.v)};
+}
+
+TFK_INLINE VecF round(VecF a) {
+  return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+// Below this exp is 0: times_power_of_two() flushes what is less than the smallest normal number.
+inline constexpr float kExpLowest = -88.0f;
+
+// a * 2^n for whole n in [-127, 127], through the bits of the exponent.
+TFK_INLINE VecF times_power_of_two(VecF a, VecF n) {
+  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+  return {_mm256_mul_ps(a.v, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)))};
+}
+
+TFK_INLINE VecF load(const float* p, All) { return {_mm256_loadu_ps(p)}; }
+TFK_INLINE VecD load(const double* p, All) { return {_mm256_loadu_pd(p)}; }
+TFK_INLINE VecF load(const Half* p, All) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+TFK_INLINE VecF load(const BFloat16* p, All) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+}
+
+TFK_INLINE __m128i to_half(VecF a) {
+  return _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+// Adds half of the last kept bit, or just less where that bit is 0: ties go to even.
+TFK_INLINE __m128i to_bfloat16(VecF a) {
+  const __m256i bits = _mm256_castps_si256(a.v);
+  const __m256i high = _mm256_srli_epi32(bits, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+  const __m256i quiet_nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
+  const __m256i words = _mm256_blendv_epi8(rounded, quiet_nan, is_nan);
+  return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+}
+
+TFK_INLINE void store(float* p, VecF a, All) { _mm256_storeu_ps(p, a.v); }
+TFK_INLINE void store(double* p, VecD a, All) { _mm256_storeu_pd(p, a.v); }
+TFK_INLINE void store(Half* p, VecF a, All) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_half(a));
+}
+TFK_INLINE void store(BFloat16* p, VecF a, All) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_bfloat16(a));
+}
+
+TFK_INLINE VecF load(const float* p, First lanes) {
+  return {_mm256_maskload_ps(p, first_dwords(lanes))};
+}
+TFK_INLINE VecD load(const double* p, First lanes) {
+  return {_mm256_maskload_pd(p, first_qwords(lanes))};
+}
+template <class T>
+TFK_INLINE VecF load(const T* p, First lanes) {
+  return load(Staged<T, VecF::kLanes>::from(p, lanes).data, All{});
+}
+TFK_INLINE void store(float* p, VecF a, First lanes) {
+  _mm256_maskstore_ps(p, first_dwords(lanes), a.v);
+}
+TFK_INLINE void store(double* p, VecD a, First lanes) {
+  _mm256_maskstore_pd(p, first_qwords(lanes), a.v);
+}
+template <class T>
+TFK_INLINE void store(T* p, VecF a, First lanes) {
+  Staged<T, VecF::kLanes> staged;
+  store(staged.data, a, All{});
+  staged.copy_to(p, lanes);
+}
+
+TFK_INLINE void stream(float* p, VecF a) { _mm256_stream_ps(p, a.v); }
+TFK_INLINE void stream(double* p, VecD a) { _mm256_stream_pd(p, a.v); }
+TFK_INLINE void stream(Half* p, VecF a) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), to_half(a));
+}
+TFK_INLINE void stream(BFloat16* p, VecF a) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), to_bfloat16(a));
+}
+TFK_INLINE void stream_fence() { _mm_sfence(); }
+TFK_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace transformer_kernels::cpu::TFK_ISA

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+// AVX-512 F, BW, VL and DQ: 64-byte vectors; at level 3 with the conversions of AVX512-BF16.
+#pragma once
+
+#include <immintrin.h>
+
+#include "core/cpu/simd.h"
+
+namespace transformer_kernels::cpu::TFK_ISA {
+
+template <>
+struct Vec<float> {
+  static constexpr int kLanes = 16;
+  __m512 v;
+  TFK_INLINE static Vec of(float value) { return {_mm512_set1_ps(value)}; }
+};
+
+template <>
+struct Vec<double> {
+  static constexpr int kLanes = 8;
+  __m512d v;
+  TFK_INLINE static Vec of(double value) { return {_mm512_set1_pd(value)}; }
+};
+
+template <>
+struct Mask<float> {
+  __mmask16 v;
+};
+template <>
+struct Mask<double> {
+  __mmask8 v;
+};
+
+using VecF = Vec<float>;
+using VecD = Vec<double>;
+
+TFK_INLINE VecF operator+(VecF a, VecF b) { return {_mm512_add_ps(a.v, b.v)}; }
+TFK_INLINE VecD operator+(VecD a, VecD b) { return {_mm512_add_pd(a.v, b.v)}; }
+TFK_INLINE VecF operator-(VecF a, VecF b) { return {_mm512_sub_ps(a.v, b.v)}; }
+TFK_INLINE VecD operator-(VecD a, VecD b) { return {_mm512_sub_pd(a.v, b.v)}; }
+TFK_INLINE VecF operator*(VecF a, VecF b) { return {_mm512_mul_ps(a.v, b.v)}; }
+TFK_INLINE VecD operator*(VecD a, VecD b) { return {_mm512_mul_pd(a.v, b.v)}; }
+TFK_INLINE VecF fma(VecF a, VecF b, VecF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+TFK_INLINE VecD fma(VecD a, VecD b, VecD c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
+TFK_INLINE VecF max(VecF a, VecF b) { return {_mm512_max_ps(a.v, b.v)}; }
+TFK_INLINE VecD max(VecD a, VecD b) { return {_mm512_max_pd(a.v, b.v)}; }
+
+TFK_INLINE float reduce_add(VecF a) { return _mm512_reduce_add_ps(a.v); }
+TFK_INLINE double reduce_add(VecD a) { return _mm512_reduce_add_pd(a.v); }
+TFK_INLINE float reduce_max(VecF a) { return _mm512_reduce_max_ps(a.v); }
+TFK_INLINE double reduce_max(VecD a) { return _mm512_reduce_max_pd(a.v); }
+
+TFK_INLINE unsigned first_bits(First lanes) { return (1u << lanes.count) - 1; }
+
+template <class A>
+TFK_INLINE Mask<A> first(First lanes) {
+  return {static_cast<decltype(Mask<A>::v)>(first_bits(lanes))};
+}
+template <class A>
+TFK_INLINE Mask<A> nonzero_bytes(__m128i bytes) {
+  return {static_cast<decltype(Mask<A>::v)>(_mm_test_epi8_mask(bytes, bytes))};
+}
+template <class A>
+TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, First lanes) {
+  return nonzero_bytes<A>(_mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bits(lanes)), bytes));
+}
+template <class A>
+TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, All) {
+  return nonzero<A>(bytes, First{Vec<A>::kLanes});
+}
+TFK_INLINE Mask<float> equal(VecF a, VecF b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
+TFK_INLINE Mask<double> equal(VecD a, VecD b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_EQ_OQ)}; }
+TFK_INLINE VecF select(Mask<float> mask, VecF yes, VecF no) {
+  return {_mm512_mask_blend_ps(mask.v, no.v, yes.v)};
+}
+TFK_INLINE VecD select(Mask<double> mask, VecD yes, VecD no) {
+  return {_mm512_mask_blend_pd(mask.v, no.v, yes.v)};
+}
+
+TFK_INLINE VecF round(VecF a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+// Below this exp is 0: half of the smallest subnormal number is 2^-150.
+inline constexpr float kExpLowest = -106.0f;
+
+TFK_INLINE VecF times_power_of_two(VecF a, VecF n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+
+TFK_INLINE VecF from_half(__m256i bits) { return {_mm512_cvtph_ps(bits)}; }
+TFK_INLINE VecF from_bfloat16(__m256i bits) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+TFK_INLINE __m256i to_half(VecF a) {
+  return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+#if TFK_ISA_LEVEL >= 3
+// The instruction takes subnormal numbers for 0.
+TFK_INLINE __m256i to_bfloat16(VecF a) {
+  return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(a.v));
+}
+#else
+// Adds half of the last kept bit, or just less where that bit is 0: ties go to even.
+TFK_INLINE __m256i to_bfloat16(VecF a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i high = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+  const __m512i quiet_nan = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(is_nan, rounded, quiet_nan));
+}
+#endif
+
+TFK_INLINE __m256i load_words(const void* p, All) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+TFK_INLINE __m256i load_words(const void* p, First lanes) {
+  return _mm256_maskz_loadu_epi16(static_cast<__mmask16>(first_bits(lanes)), p);
+}
+TFK_INLINE void store_words(void* p, __m256i words, All) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), words);
+}
+TFK_INLINE void store_words(void* p, __m256i words, First lanes) {
+  _mm256_mask_storeu_epi16(p, static_cast<__mmask16>(first_bits(lanes)), words);
+}
+
+TFK_INLINE VecF load(const float* p, All) { return {_mm512_loadu_ps(p)}; }
+TFK_INLINE VecD load(const double* p, All) { return {_mm512_loadu_pd(p)}; }
+TFK_INLINE VecF load(const float* p, First lanes) {
+  return {_mm512_maskz_loadu_ps(first<float>(lanes).v, p)};
+}
+TFK_INLINE VecD load(const double* p, First lanes) {
+  return {_mm512_maskz_loadu_pd(first<double>(lanes).v, p)};
+}
+template <class Lanes>
+TFK_INLINE VecF load(const Half* p, Lanes lanes) {
+  return from_half(load_words(p, lanes));
+}
+template <class Lanes>
+TFK_INLINE VecF load(const BFloat16* p, Lanes lanes) {
+  return from_bfloat16(load_words(p, lanes));
+}
+
+TFK_INLINE void store(float* p, VecF a, All) { _mm512_storeu_ps(p, a.v); }
+TFK_INLINE void store(double* p, VecD a, All) { _mm512_storeu_pd(p, a.v); }
+TFK_INLINE void store(float* p, VecF a, First lanes) {
+  _mm512_mask_storeu_ps(p, first<float>(lanes).v, a.v);
+}
+TFK_INLINE void store(double* p, VecD a, First lanes) {
+  _mm512_mask_storeu_pd(p, first<double>(lanes).v, a.v);
+}
+template <class Lanes>
+TFK_INLINE void store(Half* p, VecF a, Lanes lanes) {
+  store_words(p, to_half(a), lanes);
+}
+template <class Lanes>
+TFK_INLINE void store(BFloat16* p, VecF a, Lanes lanes) {
+  store_words(p, to_bfloat16(a), lanes);
+}
+
+TFK_INLINE void stream(float* p, VecF a) { _mm512_stream_ps(p, a.v); }
+TFK_INLINE void stream(double* p, VecD a) { _mm512_stream_pd(p, a.v); }
+TFK_INLINE void stream(Half* p, VecF a) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), to_half(a));
+}
+TFK_INLINE void stream(BFloat16* p, VecF a) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), to_bfloat16(a));
+}
+TFK_INLINE void stream_fence() { _mm_sfence(); }
+TFK_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace transformer_kernels::cpu::TFK_ISA

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT
+// Portable vectors: 16 bytes as plain arrays, which compilers turn into SSE2 or NEON instructions.
+#pragma once
+
+#include "core/cpu/simd.h"
+
+namespace transformer_kernels::cpu::TFK_ISA {
+
+template <class A>
+struct Vec {
+  static constexpr int kLanes = 16 / sizeof(A);
+  A lane[kLanes];
+
+  TFK_INLINE static Vec of(A value) {
+    return make([&](int) { return value; });
+  }
+  template <class Function>
+  TFK_INLINE static Vec make(Function&& function) {
+    Vec out;
+    for (int i = 0; i < kLanes; ++i) out.lane[i] = function(i);
+    return out;
+  }
+};
+
+template <class A>
+struct Mask {
+  bool lane[Vec<A>::kLanes];
+
+  template <class Function>
+  TFK_INLINE static Mask make(Function&& function) {
+    Mask out;
+    for (int i = 0; i < Vec<A>::kLanes; ++i) out.lane[i] = function(i);
+    return out;
+  }
+};
+
+template <class A>
+TFK_INLINE Vec<A> operator+(Vec<A> a, Vec<A> b) {
+  return Vec<A>::make([&](int i) { return a.lane[i] + b.lane[i]; });
+}
+template <class A>
+TFK_INLINE Vec<A> operator-(Vec<A> a, Vec<A> b) {
+  return Vec<A>::make([&](int i) { return a.lane[i] - b.lane[i]; });
+}
+template <class A>
+TFK_INLINE Vec<A> operator*(Vec<A> a, Vec<A> b) {
+  return Vec<A>::make([&](int i) { return a.lane[i] * b.lane[i]; });
+}
+// Rounds twice: a fused operation is a function call where the hardware may lack it.
+template <class A>
+TFK_INLINE Vec<A> fma(Vec<A> a, Vec<A> b, Vec<A> c) {
+  return a * b + c;
+}
+template <class A>
+TFK_INLINE Vec<A> max(Vec<A> a, Vec<A> b) {
+  return Vec<A>::make([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+template <class A>
+TFK_INLINE A reduce_add(Vec<A> v) {
+  A total = v.lane[0];
+  for (int i = 1; i < Vec<A>::kLanes; ++i) total += v.lane[i];
+  return total;
+}
+template <class A>
+TFK_INLINE A reduce_max(Vec<A> v) {
+  A largest = v.lane[0];
+  for (int i = 1; i < Vec<A>::kLanes; ++i) largest = largest > v.lane[i] ? largest : v.lane[i];
+  return largest;
+}
+
+template <class A>
+TFK_INLINE Mask<A> first(First lanes) {
+  return Mask<A>::make([&](int i) { return i < lanes.count; });
+}
+template <class A>
+TFK_INLINE Mask<A> equal(Vec<A> a, Vec<A> b) {
+  return Mask<A>::make([&](int i) { return a.lane[i] == b.lane[i]; });
+}
+template <class A>
+TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, All) {
+  return Mask<A>::make([&](int i) { return bytes[i] != 0; });
+}
+template <class A>
+TFK_INLINE Vec<A> select(Mask<A> mask, Vec<A> yes, Vec<A> no) {
+  return Vec<A>::make([&](int i) { return mask.lane[i] ? yes.lane[i] : no.lane[i]; });
+}
+
+// Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
+inline constexpr float kRounder = 0x1.8p23f;
+
+TFK_INLINE Vec<float> round(Vec<float> v) {
+  return (v + Vec<float>::of(kRounder)) - Vec<float>::of(kRounder);
+}
+
+// Below this exp is 0: times_power_of_two() flushes what is less than the smallest normal number.
+inline constexpr float kExpLowest = -88.0f;
+
+// v * 2^n for whole n in [-127, 127], through the bits of the exponent.
+TFK_INLINE Vec<float> times_power_of_two(Vec<float> v, Vec<float> n) {
+  return Vec<float>::make([&](int i) {
+    const auto bits = __builtin_bit_cast(std::uint32_t, n.lane[i] + (kRounder + 127.0f));
+    return v.lane[i] * __builtin_bit_cast(float, bits << 23);
+  });
+}
+
+TFK_INLINE float widen(float value) { return value; }
+TFK_INLINE double widen(double value) { return value; }
+
+TFK_INLINE float widen(BFloat16 value) {
+  return __builtin_bit_cast(float, static_cast<std::uint32_t>(value.bits) << 16);
+}
+
+TFK_INLINE float widen(Half value) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000) << 16;
+  const std::uint32_t magnitude = value.bits & 0x7fff;
+  const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
+  const std::uint32_t bias = magnitude >= 0x7c00 ? 224u << 23 : 112u << 23;
+  const std::uint32_t bits =
+      magnitude < 0x400 ? __builtin_bit_cast(std::uint32_t, subnormal) : (magnitude << 13) + bias;
+  return __builtin_bit_cast(float, sign | bits);
+}
+
+TFK_INLINE void narrow(float value, float& out) { out = value; }
+TFK_INLINE void narrow(double value, double& out) { out = value; }
+
+TFK_INLINE void narrow(float value, BFloat16& out) {
+  const auto bits = __builtin_bit_cast(std::uint32_t, value);
+  const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  out.bits = static_cast<std::uint16_t>(value == value ? rounded : (bits >> 16) | 0x40);
+}
+
+TFK_INLINE void narrow(float value, Half& out) {
+  const auto all_bits = __builtin_bit_cast(std::uint32_t, value);
+  const std::uint32_t sign = all_bits >> 16 & 0x8000;
+  const std::uint32_t bits = all_bits & 0x7fffffff;
+  // The last bit of a number in [0.5, 1) is worth 2^-24, like that of a subnormal half.
+  const auto subnormal =
+      __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, bits) + 0.5f) - 0x3f000000;
+  const std::uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
+  const std::uint32_t finite = bits < 0x38800000 ? subnormal : normal;
+  const std::uint32_t special = bits > 0x7f800000 ? 0x7e00 | (bits >> 13 & 0x3ff) : 0x7c00;
+  out.bits = static_cast<std::uint16_t>(sign | (bits < 0x477ff000 ? finite : special));
+}
+
+template <class T>
+TFK_INLINE Vec<accumulate_t<T>> load(const T* p, All) {
+  return Vec<accumulate_t<T>>::make([&](int i) { return widen(p[i]); });
+}
+template <class T>
+TFK_INLINE void store(T* p, Vec<accumulate_t<T>> v, All) {
+  for (int i = 0; i < v.kLanes; ++i) narrow(v.lane[i], p[i]);
+}
+template <class T>
+TFK_INLINE Vec<accumulate_t<T>> load(const T* p, First lanes) {
+  return load(Staged<T, Vec<accumulate_t<T>>::kLanes>::from(p, lanes).data, All{});
+}
+template <class T>
+TFK_INLINE void store(T* p, Vec<accumulate_t<T>> v, First lanes) {
+  Staged<T, Vec<accumulate_t<T>>::kLanes> staged;
+  store(staged.data, v, All{});
+  staged.copy_to(p, lanes);
+}
+template <class A>
+TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, First lanes) {
+  return nonzero<A>(Staged<std::uint8_t, Vec<A>::kLanes>::from(bytes, lanes).data, All{});
+}
+
+template <class T>
+TFK_INLINE void stream(T* p, Vec<accumulate_t<T>> v) {
+  store(p, v, All{});
+}
+TFK_INLINE void stream_fence() {}
+TFK_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+}  // namespace transformer_kernels::cpu::TFK_ISA

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+// Packs: what one thread moves at once, 16 bytes or a single element, and its values in the type
+// that sums are kept in.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "core/cuda/ptx.cuh"
+#include "core/types.h"
+
+namespace transformer_kernels::cuda {
+
+// One element to and from its accumulation type; rounds to nearest even.
+__device__ __forceinline__ double widen(double v) { return v; }
+__device__ __forceinline__ float widen(float v) { return v; }
+__device__ __forceinline__ float widen(Half v) { return __half2float(__ushort_as_half(v.bits)); }
+__device__ __forceinline__ float widen(BFloat16 v) {
+  return __uint_as_float(static_cast<std::uint32_t>(v.bits) << 16);
+}
+
+template <class T>
+__device__ __forceinline__ T narrow(accumulate_t<T> v) {
+  if constexpr (std::is_same_v<T, Half>) {
+    return {__half_as_ushort(__float2half_rn(v))};
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(v))};
+  } else {
+    return v;
+  }
+}
+
+// 32 bits hold one float or two 16-bit values.
+template <class T>
+__device__ __forceinline__ void widen_word(std::uint32_t word, float* out) {
+  if constexpr (std::is_same_v<T, float>) {
+    out[0] = __uint_as_float(word);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    out[0] = __uint_as_float(word << 16);
+    out[1] = __uint_as_float(word & 0xffff0000u);
+  } else {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&word));
+    out[0] = pair.x;
+    out[1] = pair.y;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ std::uint32_t narrow_word(const float* in) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __float_as_uint(in[0]);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(in[0], in[1]);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(in[0], in[1]);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+}
+
+// A pack of kSize elements of T. Only 16-byte packs may live in shared memory here.
+template <class T, int kSize>
+struct Pack {
+  static_assert(kSize == 1 || kSize * sizeof(T) == 16);
+  static constexpr int size = kSize;
+  using Value = accumulate_t<T>;
+  using Raw = std::conditional_t<kSize == 1, T, uint4>;
+
+  static __device__ __forceinline__ Raw load(const T* pointer) {
+    if constexpr (kSize == 1) {
+      return *pointer;
+    } else {
+      return load_global_once(pointer);
+    }
+  }
+
+  // For parameters, which every row reads: keep them in L1.
+  static __device__ __forceinline__ Raw load_cached(const T* pointer) {
+    if constexpr (kSize == 1) {
+      return *pointer;
+    } else {
+      return __ldg(reinterpret_cast<const uint4*>(pointer));
+    }
+  }
+
+  static __device__ __forceinline__ void store(T* pointer, Raw raw) {
+    if constexpr (kSize == 1) {
+      *pointer = raw;
+    } else {
+      store_global(pointer, raw);
+    }
+  }
+
+  static __device__ __forceinline__ void unpack(Raw raw, Value* out) {
+    if constexpr (kSize == 1) {
+      out[0] = widen(raw);
+    } else {
+      constexpr int kPerWord = 4 / sizeof(T);
+      widen_word<T>(raw.x, out);
+      widen_word<T>(raw.y, out + kPerWord);
+      widen_word<T>(raw.z, out + 2 * kPerWord);
+      widen_word<T>(raw.w, out + 3 * kPerWord);
+    }
+  }
+
+  static __device__ __forceinline__ Raw pack(const Value* in) {
+    if constexpr (kSize == 1) {
+      return narrow<T>(in[0]);
+    } else {
+      constexpr int kPerWord = 4 / sizeof(T);
+      return make_uint4(narrow_word<T>(in), narrow_word<T>(in + kPerWord),
+                        narrow_word<T>(in + 2 * kPerWord), narrow_word<T>(in + 3 * kPerWord));
+    }
+  }
+};
+
+// kSize parameters of type W that stand beside a pack of another type, in 16-byte loads.
+template <class W, int kSize>
+struct ParameterPack {
+  static constexpr int kPieces = kSize == 1 ? 1 : kSize * static_cast<int>(sizeof(W)) / 16;
+  using Piece = Pack<W, kSize / kPieces>;
+
+  typename Piece::Raw piece[kPieces];
+
+  __device__ __forceinline__ void load(const W* pointer) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) piece[i] = Piece::load_cached(pointer + i * Piece::size);
+  }
+
+  __device__ __forceinline__ void unpack(typename Piece::Value* out) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) Piece::unpack(piece[i], out + i * Piece::size);
+  }
+};
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+// One-shot row kernels: a group of threads (of one CTA, or of a cluster) meets each row once.
+//
+// Where the architecture has it, one bulk copy brings the row, or this CTA's slice of it, to shared
+// memory: many small CTAs then keep 64 KB and more in flight on each SM without holding registers.
+// Thread t of a group owns the packs t, t + threads, t + 2 threads, ... of its slice, in every pass
+// and in every tensor, so that passes over shared memory need no barrier between them.
+#pragma once
+
+#include "core/cuda/pack.cuh"
+#include "core/cuda/reduce.cuh"
+#include "core/cuda/row_plan.h"
+
+namespace transformer_kernels::cuda {
+
+// Partial results on their way between the warps of a group and the CTAs of a cluster.
+template <class Plan, class Partial>
+struct RowScratch {
+  Partial of_warp[Plan::plan.rows][Plan::plan.stack][Plan::plan.warps()];
+  Partial of_cta[Plan::plan.stack][Plan::plan.cluster];
+  std::uint64_t exchanged;
+  std::uint64_t arrived[Plan::plan.rows];
+};
+
+// Who this thread is, and what is its own.
+template <class Plan, class T>
+struct Row {
+  static constexpr int kPackSize = pack_size(Plan::plan, sizeof(T));
+  static constexpr int kThreads = Plan::plan.threads;
+  static constexpr int kWarps = Plan::plan.warps();
+  // A row of more than 2^31 packs would need 64-bit pack numbers: only the looping plans meet one.
+  using Index = std::conditional_t<Plan::plan.packs == 0 && !Plan::plan.bulk, std::int64_t, int>;
+
+  static constexpr int kStack = Plan::plan.stack;
+
+  int group;           // of threads, in the CTA
+  int thread;          // in the group
+  int rank;            // CTA in the cluster
+  std::int64_t index;  // first of the group's kStack rows
+  int count;           // of its rows that exist
+  bool inside;         // there is one
+  Index first;         // first pack of the slice
+  Index packs;         // of the slice
+
+  __device__ Row(std::int64_t rows, std::int64_t cols)
+      : group(Plan::plan.rows == 1 ? 0 : threadIdx.x / kThreads),
+        thread(Plan::plan.rows == 1 ? threadIdx.x : threadIdx.x % kThreads),
+        rank(Plan::plan.cluster == 1 ? 0 : blockIdx.x % Plan::plan.cluster),
+        index(
+            (static_cast<std::int64_t>(blockIdx.x / Plan::plan.cluster) * Plan::plan.rows + group) *
+            kStack),
+        count(kStack == 1 || index + kStack <= rows ? kStack : static_cast<int>(rows - index)),
+        inside(Plan::plan.rows == 1 || index < rows) {
+    const Index row_packs = static_cast<Index>(cols / kPackSize);
+    const Index slice = (row_packs + Plan::plan.cluster - 1) / Plan::plan.cluster;
+    first = Plan::plan.cluster == 1 ? 0 : rank * slice;
+    packs = Plan::plan.cluster == 1 ? row_packs : clamp(row_packs - first, slice);
+  }
+
+  __device__ int warp() const { return thread / kWarp; }
+
+  // Elements that warp `w` of the group owns in this slice.
+  __device__ Index elements_of_warp(int w) const {
+    const Index rounds = packs / kThreads;
+    const Index rest = packs - rounds * kThreads;
+    return (rounds * kWarp + clamp(rest - w * kWarp, kWarp)) * kPackSize;
+  }
+
+  // Elements that CTA `r` of the cluster owns.
+  __device__ Index elements_of_cta(int r, std::int64_t cols) const {
+    const Index row_packs = static_cast<Index>(cols / kPackSize);
+    const Index slice = (row_packs + Plan::plan.cluster - 1) / Plan::plan.cluster;
+    return clamp(row_packs - r * slice, slice) * kPackSize;
+  }
+
+  // body(slot, pack) for each pack of this thread; `slot` numbers them from 0 and is a constant
+  // wherever the plan keeps packs in registers.
+  template <class Body>
+  __device__ __forceinline__ void for_each_pack(Body&& body) const {
+    if constexpr (Plan::plan.packs > 0) {
+#pragma unroll
+      for (int slot = 0; slot < Plan::plan.packs; ++slot) {
+        const Index pack = thread + slot * kThreads;
+        if (pack < packs) body(slot, pack);
+      }
+    } else {
+#pragma unroll 2
+      for (Index pack = thread; pack < packs; pack += kThreads) body(0, pack);
+    }
+  }
+
+  // use(slot, pack, read(pack)) for each pack of this thread, in batches of kBatch, of which `slot`
+  // is the constant place: all reads of a batch are under way before the first one is used. Where
+  // the plan keeps packs in registers, they are the one batch.
+  template <int kBatch, class Read, class Use>
+  __device__ __forceinline__ void for_each_batch(Read&& read, Use&& use) const {
+    constexpr bool kOnce = Plan::plan.packs > 0;
+    constexpr int kSlots = kOnce ? Plan::plan.packs : kBatch;
+    Index start = thread;
+    do {
+      decltype(read(start)) value[kSlots];
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const Index pack = start + slot * kThreads;
+        if (pack < packs) value[slot] = read(pack);
+      }
+#pragma unroll
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const Index pack = start + slot * kThreads;
+        if (pack < packs) use(slot, pack, value[slot]);
+      }
+      start += kSlots * kThreads;
+    } while (!kOnce && start < packs);
+  }
+
+  __device__ __forceinline__ void sync_group() const {
+    if constexpr (kThreads == kWarp) {
+      __syncwarp();
+    } else if constexpr (Plan::plan.rows == 1) {
+      __syncthreads();
+    } else {
+      named_barrier(1 + group, kThreads);
+    }
+  }
+
+ private:
+  static __device__ Index clamp(Index value, Index high) {
+    return value < 0 ? 0 : value < high ? value : high;
+  }
+};
+
+// A slice's place in shared memory: that of row `r` of the group's stack, of tensor `tensor`.
+template <class Plan, class T>
+__device__ __forceinline__ std::uint32_t stage_of(const Row<Plan, T>& row, std::int64_t cols,
+                                                  int tensor, int tensors, int r = 0) {
+  extern __shared__ __align__(128) unsigned char stage[];
+  const int slice = static_cast<int>(divide_up(cols / Row<Plan, T>::kPackSize, Plan::plan.cluster));
+  const int place = (row.group * Plan::plan.stack + r) * tensors + tensor;
+  return shared_address(stage) + place * slice * 16;
+}
+
+// One operand: its memory at the group's first row, and the way to the next row.
+template <class T>
+struct RowSource {
+  const T* first;
+  std::int64_t stride;
+};
+
+// Starts the bulk copies of this group's slices of each source.
+template <class Plan, class T, class Partial, class... Sources>
+__device__ __forceinline__ void fetch_rows(const Row<Plan, T>& row,
+                                           RowScratch<Plan, Partial>& scratch, std::int64_t cols,
+                                           Sources... sources) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kSources = sizeof...(sources);
+  const std::uint32_t barrier = shared_address(&scratch.arrived[row.group]);
+  if (row.thread == 0) {
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+    const std::uint32_t bytes = static_cast<std::uint32_t>(row.packs) * 16;
+    if (row.inside) {
+      mbarrier_arrive_expect(barrier, bytes * kSources * row.count);
+      for (int r = 0; r < row.count && bytes > 0; ++r) {
+        int tensor = 0;
+        (bulk_load(stage_of(row, cols, tensor++, kSources, r),
+                   sources.first + r * sources.stride + row.first * Row<Plan, T>::kPackSize, bytes,
+                   barrier),
+         ...);
+      }
+    }
+  }
+  row.sync_group();
+#endif
+}
+
+// The same for one row, given by pointers.
+template <class Plan, class T, class Partial, class... Sources>
+__device__ __forceinline__ void fetch_row(const Row<Plan, T>& row,
+                                          RowScratch<Plan, Partial>& scratch, std::int64_t cols,
+                                          const Sources*... sources) {
+  static_assert(Plan::plan.stack == 1);
+  fetch_rows(row, scratch, cols, RowSource<T>{sources, 0}...);
+}
+
+template <class Plan, class T, class Partial>
+__device__ __forceinline__ void wait_for_row(const Row<Plan, T>& row,
+                                             RowScratch<Plan, Partial>& scratch) {
+#if __CUDA_ARCH__ >= 900
+  if (row.inside) mbarrier_wait(shared_address(&scratch.arrived[row.group]), 0);
+#endif
+}
+
+// A cluster's CTAs must all run, and their barriers stand, before one writes to another. Split, so
+// that the wait hides behind the row's arrival.
+template <class Plan, class Partial>
+__device__ __forceinline__ void announce_to_cluster(RowScratch<Plan, Partial>& scratch) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (Plan::plan.cluster > 1) {
+    if (threadIdx.x == 0) {
+      const std::uint32_t barrier = shared_address(&scratch.exchanged);
+      mbarrier_init(barrier, 1);
+      fence_mbarrier_init();
+      mbarrier_arrive_expect(barrier, sizeof(scratch.of_cta));
+    }
+    __syncwarp();
+    cluster_arrive();
+  }
+#endif
+}
+
+// Publishes this warp's partial results (the same in all its lanes), one a row of the stack. Behind
+// it scratch.of_warp[group][r] holds those of all warps of the group. Once a kernel.
+template <class Plan, class T, class Partial>
+__device__ __forceinline__ void share_stack_in_group(const Row<Plan, T>& row,
+                                                     RowScratch<Plan, Partial>& scratch,
+                                                     const Partial* partials) {
+  if (row.thread % kWarp == 0) {
+#pragma unroll
+    for (int r = 0; r < Plan::plan.stack; ++r) {
+      scratch.of_warp[row.group][r][row.warp()] = partials[r];
+    }
+  }
+  row.sync_group();
+}
+
+// Publishes this CTA's partial results (the same in all its threads). Behind it scratch.of_cta[r]
+// holds those of all CTAs of the cluster. Once a kernel, after announce_to_cluster().
+template <class Plan, class T, class Partial>
+__device__ __forceinline__ void share_stack_in_cluster(const Row<Plan, T>& row,
+                                                       RowScratch<Plan, Partial>& scratch,
+                                                       const Partial* partials) {
+#if __CUDA_ARCH__ >= 900
+  static_assert(sizeof(Partial) == sizeof(float2));
+  cluster_wait();
+  const std::uint32_t barrier = shared_address(&scratch.exchanged);
+  if (row.thread < Plan::plan.cluster) {
+#pragma unroll
+    for (int r = 0; r < Plan::plan.stack; ++r) {
+      const std::uint32_t slot = shared_address(&scratch.of_cta[r][row.rank]);
+      store_cluster_async(map_to_rank(slot, row.thread),
+                          reinterpret_cast<const float2&>(partials[r]),
+                          map_to_rank(barrier, row.thread));
+    }
+  }
+  __syncwarp();
+  mbarrier_wait_cluster(barrier, 0);
+#endif
+}
+
+// The same for one row; the results of all warps, or CTAs, are returned.
+template <class Plan, class T, class Partial>
+__device__ __forceinline__ const Partial* share_in_group(const Row<Plan, T>& row,
+                                                         RowScratch<Plan, Partial>& scratch,
+                                                         const Partial& partial) {
+  share_stack_in_group(row, scratch, &partial);
+  return scratch.of_warp[row.group][0];
+}
+
+template <class Plan, class T, class Partial>
+__device__ __forceinline__ const Partial* share_in_cluster(const Row<Plan, T>& row,
+                                                           RowScratch<Plan, Partial>& scratch,
+                                                           const Partial& partial) {
+  share_stack_in_cluster(row, scratch, &partial);
+  return scratch.of_cta[0];
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// From run-time values to compile-time ones. The only dtype switch of the library.
+#pragma once
+
+#include "core/check.h"
+#include "core/types.h"
+#include "transformer_kernels/context.h"
+
+namespace transformer_kernels {
+
+#ifdef TFK_WITH_CUDA
+inline constexpr bool kHasCuda = true;
+#else
+inline constexpr bool kHasCuda = false;
+#endif
+
+// Calls body.operator()<T>() with the storage type of a floating-point dtype.
+template <class Body>
+decltype(auto) dispatch_float(DType dtype, Body&& body) {
+  switch (dtype) {
+    case DType::kFloat64: return body.template operator()<double>();
+    case DType::kFloat32: return body.template operator()<float>();
+    case DType::kFloat16: return body.template operator()<Half>();
+    case DType::kBFloat16: return body.template operator()<BFloat16>();
+    case DType::kBool: break;
+  }
+  throw Error(Error::Kind::kType, concat("dtype ", name_of(dtype), " is not a floating point"));
+}
+
+// Calls body.operator()<value>() with `value` as a compile-time bool.
+template <class Body>
+decltype(auto) dispatch_bool(bool value, Body&& body) {
+  return value ? body.template operator()<true>() : body.template operator()<false>();
+}
+
+// Runs on the backend of the context's device. An op without CUDA in this build says so.
+template <class OnCpu, class OnCuda>
+void dispatch_device(const char* op, Device device, OnCpu&& on_cpu, OnCuda&& on_cuda) {
+  if (device.type == DeviceType::kCpu) return on_cpu();
+  check_value(kHasCuda, op, ": device is cuda, expected cpu (this build has no CUDA kernels)");
+  on_cuda();
+}
+
+}  // namespace transformer_kernels

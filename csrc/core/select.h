@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+// Choice of a kernel from an ordered table, best first. The last row takes everything.
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+
+#include "core/check.h"
+#include "core/log.h"
+
+namespace transformer_kernels {
+
+// The index of the first row that `refusal(row)` has nothing against (it returns null, else the
+// reason why not). `name_of(row)` and `describe(problem)`, found by argument-dependent lookup, put
+// both in words. With TFK_KERNEL=<text> only rows whose name contains the text are candidates,
+// which is how the slower rows are tested and timed.
+template <class Table, class Problem, class Refusal>
+std::size_t choose(const char* op, const Table& table, const Problem& problem, Refusal&& refusal) {
+  for (std::size_t i = 0; i < std::size(table); ++i) {
+    const char* reason = kernel_is_wanted([&] { return name_of(table[i]); })
+                             ? refusal(table[i])
+                             : "not the one that TFK_KERNEL asks for";
+    if (log_dispatch()) {
+      log_line(concat(op, " ", describe(problem), ": ", name_of(table[i]),
+                      reason ? " refused: " : " runs", reason ? reason : ""));
+    }
+    if (reason == nullptr) return i;
+  }
+  throw Error(Error::Kind::kRuntime, concat(op, ": no kernel takes ", describe(problem)));
+}
+
+}  // namespace transformer_kernels

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// Layer normalisation over the last dimension (Ba, Kiros and Hinton 2016, arXiv:1607.06450),
+// optionally of the sum of two tensors (the "add + norm" of a pre-norm residual block).
+//
+//   s    = x + residual                      (s = x where there is no residual)
+//   mean = sum(s) / C,  rstd = 1 / sqrt(sum((s - mean)^2) / C + eps)
+//   y    = (s - mean) * rstd * w + bias      w = weight, 1 + weight, or 1
+//
+// Shapes: x, residual, y, sum, dy, dsum, dx are (..., C) with a last stride of 1 and leading
+// dimensions that step by one common row stride; weight, bias, dweight, dbias are (C,) and
+// contiguous; mean and rstd are contiguous with one element a row.
+// Dtypes: x is float64, float32, float16 or bfloat16; residual, y, sum and their gradients are of
+// the same dtype; weight, bias and their gradients are all of x's dtype or all float32; mean and
+// rstd are float32, float64 where x is. Accumulation is in float32 (float64 for float64).
+// The sum is rounded to its dtype before it is normalised, so y belongs to the sum that is stored.
+// Outputs may not overlap inputs, except that dx may be dy's memory and sum may be residual's.
+// Results do not depend on the number of threads or on timing: two calls give the same bits.
+#pragma once
+
+#include "transformer_kernels/api.h"
+#include "transformer_kernels/context.h"
+#include "transformer_kernels/tensor.h"
+
+namespace transformer_kernels {
+
+struct LayerNormForward {
+  TensorView x;
+  TensorView residual{};  // optional; needs `sum`
+  TensorView weight{};    // optional
+  TensorView bias{};      // optional
+  TensorView y;
+  TensorView sum{};   // x + residual; present exactly when `residual` is
+  TensorView mean{};  // optional, for the backward pass
+  TensorView rstd{};  // optional, for the backward pass
+  double eps = 1e-5;
+  bool zero_centered_weight = false;  // scale by 1 + weight
+};
+
+struct LayerNormBackward {
+  TensorView dy;
+  TensorView dsum{};  // optional: gradient that reaches the sum by another path; added to dx
+  TensorView x;       // what was normalised: x, or the stored sum
+  TensorView mean;
+  TensorView rstd;
+  TensorView weight{};   // optional
+  TensorView dx;         // gradient of x, and of the residual as well
+  TensorView dweight{};  // optional
+  TensorView dbias{};    // optional
+  bool zero_centered_weight = false;
+};
+
+// Throws Error, with nothing written, when an argument does not meet the contract above.
+TFK_API void layer_norm_forward(const Context& context, const LayerNormForward& arguments);
+TFK_API void layer_norm_backward(const Context& context, const LayerNormBackward& arguments);
+
+}  // namespace transformer_kernels

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// Non-owning view of a strided tensor: the only way data enters or leaves the library.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+
+namespace transformer_kernels {
+
+enum class DType : std::uint8_t { kFloat64, kFloat32, kFloat16, kBFloat16, kBool };
+
+constexpr std::int64_t size_of(DType dtype) {
+  constexpr std::int64_t kBytes[] = {8, 4, 2, 2, 1};
+  return kBytes[static_cast<int>(dtype)];
+}
+
+constexpr const char* name_of(DType dtype) {
+  constexpr const char* kNames[] = {"float64", "float32", "float16", "bfloat16", "bool"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+enum class DeviceType : std::uint8_t { kCpu, kCuda };
+
+constexpr const char* name_of(DeviceType type) { return type == DeviceType::kCpu ? "cpu" : "cuda"; }
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int index = 0;  // ordinal of the CUDA device; 0 on the CPU
+
+  friend constexpr bool operator==(const Device&, const Device&) = default;
+};
+
+// Pointer, element type, place, sizes and strides (in elements). A default-constructed view means
+// "this optional argument is absent". The caller keeps the memory alive.
+struct TensorView {
+  static constexpr int kMaxRank = 8;
+
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  Device device{};
+  int rank = -1;
+  std::array<std::int64_t, kMaxRank> sizes{};
+  std::array<std::int64_t, kMaxRank> strides{};
+
+  constexpr bool defined() const { return rank >= 0; }
+
+  constexpr std::int64_t numel() const {
+    std::int64_t count = 1;
+    for (int i = 0; i < rank; ++i) count *= sizes[i];
+    return count;
+  }
+
+  // View of row-major memory without gaps. `shape` has at most kMaxRank entries.
+  static constexpr TensorView contiguous(void* data, DType dtype, Device device,
+                                         std::initializer_list<std::int64_t> shape) {
+    TensorView view;
+    view.data = data;
+    view.dtype = dtype;
+    view.device = device;
+    view.rank = 0;
+    for (std::int64_t size : shape) view.sizes[view.rank++] = size;
+    std::int64_t stride = 1;
+    for (int i = view.rank - 1; i >= 0; --i) {
+      view.strides[i] = stride;
+      stride *= view.sizes[i];
+    }
+    return view;
+  }
+};
+
+}  // namespace transformer_kernels
