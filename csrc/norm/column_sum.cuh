@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+// The last step of a parameter gradient: partial rows summed to one, in a fixed order.
+#pragma once
+
+#include "core/cuda/launch.cuh"
+#include "core/cuda/pack.cuh"
+#include "core/cuda/reduce.cuh"
+#include "core/cuda/row_plan.h"
+
+namespace transformer_kernels::cuda {
+
+// `rows` partial rows of dweight and dbias side by side: partial[row][which][col].
+template <class V>
+struct PartialGradients {
+  const V* partial;
+  int rows;
+  std::int64_t cols;
+  void* dweight;  // either may be null
+  void* dbias;
+};
+
+inline constexpr int kColumnSumWarps = 16;
+
+// A warp reads 32 * kSize columns of every 16th row; the CTA's warps meet in shared memory.
+// W: storage of the gradients. Grid: x over columns, y over {dweight, dbias}.
+template <class W, class V, int kSize>
+__global__ void __launch_bounds__(kColumnSumWarps* kWarp)
+    column_sum_kernel(const PartialGradients<V> p) {
+  constexpr int kColumns = kWarp * kSize;
+  __shared__ V sums[kColumnSumWarps][kColumns];
+#if __CUDA_ARCH__ >= 900
+  wait_for_previous_kernel();
+#endif
+  const int which = static_cast<int>(blockIdx.x % 2);
+  W* out = static_cast<W*>(which == 0 ? p.dweight : p.dbias);
+  if (out == nullptr) return;
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x / 2) * kColumns;
+  const std::int64_t col = first + lane * kSize;
+  V sum[kSize] = {};
+  if (col < p.cols) {
+    const V* source = p.partial + which * p.cols + col;
+#pragma unroll 4
+    for (int row = warp; row < p.rows; row += kColumnSumWarps) {
+      const V* at = source + row * 2 * p.cols;
+      if constexpr (kSize == 4) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(at));
+        sum[0] += v.x;
+        sum[1] += v.y;
+        sum[2] += v.z;
+        sum[3] += v.w;
+      } else {
+        sum[0] += *at;
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kSize; ++k) sums[warp][lane * kSize + k] = sum[k];
+  __syncthreads();
+  for (int i = threadIdx.x; i < kColumns && first + i < p.cols; i += kColumnSumWarps * kWarp) {
+    V total = 0;
+#pragma unroll
+    for (int w = 0; w < kColumnSumWarps; ++w) total += sums[w][i];
+    out[first + i] = narrow<W>(static_cast<accumulate_t<W>>(total));
+  }
+}
+
+template <class W, class V>
+void launch_column_sum(const char* op, const Context& context, const PartialGradients<V>& p,
+                       bool after_previous) {
+  const bool by_four = std::is_same_v<V, float> && p.cols % 4 == 0;
+  const LaunchShape shape{.ctas = 2 * divide_up(p.cols, kWarp * (by_four ? 4 : 1)),
+                          .threads = kColumnSumWarps * kWarp,
+                          .after_previous = after_previous};
+  if (p.cols == 0) return;
+  if constexpr (std::is_same_v<V, float>) {
+    if (by_four) return launch(op, context, shape, &column_sum_kernel<W, V, 4>, p);
+  }
+  launch(op, context, shape, &column_sum_kernel<W, V, 1>, p);
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "norm/row_norm.h"
+
+namespace transformer_kernels {
+namespace cpu {
+void layer_norm_forward(const Context& context, const NormForwardProblem& problem);
+void layer_norm_backward(const Context& context, const NormBackwardProblem& problem);
+}  // namespace cpu
+namespace cuda {
+void layer_norm_forward(const Context& context, const NormForwardProblem& problem);
+void layer_norm_backward(const Context& context, const NormBackwardProblem& problem);
+}  // namespace cuda
+}  // namespace transformer_kernels

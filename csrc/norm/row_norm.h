@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// The family's engine, host side: checked arguments as plain rows. layer_norm and rms_norm differ
+// in one bit, whether the mean is taken off, and share everything below.
+#pragma once
+
+#include <string>
+
+#include "core/rows.h"
+#include "transformer_kernels/context.h"
+
+namespace transformer_kernels {
+
+// One matrix operand: `data` may be null where the operand is optional.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t stride = 0;  // elements from one row to the next
+};
+
+struct NormForwardProblem {
+  bool center;  // layer_norm: subtract the mean
+  DType dtype;
+  DType weight_dtype;  // of weight and bias; `dtype` where both are absent
+  std::int64_t rows;
+  std::int64_t cols;
+  Rows x;
+  Rows residual;
+  Rows y;
+  Rows sum;
+  const void* weight;
+  const void* bias;
+  void* mean;  // statistics are of accumulate_t<dtype>
+  void* rstd;
+  double eps;
+  bool zero_centered_weight;
+};
+
+struct NormBackwardProblem {
+  bool center;
+  DType dtype;
+  DType weight_dtype;
+  std::int64_t rows;
+  std::int64_t cols;
+  Rows dy;
+  Rows dsum;
+  Rows x;
+  Rows dx;
+  const void* mean;
+  const void* rstd;
+  const void* weight;
+  void* dweight;
+  void* dbias;
+  bool zero_centered_weight;
+};
+
+std::string describe(const NormForwardProblem& problem);
+std::string describe(const NormBackwardProblem& problem);
+
+// The union of the members' arguments; a member without a mean leaves it absent.
+struct NormForwardArguments {
+  const char* op;
+  bool center;
+  const TensorView &x, &residual, &weight, &bias, &y, &sum, &mean, &rstd;
+  double eps;
+  bool zero_centered_weight;
+};
+
+struct NormBackwardArguments {
+  const char* op;
+  bool center;
+  const TensorView &dy, &dsum, &x, &mean, &rstd, &weight, &dx, &dweight, &dbias;
+  bool zero_centered_weight;
+};
+
+// Check everything once; throw Error with nothing written.
+NormForwardProblem check_norm_forward(Device device, const NormForwardArguments& arguments);
+NormBackwardProblem check_norm_backward(Device device, const NormBackwardArguments& arguments);
+
+}  // namespace transformer_kernels

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+// Backward pass of the norms on any architecture, alignment, width and dtype, in three kernels: dx
+// row by row, the parameter gradients column by column over chunks of rows, and the sum of the
+// chunks. x and dy are read three times, the second and third time mostly from the caches.
+#pragma once
+
+#include "core/cuda/row.cuh"
+#include "core/cuda/scratch.h"
+#include "norm/column_sum.cuh"
+#include "norm/norm_plan.h"
+
+namespace transformer_kernels::cuda {
+
+// A CTA a row (or a warp, where rows are narrow), single elements.
+struct PlainBackwardRows {
+  static constexpr RowPlan plan{256, 1, 1, 0, 1, false, false, false};
+};
+struct PlainBackwardNarrowRows {
+  static constexpr RowPlan plan{32, 8, 1, 0, 1, false, false, false};
+};
+
+template <class V>
+struct GradientSums {
+  V g;   // sum of dy * w
+  V gx;  // sum of dy * w * xhat
+};
+
+template <class T, class W, bool kCenter, class Plan>
+__global__ void __launch_bounds__(Plan::plan.cta_threads())
+    norm_backward_rows_kernel(const __grid_constant__ NormBackwardProblem p) {
+  using V = accumulate_t<T>;
+  using Index = typename Row<Plan, T>::Index;
+  __shared__ RowScratch<Plan, GradientSums<V>> scratch;
+  const Row<Plan, T> row(p.rows, p.cols);
+  if (!row.inside) return;
+  const auto at = [&](const Rows& m) { return static_cast<T*>(m.data) + row.index * m.stride; };
+  const T* x = at(p.x);
+  const T* dy = at(p.dy);
+  const W* weight = static_cast<const W*>(p.weight);
+  const V mean = kCenter ? static_cast<const V*>(p.mean)[row.index] : V(0);
+  const V rstd = static_cast<const V*>(p.rstd)[row.index];
+  const V offset = p.zero_centered_weight ? V(1) : V(0);
+  const auto g_of = [&](Index col) {
+    return widen(dy[col]) * (weight ? static_cast<V>(widen(weight[col])) + offset : V(1));
+  };
+  const auto xhat_of = [&](Index col) { return (widen(x[col]) - mean) * rstd; };
+
+  GradientSums<V> sums{V(0), V(0)};
+  row.for_each_pack([&](int, Index col) {
+    const V g = g_of(col);
+    if constexpr (kCenter) sums.g += g;
+    sums.gx += g * xhat_of(col);
+  });
+  sums = {reduce_lanes<Add>(sums.g), reduce_lanes<Add>(sums.gx)};
+  constexpr int kWarps = Plan::plan.warps();
+  if constexpr (kWarps > 1) {
+    const GradientSums<V> part = share_in_group(row, scratch, sums)[threadIdx.x % kWarps];
+    sums = {reduce_lanes<Add, kWarps>(part.g), reduce_lanes<Add, kWarps>(part.gx)};
+  }
+  const V inverse = reciprocal(static_cast<V>(p.cols));
+  const T* dsum = p.dsum.data ? at(p.dsum) : nullptr;
+  T* dx = at(p.dx);
+  row.for_each_pack([&](int, Index col) {
+    V v = rstd * (g_of(col) - sums.g * inverse - xhat_of(col) * (sums.gx * inverse));
+    if (dsum) v += widen(dsum[col]);
+    dx[col] = narrow<T>(v);
+  });
+}
+
+template <class V>
+struct ColumnsLaunch {
+  NormBackwardProblem problem;
+  std::int64_t chunk_rows;
+  V* partial;  // [chunks][2][cols]
+};
+
+inline constexpr int kColumnThreads = 128;
+
+// Thread t of CTA (b, c) sums column b * kColumnThreads + t over the rows of chunk c.
+template <class T, bool kCenter>
+__global__ void __launch_bounds__(kColumnThreads)
+    norm_backward_columns_kernel(const ColumnsLaunch<accumulate_t<T>> a) {
+  using V = accumulate_t<T>;
+  const NormBackwardProblem& p = a.problem;
+  const std::int64_t blocks = (p.cols + kColumnThreads - 1) / kColumnThreads;
+  const std::int64_t chunk = blockIdx.x / blocks;
+  const std::int64_t col = blockIdx.x % blocks * kColumnThreads + threadIdx.x;
+  if (col >= p.cols) return;
+  const std::int64_t begin = chunk * a.chunk_rows;
+  const std::int64_t end = min(begin + a.chunk_rows, p.rows);
+  V dweight = 0, dbias = 0;
+#pragma unroll 4
+  for (std::int64_t row = begin; row < end; ++row) {
+    const V dy = widen(static_cast<const T*>(p.dy.data)[row * p.dy.stride + col]);
+    const V x = widen(static_cast<const T*>(p.x.data)[row * p.x.stride + col]);
+    const V mean = kCenter ? static_cast<const V*>(p.mean)[row] : V(0);
+    dweight += dy * ((x - mean) * static_cast<const V*>(p.rstd)[row]);
+    dbias += dy;
+  }
+  V* out = a.partial + chunk * 2 * p.cols + col;
+  out[0] = dweight;
+  out[p.cols] = dbias;
+}
+
+// Chunks depend on the shape alone, not on the device, so that sums are the same on every card.
+inline std::int64_t column_chunks(std::int64_t rows, std::int64_t cols) {
+  constexpr std::int64_t kCtas = 1024;
+  const std::int64_t blocks = std::max<std::int64_t>(1, divide_up(cols, kColumnThreads));
+  return std::clamp<std::int64_t>(divide_up(rows, 32), 1,
+                                  std::max<std::int64_t>(1, kCtas / blocks));
+}
+
+template <class T, class W, bool kCenter>
+void launch_norm_backward_plain(const char* op, const Context& context,
+                                const NormBackwardProblem& p) {
+  using V = accumulate_t<T>;
+  constexpr std::int64_t kNarrow = 512;
+  // The parameter gradients first: dx may be dy's memory.
+  if (p.cols > 0 && (p.dweight != nullptr || p.dbias != nullptr)) {
+    const std::int64_t chunks = column_chunks(p.rows, p.cols);
+    const Scratch scratch(op, context, chunks * 2 * p.cols * sizeof(V));
+    const ColumnsLaunch<V> columns{p, divide_up(p.rows, chunks), scratch.as<V>()};
+    const LaunchShape shape{.ctas = chunks * divide_up(p.cols, kColumnThreads),
+                            .threads = kColumnThreads};
+    launch(op, context, shape, &norm_backward_columns_kernel<T, kCenter>, columns);
+    launch_column_sum<W, V>(op, context,
+                            {scratch.as<V>(), static_cast<int>(chunks), p.cols, p.dweight, p.dbias},
+                            false);
+  }
+  if (p.rows > 0 && p.cols > 0) {
+    const auto run = [&]<class Plan>() {
+      const LaunchShape shape{.ctas = divide_up(p.rows, Plan::plan.rows),
+                              .threads = Plan::plan.cta_threads()};
+      launch(op, context, shape, &norm_backward_rows_kernel<T, W, kCenter, Plan>, p);
+    };
+    if (p.cols <= kNarrow) {
+      run.template operator()<PlainBackwardNarrowRows>();
+    } else {
+      run.template operator()<PlainBackwardRows>();
+    }
+  }
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: MIT
+// Backward pass of the norms on sm_90: dx, dweight and dbias in one persistent kernel that reads x,
+// dy (and dsum) once and writes dx once, and a short column sum behind it.
+//
+//   xhat = (x - mean) * rstd,  g = dy * w
+//   dx = rstd * (g - mean_C(g) - xhat * mean_C(g * xhat)) + dsum     (RMSNorm: no mean_C(g))
+//   dweight = sum_rows dy * xhat,  dbias = sum_rows dy
+//
+// The parameter gradients want few CTAs, so one CTA (or cluster) an SM walks over many rows and
+// keeps its share of both sums in registers. A group of warps takes a row at a time; each warp owns
+// the same 32 * packs packs of every row of its group, and a ring of stages in shared memory that
+// it fills itself by bulk copies, so no warp waits for another's memory. Only a row's two sums
+// cross warps. Instructions, not bytes, are scarce here: what pass 1 computes stays in registers
+// for pass 2 where it fits, and then the stage is refilled before the sums are even exchanged.
+#pragma once
+
+#include <map>
+#include <tuple>
+
+#include "core/cuda/launch.cuh"
+#include "core/cuda/pack.cuh"
+#include "core/cuda/reduce.cuh"
+#include "core/cuda/scratch.h"
+#include "norm/column_sum.cuh"
+#include "norm/norm_plan.h"
+
+namespace transformer_kernels::cuda {
+
+struct RingLaunch {
+  NormBackwardProblem problem;
+  RingShape shape;
+  float* partial;  // [clusters][2][cols]; null where no parameter gradient is wanted
+};
+
+// Both sums over the warp in five shuffles: lanes 0-15 hold a's, lanes 16-31 b's.
+__device__ __forceinline__ float reduce_pair(float a, float b, int lane) {
+  const bool upper = lane & 16;
+  float mine = upper ? b : a;
+  mine += __shfl_xor_sync(kAllLanes, upper ? a : b, 16);
+  return reduce_lanes<Add, 16>(mine);
+}
+
+// The row sums of one group on their way between its warps. Two slots: a warp can publish row i + 1
+// while another still reads row i, and no more, because each row has a barrier.
+template <class Plan>
+struct SumExchange {
+  static constexpr int kWarps = Plan::plan.warps;
+  static constexpr int kParts = kWarps * Plan::plan.cluster;
+
+  float sums[kSumSlots][2][kParts];
+
+  // `sum` as reduce_pair leaves it. `arrived` are the cluster's barriers, one a slot.
+  __device__ __forceinline__ void publish(int slot, float sum, int lane, int warp, int rank,
+                                          std::uint64_t* arrived) {
+    float* at = &sums[slot][lane / 16][rank * kWarps + warp];
+    if constexpr (Plan::plan.cluster == 1) {
+      if (lane % 16 == 0) *at = sum;
+    } else {
+#if __CUDA_ARCH__ >= 900
+      const std::uint32_t barrier = shared_address(&arrived[slot]);
+      if (threadIdx.x == 0) mbarrier_arrive_expect(barrier, kParts * 2 * sizeof(float));
+      __syncwarp();
+      const int peer = lane % 16;
+      if (peer < Plan::plan.cluster) {
+        store_cluster_async(map_to_rank(shared_address(at), peer), sum, map_to_rank(barrier, peer));
+      }
+#endif
+    }
+  }
+
+  // Both sums of the row in every lane, after the warps have met.
+  __device__ __forceinline__ float2 collect(int slot, int lane) const {
+    if constexpr (kParts <= 4) {
+      float2 total{0, 0};
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        total.x += sums[slot][0][i];
+        total.y += sums[slot][1][i];
+      }
+      return total;
+    } else {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < (kParts + 15) / 16; ++i) {
+        const int part = i * 16 + lane % 16;
+        if (part < kParts) sum += sums[slot][lane / 16][part];
+      }
+      sum = reduce_lanes<Add, 16>(sum);
+      return {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, 16)};
+    }
+  }
+};
+
+// T, W: storage of matrices and parameters. kBias: dbias is wanted.
+template <class T, class W, bool kCenter, bool kBias, bool kDsum, class Plan>
+__global__ void __launch_bounds__(Plan::plan.threads(), 1)
+    norm_backward_ring_kernel(const __grid_constant__ RingLaunch a) {
+#if __CUDA_ARCH__ >= 900
+  using P = Pack<T, 16 / sizeof(T)>;
+  constexpr RingPlan kPlan = Plan::plan;
+  constexpr int kSize = P::size;
+  constexpr int kPacks = kPlan.packs;
+  constexpr int kOwned = kPacks * kSize;
+  constexpr bool kKeep = kOwned <= 24;
+  constexpr int kTensors = kDsum ? 3 : 2;
+  constexpr int kSegment = kPacks * kWarp * 16;  // bytes: one warp's share of one tensor's row
+  constexpr int kStage = kSegment * kTensors;
+  constexpr int kWeightPieces = kSize * sizeof(W) / 16;
+  constexpr int kPieceSize = kSize / kWeightPieces;
+  constexpr int kWeightBytes = ring_weight_bytes(kPlan, sizeof(T), sizeof(W));
+
+  const NormBackwardProblem& p = a.problem;
+  const int stages = a.shape.stages;
+  extern __shared__ __align__(128) unsigned char shared[];  // weights, then the ring
+  __shared__ SumExchange<Plan> exchanges[kPlan.groups];
+  __shared__ std::uint64_t filled[kPlan.groups * kPlan.warps * kPlan.stages];
+  __shared__ std::uint64_t arrived[kSumSlots];
+
+  const int lane = threadIdx.x % kWarp;
+  const int cta_warp = threadIdx.x / kWarp;
+  const int group = cta_warp / kPlan.warps;
+  const int warp = cta_warp % kPlan.warps;
+  const int rank = kPlan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int cluster = blockIdx.x / kPlan.cluster;
+  const int clusters = gridDim.x / kPlan.cluster;
+  const int walkers = clusters * kPlan.groups;  // groups that share out the rows
+  SumExchange<Plan>& exchange = exchanges[group];
+
+  // This thread owns the packs warp_first + lane + slot * 32 that lie inside the row.
+  const int warp_first = (rank * kPlan.warps + warp) * kPacks * kWarp;
+  const int row_packs = static_cast<int>(p.cols) / kSize;
+  const int warp_packs = max(0, min(row_packs - warp_first, kPacks * kWarp));
+  const auto owns = [&](int slot) { return lane + slot * kWarp < warp_packs; };
+
+  const std::uint32_t weights =
+      shared_address(shared) + (warp * kPacks * kWarp * kWeightPieces + lane) * 16;
+  const std::uint32_t ring =
+      shared_address(shared) + kWeightBytes + cta_warp * stages * kStage + lane * 16;
+  const std::uint32_t full = shared_address(&filled[cta_warp * kPlan.stages]);
+
+  if (threadIdx.x == 0) {
+    for (std::uint64_t& barrier : filled) mbarrier_init(shared_address(&barrier), 1);
+    for (std::uint64_t& barrier : arrived) mbarrier_init(shared_address(&barrier), 1);
+    fence_mbarrier_init();
+  }
+  // The weights of this CTA's columns, once; groups share them. Piece i of a pack lies a plane
+  // behind piece 0, so that a warp reads 512 bytes in a row.
+  if (p.weight != nullptr && group == 0) {
+    const auto* source =
+        static_cast<const uint4*>(p.weight) + static_cast<std::int64_t>(warp_first) * kWeightPieces;
+    for (int slot = 0; slot < kPacks; ++slot) {
+      if (!owns(slot)) break;
+      for (int i = 0; i < kWeightPieces; ++i) {
+        store_shared(weights + (slot * kWeightPieces + i) * kWarp * 16,
+                     __ldg(source + (lane + slot * kWarp) * kWeightPieces + i));
+      }
+    }
+  }
+  __syncthreads();
+  if constexpr (kPlan.cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+
+  const std::int64_t first_row = static_cast<std::int64_t>(group) * clusters + cluster;
+  const int count =
+      first_row < p.rows ? static_cast<int>((p.rows - 1 - first_row) / walkers) + 1 : 0;
+
+  // Where lane 0 fetches from next, and where dx goes.
+  const auto start = [&](const Rows& m) {
+    return static_cast<T*>(m.data) + first_row * m.stride + warp_first * kSize;
+  };
+  const T* next_x = start(p.x);
+  const T* next_dy = start(p.dy);
+  const T* next_dsum = kDsum ? start(p.dsum) : nullptr;
+  T* dx = start(p.dx) + lane * kSize;
+  const auto fetch = [&](int stage) {
+    const std::uint32_t bytes = warp_packs * 16;
+    const std::uint32_t barrier = full + stage * 8;
+    const std::uint32_t to = ring + stage * kStage;  // lane 0's address is the segment's
+    mbarrier_arrive_expect(barrier, bytes * kTensors);
+    if (bytes > 0) {
+      bulk_load(to, next_x, bytes, barrier);
+      bulk_load(to + kSegment, next_dy, bytes, barrier);
+      if constexpr (kDsum) bulk_load(to + 2 * kSegment, next_dsum, bytes, barrier);
+    }
+    next_x += walkers * p.x.stride;
+    next_dy += walkers * p.dy.stride;
+    if constexpr (kDsum) next_dsum += walkers * p.dsum.stride;
+  };
+  if (lane == 0) {
+    for (int i = 0; i < stages && i < count; ++i) fetch(i);
+  }
+
+  const auto weight_of = [&](int slot, float* w) {
+    if (p.weight == nullptr) {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) w[k] = 1.0f;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kWeightPieces; ++i) {
+      Pack<W, kPieceSize>::unpack(load_shared(weights + (slot * kWeightPieces + i) * kWarp * 16),
+                                  w + i * kPieceSize);
+    }
+    if (p.zero_centered_weight) {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) w[k] += 1.0f;
+    }
+  };
+  // g and xhat of one pack, and dy.
+  const auto read_pack = [&](std::uint32_t stage, int slot, float mean, float rstd, float* g,
+                             float* xhat, float* dy) {
+    P::unpack(load_shared(stage + slot * kWarp * 16), xhat);
+    P::unpack(load_shared(stage + kSegment + slot * kWarp * 16), dy);
+    weight_of(slot, g);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      xhat[k] = (kCenter ? xhat[k] - mean : xhat[k]) * rstd;
+      g[k] *= dy[k];
+    }
+  };
+
+  float dweight[kOwned] = {};
+  float dbias[kBias ? kOwned : 1] = {};
+  const float inverse_cols = reciprocal(static_cast<float>(p.cols));
+  const float* next_mean = kCenter ? static_cast<const float*>(p.mean) + first_row : nullptr;
+  const float* next_rstd = static_cast<const float*>(p.rstd) + first_row;
+  float mean_ahead = 0, rstd_ahead = 0;
+  const auto read_statistics = [&] {
+    if constexpr (kCenter) mean_ahead = __ldg(next_mean);
+    rstd_ahead = __ldg(next_rstd);
+    if constexpr (kCenter) next_mean += walkers;
+    next_rstd += walkers;
+  };
+  if (count > 0) read_statistics();
+
+  int stage = 0;
+  std::uint32_t parity = 0, sum_parity = 0;
+  for (int i = 0; i < count; ++i) {
+    const float mean = mean_ahead, rstd = rstd_ahead;
+    if (i + 1 < count) read_statistics();
+    const std::uint32_t at = ring + stage * kStage;
+    mbarrier_wait(full + stage * 8, parity);
+
+    // Pass 1: the row's sums of g and g * xhat, and this row's part of the parameter gradients.
+    float g[kKeep ? kOwned : kSize], xhat[kKeep ? kOwned : kSize];
+    uint4 dsum[kKeep && kDsum ? kPacks : 1];
+    float sum_g = 0, sum_gx = 0;
+#pragma unroll
+    for (int slot = 0; slot < kPacks; ++slot) {
+      if (!owns(slot)) continue;
+      float* gp = g + (kKeep ? slot * kSize : 0);
+      float* xp = xhat + (kKeep ? slot * kSize : 0);
+      float dy[kSize];
+      read_pack(at, slot, mean, rstd, gp, xp, dy);
+      if constexpr (kKeep && kDsum) dsum[slot] = load_shared(at + 2 * kSegment + slot * kWarp * 16);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        dweight[slot * kSize + k] += dy[k] * xp[k];
+        if constexpr (kBias) dbias[slot * kSize + k] += dy[k];
+        if constexpr (kCenter) sum_g += gp[k];
+        sum_gx += gp[k] * xp[k];
+      }
+    }
+    const auto refill = [&] {
+      __syncwarp();
+      if (lane == 0 && i + stages < count) fetch(stage);
+    };
+    if constexpr (kKeep) refill();
+
+    // The exchange.
+    float2 sums;
+    const float sum = reduce_pair(sum_g, sum_gx, lane);
+    if constexpr (SumExchange<Plan>::kParts == 1) {
+      sums = {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, 16)};
+    } else {
+      const int slot = i % kSumSlots;
+      exchange.publish(slot, sum, lane, warp, rank, arrived);
+      if constexpr (kPlan.cluster > 1) {
+        mbarrier_wait_cluster(shared_address(&arrived[slot]), sum_parity);
+        sum_parity ^= slot;
+      } else {
+        named_barrier(1 + group, kPlan.warps * kWarp);
+      }
+      sums = exchange.collect(slot, lane);
+    }
+
+    // Pass 2: dx.
+    const float mean_g = sums.x * inverse_cols;
+    const float mean_gx = sums.y * inverse_cols;
+#pragma unroll(kKeep ? kPacks : 1)
+    for (int slot = 0; slot < kPacks; ++slot) {
+      if (!owns(slot)) continue;
+      float* gp = g + (kKeep ? slot * kSize : 0);
+      float* xp = xhat + (kKeep ? slot * kSize : 0);
+      float other[kSize];
+      if constexpr (!kKeep) read_pack(at, slot, mean, rstd, gp, xp, other);
+      if constexpr (kDsum) {
+        if constexpr (kKeep) {
+          P::unpack(dsum[slot], other);
+        } else {
+          P::unpack(load_shared(at + 2 * kSegment + slot * kWarp * 16), other);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        gp[k] = rstd * ((kCenter ? gp[k] - mean_g : gp[k]) - xp[k] * mean_gx);
+        if constexpr (kDsum) gp[k] += other[k];
+      }
+      P::store(dx + slot * kWarp * kSize, P::pack(gp));
+    }
+    if constexpr (!kKeep) refill();
+    dx += walkers * p.dx.stride;
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+
+  let_next_kernel_start();
+  if constexpr (kPlan.cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  if (a.partial == nullptr) return;
+  // The groups' sums meet in the ring's memory, group by group in order: one partial row a CTA.
+  __syncthreads();
+  float* fold = reinterpret_cast<float*>(shared + kWeightBytes);
+  constexpr int kColumns = kPlan.warps * kPacks * kWarp * kSize;
+#pragma unroll
+  for (int slot = 0; slot < kPacks; ++slot) {
+    float* at = fold + group * 2 * kColumns + ((warp * kPacks + slot) * kWarp + lane) * kSize;
+#pragma unroll
+    for (int k = 0; k < kSize; k += 4) {
+      const float* w = dweight + slot * kSize + k;
+      *reinterpret_cast<float4*>(at + k) = make_float4(w[0], w[1], w[2], w[3]);
+      if constexpr (kBias) {
+        const float* b = dbias + slot * kSize + k;
+        *reinterpret_cast<float4*>(at + kColumns + k) = make_float4(b[0], b[1], b[2], b[3]);
+      }
+    }
+  }
+  __syncthreads();
+  const int first_column = rank * kColumns;
+  const int columns = max(0, min(static_cast<int>(p.cols) - first_column, kColumns));
+  for (int i = threadIdx.x * 4; i < (kBias ? 2 : 1) * kColumns; i += kPlan.threads() * 4) {
+    const int which = i / kColumns;
+    const int column = i % kColumns;
+    if (column >= columns) continue;
+    float4 sum = *reinterpret_cast<float4*>(fold + i);
+    for (int other = 1; other < kPlan.groups; ++other) {
+      const float4 v = *reinterpret_cast<float4*>(fold + other * 2 * kColumns + i);
+      sum.x += v.x;
+      sum.y += v.y;
+      sum.z += v.z;
+      sum.w += v.w;
+    }
+    float* out = a.partial + (static_cast<std::int64_t>(cluster) * 2 + which) * p.cols;
+    *reinterpret_cast<float4*>(out + first_column + column) = sum;
+  }
+#endif
+}
+
+// How many clusters of a kernel the device keeps running at a time.
+template <class Kernel>
+int resident_clusters(const char* op, Kernel* kernel, const RingPlan& plan, int shared_bytes,
+                      int device) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, int>, int> known;
+  const std::lock_guard lock(mutex);
+  const std::tuple key{reinterpret_cast<const void*>(kernel), device, shared_bytes};
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  const auto bytes = static_cast<std::size_t>(shared_bytes);
+  allow_attributes(op, kernel, {.cluster = plan.cluster, .shared_bytes = bytes}, device);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(plan.threads()));
+  config.dynamicSmemBytes = bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check_cuda(op, cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  known.emplace(key, clusters);
+  return clusters;
+}
+
+template <class T, class W, bool kCenter, bool kBias, bool kDsum, class Plan>
+void launch_norm_backward_ring(const char* op, const Context& context,
+                               const NormBackwardProblem& p) {
+  const auto kernel = &norm_backward_ring_kernel<T, W, kCenter, kBias, kDsum, Plan>;
+  constexpr RingPlan kPlan = Plan::plan;
+  const int device = context.device.index;
+  const RingShape shape = ring_shape(kPlan, p, device_limits(device));
+  const int resident = resident_clusters(op, kernel, kPlan, shape.shared_bytes, device);
+  const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
+  const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
+  const std::size_t bytes = parameters ? clusters * 2 * p.cols * sizeof(float) : 0;
+  const Scratch scratch(op, context, std::max<std::size_t>(bytes, 16));
+  float* partial = parameters ? scratch.as<float>() : nullptr;
+  const LaunchShape launch_shape{.ctas = clusters * kPlan.cluster,
+                                 .threads = kPlan.threads(),
+                                 .cluster = kPlan.cluster,
+                                 .shared_bytes = static_cast<std::size_t>(shape.shared_bytes)};
+  launch(op, context, launch_shape, kernel, RingLaunch{p, shape, partial});
+  if (!parameters) return;
+  launch_column_sum<W, float>(
+      op, context, {partial, static_cast<int>(clusters), p.cols, p.dweight, p.dbias}, true);
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#include "torch/convert.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include "core/check.h"
+#include "core/cpu/huge_pages.h"
+#include "core/log.h"
+#include "core/rows.h"
+
+// Weak: it is null in a PyTorch without CUDA, where the library loads all the same.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t index,
+                                                                                   void** stream);
+
+namespace transformer_kernels::torch_ops {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+std::optional<DType> dtype_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double: return DType::kFloat64;
+    case ScalarType::Float: return DType::kFloat32;
+    case ScalarType::Half: return DType::kFloat16;
+    case ScalarType::BFloat16: return DType::kBFloat16;
+    case ScalarType::Bool: return DType::kBool;
+    default: return std::nullopt;
+  }
+}
+
+std::int32_t torch_code(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64: return aoti_torch_dtype_float64();
+    case DType::kFloat32: return aoti_torch_dtype_float32();
+    case DType::kFloat16: return aoti_torch_dtype_float16();
+    case DType::kBFloat16: return aoti_torch_dtype_bfloat16();
+    case DType::kBool: break;
+  }
+  return aoti_torch_dtype_bool();
+}
+
+std::string name_of_scalar(ScalarType type) {
+  constexpr const char* kIntegers[] = {"uint8", "int8", "int16", "int32", "int64"};
+  const auto code = static_cast<std::size_t>(type);
+  return code < std::size(kIntegers) ? kIntegers[code] : torch::headeronly::toString(type);
+}
+
+Device device_of(const Tensor& tensor) {
+  if (tensor.is_cuda()) return {DeviceType::kCuda, static_cast<int>(tensor.get_device_index())};
+  return {};
+}
+
+DType floating_dtype(const Tensor& tensor) {
+  return dtype_of(tensor.scalar_type()).value_or(DType::kFloat32);
+}
+
+void run_in_torch_pool(void*, std::int64_t count, std::int64_t grain, RangeBody body,
+                       void* argument) {
+  struct Work {
+    RangeBody body;
+    void* argument;
+  } work{body, argument};
+  const auto call = [](std::int64_t begin, std::int64_t end, void* work) {
+    const Work& w = *static_cast<Work*>(work);
+    w.body(w.argument, begin, end);
+  };
+  TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, count, grain, call, &work));
+}
+
+}  // namespace
+
+TensorView view_of(const char* op, const char* name, const Tensor& tensor) {
+  const auto dtype = dtype_of(tensor.scalar_type());
+  check_type(dtype.has_value(), op, ": ", name, " is ", name_of_scalar(tensor.scalar_type()),
+             ", expected a floating-point dtype");
+  check_value(tensor.is_cpu() || tensor.is_cuda(), op, ": ", name,
+              " is on a device without kernels, expected cpu or cuda");
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  check_value(sizes.size() <= TensorView::kMaxRank, op, ": ", name, " has ", sizes.size(),
+              " dimensions, expected at most ", TensorView::kMaxRank);
+  TensorView view;
+  view.data = tensor.data_ptr();
+  view.dtype = *dtype;
+  view.device = device_of(tensor);
+  view.rank = static_cast<int>(sizes.size());
+  for (int i = 0; i < view.rank; ++i) {
+    view.sizes[i] = sizes[i];
+    view.strides[i] = strides[i];
+  }
+  return view;
+}
+
+TensorView view_of(const char* op, const char* name, const std::optional<Tensor>& tensor) {
+  return tensor ? view_of(op, name, *tensor) : TensorView{};
+}
+
+Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;
+  const TensorView view = view_of(op, name, tensor);
+  if (view.rank == 0 || row_stride(view) >= 0) return tensor;
+  if (log_dispatch()) log_line(concat(op, ": ", name, " has uneven strides: copied"));
+  return torch::stable::contiguous(tensor);
+}
+
+std::optional<Tensor> with_even_rows(const char* op, const char* name,
+                                     const std::optional<Tensor>& tensor) {
+  if (!tensor) return std::nullopt;
+  return with_even_rows(op, name, *tensor);
+}
+
+Tensor empty(const Tensor& x, std::span<const std::int64_t> sizes, DType dtype) {
+  std::array<std::int64_t, TensorView::kMaxRank> strides;
+  check_value(sizes.size() <= strides.size(), "an output has ", sizes.size(),
+              " dimensions, expected at most ", strides.size());
+  std::int64_t numel = 1;
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = numel;
+    numel *= std::max<std::int64_t>(sizes[i], 1);
+  }
+  std::int32_t device_type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device_type));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()),
+                                                  sizes.data(), strides.data(), torch_code(dtype),
+                                                  device_type, x.get_device_index(), &handle));
+  Tensor tensor(handle);
+  if (x.is_cpu()) cpu::advise_huge_pages(tensor.data_ptr(), numel * size_of(dtype));
+  return tensor;
+}
+
+Tensor new_rows_like(const Tensor& x) {
+  const auto sizes = x.sizes();
+  return empty(x, {sizes.data(), sizes.size()}, floating_dtype(x));
+}
+
+Tensor empty_statistics(const Tensor& x) {
+  const auto sizes = x.sizes();
+  const DType dtype = floating_dtype(x) == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  return empty(x, {sizes.data(), sizes.size() - (sizes.empty() ? 0 : 1)}, dtype);
+}
+
+Tensor absent(const Tensor& x) {
+  constexpr std::int64_t kNoElements[] = {0};
+  return empty(x, kNoElements, floating_dtype(x));
+}
+
+CallContext::CallContext(const Tensor& x) : x_(x) {
+  context_.device = device_of(x);
+  context_.workspace = {&CallContext::allocate, [](void*, void*) {}, this};
+  if (context_.device.type == DeviceType::kCpu) {
+    context_.parallel_for = {&run_in_torch_pool, nullptr};
+    return;
+  }
+  guard_.emplace(context_.device.index);
+  check_value(aoti_torch_get_current_cuda_stream != nullptr, "this PyTorch has no CUDA");
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_get_current_cuda_stream(context_.device.index, &context_.stream));
+}
+
+void* CallContext::allocate(void* self, std::size_t bytes) {
+  CallContext& call = *static_cast<CallContext*>(self);
+  const std::int64_t sizes[] = {static_cast<std::int64_t>((bytes + 3) / 4)};
+  call.scratch_.push_back(empty(call.x_, sizes, DType::kFloat32));
+  return call.scratch_.back().data_ptr();
+}
+
+}  // namespace transformer_kernels::torch_ops

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+// Between PyTorch's stable ABI and the library: tensors to views, torch's allocator, stream and
+// thread pool to a Context, the library's errors to what Python sees.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "transformer_kernels/context.h"
+#include "transformer_kernels/error.h"
+#include "transformer_kernels/tensor.h"
+
+namespace transformer_kernels::torch_ops {
+
+using torch::stable::Tensor;
+
+// Throws Error where the library has no such dtype, device or rank; `op` and `name` are for the
+// message.
+TensorView view_of(const char* op, const char* name, const Tensor& tensor);
+TensorView view_of(const char* op, const char* name, const std::optional<Tensor>& tensor);
+
+// `tensor` itself where its rows can be read in place, else a contiguous copy (logged).
+Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor);
+std::optional<Tensor> with_even_rows(const char* op, const char* name,
+                                     const std::optional<Tensor>& tensor);
+
+// Uninitialised contiguous memory on x's device; float32 for statistics, float64 where x is.
+Tensor empty(const Tensor& x, std::span<const std::int64_t> sizes, DType dtype);
+Tensor new_rows_like(const Tensor& x);
+Tensor empty_statistics(const Tensor& x);  // one element a row
+Tensor absent(const Tensor& x);            // a tensor of 0 elements, for an output nobody wants
+
+// torch's current device, stream, allocator and thread pool for the time of one call.
+class CallContext {
+ public:
+  explicit CallContext(const Tensor& x);
+  CallContext(const CallContext&) = delete;
+  CallContext& operator=(const CallContext&) = delete;
+
+  operator const Context&() const { return context_; }
+
+ private:
+  static void* allocate(void* self, std::size_t bytes);
+
+  const Tensor& x_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+  std::vector<Tensor> scratch_;
+  Context context_;
+};
+
+// Runs `call`; an Error leaves as a std::runtime_error whose text starts with the name of the
+// Python exception it stands for, which the Python package raises.
+template <class Call>
+decltype(auto) translate_errors(Call&& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    constexpr const char* kPrefixes[] = {"ValueError: ", "TypeError: ", ""};
+    throw std::runtime_error(kPrefixes[static_cast<int>(error.kind())] + std::string(error.what()));
+  }
+}
+
+}  // namespace transformer_kernels::torch_ops

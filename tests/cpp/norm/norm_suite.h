@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+// The tests that both members of the family pass, for each backend and dtype. A member's test file
+// includes this and defines `Op`.
+#pragma once
+
+#include <functional>
+#include <tuple>
+
+#include "norm/norm_cases.h"
+#include "parallel_hooks.h"
+
+namespace transformer_kernels::testing {
+
+template <class Op>
+class NormSuite {
+ public:
+  NormSuite(Backend& backend, DType dtype) : backend_(backend), dtype_(dtype) {}
+
+  void edge_shapes() const {
+    for (std::int64_t cols : {0, 1, 31, 32, 33, 127, 1000, 4097}) {
+      for (std::int64_t rows : {0, 1, 199}) both({rows, cols}, {});
+    }
+  }
+
+  // Past what fits a kernel's row buffers and row groups.
+  void wide_rows() const {
+    for (std::int64_t cols : {8193, 20000, 70001}) {
+      both({5, cols}, {});
+      both({3, cols}, {.residual = true});
+    }
+  }
+
+  // Every combination of what may be absent.
+  void options() const {
+    for (int bits = 0; bits < 1 << 6; ++bits) {
+      NormOptions o;
+      o.weight = bits & 1;
+      o.bias = bits & 2;
+      o.float32_parameters = bits & 4;
+      o.zero_centered = bits & 8;
+      o.residual = bits & 16;
+      o.statistics = bits & 32;
+      SCOPED_TRACE("options " + std::to_string(bits));
+      both({9, 96}, o);
+    }
+  }
+
+  void layouts() const {
+    for (Layout layout : {Layout{0, 24}, Layout{1, 0}, Layout{3, 5}, Layout{0, 1}}) {
+      SCOPED_TRACE("offset " + std::to_string(layout.offset) + " gap " +
+                   std::to_string(layout.gap));
+      both({13, 257}, {.layout = layout});
+      both({13, 256}, {.residual = true, .layout = layout});
+    }
+  }
+
+  void in_place() const {
+    both({11, 300}, {.residual = true, .in_place = true});
+    both({70, 64}, {.residual = true, .in_place = true});
+  }
+
+  // Where variances are differences of large numbers: the plain formula gives nothing there.
+  void far_from_zero() const {
+    if (dtype_ != DType::kFloat32 && dtype_ != DType::kFloat64) return;
+    for (std::int64_t cols : {33, 768, 5000}) {
+      check_forward<Op>(backend_, dtype_, {7, cols}, {.mean = 1e4});
+      check_backward<Op>(backend_, dtype_, {7, cols}, {.mean = 1e4});
+    }
+  }
+
+  // Rows that begin unlike they go on.
+  void outliers() const {
+    for (std::int64_t cols : {40, 3000}) {
+      Values x = random_normal(3 * cols, dtype_);
+      for (std::int64_t r = 0; r < 3; ++r) {
+        for (std::int64_t c = 0; c < 20; ++c) x[r * cols + c] = 1000;
+      }
+      check_forward<Op>(backend_, dtype_, {3, cols}, {}, x);
+    }
+  }
+
+  void constant_rows() const {
+    for (double value : {0.0, 1.0, -3.5, 1024.0}) {
+      check_forward<Op>(backend_, dtype_, {3, 1000}, {}, Values(3000, value));
+    }
+  }
+
+  // A NaN or an infinity spoils its own row and no other.
+  void not_finite() const {
+    for (double bad : {kNan, kInfinity, -kInfinity}) {
+      for (std::int64_t place : {0, 57, 99}) {
+        const Matrix m{3, 100};
+        Values x = random_normal(300, dtype_);
+        x[100 + place] = bad;
+        NormForwardRun<Op> run(backend_, dtype_, m, {}, x);
+        Op::forward(backend_.context(), run.arguments());
+        const Values y = run.y.values();
+        for (int c = 0; c < 100; ++c) {
+          EXPECT_TRUE(std::isfinite(y[c]) && std::isfinite(y[200 + c])) << bad << ' ' << c;
+        }
+        EXPECT_TRUE(std::isnan(y[100 + place])) << bad;
+        for (int c = 0; std::isnan(bad) && c < 100; ++c) EXPECT_TRUE(std::isnan(y[100 + c]));
+        EXPECT_FALSE(run.rstd.values()[1] > 0) << bad;
+      }
+    }
+  }
+
+  // The same bits at each call and for any way to cut the work.
+  void repeatable() const {
+    const Matrix m{1037, 200};
+    NormForwardRun<Op> forward(backend_, dtype_, m, {.residual = true});
+    NormBackwardRun<Op> backward(backend_, dtype_, m, {.residual = true});
+    std::vector<std::vector<std::uint8_t>> first;
+    for (const Context& context : contexts_with_different_threads(backend_)) {
+      Op::forward(context, forward.arguments());
+      Op::backward(context, backward.arguments());
+      const std::vector<std::vector<std::uint8_t>> bytes = {
+          forward.y.bytes(),     forward.sum.bytes(), forward.mean.bytes(),
+          forward.rstd.bytes(),  backward.dx.bytes(), backward.dweight.bytes(),
+          backward.dbias.bytes()};
+      if (first.empty()) first = bytes;
+      EXPECT_EQ(bytes, first);
+    }
+  }
+
+  void many_rows() const { both({3001, 40}, {}); }
+
+ private:
+  void both(Matrix m, const NormOptions& o) const {
+    check_forward<Op>(backend_, dtype_, m, o);
+    check_backward<Op>(backend_, dtype_, m, o);
+  }
+
+  Backend& backend_;
+  DType dtype_;
+};
+
+}  // namespace transformer_kernels::testing

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+// Outputs that exceed the cache are written past it. The kernels are asked for that directly, since
+// such outputs would be too large for a test; the bits must be those of the usual stores.
+#include <gtest/gtest.h>
+
+#include "norm/row_norm_cpu.h"
+#include "test_tensor.h"
+
+namespace transformer_kernels::cpu {
+namespace {
+
+using testing::cpu_backend;
+using testing::Layout;
+using testing::random_normal;
+using testing::TestTensor;
+using testing::Values;
+
+constexpr std::int64_t kRows = 11;
+
+const NormKernels& kernels() {
+  constexpr const NormKernels* kTables[] = TFK_PER_ISA(norm_kernels);
+  return *kTables[static_cast<int>(isa())];
+}
+
+struct Case {
+  DType dtype;
+  std::int64_t cols;
+  Layout layout;
+  bool center;
+};
+
+Rows rows_of(const TestTensor& tensor) { return {tensor.view().data, tensor.view().strides[0]}; }
+
+// One operand, the same at each call.
+struct Operand {
+  Values values;
+  TestTensor memory;
+
+  Operand(const Case& c, std::int64_t rows, DType dtype, double mean = 0)
+      : values(random_normal(rows * c.cols, dtype, mean)),
+        memory(*cpu_backend(), dtype, rows, c.cols, values, rows > 1 ? c.layout : Layout{}) {}
+};
+
+DType wide(DType dtype) { return dtype == DType::kFloat64 ? dtype : DType::kFloat32; }
+
+class Streaming : public ::testing::TestWithParam<DType> {
+ protected:
+  static std::vector<Case> cases() {
+    std::vector<Case> all;
+    for (std::int64_t cols : {64, 200, 333}) {
+      for (Layout layout : {Layout{}, Layout{0, 64}, Layout{1, 3}}) {
+        for (bool center : {false, true}) all.push_back({GetParam(), cols, layout, center});
+      }
+    }
+    return all;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(cpu, Streaming,
+                         ::testing::Values(DType::kFloat64, DType::kFloat32, DType::kFloat16,
+                                           DType::kBFloat16),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST_P(Streaming, forward_writes_the_same_bits) {
+  for (const Case& c : cases()) {
+    Operand x(c, kRows, c.dtype), residual(c, kRows, c.dtype), weight(c, 1, wide(c.dtype));
+    std::vector<std::vector<std::uint8_t>> outputs[2];
+    for (bool stream : {false, true}) {
+      TestTensor y(*cpu_backend(), c.dtype, kRows, c.cols, c.layout);
+      TestTensor sum(*cpu_backend(), c.dtype, kRows, c.cols, c.layout);
+      NormForwardProblem p{};
+      p.center = c.center;
+      p.dtype = c.dtype;
+      p.rows = kRows;
+      p.cols = c.cols;
+      p.x = rows_of(x.memory);
+      p.residual = rows_of(residual.memory);
+      p.y = rows_of(y);
+      p.sum = rows_of(sum);
+      p.eps = 1e-5;
+      std::vector<double> scratch(c.cols);
+      const NormForwardTask task{p, weight.memory.view().data, nullptr, stream};
+      kernels().forward[static_cast<int>(c.dtype)](task, scratch.data(), 0, kRows);
+      outputs[stream] = {y.bytes(), sum.bytes()};
+    }
+    EXPECT_EQ(outputs[0], outputs[1]) << c.cols << " columns, gap " << c.layout.gap;
+  }
+}
+
+TEST_P(Streaming, backward_writes_the_same_bits) {
+  for (const Case& c : cases()) {
+    Operand x(c, kRows, c.dtype), dy(c, kRows, c.dtype), dsum(c, kRows, c.dtype);
+    Operand weight(c, 1, wide(c.dtype));
+    TestTensor mean(*cpu_backend(), wide(c.dtype), 1, kRows, Values(kRows, 0.1));
+    TestTensor rstd(*cpu_backend(), wide(c.dtype), 1, kRows, Values(kRows, 0.9));
+    std::vector<std::uint8_t> outputs[2];
+    for (bool stream : {false, true}) {
+      TestTensor dx(*cpu_backend(), c.dtype, kRows, c.cols, c.layout);
+      NormBackwardProblem p{};
+      p.center = c.center;
+      p.dtype = c.dtype;
+      p.rows = kRows;
+      p.cols = c.cols;
+      p.dy = rows_of(dy.memory);
+      p.dsum = rows_of(dsum.memory);
+      p.x = rows_of(x.memory);
+      p.dx = rows_of(dx);
+      p.mean = mean.view().data;
+      p.rstd = rstd.view().data;
+      const NormBackwardTask task{p, weight.memory.view().data, nullptr, 4, stream};
+      kernels().backward[static_cast<int>(c.dtype)](task, 0, 3);
+      outputs[stream] = dx.bytes();
+    }
+    EXPECT_EQ(outputs[0], outputs[1]) << c.cols << " columns, gap " << c.layout.gap;
+  }
+}
+
+}  // namespace
+}  // namespace transformer_kernels::cpu
