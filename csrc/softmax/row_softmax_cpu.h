@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// The family's engine on the CPU: what the sources compiled once per instruction set export.
+#pragma once
+
+#include "core/cpu/isa.h"
+#include "softmax/row_softmax.h"
+
+namespace transformer_kernels::cpu {
+
+struct SoftmaxKernels {
+  static constexpr int kDTypes = 4;  // indexed by the floating-point values of DType
+
+  // Rows [begin, end). `scratch` has room for one row of accumulate_t<dtype>; `stream` says that
+  // the output leaves the cache anyway.
+  void (*forward[kDTypes])(const SoftmaxForwardProblem& problem, bool stream, void* scratch,
+                           std::int64_t begin, std::int64_t end);
+  void (*backward[kDTypes])(const SoftmaxBackwardProblem& problem, bool stream, std::int64_t begin,
+                            std::int64_t end);
+};
+
+TFK_DECLARE_PER_ISA(extern const SoftmaxKernels softmax_kernels)
+
+}  // namespace transformer_kernels::cpu

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+// Forward pass on CUDA. Reads x once, writes y once.
+//
+// Each thread takes the maximum of its elements and the sum of their powers around it; (max, sum)
+// pairs then merge over the warp, the group and the cluster, with one barrier a row.
+#pragma once
+
+#include "core/cuda/row.cuh"
+#include "softmax/exponent.cuh"
+#include "softmax/row_mask.cuh"
+#include "softmax/softmax_plan.h"
+
+namespace transformer_kernels::cuda {
+
+// Over some elements z: their maximum, and the sum of power(z - anchor(max)).
+template <class V>
+struct PowerSum {
+  V max;
+  V sum;
+};
+
+// What exponents are taken relative to: -inf would turn elements of -inf into NaN.
+template <class V>
+__device__ __forceinline__ V anchor(V max) {
+  return max == V(-INFINITY) ? V(0) : max;
+}
+
+// z * factor - base, the product rounded by itself: fused, two equal elements of any size could
+// come out apart, because base is such a product, rounded.
+__device__ __forceinline__ float exponent_of(float z, float factor, float base) {
+  return __fsub_rn(__fmul_rn(z, factor), base);
+}
+__device__ __forceinline__ double exponent_of(double z, double factor, double base) {
+  return __dsub_rn(__dmul_rn(z, factor), base);
+}
+
+// Merges kCount partial results, of which lane l of each group of kCount lanes brings the l-th.
+template <class T, int kCount, class V>
+__device__ __forceinline__ PowerSum<V> merge_lanes(PowerSum<V> part) {
+  const V max = reduce_lanes<Max, kCount>(part.max);
+  const V share = part.sum * Exponent<T>::power(part.max - anchor(max));
+  return {max, reduce_lanes<Add, kCount>(share)};
+}
+
+template <class Plan, class T, class V>
+__device__ __forceinline__ PowerSum<V> merge_over_row(const Row<Plan, T>& row,
+                                                      RowScratch<Plan, PowerSum<V>>& scratch,
+                                                      PowerSum<V> part) {
+  constexpr int kWarps = Plan::plan.warps();
+  constexpr int kCluster = Plan::plan.cluster;
+  part = merge_lanes<T, kWarp>(part);
+  if constexpr (kWarps > 1) {
+    part = merge_lanes<T, kWarps>(share_in_group(row, scratch, part)[threadIdx.x % kWarps]);
+  }
+  if constexpr (kCluster > 1) {
+    part = merge_lanes<T, kCluster>(share_in_cluster(row, scratch, part)[threadIdx.x % kCluster]);
+  }
+  return part;
+}
+
+// The last step of each element: y = v * gain + offset, with v a power or, for the logarithm, an
+// exponent. `lag` is how far v's anchor lies below the row's.
+template <class V>
+struct Finish {
+  V gain;
+  V offset;
+};
+
+template <class T, bool kMasked, bool kLagging, class V>
+__device__ __forceinline__ Finish<V> finish_of(bool log, V lag, V sum) {
+  using E = Exponent<T>;
+  const bool all_masked = kMasked && sum == 0;
+  if (log) return {E::kNatural, (lag - (all_masked ? V(0) : E::log(sum))) * E::kNatural};
+  const V inverse = sum > 0 ? reciprocal(sum) : all_masked ? V(0) : V(NAN);
+  return {kLagging ? E::power(lag) * inverse : inverse, V(0)};
+}
+
+// The part of the row that the causal mask lets through, in whole packs.
+template <class Plan, class T>
+__device__ __forceinline__ Row<Plan, T> visible_part(Row<Plan, T> row, std::int64_t visible) {
+  const std::int64_t packs = divide_up(visible, row.kPackSize) - row.first;
+  if (packs < row.packs) row.packs = packs < 0 ? 0 : static_cast<decltype(row.packs)>(packs);
+  return row;
+}
+
+// T: storage. Grid: ceil(rows / plan.rows) * cluster. Masked kernels take the registers they need.
+template <class T, bool kMasked, class Plan>
+__global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::plan.min_ctas)
+    softmax_forward_kernel(const __grid_constant__ SoftmaxForwardProblem p) {
+#if __CUDA_ARCH__ < 900
+  if constexpr (Plan::plan.needs_sm90()) return;
+#endif
+  using RowT = Row<Plan, T>;
+  using P = Pack<T, RowT::kPackSize>;
+  using V = typename P::Value;
+  using Index = typename RowT::Index;
+  using E = Exponent<T>;
+  constexpr int kSize = P::size;
+  constexpr bool kKept = Plan::plan.packs > 0;
+  constexpr bool kBulk = Plan::plan.bulk;
+  constexpr int kBatch = (kBulk ? 2 : Plan::plan.wide ? 4 : 8) / (kMasked ? 2 : 1);
+
+  __shared__ RowScratch<Plan, PowerSum<V>> scratch;
+  const RowT row(p.rows, p.cols);
+  const T* x = static_cast<const T*>(p.x) + row.index * p.x_stride;
+  const MaskOfRow<T> mask(p, kMasked ? row.index : 0);
+  const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
+  const V scale = static_cast<V>(p.scale) * E::kPerNatural;
+
+  announce_to_cluster(scratch);
+  if constexpr (kBulk && kMasked) fetch_row(visible_part(row, mask.visible()), scratch, p.cols, x);
+  if constexpr (kBulk && !kMasked) fetch_row(row, scratch, p.cols, x);
+  if (!row.inside) return;
+  if constexpr (kBulk) wait_for_row(row, scratch);
+  const std::uint32_t stage = kBulk ? stage_of(row, p.cols, 0, 1) : 0;
+
+  const auto column_of = [&](Index pack) {
+    return slice + static_cast<std::int64_t>(pack) * kSize;
+  };
+  const auto read = [&](Index pack) {
+    if constexpr (kBulk) {
+      return load_shared(stage + pack * 16);
+    } else {
+      const bool wanted = !kMasked || column_of(pack) < mask.visible();
+      return wanted ? P::load(x + column_of(pack)) : typename P::Raw{};
+    }
+  };
+  // A pack of logits: z[k] * factor is the exponent of its k-th element.
+  const V factor = kMasked ? V(1) : scale;
+  const auto unpack = [&](Index pack, const typename P::Raw& raw, V* z) {
+    P::unpack(raw, z);
+    if constexpr (kMasked) mask.template apply<kSize>(column_of(pack), scale, E::kPerNatural, z);
+  };
+  const auto raise = [&](V& max, const V* z) {
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) max = Max()(max, z[k] * factor);
+  };
+
+  PowerSum<V> own{V(-INFINITY), V(0)};
+  V values[kKept ? Plan::plan.packs * kSize : kSize];
+  if constexpr (kKept) {
+    row.template for_each_batch<kBatch>(read, [&](int slot, Index pack, const auto& raw) {
+      unpack(pack, raw, values + slot * kSize);
+      raise(own.max, values + slot * kSize);
+    });
+    const V base = anchor(own.max);
+    row.for_each_pack([&](int slot, Index) {
+      V* z = values + slot * kSize;
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        const V exponent = exponent_of(z[k], factor, base);
+        const V power = E::power(exponent);
+        own.sum += power;
+        z[k] = p.log ? exponent : power;
+      }
+    });
+  } else {
+    // One pass: another reading of the row costs more than moving the sum to each new maximum.
+    row.template for_each_batch<kBatch>(read, [&](int, Index pack, const auto& raw) {
+      unpack(pack, raw, values);
+      const V before = own.max;
+      raise(own.max, values);
+      const V base = anchor(own.max);
+      own.sum *= E::power(before - base);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) own.sum += E::power(exponent_of(values[k], factor, base));
+    });
+  }
+
+  const PowerSum<V> total = merge_over_row(row, scratch, own);
+  const V base = anchor(total.max);
+  const Finish<V> finish =
+      finish_of<T, kMasked, kKept>(p.log, kKept ? own.max - base : V(0), total.sum);
+
+  T* y = static_cast<T*>(p.y) + row.index * p.y_stride + slice;
+  const auto write = [&](Index pack, V* v) {
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) v[k] = fma(v[k], finish.gain, finish.offset);
+    P::store(y + static_cast<std::int64_t>(pack) * kSize, P::pack(v));
+  };
+  if constexpr (kKept) {
+    row.for_each_pack([&](int slot, Index pack) { write(pack, values + slot * kSize); });
+  } else {
+    row.template for_each_batch<kBatch>(read, [&](int, Index pack, const auto& raw) {
+      unpack(pack, raw, values);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        const V exponent = exponent_of(values[k], factor, base);
+        values[k] = p.log ? exponent : E::power(exponent);
+      }
+      write(pack, values);
+    });
+  }
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// Launch policy of softmax on CUDA: data and pure functions, no CUDA header.
+#pragma once
+
+#include "core/cuda/row_plan.h"
+#include "softmax/row_softmax.h"
+
+namespace transformer_kernels::cuda {
+
+// Rows up to `max_row_bytes` (of one tensor) run the plan; the first plan that fits wins. The last
+// ones run anything.
+struct SoftmaxPlan {
+  std::int64_t max_row_bytes;
+  RowPlan plan;
+};
+
+inline std::string name_of(const SoftmaxPlan& plan) { return name_of(plan.plan); }
+
+//   row bytes    threads rows cluster packs ctas  wide  bulk  prefetch
+// clang-format off
+inline constexpr SoftmaxPlan kSoftmaxForwardPlans[] = {
+    {512,        {   32,  8,  1,  1,   6,   true,   true,  false}},
+    {1536,       {   32,  2,  1,  3,  16,   true,   true,  false}},
+    {2048,       {   32,  2,  1,  4,  16,   true,   true,  false}},
+    {4096,       {   64,  1,  1,  4,  16,   true,   true,  false}},
+    {8192,       {  128,  1,  1,  0,  12,   true,   true,  false}},
+    {16384,      {  256,  1,  1,  4,   4,   true,   true,  false}},
+    {65536,      {  512,  1,  1,  0,   3,   true,   true,  false}},
+    {131072,     {  256,  1,  4,  0,   6,   true,   true,  false}},
+    {262144,     {  256,  1,  8,  0,   6,   true,   true,  false}},
+    {kAnyWidth,  {  512,  1,  8,  0,   3,   true,   true,  false}},
+    {kAnyWidth,  {   32,  8,  1,  4,   4,   true,  false,  false}},
+    {kAnyWidth,  {  256,  1,  1,  4,   4,   true,  false,  false}},
+    {kAnyWidth,  { 1024,  1,  1,  4,   1,   true,  false,  false}},
+    {kAnyWidth,  {  512,  1,  1,  0,   2,   true,  false,  false}},
+    {kAnyWidth,  {   32,  8,  1,  8,   4,  false,  false,  false}},
+    {kAnyWidth,  {  256,  1,  1,  8,   4,  false,  false,  false}},
+    {kAnyWidth,  { 1024,  1,  1,  8,   1,  false,  false,  false}},
+    {kAnyWidth,  {  512,  1,  1,  0,   1,  false,  false,  false}},
+};
+// clang-format on
+
+// Two tensors come in for each one that goes out. Beyond 32 KB a row, shared memory holds too
+// few at a time: registers take them up to what 1024 threads own, clusters beyond.
+//   row bytes    threads rows cluster packs ctas  wide  bulk  prefetch
+// clang-format off
+inline constexpr SoftmaxPlan kSoftmaxBackwardPlans[] = {
+    {512,        {   32,  8,  1,  1,   6,   true,   true,  false}},
+    {1536,       {   32,  8,  1,  3,   4,   true,   true,  false}},
+    {2048,       {   32,  4,  1,  4,   8,   true,   true,  false}},
+    {3072,       {   64,  1,  1,  4,  12,   true,   true,  false}},
+    {4096,       {  128,  2,  1,  2,   5,   true,   true,  false}},
+    {8192,       {  128,  1,  1,  4,   8,   true,   true,  false}},
+    {16384,      {  256,  1,  1,  4,   4,   true,   true,  false}},
+    {32768,      {  512,  1,  1,  4,   2,   true,   true,  false}},
+    {65536,      {  512,  1,  2,  0,   3,   true,   true,  false}},
+    {131072,     {  512,  1,  4,  0,   3,   true,   true,  false}},
+    {262144,     {  512,  1,  8,  0,   3,   true,   true,  false}},
+    {kAnyWidth,  {  512,  1,  8,  0,   1,   true,   true,  false}},
+    {kAnyWidth,  {   32,  8,  1,  4,   4,   true,  false,  false}},
+    {kAnyWidth,  {  256,  1,  1,  4,   4,   true,  false,  false}},
+    {kAnyWidth,  {  512,  1,  1,  4,   2,   true,  false,  false}},
+    {kAnyWidth,  { 1024,  1,  1,  4,   1,   true,  false,  false}},
+    {kAnyWidth,  {  512,  1,  1,  0,   2,   true,  false,  false}},
+    {kAnyWidth,  {   32,  8,  1,  8,   4,  false,  false,  false}},
+    {kAnyWidth,  {  256,  1,  1,  8,   4,  false,  false,  false}},
+    {kAnyWidth,  { 1024,  1,  1,  8,   1,  false,  false,  false}},
+    {kAnyWidth,  {  512,  1,  1,  0,   1,  false,  false,  false}},
+};
+// clang-format on
+
+inline bool starts_are_aligned(const void* data, std::int64_t stride, DType dtype) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * size_of(dtype) % 16 == 0;
+}
+
+inline RowLoad row_load(const SoftmaxForwardProblem& p) {
+  return {.rows = p.rows,
+          .cols = p.cols,
+          .element_bytes = static_cast<int>(size_of(p.dtype)),
+          .staged = 1,
+          .aligned = p.cols * size_of(p.dtype) % 16 == 0 &&
+                     starts_are_aligned(p.x, p.x_stride, p.dtype) &&
+                     starts_are_aligned(p.y, p.y_stride, p.dtype)};
+}
+
+inline RowLoad row_load(const SoftmaxBackwardProblem& p) {
+  return {.rows = p.rows,
+          .cols = p.cols,
+          .element_bytes = static_cast<int>(size_of(p.dtype)),
+          .staged = 2,
+          .aligned = p.cols * size_of(p.dtype) % 16 == 0 &&
+                     starts_are_aligned(p.dy, p.dy_stride, p.dtype) &&
+                     starts_are_aligned(p.y, p.y_stride, p.dtype) &&
+                     starts_are_aligned(p.dx, p.dx_stride, p.dtype)};
+}
+
+// Null when the plan runs the problem on the device, else why not.
+template <class Problem>
+const char* softmax_refusal(const SoftmaxPlan& plan, const Problem& problem,
+                            const DeviceLimits& device) {
+  if (problem.dtype == DType::kFloat64 && plan.plan.wide) return "float64 moves single elements";
+  if (problem.cols * size_of(problem.dtype) > plan.max_row_bytes) return "row is wider";
+  return row_plan_refusal(plan.plan, row_load(problem), device);
+}
+
+}  // namespace transformer_kernels::cuda

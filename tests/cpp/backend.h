@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// Where the tests of the ops run: the same tests, once for each backend that this machine has.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "transformer_kernels/context.h"
+
+namespace transformer_kernels::testing {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const char* name() const = 0;
+  virtual Context context() const = 0;
+
+  // Memory of the device, aligned to at least 256 bytes.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void release(void* memory) = 0;
+  // Copies wait for what was enqueued on the context's stream before.
+  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
+  virtual void download(void* host, const void* device, std::size_t bytes) = 0;
+};
+
+// Null where this build or this machine has no such device.
+Backend* cpu_backend();
+#ifdef TFK_WITH_CUDA
+Backend* cuda_backend();
+#endif
+
+// The backends of this machine, the CPU first.
+std::vector<Backend*> backends();
+
+}  // namespace transformer_kernels::testing

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// The vector layer of one instruction set, operation by operation, for the tests. Each function
+// takes arrays of any length, so that whole and partial vectors are both used.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cpu/isa.h"
+#include "core/types.h"
+
+namespace transformer_kernels::cpu {
+
+struct SimdProbe {
+  int float_lanes;
+  int double_lanes;
+  void (*widen_half)(const Half* in, float* out, std::int64_t count);
+  void (*widen_bfloat16)(const BFloat16* in, float* out, std::int64_t count);
+  void (*narrow_half)(const float* in, Half* out, std::int64_t count);
+  void (*narrow_bfloat16)(const float* in, BFloat16* out, std::int64_t count);
+  void (*copy_float)(const float* in, float* out, std::int64_t count);
+  void (*copy_double)(const double* in, double* out, std::int64_t count);
+  void (*exp_float)(const float* in, float* out, std::int64_t count);
+  void (*exp_double)(const double* in, double* out, std::int64_t count);
+  void (*stream_float)(const float* in, float* out, std::int64_t count);
+  void (*stream_bfloat16)(const float* in, BFloat16* out, std::int64_t count);
+  // out[i] = mask[i] ? in[i] : -1
+  void (*select_float)(const std::uint8_t* mask, const float* in, float* out, std::int64_t count);
+  void (*select_double)(const std::uint8_t* mask, const double* in, double* out,
+                        std::int64_t count);
+  float (*sum_float)(const float* in, std::int64_t count);
+  double (*sum_double)(const double* in, std::int64_t count);
+  float (*largest_float)(const float* in, std::int64_t count);
+  double (*largest_double)(const double* in, std::int64_t count);
+};
+
+TFK_DECLARE_PER_ISA(extern const SimdProbe simd_probe)
+
+inline const SimdProbe& simd_probe_of(Isa isa) {
+  constexpr const SimdProbe* kProbes[] = TFK_PER_ISA(simd_probe);
+  return *kProbes[static_cast<int>(isa)];
+}
+
+}  // namespace transformer_kernels::cpu

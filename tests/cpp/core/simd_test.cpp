@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: MIT
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "numbers.h"
+#include "simd_probe.h"
+
+namespace transformer_kernels::testing {
+namespace {
+
+using cpu::Isa;
+using cpu::SimdProbe;
+
+// Every instruction set that this CPU has.
+class Simd : public ::testing::TestWithParam<Isa> {
+ protected:
+  static const SimdProbe& probe() { return cpu::simd_probe_of(GetParam()); }
+};
+
+std::vector<Isa> isas_of_this_cpu() {
+  std::vector<Isa> isas;
+  for (int i = 0; i <= static_cast<int>(cpu::best_isa()); ++i) isas.push_back(static_cast<Isa>(i));
+  return isas;
+}
+
+INSTANTIATE_TEST_SUITE_P(cpu, Simd, ::testing::ValuesIn(isas_of_this_cpu()),
+                         [](const auto& info) { return name_of(info.param); });
+
+float float_of(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+template <class T>
+std::vector<T> all_bit_patterns() {
+  std::vector<T> all(1 << 16);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].bits = static_cast<std::uint16_t>(i);
+  return all;
+}
+
+TEST_P(Simd, widens_every_16_bit_pattern) {
+  std::vector<float> half(1 << 16), bfloat(1 << 16);
+  probe().widen_half(all_bit_patterns<Half>().data(), half.data(), 1 << 16);
+  probe().widen_bfloat16(all_bit_patterns<BFloat16>().data(), bfloat.data(), 1 << 16);
+  for (int i = 0; i < 1 << 16; ++i) {
+    const double from_half = from_bits16(DType::kFloat16, static_cast<std::uint16_t>(i));
+    const double from_bfloat = from_bits16(DType::kBFloat16, static_cast<std::uint16_t>(i));
+    ASSERT_TRUE(half[i] == from_half || (std::isnan(half[i]) && std::isnan(from_half))) << i;
+    ASSERT_TRUE(bfloat[i] == from_bfloat || (std::isnan(bfloat[i]) && std::isnan(from_bfloat)))
+        << i;
+  }
+}
+
+// Every 16-bit number, both neighbours of it and of the midpoint to the next, and random bits.
+std::vector<float> rounding_cases(DType dtype) {
+  std::vector<float> cases;
+  for (int i = 0; i + 1 < 1 << 16; ++i) {
+    const auto a = static_cast<float>(from_bits16(dtype, static_cast<std::uint16_t>(i)));
+    const auto b = static_cast<float>(from_bits16(dtype, static_cast<std::uint16_t>(i + 1)));
+    const float middle = (a + b) / 2;
+    for (float base : {a, middle}) {
+      cases.push_back(base);
+      cases.push_back(std::nextafterf(base, INFINITY));
+      cases.push_back(std::nextafterf(base, -INFINITY));
+    }
+  }
+  for (int i = 0; i < 100000; ++i) {
+    cases.push_back(float_of(static_cast<std::uint32_t>(random_engine()())));
+  }
+  return cases;
+}
+
+// AVX512-BF16 takes subnormal float32 for 0; no other number is spared the exact rounding.
+void expect_rounded(DType dtype, float in, std::uint16_t bits, bool flushes) {
+  if (std::isnan(in)) {
+    EXPECT_TRUE(std::isnan(from_bits16(dtype, bits)));
+    return;
+  }
+  const std::uint16_t expected = bits16_of(dtype, rounded_to(dtype, in));
+  const bool flushed = flushes && std::fpclassify(in) == FP_SUBNORMAL && (bits & 0x7fff) == 0;
+  ASSERT_TRUE(bits == expected || flushed) << in << " became " << bits << ", not " << expected;
+}
+
+TEST_P(Simd, rounds_to_half_as_ieee_does) {
+  const std::vector<float> cases = rounding_cases(DType::kFloat16);
+  std::vector<Half> out(cases.size());
+  probe().narrow_half(cases.data(), out.data(), static_cast<std::int64_t>(cases.size()));
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    expect_rounded(DType::kFloat16, cases[i], out[i].bits, false);
+  }
+}
+
+TEST_P(Simd, rounds_to_bfloat16_as_ieee_does) {
+  const std::vector<float> cases = rounding_cases(DType::kBFloat16);
+  std::vector<BFloat16> out(cases.size());
+  probe().narrow_bfloat16(cases.data(), out.data(), static_cast<std::int64_t>(cases.size()));
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    expect_rounded(DType::kBFloat16, cases[i], out[i].bits, GetParam() == Isa::kAvx512Bf16);
+  }
+}
+
+TEST_P(Simd, exp_is_within_two_units_in_the_last_place) {
+  std::vector<float> in;
+  for (float x = -87.3f; x < 88.0f; x += 0.000731f) in.push_back(x);
+  std::vector<float> out(in.size());
+  probe().exp_float(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
+  double worst = 0;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const double exact = std::exp(static_cast<double>(in[i]));
+    worst = std::max(worst, std::abs(out[i] - exact) / (exact * 0x1p-24));
+  }
+  RecordProperty("worst_half_ulp", std::to_string(worst));
+  EXPECT_LE(worst, 4.0) << "halves of a unit in the last place";
+}
+
+TEST_P(Simd, exp_at_the_ends) {
+  const std::vector<float> in = {0.0f, -0.0f, -INFINITY, -1e30f, -200.0f, NAN, -NAN, -87.0f};
+  std::vector<float> out(in.size());
+  probe().exp_float(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
+  EXPECT_EQ(out[0], 1.0f);
+  EXPECT_EQ(out[1], 1.0f);
+  for (int i = 2; i < 5; ++i) EXPECT_EQ(out[i], 0.0f) << in[i];
+  EXPECT_TRUE(std::isnan(out[5]) && std::isnan(out[6]));
+  EXPECT_GT(out[7], 0.0f);
+  const std::vector<double> in64 = {0.0, -INFINITY, NAN, -700.0, 1.0};
+  std::vector<double> out64(in64.size());
+  probe().exp_double(in64.data(), out64.data(), static_cast<std::int64_t>(in64.size()));
+  EXPECT_EQ(out64[0], 1.0);
+  EXPECT_EQ(out64[1], 0.0);
+  EXPECT_TRUE(std::isnan(out64[2]));
+  EXPECT_EQ(out64[3], std::exp(-700.0));
+  EXPECT_EQ(out64[4], std::exp(1.0));
+}
+
+template <class T, class Function>
+void expect_copies_exactly(Function copy, std::int64_t count) {
+  std::vector<T> in(count), out(count + 1, T{-7});
+  for (std::int64_t i = 0; i < count; ++i) in[i] = static_cast<T>(i + 1);
+  copy(in.data(), out.data(), count);
+  for (std::int64_t i = 0; i < count; ++i) ASSERT_EQ(out[i], in[i]) << i << " of " << count;
+  EXPECT_EQ(out[count], T{-7}) << count;
+}
+
+TEST_P(Simd, loads_and_stores_stop_where_they_should) {
+  for (std::int64_t count = 0; count <= 70; ++count) {
+    expect_copies_exactly<float>(probe().copy_float, count);
+    expect_copies_exactly<double>(probe().copy_double, count);
+    std::vector<float> in(count, 1.0f);
+    std::vector<BFloat16> out(count + 1, BFloat16{0xdead});
+    probe().narrow_bfloat16(in.data(), out.data(), count);
+    for (std::int64_t i = 0; i < count; ++i) ASSERT_EQ(out[i].bits, 0x3f80);
+    EXPECT_EQ(out[count].bits, 0xdead);
+  }
+}
+
+TEST_P(Simd, streams_what_it_would_store) {
+  constexpr int kCount = 203;
+  alignas(64) float out[kCount + 1];
+  alignas(64) BFloat16 narrow[kCount + 1];
+  std::vector<float> in(kCount);
+  for (int i = 0; i < kCount; ++i) in[i] = static_cast<float>(i);
+  out[kCount] = -7;
+  narrow[kCount].bits = 0xdead;
+  probe().stream_float(in.data(), out, kCount);
+  probe().stream_bfloat16(in.data(), narrow, kCount);
+  for (int i = 0; i < kCount; ++i) {
+    ASSERT_EQ(out[i], in[i]);
+    ASSERT_EQ(from_bits16(DType::kBFloat16, narrow[i].bits), in[i]);
+  }
+  EXPECT_EQ(out[kCount], -7);
+  EXPECT_EQ(narrow[kCount].bits, 0xdead);
+}
+
+TEST_P(Simd, selects_and_reduces) {
+  for (std::int64_t count = 1; count <= 70; ++count) {
+    std::vector<std::uint8_t> mask(count);
+    std::vector<float> in(count), out(count);
+    std::vector<double> in64(count), out64(count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      mask[i] = static_cast<std::uint8_t>(i * 37 % 3 * 100);  // any byte but 0 is true
+      in64[i] = in[i] = static_cast<float>(i * 29 % 71) - 80;
+    }
+    probe().select_float(mask.data(), in.data(), out.data(), count);
+    probe().select_double(mask.data(), in64.data(), out64.data(), count);
+    float sum = 0;
+    float top = -INFINITY;
+    for (std::int64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(out[i], mask[i] ? in[i] : -1) << i << " of " << count;
+      ASSERT_EQ(out64[i], mask[i] ? in64[i] : -1) << i << " of " << count;
+      sum += in[i];
+      top = std::max(top, in[i]);
+    }
+    EXPECT_EQ(probe().sum_float(in.data(), count), sum);
+    EXPECT_EQ(probe().sum_double(in64.data(), count), sum);
+    EXPECT_EQ(probe().largest_float(in.data(), count), top);
+    EXPECT_EQ(probe().largest_double(in64.data(), count), top);
+  }
+}
+
+}  // namespace
+}  // namespace transformer_kernels::testing

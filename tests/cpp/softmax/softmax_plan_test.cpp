@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT
+// Which launch plan softmax takes on CUDA. Needs no GPU.
+#include "softmax/softmax_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <random>
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr DeviceLimits kAmpere{
+    .architecture = 80, .processors = 108, .shared_bytes_per_cta = 166912};
+constexpr DeviceLimits kAda{.architecture = 89, .processors = 128, .shared_bytes_per_cta = 101376};
+constexpr DeviceLimits kHopper{
+    .architecture = 90, .processors = 132, .shared_bytes_per_cta = 232448};
+constexpr DeviceLimits kBlackwellDesktop{
+    .architecture = 120, .processors = 170, .shared_bytes_per_cta = 101376};
+constexpr DeviceLimits kDevices[] = {kAmpere, kAda, kHopper, kBlackwellDesktop};
+constexpr DType kDTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+
+void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+SoftmaxForwardProblem forward(DType dtype, std::int64_t rows, std::int64_t cols) {
+  SoftmaxForwardProblem p{};
+  p.dtype = dtype;
+  p.rows = rows;
+  p.cols = cols;
+  p.x = at(0x10000);
+  p.y = at(0x20000);
+  p.x_stride = p.y_stride = cols;
+  return p;
+}
+
+SoftmaxBackwardProblem backward(DType dtype, std::int64_t rows, std::int64_t cols) {
+  SoftmaxBackwardProblem p{};
+  p.dtype = dtype;
+  p.rows = rows;
+  p.cols = cols;
+  p.dy = at(0x10000);
+  p.y = at(0x20000);
+  p.dx = at(0x30000);
+  p.dy_stride = p.y_stride = p.dx_stride = cols;
+  return p;
+}
+
+// The first plan of the table that takes the problem; null where none does.
+template <std::size_t kPlans, class Problem>
+const RowPlan* chosen(const SoftmaxPlan (&plans)[kPlans], const Problem& problem,
+                      const DeviceLimits& device) {
+  for (const SoftmaxPlan& plan : plans) {
+    if (softmax_refusal(plan, problem, device) == nullptr) return &plan.plan;
+  }
+  return nullptr;
+}
+
+const RowPlan* chosen(const SoftmaxForwardProblem& p, const DeviceLimits& device) {
+  return chosen(kSoftmaxForwardPlans, p, device);
+}
+
+const RowPlan* chosen(const SoftmaxBackwardProblem& p, const DeviceLimits& device) {
+  return chosen(kSoftmaxBackwardPlans, p, device);
+}
+
+// Every element of the widest slice has a thread, and the CTA has the memory for it.
+template <class Problem>
+void expect_runnable(const RowPlan* plan, const Problem& p, const DeviceLimits& device) {
+  ASSERT_NE(plan, nullptr) << describe(p) << " on sm_" << device.architecture;
+  const RowLoad load = row_load(p);
+  EXPECT_LE(plan->cta_threads(), 1024);
+  EXPECT_LE(staged_bytes(*plan, load), device.shared_bytes_per_cta);
+  if (plan->packs > 0) {
+    EXPECT_GE(static_cast<std::int64_t>(plan->packs) * plan->threads, slice_packs(*plan, load));
+  }
+  if (plan->wide) {
+    EXPECT_TRUE(load.aligned);
+    EXPECT_NE(p.dtype, DType::kFloat64);
+  }
+  if (device.architecture < 90) {
+    EXPECT_FALSE(plan->bulk);
+    EXPECT_EQ(plan->cluster, 1);
+  }
+}
+
+TEST(SoftmaxPlan, EveryProblemHasAPlanOnEveryDevice) {
+  std::mt19937_64 random(std::random_device{}());
+  std::uniform_int_distribution<std::int64_t> exponent(0, 23);
+  for (int round = 0; round < 400; ++round) {
+    const std::int64_t cols = 1 + static_cast<std::int64_t>(random() % (2ull << exponent(random)));
+    const std::int64_t offset = static_cast<std::int64_t>(random() % 4) * 8;
+    for (const DeviceLimits& device : kDevices) {
+      for (const DType dtype : kDTypes) {
+        auto f = forward(dtype, 1 + random() % 1000, cols);
+        f.x = at(0x10000 + offset);
+        expect_runnable(chosen(f, device), f, device);
+        auto b = backward(dtype, 1 + random() % 1000, cols);
+        b.dx = at(0x30000 + offset);
+        expect_runnable(chosen(b, device), b, device);
+      }
+    }
+  }
+}
+
+TEST(SoftmaxPlan, HopperStagesAlignedRowsUpToWhatAClusterHolds) {
+  for (const std::int64_t cols : {8, 768, 1024, 2048, 4096, 8192, 16384, 32768, 131072, 262144}) {
+    const auto p = forward(DType::kBFloat16, 1024, cols);
+    EXPECT_TRUE(chosen(p, kHopper)->bulk) << describe(p);
+  }
+  const auto too_wide = forward(DType::kBFloat16, 4, std::int64_t{1} << 21);
+  EXPECT_FALSE(chosen(too_wide, kHopper)->bulk);
+  EXPECT_TRUE(chosen(too_wide, kHopper)->wide);
+}
+
+TEST(SoftmaxPlan, RowBytesDecideAndNotTheDType) {
+  for (const std::int64_t cols : {384, 1024, 4096, 16384, 65536}) {
+    EXPECT_EQ(chosen(forward(DType::kFloat32, 99, cols), kHopper),
+              chosen(forward(DType::kBFloat16, 99, 2 * cols), kHopper));
+    EXPECT_EQ(chosen(backward(DType::kFloat32, 99, cols), kHopper),
+              chosen(backward(DType::kFloat16, 99, 2 * cols), kHopper));
+  }
+}
+
+TEST(SoftmaxPlan, WideRowsAreSharedByAClusterFromSm90On) {
+  EXPECT_EQ(chosen(forward(DType::kBFloat16, 64, 16384), kHopper)->cluster, 1);
+  EXPECT_GT(chosen(forward(DType::kBFloat16, 64, 131072), kHopper)->cluster, 1);
+  EXPECT_GT(chosen(backward(DType::kBFloat16, 64, 131072), kHopper)->cluster, 1);
+  EXPECT_EQ(chosen(backward(DType::kBFloat16, 64, 131072), kAmpere)->cluster, 1);
+}
+
+TEST(SoftmaxPlan, NarrowRowsTakeFewThreads) {
+  for (const DeviceLimits& device : kDevices) {
+    for (const std::int64_t cols : {8, 256, 768, 1024}) {
+      EXPECT_EQ(chosen(forward(DType::kBFloat16, 64, cols), device)->threads, 32);
+      EXPECT_EQ(chosen(backward(DType::kBFloat16, 64, cols), device)->threads, 32);
+    }
+    EXPECT_EQ(chosen(forward(DType::kFloat64, 64, 33), device)->threads, 32);
+    EXPECT_EQ(chosen(backward(DType::kFloat64, 64, 33), device)->threads, 32);
+  }
+}
+
+TEST(SoftmaxPlan, OneMisalignedOperandMakesEveryAccessNarrow) {
+  auto f = forward(DType::kFloat32, 64, 1024);
+  f.y = at(0x20004);
+  EXPECT_FALSE(chosen(f, kHopper)->wide);
+  auto stride = forward(DType::kFloat32, 64, 1024);
+  stride.x_stride = 1025;
+  EXPECT_FALSE(chosen(stride, kHopper)->wide);
+  EXPECT_FALSE(chosen(forward(DType::kFloat32, 64, 1023), kHopper)->wide);
+
+  auto b = backward(DType::kBFloat16, 64, 1024);
+  b.dy = at(0x10002);
+  EXPECT_FALSE(chosen(b, kHopper)->wide);
+  b = backward(DType::kBFloat16, 64, 1024);
+  b.dx_stride = 1028;
+  EXPECT_FALSE(chosen(b, kHopper)->wide);
+}
+
+TEST(SoftmaxPlan, AlignedStridesStayWide) {
+  auto p = forward(DType::kBFloat16, 64, 1024);
+  p.x_stride = 4096;
+  EXPECT_TRUE(chosen(p, kHopper)->bulk);
+  EXPECT_TRUE(chosen(p, kAmpere)->wide);
+}
+
+TEST(SoftmaxPlan, TheLastRowsTakeAnything) {
+  const SoftmaxPlan& last_forward = *std::rbegin(kSoftmaxForwardPlans);
+  const SoftmaxPlan& last_backward = *std::rbegin(kSoftmaxBackwardPlans);
+  for (const DType dtype : kDTypes) {
+    for (const std::int64_t cols : {std::int64_t{1}, std::int64_t{1} << 33}) {
+      EXPECT_EQ(softmax_refusal(last_forward, forward(dtype, 3, cols), kAmpere), nullptr);
+      EXPECT_EQ(softmax_refusal(last_backward, backward(dtype, 3, cols), kAmpere), nullptr);
+    }
+  }
+}
+
+// Registers: what launch bounds promise must fit 64 K registers of 32 bits and 2048 threads an SM.
+TEST(SoftmaxPlan, PlansAreWellFormed) {
+  const auto check = [](const RowPlan& plan) {
+    EXPECT_EQ(plan.threads & (plan.threads - 1), 0) << name_of(plan);
+    EXPECT_EQ(plan.cluster & (plan.cluster - 1), 0) << name_of(plan);
+    EXPECT_GE(plan.threads, 32) << name_of(plan);
+    EXPECT_LE(plan.cta_threads() * plan.min_ctas, 2048) << name_of(plan);
+    EXPECT_LE(plan.cluster, 8) << name_of(plan);
+    EXPECT_TRUE(plan.rows == 1 || plan.cluster == 1) << name_of(plan);
+    EXPECT_TRUE(plan.threads == 32 || plan.rows < 16) << name_of(plan);
+    EXPECT_TRUE(!plan.bulk || plan.wide) << name_of(plan);
+  };
+  for (const SoftmaxPlan& plan : kSoftmaxForwardPlans) check(plan.plan);
+  for (const SoftmaxPlan& plan : kSoftmaxBackwardPlans) check(plan.plan);
+}
+
+}  // namespace
+}  // namespace transformer_kernels::cuda

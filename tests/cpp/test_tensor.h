@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// A matrix in a backend's memory with room around it that nobody may touch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend.h"
+#include "numbers.h"
+
+namespace transformer_kernels::testing {
+
+// How rows lie in memory: `offset` elements after an aligned address, `gap` elements apart.
+struct Layout {
+  std::int64_t offset = 0;
+  std::int64_t gap = 0;
+};
+
+class TestTensor {
+ public:
+  // Every byte, of the elements as well, starts as kPoison.
+  TestTensor(Backend& backend, DType dtype, std::int64_t rows, std::int64_t cols,
+             Layout layout = {})
+      : backend_(backend),
+        dtype_(dtype),
+        rows_(rows),
+        cols_(cols),
+        stride_(cols + layout.gap),
+        begin_(kGuardBytes + layout.offset * size_of(dtype)),
+        host_(begin_ + rows * stride_ * size_of(dtype) + kGuardBytes, kPoison),
+        device_(backend.allocate(host_.size())) {
+    upload();
+  }
+  TestTensor(Backend& backend, DType dtype, std::int64_t rows, std::int64_t cols,
+             const Values& values, Layout layout = {})
+      : TestTensor(backend, dtype, rows, cols, layout) {
+    for (std::int64_t i = 0; i < rows * cols; ++i) encode(dtype, values[i], element(i));
+    upload();
+  }
+  ~TestTensor() { backend_.release(device_); }
+  TestTensor(const TestTensor&) = delete;
+  TestTensor& operator=(const TestTensor&) = delete;
+
+  TensorView view() const {
+    TensorView view = TensorView::contiguous(data(), dtype_, device(), {rows_, cols_});
+    view.strides[0] = stride_;
+    return view;
+  }
+  // Of a tensor with one row: its elements as a vector.
+  TensorView vector() const { return TensorView::contiguous(data(), dtype_, device(), {cols_}); }
+
+  Values values() {
+    download();
+    Values values(rows_ * cols_);
+    for (std::int64_t i = 0; i < rows_ * cols_; ++i) values[i] = decode(dtype_, element(i));
+    return values;
+  }
+
+  std::vector<std::uint8_t> bytes() {
+    download();
+    return host_;
+  }
+
+  // Whether all that is not an element is as it was.
+  bool surroundings_intact() {
+    download();
+    std::vector<std::uint8_t> seen = host_;
+    const std::int64_t row_bytes = cols_ * size_of(dtype_);
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      const auto row = seen.begin() + begin_ + r * stride_ * size_of(dtype_);
+      std::fill(row, row + row_bytes, kPoison);
+    }
+    return all_poison(seen);
+  }
+  bool untouched() { return all_poison(bytes()); }
+
+ private:
+  static constexpr std::int64_t kGuardBytes = 256;
+  static constexpr std::uint8_t kPoison = 0xcb;
+
+  static bool all_poison(const std::vector<std::uint8_t>& bytes) {
+    for (std::uint8_t byte : bytes) {
+      if (byte != kPoison) return false;
+    }
+    return true;
+  }
+
+  Device device() const { return backend_.context().device; }
+  void* data() const { return static_cast<char*>(device_) + begin_; }
+  void* element(std::int64_t i) {
+    const std::int64_t index = i / cols_ * stride_ + i % cols_;
+    return host_.data() + begin_ + index * size_of(dtype_);
+  }
+  void upload() { backend_.upload(device_, host_.data(), host_.size()); }
+  void download() { backend_.download(host_.data(), device_, host_.size()); }
+
+  Backend& backend_;
+  DType dtype_;
+  std::int64_t rows_;
+  std::int64_t cols_;
+  std::int64_t stride_;
+  std::int64_t begin_;  // bytes before the first element
+  std::vector<std::uint8_t> host_;
+  void* device_;
+};
+
+}  // namespace transformer_kernels::testing
