@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""Devices, dtypes, and Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+NO_CUDA = "needs a CUDA device, and PyTorch sees none"
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)],
+    ),
+]
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", DEVICES)
+    if "dtype" in metafunc.fixturenames:
+        metafunc.parametrize("dtype", DTYPES, ids=dtype_name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip = pytest.mark.skip(reason=NO_CUDA)
+    for item in items:
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def fresh_seed(request: pytest.FixtureRequest) -> None:
+    """New inputs on every run; the seed is printed when a test fails."""
+    seed = int(os.environ.get("TFK_TEST_SEED", torch.seed() % 2**31))
+    torch.manual_seed(seed)
+    print(f"TFK_TEST_SEED={seed}")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""Streams, graphs and devices. Everything here needs a CUDA device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from transformer_kernels.testing.cases import MAIN_CASES, Case, as_tuple, run
+from transformer_kernels.testing.check import check_problem, random_gradients
+from transformer_kernels.testing.inputs import randn
+
+pytestmark = pytest.mark.cuda
+each_main_case = pytest.mark.parametrize("case", MAIN_CASES, ids=str)
+
+
+@each_main_case
+def test_second_stream(case: Case) -> None:
+    """The kernels run on the current stream: work queued before them there is seen."""
+    problem = case.build(randn((512, 1024), torch.float32, "cuda"))
+    expected = as_tuple(problem.ours(*problem.tensors))
+    x, *rest = problem.tensors
+    late = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late.copy_(x)
+        results = as_tuple(problem.ours(late, *rest))
+    stream.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+@each_main_case
+def test_graph_capture(case: Case) -> None:
+    """Forward and backward, captured once and replayed on new inputs."""
+    problem = case.build(randn((64, 1024), torch.float32, "cuda"))
+    gradients = tuple(g.cuda() for g in random_gradients(problem))
+    static = tuple(t.detach().clone().requires_grad_() for t in problem.tensors)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        results = as_tuple(problem.ours(*static))
+        grads = torch.autograd.grad(results, static, gradients, allow_unused=True)
+        return (*results, *grads)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(2):
+        with torch.no_grad():
+            for tensor in static:
+                tensor.copy_(torch.randn_like(tensor))
+        graph.replay()
+        results, grads = run(problem.ours, static, gradients)
+        for a, b in zip(captured, (*results, *grads), strict=True):
+            assert torch.equal(a, b)
+
+
+@each_main_case
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+def test_second_device(case: Case) -> None:
+    """Kernels follow their tensors, and leave the current device as it was."""
+    torch.cuda.set_device(0)
+    check_problem(case.build(randn((33, 515), torch.float32, "cuda:1")))
+    assert torch.cuda.current_device() == 0
+
+
+@each_main_case
+def test_reduce_overhead_mode(case: Case) -> None:
+    """torch.compile with CUDA graphs."""
+    torch._dynamo.reset()
+    problem = case.build(randn((32, 256), torch.float32, "cuda"))
+    compiled = torch.compile(problem.ours, fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        expected = as_tuple(problem.ours(*problem.tensors))
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            results = as_tuple(compiled(*problem.tensors))
+            for a, b in zip(results, expected, strict=True):
+                torch.testing.assert_close(a, b)

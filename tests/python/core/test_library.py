@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""Loading, info, schemas: the package around the ops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transformer_kernels as tfk
+from transformer_kernels import _library
+from transformer_kernels._errors import translate
+from transformer_kernels.ops.norm import layer_norm, rms_norm
+from transformer_kernels.ops.softmax import softmax
+
+PACKAGE_ROOT = str(Path(tfk.__file__).parents[1])
+needs_library = pytest.mark.skipif(not _library.has_kernels, reason="the library is not built")
+
+
+def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": PACKAGE_ROOT, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_info_says_what_is_in_use() -> None:
+    info = tfk.info()
+    assert info.library_loaded == _library.has_kernels
+    assert ("cpu" in info.backends) == _library.has_kernels
+    assert "reference" in info.backends
+    assert f"torch               {torch.__version__}" in str(info)
+
+
+def test_python_m_info() -> None:
+    command = [sys.executable, "-m", "transformer_kernels"]
+    env = {**os.environ, "PYTHONPATH": PACKAGE_ROOT}
+    run: dict[str, Any] = {"env": env, "capture_output": True, "text": True, "timeout": 120}
+    result = subprocess.run([*command, "info"], **run)
+    assert result.returncode == 0
+    assert "backends" in result.stdout
+    assert subprocess.run([*command, "nonsense"], **run).returncode == 2
+
+
+def test_a_wrong_TFK_LIBRARY_is_an_error() -> None:  # noqa: N802
+    result = _python("import transformer_kernels", TFK_LIBRARY="/nowhere/lib.so")
+    assert "TFK_LIBRARY names /nowhere/lib.so, which does not exist" in result.stderr
+
+
+def test_without_the_library_the_formula_runs_and_says_so() -> None:
+    code = """
+import pathlib, warnings
+exists = pathlib.Path.is_file
+pathlib.Path.is_file = lambda p: p.name != "libtransformer_kernels_torch.so" and exists(p)
+import torch
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import transformer_kernels as tfk
+assert "make build" in str(caught[0].message), caught
+assert tfk.info().backends[-1] == "reference" and not tfk.info().library_loaded
+x = torch.randn(4, 8, requires_grad=True)
+y, s = tfk.functional.add_rms_norm(tfk.functional.layer_norm(x, (8,)), x, (8,))
+tfk.functional.softmax(y, -1, causal=True).sum().backward()
+assert torch.isfinite(x.grad).all()
+try:
+    tfk.functional.softmax(x, -1, backend="cpu")
+except ValueError as error:
+    assert "expected 'reference'" in str(error) and "make build" in str(error), error
+else:
+    raise AssertionError("backend='cpu' ran without a library")
+try:
+    tfk.functional.layer_norm(x, (8,), torch.ones(7))
+except ValueError as error:
+    assert str(error).startswith("layer_norm: weight has 7 elements"), error
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TFK_LIBRARY"}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "PYTHONPATH": PACKAGE_ROOT},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@needs_library
+def test_dispatch_log_names_the_kernel() -> None:
+    code = """
+import torch, transformer_kernels.functional as F
+F.softmax(torch.randn(4, 8), -1)
+F.softmax(torch.randn(4, 8), 0)
+"""
+    result = _python(code, TFK_LOG="dispatch")
+    assert "[tfk] softmax forward float32 4x8" in result.stderr
+    assert "[tfk] softmax: dim 0 is not the last: x is copied" in result.stderr
+
+
+@needs_library
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "avx512_bf16"])
+def test_every_instruction_set(isa: str) -> None:
+    code = """
+import torch, transformer_kernels.functional as F
+F.softmax(torch.randn(2, 8), -1)
+print("the processor has it")
+from transformer_kernels.testing.cases import CASES
+from transformer_kernels.testing.check import check_problem
+for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+    for case in CASES:
+        check_problem(case.build(torch.randn(3, 77).to(dtype)), magnitude=2.0)
+"""
+    result = _python(code, TFK_CPU_ISA=isa)
+    if "the processor has it" not in result.stdout:
+        assert "ValueError: TFK_CPU_ISA is" in result.stderr
+        pytest.skip(f"this processor has no {isa}")
+    assert result.returncode == 0, result.stderr
+
+
+@needs_library
+def test_python_and_cpp_agree_on_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schemas that stand in for C++ where it is absent are those of C++."""
+    seen: list[str] = []
+
+    def record(schema: str, **_: Any) -> None:
+        seen.append(schema)
+
+    from transformer_kernels.ops.norm import _kernels
+
+    monkeypatch.setattr(_kernels, "raw_op", record)
+    _kernels.raw_kernels("layer_norm", True)
+    _kernels.raw_kernels("rms_norm", False)
+    seen += [softmax.FORWARD_SCHEMA, softmax.BACKWARD_SCHEMA]
+    assert len(seen) == 10
+    for text in seen:
+        ours = torch._C.parse_schema(f"transformer_kernels::{text}")
+        name = text.partition("(")[0]
+        assert getattr(torch.ops.transformer_kernels, name).default._schema == ours
+
+
+def test_modules_hold_their_functions() -> None:
+    assert tfk.functional.layer_norm is layer_norm.layer_norm
+    assert tfk.functional.rms_norm is rms_norm.rms_norm
+    assert tfk.functional.softmax is softmax.softmax
+
+
+def test_errors_of_others_pass_unchanged() -> None:
+    error = RuntimeError("CUDA out of memory")
+    assert translate("softmax", error) is error
+    assert isinstance(translate("f", RuntimeError("TypeError: g: x is y")), TypeError)
+    assert str(translate("f", RuntimeError("ValueError: g: x is y\nmore"))) == "f: x is y"

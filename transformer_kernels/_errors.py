@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""Exceptions of bad arguments.
+
+Each is both the exception that its meaning asks for and the one that PyTorch raises for the same
+mistake, so that ``except`` clauses written for ``torch.nn.functional`` keep working.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# The deepest tensor that C++ takes as it is.
+MAX_RANK = 8
+
+
+class ArgumentValueError(ValueError, RuntimeError):
+    """A shape, size, device or number that the op cannot take."""
+
+
+class ArgumentIndexError(ArgumentValueError, IndexError):
+    """A dimension out of range."""
+
+
+class ArgumentTypeError(TypeError, NotImplementedError):
+    """A dtype or a Python type that the op cannot take."""
+
+
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_KINDS = {"ValueError: ": ArgumentValueError, "TypeError: ": ArgumentTypeError}
+
+
+def check_tensors(op: str, tensors: dict[str, Any]) -> None:
+    for name, value in tensors.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ArgumentTypeError(f"{op}: {name} is {type(value).__name__}, expected a Tensor")
+
+
+def check_number(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.Tensor)):
+        raise ArgumentTypeError(f"{op}: {name} is {value!r}, expected a number")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def or_float32(dtype: torch.dtype) -> str:
+    """For messages: what a parameter may be besides ``dtype``."""
+    return " or float32" if dtype in (torch.float16, torch.bfloat16) else ""
+
+
+def shape_text(x: torch.Tensor) -> str:
+    return str(tuple(x.shape))
+
+
+def check_same_device(op: str, x: torch.Tensor, *others: torch.Tensor | None) -> None:
+    """For fake kernels, which the dispatcher also calls when one tensor of several is meta."""
+    for other in others:
+        if other is not None and other.device != x.device:
+            raise ArgumentValueError(f"{op}: a tensor is on {other.device}, expected {x.device}")
+
+
+def not_floating(op: str, name: str, dtype: torch.dtype) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"{op}: {name} is {dtype_name(dtype)}, expected a floating-point dtype"
+    )
+
+
+def check_floating(op: str, name: str, x: torch.Tensor) -> None:
+    if x.dtype not in FLOATING:
+        raise not_floating(op, name, x.dtype)
+    if x.dim() == 0:
+        raise ArgumentValueError(f"{op}: {name} has 0 dimensions, expected at least 1")
+
+
+def translate(op: str, error: Exception) -> Exception:
+    """The exception that a C++ check named in its text; ``error`` where none did."""
+    message = str(error)
+    for prefix, kind in _KINDS.items():
+        _, found, rest = message.partition(prefix)
+        if found:
+            first_line = rest.splitlines()[0]
+            head, _, detail = first_line.partition(": ")
+            return kind(f"{op}: {detail}" if detail and " " not in head else first_line)
+    return error

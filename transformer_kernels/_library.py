@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""The native library and the registration of ops.
+
+A *raw* op is one kernel call: its schema and its CPU and CUDA kernels are C++, its fake kernel and
+its reference formula are Python. The formula serves every device that has no kernel. Raw ops carry
+no autograd registration, which keeps a call short; ``ops/`` differentiates on top of them.
+Where the native library is absent the same ops are defined here, with the formula alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._errors import ArgumentValueError
+
+NAMESPACE = "transformer_kernels"
+BACKENDS = ("auto", "cuda", "cpu", "triton", "reference")
+BUILD_HINT = "build it with `make build`, or name a built one in TFK_LIBRARY"
+
+_fragment = torch.library.Library(NAMESPACE, "FRAGMENT")
+_log_dispatch = "dispatch" in os.environ.get("TFK_LOG", "")
+
+
+def library_path() -> Path:
+    override = os.environ.get("TFK_LIBRARY")
+    beside_package = Path(__file__).parent / "lib" / "libtransformer_kernels_torch.so"
+    return Path(override) if override else beside_package
+
+
+def _load() -> str | None:
+    """Why the native library is not in use; None when it is."""
+    path = library_path()
+    if not path.is_file():
+        if os.environ.get("TFK_LIBRARY"):
+            raise ImportError(f"TFK_LIBRARY names {path}, which does not exist")
+        return f"{path} does not exist; {BUILD_HINT}"
+    torch.ops.load_library(str(path))
+    return None
+
+
+missing_reason = _load()
+has_kernels = missing_reason is None
+if missing_reason is not None:
+    warnings.warn(
+        f"transformer_kernels runs PyTorch formulas instead of kernels: {missing_reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def log_dispatch(line: str) -> None:
+    if _log_dispatch:
+        print(f"[tfk] {line}", file=sys.stderr)
+
+
+def _require_triton(op: str, x: torch.Tensor) -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise ArgumentValueError(f"{op}: backend is 'triton', expected an installed one")
+    if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ArgumentValueError(
+            f"{op}: backend is 'triton', expected one that serves a tensor on {x.device}"
+            " (TRITON_INTERPRET=1 lets Triton's interpreter do so)"
+        )
+
+
+def require_backend(op: str, backend: str, x: torch.Tensor) -> None:
+    """Raise where ``backend`` is unknown or cannot serve ``x``."""
+    if backend not in BACKENDS:
+        raise ArgumentValueError(
+            f"{op}: backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}"
+        )
+    if backend == "triton":
+        _require_triton(op, x)
+    if backend not in ("cpu", "cuda"):
+        return
+    if missing_reason is not None:
+        raise ArgumentValueError(
+            f"{op}: backend is {backend!r}, expected 'reference' ({missing_reason})"
+        )
+    if x.device.type != backend:
+        raise ArgumentValueError(
+            f"{op}: backend is {backend!r}, expected one that serves a tensor on {x.device}"
+        )
+
+
+def raw_op(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Complete the C++ op of this schema, and return its overload."""
+    name = schema.partition("(")[0]
+    qualified = f"{NAMESPACE}::{name}"
+    if missing_reason is not None:
+        _fragment.define(schema)
+    torch.library.register_fake(qualified, fake, lib=_fragment)
+
+    def formula(*args: Any, **kwargs: Any) -> Any:
+        log_dispatch(f"{name}: the reference formula runs, no kernel for this device")
+        return reference(*args, **kwargs)
+
+    _fragment.impl(name, formula if _log_dispatch else reference, "CompositeExplicitAutograd")
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def direct(op: Any) -> Any:
+    """The C++ half of a raw op's overload, for eager calls: the Python half has nothing to add."""
+    return op._op
+
+
+def public_op(
+    schema: str,
+    *,
+    impl: Callable[..., Any],
+    fake: Callable[..., Any],
+    setup_context: Callable[..., None],
+    backward: Callable[..., Any],
+) -> Any:
+    """Define a differentiable op for graphs that must keep one node per call."""
+    name = schema.partition("(")[0]
+    qualified = f"{NAMESPACE}::{name}"
+    _fragment.define(schema)
+    _fragment.impl(name, impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, fake, lib=_fragment)
+    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_fragment)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default

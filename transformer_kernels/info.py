@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""What this installation can do: ``transformer_kernels.info()``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from . import _library
+
+try:
+    __version__ = importlib.metadata.version("transformer-kernels")
+except importlib.metadata.PackageNotFoundError:  # a source tree that was not installed
+    __version__ = "0.0.0+source"
+
+
+@dataclass(frozen=True)
+class Info:
+    """Versions, devices and backends; ``str()`` puts one on a line."""
+
+    version: str
+    python: str
+    torch: str
+    library: str
+    library_loaded: bool
+    cpu: str
+    cuda_devices: tuple[str, ...]
+    triton: str | None
+    backends: tuple[str, ...]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        settings = " ".join(f"{name}={value}" for name, value in self.environment.items())
+        lines = {
+            "transformer_kernels": self.version,
+            "python": self.python,
+            "torch": self.torch,
+            "library": self.library,
+            "cpu": self.cpu,
+            "cuda devices": ", ".join(self.cuda_devices) or "none",
+            "triton": self.triton or "not installed",
+            "backends": ", ".join(self.backends),
+            "environment": settings or "no TFK_* variable set",
+        }
+        return "\n".join(f"{name:<20}{value}" for name, value in lines.items())
+
+
+def _cuda_devices() -> tuple[str, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(
+        "{} (sm_{}{})".format(torch.cuda.get_device_name(i), *torch.cuda.get_device_capability(i))
+        for i in range(torch.cuda.device_count())
+    )
+
+
+def _backends(loaded: bool, has_cuda: bool, has_triton: bool) -> tuple[str, ...]:
+    available = {
+        "cpu": loaded,
+        "cuda": loaded and has_cuda,
+        "triton": has_triton and (has_cuda or os.environ.get("TRITON_INTERPRET") == "1"),
+        "reference": True,
+    }
+    return tuple(name for name, usable in available.items() if usable)
+
+
+def _triton_version() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.metadata.version("triton")
+
+
+def info() -> Info:
+    """Versions, devices, and whether the native library is in use."""
+    loaded = _library.missing_reason is None
+    devices, triton = _cuda_devices(), _triton_version()
+    return Info(
+        version=__version__,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        library=str(_library.library_path()) if loaded else f"absent: {_library.missing_reason}",
+        library_loaded=loaded,
+        cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()},"
+        f" {torch.get_num_threads()} threads",
+        cuda_devices=devices,
+        triton=triton,
+        backends=_backends(loaded, bool(devices), triton is not None),
+        environment={k: v for k, v in sorted(os.environ.items()) if k.startswith("TFK_")},
+    )

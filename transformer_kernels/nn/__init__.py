@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: MIT
+"""Modules: drop-in for :mod:`torch.nn`, with the same constructors and state_dict keys."""
+
+from .norm import LayerNorm, RMSNorm
+from .softmax import LogSoftmax, Softmax
+
+__all__ = ["LayerNorm", "LogSoftmax", "RMSNorm", "Softmax"]

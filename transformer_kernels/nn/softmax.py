@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Softmax and LogSoftmax. They are subclasses of PyTorch's, so isinstance checks keep working."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..ops.softmax.softmax import log_softmax, softmax
+
+
+class _Options(nn.Module):
+    """Arguments beyond PyTorch's. The class attributes serve modules saved without them."""
+
+    scale: float = 1.0
+    causal: bool = False
+    backend: str = "auto"
+
+    def __init__(
+        self,
+        dim: int | None = None,
+        *,
+        scale: float = 1.0,
+        causal: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(dim)
+        self.scale = scale
+        self.causal = causal
+        self.backend = backend
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()
+        for name in ("scale", "causal", "backend"):
+            value = getattr(self, name)
+            if value != getattr(_Options, name):
+                text += f", {name}={value!r}"
+        return text
+
+
+class Softmax(_Options, nn.Softmax):
+    """:class:`torch.nn.Softmax`; ``scale``, ``causal`` and a ``mask`` as in attention."""
+
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: A002
+        return softmax(
+            input, self.dim, _stacklevel=5, scale=self.scale, mask=mask, causal=self.causal,
+            backend=self.backend,
+        )  # fmt: skip
+
+
+class LogSoftmax(_Options, nn.LogSoftmax):
+    """:class:`torch.nn.LogSoftmax`; ``scale``, ``causal`` and a ``mask`` as in attention."""
+
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: A002
+        return log_softmax(
+            input, self.dim, _stacklevel=5, scale=self.scale, mask=mask, causal=self.causal,
+            backend=self.backend,
+        )  # fmt: skip

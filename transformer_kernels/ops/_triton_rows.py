@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""Tensors as rows for the Triton kernels, and how wide a program is."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .._errors import ArgumentTypeError, ArgumentValueError
+
+# Elements of the widest row that one program keeps in registers; beyond it a program loops over
+# chunks of kChunk elements and reads the row again for every pass.
+WHOLE_ROW = 16384
+CHUNK = 8192
+
+_ACCUMULATE = {
+    torch.float64: tl.float64,
+    torch.float32: tl.float32,
+    torch.float16: tl.float32,
+    torch.bfloat16: tl.float32,
+}
+
+
+def accumulate_type(op: str, x: Tensor) -> tl.dtype:
+    if x.dtype not in _ACCUMULATE:
+        name = str(x.dtype).removeprefix("torch.")
+        raise ArgumentTypeError(f"{op}: x is {name}, expected a floating-point dtype")
+    if x.dim() == 0:
+        raise ArgumentValueError(f"{op}: x has 0 dimensions, expected at least 1")
+    return _ACCUMULATE[x.dtype]
+
+
+def as_rows(x: Tensor) -> tuple[Tensor, int]:
+    """``x`` as (rows, cols) with a last stride of 1, copied where it has none; the row stride."""
+    rows = x.reshape(x.numel() // x.shape[-1] if x.shape[-1] else 0, x.shape[-1])
+    if rows.shape[1] > 1 and rows.stride(1) != 1:
+        rows = rows.contiguous()
+    return rows, rows.stride(0)
+
+
+def shape_of(cols: int, limit: int = WHOLE_ROW) -> tuple[int, bool, int]:
+    """(block, whether it holds a whole row, warps)."""
+    whole = cols <= limit
+    block = max(triton.next_power_of_2(cols) if whole else min(CHUNK, limit), 16)
+    return block, whole, min(max(block // 512, 1), 16)

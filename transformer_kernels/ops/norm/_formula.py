@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""The norms' formula in PyTorch operations, differentiable any number of times.
+
+    s = x + residual                     (s = x where there is no residual)
+    y = (s - mean(s)) * rstd * w + bias  w = weight, 1 + weight or 1; rms_norm takes no mean off
+
+The two members differ in one bit, ``center``, and in the statistics that they keep for the
+backward pass: (mean, rstd) or (rstd,).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._dtype import accumulate_dtype
+
+
+def statistics(s: Tensor, eps: float, center: bool) -> tuple[Tensor, ...]:
+    """(mean, rstd), or (rstd,) where the mean stays; one element a row."""
+    h = s.to(accumulate_dtype(s))
+    if not center:
+        return (torch.rsqrt(h.square().mean(-1) + eps),)
+    mean = h.mean(-1)
+    # What rounding left in the mean is taken off: it matters where the mean is large.
+    mean = mean + (h - mean.unsqueeze(-1)).mean(-1)
+    return mean, torch.rsqrt((h - mean.unsqueeze(-1)).square().mean(-1) + eps)
+
+
+def _normalized(s: Tensor, stats: tuple[Tensor, ...]) -> Tensor:
+    *mean, rstd = stats
+    h = s.to(accumulate_dtype(s))
+    if mean:
+        h = h - mean[0].unsqueeze(-1)
+    return h * rstd.unsqueeze(-1)
+
+
+def _scale_of(weight: Tensor, dtype: torch.dtype, zero_centered: bool) -> Tensor:
+    return weight.to(dtype) + 1 if zero_centered else weight.to(dtype)
+
+
+def affine(
+    s: Tensor,
+    stats: tuple[Tensor, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    zero_centered: bool,
+) -> Tensor:
+    y = _normalized(s, stats)
+    if weight is not None:
+        y = y * _scale_of(weight, y.dtype, zero_centered)
+    if bias is not None:
+        y = y + bias.to(y.dtype)
+    return y.to(s.dtype).contiguous()
+
+
+def _sum_of_rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 1 else x.flatten(0, -2).sum(0)
+
+
+def backward(
+    center: bool,
+    dy: Tensor,
+    dsum: Tensor | None,
+    x: Tensor,
+    stats: tuple[Tensor, ...],
+    weight: Tensor | None,
+    zero_centered: bool,
+    need_dweight: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    xhat = _normalized(x, stats)
+    g = dy.to(xhat.dtype)
+    parameter_dtype = x.dtype if weight is None else weight.dtype
+    dweight = _sum_of_rows(g * xhat) if need_dweight else x.new_empty(0)
+    dbias = _sum_of_rows(g) if need_dbias else x.new_empty(0)
+    if weight is not None:
+        g = g * _scale_of(weight, g.dtype, zero_centered)
+    dx = g - xhat * (g * xhat).mean(-1, keepdim=True)
+    if center:
+        dx = dx - g.mean(-1, keepdim=True)
+    dx = dx * stats[-1].unsqueeze(-1)
+    if dsum is not None:
+        dx = dx + dsum.to(dx.dtype)
+    gradients = (dweight.to(parameter_dtype) if need_dweight else dweight,
+                 dbias.to(parameter_dtype) if need_dbias else dbias)  # fmt: skip
+    return (dx.to(x.dtype).contiguous(), *gradients)

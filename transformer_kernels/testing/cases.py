@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: MIT
+"""Every op with every option as data: what the shared tests run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import functional as tfk
+from . import reference
+from .inputs import randn
+
+Results = tuple[Tensor, ...]
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call: differentiable tensors, and the three functions that take them."""
+
+    tensors: tuple[Tensor, ...]
+    ours: Callable[..., Any]  # with backend= by keyword
+    torch: Callable[..., Any]
+    reference: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An op with its options; ``build`` makes a problem around a given x."""
+
+    name: str
+    build: Callable[[Tensor], Problem]
+    min_rank: int = 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def as_tuple(result: Any) -> Results:
+    return result if isinstance(result, tuple) else (result,)
+
+
+# ---- softmax ------------------------------------------------------------------------------------
+
+
+def _torch_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool, log: bool) -> Tensor:
+    """PyTorch operations in x's dtype, with the rule for rows without an element."""
+    if mask is None and scale == 1.0 and not causal:
+        return torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
+    z = x * scale
+    if mask is not None:
+        z = z.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else z + mask.to(z.dtype)
+    if causal:
+        future = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
+        z = z.masked_fill(future.triu(1 + x.shape[-1] - x.shape[-2]), -torch.inf)
+    empty = (z == -torch.inf).all(-1, keepdim=True)
+    z = z.masked_fill(empty, 0.0)
+    y = torch.log_softmax(z, -1) if log else torch.softmax(z, -1)
+    return y.masked_fill(empty, -torch.inf if log else 0.0)
+
+
+def _no_mask(_: Tensor) -> None:
+    return None
+
+
+def _bool_mask(x: Tensor) -> Tensor:
+    """About one element in four is hidden, and in one row all of them."""
+    mask = torch.rand(x.shape, device="cpu") > 0.25
+    if mask.numel():
+        mask.view(-1, x.shape[-1])[0] = False
+    return mask.to(x.device)
+
+
+def _key_mask(x: Tensor) -> Tensor:
+    """One mask for all rows, as padding is."""
+    return (torch.arange(x.shape[-1], device=x.device) % 5 != 2).expand(x.shape[-1])
+
+
+def _additive_mask(x: Tensor) -> Tensor:
+    mask = randn(x.shape, x.dtype, x.device.type)
+    return mask.masked_fill(mask > 1.0, -torch.inf)
+
+
+def _additive_float32_column(x: Tensor) -> Tensor:
+    """One value a row, of the wider dtype."""
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return randn((*x.shape[:-1], 1), dtype, x.device.type)
+
+
+def _softmax_case(
+    name: str,
+    log: bool,
+    make_mask: Callable[[Tensor], Tensor | None] = _no_mask,
+    scale: float = 1.0,
+    causal: bool = False,
+) -> Case:
+    function = tfk.log_softmax if log else tfk.softmax
+
+    def build(x: Tensor) -> Problem:
+        mask = make_mask(x)
+        mask64 = mask if mask is None or mask.dtype is torch.bool else mask.double()
+        return Problem(
+            (x,),
+            lambda x, **kw: function(x, -1, mask=mask, scale=scale, causal=causal, **kw),
+            lambda x: _torch_softmax(x, mask, scale, causal, log),
+            lambda x: reference.softmax(x, mask64, scale, causal, log),
+        )
+
+    return Case(f"{'log_' if log else ''}softmax{name}", build, 2 if causal else 1)
+
+
+def _softmax_cases(log: bool) -> list[Case]:
+    return [
+        _softmax_case("", log),
+        _softmax_case("-scale", log, scale=0.125),
+        _softmax_case("-causal", log, scale=0.5, causal=True),
+        _softmax_case("-bool", log, _bool_mask, scale=-0.5),
+        _softmax_case("-key_mask", log, _key_mask),
+        _softmax_case("-additive", log, _additive_mask, scale=2.0),
+        _softmax_case("-additive_column", log, _additive_float32_column, causal=True),
+    ]
+
+
+# ---- norms --------------------------------------------------------------------------------------
+
+
+def _torch_norm(
+    center: bool, x: Tensor, weight: Tensor | None, bias: Tensor | None, zero_centered: bool
+) -> Tensor:
+    scale = weight + 1 if weight is not None and zero_centered else weight
+    shape = x.shape[-1:]
+    if center:
+        if scale is not None and bias is None:
+            bias = torch.zeros_like(scale)
+        y = F.layer_norm(x.to(_common(x, scale)), shape, scale, bias, EPS)
+        return y.to(x.dtype)
+    y = (
+        F.rms_norm(x, shape, scale, EPS)
+        if scale is None
+        else F.rms_norm(x.to(_common(x, scale)), shape, scale, EPS)
+    )
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def _common(x: Tensor, weight: Tensor | None) -> torch.dtype:
+    return x.dtype if weight is None else weight.dtype
+
+
+def _norm_case(
+    center: bool,
+    name: str,
+    weight: bool = True,
+    bias: bool = True,
+    float32: bool = False,
+    zero_centered: bool = False,
+    add: bool = False,
+) -> Case:
+    op = "layer_norm" if center else "rms_norm"
+    function: Callable[..., Any] = getattr(tfk, f"add_{op}" if add else op)
+    formula = getattr(reference, op)
+
+    def split(tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rest = iter(tensors)
+        return (
+            next(rest) if add else None,
+            next(rest) if weight else None,
+            next(rest) if bias else None,
+        )
+
+    def ours(x: Tensor, *tensors: Tensor, **options: Any) -> Any:
+        residual, w, b = split(tensors)
+        shape = (x.shape[-1],)
+        first = (x,) if residual is None else (x, residual)
+        return function(
+            *first, shape, weight=w, bias=b, eps=EPS, zero_centered_weight=zero_centered, **options
+        )
+
+    def torch_way(x: Tensor, *tensors: Tensor) -> Any:
+        residual, w, b = split(tensors)
+        s = x if residual is None else x + residual
+        y = _torch_norm(center, s, w, b, zero_centered)
+        return y if residual is None else (y, s)
+
+    def build(x: Tensor) -> Problem:
+        dtype = torch.float32 if float32 and x.dtype is not torch.float64 else x.dtype
+        device, cols = x.device.type, x.shape[-1:]
+        tensors = [x]
+        if add:
+            tensors.append(randn(x.shape, x.dtype, device))
+        tensors += [randn(cols, dtype, device) for present in (weight, bias) if present]
+
+        def exact(x64: Tensor, *rest: Tensor) -> Any:
+            residual, w, b = split(rest)
+            s = x64 if residual is None else reference.rounded_sum(x64, residual, x.dtype)
+            y = formula(s, w, b, EPS, zero_centered)
+            return y if residual is None else (y, s)
+
+        return Problem(tuple(tensors), ours, torch_way, exact)
+
+    return Case(f"{'add_' if add else ''}{op}{name}", build)
+
+
+def _norm_cases(center: bool) -> list[Case]:
+    return [
+        _norm_case(center, ""),
+        _norm_case(center, "-plain", weight=False, bias=False),
+        _norm_case(center, "-weight", bias=False, zero_centered=True),
+        _norm_case(center, "-bias", weight=False),
+        _norm_case(center, "-float32", float32=True),
+        _norm_case(center, "-residual", add=True),
+        _norm_case(center, "-residual_float32", add=True, float32=True, zero_centered=True),
+        _norm_case(center, "-residual_plain", add=True, weight=False, bias=False),
+    ]
+
+
+CASES = [
+    *_softmax_cases(log=False),
+    *_softmax_cases(log=True),
+    *_norm_cases(center=True),
+    *_norm_cases(center=False),
+]
+MAIN_CASES = [case for case in CASES if "-" not in case.name or case.name.endswith("-residual")]
+
+
+# ---- running ------------------------------------------------------------------------------------
+
+
+def run(
+    function: Callable[..., Any], tensors: tuple[Tensor, ...], gradients: Results, **options: Any
+) -> tuple[Results, Results]:
+    """Results and the gradients of every tensor. Layouts are kept: no tensor is cloned."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    results = as_tuple(function(*leaves, **options))
+    seeds = tuple(g.to(r.dtype).to(r.device) for g, r in zip(gradients, results, strict=True))
+    grads = torch.autograd.grad(results, leaves, seeds, allow_unused=True)
+    zeros = (torch.zeros_like(leaf) for leaf in leaves)
+    filled = tuple(z if g is None else g for g, z in zip(grads, zeros, strict=True))
+    return tuple(r.detach() for r in results), filled

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""Run a problem three ways and hold ours to the rule."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..ops._dtype import accumulate_dtype
+from .cases import Problem, as_tuple, run
+from .inputs import poisoned
+from .tolerance import assert_close_to_reference
+
+
+def random_gradients(problem: Problem) -> tuple[Tensor, ...]:
+    """One for each result, of x's dtype."""
+    with torch.no_grad():
+        results = as_tuple(problem.torch(*problem.tensors))
+    return tuple(torch.randn(r.shape, dtype=torch.float64).to(r.dtype) for r in results)
+
+
+def _partial_sums(x: Tensor, result: Tensor) -> float:
+    """A parameter's gradient adds up rows in the arithmetic's dtype.
+
+    The rounding of partial sums of terms of order one grows with the root of their number.
+    """
+    if not 0 < result.numel() < x.numel():
+        return 0.0
+    accuracy = torch.finfo(accumulate_dtype(x)).eps / torch.finfo(result.dtype).eps
+    return float(8.0 * (x.numel() / result.numel()) ** 0.5 * accuracy)
+
+
+def check_problem(
+    problem: Problem,
+    gradients: tuple[Tensor, ...] | None = None,
+    backend: str = "auto",
+    magnitude: float = 0.0,
+) -> None:
+    """Forward and backward of ours within the tolerance of float64, from poisoned memory."""
+    gradients = random_gradients(problem) if gradients is None else gradients
+    with poisoned():
+        ours = run(problem.ours, problem.tensors, gradients, backend=backend)
+    theirs = run(problem.torch, problem.tensors, gradients)
+    exact_tensors = tuple(tensor.detach().double() for tensor in problem.tensors)
+    exact = run(problem.reference, exact_tensors, gradients)
+    for kind, *group in zip(("result", "gradient"), ours, theirs, exact, strict=True):
+        for index, (a, b, c) in enumerate(zip(*group, strict=True)):
+            size = max(magnitude, _partial_sums(problem.tensors[0], a))
+            assert_close_to_reference(a, b, c, f"{kind} {index}", size)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""Random inputs in every memory layout, and memory that tells when it is used unwritten."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def randn(
+    shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", mean: float = 0.0
+) -> Tensor:
+    """Fresh normal values; drawn in float64 on the CPU, so that every device gets the same."""
+    return (torch.randn(*shape, dtype=torch.float64) + mean).to(dtype).to(device)
+
+
+def _strided(x: Tensor) -> Tensor:
+    """Rows with a gap between them, which holds NaN."""
+    *leading, cols = x.shape
+    wide = torch.full((*leading, cols + 5), torch.nan, dtype=x.dtype, device=x.device)
+    wide[..., 2 : 2 + cols] = x
+    return wide[..., 2 : 2 + cols]
+
+
+def _offset(x: Tensor) -> Tensor:
+    """Contiguous, at an address that is a multiple of the element size alone, between NaN."""
+    buffer = torch.full((x.numel() + 18,), torch.nan, dtype=x.dtype, device=x.device)
+    view = buffer[1 : 1 + x.numel()].view(x.shape)
+    view.copy_(x)
+    return view
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """Columns contiguous instead of rows."""
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() > 1 else x
+
+
+def _expanded(x: Tensor) -> Tensor:
+    """The first row, repeated by a stride of 0."""
+    return x[..., :1, :].expand(x.shape) if x.dim() > 1 else x
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "strided": _strided,
+    "offset": _offset,
+    "transposed": _transposed,
+    "expanded": _expanded,
+}
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Fresh memory of PyTorch's allocators holds NaN while this is open."""
+    before = torch.are_deterministic_algorithms_enabled()
+    settings: Any = torch.utils.deterministic
+    fill = settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    settings.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = fill
