@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import transformer_kernels
+from transformer_kernels.bench import ceilings, cli, kernels, plots, report, schema, sweeps
+from transformer_kernels.bench.case import Problem
+from transformer_kernels.bench.console import Progress
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def files(make_result, make_row, tmp_path):
+    """Three result files: a base, one twice as fast, one twice as slow."""
+    paths = {}
+    for name, median in (("base", 100), ("fast", 50), ("slow", 200)):
+        paths[name] = tmp_path / f"{name}.json"
+        schema.save(make_result([make_row(median=median)]), paths[name])
+    return {name: str(path) for name, path in paths.items()}
+
+
+@pytest.mark.parametrize(
+    ("after", "status", "word"),
+    [("base", 0, "1 same"), ("fast", 0, "1 faster"), ("slow", 1, "1 slower")],
+)
+def test_compare_exits_by_the_verdict(files, capsys, after, status, word):
+    assert cli.main(["compare", files["base"], files[after]]) == status
+    assert word in capsys.readouterr().out
+
+
+def test_compare_names_two_machines(files, make_result, make_row, tmp_path, capsys):
+    other = make_result([make_row()])
+    machine = schema.Machine("cpu", "Other CPU", "Other CPU", 4, 8.0, "Linux x86_64")
+    path = tmp_path / "other.json"
+    schema.save(schema.Result(**{**vars(other), "machine": machine}), path)
+    cli.main(["compare", files["base"], str(path)])
+    assert "different machines: Test CPU and Other CPU" in capsys.readouterr().out
+
+
+def test_compare_by_ceiling_and_tolerance(files):
+    assert cli.main(["compare", files["base"], files["slow"], "--by", "ceiling"]) == 0
+    assert cli.main(["compare", files["base"], files["slow"], "--tolerance", "3"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "absent.json"], "absent.json"),
+        (["bench", "gelu"], "unknown op 'gelu'"),
+        (["bench", "--dtype", "int8"], "--dtype is 'int8', expected one of"),
+        (["bench", "--passes", "sideways"], "--passes is 'sideways'"),
+        (["bench", "--providers", "me"], "--providers is 'me'"),
+        (["bench", "--sweep", "huge"], "--sweep is 'huge'"),
+        (["bench", "--weights", "int8"], "--weights is 'int8'"),
+        (["bench", "--shapes", "8by8"], "shape is '8by8', expected a form like"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments, message, capsys):
+    assert cli.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_cuda_without_a_device_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", "--device", "cuda"]) == 2
+    assert "PyTorch sees no CUDA device" in capsys.readouterr().err
+
+
+def test_list_names_everything(capsys):
+    assert cli.main(["list"]) == 0
+    text = capsys.readouterr().out
+    for word in ("add_rms_norm", "norm/layer_norm", "backward", "quack", "headline", "host"):
+        assert word in text
+
+
+def test_info_names_the_machine(capsys):
+    assert cli.main(["info"]) == 0
+    assert re.search(r"^machine +\S", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_bench_prints_saves_and_plots(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setitem(ceilings._MATMUL_SIZE, "cpu", 64)
+    path, folder = tmp_path / "result.json", tmp_path / "plots"
+    status = cli.main([
+        "bench", "rms_norm", "--device", "cpu", "--dtype", "float32", "--shapes", "2x4x64",
+        "--providers", "torch,ours", "--seconds", "0", "--no-kernels", "--quiet",
+        "--json", str(path), "--plots", str(folder),
+    ])  # fmt: skip
+    assert status == 0
+    assert "rms_norm bwd fp32 8x64" in capsys.readouterr().out
+    assert {row.pass_ for row in schema.load(path).rows} == {"forward", "backward"}
+    assert (folder / "bandwidth_fp32.svg").is_file()
+
+
+def test_bench_host_compares_the_cost_of_a_call(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("transformer_kernels.bench.host._ROUNDS", 2)
+    monkeypatch.setattr("transformer_kernels.bench.host._CALLS", 3)
+    path = tmp_path / "host.json"
+    assert cli.main(["bench", "host", "--device", "cpu", "--json", str(path)]) == 0
+    assert "layer_norm, with gradient" in capsys.readouterr().out
+    assert len(schema.load(path).host) == 12
+
+
+def test_plot_writes_every_figure_twice(full_result, tmp_path, capsys):
+    source = tmp_path / "full.json"
+    schema.save(full_result, source)
+    assert cli.main(["plot", str(source), "-o", str(tmp_path / "plots")]) == 0
+    written = {path.name for path in (tmp_path / "plots").iterdir()}
+    names = ("loss", "bandwidth_bf16", "speedup_bf16")
+    assert written == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert len(capsys.readouterr().out.splitlines()) == len(written)
+
+
+def test_the_same_figures_give_the_same_svg(full_result, tmp_path):
+    first, second = (plots.write(full_result, tmp_path / name) for name in "ab")
+    for a, b in zip(first, second, strict=True):
+        assert a.suffix == ".png" or a.read_bytes() == b.read_bytes()
+
+
+def test_the_report_stands_alone(full_result, tmp_path):
+    source, page = tmp_path / "full.json", tmp_path / "report.html"
+    schema.save(full_result, source)
+    assert cli.main(["report", str(source), "-o", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 3
+    assert not re.search(r'(src|href)="(?!#)', text.replace('xlink:href="#', ""))
+    assert "GPT-2 &lt;tiny&gt;" in text
+    assert "a sample &amp; more" in text
+    assert "TRANSFORMER KERNEL PACK BENCHMARK (Test CPU)" in text
+    assert "HOST COST OF ONE CALL" in text
+    assert "runs on a GPU only" in text
+    assert "prefers-color-scheme: dark" in text
+    assert "#1a1a1b" not in text  # the figures take the text colour of the page
+
+
+def test_the_report_of_an_empty_result(make_result):
+    text = report.render(make_result(ceilings=None))
+    assert "<svg" not in text
+    assert "Test CPU" in text
+
+
+def test_shapes_fold_the_leading_sizes_into_rows():
+    assert sweeps.parse_shapes("8x1024x768, 5x7") == [(8192, 768), (5, 7)]
+
+
+@pytest.mark.parametrize("text", ["", "8", "8x", "x8", "8x-1", "8x8;9x9"])
+def test_a_shape_of_another_form_is_refused(text):
+    with pytest.raises(ValueError, match="shape is"):
+        sweeps.parse_shapes(text)
+
+
+def test_headline_shapes_hold_as_many_bytes_in_every_dtype():
+    narrow = sweeps.shapes_of(["headline"], CUDA, torch.bfloat16)
+    wide = sweeps.shapes_of(["headline"], CUDA, torch.float32)
+    assert narrow[0] == (65536, 768)
+    assert [(2 * m, n) for m, n in wide] == narrow
+
+
+@pytest.mark.parametrize("sweep", sweeps.SWEEPS)
+@pytest.mark.parametrize("where", [CPU, CUDA])
+def test_no_sweep_repeats_a_shape(sweep, where):
+    shapes = sweeps.shapes_of([sweep], where, torch.float32)
+    assert len(shapes) == len(set(shapes)) > 0
+
+
+def test_sweeps_add_up():
+    both = sweeps.shapes_of(["small", "quick"], CPU, torch.float32)
+    assert set(both) == {
+        shape
+        for name in ("small", "quick")
+        for shape in sweeps.shapes_of([name], CPU, torch.float32)
+    }
+
+
+def test_the_full_sweep_holds_batch_times_sequence_times_hidden():
+    shapes = sweeps.shapes_of(["full"], CPU, torch.float32)
+    for batch in (8, 32, 128):
+        for sequence in (512, 2048, 8192):
+            assert {(batch * sequence, hidden) for hidden in (768, 1024, 4096)} <= set(shapes)
+
+
+def test_chosen_kernels_are_read_from_the_log():
+    problems = [
+        Problem(op, "forward", torch.float32, torch.float32, 8, 8) for op in ("softmax", "rms_norm")
+    ]
+    log = """\
+[problem]0
+[tfk] softmax float32 8x8: ring refused: the row is too short
+[tfk] softmax float32 8x8: one shot, t32 r8 runs
+noise
+[problem]1
+[tfk] rms_norm 8x8: avx2 runs
+[tfk] rms_norm 8x8: column sums runs
+"""
+    found = kernels.parse_log(log, problems)
+    assert list(found.values()) == ["one shot, t32 r8", "avx2 + column sums"]
+
+
+def test_a_problem_survives_the_way_to_the_child():
+    problem = Problem("rms_norm", "both", torch.bfloat16, torch.float32, 8, 768)
+    assert kernels._from_line(kernels._to_line(problem)) == problem
+
+
+@pytest.mark.slow
+def test_the_child_says_which_kernels_run():
+    problem = Problem("softmax", "forward", torch.float32, torch.float32, 8, 64)
+    found = kernels.chosen_kernels([problem], CPU)
+    loaded = transformer_kernels.info().library_loaded
+    assert set(found) == ({problem} if loaded else set())
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    with Progress("working", 2) as progress:
+        progress.advance("item")
+        assert progress._bar.tasks[0].completed == 1
+
+
+def test_progress_prints_plain_lines_off_a_terminal(capsys):
+    with Progress("working", 40) as progress:
+        for i in range(40):
+            progress.advance(f"item {i}")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "working: 4/40  item 3"
+    assert lines[-1] == "working: 40/40  item 39"
+    assert len(lines) == 10
+
+
+def test_quiet_progress_prints_nothing(capsys):
+    with Progress("working", 2, quiet=True) as progress:
+        progress.advance("item")
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import pytest
+import torch
+
+from transformer_kernels.bench import schema
+
+pytest.importorskip("transformers")
+
+from transformer_kernels.demo import __main__ as demo
+from transformer_kernels.demo.model import put_in_kernels, stock_model
+from transformer_kernels.demo.train import documentation
+from transformer_kernels.nn import LayerNorm
+
+
+def _model():
+    return stock_model(layers=2, width=32, heads=2, block=16, seed=3)
+
+
+def test_the_kernels_take_every_place():
+    model = put_in_kernels(_model())
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
+    assert len(norms) == 5
+    assert all(isinstance(norm, LayerNorm) for norm in norms)
+    assert model.config._attn_implementation == "transformer_kernels"
+
+
+def test_both_models_agree_with_padding_and_without():
+    stock, ours = _model().eval(), put_in_kernels(_model()).eval()
+    tokens = torch.randint(256, (3, 16))
+    mask = torch.ones_like(tokens)
+    mask[1, 10:] = 0
+    for attention_mask in (None, mask):
+        expected = stock(tokens, attention_mask=attention_mask).logits
+        got = ours(tokens, attention_mask=attention_mask).logits
+        keep = mask.bool() if attention_mask is not None else torch.ones_like(mask).bool()
+        torch.testing.assert_close(got[keep], expected[keep], rtol=1e-4, atol=1e-5)
+
+
+def test_generation_with_a_cache_agrees():
+    stock, ours = _model().eval(), put_in_kernels(_model()).eval()
+    prompt = torch.randint(256, (1, 5))
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8,
+               "do_sample": False, "pad_token_id": 0}  # fmt: skip
+    assert torch.equal(ours.generate(prompt, **options), stock.generate(prompt, **options))
+
+
+def test_the_text_is_bytes():
+    text = documentation()
+    assert text.dtype is torch.long
+    assert len(text) > 100_000
+    assert int(text.min()) >= 0
+    assert int(text.max()) < 256
+
+
+@pytest.mark.slow
+def test_the_short_demo_runs_to_the_end(tmp_path, capsys):
+    page, figures = tmp_path / "report.html", tmp_path / "demo.json"
+    assert demo.main(["--quick", "--device", "cpu", "-o", str(page), "--json", str(figures)]) == 0
+    text = capsys.readouterr().out
+    for part in ("TRAINING LOSS", "tokens/s", "TRANSFORMER KERNEL PACK BENCHMARK"):
+        assert part in text
+    assert page.read_text(encoding="utf-8").count("<svg") >= 2
+    training = schema.load(figures).training
+    assert training.largest_difference < 1e-3
+    assert training.stock.losses[-1] < training.stock.losses[0]

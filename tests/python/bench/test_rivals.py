@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""The calls of Liger and QuACK, with stand-ins that have their signatures (0.8.5 and 0.6.5)."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from transformer_kernels.bench import cases, providers
+from transformer_kernels.bench.case import PASSES, Problem
+from transformer_kernels.bench.verify import Reference
+
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+
+
+def _layer_norm(x, weight, bias, eps):
+    return torch.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def _rms_norm(x, weight, eps):
+    return torch.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def _layer_norm_backward(dy, x, weight, mean, rstd):
+    normalized = (x - mean[:, None]) * rstd[:, None]
+    g = dy * weight
+    projected = normalized * (g * normalized).mean(-1, keepdim=True)
+    dx = (g - g.mean(-1, keepdim=True) - projected) * rstd[:, None]
+    return dx, (dy * normalized).sum(0), dy.sum(0)
+
+
+def _rms_norm_backward(dy, x, weight, rstd, dsum=None):
+    normalized = x * rstd[:, None]
+    g = dy * weight
+    dx = (g - normalized * (g * normalized).mean(-1, keepdim=True)) * rstd[:, None]
+    return (dx if dsum is None else dx + dsum), (dy * normalized).sum(0)
+
+
+def _rstd(x, eps):
+    return torch.rsqrt(x.square().mean(-1) + eps)
+
+
+def _function(forward):
+    """In the place of an autograd.Function."""
+    return types.SimpleNamespace(apply=forward)
+
+
+def liger_softmax():
+    def backward(dy, y, BLOCK_SIZE, num_warps, multi_block_launch):
+        return aten._softmax_backward_data(dy, y, -1, y.dtype)
+
+    return {
+        "LigerSoftmaxFunction": _function(lambda x: torch.softmax(x, -1)),
+        "_softmax_forward": lambda x: (torch.softmax(x, -1), 64, 4, False),
+        "_softmax_backward": backward,
+    }
+
+
+def liger_layer_norm():
+    def forward(X, W, B, eps):
+        variance, mean = torch.var_mean(X, -1, correction=0)
+        return _layer_norm(X, W, B, eps), X, mean, torch.rsqrt(variance + eps), 64, 4
+
+    def backward(dY, X, W, B, Mean, RSTD, needs_dw=None, needs_db=None):
+        return _layer_norm_backward(dY, X, W, Mean, RSTD)
+
+    return {
+        "LigerLayerNormFunction": _function(_layer_norm),
+        "layer_norm_forward": forward,
+        "layer_norm_backward": backward,
+    }
+
+
+def liger_rms_norm():
+    def forward(X, W, eps, offset, casting_mode, row_mode):
+        assert (offset, casting_mode) == (0.0, "llama")
+        return _rms_norm(X, W, eps), X, _rstd(X, eps), 64, 4, 0
+
+    def backward(
+        dY, X, W, RSTD, offset, casting_mode, BLOCK_SIZE, num_warps, in_place, row_mode,
+        needs_dw=None,
+    ):  # fmt: skip
+        assert in_place is False  # it would spoil dy for the next call
+        assert (casting_mode, BLOCK_SIZE, num_warps) == (0, 64, 4)
+        return _rms_norm_backward(dY, X, W, RSTD)
+
+    def apply(X, W, eps, offset=0.0, casting_mode="llama", in_place=True, row_mode=None):
+        assert in_place is False
+        return _rms_norm(X, W, eps)
+
+    return {
+        "LigerRMSNormFunction": _function(apply),
+        "rms_norm_forward": forward,
+        "rms_norm_backward": backward,
+    }
+
+
+def liger_fused_add_rms_norm():
+    def forward(X, R, W, eps, offset, casting_mode):
+        total = X + R
+        return _rms_norm(total, W, eps), total, _rstd(total, eps), 64, 4, 2, 0
+
+    def backward(
+        dY, dS_out, S, W, RSTD, offset, casting_mode, BLOCK_SIZE, num_warps, num_stages,
+        in_place, needs_dw=None,
+    ):  # fmt: skip
+        assert in_place is False
+        dx, dweight = _rms_norm_backward(dY, S, W, RSTD, dS_out)
+        return dx, dx, dweight
+
+    def apply(X, R, W, eps, offset=0.0, casting_mode="llama", in_place=False):
+        return _rms_norm(X + R, W, eps), X + R
+
+    return {
+        "LigerFusedAddRMSNormFunction": _function(apply),
+        "fused_add_rms_norm_forward": forward,
+        "fused_add_rms_norm_backward": backward,
+    }
+
+
+def quack_softmax():
+    return {
+        "softmax": lambda x: torch.softmax(x, -1),
+        "softmax_bwd": lambda dy, y: aten._softmax_backward_data(dy, y, -1, y.dtype),
+    }
+
+
+def quack_rmsnorm():
+    def rmsnorm(
+        x, weight=None, bias=None, residual=None, out_dtype=None, residual_dtype=None,
+        eps=1e-6, prenorm=False, weight_offset=0.0,
+    ):  # fmt: skip
+        total = x if residual is None else x + residual
+        y = _rms_norm(total, weight, eps)
+        return (y, total) if prenorm else y
+
+    def rmsnorm_bwd(
+        x, weight, dout, rstd, dresidual_out=None, has_bias=False, has_residual=False,
+        weight_offset=0.0,
+    ):  # fmt: skip
+        return (*_rms_norm_backward(dout, x, weight, rstd, dresidual_out), None, None)
+
+    def layernorm_fwd(x, weight, bias=None, eps=1e-6, return_rstd=False, return_mean=False):
+        assert weight.dtype is bias.dtype is torch.float32
+        return _layer_norm(x, weight, bias, eps)
+
+    def layernorm_bwd(x, weight, dout, rstd, mean, has_bias=True):
+        return _layer_norm_backward(dout, x, weight, mean, rstd)
+
+    return {
+        "rmsnorm": rmsnorm,
+        "rmsnorm_bwd": rmsnorm_bwd,
+        "layernorm_fwd": layernorm_fwd,
+        "layernorm_bwd": layernorm_bwd,
+    }
+
+
+_MODULES = {
+    "liger_kernel": dict,
+    "liger_kernel.ops": dict,
+    "liger_kernel.ops.softmax": liger_softmax,
+    "liger_kernel.ops.layer_norm": liger_layer_norm,
+    "liger_kernel.ops.rms_norm": liger_rms_norm,
+    "liger_kernel.ops.fused_add_rms_norm": liger_fused_add_rms_norm,
+    "quack": dict,
+    "quack.softmax": quack_softmax,
+    "quack.rmsnorm": quack_rmsnorm,
+}
+_OFFERED = [
+    (provider, name, pass_)
+    for provider in ("liger", "quack")
+    for name in ("softmax", "layer_norm", "rms_norm", "add_rms_norm")
+    for pass_ in PASSES
+    if (provider, name, pass_) != ("quack", "layer_norm", "both")  # it has no gradient of its own
+]
+
+
+@pytest.fixture
+def rivals(monkeypatch):
+    for name, make in _MODULES.items():
+        module = types.ModuleType(name)
+        vars(module).update(make())
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("rivals")
+@pytest.mark.parametrize(("provider", "name", "pass_"), _OFFERED)
+def test_a_rival_gets_its_arguments_in_their_order(provider, name, pass_):
+    op = cases.all_ops()[name]
+    arguments = op.make(Problem(name, pass_, torch.float32, torch.float32, 7, 65), CPU)
+    with torch.no_grad():
+        call = op.build(provider, pass_, lambda f: f)(arguments)
+        assert Reference(op, pass_, arguments).check(call) < 1e-5
+
+
+def test_a_missing_package_is_a_reason():
+    reason = providers.why_absent("quack", torch.device("cuda"))
+    assert reason is None or reason.startswith("not importable (")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+from __future__ import annotations
+
+import re
+
+from transformer_kernels.bench import table
+from transformer_kernels.bench.schema import Skip
+
+_EMPTY = """\
+╔══════════════════════════════════════════════════════════════════════════════════════════════╗
+║                         TRANSFORMER KERNEL PACK BENCHMARK (Test CPU)                         ║
+║              microseconds per call, median; ceiling = a copy of the same bytes               ║
+╠══════════════════════════════════════════════════════════════════════════════════════════════╣
+║ Kernel                          │ PyTorch │ compile │ Triton │   Ours │ of ceiling │ vs best ║
+╚══════════════════════════════════════════════════════════════════════════════════════════════╝"""
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split("[║│]", line)[1:-1]]
+
+
+def _body(text: str) -> list[list[str]]:
+    return [_cells(line) for line in text.splitlines()[6:-1]]
+
+
+def test_an_empty_table_has_the_agreed_form(make_result):
+    assert table.render(make_result()) == _EMPTY
+
+
+def test_a_line_holds_the_figures_of_one_problem(make_row, make_result):
+    rows = [make_row("copy", 90), make_row("torch", 250), make_row("compile", 125.04),
+            make_row("ours", 100, pct_copy=90.0)]  # fmt: skip
+    assert _body(table.render(make_result(rows))) == [
+        ["layer_norm fwd bf16 8192x768", "250.0", "125.0", "-", "100.0", "90.0 %", "1.25x"]
+    ]
+
+
+def test_gigabytes_per_second_on_request(make_row, make_result):
+    text = table.render(make_result([make_row("torch", 100, gbps=12.34)]), unit="gbps")
+    assert "GB/s" in text
+    assert _body(text)[0][1] == "12.3"
+
+
+def test_columns_of_other_libraries_appear_only_when_measured(make_row, make_result):
+    text = table.render(make_result([make_row("ours"), make_row("quack", 80)]))
+    assert _cells(text.splitlines()[4])[4:6] == ["QuACK", "Ours"]
+    assert "Liger" not in text
+    assert _body(text)[0][-1] == "0.80x"
+
+
+def test_every_line_is_as_wide_as_the_box(full_result):
+    lines = table.render(full_result).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert {line[0] for line in lines} <= set("╔║╠╟╚")
+
+
+def test_a_long_title_widens_the_box():
+    lines = table.box("A" * 60, "", [("Kernel", 6), ("x", 3)], [["a", "b"]]).splitlines()
+    assert "A" * 60 in lines[1]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_reused_outputs_stay_out_of_the_table(make_row, make_result):
+    rows = [make_row("torch", 200), make_row("torch", 10, outputs="reused"), make_row("ours")]
+    assert _body(table.render(make_result(rows)))[0][1] == "200.0"
+
+
+def test_mixed_weights_show_in_the_label(make_row):
+    label = table.label(make_row(weight_dtype="float32", pass_="both"))
+    assert label == "layer_norm fwd+bwd bf16/fp32 8192x768"
+
+
+def test_without_us_or_a_rival_there_is_no_ratio(make_row):
+    assert table.Problem({"torch": make_row("torch")}).speed_up is None
+    assert table.Problem({"ours": make_row(), "copy": make_row("copy")}).speed_up is None
+
+
+def test_what_was_skipped_for_one_reason_takes_one_line(make_result):
+    skipped = [Skip(problem, "all", "no time") for problem in ("a", "b", "c")]
+    result = make_result(skipped=[*skipped, Skip("all", "quack", "not importable")])
+    assert table.skipped_lines(result) == [
+        "not measured: all on a and 2 more: no time",
+        "not measured: quack on all: not importable",
+    ]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""The limits of the machine: a copy of as many bytes, and a matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.bench.case import dtype_name
+from transformer_kernels.bench.schema import Ceilings
+from transformer_kernels.bench.timing import Call, Timer, interleave
+
+_COPY_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
+_MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
+_SECONDS = 0.5
+
+
+def _copy(source: Tensor, target: Tensor) -> Tensor:
+    return target.copy_(source)
+
+
+def _elementwise(source: Tensor, target: Tensor) -> Tensor:
+    return torch.neg(source, out=target)
+
+
+# On a GPU `copy_` is cudaMemcpyAsync, which is not the fastest copy at every size.
+_VARIANTS: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "cpu": {"copy_": _copy},
+    "cuda": {"copy_": _copy, "elementwise": _elementwise},
+}
+
+
+def copy_variants(device: torch.device) -> tuple[str, ...]:
+    return tuple(_VARIANTS[device.type])
+
+
+def copy_calls(bytes_moved: int, sets: int, device: torch.device) -> Mapping[str, list[Call]]:
+    """Copies that read and write `bytes_moved` together, into memory that exists already."""
+    count = max(1, bytes_moved // 2 // torch.float32.itemsize)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for _ in range(sets):
+        source = torch.randn(count, device=device)
+        pairs.append((source, torch.zeros_like(source)))
+    return {
+        name: [partial(variant, *pair) for pair in pairs]
+        for name, variant in _VARIANTS[device.type].items()
+    }
+
+
+def measure_ceilings(timer: Timer, device: torch.device) -> Ceilings:
+    bytes_moved = _COPY_BYTES[device.type]
+    calls: dict[str, list[Call]] = {**copy_calls(bytes_moved, 1, device)}
+    size = _MATMUL_SIZE[device.type]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    calls["matmul"] = [lambda: a @ b]
+    watches = {name: timer.stopwatch(variants) for name, variants in calls.items()}
+    times = {n: s.median for n, s in interleave(watches, timer, _SECONDS).items()}
+    matmul = times.pop("matmul")
+    return Ceilings(
+        copy_gbps=bytes_moved / min(times.values()) / 1e3,
+        copy_bytes=bytes_moved,
+        matmul_tflops=2 * size**3 / matmul / 1e6,
+        matmul_size=size,
+        matmul_dtype=dtype_name(dtype),
+    )

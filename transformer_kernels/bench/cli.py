@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""`transformer-kernels`: bench, list, compare, plot, report and info."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformer_kernels.bench import commands
+from transformer_kernels.bench.case import PASSES
+from transformer_kernels.bench.compare import DEFAULT_TOLERANCE
+from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
+from transformer_kernels.bench.sweeps import SWEEPS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except (ValueError, FileNotFoundError) as error:
+        print(f"transformer-kernels: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="transformer-kernels", description=__doc__)
+    subparsers = parser.add_subparsers(required=True, metavar="command")
+    _add_bench(subparsers.add_parser("bench", help="measure ops against their rivals"))
+
+    listing = subparsers.add_parser("list", help="list ops, passes, providers and sweeps")
+    listing.set_defaults(run=commands.list_all)
+
+    comparing = subparsers.add_parser(
+        "compare", help="judge two result files row by row; exit 1 on a regression"
+    )
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    comparing.add_argument(
+        "--tolerance", type=float, default=DEFAULT_TOLERANCE, help="default: %(default)s"
+    )
+    comparing.add_argument("--providers", type=_names, default=["ours"], help="default: ours")
+    comparing.add_argument(
+        "--by", choices=("time", "ceiling"), default="time",
+        help="compare microseconds, or times in units of the copy of the same run",
+    )  # fmt: skip
+    comparing.set_defaults(run=commands.compare)
+
+    plotting = subparsers.add_parser("plot", help="draw the plots of a result file")
+    plotting.add_argument("file", type=Path)
+    plotting.add_argument("-o", "--output", type=Path, default=Path("plots"), metavar="DIR")
+    plotting.set_defaults(run=commands.plot)
+
+    reporting = subparsers.add_parser("report", help="write a self-contained HTML page")
+    reporting.add_argument("file", type=Path)
+    reporting.add_argument("-o", "--output", type=Path, default=Path("report.html"))
+    reporting.set_defaults(run=commands.report)
+
+    info = subparsers.add_parser("info", help="what is installed, and on which machine")
+    info.set_defaults(run=commands.info)
+    return parser
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument(
+        "ops", nargs="*",
+        help="op, <family>/<op> or family; none means all; `host` measures the cost of a call",
+    )  # fmt: skip
+    bench.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    bench.add_argument("--passes", type=_names, default=list(PASSES[:2]),
+                       help=f"of {', '.join(PASSES)}; default: the first two")  # fmt: skip
+    bench.add_argument("--dtype", type=_names, default=["bfloat16", "float32"],
+                       help=f"of {', '.join(commands.DTYPES)}")  # fmt: skip
+    bench.add_argument("--weights", type=_names, default=["input"],
+                       help="dtypes of the norms' parameters, of input, float32")  # fmt: skip
+    shapes = bench.add_mutually_exclusive_group()
+    shapes.add_argument("--shapes", help="for example 8192x768,8x1024x4096")
+    shapes.add_argument("--sweep", type=_names, default=["quick"],
+                        help=f"of {', '.join(SWEEPS)}")  # fmt: skip
+    bench.add_argument("--providers", type=_names, default=list(PROVIDERS),
+                       help=f"of {', '.join(PROVIDERS)}")  # fmt: skip
+    bench.add_argument("--compile-mode", choices=COMPILE_MODES)
+    bench.add_argument("--timer", choices=("graph", "events"), default="graph",
+                       help="on a GPU; a CPU is timed by the wall clock")  # fmt: skip
+    bench.add_argument("--seconds", type=float, default=0.5, help="of timing per problem")
+    bench.add_argument("--budget", type=float, metavar="SECONDS",
+                       help="leave out, from the largest down, what takes longer")  # fmt: skip
+    bench.add_argument("--no-kernels", action="store_true",
+                       help="do not find out which kernels the library chooses")  # fmt: skip
+    bench.add_argument("--unit", choices=("us", "gbps"), default="us")
+    bench.add_argument("--json", type=Path, metavar="FILE")
+    bench.add_argument("--plots", type=Path, metavar="DIR")
+    bench.add_argument("--quiet", action="store_true", help="no progress, only the table")
+    bench.set_defaults(run=commands.bench)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""What the commands of `transformer-kernels` do with their parsed arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import transformer_kernels
+from transformer_kernels.bench import cases, host, machine, runner, schema, sweeps, table
+from transformer_kernels.bench.case import PASSES
+from transformer_kernels.bench.compare import Comparison, Verdict, has_regression
+from transformer_kernels.bench.compare import compare as compare_results
+from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+WEIGHTS = {"input": None, "float32": torch.float32}
+HOST = "host"
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    device = pick_device(arguments.device)
+    if arguments.ops == [HOST]:
+        result = host.run(device)
+        print(host.render(result))
+    else:
+        result = runner.run(_settings(arguments, device), quiet=arguments.quiet)
+        print(table.render(result, arguments.unit))
+        for line in table.skipped_lines(result):
+            print(line)
+    if arguments.json:
+        schema.save(result, arguments.json)
+    if arguments.plots:
+        _write_plots(result, arguments.plots)
+    return 0
+
+
+def list_all(_: argparse.Namespace) -> int:
+    ops = "\n".join(f"  {op.name:<16}{op.key}" for op in cases.all_ops().values())
+    rows = {
+        "passes": PASSES,
+        "providers": PROVIDERS,
+        "dtypes": DTYPES,
+        "sweeps": sweeps.SWEEPS,
+    }
+    lists = "\n".join(f"{name:<12}{', '.join(values)}" for name, values in rows.items())
+    print(f"ops\n{ops}\n{lists}\n{HOST:<12}host time of one eager call")
+    return 0
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    before, after = schema.load(arguments.before), schema.load(arguments.after)
+    comparisons = compare_results(
+        before, after, arguments.tolerance, arguments.providers, arguments.by == "ceiling"
+    )
+    names = before.machine.device_name, after.machine.device_name
+    if names[0] != names[1]:
+        print(f"different machines: {names[0]} and {names[1]}")
+    print(_comparison_table(comparisons, arguments.by))
+    counts = {v: sum(c.verdict is v for c in comparisons) for v in Verdict}
+    print(", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count))
+    return 1 if has_regression(comparisons) else 0
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    _write_plots(schema.load(arguments.file), arguments.output)
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    from transformer_kernels.bench import report as page  # loads matplotlib
+
+    page.write(schema.load(arguments.file), arguments.output)
+    print(f"wrote {arguments.output}")
+    return 0
+
+
+def info(_: argparse.Namespace) -> int:
+    print(transformer_kernels.info())
+    print(f"{'machine':<20}{machine.describe_machine(pick_device('auto')).device_name}")
+    return 0
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device is 'cuda', but PyTorch sees no CUDA device")
+    return torch.device(name)
+
+
+def _settings(arguments: argparse.Namespace, device: torch.device) -> runner.Settings:
+    _require_known("--passes", arguments.passes, PASSES)
+    _require_known("--dtype", arguments.dtype, DTYPES)
+    _require_known("--weights", arguments.weights, list(WEIGHTS))
+    _require_known("--sweep", arguments.sweep, sweeps.SWEEPS)
+    _require_known("--providers", arguments.providers, PROVIDERS)
+    dtypes = [getattr(torch, name) for name in arguments.dtype]
+    if arguments.shapes:
+        shapes = dict.fromkeys(dtypes, sweeps.parse_shapes(arguments.shapes))
+    else:
+        shapes = {dtype: sweeps.shapes_of(arguments.sweep, device, dtype) for dtype in dtypes}
+    return runner.Settings(
+        ops=cases.select(arguments.ops),
+        passes=arguments.passes,
+        dtypes=dtypes,
+        shapes=shapes,
+        device=device,
+        providers=arguments.providers,
+        weight_dtypes=[WEIGHTS[name] for name in arguments.weights],
+        timer=arguments.timer,
+        seconds=arguments.seconds,
+        compile_mode=arguments.compile_mode or COMPILE_MODES[device.type == "cuda"],
+        find_kernels=not arguments.no_kernels,
+        budget_seconds=arguments.budget,
+    )
+
+
+def _require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{option} is {name!r}, expected one of {', '.join(known)}")
+
+
+def _comparison_table(comparisons: Sequence[Comparison], by: str) -> str:
+    headings = [("Kernel", 31), ("provider", 8), ("before", 8), ("after", 8), ("ratio", 6),
+                ("verdict", 9)]  # fmt: skip
+    figures = "time in copies of as many bytes" if by == "ceiling" else "microseconds, median"
+    body = [
+        [
+            table.label(c.row),
+            c.row.provider,
+            f"{c.before.median_us:.2f}" if c.before else table.ABSENT,
+            f"{c.after.median_us:.2f}" if c.after else table.ABSENT,
+            f"{c.ratio:.3f}" if c.ratio else table.ABSENT,
+            c.verdict.value,
+        ]
+        for c in comparisons
+    ]
+    return table.box("COMPARISON", figures, headings, body)
+
+
+def _write_plots(result: schema.Result, folder: Path) -> None:
+    from transformer_kernels.bench import plots  # loads matplotlib
+
+    for path in plots.write(result, folder):
+        print(f"wrote {path}")

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: MIT
+"""The figures of a result: bandwidth against size, speed-up bars, loss curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from transformer_kernels.bench import style
+from transformer_kernels.bench.schema import Result, Row, Training
+from transformer_kernels.bench.stats import geometric_mean
+from transformer_kernels.bench.table import Problem, problems, short_dtype
+
+Draw = Callable[[], AbstractContextManager[Figure]]
+
+_PANEL_WIDTH, _PANEL_HEIGHT, _MAX_COLUMNS = 3.4, 2.6, 3
+_RIVALS = ("torch", "compile", "triton", "liger", "quack")
+_BAR_GROUP = 0.8
+_SAME_SIZE = 4  # problems closer than that in bytes are told apart by their width
+_LABEL_SHARE = 0.1  # of the axis, taken by the label of a tick
+
+
+def figures(result: Result) -> dict[str, tuple[str, Draw]]:
+    """The figures that the result has data for: name -> (caption, how to draw it)."""
+    found: dict[str, tuple[str, Draw]] = {}
+    if result.training is not None:
+        found["loss"] = ("Training loss, stock and ours", partial(loss_curves, result.training))
+    for dtype in dict.fromkeys(row.dtype for row in result.rows):
+        rows = [row for row in result.rows if row.dtype == dtype]
+        name = short_dtype(dtype)
+        found[f"bandwidth_{name}"] = (
+            f"Bandwidth against bytes moved, {name}",
+            partial(bandwidth, rows),
+        )
+        if any(p.speed_up is not None for p in problems(rows)):
+            found[f"speedup_{name}"] = (
+                f"Time of each rival over ours, {name}, geometric mean over the shapes",
+                partial(speed_ups, rows),
+            )
+    return found
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    paths = []
+    for name, (_, draw) in figures(result).items():
+        with draw() as drawn:
+            paths += style.save(drawn, folder, name)
+    return paths
+
+
+@contextmanager
+def bandwidth(rows: Sequence[Row]) -> Iterator[Figure]:
+    """A panel per op and pass: GB/s of every provider, under the ceiling of the copy."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.outputs == "fresh" or row.provider == "copy":
+            groups.setdefault((row.op, row.pass_), []).append(row)
+    with _panels(len(groups)) as (drawn, panels):
+        for panel, ((op, pass_), members) in zip(panels, groups.items(), strict=False):
+            _draw_bandwidth(panel, members)
+            panel.set_title(f"{op} {pass_}")
+        _share_legend(drawn, panels)
+        yield drawn
+
+
+def _draw_bandwidth(panel: Axes, rows: Sequence[Row]) -> None:
+    by_width = max(row.bytes for row in rows) < _SAME_SIZE * min(row.bytes for row in rows)
+    size = _width if by_width else _megabytes
+    for provider in ("copy", *_RIVALS, "ours"):
+        points: dict[float, list[float]] = {}
+        for row in rows:
+            if row.provider == provider:
+                points.setdefault(size(row), []).append(row.gbps)
+        if not points:
+            continue
+        x = sorted(points)
+        is_copy = provider == "copy"
+        panel.plot(
+            x, [geometric_mean(points[at]) for at in x],
+            color=style.COLOURS[provider],
+            label=style.NAMES[provider],
+            linestyle="--" if is_copy else "-",
+            marker=None if is_copy else style.MARKERS[provider],
+            zorder=3 if provider == "ours" else 2,
+        )  # fmt: skip
+    _set_log_ticks(panel, sorted({size(row) for row in rows}))
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("columns" if by_width else "MB moved")
+    panel.set_ylabel("GB/s")
+
+
+def _width(row: Row) -> float:
+    return row.shape[-1]
+
+
+def _megabytes(row: Row) -> float:
+    return row.bytes / 1e6
+
+
+def _set_log_ticks(panel: Axes, values: Sequence[float]) -> None:
+    """A tick at each value, a label at those with room for one."""
+    panel.set_xscale("log")
+    least = _LABEL_SHARE * math.log(max(values) / min(values))
+    labels, last = [], -math.inf
+    for value in values:
+        has_room = math.log(value) - last >= least
+        labels.append(_short(value) if has_room else "")
+        last = math.log(value) if has_room else last
+    panel.set_xticks(values, labels)
+    panel.set_xticks([], minor=True)
+
+
+def _short(value: float) -> str:
+    if value >= 1024 and value % 1024 == 0:
+        return f"{value / 1024:g}K"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+@contextmanager
+def speed_ups(rows: Sequence[Row]) -> Iterator[Figure]:
+    """A group of bars per op and pass: how many times longer each rival takes."""
+    ratios = _speed_ups(problems(rows))
+    groups = list(dict.fromkeys(group for group, _ in ratios))
+    rivals = [rival for rival in _RIVALS if any(r == rival for _, r in ratios)]
+    width = max(2 * _PANEL_WIDTH, 1.3 * len(groups))
+    with style.figure(1, 1, width, 1.2 * _PANEL_HEIGHT) as (drawn, panels):
+        panel = panels[0]
+        bar = _BAR_GROUP / len(rivals)
+        for i, rival in enumerate(rivals):
+            at = [g - _BAR_GROUP / 2 + (i + 0.5) * bar for g in range(len(groups))]
+            heights = [ratios.get((group, rival), math.nan) for group in groups]
+            bars = panel.bar(
+                at, heights, bar * 0.92, color=style.COLOURS[rival], label=style.NAMES[rival]
+            )
+            labels = ["" if math.isnan(h) else f"{h:.2f}" for h in heights]
+            panel.bar_label(bars, labels, fontsize=6.5, padding=1)
+        panel.axhline(1, color=style.COLOURS["ours"], linewidth=1.2, label="Ours")
+        panel.set_xticks(range(len(groups)), [f"{op}\n{pass_}" for op, pass_ in groups])
+        panel.tick_params(axis="x", labelsize=8, length=0)
+        panel.grid(axis="x", visible=False)
+        panel.set_ylabel("time of the rival / time of ours")
+        panel.margins(y=0.12)
+        _share_legend(drawn, panels)
+        yield drawn
+
+
+def _speed_ups(lines: Sequence[Problem]) -> dict[tuple[tuple[str, str], str], float]:
+    samples: dict[tuple[tuple[str, str], str], list[float]] = {}
+    for line in lines:
+        if line.ours is None:
+            continue
+        for rival in _RIVALS:
+            if rival in line.rows:
+                key = ((line.ours.op, line.ours.pass_), rival)
+                ratio = line.rows[rival].median_us / line.ours.median_us
+                samples.setdefault(key, []).append(ratio)
+    return {key: geometric_mean(values) for key, values in samples.items()}
+
+
+@contextmanager
+def loss_curves(training: Training) -> Iterator[Figure]:
+    """Both curves, and their difference on a scale of its own below."""
+    with style.figure(2, 1, 2 * _PANEL_WIDTH, 1.6 * _PANEL_HEIGHT) as (drawn, (above, below)):
+        steps = range(1, len(training.stock.losses) + 1)
+        above.plot(
+            steps, training.stock.losses,
+            color=style.COLOURS["torch"], label=training.stock.name, linewidth=3.2, alpha=0.55,
+        )  # fmt: skip
+        above.plot(
+            steps, training.ours.losses,
+            color=style.COLOURS["ours"], label=training.ours.name, linewidth=1.2,
+        )  # fmt: skip
+        above.set_ylabel("loss (nats per byte)")
+        above.legend()
+        pairs = zip(training.ours.losses, training.stock.losses, strict=True)
+        below.plot(steps, [a - b for a, b in pairs], color=style.COLOURS["copy"])
+        below.set_ylabel("ours - stock")
+        below.set_xlabel("step")
+        below.ticklabel_format(axis="y", scilimits=(-2, 2))
+        yield drawn
+
+
+@contextmanager
+def _panels(count: int) -> Iterator[tuple[Figure, list[Axes]]]:
+    columns = min(count, _MAX_COLUMNS)
+    rows = math.ceil(count / columns)
+    size = (columns * _PANEL_WIDTH, rows * _PANEL_HEIGHT + 0.4)
+    with style.figure(rows, columns, *size) as (drawn, panels):
+        for unused in panels[count:]:
+            unused.set_axis_off()
+        yield drawn, panels
+
+
+def _share_legend(drawn: Figure, panels: Sequence[Axes]) -> None:
+    """One legend above all panels."""
+    entries: dict[str, Artist] = {}
+    for panel in panels:
+        drawn_handles, drawn_labels = panel.get_legend_handles_labels()
+        entries |= dict(zip(drawn_labels, drawn_handles, strict=True))
+    handles, labels = list(entries.values()), list(entries)
+    drawn.legend(handles, labels, loc="outside upper center", ncols=len(entries))

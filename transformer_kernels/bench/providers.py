@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""Who is measured, and who can be on this machine."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+
+from transformer_kernels import _library
+from transformer_kernels.bench.case import Function
+
+PROVIDERS = ("torch", "compile", "triton", "liger", "quack", "ours")
+COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
+
+
+def _needs_library(_: torch.device) -> str | None:
+    return _library.missing_reason
+
+
+def _needs_gpu_and(module: str) -> Callable[[torch.device], str | None]:
+    def reason(device: torch.device) -> str | None:
+        if device.type != "cuda":
+            return "runs on a GPU only"
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a package beside the wrong torch can raise anything
+            return f"not importable ({type(error).__name__}: {error})"
+        return None
+
+    return reason
+
+
+def _needs_compiler(device: torch.device) -> str | None:
+    try:
+        torch.compile(lambda x: x.sin() + 1, dynamic=False)(torch.ones(8, device=device))
+    except Exception as error:  # no C++ compiler, no Python headers, no Triton, ...
+        return f"torch.compile does not work here ({_first_line(error)})"
+    return None
+
+
+_REASONS: dict[str, Callable[[torch.device], str | None]] = {
+    "torch": lambda _: None,
+    "compile": _needs_compiler,
+    "triton": _needs_gpu_and("triton"),
+    "liger": _needs_gpu_and("liger_kernel"),
+    "quack": _needs_gpu_and("quack"),
+    "ours": _needs_library,
+}
+
+
+def why_absent(provider: str, device: torch.device) -> str | None:
+    """The reason why the provider cannot be measured; None when it can."""
+    return _REASONS[provider](device)
+
+
+class Compiled:
+    """torch.compile in one mode; each function once per problem."""
+
+    def __init__(self, mode: str) -> None:
+        self._mode = mode
+        self._functions: dict[Function, Function] = {}
+
+    def __call__(self, function: Function) -> Function:
+        if function not in self._functions:
+            compiled = torch.compile(function, mode=self._mode, dynamic=False)
+            self._functions[function] = compiled
+        return self._functions[function]
+
+    def reset(self) -> None:
+        """Before the next problem: past its recompile limit Dynamo would run the function eager."""
+        if self._functions:
+            self._functions.clear()
+            torch._dynamo.reset()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:200]

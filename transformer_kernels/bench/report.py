@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""One HTML page with everything in it: figures, table, machine. It needs no network to be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+
+from transformer_kernels.bench import host, plots, style, table
+from transformer_kernels.bench.schema import Result
+
+
+def render(result: Result) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("transformer_kernels.bench"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    figures = []
+    for name, (caption, draw) in plots.figures(result).items():
+        with draw() as drawn:
+            figures.append({"name": name, "caption": caption, "svg": style.inline_svg(drawn)})
+    return environment.get_template("report.html.j2").render(
+        result=result,
+        figures=figures,
+        table=table.render(result) if result.rows else None,
+        skipped=table.skipped_lines(result),
+        host_table=host.render(result) if result.host else None,
+    )
+
+
+def write(result: Result, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(result), encoding="utf-8")

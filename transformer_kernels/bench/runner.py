@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: MIT
+"""Runs problems: verify every provider, then time all of them and the copy in rotation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from transformer_kernels.bench import ceilings, kernels, machine, providers
+from transformer_kernels.bench.case import Arguments, Op, Problem, UnsupportedError, dtype_name
+from transformer_kernels.bench.console import Progress
+from transformer_kernels.bench.schema import Result, Row, Skip
+from transformer_kernels.bench.stats import Summary
+from transformer_kernels.bench.sweeps import Shape
+from transformer_kernels.bench.timing import Call, Stopwatch, Timer, interleave, make_timer
+from transformer_kernels.bench.verify import Reference
+
+# A graph holds so many calls, on as many sets of tensors as make the cache useless.
+_GRAPH_CALLS = 20
+_L2_MULTIPLE = 3
+_MEMORY_SHARE = 0.4
+_REUSED = "torch, reused"
+# A rival that rounds more often than we do is measured all the same; its error stands in the row.
+_ALLOWANCE = dict.fromkeys(("torch", "compile", "liger", "quack"), 4)
+
+
+@dataclass(frozen=True)
+class Settings:
+    ops: Sequence[Op]
+    passes: Sequence[str]
+    dtypes: Sequence[torch.dtype]
+    shapes: Mapping[torch.dtype, Sequence[Shape]]
+    device: torch.device
+    providers: Sequence[str] = providers.PROVIDERS
+    weight_dtypes: Sequence[torch.dtype | None] = (None,)  # none: that of the input
+    timer: str = "graph"
+    seconds: float = 0.5  # per problem
+    compile_mode: str = "default"
+    find_kernels: bool = True
+    budget_seconds: float | None = None  # small problems come first; the rest is left out
+
+    def problems(self) -> list[Problem]:
+        """Each once: without parameters, or of one dtype with them, problems coincide."""
+        return list(
+            dict.fromkeys(
+                Problem(op.name, pass_, dtype, weight_dtype or dtype, *shape)
+                for op in self.ops
+                for pass_ in self.passes
+                for dtype in self.dtypes
+                for weight_dtype in (self.weight_dtypes if op.parameters else (None,))
+                for shape in self.shapes[dtype]
+            )
+        )
+
+
+def run(settings: Settings, quiet: bool = False) -> Result:
+    with torch.no_grad():
+        return _Run(settings).result(quiet)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    provider: str
+    outputs: str
+    calls: Sequence[Call]
+    error: float | None
+
+
+class _Run:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._device = settings.device
+        self._ops = {op.name: op for op in settings.ops}
+        self._timer: Timer = make_timer(settings.device, settings.timer)
+        self._compiled = providers.Compiled(settings.compile_mode)
+        self._rows: dict[Problem, list[Row]] = {}
+        self._skipped: list[Skip] = []
+        self._kernels: dict[Problem, str] = {}
+
+    def result(self, quiet: bool) -> Result:
+        problems = self._settings.problems()
+        measured = ceilings.measure_ceilings(self._timer, self._device)
+        present = self._present_providers()
+        if "ours" in present and self._settings.find_kernels:
+            self._kernels = kernels.chosen_kernels(problems, self._device)
+        deadline = time.monotonic() + (self._settings.budget_seconds or math.inf)
+        with Progress("measuring", len(problems), quiet) as progress:
+            for problem in sorted(problems, key=lambda p: p.rows * p.columns):
+                if time.monotonic() < deadline:
+                    self._measure(problem, present)
+                else:
+                    self._skipped.append(Skip(str(problem), "all", "the time was used up"))
+                progress.advance(str(problem))
+        return machine.new_result(
+            self._device,
+            settings=self._describe_settings(),
+            ceilings=measured,
+            rows=[row for problem in problems for row in self._rows.get(problem, [])],
+            skipped=self._skipped,
+        )
+
+    def _describe_settings(self) -> dict[str, str]:
+        return {
+            "timer": self._timer.name,
+            "compile_mode": self._settings.compile_mode,
+            "seconds_per_problem": str(self._settings.seconds),
+            "threads": str(torch.get_num_threads()),
+        }
+
+    def _present_providers(self) -> list[str]:
+        present = []
+        for provider in self._settings.providers:
+            reason = providers.why_absent(provider, self._device)
+            if reason is None:
+                present.append(provider)
+            else:
+                self._skipped.append(Skip("all", provider, reason))
+        return present
+
+    def _measure(self, problem: Problem, present: Sequence[str]) -> None:
+        op = self._ops[problem.op]
+        self._compiled.reset()
+        self._timer = make_timer(self._device, self._settings.timer)
+        _release_memory(self._device)
+        if not self._fits(op, problem):
+            self._skipped.append(Skip(str(problem), "all", "does not fit into the memory"))
+            return
+        first = op.make(problem, self._device)
+        moved = op.bytes_moved(problem.pass_, first)
+        sets = [first, *(op.make(problem, self._device) for _ in range(self._extra_sets(moved)))]
+        candidates = self._candidates(op, problem, present, sets)
+        started = [(c, self._start_watch(problem, c)) for c in candidates]
+        watches = {c.provider: watch for c, watch in started if watch is not None}
+        kept = {c.provider: c for c in candidates if c.provider in watches}
+        for name, calls in ceilings.copy_calls(moved, len(sets), self._device).items():
+            watches[f"copy {name}"] = self._timer.stopwatch(self._cycle(calls, moved))
+        summaries = interleave(watches, self._timer, self._settings.seconds)
+        cold = self._device.type == "cuda" and self._is_cold(moved, len(sets))
+        self._add_rows(problem, moved, cold, kept, summaries)
+
+    def _start_watch(self, problem: Problem, candidate: _Candidate) -> Stopwatch | None:
+        try:
+            return self._timer.stopwatch(candidate.calls)
+        except Exception as error:  # cannot be captured, out of memory, ...
+            self._skip(problem, candidate.provider, error)
+            return None
+
+    def _candidates(
+        self, op: Op, problem: Problem, present: Sequence[str], sets: Sequence[Arguments]
+    ) -> list[_Candidate]:
+        reference = Reference(op, problem.pass_, sets[0])
+        moved = op.bytes_moved(problem.pass_, sets[0])
+        found = [self._candidate(op, problem, name, sets, reference) for name in present]
+        candidates = [replace(c, calls=self._cycle(c.calls, moved)) for c in found if c is not None]
+        if self._device.type == "cpu" and "torch" in present and problem.pass_ in op.reused:
+            call = op.reused[problem.pass_](sets[0])
+            candidates.append(_Candidate(_REUSED, "reused", [call], None))
+        return candidates
+
+    def _candidate(
+        self,
+        op: Op,
+        problem: Problem,
+        provider: str,
+        sets: Sequence[Arguments],
+        reference: Reference,
+    ) -> _Candidate | None:
+        try:
+            build = op.build(provider, problem.pass_, self._compiled)
+            calls = [build(arguments) for arguments in sets]
+            error = reference.check(calls[0], _ALLOWANCE.get(provider, 1))
+        except Exception as reason:  # a rival may fail in any way, and the others go on
+            self._skip(problem, provider, reason)
+            return None
+        return _Candidate(provider, "fresh", calls, error)
+
+    def _skip(self, problem: Problem, provider: str, error: Exception) -> None:
+        lines = str(error).splitlines() or [""]
+        name = "" if isinstance(error, UnsupportedError) else f"{type(error).__name__}: "
+        self._skipped.append(Skip(str(problem), provider, f"{name}{lines[0]}"[:300]))
+
+    def _cycle(self, calls: Sequence[Call], moved: int) -> list[Call]:
+        """The calls of one sample, over all sets in turn; the results must fit in memory."""
+        if self._device.type == "cpu":
+            return list(calls[:1])
+        room = int(_MEMORY_SHARE * machine.free_memory_bytes(self._device)) // max(moved, 1)
+        count = max(len(calls), min(_GRAPH_CALLS, room))
+        return [calls[i % len(calls)] for i in range(count)]
+
+    def _extra_sets(self, moved: int) -> int:
+        if self._device.type == "cpu":
+            return 0
+        wanted = math.ceil(_L2_MULTIPLE * machine.l2_bytes(self._device) / max(moved, 1))
+        return min(wanted, _GRAPH_CALLS) - 1
+
+    def _is_cold(self, moved: int, sets: int) -> bool:
+        return moved * sets >= _L2_MULTIPLE * machine.l2_bytes(self._device)
+
+    def _fits(self, op: Op, problem: Problem) -> bool:
+        tensors = 2 * (len(op.inputs) + len(op.outputs)) + 4
+        needed = problem.rows * problem.columns * problem.dtype.itemsize * tensors
+        return needed < 2 * _MEMORY_SHARE * machine.free_memory_bytes(self._device)
+
+    def _add_rows(
+        self,
+        problem: Problem,
+        moved: int,
+        cold: bool,
+        candidates: Mapping[str, _Candidate],
+        summaries: Mapping[str, Summary],
+    ) -> None:
+        copies = {n: s for n, s in summaries.items() if n not in candidates}
+        best_copy = min(copies, key=lambda name: copies[name].median)
+        copy = self._row(problem, copies[best_copy], moved, cold)
+        rows = [replace(copy, kernel=best_copy.removeprefix("copy "))]
+        for name, candidate in candidates.items():
+            row = self._row(problem, summaries[name], moved, cold)
+            rows.append(
+                replace(
+                    row,
+                    provider="torch" if name == _REUSED else name,
+                    outputs=candidate.outputs,
+                    pct_copy=100 * copy.median_us / row.median_us,
+                    error=candidate.error,
+                    kernel=self._kernels.get(problem) if name == "ours" else None,
+                )
+            )
+        self._rows[problem] = rows
+
+    def _row(self, problem: Problem, summary: Summary, moved: int, cold: bool) -> Row:
+        """As the copy has it; a provider's row replaces what differs."""
+        has_parameters = bool(self._ops[problem.op].parameters)
+        return Row(
+            op=problem.op,
+            pass_=problem.pass_,
+            dtype=dtype_name(problem.dtype),
+            weight_dtype=dtype_name(problem.weight_dtype) if has_parameters else None,
+            shape=[problem.rows, problem.columns],
+            provider="copy",
+            outputs="reused",
+            median_us=summary.median,
+            p10_us=summary.p10,
+            p90_us=summary.p90,
+            samples=summary.samples,
+            bytes=moved,
+            gbps=moved / summary.median / 1e3,
+            pct_copy=None,
+            error=None,
+            kernel=None,
+            timer=self._timer.name,
+            cold=cold,
+        )
+
+
+def _release_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: MIT
+"""The result file: JSON, schema version 1, checked field by field when it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+SCHEMA_VERSION = 1
+
+T = TypeVar("T")
+
+
+class SchemaError(ValueError):
+    """A result file that does not follow the schema."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: str  # "cpu" or "cuda"
+    device_name: str
+    cpu_name: str
+    cores: int
+    memory_gib: float
+    system: str
+    driver: str | None = None
+    device_memory_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the machine can do at best, measured at the start of the run."""
+
+    copy_gbps: float
+    copy_bytes: int
+    matmul_tflops: float
+    matmul_size: int
+    matmul_dtype: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One provider on one problem. The rows of provider "copy" move as many bytes as the op."""
+
+    op: str
+    pass_: str  # "forward", "backward" or "both"
+    dtype: str
+    weight_dtype: str | None
+    shape: list[int]
+    provider: str
+    outputs: str  # "fresh" (allocated by every call) or "reused"
+    median_us: float
+    p10_us: float
+    p90_us: float
+    samples: int
+    bytes: int
+    gbps: float
+    pct_copy: float | None
+    error: float | None  # relative, against the float64 reference
+    kernel: str | None
+    timer: str
+    cold: bool  # the tensors of the timed calls do not fit in the cache together
+
+    @property
+    def problem(self) -> tuple[str, str, str, str | None, tuple[int, ...]]:
+        return (self.op, self.pass_, self.dtype, self.weight_dtype, tuple(self.shape))
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A provider that could not be measured, and why."""
+
+    problem: str
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """Host time of one eager call on a tiny tensor."""
+
+    call: str
+    provider: str
+    grad: bool
+    median_us: float
+    p10_us: float
+    p90_us: float
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    name: str
+    losses: list[float]
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """One model trained twice from one seed: stock and with the kernels put in."""
+
+    model: str
+    stock: TrainingRun
+    ours: TrainingRun
+    sample: str
+
+    @property
+    def largest_difference(self) -> float:
+        return max(abs(a - b) for a, b in zip(self.stock.losses, self.ours.losses, strict=True))
+
+
+@dataclass(frozen=True)
+class Result:
+    schema_version: int
+    date: str
+    machine: Machine
+    versions: dict[str, str]
+    settings: dict[str, str]
+    ceilings: Ceilings | None = None
+    rows: list[Row] = field(default_factory=list)
+    skipped: list[Skip] = field(default_factory=list)
+    host: list[HostRow] = field(default_factory=list)
+    training: Training | None = None
+
+
+def to_json(result: Result) -> str:
+    return json.dumps(_encode(result), indent=1, allow_nan=False) + "\n"
+
+
+def from_json(text: str) -> Result:
+    try:
+        data = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise SchemaError(f"not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise SchemaError("expected an object at the top")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise SchemaError(f"schema_version is {version!r}, expected {SCHEMA_VERSION}")
+    return _decode(Result, data, "result")
+
+
+def save(result: Result, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_json(result), encoding="utf-8")
+
+
+def load(path: Path) -> Result:
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except SchemaError as error:
+        raise SchemaError(f"{path}: {error}") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise SchemaError(f"{name} is no figure")
+
+
+def _key(name: str) -> str:
+    """`pass_` is written as `pass`, which Python keeps to itself."""
+    return name.rstrip("_")
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {_key(f.name): _encode(getattr(value, f.name)) for f in fields}
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(expected: type[T], value: Any, where: str) -> T:
+    decoded: Any
+    if dataclasses.is_dataclass(expected):
+        decoded = _decode_dataclass(expected, value, where)
+    else:
+        decoded = _decode_plain(expected, value, where)
+    return typing.cast(T, decoded)
+
+
+def _decode_dataclass(expected: type, value: Any, where: str) -> Any:
+    _require(isinstance(value, dict), where, "an object", value)
+    hints = typing.get_type_hints(expected)
+    fields = {_key(f.name): f for f in dataclasses.fields(expected)}
+    unknown = sorted(set(value) - set(fields))
+    if unknown:
+        raise SchemaError(f"{where}: unknown field {unknown[0]!r}")
+    arguments = {}
+    for key, f in fields.items():
+        if key in value:
+            arguments[f.name] = _decode(hints[f.name], value[key], f"{where}.{key}")
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise SchemaError(f"{where}: field {key!r} is missing")
+    return expected(**arguments)
+
+
+def _decode_plain(expected: Any, value: Any, where: str) -> Any:
+    origin, inner = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType):
+        chosen = next(t for t in inner if t is not type(None))
+        return None if value is None else _decode(chosen, value, where)
+    if origin is list:
+        _require(isinstance(value, list), where, "a list", value)
+        return [_decode(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if origin is dict:
+        _require(isinstance(value, dict), where, "an object", value)
+        return {key: _decode(inner[1], item, f"{where}.{key}") for key, item in value.items()}
+    if expected is float:
+        _require(_is_number(value), where, "a number", value)
+        return float(value)
+    is_wrong_bool = isinstance(value, bool) and expected is not bool
+    _require(isinstance(value, expected) and not is_wrong_bool, where, expected.__name__, value)
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require(condition: bool, where: str, expected: str, value: Any) -> None:
+    if not condition:
+        raise SchemaError(f"{where} is {value!r}, expected {expected}")

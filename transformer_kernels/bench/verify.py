@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Each provider's result against float64, before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.bench.case import Arguments, Op
+from transformer_kernels.bench.timing import Call
+
+# Largest ||result - reference|| / ||reference|| by the dtype of x. An element may be off by
+# four times this share of the largest element.
+TOLERANCES = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.2e-2,
+}
+_ELEMENT_FACTOR = 4
+_SAMPLED_ROWS = 192
+_CHUNK_ELEMENTS = 1 << 22
+_POISONED_COPIES = 2
+
+
+class VerificationError(Exception):
+    """The provider's result is wrong: it is not timed."""
+
+
+class Reference:
+    """The float64 results of one pass: some of the rows, and every element of the column sums."""
+
+    def __init__(self, op: Op, pass_: str, arguments: Arguments) -> None:
+        self._op = op
+        self._arguments = arguments
+        x = arguments[op.inputs[0]]
+        self._tolerance = TOLERANCES[x.dtype]
+        self._rows = _sample_rows(x.shape[0], x.device)
+        with torch.enable_grad():
+            if pass_ == "forward":
+                self._expected = self._forward(self._rows)
+            else:
+                self._expected = self._gradients(with_inputs=pass_ == "both")
+
+    def check(self, call: Call, allowance: float = 1) -> float:
+        """Runs the call into poisoned memory; the largest relative error of its results.
+
+        Raises VerificationError past `allowance` times the tolerance, and on NaN.
+        """
+        results = _as_tuple(call())
+        if len(results) < len(self._expected):
+            raise VerificationError(f"gave {len(results)} results, expected {len(self._expected)}")
+        blanks = [torch.empty_like(result, device="meta") for result in results]
+        del results
+        _poison(blanks, self._rows.device)
+        results = _as_tuple(call())[: len(self._expected)]
+        pairs = zip(results, self._expected, strict=True)
+        return max(self._error(result, expected, allowance) for result, expected in pairs)
+
+    def _error(self, result: Tensor, expected: Tensor, allowance: float) -> float:
+        if not bool(torch.isfinite(result).all()):
+            raise VerificationError("a result holds NaN or infinity, or was not written")
+        is_sum = result.dim() == 1
+        difference = (result if is_sum else result[self._rows]).double() - expected
+        relative = float(difference.norm() / expected.norm())
+        worst = float(difference.abs().max() / expected.abs().max())
+        tolerance = allowance * self._tolerance
+        if not (relative <= tolerance and worst <= _ELEMENT_FACTOR * tolerance):
+            raise VerificationError(
+                f"relative error {relative:.2e}, worst element {worst:.2e}, "
+                f"expected at most {tolerance:.1e}"
+            )
+        return relative
+
+    def _operands(self, rows: Tensor | slice) -> list[Tensor]:
+        inputs = [self._arguments[name][rows].double() for name in self._op.inputs]
+        return inputs + [self._arguments[name].double() for name in self._op.parameters]
+
+    def _forward(self, rows: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return list(_as_tuple(self._op.reference(*self._operands(rows))))
+
+    def _row_gradients(self, rows: Tensor | slice) -> tuple[Tensor, ...]:
+        leaves = [tensor.requires_grad_() for tensor in self._operands(rows)]
+        outputs = _as_tuple(self._op.reference(*leaves))
+        gradients = [self._arguments[name][rows].double() for name in self._op.cotangents]
+        return torch.autograd.grad(outputs, leaves, gradients)
+
+    def _gradients(self, with_inputs: bool) -> list[Tensor]:
+        """A backward op gives one gradient for x and the residual: it is the same."""
+        inputs = len(self._op.inputs) if with_inputs else 1
+        expected = list(self._row_gradients(self._rows)[:inputs])
+        if self._op.parameters:
+            expected += self._column_sums()
+        return expected
+
+    def _column_sums(self) -> list[Tensor]:
+        rows, columns = self._arguments[self._op.inputs[0]].shape
+        step = max(1, _CHUNK_ELEMENTS // columns)
+        sums: list[Tensor] = []
+        for begin in range(0, rows, step):
+            part = self._row_gradients(slice(begin, begin + step))[len(self._op.inputs) :]
+            sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else list(part)
+        return sums
+
+
+def _sample_rows(rows: int, device: torch.device) -> Tensor:
+    if rows <= _SAMPLED_ROWS:
+        return torch.arange(rows, device=device)
+    edges = torch.tensor([0, rows - 1], device=device)
+    inner = torch.randint(1, rows - 1, (_SAMPLED_ROWS - 2,), device=device)
+    return torch.cat([edges, inner])
+
+
+def _poison(like: Sequence[Tensor], device: torch.device) -> None:
+    """Leaves NaN in the blocks that the allocator will hand out next."""
+    blanks = [*like] * _POISONED_COPIES
+    poison = [torch.full_like(blank, torch.nan, device=device) for blank in blanks]
+    del poison
+
+
+def _as_tuple(outputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
