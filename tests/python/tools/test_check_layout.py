@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""Each rule is shown a tree that breaks it and one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import check_layout
+import new_op
+
+Rule = Callable[[Path], Iterator[str]]
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def violations(rule: Rule, root: Path, files: dict[str, str]) -> list[str]:
+    return list(rule(tree(root, files)))
+
+
+def test_an_op_has_all_its_rooms(tmp_path: Path) -> None:
+    new_op.lay(tmp_path, "norm", "group_norm")
+    assert list(check_layout.mirror(tmp_path)) == []
+    (tmp_path / "csrc/norm/group_norm_cuda.cu").unlink()
+    assert [v.split(":")[0] for v in check_layout.mirror(tmp_path)] == [
+        "csrc/norm/group_norm_cuda.cu"
+    ]
+
+
+def test_a_room_has_an_op(tmp_path: Path) -> None:
+    found = violations(check_layout.mirror, tmp_path, {"transformer_kernels/ops/norm/x.py": ""})
+    assert len(found) == 1
+    assert "belongs to no op" in found[0]
+
+
+HEADER = "csrc/include/transformer_kernels/norm/layer_norm.h"
+
+
+@pytest.mark.parametrize(
+    ("place", "include"),
+    [
+        ("csrc/norm/layer_norm.cpp", "torch/all.h"),
+        ("csrc/core/check.h", "norm/row_norm.h"),
+        ("csrc/norm/layer_norm.cpp", "softmax/row_softmax.h"),
+        (HEADER, "cuda_runtime.h"),
+        (HEADER, "core/check.h"),
+    ],
+)
+def test_a_forbidden_include(tmp_path: Path, place: str, include: str) -> None:
+    softmax = {"csrc/include/transformer_kernels/softmax/softmax.h": ""}
+    sources = {HEADER: "", **softmax, place: f"#pragma once\n#include <{include}>\n"}
+    found = violations(check_layout.include_rules, tmp_path, sources)
+    assert len(found) == 1
+    assert f"{place}:2: includes {include}" in found[0]
+
+
+def test_allowed_includes(tmp_path: Path) -> None:
+    sources = {
+        HEADER: "#include <cstdint>\n",
+        "csrc/norm/layer_norm.cpp": '#include "norm/row_norm.h"\n#include "core/check.h"\n',
+        "csrc/torch/convert.h": "#include <torch/csrc/stable/tensor.h>\n",
+    }
+    assert violations(check_layout.include_rules, tmp_path, sources) == []
+
+
+def test_a_public_header_compiles_alone(tmp_path: Path) -> None:
+    good = {HEADER: "#pragma once\n#include <cstdint>\ninline std::int64_t one() { return 1; }\n"}
+    assert violations(check_layout.headers_compile_alone, tmp_path, good) == []
+    bad = {HEADER: "#pragma once\ninline std::int64_t one() { return 1; }\n"}
+    found = violations(check_layout.headers_compile_alone, tmp_path, bad)
+    assert len(found) == 1
+    assert "does not compile alone" in found[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from ...nn import LayerNorm", "from transformer_kernels.nn.norm import LayerNorm",
+     "import transformer_kernels.bench.case", "from ... import nn"],
+)  # fmt: skip
+def test_python_imports_go_one_way(tmp_path: Path, line: str) -> None:
+    place = "transformer_kernels/ops/norm/layer_norm.py"
+    found = violations(check_layout.python_layers, tmp_path, {place: f"{line}\n"})
+    assert len(found) == 1
+    assert "stands above it" in found[0]
+
+
+def test_python_imports_downwards(tmp_path: Path) -> None:
+    sources = {
+        "transformer_kernels/nn/norm.py": "from ..ops.norm import x\nfrom .. import functional\n",
+        "transformer_kernels/ops/norm/x.py": "import torch\nfrom ..._errors import translate\n",
+    }
+    assert violations(check_layout.python_layers, tmp_path, sources) == []
+
+
+def test_sizes(tmp_path: Path) -> None:
+    sources = {"a.py": "x = 1\n" * 601, "b.h": "/" * 101 + "\n", "c.md": "m" * 300}
+    found = violations(check_layout.sizes, tmp_path, sources)
+    assert found == [
+        "a.py: 601 lines, expected at most 600",
+        "b.h:1: 101 columns, expected at most 100",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("a.cpp", "// const int x = 3;"),
+        ("a.cpp", "// run(x, y);"),
+        ("a.cuh", "// #include <set>"),
+        ("a.py", "# x = compute(3)"),
+        ("a.py", "# return x"),
+        ("a.py", "# TO" + "DO tidy this up"),
+        ("a.cpp", "// FIX" + "ME"),
+    ],
+)
+def test_dead_code_and_open_ends(tmp_path: Path, name: str, line: str) -> None:
+    assert len(violations(check_layout.comments, tmp_path, {name: f"{line}\n"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("a.cpp", "// y[j] = exp(z[j] - max(z)) / sum_k exp(z[k] - max(z))"),
+        ("a.cpp", "// the same dtype; weight and bias are (C,);"),
+        ("a.py", "# Straight to the kernel where nothing needs a second look."),
+        ("a.py", "# TO" + "DO(#12) tidy this up"),
+    ],
+)
+def test_prose(tmp_path: Path, name: str, line: str) -> None:
+    assert violations(check_layout.comments, tmp_path, {name: f"{line}\n"}) == []
+
+
+def test_paths_of_documents_exist(tmp_path: Path) -> None:
+    text = "[a](docs/a.md) [b](docs/b.md#part) `tools/x.py` `tools/y.py` [c](https://c.org) `a/b`\n"
+    sources = {"README.md": text, "docs/a.md": "", "tools/x.py": ""}
+    found = violations(check_layout.markdown_paths, tmp_path, sources)
+    assert found == [
+        "README.md: links to docs/b.md, which does not exist",
+        "README.md: names tools/y.py, which does not exist",
+    ]
+
+
+def test_the_root_stays_small(tmp_path: Path) -> None:
+    few = {f"f{i}": "" for i in range(check_layout.MOST_ROOT_ENTRIES)}
+    assert violations(check_layout.root_entries, tmp_path, {**few, ".hidden": ""}) == []
+    assert len(violations(check_layout.root_entries, tmp_path, {"one_more": ""})) == 1

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""The readers of logs, symbol tables and documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import check_docs_commands
+import check_ptxas
+import check_symbols
+import new_op
+
+PTXAS = """\
+ptxas info    : Compiling entry function '_Z1aPf' for 'sm_90a'
+ptxas info    : Function properties for _Z1aPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers
+ptxas info    : Compiling entry function '_Z1bPf' for 'sm_80'
+ptxas info    : Function properties for _Z1bPf
+    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 255 registers
+"""
+
+
+def test_spills_are_found() -> None:
+    kept, spilled = check_ptxas.parse(PTXAS)
+    assert (kept.name, kept.architecture, kept.registers, kept.spills) == (
+        "_Z1aPf",
+        "sm_90a",
+        40,
+        0,
+    )
+    assert (spilled.architecture, spilled.registers, spilled.spills) == ("sm_80", 255, 20)
+
+
+@pytest.mark.parametrize(("log", "status"), [(PTXAS, 1), (PTXAS[:220], 0), ("no kernel", 1)])
+def test_a_spill_or_an_empty_log_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, status: int
+) -> None:
+    file = tmp_path / "build.log"
+    file.write_text(log)
+    monkeypatch.setattr("sys.argv", ["check_ptxas.py", str(file)])
+    assert check_ptxas.main() == status
+
+
+def test_only_the_stable_abi_and_the_core_may_be_undefined() -> None:
+    core = {"_ZN19transformer_kernels18layer_norm_forwardERKNS_7ContextERKNS_16LayerNormForwardE"}
+    allowed = [
+        "aoti_torch_get_sizes",
+        "torch_call_dispatcher",
+        "memcpy@GLIBC_2.14",
+        "_ZSt17__throw_bad_allocv@GLIBCXX_3.4",
+        "_ZNOSt7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv",
+        "__gmon_start__",
+        *core,
+    ]
+    refused = [
+        "_ZN2at6Tensor4sizeEl",
+        "_ZN3c105ErrorD1Ev",
+        "cudaMalloc",
+        "_ZN19transformer_kernels12log_dispatchEv",
+    ]
+    assert check_symbols.foreign([*allowed, *refused], core) == refused
+
+
+def test_blocks_of_a_document(tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text(
+        "```console\n$ echo one\none\n$ echo two\n```\n"
+        "<!-- not run: too long -->\n```console\n$ make bench\n```\n"
+        "```{eval-rst}\n.. x::\n```\n```python\nassert 1 + 1 == 2\n```\n"
+    )
+    found = list(check_docs_commands.blocks(document, tmp_path))
+    assert [(b.place, b.language, b.skipped_because) for b in found] == [
+        ("a.md:1", "console", None),
+        ("a.md:7", "console", "too long"),
+        ("a.md:13", "python", None),
+    ]
+    assert found[0].command()[-1] == "echo one\necho two"
+
+
+def test_a_block_that_fails_is_noticed() -> None:
+    def block(line: str) -> check_docs_commands.Block:
+        return check_docs_commands.Block("a.md:1", "console", f"$ {line}", None)
+
+    assert check_docs_commands.run(block("true"))
+    assert not check_docs_commands.run(block("false"))
+
+
+def test_an_op_that_exists_is_not_overwritten(tmp_path: Path) -> None:
+    laid = new_op.lay(tmp_path, "norm", "group_norm")
+    assert len(laid) == len(new_op.PLACES) + 1
+    marks = ("@family@", "@op@", "@Op@")
+    assert not [place for place in laid if any(m in (tmp_path / place).read_text() for m in marks)]
+    with pytest.raises(FileExistsError, match="group_norm"):
+        new_op.lay(tmp_path, "norm", "group_norm")
+    assert new_op.camel("group_norm") == "GroupNorm"

@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Build the documentation; any warning fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import render_results
+from build import SCRIPTS
+from setup_env import ROOT
+
+DOCS = ROOT / "docs"
+BUILD = DOCS / "_build"
+
+
+def main() -> int:
+    render_results.write_pages()
+    (BUILD / "doxygen").mkdir(parents=True, exist_ok=True)
+    doxygen = subprocess.run(["doxygen", "Doxyfile"], cwd=DOCS, check=False)
+    if doxygen.returncode != 0:
+        return doxygen.returncode
+    sphinx = [SCRIPTS / "python", "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "auto"]
+    command = [str(part) for part in (*sphinx, "-b", "html", DOCS, BUILD / "html")]
+    result = subprocess.run(command, check=False)
+    if result.returncode == 0:
+        print(f"[docs] {(BUILD / 'html' / 'index.html').relative_to(ROOT)}")
+    return result.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Hold the repository to the layout that docs/design.md promises.
+
+Every rule is a function from the tree to its violations; each violation names the place and what
+to do. A rule that nothing enforces decays.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setup_env import ROOT, cxx_compiler
+
+MOST_LINES = 600
+MOST_COLUMNS = 100
+MOST_ROOT_ENTRIES = 18
+
+CXX_SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
+CODE_SUFFIXES = (*CXX_SUFFIXES, ".py", ".cmake", ".sh")
+MADE_BY_TOOLS = {
+    "__pycache__", "_build", "_generated", "build", "dist", "lib", "node_modules",
+}  # fmt: skip
+
+# The rooms of an op with the key <family>/<op>.
+ROOMS = (
+    "csrc/include/transformer_kernels/{family}/{op}.h",
+    "csrc/{family}/{op}.cpp",
+    "csrc/{family}/{op}_cpu.cpp",
+    "csrc/{family}/{op}_cuda.cu",
+    "csrc/torch/{family}/{op}.cpp",
+    "transformer_kernels/ops/{family}/{op}.py",
+    "tests/cpp/{family}/{op}_test.cpp",
+    "tests/python/{family}/test_{op}.py",
+    "transformer_kernels/bench/cases/{family}_{op}.py",
+)
+
+# A module of the package imports modules of its own rank or a lower one.
+PYTHON_RANKS = {
+    "_errors": 0, "_library": 0,
+    "ops": 1, "functional": 2, "info": 2, "nn": 3, "fuse": 4, "models": 4,
+    "testing": 4, "profile": 5, "bench": 5, "demo": 6, "__init__": 7, "__main__": 7,
+}  # fmt: skip
+
+
+def files(root: Path, *suffixes: str, under: str = "") -> list[Path]:
+    """Files of the working tree without what tools make, in a stable order."""
+    found = []
+    for folder, names, leaves in os.walk(root / under):
+        names[:] = sorted(n for n in names if n not in MADE_BY_TOOLS and not n.startswith("."))
+        found += [Path(folder) / leaf for leaf in sorted(leaves) if leaf.endswith(suffixes)]
+    return found
+
+
+def cxx_sources(root: Path) -> list[Path]:
+    return files(root, *CXX_SUFFIXES)
+
+
+def op_keys(root: Path) -> list[tuple[str, str]]:
+    public = root / "csrc/include/transformer_kernels"
+    return sorted((path.parent.name, path.stem) for path in public.glob("*/*.h"))
+
+
+def mirror(root: Path) -> Iterator[str]:
+    keys = op_keys(root)
+    for family, op in keys:
+        for room in ROOMS:
+            path = room.format(family=family, op=op)
+            if not (root / path).exists():
+                yield f"{path}: missing, expected because {family}/{op} has a public header"
+    known = set(keys)
+    sources = [
+        (path, path.stem.removesuffix("_triton"))
+        for path in files(root, ".py", under="transformer_kernels/ops")
+    ] + [
+        (path, re.sub(r"_(cpu|cuda)$", "", path.stem))
+        for path in files(root, "_cpu.cpp", "_cuda.cu", under="csrc")
+    ]
+    for source, name in sources:
+        engine = name.startswith("_") or source.with_name(f"{name}.h").exists()
+        if not engine and (source.parent.name, name) not in known:
+            yield f"{source.relative_to(root)}: belongs to no op, expected a public header for it"
+
+
+def includes(path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*[<"]([^>"]+)[>"]', line)
+        if match:
+            yield number, match[1]
+
+
+def include_rules(root: Path) -> Iterator[str]:
+    csrc = root / "csrc"
+    families = {family for family, _ in op_keys(root)}
+    for path in files(root, *CXX_SUFFIXES, under="csrc"):
+        room = path.relative_to(csrc).parts[0]
+        for number, include in includes(path):
+            first = include.split("/")[0]
+            where = f"{path.relative_to(root)}:{number}: includes {include}"
+            if room != "torch" and first in ("torch", "ATen", "c10", "pybind11", "Python.h"):
+                yield f"{where}; only csrc/torch may see PyTorch"
+            if room == "include" and re.match(r"cuda|cub/|cooperative_groups|nv", include):
+                yield f"{where}; public headers know no CUDA"
+            if room == "include" and first in {*families, "core", "torch"}:
+                yield f"{where}; public headers include only public headers"
+            if room in families and first in families - {room}:
+                yield f"{where}; a family includes its own folder, core/ and public headers"
+            if room == "core" and first in families:
+                yield f"{where}; core/ knows no family"
+
+
+def headers_compile_alone(root: Path) -> Iterator[str]:
+    compiler = cxx_compiler()
+    if compiler is None:
+        yield "no C++ compiler, expected one to compile the public headers alone"
+        return
+    public = root / "csrc/include"
+    options = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{public}"]
+
+    def compile_alone(header: Path) -> str | None:
+        with tempfile.NamedTemporaryFile("w", suffix=".cpp") as source:
+            source.write(f'#include "{header.relative_to(public)}"\n')
+            source.flush()
+            command = [compiler, *options, source.name]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode == 0:
+            return None
+        return f"{header.relative_to(root)}: does not compile alone\n{result.stderr}"
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        verdicts = list(pool.map(compile_alone, files(root, ".h", under="csrc/include")))
+    yield from (verdict for verdict in verdicts if verdict is not None)
+
+
+def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """Names below the package that the file imports, relative imports resolved."""
+    inside = path.relative_to(package).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = (node.module or "").split(".") if node.module else []
+            if node.level:
+                parents = list(inside[: len(inside) - node.level + 1])
+                dotted = [*parents, *base]
+            elif base[:1] == [package.name]:
+                dotted = base[1:]
+            else:
+                continue
+            names = [dotted] if dotted else [[alias.name] for alias in node.names]
+            yield from ((node.lineno, name[0]) for name in names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == package.name and len(parts) > 1:
+                    yield node.lineno, parts[1]
+
+
+def python_layers(root: Path) -> Iterator[str]:
+    package = root / "transformer_kernels"
+    for path in files(root, ".py", under="transformer_kernels"):
+        own = path.relative_to(package).parts[0].removesuffix(".py")
+        if own not in PYTHON_RANKS:
+            yield f"{path.relative_to(root)}: {own} has no rank in PYTHON_RANKS"
+            continue
+        for number, other in imported_modules(path, package):
+            if PYTHON_RANKS.get(other, 0) > PYTHON_RANKS[own]:
+                yield (
+                    f"{path.relative_to(root)}:{number}: {own} imports {other}, "
+                    "which stands above it"
+                )
+
+
+def sizes(root: Path) -> Iterator[str]:
+    for path in files(root, *CODE_SUFFIXES):
+        lines = path.read_text().splitlines()
+        if len(lines) > MOST_LINES:
+            yield f"{path.relative_to(root)}: {len(lines)} lines, expected at most {MOST_LINES}"
+        for number, line in enumerate(lines, 1):
+            if len(line) > MOST_COLUMNS:
+                yield (
+                    f"{path.relative_to(root)}:{number}: {len(line)} columns, "
+                    f"expected at most {MOST_COLUMNS}"
+                )
+
+
+CXX_STATEMENT = re.compile(
+    r"^(#\s*(include|define|if|endif)\b.*"
+    r"|(return|if|for|while|auto|const|int|float|double|static|using|template|std::)\b.*[;{]"
+    r"|[\w.:>\[\]()*-]+\s*([-+*/|&]?=|\().*;"
+    r"|[{}]+;?)$"
+)
+PYTHON_STATEMENT = re.compile(
+    r"^((import|from|return|raise|assert|del|def|class|if|for|while|with|print)\b[ (].*"
+    r"|[\w.\[\]]+ = .*|[\w.]+\(.*\))$"
+)
+
+
+def is_python_code(text: str) -> bool:
+    if not PYTHON_STATEMENT.match(text):
+        return False
+    try:
+        ast.parse(text if not text.endswith(":") else f"{text} pass")
+    except SyntaxError:
+        return False
+    return True
+
+
+def comments(root: Path) -> Iterator[str]:
+    todo = re.compile(r"\b(TODO|FIXME|XXX)\b(?!\(#\d+\))")
+    for path in files(root, *CODE_SUFFIXES):
+        python = path.suffix == ".py"
+        mark = "//" if path.suffix in CXX_SUFFIXES else "#"
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            comment = line.strip()
+            if not comment.startswith(mark):
+                continue
+            text = comment[len(mark) :].strip()
+            where = f"{path.relative_to(root)}:{number}"
+            if is_python_code(text) if python else mark == "//" and CXX_STATEMENT.match(text):
+                yield f"{where}: commented-out code, expected none: {text}"
+            if todo.search(text):
+                yield f"{where}: an open end without a number, expected TODO(#123)"
+
+
+# A path in back quotes is checked when it starts in one of these; wildcards and patterns are not.
+ROOT_FOLDERS = (
+    "assets", "benchmarks", "cmake", "csrc", "docs", "examples", "tests", "tools",
+    "transformer_kernels", "tutorials",
+)  # fmt: skip
+GENERATED = re.compile(r"^(docs/_|transformer_kernels/lib\b|benchmarks/results\b)")
+
+
+def markdown_paths(root: Path) -> Iterator[str]:
+    quoted = re.compile(r"`([\w./-]+/[\w./-]*)`")
+    link = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+    for path in files(root, ".md"):
+        text = path.read_text()
+        for target in link.findall(text):
+            local = "://" not in target and not target.startswith("mailto:")
+            if local and not (path.parent / target).exists():
+                yield f"{path.relative_to(root)}: links to {target}, which does not exist"
+        for target in quoted.findall(text):
+            checked = target.split("/")[0] in ROOT_FOLDERS and not GENERATED.match(target)
+            if checked and not (root / target).exists():
+                yield f"{path.relative_to(root)}: names {target}, which does not exist"
+
+
+def root_entries(root: Path) -> Iterator[str]:
+    made = {*MADE_BY_TOOLS, "report.html"}
+    entries = [e.name for e in root.iterdir() if not e.name.startswith(".") and e.name not in made]
+    if len(entries) > MOST_ROOT_ENTRIES:
+        yield f"{len(entries)} entries at the root, expected at most {MOST_ROOT_ENTRIES}"
+
+
+RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
+    mirror,
+    include_rules,
+    headers_compile_alone,
+    python_layers,
+    sizes,
+    comments,
+    markdown_paths,
+    root_entries,
+)
+
+
+def main() -> int:
+    violations = [violation for rule in RULES for violation in rule(ROOT)]
+    for violation in violations:
+        print(violation)
+    print(f"[layout] {len(RULES)} rules, {len(violations)} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Run every static check, or one by name; --fix rewrites what a formatter can."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from build import SCRIPTS, cmake_options
+from check_layout import cxx_sources
+from setup_env import ROOT
+
+TIDY = ROOT / "build" / "tidy"
+
+
+def succeeds(*command: str | Path) -> bool:
+    return subprocess.run([str(part) for part in command], cwd=ROOT, check=False).returncode == 0
+
+
+def clang_format(fix: bool) -> bool:
+    mode = ["-i"] if fix else ["--dry-run", "-Werror"]
+    return succeeds(SCRIPTS / "clang-format", *mode, *cxx_sources(ROOT))
+
+
+def ruff_format(fix: bool) -> bool:
+    return succeeds(SCRIPTS / "ruff", "format", "-q", *([] if fix else ["--diff"]))
+
+
+def ruff_check(fix: bool) -> bool:
+    return succeeds(SCRIPTS / "ruff", "check", "-q", *(["--fix"] if fix else []))
+
+
+def mypy(fix: bool) -> bool:  # noqa: ARG001
+    return succeeds(SCRIPTS / "mypy")
+
+
+def layout(fix: bool) -> bool:  # noqa: ARG001
+    return succeeds(SCRIPTS / "python", "tools/check_layout.py")
+
+
+def one_command_a_source(database: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """A kernel is compiled once per instruction set; one of these is enough to read it."""
+    first: dict[str, dict[str, str]] = {}
+    for entry in database:
+        if Path(entry["file"]).is_relative_to(ROOT / "csrc"):
+            first.setdefault(entry["file"], entry)
+    return list(first.values())
+
+
+def clang_tidy(fix: bool) -> bool:  # noqa: ARG001
+    options = [
+        *cmake_options("cpu"),
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+        "-DTFK_CUDA=OFF",
+        f"-DTFK_LIBRARY_DIR={TIDY / 'lib'}",
+    ]
+    configure = ["-S", str(ROOT), "-B", str(TIDY), "-G", "Ninja", "--log-level=WARNING"]
+    if not succeeds(SCRIPTS / "cmake", *configure, *options):
+        return False
+    database = TIDY / "compile_commands.json"
+    entries = one_command_a_source(json.loads(database.read_text()))
+    database.write_text(json.dumps(entries))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return all(list(pool.map(lambda entry: tidy_one(entry["file"]), entries)))
+
+
+def tidy_one(source: str) -> bool:
+    """Prints findings only: clang-tidy also counts what it has suppressed."""
+    command = [str(SCRIPTS / "clang-tidy"), "-p", str(TIDY), "--quiet", source]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        print(result.stdout or result.stderr, flush=True)
+    return result.returncode == 0
+
+
+CHECKS: dict[str, Callable[[bool], bool]] = {
+    "layout": layout,
+    "clang-format": clang_format,
+    "ruff-format": ruff_format,
+    "ruff": ruff_check,
+    "mypy": mypy,
+    "clang-tidy": clang_tidy,
+}
+FIXABLE = ("clang-format", "ruff-format", "ruff")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*CHECKS, []], help="which checks")
+    parser.add_argument("--fix", action="store_true", help="rewrite what a formatter can")
+    arguments = parser.parse_args()
+    names = arguments.names or (FIXABLE if arguments.fix else list(CHECKS))
+    failed = []
+    for name in names:
+        start = time.monotonic()
+        passed = CHECKS[name](arguments.fix)
+        verdict = "ok" if passed else "FAILED"
+        print(f"[lint] {name}: {verdict} ({time.monotonic() - start:.0f} s)", flush=True)
+        if not passed:
+            failed.append(name)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

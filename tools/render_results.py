@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Turn the files of benchmarks/results/ into the tables that documents show.
+
+    render_results.py            writes docs/_generated/*.md and the tables inside README.md
+    render_results.py --check    fails where README.md differs from what would be written
+
+A Markdown document asks for a table by two lines; what stands between them is replaced:
+
+    <!-- results: h200.json shape=16384x8192 dtype=bfloat16 -->
+    <!-- /results -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from setup_env import ROOT
+from transformer_kernels.bench.schema import Result, Row, load
+from transformer_kernels.bench.table import render
+
+RESULTS = ROOT / "benchmarks" / "results"
+GENERATED = ROOT / "docs" / "_generated"
+README = ROOT / "README.md"
+
+REQUEST = re.compile(
+    r"^<!-- results: (?P<file>\S+)(?P<filters>(?: \w+=\S+)*) -->\n.*?^<!-- /results -->$",
+    re.MULTILINE | re.DOTALL,
+)
+
+FIELDS: Mapping[str, Callable[[Row], str]] = {
+    "op": lambda row: row.op,
+    "pass": lambda row: row.pass_,
+    "dtype": lambda row: row.dtype,
+    "shape": lambda row: "x".join(map(str, row.shape)),
+}
+
+
+def provenance(result: Result) -> str:
+    """Where the figures come from: a table without it would be a claim."""
+    machine = result.machine
+    parts = [machine.device_name, f"{machine.cores} cores", machine.system]
+    parts += [f"driver {machine.driver}"] if machine.driver else []
+    versions = [f"{name} {version}" for name, version in sorted(result.versions.items())]
+    return f"Measured {result.date} on {', '.join([*parts, *versions])}."
+
+
+def keep(result: Result, filters: Iterable[tuple[str, str]]) -> Result:
+    rows = list(result.rows)
+    for field, wanted in filters:
+        if field not in FIELDS:
+            raise SystemExit(f"results: filter is {field}, expected one of {', '.join(FIELDS)}")
+        rows = [row for row in rows if FIELDS[field](row) in wanted.split(",")]
+    return dataclasses.replace(result, rows=rows)
+
+
+def block(result: Result) -> str:
+    return f"```text\n{render(result)}\n```\n\n{provenance(result)}\n"
+
+
+def page(name: str, result: Result) -> str:
+    lines = [f"## {result.machine.device_name} ({name})", ""]
+    if result.ceilings is not None:
+        lines += [
+            f"Ceilings of the run: copy {result.ceilings.copy_gbps:.0f} GB/s, matmul "
+            f"{result.ceilings.matmul_tflops:.1f} TFLOP/s ({result.ceilings.matmul_dtype}).",
+            "",
+        ]
+    return "\n".join([*lines, block(result)])
+
+
+def table(file: Path, filters: str) -> str:
+    if not file.exists():
+        return f"No {file.name} is stored yet; `make bench` measures your machine.\n"
+    pairs = [item.partition("=") for item in filters.split()]
+    return block(keep(load(file), [(field, wanted) for field, _, wanted in pairs]))
+
+
+def filled(text: str, folder: Path = RESULTS) -> str:
+    def answer(request: re.Match[str]) -> str:
+        head = request[0].split("\n", 1)[0]
+        return f"{head}\n{table(folder / request['file'], request['filters'])}<!-- /results -->"
+
+    return REQUEST.sub(answer, text)
+
+
+def write_pages() -> None:
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    pages = [page(path.stem, load(path)) for path in sorted(RESULTS.glob("*.json"))]
+    text = "\n".join(pages) or "No result file is stored yet.\n"
+    (GENERATED / "results.md").write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the tables of the documents.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail on a difference")
+    arguments = parser.parse_args()
+    wanted = filled(README.read_text())
+    if arguments.check:
+        same = wanted == README.read_text()
+        print(f"[results] README.md is {'up to date' if same else 'older than its results'}")
+        return 0 if same else 1
+    README.write_text(wanted)
+    write_pages()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
