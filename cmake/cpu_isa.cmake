@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 # Sources that are compiled once per instruction set. The library picks one set when it runs, so
-# each set's code lives in a namespace of its own (TFK_ISA) and shares no inline symbol with another;
-# tools/check_isa_symbols.py proves that on the object files.
+# each set's code lives in a namespace of its own (TFK_ISA) and shares no inline symbol with
+# another; tools/check_isa_symbols.py proves that on the object files.
 
 set(TFK_ISAS scalar)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   set(TFK_ISAS scalar avx2 avx512 avx512_bf16)
 endif()
 
-# In the order of `enum class Isa` (csrc/core/cpu/isa.h). Without contraction, a value does not depend
-# on whether the compiler saw a product next to a sum.
+# In the order of `enum class Isa` (csrc/core/cpu/isa.h). Without contraction, a value does not
+# depend on whether the compiler saw a product next to a sum.
 set(TFK_ISA_FLAGS_scalar -ffp-contract=off)
 set(TFK_ISA_FLAGS_avx2 ${TFK_ISA_FLAGS_scalar} -mavx2 -mfma -mf16c)
 set(TFK_ISA_FLAGS_avx512 ${TFK_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
@@ -22,8 +22,9 @@ if(NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   set(TFK_ISA_FLAGS_scalar "")
 endif()
 
-# tfk_add_isa_sources(target file...): adds the files to `target`, once per instruction set, with the
-# target's own options, and tells the rest of the target how many sets there are. Once per target.
+# tfk_add_isa_sources(target file...): adds the files to `target`, once per instruction set, with
+# the target's own options, and tells the rest of the target how many sets there are. Once per
+# target.
 function(tfk_add_isa_sources target)
   list(LENGTH TFK_ISAS count)
   target_compile_definitions(${target} PRIVATE TFK_ISA_COUNT=${count})

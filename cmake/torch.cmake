@@ -4,18 +4,25 @@
 # libraries that are not wanted.
 
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
+# Found, not imported: that takes no second and no CUDA.
 execute_process(
-  COMMAND ${Python3_EXECUTABLE} -c
-          "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+  COMMAND ${Python3_EXECUTABLE} -c "from importlib.util import find_spec
+torch = find_spec('torch')
+print(torch.submodule_search_locations[0] if torch else '')"
   OUTPUT_VARIABLE TFK_TORCH_FOUND OUTPUT_STRIP_TRAILING_WHITESPACE)
 set(TFK_TORCH_DIR ${TFK_TORCH_FOUND} CACHE PATH "The folder of the torch package")
 if(NOT TFK_TORCH_DIR)
+  if(SKBUILD)
+    message(FATAL_ERROR "A wheel needs PyTorch to build against: install it beside "
+                        "${Python3_EXECUTABLE} and pass --no-build-isolation to pip")
+  endif()
   message(STATUS "PyTorch not found by ${Python3_EXECUTABLE}: building without its bindings")
   return()
 endif()
 
 add_library(transformer_kernels_torch SHARED ${TFK_TORCH_SOURCES})
-target_compile_definitions(transformer_kernels_torch PRIVATE TORCH_TARGET_VERSION=0x020a000000000000ULL)
+target_compile_definitions(transformer_kernels_torch
+                           PRIVATE TORCH_TARGET_VERSION=0x020a000000000000ULL)  # 2.10
 target_compile_options(transformer_kernels_torch PRIVATE -Wall -Wextra)
 target_include_directories(transformer_kernels_torch PRIVATE csrc)
 target_include_directories(transformer_kernels_torch SYSTEM PRIVATE ${TFK_TORCH_DIR}/include)
