@@ -95,7 +95,7 @@ struct SumExchange {
 template <class T, class W, bool kCenter, bool kBias, bool kDsum, class Plan>
 __global__ void __launch_bounds__(Plan::plan.threads(), 1)
     norm_backward_ring_kernel(const __grid_constant__ RingLaunch a) {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
   constexpr RingPlan kPlan = Plan::plan;
   constexpr int kSize = P::size;
