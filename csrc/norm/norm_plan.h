@@ -79,11 +79,6 @@ inline constexpr NormPlan kNormForwardPlans[] = {
 };
 // clang-format on
 
-inline bool rows_are_aligned(const Rows& rows, DType dtype) {
-  const std::int64_t bytes = size_of(dtype);
-  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride * bytes % 16 == 0;
-}
-
 inline bool parameter_is_aligned(const void* parameter) {
   return reinterpret_cast<std::uintptr_t>(parameter) % 16 == 0;
 }
@@ -92,7 +87,7 @@ inline RowLoad row_load(const NormForwardProblem& p) {
   bool aligned = p.cols * size_of(p.dtype) % 16 == 0 && parameter_is_aligned(p.weight) &&
                  parameter_is_aligned(p.bias);
   for (const Rows& rows : {p.x, p.residual, p.y, p.sum}) {
-    aligned = aligned && rows_are_aligned(rows, p.dtype);
+    aligned = aligned && starts_are_aligned(rows.data, rows.stride, p.dtype);
   }
   return {.rows = p.rows,
           .cols = p.cols,
@@ -208,7 +203,7 @@ inline const char* norm_backward_refusal(const RingPlan& plan, const NormBackwar
   if (p.cols * size_of(p.dtype) > plan.max_row_bytes()) return "row is wider";
   bool aligned = p.cols * size_of(p.dtype) % 16 == 0 && parameter_is_aligned(p.weight);
   for (const Rows& rows : {p.x, p.dy, p.dsum, p.dx}) {
-    aligned = aligned && rows_are_aligned(rows, p.dtype);
+    aligned = aligned && starts_are_aligned(rows.data, rows.stride, p.dtype);
   }
   if (!aligned) return "rows are not 16-byte aligned";
   if (p.rows >= std::int64_t{1} << 31) return "more than 2^31 rows";

@@ -69,10 +69,6 @@ inline constexpr SoftmaxPlan kSoftmaxBackwardPlans[] = {
 };
 // clang-format on
 
-inline bool starts_are_aligned(const void* data, std::int64_t stride, DType dtype) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * size_of(dtype) % 16 == 0;
-}
-
 inline RowLoad row_load(const SoftmaxForwardProblem& p) {
   return {.rows = p.rows,
           .cols = p.cols,

@@ -41,6 +41,11 @@ struct RowLoad {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// Whether every row of a matrix starts at a multiple of 16 bytes.
+inline bool starts_are_aligned(const void* data, std::int64_t stride, DType dtype) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * size_of(dtype) % 16 == 0;
+}
+
 constexpr int pack_size(const RowPlan& plan, int element_bytes) {
   return plan.wide ? 16 / element_bytes : 1;
 }
