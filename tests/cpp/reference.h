@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -19,6 +20,7 @@ struct Matrix {
 
 struct NormReference {
   Values y, mean, rstd;
+  double largest_term = 0;  // of the two that y is the sum of
 };
 
 // `weight` and `bias` have one number a column; `center` tells layer_norm from rms_norm.
@@ -38,7 +40,11 @@ inline NormReference norm_reference(Matrix m, bool center, const Values& s, cons
     out.rstd[r] = static_cast<double>(1 / std::sqrt(variance + eps));
     for (std::int64_t c = 0; c < m.cols; ++c) {
       const long double normal = (row[c] - mean) / std::sqrt(variance + eps);
+      const auto scaled = static_cast<double>(normal * weight[c]);
       out.y[r * m.cols + c] = static_cast<double>(normal * weight[c] + bias[c]);
+      if (std::isfinite(scaled)) {
+        out.largest_term = std::max({out.largest_term, std::abs(scaled), std::abs(bias[c])});
+      }
     }
   }
   return out;
