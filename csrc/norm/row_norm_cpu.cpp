@@ -18,38 +18,37 @@ const NormKernels& kernels() {
 
 constexpr int index_of(DType dtype) { return static_cast<int>(dtype); }
 
+// A whole number of any vectors, and the columns of a cache line of gradients.
+constexpr std::int64_t kColumnBlock = wide_cols(1);
+
 std::int64_t accumulate_size(DType dtype) { return dtype == DType::kFloat64 ? 8 : 4; }
 
-// A parameter as the kernels read it, one accumulate_t a column: the caller's memory where it is of
-// that form already, else a converted copy.
+// A parameter as the kernels read it: the caller's memory where elements of x are as wide as the
+// lanes they are computed in, else a wide copy.
 class WideParameter {
  public:
-  WideParameter(const Context& context, const void* parameter, DType dtype, std::int64_t cols,
-                double offset)
-      : in_place_(parameter != nullptr && size_of(dtype) == accumulate_size(dtype) && offset == 0
-                      ? parameter
-                      : nullptr),
-        copy_(context, in_place_ ? 0 : cols * accumulate_size(dtype)) {
-    if (in_place_ == nullptr) fill(parameter, dtype, cols, offset);
+  WideParameter(const Context& context, DType dtype, const NormParameter& p)
+      : in_place_(p.offset == 0 && size_of(dtype) == accumulate_size(dtype) ? p.data : nullptr),
+        copy_(context, in_place_ ? 0 : wide_cols(p.cols) * accumulate_size(dtype)) {
+    if (in_place_ == nullptr) kernels().widen[index_of(dtype)](p, copy_.data());
   }
 
   const void* data() const { return in_place_ ? in_place_ : copy_.data(); }
 
  private:
-  // An absent weight is a weight of ones.
-  void fill(const void* parameter, DType dtype, std::int64_t cols, double offset) const {
-    if (parameter != nullptr) {
-      kernels().widen[index_of(dtype)](parameter, cols, offset, copy_.data());
-    } else if (dtype == DType::kFloat64) {
-      std::fill_n(static_cast<double*>(copy_.data()), cols, 1.0);
-    } else {
-      std::fill_n(static_cast<float*>(copy_.data()), cols, 1.0f);
-    }
-  }
-
   const void* in_place_;
   Scratch copy_;
 };
+
+template <class Problem>
+NormParameter weight_of(const Problem& p) {
+  const bool shifted = p.weight != nullptr && p.zero_centered_weight;
+  return {p.weight, p.cols, shifted ? 1.0 : 0.0, p.weight_dtype != p.dtype};
+}
+
+NormParameter bias_of(const NormForwardProblem& p) {
+  return {p.bias, p.bias != nullptr ? p.cols : 0, 0.0, p.weight_dtype != p.dtype};
+}
 
 // Rows of no columns may have any stride and no memory; kernels still compute their addresses.
 template <class Problem, class... Members>
@@ -77,15 +76,17 @@ std::int64_t rows_per_chunk(const NormBackwardProblem& p) {
 
 void reduce_partials(const Context& context, const NormBackwardTask& task, std::int64_t chunks) {
   const NormBackwardProblem& p = task.problem;
-  const std::int64_t bytes = p.cols * accumulate_size(p.dtype);
+  const std::int64_t bytes = task.wide_cols * accumulate_size(p.dtype);
+  const std::int64_t blocks = ceil_div(p.cols, kColumnBlock);
   void* const gradients[] = {p.dweight, p.dbias};
   for (int i = 0; i < 2; ++i) {
     if (gradients[i] == nullptr) continue;
     const NormReduction reduction{static_cast<const char*>(task.partials) + i * bytes, chunks,
-                                  p.cols, gradients[i]};
-    parallel_for(context, p.cols, rows_per_range(chunks),
+                                  2 * task.wide_cols, gradients[i], p.weight_dtype != p.dtype};
+    parallel_for(context, blocks, rows_per_range(chunks * kColumnBlock),
                  [&](std::int64_t begin, std::int64_t end) {
-                   kernels().reduce[index_of(p.weight_dtype)](reduction, begin, end);
+                   kernels().reduce[index_of(p.dtype)](reduction, begin * kColumnBlock,
+                                                       std::min(end * kColumnBlock, p.cols));
                  });
   }
 }
@@ -96,12 +97,10 @@ void norm_forward(const char* op, const Context& context, const NormForwardProbl
   using P = NormForwardProblem;
   const P p = without_empty_strides(problem, &P::x, &P::residual, &P::y, &P::sum);
   log_cpu_kernel(op, p);
-  const WideParameter weight(context, p.weight, p.weight_dtype, p.cols,
-                             p.zero_centered_weight ? 1.0 : 0.0);
-  const bool has_bias = p.bias != nullptr;
-  const WideParameter bias(context, p.bias, p.weight_dtype, has_bias ? p.cols : 0, 0.0);
+  const WideParameter weight(context, p.dtype, weight_of(p));
+  const WideParameter bias(context, p.dtype, bias_of(p));
   const bool stream = exceeds_cache(p.rows * p.cols * size_of(p.dtype));
-  const NormForwardTask task{p, weight.data(), has_bias ? bias.data() : nullptr, stream};
+  const NormForwardTask task{p, weight.data(), p.bias != nullptr ? bias.data() : nullptr, stream};
   parallel_for(context, p.rows, rows_per_range(p.cols), [&](std::int64_t begin, std::int64_t end) {
     RowScratch scratch(stream && p.sum.data ? p.cols * size_of(p.dtype) : 0);
     kernels().forward[index_of(p.dtype)](task, scratch.data(), begin, end);
@@ -115,11 +114,12 @@ void norm_backward(const char* op, const Context& context, const NormBackwardPro
   const std::int64_t chunk_rows = rows_per_chunk(p);
   const std::int64_t chunks = ceil_div(p.rows, chunk_rows);
   const bool wanted = p.dweight != nullptr || p.dbias != nullptr;
-  const Scratch partials(context, wanted ? chunks * 2 * p.cols * accumulate_size(p.dtype) : 0);
-  const WideParameter weight(context, p.weight, p.weight_dtype, p.cols,
-                             p.zero_centered_weight ? 1.0 : 0.0);
-  const NormBackwardTask task{p, weight.data(), partials.data(), chunk_rows,
-                              exceeds_cache(p.rows * p.cols * size_of(p.dtype))};
+  const std::int64_t wide = wide_cols(p.cols);
+  const Scratch partials(context, wanted ? chunks * 2 * wide * accumulate_size(p.dtype) : 0);
+  const WideParameter weight(context, p.dtype, weight_of(p));
+  const NormBackwardTask task{
+      p,    weight.data(), partials.data(),
+      wide, chunk_rows,    exceeds_cache(p.rows * p.cols * size_of(p.dtype))};
   const std::int64_t grain = rows_per_range(chunk_rows * p.cols);
   parallel_for(context, chunks, grain, [&](std::int64_t begin, std::int64_t end) {
     kernels().backward[index_of(p.dtype)](task, begin, end);

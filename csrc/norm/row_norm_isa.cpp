@@ -24,15 +24,15 @@ struct Moments {
 
 template <class T, class A>
 TFK_FLATTEN Moments<A> moments_around(A shift, const T* s, std::int64_t cols) {
-  using V = Vec<A>;
+  using V = vec_t<T>;
   const V origin = V::of(shift);
   A first_power = 0;
   A second_power = 0;
-  for_each_block<A>(cols, [&](std::int64_t begin, std::int64_t count) {
-    auto sum = Slots<A>::of(0);
-    auto sum_of_squares = Slots<A>::of(0);
-    for_each_vector<A>(count, [&](std::int64_t i, int slot, auto lanes) {
-      const V d = keep(load(s + begin + i, lanes) - origin, lanes, V::of(0));
+  for_each_block<T>(cols, [&](std::int64_t begin, std::int64_t count) {
+    auto sum = Slots<T>::of(0);
+    auto sum_of_squares = Slots<T>::of(0);
+    for_each_vector<T>(count, [&](std::int64_t i, int slot, auto lanes) {
+      const V d = keep<T>(load(s + begin + i, lanes) - origin, lanes, V::of(0));
       sum[slot] = sum[slot] + d;
       sum_of_squares[slot] = fma(d, d, sum_of_squares[slot]);
     });
@@ -44,17 +44,21 @@ TFK_FLATTEN Moments<A> moments_around(A shift, const T* s, std::int64_t cols) {
   return {shift, delta, variance < 0 ? 0 : variance};
 }
 
-// A number near the mean. Rounded to T, it keeps the low bits of all differences from it free, so
-// that sums of 16-bit data stay exact; any other would push each of them off to the same side.
+// A number near the mean. With no more bits than T has, it keeps the low bits of all differences
+// from it free, so that sums of 16-bit data stay exact; any other would push each of them off to
+// the same side.
 template <class T, class A>
 A shift_near_mean(const T* s, std::int64_t cols) {
-  constexpr int kLanes = Vec<A>::kLanes;
-  const Vec<A> head = cols >= kLanes ? load(s, All{}) : load(s, First{cols});
+  constexpr int kLanes = vec_t<T>::kLanes;
+  const vec_t<T> head = cols >= kLanes ? load(s, All{}) : load(s, First{cols});
   const A mean = reduce_add(head) / static_cast<A>(cols < kLanes ? cols : kLanes);
-  if constexpr (sizeof(T) == sizeof(A)) return mean;
-  T shift;
-  store(&shift, Vec<A>::of(mean), First{1});
-  return reduce_add(load(&shift, First{1}));
+  if constexpr (sizeof(T) == sizeof(A)) {
+    return mean;
+  } else {
+    constexpr std::uint32_t kLastBit = __is_same(T, BFloat16) ? 1u << 16 : 1u << 13;
+    const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, mean) + kLastBit / 2;
+    return __builtin_bit_cast(float, bits & ~(kLastBit - 1));
+  }
 }
 
 // One pass around the mean of a few elements. The variance is then the difference of two numbers;
@@ -71,10 +75,10 @@ Moments<A> centered_moments(const T* s, std::int64_t cols) {
 template <class T, class A>
 TFK_FLATTEN Moments<A> raw_moments(const T* s, std::int64_t cols) {
   A second_power = 0;
-  for_each_block<A>(cols, [&](std::int64_t begin, std::int64_t count) {
-    auto sum_of_squares = Slots<A>::of(0);
-    for_each_vector<A>(count, [&](std::int64_t i, int slot, auto lanes) {
-      const Vec<A> v = load(s + begin + i, lanes);
+  for_each_block<T>(cols, [&](std::int64_t begin, std::int64_t count) {
+    auto sum_of_squares = Slots<T>::of(0);
+    for_each_vector<T>(count, [&](std::int64_t i, int slot, auto lanes) {
+      const vec_t<T> v = load(s + begin + i, lanes);
       sum_of_squares[slot] = fma(v, v, sum_of_squares[slot]);
     });
     second_power += sum_of_squares.sum();
@@ -85,9 +89,8 @@ TFK_FLATTEN Moments<A> raw_moments(const T* s, std::int64_t cols) {
 // sum = x + residual, rounded. Where it streams, `copy` keeps the row for the passes to come.
 template <class T, bool kStream>
 TFK_FLATTEN void add_row(const T* x, const T* residual, T* sum, T* copy, std::int64_t cols) {
-  using A = accumulate_t<T>;
-  for_each_vector<A>(cols, [&](std::int64_t i, int, auto lanes) {
-    const Vec<A> v = load(x + i, lanes) + load(residual + i, lanes);
+  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
+    const vec_t<T> v = load(x + i, lanes) + load(residual + i, lanes);
     if constexpr (kStream) {
       StreamingStore::put(sum + i, v, lanes);
       store(copy + i, v, lanes);
@@ -108,20 +111,20 @@ struct ForwardRow {
 };
 
 template <class T, bool kCenter, bool kBias, class Store>
-TFK_FLATTEN void normalize_row(const ForwardRow<T>& row, const Moments<accumulate_t<T>>& moments,
-                               accumulate_t<T> rstd) {
-  using A = accumulate_t<T>;
-  using V = Vec<A>;
+TFK_FLATTEN void normalize_row(const ForwardRow<T>& arguments,
+                               const Moments<accumulate_t<T>>& moments, accumulate_t<T> rstd) {
+  const ForwardRow<T> row = arguments;  // no store can change it
+  using V = vec_t<T>;
   const V origin = V::of(moments.shift);
   const V scale = V::of(rstd);
   const V offset = V::of(-moments.delta * rstd);
-  for_each_vector<A>(
+  for_each_vector<T>(
       row.cols,
       [&](std::int64_t i, int, auto lanes) {
         const V s = load(row.s + i, lanes);
         const V normal = kCenter ? fma(s - origin, scale, offset) : s * scale;
-        const V w = load(row.weight + i, lanes);
-        const V y = kBias ? fma(normal, w, load(row.bias + i, lanes)) : normal * w;
+        const V w = load_wide<T>(row.weight + i, lanes);
+        const V y = kBias ? fma(normal, w, load_wide<T>(row.bias + i, lanes)) : normal * w;
         Store::put(row.y + i, y, lanes);
       },
       PrefetchRow<T>{row.next});
@@ -196,25 +199,25 @@ struct BackwardColumns {
   std::int64_t cols;
 };
 
-template <class A, class Lanes>
-TFK_INLINE void add_to(A* total, Vec<A> term, Lanes lanes) {
-  store(total, load(total, lanes) + term, lanes);
+template <class T, class Lanes>
+TFK_INLINE void add_to(accumulate_t<T>* total, vec_t<T> term, Lanes lanes) {
+  store_wide<T>(total, load_wide<T>(total, lanes) + term, lanes);
 }
 
 template <class T, bool kCenter, Gradients kGradients, int kRows>
 TFK_FLATTEN void reduce_rows(BackwardRows<T, kRows>& rows, const BackwardColumns<T>& columns) {
   using A = accumulate_t<T>;
-  using V = Vec<A>;
-  constexpr int kSlots = kRows == 1 ? kUnroll : 1;
+  using V = vec_t<T>;
+  constexpr int kSlots = kRows == 1 ? kUnroll<T> : 1;
   A g_sum[kRows] = {};
   A gh_sum[kRows] = {};
-  for_each_block<A>(columns.cols, [&](std::int64_t begin, std::int64_t count) {
-    Slots<A, kSlots> g_slots[kRows];
-    Slots<A, kSlots> gh_slots[kRows];
-    for (int r = 0; r < kRows; ++r) g_slots[r] = gh_slots[r] = Slots<A, kSlots>::of(0);
-    for_each_vector<A, kSlots>(count, [&](std::int64_t at, int slot, auto lanes) {
+  for_each_block<T>(columns.cols, [&](std::int64_t begin, std::int64_t count) {
+    Slots<T, kSlots> g_slots[kRows];
+    Slots<T, kSlots> gh_slots[kRows];
+    for (int r = 0; r < kRows; ++r) g_slots[r] = gh_slots[r] = Slots<T, kSlots>::of(0);
+    for_each_vector<T, kSlots>(count, [&](std::int64_t at, int slot, auto lanes) {
       const std::int64_t i = begin + at;
-      const V w = load(columns.weight + i, lanes);
+      const V w = load_wide<T>(columns.weight + i, lanes);
       V dw = V::of(0);
       V db = V::of(0);
 #pragma GCC unroll 8
@@ -228,8 +231,8 @@ TFK_FLATTEN void reduce_rows(BackwardRows<T, kRows>& rows, const BackwardColumns
         dw = fma(dy, h, dw);
         db = db + dy;
       }
-      if constexpr (kGradients != kNoGradients) add_to(columns.dweight + i, dw, lanes);
-      if constexpr (kGradients == kBothGradients) add_to(columns.dbias + i, db, lanes);
+      if constexpr (kGradients != kNoGradients) add_to<T>(columns.dweight + i, dw, lanes);
+      if constexpr (kGradients == kBothGradients) add_to<T>(columns.dbias + i, db, lanes);
     });
     for (int r = 0; r < kRows; ++r) {
       g_sum[r] += g_slots[r].sum();
@@ -267,20 +270,20 @@ struct PrefetchPair {
 };
 
 template <class T, bool kCenter, bool kAdd, class Store>
-TFK_FLATTEN void write_dx(const BackwardRow<T>& row, const accumulate_t<T>* weight,
+TFK_FLATTEN void write_dx(const BackwardRow<T>& arguments, const accumulate_t<T>* weight,
                           std::int64_t cols) {
-  using A = accumulate_t<T>;
-  using V = Vec<A>;
+  const BackwardRow<T> row = arguments;  // no store can change it
+  using V = vec_t<T>;
   const V mean = V::of(row.mean);
   const V rstd = V::of(row.rstd);
   const V minus_g = V::of(-row.average_g);
   const V minus_gh = V::of(-row.average_gh);
-  for_each_vector<A>(
+  for_each_vector<T>(
       cols,
       [&](std::int64_t i, int, auto lanes) {
         const V x = load(row.x + i, lanes);
         const V h = (kCenter ? x - mean : x) * rstd;
-        const V g = load(row.dy + i, lanes) * load(weight + i, lanes);
+        const V g = load(row.dy + i, lanes) * load_wide<T>(weight + i, lanes);
         const V inner = fma(h, minus_gh, kCenter ? g + minus_g : g);
         const V dx = kAdd ? fma(inner, rstd, load(row.dsum + i, lanes)) : inner * rstd;
         Store::put(row.dx + i, dx, lanes);
@@ -356,9 +359,9 @@ void backward(const NormBackwardTask& task, std::int64_t begin, std::int64_t end
   for (std::int64_t chunk = begin; chunk < end; ++chunk) {
     BackwardColumns<T> columns{static_cast<const A*>(task.weight), nullptr, nullptr, p.cols};
     if (task.partials != nullptr) {
-      columns.dweight = static_cast<A*>(task.partials) + chunk * 2 * p.cols;
-      columns.dbias = columns.dweight + p.cols;
-      __builtin_memset(columns.dweight, 0, 2 * p.cols * sizeof(A));
+      columns.dweight = static_cast<A*>(task.partials) + chunk * 2 * task.wide_cols;
+      columns.dbias = columns.dweight + task.wide_cols;
+      __builtin_memset(columns.dweight, 0, 2 * task.wide_cols * sizeof(A));
     }
     const std::int64_t first = chunk * task.rows_per_chunk;
     const std::int64_t last =
@@ -370,29 +373,46 @@ void backward(const NormBackwardTask& task, std::int64_t begin, std::int64_t end
   stream_fence();
 }
 
-template <class T>
-TFK_FLATTEN void reduce(const NormReduction& reduction, std::int64_t begin, std::int64_t end) {
-  using A = accumulate_t<T>;
-  const A* const partials = static_cast<const A*>(reduction.partials) + begin;
-  T* const gradient = static_cast<T*>(reduction.gradient) + begin;
-  for_each_vector<A>(end - begin, [&](std::int64_t i, int, auto lanes) {
-    auto total = Vec<A>::of(0);
+template <class T, class Gradient>
+TFK_FLATTEN void sum_partials(const NormReduction& reduction, Gradient* gradient,
+                              std::int64_t begin, std::int64_t end) {
+  const auto* const partials = static_cast<const accumulate_t<T>*>(reduction.partials);
+  for_each_vector<T>(end - begin, [&](std::int64_t at, int, auto lanes) {
+    const std::int64_t i = begin + at;
+    auto total = vec_t<T>::of(0);
     for (std::int64_t chunk = 0; chunk < reduction.chunks; ++chunk) {
-      total = total + load(partials + chunk * 2 * reduction.cols + i, lanes);
+      total = total + load_wide<T>(partials + chunk * reduction.stride + i, lanes);
     }
     store(gradient + i, total, lanes);
   });
 }
 
 template <class T>
-TFK_FLATTEN void widen_parameter(const void* parameter, std::int64_t cols, double offset,
-                                 void* wide) {
+void reduce(const NormReduction& reduction, std::int64_t begin, std::int64_t end) {
+  if (reduction.is_wide) {
+    sum_partials<T>(reduction, static_cast<accumulate_t<T>*>(reduction.gradient), begin, end);
+  } else {
+    sum_partials<T>(reduction, static_cast<T*>(reduction.gradient), begin, end);
+  }
+}
+
+template <class T, class Parameter>
+TFK_FLATTEN void widen_from(const Parameter* parameter, const NormParameter& p, void* wide) {
   using A = accumulate_t<T>;
-  const auto shift = Vec<A>::of(static_cast<A>(offset));
-  for_each_vector<A>(cols, [&](std::int64_t i, int, auto lanes) {
-    const Vec<A> value = load(static_cast<const T*>(parameter) + i, lanes);
-    store(static_cast<A*>(wide) + i, value + shift, lanes);
+  const auto offset = vec_t<T>::of(static_cast<A>(p.offset));
+  for_each_vector<T>(p.cols, [&](std::int64_t i, int, auto lanes) {
+    const auto value = parameter == nullptr ? vec_t<T>::of(1) : load_as<T>(parameter + i, lanes);
+    store_wide<T>(static_cast<A*>(wide) + i, value + offset, lanes);
   });
+}
+
+template <class T>
+void widen(const NormParameter& p, void* wide) {
+  if (p.is_wide) {
+    widen_from<T>(static_cast<const accumulate_t<T>*>(p.data), p, wide);
+  } else {
+    widen_from<T>(static_cast<const T*>(p.data), p, wide);
+  }
 }
 
 }  // namespace
@@ -401,7 +421,6 @@ const NormKernels norm_kernels = {
     {forward<double>, forward<float>, forward<Half>, forward<BFloat16>},
     {backward<double>, backward<float>, backward<Half>, backward<BFloat16>},
     {reduce<double>, reduce<float>, reduce<Half>, reduce<BFloat16>},
-    {widen_parameter<double>, widen_parameter<float>, widen_parameter<Half>,
-     widen_parameter<BFloat16>}};
+    {widen<double>, widen<float>, widen<Half>, widen<BFloat16>}};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -10,7 +10,7 @@ namespace transformer_kernels::cpu {
 struct SoftmaxKernels {
   static constexpr int kDTypes = 4;  // indexed by the floating-point values of DType
 
-  // Rows [begin, end). `scratch` has room for one row of accumulate_t<dtype>; `stream` says that
+  // Rows [begin, end). `scratch` has room for one wide row of dtype; `stream` says that
   // the output leaves the cache anyway.
   void (*forward[kDTypes])(const SoftmaxForwardProblem& problem, bool stream, void* scratch,
                            std::int64_t begin, std::int64_t end);

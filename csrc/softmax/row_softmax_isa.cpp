@@ -52,29 +52,29 @@ MaskOfRow<A> mask_of_row(const RowMask& mask, std::int64_t row) {
   return {MaskKind::kNone, nullptr, uniform_mask<T>(mask.kind, data)};
 }
 
-// z = x * scale + mask; returns the largest. NaN is kept in z and passed over in the maximum.
+// z = x * scale + mask, a wide row; returns the largest. NaN is kept in z and passed over in the
+// maximum.
 template <class T, MaskKind kMask>
 TFK_FLATTEN accumulate_t<T> scale_and_mask(const T* x, const MaskOfRow<accumulate_t<T>>& mask,
                                            accumulate_t<T> scale, accumulate_t<T>* z,
                                            std::int64_t cols) {
-  using A = accumulate_t<T>;
-  using V = Vec<A>;
+  using V = vec_t<T>;
   const auto* const m = static_cast<const typename MaskElement<kMask, T>::type*>(mask.columns);
   const V lowest = V::of(kMinusInfinity);
   const V factor = V::of(scale);
   const V uniform = V::of(mask.uniform);
-  auto top = Slots<A>::of(kMinusInfinity);
-  for_each_vector<A>(cols, [&](std::int64_t i, int slot, auto lanes) {
+  auto top = Slots<T>::of(kMinusInfinity);
+  for_each_vector<T>(cols, [&](std::int64_t i, int slot, auto lanes) {
     V v = load(x + i, lanes);
     if constexpr (kMask == MaskKind::kNone) {
       v = fma(v, factor, uniform);
     } else if constexpr (kMask == MaskKind::kBool) {
-      v = select(nonzero<A>(m + i, lanes), v * factor, lowest);
+      v = select(nonzero<T>(m + i, lanes), v * factor, lowest);
     } else {
-      v = fma(v, factor, load(m + i, lanes));
+      v = fma(v, factor, load_as<T>(m + i, lanes));
     }
-    store(z + i, v, lanes);
-    top[slot] = max(keep(v, lanes, lowest), top[slot]);
+    store_wide<T>(z + i, v, lanes);
+    top[slot] = max(keep<T>(v, lanes, lowest), top[slot]);
   });
   return top.largest();
 }
@@ -95,19 +95,19 @@ template <class T, bool kLog>
 TFK_FLATTEN accumulate_t<T> exponentiate(accumulate_t<T>* z, accumulate_t<T> top, std::int64_t cols,
                                          const T* next) {
   using A = accumulate_t<T>;
-  using V = Vec<A>;
+  using V = vec_t<T>;
   const V origin = V::of(top);
   A sum = 0;
-  for_each_block<A>(cols, [&](std::int64_t begin, std::int64_t count) {
+  for_each_block<T>(cols, [&](std::int64_t begin, std::int64_t count) {
     A* const block = z + begin;
-    auto slots = Slots<A>::of(0);
-    for_each_vector<A>(
+    auto slots = Slots<T>::of(0);
+    for_each_vector<T>(
         count,
         [&](std::int64_t i, int slot, auto lanes) {
-          const V shifted = load(block + i, lanes) - origin;
-          const V e = exp(shifted);
-          store(block + i, kLog ? shifted : e, lanes);
-          slots[slot] = slots[slot] + keep(e, lanes, V::of(0));
+          const V shifted = load_wide<T>(block + i, lanes) - origin;
+          const V e = exp_for<T>(shifted);
+          store_wide<T>(block + i, kLog ? shifted : e, lanes);
+          slots[slot] = slots[slot] + keep<T>(e, lanes, V::of(0));
         },
         PrefetchRow<T>{next + begin});
     sum += slots.sum();
@@ -115,32 +115,39 @@ TFK_FLATTEN accumulate_t<T> exponentiate(accumulate_t<T>* z, accumulate_t<T> top
   return sum;
 }
 
-// y = (z - offset) * factor
-template <class T, class Store>
-TFK_FLATTEN void write_row(const accumulate_t<T>* z, accumulate_t<T> offset, accumulate_t<T> factor,
-                           T* y, std::int64_t cols) {
-  using A = accumulate_t<T>;
-  using V = Vec<A>;
-  const V origin = V::of(offset);
-  const V scale = V::of(factor);
-  for_each_vector<A>(cols, [&](std::int64_t i, int, auto lanes) {
-    Store::put(y + i, (load(z + i, lanes) - origin) * scale, lanes);
+// y = z / sum, or z - log(sum) where the logarithm is wanted.
+template <class T, bool kLog, class Store>
+TFK_FLATTEN void write_row(const accumulate_t<T>* z, accumulate_t<T> sum, T* y, std::int64_t cols) {
+  using V = vec_t<T>;
+  const V last = V::of(kLog ? natural_log(sum) : 1 / sum);
+  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
+    const V v = load_wide<T>(z + i, lanes);
+    Store::put(y + i, kLog ? v - last : v * last, lanes);
   });
 }
 
 template <class T>
+constexpr auto* pick_write_row(bool log, bool stream) {
+  using Function = void(const accumulate_t<T>*, accumulate_t<T>, T*, std::int64_t);
+  constexpr Function* kTable[2][2] = {
+      {write_row<T, false, CachedStore>, write_row<T, false, StreamingStore>},
+      {write_row<T, true, CachedStore>, write_row<T, true, StreamingStore>}};
+  return kTable[log][stream];
+}
+
+template <class T>
 TFK_FLATTEN void fill_row(T* y, accumulate_t<T> value, std::int64_t cols) {
-  using A = accumulate_t<T>;
-  for_each_vector<A>(
-      cols, [&](std::int64_t i, int, auto lanes) { store(y + i, Vec<A>::of(value), lanes); });
+  for_each_vector<T>(
+      cols, [&](std::int64_t i, int, auto lanes) { store(y + i, vec_t<T>::of(value), lanes); });
 }
 
 // A row whose maximum is -inf may still hold a NaN, which the maximum passed over.
-template <class A>
-TFK_FLATTEN bool all_minus_infinity(const A* z, std::int64_t cols) {
-  auto sum = Slots<A>::of(0);
-  for_each_vector<A>(cols, [&](std::int64_t i, int slot, auto lanes) {
-    sum[slot] = sum[slot] + load(z + i, lanes);
+template <class T>
+TFK_FLATTEN bool all_minus_infinity(const accumulate_t<T>* z, std::int64_t cols) {
+  using V = vec_t<T>;
+  auto sum = Slots<T>::of(0);
+  for_each_vector<T>(cols, [&](std::int64_t i, int slot, auto lanes) {
+    sum[slot] = sum[slot] + keep<T>(load_wide<T>(z + i, lanes), lanes, V::of(0));
   });
   return sum.sum() == kMinusInfinity;
 }
@@ -152,8 +159,7 @@ void forward(const SoftmaxForwardProblem& p, bool stream, void* scratch, std::in
   A* const z = static_cast<A*>(scratch);
   const A masked_value = p.log ? A{kMinusInfinity} : A{0};
   const auto exponentiate_row = p.log ? exponentiate<T, true> : exponentiate<T, false>;
-  const auto write = stream && can_stream<T>(p.y, p.y_stride) ? write_row<T, StreamingStore>
-                                                              : write_row<T, CachedStore>;
+  const auto write = pick_write_row<T>(p.log, stream && can_stream<T>(p.y, p.y_stride));
   for (std::int64_t r = begin; r < end; ++r) {
     const T* const x = static_cast<const T*>(p.x) + r * p.x_stride;
     const T* const next = r + 1 < end ? x + p.x_stride : x;
@@ -162,16 +168,9 @@ void forward(const SoftmaxForwardProblem& p, bool stream, void* scratch, std::in
     const MaskOfRow<A> mask = mask_of_row<T>(p.mask, r);
     const A top = pick_scale_and_mask<T>(mask.kind)(x, mask, static_cast<A>(p.scale), z, visible);
     const bool masked_out =
-        p.masked() && top == kMinusInfinity && (visible == 0 || all_minus_infinity(z, visible));
+        p.masked() && top == kMinusInfinity && (visible == 0 || all_minus_infinity<T>(z, visible));
     const std::int64_t written = masked_out ? 0 : visible;
-    if (written > 0) {
-      const A sum = exponentiate_row(z, top, written, next);
-      if (p.log) {
-        write(z, natural_log(sum), 1, y, written);
-      } else {
-        write(z, 0, 1 / sum, y, written);
-      }
-    }
+    if (written > 0) write(z, exponentiate_row(z, top, written, next), y, written);
     fill_row(y + written, masked_value, p.cols - written);
   }
   stream_fence();
@@ -186,10 +185,10 @@ template <class T, bool kLog>
 TFK_FLATTEN accumulate_t<T> reduce_gradient(const T* dy, const T* y, std::int64_t cols) {
   using A = accumulate_t<T>;
   A sum = 0;
-  for_each_block<A>(cols, [&](std::int64_t begin, std::int64_t count) {
-    auto slots = Slots<A>::of(0);
-    for_each_vector<A>(count, [&](std::int64_t i, int slot, auto lanes) {
-      const Vec<A> g = load(dy + begin + i, lanes);
+  for_each_block<T>(cols, [&](std::int64_t begin, std::int64_t count) {
+    auto slots = Slots<T>::of(0);
+    for_each_vector<T>(count, [&](std::int64_t i, int slot, auto lanes) {
+      const vec_t<T> g = load(dy + begin + i, lanes);
       slots[slot] = kLog ? slots[slot] + g : fma(g, load(y + begin + i, lanes), slots[slot]);
     });
     sum += slots.sum();
@@ -209,9 +208,9 @@ struct BackwardRow {
 };
 
 template <class T, bool kLog, bool kMasked, class Store>
-TFK_FLATTEN void write_dx(const BackwardRow<T>& row, std::int64_t cols) {
-  using A = accumulate_t<T>;
-  using V = Vec<A>;
+TFK_FLATTEN void write_dx(const BackwardRow<T>& arguments, std::int64_t cols) {
+  const BackwardRow<T> row = arguments;  // no store can change it
+  using V = vec_t<T>;
   const V minus_sum = V::of(-row.sum);
   const V scale = V::of(row.scale);
   const V zero = V::of(0);
@@ -219,7 +218,7 @@ TFK_FLATTEN void write_dx(const BackwardRow<T>& row, std::int64_t cols) {
     PrefetchRow<T>{row.next_dy}(begin, end);
     PrefetchRow<T>{row.next_y}(begin, end);
   };
-  for_each_vector<A>(
+  for_each_vector<T>(
       cols,
       [&](std::int64_t i, int, auto lanes) {
         const V dy = load(row.dy + i, lanes);

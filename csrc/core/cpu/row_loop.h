@@ -7,8 +7,10 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// Enough to hide the latency of an addition; arrays for vectors would only make the code long.
-inline constexpr int kUnroll = TFK_ISA_LEVEL == 0 ? 2 : 4;
+// Enough to hide the latency of an addition; arrays for vectors would only make the code long, and
+// twice as many pairs would not fit the registers.
+template <class T>
+inline constexpr int kUnroll = TFK_ISA_LEVEL == 0 || !InOrder<T> ? 2 : 4;
 
 struct NoPrefetch {
   TFK_INLINE void operator()(std::int64_t, std::int64_t) const {}
@@ -25,12 +27,12 @@ struct PrefetchRow {
   }
 };
 
-// Calls body(column, slot, lanes) for each vector of [0, count): kSlots whole vectors at a time,
+// Calls body(column, slot, lanes) for each vec_t<T> of [0, count): kSlots whole vectors at a time,
 // with slots 0, 1, ... so that each can have an accumulator of its own; then single vectors and the
 // rest of the row on slot 0.
-template <class A, int kSlots = kUnroll, class Body, class Prefetch = NoPrefetch>
+template <class T, int kSlots = kUnroll<T>, class Body, class Prefetch = NoPrefetch>
 TFK_INLINE void for_each_vector(std::int64_t count, Body&& body, Prefetch prefetch_block = {}) {
-  constexpr int kLanes = Vec<A>::kLanes;
+  constexpr int kLanes = vec_t<T>::kLanes;
   std::int64_t i = 0;
   for (; i + kSlots * kLanes <= count; i += kSlots * kLanes) {
     prefetch_block(i, i + kSlots * kLanes);
@@ -43,33 +45,35 @@ TFK_INLINE void for_each_vector(std::int64_t count, Body&& body, Prefetch prefet
 
 // Calls body(first column, columns) for each block of a row. Sums are formed block by block, 128
 // terms to an accumulator: their rounding error then hardly grows with the length of the row.
-template <class A, class Body>
+template <class T, class Body>
 TFK_INLINE void for_each_block(std::int64_t count, Body&& body) {
-  constexpr std::int64_t kBlock = 128 * kUnroll * Vec<A>::kLanes;
+  constexpr std::int64_t kBlock = 128 * kUnroll<T> * vec_t<T>::kLanes;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     body(begin, count - begin < kBlock ? count - begin : kBlock);
   }
 }
 
 // One partial result a slot.
-template <class A, int kSlots = kUnroll>
+template <class T, int kSlots = kUnroll<T>>
 struct Slots {
-  Vec<A> slot[kSlots];
+  using A = accumulate_t<T>;
+  using V = vec_t<T>;
+  V slot[kSlots];
 
   TFK_INLINE static Slots of(A value) {
     Slots slots;
-    for (Vec<A>& v : slots.slot) v = Vec<A>::of(value);
+    for (V& v : slots.slot) v = V::of(value);
     return slots;
   }
-  TFK_INLINE Vec<A>& operator[](int i) { return slot[i]; }
+  TFK_INLINE V& operator[](int i) { return slot[i]; }
 
   TFK_INLINE A sum() const {
-    Vec<A> total = slot[0];
+    V total = slot[0];
     for (int i = 1; i < kSlots; ++i) total = total + slot[i];
     return reduce_add(total);
   }
   TFK_INLINE A largest() const {
-    Vec<A> top = slot[0];
+    V top = slot[0];
     for (int i = 1; i < kSlots; ++i) top = max(top, slot[i]);
     return reduce_max(top);
   }
@@ -79,17 +83,17 @@ struct Slots {
 // is still needed. The rest of a row always takes the first way.
 struct CachedStore {
   template <class T, class Lanes>
-  TFK_INLINE static void put(T* p, Vec<accumulate_t<T>> v, Lanes lanes) {
+  TFK_INLINE static void put(T* p, vec_t<T> v, Lanes lanes) {
     store(p, v, lanes);
   }
 };
 struct StreamingStore {
   template <class T>
-  TFK_INLINE static void put(T* p, Vec<accumulate_t<T>> v, All) {
+  TFK_INLINE static void put(T* p, vec_t<T> v, All) {
     stream(p, v);
   }
   template <class T>
-  TFK_INLINE static void put(T* p, Vec<accumulate_t<T>> v, First lanes) {
+  TFK_INLINE static void put(T* p, vec_t<T> v, First lanes) {
     store(p, v, lanes);
   }
 };
@@ -97,7 +101,7 @@ struct StreamingStore {
 // Whether every row starts where StreamingStore can write a vector.
 template <class T>
 TFK_INLINE bool can_stream(const void* data, std::int64_t row_stride) {
-  constexpr int kLanes = Vec<accumulate_t<T>>::kLanes;
+  constexpr int kLanes = vec_t<T>::kLanes;
   return reinterpret_cast<std::uintptr_t>(data) % (kLanes * sizeof(T)) == 0 &&
          row_stride % kLanes == 0;
 }

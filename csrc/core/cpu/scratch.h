@@ -3,11 +3,18 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "transformer_kernels/context.h"
 
 namespace transformer_kernels::cpu {
+
+// Columns of memory for a wide row, whose last vector is whole (simd.h).
+constexpr std::int64_t wide_cols(std::int64_t cols) {
+  constexpr std::int64_t kMostLanes = 32;
+  return (cols + kMostLanes - 1) / kMostLanes * kMostLanes;
+}
 
 // Memory of the calling thread, from the context's workspace where it has one.
 class Scratch {

@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: MIT
-// Vectors for kernels: Vec<float> and Vec<double>, loads that widen every storage type to them, and
-// stores that round back to nearest even. For sources that are compiled once per instruction set
-// (*_isa.cpp): all names live in the set's own namespace, so that the linker cannot mix the sets.
+// Vectors for kernels: vec_t<T> is what rows of T are computed in. It has lanes of accumulate_t<T>;
+// loads widen to it, and stores round back to nearest even. For sources that are compiled once per
+// instruction set (*_isa.cpp): all names live in the set's own namespace, so that the linker cannot
+// mix the sets.
 //
-//   Vec<A>::of(a)                        all lanes a
+// vec_t<T> is Vec<accumulate_t<T>>, with elements in order, or a Pair, with elements in an order of
+// its own (simd_pair.h). Arrays of elements are always in order. A row that only kernels see can be
+// kept wide, in the order of the lanes: load_wide() and store_wide() then move nothing about.
+//
+//   vec_t<T>::of(a)                      all lanes a
 //   + - *  fma(a, b, c)  max(a, b)  exp  lane by lane; max returns b where a is NaN
 //   reduce_add(v)  reduce_max(v)         over the lanes
-//   load(p, lanes)  store(p, v, lanes)   lanes is All{} or First{n}; lanes beyond n are 0, not
-//   stored stream(p, v)                         store past the caches; p aligned to kLanes elements
-//   nonzero<A>(bytes, lanes)  equal(a, b)  first<A>(lanes)  ->  Mask<A>, for select(mask, yes, no)
-//   keep(v, lanes, otherwise)            v where lanes are, otherwise elsewhere
+//   load(p, lanes)  store(p, v, lanes)   elements of T; lanes is All{} or First{n}; lanes beyond n
+//                                        are 0 when loaded, and not stored
+//   load_as<T>(p, lanes)                 vec_t<T> from elements of T or of accumulate_t<T>
+//   load_wide<T>(p, lanes)  store_wide<T>(p, v, lanes)
+//                                        of a wide row, which has room for wide_cols() columns
+//   stream(p, v)                         store past the caches; p aligned to kLanes elements
+//   nonzero<T>(bytes, lanes)  equal(a, b)  first<T>(lanes)  ->  for select(mask, yes, no)
+//   keep<T>(v, lanes, otherwise)         v where lanes are, otherwise elsewhere
 #pragma once
 
 #include <cstdint>
@@ -44,6 +53,13 @@ struct Vec;
 template <class A>
 struct Mask;
 
+template <class T>
+struct VecOf {
+  using type = Vec<accumulate_t<T>>;
+};
+template <class T>
+using vec_t = typename VecOf<T>::type;
+
 // Elements that do not fill a vector of N, by way of memory: for types without masked instructions.
 template <class T, int N>
 struct Staged {
@@ -51,14 +67,20 @@ struct Staged {
 
   TFK_INLINE static Staged from(const T* source, First lanes) {
     Staged staged;
-    for (int i = 0; i < N; ++i) {
-      if (i < lanes.count) staged.data[i] = source[i];
-    }
+    copy(staged.data, source, lanes.count);
     return staged;
   }
-  TFK_INLINE void copy_to(T* target, First lanes) const {
-    for (int i = 0; i < N; ++i) {
-      if (i < lanes.count) target[i] = data[i];
+  TFK_INLINE void copy_to(T* target, First lanes) const { copy(target, data, lanes.count); }
+
+ private:
+  // Fewer than N elements, in blocks of decreasing powers of two.
+  TFK_INLINE static void copy(T* to, const T* from, std::int64_t count) {
+#pragma GCC unroll 8
+    for (int block = N / 2; block > 0; block /= 2) {
+      if ((count & block) == 0) continue;
+      __builtin_memcpy(to, from, block * sizeof(T));
+      to += block;
+      from += block;
     }
   }
 };
@@ -73,18 +95,39 @@ struct Staged {
 #include "core/cpu/simd_scalar.h"
 #endif
 
-#include "core/cpu/simd_exp.h"
+#if TFK_ISA_LEVEL == 1 || TFK_ISA_LEVEL == 2
+#include "core/cpu/simd_pair.h"
+#endif
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
+// Rows of T are computed in vectors with elements in order, not in pairs.
+template <class T>
+concept InOrder = __is_same(vec_t<T>, Vec<accumulate_t<T>>);
+
+template <InOrder T, class Element, class Lanes>
+TFK_INLINE vec_t<T> load_as(const Element* p, Lanes lanes) {
+  return load(p, lanes);
+}
+template <InOrder T, class Lanes>
+TFK_INLINE vec_t<T> load_wide(const accumulate_t<T>* p, Lanes lanes) {
+  return load(p, lanes);
+}
+template <InOrder T, class Lanes>
+TFK_INLINE void store_wide(accumulate_t<T>* p, vec_t<T> v, Lanes lanes) {
+  store(p, v, lanes);
+}
+
 // v, with `otherwise` in the lanes that are not among `lanes`.
-template <class A>
-TFK_INLINE Vec<A> keep(Vec<A> v, All, Vec<A>) {
+template <class T>
+TFK_INLINE vec_t<T> keep(vec_t<T> v, All, vec_t<T>) {
   return v;
 }
-template <class A>
-TFK_INLINE Vec<A> keep(Vec<A> v, First lanes, Vec<A> otherwise) {
-  return select(first<A>(lanes), v, otherwise);
+template <class T>
+TFK_INLINE vec_t<T> keep(vec_t<T> v, First lanes, vec_t<T> otherwise) {
+  return select(first<T>(lanes), v, otherwise);
 }
 
 }  // namespace transformer_kernels::cpu::TFK_ISA
+
+#include "core/cpu/simd_exp.h"

@@ -73,18 +73,18 @@ TFK_INLINE __m256i first_qwords(First lanes) {
   return _mm256_cmpgt_epi64(_mm256_set1_epi64x(lanes.count), _mm256_setr_epi64x(0, 1, 2, 3));
 }
 
-template <class A>
-TFK_INLINE Mask<A> first(First lanes) {
-  if constexpr (sizeof(A) == sizeof(float)) {
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> first(First lanes) {
+  if constexpr (sizeof(accumulate_t<T>) == sizeof(float)) {
     return {_mm256_castsi256_ps(first_dwords(lanes))};
   } else {
     return {_mm256_castsi256_pd(first_qwords(lanes))};
   }
 }
-template <class A>
-TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, All) {
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> nonzero(const std::uint8_t* bytes, All) {
   const __m256i zero = _mm256_setzero_si256();
-  if constexpr (sizeof(A) == sizeof(float)) {
+  if constexpr (sizeof(accumulate_t<T>) == sizeof(float)) {
     const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
     return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_cvtepu8_epi32(eight), zero))};
   } else {
@@ -94,9 +94,9 @@ TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, All) {
     return {_mm256_castsi256_pd(_mm256_cmpgt_epi64(wide, zero))};
   }
 }
-template <class A>
-TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, First lanes) {
-  return nonzero<A>(Staged<std::uint8_t, Vec<A>::kLanes>::from(bytes, lanes).data, All{});
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> nonzero(const std::uint8_t* bytes, First lanes) {
+  return nonzero<T>(Staged<std::uint8_t, vec_t<T>::kLanes>::from(bytes, lanes).data, All{});
 }
 TFK_INLINE Mask<float> equal(VecF a, VecF b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)}; }
 TFK_INLINE Mask<double> equal(VecD a, VecD b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_EQ_OQ)}; }
@@ -116,7 +116,8 @@ inline constexpr float kExpLowest = -88.0f;
 
 // a * 2^n for whole n in [-127, 127], through the bits of the exponent.
 TFK_INLINE VecF times_power_of_two(VecF a, VecF n) {
-  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+  // Adding 1.5 * 2^23 leaves the biased exponent in the low bits of the sum.
+  const __m256i biased = _mm256_castps_si256(_mm256_add_ps(n.v, _mm256_set1_ps(0x1.8p23f + 127)));
   return {_mm256_mul_ps(a.v, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)))};
 }
 
@@ -125,34 +126,15 @@ TFK_INLINE VecD load(const double* p, All) { return {_mm256_loadu_pd(p)}; }
 TFK_INLINE VecF load(const Half* p, All) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-TFK_INLINE VecF load(const BFloat16* p, All) {
-  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
-}
 
 TFK_INLINE __m128i to_half(VecF a) {
   return _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-// Adds half of the last kept bit, or just less where that bit is 0: ties go to even.
-TFK_INLINE __m128i to_bfloat16(VecF a) {
-  const __m256i bits = _mm256_castps_si256(a.v);
-  const __m256i high = _mm256_srli_epi32(bits, 16);
-  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-  const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
-  const __m256i quiet_nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q));
-  const __m256i words = _mm256_blendv_epi8(rounded, quiet_nan, is_nan);
-  return _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
 TFK_INLINE void store(float* p, VecF a, All) { _mm256_storeu_ps(p, a.v); }
 TFK_INLINE void store(double* p, VecD a, All) { _mm256_storeu_pd(p, a.v); }
 TFK_INLINE void store(Half* p, VecF a, All) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_half(a));
-}
-TFK_INLINE void store(BFloat16* p, VecF a, All) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_bfloat16(a));
 }
 
 TFK_INLINE VecF load(const float* p, First lanes) {
@@ -161,9 +143,8 @@ TFK_INLINE VecF load(const float* p, First lanes) {
 TFK_INLINE VecD load(const double* p, First lanes) {
   return {_mm256_maskload_pd(p, first_qwords(lanes))};
 }
-template <class T>
-TFK_INLINE VecF load(const T* p, First lanes) {
-  return load(Staged<T, VecF::kLanes>::from(p, lanes).data, All{});
+TFK_INLINE VecF load(const Half* p, First lanes) {
+  return load(Staged<Half, VecF::kLanes>::from(p, lanes).data, All{});
 }
 TFK_INLINE void store(float* p, VecF a, First lanes) {
   _mm256_maskstore_ps(p, first_dwords(lanes), a.v);
@@ -171,9 +152,8 @@ TFK_INLINE void store(float* p, VecF a, First lanes) {
 TFK_INLINE void store(double* p, VecD a, First lanes) {
   _mm256_maskstore_pd(p, first_qwords(lanes), a.v);
 }
-template <class T>
-TFK_INLINE void store(T* p, VecF a, First lanes) {
-  Staged<T, VecF::kLanes> staged;
+TFK_INLINE void store(Half* p, VecF a, First lanes) {
+  Staged<Half, VecF::kLanes> staged;
   store(staged.data, a, All{});
   staged.copy_to(p, lanes);
 }
@@ -183,10 +163,71 @@ TFK_INLINE void stream(double* p, VecD a) { _mm256_stream_pd(p, a.v); }
 TFK_INLINE void stream(Half* p, VecF a) {
   _mm_stream_si128(reinterpret_cast<__m128i*>(p), to_half(a));
 }
-TFK_INLINE void stream(BFloat16* p, VecF a) {
-  _mm_stream_si128(reinterpret_cast<__m128i*>(p), to_bfloat16(a));
-}
 TFK_INLINE void stream_fence() { _mm_sfence(); }
 TFK_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// ---------------------------------------------------------------------------- for simd_pair.h
+
+using Words = __m256i;
+
+TFK_INLINE Words load_words(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+TFK_INLINE void store_words(void* p, Words a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
+TFK_INLINE void stream_words(void* p, Words a) { _mm256_stream_si256(static_cast<__m256i*>(p), a); }
+TFK_INLINE Words words_of_bytes(const std::uint8_t* bytes) {
+  return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+TFK_INLINE VecF even_bfloat16(Words a) { return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16))}; }
+TFK_INLINE VecF odd_bfloat16(Words a) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(a, upper))};
+}
+// The upper half of each sum is rounded: half of its last bit is added, or just less where that bit
+// is 0, so that ties go to even.
+TFK_INLINE __m256i add_half(VecF a) {
+  const __m256i bits = _mm256_castps_si256(a.v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+TFK_INLINE __m256i is_nan(VecF a, VecF b) {
+  return _mm256_castps_si256(_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q));
+}
+TFK_INLINE Words to_bfloat16(VecF even, VecF odd) {
+  __m256i low = add_half(even);
+  __m256i high = add_half(odd);
+  // NaN may have become anything. A branch on whether there is one costs half of what removing it
+  // always would.
+  if (__builtin_expect(_mm256_movemask_epi8(is_nan(even, odd)) != 0, 0)) {
+    low = _mm256_or_si256(low, is_nan(even, even));
+    high = _mm256_or_si256(high, is_nan(odd, odd));
+  }
+  return _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xaa);
+}
+
+// Of the elements of a, then b.
+TFK_INLINE __m256 in_order(__m256 a) {
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(a), 0xd8));
+}
+TFK_INLINE VecF even_of(VecF a, VecF b) { return {in_order(_mm256_shuffle_ps(a.v, b.v, 0x88))}; }
+TFK_INLINE VecF odd_of(VecF a, VecF b) { return {in_order(_mm256_shuffle_ps(a.v, b.v, 0xdd))}; }
+// The first and the second half of what takes turns between even and odd.
+TFK_INLINE VecF first_of(VecF even, VecF odd) {
+  return {_mm256_unpacklo_ps(in_order(even.v), in_order(odd.v))};
+}
+TFK_INLINE VecF second_of(VecF even, VecF odd) {
+  return {_mm256_unpackhi_ps(in_order(even.v), in_order(odd.v))};
+}
+
+TFK_INLINE Mask<float> even_nonzero(Words a) {
+  const __m256i even = _mm256_slli_epi32(a, 16);
+  return {_mm256_castsi256_ps(_mm256_cmpgt_epi16(even, _mm256_setzero_si256()))};
+}
+TFK_INLINE Mask<float> odd_nonzero(Words a) {
+  return {_mm256_castsi256_ps(_mm256_cmpgt_epi16(a, _mm256_setzero_si256()))};
+}
+TFK_INLINE Mask<float> even_first(First lanes) { return first<float>({(lanes.count + 1) / 2}); }
+TFK_INLINE Mask<float> odd_first(First lanes) { return first<float>({lanes.count / 2}); }
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -52,21 +52,21 @@ TFK_INLINE double reduce_max(VecD a) { return _mm512_reduce_max_pd(a.v); }
 
 TFK_INLINE unsigned first_bits(First lanes) { return (1u << lanes.count) - 1; }
 
-template <class A>
-TFK_INLINE Mask<A> first(First lanes) {
-  return {static_cast<decltype(Mask<A>::v)>(first_bits(lanes))};
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> first(First lanes) {
+  return {static_cast<decltype(Mask<accumulate_t<T>>::v)>(first_bits(lanes))};
 }
-template <class A>
-TFK_INLINE Mask<A> nonzero_bytes(__m128i bytes) {
-  return {static_cast<decltype(Mask<A>::v)>(_mm_test_epi8_mask(bytes, bytes))};
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> nonzero_bytes(__m128i bytes) {
+  return {static_cast<decltype(Mask<accumulate_t<T>>::v)>(_mm_test_epi8_mask(bytes, bytes))};
 }
-template <class A>
-TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, First lanes) {
-  return nonzero_bytes<A>(_mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bits(lanes)), bytes));
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> nonzero(const std::uint8_t* bytes, First lanes) {
+  return nonzero_bytes<T>(_mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bits(lanes)), bytes));
 }
-template <class A>
-TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, All) {
-  return nonzero<A>(bytes, First{Vec<A>::kLanes});
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> nonzero(const std::uint8_t* bytes, All) {
+  return nonzero<T>(bytes, First{Vec<accumulate_t<T>>::kLanes});
 }
 TFK_INLINE Mask<float> equal(VecF a, VecF b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
 TFK_INLINE Mask<double> equal(VecD a, VecD b) { return {_mm512_cmp_pd_mask(a.v, b.v, _CMP_EQ_OQ)}; }
@@ -87,31 +87,9 @@ inline constexpr float kExpLowest = -106.0f;
 TFK_INLINE VecF times_power_of_two(VecF a, VecF n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
 TFK_INLINE VecF from_half(__m256i bits) { return {_mm512_cvtph_ps(bits)}; }
-TFK_INLINE VecF from_bfloat16(__m256i bits) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
-}
 TFK_INLINE __m256i to_half(VecF a) {
   return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-
-#if TFK_ISA_LEVEL >= 3
-// The instruction takes subnormal numbers for 0.
-TFK_INLINE __m256i to_bfloat16(VecF a) {
-  return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(a.v));
-}
-#else
-// Adds half of the last kept bit, or just less where that bit is 0: ties go to even.
-TFK_INLINE __m256i to_bfloat16(VecF a) {
-  const __m512i bits = _mm512_castps_si512(a.v);
-  const __m512i high = _mm512_srli_epi32(bits, 16);
-  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-  const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
-  const __m512i quiet_nan = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
-  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(is_nan, rounded, quiet_nan));
-}
-#endif
 
 TFK_INLINE __m256i load_words(const void* p, All) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -138,10 +116,6 @@ template <class Lanes>
 TFK_INLINE VecF load(const Half* p, Lanes lanes) {
   return from_half(load_words(p, lanes));
 }
-template <class Lanes>
-TFK_INLINE VecF load(const BFloat16* p, Lanes lanes) {
-  return from_bfloat16(load_words(p, lanes));
-}
 
 TFK_INLINE void store(float* p, VecF a, All) { _mm512_storeu_ps(p, a.v); }
 TFK_INLINE void store(double* p, VecD a, All) { _mm512_storeu_pd(p, a.v); }
@@ -155,20 +129,95 @@ template <class Lanes>
 TFK_INLINE void store(Half* p, VecF a, Lanes lanes) {
   store_words(p, to_half(a), lanes);
 }
-template <class Lanes>
-TFK_INLINE void store(BFloat16* p, VecF a, Lanes lanes) {
-  store_words(p, to_bfloat16(a), lanes);
-}
 
 TFK_INLINE void stream(float* p, VecF a) { _mm512_stream_ps(p, a.v); }
 TFK_INLINE void stream(double* p, VecD a) { _mm512_stream_pd(p, a.v); }
 TFK_INLINE void stream(Half* p, VecF a) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(p), to_half(a));
 }
+TFK_INLINE void stream_fence() { _mm_sfence(); }
+TFK_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+#if TFK_ISA_LEVEL >= 3
+
+// The instruction takes subnormal numbers for 0.
+TFK_INLINE __m256i to_bfloat16(VecF a) {
+  return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(a.v));
+}
+template <class Lanes>
+TFK_INLINE VecF load(const BFloat16* p, Lanes lanes) {
+  const __m512i bits = _mm512_cvtepu16_epi32(load_words(p, lanes));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
+}
+template <class Lanes>
+TFK_INLINE void store(BFloat16* p, VecF a, Lanes lanes) {
+  store_words(p, to_bfloat16(a), lanes);
+}
 TFK_INLINE void stream(BFloat16* p, VecF a) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(p), to_bfloat16(a));
 }
-TFK_INLINE void stream_fence() { _mm_sfence(); }
-TFK_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+#else  // for simd_pair.h
+
+using Words = __m512i;
+inline constexpr __mmask32 kOddWords = 0xaaaaaaaa;
+
+TFK_INLINE Words load_words(const void* p) { return _mm512_loadu_si512(p); }
+TFK_INLINE void store_words(void* p, Words a) { _mm512_storeu_si512(p, a); }
+TFK_INLINE void stream_words(void* p, Words a) { _mm512_stream_si512(static_cast<__m512i*>(p), a); }
+TFK_INLINE Words words_of_bytes(const std::uint8_t* bytes) {
+  return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+}
+
+TFK_INLINE VecF even_bfloat16(Words a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a, 16))}; }
+TFK_INLINE VecF odd_bfloat16(Words a) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm512_castsi512_ps(_mm512_and_si512(a, upper))};
+}
+// The upper half of each lane is rounded: half of its last bit is added, or just less where that
+// bit is 0, so that ties go to even. NaN becomes the NaN of all bits.
+TFK_INLINE __m512i round_upper(VecF a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return _mm512_mask_mov_epi32(sum, is_nan, _mm512_set1_epi32(-1));
+}
+TFK_INLINE Words to_bfloat16(VecF even, VecF odd) {
+  const __m512i low = _mm512_srli_epi32(round_upper(even), 16);
+  return _mm512_mask_blend_epi16(kOddWords, low, round_upper(odd));
+}
+
+// Lanes of a, then b, in the order of `index`.
+TFK_INLINE VecF pick(VecF a, __m512i index, VecF b) {
+  return {_mm512_permutex2var_ps(a.v, index, b.v)};
+}
+TFK_INLINE __m512i lane_index() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+// Of the elements of a, then b.
+TFK_INLINE VecF even_of(VecF a, VecF b) { return pick(a, _mm512_slli_epi32(lane_index(), 1), b); }
+TFK_INLINE VecF odd_of(VecF a, VecF b) {
+  return pick(a, _mm512_add_epi32(_mm512_slli_epi32(lane_index(), 1), _mm512_set1_epi32(1)), b);
+}
+// The first and the second half of what takes turns between even and odd.
+TFK_INLINE __m512i turns(int start) {
+  const __m512i half = _mm512_srli_epi32(lane_index(), 1);
+  return _mm512_mask_add_epi32(_mm512_add_epi32(half, _mm512_set1_epi32(start)), 0xaaaa, half,
+                               _mm512_set1_epi32(start + VecF::kLanes));
+}
+TFK_INLINE VecF first_of(VecF even, VecF odd) { return pick(even, turns(0), odd); }
+TFK_INLINE VecF second_of(VecF even, VecF odd) { return pick(even, turns(VecF::kLanes / 2), odd); }
+
+TFK_INLINE Mask<float> even_nonzero(Words a) {
+  return {_mm512_test_epi32_mask(a, _mm512_set1_epi32(0xffff))};
+}
+TFK_INLINE Mask<float> odd_nonzero(Words a) {
+  return {_mm512_test_epi32_mask(a, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))};
+}
+TFK_INLINE Mask<float> even_first(First lanes) { return first<float>({(lanes.count + 1) / 2}); }
+TFK_INLINE Mask<float> odd_first(First lanes) { return first<float>({lanes.count / 2}); }
+
+#endif
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -68,17 +68,17 @@ TFK_INLINE A reduce_max(Vec<A> v) {
   return largest;
 }
 
-template <class A>
-TFK_INLINE Mask<A> first(First lanes) {
-  return Mask<A>::make([&](int i) { return i < lanes.count; });
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> first(First lanes) {
+  return Mask<accumulate_t<T>>::make([&](int i) { return i < lanes.count; });
 }
 template <class A>
 TFK_INLINE Mask<A> equal(Vec<A> a, Vec<A> b) {
   return Mask<A>::make([&](int i) { return a.lane[i] == b.lane[i]; });
 }
-template <class A>
-TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, All) {
-  return Mask<A>::make([&](int i) { return bytes[i] != 0; });
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> nonzero(const std::uint8_t* bytes, All) {
+  return Mask<accumulate_t<T>>::make([&](int i) { return bytes[i] != 0; });
 }
 template <class A>
 TFK_INLINE Vec<A> select(Mask<A> mask, Vec<A> yes, Vec<A> no) {
@@ -160,9 +160,9 @@ TFK_INLINE void store(T* p, Vec<accumulate_t<T>> v, First lanes) {
   store(staged.data, v, All{});
   staged.copy_to(p, lanes);
 }
-template <class A>
-TFK_INLINE Mask<A> nonzero(const std::uint8_t* bytes, First lanes) {
-  return nonzero<A>(Staged<std::uint8_t, Vec<A>::kLanes>::from(bytes, lanes).data, All{});
+template <class T>
+TFK_INLINE Mask<accumulate_t<T>> nonzero(const std::uint8_t* bytes, First lanes) {
+  return nonzero<T>(Staged<std::uint8_t, vec_t<T>::kLanes>::from(bytes, lanes).data, All{});
 }
 
 template <class T>

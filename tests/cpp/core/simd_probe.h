@@ -21,15 +21,18 @@ struct SimdProbe {
   void (*copy_double)(const double* in, double* out, std::int64_t count);
   void (*exp_float)(const float* in, float* out, std::int64_t count);
   void (*exp_double)(const double* in, double* out, std::int64_t count);
+  // For rows of Half and of BFloat16.
+  void (*exp_for_16_bits[2])(const float* in, float* out, std::int64_t count);
   void (*stream_float)(const float* in, float* out, std::int64_t count);
   void (*stream_bfloat16)(const float* in, BFloat16* out, std::int64_t count);
-  // out[i] = mask[i] ? in[i] : -1
-  void (*select_float)(const std::uint8_t* mask, const float* in, float* out, std::int64_t count);
+  // out[i] = mask[i] ? in[i] : -1, in the vectors of float and of BFloat16 rows
+  void (*select_float[2])(const std::uint8_t* mask, const float* in, float* out,
+                          std::int64_t count);
   void (*select_double)(const std::uint8_t* mask, const double* in, double* out,
                         std::int64_t count);
-  float (*sum_float)(const float* in, std::int64_t count);
+  float (*sum_float[2])(const float* in, std::int64_t count);
   double (*sum_double)(const double* in, std::int64_t count);
-  float (*largest_float)(const float* in, std::int64_t count);
+  float (*largest_float[2])(const float* in, std::int64_t count);
   double (*largest_double)(const double* in, std::int64_t count);
 };
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <type_traits>
+
 #include "core/cpu/row_loop.h"
 #include "simd_probe.h"
 
@@ -7,8 +9,11 @@ namespace {
 
 template <class In, class Out>
 void convert(const In* in, Out* out, std::int64_t count) {
-  for_each_vector<accumulate_t<In>>(
-      count, [&](std::int64_t i, int, auto lanes) { store(out + i, load(in + i, lanes), lanes); });
+  // Of two types, the one with the larger vectors.
+  using T = std::conditional_t<(vec_t<In>::kLanes > vec_t<Out>::kLanes), In, Out>;
+  for_each_vector<T>(count, [&](std::int64_t i, int, auto lanes) {
+    store(out + i, load_as<T>(in + i, lanes), lanes);
+  });
 }
 
 template <class A>
@@ -20,35 +25,42 @@ void exponential(const A* in, A* out, std::int64_t count) {
 
 template <class Out>
 void stream_out(const float* in, Out* out, std::int64_t count) {
-  for_each_vector<float>(count, [&](std::int64_t i, int, auto lanes) {
-    StreamingStore::put(out + i, load(in + i, lanes), lanes);
+  for_each_vector<Out>(count, [&](std::int64_t i, int, auto lanes) {
+    StreamingStore::put(out + i, load_as<Out>(in + i, lanes), lanes);
   });
   stream_fence();
 }
 
-template <class A>
-void select_where(const std::uint8_t* mask, const A* in, A* out, std::int64_t count) {
-  for_each_vector<A>(count, [&](std::int64_t i, int, auto lanes) {
-    const Vec<A> value = load(in + i, lanes);
-    store(out + i, select(nonzero<A>(mask + i, lanes), value, Vec<A>::of(-1)), lanes);
+template <class T, class A = accumulate_t<T>>
+void exponential_for(const A* in, A* out, std::int64_t count) {
+  for_each_vector<T>(count, [&](std::int64_t i, int, auto lanes) {
+    store(out + i, exp_for<T>(load_as<T>(in + i, lanes)), lanes);
   });
 }
 
-template <class A>
+template <class T, class A = accumulate_t<T>>
+void select_where(const std::uint8_t* mask, const A* in, A* out, std::int64_t count) {
+  for_each_vector<T>(count, [&](std::int64_t i, int, auto lanes) {
+    const auto value = load_as<T>(in + i, lanes);
+    store(out + i, select(nonzero<T>(mask + i, lanes), value, vec_t<T>::of(-1)), lanes);
+  });
+}
+
+template <class T, class A = accumulate_t<T>>
 A sum(const A* in, std::int64_t count) {
-  auto total = Slots<A>::of(0);
-  for_each_vector<A>(count, [&](std::int64_t i, int slot, auto lanes) {
-    total[slot] = total[slot] + load(in + i, lanes);
+  auto total = Slots<T>::of(0);
+  for_each_vector<T>(count, [&](std::int64_t i, int slot, auto lanes) {
+    total[slot] = total[slot] + load_as<T>(in + i, lanes);
   });
   return total.sum();
 }
 
-template <class A>
+template <class T, class A = accumulate_t<T>>
 A largest(const A* in, std::int64_t count) {
-  const auto lowest = Vec<A>::of(-__builtin_inff());
-  auto top = Slots<A>::of(-__builtin_inff());
-  for_each_vector<A>(count, [&](std::int64_t i, int slot, auto lanes) {
-    top[slot] = max(keep(load(in + i, lanes), lanes, lowest), top[slot]);
+  const auto lowest = vec_t<T>::of(-__builtin_inff());
+  auto top = Slots<T>::of(-__builtin_inff());
+  for_each_vector<T>(count, [&](std::int64_t i, int slot, auto lanes) {
+    top[slot] = max(keep<T>(load_as<T>(in + i, lanes), lanes, lowest), top[slot]);
   });
   return top.largest();
 }
@@ -65,13 +77,14 @@ const SimdProbe simd_probe = {Vec<float>::kLanes,
                               convert<double, double>,
                               exponential<float>,
                               exponential<double>,
+                              {exponential_for<Half>, exponential_for<BFloat16>},
                               stream_out<float>,
                               stream_out<BFloat16>,
-                              select_where<float>,
+                              {select_where<float>, select_where<BFloat16>},
                               select_where<double>,
-                              sum<float>,
+                              {sum<float>, sum<BFloat16>},
                               sum<double>,
-                              largest<float>,
+                              {largest<float>, largest<BFloat16>},
                               largest<double>};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

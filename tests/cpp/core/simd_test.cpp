@@ -117,15 +117,32 @@ TEST_P(Simd, exp_is_within_two_units_in_the_last_place) {
   EXPECT_LE(worst, 4.0) << "halves of a unit in the last place";
 }
 
+TEST_P(Simd, exp_for_16_bits_hardly_adds_to_their_rounding) {
+  std::vector<float> in;
+  for (float x = -87.3f; x < 88.0f; x += 0.000731f) in.push_back(x);
+  std::vector<float> out(in.size());
+  for (const auto exp : probe().exp_for_16_bits) {
+    exp(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      const double exact = std::exp(static_cast<double>(in[i]));
+      const double bound = std::abs(in[i]) < 8 ? 0x1p-18 : 0x1p-17;
+      ASSERT_LE(std::abs(out[i] - exact), bound * exact) << in[i];
+    }
+  }
+}
+
 TEST_P(Simd, exp_at_the_ends) {
   const std::vector<float> in = {0.0f, -0.0f, -INFINITY, -1e30f, -200.0f, NAN, -NAN, -87.0f};
-  std::vector<float> out(in.size());
-  probe().exp_float(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
-  EXPECT_EQ(out[0], 1.0f);
-  EXPECT_EQ(out[1], 1.0f);
-  for (int i = 2; i < 5; ++i) EXPECT_EQ(out[i], 0.0f) << in[i];
-  EXPECT_TRUE(std::isnan(out[5]) && std::isnan(out[6]));
-  EXPECT_GT(out[7], 0.0f);
+  for (const auto exp :
+       {probe().exp_float, probe().exp_for_16_bits[0], probe().exp_for_16_bits[1]}) {
+    std::vector<float> out(in.size());
+    exp(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
+    EXPECT_EQ(out[0], 1.0f);
+    EXPECT_EQ(out[1], 1.0f);
+    for (int i = 2; i < 5; ++i) EXPECT_EQ(out[i], 0.0f) << in[i];
+    EXPECT_TRUE(std::isnan(out[5]) && std::isnan(out[6]));
+    EXPECT_GT(out[7], 0.0f);
+  }
   const std::vector<double> in64 = {0.0, -INFINITY, NAN, -700.0, 1.0};
   std::vector<double> out64(in64.size());
   probe().exp_double(in64.data(), out64.data(), static_cast<std::int64_t>(in64.size()));
@@ -184,19 +201,23 @@ TEST_P(Simd, selects_and_reduces) {
       mask[i] = static_cast<std::uint8_t>(i * 37 % 3 * 100);  // any byte but 0 is true
       in64[i] = in[i] = static_cast<float>(i * 29 % 71) - 80;
     }
-    probe().select_float(mask.data(), in.data(), out.data(), count);
     probe().select_double(mask.data(), in64.data(), out64.data(), count);
     float sum = 0;
     float top = -INFINITY;
     for (std::int64_t i = 0; i < count; ++i) {
-      ASSERT_EQ(out[i], mask[i] ? in[i] : -1) << i << " of " << count;
       ASSERT_EQ(out64[i], mask[i] ? in64[i] : -1) << i << " of " << count;
       sum += in[i];
       top = std::max(top, in[i]);
     }
-    EXPECT_EQ(probe().sum_float(in.data(), count), sum);
     EXPECT_EQ(probe().sum_double(in64.data(), count), sum);
-    EXPECT_EQ(probe().largest_float(in.data(), count), top);
+    for (int rows : {0, 1}) {
+      probe().select_float[rows](mask.data(), in.data(), out.data(), count);
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(out[i], mask[i] ? in[i] : -1) << i << " of " << count;
+      }
+      EXPECT_EQ(probe().sum_float[rows](in.data(), count), sum);
+      EXPECT_EQ(probe().largest_float[rows](in.data(), count), top);
+    }
     EXPECT_EQ(probe().largest_double(in64.data(), count), top);
   }
 }

@@ -3,6 +3,7 @@
 // such outputs would be too large for a test; the bits must be those of the usual stores.
 #include <gtest/gtest.h>
 
+#include "core/cpu/scratch.h"
 #include "norm/row_norm_cpu.h"
 #include "test_tensor.h"
 
@@ -41,6 +42,9 @@ struct Operand {
         memory(*cpu_backend(), dtype, rows, c.cols, values, rows > 1 ? c.layout : Layout{}) {}
 };
 
+// Memory for a wide row of either type, with any numbers in it.
+std::vector<double> wide_row(const Case& c) { return random_normal(wide_cols(c.cols), c.dtype); }
+
 DType wide(DType dtype) { return dtype == DType::kFloat64 ? dtype : DType::kFloat32; }
 
 class Streaming : public ::testing::TestWithParam<DType> {
@@ -63,7 +67,8 @@ INSTANTIATE_TEST_SUITE_P(cpu, Streaming,
 
 TEST_P(Streaming, forward_writes_the_same_bits) {
   for (const Case& c : cases()) {
-    Operand x(c, kRows, c.dtype), residual(c, kRows, c.dtype), weight(c, 1, wide(c.dtype));
+    Operand x(c, kRows, c.dtype), residual(c, kRows, c.dtype);
+    const std::vector<double> weight = wide_row(c);
     std::vector<std::vector<std::uint8_t>> outputs[2];
     for (bool stream : {false, true}) {
       TestTensor y(*cpu_backend(), c.dtype, kRows, c.cols, c.layout);
@@ -79,7 +84,7 @@ TEST_P(Streaming, forward_writes_the_same_bits) {
       p.sum = rows_of(sum);
       p.eps = 1e-5;
       std::vector<double> scratch(c.cols);
-      const NormForwardTask task{p, weight.memory.view().data, nullptr, stream};
+      const NormForwardTask task{p, weight.data(), nullptr, stream};
       kernels().forward[static_cast<int>(c.dtype)](task, scratch.data(), 0, kRows);
       outputs[stream] = {y.bytes(), sum.bytes()};
     }
@@ -90,7 +95,7 @@ TEST_P(Streaming, forward_writes_the_same_bits) {
 TEST_P(Streaming, backward_writes_the_same_bits) {
   for (const Case& c : cases()) {
     Operand x(c, kRows, c.dtype), dy(c, kRows, c.dtype), dsum(c, kRows, c.dtype);
-    Operand weight(c, 1, wide(c.dtype));
+    const std::vector<double> weight = wide_row(c);
     TestTensor mean(*cpu_backend(), wide(c.dtype), 1, kRows, Values(kRows, 0.1));
     TestTensor rstd(*cpu_backend(), wide(c.dtype), 1, kRows, Values(kRows, 0.9));
     std::vector<std::uint8_t> outputs[2];
@@ -107,7 +112,7 @@ TEST_P(Streaming, backward_writes_the_same_bits) {
       p.dx = rows_of(dx);
       p.mean = mean.view().data;
       p.rstd = rstd.view().data;
-      const NormBackwardTask task{p, weight.memory.view().data, nullptr, 4, stream};
+      const NormBackwardTask task{p, weight.data(), nullptr, wide_cols(c.cols), 4, stream};
       kernels().backward[static_cast<int>(c.dtype)](task, 0, 3);
       outputs[stream] = dx.bytes();
     }
