@@ -77,9 +77,11 @@ TFK_INLINE VecD select(Mask<double> mask, VecD yes, VecD no) {
   return {_mm512_mask_blend_pd(mask.v, no.v, yes.v)};
 }
 
-TFK_INLINE VecF round(VecF a) {
-  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+TFK_INLINE VecF round_product(VecF a, VecF b) {
+  return {
+      _mm512_roundscale_ps(_mm512_mul_ps(a.v, b.v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+TFK_INLINE VecF whole(VecF n) { return n; }
 
 // Below this exp is 0: half of the smallest subnormal number is 2^-150.
 inline constexpr float kExpLowest = -106.0f;

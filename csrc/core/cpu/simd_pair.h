@@ -34,7 +34,10 @@ TFK_INLINE Pair fma(Pair a, Pair b, Pair c) {
   return {fma(a.even, b.even, c.even), fma(a.odd, b.odd, c.odd)};
 }
 TFK_INLINE Pair max(Pair a, Pair b) { return {max(a.even, b.even), max(a.odd, b.odd)}; }
-TFK_INLINE Pair round(Pair a) { return {round(a.even), round(a.odd)}; }
+TFK_INLINE Pair round_product(Pair a, Pair b) {
+  return {round_product(a.even, b.even), round_product(a.odd, b.odd)};
+}
+TFK_INLINE Pair whole(Pair n) { return {whole(n.even), whole(n.odd)}; }
 TFK_INLINE Pair times_power_of_two(Pair a, Pair n) {
   return {times_power_of_two(a.even, n.even), times_power_of_two(a.odd, n.odd)};
 }

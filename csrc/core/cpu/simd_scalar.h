@@ -85,20 +85,21 @@ TFK_INLINE Vec<A> select(Mask<A> mask, Vec<A> yes, Vec<A> no) {
   return Vec<A>::make([&](int i) { return mask.lane[i] ? yes.lane[i] : no.lane[i]; });
 }
 
-// Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
-inline constexpr float kRounder = 0x1.8p23f;
+// Whole numbers n in [-127, 127] are kept as sums with this: their low bits are the biased exponent
+// of 2^n.
+inline constexpr float kBiasedZero = 0x1.8p23f + 127;
 
-TFK_INLINE Vec<float> round(Vec<float> v) {
-  return (v + Vec<float>::of(kRounder)) - Vec<float>::of(kRounder);
+TFK_INLINE Vec<float> round_product(Vec<float> a, Vec<float> b) {
+  return fma(a, b, Vec<float>::of(kBiasedZero));
 }
+TFK_INLINE Vec<float> whole(Vec<float> n) { return n - Vec<float>::of(kBiasedZero); }
 
 // Below this exp is 0: times_power_of_two() flushes what is less than the smallest normal number.
 inline constexpr float kExpLowest = -88.0f;
 
-// v * 2^n for whole n in [-127, 127], through the bits of the exponent.
 TFK_INLINE Vec<float> times_power_of_two(Vec<float> v, Vec<float> n) {
   return Vec<float>::make([&](int i) {
-    const auto bits = __builtin_bit_cast(std::uint32_t, n.lane[i] + (kRounder + 127.0f));
+    const auto bits = __builtin_bit_cast(std::uint32_t, n.lane[i]);
     return v.lane[i] * __builtin_bit_cast(float, bits << 23);
   });
 }
