@@ -22,12 +22,22 @@ if(NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   set(TFK_ISA_FLAGS_scalar "")
 endif()
 
+option(TFK_EMULATE_AVX512 "Run AVX-512 kernels on AVX2, slowly, to test them (needs SIMDe)" OFF)
+if(TFK_EMULATE_AVX512)
+  find_path(TFK_SIMDE simde/x86/avx512.h REQUIRED)
+  set(TFK_ISA_FLAGS_avx512 ${TFK_ISA_FLAGS_avx2} -I${PROJECT_SOURCE_DIR}/tests/cpp/emulation
+                           -Wno-psabi)
+  set(TFK_ISA_FLAGS_avx512_bf16 ${TFK_ISA_FLAGS_avx512})
+endif()
+
 # tfk_add_isa_sources(target file...): adds the files to `target`, once per instruction set, with
 # the target's own options, and tells the rest of the target how many sets there are. Once per
 # target.
 function(tfk_add_isa_sources target)
   list(LENGTH TFK_ISAS count)
-  target_compile_definitions(${target} PRIVATE TFK_ISA_COUNT=${count})
+  target_compile_definitions(
+    ${target} PRIVATE TFK_ISA_COUNT=${count}
+                      $<$<BOOL:${TFK_EMULATE_AVX512}>:TFK_EMULATE_AVX512>)
   # Objects of an object library reach those who link it only as a part of its interface.
   get_target_property(type ${target} TYPE)
   set(scope PRIVATE)

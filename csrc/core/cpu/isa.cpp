@@ -26,6 +26,9 @@ Isa best_isa() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
   if (!avx2) return Isa::kScalar;
+#ifdef TFK_EMULATE_AVX512
+  return Isa::kAvx512Bf16;
+#endif
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (!avx512) return Isa::kAvx2;

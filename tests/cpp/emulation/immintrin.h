@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+// AVX-512 for processors without it, so that its kernels are tested everywhere. This file stands
+// before the compiler's <immintrin.h>, and maps the intrinsics that csrc/core/cpu/ uses to SIMDe;
+// those that SIMDe 0.7.4 lacks follow lane by lane. Their meaning is that of Intel's guide.
+#pragma once
+
+#include_next <immintrin.h>
+
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+namespace transformer_kernels::emulation {
+
+template <class T, class Register>
+using Lanes = std::array<T, sizeof(Register) / sizeof(T)>;
+
+template <class T, class Register>
+Lanes<T, Register> lanes_of(Register a) {
+  return std::bit_cast<Lanes<T, Register>>(a);
+}
+
+template <class Register, class T, class Mask>
+Register masked_load(Mask mask, const void* from) {
+  Lanes<T, Register> lanes{};
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    if (mask >> i & 1) lanes[i] = static_cast<const T*>(from)[i];
+  }
+  return std::bit_cast<Register>(lanes);
+}
+
+template <class T, class Register, class Mask>
+void masked_store(void* to, Mask mask, Register a) {
+  const auto lanes = lanes_of<T>(a);
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    if (mask >> i & 1) static_cast<T*>(to)[i] = lanes[i];
+  }
+}
+
+template <class Register>
+void stream(void* to, Register a) {
+  std::memcpy(to, &a, sizeof(a));
+}
+
+// Lanes of From as lanes of To.
+template <class Result, class To, class From, class Register, class Convert>
+Result converted(Register a, Convert convert) {
+  const auto from = lanes_of<From>(a);
+  Lanes<To, Result> to;
+  std::transform(from.begin(), from.end(), to.begin(), convert);
+  return std::bit_cast<Result>(to);
+}
+
+// By halves, as the compilers' own sequences do.
+template <class T, class Register, class Combine>
+T reduced(Register a, Combine combine) {
+  auto lanes = lanes_of<T>(a);
+  for (std::size_t half = lanes.size() / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) lanes[i] = combine(lanes[i], lanes[i + half]);
+  }
+  return lanes[0];
+}
+
+inline __mmask16 nonzero_bytes(__m128i a) {
+  const auto lanes = lanes_of<std::uint8_t>(a);
+  unsigned mask = 0;
+  for (std::size_t i = 0; i < lanes.size(); ++i) mask |= (lanes[i] != 0 ? 1u : 0u) << i;
+  return static_cast<__mmask16>(mask);
+}
+
+// VCVTNEPS2BF16: to nearest even; subnormal numbers are 0, NaN becomes quiet.
+inline std::uint16_t bfloat16_of(std::uint32_t bits) {
+  const std::uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude < 0x00800000) return static_cast<std::uint16_t>((bits >> 16) & 0x8000);
+  if (magnitude > 0x7f800000) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
+  return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace transformer_kernels::emulation
+
+#define TFK_EMULATED transformer_kernels::emulation
+
+#define _mm512_maskz_loadu_ps(mask, from) (TFK_EMULATED::masked_load<__m512, float>(mask, from))
+#define _mm512_maskz_loadu_pd(mask, from) (TFK_EMULATED::masked_load<__m512d, double>(mask, from))
+#define _mm256_maskz_loadu_epi16(mask, from) \
+  (TFK_EMULATED::masked_load<__m256i, std::uint16_t>(mask, from))
+#define _mm_maskz_loadu_epi8(mask, from) \
+  (TFK_EMULATED::masked_load<__m128i, std::uint8_t>(mask, from))
+#define _mm512_mask_storeu_ps(to, mask, a) TFK_EMULATED::masked_store<float>(to, mask, a)
+#define _mm512_mask_storeu_pd(to, mask, a) TFK_EMULATED::masked_store<double>(to, mask, a)
+#define _mm256_mask_storeu_epi16(to, mask, a) TFK_EMULATED::masked_store<std::uint16_t>(to, mask, a)
+#define _mm512_stream_ps(to, a) TFK_EMULATED::stream(to, a)
+#define _mm512_stream_pd(to, a) TFK_EMULATED::stream(to, a)
+#define _mm512_stream_si512(to, a) TFK_EMULATED::stream(to, a)
+#define _mm512_reduce_add_ps(a) (TFK_EMULATED::reduced<float>(a, std::plus<>()))
+#define _mm512_reduce_add_pd(a) (TFK_EMULATED::reduced<double>(a, std::plus<>()))
+#define _mm512_reduce_max_ps(a) \
+  (TFK_EMULATED::reduced<float>(a, [](float x, float y) { return x > y ? x : y; }))
+#define _mm512_reduce_max_pd(a) \
+  (TFK_EMULATED::reduced<double>(a, [](double x, double y) { return x > y ? x : y; }))
+#define _mm_test_epi8_mask(a, b) TFK_EMULATED::nonzero_bytes(_mm_and_si128(a, b))
+#define _mm512_cvtepu16_epi32(a) \
+  (TFK_EMULATED::converted<__m512i, std::uint32_t, std::uint16_t>(a, std::identity()))
+#define _mm512_cvtepu8_epi16(a) \
+  (TFK_EMULATED::converted<__m512i, std::uint16_t, std::uint8_t>(a, std::identity()))
+#define _mm512_cvtph_ps(a)                                \
+  (TFK_EMULATED::converted<__m512, float, std::uint16_t>( \
+      a, [](std::uint16_t half) { return _cvtsh_ss(half); }))
+#define _mm512_cvtps_ph(a, rounding)                       \
+  (TFK_EMULATED::converted<__m256i, std::uint16_t, float>( \
+      a, [](float value) { return _cvtss_sh(value, rounding); }))
+#define _mm512_cvtneps_pbh(a) \
+  (TFK_EMULATED::converted<__m256i, std::uint16_t, std::uint32_t>(a, TFK_EMULATED::bfloat16_of))
