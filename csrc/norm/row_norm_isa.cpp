@@ -115,8 +115,8 @@ struct ForwardRow {
 template <class T, bool kCenter, bool kBias, class Store>
 TFK_FLATTEN void normalize_row(const ForwardRow<T>& arguments,
                                const Moments<accumulate_t<T>>& moments, accumulate_t<T> rstd) {
-  // Stores cannot change a copy, so its pointers stay in registers: 5 % for 16-bit rows, which are
-  // bound by instructions. Wider rows are bound by memory and were measured slower with it.
+  // Stores cannot change a copy, so its pointers stay in registers: 5 % for 16-bit rows. Rows of
+  // float32 were measured slower with it.
   std::conditional_t<sizeof(T) == 2, const ForwardRow<T>, const ForwardRow<T>&> row = arguments;
   using V = vec_t<T>;
   const V origin = V::of(moments.shift);
@@ -261,16 +261,6 @@ struct BackwardRow {
   A rstd;
   A average_g;
   A average_gh;
-};
-
-template <class T>
-struct PrefetchPair {
-  PrefetchRow<T> a;
-  PrefetchRow<T> b;
-  TFK_INLINE void operator()(std::int64_t begin, std::int64_t end) const {
-    a(begin, end);
-    b(begin, end);
-  }
 };
 
 template <class T, bool kCenter, bool kAdd, class Store>

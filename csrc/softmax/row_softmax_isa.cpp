@@ -214,10 +214,6 @@ TFK_FLATTEN void write_dx(const BackwardRow<T>& arguments, std::int64_t cols) {
   const V minus_sum = V::of(-row.sum);
   const V scale = V::of(row.scale);
   const V zero = V::of(0);
-  const auto prefetch_next = [&](std::int64_t begin, std::int64_t end) {
-    PrefetchRow<T>{row.next_dy}(begin, end);
-    PrefetchRow<T>{row.next_y}(begin, end);
-  };
   for_each_vector<T>(
       cols,
       [&](std::int64_t i, int, auto lanes) {
@@ -232,7 +228,7 @@ TFK_FLATTEN void write_dx(const BackwardRow<T>& arguments, std::int64_t cols) {
         }
         Store::put(row.dx + i, dx, lanes);
       },
-      prefetch_next);
+      PrefetchPair<T>{{row.next_dy}, {row.next_y}});
 }
 
 template <class T>

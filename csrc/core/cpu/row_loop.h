@@ -27,6 +27,18 @@ struct PrefetchRow {
   }
 };
 
+// The same for two rows.
+template <class T>
+struct PrefetchPair {
+  PrefetchRow<T> a;
+  PrefetchRow<T> b;
+
+  TFK_INLINE void operator()(std::int64_t begin, std::int64_t end) const {
+    a(begin, end);
+    b(begin, end);
+  }
+};
+
 // Calls body(column, slot, lanes) for each vec_t<T> of [0, count): kSlots whole vectors at a time,
 // with slots 0, 1, ... so that each can have an accumulator of its own; then single vectors and the
 // rest of the row on slot 0.

@@ -115,15 +115,21 @@ class NormOps {
   static auto forward(const Tensor& x, std::optional<Tensor> weight, std::optional<Tensor> bias,
                       double eps, bool zero_centered_weight) {
     const Results out = run(x, std::nullopt, weight, bias, eps, zero_centered_weight);
-    if constexpr (kMean) return std::tuple(out.y, out.mean, out.rstd);
-    if constexpr (!kMean) return std::tuple(out.y, out.rstd);
+    if constexpr (kMean) {
+      return std::tuple(out.y, out.mean, out.rstd);
+    } else {
+      return std::tuple(out.y, out.rstd);
+    }
   }
 
   static auto add_forward(const Tensor& x, const Tensor& residual, std::optional<Tensor> weight,
                           std::optional<Tensor> bias, double eps, bool zero_centered_weight) {
     const Results out = run(x, residual, weight, bias, eps, zero_centered_weight);
-    if constexpr (kMean) return std::tuple(out.y, out.sum, out.mean, out.rstd);
-    if constexpr (!kMean) return std::tuple(out.y, out.sum, out.rstd);
+    if constexpr (kMean) {
+      return std::tuple(out.y, out.sum, out.mean, out.rstd);
+    } else {
+      return std::tuple(out.y, out.sum, out.rstd);
+    }
   }
 
   // `mean` is null where the norm has none.
