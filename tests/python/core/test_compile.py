@@ -48,6 +48,8 @@ def test_compile_fullgraph(case: Case, dynamic: bool, device: str) -> None:
 @pytest.mark.slow
 def test_inductor(device: str) -> None:
     """Through the default compiler, beside pointwise work on both sides."""
+    if device == "cpu" and " " in torch.__file__:
+        pytest.skip("Inductor cannot link against a PyTorch whose path has a space")
 
     def block(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> Tensor:
         y, s = tfk.functional.add_rms_norm(x.sin(), r, (w.shape[0],), w)
