@@ -4,8 +4,8 @@
 // Statistics in two levels, each exact: a warp takes its mean, then the squares around it, over
 // packs it holds in registers or shared memory; the warps' (mean, M2) then merge around the row's
 // mean by their element counts (Chan, Golub and LeVeque 1983). One barrier a row. Means are kept
-// relative to an anchor, the row's first element, which takes the large common part of a row out of
-// every sum before it can round: a row of one value gives exactly the bias.
+// relative to an anchor, the first element that the warp owns, which takes the large common part of
+// a row out of every sum before it can round: a row of one value gives exactly the bias.
 #pragma once
 
 #include <utility>
@@ -25,9 +25,10 @@ struct NormForwardPlan {
   static constexpr unsigned traits = kNormForwardPlans[kIndex].traits;
 };
 
-// Mean, less the row's anchor, and sum of squares around it. Without centring the mean stays 0.
+// The mean is anchor + mean, m2 the sum of squares around it. Without centring both parts stay 0.
 template <class V>
-struct Moments {
+struct alignas(4 * sizeof(V)) Moments {
+  V anchor;
   V mean;
   V m2;
 };
@@ -35,10 +36,12 @@ struct Moments {
 // Merges kCount partial results, of which lane l of each group of kCount lanes brings the l-th.
 template <int kCount, bool kCenter, class V>
 __device__ __forceinline__ Moments<V> merge_moments(Moments<V> part, V count, V total) {
-  if constexpr (!kCenter) return {V(0), reduce_lanes<Add, kCount>(part.m2)};
-  const V mean = reduce_lanes<Add, kCount>(part.mean * count) * reciprocal(total);
-  const V off = part.mean - mean;
-  return {mean, reduce_lanes<Add, kCount>(part.m2 + count * off * off)};
+  if constexpr (!kCenter) return {V(0), V(0), reduce_lanes<Add, kCount>(part.m2)};
+  const V anchor = __shfl_sync(kAllLanes, part.anchor, 0, kCount);
+  const V from_anchor = part.anchor - anchor + part.mean;
+  const V mean = reduce_lanes<Add, kCount>(from_anchor * count) * reciprocal(total);
+  const V off = from_anchor - mean;
+  return {anchor, mean, reduce_lanes<Add, kCount>(part.m2 + count * off * off)};
 }
 
 // From each warp's moments to the rows'.
@@ -129,20 +132,6 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
     return static_cast<T*>(m.data) + (row.index + r) * m.stride;
   };
 
-  // Read before anything is written: sum may be the residual's memory. Where other CTAs write it,
-  // x alone is the anchor.
-  constexpr bool kAnchorOfSum = kResidual && Plan::plan.cluster == 1;
-  V anchor[kStack] = {};
-  if constexpr (kCenter) {
-#pragma unroll
-    for (int r = 0; r < kStack; ++r) {
-      if (!row.inside || r >= row.count || p.cols == 0) break;
-      anchor[r] = widen(*at(p.x, r));
-      if constexpr (kAnchorOfSum) anchor[r] += widen(*at(p.residual, r));
-    }
-    if constexpr (kAnchorOfSum && !Plan::plan.bulk) row.sync_group();
-  }
-
   announce_to_cluster(scratch);
   if constexpr (Plan::plan.bulk) {
     const RowSource<T> x{at(p.x, 0), p.x.stride};
@@ -164,33 +153,46 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
   const auto staged = [&](int tensor, int r, Index pack) {
     return stage_of(row, p.cols, tensor, kStaged, r) + static_cast<std::uint32_t>(pack) * 16;
   };
-  // The first touch of a pack: what is normalised, rounded to T.
-  const auto take = [&](int r, int slot, Index pack) {
-    const std::int64_t col = slice + pack * kSize;
-    typename P::Raw raw;
+  const auto read = [&](const Rows& m, int tensor, int r, Index pack) {
     if constexpr (Plan::plan.bulk) {
-      raw = load_shared(staged(0, r, pack));
+      return load_shared(staged(tensor, r, pack));
     } else {
-      raw = P::load(at(p.x, r) + col);
+      return P::load(at(m, r) + slice + pack * kSize);
     }
+  };
+  // What is normalised, rounded to T.
+  const auto peek = [&](int r, Index pack) {
+    typename P::Raw raw = read(p.x, 0, r, pack);
     if constexpr (kResidual) {
-      typename P::Raw other;
-      if constexpr (Plan::plan.bulk) {
-        other = load_shared(staged(1, r, pack));
-      } else {
-        other = P::load(at(p.residual, r) + col);
-      }
       V a[kSize], b[kSize];
       P::unpack(raw, a);
-      P::unpack(other, b);
+      P::unpack(read(p.residual, 1, r, pack), b);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) a[k] += b[k];
       raw = P::pack(a);
-      P::store(at(p.sum, r) + col, raw);
+    }
+    return raw;
+  };
+  const auto take = [&](int r, Index pack) {
+    const typename P::Raw raw = peek(r, pack);
+    if constexpr (kResidual) {
+      P::store(at(p.sum, r) + slice + pack * kSize, raw);
       if constexpr (Plan::plan.bulk && Plan::plan.packs == 0) store_shared(staged(0, r, pack), raw);
     }
-    if constexpr (Plan::plan.packs > 0) kept[slot] = raw;
     return raw;
+  };
+  // Registers: all packs at once, so that their loads are under way together.
+  const auto take_all = [&] {
+    if constexpr (Plan::plan.packs > 0) {
+      row.for_each_pack([&](int slot, Index pack) { kept[slot] = take(0, pack); });
+    }
+  };
+  const auto first_touch = [&](int r, int slot, Index pack) {
+    if constexpr (Plan::plan.packs > 0) {
+      return kept[slot];
+    } else {
+      return take(r, pack);
+    }
   };
   // Every later touch.
   const auto again = [&](int r, int slot, Index pack) -> typename P::Raw {
@@ -204,18 +206,33 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
     }
   };
 
+  // The warp's first element; 0 for a warp that owns none.
+  const auto anchor_of = [&](int r) {
+    V value[kSize] = {};
+    if (row.thread < row.packs) {
+      if constexpr (Plan::plan.packs > 0) {
+        P::unpack(kept[0], value);
+      } else {
+        P::unpack(peek(r, row.thread), value);
+      }
+    }
+    return __shfl_sync(kAllLanes, value[0], 0);
+  };
+
   Moments<V> moments[kStack] = {};
 #pragma unroll
   for (int r = 0; r < kStack; ++r) {
     Moments<V>& own = moments[r];
     if (r >= row.count) break;
+    take_all();
+    if constexpr (kCenter) own.anchor = anchor_of(r);
     row.for_each_pack([&](int slot, Index pack) {
       V value[kSize];
-      P::unpack(take(r, slot, pack), value);
+      P::unpack(first_touch(r, slot, pack), value);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
         if constexpr (kCenter) {
-          own.mean += value[k] - anchor[r];
+          own.mean += value[k] - own.anchor;
         } else {
           own.m2 += value[k] * value[k];
         }
@@ -224,7 +241,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
     if constexpr (kCenter) {
       const V count = static_cast<V>(row.elements_of_warp(row.warp()));
       own.mean = reduce_lanes<Add>(own.mean) * reciprocal(count);
-      const V around = anchor[r] + own.mean;
+      const V around = own.anchor + own.mean;
       row.for_each_pack([&](int slot, Index pack) {
         V value[kSize];
         P::unpack(again(r, slot, pack), value);
@@ -250,7 +267,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
     }
     if (row.thread == 0 && row.rank == 0 && r < row.count) {
       if (kCenter && p.mean) {
-        static_cast<V*>(p.mean)[row.index + r] = p.cols > 0 ? anchor[r] + moments[r].mean : V(NAN);
+        static_cast<V*>(p.mean)[row.index + r] = p.cols > 0 ? moments[r].anchor + moments[r].mean : V(NAN);
       }
       if (p.rstd) static_cast<V*>(p.rstd)[row.index + r] = rstd[r];
     }
@@ -266,7 +283,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
       P::unpack(again(r, slot, pack), value);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
-        value[k] = fma(value[k] - anchor[r], rstd[r], -moments[r].mean * rstd[r]);
+        value[k] = fma(value[k] - moments[r].anchor, rstd[r], -moments[r].mean * rstd[r]);
       }
       affine[kPrefetch ? slot : 0].apply(p, value);
       P::store(at(p.y, r) + col, P::pack(value));

@@ -141,6 +141,15 @@ __device__ __forceinline__ void store_cluster_async(std::uint32_t address, float
       : "memory");
 }
 
+__device__ __forceinline__ void store_cluster_async(std::uint32_t address, float4 v,
+                                                    std::uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
+      "[%5];" ::"r"(address),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done = 0;
   while (done == 0) {

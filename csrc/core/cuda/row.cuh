@@ -230,7 +230,8 @@ __device__ __forceinline__ void share_stack_in_cluster(const Row<Plan, T>& row,
                                                        RowScratch<Plan, Partial>& scratch,
                                                        const Partial* partials) {
 #if __CUDA_ARCH__ >= 900
-  static_assert(sizeof(Partial) == sizeof(float2));
+  using Message = std::conditional_t<sizeof(Partial) == sizeof(float4), float4, float2>;
+  static_assert(sizeof(Partial) == sizeof(Message));
   cluster_wait();
   const std::uint32_t barrier = shared_address(&scratch.exchanged);
   if (row.thread < Plan::plan.cluster) {
@@ -238,7 +239,7 @@ __device__ __forceinline__ void share_stack_in_cluster(const Row<Plan, T>& row,
     for (int r = 0; r < Plan::plan.stack; ++r) {
       const std::uint32_t slot = shared_address(&scratch.of_cta[r][row.rank]);
       store_cluster_async(map_to_rank(slot, row.thread),
-                          reinterpret_cast<const float2&>(partials[r]),
+                          reinterpret_cast<const Message&>(partials[r]),
                           map_to_rank(barrier, row.thread));
     }
   }

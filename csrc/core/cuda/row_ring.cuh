@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// Persistent row kernels: one CTA (or cluster) an SM walks over many rows. A group of warps takes a
+// row at a time; each warp owns the same 32 * packs packs of every row of its group, and a ring of
+// stages in shared memory that it fills itself by bulk copies, so no warp waits for another's
+// memory. Only what is summed over a row crosses warps.
+#pragma once
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "core/cuda/launch.cuh"
+#include "core/cuda/pack.cuh"
+#include "core/cuda/reduce.cuh"
+#include "core/cuda/ring_plan.h"
+#include "core/rows.h"
+
+namespace transformer_kernels::cuda {
+
+// Who this thread is, which packs of a row are its own, and which rows its group walks over.
+template <class Plan>
+struct RingWarp {
+  static constexpr RingPlan kPlan = Plan::plan;
+  static constexpr int kWarps = kPlan.warps;
+  static constexpr int kParts = kWarps * kPlan.cluster;  // warps that share a row
+
+  int lane;
+  int cta_warp;
+  int group;         // of warps, in the CTA
+  int warp;          // in the group
+  int rank;          // CTA in the cluster
+  int cluster;       // in the grid
+  int clusters;      // of the grid
+  int walkers;       // groups that share out the rows
+  int first;         // pack of the row, the warp's
+  int packs;         // of the row, the warp's
+  std::int64_t row;  // first one
+  int rows;          // that the group takes, each `walkers` behind the one before
+
+  __device__ RingWarp(std::int64_t all_rows, int row_packs)
+      : lane(threadIdx.x % kWarp),
+        cta_warp(threadIdx.x / kWarp),
+        group(cta_warp / kWarps),
+        warp(cta_warp % kWarps),
+        rank(kPlan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0),
+        cluster(blockIdx.x / kPlan.cluster),
+        clusters(gridDim.x / kPlan.cluster),
+        walkers(clusters * kPlan.groups),
+        first(part() * kPlan.packs * kWarp),
+        packs(packs_of(part(), row_packs)),
+        row(static_cast<std::int64_t>(group) * clusters + cluster),
+        rows(row < all_rows ? static_cast<int>((all_rows - 1 - row) / walkers) + 1 : 0) {}
+
+  // The warp's number among those that share a row.
+  __device__ int part() const { return rank * kWarps + warp; }
+
+  // Packs that warp `part` owns.
+  __device__ static int packs_of(int part, int row_packs) {
+    return max(0, min(row_packs - part * kPlan.packs * kWarp, kPlan.packs * kWarp));
+  }
+
+  // The warp's share of its first row.
+  template <class T>
+  __device__ T* begin_of(const Rows& matrix) const {
+    return static_cast<T*>(matrix.data) + row * matrix.stride +
+           first * (16 / static_cast<int>(sizeof(T)));
+  }
+
+  // Whether the thread's pack `slot`, first + lane + slot * 32 of the row, lies inside the row.
+  __device__ bool owns(int slot) const { return lane + slot * kWarp < packs; }
+};
+
+// The stages of one warp, each with its share of a row of kTensors operands, 512 * packs bytes.
+template <class Plan, class T, int kTensors>
+struct RowRing {
+  static constexpr int kSegment = Plan::plan.packs * kWarp * 16;
+  static constexpr int kStage = kSegment * kTensors;
+
+  int stages;
+  std::uint32_t ring;  // this lane's first pack of stage 0
+  std::uint32_t full;  // barriers
+  const T* next[kTensors];
+  std::array<Rows, kTensors> operands;
+  int left;  // rows that are still to be fetched
+  int stage = 0;
+  std::uint32_t parity = 0;
+
+  // `shared` is the CTA's ring memory, `filled` its barriers, initialised.
+  __device__ RowRing(const RingWarp<Plan>& own, int depth, std::uint32_t shared,
+                     const std::uint64_t* filled, const std::array<Rows, kTensors>& tensors)
+      : stages(depth),
+        ring(shared + own.cta_warp * depth * kStage + own.lane * 16),
+        full(shared_address(filled + own.cta_warp * Plan::plan.stages)),
+        operands(tensors),
+        left(own.rows) {
+#pragma unroll
+    for (int t = 0; t < kTensors; ++t) next[t] = own.template begin_of<const T>(operands[t]);
+    for (int i = 0; i < depth; ++i) fetch(own, i);
+  }
+
+  __device__ __forceinline__ void fetch(const RingWarp<Plan>& own, int at) {
+    if (own.lane == 0 && left > 0) {
+      const std::uint32_t barrier = full + at * 8;
+      const std::uint32_t bytes = own.packs * 16;
+      mbarrier_arrive_expect(barrier, bytes * kTensors);
+#pragma unroll
+      for (int t = 0; t < kTensors; ++t) {
+        if (bytes > 0) bulk_load(ring + at * kStage + t * kSegment, next[t], bytes, barrier);
+        next[t] += own.walkers * operands[t].stride;
+      }
+    }
+    --left;
+  }
+
+  // The address of this thread's packs of the next row, once it is there.
+  __device__ __forceinline__ std::uint32_t wait() const {
+    mbarrier_wait(full + stage * 8, parity);
+    return ring + stage * kStage;
+  }
+
+  // All lanes have read the stage: it may be filled again.
+  __device__ __forceinline__ void refill(const RingWarp<Plan>& own) {
+    __syncwarp();
+    fetch(own, stage);
+  }
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Stores `message` at `place` in every CTA of the cluster, each lane below the cluster's size in
+// one, and counts it on the CTAs' `arrived`.
+template <int kCluster, class Message>
+__device__ __forceinline__ void send_to_cluster(Message* place, Message message, int peer,
+                                                std::uint64_t* arrived) {
+  if (peer >= kCluster) return;
+  store_cluster_async(map_to_rank(shared_address(place), peer), message,
+                      map_to_rank(shared_address(arrived), peer));
+}
+
+// How many clusters of a kernel the device keeps running at a time.
+template <class Kernel>
+int resident_clusters(const char* op, Kernel* kernel, const RingPlan& plan, int shared_bytes,
+                      int device) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, int>, int> known;
+  const std::lock_guard lock(mutex);
+  const std::tuple key{reinterpret_cast<const void*>(kernel), device, shared_bytes};
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  const auto bytes = static_cast<std::size_t>(shared_bytes);
+  allow_attributes(op, kernel, {.cluster = plan.cluster, .shared_bytes = bytes}, device);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(plan.threads()));
+  config.dynamicSmemBytes = bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check_cuda(op, cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  known.emplace(key, clusters);
+  return clusters;
+}
+
+}  // namespace transformer_kernels::cuda
