@@ -8,6 +8,12 @@
 
 namespace transformer_kernels {
 
+// One matrix operand: `data` may be null where the operand is optional.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t stride = 0;  // elements from one row to the next
+};
+
 struct Shape2d {
   std::int64_t rows;
   std::int64_t cols;

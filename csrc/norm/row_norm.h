@@ -10,12 +10,6 @@
 
 namespace transformer_kernels {
 
-// One matrix operand: `data` may be null where the operand is optional.
-struct Rows {
-  void* data = nullptr;
-  std::int64_t stride = 0;  // elements from one row to the next
-};
-
 struct NormForwardProblem {
   bool center;  // layer_norm: subtract the mean
   DType dtype;

@@ -12,7 +12,8 @@ namespace transformer_kernels::cuda {
 
 template <std::size_t kIndex>
 struct NormBackwardPlanAt {
-  static constexpr RingPlan plan = kNormBackwardPlans[kIndex];
+  static constexpr RingPlan plan = kNormBackwardPlans[kIndex].ring;
+  static constexpr unsigned traits = kNormBackwardPlans[kIndex].traits;
 };
 
 template <class T, class W, bool kCenter, class Plan>
@@ -22,7 +23,7 @@ void launch_norm_backward(const char* op, const Context& context, const NormBack
   } else if constexpr (!std::is_same_v<T, double>) {
     dispatch_bool(p.dsum.data != nullptr, [&]<bool kDsum>() {
       constexpr unsigned kTraits = norm_traits(kCenter, kDsum, sizeof(T), sizeof(W));
-      if constexpr ((Plan::plan.traits & ~kTraits) == 0) {
+      if constexpr ((Plan::traits & ~kTraits) == 0) {
         // LayerNorm comes with a bias as a rule, RMSNorm without: only there is it worth a kernel.
         if (kCenter || p.dbias != nullptr) {
           launch_norm_backward_ring<T, W, kCenter, true, kDsum, Plan>(op, context, p);
@@ -48,7 +49,7 @@ void run_norm_backward(const char* op, const Context& context, const NormBackwar
 template <bool kCenter>
 void norm_backward(const char* op, const Context& context, const NormBackwardProblem& p) {
   const DeviceLimits& device = device_limits(context.device.index);
-  const std::size_t chosen = choose(op, kNormBackwardPlans, p, [&](const RingPlan& plan) {
+  const std::size_t chosen = choose(op, kNormBackwardPlans, p, [&](const NormBackwardPlan& plan) {
     return norm_backward_refusal(plan, p, device);
   });
   const auto try_plan = [&]<std::size_t kIndex>() {

@@ -7,28 +7,21 @@
 //   dweight = sum_rows dy * xhat,  dbias = sum_rows dy
 //
 // The parameter gradients want few CTAs, so one CTA (or cluster) an SM walks over many rows and
-// keeps its share of both sums in registers. A group of warps takes a row at a time; each warp owns
-// the same 32 * packs packs of every row of its group, and a ring of stages in shared memory that
-// it fills itself by bulk copies, so no warp waits for another's memory. Only a row's two sums
+// keeps its share of both sums in registers; see core/cuda/row_ring.cuh. Only a row's two sums
 // cross warps. Instructions, not bytes, are scarce here: what pass 1 computes stays in registers
 // for pass 2 where it fits, and then the stage is refilled before the sums are even exchanged.
 #pragma once
 
-#include <map>
-#include <tuple>
-
-#include "core/cuda/launch.cuh"
-#include "core/cuda/pack.cuh"
-#include "core/cuda/reduce.cuh"
+#include "core/cuda/row_ring.cuh"
 #include "core/cuda/scratch.h"
 #include "norm/column_sum.cuh"
 #include "norm/norm_plan.h"
 
 namespace transformer_kernels::cuda {
 
-struct RingLaunch {
+struct NormBackwardRing {
   NormBackwardProblem problem;
-  RingShape shape;
+  NormBackwardShape shape;
   float* partial;  // [clusters][2][cols]; null where no parameter gradient is wanted
 };
 
@@ -44,26 +37,23 @@ __device__ __forceinline__ float reduce_pair(float a, float b, int lane) {
 // while another still reads row i, and no more, because each row has a barrier.
 template <class Plan>
 struct SumExchange {
-  static constexpr int kWarps = Plan::plan.warps;
-  static constexpr int kParts = kWarps * Plan::plan.cluster;
+  static constexpr int kParts = Plan::plan.parts();
 
   float sums[kSumSlots][2][kParts];
 
   // `sum` as reduce_pair leaves it. `arrived` are the cluster's barriers, one a slot.
-  __device__ __forceinline__ void publish(int slot, float sum, int lane, int warp, int rank,
+  __device__ __forceinline__ void publish(const RingWarp<Plan>& own, int slot, float sum,
                                           std::uint64_t* arrived) {
-    float* at = &sums[slot][lane / 16][rank * kWarps + warp];
+    float* place = &sums[slot][own.lane / 16][own.part()];
     if constexpr (Plan::plan.cluster == 1) {
-      if (lane % 16 == 0) *at = sum;
+      if (own.lane % 16 == 0) *place = sum;
     } else {
 #if __CUDA_ARCH__ >= 900
-      const std::uint32_t barrier = shared_address(&arrived[slot]);
-      if (threadIdx.x == 0) mbarrier_arrive_expect(barrier, kParts * 2 * sizeof(float));
-      __syncwarp();
-      const int peer = lane % 16;
-      if (peer < Plan::plan.cluster) {
-        store_cluster_async(map_to_rank(shared_address(at), peer), sum, map_to_rank(barrier, peer));
+      if (threadIdx.x == 0) {
+        mbarrier_arrive_expect(shared_address(&arrived[slot]), sizeof(sums[slot]));
       }
+      __syncwarp();
+      send_to_cluster<Plan::plan.cluster>(place, sum, own.lane % 16, &arrived[slot]);
 #endif
     }
   }
@@ -94,7 +84,7 @@ struct SumExchange {
 // T, W: storage of matrices and parameters. kBias: dbias is wanted.
 template <class T, class W, bool kCenter, bool kBias, bool kDsum, class Plan>
 __global__ void __launch_bounds__(Plan::plan.threads(), 1)
-    norm_backward_ring_kernel(const __grid_constant__ RingLaunch a) {
+    norm_backward_ring_kernel(const __grid_constant__ NormBackwardRing a) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
   constexpr RingPlan kPlan = Plan::plan;
@@ -102,41 +92,23 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
   constexpr int kPacks = kPlan.packs;
   constexpr int kOwned = kPacks * kSize;
   constexpr bool kKeep = kOwned <= 24;
-  constexpr int kTensors = kDsum ? 3 : 2;
-  constexpr int kSegment = kPacks * kWarp * 16;  // bytes: one warp's share of one tensor's row
-  constexpr int kStage = kSegment * kTensors;
+  using Ring = RowRing<Plan, T, kDsum ? 3 : 2>;
+  constexpr int kSegment = Ring::kSegment;
   constexpr int kWeightPieces = kSize * sizeof(W) / 16;
   constexpr int kPieceSize = kSize / kWeightPieces;
   constexpr int kWeightBytes = ring_weight_bytes(kPlan, sizeof(T), sizeof(W));
 
   const NormBackwardProblem& p = a.problem;
-  const int stages = a.shape.stages;
   extern __shared__ __align__(128) unsigned char shared[];  // weights, then the ring
   __shared__ SumExchange<Plan> exchanges[kPlan.groups];
   __shared__ std::uint64_t filled[kPlan.groups * kPlan.warps * kPlan.stages];
   __shared__ std::uint64_t arrived[kSumSlots];
 
-  const int lane = threadIdx.x % kWarp;
-  const int cta_warp = threadIdx.x / kWarp;
-  const int group = cta_warp / kPlan.warps;
-  const int warp = cta_warp % kPlan.warps;
-  const int rank = kPlan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const int cluster = blockIdx.x / kPlan.cluster;
-  const int clusters = gridDim.x / kPlan.cluster;
-  const int walkers = clusters * kPlan.groups;  // groups that share out the rows
-  SumExchange<Plan>& exchange = exchanges[group];
-
-  // This thread owns the packs warp_first + lane + slot * 32 that lie inside the row.
-  const int warp_first = (rank * kPlan.warps + warp) * kPacks * kWarp;
-  const int row_packs = static_cast<int>(p.cols) / kSize;
-  const int warp_packs = max(0, min(row_packs - warp_first, kPacks * kWarp));
-  const auto owns = [&](int slot) { return lane + slot * kWarp < warp_packs; };
-
+  const RingWarp<Plan> own(p.rows, static_cast<int>(p.cols) / kSize);
+  const int lane = own.lane;
+  SumExchange<Plan>& exchange = exchanges[own.group];
   const std::uint32_t weights =
-      shared_address(shared) + (warp * kPacks * kWarp * kWeightPieces + lane) * 16;
-  const std::uint32_t ring =
-      shared_address(shared) + kWeightBytes + cta_warp * stages * kStage + lane * 16;
-  const std::uint32_t full = shared_address(&filled[cta_warp * kPlan.stages]);
+      shared_address(shared) + (own.warp * kPacks * kWarp * kWeightPieces + lane) * 16;
 
   if (threadIdx.x == 0) {
     for (std::uint64_t& barrier : filled) mbarrier_init(shared_address(&barrier), 1);
@@ -145,11 +117,11 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
   }
   // The weights of this CTA's columns, once; groups share them. Piece i of a pack lies a plane
   // behind piece 0, so that a warp reads 512 bytes in a row.
-  if (p.weight != nullptr && group == 0) {
+  if (p.weight != nullptr && own.group == 0) {
     const auto* source =
-        static_cast<const uint4*>(p.weight) + static_cast<std::int64_t>(warp_first) * kWeightPieces;
+        static_cast<const uint4*>(p.weight) + static_cast<std::int64_t>(own.first) * kWeightPieces;
     for (int slot = 0; slot < kPacks; ++slot) {
-      if (!owns(slot)) break;
+      if (!own.owns(slot)) break;
       for (int i = 0; i < kWeightPieces; ++i) {
         store_shared(weights + (slot * kWeightPieces + i) * kWarp * 16,
                      __ldg(source + (lane + slot * kWarp) * kWeightPieces + i));
@@ -162,35 +134,12 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
     cluster_wait();
   }
 
-  const std::int64_t first_row = static_cast<std::int64_t>(group) * clusters + cluster;
-  const int count =
-      first_row < p.rows ? static_cast<int>((p.rows - 1 - first_row) / walkers) + 1 : 0;
-
-  // Where lane 0 fetches from next, and where dx goes.
-  const auto start = [&](const Rows& m) {
-    return static_cast<T*>(m.data) + first_row * m.stride + warp_first * kSize;
-  };
-  const T* next_x = start(p.x);
-  const T* next_dy = start(p.dy);
-  const T* next_dsum = kDsum ? start(p.dsum) : nullptr;
-  T* dx = start(p.dx) + lane * kSize;
-  const auto fetch = [&](int stage) {
-    const std::uint32_t bytes = warp_packs * 16;
-    const std::uint32_t barrier = full + stage * 8;
-    const std::uint32_t to = ring + stage * kStage;  // lane 0's address is the segment's
-    mbarrier_arrive_expect(barrier, bytes * kTensors);
-    if (bytes > 0) {
-      bulk_load(to, next_x, bytes, barrier);
-      bulk_load(to + kSegment, next_dy, bytes, barrier);
-      if constexpr (kDsum) bulk_load(to + 2 * kSegment, next_dsum, bytes, barrier);
-    }
-    next_x += walkers * p.x.stride;
-    next_dy += walkers * p.dy.stride;
-    if constexpr (kDsum) next_dsum += walkers * p.dsum.stride;
-  };
-  if (lane == 0) {
-    for (int i = 0; i < stages && i < count; ++i) fetch(i);
-  }
+  const auto operands = [&] {
+    if constexpr (kDsum) return std::array{p.x, p.dy, p.dsum};
+    if constexpr (!kDsum) return std::array{p.x, p.dy};
+  }();
+  Ring ring(own, a.shape.stages, shared_address(shared) + kWeightBytes, filled, operands);
+  T* dx = own.template begin_of<T>(p.dx) + lane * kSize;
 
   const auto weight_of = [&](int slot, float* w) {
     if (p.weight == nullptr) {
@@ -224,24 +173,22 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
   float dweight[kOwned] = {};
   float dbias[kBias ? kOwned : 1] = {};
   const float inverse_cols = reciprocal(static_cast<float>(p.cols));
-  const float* next_mean = kCenter ? static_cast<const float*>(p.mean) + first_row : nullptr;
-  const float* next_rstd = static_cast<const float*>(p.rstd) + first_row;
+  const float* next_mean = kCenter ? static_cast<const float*>(p.mean) + own.row : nullptr;
+  const float* next_rstd = static_cast<const float*>(p.rstd) + own.row;
   float mean_ahead = 0, rstd_ahead = 0;
   const auto read_statistics = [&] {
     if constexpr (kCenter) mean_ahead = __ldg(next_mean);
     rstd_ahead = __ldg(next_rstd);
-    if constexpr (kCenter) next_mean += walkers;
-    next_rstd += walkers;
+    if constexpr (kCenter) next_mean += own.walkers;
+    next_rstd += own.walkers;
   };
-  if (count > 0) read_statistics();
+  if (own.rows > 0) read_statistics();
 
-  int stage = 0;
-  std::uint32_t parity = 0, sum_parity = 0;
-  for (int i = 0; i < count; ++i) {
+  std::uint32_t sum_parity = 0;
+  for (int i = 0; i < own.rows; ++i) {
     const float mean = mean_ahead, rstd = rstd_ahead;
-    if (i + 1 < count) read_statistics();
-    const std::uint32_t at = ring + stage * kStage;
-    mbarrier_wait(full + stage * 8, parity);
+    if (i + 1 < own.rows) read_statistics();
+    const std::uint32_t at = ring.wait();
 
     // Pass 1: the row's sums of g and g * xhat, and this row's part of the parameter gradients.
     float g[kKeep ? kOwned : kSize], xhat[kKeep ? kOwned : kSize];
@@ -249,7 +196,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
     float sum_g = 0, sum_gx = 0;
 #pragma unroll
     for (int slot = 0; slot < kPacks; ++slot) {
-      if (!owns(slot)) continue;
+      if (!own.owns(slot)) continue;
       float* gp = g + (kKeep ? slot * kSize : 0);
       float* xp = xhat + (kKeep ? slot * kSize : 0);
       float dy[kSize];
@@ -263,11 +210,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
         sum_gx += gp[k] * xp[k];
       }
     }
-    const auto refill = [&] {
-      __syncwarp();
-      if (lane == 0 && i + stages < count) fetch(stage);
-    };
-    if constexpr (kKeep) refill();
+    if constexpr (kKeep) ring.refill(own);
 
     // The exchange.
     float2 sums;
@@ -276,12 +219,12 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
       sums = {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, 16)};
     } else {
       const int slot = i % kSumSlots;
-      exchange.publish(slot, sum, lane, warp, rank, arrived);
+      exchange.publish(own, slot, sum, arrived);
       if constexpr (kPlan.cluster > 1) {
         mbarrier_wait_cluster(shared_address(&arrived[slot]), sum_parity);
         sum_parity ^= slot;
       } else {
-        named_barrier(1 + group, kPlan.warps * kWarp);
+        named_barrier(1 + own.group, kPlan.warps * kWarp);
       }
       sums = exchange.collect(slot, lane);
     }
@@ -291,7 +234,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
     const float mean_gx = sums.y * inverse_cols;
 #pragma unroll(kKeep ? kPacks : 1)
     for (int slot = 0; slot < kPacks; ++slot) {
-      if (!owns(slot)) continue;
+      if (!own.owns(slot)) continue;
       float* gp = g + (kKeep ? slot * kSize : 0);
       float* xp = xhat + (kKeep ? slot * kSize : 0);
       float other[kSize];
@@ -310,12 +253,9 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
       }
       P::store(dx + slot * kWarp * kSize, P::pack(gp));
     }
-    if constexpr (!kKeep) refill();
-    dx += walkers * p.dx.stride;
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
+    if constexpr (!kKeep) ring.refill(own);
+    dx += own.walkers * p.dx.stride;
+    ring.advance();
   }
 
   let_next_kernel_start();
@@ -330,7 +270,8 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
   constexpr int kColumns = kPlan.warps * kPacks * kWarp * kSize;
 #pragma unroll
   for (int slot = 0; slot < kPacks; ++slot) {
-    float* at = fold + group * 2 * kColumns + ((warp * kPacks + slot) * kWarp + lane) * kSize;
+    float* at =
+        fold + own.group * 2 * kColumns + ((own.warp * kPacks + slot) * kWarp + lane) * kSize;
 #pragma unroll
     for (int k = 0; k < kSize; k += 4) {
       const float* w = dweight + slot * kSize + k;
@@ -342,7 +283,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
     }
   }
   __syncthreads();
-  const int first_column = rank * kColumns;
+  const int first_column = own.rank * kColumns;
   const int columns = max(0, min(static_cast<int>(p.cols) - first_column, kColumns));
   for (int i = threadIdx.x * 4; i < (kBias ? 2 : 1) * kColumns; i += kPlan.threads() * 4) {
     const int which = i / kColumns;
@@ -356,36 +297,10 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
       sum.z += v.z;
       sum.w += v.w;
     }
-    float* out = a.partial + (static_cast<std::int64_t>(cluster) * 2 + which) * p.cols;
+    float* out = a.partial + (static_cast<std::int64_t>(own.cluster) * 2 + which) * p.cols;
     *reinterpret_cast<float4*>(out + first_column + column) = sum;
   }
 #endif
-}
-
-// How many clusters of a kernel the device keeps running at a time.
-template <class Kernel>
-int resident_clusters(const char* op, Kernel* kernel, const RingPlan& plan, int shared_bytes,
-                      int device) {
-  static std::mutex mutex;
-  static std::map<std::tuple<const void*, int, int>, int> known;
-  const std::lock_guard lock(mutex);
-  const std::tuple key{reinterpret_cast<const void*>(kernel), device, shared_bytes};
-  if (const auto found = known.find(key); found != known.end()) return found->second;
-  const auto bytes = static_cast<std::size_t>(shared_bytes);
-  allow_attributes(op, kernel, {.cluster = plan.cluster, .shared_bytes = bytes}, device);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(plan.cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.cluster));
-  config.blockDim = dim3(static_cast<unsigned>(plan.threads()));
-  config.dynamicSmemBytes = bytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  check_cuda(op, cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  known.emplace(key, clusters);
-  return clusters;
 }
 
 template <class T, class W, bool kCenter, bool kBias, bool kDsum, class Plan>
@@ -394,7 +309,7 @@ void launch_norm_backward_ring(const char* op, const Context& context,
   const auto kernel = &norm_backward_ring_kernel<T, W, kCenter, kBias, kDsum, Plan>;
   constexpr RingPlan kPlan = Plan::plan;
   const int device = context.device.index;
-  const RingShape shape = ring_shape(kPlan, p, device_limits(device));
+  const NormBackwardShape shape = norm_backward_shape(kPlan, p, device_limits(device));
   const int resident = resident_clusters(op, kernel, kPlan, shape.shared_bytes, device);
   const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
   const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
@@ -405,7 +320,7 @@ void launch_norm_backward_ring(const char* op, const Context& context,
                                  .threads = kPlan.threads(),
                                  .cluster = kPlan.cluster,
                                  .shared_bytes = static_cast<std::size_t>(shape.shared_bytes)};
-  launch(op, context, launch_shape, kernel, RingLaunch{p, shape, partial});
+  launch(op, context, launch_shape, kernel, NormBackwardRing{p, shape, partial});
   if (!parameters) return;
   launch_column_sum<W, float>(
       op, context, {partial, static_cast<int>(clusters), p.cols, p.dweight, p.dbias}, true);

@@ -1,313 +1,34 @@
 // SPDX-License-Identifier: MIT
-// Forward pass of the norms on CUDA. Reads x (and the residual) once, writes y (and the sum) once.
-//
-// Statistics in two levels, each exact: a warp takes its mean, then the squares around it, over
-// packs it holds in registers or shared memory; the warps' (mean, M2) then merge around the row's
-// mean by their element counts (Chan, Golub and LeVeque 1983). One barrier a row. Means are kept
-// relative to an anchor, the first element that the warp owns, which takes the large common part of
-// a row out of every sum before it can round: a row of one value gives exactly the bias.
+// Choice between the forward kernels of the norms. Kernels that a plan's traits rule out are not
+// even compiled.
 #pragma once
 
 #include <utility>
 
-#include "core/cuda/launch.cuh"
-#include "core/cuda/row.cuh"
 #include "core/dispatch.h"
 #include "core/select.h"
-#include "norm/norm_plan.h"
+#include "norm/row_norm_forward_oneshot.cuh"
+#include "norm/row_norm_forward_ring.cuh"
 
 namespace transformer_kernels::cuda {
 
 // A row of the plan table as a type: what a kernel takes as its template argument.
 template <std::size_t kIndex>
-struct NormForwardPlan {
-  static constexpr RowPlan plan = kNormForwardPlans[kIndex].plan;
-  static constexpr unsigned traits = kNormForwardPlans[kIndex].traits;
+struct NormForwardPlanAt {
+  static constexpr NormForwardPlan kEntry = kNormForwardPlans[kIndex];
+  static constexpr bool kRing = std::holds_alternative<RingPlan>(kEntry.plan);
+  static constexpr auto plan = std::get < kRing ? 1 : 0 > (kEntry.plan);
 };
 
-// The mean is anchor + mean, m2 the sum of squares around it. Without centring both parts stay 0.
-template <class V>
-struct alignas(4 * sizeof(V)) Moments {
-  V anchor;
-  V mean;
-  V m2;
-};
-
-// Merges kCount partial results, of which lane l of each group of kCount lanes brings the l-th.
-template <int kCount, bool kCenter, class V>
-__device__ __forceinline__ Moments<V> merge_moments(Moments<V> part, V count, V total) {
-  if constexpr (!kCenter) return {V(0), V(0), reduce_lanes<Add, kCount>(part.m2)};
-  const V anchor = __shfl_sync(kAllLanes, part.anchor, 0, kCount);
-  const V from_anchor = part.anchor - anchor + part.mean;
-  const V mean = reduce_lanes<Add, kCount>(from_anchor * count) * reciprocal(total);
-  const V off = from_anchor - mean;
-  return {anchor, mean, reduce_lanes<Add, kCount>(part.m2 + count * off * off)};
-}
-
-// From each warp's moments to the rows'.
-template <class Plan, bool kCenter, class T, class V>
-__device__ __forceinline__ void merge_over_rows(const Row<Plan, T>& row,
-                                                RowScratch<Plan, Moments<V>>& scratch,
-                                                Moments<V>* moments, std::int64_t cols) {
-  constexpr int kWarps = Plan::plan.warps();
-  constexpr int kCluster = Plan::plan.cluster;
-  if constexpr (kWarps > 1) {
-    share_stack_in_group(row, scratch, moments);
-    const int w = threadIdx.x % kWarps;
-    const V count = static_cast<V>(row.elements_of_warp(w));
-    const V total = static_cast<V>(row.packs * row.kPackSize);
-#pragma unroll
-    for (int r = 0; r < row.kStack; ++r) {
-      moments[r] = merge_moments<kWarps, kCenter>(scratch.of_warp[row.group][r][w], count, total);
-    }
-  }
-  if constexpr (kCluster > 1) {
-    share_stack_in_cluster(row, scratch, moments);
-    const int c = threadIdx.x % kCluster;
-    const V count = static_cast<V>(row.elements_of_cta(c, cols));
-#pragma unroll
-    for (int r = 0; r < row.kStack; ++r) {
-      moments[r] =
-          merge_moments<kCluster, kCenter>(scratch.of_cta[r][c], count, static_cast<V>(cols));
-    }
-  }
-}
-
-// weight and bias of one pack.
-template <class T, class W, int kSize>
-struct Affine {
-  ParameterPack<W, kSize> weight;
-  ParameterPack<W, kSize> bias;
-
-  __device__ __forceinline__ void load(const NormForwardProblem& p, std::int64_t col) {
-    if (p.weight) weight.load(static_cast<const W*>(p.weight) + col);
-    if (p.bias) bias.load(static_cast<const W*>(p.bias) + col);
-  }
-
-  // value = value * w + b, one after the other: few registers matter more than one instruction.
-  template <class V>
-  __device__ __forceinline__ void apply(const NormForwardProblem& p, V* value) const {
-    V parameter[kSize];
-    if (p.weight) {
-      weight.unpack(parameter);
-      if (p.zero_centered_weight) {
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) parameter[k] += V(1);
-      }
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) value[k] *= parameter[k];
-    }
-    if (p.bias) {
-      bias.unpack(parameter);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) value[k] += parameter[k];
-    }
-  }
-};
-
-// T: storage of the matrices. W: storage of weight and bias. Grid: ceil(rows / plan.cta_rows()) *
-// cluster.
-template <class T, class W, bool kCenter, bool kResidual, class Plan>
-__global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
-    norm_forward_kernel(const __grid_constant__ NormForwardProblem p) {
-#if __CUDA_ARCH__ < 900
-  if constexpr (Plan::plan.bulk) return;
-#endif
-  using RowT = Row<Plan, T>;
-  using P = Pack<T, RowT::kPackSize>;
-  using V = typename P::Value;
-  using Index = typename RowT::Index;
-  constexpr int kSize = P::size;
-  constexpr int kStaged = kResidual ? 2 : 1;
-  // float32 parameters beside 16-bit rows take more registers than the early read is worth.
-  constexpr bool kPrefetch = Plan::plan.prefetch && sizeof(W) <= sizeof(T);
-
-  constexpr int kStack = Plan::plan.stack;
-  static_assert(kStack == 1 || (Plan::plan.bulk && Plan::plan.packs == 0));
-
-  __shared__ RowScratch<Plan, Moments<V>> scratch;
-  const RowT row(p.rows, p.cols);
-  const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
-  const auto at = [&](const Rows& m, int r) {
-    return static_cast<T*>(m.data) + (row.index + r) * m.stride;
-  };
-
-  announce_to_cluster(scratch);
-  if constexpr (Plan::plan.bulk) {
-    const RowSource<T> x{at(p.x, 0), p.x.stride};
-    if constexpr (kResidual) {
-      fetch_rows(row, scratch, p.cols, x, RowSource<T>{at(p.residual, 0), p.residual.stride});
-    } else {
-      fetch_rows(row, scratch, p.cols, x);
-    }
-  }
-  if (!row.inside) return;
-
-  Affine<T, W, kSize> affine[kPrefetch ? Plan::plan.packs : 1];
-  if constexpr (kPrefetch) {
-    row.for_each_pack([&](int slot, Index pack) { affine[slot].load(p, slice + pack * kSize); });
-  }
-  if constexpr (Plan::plan.bulk) wait_for_row(row, scratch);
-
-  typename P::Raw kept[Plan::plan.packs > 0 ? Plan::plan.packs : 1];
-  const auto staged = [&](int tensor, int r, Index pack) {
-    return stage_of(row, p.cols, tensor, kStaged, r) + static_cast<std::uint32_t>(pack) * 16;
-  };
-  const auto read = [&](const Rows& m, int tensor, int r, Index pack) {
-    if constexpr (Plan::plan.bulk) {
-      return load_shared(staged(tensor, r, pack));
-    } else {
-      return P::load(at(m, r) + slice + pack * kSize);
-    }
-  };
-  // What is normalised, rounded to T.
-  const auto peek = [&](int r, Index pack) {
-    typename P::Raw raw = read(p.x, 0, r, pack);
-    if constexpr (kResidual) {
-      V a[kSize], b[kSize];
-      P::unpack(raw, a);
-      P::unpack(read(p.residual, 1, r, pack), b);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) a[k] += b[k];
-      raw = P::pack(a);
-    }
-    return raw;
-  };
-  const auto take = [&](int r, Index pack) {
-    const typename P::Raw raw = peek(r, pack);
-    if constexpr (kResidual) {
-      P::store(at(p.sum, r) + slice + pack * kSize, raw);
-      if constexpr (Plan::plan.bulk && Plan::plan.packs == 0) store_shared(staged(0, r, pack), raw);
-    }
-    return raw;
-  };
-  // Registers: all packs at once, so that their loads are under way together.
-  const auto take_all = [&] {
-    if constexpr (Plan::plan.packs > 0) {
-      row.for_each_pack([&](int slot, Index pack) { kept[slot] = take(0, pack); });
-    }
-  };
-  const auto first_touch = [&](int r, int slot, Index pack) {
-    if constexpr (Plan::plan.packs > 0) {
-      return kept[slot];
-    } else {
-      return take(r, pack);
-    }
-  };
-  // Every later touch.
-  const auto again = [&](int r, int slot, Index pack) -> typename P::Raw {
-    if constexpr (Plan::plan.packs > 0) {
-      return kept[slot];
-    } else if constexpr (Plan::plan.bulk) {
-      return load_shared(staged(0, r, pack));
-    } else {
-      const T* source = at(kResidual ? p.sum : p.x, r) + slice + pack * kSize;
-      return *reinterpret_cast<const typename P::Raw*>(source);
-    }
-  };
-
-  // The warp's first element; 0 for a warp that owns none.
-  const auto anchor_of = [&](int r) {
-    V value[kSize] = {};
-    if (row.thread < row.packs) {
-      if constexpr (Plan::plan.packs > 0) {
-        P::unpack(kept[0], value);
-      } else {
-        P::unpack(peek(r, row.thread), value);
-      }
-    }
-    return __shfl_sync(kAllLanes, value[0], 0);
-  };
-
-  Moments<V> moments[kStack] = {};
-#pragma unroll
-  for (int r = 0; r < kStack; ++r) {
-    Moments<V>& own = moments[r];
-    if (r >= row.count) break;
-    take_all();
-    if constexpr (kCenter) own.anchor = anchor_of(r);
-    row.for_each_pack([&](int slot, Index pack) {
-      V value[kSize];
-      P::unpack(first_touch(r, slot, pack), value);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        if constexpr (kCenter) {
-          own.mean += value[k] - own.anchor;
-        } else {
-          own.m2 += value[k] * value[k];
-        }
-      }
-    });
-    if constexpr (kCenter) {
-      const V count = static_cast<V>(row.elements_of_warp(row.warp()));
-      own.mean = reduce_lanes<Add>(own.mean) * reciprocal(count);
-      const V around = own.anchor + own.mean;
-      row.for_each_pack([&](int slot, Index pack) {
-        V value[kSize];
-        P::unpack(again(r, slot, pack), value);
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) {
-          const V off = value[k] - around;
-          own.m2 += off * off;
-        }
-      });
-    }
-    own.m2 = reduce_lanes<Add>(own.m2);
-  }
-  merge_over_rows<Plan, kCenter>(row, scratch, moments, p.cols);
-
-  V rstd[kStack];
-#pragma unroll
-  for (int r = 0; r < kStack; ++r) {
-    const V variance = p.cols > 0 ? moments[r].m2 * reciprocal(static_cast<V>(p.cols)) : V(NAN);
-    if constexpr (std::is_same_v<V, double>) {
-      rstd[r] = 1.0 / sqrt(variance + p.eps);
-    } else {
-      rstd[r] = rsqrtf(variance + static_cast<float>(p.eps));
-    }
-    if (row.thread == 0 && row.rank == 0 && r < row.count) {
-      if (kCenter && p.mean) {
-        static_cast<V*>(p.mean)[row.index + r] = p.cols > 0 ? moments[r].anchor + moments[r].mean : V(NAN);
-      }
-      if (p.rstd) static_cast<V*>(p.rstd)[row.index + r] = rstd[r];
-    }
-  }
-
-  row.for_each_pack([&](int slot, Index pack) {
-    const std::int64_t col = slice + pack * kSize;
-    if constexpr (!kPrefetch) affine[0].load(p, col);
-#pragma unroll
-    for (int r = 0; r < kStack; ++r) {
-      if (r >= row.count) break;
-      V value[kSize];
-      P::unpack(again(r, slot, pack), value);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        value[k] = fma(value[k] - moments[r].anchor, rstd[r], -moments[r].mean * rstd[r]);
-      }
-      affine[kPrefetch ? slot : 0].apply(p, value);
-      P::store(at(p.y, r) + col, P::pack(value));
-    }
-  });
-}
-
-template <class T, class W, bool kCenter, bool kResidual, class Plan>
-void launch_norm_forward(const char* op, const Context& context, const NormForwardProblem& p) {
-  const LaunchShape shape{
-      .ctas = divide_up(p.rows, Plan::plan.cta_rows()) * Plan::plan.cluster,
-      .threads = Plan::plan.cta_threads(),
-      .cluster = Plan::plan.cluster,
-      .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p)))};
-  launch(op, context, shape, &norm_forward_kernel<T, W, kCenter, kResidual, Plan>, p);
-}
-
-// Kernels that the plan's traits rule out are not even compiled.
 template <class T, class W, bool kCenter, class Plan>
 void launch_norm_forward(const char* op, const Context& context, const NormForwardProblem& p) {
   dispatch_bool(p.residual.data != nullptr, [&]<bool kResidual>() {
     constexpr unsigned kTraits = norm_traits(kCenter, kResidual, sizeof(T), sizeof(W));
-    if constexpr ((Plan::traits & ~kTraits) == 0) {
-      launch_norm_forward<T, W, kCenter, kResidual, Plan>(op, context, p);
+    constexpr bool kWanted = (Plan::kEntry.traits & ~kTraits) == 0;
+    if constexpr (kWanted && Plan::kRing) {
+      launch_norm_forward_ring<T, W, kCenter, kResidual, Plan>(op, context, p);
+    } else if constexpr (kWanted) {
+      launch_norm_forward_oneshot<T, W, kCenter, kResidual, Plan>(op, context, p);
     }
   });
 }
@@ -317,7 +38,9 @@ template <bool kCenter, class Plan>
 void run_norm_forward(const char* op, const Context& context, const NormForwardProblem& p) {
   dispatch_float(p.dtype, [&]<class T>() {
     if constexpr (std::is_same_v<T, double>) {
-      if constexpr (!Plan::plan.wide) launch_norm_forward<T, T, kCenter, Plan>(op, context, p);
+      if constexpr (moves_single_elements(Plan::kEntry)) {
+        launch_norm_forward<T, T, kCenter, Plan>(op, context, p);
+      }
     } else if (p.weight_dtype == p.dtype) {
       launch_norm_forward<T, T, kCenter, Plan>(op, context, p);
     } else {
@@ -329,12 +52,12 @@ void run_norm_forward(const char* op, const Context& context, const NormForwardP
 template <bool kCenter>
 void norm_forward(const char* op, const Context& context, const NormForwardProblem& p) {
   const DeviceLimits& device = device_limits(context.device.index);
-  const std::size_t chosen = choose(op, kNormForwardPlans, p, [&](const NormPlan& plan) {
+  const std::size_t chosen = choose(op, kNormForwardPlans, p, [&](const NormForwardPlan& plan) {
     return norm_forward_refusal(plan, p, device);
   });
   const auto try_plan = [&]<std::size_t kIndex>() {
     if (kIndex == chosen) {
-      run_norm_forward<kCenter, NormForwardPlan<kIndex>>(op, context, p);
+      run_norm_forward<kCenter, NormForwardPlanAt<kIndex>>(op, context, p);
     }
   };
   [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {

@@ -44,18 +44,38 @@ NormBackwardProblem backward(DType dtype, std::int64_t rows, std::int64_t cols,
   return p;
 }
 
-const RowPlan* chosen(const NormForwardProblem& p, const DeviceLimits& device) {
-  for (const NormPlan& plan : kNormForwardPlans) {
-    if (norm_forward_refusal(plan, p, device) == nullptr) return &plan.plan;
+const NormForwardPlan* chosen(const NormForwardProblem& p, const DeviceLimits& device) {
+  for (const NormForwardPlan& plan : kNormForwardPlans) {
+    if (norm_forward_refusal(plan, p, device) == nullptr) return &plan;
   }
   return nullptr;
 }
 
 const RingPlan* chosen(const NormBackwardProblem& p, const DeviceLimits& device) {
-  for (const RingPlan& plan : kNormBackwardPlans) {
-    if (norm_backward_refusal(plan, p, device) == nullptr) return &plan;
+  for (const NormBackwardPlan& plan : kNormBackwardPlans) {
+    if (norm_backward_refusal(plan, p, device) == nullptr) return &plan.ring;
   }
   return nullptr;
+}
+
+void expect_holds(const RowPlan& plan, const NormForwardProblem& p, const DeviceLimits& device) {
+  const RowLoad load = row_load(p);
+  EXPECT_LE(staged_bytes(plan, load), device.shared_bytes_per_cta);
+  EXPECT_TRUE(plan.packs == 0 || plan.packs * plan.threads >= slice_packs(plan, load));
+  EXPECT_TRUE(load.aligned || !plan.wide);
+  EXPECT_TRUE(device.architecture >= 90 || !plan.needs_sm90());
+}
+
+void expect_holds(const RingPlan& plan, const NormForwardProblem& p, const DeviceLimits& device) {
+  const bool residual = p.residual.data != nullptr;
+  const int stages = norm_forward_ring_stages(plan, residual, device);
+  const int stage_bytes = plan.cta_row_bytes() * plan.groups * (residual ? 2 : 1);
+  EXPECT_GE(plan.max_row_bytes(), p.cols * size_of(p.dtype));
+  EXPECT_GE(stages, 2);
+  EXPECT_LE(plan.ctas * (stages * stage_bytes + ring_static_bytes(plan, 16) + 1024),
+            device.shared_bytes_per_cta + 1024);
+  EXPECT_TRUE(row_load(p).aligned);
+  EXPECT_EQ(device.architecture, 90);
 }
 
 TEST(NormPlan, EveryForwardProblemHasAPlanThatHoldsIt) {
@@ -67,47 +87,37 @@ TEST(NormPlan, EveryForwardProblemHasAPlanThatHoldsIt) {
         NormForwardProblem p = forward(dtype, 1 + random() % 1000, cols, random() % 2);
         if (random() % 2) p.residual = p.sum = rows_at(0x40000, cols);
         if (random() % 2 && dtype != DType::kFloat64) p.weight_dtype = DType::kFloat32;
-        const RowPlan* plan = chosen(p, device);
-        ASSERT_NE(plan, nullptr) << describe(p);
-        const RowLoad load = row_load(p);
-        EXPECT_LE(staged_bytes(*plan, load), device.shared_bytes_per_cta) << describe(p);
-        if (plan->packs > 0) {
-          EXPECT_GE(plan->packs * plan->threads, slice_packs(*plan, load));
-        }
-        if (plan->wide) {
-          EXPECT_TRUE(load.aligned) << describe(p);
-        }
-        if (device.architecture < 90) {
-          EXPECT_FALSE(plan->needs_sm90()) << describe(p);
-        }
+        SCOPED_TRACE(describe(p));
+        const NormForwardPlan* entry = chosen(p, device);
+        ASSERT_NE(entry, nullptr);
+        std::visit([&](const auto& plan) { expect_holds(plan, p, device); }, entry->plan);
       }
     }
   }
 }
 
 TEST(NormPlan, AnyMisalignedOperandMakesEveryAccessNarrow) {
-  EXPECT_TRUE(chosen(forward(DType::kBFloat16, 64, 1024), kHopper)->bulk);
   NormForwardProblem p = forward(DType::kBFloat16, 64, 1024);
+  EXPECT_FALSE(moves_single_elements(*chosen(p, kHopper)));
   p.y = rows_at(0x20002, 1024);
-  EXPECT_FALSE(chosen(p, kHopper)->wide);
+  EXPECT_TRUE(moves_single_elements(*chosen(p, kHopper)));
   p = forward(DType::kBFloat16, 64, 1024);
   p.bias = reinterpret_cast<const void*>(0x50004);
-  EXPECT_FALSE(chosen(p, kHopper)->wide);
-  EXPECT_FALSE(chosen(forward(DType::kBFloat16, 64, 1023), kHopper)->wide);
+  EXPECT_TRUE(moves_single_elements(*chosen(p, kHopper)));
+  EXPECT_TRUE(moves_single_elements(*chosen(forward(DType::kBFloat16, 64, 1023), kHopper)));
   NormBackwardProblem b = backward(DType::kFloat32, 64, 1024);
   b.dy = rows_at(0x20004, 1024);
   EXPECT_EQ(chosen(b, kHopper)->packs, 0);
 }
 
 TEST(NormPlan, TraitsPartTheNormsWhereTheyWereMeasuredApart) {
-  const RowPlan* layer = chosen(forward(DType::kBFloat16, 64, 16384, true), kHopper);
-  const RowPlan* rms = chosen(forward(DType::kBFloat16, 64, 16384, false), kHopper);
-  EXPECT_NE(layer, rms);
+  EXPECT_NE(chosen(forward(DType::kBFloat16, 64, 16384, true), kHopper),
+            chosen(forward(DType::kBFloat16, 64, 16384, false), kHopper));
   EXPECT_NE(chosen(backward(DType::kBFloat16, 64, 4096, true), kHopper),
             chosen(backward(DType::kBFloat16, 64, 4096, false), kHopper));
-  NormForwardProblem mixed = forward(DType::kBFloat16, 64, 131072);
+  NormForwardProblem mixed = forward(DType::kBFloat16, 64, 16384);
   mixed.weight_dtype = DType::kFloat32;
-  EXPECT_GT(chosen(mixed, kHopper)->stack, 1);
+  EXPECT_TRUE(std::holds_alternative<RingPlan>(chosen(mixed, kHopper)->plan));
 }
 
 TEST(NormPlan, TheRingHoldsTwoRowsOrMoreAndFitsSharedMemory) {
@@ -122,9 +132,9 @@ TEST(NormPlan, TheRingHoldsTwoRowsOrMoreAndFitsSharedMemory) {
     ASSERT_NE(plan, nullptr);
     if (plan->packs == 0) continue;
     EXPECT_GE(plan->max_row_bytes(), cols * size_of(dtype));
-    const RingShape shape = ring_shape(*plan, p, kHopper);
+    const NormBackwardShape shape = norm_backward_shape(*plan, p, kHopper);
     EXPECT_GE(shape.stages, 2) << describe(p);
-    EXPECT_LE(shape.shared_bytes + ring_static_bytes(*plan), kHopper.shared_bytes_per_cta)
+    EXPECT_LE(shape.shared_bytes + ring_static_bytes(*plan, 8), kHopper.shared_bytes_per_cta)
         << describe(p) << " " << name_of(*plan);
   }
 }
@@ -137,20 +147,30 @@ TEST(NormPlan, WithoutTheRingThereIsTheKernelThatRunsAnywhere) {
   EXPECT_EQ(chosen(backward(DType::kFloat32, 64, 0), kHopper)->packs, 0);
 }
 
+void expect_well_formed(const RowPlan& plan) {
+  EXPECT_EQ(plan.threads & (plan.threads - 1), 0) << name_of(plan);
+  EXPECT_LE(plan.cta_threads() * plan.min_ctas, 2048) << name_of(plan);
+  EXPECT_TRUE(plan.rows == 1 || plan.cluster == 1) << name_of(plan);
+  EXPECT_TRUE(!plan.bulk || plan.wide) << name_of(plan);
+  EXPECT_TRUE(plan.stack == 1 || (plan.bulk && plan.packs == 0)) << name_of(plan);
+}
+
+void expect_well_formed(const RingPlan& plan) {
+  EXPECT_LE(plan.threads(), 1024) << name_of(plan);
+  EXPECT_TRUE(plan.groups <= 1 || plan.cluster == 1) << name_of(plan);
+  EXPECT_TRUE(plan.warps <= 1 || plan.groups <= 15) << name_of(plan);
+}
+
 TEST(NormPlan, PlansAreWellFormed) {
-  for (const NormPlan& row : kNormForwardPlans) {
-    const RowPlan& plan = row.plan;
-    EXPECT_EQ(plan.threads & (plan.threads - 1), 0) << name_of(plan);
-    EXPECT_LE(plan.cta_threads() * plan.min_ctas, 2048) << name_of(plan);
-    EXPECT_TRUE(plan.rows == 1 || plan.cluster == 1) << name_of(plan);
-    EXPECT_TRUE(!plan.bulk || plan.wide) << name_of(plan);
-    EXPECT_TRUE(plan.stack == 1 || (plan.bulk && plan.packs == 0)) << name_of(plan);
+  for (const NormForwardPlan& entry : kNormForwardPlans) {
+    std::visit([](const auto& plan) { expect_well_formed(plan); }, entry.plan);
+    if (const RingPlan* ring = std::get_if<RingPlan>(&entry.plan)) {
+      const int parts = ring->parts();  // merged by halves
+      EXPECT_EQ(parts & (parts - 1), 0) << name_of(*ring);
+      EXPECT_GE(ring->max_row_bytes(), entry.max_row_bytes) << name_of(*ring);
+    }
   }
-  for (const RingPlan& plan : kNormBackwardPlans) {
-    EXPECT_LE(plan.threads(), 1024) << name_of(plan);
-    EXPECT_TRUE(plan.groups <= 1 || plan.cluster == 1) << name_of(plan);
-    EXPECT_TRUE(plan.warps <= 1 || plan.groups <= 15) << name_of(plan);
-  }
+  for (const NormBackwardPlan& plan : kNormBackwardPlans) expect_well_formed(plan.ring);
 }
 
 }  // namespace

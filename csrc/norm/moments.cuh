@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// Statistics of a row in parts, and what is done with them: the pieces that the forward kernels of
+// the norms share.
+//
+// Statistics in two levels, each exact: a warp takes its mean, then the squares around it, over
+// packs it holds in registers or shared memory; the warps' (mean, M2) then merge around the row's
+// mean by their element counts (Chan, Golub and LeVeque 1983). Means are kept relative to an
+// anchor, the first element that the warp owns, which takes the large common part of a row out of
+// every sum before it can round: a row of one value gives exactly the bias.
+#pragma once
+
+#include "core/cuda/pack.cuh"
+#include "core/cuda/reduce.cuh"
+#include "norm/row_norm.h"
+
+namespace transformer_kernels::cuda {
+
+// The mean is anchor + mean, m2 the sum of squares around it. Without centring both parts stay 0.
+template <class V>
+struct alignas(4 * sizeof(V)) Moments {
+  V anchor;
+  V mean;
+  V m2;
+};
+
+// Merges kCount partial results, of which lane l of each group of kCount lanes brings the l-th.
+template <int kCount, bool kCenter, class V>
+__device__ __forceinline__ Moments<V> merge_moments(Moments<V> part, V count, V total) {
+  if constexpr (!kCenter) return {V(0), V(0), reduce_lanes<Add, kCount>(part.m2)};
+  const V anchor = __shfl_sync(kAllLanes, part.anchor, 0, kCount);
+  const V from_anchor = part.anchor - anchor + part.mean;
+  const V mean = reduce_lanes<Add, kCount>(from_anchor * count) * reciprocal(total);
+  const V off = from_anchor - mean;
+  return {anchor, mean, reduce_lanes<Add, kCount>(part.m2 + count * off * off)};
+}
+
+// Merges two parts in one thread.
+template <bool kCenter, class V>
+__device__ __forceinline__ Moments<V> merge_moments(Moments<V> a, V a_count, Moments<V> b,
+                                                    V b_count) {
+  if constexpr (!kCenter) return {V(0), V(0), a.m2 + b.m2};
+  const V share = b_count * reciprocal(a_count + b_count);
+  const V off = b.anchor - a.anchor + b.mean - a.mean;
+  return {a.anchor, a.mean + off * share, a.m2 + b.m2 + off * off * a_count * share};
+}
+
+template <class V>
+__device__ __forceinline__ V reciprocal_deviation(V variance, double eps) {
+  if constexpr (std::is_same_v<V, double>) {
+    return 1.0 / sqrt(variance + eps);
+  } else {
+    return rsqrtf(variance + static_cast<float>(eps));
+  }
+}
+
+// weight and bias of one pack.
+template <class T, class W, int kSize>
+struct Affine {
+  ParameterPack<W, kSize> weight;
+  ParameterPack<W, kSize> bias;
+
+  __device__ __forceinline__ void load(const NormForwardProblem& p, std::int64_t col) {
+    if (p.weight) weight.load(static_cast<const W*>(p.weight) + col);
+    if (p.bias) bias.load(static_cast<const W*>(p.bias) + col);
+  }
+
+  // value = value * w + b, one after the other: few registers matter more than one instruction.
+  template <class V>
+  __device__ __forceinline__ void apply(const NormForwardProblem& p, V* value) const {
+    V parameter[kSize];
+    if (p.weight) {
+      weight.unpack(parameter);
+      if (p.zero_centered_weight) {
+#pragma unroll
+        for (int k = 0; k < kSize; ++k) parameter[k] += V(1);
+      }
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) value[k] *= parameter[k];
+    }
+    if (p.bias) {
+      bias.unpack(parameter);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) value[k] += parameter[k];
+    }
+  }
+};
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: MIT
+// Forward pass of the norms on CUDA, one-shot: each group of threads meets its row(s) once. Reads x
+// (and the residual) once, writes y (and the sum) once; one barrier a row. See core/cuda/row.cuh.
+#pragma once
+
+#include "core/cuda/launch.cuh"
+#include "core/cuda/row.cuh"
+#include "norm/moments.cuh"
+#include "norm/norm_plan.h"
+
+namespace transformer_kernels::cuda {
+
+// From each warp's moments to the rows'.
+template <class Plan, bool kCenter, class T, class V>
+__device__ __forceinline__ void merge_over_rows(const Row<Plan, T>& row,
+                                                RowScratch<Plan, Moments<V>>& scratch,
+                                                Moments<V>* moments, std::int64_t cols) {
+  constexpr int kWarps = Plan::plan.warps();
+  constexpr int kCluster = Plan::plan.cluster;
+  if constexpr (kWarps > 1) {
+    share_stack_in_group(row, scratch, moments);
+    const int w = threadIdx.x % kWarps;
+    const V count = static_cast<V>(row.elements_of_warp(w));
+    const V total = static_cast<V>(row.packs * row.kPackSize);
+#pragma unroll
+    for (int r = 0; r < row.kStack; ++r) {
+      moments[r] = merge_moments<kWarps, kCenter>(scratch.of_warp[row.group][r][w], count, total);
+    }
+  }
+  if constexpr (kCluster > 1) {
+    share_stack_in_cluster(row, scratch, moments);
+    const int c = threadIdx.x % kCluster;
+    const V count = static_cast<V>(row.elements_of_cta(c, cols));
+#pragma unroll
+    for (int r = 0; r < row.kStack; ++r) {
+      moments[r] =
+          merge_moments<kCluster, kCenter>(scratch.of_cta[r][c], count, static_cast<V>(cols));
+    }
+  }
+}
+
+// T: storage of the matrices. W: storage of weight and bias. Grid: ceil(rows / plan.cta_rows()) *
+// cluster.
+template <class T, class W, bool kCenter, bool kResidual, class Plan>
+__global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
+    norm_forward_oneshot_kernel(const __grid_constant__ NormForwardProblem p) {
+#if __CUDA_ARCH__ < 900
+  if constexpr (Plan::plan.bulk) return;
+#endif
+  using RowT = Row<Plan, T>;
+  using P = Pack<T, RowT::kPackSize>;
+  using V = typename P::Value;
+  using Index = typename RowT::Index;
+  constexpr int kSize = P::size;
+  constexpr int kStaged = kResidual ? 2 : 1;
+  // float32 parameters beside 16-bit rows take more registers than the early read is worth.
+  constexpr bool kPrefetch = Plan::plan.prefetch && sizeof(W) <= sizeof(T);
+
+  constexpr int kStack = Plan::plan.stack;
+  static_assert(kStack == 1 || (Plan::plan.bulk && Plan::plan.packs == 0));
+
+  __shared__ RowScratch<Plan, Moments<V>> scratch;
+  const RowT row(p.rows, p.cols);
+  const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
+  const auto at = [&](const Rows& m, int r) {
+    return static_cast<T*>(m.data) + (row.index + r) * m.stride;
+  };
+
+  announce_to_cluster(scratch);
+  if constexpr (Plan::plan.bulk) {
+    const RowSource<T> x{at(p.x, 0), p.x.stride};
+    if constexpr (kResidual) {
+      fetch_rows(row, scratch, p.cols, x, RowSource<T>{at(p.residual, 0), p.residual.stride});
+    } else {
+      fetch_rows(row, scratch, p.cols, x);
+    }
+  }
+  if (!row.inside) return;
+
+  Affine<T, W, kSize> affine[kPrefetch ? Plan::plan.packs : 1];
+  if constexpr (kPrefetch) {
+    row.for_each_pack([&](int slot, Index pack) { affine[slot].load(p, slice + pack * kSize); });
+  }
+  if constexpr (Plan::plan.bulk) wait_for_row(row, scratch);
+
+  typename P::Raw kept[Plan::plan.packs > 0 ? Plan::plan.packs : 1];
+  const auto staged = [&](int tensor, int r, Index pack) {
+    return stage_of(row, p.cols, tensor, kStaged, r) + static_cast<std::uint32_t>(pack) * 16;
+  };
+  const auto read = [&](const Rows& m, int tensor, int r, Index pack) {
+    if constexpr (Plan::plan.bulk) {
+      return load_shared(staged(tensor, r, pack));
+    } else {
+      return P::load(at(m, r) + slice + pack * kSize);
+    }
+  };
+  // What is normalised, rounded to T.
+  const auto peek = [&](int r, Index pack) {
+    typename P::Raw raw = read(p.x, 0, r, pack);
+    if constexpr (kResidual) {
+      V a[kSize], b[kSize];
+      P::unpack(raw, a);
+      P::unpack(read(p.residual, 1, r, pack), b);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) a[k] += b[k];
+      raw = P::pack(a);
+    }
+    return raw;
+  };
+  const auto take = [&](int r, Index pack) {
+    const typename P::Raw raw = peek(r, pack);
+    if constexpr (kResidual) {
+      P::store(at(p.sum, r) + slice + pack * kSize, raw);
+      if constexpr (Plan::plan.bulk && Plan::plan.packs == 0) store_shared(staged(0, r, pack), raw);
+    }
+    return raw;
+  };
+  // Registers: all packs at once, so that their loads are under way together.
+  const auto take_all = [&] {
+    if constexpr (Plan::plan.packs > 0) {
+      row.for_each_pack([&](int slot, Index pack) { kept[slot] = take(0, pack); });
+    }
+  };
+  const auto first_touch = [&](int r, int slot, Index pack) {
+    if constexpr (Plan::plan.packs > 0) {
+      return kept[slot];
+    } else {
+      return take(r, pack);
+    }
+  };
+  // Every later touch.
+  const auto again = [&](int r, int slot, Index pack) -> typename P::Raw {
+    if constexpr (Plan::plan.packs > 0) {
+      return kept[slot];
+    } else if constexpr (Plan::plan.bulk) {
+      return load_shared(staged(0, r, pack));
+    } else {
+      const T* source = at(kResidual ? p.sum : p.x, r) + slice + pack * kSize;
+      return *reinterpret_cast<const typename P::Raw*>(source);
+    }
+  };
+
+  // The warp's first element; 0 for a warp that owns none.
+  const auto anchor_of = [&](int r) {
+    V value[kSize] = {};
+    if (row.thread < row.packs) {
+      if constexpr (Plan::plan.packs > 0) {
+        P::unpack(kept[0], value);
+      } else {
+        P::unpack(peek(r, row.thread), value);
+      }
+    }
+    return __shfl_sync(kAllLanes, value[0], 0);
+  };
+
+  Moments<V> moments[kStack] = {};
+#pragma unroll
+  for (int r = 0; r < kStack; ++r) {
+    Moments<V>& own = moments[r];
+    if (r >= row.count) break;
+    take_all();
+    if constexpr (kCenter) own.anchor = anchor_of(r);
+    row.for_each_pack([&](int slot, Index pack) {
+      V value[kSize];
+      P::unpack(first_touch(r, slot, pack), value);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        if constexpr (kCenter) {
+          own.mean += value[k] - own.anchor;
+        } else {
+          own.m2 += value[k] * value[k];
+        }
+      }
+    });
+    if constexpr (kCenter) {
+      const V count = static_cast<V>(row.elements_of_warp(row.warp()));
+      own.mean = reduce_lanes<Add>(own.mean) * reciprocal(count);
+      const V around = own.anchor + own.mean;
+      row.for_each_pack([&](int slot, Index pack) {
+        V value[kSize];
+        P::unpack(again(r, slot, pack), value);
+#pragma unroll
+        for (int k = 0; k < kSize; ++k) {
+          const V off = value[k] - around;
+          own.m2 += off * off;
+        }
+      });
+    }
+    own.m2 = reduce_lanes<Add>(own.m2);
+  }
+  merge_over_rows<Plan, kCenter>(row, scratch, moments, p.cols);
+
+  V rstd[kStack];
+#pragma unroll
+  for (int r = 0; r < kStack; ++r) {
+    const V variance = p.cols > 0 ? moments[r].m2 * reciprocal(static_cast<V>(p.cols)) : V(NAN);
+    rstd[r] = reciprocal_deviation(variance, p.eps);
+    if (row.thread == 0 && row.rank == 0 && r < row.count) {
+      if (kCenter && p.mean) {
+        const V mean = moments[r].anchor + moments[r].mean;
+        static_cast<V*>(p.mean)[row.index + r] = p.cols > 0 ? mean : V(NAN);
+      }
+      if (p.rstd) static_cast<V*>(p.rstd)[row.index + r] = rstd[r];
+    }
+  }
+
+  row.for_each_pack([&](int slot, Index pack) {
+    const std::int64_t col = slice + pack * kSize;
+    if constexpr (!kPrefetch) affine[0].load(p, col);
+#pragma unroll
+    for (int r = 0; r < kStack; ++r) {
+      if (r >= row.count) break;
+      V value[kSize];
+      P::unpack(again(r, slot, pack), value);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        value[k] = fma(value[k] - moments[r].anchor, rstd[r], -moments[r].mean * rstd[r]);
+      }
+      affine[kPrefetch ? slot : 0].apply(p, value);
+      P::store(at(p.y, r) + col, P::pack(value));
+    }
+  });
+}
+
+template <class T, class W, bool kCenter, bool kResidual, class Plan>
+void launch_norm_forward_oneshot(const char* op, const Context& context,
+                                 const NormForwardProblem& p) {
+  const LaunchShape shape{
+      .ctas = divide_up(p.rows, Plan::plan.cta_rows()) * Plan::plan.cluster,
+      .threads = Plan::plan.cta_threads(),
+      .cluster = Plan::plan.cluster,
+      .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p)))};
+  launch(op, context, shape, &norm_forward_oneshot_kernel<T, W, kCenter, kResidual, Plan>, p);
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT
+// Forward pass of the norms on sm_90, persistent: see core/cuda/row_ring.cuh. Each thread meets the
+// same columns in every row, so weight and bias stay in its registers. That pays where the
+// parameters would otherwise cost as many bytes on the way from L2 as the rows do from memory
+// (float32 beside 16-bit rows), and where a row needs so much shared memory that few one-shot CTAs
+// fit an SM.
+#pragma once
+
+#include "core/cuda/row_ring.cuh"
+#include "norm/moments.cuh"
+#include "norm/norm_plan.h"
+
+namespace transformer_kernels::cuda {
+
+struct NormForwardRing {
+  NormForwardProblem problem;
+  int stages;
+};
+
+// The moments of one group's row on their way between its warps. Two slots: a warp can publish row
+// i + 1 while another still reads row i, and no more, because each row has a barrier.
+template <class Plan>
+struct MomentExchange {
+  static constexpr int kParts = Plan::plan.parts();
+
+  Moments<float> parts[kSumSlots][kParts];
+
+  // `moments` are the same in all lanes. `arrived` are the cluster's barriers, one a slot.
+  __device__ __forceinline__ void publish(const RingWarp<Plan>& own, int slot,
+                                          const Moments<float>& moments, std::uint64_t* arrived) {
+    Moments<float>* place = &parts[slot][own.part()];
+    if constexpr (Plan::plan.cluster == 1) {
+      if (own.lane == 0) *place = moments;
+    } else {
+#if __CUDA_ARCH__ >= 900
+      if (threadIdx.x == 0) {
+        mbarrier_arrive_expect(shared_address(&arrived[slot]), sizeof(parts[slot]));
+      }
+      __syncwarp();
+      send_to_cluster<Plan::plan.cluster>(reinterpret_cast<float4*>(place),
+                                          reinterpret_cast<const float4&>(moments), own.lane,
+                                          &arrived[slot]);
+#endif
+    }
+  }
+
+  // The row's moments in every lane, after the warps have met.
+  template <bool kCenter>
+  __device__ __forceinline__ Moments<float> collect(const RingWarp<Plan>& own, int slot,
+                                                    int row_packs, int pack_size) const {
+    constexpr int kLanes = kParts < kWarp ? kParts : kWarp;
+    const auto count_of = [&](int part) {
+      return static_cast<float>(RingWarp<Plan>::packs_of(part, row_packs) * pack_size);
+    };
+    const int first = own.lane % kLanes;
+    Moments<float> moments = parts[slot][first];
+    float count = count_of(first);
+#pragma unroll
+    for (int part = first + kLanes; part < kParts; part += kLanes) {
+      moments = merge_moments<kCenter>(moments, count, parts[slot][part], count_of(part));
+      count += count_of(part);
+    }
+    return merge_moments<kLanes, kCenter>(moments, count,
+                                          static_cast<float>(row_packs * pack_size));
+  }
+};
+
+// T: storage of the matrices. W: storage of weight and bias.
+template <class T, class W, bool kCenter, bool kResidual, class Plan>
+__global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
+    norm_forward_ring_kernel(const __grid_constant__ NormForwardRing a) {
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+  using P = Pack<T, 16 / sizeof(T)>;
+  constexpr RingPlan kPlan = Plan::plan;
+  constexpr int kSize = P::size;
+  constexpr int kPacks = kPlan.packs;
+  constexpr int kTensors = kResidual ? 2 : 1;
+  using Ring = RowRing<Plan, T, kTensors>;
+
+  const NormForwardProblem& p = a.problem;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ MomentExchange<Plan> exchanges[kPlan.groups];
+  __shared__ std::uint64_t filled[kPlan.groups * kPlan.warps * kPlan.stages];
+  __shared__ std::uint64_t arrived[kSumSlots];
+
+  const int row_packs = static_cast<int>(p.cols) / kSize;
+  const RingWarp<Plan> own(p.rows, row_packs);
+  MomentExchange<Plan>& exchange = exchanges[own.group];
+  if (threadIdx.x == 0) {
+    for (std::uint64_t& barrier : filled) mbarrier_init(shared_address(&barrier), 1);
+    for (std::uint64_t& barrier : arrived) mbarrier_init(shared_address(&barrier), 1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if constexpr (kPlan.cluster > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  std::array<Rows, kTensors> operands{p.x};
+  if constexpr (kResidual) operands[1] = p.residual;
+  Ring ring(own, a.stages, shared_address(shared), filled, operands);
+
+  Affine<T, W, kSize> affine[kPacks];
+#pragma unroll
+  for (int slot = 0; slot < kPacks; ++slot) {
+    if (own.owns(slot)) {
+      affine[slot].load(p, static_cast<std::int64_t>(own.first + own.lane + slot * kWarp) * kSize);
+    }
+  }
+
+  T* y = own.template begin_of<T>(p.y) + own.lane * kSize;
+  T* sum = kResidual ? own.template begin_of<T>(p.sum) + own.lane * kSize : nullptr;
+  const float inverse_count = reciprocal(static_cast<float>(own.packs * kSize));
+  const float inverse_cols = reciprocal(static_cast<float>(p.cols));
+  const bool writes_statistics = own.part() == 0 && own.lane == 0;
+  std::uint32_t sum_parity = 0;
+  for (int i = 0; i < own.rows; ++i) {
+    // What is normalised, rounded to T.
+    typename P::Raw kept[kPacks];
+    const std::uint32_t stage = ring.wait();
+#pragma unroll
+    for (int slot = 0; slot < kPacks; ++slot) {
+      if (!own.owns(slot)) continue;
+      kept[slot] = load_shared(stage + slot * kWarp * 16);
+      if constexpr (kResidual) {
+        float value[kSize], other[kSize];
+        P::unpack(kept[slot], value);
+        P::unpack(load_shared(stage + Ring::kSegment + slot * kWarp * 16), other);
+#pragma unroll
+        for (int k = 0; k < kSize; ++k) value[k] += other[k];
+        kept[slot] = P::pack(value);
+        P::store(sum + slot * kWarp * kSize, kept[slot]);
+      }
+    }
+    ring.refill(own);
+
+    // This warp's moments.
+    const auto for_each_value = [&](auto&& body) {
+#pragma unroll
+      for (int slot = 0; slot < kPacks; ++slot) {
+        if (!own.owns(slot)) continue;
+        float value[kSize];
+        P::unpack(kept[slot], value);
+#pragma unroll
+        for (int k = 0; k < kSize; ++k) body(value[k]);
+      }
+    };
+    Moments<float> moments{};
+    if constexpr (kCenter) {
+      float value[kSize] = {};
+      if (own.owns(0)) P::unpack(kept[0], value);
+      moments.anchor = __shfl_sync(kAllLanes, value[0], 0);
+      for_each_value([&](float v) { moments.mean += v - moments.anchor; });
+      moments.mean = reduce_lanes<Add>(moments.mean) * inverse_count;
+    }
+    const float around = moments.anchor + moments.mean;
+    for_each_value([&](float v) {
+      const float off = kCenter ? v - around : v;
+      moments.m2 += off * off;
+    });
+    moments.m2 = reduce_lanes<Add>(moments.m2);
+
+    // The row's.
+    if constexpr (kPlan.parts() > 1) {
+      const int slot = i % kSumSlots;
+      exchange.publish(own, slot, moments, arrived);
+      if constexpr (kPlan.cluster > 1) {
+        mbarrier_wait_cluster(shared_address(&arrived[slot]), sum_parity);
+        sum_parity ^= slot;
+      } else {
+        named_barrier(1 + own.group, kPlan.warps * kWarp);
+      }
+      moments = exchange.template collect<kCenter>(own, slot, row_packs, kSize);
+    }
+    const float rstd = reciprocal_deviation(moments.m2 * inverse_cols, p.eps);
+    if (writes_statistics) {
+      const std::int64_t row = own.row + static_cast<std::int64_t>(i) * own.walkers;
+      if (kCenter && p.mean) static_cast<float*>(p.mean)[row] = moments.anchor + moments.mean;
+      if (p.rstd) static_cast<float*>(p.rstd)[row] = rstd;
+    }
+
+    const float offset = -moments.mean * rstd;
+#pragma unroll
+    for (int slot = 0; slot < kPacks; ++slot) {
+      if (!own.owns(slot)) continue;
+      float value[kSize];
+      P::unpack(kept[slot], value);
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        value[k] = kCenter ? fmaf(value[k] - moments.anchor, rstd, offset) : value[k] * rstd;
+      }
+      affine[slot].apply(p, value);
+      P::store(y + slot * kWarp * kSize, P::pack(value));
+    }
+    y += own.walkers * p.y.stride;
+    if constexpr (kResidual) sum += own.walkers * p.sum.stride;
+    ring.advance();
+  }
+#endif
+}
+
+template <class T, class W, bool kCenter, bool kResidual, class Plan>
+void launch_norm_forward_ring(const char* op, const Context& context, const NormForwardProblem& p) {
+  const auto kernel = &norm_forward_ring_kernel<T, W, kCenter, kResidual, Plan>;
+  constexpr RingPlan kPlan = Plan::plan;
+  const int device = context.device.index;
+  const int stages = norm_forward_ring_stages(kPlan, kResidual, device_limits(device));
+  const int shared_bytes = stages * kPlan.cta_row_bytes() * (kResidual ? 2 : 1) * kPlan.groups;
+  const int resident = resident_clusters(op, kernel, kPlan, shared_bytes, device);
+  const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
+  const LaunchShape shape{.ctas = clusters * kPlan.cluster,
+                          .threads = kPlan.threads(),
+                          .cluster = kPlan.cluster,
+                          .shared_bytes = static_cast<std::size_t>(shared_bytes)};
+  launch(op, context, shape, kernel, NormForwardRing{p, stages});
+}
+
+}  // namespace transformer_kernels::cuda
