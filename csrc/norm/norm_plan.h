@@ -188,6 +188,7 @@ inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
     {{4, 16,  1,  4, 3}, kNoResidual},
     {{2, 16,  1,  8, 2}},
     {{4, 16,  1,  8, 3}},
+    {{2, 16,  1, 16, 3}, kTwoBytes | kWithResidual},
     {{4, 16,  1, 16, 3}},
     {{0,  0,  0,  0, 0}},
 };
