@@ -2,6 +2,9 @@
 // From run-time values to compile-time ones. The only dtype switch of the library.
 #pragma once
 
+#include <cstddef>
+#include <utility>
+
 #include "core/check.h"
 #include "core/types.h"
 #include "transformer_kernels/context.h"
@@ -31,6 +34,18 @@ decltype(auto) dispatch_float(DType dtype, Body&& body) {
 template <class Body>
 decltype(auto) dispatch_bool(bool value, Body&& body) {
   return value ? body.template operator()<true>() : body.template operator()<false>();
+}
+
+// Calls body.operator()<index>() with `index`, below kCount, as a compile-time number.
+template <std::size_t kCount, class Body>
+void dispatch_index(std::size_t index, Body&& body) {
+  const auto attempt = [&]<std::size_t kIndex>() {
+    if (kIndex == index) body.template operator()<kIndex>();
+  };
+  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    (attempt.template operator()<kIndex>(), ...);
+  }
+  (std::make_index_sequence<kCount>());
 }
 
 // Runs on the backend of the context's device. An op without CUDA in this build says so.

@@ -52,15 +52,9 @@ void norm_backward(const char* op, const Context& context, const NormBackwardPro
   const std::size_t chosen = choose(op, kNormBackwardPlans, p, [&](const NormBackwardPlan& plan) {
     return norm_backward_refusal(plan, p, device);
   });
-  const auto try_plan = [&]<std::size_t kIndex>() {
-    if (kIndex == chosen) {
-      run_norm_backward<kCenter, NormBackwardPlanAt<kIndex>>(op, context, p);
-    }
-  };
-  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    (try_plan.template operator()<kIndex>(), ...);
-  }
-  (std::make_index_sequence<std::size(kNormBackwardPlans)>());
+  dispatch_index<std::size(kNormBackwardPlans)>(chosen, [&]<std::size_t kIndex>() {
+    run_norm_backward<kCenter, NormBackwardPlanAt<kIndex>>(op, context, p);
+  });
 }
 
 }  // namespace transformer_kernels::cuda

@@ -3,7 +3,7 @@
 // even compiled.
 #pragma once
 
-#include <utility>
+#include <iterator>
 
 #include "core/dispatch.h"
 #include "core/select.h"
@@ -55,15 +55,9 @@ void norm_forward(const char* op, const Context& context, const NormForwardProbl
   const std::size_t chosen = choose(op, kNormForwardPlans, p, [&](const NormForwardPlan& plan) {
     return norm_forward_refusal(plan, p, device);
   });
-  const auto try_plan = [&]<std::size_t kIndex>() {
-    if (kIndex == chosen) {
-      run_norm_forward<kCenter, NormForwardPlanAt<kIndex>>(op, context, p);
-    }
-  };
-  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    (try_plan.template operator()<kIndex>(), ...);
-  }
-  (std::make_index_sequence<std::size(kNormForwardPlans)>());
+  dispatch_index<std::size(kNormForwardPlans)>(chosen, [&]<std::size_t kIndex>() {
+    run_norm_forward<kCenter, NormForwardPlanAt<kIndex>>(op, context, p);
+  });
 }
 
 }  // namespace transformer_kernels::cuda

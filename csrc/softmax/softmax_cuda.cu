@@ -52,19 +52,14 @@ void run_best_plan(const SoftmaxPlan (&plans)[kPlans], const Context& context,
   const std::size_t chosen = choose(kOp, plans, problem, [&](const SoftmaxPlan& plan) {
     return softmax_refusal(plan, problem, device);
   });
-  const auto try_plan = [&]<std::size_t kIndex>() {
-    if (kIndex != chosen) return;
+  dispatch_index<kPlans>(chosen, [&]<std::size_t kIndex>() {
     using Plan = PlanAt<kIndex>;
     dispatch_float(problem.dtype, [&]<class T>() {
       if constexpr (!(std::is_same_v<T, double> && Plan::plan.wide)) {
         run<Plan, T>(context, problem);
       }
     });
-  };
-  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    (try_plan.template operator()<kIndex>(), ...);
-  }
-  (std::make_index_sequence<kPlans>());
+  });
 }
 
 }  // namespace
