@@ -34,16 +34,7 @@ __device__ __forceinline__ Moments<V> merge_moments(Moments<V> part, V count, V 
   return {anchor, mean, reduce_lanes<Add, kCount>(part.m2 + count * off * off)};
 }
 
-// Merges two parts in one thread.
-template <bool kCenter, class V>
-__device__ __forceinline__ Moments<V> merge_moments(Moments<V> a, V a_count, Moments<V> b,
-                                                    V b_count) {
-  if constexpr (!kCenter) return {V(0), V(0), a.m2 + b.m2};
-  const V share = b_count * reciprocal(a_count + b_count);
-  const V off = b.anchor - a.anchor + b.mean - a.mean;
-  return {a.anchor, a.mean + off * share, a.m2 + b.m2 + off * off * a_count * share};
-}
-
+// 1 / sqrt(variance + eps)
 template <class V>
 __device__ __forceinline__ V reciprocal_deviation(V variance, double eps) {
   if constexpr (std::is_same_v<V, double>) {

@@ -25,58 +25,33 @@ struct NormBackwardRing {
   float* partial;  // [clusters][2][cols]; null where no parameter gradient is wanted
 };
 
-// Both sums over the warp in five shuffles: lanes 0-15 hold a's, lanes 16-31 b's.
-__device__ __forceinline__ float reduce_pair(float a, float b, int lane) {
+// Both sums over the warp, in six shuffles: a's in lanes 0-15 meet b's in lanes 16-31.
+__device__ __forceinline__ float2 reduce_pair(float a, float b, int lane) {
   const bool upper = lane & 16;
   float mine = upper ? b : a;
   mine += __shfl_xor_sync(kAllLanes, upper ? a : b, 16);
-  return reduce_lanes<Add, 16>(mine);
+  mine = reduce_lanes<Add, 16>(mine);
+  const float other = __shfl_xor_sync(kAllLanes, mine, 16);
+  return upper ? make_float2(other, mine) : make_float2(mine, other);
 }
 
-// The row sums of one group on their way between its warps. Two slots: a warp can publish row i + 1
-// while another still reads row i, and no more, because each row has a barrier.
-template <class Plan>
-struct SumExchange {
-  static constexpr int kParts = Plan::plan.parts();
-
-  float sums[kSumSlots][2][kParts];
-
-  // `sum` as reduce_pair leaves it. `arrived` are the cluster's barriers, one a slot.
-  __device__ __forceinline__ void publish(const RingWarp<Plan>& own, int slot, float sum,
-                                          std::uint64_t* arrived) {
-    float* place = &sums[slot][own.lane / 16][own.part()];
-    if constexpr (Plan::plan.cluster == 1) {
-      if (own.lane % 16 == 0) *place = sum;
-    } else {
-#if __CUDA_ARCH__ >= 900
-      if (threadIdx.x == 0) {
-        mbarrier_arrive_expect(shared_address(&arrived[slot]), sizeof(sums[slot]));
-      }
-      __syncwarp();
-      send_to_cluster<Plan::plan.cluster>(place, sum, own.lane % 16, &arrived[slot]);
-#endif
-    }
-  }
-
-  // Both sums of the row in every lane, after the warps have met.
-  __device__ __forceinline__ float2 collect(int slot, int lane) const {
-    if constexpr (kParts <= 4) {
+// The sum of kCount pairs in every lane.
+struct AddPairs {
+  template <int kCount>
+  __device__ __forceinline__ float2 operator()(const float2* parts, int, int) const {
+    if constexpr (kCount <= 4) {
       float2 total{0, 0};
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        total.x += sums[slot][0][i];
-        total.y += sums[slot][1][i];
+      for (int i = 0; i < kCount; ++i) {
+        total.x += parts[i].x;
+        total.y += parts[i].y;
       }
       return total;
     } else {
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < (kParts + 15) / 16; ++i) {
-        const int part = i * 16 + lane % 16;
-        if (part < kParts) sum += sums[slot][lane / 16][part];
-      }
-      sum = reduce_lanes<Add, 16>(sum);
-      return {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, 16)};
+      constexpr int kLanes = kCount <= 8 ? 8 : kCount <= 16 ? 16 : 32;
+      const int i = threadIdx.x % kLanes;
+      const float2 part = i < kCount ? parts[i] : make_float2(0, 0);
+      return {reduce_lanes<Add, kLanes>(part.x), reduce_lanes<Add, kLanes>(part.y)};
     }
   }
 };
@@ -100,13 +75,12 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
 
   const NormBackwardProblem& p = a.problem;
   extern __shared__ __align__(128) unsigned char shared[];  // weights, then the ring
-  __shared__ SumExchange<Plan> exchanges[kPlan.groups];
+  __shared__ RingExchange<Plan, float2> exchanges[kPlan.groups];
   __shared__ std::uint64_t filled[kPlan.groups * kPlan.warps * kPlan.stages];
   __shared__ std::uint64_t arrived[kSumSlots];
 
   const RingWarp<Plan> own(p.rows, static_cast<int>(p.cols) / kSize);
   const int lane = own.lane;
-  SumExchange<Plan>& exchange = exchanges[own.group];
   const std::uint32_t weights =
       shared_address(shared) + (own.warp * kPacks * kWarp * kWeightPieces + lane) * 16;
 
@@ -184,7 +158,6 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
   };
   if (own.rows > 0) read_statistics();
 
-  std::uint32_t sum_parity = 0;
   for (int i = 0; i < own.rows; ++i) {
     const float mean = mean_ahead, rstd = rstd_ahead;
     if (i + 1 < own.rows) read_statistics();
@@ -212,22 +185,8 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
     }
     if constexpr (kKeep) ring.refill(own);
 
-    // The exchange.
-    float2 sums;
-    const float sum = reduce_pair(sum_g, sum_gx, lane);
-    if constexpr (SumExchange<Plan>::kParts == 1) {
-      sums = {__shfl_sync(kAllLanes, sum, 0), __shfl_sync(kAllLanes, sum, 16)};
-    } else {
-      const int slot = i % kSumSlots;
-      exchange.publish(own, slot, sum, arrived);
-      if constexpr (kPlan.cluster > 1) {
-        mbarrier_wait_cluster(shared_address(&arrived[slot]), sum_parity);
-        sum_parity ^= slot;
-      } else {
-        named_barrier(1 + own.group, kPlan.warps * kWarp);
-      }
-      sums = exchange.collect(slot, lane);
-    }
+    const float2 sums = exchanges[own.group].over_row(own, i, reduce_pair(sum_g, sum_gx, lane),
+                                                      arrived, AddPairs());
 
     // Pass 2: dx.
     const float mean_g = sums.x * inverse_cols;

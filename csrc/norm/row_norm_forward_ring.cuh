@@ -17,54 +17,6 @@ struct NormForwardRing {
   int stages;
 };
 
-// The moments of one group's row on their way between its warps. Two slots: a warp can publish row
-// i + 1 while another still reads row i, and no more, because each row has a barrier.
-template <class Plan>
-struct MomentExchange {
-  static constexpr int kParts = Plan::plan.parts();
-
-  Moments<float> parts[kSumSlots][kParts];
-
-  // `moments` are the same in all lanes. `arrived` are the cluster's barriers, one a slot.
-  __device__ __forceinline__ void publish(const RingWarp<Plan>& own, int slot,
-                                          const Moments<float>& moments, std::uint64_t* arrived) {
-    Moments<float>* place = &parts[slot][own.part()];
-    if constexpr (Plan::plan.cluster == 1) {
-      if (own.lane == 0) *place = moments;
-    } else {
-#if __CUDA_ARCH__ >= 900
-      if (threadIdx.x == 0) {
-        mbarrier_arrive_expect(shared_address(&arrived[slot]), sizeof(parts[slot]));
-      }
-      __syncwarp();
-      send_to_cluster<Plan::plan.cluster>(reinterpret_cast<float4*>(place),
-                                          reinterpret_cast<const float4&>(moments), own.lane,
-                                          &arrived[slot]);
-#endif
-    }
-  }
-
-  // The row's moments in every lane, after the warps have met.
-  template <bool kCenter>
-  __device__ __forceinline__ Moments<float> collect(const RingWarp<Plan>& own, int slot,
-                                                    int row_packs, int pack_size) const {
-    constexpr int kLanes = kParts < kWarp ? kParts : kWarp;
-    const auto count_of = [&](int part) {
-      return static_cast<float>(RingWarp<Plan>::packs_of(part, row_packs) * pack_size);
-    };
-    const int first = own.lane % kLanes;
-    Moments<float> moments = parts[slot][first];
-    float count = count_of(first);
-#pragma unroll
-    for (int part = first + kLanes; part < kParts; part += kLanes) {
-      moments = merge_moments<kCenter>(moments, count, parts[slot][part], count_of(part));
-      count += count_of(part);
-    }
-    return merge_moments<kLanes, kCenter>(moments, count,
-                                          static_cast<float>(row_packs * pack_size));
-  }
-};
-
 // T: storage of the matrices. W: storage of weight and bias.
 template <class T, class W, bool kCenter, bool kResidual, class Plan>
 __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
@@ -79,13 +31,12 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
 
   const NormForwardProblem& p = a.problem;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ MomentExchange<Plan> exchanges[kPlan.groups];
+  __shared__ RingExchange<Plan, Moments<float>> exchanges[kPlan.groups];
   __shared__ std::uint64_t filled[kPlan.groups * kPlan.warps * kPlan.stages];
   __shared__ std::uint64_t arrived[kSumSlots];
 
   const int row_packs = static_cast<int>(p.cols) / kSize;
   const RingWarp<Plan> own(p.rows, row_packs);
-  MomentExchange<Plan>& exchange = exchanges[own.group];
   if (threadIdx.x == 0) {
     for (std::uint64_t& barrier : filled) mbarrier_init(shared_address(&barrier), 1);
     for (std::uint64_t& barrier : arrived) mbarrier_init(shared_address(&barrier), 1);
@@ -112,8 +63,14 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   T* sum = kResidual ? own.template begin_of<T>(p.sum) + own.lane * kSize : nullptr;
   const float inverse_count = reciprocal(static_cast<float>(own.packs * kSize));
   const float inverse_cols = reciprocal(static_cast<float>(p.cols));
-  const bool writes_statistics = own.part() == 0 && own.lane == 0;
-  std::uint32_t sum_parity = 0;
+  const bool writes_statistics = own.rank == 0 && own.warp == 0 && own.lane == 0;
+  const auto merge = [&]<int kCount>(const Moments<float>* parts, int first, int span) {
+    const auto elements = [](int packs) { return static_cast<float>(packs * kSize); };
+    const int i = own.lane % kCount;
+    const int packs = max(0, min(row_packs - first - i * span, span));
+    const int all = max(0, min(row_packs - first, kCount * span));
+    return merge_moments<kCount, kCenter>(parts[i], elements(packs), elements(all));
+  };
   for (int i = 0; i < own.rows; ++i) {
     // What is normalised, rounded to T.
     typename P::Raw kept[kPacks];
@@ -134,7 +91,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     }
     ring.refill(own);
 
-    // This warp's moments.
+    // This warp's moments, then the row's.
     const auto for_each_value = [&](auto&& body) {
 #pragma unroll
       for (int slot = 0; slot < kPacks; ++slot) {
@@ -160,18 +117,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     });
     moments.m2 = reduce_lanes<Add>(moments.m2);
 
-    // The row's.
-    if constexpr (kPlan.parts() > 1) {
-      const int slot = i % kSumSlots;
-      exchange.publish(own, slot, moments, arrived);
-      if constexpr (kPlan.cluster > 1) {
-        mbarrier_wait_cluster(shared_address(&arrived[slot]), sum_parity);
-        sum_parity ^= slot;
-      } else {
-        named_barrier(1 + own.group, kPlan.warps * kWarp);
-      }
-      moments = exchange.template collect<kCenter>(own, slot, row_packs, kSize);
-    }
+    moments = exchanges[own.group].over_row(own, i, moments, arrived, merge);
     const float rstd = reciprocal_deviation(moments.m2 * inverse_cols, p.eps);
     if (writes_statistics) {
       const std::int64_t row = own.row + static_cast<std::int64_t>(i) * own.walkers;

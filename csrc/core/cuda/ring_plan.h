@@ -20,7 +20,6 @@ struct RingPlan {
   int ctas = 1;  // CTAs that share an SM
 
   constexpr int threads() const { return warps * groups * 32; }
-  constexpr int parts() const { return warps * cluster; }  // warps that share a row
   constexpr int cta_row_bytes() const { return 16 * 32 * packs * warps; }
   constexpr std::int64_t max_row_bytes() const { return std::int64_t{cta_row_bytes()} * cluster; }
 };
@@ -29,8 +28,8 @@ inline constexpr int kSumSlots = 2;  // rows whose sums are under way at a time
 
 // Static shared memory of a kernel: barriers, and messages on their way between warps.
 constexpr int ring_static_bytes(const RingPlan& plan, int message_bytes) {
-  const int messages = plan.groups * kSumSlots * plan.parts() * message_bytes;
-  return messages + plan.groups * plan.warps * plan.stages * 8 + 64;
+  const int messages = plan.groups * kSumSlots * (plan.warps + plan.cluster);
+  return messages * message_bytes + plan.groups * plan.warps * plan.stages * 8 + 64;
 }
 
 // Stages for rows of `tensors` operands in what shared memory is left beside `other_bytes`.

@@ -22,8 +22,6 @@ namespace transformer_kernels::cuda {
 template <class Plan>
 struct RingWarp {
   static constexpr RingPlan kPlan = Plan::plan;
-  static constexpr int kWarps = kPlan.warps;
-  static constexpr int kParts = kWarps * kPlan.cluster;  // warps that share a row
 
   int lane;
   int cta_warp;
@@ -41,24 +39,16 @@ struct RingWarp {
   __device__ RingWarp(std::int64_t all_rows, int row_packs)
       : lane(threadIdx.x % kWarp),
         cta_warp(threadIdx.x / kWarp),
-        group(cta_warp / kWarps),
-        warp(cta_warp % kWarps),
+        group(cta_warp / kPlan.warps),
+        warp(cta_warp % kPlan.warps),
         rank(kPlan.cluster > 1 ? static_cast<int>(cluster_rank()) : 0),
         cluster(blockIdx.x / kPlan.cluster),
         clusters(gridDim.x / kPlan.cluster),
         walkers(clusters * kPlan.groups),
-        first(part() * kPlan.packs * kWarp),
-        packs(packs_of(part(), row_packs)),
+        first((rank * kPlan.warps + warp) * kPlan.packs * kWarp),
+        packs(max(0, min(row_packs - first, kPlan.packs * kWarp))),
         row(static_cast<std::int64_t>(group) * clusters + cluster),
         rows(row < all_rows ? static_cast<int>((all_rows - 1 - row) / walkers) + 1 : 0) {}
-
-  // The warp's number among those that share a row.
-  __device__ int part() const { return rank * kWarps + warp; }
-
-  // Packs that warp `part` owns.
-  __device__ static int packs_of(int part, int row_packs) {
-    return max(0, min(row_packs - part * kPlan.packs * kWarp, kPlan.packs * kWarp));
-  }
 
   // The warp's share of its first row.
   template <class T>
@@ -133,15 +123,53 @@ struct RowRing {
   }
 };
 
-// Stores `message` at `place` in every CTA of the cluster, each lane below the cluster's size in
-// one, and counts it on the CTAs' `arrived`.
-template <int kCluster, class Message>
-__device__ __forceinline__ void send_to_cluster(Message* place, Message message, int peer,
-                                                std::uint64_t* arrived) {
-  if (peer >= kCluster) return;
-  store_cluster_async(map_to_rank(shared_address(place), peer), message,
-                      map_to_rank(shared_address(arrived), peer));
-}
+// What a group sums over its row, on the way between its warps and, where a cluster shares the row,
+// between its CTAs: first within each CTA, so that few messages leave it. Two slots: a warp can
+// publish row i + 1 while another still reads row i, and no more, because each row has a barrier.
+template <class Plan, class Message>
+struct RingExchange {
+  static constexpr int kWarps = Plan::plan.warps;
+  static constexpr int kCluster = Plan::plan.cluster;
+  static constexpr int kSpan = Plan::plan.packs * kWarp;  // packs of a row that a warp owns
+
+  Message of_warp[kSumSlots][kWarps];
+  Message of_cta[kSumSlots][kCluster];
+
+  // The row's message in every lane, from each warp's. merge.operator()<kCount>(parts, first, span)
+  // merges kCount messages, of which the i-th stands for the packs first + i * span and on.
+  // `arrived` are the cluster's barriers, one a slot; `row` counts the rows of the group from 0.
+  template <class Merge>
+  __device__ __forceinline__ Message over_row(const RingWarp<Plan>& own, int row, Message message,
+                                              std::uint64_t* arrived, Merge&& merge) {
+    if constexpr (kWarps * kCluster == 1) return message;
+    const int slot = row % kSumSlots;
+    if (own.lane == 0) of_warp[slot][own.warp] = message;
+    named_barrier(1 + own.group, kWarps * kWarp);
+    const int first = own.rank * kWarps * kSpan;
+    if constexpr (kCluster == 1) {
+      return merge.template operator()<kWarps>(of_warp[slot], first, kSpan);
+    } else {
+#if __CUDA_ARCH__ >= 900
+      const std::uint32_t barrier = shared_address(&arrived[slot]);
+      if (own.warp == 0) {
+        if (own.lane == 0) mbarrier_arrive_expect(barrier, sizeof(of_cta[slot]));
+        message = merge.template operator()<kWarps>(of_warp[slot], first, kSpan);
+        if (own.lane < kCluster) {
+          store_cluster_async(map_to_rank(shared_address(&of_cta[slot][own.rank]), own.lane),
+                              reinterpret_cast<const AsyncMessage&>(message),
+                              map_to_rank(barrier, own.lane));
+        }
+      }
+      mbarrier_wait_cluster(barrier, row / kSumSlots % 2);
+#endif
+      return merge.template operator()<kCluster>(of_cta[slot], 0, kWarps * kSpan);
+    }
+  }
+
+ private:
+  using AsyncMessage = std::conditional_t<sizeof(Message) == sizeof(float4), float4, float2>;
+  static_assert(sizeof(Message) == sizeof(AsyncMessage));
+};
 
 // How many clusters of a kernel the device keeps running at a time.
 template <class Kernel>

@@ -165,8 +165,9 @@ TEST(NormPlan, PlansAreWellFormed) {
   for (const NormForwardPlan& entry : kNormForwardPlans) {
     std::visit([](const auto& plan) { expect_well_formed(plan); }, entry.plan);
     if (const RingPlan* ring = std::get_if<RingPlan>(&entry.plan)) {
-      const int parts = ring->parts();  // merged by halves
-      EXPECT_EQ(parts & (parts - 1), 0) << name_of(*ring);
+      // Moments are merged by halves.
+      EXPECT_EQ(ring->warps & (ring->warps - 1), 0) << name_of(*ring);
+      EXPECT_EQ(ring->cluster & (ring->cluster - 1), 0) << name_of(*ring);
       EXPECT_GE(ring->max_row_bytes(), entry.max_row_bytes) << name_of(*ring);
     }
   }
