@@ -28,11 +28,12 @@ struct LaunchShape {
   bool after_previous = false;   // may start while the kernel before it ends (griddepcontrol)
 };
 
-// A kernel may use more than 48 KB of shared memory, or clusters of more than 8 CTAs, only after it
-// says so once on each device.
+// A kernel may use more than 48 KB of shared memory, its static memory included, or clusters of
+// more than 8 CTAs, only after it says so once on each device.
 template <class Function>
 void allow_attributes(const char* op, Function* kernel, const LaunchShape& shape, int device) {
-  constexpr std::size_t kDefaultLimit = 48 * 1024;
+  constexpr std::size_t kMostStaticBytes = 16 * 1024;
+  constexpr std::size_t kDefaultLimit = 48 * 1024 - kMostStaticBytes;
   if (shape.shared_bytes <= kDefaultLimit && shape.cluster <= 8) return;
   static std::mutex mutex;
   static std::set<std::pair<const void*, int>> done;

@@ -200,7 +200,6 @@ __device__ __forceinline__ void announce_to_cluster(RowScratch<Plan, Partial>& s
       const std::uint32_t barrier = shared_address(&scratch.exchanged);
       mbarrier_init(barrier, 1);
       fence_mbarrier_init();
-      mbarrier_arrive_expect(barrier, sizeof(scratch.of_cta));
     }
     __syncwarp();
     cluster_arrive();
@@ -234,6 +233,7 @@ __device__ __forceinline__ void share_stack_in_cluster(const Row<Plan, T>& row,
   static_assert(sizeof(Partial) == sizeof(Message));
   cluster_wait();
   const std::uint32_t barrier = shared_address(&scratch.exchanged);
+  if (row.thread == 0) mbarrier_arrive_expect(barrier, sizeof(scratch.of_cta));
   if (row.thread < Plan::plan.cluster) {
 #pragma unroll
     for (int r = 0; r < Plan::plan.stack; ++r) {
