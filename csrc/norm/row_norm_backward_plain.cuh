@@ -40,8 +40,10 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads())
   const V mean = kCenter ? static_cast<const V*>(p.mean)[row.index] : V(0);
   const V rstd = static_cast<const V*>(p.rstd)[row.index];
   const V offset = p.zero_centered_weight ? V(1) : V(0);
+  // Rounded as a number of its own: fused into a later sum, it would not cancel against its mean in
+  // a row of one element.
   const auto g_of = [&](Index col) {
-    return widen(dy[col]) * (weight ? static_cast<V>(widen(weight[col])) + offset : V(1));
+    return product(widen(dy[col]), weight ? static_cast<V>(widen(weight[col])) + offset : V(1));
   };
   const auto xhat_of = [&](Index col) { return (widen(x[col]) - mean) * rstd; };
 

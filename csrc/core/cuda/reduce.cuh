@@ -32,6 +32,10 @@ __device__ __forceinline__ V reduce_lanes(V value) {
   return value;
 }
 
+// a * b that the compiler does not fuse with an addition.
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+
 // 1 / count for a whole number, 1 for 0; correct to the last bit or the one before. The division
 // operator would bring a call, and with it spills, for the sake of operands that never come here.
 __device__ __forceinline__ double reciprocal(double count) { return count > 0 ? 1 / count : 1; }
