@@ -181,7 +181,7 @@ TEST(SoftmaxPlan, PlansAreWellFormed) {
     EXPECT_EQ(plan.cluster & (plan.cluster - 1), 0) << name_of(plan);
     EXPECT_GE(plan.threads, 32) << name_of(plan);
     EXPECT_LE(plan.cta_threads() * plan.min_ctas, 2048) << name_of(plan);
-    EXPECT_LE(plan.cluster, 8) << name_of(plan);
+    EXPECT_LE(plan.cluster, 16) << name_of(plan);
     EXPECT_TRUE(plan.rows == 1 || plan.cluster == 1) << name_of(plan);
     EXPECT_TRUE(plan.threads == 32 || plan.rows < 16) << name_of(plan);
     EXPECT_TRUE(!plan.bulk || plan.wide) << name_of(plan);
