@@ -2,11 +2,10 @@
 // Statistics of a row in parts, and what is done with them: the pieces that the forward kernels of
 // the norms share.
 //
-// Statistics in two levels, each exact: a warp takes its mean, then the squares around it, over
-// packs it holds in registers or shared memory; the warps' (mean, M2) then merge around the row's
-// mean by their element counts (Chan, Golub and LeVeque 1983). Means are kept relative to an
-// anchor, the first element that the warp owns, which takes the large common part of a row out of
-// every sum before it can round: a row of one value gives exactly the bias.
+// Statistics in two levels. A warp sums its elements and their squares in one pass, both relative
+// to an anchor, the first element that it owns: what a row has in common leaves every sum before it
+// can round, and a row of one value gives exactly the bias. The warps' (mean, M2) then merge around
+// the row's mean by their element counts (Chan, Golub and LeVeque 1983).
 #pragma once
 
 #include "core/cuda/pack.cuh"
@@ -22,6 +21,41 @@ struct alignas(4 * sizeof(V)) Moments {
   V mean;
   V m2;
 };
+
+// The moments of one warp's elements, `count` in all: visit(body) calls body with each element that
+// this thread owns. An anchor far from the mean, an outlier, would cost the squares their digits:
+// there they are summed once more, around the mean.
+template <bool kCenter, class V, class Visit, class Revisit>
+__device__ __forceinline__ Moments<V> moments_of_warp(V anchor, V count, Visit&& visit,
+                                                      Revisit&& revisit) {
+  if constexpr (!kCenter) {
+    V squares = 0;
+    visit([&](V value) { squares += value * value; });
+    return {V(0), V(0), reduce_lanes<Add>(squares)};
+  } else {
+    constexpr V kTrusted = 8;  // times the variance: the anchor's squared distance from the mean
+    V sum = 0, squares = 0;
+    visit([&](V value) {
+      const V off = value - anchor;
+      sum += off;
+      squares += off * off;
+    });
+    sum = reduce_lanes<Add>(sum);
+    squares = reduce_lanes<Add>(squares);
+    const V mean = sum * reciprocal(count);
+    const V shift = sum * mean;
+    V m2 = squares - shift;
+    if (shift > kTrusted * m2) {
+      m2 = 0;
+      revisit([&](V value) {
+        const V off = value - anchor - mean;
+        m2 += off * off;
+      });
+      m2 = reduce_lanes<Add>(m2);
+    }
+    return {anchor, mean, m2};
+  }
+}
 
 // Merges kCount partial results, of which lane l of each group of kCount lanes brings the l-th.
 template <int kCount, bool kCenter, class V>

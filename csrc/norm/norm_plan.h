@@ -50,50 +50,45 @@ inline std::string name_of(const NormForwardPlan& entry) {
   return std::visit([](const auto& plan) { return name_of(plan); }, entry.plan);
 }
 
-//                  row bytes  threads rows cluster packs ctas  wide   bulk  prefetch stack
+constexpr unsigned kLayerNormOfFloats = kLayerNorm | kFloatParameters | kNoResidual;
+constexpr unsigned kRmsNormOfFloats = kRmsNorm | kFloatParameters | kNoResidual;
+constexpr unsigned kAddEqual = kEqualParameters | kWithResidual;
+
+//   row bytes          threads rows cluster packs ctas  wide   bulk  prefetch stack
+//                        packs warps groups cluster stages ctas
 // clang-format off
 inline constexpr NormForwardPlan kNormForwardPlans[] = {
-    {16384, RingPlan{2, 16, 1, 1, 3}, kFloatParameters},
-    {16384, RingPlan{4,  8, 2, 1, 3}, kFloatParameters},
-    {32768, RingPlan{4, 16, 1, 1, 3}, kFloatParameters},
-    {32768, RingPlan{4,  8, 1, 2, 3, 2}, kFloatParameters},
-    {65536, RingPlan{4, 16, 1, 2, 3}},
-    {65536, RingPlan{4,  8, 1, 4, 3, 2}},
-    {262144, RingPlan{4, 16, 1, 8, 3}},
-    {262144, RingPlan{4, 8, 1, 16, 3, 2}},
-    {512,                   RowPlan{32,    8,     1,    1,   4,  true,  true,  true}},
-    {1536,                  RowPlan{32,    1,     1,    3,  16,  true,  true,  true}},
-    {2048,                  RowPlan{32,    1,     1,    4,  16,  true,  true,  true}},
-    {3072,                  RowPlan{64,    1,     1,    4,  16,  true,  true,  true}},
-    {4096,                 RowPlan{128,    1,     1,    2,  10,  true,  true,  true}, kEqualParameters},
-    {4096,                  RowPlan{64,    1,     1,    4,  16,  true,  true,  true}},
-    {8192,                 RowPlan{128,    1,     1,    4,   8,  true,  true,  true}},
-    {16384,                RowPlan{256,    1,     1,    4,   4,  true,  true,  true}, kEqualParameters},
-    {16384,                RowPlan{128,    1,     1,    8,   4,  true,  true, false}},
-    {32768,                RowPlan{512,    1,     1,    0,   3,  true,  true, false},
+    {512,         RowPlan{  32,  8,  1,  1,   4,  true,  true,  true}},
+    {1536,        RowPlan{  32,  1,  1,  3,  16,  true,  true,  true}},
+    {2048,        RowPlan{  32,  1,  1,  4,  16,  true,  true,  true}},
+    {4096,        RowPlan{  64,  1,  1,  4,  16,  true,  true,  true}},
+    {8192,        RowPlan{ 128,  1,  1,  0,   4,  true,  true, false, 2}, kLayerNormOfFloats},
+    {8192,        RowPlan{ 128,  1,  1,  4,   8,  true,  true,  true}},
+    {16384,       RowPlan{ 256,  1,  1,  0,   3,  true,  true, false, 2}, kLayerNormOfFloats},
+    {16384,       RowPlan{ 256,  1,  1,  0,   6,  true,  true, false},
      kLayerNorm | kTwoBytes | kEqualParameters | kNoResidual},
-    {32768,                RowPlan{512,    1,     1,    4,   2,  true,  true,  true}, kEqualParameters},
-    {32768,                RowPlan{256,    1,     1,    0,   3,  true,  true, false}},
-    {65536,                RowPlan{512,    1,     1,    8,   1,  true,  true,  true},
-     kEqualParameters | kWithResidual},
-    {65536,                RowPlan{512,    1,     1,    0,   3,  true,  true, false},
-     kEqualParameters | kNoResidual},
-    {65536,                RowPlan{256,    1,     2,    0,   3,  true,  true, false, 2}},
-    {131072,               RowPlan{512,    1,     4,    0,   3,  true,  true, false},
-     kEqualParameters | kWithResidual},
-    {131072,               RowPlan{512,    1,     2,    0,   3,  true,  true, false}, kEqualParameters},
-    {262144,               RowPlan{512,    1,     8,    0,   3,  true,  true, false},
-     kEqualParameters | kWithResidual},
-    {262144,               RowPlan{256,    1,     8,    0,   6,  true,  true, false}, kEqualParameters},
-    {kAnyWidth,            RowPlan{512,    1,     8,    8,   1,  true,  true,  true},
-     kEqualParameters | kWithResidual},
-    {kAnyWidth,            RowPlan{512,    1,     8,    0,   3,  true,  true, false}, kEqualParameters},
-    {kAnyWidth,            RowPlan{256,    1,     8,    0,   3,  true,  true, false, 2}},
-    {2048,                  RowPlan{32,    8,     1,    4,   4,  true, false, false}},
-    {16384,                RowPlan{256,    1,     1,    4,   4,  true, false, false}},
-    {kAnyWidth,            RowPlan{512,    1,     1,    0,   2,  true, false, false}},
-    {512,                   RowPlan{32,    8,     1,    8,   4, false, false, false}},
-    {kAnyWidth,            RowPlan{512,    1,     1,    0,   2, false, false, false}},
+    {16384,       RowPlan{ 256,  1,  1,  4,   4,  true,  true,  true}},
+    {32768,       RowPlan{ 256,  1,  2,  0,   3,  true,  true, false, 2}, kLayerNormOfFloats},
+    {32768,       RowPlan{ 256,  1,  1,  8,   3,  true,  true, false},    kRmsNormOfFloats},
+    {32768,       RowPlan{ 256,  1,  1,  0,   3,  true,  true, false},    kFloatParameters},
+    {32768,       RowPlan{ 512,  1,  1,  4,   2,  true,  true,  true},    kAddEqual},
+    {32768,       RowPlan{ 512,  1,  1,  0,   3,  true,  true, false},    kEqualParameters},
+    {65536,       RowPlan{ 512,  1,  1,  8,   1,  true,  true,  true},    kAddEqual},
+    {65536,       RowPlan{ 512,  1,  1,  8,   2,  true,  true, false},
+     kRmsNorm | kEqualParameters | kNoResidual},
+    {65536,       RowPlan{ 512,  1,  1,  0,   3,  true,  true, false},    kLayerNorm | kFourBytes},
+    {65536,      RingPlan{   2, 16,  1,  4,   4},                         kRmsNormOfFloats},
+    {65536,      RingPlan{   4,  8,  1,  4,   2,  2}},
+    {131072,     RingPlan{   4,  8,  1,  8,   2,  2}},
+    {262144,     RingPlan{   4,  8,  1, 16,   2,  2}},
+    {524288,     RingPlan{   4, 16,  1, 16,   2}},
+    {kAnyWidth,   RowPlan{ 512,  1,  8,  0,   3,  true,  true, false},    kEqualParameters},
+    {kAnyWidth,   RowPlan{ 256,  1,  8,  0,   3,  true,  true, false, 2}},
+    {2048,        RowPlan{  32,  8,  1,  4,   4,  true, false, false}},
+    {16384,       RowPlan{ 256,  1,  1,  4,   4,  true, false, false}},
+    {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2,  true, false, false}},
+    {512,         RowPlan{  32,  8,  1,  8,   4, false, false, false}},
+    {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2, false, false, false}},
 };
 // clang-format on
 
@@ -166,30 +161,28 @@ inline std::string name_of(const NormBackwardPlan& plan) {
 }
 
 // The first plan that fits a problem runs it.
-//    packs warps groups cluster stages
+//    packs warps groups cluster stages ctas
 // clang-format off
 inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
     {{1,  1, 15,  1, 2}},
+    {{1,  3,  9,  1, 2}, kNoResidual},
     {{1,  3,  8,  1, 2}},
     {{1,  4,  6,  1, 2}},
     {{2,  3,  5,  1, 2}},
     {{2,  4,  4,  1, 2}, kLayerNorm},
     {{1,  8,  3,  1, 2}},
-    {{2,  8,  2,  1, 2}, kLayerNorm},
-    {{1, 16,  1,  1, 4}},
-    {{2, 16,  1,  1, 3}, kLayerNorm},
-    {{2, 16,  1,  1, 8}, kTwoBytes},
+    {{2,  8,  2,  1, 2}},
     {{1, 32,  1,  1, 2}, kNoResidual | kFourBytes},
-    {{2, 16,  1,  1, 3}},
-    {{1, 32,  1,  2, 3}, kRmsNorm | kNoResidual | kFourBytes},
+    {{2, 16,  1,  1, 2}},
+    {{1, 32,  1,  2, 2}, kRmsNorm | kNoResidual},
+    {{2,  8,  1,  4, 2, 2}, kFourBytes},
     {{2, 16,  1,  2, 2}},
-    {{4, 16,  1,  2, 3}, kTwoBytes | kNoResidual},
     {{2, 16,  1,  4, 2}},
-    {{4, 16,  1,  4, 3}, kNoResidual},
+    {{4, 16,  1,  4, 2}, kNoResidual},
     {{2, 16,  1,  8, 2}},
-    {{4, 16,  1,  8, 3}},
-    {{2, 16,  1, 16, 3}, kTwoBytes | kWithResidual},
-    {{4, 16,  1, 16, 3}},
+    {{2, 16,  1, 16, 2}, kTwoBytes | kWithResidual},
+    {{4, 16,  1,  8, 2}},
+    {{4, 16,  1, 16, 2}},
     {{0,  0,  0,  0, 0}},
 };
 // clang-format on
@@ -200,9 +193,14 @@ struct NormBackwardShape {
   int shared_bytes;  // dynamic
 };
 
+// A weight in shared memory is a float, ready for use, where a thread owns few of them.
+constexpr int ring_weight_size(const RingPlan& plan, int weight_bytes) {
+  return plan.packs == 1 ? 4 : weight_bytes;
+}
+
 // Bytes of shared memory that hold the weights of one CTA's columns.
 constexpr int ring_weight_bytes(const RingPlan& plan, int element_bytes, int weight_bytes) {
-  return plan.cta_row_bytes() / element_bytes * weight_bytes;
+  return plan.cta_row_bytes() / element_bytes * ring_weight_size(plan, weight_bytes);
 }
 
 inline NormBackwardShape norm_backward_shape(const RingPlan& plan, const NormBackwardProblem& p,

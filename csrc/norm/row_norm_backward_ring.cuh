@@ -25,40 +25,79 @@ struct NormBackwardRing {
   float* partial;  // [clusters][2][cols]; null where no parameter gradient is wanted
 };
 
-// Both sums over the warp, in six shuffles: a's in lanes 0-15 meet b's in lanes 16-31.
-__device__ __forceinline__ float2 reduce_pair(float a, float b, int lane) {
-  const bool upper = lane & 16;
-  float mine = upper ? b : a;
-  mine += __shfl_xor_sync(kAllLanes, upper ? a : b, 16);
-  mine = reduce_lanes<Add, 16>(mine);
-  const float other = __shfl_xor_sync(kAllLanes, mine, 16);
-  return upper ? make_float2(other, mine) : make_float2(mine, other);
-}
+// LayerNorm's sums of g and of g * xhat. Lanes 0-15 hold the first and lanes 16-31 the second, so
+// that one reduction serves both.
+struct PairSums {
+  using Message = float2;
+  using Share = float;
 
-// The sum of kCount pairs in every lane.
-struct AddPairs {
+  __device__ __forceinline__ float over_warp(float a, float b, int lane) const {
+    const bool upper = lane & 16;
+    const float mine = upper ? b : a;
+    return reduce_lanes<Add, 16>(mine + __shfl_xor_sync(kAllLanes, upper ? a : b, 16));
+  }
+  __device__ __forceinline__ float2 total(float share) const {
+    return {__shfl_sync(kAllLanes, share, 0), __shfl_sync(kAllLanes, share, 16)};
+  }
+  __device__ __forceinline__ void publish(float2& to, float share, int lane) const {
+    if (lane % 16 == 0) (&to.x)[lane / 16] = share;
+  }
   template <int kCount>
-  __device__ __forceinline__ float2 operator()(const float2* parts, int, int) const {
+  __device__ __forceinline__ float2 merge(const float2* parts, int, int) const {
     if constexpr (kCount <= 4) {
-      float2 total{0, 0};
+      float2 sum{0, 0};
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        total.x += parts[i].x;
-        total.y += parts[i].y;
+        sum.x += parts[i].x;
+        sum.y += parts[i].y;
       }
-      return total;
+      return sum;
+    } else {
+      const int lane = threadIdx.x % kWarp;
+      float share = 0;
+#pragma unroll
+      for (int i = lane % 16; i < kCount; i += 16) share += (&parts[i].x)[lane / 16];
+      return total(reduce_lanes<Add, 16>(share));
+    }
+  }
+  static __device__ __forceinline__ float2 bits(float2 message) { return message; }
+  static __device__ __forceinline__ float of_g(float2 sums) { return sums.x; }
+  static __device__ __forceinline__ float of_gx(float2 sums) { return sums.y; }
+};
+
+// RMSNorm's sum of g * xhat.
+struct SingleSum {
+  using Message = float;
+  using Share = float;
+
+  __device__ __forceinline__ float over_warp(float, float b, int) const {
+    return reduce_lanes<Add>(b);
+  }
+  __device__ __forceinline__ float total(float share) const { return share; }
+  __device__ __forceinline__ void publish(float& to, float share, int lane) const {
+    if (lane == 0) to = share;
+  }
+  template <int kCount>
+  __device__ __forceinline__ float merge(const float* parts, int, int) const {
+    if constexpr (kCount <= 4) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum += parts[i];
+      return sum;
     } else {
       constexpr int kLanes = kCount <= 8 ? 8 : kCount <= 16 ? 16 : 32;
       const int i = threadIdx.x % kLanes;
-      const float2 part = i < kCount ? parts[i] : make_float2(0, 0);
-      return {reduce_lanes<Add, kLanes>(part.x), reduce_lanes<Add, kLanes>(part.y)};
+      return reduce_lanes<Add, kLanes>(i < kCount ? parts[i] : 0.0f);
     }
   }
+  static __device__ __forceinline__ float bits(float message) { return message; }
+  static __device__ __forceinline__ float of_g(float) { return 0; }
+  static __device__ __forceinline__ float of_gx(float sum) { return sum; }
 };
 
 // T, W: storage of matrices and parameters. kBias: dbias is wanted.
 template <class T, class W, bool kCenter, bool kBias, bool kDsum, class Plan>
-__global__ void __launch_bounds__(Plan::plan.threads(), 1)
+__global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     norm_backward_ring_kernel(const __grid_constant__ NormBackwardRing a) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
@@ -69,20 +108,24 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
   constexpr bool kKeep = kOwned <= 24;
   using Ring = RowRing<Plan, T, kDsum ? 3 : 2>;
   constexpr int kSegment = Ring::kSegment;
-  constexpr int kWeightPieces = kSize * sizeof(W) / 16;
-  constexpr int kPieceSize = kSize / kWeightPieces;
+  // Weights in shared memory: as floats, with their offset, where there is room for it.
   constexpr int kWeightBytes = ring_weight_bytes(kPlan, sizeof(T), sizeof(W));
+  using Stored = std::conditional_t<ring_weight_size(kPlan, sizeof(W)) == 4, float, W>;
+  constexpr bool kOffsetStored = std::is_same_v<Stored, float>;
+  constexpr int kPieces = kSize * sizeof(Stored) / 16;
+  using Piece = Pack<Stored, kSize / kPieces>;
 
   const NormBackwardProblem& p = a.problem;
   extern __shared__ __align__(128) unsigned char shared[];  // weights, then the ring
-  __shared__ RingExchange<Plan, float2> exchanges[kPlan.groups];
+  using Sums = std::conditional_t<kCenter, PairSums, SingleSum>;
+  __shared__ RingExchange<Plan, Sums> exchanges[kPlan.groups];
   __shared__ std::uint64_t filled[kPlan.groups * kPlan.warps * kPlan.stages];
   __shared__ std::uint64_t arrived[kSumSlots];
 
   const RingWarp<Plan> own(p.rows, static_cast<int>(p.cols) / kSize);
   const int lane = own.lane;
   const std::uint32_t weights =
-      shared_address(shared) + (own.warp * kPacks * kWarp * kWeightPieces + lane) * 16;
+      shared_address(shared) + (own.warp * kPacks * kWarp * kPieces + lane) * 16;
 
   if (threadIdx.x == 0) {
     for (std::uint64_t& barrier : filled) mbarrier_init(shared_address(&barrier), 1);
@@ -91,15 +134,24 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
   }
   // The weights of this CTA's columns, once; groups share them. Piece i of a pack lies a plane
   // behind piece 0, so that a warp reads 512 bytes in a row.
-  if (p.weight != nullptr && own.group == 0) {
-    const auto* source =
-        static_cast<const uint4*>(p.weight) + static_cast<std::int64_t>(own.first) * kWeightPieces;
-    for (int slot = 0; slot < kPacks; ++slot) {
-      if (!own.owns(slot)) break;
-      for (int i = 0; i < kWeightPieces; ++i) {
-        store_shared(weights + (slot * kWeightPieces + i) * kWarp * 16,
-                     __ldg(source + (lane + slot * kWarp) * kWeightPieces + i));
-      }
+  const float offset = p.zero_centered_weight ? 1.0f : 0.0f;
+  const float stored_offset = kOffsetStored ? offset : 0.0f;
+  for (int slot = 0; slot < kPacks && own.group == 0; ++slot) {
+    if (!own.owns(slot)) break;
+    float w[kSize];
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) w[k] = 1.0f - offset;
+    if (p.weight != nullptr) {
+      ParameterPack<W, kSize> pack;
+      pack.load(static_cast<const W*>(p.weight) +
+                static_cast<std::int64_t>(own.first + lane + slot * kWarp) * kSize);
+      pack.unpack(w);
+    }
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) w[k] += stored_offset;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      store_shared(weights + (slot * kPieces + i) * kWarp * 16, Piece::pack(w + i * Piece::size));
     }
   }
   __syncthreads();
@@ -116,17 +168,11 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
   T* dx = own.template begin_of<T>(p.dx) + lane * kSize;
 
   const auto weight_of = [&](int slot, float* w) {
-    if (p.weight == nullptr) {
 #pragma unroll
-      for (int k = 0; k < kSize; ++k) w[k] = 1.0f;
-      return;
+    for (int i = 0; i < kPieces; ++i) {
+      Piece::unpack(load_shared(weights + (slot * kPieces + i) * kWarp * 16), w + i * Piece::size);
     }
-#pragma unroll
-    for (int i = 0; i < kWeightPieces; ++i) {
-      Pack<W, kPieceSize>::unpack(load_shared(weights + (slot * kWeightPieces + i) * kWarp * 16),
-                                  w + i * kPieceSize);
-    }
-    if (p.zero_centered_weight) {
+    if (!kOffsetStored && p.zero_centered_weight) {
 #pragma unroll
       for (int k = 0; k < kSize; ++k) w[k] += 1.0f;
     }
@@ -185,12 +231,12 @@ __global__ void __launch_bounds__(Plan::plan.threads(), 1)
     }
     if constexpr (kKeep) ring.refill(own);
 
-    const float2 sums = exchanges[own.group].over_row(own, i, reduce_pair(sum_g, sum_gx, lane),
-                                                      arrived, AddPairs());
+    const auto sums = exchanges[own.group].over_row(own, i, Sums().over_warp(sum_g, sum_gx, lane),
+                                                    arrived, Sums());
 
     // Pass 2: dx.
-    const float mean_g = sums.x * inverse_cols;
-    const float mean_gx = sums.y * inverse_cols;
+    const float mean_g = Sums::of_g(sums) * inverse_cols;
+    const float mean_gx = Sums::of_gx(sums) * inverse_cols;
 #pragma unroll(kKeep ? kPacks : 1)
     for (int slot = 0; slot < kPacks; ++slot) {
       if (!own.owns(slot)) continue;

@@ -153,40 +153,27 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
     return __shfl_sync(kAllLanes, value[0], 0);
   };
 
-  Moments<V> moments[kStack] = {};
-#pragma unroll
-  for (int r = 0; r < kStack; ++r) {
-    Moments<V>& own = moments[r];
-    if (r >= row.count) break;
-    take_all();
-    if constexpr (kCenter) own.anchor = anchor_of(r);
+  // Calls `body` with each element that this thread owns, of packs that `read_pack` reads.
+  const auto for_each_value = [&](auto&& read_pack, auto&& body) {
     row.for_each_pack([&](int slot, Index pack) {
       V value[kSize];
-      P::unpack(first_touch(r, slot, pack), value);
+      P::unpack(read_pack(slot, pack), value);
 #pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        if constexpr (kCenter) {
-          own.mean += value[k] - own.anchor;
-        } else {
-          own.m2 += value[k] * value[k];
-        }
-      }
+      for (int k = 0; k < kSize; ++k) body(value[k]);
     });
-    if constexpr (kCenter) {
-      const V count = static_cast<V>(row.elements_of_warp(row.warp()));
-      own.mean = reduce_lanes<Add>(own.mean) * reciprocal(count);
-      const V around = own.anchor + own.mean;
-      row.for_each_pack([&](int slot, Index pack) {
-        V value[kSize];
-        P::unpack(again(r, slot, pack), value);
+  };
+
+  Moments<V> moments[kStack] = {};
+  const V count = static_cast<V>(row.elements_of_warp(row.warp()));
 #pragma unroll
-        for (int k = 0; k < kSize; ++k) {
-          const V off = value[k] - around;
-          own.m2 += off * off;
-        }
-      });
-    }
-    own.m2 = reduce_lanes<Add>(own.m2);
+  for (int r = 0; r < kStack; ++r) {
+    if (r >= row.count) break;
+    take_all();
+    const auto first = [&](int slot, Index pack) { return first_touch(r, slot, pack); };
+    const auto later = [&](int slot, Index pack) { return again(r, slot, pack); };
+    moments[r] = moments_of_warp<kCenter>(
+        kCenter ? anchor_of(r) : V(0), count, [&](auto&& body) { for_each_value(first, body); },
+        [&](auto&& body) { for_each_value(later, body); });
   }
   merge_over_rows<Plan, kCenter>(row, scratch, moments, p.cols);
 

@@ -12,6 +12,33 @@
 
 namespace transformer_kernels::cuda {
 
+// The moments of a row, on their way between warps.
+template <class T, bool kCenter>
+struct RowMoments {
+  using Message = Moments<float>;
+  using Share = Moments<float>;
+  static constexpr int kPackSize = 16 / static_cast<int>(sizeof(T));
+
+  int row_packs;
+
+  __device__ __forceinline__ Message total(const Share& share) const { return share; }
+  __device__ __forceinline__ void publish(Message& to, const Share& share, int lane) const {
+    if (lane == 0) to = share;
+  }
+  template <int kCount>
+  __device__ __forceinline__ Message merge(const Message* parts, int first, int span) const {
+    const int i = threadIdx.x % kCount;
+    const auto elements = [&](int begin, int packs) {
+      return static_cast<float>(max(0, min(row_packs - begin, packs)) * kPackSize);
+    };
+    return merge_moments<kCount, kCenter>(parts[i], elements(first + i * span, span),
+                                          elements(first, kCount * span));
+  }
+  static __device__ __forceinline__ float4 bits(const Message& message) {
+    return {message.anchor, message.mean, message.m2, 0.0f};
+  }
+};
+
 struct NormForwardRing {
   NormForwardProblem problem;
   int stages;
@@ -31,7 +58,8 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
 
   const NormForwardProblem& p = a.problem;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ RingExchange<Plan, Moments<float>> exchanges[kPlan.groups];
+  using Sums = RowMoments<T, kCenter>;
+  __shared__ RingExchange<Plan, Sums> exchanges[kPlan.groups];
   __shared__ std::uint64_t filled[kPlan.groups * kPlan.warps * kPlan.stages];
   __shared__ std::uint64_t arrived[kSumSlots];
 
@@ -61,16 +89,9 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
 
   T* y = own.template begin_of<T>(p.y) + own.lane * kSize;
   T* sum = kResidual ? own.template begin_of<T>(p.sum) + own.lane * kSize : nullptr;
-  const float inverse_count = reciprocal(static_cast<float>(own.packs * kSize));
+  const float count = static_cast<float>(own.packs * kSize);
   const float inverse_cols = reciprocal(static_cast<float>(p.cols));
   const bool writes_statistics = own.rank == 0 && own.warp == 0 && own.lane == 0;
-  const auto merge = [&]<int kCount>(const Moments<float>* parts, int first, int span) {
-    const auto elements = [](int packs) { return static_cast<float>(packs * kSize); };
-    const int i = own.lane % kCount;
-    const int packs = max(0, min(row_packs - first - i * span, span));
-    const int all = max(0, min(row_packs - first, kCount * span));
-    return merge_moments<kCount, kCenter>(parts[i], elements(packs), elements(all));
-  };
   for (int i = 0; i < own.rows; ++i) {
     // What is normalised, rounded to T.
     typename P::Raw kept[kPacks];
@@ -102,22 +123,15 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
         for (int k = 0; k < kSize; ++k) body(value[k]);
       }
     };
-    Moments<float> moments{};
+    float anchor = 0;
     if constexpr (kCenter) {
       float value[kSize] = {};
       if (own.owns(0)) P::unpack(kept[0], value);
-      moments.anchor = __shfl_sync(kAllLanes, value[0], 0);
-      for_each_value([&](float v) { moments.mean += v - moments.anchor; });
-      moments.mean = reduce_lanes<Add>(moments.mean) * inverse_count;
+      anchor = __shfl_sync(kAllLanes, value[0], 0);
     }
-    const float around = moments.anchor + moments.mean;
-    for_each_value([&](float v) {
-      const float off = kCenter ? v - around : v;
-      moments.m2 += off * off;
-    });
-    moments.m2 = reduce_lanes<Add>(moments.m2);
-
-    moments = exchanges[own.group].over_row(own, i, moments, arrived, merge);
+    Moments<float> moments =
+        moments_of_warp<kCenter>(anchor, count, for_each_value, for_each_value);
+    moments = exchanges[own.group].over_row(own, i, moments, arrived, Sums{row_packs});
     const float rstd = reciprocal_deviation(moments.m2 * inverse_cols, p.eps);
     if (writes_statistics) {
       const std::int64_t row = own.row + static_cast<std::int64_t>(i) * own.walkers;

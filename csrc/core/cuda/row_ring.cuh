@@ -126,8 +126,16 @@ struct RowRing {
 // What a group sums over its row, on the way between its warps and, where a cluster shares the row,
 // between its CTAs: first within each CTA, so that few messages leave it. Two slots: a warp can
 // publish row i + 1 while another still reads row i, and no more, because each row has a barrier.
-template <class Plan, class Message>
+//
+// Sums says what travels: Sums::Message; what a lane holds of its warp's: Sums::Share; and
+//   publish(to, share, lane)           the warp writes its message
+//   total(share)                       the warp's message in every lane
+//   merge<kCount>(parts, first, span)  kCount messages as one, in every lane; the i-th stands for
+//                                      the packs first + i * span and on
+//   bits(message)                      as floats that store_cluster_async() takes
+template <class Plan, class Sums>
 struct RingExchange {
+  using Message = typename Sums::Message;
   static constexpr int kWarps = Plan::plan.warps;
   static constexpr int kCluster = Plan::plan.cluster;
   static constexpr int kSpan = Plan::plan.packs * kWarp;  // packs of a row that a warp owns
@@ -135,40 +143,34 @@ struct RingExchange {
   Message of_warp[kSumSlots][kWarps];
   Message of_cta[kSumSlots][kCluster];
 
-  // The row's message in every lane, from each warp's. merge.operator()<kCount>(parts, first, span)
-  // merges kCount messages, of which the i-th stands for the packs first + i * span and on.
-  // `arrived` are the cluster's barriers, one a slot; `row` counts the rows of the group from 0.
-  template <class Merge>
-  __device__ __forceinline__ Message over_row(const RingWarp<Plan>& own, int row, Message message,
-                                              std::uint64_t* arrived, Merge&& merge) {
-    if constexpr (kWarps * kCluster == 1) return message;
+  // The row's message in every lane. `arrived` are the cluster's barriers, one a slot; `row` counts
+  // the rows of the group from 0.
+  __device__ __forceinline__ Message over_row(const RingWarp<Plan>& own, int row,
+                                              typename Sums::Share share, std::uint64_t* arrived,
+                                              const Sums& sums) {
+    if constexpr (kWarps * kCluster == 1) return sums.total(share);
     const int slot = row % kSumSlots;
-    if (own.lane == 0) of_warp[slot][own.warp] = message;
+    sums.publish(of_warp[slot][own.warp], share, own.lane);
     named_barrier(1 + own.group, kWarps * kWarp);
     const int first = own.rank * kWarps * kSpan;
     if constexpr (kCluster == 1) {
-      return merge.template operator()<kWarps>(of_warp[slot], first, kSpan);
+      return sums.template merge<kWarps>(of_warp[slot], first, kSpan);
     } else {
 #if __CUDA_ARCH__ >= 900
       const std::uint32_t barrier = shared_address(&arrived[slot]);
       if (own.warp == 0) {
         if (own.lane == 0) mbarrier_arrive_expect(barrier, sizeof(of_cta[slot]));
-        message = merge.template operator()<kWarps>(of_warp[slot], first, kSpan);
+        const Message message = sums.template merge<kWarps>(of_warp[slot], first, kSpan);
         if (own.lane < kCluster) {
           store_cluster_async(map_to_rank(shared_address(&of_cta[slot][own.rank]), own.lane),
-                              reinterpret_cast<const AsyncMessage&>(message),
-                              map_to_rank(barrier, own.lane));
+                              sums.bits(message), map_to_rank(barrier, own.lane));
         }
       }
       mbarrier_wait_cluster(barrier, row / kSumSlots % 2);
 #endif
-      return merge.template operator()<kCluster>(of_cta[slot], 0, kWarps * kSpan);
+      return sums.template merge<kCluster>(of_cta[slot], 0, kWarps * kSpan);
     }
   }
-
- private:
-  using AsyncMessage = std::conditional_t<sizeof(Message) == sizeof(float4), float4, float2>;
-  static_assert(sizeof(Message) == sizeof(AsyncMessage));
 };
 
 // How many clusters of a kernel the device keeps running at a time.
