@@ -39,10 +39,20 @@ __device__ __forceinline__ void merge_over_rows(const Row<Plan, T>& row,
   }
 }
 
+// CTAs that the registers leave room for. The plans are cut to sm_90's to the last one; the
+// compiler needs a few more for sm_100 and later.
+constexpr int oneshot_ctas(const RowPlan& plan) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  return plan.min_ctas > 1 ? plan.min_ctas - 1 : 1;
+#else
+  return plan.min_ctas;
+#endif
+}
+
 // T: storage of the matrices. W: storage of weight and bias. Grid: ceil(rows / plan.cta_rows()) *
 // cluster.
 template <class T, class W, bool kCenter, bool kResidual, class Plan>
-__global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
+__global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::plan))
     norm_forward_oneshot_kernel(const __grid_constant__ NormForwardProblem p) {
 #if __CUDA_ARCH__ < 900
   if constexpr (Plan::plan.bulk) return;
