@@ -10,6 +10,7 @@
 //
 //   vec_t<T>::of(a)                      all lanes a
 //   + - *  fma(a, b, c)  max(a, b)  exp  lane by lane; max returns b where a is NaN
+//   /  tanh                              the same, of Vec alone
 //   n = round_product(a, b)              the nearest whole number, in a form of the set's own, for
 //   whole(n)  times_power_of_two(v, n)   the number itself and v * 2^n, n in [-127, 127]
 //   reduce_add(v)  reduce_max(v)         over the lanes

@@ -41,6 +41,8 @@ TFK_INLINE VecF operator-(VecF a, VecF b) { return {_mm256_sub_ps(a.v, b.v)}; }
 TFK_INLINE VecD operator-(VecD a, VecD b) { return {_mm256_sub_pd(a.v, b.v)}; }
 TFK_INLINE VecF operator*(VecF a, VecF b) { return {_mm256_mul_ps(a.v, b.v)}; }
 TFK_INLINE VecD operator*(VecD a, VecD b) { return {_mm256_mul_pd(a.v, b.v)}; }
+TFK_INLINE VecF operator/(VecF a, VecF b) { return {_mm256_div_ps(a.v, b.v)}; }
+TFK_INLINE VecD operator/(VecD a, VecD b) { return {_mm256_div_pd(a.v, b.v)}; }
 TFK_INLINE VecF fma(VecF a, VecF b, VecF c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 TFK_INLINE VecD fma(VecD a, VecD b, VecD c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
 TFK_INLINE VecF max(VecF a, VecF b) { return {_mm256_max_ps(a.v, b.v)}; }

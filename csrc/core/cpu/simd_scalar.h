@@ -46,6 +46,10 @@ template <class A>
 TFK_INLINE Vec<A> operator*(Vec<A> a, Vec<A> b) {
   return Vec<A>::make([&](int i) { return a.lane[i] * b.lane[i]; });
 }
+template <class A>
+TFK_INLINE Vec<A> operator/(Vec<A> a, Vec<A> b) {
+  return Vec<A>::make([&](int i) { return a.lane[i] / b.lane[i]; });
+}
 // Rounds twice: a fused operation is a function call where the hardware may lack it.
 template <class A>
 TFK_INLINE Vec<A> fma(Vec<A> a, Vec<A> b, Vec<A> c) {

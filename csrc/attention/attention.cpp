@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: MIT
+#include "transformer_kernels/attention/attention.h"
+
+#include <array>
+#include <cmath>
+
+#include "attention/attention_problem.h"
+#include "core/dispatch.h"
+
+namespace transformer_kernels {
+namespace {
+
+constexpr const char* kOp = "attention";
+
+using Sizes = std::array<std::int64_t, 4>;
+
+DType accumulate_dtype(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// A view of rank 3 becomes one of rank 4 with one batch.
+TensorView with_batch(TensorView view) {
+  if (view.rank != 3) return view;
+  for (int i = 3; i > 0; --i) {
+    view.sizes[i] = view.sizes[i - 1];
+    view.strides[i] = view.strides[i - 1];
+  }
+  view.sizes[0] = 1;
+  view.strides[0] = 0;
+  view.rank = 4;
+  return view;
+}
+
+// The sizes that one call's arguments share.
+struct Shape {
+  DType dtype;
+  std::int64_t batch;  // of the tensors: 1 with offsets
+  std::int64_t queries;
+  std::int64_t keys;
+  std::int64_t heads;
+  std::int64_t kv_heads;
+  std::int64_t dim;
+  std::int64_t value_dim;
+  bool with_offsets;
+
+  Sizes q() const { return {batch, queries, heads, dim}; }
+  Sizes k() const { return {batch, keys, kv_heads, dim}; }
+  Sizes v() const { return {batch, keys, kv_heads, value_dim}; }
+  Sizes out() const { return {batch, queries, heads, value_dim}; }
+  std::int64_t rows() const { return batch * queries * heads; }
+};
+
+class Checker {
+ public:
+  explicit Checker(Device device) : device_(device), check_(kOp, device) {}
+
+  Shape shape(const AttentionInputs& a) const;
+  AttentionProblem problem(const AttentionInputs& a, const Shape& s) const;
+
+  HeadRows rows(const char* name, const TensorView& view, const Shape& s, const Sizes& sizes,
+                const char* of) const {
+    check_.typed(name, view, s.dtype, "the dtype of q");
+    check_sizes(name, view, s.with_offsets, sizes, of);
+    check_value(sizes[3] <= 1 || view.strides[view.rank - 1] == 1, kOp, ": ", name,
+                " has a last stride of ", view.strides[view.rank - 1], ", expected 1");
+    const TensorView v = with_batch(view);
+    return {v.data, v.strides[0], v.strides[1], v.strides[2]};
+  }
+
+  HeadRows output(const char* name, const TensorView& view, const Shape& s, const Sizes& sizes,
+                  const char* of) const {
+    const HeadRows out = rows(name, view, s, sizes, of);
+    check_value(!overlaps(view), kOp, ": ", name,
+                " has rows that overlap, expected each element in a place of its own");
+    return out;
+  }
+
+  // Numbers in accumulation precision, contiguous.
+  void* statistics(const char* name, const TensorView& view, const Shape& s) const {
+    if (!view.defined()) return nullptr;
+    check_.typed(name, view, accumulate_dtype(s.dtype), "what sums are kept in");
+    check_.packed(name, view, s.rows(), "the rows of q in all heads");
+    return view.data;
+  }
+
+  void* sink_gradients(const TensorView& view, const TensorView& sinks, const Shape& s) const {
+    if (!view.defined()) return nullptr;
+    check_value(sinks.defined(), kOp, ": dsinks is given, expected none without sinks");
+    check_.typed("dsinks", view, accumulate_dtype(s.dtype), "what sums are kept in");
+    check_.packed("dsinks", view, s.heads, "the heads of q");
+    return view.data;
+  }
+
+  ScoreMap bias_gradient(const TensorView& view, const TensorView& bias, const Shape& s) const;
+
+ private:
+  void check_sizes(const char* name, const TensorView& view, bool with_offsets, const Sizes& sizes,
+                   const char* of) const {
+    const int rank = with_offsets ? 3 : 4;
+    bool same = view.rank == rank;
+    for (int i = 0; same && i < rank; ++i) same = view.sizes[i] == sizes[4 - rank + i];
+    if (same) return;
+    TensorView wanted;
+    wanted.rank = rank;
+    for (int i = 0; i < rank; ++i) wanted.sizes[i] = sizes[4 - rank + i];
+    check_value(false, kOp, ": ", name, " has shape ", shape_of(view), ", expected ",
+                shape_of(wanted), " (", of, ")");
+  }
+
+  // Whether two elements may lie in one place: each dimension, from the closest on, has to step
+  // over all that lie below it.
+  static bool overlaps(const TensorView& view) {
+    std::array<bool, TensorView::kMaxRank> done{};
+    std::int64_t extent = 1;
+    for (int round = 0; round < view.rank; ++round) {
+      int next = -1;
+      for (int i = 0; i < view.rank; ++i) {
+        if (!done[i] && (next < 0 || view.strides[i] < view.strides[next])) next = i;
+      }
+      done[next] = true;
+      if (view.sizes[next] == 0) return false;
+      if (view.sizes[next] == 1) continue;
+      if (view.strides[next] < extent) return true;
+      extent = view.strides[next] * view.sizes[next];
+    }
+    return false;
+  }
+
+  ScoreMap scores(const char* name, const TensorView& view, const Shape& s) const;
+  HeadNumbers slopes(const TensorView& view, const Shape& s, std::int64_t batch) const;
+  HeadNumbers sinks(const TensorView& view, const Shape& s) const;
+  void offsets(const char* name, const SequenceOffsets& offsets, std::int64_t rows,
+               const char* of) const;
+
+  Device device_;
+  ArgumentChecker check_;
+};
+
+Shape Checker::shape(const AttentionInputs& a) const {
+  const bool with_offsets = a.cu_seqlens_q.data != nullptr || a.cu_seqlens_k.data != nullptr;
+  const int rank = with_offsets ? 3 : 4;
+  check_.floating("q", a.q);
+  for (const auto& [name, view] : {std::pair{"k", &a.k}, std::pair{"v", &a.v}}) {
+    check_.typed(name, *view, a.q.dtype, "the dtype of q");
+  }
+  for (const auto& [name, view] :
+       {std::pair{"q", &a.q}, std::pair{"k", &a.k}, std::pair{"v", &a.v}}) {
+    check_value(view->rank == rank, kOp, ": ", name, " has ", view->rank, " dimensions, expected ",
+                rank, with_offsets ? " (time, heads, dim)" : " (batch, time, heads, dim)");
+  }
+  const TensorView q = with_batch(a.q);
+  const TensorView k = with_batch(a.k);
+  const TensorView v = with_batch(a.v);
+  const Shape s{a.q.dtype,  q.sizes[0], q.sizes[1], k.sizes[1],  q.sizes[2],
+                k.sizes[2], q.sizes[3], v.sizes[3], with_offsets};
+  for (const auto& [name, dim] : {std::pair{"q", s.dim}, std::pair{"v", s.value_dim}}) {
+    check_value(dim >= 1 && dim <= kMostDim, kOp, ": ", name, " has a head dim of ", dim,
+                ", expected 1 to ", kMostDim);
+  }
+  const bool even = s.kv_heads > 0 ? s.heads % s.kv_heads == 0 : s.heads == 0;
+  check_value(even, kOp, ": q has ", s.heads, " heads, expected a multiple of ", s.kv_heads,
+              " (the heads of k)");
+  return s;
+}
+
+ScoreMap Checker::scores(const char* name, const TensorView& view, const Shape& s) const {
+  check_value(!s.with_offsets, kOp, ": ", name,
+              " is given, expected none with cu_seqlens (sequences share no scores)");
+  check_value(view.device == device_, kOp, ": ", name, " is on ", name_of(view.device.type), ":",
+              view.device.index, ", expected ", name_of(device_.type), ":", device_.index);
+  const Sizes sizes = {s.batch, s.heads, s.queries, s.keys};
+  check_sizes(name, view, false, sizes, "scores, broadcast by strides of 0");
+  const auto stride = [&](int i) { return sizes[i] == 1 ? 0 : view.strides[i]; };
+  check_value(stride(3) == 0 || stride(3) == 1, kOp, ": ", name, " has a last stride of ",
+              stride(3), ", expected 1 or 0");
+  return {view.data, view.dtype, stride(0), stride(1), stride(2), stride(3)};
+}
+
+HeadNumbers Checker::slopes(const TensorView& view, const Shape& s, std::int64_t batch) const {
+  if (!view.defined()) return {};
+  check_.typed("alibi_slopes", view, accumulate_dtype(s.dtype), "what sums are kept in");
+  check_value(view.rank == 2 && view.sizes[0] == batch && view.sizes[1] == s.heads, kOp,
+              ": alibi_slopes has shape ", shape_of(view), ", expected (", batch, ", ", s.heads,
+              ") (batch and heads of q), broadcast by strides of 0");
+  return {view.data, view.strides[0], view.strides[1]};
+}
+
+HeadNumbers Checker::sinks(const TensorView& view, const Shape& s) const {
+  if (!view.defined()) return {};
+  check_.typed("sinks", view, accumulate_dtype(s.dtype), "what sums are kept in");
+  check_.packed("sinks", view, s.heads, "the heads of q");
+  return {view.data, 0, 1};
+}
+
+// The numbers themselves can be read on the host alone.
+void Checker::offsets(const char* name, const SequenceOffsets& offsets, std::int64_t rows,
+                      const char* of) const {
+  if (device_.type != DeviceType::kCpu) return;
+  const std::int32_t* const at = offsets.data;
+  check_value(at[0] == 0, kOp, ": ", name, " starts with ", at[0], ", expected 0");
+  for (std::int64_t i = 0; i < offsets.sequences; ++i) {
+    check_value(at[i] <= at[i + 1], kOp, ": ", name, " falls from ", at[i], " to ", at[i + 1],
+                ", expected ascending numbers");
+  }
+  const std::int32_t last = at[offsets.sequences];
+  check_value(last <= rows, kOp, ": ", name, " ends with ", last, ", expected at most ", rows,
+              " (the rows of ", of, ")");
+}
+
+void check_options(const AttentionInputs& a) {
+  check_value(!a.scale || std::isfinite(*a.scale), kOp, ": scale is ", a.scale.value_or(0),
+              ", expected a finite number");
+  check_value(std::isfinite(a.softcap) && a.softcap >= 0, kOp, ": softcap is ", a.softcap,
+              ", expected a finite number, 0 or above");
+  check_value(a.dropout >= 0 && a.dropout <= 1, kOp, ": dropout is ", a.dropout,
+              ", expected a number from 0 to 1");
+  for (const auto& [name, size] :
+       {std::pair{"window_left", a.window_left}, std::pair{"window_right", a.window_right}}) {
+    check_value(size >= -1, kOp, ": ", name, " is ", size, ", expected -1 (no bound) or above");
+  }
+}
+
+AttentionProblem Checker::problem(const AttentionInputs& a, const Shape& s) const {
+  AttentionProblem p{};
+  p.dtype = s.dtype;
+  p.batch = s.with_offsets ? a.cu_seqlens_q.sequences : s.batch;
+  p.heads = s.heads;
+  p.kv_heads = s.kv_heads;
+  p.dim = s.dim;
+  p.value_dim = s.value_dim;
+  p.queries = s.queries;
+  p.keys = s.keys;
+  p.q = rows("q", a.q, s, s.q(), "its own");
+  p.k = rows("k", a.k, s, s.k(), "q and the heads of k");
+  p.v = rows("v", a.v, s, s.v(), "k and the dim of v");
+  if (s.with_offsets) {
+    check_value(a.cu_seqlens_q.data != nullptr && a.cu_seqlens_k.data != nullptr, kOp,
+                ": one of cu_seqlens_q and cu_seqlens_k is missing, expected both or neither");
+    check_value(a.cu_seqlens_q.sequences == a.cu_seqlens_k.sequences, kOp, ": cu_seqlens_k has ",
+                a.cu_seqlens_k.sequences, " sequences, expected ", a.cu_seqlens_q.sequences,
+                " (those of cu_seqlens_q)");
+    offsets("cu_seqlens_q", a.cu_seqlens_q, s.queries, "q");
+    offsets("cu_seqlens_k", a.cu_seqlens_k, s.keys, "k");
+    p.q_offsets = a.cu_seqlens_q.data;
+    p.k_offsets = a.cu_seqlens_k.data;
+  }
+  if (a.bias.defined()) {
+    check_type(a.bias.dtype == s.dtype || a.bias.dtype == accumulate_dtype(s.dtype), kOp,
+               ": bias is ", name_of(a.bias.dtype), ", expected ", name_of(s.dtype),
+               size_of(s.dtype) < 4 ? " or float32" : "");
+    p.bias = scores("bias", a.bias, s);
+  }
+  if (a.mask.defined()) {
+    check_type(a.mask.dtype == DType::kBool, kOp, ": mask is ", name_of(a.mask.dtype),
+               ", expected bool");
+    p.mask = scores("mask", a.mask, s);
+  }
+  p.slopes = slopes(a.alibi_slopes, s, p.batch);
+  p.sinks = sinks(a.sinks, s);
+  check_options(a);
+  p.scale = a.scale.value_or(1 / std::sqrt(static_cast<double>(s.dim)));
+  p.softcap = a.softcap;
+  p.window_left = a.window_left;
+  p.window_right = a.causal ? 0 : a.window_right;
+  p.bottom_right = a.diagonal == Diagonal::kBottomRight;
+  p.drop_below = static_cast<std::uint32_t>(std::lround(a.dropout * 65536));
+  p.seed = a.seed;
+  p.offset = a.offset;
+  return p;
+}
+
+ScoreMap Checker::bias_gradient(const TensorView& view, const TensorView& bias,
+                                const Shape& s) const {
+  if (!view.defined()) return {};
+  check_value(bias.defined(), kOp, ": dbias is given, expected none without bias");
+  check_.typed("dbias", view, accumulate_dtype(s.dtype), "what sums are kept in");
+  Sizes sizes = {s.batch, s.heads, s.queries, s.keys};
+  std::int64_t count = 1;
+  for (int i = 0; i < 4; ++i) {
+    if (bias.strides[i] == 0) sizes[i] = 1;
+    count *= sizes[i];
+  }
+  check_sizes("dbias", view, false, sizes, "bias, 1 where it is broadcast");
+  check_.packed("dbias", view, count, "bias, 1 where it is broadcast");
+  const auto stride = [&](int i) { return sizes[i] == 1 ? 0 : view.strides[i]; };
+  return {view.data, view.dtype, stride(0), stride(1), stride(2), stride(3)};
+}
+
+AttentionForwardProblem check_forward(Device device, const AttentionForward& a) {
+  const Checker check(device);
+  const Shape s = check.shape(a.inputs);
+  AttentionForwardProblem p{check.problem(a.inputs, s), {}, nullptr};
+  p.out = check.output("out", a.out, s, s.out(), "q and the dim of v");
+  p.lse = check.statistics("lse", a.lse, s);
+  return p;
+}
+
+AttentionBackwardProblem check_backward(Device device, const AttentionBackward& a) {
+  const Checker check(device);
+  const AttentionInputs& in = a.inputs;
+  const Shape s = check.shape(in);
+  AttentionBackwardProblem p{};
+  static_cast<AttentionProblem&>(p) = check.problem(in, s);
+  p.out = check.rows("out", a.out, s, s.out(), "q and the dim of v");
+  p.dout = check.rows("dout", a.dout, s, s.out(), "the shape of out");
+  check_value(a.lse.defined(), kOp, ": lse is missing");
+  p.lse = check.statistics("lse", a.lse, s);
+  p.dlse = check.statistics("dlse", a.dlse, s);
+  p.dq = check.output("dq", a.dq, s, s.q(), "the shape of q");
+  p.dk = check.output("dk", a.dk, s, s.k(), "the shape of k");
+  p.dv = check.output("dv", a.dv, s, s.v(), "the shape of v");
+  p.dbias = check.bias_gradient(a.dbias, in.bias, s);
+  p.dbias_count = a.dbias.defined() ? a.dbias.numel() : 0;
+  p.dsinks = check.sink_gradients(a.dsinks, in.sinks, s);
+  return p;
+}
+
+std::string describe_problem(const char* pass, const AttentionProblem& p) {
+  return concat(pass, " ", name_of(p.dtype), " B", p.batch, " H", p.heads, "/", p.kv_heads, " T",
+                p.queries, "x", p.keys, " D", p.dim, p.value_dim == p.dim ? "" : " Dv",
+                p.value_dim == p.dim ? "" : std::to_string(p.value_dim),
+                p.q_offsets ? " varlen" : "", p.window_right == 0 ? " causal" : "",
+                p.window_left >= 0 ? " window" : "", p.bias.defined() ? " + bias" : "",
+                p.mask.defined() ? " + mask" : "", p.slopes.data ? " + alibi" : "",
+                p.softcap != 0 ? " softcap" : "", p.sinks.data ? " + sinks" : "",
+                p.drop_below != 0 ? " dropout" : "");
+}
+
+}  // namespace
+
+std::string describe(const AttentionForwardProblem& p) { return describe_problem("forward", p); }
+
+std::string describe(const AttentionBackwardProblem& p) { return describe_problem("backward", p); }
+
+void attention_forward(const Context& context, const AttentionForward& arguments) {
+  const AttentionForwardProblem problem = check_forward(context.device, arguments);
+  if (problem.batch == 0 || problem.heads == 0 || problem.queries == 0) return;
+  dispatch_device(
+      kOp, context.device, [&] { cpu::attention_forward(context, problem); },
+      [&] {
+        if constexpr (kHasCuda) cuda::attention_forward(context, problem);
+      });
+}
+
+void attention_backward(const Context& context, const AttentionBackward& arguments) {
+  const AttentionBackwardProblem problem = check_backward(context.device, arguments);
+  if (problem.heads == 0) return;
+  dispatch_device(
+      kOp, context.device, [&] { cpu::attention_backward(context, problem); },
+      [&] {
+        if constexpr (kHasCuda) cuda::attention_backward(context, problem);
+      });
+}
+
+}  // namespace transformer_kernels

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT
+// The backward pass of some keys of one head. With p = exp(score - lse), f the factors of dropout
+// and delta = sum(out * dout) - dlse:
+//
+//   dv += (f p)^T dout        dp = f (dout v^T)        dbias += dz = p (dp - delta)
+//   ds  = dz * slope of the cap        dk += scale ds^T q        dq += scale ds k
+//
+// For sources that are compiled once per instruction set.
+#pragma once
+
+#include "attention/attention_forward.h"
+
+namespace transformer_kernels::cpu::TFK_ISA {
+
+template <class F>
+struct BackwardScratch {
+  F* q;
+  F* dout;
+  F* dk;
+  F* dv;
+  F* p;      // the scores, then p, then f p
+  F* ds;     // dp, then ds
+  F* slope;  // of the cap
+  F* row;
+  F* factors;  // of dropout
+
+  BackwardScratch(const AttentionProblem& problem, void* memory)
+      : q(static_cast<F*>(memory)),
+        dout(q + kQueryBlock * padded_dim(problem.dim)),
+        dk(dout + kQueryBlock * padded_dim(problem.value_dim)),
+        dv(dk + kKeyBlock * padded_dim(problem.dim)),
+        p(dv + kKeyBlock * padded_dim(problem.value_dim)),
+        ds(p + kQueryBlock * kKeyBlock),
+        slope(ds + kQueryBlock * kKeyBlock),
+        row(slope + kQueryBlock * kKeyBlock),
+        factors(row + kKeyBlock) {}
+};
+
+// Where the pass stands.
+template <class F>
+struct BackwardTile {
+  const AttentionBackwardProblem& problem;
+  const BackwardItem& item;
+  Sequence sequence;
+  std::int64_t head;
+  Range queries;
+  KeyTile tile;
+  const BackwardScratch<F>& scratch;
+
+  std::int64_t first_row() const {
+    return problem.row(item.batch, head) + queries.begin;  // of lse, delta and dq
+  }
+};
+
+// row = p * (row - delta)
+template <class F>
+TFK_FLATTEN void differentiate_softmax(F* row, const F* p, F delta, std::int64_t count) {
+  const Vec<F> shift = Vec<F>::of(delta);
+  map_row(row, row, p, count, [&](Vec<F> dp, Vec<F> e) { return e * (dp - shift); });
+}
+
+template <class F>
+void add_bias_gradient(const BackwardTile<F>& t, std::int64_t query, const F* dz,
+                       std::int64_t count) {
+  const ScoreMap& dbias = t.problem.dbias;
+  F* const target =
+      static_cast<F*>(dbias.data) + dbias.offset(t.item.batch, t.head, query, t.tile.key);
+  if (dbias.col_stride != 0) return add_rows(target, dz, count);
+  *target += sum_of_row(dz, count);
+}
+
+// From the scores of one query, in scratch.p, and its dp, in scratch.ds.
+template <class F>
+void differentiate_row(const BackwardTile<F>& t, std::int64_t r) {
+  const AttentionBackwardProblem& p = t.problem;
+  const BackwardScratch<F>& scratch = t.scratch;
+  const std::int64_t query = t.queries.begin + r;
+  const std::int64_t width = t.tile.width;
+  const std::int64_t count = std::min(width, t.sequence.keys - t.tile.key);
+  F* const scores = scratch.p + r * kKeyBlock;
+  F* const ds = scratch.ds + r * kKeyBlock;
+  F* const slope = p.softcap == 0 ? nullptr : scratch.slope + r * kKeyBlock;
+  const bool plain = plain_scores(p);
+  if (!plain) {
+    finish_scores<F>(p, t.sequence, {t.item.batch, t.head, query, t.tile.key, count}, scores, slope,
+                     scratch.row);
+  }
+  hide_outside(p.visible(t.sequence, query), t.tile.key, width, scores);
+  const F lse = static_cast<const F*>(p.lse)[t.first_row() + r];
+  // A query that saw nothing has an lse of -inf, and scores of -inf: exp of their sum is 0.
+  const F origin = lse == kMinusInfinity<F> ? -lse : lse;
+  exponentiate_row(scores, plain ? static_cast<F>(p.scale) : F{1}, origin, width);
+  if (p.drop_below != 0) {
+    dropout_factors(p, t.first_row() + r, t.tile.key, width, scratch.factors);
+    multiply_rows(ds, scratch.factors, width);
+  }
+  differentiate_softmax(ds, scores, static_cast<const F*>(t.item.delta)[t.first_row() + r], width);
+  if (p.drop_below != 0) multiply_rows(scores, scratch.factors, width);
+  if (p.dbias.defined()) add_bias_gradient(t, query, ds, count);
+  if (slope != nullptr) multiply_rows(ds, slope, count);
+}
+
+template <class F>
+void backward_tile(const BackwardTile<F>& t) {
+  const AttentionBackwardProblem& p = t.problem;
+  const BackwardScratch<F>& scratch = t.scratch;
+  const std::int64_t queries = t.queries.size();
+  const std::int64_t keys = t.tile.width;
+  const std::int64_t dim = padded_dim(p.dim);
+  const std::int64_t value_dim = padded_dim(p.value_dim);
+  const std::int64_t first = t.sequence.q_begin + t.queries.begin;
+  widen_rows(p.q, p.dtype, t.item.batch, first, t.head, queries, p.dim, scratch.q, dim);
+  widen_rows(p.dout, p.dtype, t.item.batch, first, t.head, queries, p.value_dim, scratch.dout,
+             value_dim);
+  multiply_by_keys(scratch.q, queries, t.item.packed.k, p.dim, t.tile, scratch.p);
+  multiply_by_keys(scratch.dout, queries, t.item.packed.v, p.value_dim, t.tile, scratch.ds);
+  for (std::int64_t r = 0; r < queries; ++r) differentiate_row(t, r);
+  multiply<true>(LeftMatrix<F>{scratch.p, 1, kKeyBlock}, RightMatrix<F>{scratch.dout, value_dim},
+                 OutMatrix<F>{scratch.dv, value_dim}, keys, value_dim, queries);
+  multiply<true>(LeftMatrix<F>{scratch.ds, 1, kKeyBlock}, RightMatrix<F>{scratch.q, dim},
+                 OutMatrix<F>{scratch.dk, dim}, keys, dim, queries);
+  const F* const k = static_cast<const F*>(t.item.packed.k.rows) + t.tile.key * dim;
+  F* const dq = static_cast<F*>(t.item.dq) + t.first_row() * dim;
+  multiply<true>(LeftMatrix<F>{scratch.ds, kKeyBlock, 1}, RightMatrix<F>{k, dim},
+                 OutMatrix<F>{dq, dim}, queries, dim, keys);
+}
+
+// The gradients of k and v of one key block, from all heads and queries that see it.
+template <class F>
+void backward_keys(const AttentionBackwardProblem& p, const BackwardItem& item,
+                   const BackwardScratch<F>& scratch, std::int64_t key) {
+  const Sequence s = p.sequence(item.batch);
+  const std::int64_t dim = padded_dim(p.dim);
+  const std::int64_t value_dim = padded_dim(p.value_dim);
+  const KeyTile tile = KeyTile::at(key, s.keys, kTileCols<F>);
+  fill_row(scratch.dk, F{0}, tile.width * dim);
+  fill_row(scratch.dv, F{0}, tile.width * value_dim);
+  for (std::int64_t head = item.kv_head * p.group(); head < (item.kv_head + 1) * p.group();
+       ++head) {
+    for (std::int64_t query = 0; query < s.queries; query += kQueryBlock) {
+      const Range queries{query, std::min(query + kQueryBlock, s.queries)};
+      const Range seen = p.visible(s, queries);
+      if (seen.end <= tile.key || seen.begin >= tile.key + tile.width) continue;
+      backward_tile<F>({p, item, s, head, queries, tile, scratch});
+    }
+  }
+  const std::int64_t count = std::min(tile.width, s.keys - key);
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t row = s.k_begin + key + r;
+    scale_row(scratch.dk + r * dim, static_cast<F>(p.scale), p.dim);
+    narrow_row(p.dtype, scratch.dk + r * dim, p.dim,
+               element(p.dk, p.dtype, item.batch, row, item.kv_head));
+    narrow_row(p.dtype, scratch.dv + r * value_dim, p.value_dim,
+               element(p.dv, p.dtype, item.batch, row, item.kv_head));
+  }
+}
+
+template <class F>
+void backward_item(const AttentionBackwardProblem& p, const BackwardItem& item, void* memory) {
+  const BackwardScratch<F> scratch(p, memory);
+  const Sequence s = p.sequence(item.batch);
+  const std::int64_t dim = padded_dim(p.dim);
+  F* const dq = static_cast<F*>(item.dq) + p.row(item.batch, item.kv_head * p.group()) * dim;
+  for (std::int64_t h = 0; h < p.group(); ++h) {
+    fill_row(dq + h * p.queries * dim, F{0}, s.queries * dim);
+  }
+  for (std::int64_t block = item.first_key_block; block * kKeyBlock < s.keys;
+       block += item.key_block_step) {
+    backward_keys(p, item, scratch, block * kKeyBlock);
+  }
+}
+
+// ---------------------------------------------------------------------------- before and after
+
+template <class F>
+void delta_of_rows(const AttentionBackwardProblem& p, const QueryItem& item, void* target,
+                   void* memory) {
+  const Sequence s = p.sequence(item.batch);
+  const std::int64_t first = p.row(item.batch, item.head);
+  F* const out = static_cast<F*>(memory);
+  F* const dout = out + padded_dim(p.value_dim);
+  for (std::int64_t query = item.queries.begin; query < item.queries.end; ++query) {
+    const std::int64_t row = s.q_begin + query;
+    widen_row(p.dtype, element(p.out, p.dtype, item.batch, row, item.head), p.value_dim, out);
+    widen_row(p.dtype, element(p.dout, p.dtype, item.batch, row, item.head), p.value_dim, dout);
+    const F dlse = p.dlse == nullptr ? F{0} : static_cast<const F*>(p.dlse)[first + query];
+    static_cast<F*>(target)[first + query] = dot_of_rows(out, dout, p.value_dim) - dlse;
+  }
+}
+
+template <class F>
+void add_shares(const AttentionBackwardProblem& p, const QueryItem& item, const void* shares,
+                std::int64_t count, std::int64_t share_step, void* memory) {
+  const Sequence s = p.sequence(item.batch);
+  const std::int64_t first = p.row(item.batch, item.head);
+  F* const sum = static_cast<F*>(memory);
+  for (std::int64_t query = item.queries.begin; query < item.queries.end; ++query) {
+    const F* const row = static_cast<const F*>(shares) + (first + query) * padded_dim(p.dim);
+    fill_row(sum, F{0}, p.dim);
+    for (std::int64_t share = 0; share < count; ++share) {
+      add_rows(sum, row + share * share_step, p.dim);
+    }
+    scale_row(sum, static_cast<F>(p.scale), p.dim);
+    narrow_row(p.dtype, sum, p.dim,
+               element(p.dq, p.dtype, item.batch, s.q_begin + query, item.head));
+  }
+}
+
+}  // namespace transformer_kernels::cpu::TFK_ISA

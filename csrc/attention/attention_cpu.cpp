@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "attention/attention_plan.h"
+#include "core/cpu/parallel.h"
+#include "core/cpu/scratch.h"
+
+namespace transformer_kernels::cpu {
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+
+std::size_t number_bytes(const AttentionProblem& p) { return p.dtype == DType::kFloat64 ? 8 : 4; }
+
+const AttentionKernels& kernels(DType dtype) {
+  constexpr const AttentionKernelTable* kTables[] = TFK_PER_ISA(attention_kernels);
+  return kTables[static_cast<int>(isa())]->of[dtype == DType::kFloat64];
+}
+
+void* advance(void* memory, std::int64_t numbers, std::size_t bytes) {
+  return static_cast<std::byte*>(memory) + numbers * static_cast<std::int64_t>(bytes);
+}
+
+char* element(const AttentionProblem& p, const HeadRows& rows, std::int64_t batch, std::int64_t row,
+              std::int64_t head) {
+  const std::int64_t index =
+      batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
+  return static_cast<char*>(rows.data) + index * size_of(p.dtype);
+}
+
+// Memory for one thread of a parallel loop, aligned to a cache line.
+class ThreadScratch {
+ public:
+  explicit ThreadScratch(std::size_t bytes)
+      : memory_(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kCacheLine}))) {}
+
+  void* data() const { return memory_.get(); }
+
+ private:
+  struct Release {
+    void operator()(std::byte* memory) const {
+      ::operator delete (memory, std::align_val_t{kCacheLine});
+    }
+  };
+  std::unique_ptr<std::byte, Release> memory_;
+};
+
+// Memory of the whole call, aligned to a cache line.
+class CallScratch {
+ public:
+  CallScratch(const Context& context, std::size_t bytes)
+      : scratch_(context, bytes == 0 ? 0 : bytes + kCacheLine) {}
+
+  void* data() const {
+    const auto address = reinterpret_cast<std::uintptr_t>(scratch_.data());
+    return reinterpret_cast<void*>((address + kCacheLine - 1) / kCacheLine * kCacheLine);
+  }
+
+ private:
+  Scratch scratch_;
+};
+
+// The copies that a pass needs of k and v.
+struct WantedCopies {
+  bool k_rows;
+  bool v_rows;
+  bool v_columns;  // those of k are always needed
+};
+
+// Copies of k and v of all heads and sequences, each packed once for all queries.
+class PackedCopies {
+ public:
+  PackedCopies(const Context& context, const AttentionProblem& p, WantedCopies wanted)
+      : bytes_(number_bytes(p)),
+        dim_(p.dim),
+        value_dim_(p.value_dim),
+        steps_(key_steps(p)),
+        k_columns_(context, part(true, dim_)),
+        k_rows_(context, part(wanted.k_rows, padded_dim(dim_))),
+        v_columns_(context, part(wanted.v_columns, value_dim_)),
+        v_rows_(context, part(wanted.v_rows, padded_dim(value_dim_))) {
+    const auto pack = kernels(p.dtype).pack;
+    const std::int64_t grain = rows_per_range(kKeyStep * (p.dim + p.value_dim));
+    parallel_for(context, steps_.size(), grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const RowBlock at = steps_[i];
+        const Sequence s = p.sequence(at.batch);
+        const std::int64_t key = at.block * kKeyStep;
+        const std::int64_t count = std::min(kKeyStep, s.keys - key);
+        const std::int64_t row = s.k_begin + key;
+        const PackedHead target = from_step(i);
+        pack(element(p, p.k, at.batch, row, at.head), p.dtype, p.k.row_stride, count, p.dim,
+             target.k);
+        pack(element(p, p.v, at.batch, row, at.head), p.dtype, p.v.row_stride, count, p.value_dim,
+             target.v);
+      }
+    });
+  }
+
+  PackedHead head(std::int64_t batch, std::int64_t kv_head) const {
+    return from_step(steps_.first(batch, kv_head));
+  }
+
+ private:
+  std::size_t part(bool wanted, std::int64_t width) const {
+    return wanted ? static_cast<std::size_t>(steps_.size() * kKeyStep * width) * bytes_ : 0;
+  }
+
+  void* at_step(const CallScratch& part, std::int64_t step, std::int64_t width) const {
+    void* const data = part.data();
+    return data == nullptr ? nullptr : advance(data, step * kKeyStep * width, bytes_);
+  }
+
+  PackedHead from_step(std::int64_t step) const {
+    return {
+        {at_step(k_columns_, step, dim_), at_step(k_rows_, step, padded_dim(dim_))},
+        {at_step(v_columns_, step, value_dim_), at_step(v_rows_, step, padded_dim(value_dim_))}};
+  }
+
+  std::size_t bytes_;
+  std::int64_t dim_;
+  std::int64_t value_dim_;
+  BlockList steps_;
+  CallScratch k_columns_;
+  CallScratch k_rows_;
+  CallScratch v_columns_;
+  CallScratch v_rows_;
+};
+
+Range query_range(const AttentionProblem& p, const RowBlock& at, std::int64_t block) {
+  const std::int64_t begin = block * kQueryBlock;
+  return {begin, std::min(begin + kQueryBlock, p.sequence(at.batch).queries)};
+}
+
+// Calls body(item, scratch) for every block of queries, in parallel.
+template <class Body>
+void for_each_query_item(const Context& context, const AttentionProblem& p, Body&& body) {
+  const BlockList list = query_blocks(p);
+  const std::size_t bytes = 2 * padded_dim(kMostDim) * number_bytes(p);
+  const std::int64_t grain = rows_per_range(kQueryBlock * (p.dim + p.value_dim));
+  parallel_for(context, list.size(), grain, [&](std::int64_t begin, std::int64_t end) {
+    const ThreadScratch scratch(bytes);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const RowBlock at = list[i];
+      body(QueryItem{at.batch, at.head, query_range(p, at, at.block)}, scratch.data());
+    }
+  });
+}
+
+// Every item of the plan, for all the heads and sequences that it owns.
+void run_backward_item(const AttentionBackwardProblem& p, const BackwardPlan& plan,
+                       const PackedCopies& copies, const void* delta, void* dq, std::int64_t index,
+                       void* scratch) {
+  const std::int64_t share = index % plan.shares;
+  const std::int64_t owner = index / plan.shares;
+  const std::int64_t owners_per_batch = p.kv_heads / plan.kv_heads_per_item;
+  const std::int64_t first_batch = owner / owners_per_batch * plan.batches_per_item;
+  const std::int64_t first_head = owner % owners_per_batch * plan.kv_heads_per_item;
+  void* const own_dq = advance(dq, share * p.rows() * padded_dim(p.dim), number_bytes(p));
+  for (std::int64_t b = first_batch; b < first_batch + plan.batches_per_item; ++b) {
+    for (std::int64_t h = first_head; h < first_head + plan.kv_heads_per_item; ++h) {
+      kernels(p.dtype).backward(p, {b, h, share, plan.shares, copies.head(b, h), delta, own_dq},
+                                scratch);
+    }
+  }
+}
+
+// d lse / d sink is exp(sink - lse); each sum has one owner, so its order is fixed.
+template <class A>
+void sum_sink_gradients(const AttentionBackwardProblem& p, const void* delta) {
+  for (std::int64_t head = 0; head < p.heads; ++head) {
+    const double sink = p.sinks.at<A>(0, head, 0);
+    double sum = 0;
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+      const std::int64_t first = p.row(b, head);
+      for (std::int64_t row = first; row < first + p.sequence(b).queries; ++row) {
+        const double lse = static_cast<const A*>(p.lse)[row];
+        if (sink == -HUGE_VAL) continue;
+        sum -= std::exp(sink - lse) * static_cast<const A*>(delta)[row];
+      }
+    }
+    static_cast<A*>(p.dsinks)[head] = static_cast<A>(sum);
+  }
+}
+
+}  // namespace
+
+void attention_forward(const Context& context, const AttentionForwardProblem& p) {
+  log_cpu_kernel("attention", p);
+  const PackedCopies copies(context, p, {.k_rows = false, .v_rows = true, .v_columns = false});
+  const BlockList list = query_blocks(p);
+  const std::size_t bytes = static_cast<std::size_t>(forward_scratch(p)) * number_bytes(p);
+  const std::int64_t grain = rows_per_range(kQueryBlock * p.keys);
+  parallel_for(context, list.size(), grain, [&](std::int64_t begin, std::int64_t end) {
+    const ThreadScratch scratch(bytes);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const RowBlock at = list[i];
+      const std::int64_t count = blocks(p.sequence(at.batch).queries, kQueryBlock);
+      const Range queries = query_range(p, at, from_both_ends(at.block, count));
+      const PackedHead packed = copies.head(at.batch, at.head / p.group());
+      kernels(p.dtype).forward(p, {at.batch, at.head, queries, packed}, scratch.data());
+    }
+  });
+}
+
+void attention_backward(const Context& context, const AttentionBackwardProblem& p) {
+  log_cpu_kernel("attention", p);
+  const BackwardPlan plan = backward_plan(p);
+  const std::int64_t dq_numbers = p.rows() * padded_dim(p.dim);
+  const CallScratch delta(context, static_cast<std::size_t>(p.rows()) * number_bytes(p));
+  const CallScratch dq(context,
+                       static_cast<std::size_t>(plan.shares * dq_numbers) * number_bytes(p));
+  const PackedCopies copies(context, p, {.k_rows = true, .v_rows = false, .v_columns = true});
+  const AttentionKernels& run = kernels(p.dtype);
+  for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
+    run.delta(p, item, delta.data(), scratch);
+  });
+  if (p.dbias.defined()) {
+    std::memset(p.dbias.data, 0, static_cast<std::size_t>(p.dbias_count) * number_bytes(p));
+  }
+  const std::size_t bytes = static_cast<std::size_t>(backward_scratch(p)) * number_bytes(p);
+  parallel_for(context, plan.items, 1, [&](std::int64_t begin, std::int64_t end) {
+    const ThreadScratch scratch(bytes);
+    for (std::int64_t i = begin; i < end; ++i) {
+      run_backward_item(p, plan, copies, delta.data(), dq.data(), i, scratch.data());
+    }
+  });
+  for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
+    run.add_shares(p, item, dq.data(), plan.shares, dq_numbers, scratch);
+  });
+  if (p.dsinks == nullptr) return;
+  p.dtype == DType::kFloat64 ? sum_sink_gradients<double>(p, delta.data())
+                             : sum_sink_gradients<float>(p, delta.data());
+}
+
+}  // namespace transformer_kernels::cpu

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+// The family's engine on the CPU: what the sources compiled once per instruction set export.
+#pragma once
+
+#include "attention/attention_problem.h"
+#include "core/cpu/isa.h"
+
+namespace transformer_kernels::cpu {
+
+// A tile of scores is kQueryBlock x kKeyBlock numbers. Both are multiples of the register tile's
+// rows (6), and keys of its columns (8 to 64). A tile of the forward pass and its rows of q and out
+// stay in the second cache, and so do the tiles and the gradients of the backward pass.
+inline constexpr std::int64_t kQueryBlock = 48;
+inline constexpr std::int64_t kKeyBlock = 192;
+// Tiles begin at multiples of this: the widest panel, and a multiple of what Philox gives at once.
+inline constexpr std::int64_t kKeyStep = 64;
+
+constexpr std::int64_t blocks(std::int64_t count, std::int64_t block) {
+  return (count + block - 1) / block;
+}
+constexpr std::int64_t rounded_up(std::int64_t count, std::int64_t step) {
+  return blocks(count, step) * step;
+}
+// Columns of a row in scratch memory: whole vectors, and rows that start at a cache line.
+constexpr std::int64_t padded_dim(std::int64_t dim) { return rounded_up(dim, 16); }
+
+// Copies of k and v in accumulation precision, in blocks of kKeyStep keys. `columns` holds panels
+// of keys: a number of each key, for all dimensions in turn, as the product with rows of q wants
+// it. `rows` holds rows of padded_dim() numbers. What lies past the last key is 0.
+struct PackedRows {
+  void* columns = nullptr;
+  void* rows = nullptr;
+};
+
+// A sequence's keys and values of one head.
+struct PackedHead {
+  PackedRows k;
+  PackedRows v;
+};
+
+struct ForwardItem {
+  std::int64_t batch;
+  std::int64_t head;
+  Range queries;
+  PackedHead packed;
+};
+
+// Some key blocks of one head of k and v, for all queries that see them.
+struct BackwardItem {
+  std::int64_t batch;
+  std::int64_t kv_head;
+  std::int64_t first_key_block;
+  std::int64_t key_block_step;
+  PackedHead packed;
+  const void* delta;  // beside lse
+  void* dq;           // rows of padded_dim(), beside lse, to be added to
+};
+
+// Queries of one head: what the passes before and after the backward items go through.
+struct QueryItem {
+  std::int64_t batch;
+  std::int64_t head;
+  Range queries;
+};
+
+// In numbers of accumulation precision, each part at a multiple of a cache line.
+constexpr std::int64_t forward_scratch(const AttentionProblem& p) {
+  return kQueryBlock * (padded_dim(p.dim) + padded_dim(p.value_dim) + kKeyBlock + 2) + kKeyBlock;
+}
+constexpr std::int64_t backward_scratch(const AttentionProblem& p) {
+  return (kQueryBlock + kKeyBlock) * (padded_dim(p.dim) + padded_dim(p.value_dim)) +
+         3 * kQueryBlock * kKeyBlock + 2 * kKeyBlock;
+}
+
+// The kernels of one accumulation precision.
+struct AttentionKernels {
+  // Packs `keys` rows, at most kKeyStep, from `source` on; either target may be null.
+  void (*pack)(const void* source, DType dtype, std::int64_t row_stride, std::int64_t keys,
+               std::int64_t dim, PackedRows target);
+  void (*forward)(const AttentionForwardProblem& problem, const ForwardItem& item, void* scratch);
+  void (*backward)(const AttentionBackwardProblem& problem, const BackwardItem& item,
+                   void* scratch);
+  // sum(out * dout) - dlse, which stands beside lse.
+  void (*delta)(const AttentionBackwardProblem& problem, const QueryItem& item, void* delta,
+                void* scratch);
+  // dq, the scaled sum of shares that lie `share_step` numbers apart.
+  void (*add_shares)(const AttentionBackwardProblem& problem, const QueryItem& item,
+                     const void* shares, std::int64_t count, std::int64_t share_step,
+                     void* scratch);
+};
+
+// Indexed by whether the dtype is float64.
+struct AttentionKernelTable {
+  AttentionKernels of[2];
+};
+
+TFK_DECLARE_PER_ISA(extern const AttentionKernelTable attention_kernels)
+
+}  // namespace transformer_kernels::cpu
