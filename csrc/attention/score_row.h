@@ -142,10 +142,11 @@ TFK_FLATTEN F sum_of_row(const F* row, std::int64_t count) {
 // row = exp(row * factor - origin); the sum of it.
 template <class F>
 TFK_FLATTEN F exponentiate_row(F* row, F factor, F origin, std::int64_t count) {
+  constexpr int kSlots = 2;  // the constants of exp take most of the registers
   const Vec<F> scale = Vec<F>::of(factor);
   const Vec<F> shift = Vec<F>::of(-origin);
-  auto sum = Slots<F>::of(0);
-  for_each_vector<F>(count, [&](std::int64_t i, int slot, auto lanes) {
+  auto sum = Slots<F, kSlots>::of(0);
+  for_each_vector<F, kSlots>(count, [&](std::int64_t i, int slot, auto lanes) {
     const Vec<F> e = exp(fma(load(row + i, lanes), scale, shift));
     store(row + i, e, lanes);
     sum[slot] = sum[slot] + keep<F>(e, lanes, Vec<F>::of(0));

@@ -109,6 +109,32 @@ std::optional<Tensor> with_even_rows(const char* op, const char* name,
   return with_even_rows(op, name, *tensor);
 }
 
+TensorView broadcast_to(const char* op, const char* name, const TensorView& view,
+                        const TensorView& like, const char* reason) {
+  TensorView wide = view;
+  wide.rank = like.rank;
+  bool fits = view.rank <= like.rank;
+  for (int i = like.rank - 1, j = view.rank - 1; fits && i >= 0; --i, --j) {
+    const std::int64_t size = j >= 0 ? view.sizes[j] : 1;
+    wide.sizes[i] = like.sizes[i];
+    wide.strides[i] = size == 1 ? 0 : view.strides[j];
+    fits = size == 1 || size == like.sizes[i];
+  }
+  if (!fits) {
+    check_value(false, op, ": ", name, " has shape ", shape_of(view),
+                ", expected one that broadcasts to ", shape_of(like), " (", reason, ")");
+  }
+  return wide;
+}
+
+std::optional<Tensor> with_even_columns(const std::optional<Tensor>& tensor) {
+  if (!tensor || tensor->dim() == 0) return tensor;
+  const std::int64_t last = tensor->dim() - 1;
+  const bool even =
+      tensor->size(last) == 1 || tensor->stride(last) == 1 || tensor->stride(last) == 0;
+  return even ? tensor : torch::stable::contiguous(*tensor);
+}
+
 Tensor empty(const Tensor& x, std::span<const std::int64_t> sizes, DType dtype) {
   std::array<std::int64_t, TensorView::kMaxRank> strides;
   check_value(sizes.size() <= strides.size(), "an output has ", sizes.size(),

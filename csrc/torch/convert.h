@@ -29,6 +29,14 @@ Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor);
 std::optional<Tensor> with_even_rows(const char* op, const char* name,
                                      const std::optional<Tensor>& tensor);
 
+// `view` broadcast to `like`'s shape by strides of 0, as torch broadcasts: aligned at the last
+// dimension. `reason` says in a message what that shape is.
+TensorView broadcast_to(const char* op, const char* name, const TensorView& view,
+                        const TensorView& like, const char* reason);
+
+// The tensor, copied where its last stride is neither 0 nor 1.
+std::optional<Tensor> with_even_columns(const std::optional<Tensor>& tensor);
+
 // Uninitialised contiguous memory on x's device; float32 for statistics, float64 where x is.
 Tensor empty(const Tensor& x, std::span<const std::int64_t> sizes, DType dtype);
 Tensor new_rows_like(const Tensor& x);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/softmax/softmax.h"
 
-#include "core/check.h"
 #include "torch/convert.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -11,33 +10,6 @@ namespace {
 
 constexpr const char* kOp = "softmax";
 
-// The mask broadcast to x's shape by strides of 0, as torch broadcasts: aligned at the last
-// dimension.
-TensorView broadcast_mask(const TensorView& mask, const TensorView& x) {
-  TensorView view = mask;
-  view.rank = x.rank;
-  bool fits = mask.rank <= x.rank;
-  for (int i = x.rank - 1, j = mask.rank - 1; fits && i >= 0; --i, --j) {
-    const std::int64_t size = j >= 0 ? mask.sizes[j] : 1;
-    view.sizes[i] = x.sizes[i];
-    view.strides[i] = size == 1 ? 0 : mask.strides[j];
-    fits = size == 1 || size == x.sizes[i];
-  }
-  if (!fits) {
-    check_value(false, kOp, ": mask has shape ", shape_of(mask),
-                ", expected one that broadcasts to ", shape_of(x), " (the shape of x)");
-  }
-  return view;
-}
-
-// The mask, copied where its last stride is neither 0 nor 1.
-std::optional<Tensor> with_even_columns(const std::optional<Tensor>& mask) {
-  if (!mask || mask->dim() == 0) return mask;
-  const std::int64_t last = mask->dim() - 1;
-  const bool even = mask->size(last) == 1 || mask->stride(last) == 1 || mask->stride(last) == 0;
-  return even ? mask : torch::stable::contiguous(*mask);
-}
-
 Tensor softmax_forward_op(const Tensor& x_in, std::optional<Tensor> mask_in, double scale,
                           bool causal, bool log) {
   return translate_errors([&] {
@@ -46,13 +18,14 @@ Tensor softmax_forward_op(const Tensor& x_in, std::optional<Tensor> mask_in, dou
     const CallContext context(x);
     Tensor y = new_rows_like(x);
     const TensorView x_view = view_of(kOp, "x", x);
-    softmax_forward(
-        context, {.x = x_view,
-                  .mask = mask ? broadcast_mask(view_of(kOp, "mask", *mask), x_view) : TensorView{},
-                  .y = view_of(kOp, "y", y),
-                  .scale = scale,
-                  .causal = causal,
-                  .log = log});
+    softmax_forward(context, {.x = x_view,
+                              .mask = mask ? broadcast_to(kOp, "mask", view_of(kOp, "mask", *mask),
+                                                          x_view, "the shape of x")
+                                           : TensorView{},
+                              .y = view_of(kOp, "y", y),
+                              .scale = scale,
+                              .causal = causal,
+                              .log = log});
     return y;
   });
 }

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT
+// Attention as its definition reads, one score at a time, in double. Nothing here is shared with
+// the library, the random bits of dropout included.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "numbers.h"
+
+namespace transformer_kernels::testing {
+
+struct AttentionShape {
+  std::int64_t batch, queries, keys, heads, kv_heads, dim, value_dim;
+
+  std::int64_t rows() const { return batch * queries * heads; }
+  std::int64_t kv_rows() const { return batch * keys * kv_heads; }
+};
+
+struct AttentionNumbers {
+  double scale = 1;
+  double softcap = 0;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  bool bottom_right = true;
+  double dropout = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+};
+
+// Philox4x32-10 as its authors give it: ten rounds, the key raised between them.
+inline std::array<std::uint32_t, 4> reference_philox(std::array<std::uint32_t, 4> counter,
+                                                     std::array<std::uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    if (round > 0) {
+      key[0] += 0x9E3779B9u;
+      key[1] += 0xBB67AE85u;
+    }
+    const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * counter[0];
+    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * counter[2];
+    counter = {
+        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
+        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
+  }
+  return counter;
+}
+
+// Whether element `index` is dropped.
+inline bool is_dropped(const AttentionNumbers& n, std::uint64_t index) {
+  const std::uint64_t block = index / 8;
+  const auto bits = reference_philox(
+      {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+       static_cast<std::uint32_t>(n.offset), static_cast<std::uint32_t>(n.offset >> 32)},
+      {static_cast<std::uint32_t>(n.seed), static_cast<std::uint32_t>(n.seed >> 32)});
+  const int word = static_cast<int>(index % 8);
+  const std::uint32_t number = (bits[word / 2] >> (16 * (word % 2))) & 0xffff;
+  return number < std::lround(n.dropout * 65536);
+}
+
+// A number with the sum of the sizes of what it is the sum of.
+struct Sum {
+  double value = 0;
+  double size = 0;
+
+  void add(double term) {
+    value += term;
+    size += std::abs(term);
+  }
+};
+
+struct AttentionReference {
+  Values out, lse;
+  double extent = 1;  // the largest |score|, and at least 1
+
+  // Gradients, with the largest sum of sizes in each.
+  Values dq, dk, dv, dbias, dsinks;
+  double dq_size = 0, dk_size = 0, dv_size = 0, dbias_size = 0, dsinks_size = 0;
+};
+
+// Everything at full size; `bias`, `slopes` (B, H), `sinks` and `mask` may be empty. Layouts are
+// those of the public header.
+struct AttentionOperands {
+  AttentionShape s;
+  AttentionNumbers n;
+  Values q, k, v, bias, mask, slopes, sinks;
+
+  std::int64_t row(std::int64_t b, std::int64_t i, std::int64_t h) const {
+    return (b * s.queries + i) * s.heads + h;
+  }
+  std::int64_t kv_row(std::int64_t b, std::int64_t j, std::int64_t h) const {
+    return (b * s.keys + j) * s.kv_heads + h / (s.heads / s.kv_heads);
+  }
+  std::int64_t statistic(std::int64_t b, std::int64_t i, std::int64_t h) const {
+    return (b * s.heads + h) * s.queries + i;
+  }
+  std::int64_t score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    return ((b * s.heads + h) * s.queries + i) * s.keys + j;
+  }
+
+  double product(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    double sum = 0;
+    for (std::int64_t d = 0; d < s.dim; ++d) {
+      sum += q[row(b, i, h) * s.dim + d] * k[kv_row(b, j, h) * s.dim + d];
+    }
+    return sum * n.scale;
+  }
+
+  bool sees(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    const std::int64_t middle = i + (n.bottom_right ? s.keys - s.queries : 0);
+    const bool before = n.window_left < 0 || j >= middle - n.window_left;
+    const bool after = n.window_right < 0 || j <= middle + n.window_right;
+    return before && after && (mask.empty() || mask[score(b, h, i, j)] != 0);
+  }
+
+  double z(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    if (!sees(b, h, i, j)) return -kInfinity;
+    double value = product(b, h, i, j);
+    if (n.softcap != 0) value = n.softcap * std::tanh(value / n.softcap);
+    const std::int64_t middle = i + (n.bottom_right ? s.keys - s.queries : 0);
+    if (!slopes.empty())
+      value -= slopes[b * s.heads + h] * std::abs(static_cast<double>(j - middle));
+    if (!bias.empty()) value += bias[score(b, h, i, j)];
+    return value;
+  }
+
+  double factor(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    if (n.dropout == 0) return 1;
+    const std::int64_t pitch = (s.keys + 7) / 8 * 8;
+    if (is_dropped(n, static_cast<std::uint64_t>(statistic(b, i, h) * pitch + j))) return 0;
+    return 65536.0 / (65536 - std::lround(n.dropout * 65536));
+  }
+
+  template <class Body>
+  void for_each_query(Body&& body) const {
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      for (std::int64_t h = 0; h < s.heads; ++h) {
+        for (std::int64_t i = 0; i < s.queries; ++i) body(b, h, i);
+      }
+    }
+  }
+};
+
+inline AttentionReference attention_reference(const AttentionOperands& a) {
+  const AttentionShape& s = a.s;
+  AttentionReference r;
+  r.out.assign(s.rows() * s.value_dim, 0);
+  r.lse.assign(s.rows(), -kInfinity);
+  a.for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    Values z(s.keys);
+    double top = a.sinks.empty() ? -kInfinity : a.sinks[h];
+    for (std::int64_t j = 0; j < s.keys; ++j) {
+      z[j] = a.z(b, h, i, j);
+      top = std::max(top, z[j]);
+      if (std::isfinite(z[j])) r.extent = std::max(r.extent, std::abs(z[j]));
+    }
+    if (top == -kInfinity) return;
+    double sum = a.sinks.empty() ? 0 : std::exp(a.sinks[h] - top);
+    for (double value : z) sum += std::exp(value - top);
+    r.lse[a.statistic(b, i, h)] = top + std::log(sum);
+    for (std::int64_t j = 0; j < s.keys; ++j) {
+      const double p = std::exp(z[j] - top) / sum * a.factor(b, h, i, j);
+      for (std::int64_t d = 0; d < s.value_dim; ++d) {
+        r.out[a.row(b, i, h) * s.value_dim + d] += p * a.v[a.kv_row(b, j, h) * s.value_dim + d];
+      }
+    }
+  });
+  return r;
+}
+
+// Moves the values of sums out, and tells the largest of their sizes.
+inline double finish(const std::vector<Sum>& sums, Values& values) {
+  double largest = 0;
+  for (const Sum& sum : sums) {
+    values.push_back(sum.value);
+    largest = std::max(largest, sum.size);
+  }
+  return largest;
+}
+
+// `out` and `lse` are given, as they are to the op; `dlse` may be empty.
+inline AttentionReference attention_gradients(const AttentionOperands& a, const Values& out,
+                                              const Values& lse, const Values& dout,
+                                              const Values& dlse) {
+  const AttentionShape& s = a.s;
+  AttentionReference r;
+  std::vector<Sum> dq(a.q.size()), dk(a.k.size()), dv(a.v.size()), dbias(a.bias.size());
+  std::vector<Sum> dsinks(a.sinks.size());
+  a.for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::int64_t row = a.row(b, i, h);
+    const std::int64_t statistic = a.statistic(b, i, h);
+    double delta = dlse.empty() ? 0 : -dlse[statistic];
+    for (std::int64_t d = 0; d < s.value_dim; ++d) {
+      delta += out[row * s.value_dim + d] * dout[row * s.value_dim + d];
+    }
+    if (lse[statistic] == -kInfinity) return;
+    if (!a.sinks.empty()) dsinks[h].add(-std::exp(a.sinks[h] - lse[statistic]) * delta);
+    for (std::int64_t j = 0; j < s.keys; ++j) {
+      const double z = a.z(b, h, i, j);
+      if (z == -kInfinity) continue;
+      r.extent = std::max(r.extent, std::abs(z));
+      const std::int64_t kv_row = a.kv_row(b, j, h);
+      const double p = std::exp(z - lse[statistic]);
+      const double factor = a.factor(b, h, i, j);
+      double dp = 0;
+      for (std::int64_t d = 0; d < s.value_dim; ++d) {
+        dp += dout[row * s.value_dim + d] * a.v[kv_row * s.value_dim + d];
+        dv[kv_row * s.value_dim + d].add(p * factor * dout[row * s.value_dim + d]);
+      }
+      const double dz = p * (factor * dp - delta);
+      const double noise = p * (std::abs(factor * dp) + std::abs(delta));
+      const double t = a.n.softcap == 0 ? 0 : std::tanh(a.product(b, h, i, j) / a.n.softcap);
+      const double ds = dz * (1 - t * t) * a.n.scale;
+      if (!a.bias.empty()) dbias[a.score(b, h, i, j)] = {dz, noise};
+      for (std::int64_t d = 0; d < s.dim; ++d) {
+        Sum& of_q = dq[row * s.dim + d];
+        Sum& of_k = dk[kv_row * s.dim + d];
+        of_q.value += ds * a.k[kv_row * s.dim + d];
+        of_k.value += ds * a.q[row * s.dim + d];
+        of_q.size += noise * std::abs(a.n.scale * a.k[kv_row * s.dim + d]);
+        of_k.size += noise * std::abs(a.n.scale * a.q[row * s.dim + d]);
+      }
+    }
+  });
+  r.dq_size = finish(dq, r.dq);
+  r.dk_size = finish(dk, r.dk);
+  r.dv_size = finish(dv, r.dv);
+  r.dbias_size = finish(dbias, r.dbias);
+  r.dsinks_size = finish(dsinks, r.dsinks);
+  return r;
+}
+
+}  // namespace transformer_kernels::testing

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+#include "attention/attention_cases.h"
+#include "attention/philox.h"
+#include "backend_test.h"
+#include "parallel_hooks.h"
+#include "transformer_kernels/error.h"
+
+namespace transformer_kernels::testing {
+namespace {
+
+class AttentionOp : public BackendTest {
+ protected:
+  // There are no CUDA kernels: the entry says so, see AttentionErrors.
+  void SetUp() override {
+    if (backend().context().device.type == DeviceType::kCuda) GTEST_SKIP() << "no CUDA kernels";
+  }
+  static void check(AttentionShape s, AttentionOptions o) {
+    if (o.numbers.scale == 1) o.numbers.scale = 1 / std::sqrt(static_cast<double>(s.dim));
+    check_attention(backend(), dtype(), s, o);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(on, AttentionOp, all_backends_and_dtypes(), name_of_backend_test);
+
+TEST_P(AttentionOp, lengths_at_the_edges_of_tiles) {
+  for (std::int64_t queries : {1, 47, 49, 97}) {
+    for (std::int64_t keys : {1, 16, 63, 65, 193}) {
+      check({1, queries, keys, 2, 2, 16, 16}, {});
+      check({1, queries, keys, 1, 1, 16, 16}, {.numbers = {.window_right = 0}});
+    }
+  }
+}
+
+TEST_P(AttentionOp, head_dims) {
+  for (std::int64_t dim : {1, 2, 7, 8, 31, 33, 64, 96, 128, 200, 256}) {
+    check({1, 13, 70, 1, 1, dim, dim}, {.numbers = {.window_right = 0}});
+  }
+  check({1, 13, 70, 2, 1, 64, 24}, {});
+  check({1, 13, 70, 2, 1, 5, 129}, {});
+}
+
+TEST_P(AttentionOp, query_heads_share_key_heads) {
+  check({2, 50, 33, 6, 2, 16, 16}, {});
+  check({2, 50, 33, 4, 1, 16, 16}, {.numbers = {.window_right = 0}});
+}
+
+TEST_P(AttentionOp, windows_on_either_diagonal) {
+  for (bool bottom_right : {true, false}) {
+    for (auto [left, right] : {std::pair{-1, 0}, {0, 0}, {5, -1}, {70, 3}, {3, 70}, {-1, 9}}) {
+      const AttentionNumbers n{
+          .window_left = left, .window_right = right, .bottom_right = bottom_right};
+      check({1, 60, 210, 1, 1, 8, 8}, {.numbers = n});
+      check({1, 210, 60, 1, 1, 8, 8}, {.numbers = n});
+    }
+  }
+}
+
+TEST_P(AttentionOp, bias_and_mask_broadcast_in_every_way) {
+  for (int bits = 0; bits < 16; ++bits) {
+    const std::array<bool, 4> varies = {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0,
+                                        (bits & 8) != 0};
+    check({2, 9, 21, 4, 2, 8, 8}, {.bias = true, .varies = varies});
+    check({2, 9, 21, 4, 2, 8, 8}, {.mask = true, .varies = varies});
+  }
+  check({2, 50, 200, 2, 1, 8, 8}, {.bias = true, .mask = true, .layout = {3, 5}});
+}
+
+TEST_P(AttentionOp, features_alone_and_together) {
+  const AttentionShape s{2, 50, 70, 4, 2, 16, 16};
+  check(s, {.slopes = true});
+  check(s, {.sinks = true, .dlse = true});
+  check(s, {.dlse = true});
+  check(s, {.numbers = {.softcap = 1.5}});
+  check(s, {.numbers = {.softcap = 30}});
+  check(s, {.numbers = {.scale = -0.3}});
+  check(s, {.numbers = {.dropout = 0.3, .seed = 7, .offset = 9}});
+  check(s, {.numbers = {.softcap = 3,
+                        .window_left = 20,
+                        .window_right = 0,
+                        .dropout = 0.2,
+                        .seed = ~std::uint64_t{0},
+                        .offset = std::uint64_t{1} << 40},
+            .bias = true,
+            .mask = true,
+            .slopes = true,
+            .sinks = true,
+            .dlse = true});
+}
+
+TEST_P(AttentionOp, layouts) {
+  for (Layout layout : {Layout{1, 0}, Layout{0, 8}, Layout{3, 5}}) {
+    check({2, 20, 30, 2, 2, 24, 40}, {.layout = layout});
+  }
+}
+
+TEST_P(AttentionOp, queries_without_a_key_give_zero) {
+  check({1, 40, 10, 2, 1, 8, 8}, {.numbers = {.window_right = 0}});
+  check({2, 30, 5, 2, 2, 8, 8}, {.mask = true, .share_visible = 0.1});
+  check({1, 5, 9, 1, 1, 8, 8}, {.mask = true, .sinks = true, .share_visible = 0});
+  check({1, 5, 0, 2, 2, 8, 8}, {});
+  check({1, 0, 5, 2, 2, 8, 8}, {});
+}
+
+// 1000 keys with scores in the hundreds: every tile raises the maximum by more than exp can hold.
+TEST_P(AttentionOp, large_scores) {
+  check_attention_forward(backend(), dtype(), {1, 7, 1000, 1, 1, 64, 8},
+                          {.numbers = {.scale = 60}});
+  check_attention_forward(backend(), dtype(), {1, 7, 1000, 1, 1, 64, 8},
+                          {.numbers = {.scale = -60}});
+}
+
+TEST_P(AttentionOp, repeatable) {
+  const AttentionOptions o{.numbers = {.window_right = 0, .dropout = 0.1, .seed = 3}, .bias = true};
+  AttentionRun forward(backend(), dtype(), {2, 150, 400, 4, 2, 16, 16}, o);
+  AttentionBackwardRun backward(backend(), dtype(), {1, 100, 400, 2, 1, 16, 16}, o);
+  std::vector<std::vector<std::uint8_t>> first;
+  for (const Context& context : contexts_with_different_threads(backend())) {
+    attention_forward(context, forward.arguments());
+    attention_backward(context, backward.arguments());
+    const std::vector<std::vector<std::uint8_t>> bytes = {
+        forward.out.bytes(), forward.lse.bytes(), backward.dq.bytes(),
+        backward.dk.bytes(), backward.dv.bytes(), backward.dbias.bytes()};
+    if (first.empty()) first = bytes;
+    EXPECT_EQ(bytes, first);
+  }
+}
+
+TEST(Philox, gives_the_published_numbers) {
+  const auto words = [](std::uint64_t key, std::uint64_t counter, std::uint64_t offset) {
+    const PhiloxWords x = philox(key, counter, offset);
+    return std::vector<std::uint32_t>(x.word, x.word + 4);
+  };
+  using Words = std::vector<std::uint32_t>;
+  EXPECT_EQ(words(0, 0, 0), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  const std::uint64_t ones = ~std::uint64_t{0};
+  EXPECT_EQ(words(ones, ones, ones), (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(words(0x299f31d0a4093822, 0x85a308d3243f6a88, 0x0370734413198a2e),
+            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+}  // namespace
+}  // namespace transformer_kernels::testing

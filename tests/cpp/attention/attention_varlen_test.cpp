@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// Sequences of different lengths against one call for each.
+#include "attention/attention_cases.h"
+#include "backend_test.h"
+
+namespace transformer_kernels::testing {
+namespace {
+
+class AttentionVarlen : public BackendTest {
+ protected:
+  void SetUp() override {
+    if (backend().context().device.type == DeviceType::kCuda) GTEST_SKIP() << "no CUDA kernels";
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(on, AttentionVarlen, all_backends_and_dtypes(), name_of_backend_test);
+
+// (batch = 1, time, heads, dim) as (time, heads, dim).
+TensorView without_batch(TensorView view) {
+  view.rank = 3;
+  for (int i = 0; i < 3; ++i) {
+    view.sizes[i] = view.sizes[i + 1];
+    view.strides[i] = view.strides[i + 1];
+  }
+  return view;
+}
+
+// Rows [begin, begin + count) of (1, time, heads, dim).
+TensorView rows_of(TensorView view, std::int64_t begin, std::int64_t count) {
+  view.data = static_cast<char*>(view.data) + begin * view.strides[1] * size_of(view.dtype);
+  view.sizes[1] = count;
+  return view;
+}
+
+Values rows_of(const Values& values, std::int64_t begin, std::int64_t count,
+               std::int64_t numbers_per_row) {
+  const auto first = values.begin() + begin * numbers_per_row;
+  return {first, first + count * numbers_per_row};
+}
+
+TEST_P(AttentionVarlen, equals_one_call_for_each_sequence) {
+  const std::vector<std::int32_t> q_at = {0, 7, 7, 60, 61, 161};
+  const std::vector<std::int32_t> k_at = {0, 70, 75, 75, 140, 141};
+  const AttentionShape all{1, 170, 150, 4, 2, 16, 24};
+  const AttentionNumbers n{.scale = 0.25, .softcap = 5, .window_left = 40, .window_right = 0};
+  AttentionBackwardRun whole(backend(), dtype(), all, {.numbers = n});
+  AttentionBackward a = whole.arguments();
+  for (TensorView* view :
+       {&a.inputs.q, &a.inputs.k, &a.inputs.v, &a.out, &a.dout, &a.dq, &a.dk, &a.dv}) {
+    *view = without_batch(*view);
+  }
+  a.inputs.cu_seqlens_q = {q_at.data(), std::ssize(q_at) - 1};
+  a.inputs.cu_seqlens_k = {k_at.data(), std::ssize(k_at) - 1};
+  attention_forward(backend().context(),
+                    {a.inputs, without_batch(whole.run.arguments().out), whole.run.lse.vector()});
+  a.out = without_batch(whole.run.arguments().out);
+  a.lse = whole.run.lse.vector();
+  attention_backward(backend().context(), a);
+
+  for (std::size_t b = 0; b + 1 < q_at.size(); ++b) {
+    SCOPED_TRACE(b);
+    const AttentionShape s{1, q_at[b + 1] - q_at[b], k_at[b + 1] - k_at[b], 4, 2, 16, 24};
+    AttentionBackwardRun one(backend(), dtype(), s, {.numbers = n});
+    const AttentionInputs in = whole.run.inputs();
+    AttentionBackward c = one.arguments();
+    c.inputs.q = rows_of(in.q, q_at[b], s.queries);
+    c.inputs.k = rows_of(in.k, k_at[b], s.keys);
+    c.inputs.v = rows_of(in.v, k_at[b], s.keys);
+    c.dout = rows_of(whole.arguments().dout, q_at[b], s.queries);
+    attention_forward(backend().context(),
+                      {c.inputs, one.run.arguments().out, one.run.lse.vector()});
+    c.out = one.run.arguments().out;
+    c.lse = one.run.lse.vector();
+    attention_backward(backend().context(), c);
+    EXPECT_EQ(rows_of(whole.run.out.values(), q_at[b], s.queries, 4 * 24), one.run.out.values());
+    EXPECT_EQ(rows_of(whole.dk.values(), k_at[b], s.keys, 2 * 16), one.dk.values());
+    EXPECT_EQ(rows_of(whole.dv.values(), k_at[b], s.keys, 2 * 24), one.dv.values());
+    // The number of shares differs, and with it the order of the sums.
+    const double size = largest_of(one.dq.values());
+    EXPECT_TRUE(close(dtype(), rows_of(whole.dq.values(), q_at[b], s.queries, 4 * 16),
+                      one.dq.values(), size));
+  }
+  const TensorView tail = rows_of(whole.run.arguments().out, 161, 9);
+  const auto* bytes = static_cast<const std::uint8_t*>(tail.data);
+  for (std::int64_t i = 0; i < 9 * 4 * 24 * size_of(dtype()); ++i) EXPECT_EQ(bytes[i], 0xcb);
+}
+
+}  // namespace
+}  // namespace transformer_kernels::testing
