@@ -1,8 +1,20 @@
 # SPDX-License-Identifier: MIT
 """The ops as functions: drop-in for :mod:`torch.nn.functional`, with more by keyword."""
 
+from .ops.attention._sdpa import scaled_dot_product_attention
+from .ops.attention.attention import attention, attention_varlen
 from .ops.norm.layer_norm import add_layer_norm, layer_norm
 from .ops.norm.rms_norm import add_rms_norm, rms_norm
 from .ops.softmax.softmax import log_softmax, softmax
 
-__all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "log_softmax", "rms_norm", "softmax"]
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "attention",
+    "attention_varlen",
+    "layer_norm",
+    "log_softmax",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "softmax",
+]

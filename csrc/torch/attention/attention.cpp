@@ -3,6 +3,9 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <cstring>
+#include <limits>
 #include <tuple>
 
 #include "core/check.h"
@@ -40,6 +43,26 @@ SequenceOffsets offsets_of(const char* name, const Optional& tensor) {
               " has ", tensor->dim(), " dimensions and ", tensor->numel(),
               " elements, expected contiguous memory of one dimension, one more than sequences");
   return {static_cast<const std::int32_t*>(tensor->data_ptr()), tensor->numel() - 1};
+}
+
+// Rows past the last sequence belong to nobody; torch's callers get 0 there.
+void clear_tail(Tensor& rows, const SequenceOffsets& offsets) {
+  if (offsets.data == nullptr || rows.size(0) == 0) return;
+  const std::int64_t row_bytes =
+      rows.numel() / rows.size(0) * static_cast<std::int64_t>(rows.element_size());
+  const std::int64_t used = offsets.data[offsets.sequences] * row_bytes;
+  const std::int64_t all = rows.size(0) * row_bytes;
+  std::memset(static_cast<char*>(rows.data_ptr()) + used, 0, static_cast<std::size_t>(all - used));
+}
+
+template <class A>
+void hide_tail(const Tensor& lse, const SequenceOffsets& offsets) {
+  const std::int64_t rows = lse.size(1);
+  for (std::int64_t head = 0; head < lse.size(0); ++head) {
+    A* const row = static_cast<A*>(lse.data_ptr()) + head * rows;
+    std::fill(row + offsets.data[offsets.sequences], row + rows,
+              -std::numeric_limits<A>::infinity());
+  }
 }
 
 // The arguments that the forward and the backward op share, in the order of the schema.
@@ -154,6 +177,10 @@ std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k
     using Sizes = std::span<const std::int64_t>;
     Tensor lse = empty(a.q, rank == 3 ? Sizes(joined_rows) : Sizes(rows), statistics_dtype(in.q));
     attention_forward(context, {in, view_of(kOp, "out", out), view_of(kOp, "lse", lse)});
+    if (in.cu_seqlens_q.data == nullptr) return std::tuple(out, lse);
+    clear_tail(out, in.cu_seqlens_q);
+    const bool is_double = in.q.dtype == DType::kFloat64;
+    is_double ? hide_tail<double>(lse, in.cu_seqlens_q) : hide_tail<float>(lse, in.cu_seqlens_q);
     return std::tuple(out, lse);
   });
 }
@@ -202,6 +229,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward_op(
     b.dv = view_of(kOp, "dv", dv);
     if (with_bias) b.dbias = view_of(kOp, "dbias", dbias);
     attention_backward(context, b);
+    clear_tail(dq, b.inputs.cu_seqlens_q);
+    clear_tail(dk, b.inputs.cu_seqlens_k);
+    clear_tail(dv, b.inputs.cu_seqlens_k);
     return std::tuple(dq, dk, dv, dbias, dsinks);
   });
 }

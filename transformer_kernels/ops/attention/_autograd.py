@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Attention under autograd: (*tensors, *options) -> the output and the log-sum-exp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._library import public_op
+from . import _formula
+from ._kernels import ARGUMENTS, RAW, Kernels, fake_forward
+
+_TENSORS = 10  # of ARGUMENTS; numbers follow
+
+
+def _gradients(
+    ctx: Any, kernels: Kernels, dout: Tensor | None, dlse: Tensor | None
+) -> list[Tensor | None]:
+    """One for each of ARGUMENTS."""
+    *tensors, out, lse = ctx.saved_tensors
+    bias, sinks = tensors[3], tensors[6]
+    with_bias, with_sinks = ctx.needs_input_grad[3], ctx.needs_input_grad[6]
+    if dout is None:
+        dout = torch.zeros_like(out)
+    # With create_graph the formula takes the kernel's place: the kernel has no derivative.
+    differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    backward = _formula.backward if differentiable else kernels.backward
+    dq, dk, dv, dbias, dsinks = backward(
+        dout, dlse, out, lse, *tensors, *ctx.options, with_bias, with_sinks
+    )
+    gradients: list[Tensor | None] = [dq, dk, dv, *[None] * (_TENSORS + len(ctx.options) - 3)]
+    if with_bias:
+        gradients[3] = dbias.to(bias.dtype).reshape(bias.shape)
+    if with_sinks:
+        gradients[6] = dsinks.to(sinks.dtype)
+    return gradients
+
+
+class Attention(torch.autograd.Function):
+    """Takes ARGUMENTS, then the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *call, kernels = arguments
+        out, lse = kernels.forward(*call)
+        ctx.save_for_backward(*call[:_TENSORS], out, lse)
+        ctx.set_materialize_grads(False)
+        ctx.options = call[_TENSORS:]
+        ctx.kernels = kernels
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (*_gradients(ctx, ctx.kernels, dout, dlse), None)
+
+
+# Function.apply without its Python half, which serves torch.func alone and costs half of the call.
+# torch.compile knows only the whole.
+apply_eagerly = super(torch.autograd.Function, Attention).apply
+
+
+def _public_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:_TENSORS], *output)
+    ctx.set_materialize_grads(False)
+    ctx.options = inputs[_TENSORS:]
+
+
+def _public_backward(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    return tuple(_gradients(ctx, RAW, dout, dlse))
+
+
+public = public_op(
+    f"attention({ARGUMENTS}) -> (Tensor, Tensor)",
+    impl=RAW.forward,
+    fake=fake_forward,
+    setup_context=_public_setup,
+    backward=_public_backward,
+)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: MIT
+"""Attention in PyTorch operations, differentiable any number of times.
+
+Both functions have the signatures of the raw ops, and materialise the scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._dtype import accumulate_dtype
+from . import _philox
+
+
+class Options(NamedTuple):
+    """What is not a tensor, in the order of the schemas."""
+
+    scale: float
+    window_left: int
+    window_right: int
+    top_left: bool
+    softcap: float
+    dropout: float
+
+
+class Inputs(NamedTuple):
+    """The tensors of one call, in the order of the schemas."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    mask: Tensor | None
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    seed: Tensor | None
+
+
+class _Scores(NamedTuple):
+    """Of one batch of sequences of one length, in the arithmetic's dtype."""
+
+    q: Tensor  # (B, H, Tq, D)
+    k: Tensor  # (B, H, Tk, D), each head once for every query head
+    z: Tensor  # (B, H, Tq, Tk), -inf where hidden
+    hidden: Tensor  # the same, boolean
+    slope: Tensor | None  # of the cap
+    factors: Tensor | None  # of dropout
+
+
+def _by_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, Hk, D) as (B, H, T, D)."""
+    x = x.to(accumulate_dtype(x)).transpose(1, 2)
+    group = heads // x.shape[1] if x.shape[1] else 1
+    return x if group == 1 else x.repeat_interleave(group, 1)
+
+
+def _of_kv_heads(x: Tensor, kv_heads: int) -> Tensor:
+    """(B, H, T, D), added up over the heads that share one, as (B, T, Hk, D)."""
+    return x.unflatten(1, (kv_heads, -1)).sum(2).transpose(1, 2)
+
+
+def _places(queries: int, keys: int, top_left: bool, device: torch.device) -> Tensor:
+    """How far each key stands after the diagonal of each query."""
+    shift = 0 if top_left else keys - queries
+    diagonal = torch.arange(queries, device=device).unsqueeze(-1) + shift
+    return torch.arange(keys, device=device) - diagonal
+
+
+def _scores(inputs: Inputs, options: Options, rows: Tensor, pitch: int) -> _Scores:
+    q, k = (_by_heads(x, inputs.q.shape[2]) for x in (inputs.q, inputs.k))
+    places = _places(q.shape[2], k.shape[2], options.top_left, q.device)
+    z = (q @ k.transpose(-1, -2)) * options.scale
+    slope = None
+    if options.softcap:
+        tanh = torch.tanh(z / options.softcap)
+        z, slope = tanh * options.softcap, 1 - tanh * tanh
+    if inputs.alibi_slopes is not None:
+        slopes = inputs.alibi_slopes.to(z.dtype).unsqueeze(-1).unsqueeze(-1)
+        z = z - slopes * places.abs()
+    if inputs.bias is not None:
+        z = z + inputs.bias.to(z.dtype)
+    hidden = torch.zeros_like(places, dtype=torch.bool)
+    if options.window_left >= 0:
+        hidden = hidden | (places < -options.window_left)
+    if options.window_right >= 0:
+        hidden = hidden | (places > options.window_right)
+    if inputs.mask is not None:
+        hidden = hidden | ~inputs.mask
+    hidden = hidden | (z == -torch.inf)
+    factors = None
+    if options.dropout:
+        assert inputs.seed is not None
+        factors = _philox.factors(rows, k.shape[2], pitch, options.dropout, inputs.seed)
+        factors = factors.to(z.dtype)
+    return _Scores(q, k, z.masked_fill(hidden, -torch.inf), hidden, slope, factors)
+
+
+def _dense_forward(
+    inputs: Inputs, options: Options, rows: Tensor, pitch: int
+) -> tuple[Tensor, Tensor]:
+    s = _scores(inputs, options, rows, pitch)
+    z = s.z
+    if inputs.sinks is not None:
+        sinks = inputs.sinks.to(z.dtype).view(1, -1, 1, 1)
+        z = torch.cat([z, sinks.expand(*z.shape[:-1], 1)], -1)
+    # Masked elements leave the graph, so that no NaN of theirs reaches a gradient.
+    dead = (z == -torch.inf).all(-1)
+    lse = z.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1)
+    p = (s.z - lse.unsqueeze(-1)).exp().masked_fill(s.hidden, 0.0)
+    if s.factors is not None:
+        p = p * s.factors
+    out = p @ _by_heads(inputs.v, inputs.q.shape[2])
+    out = out.transpose(1, 2).to(inputs.q.dtype).contiguous()
+    return out, lse.masked_fill(dead, -torch.inf)
+
+
+def _dense_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    inputs: Inputs,
+    options: Options,
+    rows: Tensor,
+    pitch: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dz (B, H, Tq, Tk) and delta (B, H, Tq)."""
+    s = _scores(inputs, options, rows, pitch)
+    heads, kv_heads = inputs.q.shape[2], inputs.k.shape[2]
+    g = _by_heads(dout, heads)
+    delta = (g * _by_heads(out, heads)).sum(-1)
+    if dlse is not None:
+        delta = delta - dlse
+    dead = lse == -torch.inf
+    shift = lse.masked_fill(dead, 0.0).unsqueeze(-1)
+    p = (s.z - shift).exp().masked_fill(s.hidden, 0.0)
+    dp = g @ _by_heads(inputs.v, heads).transpose(-1, -2)
+    dropped = p
+    if s.factors is not None:
+        dropped, dp = p * s.factors, dp * s.factors
+    dz = p * (dp - delta.unsqueeze(-1))
+    ds = (dz if s.slope is None else dz * s.slope) * options.scale
+    dq = (ds @ s.k).transpose(1, 2)
+    dk = _of_kv_heads(ds.transpose(-1, -2) @ s.q, kv_heads)
+    dv = _of_kv_heads(dropped.transpose(-1, -2) @ g, kv_heads)
+    return dq, dk, dv, dz, delta
+
+
+# ---- sequences of different lengths -------------------------------------------------------------
+
+
+def _row_places(inputs: Inputs) -> Tensor:
+    """The places of all queries in the log-sum-exp."""
+    *batch, time, heads, _ = inputs.q.shape
+    return torch.arange(math.prod((*batch, heads, time)), device=inputs.q.device).view(
+        *batch, heads, time
+    )
+
+
+class _Sequence(NamedTuple):
+    index: int
+    queries: slice
+    keys: slice
+
+
+def _sequences(inputs: Inputs) -> Iterator[_Sequence]:
+    assert inputs.cu_seqlens_q is not None
+    assert inputs.cu_seqlens_k is not None
+    q_at, k_at = inputs.cu_seqlens_q.tolist(), inputs.cu_seqlens_k.tolist()
+    for b in range(len(q_at) - 1):
+        yield _Sequence(b, slice(q_at[b], q_at[b + 1]), slice(k_at[b], k_at[b + 1]))
+
+
+def _one(inputs: Inputs, at: _Sequence) -> Inputs:
+    """A sequence as a batch of one."""
+    slopes = inputs.alibi_slopes
+    if slopes is not None and slopes.dim() == 2 and slopes.shape[0] > 1:
+        slopes = slopes[at.index]
+    return inputs._replace(
+        q=inputs.q[at.queries].unsqueeze(0),
+        k=inputs.k[at.keys].unsqueeze(0),
+        v=inputs.v[at.keys].unsqueeze(0),
+        alibi_slopes=slopes,
+        cu_seqlens_q=None,
+        cu_seqlens_k=None,
+    )
+
+
+def _joined(parts: list[Tensor], like: Tensor, rows: int) -> Tensor:
+    """The rows of all sequences, and zeros for those that belong to none."""
+    shape = parts[0].shape[1:] if parts else like.shape[1:]
+    missing = rows - sum(part.shape[0] for part in parts)
+    return torch.cat([*parts, like.new_zeros((missing, *shape))])
+
+
+def _varlen_forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
+    places, pitch = _row_places(inputs), inputs.k.shape[0]
+    outs, lses = [], []
+    for at in _sequences(inputs):
+        out, lse = _dense_forward(_one(inputs, at), options, places[:, at.queries], pitch)
+        outs.append(out[0])
+        lses.append(lse[0])
+    rows = inputs.q.shape[0]
+    dim = inputs.v.shape[-1]
+    joined = _joined(outs, inputs.q[..., :1].expand(*inputs.q.shape[:-1], dim), rows)
+    missing = rows - sum(lse.shape[-1] for lse in lses)
+    tail = inputs.q.new_full(
+        (inputs.q.shape[1], missing), -torch.inf, dtype=accumulate_dtype(inputs.q)
+    )
+    return joined, torch.cat([*lses, tail], -1)
+
+
+def _varlen_backward(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, inputs: Inputs, options: Options
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and delta."""
+    places, pitch = _row_places(inputs), inputs.k.shape[0]
+    dq, dk, dv, deltas = [], [], [], []
+    for at in _sequences(inputs):
+        *gradients, _, delta = _dense_backward(
+            dout[at.queries].unsqueeze(0),
+            None if dlse is None else dlse[:, at.queries],
+            out[at.queries].unsqueeze(0),
+            lse[:, at.queries],
+            _one(inputs, at),
+            options,
+            places[:, at.queries],
+            pitch,
+        )
+        for parts, gradient in zip((dq, dk, dv), gradients, strict=True):
+            parts.append(gradient[0])
+        deltas.append(delta[0])
+    rows, keys = inputs.q.shape[0], inputs.k.shape[0]
+    missing = rows - sum(delta.shape[-1] for delta in deltas)
+    tail = lse.new_zeros((lse.shape[0], missing))
+    return (
+        _joined(dq, inputs.q, rows),
+        _joined(dk, inputs.k, keys),
+        _joined(dv, inputs.v, keys),
+        torch.cat([*deltas, tail], -1),
+    )
+
+
+# ---- the raw ops --------------------------------------------------------------------------------
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options]:
+    return Inputs(*arguments[:10]), Options(*arguments[10:16])
+
+
+def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The output, of q's dtype, and the log-sum-exp."""
+    inputs, options = _split(arguments)
+    if inputs.cu_seqlens_q is not None:
+        return _varlen_forward(inputs, options)
+    return _dense_forward(inputs, options, _row_places(inputs), inputs.k.shape[1])
+
+
+def bias_shape(bias: Tensor) -> tuple[int, ...]:
+    """Of its gradient: 4 dimensions."""
+    return (1,) * (4 - bias.dim()) + tuple(bias.shape)
+
+
+def backward(
+    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for."""
+    inputs, options = _split(arguments)
+    with_bias, with_sinks = arguments[16:]
+    dbias = dsinks = lse.new_empty(0)
+    if inputs.cu_seqlens_q is not None:
+        dq, dk, dv, delta = _varlen_backward(dout, dlse, out, lse, inputs, options)
+    else:
+        dq, dk, dv, dz, delta = _dense_backward(
+            dout, dlse, out, lse, inputs, options, _row_places(inputs), inputs.k.shape[1]
+        )
+        if with_bias:
+            assert inputs.bias is not None
+            dbias = dz.sum_to_size(bias_shape(inputs.bias))
+    if with_sinks:
+        assert inputs.sinks is not None
+        sinks = inputs.sinks.to(lse.dtype).unsqueeze(-1)
+        dead = lse == -torch.inf
+        power = (sinks - lse.masked_fill(dead, 0.0)).exp().masked_fill(dead, 0.0)
+        by_head = -(power * delta).sum(-1)
+        dsinks = by_head.sum(0) if by_head.dim() == 2 else by_head
+    gradients = (dq.to(inputs.q.dtype), dk.to(inputs.k.dtype), dv.to(inputs.v.dtype))
+    return (*(g.contiguous() for g in gradients), dbias, dsinks)

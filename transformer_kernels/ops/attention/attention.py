@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: MIT
+"""Scaled dot-product attention with all that modern models put into its scores.
+
+    s = softcap * tanh(scale * (q @ k.T) / softcap) + bias - slope * distance
+    out = dropout(softmax(s where visible)) @ v
+
+A query that sees no key gives 0, a log-sum-exp of -inf, and gradient 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from ..._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_number,
+    check_tensors,
+    translate,
+)
+from ..._library import has_kernels, require_backend
+from .._dtype import accumulate_dtype
+from . import _formula
+from ._arguments import check
+from ._autograd import Attention, apply_eagerly, public
+from ._formula import Inputs, Options
+from ._kernels import DIRECT, RAW
+
+_functorch_active = torch._C._are_functorch_transforms_active
+_any_autocast = torch._C._is_any_autocast_enabled
+_MOST_SEED = 2**63 - 1
+
+
+def fresh_seed() -> Tensor:
+    """A seed and an offset for dropout, from PyTorch's generator."""
+    return torch.randint(_MOST_SEED, (2,), dtype=torch.int64)
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """What PyTorch's attention does under autocast: the lower dtype."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in tensors)
+
+
+def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp, by the kernels of the backend."""
+    compiling = torch.compiler.is_compiling()
+    kernels = RAW if compiling else DIRECT
+    plain = _functorch_active()
+    if not has_kernels or backend != "auto" or plain or not inputs.q.is_cpu:
+        check(inputs, options)
+        require_backend("attention", backend, inputs.q)
+        if backend in ("cuda", "triton"):
+            raise ArgumentValueError(
+                f"attention: backend is {backend!r}, expected 'auto', 'cpu' or 'reference'"
+                " (the others have no kernel for it)"
+            )
+        if backend == "reference" or plain:
+            return _formula.forward(*inputs, *options)
+    differentiated = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
+    if not torch.is_grad_enabled() or not any(
+        x is not None and x.requires_grad for x in differentiated
+    ):
+        return kernels.forward(*inputs, *options)
+    if not compiling:
+        return apply_eagerly(*inputs, *options, kernels)
+    if torch.compiler.is_exporting():
+        return public(*inputs, *options)
+    return Attention.apply(*inputs, *options, kernels)
+
+
+def _window(window: Any, causal: bool) -> tuple[int, int]:
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise ArgumentTypeError(
+            f"attention: window is {window!r}, expected two ints (left, right), -1 for no bound"
+        )
+    left, right = window
+    return left, 0 if causal else right
+
+
+def _statistics(name: str, x: Tensor | None, q: Tensor) -> Tensor | None:
+    """Slopes and sinks in the dtype of the arithmetic."""
+    if x is None or not isinstance(x, Tensor):
+        return x
+    if name == "alibi_slopes" and x.requires_grad:
+        raise ArgumentValueError(
+            "attention: alibi_slopes requires a gradient, expected constants (it has none)"
+        )
+    return x.to(accumulate_dtype(q)) if x.is_floating_point() else x
+
+
+def _call(
+    inputs: Inputs,
+    causal: bool,
+    window: tuple[int, int],
+    scale: float | None,
+    softcap: float,
+    dropout: float,
+    top_left: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    try:
+        if _any_autocast():
+            q, k, v = _autocast(inputs.q, inputs.k, inputs.v)
+            inputs = inputs._replace(q=q, k=k, v=v)
+        q = inputs.q
+        if scale is None:
+            scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0
+        if dropout and inputs.seed is None:
+            inputs = inputs._replace(seed=fresh_seed())
+        inputs = inputs._replace(
+            alibi_slopes=_statistics("alibi_slopes", inputs.alibi_slopes, q),
+            sinks=_statistics("sinks", inputs.sinks, q),
+        )
+        left, right = _window(window, causal)
+        return run(inputs, Options(scale, left, right, top_left, softcap, dropout), backend)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        if isinstance(error, (ArgumentValueError, ArgumentTypeError)):
+            raise
+        check_tensors("attention", inputs._asdict())
+        for name, value in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
+            check_number("attention", name, value)
+        raise translate("attention", error) from None
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    top_left: bool = False,
+    heads_first: bool = False,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Any:
+    """Attention of ``q`` (B, Tq, H, D) to ``k`` (B, Tk, Hk, D) and ``v`` (B, Tk, Hk, Dv).
+
+    Strides are free where the last one is 1; other tensors are copied. Query head ``h`` reads head
+    ``h // (H // Hk)`` of ``k`` and ``v``. D and Dv are 1 to 256.
+
+    Args:
+        q, k, v: of one floating-point dtype; the arithmetic is in float32 (float64 for float64).
+        causal: hide the future. The last query stands beside the last key; with ``top_left``, as
+            in PyTorch, the first beside the first.
+        window: how many keys before and after its own place a query sees; -1 for no bound.
+        scale: factor of the products; default ``D ** -0.5``.
+        softcap: scores become ``softcap * tanh(score / softcap)``; 0 for no cap.
+        bias: added to the scores; broadcasts to (B, H, Tq, Tk), of ``q``'s dtype or float32, and
+            may require a gradient.
+        mask: boolean, true takes part; broadcasts to (B, H, Tq, Tk).
+        alibi_slopes: (H,) or (B, H); ``slope * distance`` comes off each score.
+        sinks: (H,): a score of every query that belongs to no key. May require a gradient.
+        dropout: the probability that a weight is dropped.
+        seed: int64 seed and offset, on the CPU, that determine what is dropped, on every device;
+            default: from PyTorch's generator.
+        heads_first: tensors are (B, H, T, D) instead, and so is the result.
+        return_lse: return the log-sum-exp of the scores, (B, H, Tq), as well. Differentiable.
+        backend: ``"auto"``, ``"cpu"`` or ``"reference"``; elsewhere than on the CPU ``"auto"`` is
+            the formula.
+
+    Returns:
+        (B, Tq, H, Dv), or the pair of that and the log-sum-exp.
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: an argument that the op cannot take, by name.
+    """
+    if has_torch_function_variadic(q, k, v):
+        return handle_torch_function(
+            attention, (q, k, v), q, k, v, causal=causal, window=window, scale=scale,
+            softcap=softcap, bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks,
+            dropout=dropout, seed=seed, top_left=top_left, heads_first=heads_first,
+            return_lse=return_lse, backend=backend,
+        )  # fmt: skip
+    if heads_first:
+        check_tensors("attention", {"q": q, "k": k, "v": v})
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dim() != 4:
+                raise ArgumentValueError(
+                    f"attention: {name} has {x.dim()} dimensions, expected 4"
+                    " (batch, heads, time, dim)"
+                )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    inputs = Inputs(q, k, v, bias, mask, alibi_slopes, sinks, None, None, seed)
+    out, lse = _call(inputs, causal, window, scale, softcap, dropout, top_left, backend)
+    if heads_first:
+        out = out.transpose(1, 2)
+    return (out, lse) if return_lse else out
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    top_left: bool = False,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Any:
+    """:func:`attention` within sequences of different lengths, one after the other.
+
+    Args:
+        q, k, v: (total Tq, H, D), (total Tk, Hk, D), (total Tk, Hk, Dv).
+        cu_seqlens_q: int32 (sequences + 1): where each sequence begins, and where the last ends.
+            Rows past that are not read, and 0 in the result.
+        cu_seqlens_k: the same for ``k`` and ``v``; default ``cu_seqlens_q``.
+
+    The other arguments are those of :func:`attention`.
+
+    Returns:
+        (total Tq, H, Dv), or the pair of that and the log-sum-exp, (H, total Tq).
+    """
+    if has_torch_function_variadic(q, k, v):
+        return handle_torch_function(
+            attention_varlen, (q, k, v), q, k, v, cu_seqlens_q, cu_seqlens_k, causal=causal,
+            window=window, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            dropout=dropout, seed=seed, top_left=top_left, return_lse=return_lse, backend=backend,
+        )  # fmt: skip
+    if cu_seqlens_k is None:
+        cu_seqlens_k = cu_seqlens_q
+    inputs = Inputs(q, k, v, None, None, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed)
+    out, lse = _call(inputs, causal, window, scale, softcap, dropout, top_left, backend)
+    return (out, lse) if return_lse else out
