@@ -39,12 +39,6 @@ std::int32_t torch_code(DType dtype) {
   return aoti_torch_dtype_bool();
 }
 
-std::string name_of_scalar(ScalarType type) {
-  constexpr const char* kIntegers[] = {"uint8", "int8", "int16", "int32", "int64"};
-  const auto code = static_cast<std::size_t>(type);
-  return code < std::size(kIntegers) ? kIntegers[code] : torch::headeronly::toString(type);
-}
-
 Device device_of(const Tensor& tensor) {
   if (tensor.is_cuda()) return {DeviceType::kCuda, static_cast<int>(tensor.get_device_index())};
   return {};
@@ -68,6 +62,12 @@ void run_in_torch_pool(void*, std::int64_t count, std::int64_t grain, RangeBody 
 }
 
 }  // namespace
+
+std::string name_of_scalar(ScalarType type) {
+  constexpr const char* kIntegers[] = {"uint8", "int8", "int16", "int32", "int64"};
+  const auto code = static_cast<std::size_t>(type);
+  return code < std::size(kIntegers) ? kIntegers[code] : torch::headeronly::toString(type);
+}
 
 TensorView view_of(const char* op, const char* name, const Tensor& tensor) {
   const auto dtype = dtype_of(tensor.scalar_type());

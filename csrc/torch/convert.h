@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "transformer_kernels/context.h"
@@ -23,6 +24,9 @@ using torch::stable::Tensor;
 // message.
 TensorView view_of(const char* op, const char* name, const Tensor& tensor);
 TensorView view_of(const char* op, const char* name, const std::optional<Tensor>& tensor);
+
+// "int64": torch's name, where the library has none as well.
+std::string name_of_scalar(torch::headeronly::ScalarType type);
 
 // `tensor` itself where its rows can be read in place, else a contiguous copy (logged).
 Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor);

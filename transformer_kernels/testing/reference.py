@@ -78,3 +78,65 @@ def rounded_sum(x: Tensor, residual: Tensor, dtype: torch.dtype) -> Tensor:
     """x + residual as it is stored, with the gradient of the exact sum."""
     exact = x.double() + residual.double()
     return exact + (exact.to(dtype).double() - exact).detach()
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    top_left: bool = False,
+    softcap: float = 0.0,
+    keep: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The output (B, Tq, H, Dv) and the log-sum-exp (B, H, Tq), one query head after the other.
+
+    ``window`` has 0 on the right where attention is causal; ``keep`` (B, H, Tq, Tk) are the factors
+    of dropout.
+    """
+    batch, queries, heads, dim = q.shape
+    keys, group = k.shape[1], heads // k.shape[2]
+    scores_shape = (batch, heads, queries, keys)
+    scale = dim**-0.5 if scale is None else scale
+    query = torch.arange(queries).unsqueeze(-1) + (0 if top_left else keys - queries)
+    distance = torch.arange(keys) - query
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if window[0] >= 0:
+        seen = seen & (distance >= -window[0])
+    if window[1] >= 0:
+        seen = seen & (distance <= window[1])
+    seen = seen.expand(scores_shape)
+    if mask is not None:
+        seen = seen & mask.expand(scores_shape)
+    outs, lses = [], []
+    for head in range(heads):
+        q1, k1, v1 = (
+            q[:, :, head].double(), k[:, :, head // group].double(), v[:, :, head // group].double(),
+        )  # fmt: skip
+        z = torch.einsum("bid,bjd->bij", q1, k1) * scale
+        if softcap:
+            z = softcap * torch.tanh(z / softcap)
+        if alibi_slopes is not None:
+            slope = alibi_slopes.double().expand(batch, heads)[:, head]
+            z = z - slope[:, None, None] * distance.abs()
+        if bias is not None:
+            z = z + bias.double().expand(scores_shape)[:, head]
+        z = torch.where(seen[:, head] & (z.detach() != -torch.inf), z, -torch.inf)
+        sink = z.new_full((batch, queries, 1), -torch.inf)
+        if sinks is not None:
+            sink = sinks.double()[head].expand(batch, queries, 1)
+        total = torch.cat([z, sink], -1)
+        empty = (total == -torch.inf).all(-1)
+        total = torch.where(empty.unsqueeze(-1), 0.0, total)
+        lse = torch.logsumexp(total, -1)
+        p = torch.where(z == -torch.inf, 0.0, (z - lse.unsqueeze(-1)).exp())
+        if keep is not None:
+            p = p * keep[:, head].double()
+        outs.append(p @ v1)
+        lses.append(torch.where(empty, -torch.inf, lse))
+    return torch.stack(outs, 2), torch.stack(lses, 1)

@@ -38,7 +38,7 @@ bool is_expanded(const Tensor& tensor) {
 SequenceOffsets offsets_of(const char* name, const Optional& tensor) {
   if (!tensor) return {};
   check_type(tensor->scalar_type() == torch::headeronly::ScalarType::Int, kOp, ": ", name, " is ",
-             torch::headeronly::toString(tensor->scalar_type()), ", expected int32");
+             name_of_scalar(tensor->scalar_type()), ", expected int32");
   check_value(tensor->dim() == 1 && tensor->numel() > 0 && tensor->is_contiguous(), kOp, ": ", name,
               " has ", tensor->dim(), " dimensions and ", tensor->numel(),
               " elements, expected contiguous memory of one dimension, one more than sequences");
@@ -166,8 +166,11 @@ std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k
     const CallContext context(a.q);
     const AttentionInputs in = a.inputs();
     const int rank = in.cu_seqlens_q.data ? 3 : 4;
-    check_value(in.q.rank == rank && in.v.rank == rank, kOp, ": q has ", in.q.rank,
-                " dimensions, expected ", rank);
+    for (const auto& [name, view] : {std::pair{"q", &in.q}, std::pair{"v", &in.v}}) {
+      check_value(view->rank == rank, kOp, ": ", name, " has ", view->rank,
+                  " dimensions, expected ", rank,
+                  rank == 3 ? " (time, heads, dim)" : " (batch, time, heads, dim)");
+    }
     std::array<std::int64_t, 4> sizes{};
     for (int i = 0; i < rank - 1; ++i) sizes[i] = in.q.sizes[i];
     sizes[rank - 1] = in.v.sizes[rank - 1];

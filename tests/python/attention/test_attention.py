@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: MIT
+"""attention and attention_varlen on the CPU: numbers, features, layouts, messages."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import transformer_kernels as tfk
+from transformer_kernels.functional import attention
+from transformer_kernels.testing.attention import Call, check, differentiate, tensors
+from transformer_kernels.testing.inputs import randn
+
+SIZES = [
+    (1, 1), (64, 128), (128, 192), (239, 1), (799, 3), (113, 203), (113, 211), (108, 256),
+    (384, 256), (640, 128), (1, 300),
+]  # fmt: skip
+BIG_SIZES = [(1023, 1024), (1024, 1023), (1088, 1088)]
+HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "top_left": {"causal": True, "top_left": True},
+    "window": {"window": (70, 13)},
+    "softcap": {"softcap": 15.0, "causal": True},
+}
+each_mask = pytest.mark.parametrize("mask", MASKS)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@each_mask
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
+def test_sizes(size: tuple[int, int], heads: str, mask: str, low: bool) -> None:
+    dtype = torch.bfloat16 if low else torch.float32
+    check(Call(*tensors(*size, *HEADS[heads], dtype=dtype), options=MASKS[mask]))
+
+
+@pytest.mark.parametrize("size", BIG_SIZES, ids=str)
+@each_mask
+def test_big_sizes(size: tuple[int, int], mask: str) -> None:
+    check(Call(*tensors(*size, batch=1, heads=1, kv_heads=1), options=MASKS[mask]))
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 40, 96, 128, 192, 256])
+def test_head_dims(dim: int, dtype: torch.dtype) -> None:
+    check(Call(*tensors(70, 130, dim=dim, dtype=dtype), options={"causal": True}))
+
+
+@pytest.mark.parametrize("dims", [(64, 16), (5, 128)], ids=str)
+def test_values_of_another_dim(dims: tuple[int, int], dtype: torch.dtype) -> None:
+    check(Call(*tensors(50, 70, 4, 2, *dims, dtype=dtype)))
+
+
+BROADCASTS = [
+    (2, 4, 60, 90), (1, 4, 60, 90), (2, 1, 60, 90), (2, 4, 1, 90), (2, 4, 60, 1), (1, 1, 1, 1),
+    (60, 90), (4, 1, 90), (90,),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", BROADCASTS, ids=str)
+def test_bias_and_its_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(Call(*tensors(60, 90, 4, 2, dim=16, dtype=dtype), bias=randn(shape, dtype)))
+
+
+def test_bias_of_float32_and_expanded() -> None:
+    q, k, v = tensors(60, 90, dim=16, dtype=torch.bfloat16)
+    check(Call(q, k, v, bias=randn((60, 90), torch.float32)))
+    check(Call(q, k, v, bias=randn((1, 60, 90), torch.bfloat16).expand(2, 60, 90)))
+    transposed = randn((90, 60), torch.bfloat16).t()
+    check(Call(q, k, v, bias=transposed))
+
+
+@pytest.mark.parametrize("shape", BROADCASTS, ids=str)
+def test_boolean_mask(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    mask = torch.rand(shape) > 0.3
+    check(Call(*tensors(60, 90, 4, 2, dim=16, dtype=dtype), options={"mask": mask}))
+
+
+def test_alibi_and_sinks(dtype: torch.dtype) -> None:
+    for shape in ((4,), (2, 4)):
+        slopes = torch.rand(shape)
+        options = {"alibi_slopes": slopes, "causal": True}
+        check(Call(*tensors(60, 90, 4, 2, dim=16, dtype=dtype), options=options))
+    sinks = randn((4,), torch.float64 if dtype is torch.float64 else torch.float32)
+    check(Call(*tensors(60, 90, 4, 2, dim=16, dtype=dtype), sinks=sinks))
+
+
+def test_everything_at_once(dtype: torch.dtype) -> None:
+    options = {
+        "causal": True, "window": (40, 0), "softcap": 3.0, "scale": 0.2,
+        "mask": torch.rand(2, 1, 60, 90) > 0.2, "alibi_slopes": torch.rand(4),
+    }  # fmt: skip
+    sinks = randn((4,), torch.float64 if dtype is torch.float64 else torch.float32)
+    bias = randn((4, 60, 90), dtype)
+    check(Call(*tensors(60, 90, 4, 2, dim=24, dtype=dtype), bias, sinks, options))
+
+
+def test_queries_without_a_key(dtype: torch.dtype) -> None:
+    """0, a log-sum-exp of -inf, and gradient 0."""
+    call = Call(*tensors(40, 10, dim=8, dtype=dtype), options={"causal": True})
+    check(call)
+    gradient = randn((2, 40, 2, 8), dtype)
+    results, gradients = differentiate(attention, call, gradient, None, return_lse=True)
+    assert not results["out"][:, :30].any()
+    assert (results["lse"][..., :30] == -torch.inf).all()
+    assert not gradients["q"][:, :30].any()
+    assert attention(*tensors(5, 0, dim=8, dtype=dtype)).count_nonzero() == 0
+    assert attention(*tensors(0, 5, dim=8, dtype=dtype)).shape == (2, 0, 2, 8)
+
+
+def test_large_scores() -> None:
+    """Each tile raises the maximum by more than exp can hold."""
+    q, k, v = tensors(9, 1000, dim=64)
+    ramp = torch.linspace(0.1, 40, 1000).view(1, -1, 1, 1)
+    check(Call(q, k * ramp, v))
+    check(Call(q, k * ramp.flip(1), v))
+    check(Call(q, k, v, options={"scale": -30.0}))
+
+
+def test_nan_stays_in_its_row() -> None:
+    q, k, v = tensors(20, 30, dim=8)
+    q[0, 3, 1, 2] = torch.nan
+    out = attention(q, k, v)
+    assert torch.isnan(out[0, 3, 1]).all()
+    out[0, 3, 1] = 0
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("layout", ["heads_first", "gaps", "packed", "last", "expanded"])
+def test_layouts(layout: str, dtype: torch.dtype) -> None:
+    q, k, v = tensors(50, 50, dim=24, dtype=dtype)
+    if layout == "heads_first":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    elif layout == "gaps":  # NaN between the rows
+        wide = [torch.full((2, 50, 3, 31), torch.nan, dtype=dtype) for _ in range(3)]
+        for buffer, x in zip(wide, (q, k, v), strict=True):
+            buffer[:, :, :2, 3:27] = x
+        q, k, v = (buffer[:, :, :2, 3:27] for buffer in wide)
+    elif layout == "packed":
+        q, k, v = torch.stack([q, k, v], 2).unbind(2)
+    elif layout == "last":
+        q, k, v = (x.transpose(1, 3).contiguous().transpose(1, 3) for x in (q, k, v))
+    else:
+        k, v = (x[:, :1].expand(-1, 50, -1, -1) for x in (k, v))
+    check(Call(q, k, v, options={"causal": True}))
+
+
+def test_heads_first_flag() -> None:
+    q, k, v = tensors(20, 30, 4, 2, dim=8)
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    flipped = (x.transpose(1, 2) for x in (q, k, v))
+    out2, lse2 = attention(*flipped, causal=True, heads_first=True, return_lse=True)
+    assert torch.equal(out, out2.transpose(1, 2))
+    assert torch.equal(lse, lse2)
+
+
+def test_the_reference_backend_is_the_same(dtype: torch.dtype) -> None:
+    options = {"causal": True, "softcap": 2.0, "window": (20, 5)}
+    check(Call(*tensors(40, 50, 4, 2, dim=16, dtype=dtype), options=options), backend="reference")
+    sinks = randn((4,), torch.float64 if dtype is torch.float64 else torch.float32)
+    call = Call(*tensors(40, 50, 4, 2, dim=16, dtype=dtype), randn((4, 1, 50), dtype), sinks)
+    check(call, backend="reference")
+
+
+# ---- dropout ------------------------------------------------------------------------------------
+
+
+def _kept(batch: int, heads: int, queries: int, keys: int, p: float, seed: torch.Tensor) -> Any:
+    """The factors, read off: with equal scores and one-hot values, out holds them."""
+    q = torch.zeros(batch, queries, heads, 1, dtype=torch.float64)
+    k = torch.zeros(batch, keys, heads, 1, dtype=torch.float64)
+    columns = []
+    for begin in range(0, keys, 256):
+        v = torch.zeros(batch, keys, heads, min(256, keys - begin), dtype=torch.float64)
+        index = torch.arange(v.shape[-1])
+        v[:, begin + index, :, index] = 1.0
+        columns.append(attention(q, k, v, dropout=p, seed=seed))
+    return torch.cat(columns, -1).transpose(1, 2) * keys
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_statistics(p: float) -> None:
+    kept = _kept(2, 3, 200, 300, p, torch.tensor([1234, 0]))
+    present = (kept > 0).double()
+    assert abs(present.mean() - (1 - p)) < 4 * (p * (1 - p) / kept.numel()) ** 0.5
+    torch.testing.assert_close(kept.max().item(), 1 / (1 - p), rtol=1e-3, atol=0)
+    rows = present.mean(-1)
+    assert rows.std() < 1.3 * (p * (1 - p) / 300) ** 0.5
+    neighbours = (present[..., 1:] * present[..., :-1]).mean()
+    assert abs(neighbours - (1 - p) ** 2) < 0.01
+
+
+def test_dropout_depends_on_seed_and_offset_alone() -> None:
+    seed = torch.tensor([5, 6])
+    first = _kept(1, 2, 60, 100, 0.5, seed)
+    assert torch.equal(first, _kept(1, 2, 60, 100, 0.5, seed))
+    for other in ([5, 7], [6, 6], [5 + 2**40, 6], [5, 6 + 2**40]):
+        share = (first != _kept(1, 2, 60, 100, 0.5, torch.tensor(other))).double().mean()
+        assert 0.4 < share < 0.6
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_dropout_forward_and_backward(p: float, dtype: torch.dtype) -> None:
+    """Against the reference with the same factors; and the formula drops the same elements."""
+    seed = torch.tensor([2**62 + 3, 17])
+    options = {"dropout": p, "seed": seed}
+    keep = _kept(2, 2, 60, 90, p, seed)
+    for backend in ("auto", "reference"):
+        q, k, v = tensors(60, 90, dim=16, dtype=dtype)
+        check(Call(q, k, v, options=options), keep=keep, backend=backend)
+
+
+def test_dropout_draws_from_torchs_generator() -> None:
+    q, k, v = tensors(40, 40, dim=8)
+    torch.manual_seed(3)
+    first, second = (attention(q, k, v, dropout=0.5) for _ in range(2))
+    torch.manual_seed(3)
+    assert torch.equal(first, attention(q, k, v, dropout=0.5))
+    assert not torch.equal(first, second)
+
+
+# ---- sequences of different lengths -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("padding", [0, 7])
+def test_varlen_is_one_call_for_each_sequence(
+    backend: str, padding: int, dtype: torch.dtype
+) -> None:
+    """Padding rows hold NaN, and nobody reads them; their results are 0."""
+    q_at, k_at = [0, 7, 7, 60, 61, 161], [0, 70, 75, 75, 140, 141]
+    q = randn((161 + padding, 4, 16), dtype)
+    k, v = (randn((141 + padding, 2, 16), dtype) for _ in range(2))
+    q[161:], k[141:], v[141:] = torch.nan, torch.nan, torch.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    options: dict[str, Any] = {
+        "causal": True, "window": (30, 0), "softcap": 4.0, "alibi_slopes": torch.rand(5, 4),
+        "return_lse": True, "backend": backend,
+    }  # fmt: skip
+    offsets = (torch.tensor(at, dtype=torch.int32) for at in (q_at, k_at))
+    out, lse = tfk.functional.attention_varlen(*leaves, *offsets, **options)
+    gradient = randn(out.shape, dtype)
+    found = torch.autograd.grad(out, leaves, gradient)
+    slopes = options.pop("alibi_slopes")
+    for b in range(5):
+        i, j = slice(q_at[b], q_at[b + 1]), slice(k_at[b], k_at[b + 1])
+        parts = [x[at].unsqueeze(0) for x, at in zip(leaves, (i, j, j), strict=True)]
+        one, one_lse = attention(*parts, alibi_slopes=slopes[b], **options)
+        torch.testing.assert_close(out[i], one[0])
+        torch.testing.assert_close(lse[:, i], one_lse[0])
+        expected = torch.autograd.grad(one, leaves, gradient[i].unsqueeze(0))
+        for a, e, at in zip(found, expected, (i, j, j), strict=True):
+            torch.testing.assert_close(a[at], e[at])
+    for x, used in zip((out, *found), (161, 161, 141, 141), strict=True):
+        assert not x[used:].any()
+    assert (lse[:, 161:] == -torch.inf).all()
+
+
+def test_varlen_keys_default_to_queries() -> None:
+    q, k, v = (randn((20, 2, 8), torch.float32) for _ in range(3))
+    at = torch.tensor([0, 9, 20], dtype=torch.int32)
+    a = tfk.functional.attention_varlen(q, k, v, at, causal=True)
+    assert torch.equal(a, tfk.functional.attention_varlen(q, k, v, at, at, causal=True))
+
+
+def test_varlen_dropout_is_that_of_the_formula() -> None:
+    q, k, v = (randn((50, 2, 8), torch.float64) for _ in range(3))
+    at = torch.tensor([0, 19, 50], dtype=torch.int32)
+    options: dict[str, Any] = {"dropout": 0.4, "seed": torch.tensor([1, 2])}
+    a = tfk.functional.attention_varlen(q, k, v, at, **options)
+    b = tfk.functional.attention_varlen(q, k, v, at, backend="reference", **options)
+    torch.testing.assert_close(a, b)
+
+
+# ---- differentiation and repetition -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_gradcheck(heads: str) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(4, 5, *HEADS[heads], dim=3, batch=1,
+                                                   dtype=torch.float64))  # fmt: skip
+    count = q.shape[2]
+    bias = randn((count, 1, 5), torch.float64).requires_grad_()
+    sinks = randn((count,), torch.float64).requires_grad_()
+
+    def run(*leaves: torch.Tensor) -> Any:
+        q, k, v, bias, sinks = leaves
+        return attention(
+            q, k, v, bias=bias, sinks=sinks, causal=True, softcap=2.0, return_lse=True,
+            dropout=0.25, seed=torch.tensor([1, 2]),
+        )  # fmt: skip
+
+    assert torch.autograd.gradcheck(run, (q, k, v, bias, sinks))
+    assert torch.autograd.gradgradcheck(run, (q, k, v, bias, sinks))
+
+
+def test_gradcheck_of_varlen() -> None:
+    q, k, v = (randn((6, 2, 3), torch.float64).requires_grad_() for _ in range(3))
+    at = torch.tensor([0, 2, 6], dtype=torch.int32)
+
+    def run(*leaves: torch.Tensor) -> Any:
+        return tfk.functional.attention_varlen(*leaves, at, causal=True, return_lse=True)
+
+    assert torch.autograd.gradcheck(run, (q, k, v))
+    assert torch.autograd.gradgradcheck(run, (q, k, v))
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    call = Call(*tensors(500, 700, 4, 2, dim=32), randn((4, 1, 700), torch.float32),
+                options={"causal": True, "dropout": 0.1, "seed": torch.tensor([1, 2])})  # fmt: skip
+    gradient = randn((2, 500, 4, 32), torch.float32)
+    threads = torch.get_num_threads()
+    outcomes = []
+    try:
+        for count in (1, 2, 3, 1):
+            torch.set_num_threads(count)
+            outcomes.append(differentiate(attention, call, gradient, None, return_lse=True))
+    finally:
+        torch.set_num_threads(threads)
+    for outcome in outcomes[1:]:
+        for group, first in zip(outcome, outcomes[0], strict=True):
+            assert all(torch.equal(group[name], first[name]) for name in first)
+
+
+MEMORY = """
+import resource, sys, torch, transformer_kernels as tfk
+torch.set_num_threads(2)
+t = 32768
+q, k, v = (torch.randn(1, t, 1, 16, requires_grad=True) for _ in range(3))
+tfk.functional.attention(q[:, :64], k[:, :64], v[:, :64]).sum().backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tfk.functional.attention(q, k, v, window=(64, 64)).sum().backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_memory_grows_with_the_length_alone() -> None:
+    """32K tokens: the scores alone would be 4 GiB."""
+    assert resource.getrusage(resource.RUSAGE_SELF)
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 200
+
+
+# ---- messages -----------------------------------------------------------------------------------
+
+Q, K, V = tensors(6, 9, 4, 2, dim=8)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "q": ({"q": "q"}, "q is str, expected a Tensor"),
+    "rank": ({"q": Q[0]}, "q has 3 dimensions, expected 4 (batch, time, heads, dim)"),
+    "dtype": ({"k": K.half()}, "k is float16, expected float32 (the dtype of q)"),
+    "integers": ({"q": Q.int()}, "q is int32, expected a floating-point dtype"),
+    "heads": ({"q": Q[:, :, :3]}, "q has 3 heads, expected a multiple of 2 (the heads of k)"),
+    "batch": (
+        {"k": K[:1]}, "k has shape (1, 9, 2, 8), expected (2, 9, 2, 8) (q and the heads of k)",
+    ),
+    "values": (
+        {"v": V[:, 1:]}, "v has shape (2, 8, 2, 8), expected (2, 9, 2, 8) (k and the dim of v)",
+    ),
+    "head dim": (
+        {"q": torch.zeros(2, 6, 4, 257), "k": torch.zeros(2, 9, 2, 257)},
+        "q has a head dim of 257, expected 1 to 256",
+    ),
+    "bias": (
+        {"bias": torch.zeros(5, 9)},
+        "bias has shape (5, 9), expected one that broadcasts to (2, 4, 6, 9) (batch, heads, "
+        "queries, keys)",
+    ),
+    "bias dtype": ({"bias": torch.zeros(9).half()}, "bias is float16, expected float32"),
+    "mask dtype": ({"mask": torch.zeros(9)}, "mask is float32, expected bool"),
+    "slopes": (
+        {"alibi_slopes": torch.zeros(3)},
+        "alibi_slopes has shape (3,), expected one that broadcasts to (2, 4) (batch and heads of "
+        "q)",
+    ),
+    "slopes' gradient": (
+        {"alibi_slopes": torch.zeros(4, requires_grad=True)},
+        "alibi_slopes requires a gradient, expected constants (it has none)",
+    ),
+    "sinks": ({"sinks": torch.zeros(3)}, "sinks has 3 elements, expected 4 (the heads of q)"),
+    "softcap": ({"softcap": -1.0}, "softcap is -1, expected a finite number, 0 or above"),
+    "dropout": ({"dropout": 1.5}, "dropout is 1.5, expected a number from 0 to 1"),
+    "scale": ({"scale": float("inf")}, "scale is inf, expected a finite number"),
+    "scale's type": ({"scale": "s"}, "scale is 's', expected a number"),
+    "window": ({"window": (-2, 0)}, "window_left is -2, expected -1 (no bound) or above"),
+    "window's type": (
+        {"window": 3}, "window is 3, expected two ints (left, right), -1 for no bound",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_what_is_refused(name: str, backend: str) -> None:
+    spoiled, message = REFUSED[name]
+    arguments = {"q": Q, "k": K, "v": V, "backend": backend, **spoiled}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        attention(**arguments)
+    assert str(caught.value) == f"attention: {message}"
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_offsets_are_checked(backend: str) -> None:
+    q, k, v = (torch.zeros(9, 2, 8) for _ in range(3))
+
+    def message(at: Any, other: Any = None) -> str:
+        offsets = [x if x is None else torch.tensor(x, dtype=torch.int32) for x in (at, other)]
+        with pytest.raises(ValueError, match="attention: ") as caught:
+            tfk.functional.attention_varlen(q, k, v, *offsets, backend=backend)
+        return str(caught.value).removeprefix("attention: ")
+
+    assert message([1, 9]) == "cu_seqlens_q starts with 1, expected 0"
+    assert message([0, 5, 4]) == "cu_seqlens_q falls from 5 to 4, expected ascending numbers"
+    wanted = "expected at most 9 (the rows of q)"
+    assert message([0, 10]) == f"cu_seqlens_q ends with 10, {wanted}"
+    wanted = "expected 1 (those of cu_seqlens_q)"
+    assert message([0, 9], [0, 4, 9]) == f"cu_seqlens_k has 2 sequences, {wanted}"
+    with pytest.raises(TypeError, match="cu_seqlens_q is int64, expected int32"):
+        tfk.functional.attention_varlen(q, k, v, torch.tensor([0, 9]), backend=backend)
+
+
+def test_backends_without_a_kernel_are_named() -> None:
+    with pytest.raises(ValueError, match="backend is 'gpu', expected one of"):
+        attention(Q, K, V, backend="gpu")
+    with pytest.raises(ValueError, match="backend is 'cuda', expected one that serves"):
+        attention(Q, K, V, backend="cuda")

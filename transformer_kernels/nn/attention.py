@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""MultiheadAttention, which is a subclass of PyTorch's, and GPT-2's CausalSelfAttention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .._errors import ArgumentValueError
+from .._library import log_dispatch
+from ..ops.attention.attention import attention
+
+
+def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """PyTorch's mask of a module (true is hidden, or a number to add) as numbers to add."""
+    if mask.dtype is not torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """:class:`torch.nn.MultiheadAttention`: its constructor, arguments, results and state_dict.
+
+    With ``need_weights=False`` the kernels run; the weights themselves, ``add_bias_kv`` and
+    ``add_zero_attn`` are PyTorch's own way, and so is what PyTorch refuses. ``TFK_LOG=dispatch``
+    says which.
+    """
+
+    backend: str = "auto"  # for modules saved without it
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim,
+            batch_first, device, dtype,
+        )  # fmt: skip
+        self.backend = backend
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        reason = self._why_not(query, key, value, key_padding_mask, attn_mask, is_causal)
+        if need_weights or reason is not None:
+            log_dispatch(
+                f"MultiheadAttention: PyTorch's own runs, because of {reason or 'need_weights'}"
+            )
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask,
+                average_attn_weights, is_causal,
+            )  # fmt: skip
+        # The mask is the causal one then, by the caller's word.
+        causal = is_causal and key_padding_mask is None
+        if causal:
+            attn_mask = None
+        if query.dim() == 2:
+            padding = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+            tensors = (x.unsqueeze(0) for x in (query, key, value))
+            return self._attend(*tensors, padding, attn_mask, causal).squeeze(0), None
+        if self.batch_first:
+            return self._attend(query, key, value, key_padding_mask, attn_mask, causal), None
+        projected = self._attend(
+            *(x.transpose(0, 1) for x in (query, key, value)), key_padding_mask, attn_mask, causal
+        )
+        return projected.transpose(0, 1), None
+
+    def _why_not(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> str | None:
+        """What PyTorch alone takes, or refuses."""
+        if self.bias_k is not None or self.add_zero_attn:
+            return "add_bias_kv or add_zero_attn"
+        if query.is_nested or key.is_nested or value.is_nested:
+            return "a nested tensor"
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            return "the number of dimensions"
+        if is_causal and attn_mask is None:
+            return "is_causal without attn_mask"
+        batch_axis = 0 if self.batch_first else 1
+        batch = query.shape[batch_axis] if query.dim() == 3 else 1
+        queries, keys = (x.shape[-2 if self.batch_first else 0] for x in (query, key))
+        wanted = (batch, keys) if query.dim() == 3 else (keys,)
+        if key_padding_mask is not None and tuple(key_padding_mask.shape) != wanted:
+            return "the shape of key_padding_mask"
+        masks = ((queries, keys), (batch * self.num_heads, queries, keys))
+        if attn_mask is not None and tuple(attn_mask.shape) not in masks:
+            return "the shape of attn_mask"
+        if key.shape[:-1] != value.shape[:-1]:
+            return "the shapes"
+        if query.dim() == 3 and key.shape[batch_axis] != batch:
+            return "the shapes"
+        return None
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        bias = self.in_proj_bias
+        if self._qkv_same_embed_dim and query is key and key is value:
+            return F.linear(query, self.in_proj_weight, bias).chunk(3, -1)
+        weights = (
+            self.in_proj_weight.chunk(3)
+            if self._qkv_same_embed_dim
+            else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        )
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        pairs = zip((query, key, value), weights, biases, strict=True)
+        return tuple(F.linear(*pair) for pair in pairs)
+
+    def _bias(
+        self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        """Both masks as one, which broadcasts to (N, H, L, S)."""
+        bias = None
+        if attn_mask is not None:
+            bias = _as_bias(attn_mask, dtype)
+            if bias.dim() == 3:
+                bias = bias.unflatten(0, (-1, self.num_heads))
+        if key_padding_mask is not None:
+            padding = _as_bias(key_padding_mask, dtype)[:, None, None, :]
+            bias = padding if bias is None else bias + padding
+        return bias
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        causal: bool,
+    ) -> Tensor:
+        """(N, L, E), whatever the memory."""
+        q, k, v = (
+            x.unflatten(-1, (self.num_heads, -1)) for x in self._project(query, key, value)
+        )
+        out: Tensor = attention(
+            q, k, v, causal=causal, top_left=True,
+            bias=self._bias(key_padding_mask, attn_mask, q.dtype),
+            dropout=self.dropout if self.training else 0.0, backend=self.backend,
+        )  # fmt: skip
+        return F.linear(out.flatten(-2), self.out_proj.weight, self.out_proj.bias)
+
+
+class CausalSelfAttention(nn.Module):
+    """Self-attention as in GPT-2: one projection to q, k and v, causal attention, one back.
+
+    Args:
+        embed_dim: C, the channels of input and output.
+        num_heads: H; divides C.
+        bias: whether the projections have one.
+        dropout: of the attention weights and of the result, in training.
+        window: how many tokens before its own a query sees; -1 for all.
+        backend: as for :func:`transformer_kernels.functional.attention`.
+
+    Parameters: ``c_attn.weight`` (3C, C) and ``c_proj.weight`` (C, C), and their biases.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        window: int = -1,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ArgumentValueError(
+                f"CausalSelfAttention: embed_dim is {embed_dim}, expected a multiple of num_heads"
+                f" ({num_heads})"
+            )
+        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.window = window
+        self.backend = backend
+        self.c_attn = nn.Linear(embed_dim, 3 * embed_dim, **options)
+        self.c_proj = nn.Linear(embed_dim, embed_dim, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C). q, k and v are read where the projection left them."""
+        if x.dim() != 3:
+            raise ArgumentValueError(
+                f"CausalSelfAttention: x has {x.dim()} dimensions, expected 3 (batch, time,"
+                " channels)"
+            )
+        q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        out = attention(
+            q, k, v, causal=True, window=(self.window, 0),
+            dropout=self.dropout if self.training else 0.0, backend=self.backend,
+        )  # fmt: skip
+        projected: Tensor = self.c_proj(out.flatten(-2))
+        return F.dropout(projected, self.dropout, self.training)
+
+    def extra_repr(self) -> str:
+        text = f"{self.embed_dim}, {self.num_heads}"
+        for name, default in (("dropout", 0.0), ("window", -1), ("backend", "auto")):
+            value = getattr(self, name)
+            if value != default:
+                text += f", {name}={value!r}"
+        return text

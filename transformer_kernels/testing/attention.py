@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT
+"""Attention three ways: ours, PyTorch's operations in the same dtype, and float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..functional import attention
+from . import reference
+from .inputs import poisoned, randn
+from .tolerance import assert_close_to_reference
+
+
+@dataclass
+class Call:
+    """The tensors of one call, and its options by our names."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def differentiable(self) -> dict[str, Tensor]:
+        named = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias, "sinks": self.sinks}
+        return {name: x for name, x in named.items() if x is not None}
+
+
+def tensors(
+    queries: int,
+    keys: int,
+    heads: int = 2,
+    kv_heads: int = 2,
+    dim: int = 64,
+    value_dim: int | None = None,
+    batch: int = 2,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        randn((batch, queries, heads, dim), dtype),
+        randn((batch, keys, kv_heads, dim), dtype),
+        randn((batch, keys, kv_heads, value_dim or dim), dtype),
+    )
+
+
+def _for_reference(options: dict[str, Any]) -> dict[str, Any]:
+    options = dict(options)
+    left, right = options.pop("window", (-1, -1))
+    options["window"] = (left, 0 if options.pop("causal", False) else right)
+    return options
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return reference.attention(q, k, v, **_for_reference(options))
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """PyTorch's operations in q's dtype, scores and all: what a user would write."""
+    options = _for_reference(options)
+    queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scale = options.get("scale")
+    z = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if options.get("softcap"):
+        z = options["softcap"] * torch.tanh(z / options["softcap"])
+    place = torch.arange(queries).unsqueeze(-1)
+    distance = torch.arange(keys) - place - (0 if options.get("top_left") else keys - queries)
+    if options.get("alibi_slopes") is not None:
+        z = z - options["alibi_slopes"].to(z.dtype)[..., None, None] * distance.abs().to(z.dtype)
+    if options.get("bias") is not None:
+        z = z + options["bias"].to(z.dtype)
+    left, right = options["window"]
+    hidden = ((distance < -left) & (left >= 0)) | ((distance > right) & (right >= 0))
+    if options.get("mask") is not None:
+        hidden = hidden | ~options["mask"]
+    z = z.masked_fill(hidden, -torch.inf)
+    if options.get("sinks") is not None:
+        sinks = options["sinks"].to(z.dtype).view(1, -1, 1, 1).expand(*z.shape[:-1], 1)
+        z = torch.cat([z, sinks], -1)
+    empty = (z == -torch.inf).all(-1, keepdim=True)
+    lse = z.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
+    p = torch.softmax(z.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)[..., :keys]
+    if options.get("keep") is not None:
+        p = p * options["keep"].to(p.dtype)
+    return (p @ v).transpose(1, 2), lse.masked_fill(empty, -torch.inf).squeeze(-1)
+
+
+def differentiate(
+    function: Callable[..., Any], call: Call, gradient: Tensor, dtype: torch.dtype | None, **more: Any
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Results, and the gradients of all that has one, in ``dtype`` or as they are."""
+    leaves = {
+        name: (x if dtype is None else x.to(dtype)).detach().requires_grad_()
+        for name, x in call.differentiable.items()
+    }
+    out, lse = function(**leaves, **call.options, **more)
+    gradients = torch.autograd.grad(out, list(leaves.values()), gradient.to(out.dtype))
+    return (
+        {"out": out.detach(), "lse": lse.detach()},
+        dict(zip(leaves, gradients, strict=True)),
+    )
+
+
+def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[str, float]:
+    """The size of the terms that cancel in each gradient.
+
+    Those are p * dp and p * delta, times k or q. Recomputing p from the log-sum-exp, a rounded
+    number, costs an error of that many units. A gradient of bias adds up the rounding of ``out``
+    in as many rows as share an element.
+    """
+    q, k, v = (x.detach().double() for x in (call.q, call.k, call.v))
+    keys, group = k.shape[1], q.shape[2] // k.shape[2]
+    unit = torch.eye(keys, dtype=torch.float64).view(1, keys, 1, keys)
+    options = {n: x for n, x in call.options.items() if n not in ("dropout", "seed")}
+    p, _ = exact(q, k, unit.expand(*k.shape[:3], keys), bias=call.bias, sinks=call.sinks, **options)
+    dp = torch.einsum("bihd,bjhd->bihj", gradient.double(), v.repeat_interleave(group, 2))
+    delta = (out.double() * gradient.double()).sum(-1).abs().max().item() if out.numel() else 0.0
+    largest = max((p * dp).abs().max().item(), delta) if p.numel() else 0.0
+    finite = lse[torch.isfinite(lse)]
+    units = max(1.0, finite.abs().max().item() / 4 if finite.numel() else 0.0)
+    scale = call.options.get("scale")
+    factor = largest * units * abs(q.shape[-1] ** -0.5 if scale is None else scale)
+    # A key's gradient is a sum over queries: the root of the sum of the squares of p.
+    column = p.square().sum(1).sqrt().max().item() * group**0.5 if p.numel() else 0.0
+    size = {
+        "q": factor * k.abs().max().item(),
+        "k": factor * max(column, 1.0) * q.abs().max().item(),
+        "v": units,
+    }
+    if call.bias is not None:
+        rows = math.prod(q.shape[:3]) / max(call.bias.numel() // call.bias.shape[-1], 1)
+        size["bias"] = largest * units * max(rows, 1.0) ** 0.5
+    if call.sinks is not None:
+        size["sinks"] = largest * units * math.prod(q.shape[:2]) ** 0.5
+    return {name: max(number, 1.0) for name, number in size.items()}
+
+
+def check(call: Call, keep: Tensor | None = None, backend: str = "auto") -> None:
+    """Results and gradients by the rule, from poisoned memory."""
+    shape = (*call.q.shape[:-1], call.v.shape[-1])
+    gradient = randn(shape, call.q.dtype)
+    with poisoned():
+        ours = differentiate(attention, call, gradient, None, return_lse=True, backend=backend)
+    plain = Call(**{**call.__dict__, "options": dict(call.options)})
+    for name in ("dropout", "seed"):
+        plain.options.pop(name, None)
+    more = {} if keep is None else {"keep": keep}
+    theirs = differentiate(eager, plain, gradient, None, **more)
+    expected = differentiate(exact, plain, gradient, torch.float64, **more)
+    sizes = _magnitudes(plain, gradient, expected[0]["lse"], expected[0]["out"])
+    for index, kind in enumerate(("result", "gradient")):
+        for name, value in ours[index].items():
+            assert_close_to_reference(
+                value,
+                theirs[index][name],
+                expected[index][name],
+                f"{kind} {name}",
+                sizes.get(name, 1.0) if index else 1.0,
+            )
