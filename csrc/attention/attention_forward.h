@@ -20,14 +20,19 @@ struct KeyTile {
   }
 };
 
-// `rows` are `dim` numbers each; scores = rows k^T, or rows v^T.
+// `rows` are `dim` numbers each; scores = rows k^T, or rows v^T. Long rows are summed up in parts:
+// the rounding error of one chain would grow with its length.
 template <class F>
 void multiply_by_keys(const F* rows, std::int64_t count, const PackedRows& keys, std::int64_t dim,
                       KeyTile tile, F* scores) {
+  constexpr std::int64_t kPart = 128;
+  constexpr std::int64_t kPanel = kTileCols<F>;
   const F* const panels = static_cast<const F*>(keys.columns) + tile.key * dim;
-  multiply<false>(LeftMatrix<F>{rows, padded_dim(dim), 1},
-                  RightMatrix<F>{panels, kTileCols<F>, kTileCols<F> * dim},
-                  OutMatrix<F>{scores, kKeyBlock}, count, tile.width, dim);
+  for (std::int64_t first = 0; first < dim; first += kPart) {
+    const auto add_part = first == 0 ? multiply<false, F> : multiply<true, F>;
+    add_part({rows + first, padded_dim(dim), 1}, {panels + first * kPanel, kPanel, kPanel * dim},
+             {scores, kKeyBlock}, count, tile.width, std::min(kPart, dim - first));
+  }
 }
 
 template <class F>

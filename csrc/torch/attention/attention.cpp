@@ -27,6 +27,19 @@ Tensor with_even_heads(const char* name, const Tensor& tensor) {
   return torch::stable::contiguous(tensor);
 }
 
+// Memory for (batch, time, heads, dim), in the order that `like` has its heads and rows in, as
+// PyTorch's own attention does.
+Tensor empty_heads(const Tensor& like, std::span<const std::int64_t> sizes, DType dtype) {
+  if (sizes.size() != 4 || like.stride(2) <= like.stride(1)) return empty(like, sizes, dtype);
+  const std::int64_t swapped[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
+  return torch::stable::transpose(empty(like, swapped, dtype), 1, 2);
+}
+
+Tensor empty_heads_like(const Tensor& x, DType dtype) {
+  const auto sizes = x.sizes();
+  return empty_heads(x, {sizes.data(), sizes.size()}, dtype);
+}
+
 // An expanded bias is one of its full size to those who want its gradient.
 bool is_expanded(const Tensor& tensor) {
   for (std::int64_t i = 0; i < tensor.dim(); ++i) {
@@ -174,7 +187,7 @@ std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k
     std::array<std::int64_t, 4> sizes{};
     for (int i = 0; i < rank - 1; ++i) sizes[i] = in.q.sizes[i];
     sizes[rank - 1] = in.v.sizes[rank - 1];
-    Tensor out = empty(a.q, {sizes.data(), static_cast<std::size_t>(rank)}, in.q.dtype);
+    Tensor out = empty_heads(q, {sizes.data(), static_cast<std::size_t>(rank)}, in.q.dtype);
     const std::array<std::int64_t, 3> rows = {in.q.sizes[0], in.q.sizes[2], in.q.sizes[1]};
     const std::array<std::int64_t, 2> joined_rows = {in.q.sizes[1], in.q.sizes[0]};
     using Sizes = std::span<const std::int64_t>;
@@ -213,9 +226,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward_op(
     const Tensor even_lse = torch::stable::contiguous(lse);
     AttentionBackward b;
     b.inputs = a.inputs();
-    Tensor dq = new_rows_like(q);
-    Tensor dk = new_rows_like(k);
-    Tensor dv = new_rows_like(v);
+    Tensor dq = empty_heads_like(q, b.inputs.q.dtype);
+    Tensor dk = empty_heads_like(k, b.inputs.q.dtype);
+    Tensor dv = empty_heads_like(v, b.inputs.q.dtype);
     Tensor dbias = with_bias ? bias_gradient(a.q, b.inputs) : absent(a.q);
     Tensor dsinks = absent(a.q);
     if (with_sinks) {

@@ -61,6 +61,13 @@ def _by_heads(x: Tensor, heads: int) -> Tensor:
     return x if group == 1 else x.repeat_interleave(group, 1)
 
 
+def in_the_order_of(x: Tensor, like: Tensor) -> Tensor:
+    """(B, T, H, D), heads before rows in memory where ``like`` has them so."""
+    if x.dim() != 4 or like.stride(2) <= like.stride(1):
+        return x.contiguous()
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def _of_kv_heads(x: Tensor, kv_heads: int) -> Tensor:
     """(B, H, T, D), added up over the heads that share one, as (B, T, Hk, D)."""
     return x.unflatten(1, (kv_heads, -1)).sum(2).transpose(1, 2)
@@ -117,7 +124,7 @@ def _dense_forward(
     if s.factors is not None:
         p = p * s.factors
     out = p @ _by_heads(inputs.v, inputs.q.shape[2])
-    out = out.transpose(1, 2).to(inputs.q.dtype).contiguous()
+    out = in_the_order_of(out.transpose(1, 2).to(inputs.q.dtype), inputs.q)
     return out, lse.masked_fill(dead, -torch.inf)
 
 
@@ -291,5 +298,8 @@ def backward(
         power = (sinks - lse.masked_fill(dead, 0.0)).exp().masked_fill(dead, 0.0)
         by_head = -(power * delta).sum(-1)
         dsinks = by_head.sum(0) if by_head.dim() == 2 else by_head
-    gradients = (dq.to(inputs.q.dtype), dk.to(inputs.k.dtype), dv.to(inputs.v.dtype))
-    return (*(g.contiguous() for g in gradients), dbias, dsinks)
+    dq, dk, dv = (
+        in_the_order_of(gradient.to(x.dtype), x)
+        for gradient, x in zip((dq, dk, dv), inputs[:3], strict=True)
+    )
+    return dq, dk, dv, dbias, dsinks

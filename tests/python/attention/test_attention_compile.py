@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""attention inside torch.compile, torch.export, torch.func and opcheck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tfk
+from transformer_kernels.functional import attention, attention_varlen
+from transformer_kernels.testing.attention import tensors
+from transformer_kernels.testing.inputs import randn
+
+OPS = torch.ops.transformer_kernels
+NUMBERS = (0.3, 20, 0, False, 2.0, 0.0)
+OFFSETS = torch.tensor([0, 4, 9], dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def _raw_arguments(kind: str) -> tuple[Any, ...]:
+    if kind == "varlen":
+        q, k, v = (randn((9, 2, 8), torch.float32) for _ in range(3))
+        return (q, k, v, None, None, None, None, OFFSETS, OFFSETS, None, *NUMBERS)
+    q, k, v = tensors(6, 9, 4, 2, dim=8)
+    if kind == "plain":
+        return (q, k, v, *[None] * 7, *NUMBERS)
+    bias, mask = randn((4, 1, 9), torch.float32), torch.rand(6, 9) > 0.3
+    seed = torch.tensor([1, 2])
+    rest = (bias, mask, torch.rand(4), torch.randn(4), None, None, seed)
+    return (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, *rest, *NUMBERS[:-1], 0.5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "all", "varlen"])
+def test_opcheck(kind: str) -> None:
+    arguments = _raw_arguments(kind)
+    torch.library.opcheck(OPS.attention_forward.default, arguments)
+    out, lse = OPS.attention_forward(*arguments)
+    everything = kind == "all"
+    gradients = (torch.randn_like(out), torch.randn_like(lse), out, lse)
+    backward = (*gradients, *arguments, everything, everything)
+    torch.library.opcheck(OPS.attention_backward.default, backward)
+    leaves = tuple(
+        x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() and i != 5 else x
+        for i, x in enumerate(arguments)
+    )
+    torch.library.opcheck(OPS.attention.default, leaves)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compile_fullgraph(dynamic: bool) -> None:
+    def block(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        out, lse = attention(
+            q.sin(), k, v, bias=bias, causal=True, softcap=3.0, return_lse=True
+        )
+        return out.cos() + lse.transpose(1, 2).unsqueeze(-1)
+
+    compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for queries, keys in ((5, 7), (6, 9), (11, 12)):
+        leaves = [
+            x.requires_grad_()
+            for x in (*tensors(queries, keys, 4, 2, dim=8), randn((4, 1, keys), torch.float32))
+        ]
+        results = []
+        for function in (block, compiled):
+            out = function(*leaves)
+            results.append((out, *torch.autograd.grad(out, leaves, torch.ones_like(out))))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_compiled_dropout_is_fresh_at_each_call() -> None:
+    q, k, v = tensors(30, 30, dim=8)
+    compiled = torch.compile(
+        lambda *x: attention(*x, dropout=0.5), fullgraph=True, backend="aot_eager"
+    )
+    first, second = compiled(q, k, v), compiled(q, k, v)
+    assert not torch.equal(first, second)
+
+
+def test_compile_of_varlen_and_sdpa() -> None:
+    q, k, v = (randn((9, 2, 8), torch.float32) for _ in range(3))
+    compiled = torch.compile(attention_varlen, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, OFFSETS), attention_varlen(q, k, v, OFFSETS))
+    ours = tfk.functional.scaled_dot_product_attention
+    q, k, v = (randn((2, 3, 9, 8), torch.float32) for _ in range(3))
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, is_causal=True), ours(q, k, v, is_causal=True))
+
+
+def test_export_keeps_one_node_a_call() -> None:
+    model, x = tfk.nn.CausalSelfAttention(16, 2), torch.randn(2, 5, 16)
+    program = torch.export.export(model, (x,))
+    assert "transformer_kernels.attention.default" in {str(n.target) for n in program.graph.nodes}
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+def test_torch_func() -> None:
+    q, k, v = tensors(4, 6, dim=3, dtype=torch.float64)
+
+    def loss(q: Tensor) -> Tensor:
+        return attention(q, k, v, causal=True).square().sum()
+
+    leaf = q.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(q), expected)
+    _, tangent = torch.func.jvp(loss, (q,), (q,))
+    torch.testing.assert_close(tangent, (expected * q).sum())
+    stacked = torch.stack([q, 2 * q])
+    mapped = torch.func.vmap(lambda x: attention(x, k, v))(stacked)
+    torch.testing.assert_close(mapped[1], attention(2 * q, k, v))
+
+
+def test_meta_tensors_have_shapes() -> None:
+    q, k, v = (x.to("meta") for x in tensors(6, 9, 4, 2, dim=8, value_dim=5))
+    out, lse = attention(q, k, v, return_lse=True)
+    assert (out.shape, lse.shape) == ((2, 6, 4, 5), (2, 4, 6))
+
+
+def test_state_is_that_of_plain_calls() -> None:
+    """The direct path and the dispatched one give the same numbers."""
+    arguments = _raw_arguments("all")
+    direct = attention(
+        *arguments[:3], bias=arguments[3], mask=arguments[4], alibi_slopes=arguments[5],
+        sinks=arguments[6], seed=arguments[9], scale=0.3, window=(20, 0), softcap=2.0, dropout=0.5,
+    )  # fmt: skip
+    assert torch.equal(direct, OPS.attention_forward(*arguments)[0])
