@@ -60,6 +60,9 @@ class Op:
     compiled_backward: Callable[[Compiler], Build]
     forward: Mapping[str, Build] = field(default_factory=dict)  # where there is no gradient
     reused: Mapping[str, Build] = field(default_factory=dict)  # pass -> torch's out= form
+    gradients: int = 1  # of the inputs, from the backward pass: one where they are all the same
+    flops: Callable[[str, int, int], float] | None = None  # (pass, M, N), where they are the bound
+    verified_rows: Callable[[int], slice] | None = None  # of M, where a row depends on others
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -87,7 +90,7 @@ class Op:
         parameter_bytes = sum(arguments[name].nbytes for name in self.parameters)
         forward = (len(self.inputs) + len(self.outputs)) * row_bytes + parameter_bytes
         reads = sum(arguments[name].nbytes for name in self.backward_reads)
-        backward = reads + row_bytes + parameter_bytes
+        backward = reads + self.gradients * row_bytes + parameter_bytes
         return {"forward": forward, "backward": backward, "both": forward + backward}[pass_]
 
     def build(self, provider: str, pass_: str, compiled: Compiler) -> Build:

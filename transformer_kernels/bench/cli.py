@@ -88,7 +88,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
                        help="leave out, from the largest down, what takes longer")  # fmt: skip
     bench.add_argument("--no-kernels", action="store_true",
                        help="do not find out which kernels the library chooses")  # fmt: skip
-    bench.add_argument("--unit", choices=("us", "gbps"), default="us")
+    bench.add_argument("--unit", choices=("us", "gbps", "tflops"), default="us")
     bench.add_argument("--json", type=Path, metavar="FILE")
     bench.add_argument("--plots", type=Path, metavar="DIR")
     bench.add_argument("--quiet", action="store_true", help="no progress, only the table")

@@ -225,11 +225,18 @@ class _Run:
                     provider="torch" if name == _REUSED else name,
                     outputs=candidate.outputs,
                     pct_copy=100 * copy.median_us / row.median_us,
+                    tflops=self._tflops(problem, row.median_us),
                     error=candidate.error,
                     kernel=self._kernels.get(problem) if name == "ours" else None,
                 )
             )
         self._rows[problem] = rows
+
+    def _tflops(self, problem: Problem, microseconds: float) -> float | None:
+        flops = self._ops[problem.op].flops
+        if flops is None:
+            return None
+        return flops(problem.pass_, problem.rows, problem.columns) / microseconds / 1e6
 
     def _row(self, problem: Problem, summary: Summary, moved: int, cold: bool) -> Row:
         """As the copy has it; a provider's row replaces what differs."""

@@ -65,6 +65,7 @@ class Row:
     kernel: str | None
     timer: str
     cold: bool  # the tensors of the timed calls do not fit in the cache together
+    tflops: float | None = None  # where arithmetic is the bound
 
     @property
     def problem(self) -> tuple[str, str, str, str | None, tuple[int, ...]]:

@@ -29,6 +29,7 @@ _DTYPE_WORDS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float
 _UNITS = {
     "us": "microseconds per call, median; ceiling = a copy of the same bytes",
     "gbps": "GB/s at the median; ceiling = a copy of the same bytes",
+    "tflops": "TFLOP/s at the median; ceiling = a copy of the same bytes",
 }
 
 
@@ -129,9 +130,12 @@ def _cells(problem: Problem, providers: Sequence[str], unit: str) -> list[str]:
 
 
 def _figure(row: Row | None, unit: str) -> str:
-    if row is None:
+    values = {} if row is None else {"us": row.median_us, "gbps": row.gbps, "tflops": row.tflops}
+    value = values.get(unit)
+    if value is None:
         return ABSENT
-    value = row.median_us if unit == "us" else row.gbps
+    if unit == "tflops":
+        return f"{value:.3f}"
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
 
 

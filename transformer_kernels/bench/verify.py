@@ -37,7 +37,7 @@ class Reference:
         self._arguments = arguments
         x = arguments[op.inputs[0]]
         self._tolerance = TOLERANCES[x.dtype]
-        self._rows = _sample_rows(x.shape[0], x.device)
+        self._rows = _sample_rows(op, x.shape[0], x.device)
         with torch.enable_grad():
             if pass_ == "forward":
                 self._expected = self._forward(self._rows)
@@ -89,8 +89,7 @@ class Reference:
         return torch.autograd.grad(outputs, leaves, gradients)
 
     def _gradients(self, with_inputs: bool) -> list[Tensor]:
-        """A backward op gives one gradient for x and the residual: it is the same."""
-        inputs = len(self._op.inputs) if with_inputs else 1
+        inputs = len(self._op.inputs) if with_inputs else self._op.gradients
         expected = list(self._row_gradients(self._rows)[:inputs])
         if self._op.parameters:
             expected += self._column_sums()
@@ -106,7 +105,9 @@ class Reference:
         return sums
 
 
-def _sample_rows(rows: int, device: torch.device) -> Tensor:
+def _sample_rows(op: Op, rows: int, device: torch.device) -> Tensor:
+    if op.verified_rows is not None:
+        return torch.arange(rows, device=device)[op.verified_rows(rows)]
     if rows <= _SAMPLED_ROWS:
         return torch.arange(rows, device=device)
     edges = torch.tensor([0, rows - 1], device=device)

@@ -79,13 +79,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             attn_mask = None
         if query.dim() == 2:
             padding = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-            tensors = (x.unsqueeze(0) for x in (query, key, value))
-            return self._attend(*tensors, padding, attn_mask, causal).squeeze(0), None
+            tensors = tuple(x.unsqueeze(0) for x in (query, key, value))
+            return self._attend(tensors, padding, attn_mask, causal).squeeze(0), None
         if self.batch_first:
-            return self._attend(query, key, value, key_padding_mask, attn_mask, causal), None
-        projected = self._attend(
-            *(x.transpose(0, 1) for x in (query, key, value)), key_padding_mask, attn_mask, causal
-        )
+            return self._attend((query, key, value), key_padding_mask, attn_mask, causal), None
+        same = query is key and key is value
+        query = query.transpose(0, 1)
+        key, value = (query, query) if same else (key.transpose(0, 1), value.transpose(0, 1))
+        projected = self._attend((query, key, value), key_padding_mask, attn_mask, causal)
         return projected.transpose(0, 1), None
 
     def _why_not(
@@ -150,17 +151,13 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _attend(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        tensors: tuple[Tensor, ...],
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
         causal: bool,
     ) -> Tensor:
         """(N, L, E), whatever the memory."""
-        q, k, v = (
-            x.unflatten(-1, (self.num_heads, -1)) for x in self._project(query, key, value)
-        )
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)) for x in self._project(*tensors))
         out: Tensor = attention(
             q, k, v, causal=causal, top_left=True,
             bias=self._bias(key_padding_mask, attn_mask, q.dtype),

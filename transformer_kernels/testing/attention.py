@@ -95,7 +95,11 @@ def eager(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tens
 
 
 def differentiate(
-    function: Callable[..., Any], call: Call, gradient: Tensor, dtype: torch.dtype | None, **more: Any
+    function: Callable[..., Any],
+    call: Call,
+    gradient: Tensor,
+    dtype: torch.dtype | None,
+    **more: Any,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Results, and the gradients of all that has one, in ``dtype`` or as they are."""
     leaves = {

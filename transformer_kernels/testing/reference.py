@@ -116,8 +116,9 @@ def attention(
     outs, lses = [], []
     for head in range(heads):
         q1, k1, v1 = (
-            q[:, :, head].double(), k[:, :, head // group].double(), v[:, :, head // group].double(),
-        )  # fmt: skip
+            x[:, :, index].double()
+            for x, index in ((q, head), (k, head // group), (v, head // group))
+        )
         z = torch.einsum("bid,bjd->bij", q1, k1) * scale
         if softcap:
             z = softcap * torch.tanh(z / softcap)

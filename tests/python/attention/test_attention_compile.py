@@ -56,9 +56,7 @@ def test_opcheck(kind: str) -> None:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compile_fullgraph(dynamic: bool) -> None:
     def block(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        out, lse = attention(
-            q.sin(), k, v, bias=bias, causal=True, softcap=3.0, return_lse=True
-        )
+        out, lse = attention(q.sin(), k, v, bias=bias, causal=True, softcap=3.0, return_lse=True)
         return out.cos() + lse.transpose(1, 2).unsqueeze(-1)
 
     compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend="aot_eager")

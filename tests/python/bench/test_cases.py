@@ -78,6 +78,31 @@ def test_bytes_are_the_fewest_possible(name, forward, backward):
     assert moved["both"] == moved["forward"] + moved["backward"]
 
 
+@pytest.mark.parametrize("name", ["attention", "causal_attention"])
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("provider", ["torch", "ours"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_provider_computes_attention(name, pass_, provider, precision):
+    op, problem = cases.all_ops()[name], _problem(name, pass_, precision, rows=70, columns=128)
+    arguments = op.make(problem, CPU)
+    with torch.no_grad():
+        call = op.build(provider, pass_, _eager)(arguments)
+        error = Reference(op, pass_, arguments).check(call, 1 if provider == "ours" else 4)
+    assert error > 0
+
+
+def test_attention_counts_its_operations():
+    full, causal = (cases.all_ops()[name] for name in ("attention", "causal_attention"))
+    assert full.flops("forward", 2048, 128) == 4 * 2 * 1024 * 1024 * 128
+    assert causal.flops("backward", 70, 64) == 2.5 * 2 * 70 * 70 * 64
+    assert full.verified_rows(2048) == slice(1024, 2048)
+    arguments = full.make(_problem("attention", rows=8, columns=64), CPU)
+    assert full.bytes_moved("forward", arguments) == 4 * 8 * 64 * 4
+    assert full.bytes_moved("backward", arguments) == (5 + 3) * 8 * 64 * 4
+    with pytest.raises(UnsupportedError, match="compile has no attention backward"):
+        full.build("compile", "backward", _eager)
+
+
 def test_inputs_are_fresh_random_numbers():
     op, problem = cases.all_ops()["layer_norm"], _problem("layer_norm")
     first, second = op.make(problem, CPU), op.make(problem, CPU)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -69,7 +70,9 @@ def _check_shapes(inputs: Inputs) -> None:
 def _check_broadcast(name: str, x: Tensor, shape: tuple[int, ...], reason: str) -> None:
     trailing = zip(reversed(x.shape), reversed(shape), strict=False)
     if x.dim() > len(shape) or any(size not in (1, wanted) for size, wanted in trailing):
-        _fail(f"{name} has shape {shape_text(x)}, expected one that broadcasts to {shape} ({reason})")
+        _fail(
+            f"{name} has shape {shape_text(x)}, expected one that broadcasts to {shape} ({reason})"
+        )
 
 
 def _check_features(inputs: Inputs) -> None:
@@ -93,8 +96,9 @@ def _check_features(inputs: Inputs) -> None:
     if inputs.alibi_slopes is not None:
         offsets = inputs.cu_seqlens_q
         batch = q.shape[0] if offsets is None else offsets.shape[0] - 1
-        shape = (batch, q.shape[-2])
-        _check_broadcast("alibi_slopes", inputs.alibi_slopes, shape, "batch and heads of q")
+        _check_broadcast(
+            "alibi_slopes", inputs.alibi_slopes, (batch, q.shape[-2]), "batch and heads of q"
+        )
     if inputs.sinks is not None and inputs.sinks.numel() != q.shape[-2]:
         count, heads = inputs.sinks.numel(), q.shape[-2]
         _fail(f"sinks has {count} elements, expected {heads} (the heads of q)")
@@ -106,7 +110,7 @@ def _check_offsets(name: str, offsets: Tensor, rows: int, of: str) -> None:
     at = offsets.tolist()
     if at[0] != 0:
         _fail(f"{name} starts with {at[0]}, expected 0")
-    for a, b in zip(at, at[1:], strict=False):
+    for a, b in itertools.pairwise(at):
         if a > b:
             _fail(f"{name} falls from {a} to {b}, expected ascending numbers")
     if at[-1] > rows:

@@ -172,7 +172,7 @@ def _row_places(inputs: Inputs) -> Tensor:
 
 
 class _Sequence(NamedTuple):
-    index: int
+    number: int
     queries: slice
     keys: slice
 
@@ -189,7 +189,7 @@ def _one(inputs: Inputs, at: _Sequence) -> Inputs:
     """A sequence as a batch of one."""
     slopes = inputs.alibi_slopes
     if slopes is not None and slopes.dim() == 2 and slopes.shape[0] > 1:
-        slopes = slopes[at.index]
+        slopes = slopes[at.number]
     return inputs._replace(
         q=inputs.q[at.queries].unsqueeze(0),
         k=inputs.k[at.keys].unsqueeze(0),
@@ -229,7 +229,8 @@ def _varlen_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and delta."""
     places, pitch = _row_places(inputs), inputs.k.shape[0]
-    dq, dk, dv, deltas = [], [], [], []
+    found: tuple[list[Tensor], ...] = ([], [], [])
+    deltas: list[Tensor] = []
     for at in _sequences(inputs):
         *gradients, _, delta = _dense_backward(
             dout[at.queries].unsqueeze(0),
@@ -241,16 +242,16 @@ def _varlen_backward(
             places[:, at.queries],
             pitch,
         )
-        for parts, gradient in zip((dq, dk, dv), gradients, strict=True):
+        for parts, gradient in zip(found, gradients, strict=True):
             parts.append(gradient[0])
         deltas.append(delta[0])
     rows, keys = inputs.q.shape[0], inputs.k.shape[0]
     missing = rows - sum(delta.shape[-1] for delta in deltas)
     tail = lse.new_zeros((lse.shape[0], missing))
     return (
-        _joined(dq, inputs.q, rows),
-        _joined(dk, inputs.k, keys),
-        _joined(dv, inputs.v, keys),
+        _joined(found[0], inputs.q, rows),
+        _joined(found[1], inputs.k, keys),
+        _joined(found[2], inputs.v, keys),
         torch.cat([*deltas, tail], -1),
     )
 

@@ -95,8 +95,8 @@ def scaled_dot_product_attention(
         )
     if query.dim() == 3:
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(1)
-        tensors = (x.unsqueeze(1) for x in (query, key, value))
-        return _attend(*tensors, mask, dropout_p, is_causal, scale, backend).squeeze(1)
+        query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+        return _attend(query, key, value, mask, dropout_p, is_causal, scale, backend).squeeze(1)
     return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, backend)
 
 
