@@ -344,7 +344,6 @@ void attention_forward(const Context& context, const AttentionForward& arguments
 
 void attention_backward(const Context& context, const AttentionBackward& arguments) {
   const AttentionBackwardProblem problem = check_backward(context.device, arguments);
-  if (problem.heads == 0) return;
   dispatch_device(
       kOp, context.device, [&] { cpu::attention_backward(context, problem); },
       [&] {

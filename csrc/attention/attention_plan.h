@@ -81,12 +81,12 @@ inline BackwardPlan backward_plan(const AttentionBackwardProblem& p) {
   constexpr std::int64_t kOne = 1;
   const bool with_bias = p.dbias.defined();
   BackwardPlan plan{};
-  plan.batches_per_item = with_bias && p.dbias.batch_stride == 0 ? p.batch : 1;
-  plan.kv_heads_per_item = with_bias && p.dbias.head_stride == 0 ? p.kv_heads : 1;
+  plan.batches_per_item = with_bias && p.dbias.batch_stride == 0 ? std::max(p.batch, kOne) : 1;
+  plan.kv_heads_per_item = with_bias && p.dbias.head_stride == 0 ? std::max(p.kv_heads, kOne) : 1;
   const std::int64_t items =
       p.batch / plan.batches_per_item * (p.kv_heads / plan.kv_heads_per_item);
   const std::int64_t most = with_bias && p.dbias.col_stride == 0 ? 1 : blocks(p.keys, kKeyBlock);
-  plan.shares = std::clamp<std::int64_t>(blocks(kWantedItems, items), 1, std::max(most, kOne));
+  plan.shares = std::clamp(blocks(kWantedItems, std::max(items, kOne)), kOne, std::max(most, kOne));
   plan.items = items * plan.shares;
   return plan;
 }

@@ -14,7 +14,7 @@ import torch
 import transformer_kernels as tfk
 from transformer_kernels.functional import attention
 from transformer_kernels.testing.attention import Call, check, differentiate, tensors
-from transformer_kernels.testing.inputs import randn
+from transformer_kernels.testing.inputs import poisoned, randn
 
 SIZES = [
     (1, 1), (64, 128), (128, 192), (239, 1), (799, 3), (113, 203), (113, 211), (108, 256),
@@ -112,6 +112,23 @@ def test_queries_without_a_key(dtype: torch.dtype) -> None:
     assert not gradients["q"][:, :30].any()
     assert attention(*tensors(5, 0, dim=8, dtype=dtype)).count_nonzero() == 0
     assert attention(*tensors(0, 5, dim=8, dtype=dtype)).shape == (2, 0, 2, 8)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
+def test_sizes_of_zero(empty: str, backend: str) -> None:
+    """Gradients of what is there are zeros, those of bias and sinks as well."""
+    sizes = {"batch": 2, "heads": 2, "queries": 5, "keys": 7, empty: 0}
+    q, k, v = tensors(sizes["queries"], sizes["keys"], sizes["heads"], sizes["heads"], dim=8,
+                      batch=sizes["batch"])  # fmt: skip
+    bias, sinks = torch.randn(1, 1, 1, 1), torch.randn(sizes["heads"])
+    leaves = [x.requires_grad_() for x in (q, k, v, bias, sinks)]
+    with poisoned():
+        out = attention(*leaves[:3], bias=bias, sinks=sinks, backend=backend)
+        gradients = torch.autograd.grad(out, leaves, torch.randn_like(out))
+    assert out.shape == q.shape
+    assert not out.any()
+    assert not any(gradient.any() for gradient in gradients)
 
 
 def test_large_scores() -> None:

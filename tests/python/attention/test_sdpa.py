@@ -120,6 +120,7 @@ def test_autocast_is_torchs() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         a, b = ours(Q, K, V), F.scaled_dot_product_attention(Q, K, V)
         named = tfk.functional.attention(*(x.transpose(1, 2) for x in (Q, K, V)))
+        assert ours(Q.double(), K.double(), V.double()).dtype is torch.float64
     assert a.dtype is b.dtype is named.dtype is torch.bfloat16
     torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 

@@ -34,22 +34,23 @@ def _why_not(
     query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, gqa: bool
 ) -> str | None:
     """What only PyTorch can take, or refuse; none where our kernels do."""
-    tensors = (query, key, value)
-    if not all(isinstance(x, Tensor) and x.layout is torch.strided for x in tensors):
-        return "an argument is no strided tensor"
-    if query.dtype not in FLOATING or any(x.dtype is not query.dtype for x in tensors):
+    for x in (query, key, value):
+        if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
+            return "an argument is no strided tensor"
+        if not x.is_cpu:
+            return "the device"
+        if x.dtype is not query.dtype:
+            return "the dtypes"
+    rank, q, k, v = query.dim(), query.shape, key.shape, value.shape
+    if query.dtype not in FLOATING:
         return "the dtypes"
-    if not all(x.is_cpu for x in tensors):
-        return "the device"
-    if not all(x.dim() == query.dim() for x in tensors) or query.dim() not in (3, 4):
+    if rank not in (3, 4) or len(k) != rank or len(v) != rank:
         return "the number of dimensions"
-    groups = gqa and query.dim() == 4
-    heads, kv_heads = query.shape[-3], key.shape[-3]
-    shared = heads == kv_heads or (groups and kv_heads > 0 and heads % kv_heads == 0)
-    same = query.shape[:-3] == key.shape[:-3] and key.shape[:-1] == value.shape[:-1]
-    if not (shared and same and query.shape[-1] == key.shape[-1]):
+    heads, kv_heads = q[-3], k[-3]
+    shared = heads == kv_heads or (gqa and rank == 4 and kv_heads > 0 and heads % kv_heads == 0)
+    if not (shared and q[:-3] == k[:-3] and k[:-1] == v[:-1] and q[-1] == k[-1]):
         return "the shapes"
-    if not all(1 <= x.shape[-1] <= _MOST_DIM for x in tensors):
+    if not (1 <= q[-1] <= _MOST_DIM and 1 <= v[-1] <= _MOST_DIM):
         return "the head dim"
     if not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p <= 1:
         return "dropout_p"

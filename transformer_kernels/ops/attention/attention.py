@@ -41,12 +41,13 @@ def fresh_seed() -> Tensor:
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What PyTorch's attention does under autocast: the lower dtype."""
+    """What PyTorch's attention does under autocast: the lower dtype, but for float64."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if x.is_floating_point() else x for x in tensors)
+    lower = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(x.to(dtype) if x.dtype in lower else x for x in tensors)
 
 
 def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]:
@@ -115,10 +116,11 @@ def _call(
             scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0
         if dropout and inputs.seed is None:
             inputs = inputs._replace(seed=fresh_seed())
-        inputs = inputs._replace(
-            alibi_slopes=_statistics("alibi_slopes", inputs.alibi_slopes, q),
-            sinks=_statistics("sinks", inputs.sinks, q),
-        )
+        if inputs.alibi_slopes is not None or inputs.sinks is not None:
+            inputs = inputs._replace(
+                alibi_slopes=_statistics("alibi_slopes", inputs.alibi_slopes, q),
+                sinks=_statistics("sinks", inputs.sinks, q),
+            )
         left, right = _window(window, causal)
         return run(inputs, Options(scale, left, right, top_left, softcap, dropout), backend)
     except (RuntimeError, AttributeError, TypeError) as error:
@@ -196,7 +198,7 @@ def attention(
                     f"attention: {name} has {x.dim()} dimensions, expected 4"
                     " (batch, heads, time, dim)"
                 )
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     inputs = Inputs(q, k, v, bias, mask, alibi_slopes, sinks, None, None, seed)
     out, lse = _call(inputs, causal, window, scale, softcap, dropout, top_left, backend)
     if heads_first:
