@@ -55,8 +55,8 @@ class CallScratch {
       : scratch_(context, bytes == 0 ? 0 : bytes + kCacheLine) {}
 
   void* data() const {
-    const auto address = reinterpret_cast<std::uintptr_t>(scratch_.data());
-    return reinterpret_cast<void*>((address + kCacheLine - 1) / kCacheLine * kCacheLine);
+    const auto past = reinterpret_cast<std::uintptr_t>(scratch_.data()) % kCacheLine;
+    return static_cast<std::byte*>(scratch_.data()) + (kCacheLine - past) % kCacheLine;
   }
 
  private:

@@ -16,13 +16,14 @@ void pack(const void* source, DType dtype, std::int64_t row_stride, std::int64_t
   const std::int64_t row_bytes = row_stride * size_of(dtype);
   const char* const first = static_cast<const char*>(source);
   F* const columns = static_cast<F*>(target.columns);
-  F row[padded_dim(kMostDim)];
+  F row[padded_dim(kMostDim)] = {};
   for (std::int64_t key = 0; key < kKeyStep; ++key) {
-    for (std::int64_t i = 0; i < width; ++i) row[i] = 0;
     if (key < keys) {
       const std::int64_t later = std::min(key + kRowsAhead, keys - 1);
       prefetch_row(first + later * row_bytes, dim * size_of(dtype));
       widen_row(dtype, first + key * row_bytes, dim, row);
+    } else {
+      fill_row(row, F{0}, dim);
     }
     if (columns != nullptr) {
       F* const column = columns + key / kPanel * kPanel * dim + key % kPanel;
