@@ -158,5 +158,21 @@ TEST(AttentionErrors, of_the_backward_pass) {
          "attention: dsinks is given, expected none without sinks");
 }
 
+TEST(AttentionErrors, cuda_has_no_kernel_yet) {
+  AttentionRun run(*cpu_backend(), DType::kFloat32, {1, 3, 5, 2, 2, 8, 8}, {});
+  AttentionForward a = run.arguments();
+  const Device cuda{DeviceType::kCuda, 0};
+  for (TensorView* view : {&a.inputs.q, &a.inputs.k, &a.inputs.v, &a.out, &a.lse}) {
+    view->device = cuda;
+  }
+  try {
+    attention_forward({.device = cuda}, a);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with("attention: device is cuda, expected cpu"));
+  }
+  EXPECT_TRUE(run.out.untouched());
+}
+
 }  // namespace
 }  // namespace transformer_kernels::testing
