@@ -149,9 +149,9 @@ void backward_keys(const AttentionBackwardProblem& p, const BackwardItem& item,
     const std::int64_t row = s.k_begin + key + r;
     scale_row(scratch.dk + r * dim, static_cast<F>(p.scale), p.dim);
     narrow_row(p.dtype, scratch.dk + r * dim, p.dim,
-               element(p.dk, p.dtype, item.batch, row, item.kv_head));
+               p.dk.address(p.dtype, item.batch, row, item.kv_head));
     narrow_row(p.dtype, scratch.dv + r * value_dim, p.value_dim,
-               element(p.dv, p.dtype, item.batch, row, item.kv_head));
+               p.dv.address(p.dtype, item.batch, row, item.kv_head));
   }
 }
 
@@ -181,8 +181,8 @@ void delta_of_rows(const AttentionBackwardProblem& p, const QueryItem& item, voi
   F* const dout = out + padded_dim(p.value_dim);
   for (std::int64_t query = item.queries.begin; query < item.queries.end; ++query) {
     const std::int64_t row = s.q_begin + query;
-    widen_row(p.dtype, element(p.out, p.dtype, item.batch, row, item.head), p.value_dim, out);
-    widen_row(p.dtype, element(p.dout, p.dtype, item.batch, row, item.head), p.value_dim, dout);
+    widen_row(p.dtype, p.out.address(p.dtype, item.batch, row, item.head), p.value_dim, out);
+    widen_row(p.dtype, p.dout.address(p.dtype, item.batch, row, item.head), p.value_dim, dout);
     const F dlse = p.dlse == nullptr ? F{0} : static_cast<const F*>(p.dlse)[first + query];
     static_cast<F*>(target)[first + query] = dot_of_rows(out, dout, p.value_dim) - dlse;
   }
@@ -202,7 +202,7 @@ void add_shares(const AttentionBackwardProblem& p, const QueryItem& item, const 
     }
     scale_row(sum, static_cast<F>(p.scale), p.dim);
     narrow_row(p.dtype, sum, p.dim,
-               element(p.dq, p.dtype, item.batch, s.q_begin + query, item.head));
+               p.dq.address(p.dtype, item.batch, s.q_begin + query, item.head));
   }
 }
 

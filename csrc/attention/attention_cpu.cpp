@@ -24,13 +24,6 @@ void* advance(void* memory, std::int64_t numbers, std::size_t bytes) {
   return static_cast<std::byte*>(memory) + numbers * static_cast<std::int64_t>(bytes);
 }
 
-char* element(const AttentionProblem& p, const HeadRows& rows, std::int64_t batch, std::int64_t row,
-              std::int64_t head) {
-  const std::int64_t index =
-      batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
-  return static_cast<char*>(rows.data) + index * size_of(p.dtype);
-}
-
 // Memory for one thread of a parallel loop, aligned to a cache line.
 class ThreadScratch {
  public:
@@ -92,10 +85,10 @@ class PackedCopies {
         const std::int64_t count = std::min(kKeyStep, s.keys - key);
         const std::int64_t row = s.k_begin + key;
         const PackedHead target = from_step(i);
-        pack(element(p, p.k, at.batch, row, at.head), p.dtype, p.k.row_stride, count, p.dim,
+        pack(p.k.address(p.dtype, at.batch, row, at.head), p.dtype, p.k.row_stride, count, p.dim,
              target.k);
-        pack(element(p, p.v, at.batch, row, at.head), p.dtype, p.v.row_stride, count, p.value_dim,
-             target.v);
+        pack(p.v.address(p.dtype, at.batch, row, at.head), p.dtype, p.v.row_stride, count,
+             p.value_dim, target.v);
       }
     });
   }

@@ -76,7 +76,7 @@ void finish_row(const AttentionForwardProblem& p, const ForwardItem& item, std::
   const Sequence s = p.sequence(item.batch);
   if (sum != 0) scale_row(out, 1 / sum, p.value_dim);
   narrow_row(p.dtype, out, p.value_dim,
-             element(p.out, p.dtype, item.batch, s.q_begin + query, item.head));
+             p.out.address(p.dtype, item.batch, s.q_begin + query, item.head));
   if (p.lse == nullptr) return;
   F* const lse = static_cast<F*>(p.lse) + p.row(item.batch, item.head) + query;
   *lse = sum != 0 ? top + natural_log(sum) : kMinusInfinity<F>;

@@ -29,9 +29,10 @@ struct HeadRows {
   std::int64_t row_stride = 0;
   std::int64_t head_stride = 0;
 
-  template <class T>
-  T* at(std::int64_t batch, std::int64_t row, std::int64_t head) const {
-    return static_cast<T*>(data) + batch * batch_stride + row * row_stride + head * head_stride;
+  [[gnu::always_inline]] char* address(DType dtype, std::int64_t batch, std::int64_t row,
+                                       std::int64_t head) const {
+    const std::int64_t index = batch * batch_stride + row * row_stride + head * head_stride;
+    return static_cast<char*>(data) + index * size_of(dtype);
   }
 };
 

@@ -58,14 +58,6 @@ void narrow_row(DType dtype, const F* source, std::int64_t count, void* target) 
   }
 }
 
-// The address of an element of a dtype that is known at run time.
-inline char* element(const HeadRows& rows, DType dtype, std::int64_t batch, std::int64_t row,
-                     std::int64_t head) {
-  const std::int64_t index =
-      batch * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
-  return static_cast<char*>(rows.data) + index * size_of(dtype);
-}
-
 // Asks for a row that will be read some rows later. The rows of a head lie a whole token apart,
 // often a page for every few of them, and processors do not guess that.
 inline constexpr std::int64_t kRowsAhead = 8;
@@ -83,8 +75,8 @@ void widen_rows(const HeadRows& rows, DType dtype, std::int64_t batch, std::int6
   for (std::int64_t r = 0; r < count; ++r) {
     F* const row = target + r * step;
     const std::int64_t later = first + std::min(r + kRowsAhead, count - 1);
-    prefetch_row(element(rows, dtype, batch, later, head), dim * size_of(dtype));
-    widen_row(dtype, element(rows, dtype, batch, first + r, head), dim, row);
+    prefetch_row(rows.address(dtype, batch, later, head), dim * size_of(dtype));
+    widen_row(dtype, rows.address(dtype, batch, first + r, head), dim, row);
     for (std::int64_t i = dim; i < step; ++i) row[i] = 0;
   }
 }
