@@ -98,7 +98,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> str | None:
-        """What PyTorch alone takes, or refuses."""
+        """What PyTorch alone takes, or refuses, or where its own kernels are the only ones."""
+        if self.backend == "auto" and not query.is_cpu:
+            return "the device"
         if self.bias_k is not None or self.add_zero_attn:
             return "add_bias_kv or add_zero_attn"
         if query.is_nested or key.is_nested or value.is_nested:
@@ -215,10 +217,16 @@ class CausalSelfAttention(nn.Module):
                 " channels)"
             )
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        out = attention(
-            q, k, v, causal=True, window=(self.window, 0),
-            dropout=self.dropout if self.training else 0.0, backend=self.backend,
-        )  # fmt: skip
+        dropout = self.dropout if self.training else 0.0
+        if x.is_cpu or self.window >= 0 or self.backend != "auto":
+            out = attention(
+                q, k, v, causal=True, window=(self.window, 0), dropout=dropout,
+                backend=self.backend,
+            )  # fmt: skip
+        else:  # PyTorch's kernels, where there are none of ours
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+            out = out.transpose(1, 2)
         projected: Tensor = self.c_proj(out.flatten(-2))
         return F.dropout(projected, self.dropout, self.training)
 

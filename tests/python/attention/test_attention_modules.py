@@ -160,6 +160,22 @@ def test_causal_self_attention(window: int) -> None:
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
 
 
+def test_devices_without_kernels_of_ours_run_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    pytorchs = nn.functional.scaled_dot_product_attention
+
+    def recorded(*arguments: Any, **options: Any) -> Tensor:
+        calls.append(arguments[0].device.type)
+        return pytorchs(*arguments, **options)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", recorded)
+    x = torch.empty(3, 7, 16, device="meta")
+    assert tfk.nn.CausalSelfAttention(16, 2, device="meta")(x).shape == x.shape
+    multihead = tfk.nn.MultiheadAttention(16, 2, batch_first=True, device="meta")
+    assert multihead(x, x, x, need_weights=False)[0].shape == x.shape
+    assert calls == ["meta", "meta"]
+
+
 def test_modules_survive_copies() -> None:
     x = torch.randn(2, 5, 24)
     module = tfk.nn.CausalSelfAttention(24, 3, bias=False, dropout=0.1).eval()
