@@ -190,12 +190,17 @@ inline AttentionReference attention_gradients(const AttentionOperands& a, const 
   a.for_each_query([&](std::int64_t b, std::int64_t h, std::int64_t i) {
     const std::int64_t row = a.row(b, i, h);
     const std::int64_t statistic = a.statistic(b, i, h);
-    double delta = dlse.empty() ? 0 : -dlse[statistic];
+    Sum delta;
+    if (!dlse.empty()) delta.add(-dlse[statistic]);
     for (std::int64_t d = 0; d < s.value_dim; ++d) {
-      delta += out[row * s.value_dim + d] * dout[row * s.value_dim + d];
+      delta.add(out[row * s.value_dim + d] * dout[row * s.value_dim + d]);
     }
     if (lse[statistic] == -kInfinity) return;
-    if (!a.sinks.empty()) dsinks[h].add(-std::exp(a.sinks[h] - lse[statistic]) * delta);
+    if (!a.sinks.empty()) {
+      const double p = std::exp(a.sinks[h] - lse[statistic]);
+      dsinks[h].value -= p * delta.value;
+      dsinks[h].size += p * delta.size;
+    }
     for (std::int64_t j = 0; j < s.keys; ++j) {
       const double z = a.z(b, h, i, j);
       if (z == -kInfinity) continue;
@@ -203,13 +208,13 @@ inline AttentionReference attention_gradients(const AttentionOperands& a, const 
       const std::int64_t kv_row = a.kv_row(b, j, h);
       const double p = std::exp(z - lse[statistic]);
       const double factor = a.factor(b, h, i, j);
-      double dp = 0;
+      Sum dp;
       for (std::int64_t d = 0; d < s.value_dim; ++d) {
-        dp += dout[row * s.value_dim + d] * a.v[kv_row * s.value_dim + d];
+        dp.add(dout[row * s.value_dim + d] * a.v[kv_row * s.value_dim + d]);
         dv[kv_row * s.value_dim + d].add(p * factor * dout[row * s.value_dim + d]);
       }
-      const double dz = p * (factor * dp - delta);
-      const double noise = p * (std::abs(factor * dp) + std::abs(delta));
+      const double dz = p * (factor * dp.value - delta.value);
+      const double noise = p * (factor * dp.size + delta.size);
       const double t = a.n.softcap == 0 ? 0 : std::tanh(a.product(b, h, i, j) / a.n.softcap);
       const double ds = dz * (1 - t * t) * a.n.scale;
       if (!a.bias.empty()) dbias[a.score(b, h, i, j)] = {dz, noise};
