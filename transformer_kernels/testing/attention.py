@@ -117,17 +117,18 @@ def differentiate(
 def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[str, float]:
     """The size of the terms that cancel in each gradient.
 
-    Those are p * dp and p * delta, times k or q. Recomputing p from the log-sum-exp, a rounded
-    number, costs an error of that many units. A gradient of bias adds up the rounding of ``out``
-    in as many rows as share an element.
+    Those are the terms of p * dp and p * delta, times k or q. Recomputing p from the log-sum-exp,
+    a rounded number, costs an error of that many units. A gradient of bias adds up the rounding of
+    ``out`` in as many rows as share an element.
     """
     q, k, v = (x.detach().double() for x in (call.q, call.k, call.v))
     keys, group = k.shape[1], q.shape[2] // k.shape[2]
     unit = torch.eye(keys, dtype=torch.float64).view(1, keys, 1, keys)
     options = {n: x for n, x in call.options.items() if n not in ("dropout", "seed")}
     p, _ = exact(q, k, unit.expand(*k.shape[:3], keys), bias=call.bias, sinks=call.sinks, **options)
-    dp = torch.einsum("bihd,bjhd->bihj", gradient.double(), v.repeat_interleave(group, 2))
-    delta = (out.double() * gradient.double()).sum(-1).abs().max().item() if out.numel() else 0.0
+    g = gradient.double().abs()
+    dp = torch.einsum("bihd,bjhd->bihj", g, v.abs().repeat_interleave(group, 2))
+    delta = (out.double().abs() * g).sum(-1).max().item() if out.numel() else 0.0
     largest = max((p * dp).abs().max().item(), delta) if p.numel() else 0.0
     finite = lse[torch.isfinite(lse)]
     units = max(1.0, finite.abs().max().item() / 4 if finite.numel() else 0.0)
