@@ -14,10 +14,6 @@ constexpr const char* kOp = "attention";
 
 using Sizes = std::array<std::int64_t, 4>;
 
-DType accumulate_dtype(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 // A view of rank 3 becomes one of rank 4 with one batch.
 TensorView with_batch(TensorView view) {
   if (view.rank != 3) return view;

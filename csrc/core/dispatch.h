@@ -11,6 +11,11 @@
 
 namespace transformer_kernels {
 
+// The dtype that sums over one are kept in: accumulate_t at run time.
+constexpr DType accumulate_dtype(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
 #ifdef TFK_WITH_CUDA
 inline constexpr bool kHasCuda = true;
 #else

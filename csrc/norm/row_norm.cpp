@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "norm/row_norm.h"
 
+#include "core/dispatch.h"
+
 namespace transformer_kernels {
 namespace {
-
-DType statistics_dtype(DType dtype) {
-  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
 
 // An operand of x's dtype and shape.
 Rows matrix(const ArgumentChecker& check, const char* op, const char* name, const TensorView& view,
@@ -47,7 +45,7 @@ void* parameter(const ArgumentChecker& check, const char* op, const char* name,
 void* statistics(const ArgumentChecker& check, const char* name, const TensorView& view,
                  const TensorView& x, std::int64_t rows) {
   if (!view.defined()) return nullptr;
-  check.typed(name, view, statistics_dtype(x.dtype), "the dtype of statistics");
+  check.typed(name, view, accumulate_dtype(x.dtype), "the dtype of statistics");
   check.packed(name, view, rows, "one for each row of x");
   return view.data;
 }

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "core/dispatch.h"
 #include "core/log.h"
 #include "torch/convert.h"
 
@@ -162,10 +163,6 @@ Arguments arguments_of(const Tensor& q, const Tensor& k, const Tensor& v, const 
           dropout};
 }
 
-DType statistics_dtype(const TensorView& q) {
-  return q.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-}
-
 std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k, const Tensor& v,
                                                 Optional bias, Optional mask, Optional alibi_slopes,
                                                 Optional sinks, Optional cu_seqlens_q,
@@ -191,7 +188,8 @@ std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k
     const std::array<std::int64_t, 3> rows = {in.q.sizes[0], in.q.sizes[2], in.q.sizes[1]};
     const std::array<std::int64_t, 2> joined_rows = {in.q.sizes[1], in.q.sizes[0]};
     using Sizes = std::span<const std::int64_t>;
-    Tensor lse = empty(a.q, rank == 3 ? Sizes(joined_rows) : Sizes(rows), statistics_dtype(in.q));
+    Tensor lse =
+        empty(a.q, rank == 3 ? Sizes(joined_rows) : Sizes(rows), accumulate_dtype(in.q.dtype));
     attention_forward(context, {in, view_of(kOp, "out", out), view_of(kOp, "lse", lse)});
     if (in.cu_seqlens_q.data == nullptr) return std::tuple(out, lse);
     clear_tail(out, in.cu_seqlens_q);
@@ -205,7 +203,7 @@ std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k
 Tensor bias_gradient(const Tensor& q, const AttentionInputs& in) {
   std::array<std::int64_t, 4> sizes{};
   for (int i = 0; i < 4; ++i) sizes[i] = in.bias.strides[i] == 0 ? 1 : in.bias.sizes[i];
-  return empty(q, sizes, statistics_dtype(in.q));
+  return empty(q, sizes, accumulate_dtype(in.q.dtype));
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward_op(
@@ -233,7 +231,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward_op(
     Tensor dsinks = absent(a.q);
     if (with_sinks) {
       const std::int64_t heads[] = {b.inputs.sinks.sizes[0]};
-      dsinks = empty(a.q, heads, statistics_dtype(b.inputs.q));
+      dsinks = empty(a.q, heads, accumulate_dtype(b.inputs.q.dtype));
       b.dsinks = view_of(kOp, "dsinks", dsinks);
     }
     b.out = view_of(kOp, "out", even_out);
