@@ -87,18 +87,19 @@ def test_alibi_and_sinks(dtype: torch.dtype) -> None:
         slopes = torch.rand(shape)
         options = {"alibi_slopes": slopes, "causal": True}
         check(Call(*tensors(60, 90, 4, 2, dim=16, dtype=dtype), options=options))
-    sinks = randn((4,), torch.float64 if dtype is torch.float64 else torch.float32)
-    check(Call(*tensors(60, 90, 4, 2, dim=16, dtype=dtype), sinks=sinks))
+    # Many heads: of few gradients the largest error is small by chance now and then.
+    sinks = randn((32,), torch.float64 if dtype is torch.float64 else torch.float32)
+    check(Call(*tensors(60, 90, 32, 4, dim=16, dtype=dtype), sinks=sinks))
 
 
 def test_everything_at_once(dtype: torch.dtype) -> None:
     options = {
         "causal": True, "window": (40, 0), "softcap": 3.0, "scale": 0.2,
-        "mask": torch.rand(2, 1, 60, 90) > 0.2, "alibi_slopes": torch.rand(4),
+        "mask": torch.rand(2, 1, 60, 90) > 0.2, "alibi_slopes": torch.rand(32),
     }  # fmt: skip
-    sinks = randn((4,), torch.float64 if dtype is torch.float64 else torch.float32)
-    bias = randn((4, 60, 90), dtype)
-    check(Call(*tensors(60, 90, 4, 2, dim=24, dtype=dtype), bias, sinks, options))
+    sinks = randn((32,), torch.float64 if dtype is torch.float64 else torch.float32)
+    bias = randn((32, 60, 90), dtype)
+    check(Call(*tensors(60, 90, 32, 4, dim=24, dtype=dtype), bias, sinks, options))
 
 
 def test_queries_without_a_key(dtype: torch.dtype) -> None:
