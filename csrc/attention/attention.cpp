@@ -262,6 +262,7 @@ AttentionProblem Checker::problem(const AttentionInputs& a, const Shape& s) cons
   p.drop_below = static_cast<std::uint32_t>(std::lround(a.dropout * 65536));
   p.seed = a.seed;
   p.offset = a.offset;
+  p.seed_data = a.seed_data;
   return p;
 }
 

@@ -100,6 +100,7 @@ struct AttentionProblem {
   std::uint32_t drop_below;  // of 65536
   std::uint64_t seed;
   std::uint64_t offset;
+  const std::uint64_t* seed_data;  // CUDA: where not null, both lie there
 
   constexpr std::int64_t group() const { return heads / kv_heads; }
   constexpr std::int64_t rows() const { return (q_offsets ? 1 : batch) * heads * queries; }

@@ -72,6 +72,7 @@ struct AttentionInputs {
   double dropout = 0.0;
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
+  const std::uint64_t* seed_data = nullptr;  // CUDA: both in device memory, read by the kernels
 };
 
 struct AttentionForward {
