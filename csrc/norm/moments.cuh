@@ -89,6 +89,12 @@ struct Affine {
     if (p.bias) bias.load(static_cast<const W*>(p.bias) + col);
   }
 
+  // The same at any alignment, for a pack that may reach out of the row.
+  __device__ __forceinline__ void load_shifted(const NormForwardProblem& p, std::int64_t col) {
+    if (p.weight) weight.load_shifted(static_cast<const W*>(p.weight), col, p.cols);
+    if (p.bias) bias.load_shifted(static_cast<const W*>(p.bias), col, p.cols);
+  }
+
   // value = value * w + b, one after the other: few registers matter more than one instruction.
   template <class V>
   __device__ __forceinline__ void apply(const NormForwardProblem& p, V* value) const {

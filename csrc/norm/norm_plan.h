@@ -87,6 +87,11 @@ inline constexpr NormForwardPlan kNormForwardPlans[] = {
     {2048,        RowPlan{  32,  8,  1,  4,   4,  true, false, false}},
     {16384,       RowPlan{ 256,  1,  1,  4,   4,  true, false, false}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2,  true, false, false}},
+    {kAnyWidth,   RowPlan{  32,  8,  1,  2,   4,  true, false, false, 1, true}},
+    {kAnyWidth,   RowPlan{ 128,  2,  1,  2,   4,  true, false, false, 1, true}},
+    {kAnyWidth,   RowPlan{ 256,  1,  1,  4,   3,  true, false, false, 1, true}},
+    {kAnyWidth,   RowPlan{ 512,  1,  1,  4,   1,  true, false, false, 1, true}},
+    {kAnyWidth,   RowPlan{1024,  1,  1,  0,   1,  true, false, false, 1, true}},
     {512,         RowPlan{  32,  8,  1,  8,   4, false, false, false}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2, false, false, false}},
 };
@@ -99,14 +104,19 @@ inline bool parameter_is_aligned(const void* parameter) {
 inline RowLoad row_load(const NormForwardProblem& p) {
   bool aligned = p.cols * size_of(p.dtype) % 16 == 0 && parameter_is_aligned(p.weight) &&
                  parameter_is_aligned(p.bias);
+  bool in_step = true;
   for (const Rows& rows : {p.x, p.residual, p.y, p.sum}) {
     aligned = aligned && starts_are_aligned(rows.data, rows.stride, p.dtype);
+    in_step =
+        in_step && (rows.data == nullptr ||
+                    starts_are_in_step(rows.data, rows.stride, p.x.data, p.x.stride, p.dtype));
   }
   return {.rows = p.rows,
           .cols = p.cols,
           .element_bytes = static_cast<int>(size_of(p.dtype)),
           .staged = p.residual.data != nullptr ? 2 : 1,
-          .aligned = aligned};
+          .aligned = aligned,
+          .in_step = in_step};
 }
 
 // Static and dynamic shared memory besides the ring: three numbers of each warp's (moments.cuh).

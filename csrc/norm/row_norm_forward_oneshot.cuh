@@ -21,7 +21,7 @@ __device__ __forceinline__ void merge_over_rows(const Row<Plan, T>& row,
     share_stack_in_group(row, scratch, moments);
     const int w = threadIdx.x % kWarps;
     const V count = static_cast<V>(row.elements_of_warp(w));
-    const V total = static_cast<V>(row.packs * row.kPackSize);
+    const V total = static_cast<V>(row.elements());
 #pragma unroll
     for (int r = 0; r < row.kStack; ++r) {
       moments[r] = merge_moments<kWarps, kCenter>(scratch.of_warp[row.group][r][w], count, total);
@@ -70,11 +70,12 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   static_assert(kStack == 1 || (Plan::plan.bulk && Plan::plan.packs == 0));
 
   __shared__ RowScratch<Plan, Moments<V>> scratch;
-  const RowT row(p.rows, p.cols);
+  RowT row(p.rows, p.cols);
   const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
   const auto at = [&](const Rows& m, int r) {
     return static_cast<T*>(m.data) + (row.index + r) * m.stride;
   };
+  row.align_to(at(p.x, 0));
 
   announce_to_cluster(scratch);
   if constexpr (Plan::plan.bulk) {
@@ -87,9 +88,16 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   }
   if (!row.inside) return;
 
+  const auto load_affine = [&](Affine<T, W, kSize>& affine, Index pack) {
+    if constexpr (RowT::kShifted) {
+      affine.load_shifted(p, row.column(pack));
+    } else {
+      affine.load(p, slice + row.column(pack));
+    }
+  };
   Affine<T, W, kSize> affine[kPrefetch ? Plan::plan.packs : 1];
   if constexpr (kPrefetch) {
-    row.for_each_pack([&](int slot, Index pack) { affine[slot].load(p, slice + pack * kSize); });
+    row.for_each_pack([&](int slot, Index pack) { load_affine(affine[slot], pack); });
   }
   if constexpr (Plan::plan.bulk) wait_for_row(row, scratch);
 
@@ -101,7 +109,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     if constexpr (Plan::plan.bulk) {
       return load_shared(staged(tensor, r, pack));
     } else {
-      return P::load(at(m, r) + slice + pack * kSize);
+      return load_pack<P>(row, at(m, r) + slice, pack);
     }
   };
   // What is normalised, rounded to T.
@@ -120,7 +128,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   const auto take = [&](int r, Index pack) {
     const typename P::Raw raw = peek(r, pack);
     if constexpr (kResidual) {
-      P::store(at(p.sum, r) + slice + pack * kSize, raw);
+      store_pack<P>(row, at(p.sum, r) + slice, pack, raw);
       if constexpr (Plan::plan.bulk && Plan::plan.packs == 0) store_shared(staged(0, r, pack), raw);
     }
     return raw;
@@ -145,8 +153,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     } else if constexpr (Plan::plan.bulk) {
       return load_shared(staged(0, r, pack));
     } else {
-      const T* source = at(kResidual ? p.sum : p.x, r) + slice + pack * kSize;
-      return *reinterpret_cast<const typename P::Raw*>(source);
+      return reload_pack<P>(row, at(kResidual ? p.sum : p.x, r) + slice, pack);
     }
   };
 
@@ -160,7 +167,12 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
         P::unpack(peek(r, row.thread), value);
       }
     }
-    return __shfl_sync(kAllLanes, value[0], 0);
+    V first = value[0];
+#pragma unroll
+    for (int k = 1; k < kSize; ++k) {
+      if (RowT::kShifted && row.thread == 0 && k == row.phase) first = value[k];
+    }
+    return __shfl_sync(kAllLanes, first, 0);
   };
 
   // Calls `body` with each element that this thread owns, of packs that `read_pack` reads.
@@ -168,8 +180,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     row.for_each_pack([&](int slot, Index pack) {
       V value[kSize];
       P::unpack(read_pack(slot, pack), value);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) body(value[k]);
+      row.for_each_element(pack, [&](int k) { body(value[k]); });
     });
   };
 
@@ -202,8 +213,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   }
 
   row.for_each_pack([&](int slot, Index pack) {
-    const std::int64_t col = slice + pack * kSize;
-    if constexpr (!kPrefetch) affine[0].load(p, col);
+    if constexpr (!kPrefetch) load_affine(affine[0], pack);
 #pragma unroll
     for (int r = 0; r < kStack; ++r) {
       if (r >= row.count) break;
@@ -214,7 +224,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
         value[k] = fma(value[k] - moments[r].anchor, rstd[r], -moments[r].mean * rstd[r]);
       }
       affine[kPrefetch ? slot : 0].apply(p, value);
-      P::store(at(p.y, r) + col, P::pack(value));
+      store_pack<P>(row, at(p.y, r) + slice, pack, P::pack(value));
     }
   });
 }

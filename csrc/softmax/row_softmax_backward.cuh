@@ -58,10 +58,11 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
   };
 
   __shared__ RowScratch<Plan, RowSum<V>> scratch;
-  const RowT row(p.rows, p.cols);
+  RowT row(p.rows, p.cols);
   const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
   const T* y = static_cast<const T*>(p.y) + row.index * p.y_stride;
   const T* dy = static_cast<const T*>(p.dy) + row.index * p.dy_stride;
+  row.align_to(y);
 
   announce_to_cluster(scratch);
   if constexpr (kBulk) fetch_row(row, scratch, p.cols, y, dy);
@@ -74,8 +75,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
     if constexpr (kBulk) {
       return {load_shared(y_stage + pack * 16), load_shared(dy_stage + pack * 16)};
     } else {
-      const std::int64_t col = slice + static_cast<std::int64_t>(pack) * kSize;
-      return {P::load(y + col), P::load(dy + col)};
+      return {load_pack<P>(row, y + slice, pack), load_pack<P>(row, dy + slice, pack)};
     }
   };
   // What a masked element has as its output; its dx is 0. Its dy may be anything: under softmax it
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
                              : out[k] * (gradient[k] - sum);
       out[k] = silent ? V(0) : scale * change;
     }
-    P::store(dx + static_cast<std::int64_t>(pack) * kSize, P::pack(out));
+    store_pack<P>(row, dx, pack, P::pack(out));
   };
   if constexpr (kKept) {
     row.for_each_pack([&](int slot, Index pack) { write(pack, kept[slot]); });

@@ -101,8 +101,10 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
   constexpr int kBatch = (kBulk ? 2 : Plan::plan.wide ? 4 : 8) / (kMasked ? 2 : 1);
 
   __shared__ RowScratch<Plan, PowerSum<V>> scratch;
-  const RowT row(p.rows, p.cols);
+  static_assert(!RowT::kShifted || !kMasked);
+  RowT row(p.rows, p.cols);
   const T* x = static_cast<const T*>(p.x) + row.index * p.x_stride;
+  row.align_to(x);
   const MaskOfRow<T> mask(p, kMasked ? row.index : 0);
   const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
   const V scale = static_cast<V>(p.scale) * E::kPerNatural;
@@ -115,14 +117,14 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
   const std::uint32_t stage = kBulk ? stage_of(row, p.cols, 0, 1) : 0;
 
   const auto column_of = [&](Index pack) {
-    return slice + static_cast<std::int64_t>(pack) * kSize;
+    return slice + static_cast<std::int64_t>(row.column(pack));
   };
   const auto read = [&](Index pack) {
     if constexpr (kBulk) {
       return load_shared(stage + pack * 16);
     } else {
       const bool wanted = !kMasked || column_of(pack) < mask.visible();
-      return wanted ? P::load(x + column_of(pack)) : typename P::Raw{};
+      return wanted ? load_pack<P>(row, x + slice, pack) : typename P::Raw{};
     }
   };
   // A pack of logits: z[k] * factor is the exponent of its k-th element.
@@ -131,9 +133,8 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
     P::unpack(raw, z);
     if constexpr (kMasked) mask.template apply<kSize>(column_of(pack), scale, E::kPerNatural, z);
   };
-  const auto raise = [&](V& max, const V* z) {
-#pragma unroll
-    for (int k = 0; k < kSize; ++k) max = Max()(max, z[k] * factor);
+  const auto raise = [&](V& max, Index pack, const V* z) {
+    row.for_each_element(pack, [&](int k) { max = Max()(max, z[k] * factor); });
   };
 
   PowerSum<V> own{V(-INFINITY), V(0)};
@@ -141,29 +142,28 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
   if constexpr (kKept) {
     row.template for_each_batch<kBatch>(read, [&](int slot, Index pack, const auto& raw) {
       unpack(pack, raw, values + slot * kSize);
-      raise(own.max, values + slot * kSize);
+      raise(own.max, pack, values + slot * kSize);
     });
     const V base = anchor(own.max);
-    row.for_each_pack([&](int slot, Index) {
+    row.for_each_pack([&](int slot, Index pack) {
       V* z = values + slot * kSize;
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) {
+      row.for_each_element(pack, [&](int k) {
         const V exponent = exponent_of(z[k], factor, base);
         const V power = E::power(exponent);
         own.sum += power;
         z[k] = p.log ? exponent : power;
-      }
+      });
     });
   } else {
     // One pass: another reading of the row costs more than moving the sum to each new maximum.
     row.template for_each_batch<kBatch>(read, [&](int, Index pack, const auto& raw) {
       unpack(pack, raw, values);
       const V before = own.max;
-      raise(own.max, values);
+      raise(own.max, pack, values);
       const V base = anchor(own.max);
       own.sum *= E::power(before - base);
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) own.sum += E::power(exponent_of(values[k], factor, base));
+      row.for_each_element(
+          pack, [&](int k) { own.sum += E::power(exponent_of(values[k], factor, base)); });
     });
   }
 
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
   const auto write = [&](Index pack, V* v) {
 #pragma unroll
     for (int k = 0; k < kSize; ++k) v[k] = fma(v[k], finish.gain, finish.offset);
-    P::store(y + static_cast<std::int64_t>(pack) * kSize, P::pack(v));
+    store_pack<P>(row, y, pack, P::pack(v));
   };
   if constexpr (kKept) {
     row.for_each_pack([&](int slot, Index pack) { write(pack, values + slot * kSize); });

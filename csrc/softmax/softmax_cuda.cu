@@ -35,7 +35,9 @@ void launch_rows(const Context& context, void (*kernel)(Problem), const Problem&
 template <class Plan, class T>
 void run(const Context& context, const SoftmaxForwardProblem& problem) {
   dispatch_bool(problem.masked(), [&]<bool kMasked>() {
-    launch_rows<Plan>(context, &softmax_forward_kernel<T, kMasked, Plan>, problem);
+    if constexpr (!(kMasked && Plan::plan.shifted)) {
+      launch_rows<Plan>(context, &softmax_forward_kernel<T, kMasked, Plan>, problem);
+    }
   });
 }
 

@@ -35,6 +35,11 @@ inline constexpr SoftmaxPlan kSoftmaxForwardPlans[] = {
     {kAnyWidth,  {  256,  1,  1,  4,   4,   true,  false,  false}},
     {kAnyWidth,  { 1024,  1,  1,  4,   1,   true,  false,  false}},
     {kAnyWidth,  {  512,  1,  1,  0,   2,   true,  false,  false}},
+    {kAnyWidth,  {   32,  8,  1,  2,   4,   true,  false,  false, 1, true}},
+    {kAnyWidth,  {   32,  8,  1,  4,   4,   true,  false,  false, 1, true}},
+    {kAnyWidth,  {  128,  2,  1,  4,   4,   true,  false,  false, 1, true}},
+    {kAnyWidth,  {  256,  1,  1,  4,   4,   true,  false,  false, 1, true}},
+    {kAnyWidth,  { 1024,  1,  1,  0,   1,   true,  false,  false, 1, true}},
     {kAnyWidth,  {   32,  8,  1,  8,   4,  false,  false,  false}},
     {kAnyWidth,  {  256,  1,  1,  8,   4,  false,  false,  false}},
     {kAnyWidth,  { 1024,  1,  1,  8,   1,  false,  false,  false}},
@@ -64,6 +69,10 @@ inline constexpr SoftmaxPlan kSoftmaxBackwardPlans[] = {
     {kAnyWidth,  {  512,  1,  1,  4,   2,   true,  false,  false}},
     {kAnyWidth,  { 1024,  1,  1,  4,   1,   true,  false,  false}},
     {kAnyWidth,  {  512,  1,  1,  0,   2,   true,  false,  false}},
+    {kAnyWidth,  {   32,  8,  1,  2,   4,   true,  false,  false, 1, true}},
+    {kAnyWidth,  {  128,  2,  1,  2,   4,   true,  false,  false, 1, true}},
+    {kAnyWidth,  {  256,  1,  1,  4,   3,   true,  false,  false, 1, true}},
+    {kAnyWidth,  { 1024,  1,  1,  0,   1,   true,  false,  false, 1, true}},
     {kAnyWidth,  {   32,  8,  1,  8,   4,  false,  false,  false}},
     {kAnyWidth,  {  256,  1,  1,  8,   4,  false,  false,  false}},
     {kAnyWidth,  { 1024,  1,  1,  8,   1,  false,  false,  false}},
@@ -78,7 +87,8 @@ inline RowLoad row_load(const SoftmaxForwardProblem& p) {
           .staged = 1,
           .aligned = p.cols * size_of(p.dtype) % 16 == 0 &&
                      starts_are_aligned(p.x, p.x_stride, p.dtype) &&
-                     starts_are_aligned(p.y, p.y_stride, p.dtype)};
+                     starts_are_aligned(p.y, p.y_stride, p.dtype),
+          .in_step = !p.masked() && starts_are_in_step(p.x, p.x_stride, p.y, p.y_stride, p.dtype)};
 }
 
 inline RowLoad row_load(const SoftmaxBackwardProblem& p) {
@@ -89,7 +99,9 @@ inline RowLoad row_load(const SoftmaxBackwardProblem& p) {
           .aligned = p.cols * size_of(p.dtype) % 16 == 0 &&
                      starts_are_aligned(p.dy, p.dy_stride, p.dtype) &&
                      starts_are_aligned(p.y, p.y_stride, p.dtype) &&
-                     starts_are_aligned(p.dx, p.dx_stride, p.dtype)};
+                     starts_are_aligned(p.dx, p.dx_stride, p.dtype),
+          .in_step = starts_are_in_step(p.dy, p.dy_stride, p.y, p.y_stride, p.dtype) &&
+                     starts_are_in_step(p.dx, p.dx_stride, p.y, p.y_stride, p.dtype)};
 }
 
 // Null when the plan runs the problem on the device, else why not.

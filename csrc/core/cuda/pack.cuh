@@ -129,9 +129,58 @@ struct ParameterPack {
     for (int i = 0; i < kPieces; ++i) piece[i] = Piece::load_cached(pointer + i * Piece::size);
   }
 
+  // Columns [col, col + kSize) of `cols`, at any alignment; what lies outside counts as 0.
+  __device__ __forceinline__ void load_shifted(const W* pointer, std::int64_t col,
+                                               std::int64_t cols) {
+    constexpr int kPerPiece = 16 / static_cast<int>(sizeof(W));
+    if (col >= 0 && col + kSize + kPerPiece <= cols) {
+      load_unaligned(pointer + col);
+    } else {
+      alignas(16) W element[kSize] = {};
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        if (col + k >= 0 && col + k < cols) element[k] = pointer[col + k];
+      }
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        piece[i] = reinterpret_cast<const typename Piece::Raw&>(element[i * Piece::size]);
+      }
+    }
+  }
+
   __device__ __forceinline__ void unpack(typename Piece::Value* out) const {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) Piece::unpack(piece[i], out + i * Piece::size);
+  }
+
+ private:
+  // Out of the aligned 16 bytes that the wanted ones lie in, which may reach 15 bytes further.
+  __device__ __forceinline__ void load_unaligned(const W* pointer) {
+    const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+    const int shift = static_cast<int>(address % 16);
+    const uint4* const source = reinterpret_cast<const uint4*>(address - shift);
+    std::uint32_t word[4 * kPieces + 4];
+#pragma unroll
+    for (int i = 0; i <= kPieces; ++i) {
+      const uint4 v = __ldg(source + i);
+      word[4 * i] = v.x;
+      word[4 * i + 1] = v.y;
+      word[4 * i + 2] = v.z;
+      word[4 * i + 3] = v.w;
+    }
+    // By two words, by one, and by the bytes that are left.
+#pragma unroll
+    for (int i = 0; i + 2 < 4 * kPieces + 4; ++i) word[i] = shift & 8 ? word[i + 2] : word[i];
+#pragma unroll
+    for (int i = 0; i + 1 < 4 * kPieces + 2; ++i) word[i] = shift & 4 ? word[i + 1] : word[i];
+#pragma unroll
+    for (int i = 0; i < 4 * kPieces; ++i) {
+      word[i] = __funnelshift_r(word[i], word[i + 1], shift % 4 * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      piece[i] = make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+    }
   }
 };
 

@@ -32,6 +32,8 @@ struct Row {
   using Index = std::conditional_t<Plan::plan.packs == 0 && !Plan::plan.bulk, std::int64_t, int>;
 
   static constexpr int kStack = Plan::plan.stack;
+  static constexpr bool kShifted = Plan::plan.shifted;
+  static_assert(!kShifted || (Plan::plan.wide && !Plan::plan.bulk && Plan::plan.cluster == 1));
 
   int group;           // of threads, in the CTA
   int thread;          // in the group
@@ -41,8 +43,10 @@ struct Row {
   bool inside;         // there is one
   Index first;         // first pack of the slice
   Index packs;         // of the slice
+  Index cols;          // of the row
+  int phase;           // elements between the start of pack 0 and the row's: 0 but in shifted plans
 
-  __device__ Row(std::int64_t rows, std::int64_t cols)
+  __device__ Row(std::int64_t rows, std::int64_t width)
       : group(Plan::plan.rows == 1 ? 0 : threadIdx.x / kThreads),
         thread(Plan::plan.rows == 1 ? threadIdx.x : threadIdx.x % kThreads),
         rank(Plan::plan.cluster == 1 ? 0 : blockIdx.x % Plan::plan.cluster),
@@ -50,20 +54,60 @@ struct Row {
             (static_cast<std::int64_t>(blockIdx.x / Plan::plan.cluster) * Plan::plan.rows + group) *
             kStack),
         count(kStack == 1 || index + kStack <= rows ? kStack : static_cast<int>(rows - index)),
-        inside(Plan::plan.rows == 1 || index < rows) {
-    const Index row_packs = static_cast<Index>(cols / kPackSize);
+        inside(Plan::plan.rows == 1 || index < rows),
+        cols(static_cast<Index>(width)),
+        phase(0) {
+    const Index row_packs = static_cast<Index>(width / kPackSize);
     const Index slice = (row_packs + Plan::plan.cluster - 1) / Plan::plan.cluster;
     first = Plan::plan.cluster == 1 ? 0 : rank * slice;
     packs = Plan::plan.cluster == 1 ? row_packs : clamp(row_packs - first, slice);
   }
 
+  // Moves the packs of a shifted plan to where the row lies, which starts at `start`.
+  __device__ void align_to(const T* start) {
+    if constexpr (kShifted) {
+      phase = static_cast<int>(reinterpret_cast<std::uintptr_t>(start) % 16 / sizeof(T));
+      packs = cols > 0 ? (cols + phase + kPackSize - 1) / kPackSize : 0;
+    }
+  }
+
   __device__ int warp() const { return thread / kWarp; }
+
+  // The slice's column that a pack starts with; less than 0 where the pack starts before the row.
+  __device__ Index column(Index pack) const {
+    return kShifted ? pack * kPackSize - phase : pack * kPackSize;
+  }
+  // Whether the pack, or its k-th element, lies inside the row.
+  __device__ bool holds(Index pack) const {
+    return !kShifted || (column(pack) >= 0 && column(pack) + kPackSize <= cols);
+  }
+  __device__ bool holds(Index pack, int k) const {
+    return !kShifted || (column(pack) + k >= 0 && column(pack) + k < cols);
+  }
+
+  // body(k) for each of the pack's elements that lies inside the row.
+  template <class Body>
+  __device__ __forceinline__ void for_each_element(Index pack, Body&& body) const {
+    const bool all = holds(pack);
+#pragma unroll
+    for (int k = 0; k < kPackSize; ++k) {
+      if (all || holds(pack, k)) body(k);
+    }
+  }
+
+  // Elements of the slice.
+  __device__ Index elements() const { return kShifted ? cols : packs * kPackSize; }
 
   // Elements that warp `w` of the group owns in this slice.
   __device__ Index elements_of_warp(int w) const {
     const Index rounds = packs / kThreads;
     const Index rest = packs - rounds * kThreads;
-    return (rounds * kWarp + clamp(rest - w * kWarp, kWarp)) * kPackSize;
+    const Index own = (rounds * kWarp + clamp(rest - w * kWarp, kWarp)) * kPackSize;
+    if constexpr (!kShifted) return own;
+    const bool has_first = w == 0;
+    const bool has_last = packs > 0 && (packs - 1) % kThreads / kWarp == w;
+    return own - (has_first && packs > 0 ? phase : 0) -
+           (has_last ? packs * kPackSize - phase - cols : 0);
   }
 
   // Elements that CTA `r` of the cluster owns.
@@ -128,6 +172,37 @@ struct Row {
     return value < 0 ? 0 : value < high ? value : high;
   }
 };
+
+// A pack of the row that starts at `start`, with zeros for what lies outside the row.
+template <class P, class Plan, class T>
+__device__ __forceinline__ typename P::Raw load_pack(const Row<Plan, T>& row, const T* start,
+                                                     typename Row<Plan, T>::Index pack) {
+  if (row.holds(pack)) return P::load(start + row.column(pack));
+  alignas(16) T element[P::size] = {};
+  row.for_each_element(pack, [&](int k) { element[k] = start[row.column(pack) + k]; });
+  return reinterpret_cast<const typename P::Raw&>(element);
+}
+
+// The same of memory that this thread has written before.
+template <class P, class Plan, class T>
+__device__ __forceinline__ typename P::Raw reload_pack(const Row<Plan, T>& row, const T* start,
+                                                       typename Row<Plan, T>::Index pack) {
+  if (row.holds(pack)) {
+    return *reinterpret_cast<const typename P::Raw*>(start + row.column(pack));
+  }
+  alignas(16) T element[P::size] = {};
+  row.for_each_element(pack, [&](int k) { element[k] = start[row.column(pack) + k]; });
+  return reinterpret_cast<const typename P::Raw&>(element);
+}
+
+template <class P, class Plan, class T>
+__device__ __forceinline__ void store_pack(const Row<Plan, T>& row, T* start,
+                                           typename Row<Plan, T>::Index pack,
+                                           const typename P::Raw& raw) {
+  if (row.holds(pack)) return P::store(start + row.column(pack), raw);
+  const T* const element = reinterpret_cast<const T*>(&raw);
+  row.for_each_element(pack, [&](int k) { start[row.column(pack) + k] = element[k]; });
+}
 
 // A slice's place in shared memory: that of row `r` of the group's stack, of tensor `tensor`.
 template <class Plan, class T>

@@ -23,6 +23,9 @@ struct RowPlan {
   bool bulk;      // rows come to shared memory by bulk copies (sm_90 and later); needs `wide`
   bool prefetch;  // parameters are read while the row is under way, into registers
   int stack = 1;  // rows a thread works on together: parameters are read once for all of them
+  // Rows start anywhere, but those of all operands equally far behind a 16-byte boundary. Packs lie
+  // between such boundaries, and the first and the last one of a row may reach out of it.
+  bool shifted = false;
 
   constexpr int warps() const { return threads / 32; }
   constexpr int cta_threads() const { return threads * rows; }
@@ -37,6 +40,7 @@ struct RowLoad {
   int element_bytes;
   int staged;    // tensors of which a row lies in shared memory at a time
   bool aligned;  // every row of every operand starts and ends at a multiple of 16 bytes
+  bool in_step;  // a row's start is equally far behind such a multiple in all operands
 };
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -46,13 +50,22 @@ inline bool starts_are_aligned(const void* data, std::int64_t stride, DType dtyp
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride * size_of(dtype) % 16 == 0;
 }
 
+// Whether each row starts equally far behind a multiple of 16 bytes in both matrices.
+inline bool starts_are_in_step(const void* a, std::int64_t a_stride, const void* b,
+                               std::int64_t b_stride, DType dtype) {
+  const auto distance = reinterpret_cast<std::uintptr_t>(a) - reinterpret_cast<std::uintptr_t>(b);
+  return distance % 16 == 0 && (a_stride - b_stride) * size_of(dtype) % 16 == 0;
+}
+
 constexpr int pack_size(const RowPlan& plan, int element_bytes) {
   return plan.wide ? 16 / element_bytes : 1;
 }
 
 // Packs of the largest slice of a row that one CTA holds.
 constexpr std::int64_t slice_packs(const RowPlan& plan, const RowLoad& load) {
-  return divide_up(load.cols / pack_size(plan, load.element_bytes), plan.cluster);
+  const int size = pack_size(plan, load.element_bytes);
+  if (plan.shifted) return load.cols > 0 ? divide_up(load.cols - 1, size) + 1 : 0;
+  return divide_up(load.cols / size, plan.cluster);
 }
 
 // Dynamic shared memory of a CTA.
@@ -65,7 +78,8 @@ constexpr const char* row_plan_refusal(const RowPlan& plan, const RowLoad& load,
                                        const DeviceLimits& device) {
   constexpr int kStaticSharedBytes = 1024;
   if (plan.needs_sm90() && device.architecture < 90) return "needs sm_90";
-  if (plan.wide && !load.aligned) return "rows are not 16-byte aligned";
+  if (plan.shifted && !load.in_step) return "rows of the operands are aligned differently";
+  if (plan.wide && !plan.shifted && !load.aligned) return "rows are not 16-byte aligned";
   if (plan.packs > 0 && slice_packs(plan, load) > plan.packs * plan.threads) {
     return "row is wider than its registers hold";
   }
@@ -77,9 +91,10 @@ constexpr const char* row_plan_refusal(const RowPlan& plan, const RowLoad& load,
 
 // "bulk t128 r2 c1 p4 m12"
 inline std::string name_of(const RowPlan& plan) {
-  return concat(plan.bulk   ? "bulk"
-                : plan.wide ? "wide"
-                            : "plain",
+  return concat(plan.bulk      ? "bulk"
+                : plan.shifted ? "shifted"
+                : plan.wide    ? "wide"
+                               : "plain",
                 " t", plan.threads, " r", plan.rows, " c", plan.cluster, " p", plan.packs, " m",
                 plan.min_ctas, plan.prefetch ? " prefetch" : "",
                 plan.stack > 1 ? concat(" s", plan.stack) : "");
