@@ -9,11 +9,12 @@
 
 namespace transformer_kernels::cuda {
 
-// `rows` partial rows of dweight and dbias side by side: partial[row][which][col].
+// `rows` partial rows of dweight and dbias side by side: partial[row][which][pitch].
 template <class V>
 struct PartialGradients {
   const V* partial;
   int rows;
+  std::int64_t pitch;  // at least cols
   std::int64_t cols;
   void* dweight;  // either may be null
   void* dbias;
@@ -40,10 +41,10 @@ __global__ void __launch_bounds__(kColumnSumWarps* kWarp)
   const std::int64_t col = first + lane * kSize;
   V sum[kSize] = {};
   if (col < p.cols) {
-    const V* source = p.partial + which * p.cols + col;
+    const V* source = p.partial + which * p.pitch + col;
 #pragma unroll 4
     for (int row = warp; row < p.rows; row += kColumnSumWarps) {
-      const V* at = source + row * 2 * p.cols;
+      const V* at = source + row * 2 * p.pitch;
       if constexpr (kSize == 4) {
         const float4 v = __ldcg(reinterpret_cast<const float4*>(at));
         sum[0] += v.x;
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kColumnSumWarps* kWarp)
 template <class W, class V>
 void launch_column_sum(const char* op, const Context& context, const PartialGradients<V>& p,
                        bool after_previous) {
-  const bool by_four = std::is_same_v<V, float> && p.cols % 4 == 0;
+  const bool by_four = std::is_same_v<V, float> && p.pitch % 4 == 0;
   const LaunchShape shape{.ctas = 2 * divide_up(p.cols, kWarp * (by_four ? 4 : 1)),
                           .threads = kColumnSumWarps * kWarp,
                           .after_previous = after_previous};

@@ -131,7 +131,7 @@ inline const char* ring_refusal(const RingPlan& plan, std::int64_t rows, std::in
   // The plans are cut to sm_90's registers to the last one; elsewhere the compiler spills.
   if (device.architecture / 10 != 9) return "needs sm_90";
   if (row_bytes > plan.max_row_bytes()) return "row is wider";
-  if (!aligned) return "rows are not 16-byte aligned";
+  if (!aligned && !plan.shifted) return "rows are not 16-byte aligned";
   if (rows >= std::int64_t{1} << 31) return "more than 2^31 rows";
   if (row_bytes == 0 || rows == 0) return "x is empty";
   if (stages < 2) return "row is wider than shared memory";
@@ -193,6 +193,14 @@ inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
     {{2, 16,  1, 16, 2}, kTwoBytes | kWithResidual},
     {{4, 16,  1,  8, 2}},
     {{4, 16,  1, 16, 2}},
+    {{1,  1, 15,  1, 2, 1, true}},
+    {{1,  4,  4,  1, 2, 1, true}},
+    {{1,  8,  2,  1, 2, 1, true}},
+    {{1, 16,  1,  1, 2, 1, true}},
+    {{1, 16,  1,  2, 2, 1, true}},
+    {{1, 16,  1,  4, 2, 1, true}},
+    {{1, 16,  1,  8, 2, 1, true}},
+    {{1, 16,  1, 16, 2, 1, true}},
     {{0,  0,  0,  0, 0}},
 };
 // clang-format on
@@ -224,7 +232,7 @@ inline NormBackwardShape norm_backward_shape(const RingPlan& plan, const NormBac
       ring_stages(plan, tensors, ring_static_bytes(plan, kMessageBytes) + weight_bytes, device);
   // At the end the groups' sums of dweight and dbias meet in the ring's memory.
   const int fold_bytes = plan.groups * 2 * plan.cta_row_bytes() / element_bytes * 4;
-  const int ring_bytes = stages * plan.cta_row_bytes() * tensors * plan.groups;
+  const int ring_bytes = stages * plan.stage_bytes() * tensors;
   return {stages, weight_bytes + std::max(ring_bytes, fold_bytes)};
 }
 

@@ -22,7 +22,8 @@ namespace transformer_kernels::cuda {
 struct NormBackwardRing {
   NormBackwardProblem problem;
   NormBackwardShape shape;
-  float* partial;  // [clusters][2][cols]; null where no parameter gradient is wanted
+  float* partial;  // [clusters][2][pitch]; null where no parameter gradient is wanted
+  std::int64_t pitch;
 };
 
 // LayerNorm's sums of g and of g * xhat. Lanes 0-15 hold the first and lanes 16-31 the second, so
@@ -106,8 +107,9 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   constexpr int kPacks = kPlan.packs;
   constexpr int kOwned = kPacks * kSize;
   constexpr bool kKeep = kOwned <= 24;
+  constexpr bool kShifted = kPlan.shifted;
+  static_assert(!kShifted || kPacks == 1);
   using Ring = RowRing<Plan, T, kDsum ? 3 : 2>;
-  constexpr int kSegment = Ring::kSegment;
   // Weights in shared memory: as floats, with their offset, where there is room for it.
   constexpr int kWeightBytes = ring_weight_bytes(kPlan, sizeof(T), sizeof(W));
   using Stored = std::conditional_t<ring_weight_size(kPlan, sizeof(W)) == 4, float, W>;
@@ -122,7 +124,8 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   __shared__ std::uint64_t filled[kPlan.groups * kPlan.warps * kPlan.stages];
   __shared__ std::uint64_t arrived[kSumSlots];
 
-  const RingWarp<Plan> own(p.rows, static_cast<int>(p.cols) / kSize);
+  const int cols = static_cast<int>(p.cols);
+  const RingWarp<Plan> own(p.rows, divide_up(cols, kSize));
   const int lane = own.lane;
   const std::uint32_t weights =
       shared_address(shared) + (own.warp * kPacks * kWarp * kPieces + lane) * 16;
@@ -143,8 +146,10 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     for (int k = 0; k < kSize; ++k) w[k] = 1.0f - offset;
     if (p.weight != nullptr) {
       ParameterPack<W, kSize> pack;
-      pack.load(static_cast<const W*>(p.weight) +
-                static_cast<std::int64_t>(own.first + lane + slot * kWarp) * kSize);
+      const auto* const weight = static_cast<const W*>(p.weight);
+      const std::int64_t col = static_cast<std::int64_t>(own.first + lane + slot * kWarp) * kSize;
+      if constexpr (kShifted) pack.load_shifted(weight, col, cols);
+      if constexpr (!kShifted) pack.load(weight + col);
       pack.unpack(w);
     }
 #pragma unroll
@@ -164,8 +169,8 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     if constexpr (kDsum) return std::array{p.x, p.dy, p.dsum};
     if constexpr (!kDsum) return std::array{p.x, p.dy};
   }();
-  Ring ring(own, a.shape.stages, shared_address(shared) + kWeightBytes, filled, operands);
-  T* dx = own.template begin_of<T>(p.dx) + lane * kSize;
+  Ring ring(own, p, a.shape.stages, shared_address(shared) + kWeightBytes, filled, operands);
+  T* dx = own.template begin_of<T>(p.dx) + (kShifted ? 0 : lane * kSize);
 
   const auto weight_of = [&](int slot, float* w) {
 #pragma unroll
@@ -177,16 +182,26 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
       for (int k = 0; k < kSize; ++k) w[k] += 1.0f;
     }
   };
+  // The last pack of a row may reach out of it.
+  const auto clear_behind = [](int inside, float* x, float* dy) {
+    if (inside >= kSize) return;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      if (k >= inside) x[k] = dy[k] = 0;
+    }
+  };
   // g and xhat of one pack, and dy.
   const auto read_pack = [&](std::uint32_t stage, int slot, float mean, float rstd, float* g,
                              float* xhat, float* dy) {
-    P::unpack(load_shared(stage + slot * kWarp * 16), xhat);
-    P::unpack(load_shared(stage + kSegment + slot * kWarp * 16), dy);
+    P::unpack(ring.load(stage, 0, slot), xhat);
+    P::unpack(ring.load(stage, 1, slot), dy);
+    if constexpr (kShifted) clear_behind(ring.elements - lane * kSize, xhat, dy);
     weight_of(slot, g);
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
       xhat[k] = (kCenter ? xhat[k] - mean : xhat[k]) * rstd;
-      g[k] *= dy[k];
+      // In a row of one element, as only a shifted plan meets it, g cancels against its mean.
+      g[k] = kShifted ? product(g[k], dy[k]) : g[k] * dy[k];
     }
   };
 
@@ -220,7 +235,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
       float* xp = xhat + (kKeep ? slot * kSize : 0);
       float dy[kSize];
       read_pack(at, slot, mean, rstd, gp, xp, dy);
-      if constexpr (kKeep && kDsum) dsum[slot] = load_shared(at + 2 * kSegment + slot * kWarp * 16);
+      if constexpr (kKeep && kDsum) dsum[slot] = ring.load(at, 2, slot);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
         dweight[slot * kSize + k] += dy[k] * xp[k];
@@ -239,7 +254,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     const float mean_gx = Sums::of_gx(sums) * inverse_cols;
 #pragma unroll(kKeep ? kPacks : 1)
     for (int slot = 0; slot < kPacks; ++slot) {
-      if (!own.owns(slot)) continue;
+      if (!kShifted && !own.owns(slot)) continue;
       float* gp = g + (kKeep ? slot * kSize : 0);
       float* xp = xhat + (kKeep ? slot * kSize : 0);
       float other[kSize];
@@ -248,7 +263,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
         if constexpr (kKeep) {
           P::unpack(dsum[slot], other);
         } else {
-          P::unpack(load_shared(at + 2 * kSegment + slot * kWarp * 16), other);
+          P::unpack(ring.load(at, 2, slot), other);
         }
       }
 #pragma unroll
@@ -256,11 +271,15 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
         gp[k] = rstd * ((kCenter ? gp[k] - mean_g : gp[k]) - xp[k] * mean_gx);
         if constexpr (kDsum) gp[k] += other[k];
       }
-      P::store(dx + slot * kWarp * kSize, P::pack(gp));
+      if constexpr (kShifted) {
+        store_shifted(dx, ring.elements, lane, P::pack(gp));
+      } else {
+        P::store(dx + slot * kWarp * kSize, P::pack(gp));
+      }
     }
     if constexpr (!kKeep) ring.refill(own);
     dx += own.walkers * p.dx.stride;
-    ring.advance();
+    ring.advance(own);
   }
 
   let_next_kernel_start();
@@ -289,7 +308,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   }
   __syncthreads();
   const int first_column = own.rank * kColumns;
-  const int columns = max(0, min(static_cast<int>(p.cols) - first_column, kColumns));
+  const int columns = max(0, min(cols - first_column, kColumns));
   for (int i = threadIdx.x * 4; i < (kBias ? 2 : 1) * kColumns; i += kPlan.threads() * 4) {
     const int which = i / kColumns;
     const int column = i % kColumns;
@@ -302,7 +321,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
       sum.z += v.z;
       sum.w += v.w;
     }
-    float* out = a.partial + (static_cast<std::int64_t>(own.cluster) * 2 + which) * p.cols;
+    float* out = a.partial + (static_cast<std::int64_t>(own.cluster) * 2 + which) * a.pitch;
     *reinterpret_cast<float4*>(out + first_column + column) = sum;
   }
 #endif
@@ -318,17 +337,18 @@ void launch_norm_backward_ring(const char* op, const Context& context,
   const int resident = resident_clusters(op, kernel, kPlan, shape.shared_bytes, device);
   const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
   const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
-  const std::size_t bytes = parameters ? clusters * 2 * p.cols * sizeof(float) : 0;
+  const std::int64_t pitch = divide_up(p.cols, 4) * 4;
+  const std::size_t bytes = parameters ? clusters * 2 * pitch * sizeof(float) : 0;
   const Scratch scratch(op, context, std::max<std::size_t>(bytes, 16));
   float* partial = parameters ? scratch.as<float>() : nullptr;
   const LaunchShape launch_shape{.ctas = clusters * kPlan.cluster,
                                  .threads = kPlan.threads(),
                                  .cluster = kPlan.cluster,
                                  .shared_bytes = static_cast<std::size_t>(shape.shared_bytes)};
-  launch(op, context, launch_shape, kernel, NormBackwardRing{p, shape, partial});
+  launch(op, context, launch_shape, kernel, NormBackwardRing{p, shape, partial, pitch});
   if (!parameters) return;
   launch_column_sum<W, float>(
-      op, context, {partial, static_cast<int>(clusters), p.cols, p.dweight, p.dbias}, true);
+      op, context, {partial, static_cast<int>(clusters), pitch, p.cols, p.dweight, p.dbias}, true);
 }
 
 }  // namespace transformer_kernels::cuda

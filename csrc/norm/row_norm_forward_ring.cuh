@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   }
   std::array<Rows, kTensors> operands{p.x};
   if constexpr (kResidual) operands[1] = p.residual;
-  Ring ring(own, a.stages, shared_address(shared), filled, operands);
+  Ring ring(own, p, a.stages, shared_address(shared), filled, operands);
 
   Affine<T, W, kSize> affine[kPacks];
 #pragma unroll
@@ -99,11 +99,11 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
 #pragma unroll
     for (int slot = 0; slot < kPacks; ++slot) {
       if (!own.owns(slot)) continue;
-      kept[slot] = load_shared(stage + slot * kWarp * 16);
+      kept[slot] = ring.load(stage, 0, slot);
       if constexpr (kResidual) {
         float value[kSize], other[kSize];
         P::unpack(kept[slot], value);
-        P::unpack(load_shared(stage + Ring::kSegment + slot * kWarp * 16), other);
+        P::unpack(ring.load(stage, 1, slot), other);
 #pragma unroll
         for (int k = 0; k < kSize; ++k) value[k] += other[k];
         kept[slot] = P::pack(value);
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     }
     y += own.walkers * p.y.stride;
     if constexpr (kResidual) sum += own.walkers * p.sum.stride;
-    ring.advance();
+    ring.advance(own);
   }
 #endif
 }
@@ -165,7 +165,7 @@ void launch_norm_forward_ring(const char* op, const Context& context, const Norm
   constexpr RingPlan kPlan = Plan::plan;
   const int device = context.device.index;
   const int stages = norm_forward_ring_stages(kPlan, kResidual, device_limits(device));
-  const int shared_bytes = stages * kPlan.cta_row_bytes() * (kResidual ? 2 : 1) * kPlan.groups;
+  const int shared_bytes = stages * kPlan.stage_bytes() * (kResidual ? 2 : 1);
   const int resident = resident_clusters(op, kernel, kPlan, shared_bytes, device);
   const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
   const LaunchShape shape{.ctas = clusters * kPlan.cluster,

@@ -60,6 +60,22 @@ __device__ __forceinline__ std::uint32_t narrow_word(const float* in) {
   }
 }
 
+// The 16 bytes that start `shift` < 16 bytes behind the start of `low`; `high` follows it. Elements
+// of kElementBytes are not torn.
+template <int kElementBytes>
+__device__ __forceinline__ uint4 shift_packs(uint4 low, uint4 high, int shift) {
+  std::uint32_t word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) word[i] = shift & 8 ? word[i + 2] : word[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) word[i] = shift & 4 ? word[i + 1] : word[i];
+  if constexpr (kElementBytes < 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(word[i], word[i + 1], shift % 4 * 8);
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 // A pack of kSize elements of T. Only 16-byte packs may live in shared memory here.
 template <class T, int kSize>
 struct Pack {
@@ -154,32 +170,17 @@ struct ParameterPack {
   }
 
  private:
-  // Out of the aligned 16 bytes that the wanted ones lie in, which may reach 15 bytes further.
+  // Out of the aligned packs that the wanted ones lie in, which may reach 15 bytes further.
   __device__ __forceinline__ void load_unaligned(const W* pointer) {
     const auto address = reinterpret_cast<std::uintptr_t>(pointer);
     const int shift = static_cast<int>(address % 16);
     const uint4* const source = reinterpret_cast<const uint4*>(address - shift);
-    std::uint32_t word[4 * kPieces + 4];
-#pragma unroll
-    for (int i = 0; i <= kPieces; ++i) {
-      const uint4 v = __ldg(source + i);
-      word[4 * i] = v.x;
-      word[4 * i + 1] = v.y;
-      word[4 * i + 2] = v.z;
-      word[4 * i + 3] = v.w;
-    }
-    // By two words, by one, and by the bytes that are left.
-#pragma unroll
-    for (int i = 0; i + 2 < 4 * kPieces + 4; ++i) word[i] = shift & 8 ? word[i + 2] : word[i];
-#pragma unroll
-    for (int i = 0; i + 1 < 4 * kPieces + 2; ++i) word[i] = shift & 4 ? word[i + 1] : word[i];
-#pragma unroll
-    for (int i = 0; i < 4 * kPieces; ++i) {
-      word[i] = __funnelshift_r(word[i], word[i + 1], shift % 4 * 8);
-    }
+    uint4 low = __ldg(source);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      piece[i] = make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+      const uint4 high = __ldg(source + i + 1);
+      piece[i] = shift_packs<sizeof(W)>(low, high, shift);
+      low = high;
     }
   }
 };

@@ -99,6 +99,11 @@ __device__ __forceinline__ void bulk_load(std::uint32_t destination, const void*
       : "memory");
 }
 
+// Orders what this thread wrote to shared memory before later bulk copies to the same place.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // ------------------------------------------------------------------ clusters
 
 __device__ __forceinline__ std::uint32_t cluster_rank() {

@@ -18,10 +18,16 @@ struct RingPlan {
   int cluster;   // CTAs that share a row; then groups == 1
   int stages;    // rows that the ring holds at most: more in flight make the memory slower
   int ctas = 1;  // CTAs that share an SM
+  // Rows of any operand start anywhere: a warp fetches the 16-byte packs that its columns lie in,
+  // one more than it owns, and shifts what it reads. Then packs == 1.
+  bool shifted = false;
 
   constexpr int threads() const { return warps * groups * 32; }
   constexpr int cta_row_bytes() const { return 16 * 32 * packs * warps; }
   constexpr std::int64_t max_row_bytes() const { return std::int64_t{cta_row_bytes()} * cluster; }
+  // What the ring holds of one operand's row for one warp, and for the groups of a CTA.
+  constexpr int segment_bytes() const { return 16 * (32 * packs + (shifted ? 1 : 0)); }
+  constexpr int stage_bytes() const { return segment_bytes() * warps * groups; }
 };
 
 inline constexpr int kSumSlots = 2;  // rows whose sums are under way at a time
@@ -37,14 +43,15 @@ constexpr int ring_stages(const RingPlan& plan, int tensors, int other_bytes,
                           const DeviceLimits& device) {
   constexpr int kReserved = 1024;  // by the system, in each CTA
   const int cta_bytes = (device.shared_bytes_per_cta + kReserved) / plan.ctas - kReserved;
-  const int stage_bytes = plan.cta_row_bytes() * tensors * plan.groups;
-  return std::min(plan.stages, (cta_bytes - other_bytes - kReserved) / stage_bytes);
+  const int room = (cta_bytes - other_bytes - kReserved) / (plan.stage_bytes() * tensors);
+  return std::min(plan.stages, room);
 }
 
 // "ring p2 w16 g1 c4 s3"
 inline std::string name_of(const RingPlan& plan) {
   return concat("ring p", plan.packs, " w", plan.warps, " g", plan.groups, " c", plan.cluster, " s",
-                plan.stages, plan.ctas > 1 ? concat(" m", plan.ctas) : "");
+                plan.stages, plan.ctas > 1 ? concat(" m", plan.ctas) : "",
+                plan.shifted ? " shifted" : "");
 }
 
 }  // namespace transformer_kernels::cuda

@@ -57,14 +57,23 @@ struct RingWarp {
            first * (16 / static_cast<int>(sizeof(T)));
   }
 
-  // Whether the thread's pack `slot`, first + lane + slot * 32 of the row, lies inside the row.
+  // Whether the thread's pack `slot`, first + lane + slot * 32 of the row, lies inside the row (its
+  // start does, in a shifted plan).
   __device__ bool owns(int slot) const { return lane + slot * kWarp < packs; }
+
+  // Elements of a row of `cols` that the warp owns.
+  template <class T>
+  __device__ int elements(int cols) const {
+    constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+    return max(0, min(cols - first * kSize, packs * kSize));
+  }
 };
 
-// The stages of one warp, each with its share of a row of kTensors operands, 512 * packs bytes.
+// The stages of one warp, each with its share of a row of kTensors operands.
 template <class Plan, class T, int kTensors>
 struct RowRing {
-  static constexpr int kSegment = Plan::plan.packs * kWarp * 16;
+  static constexpr bool kShifted = Plan::plan.shifted;
+  static constexpr int kSegment = Plan::plan.segment_bytes();
   static constexpr int kStage = kSegment * kTensors;
 
   int stages;
@@ -75,32 +84,70 @@ struct RowRing {
   int left;  // rows that are still to be fetched
   int stage = 0;
   std::uint32_t parity = 0;
+  // Shifted plans: elements of a row that the warp owns; how far behind a multiple of 16 bytes they
+  // start in the row at hand; and where each operand ends, beyond which nothing may be read.
+  int elements;
+  int shift[kTensors];
+  const T* end[kTensors];
 
   // `shared` is the CTA's ring memory, `filled` its barriers, initialised.
-  __device__ RowRing(const RingWarp<Plan>& own, int depth, std::uint32_t shared,
+  template <class Problem>
+  __device__ RowRing(const RingWarp<Plan>& own, const Problem& p, int depth, std::uint32_t shared,
                      const std::uint64_t* filled, const std::array<Rows, kTensors>& tensors)
       : stages(depth),
         ring(shared + own.cta_warp * depth * kStage + own.lane * 16),
         full(shared_address(filled + own.cta_warp * Plan::plan.stages)),
         operands(tensors),
-        left(own.rows) {
+        left(own.rows),
+        elements(own.template elements<T>(static_cast<int>(p.cols))) {
 #pragma unroll
-    for (int t = 0; t < kTensors; ++t) next[t] = own.template begin_of<const T>(operands[t]);
+    for (int t = 0; t < kTensors; ++t) {
+      next[t] = own.template begin_of<const T>(operands[t]);
+      shift[t] = static_cast<int>(reinterpret_cast<std::uintptr_t>(next[t]) % 16);
+      end[t] =
+          static_cast<const T*>(operands[t].data) + (p.rows - 1) * operands[t].stride + p.cols;
+    }
     for (int i = 0; i < depth; ++i) fetch(own, i);
   }
 
   __device__ __forceinline__ void fetch(const RingWarp<Plan>& own, int at) {
     if (own.lane == 0 && left > 0) {
       const std::uint32_t barrier = full + at * 8;
-      const std::uint32_t bytes = own.packs * 16;
-      mbarrier_arrive_expect(barrier, bytes * kTensors);
+      const std::uint32_t place = ring + at * kStage;
+      if constexpr (kShifted) {
+        std::array<AlignedSpan, kTensors> spans;
+        std::uint32_t bytes = 0;
 #pragma unroll
-      for (int t = 0; t < kTensors; ++t) {
-        if (bytes > 0) bulk_load(ring + at * kStage + t * kSegment, next[t], bytes, barrier);
-        next[t] += own.walkers * operands[t].stride;
+        for (int t = 0; t < kTensors; ++t) {
+          spans[t] = span_of(t, place + t * kSegment);
+          bytes += spans[t].bytes;
+        }
+        mbarrier_arrive_expect(barrier, bytes);
+#pragma unroll
+        for (int t = 0; t < kTensors; ++t) {
+          if (spans[t].bytes == 0) continue;
+          bulk_load(spans[t].place, spans[t].source, spans[t].bytes, barrier);
+        }
+      } else {
+        const std::uint32_t bytes = own.packs * 16;
+        mbarrier_arrive_expect(barrier, bytes * kTensors);
+#pragma unroll
+        for (int t = 0; t < kTensors; ++t) {
+          if (bytes > 0) bulk_load(place + t * kSegment, next[t], bytes, barrier);
+        }
       }
+#pragma unroll
+      for (int t = 0; t < kTensors; ++t) next[t] += own.walkers * operands[t].stride;
     }
     --left;
+  }
+
+  // Pack `slot` of this thread, of operand `t`, in the stage at hand.
+  __device__ __forceinline__ uint4 load(std::uint32_t at, int t, int slot) const {
+    const std::uint32_t address = at + t * kSegment + slot * kWarp * 16;
+    const uint4 pack = load_shared(address);
+    if constexpr (!kShifted) return pack;
+    return shift_packs<sizeof(T)>(pack, load_shared(address + 16), shift[t]);
   }
 
   // The address of this thread's packs of the next row, once it is there.
@@ -115,13 +162,88 @@ struct RowRing {
     fetch(own, stage);
   }
 
-  __device__ __forceinline__ void advance() {
+  __device__ __forceinline__ void advance(const RingWarp<Plan>& own) {
     if (++stage == stages) {
       stage = 0;
       parity ^= 1;
     }
+    if constexpr (kShifted) {
+#pragma unroll
+      for (int t = 0; t < kTensors; ++t) {
+        const auto step = static_cast<int>(own.walkers * operands[t].stride % 16);
+        shift[t] = (shift[t] + step * static_cast<int>(sizeof(T))) % 16;
+      }
+    }
+  }
+
+ private:
+  // What one bulk copy brings.
+  struct AlignedSpan {
+    std::uint32_t place;
+    const void* source;
+    std::uint32_t bytes;
+  };
+
+  // The packs that the next row of operand `t` lies in. Those at the operand's ends reach out of
+  // it; their elements are brought here, one by one.
+  __device__ AlignedSpan span_of(int t, std::uint32_t place) const {
+    const auto first = reinterpret_cast<std::uintptr_t>(next[t]);
+    std::uintptr_t begin = first / 16 * 16;
+    std::uintptr_t finish = (first + elements * sizeof(T) + 15) / 16 * 16;
+    if (elements == 0) return {place, nullptr, 0};
+    if (begin < reinterpret_cast<std::uintptr_t>(operands[t].data)) {
+      copy_inside(t, begin, place);
+      begin += 16;
+      place += 16;
+    }
+    if (finish > reinterpret_cast<std::uintptr_t>(end[t]) && finish > begin) {
+      finish -= 16;
+      copy_inside(t, finish, place + static_cast<std::uint32_t>(finish - begin));
+    }
+    return {place, reinterpret_cast<const void*>(begin), static_cast<std::uint32_t>(finish - begin)};
+  }
+
+  // The elements of a pack that lie inside operand `t`.
+  __device__ void copy_inside(int t, std::uintptr_t pack, std::uint32_t place) const {
+    const T* const source = reinterpret_cast<const T*>(pack);
+#pragma unroll 1
+    for (int k = 0; k < 16 / static_cast<int>(sizeof(T)); ++k) {
+      if (source + k < operands[t].data || source + k >= end[t]) continue;
+      static_cast<T*>(__cvta_shared_to_generic(place))[k] = source[k];
+    }
+    fence_proxy_async();
   }
 };
+
+// Stores a warp's share of a row, `elements` from `start` on, of which each lane brings a pack, at
+// any alignment: in aligned packs that a lane makes of its own elements and those of the lane before
+// it. All lanes take part.
+template <class T>
+__device__ __forceinline__ void store_shifted(T* start, int elements, int lane, uint4 raw) {
+  constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+  const auto from_before = [](std::uint32_t word) { return __shfl_up_sync(kAllLanes, word, 1); };
+  const uint4 before = make_uint4(from_before(raw.x), from_before(raw.y), from_before(raw.z),
+                                  from_before(raw.w));
+  const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(start) % 16);
+  // Elements [first, first + kSize) lie in an aligned pack, and so do the kSize behind them, which
+  // the next lane stores.
+  const int own = lane * kSize;
+  const int first = own - shift / static_cast<int>(sizeof(T));
+  const bool whole = first >= 0 && first + kSize <= elements;
+  const bool next_whole = first + 2 * kSize <= elements;
+  if (whole) {
+    const uint4 pack = shift == 0 ? raw : shift_packs<sizeof(T)>(before, raw, 16 - shift);
+    store_global(start + first, pack);
+  }
+  if (!whole || !next_whole) {
+    const T* const element = reinterpret_cast<const T*>(&raw);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      const bool stored = own + k < first + kSize ? whole : next_whole;
+      if (!stored && own + k < elements) start[own + k] = element[k];
+    }
+  }
+}
 
 // What a group sums over its row, on the way between its warps and, where a cluster shares the row,
 // between its CTAs: first within each CTA, so that few messages leave it. Two slots: a warp can
