@@ -3,9 +3,9 @@
 // the norms share.
 //
 // Statistics in two levels. A warp sums its elements and their squares in one pass, both relative
-// to an anchor, the first element that it owns: what a row has in common leaves every sum before it
-// can round, and a row of one value gives exactly the bias. The warps' (mean, M2) then merge around
-// the row's mean by their element counts (Chan, Golub and LeVeque 1983).
+// to an anchor, the mean of a few elements that it owns: what a row has in common leaves every sum
+// before it can round, and a row of one value gives exactly the bias. The warps' (mean, M2) then
+// merge around the row's mean by their element counts (Chan, Golub and LeVeque 1983).
 #pragma once
 
 #include "core/cuda/pack.cuh"
@@ -21,6 +21,17 @@ struct alignas(4 * sizeof(V)) Moments {
   V mean;
   V m2;
 };
+
+// Added up by halves: kCount equal values, a power of two, have exactly that mean.
+template <int kCount, class V>
+__device__ __forceinline__ V mean_of_pack(const V* value) {
+  if constexpr (kCount == 1) {
+    return value[0];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return V(0.5) * (mean_of_pack<kHalf>(value) + mean_of_pack<kHalf>(value + kHalf));
+  }
+}
 
 // The moments of one warp's elements, `count` in all: visit(body) calls body with each element that
 // this thread owns. An anchor far from the mean, an outlier, would cost the squares their digits:

@@ -125,10 +125,9 @@ void launch_norm_backward_plain(const char* op, const Context& context,
     const LaunchShape shape{.ctas = chunks * divide_up(p.cols, kColumnThreads),
                             .threads = kColumnThreads};
     launch(op, context, shape, &norm_backward_columns_kernel<T, kCenter>, columns);
-    launch_column_sum<W, V>(op, context,
-                            {scratch.as<V>(), static_cast<int>(chunks), p.cols, p.cols, p.dweight,
-                             p.dbias},
-                            false);
+    launch_column_sum<W, V>(
+        op, context,
+        {scratch.as<V>(), static_cast<int>(chunks), p.cols, p.cols, p.dweight, p.dbias}, false);
   }
   if (p.rows > 0 && p.cols > 0) {
     const auto run = [&]<class Plan>() {

@@ -30,7 +30,7 @@ __device__ __forceinline__ void merge_over_rows(const Row<Plan, T>& row,
   if constexpr (kCluster > 1) {
     share_stack_in_cluster(row, scratch, moments);
     const int c = threadIdx.x % kCluster;
-    const V count = static_cast<V>(row.elements_of_cta(c, cols));
+    const V count = static_cast<V>(row.elements_of_cta(c));
 #pragma unroll
     for (int r = 0; r < row.kStack; ++r) {
       moments[r] =
@@ -71,19 +71,21 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
 
   __shared__ RowScratch<Plan, Moments<V>> scratch;
   RowT row(p.rows, p.cols);
-  const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
   const auto at = [&](const Rows& m, int r) {
     return static_cast<T*>(m.data) + (row.index + r) * m.stride;
   };
   row.align_to(at(p.x, 0));
+  const std::int64_t slice = row.origin();
 
   announce_to_cluster(scratch);
   if constexpr (Plan::plan.bulk) {
-    const RowSource<T> x{at(p.x, 0), p.x.stride};
+    const auto source = [&](const Rows& m) {
+      return RowSource<T>(row, m.data, m.stride, p.rows, p.cols);
+    };
     if constexpr (kResidual) {
-      fetch_rows(row, scratch, p.cols, x, RowSource<T>{at(p.residual, 0), p.residual.stride});
+      fetch_rows(row, scratch, p.cols, source(p.x), source(p.residual));
     } else {
-      fetch_rows(row, scratch, p.cols, x);
+      fetch_rows(row, scratch, p.cols, source(p.x));
     }
   }
   if (!row.inside) return;
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     }
   };
 
-  // The warp's first element; 0 for a warp that owns none.
+  // The mean of the first pack that the warp owns as a whole; 0 for a warp that owns none.
   const auto anchor_of = [&](int r) {
     V value[kSize] = {};
     if (row.thread < row.packs) {
@@ -167,12 +169,19 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
         P::unpack(peek(r, row.thread), value);
       }
     }
-    V first = value[0];
+    V anchor = mean_of_pack<kSize>(value);
+    int lane = 0;
+    if constexpr (RowT::kShifted) {
+      const bool reaches_out = row.thread < row.packs && !row.holds(row.thread);
+      // An element of the row at least, where no pack lies inside it as a whole.
+      const int inside = row.thread == 0 && row.first == 0 ? row.phase : 0;
 #pragma unroll
-    for (int k = 1; k < kSize; ++k) {
-      if (RowT::kShifted && row.thread == 0 && k == row.phase) first = value[k];
+      for (int k = 0; k < kSize; ++k) {
+        if (reaches_out && k == inside) anchor = value[k];
+      }
+      lane = row.warp() == 0 && row.packs > 2 ? 1 : 0;
     }
-    return __shfl_sync(kAllLanes, first, 0);
+    return __shfl_sync(kAllLanes, anchor, lane);
   };
 
   // Calls `body` with each element that this thread owns, of packs that `read_pack` reads.

@@ -59,13 +59,16 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
 
   __shared__ RowScratch<Plan, RowSum<V>> scratch;
   RowT row(p.rows, p.cols);
-  const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
   const T* y = static_cast<const T*>(p.y) + row.index * p.y_stride;
   const T* dy = static_cast<const T*>(p.dy) + row.index * p.dy_stride;
   row.align_to(y);
+  const std::int64_t slice = row.origin();
 
   announce_to_cluster(scratch);
-  if constexpr (kBulk) fetch_row(row, scratch, p.cols, y, dy);
+  if constexpr (kBulk) {
+    fetch_rows(row, scratch, p.cols, RowSource<T>(row, p.y, p.y_stride, p.rows, p.cols),
+               RowSource<T>(row, p.dy, p.dy_stride, p.rows, p.cols));
+  }
   if (!row.inside) return;
   if constexpr (kBulk) wait_for_row(row, scratch);
   const std::uint32_t y_stage = kBulk ? stage_of(row, p.cols, 0, 2) : 0;
@@ -73,7 +76,8 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
 
   const auto read = [&](Index pack) -> Inputs {
     if constexpr (kBulk) {
-      return {load_shared(y_stage + pack * 16), load_shared(dy_stage + pack * 16)};
+      return {load_staged<P>(row, y_stage + pack * 16, pack),
+              load_staged<P>(row, dy_stage + pack * 16, pack)};
     } else {
       return {load_pack<P>(row, y + slice, pack), load_pack<P>(row, dy + slice, pack)};
     }

@@ -106,12 +106,18 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
   const T* x = static_cast<const T*>(p.x) + row.index * p.x_stride;
   row.align_to(x);
   const MaskOfRow<T> mask(p, kMasked ? row.index : 0);
-  const std::int64_t slice = static_cast<std::int64_t>(row.first) * kSize;
+  const std::int64_t slice = row.origin();
   const V scale = static_cast<V>(p.scale) * E::kPerNatural;
 
   announce_to_cluster(scratch);
-  if constexpr (kBulk && kMasked) fetch_row(visible_part(row, mask.visible()), scratch, p.cols, x);
-  if constexpr (kBulk && !kMasked) fetch_row(row, scratch, p.cols, x);
+  if constexpr (kBulk) {
+    const RowSource<T> source(row, p.x, p.x_stride, p.rows, p.cols);
+    if constexpr (kMasked) {
+      fetch_rows(visible_part(row, mask.visible()), scratch, p.cols, source);
+    } else {
+      fetch_rows(row, scratch, p.cols, source);
+    }
+  }
   if (!row.inside) return;
   if constexpr (kBulk) wait_for_row(row, scratch);
   const std::uint32_t stage = kBulk ? stage_of(row, p.cols, 0, 1) : 0;

@@ -7,6 +7,7 @@
 // and in every tensor, so that passes over shared memory need no barrier between them.
 #pragma once
 
+#include "core/cuda/bulk_span.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "core/cuda/row_plan.h"
@@ -33,7 +34,7 @@ struct Row {
 
   static constexpr int kStack = Plan::plan.stack;
   static constexpr bool kShifted = Plan::plan.shifted;
-  static_assert(!kShifted || (Plan::plan.wide && !Plan::plan.bulk && Plan::plan.cluster == 1));
+  static_assert(!kShifted || (Plan::plan.wide && kStack == 1));
 
   int group;           // of threads, in the CTA
   int thread;          // in the group
@@ -57,25 +58,26 @@ struct Row {
         inside(Plan::plan.rows == 1 || index < rows),
         cols(static_cast<Index>(width)),
         phase(0) {
-    const Index row_packs = static_cast<Index>(width / kPackSize);
-    const Index slice = (row_packs + Plan::plan.cluster - 1) / Plan::plan.cluster;
-    first = Plan::plan.cluster == 1 ? 0 : rank * slice;
-    packs = Plan::plan.cluster == 1 ? row_packs : clamp(row_packs - first, slice);
+    cut();
   }
 
   // Moves the packs of a shifted plan to where the row lies, which starts at `start`.
   __device__ void align_to(const T* start) {
     if constexpr (kShifted) {
       phase = static_cast<int>(reinterpret_cast<std::uintptr_t>(start) % 16 / sizeof(T));
-      packs = cols > 0 ? (cols + phase + kPackSize - 1) / kPackSize : 0;
+      cut();
     }
   }
 
   __device__ int warp() const { return thread / kWarp; }
 
-  // The slice's column that a pack starts with; less than 0 where the pack starts before the row.
+  // The column from which column() counts.
+  __device__ std::int64_t origin() const {
+    return kShifted ? 0 : static_cast<std::int64_t>(first) * kPackSize;
+  }
+  // The column that a pack starts with; less than 0 where the pack starts before the row.
   __device__ Index column(Index pack) const {
-    return kShifted ? pack * kPackSize - phase : pack * kPackSize;
+    return kShifted ? (first + pack) * kPackSize - phase : pack * kPackSize;
   }
   // Whether the pack, or its k-th element, lies inside the row.
   __device__ bool holds(Index pack) const {
@@ -96,7 +98,9 @@ struct Row {
   }
 
   // Elements of the slice.
-  __device__ Index elements() const { return kShifted ? cols : packs * kPackSize; }
+  __device__ Index elements() const {
+    return kShifted ? columns_before(first + packs) - columns_before(first) : packs * kPackSize;
+  }
 
   // Elements that warp `w` of the group owns in this slice.
   __device__ Index elements_of_warp(int w) const {
@@ -104,17 +108,18 @@ struct Row {
     const Index rest = packs - rounds * kThreads;
     const Index own = (rounds * kWarp + clamp(rest - w * kWarp, kWarp)) * kPackSize;
     if constexpr (!kShifted) return own;
-    const bool has_first = w == 0;
-    const bool has_last = packs > 0 && (packs - 1) % kThreads / kWarp == w;
-    return own - (has_first && packs > 0 ? phase : 0) -
-           (has_last ? packs * kPackSize - phase - cols : 0);
+    if (packs == 0) return 0;
+    const bool has_first = first == 0 && w == 0;
+    const bool has_last = (packs - 1) % kThreads / kWarp == w;
+    const Index behind = (first + packs) * kPackSize - phase - cols;
+    return own - (has_first ? phase : 0) - (has_last && behind > 0 ? behind : 0);
   }
 
   // Elements that CTA `r` of the cluster owns.
-  __device__ Index elements_of_cta(int r, std::int64_t cols) const {
-    const Index row_packs = static_cast<Index>(cols / kPackSize);
-    const Index slice = (row_packs + Plan::plan.cluster - 1) / Plan::plan.cluster;
-    return clamp(row_packs - r * slice, slice) * kPackSize;
+  __device__ Index elements_of_cta(int r) const {
+    const Index slice = slice_of_row();
+    if constexpr (kShifted) return columns_before((r + 1) * slice) - columns_before(r * slice);
+    return clamp(packs_of_row() - r * slice, slice) * kPackSize;
   }
 
   // body(slot, pack) for each pack of this thread; `slot` numbers them from 0 and is a constant
@@ -168,6 +173,27 @@ struct Row {
   }
 
  private:
+  __device__ Index packs_of_row() const {
+    if constexpr (!kShifted) return cols / kPackSize;
+    return cols > 0 ? (cols + phase + kPackSize - 1) / kPackSize : 0;
+  }
+
+  __device__ Index slice_of_row() const {
+    return (packs_of_row() + Plan::plan.cluster - 1) / Plan::plan.cluster;
+  }
+
+  // Takes this CTA's slice of the row.
+  __device__ void cut() {
+    first = Plan::plan.cluster == 1 ? 0 : rank * slice_of_row();
+    packs =
+        Plan::plan.cluster == 1 ? packs_of_row() : clamp(packs_of_row() - first, slice_of_row());
+  }
+
+  // Columns of the row in front of its pack `pack`.
+  __device__ Index columns_before(Index pack) const {
+    return clamp(pack * kPackSize - phase, cols);
+  }
+
   static __device__ Index clamp(Index value, Index high) {
     return value < 0 ? 0 : value < high ? value : high;
   }
@@ -181,6 +207,21 @@ __device__ __forceinline__ typename P::Raw load_pack(const Row<Plan, T>& row, co
   alignas(16) T element[P::size] = {};
   row.for_each_element(pack, [&](int k) { element[k] = start[row.column(pack) + k]; });
   return reinterpret_cast<const typename P::Raw&>(element);
+}
+
+// The same of a pack that lies in shared memory.
+template <class P, class Plan, class T>
+__device__ __forceinline__ uint4 load_staged(const Row<Plan, T>& row, std::uint32_t address,
+                                             typename Row<Plan, T>::Index pack) {
+  uint4 raw = load_shared(address);
+  if (!row.holds(pack)) {
+    T* const element = reinterpret_cast<T*>(&raw);
+#pragma unroll
+    for (int k = 0; k < P::size; ++k) {
+      if (!row.holds(pack, k)) element[k] = T{};
+    }
+  }
+  return raw;
 }
 
 // The same of memory that this thread has written before.
@@ -209,17 +250,36 @@ template <class Plan, class T>
 __device__ __forceinline__ std::uint32_t stage_of(const Row<Plan, T>& row, std::int64_t cols,
                                                   int tensor, int tensors, int r = 0) {
   extern __shared__ __align__(128) unsigned char stage[];
-  const int slice = static_cast<int>(divide_up(cols / Row<Plan, T>::kPackSize, Plan::plan.cluster));
+  constexpr RowPlan kPlan = Plan::plan;
+  const int slice = static_cast<int>(slice_packs(kPlan, cols, sizeof(T)));
   const int place = (row.group * Plan::plan.stack + r) * tensors + tensor;
   return shared_address(stage) + place * slice * 16;
 }
 
-// One operand: its memory at the group's first row, and the way to the next row.
+// One operand: its memory at the group's first row, the way to the next row, and all of it.
 template <class T>
 struct RowSource {
   const T* first;
   std::int64_t stride;
+  Extent<T> extent;
+
+  template <class Plan>
+  __device__ RowSource(const Row<Plan, T>& row, const void* matrix, std::int64_t row_stride,
+                       std::int64_t rows, std::int64_t cols)
+      : first(static_cast<const T*>(matrix) + row.index * row_stride),
+        stride(row_stride),
+        extent(matrix, row_stride, rows, cols) {}
 };
+
+// The packs that a shifted plan's slice of a source lies in.
+template <class Plan, class T>
+__device__ BulkSpan slice_span(const Row<Plan, T>& row, std::int64_t cols,
+                               const RowSource<T>& source, int tensor, int tensors) {
+  const std::uintptr_t begin =
+      reinterpret_cast<std::uintptr_t>(source.first) / 16 * 16 + row.first * 16;
+  return bulk_span(source.extent, begin, begin + row.packs * 16,
+                   stage_of(row, cols, tensor, tensors));
+}
 
 // Starts the bulk copies of this group's slices of each source.
 template <class Plan, class T, class Partial, class... Sources>
@@ -233,28 +293,30 @@ __device__ __forceinline__ void fetch_rows(const Row<Plan, T>& row,
     mbarrier_init(barrier, 1);
     fence_mbarrier_init();
     const std::uint32_t bytes = static_cast<std::uint32_t>(row.packs) * 16;
-    if (row.inside) {
+    if constexpr (Plan::plan.shifted) {
+      if (row.inside) {
+        int tensor = 0;
+        const BulkSpan spans[] = {slice_span(row, cols, sources, tensor++, kSources)...};
+        std::uint32_t total = 0;
+        for (const BulkSpan& span : spans) total += span.bytes;
+        mbarrier_arrive_expect(barrier, total);
+        for (const BulkSpan& span : spans) {
+          if (span.bytes == 0) continue;
+          bulk_load(span.place, reinterpret_cast<const void*>(span.source), span.bytes, barrier);
+        }
+      }
+    } else if (row.inside) {
       mbarrier_arrive_expect(barrier, bytes * kSources * row.count);
       for (int r = 0; r < row.count && bytes > 0; ++r) {
         int tensor = 0;
         (bulk_load(stage_of(row, cols, tensor++, kSources, r),
-                   sources.first + r * sources.stride + row.first * Row<Plan, T>::kPackSize, bytes,
-                   barrier),
+                   sources.first + r * sources.stride + row.origin(), bytes, barrier),
          ...);
       }
     }
   }
   row.sync_group();
 #endif
-}
-
-// The same for one row, given by pointers.
-template <class Plan, class T, class Partial, class... Sources>
-__device__ __forceinline__ void fetch_row(const Row<Plan, T>& row,
-                                          RowScratch<Plan, Partial>& scratch, std::int64_t cols,
-                                          const Sources*... sources) {
-  static_assert(Plan::plan.stack == 1);
-  fetch_rows(row, scratch, cols, RowSource<T>{sources, 0}...);
 }
 
 template <class Plan, class T, class Partial>

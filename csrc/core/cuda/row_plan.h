@@ -62,10 +62,14 @@ constexpr int pack_size(const RowPlan& plan, int element_bytes) {
 }
 
 // Packs of the largest slice of a row that one CTA holds.
+constexpr std::int64_t slice_packs(const RowPlan& plan, std::int64_t cols, int element_bytes) {
+  const int size = pack_size(plan, element_bytes);
+  const std::int64_t most = cols > 0 ? divide_up(cols - 1, size) + 1 : 0;
+  return divide_up(plan.shifted ? most : cols / size, plan.cluster);
+}
+
 constexpr std::int64_t slice_packs(const RowPlan& plan, const RowLoad& load) {
-  const int size = pack_size(plan, load.element_bytes);
-  if (plan.shifted) return load.cols > 0 ? divide_up(load.cols - 1, size) + 1 : 0;
-  return divide_up(load.cols / size, plan.cluster);
+  return slice_packs(plan, load.cols, load.element_bytes);
 }
 
 // Dynamic shared memory of a CTA.
@@ -91,10 +95,10 @@ constexpr const char* row_plan_refusal(const RowPlan& plan, const RowLoad& load,
 
 // "bulk t128 r2 c1 p4 m12"
 inline std::string name_of(const RowPlan& plan) {
-  return concat(plan.bulk      ? "bulk"
-                : plan.shifted ? "shifted"
-                : plan.wide    ? "wide"
-                               : "plain",
+  return concat(plan.shifted ? "shifted " : "",
+                plan.bulk   ? "bulk"
+                : plan.wide ? "wide"
+                            : "plain",
                 " t", plan.threads, " r", plan.rows, " c", plan.cluster, " p", plan.packs, " m",
                 plan.min_ctas, plan.prefetch ? " prefetch" : "",
                 plan.stack > 1 ? concat(" s", plan.stack) : "");

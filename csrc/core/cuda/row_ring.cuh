@@ -10,6 +10,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "core/cuda/bulk_span.cuh"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
@@ -84,11 +85,11 @@ struct RowRing {
   int left;  // rows that are still to be fetched
   int stage = 0;
   std::uint32_t parity = 0;
-  // Shifted plans: elements of a row that the warp owns; how far behind a multiple of 16 bytes they
-  // start in the row at hand; and where each operand ends, beyond which nothing may be read.
+  // Shifted plans: elements of a row that the warp owns, how far behind a multiple of 16 bytes they
+  // start in the row at hand, and where the operands lie.
   int elements;
   int shift[kTensors];
-  const T* end[kTensors];
+  Extent<T> extent[kTensors];
 
   // `shared` is the CTA's ring memory, `filled` its barriers, initialised.
   template <class Problem>
@@ -104,8 +105,7 @@ struct RowRing {
     for (int t = 0; t < kTensors; ++t) {
       next[t] = own.template begin_of<const T>(operands[t]);
       shift[t] = static_cast<int>(reinterpret_cast<std::uintptr_t>(next[t]) % 16);
-      end[t] =
-          static_cast<const T*>(operands[t].data) + (p.rows - 1) * operands[t].stride + p.cols;
+      extent[t] = Extent<T>(operands[t].data, operands[t].stride, p.rows, p.cols);
     }
     for (int i = 0; i < depth; ++i) fetch(own, i);
   }
@@ -115,7 +115,7 @@ struct RowRing {
       const std::uint32_t barrier = full + at * 8;
       const std::uint32_t place = ring + at * kStage;
       if constexpr (kShifted) {
-        std::array<AlignedSpan, kTensors> spans;
+        BulkSpan spans[kTensors];
         std::uint32_t bytes = 0;
 #pragma unroll
         for (int t = 0; t < kTensors; ++t) {
@@ -126,7 +126,8 @@ struct RowRing {
 #pragma unroll
         for (int t = 0; t < kTensors; ++t) {
           if (spans[t].bytes == 0) continue;
-          bulk_load(spans[t].place, spans[t].source, spans[t].bytes, barrier);
+          bulk_load(spans[t].place, reinterpret_cast<const void*>(spans[t].source), spans[t].bytes,
+                    barrier);
         }
       } else {
         const std::uint32_t bytes = own.packs * 16;
@@ -177,53 +178,24 @@ struct RowRing {
   }
 
  private:
-  // What one bulk copy brings.
-  struct AlignedSpan {
-    std::uint32_t place;
-    const void* source;
-    std::uint32_t bytes;
-  };
-
-  // The packs that the next row of operand `t` lies in. Those at the operand's ends reach out of
-  // it; their elements are brought here, one by one.
-  __device__ AlignedSpan span_of(int t, std::uint32_t place) const {
+  // The packs that the warp's share of the next row of operand `t` lies in.
+  __device__ BulkSpan span_of(int t, std::uint32_t place) const {
     const auto first = reinterpret_cast<std::uintptr_t>(next[t]);
-    std::uintptr_t begin = first / 16 * 16;
-    std::uintptr_t finish = (first + elements * sizeof(T) + 15) / 16 * 16;
-    if (elements == 0) return {place, nullptr, 0};
-    if (begin < reinterpret_cast<std::uintptr_t>(operands[t].data)) {
-      copy_inside(t, begin, place);
-      begin += 16;
-      place += 16;
-    }
-    if (finish > reinterpret_cast<std::uintptr_t>(end[t]) && finish > begin) {
-      finish -= 16;
-      copy_inside(t, finish, place + static_cast<std::uint32_t>(finish - begin));
-    }
-    return {place, reinterpret_cast<const void*>(begin), static_cast<std::uint32_t>(finish - begin)};
-  }
-
-  // The elements of a pack that lie inside operand `t`.
-  __device__ void copy_inside(int t, std::uintptr_t pack, std::uint32_t place) const {
-    const T* const source = reinterpret_cast<const T*>(pack);
-#pragma unroll 1
-    for (int k = 0; k < 16 / static_cast<int>(sizeof(T)); ++k) {
-      if (source + k < operands[t].data || source + k >= end[t]) continue;
-      static_cast<T*>(__cvta_shared_to_generic(place))[k] = source[k];
-    }
-    fence_proxy_async();
+    if (elements == 0) return {place, first, 0};
+    return bulk_span(extent[t], first / 16 * 16, (first + elements * sizeof(T) + 15) / 16 * 16,
+                     place);
   }
 };
 
 // Stores a warp's share of a row, `elements` from `start` on, of which each lane brings a pack, at
-// any alignment: in aligned packs that a lane makes of its own elements and those of the lane before
-// it. All lanes take part.
+// any alignment: in aligned packs that a lane makes of its own elements and those of the lane
+// before it. All lanes take part.
 template <class T>
 __device__ __forceinline__ void store_shifted(T* start, int elements, int lane, uint4 raw) {
   constexpr int kSize = 16 / static_cast<int>(sizeof(T));
   const auto from_before = [](std::uint32_t word) { return __shfl_up_sync(kAllLanes, word, 1); };
-  const uint4 before = make_uint4(from_before(raw.x), from_before(raw.y), from_before(raw.z),
-                                  from_before(raw.w));
+  const uint4 before =
+      make_uint4(from_before(raw.x), from_before(raw.y), from_before(raw.z), from_before(raw.w));
   const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(start) % 16);
   // Elements [first, first + kSize) lie in an aligned pack, and so do the kSize behind them, which
   // the next lane stores.

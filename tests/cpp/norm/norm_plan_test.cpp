@@ -128,7 +128,8 @@ TEST(NormPlan, TraitsPartTheNormsWhereTheyWereMeasuredApart) {
 TEST(NormPlan, TheRingHoldsTwoRowsOrMoreAndFitsSharedMemory) {
   std::mt19937_64 random(std::random_device{}());
   for (int round = 0; round < 400; ++round) {
-    const std::int64_t cols = (random() % 2 ? 8 : 1) * (1 + static_cast<std::int64_t>(random() % 20000));
+    const std::int64_t cols =
+        (random() % 2 ? 8 : 1) * (1 + static_cast<std::int64_t>(random() % 20000));
     const DType dtype = kDTypes[1 + random() % 3];
     NormBackwardProblem p = backward(dtype, 1000, cols, random() % 2);
     if (random() % 2) p.dsum = rows_at(0x40000, cols);

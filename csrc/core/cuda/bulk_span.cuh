@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// Bulk copies of memory that starts and ends anywhere.
+#pragma once
+
+#include "core/cuda/ptx.cuh"
+
+namespace transformer_kernels::cuda {
+
+// An operand from its first to its last element, beyond which nothing may be read.
+template <class T>
+struct Extent {
+  const T* begin;
+  const T* end;
+
+  Extent() = default;
+  __device__ Extent(const void* matrix, std::int64_t stride, std::int64_t rows, std::int64_t cols)
+      : begin(static_cast<const T*>(matrix)),
+        end(begin + (rows - 1) * stride + cols) {}
+};
+
+// What a bulk copy brings.
+struct BulkSpan {
+  std::uint32_t place;
+  std::uintptr_t source;
+  std::uint32_t bytes;
+};
+
+template <class T>
+__device__ void copy_inside(const Extent<T>& extent, std::uintptr_t pack, std::uint32_t place) {
+  const T* const source = reinterpret_cast<const T*>(pack);
+  T* const target = static_cast<T*>(__cvta_shared_to_generic(place));
+#pragma unroll 1
+  for (int k = 0; k < 16 / static_cast<int>(sizeof(T)); ++k) {
+    if (source + k >= extent.begin && source + k < extent.end) target[k] = source[k];
+  }
+  fence_proxy_async();
+}
+
+// The packs [begin, end), both multiples of 16 bytes, without those that reach out of the operand.
+// Of these, the elements inside are copied here, one by one: they are visible to whoever waits for
+// the barrier on which this thread arrives afterwards.
+template <class T>
+__device__ BulkSpan bulk_span(const Extent<T>& extent, std::uintptr_t begin, std::uintptr_t end,
+                              std::uint32_t place) {
+  if (begin < end && begin < reinterpret_cast<std::uintptr_t>(extent.begin)) {
+    copy_inside(extent, begin, place);
+    begin += 16;
+    place += 16;
+  }
+  if (begin < end && end > reinterpret_cast<std::uintptr_t>(extent.end)) {
+    end -= 16;
+    copy_inside(extent, end, place + static_cast<std::uint32_t>(end - begin));
+  }
+  return {place, begin, static_cast<std::uint32_t>(end - begin)};
+}
+
+}  // namespace transformer_kernels::cuda
