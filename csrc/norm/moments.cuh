@@ -3,7 +3,7 @@
 // the norms share.
 //
 // Statistics in two levels. A warp sums its elements and their squares in one pass, both relative
-// to an anchor, the mean of a few elements that it owns: what a row has in common leaves every sum
+// to an anchor, the mean of two elements that it owns: what a row has in common leaves every sum
 // before it can round, and a row of one value gives exactly the bias. The warps' (mean, M2) then
 // merge around the row's mean by their element counts (Chan, Golub and LeVeque 1983).
 #pragma once
@@ -22,15 +22,11 @@ struct alignas(4 * sizeof(V)) Moments {
   V m2;
 };
 
-// Added up by halves: kCount equal values, a power of two, have exactly that mean.
-template <int kCount, class V>
-__device__ __forceinline__ V mean_of_pack(const V* value) {
-  if constexpr (kCount == 1) {
-    return value[0];
-  } else {
-    constexpr int kHalf = kCount / 2;
-    return V(0.5) * (mean_of_pack<kHalf>(value) + mean_of_pack<kHalf>(value + kHalf));
-  }
+// What a warp anchors its sums to: the mean of two elements of a pack, seldom an outlier. That of two
+// equal values is exact.
+template <int kSize, class V>
+__device__ __forceinline__ V anchor_in_pack(const V* value) {
+  return kSize == 1 ? value[0] : V(0.5) * (value[0] + value[kSize - 1]);
 }
 
 // The moments of one warp's elements, `count` in all: visit(body) calls body with each element that

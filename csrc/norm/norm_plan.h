@@ -93,7 +93,7 @@ inline constexpr NormForwardPlan kNormForwardPlans[] = {
     {65536,       RowPlan{ 512,  1,  1,  0,   2,  true,  true, false, 1, true}},
     {131072,      RowPlan{ 256,  1,  4,  0,   4,  true,  true, false, 1, true}},
     {kAnyWidth,   RowPlan{ 512,  1,  8,  0,   2,  true,  true, false, 1, true}},
-    {2048,        RowPlan{  32,  8,  1,  0,   4,  true, false, false, 1, true}},
+    {2048,        RowPlan{  32,  8,  1,  0,   3,  true, false, false, 1, true}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2,  true, false, false, 1, true}},
     {512,         RowPlan{  32,  8,  1,  8,   4, false, false, false}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2, false, false, false}},

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     }
   };
 
-  // The mean of the first pack that the warp owns as a whole; 0 for a warp that owns none.
+  // Out of the first pack that the warp owns as a whole; 0 for a warp that owns none.
   const auto anchor_of = [&](int r) {
     V value[kSize] = {};
     if (row.thread < row.packs) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
         P::unpack(peek(r, row.thread), value);
       }
     }
-    V anchor = mean_of_pack<kSize>(value);
+    V anchor = anchor_in_pack<kSize>(value);
     int lane = 0;
     if constexpr (RowT::kShifted) {
       const bool reaches_out = row.thread < row.packs && !row.holds(row.thread);

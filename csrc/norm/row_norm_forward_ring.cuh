@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     if constexpr (kCenter) {
       float value[kSize] = {};
       if (own.owns(0)) P::unpack(kept[0], value);
-      anchor = __shfl_sync(kAllLanes, mean_of_pack<kSize>(value), 0);
+      anchor = __shfl_sync(kAllLanes, anchor_in_pack<kSize>(value), 0);
     }
     Moments<float> moments =
         moments_of_warp<kCenter>(anchor, count, for_each_value, for_each_value);
