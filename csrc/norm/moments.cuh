@@ -22,8 +22,8 @@ struct alignas(4 * sizeof(V)) Moments {
   V m2;
 };
 
-// What a warp anchors its sums to: the mean of two elements of a pack, seldom an outlier. That of two
-// equal values is exact.
+// What a warp anchors its sums to: the mean of two elements of a pack, seldom an outlier. That of
+// two equal values is exact.
 template <int kSize, class V>
 __device__ __forceinline__ V anchor_in_pack(const V* value) {
   return kSize == 1 ? value[0] : V(0.5) * (value[0] + value[kSize - 1]);

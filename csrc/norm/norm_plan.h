@@ -87,6 +87,7 @@ inline constexpr NormForwardPlan kNormForwardPlans[] = {
     {2048,        RowPlan{  32,  8,  1,  4,   4,  true, false, false}},
     {16384,       RowPlan{ 256,  1,  1,  4,   4,  true, false, false}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2,  true, false, false}},
+    {1024,        RowPlan{  32,  8,  1,  8,   4, false, false, false}},
     {2048,        RowPlan{  32,  4,  1,  0,   8,  true,  true, false, 1, true}},
     {8192,        RowPlan{ 128,  1,  1,  0,   8,  true,  true, false, 1, true}},
     {32768,       RowPlan{ 256,  1,  1,  0,   4,  true,  true, false, 1, true}},
@@ -95,7 +96,6 @@ inline constexpr NormForwardPlan kNormForwardPlans[] = {
     {kAnyWidth,   RowPlan{ 512,  1,  8,  0,   2,  true,  true, false, 1, true}},
     {2048,        RowPlan{  32,  8,  1,  0,   3,  true, false, false, 1, true}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2,  true, false, false, 1, true}},
-    {512,         RowPlan{  32,  8,  1,  8,   4, false, false, false}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2, false, false, false}},
 };
 // clang-format on
@@ -200,8 +200,11 @@ inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
     {{1,  4,  4,  1, 2, 1, true}},
     {{1,  8,  2,  1, 2, 1, true}},
     {{1, 16,  1,  1, 2, 1, true}},
+    {{2, 16,  1,  1, 2, 1, true}, kNoResidual},
     {{1, 16,  1,  2, 2, 1, true}},
+    {{2, 16,  1,  2, 2, 1, true}, kNoResidual},
     {{1, 16,  1,  4, 2, 1, true}},
+    {{2, 16,  1,  8, 2, 1, true}, kNoResidual},
     {{1, 16,  1,  8, 2, 1, true}},
     {{1, 16,  1, 16, 2, 1, true}},
     {{0,  0,  0,  0, 0}},

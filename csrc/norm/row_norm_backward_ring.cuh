@@ -108,7 +108,6 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   constexpr int kOwned = kPacks * kSize;
   constexpr bool kKeep = kOwned <= 24;
   constexpr bool kShifted = kPlan.shifted;
-  static_assert(!kShifted || kPacks == 1);
   using Ring = RowRing<Plan, T, kDsum ? 3 : 2>;
   // Weights in shared memory: as floats, with their offset, where there is room for it.
   constexpr int kWeightBytes = ring_weight_bytes(kPlan, sizeof(T), sizeof(W));
@@ -195,7 +194,9 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
                              float* xhat, float* dy) {
     P::unpack(ring.load(stage, 0, slot), xhat);
     P::unpack(ring.load(stage, 1, slot), dy);
-    if constexpr (kShifted) clear_behind(ring.elements - lane * kSize, xhat, dy);
+    if constexpr (kShifted) {
+      clear_behind(ring.elements - (lane + slot * kWarp) * kSize, xhat, dy);
+    }
     weight_of(slot, g);
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
@@ -252,6 +253,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     // Pass 2: dx.
     const float mean_g = Sums::of_g(sums) * inverse_cols;
     const float mean_gx = Sums::of_gx(sums) * inverse_cols;
+    uint4 last{};
 #pragma unroll(kKeep ? kPacks : 1)
     for (int slot = 0; slot < kPacks; ++slot) {
       if (!kShifted && !own.owns(slot)) continue;
@@ -272,7 +274,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
         if constexpr (kDsum) gp[k] += other[k];
       }
       if constexpr (kShifted) {
-        store_shifted(dx, ring.elements, lane, P::pack(gp));
+        store_shifted(dx, ring.elements, lane, slot, P::pack(gp), last);
       } else {
         P::store(dx + slot * kWarp * kSize, P::pack(gp));
       }

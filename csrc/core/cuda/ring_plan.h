@@ -19,7 +19,7 @@ struct RingPlan {
   int stages;    // rows that the ring holds at most: more in flight make the memory slower
   int ctas = 1;  // CTAs that share an SM
   // Rows of any operand start anywhere: a warp fetches the 16-byte packs that its columns lie in,
-  // one more than it owns, and shifts what it reads. Then packs == 1.
+  // one more than it owns, and shifts what it reads.
   bool shifted = false;
 
   constexpr int threads() const { return warps * groups * 32; }

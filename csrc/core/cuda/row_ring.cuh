@@ -187,19 +187,26 @@ struct RowRing {
   }
 };
 
-// Stores a warp's share of a row, `elements` from `start` on, of which each lane brings a pack, at
-// any alignment: in aligned packs that a lane makes of its own elements and those of the lane
-// before it. All lanes take part.
+// Stores a warp's share of a row, `elements` from `start` on, at any alignment: pack `slot` of each
+// lane, slots in order, in aligned packs that a lane makes of its own elements and those of the
+// pack before. `last` hands lane 31's pack on to lane 0's next one. All lanes take part.
 template <class T>
-__device__ __forceinline__ void store_shifted(T* start, int elements, int lane, uint4 raw) {
+__device__ __forceinline__ void store_shifted(T* start, int elements, int lane, int slot, uint4 raw,
+                                              uint4& last) {
   constexpr int kSize = 16 / static_cast<int>(sizeof(T));
-  const auto from_before = [](std::uint32_t word) { return __shfl_up_sync(kAllLanes, word, 1); };
-  const uint4 before =
-      make_uint4(from_before(raw.x), from_before(raw.y), from_before(raw.z), from_before(raw.w));
+  const auto rotated = [&](std::uint32_t word) {
+    return __shfl_sync(kAllLanes, word, (lane + kWarp - 1) % kWarp);
+  };
+  uint4 before = make_uint4(rotated(raw.x), rotated(raw.y), rotated(raw.z), rotated(raw.w));
+  if (lane == 0) {
+    const uint4 next = before;
+    before = last;
+    last = next;
+  }
   const int shift = static_cast<int>(reinterpret_cast<std::uintptr_t>(start) % 16);
   // Elements [first, first + kSize) lie in an aligned pack, and so do the kSize behind them, which
   // the next lane stores.
-  const int own = lane * kSize;
+  const int own = (lane + slot * kWarp) * kSize;
   const int first = own - shift / static_cast<int>(sizeof(T));
   const bool whole = first >= 0 && first + kSize <= elements;
   const bool next_whole = first + 2 * kSize <= elements;
