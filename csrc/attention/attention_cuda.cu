@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "attention/hopper_backward.h"
 #include "attention/plain.h"
 #include "core/check.h"
 #include "core/select.h"
@@ -9,7 +10,8 @@ namespace {
 constexpr const char* kOp = "attention";
 
 const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {&kPlainForward};
-const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kPlainBackward};
+const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kHopperBackward,
+                                                                           &kPlainBackward};
 
 template <std::size_t kEngines, class Problem>
 void run_best(const AttentionEngine<Problem>* const (&engines)[kEngines], const Context& context,

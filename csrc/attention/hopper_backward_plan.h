@@ -66,6 +66,27 @@ struct HopperBackwardPlan {
             std::min((std::max(end_query, 0) + kBlockQueries - 1) / kBlockQueries, query_blocks)};
   }
 
+  // The first of a tile's blocks that sees one of the 64 keys from this one on.
+  constexpr int begin_block_of(int key, BlockRange blocks) const {
+    const int begin = std::max(key - window_right - shift, 0) / kBlockQueries;
+    return std::max(blocks.begin, std::min(begin, blocks.end));
+  }
+
+  // Blocks of which each query sees every key from first_key to last_key.
+  constexpr BlockRange unmasked_blocks(int first_key, int last_key) const {
+    const int first_query = last_key - window_right - shift;
+    const int end_query = first_key + window_left - shift + 1;
+    if (last_key >= keys) return {query_blocks, 0};
+    return {(std::max(first_query, 0) + kBlockQueries - 1) / kBlockQueries,
+            std::max(end_query, 0) / kBlockQueries};
+  }
+
+  // Numbers the blocks of all heads. There are fewer than 2^30.
+  constexpr int block_place(int in_batch, int head, int block) const {
+    return (in_batch * heads + head) * query_blocks + block;
+  }
+  constexpr int all_blocks() const { return block_place(batch, 0, 0); }
+
   // How many tiles of the head come before this one at a block of queries that it goes through.
   constexpr int turn(int tile, int block) const {
     return tile - std::max(block * kBlockQueries + shift - window_left, 0) / kTileKeys;

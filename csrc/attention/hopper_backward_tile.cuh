@@ -9,6 +9,21 @@
 
 namespace transformer_kernels::cuda {
 
+// What the scheduler hands out: a query head of a tile. The heads of a group come one after
+// another. In shared memory an item is eight words.
+struct BackwardItem {
+  static constexpr int kFirst = 1, kLast = 2, kParity = 4, kWords = 8;
+
+  KeyTile tile;  // an index of -1 ends the work
+  int head;
+  int bits;      // whether it is the first or the last head of its tile; the parity of the tile
+
+  __device__ bool none() const { return tile.index < 0; }
+  __device__ bool first() const { return bits & kFirst; }
+  __device__ bool last() const { return bits & kLast; }
+  __device__ std::uint32_t parity() const { return bits & kParity ? 1 : 0; }
+};
+
 struct HopperBackward {
   CUtensorMap q, k, v, dout, dk, dv;  // boxes of 64 rows and 64 columns
   HopperBackwardPlan plan;
@@ -30,13 +45,14 @@ struct HopperBackwardConfig {
   static constexpr int kConsumers = 2;  // warpgroups, of 64 keys each
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kProducerRegisters = 24;
-  static constexpr int kConsumerRegisters = 240;
+  // Of a thread. The sums of a consumer take 2 kDim and more; what is left is for the producers.
+  static constexpr int kConsumerRegisters = kDim > 64 ? 240 : 232;
+  static constexpr int kProducerRegisters = kDim > 64 ? 24 : 40;
   // Blocks of q live from the product before their own until the last one, those of dout shorter.
   static constexpr int kQStages = 4;
   static constexpr int kDoutStages = 2;
   static constexpr int kDsStages = 2;
-  static constexpr int kTileStages = 2;
+  static constexpr int kItemStages = 2;
 
   // Bytes. 64 rows are kChunks pieces of 64 columns.
   static constexpr int kChunkBytes = 64 * kSwizzleRow;
@@ -52,15 +68,15 @@ struct HopperBackwardConfig {
   static constexpr int kDout = kQ + kQStages * kRowsBytes;
   static constexpr int kDs = kDout + kDoutStages * kRowsBytes;
   static constexpr int kStatistics = kDs + kDsStages * kDsBytes;
-  static constexpr int kTile = kStatistics + kQStages * kStatisticBytes;
-  static constexpr int kBarriers = kTile + kTileStages * 16;
+  static constexpr int kItem = kStatistics + kQStages * kStatisticBytes;
+  static constexpr int kBarriers = kItem + kItemStages * BackwardItem::kWords * 4;
 
   // Barriers.
   static constexpr int kKeysFull = 0;
   static constexpr int kKeysEmpty = 1;
-  static constexpr int kTileFull = 2;
-  static constexpr int kTileEmpty = kTileFull + kTileStages;
-  static constexpr int kQFull = kTileEmpty + kTileStages;
+  static constexpr int kItemFull = 2;
+  static constexpr int kItemEmpty = kItemFull + kItemStages;
+  static constexpr int kQFull = kItemEmpty + kItemStages;
   static constexpr int kQEmpty = kQFull + kQStages;
   static constexpr int kDoutFull = kQEmpty + kQStages;
   static constexpr int kDoutEmpty = kDoutFull + kDoutStages;
@@ -119,8 +135,8 @@ struct BackwardShared {
     constexpr int kReaders = 1 + C::kConsumerWarps + (C::kOrdered ? C::kConsumers : 0);
     init(C::kKeysFull, 1, 1);
     init(C::kKeysEmpty, 1, C::kConsumers);
-    init(C::kTileFull, C::kTileStages, 1);
-    init(C::kTileEmpty, C::kTileStages, kReaders);
+    init(C::kItemFull, C::kItemStages, 1);
+    init(C::kItemEmpty, C::kItemStages, kReaders);
     init(C::kQFull, C::kQStages, 1);
     init(C::kQEmpty, C::kQStages, C::kConsumerWarps);
     init(C::kDoutFull, C::kDoutStages, 1);
@@ -132,21 +148,32 @@ struct BackwardShared {
     fence_mbarrier_init();
   }
 
-  // The tile that this CTA has as number `count`; an index of -1 ends the work.
-  static __device__ __forceinline__ KeyTile read_tile(std::uint32_t count) {
-    wait_full<C::kTileStages>(C::kTileFull, count);
-    const std::uint32_t from = at(C::kTile) + count % C::kTileStages * 16;
-    return {load_shared_int(from), load_shared_int(from + 4), load_shared_int(from + 8)};
+  static __device__ __forceinline__ std::uint32_t item_address(std::uint32_t count) {
+    return at(C::kItem) + count % C::kItemStages * (BackwardItem::kWords * 4);
   }
-  static __device__ __forceinline__ void release_tile(std::uint32_t count) {
-    mbarrier_arrive(barrier<C::kTileStages>(C::kTileEmpty, count));
+  // Of this CTA, the item of this number.
+  static __device__ __forceinline__ BackwardItem read_item(std::uint32_t count) {
+    wait_full<C::kItemStages>(C::kItemFull, count);
+    const std::uint32_t from = item_address(count);
+    return {{load_shared_int(from), load_shared_int(from + 4), load_shared_int(from + 8)},
+            load_shared_int(from + 12),
+            load_shared_int(from + 16)};
   }
-  static __device__ __forceinline__ void write_tile(std::uint32_t count, KeyTile tile) {
-    const std::uint32_t to = at(C::kTile) + count % C::kTileStages * 16;
-    store_shared_int(to, tile.index);
-    store_shared_int(to + 4, tile.kv_head);
-    store_shared_int(to + 8, tile.batch);
-    mbarrier_arrive(barrier<C::kTileStages>(C::kTileFull, count));
+  static __device__ __forceinline__ int tile_index(std::uint32_t count) {
+    return load_shared_int(item_address(count));
+  }
+  static __device__ __forceinline__ void release_item(std::uint32_t count) {
+    mbarrier_arrive(barrier<C::kItemStages>(C::kItemEmpty, count));
+  }
+  static __device__ __forceinline__ void write_item(std::uint32_t count, const BackwardItem& item) {
+    wait_empty<C::kItemStages>(C::kItemEmpty, count);
+    const std::uint32_t to = item_address(count);
+    store_shared_int(to, item.tile.index);
+    store_shared_int(to + 4, item.tile.kv_head);
+    store_shared_int(to + 8, item.tile.batch);
+    store_shared_int(to + 12, item.head);
+    store_shared_int(to + 16, item.bits);
+    mbarrier_arrive(barrier<C::kItemStages>(C::kItemFull, count));
   }
 };
 

@@ -45,6 +45,15 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
                : "memory");
 }
 
+__device__ __forceinline__ float4 load_shared_floats(std::uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 __device__ __forceinline__ int load_shared_int(std::uint32_t address) {
   int v;
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
@@ -53,6 +62,24 @@ __device__ __forceinline__ int load_shared_int(std::uint32_t address) {
 
 __device__ __forceinline__ void store_shared_int(std::uint32_t address, int v) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+// Flags between CTAs: what was written before the store is seen after a load that finds it.
+__device__ __forceinline__ int load_acquire(const int* pointer) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(pointer) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_release(int* pointer, int v) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(pointer), "r"(v) : "memory");
+}
+
+// threadIdx.x, read where it stands: no register holds it, or what follows from it, before.
+__device__ __forceinline__ std::uint32_t thread_index() {
+  std::uint32_t index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
 }
 
 // ------------------------------------------------------------------ numbers
