@@ -11,7 +11,7 @@ constexpr const char* kOp = "attention";
 
 const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {&kPlainForward};
 const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kHopperBackward,
-                                                                           &kPlainBackward};
+                                                                             &kPlainBackward};
 
 template <std::size_t kEngines, class Problem>
 void run_best(const AttentionEngine<Problem>* const (&engines)[kEngines], const Context& context,

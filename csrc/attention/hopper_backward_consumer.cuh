@@ -39,13 +39,15 @@ struct BackwardConsumer : BackwardShared<C> {
   float dp[32];  // dP^T
   std::uint32_t p_packed[16], ds_packed[16];
 
-
   static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
     return __shfl_sync(kAllLanes, address, 0);
   }
 
   __device__ BackwardConsumer(const HopperBackward& problem, int consumer, int warp_, int lane_)
-      : p(problem), own(consumer), warp(warp_), lane(lane_) {}
+      : p(problem),
+        own(consumer),
+        warp(warp_),
+        lane(lane_) {}
 
   // ---------------------------------------------------------------- memory
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "attention/hopper_backward.h"
 
+#include <algorithm>
+
 #include "attention/hopper_backward.cuh"
 #include "attention/hopper_backward_rows.cuh"
 #include "core/cuda/launch.cuh"
@@ -50,7 +52,8 @@ const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& devic
   if (device.architecture != 90) return "runs on compute capability 9.0 only";
   if (size_of(p.dtype) != 2) return "takes float16 and bfloat16 only";
   if (p.dim != p.value_dim) return "wants v of the dim of q";
-  if (p.dim > kMostDim16 || p.dim % kVector != 0) return "wants a dim of up to 128, a multiple of 8";
+  if (p.dim > kMostDim16 || p.dim % kVector != 0)
+    return "wants a dim of up to 128, a multiple of 8";
   if (p.queries == 0 || p.keys == 0 || p.batch == 0 || p.heads == 0) return "wants some rows";
   if (p.queries > kMostRows || p.keys > kMostRows) return "counts rows up to 2^28";
   if (p.batch * p.heads * (p.queries + p.keys) / kBlockQueries > kMostBlocks) {
@@ -76,8 +79,7 @@ int section_of(const AttentionBackwardProblem& p) {
 
 HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
   const auto bound = [](std::int64_t window) {
-    return window < 0 ? kNoBound
-                      : static_cast<int>(std::min<std::int64_t>(window, kNoBound));
+    return window < 0 ? kNoBound : static_cast<int>(std::min<std::int64_t>(window, kNoBound));
   };
   const auto blocks = [](std::int64_t rows, int block) {
     return static_cast<int>((rows + block - 1) / block);

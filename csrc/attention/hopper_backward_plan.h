@@ -35,8 +35,8 @@ struct HopperBackwardPlan {
   int heads;
   int kv_heads;
   int batch;
-  int shift;         // of the diagonal: query i stands on key i + shift
-  int window_left;   // kNoBound where there is none
+  int shift;        // of the diagonal: query i stands on key i + shift
+  int window_left;  // kNoBound where there is none
   int window_right;
   int query_blocks;  // of a head
   int key_tiles;     // of a head

@@ -89,8 +89,8 @@ struct BackwardProducer : BackwardShared<C> {
     const std::uint32_t full = S::template barrier<C::kQStages>(C::kQFull, count);
     S::template wait_empty<C::kQStages>(C::kQEmpty, count);
     mbarrier_arrive_expect(full, C::kRowsBytes + C::kStatisticBytes);
-    load_rows(C::kQ + stage * C::kRowsBytes, p.q, block * kBlockQueries, item.head,
-              item.tile.batch, full, l2_evict_last());
+    load_rows(C::kQ + stage * C::kRowsBytes, p.q, block * kBlockQueries, item.head, item.tile.batch,
+              full, l2_evict_last());
     const int place = p.plan.block_place(item.tile.batch, item.head, block);
     bulk_load(S::at(C::kStatistics + stage * C::kStatisticBytes),
               p.statistics + static_cast<std::int64_t>(place) * (2 * kBlockQueries),

@@ -37,8 +37,8 @@ struct QueryBlock {
 
   template <class T>
   __device__ T* address(const HeadRows& rows, int round) const {
-    return static_cast<T*>(rows.data) + batch * rows.batch_stride +
-           query(round) * rows.row_stride + head * rows.head_stride + column();
+    return static_cast<T*>(rows.data) + batch * rows.batch_stride + query(round) * rows.row_stride +
+           head * rows.head_stride + column();
   }
 };
 

@@ -16,7 +16,7 @@ struct BackwardItem {
 
   KeyTile tile;  // an index of -1 ends the work
   int head;
-  int bits;      // whether it is the first or the last head of its tile; the parity of the tile
+  int bits;  // whether it is the first or the last head of its tile; the parity of the tile
 
   __device__ bool none() const { return tile.index < 0; }
   __device__ bool first() const { return bits & kFirst; }
@@ -29,9 +29,9 @@ struct HopperBackward {
   HopperBackwardPlan plan;
   // Of each block of queries, in the order of stat_place(): lse in bits, then -delta.
   const float* statistics;
-  float* dq;            // sums over tiles, each block in the order of a thread's sums
-  int* next_tile;       // all below are 0 at first
-  int* tiles_added;     // of each block, and each half of dq that is made at once
+  float* dq;         // sums over tiles, each block in the order of a thread's sums
+  int* next_tile;    // all below are 0 at first
+  int* tiles_added;  // of each block, and each half of dq that is made at once
   float scale;
   float scale_in_bits;  // scale * log2(e)
 };
