@@ -75,13 +75,6 @@ __device__ __forceinline__ void store_release(int* pointer, int v) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(pointer), "r"(v) : "memory");
 }
 
-// threadIdx.x, read where it stands: no register holds it, or what follows from it, before.
-__device__ __forceinline__ std::uint32_t thread_index() {
-  std::uint32_t index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
-}
-
 // ------------------------------------------------------------------ numbers
 
 __device__ __forceinline__ float exp2_approximate(float v) {
