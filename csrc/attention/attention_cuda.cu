@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "attention/hopper_forward.h"
 #include "attention/plain.h"
 #include "core/check.h"
 #include "core/select.h"
@@ -8,7 +9,9 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {&kPlainForward};
+const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {
+    &kHopperForward[0], &kHopperForward[1], &kHopperForward[2], &kHopperForward[3],
+    &kHopperForward[4], &kHopperForward[5], &kPlainForward};
 const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kPlainBackward};
 
 template <std::size_t kEngines, class Problem>
