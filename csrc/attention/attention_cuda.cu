@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "attention/hopper_backward.h"
+#include "attention/hopper_forward.h"
 #include "attention/plain.h"
 #include "attention/tail.cuh"
 #include "core/check.h"
@@ -12,7 +13,9 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {&kPlainForward};
+const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {
+    &kHopperForward[0], &kHopperForward[1], &kHopperForward[2], &kHopperForward[3],
+    &kHopperForward[4], &kHopperForward[5], &kPlainForward};
 const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kHopperBackward,
                                                                              &kPlainBackward};
 

@@ -31,17 +31,17 @@ struct RowBlocks {
       return {static_cast<int>(b), static_cast<int>((index - b * per_sequence()) * size)};
     }
     // The last sequence that begins at or before the index.
-    std::int64_t low = 0;
-    for (std::int64_t high = batch; high - low > 1;) {
-      const std::int64_t middle = (low + high) / 2;
+    int low = 0;
+    for (int high = static_cast<int>(batch); high - low > 1;) {
+      const int middle = (low + high) / 2;
       (begin(middle) <= index ? low : high) = middle;
     }
-    return {static_cast<int>(low), static_cast<int>((index - begin(low)) * size)};
+    return {low, static_cast<int>((index - begin(low)) * size)};
   }
 
  private:
   constexpr std::int64_t per_sequence() const { return (rows + size - 1) / size; }
-  constexpr std::int64_t begin(std::int64_t b) const { return offsets[b] / size + b; }
+  constexpr std::int64_t begin(int b) const { return offsets[b] / size + b; }
 };
 
 }  // namespace transformer_kernels::cuda
