@@ -168,6 +168,7 @@ struct AttentionBackwardProblem : AttentionProblem {
   ScoreMap dbias;
   std::int64_t dbias_count;  // elements
   void* dsinks;              // may be null
+  bool deterministic;
 };
 
 std::string describe(const AttentionForwardProblem& problem);

@@ -152,12 +152,21 @@ void launch_backward(const Context& context, const AttentionBackwardProblem& p,
          BackwardEpilogue{plan, sums, p.dq, static_cast<int>(p.dim), scale});
 }
 
+template <class T, int kDim>
+void run_config(const Context& context, const AttentionBackwardProblem& p) {
+  if (p.deterministic) {
+    launch_backward<HopperBackwardConfig<T, kDim, true>>(context, p, plan_of(p));
+  } else {
+    launch_backward<HopperBackwardConfig<T, kDim, false>>(context, p, plan_of(p));
+  }
+}
+
 template <class T>
 void run_typed(const Context& context, const AttentionBackwardProblem& p) {
   if (p.dim > 64) {
-    launch_backward<HopperBackwardConfig<T, 128, true>>(context, p, plan_of(p));
+    run_config<T, 128>(context, p);
   } else {
-    launch_backward<HopperBackwardConfig<T, 64, true>>(context, p, plan_of(p));
+    run_config<T, 64>(context, p);
   }
 }
 

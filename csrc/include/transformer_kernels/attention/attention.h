@@ -92,6 +92,9 @@ struct AttentionBackward {
   TensorView dv;
   TensorView dbias{};   // optional; contiguous, with a size of 1 where bias is broadcast
   TensorView dsinks{};  // optional
+  // Whether the same arguments give the same bits on each call. Without it an engine may add up dq
+  // in whatever order its parts become ready, which is faster; all else is repeatable anyway.
+  bool deterministic = false;
 };
 
 // Throws Error, with nothing written, when an argument does not meet the contract above.
