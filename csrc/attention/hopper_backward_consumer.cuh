@@ -272,7 +272,7 @@ struct BackwardConsumer : BackwardShared<C> {
     pin(s);
     release<C::kDsStages>(C::kDsEmpty, dq_count);
     if constexpr (C::kOrdered) {
-      mbarrier_wait(S::barrier(C::kTurn + own), C::dq_parity(dq_count));
+      S::template wait_full<C::kTurnStages>(C::kTurn, dq_count);
     }
     const int share = C::kShares == 1 ? 0 : own;
     float* const to = p.dq + static_cast<std::int64_t>(place * C::kShares + share) * kShareSums +
@@ -284,7 +284,7 @@ struct BackwardConsumer : BackwardShared<C> {
     }
     if constexpr (C::kOrdered) {
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(S::barrier(C::kAdded + own));
+      release<C::kTurnStages>(C::kAdded, dq_count);
     }
   }
 

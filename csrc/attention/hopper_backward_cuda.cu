@@ -101,10 +101,10 @@ HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
 struct BackwardMemory {
   std::size_t sums, statistics, counters;
 
-  BackwardMemory(const HopperBackwardPlan& plan, int dim, int shares)
+  BackwardMemory(const HopperBackwardPlan& plan, int dim)
       : sums(plan.all_blocks() * kBlockQueries * dim * sizeof(float)),
         statistics(plan.all_blocks() * kBlockQueries * 2 * sizeof(float)),
-        counters((plan.all_blocks() * shares + 1) * sizeof(int)) {}
+        counters((plan.all_blocks() + 1) * sizeof(int)) {}
 
   std::size_t bytes() const { return sums + statistics + counters; }
 };
@@ -113,7 +113,7 @@ template <class C>
 void launch_backward(const Context& context, const AttentionBackwardProblem& p,
                      const HopperBackwardPlan& plan) {
   using T = typename C::T;
-  const BackwardMemory memory(plan, C::kDim, C::kShares);
+  const BackwardMemory memory(plan, C::kDim);
   const Scratch scratch(kOp, context, memory.bytes());
   float* const sums = scratch.as<float>();
   float* const statistics = sums + memory.sums / sizeof(float);
@@ -139,7 +139,7 @@ void launch_backward(const Context& context, const AttentionBackwardProblem& p,
 
   const LaunchShape rows{.ctas = plan.all_blocks(), .threads = kRowThreads};
   launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,
-         BackwardPrologue{p, plan, statistics, sums, next_tile, tiles_added, C::kShares});
+         BackwardPrologue{p, plan, statistics, sums, next_tile, tiles_added});
   const int processors = device_limits(context.device.index).processors;
   const LaunchShape persistent{.ctas = std::min(processors, plan.tiles()),
                                .threads = C::kThreads,
