@@ -67,12 +67,22 @@ const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& devic
   return nullptr;
 }
 
-// Of k and v, in the order of tiles. More heads at a time leave fewer tiles of one head that wait
-// for each other's dq, and take more of the L2 cache.
+// Heads of k and v whose tiles are mixed. Where every query sees every key, tiles are equally long
+// and go through the queries of a few heads in step. Else the longest tiles of many heads come
+// first, so that all CTAs end together: of as many as the L2 cache holds half of, which is about
+// what is seen. Tiles of one head that add to dq in order wait for each other: more heads at a
+// time leave fewer of those.
 int section_of(const AttentionBackwardProblem& p) {
-  constexpr std::int64_t kDimTotal = 4096;
+  constexpr std::int64_t kHeadsInStep = 4;
+  constexpr std::int64_t kBytes = 64 << 20;
+  constexpr std::int64_t kDimInOrder = 4096;
+  const std::int64_t padded_dim = p.dim > 64 ? 128 : 64;
+  const std::int64_t bytes = p.group() * p.queries * padded_dim * (2 + 2 + 4);  // q, dout, dq
+  const bool all_seen = p.window_left < 0 && p.window_right < 0;
+  const std::int64_t wanted = p.deterministic ? kDimInOrder / padded_dim
+                              : all_seen      ? kHeadsInStep
+                                              : std::max<std::int64_t>(1, kBytes / bytes);
   const std::int64_t heads = p.batch * p.kv_heads;
-  const std::int64_t wanted = kDimTotal / (p.dim > 64 ? 128 : 64);
   const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);
   return static_cast<int>((heads + sections - 1) / sections);
 }
