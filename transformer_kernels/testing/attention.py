@@ -33,6 +33,15 @@ class Call:
         named = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias, "sinks": self.sinks}
         return {name: x for name, x in named.items() if x is not None}
 
+    def to(self, device: str) -> Call:
+        """There, but for the seed of dropout, which stays."""
+        options = {
+            name: x.to(device) if isinstance(x, Tensor) and name != "seed" else x
+            for name, x in self.options.items()
+        }
+        moved = {name: x.to(device) for name, x in self.differentiable.items()}
+        return Call(**moved, options=options)
+
 
 def tensors(
     queries: int,
@@ -149,12 +158,21 @@ def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[
     return {name: max(number, 1.0) for name, number in size.items()}
 
 
-def check(call: Call, keep: Tensor | None = None, backend: str = "auto") -> None:
-    """Results and gradients by the rule, from poisoned memory."""
+def check(
+    call: Call,
+    keep: Tensor | None = None,
+    backend: str = "auto",
+    device: str = "cpu",
+    magnitude: float = 1.0,
+) -> None:
+    """Results and gradients of a call on the CPU by the rule; ours from the device's memory."""
     shape = (*call.q.shape[:-1], call.v.shape[-1])
     gradient = randn(shape, call.q.dtype)
+    there = call.to(device)
     with poisoned():
-        ours = differentiate(attention, call, gradient, None, return_lse=True, backend=backend)
+        ours = differentiate(
+            attention, there, gradient.to(device), None, return_lse=True, backend=backend
+        )
     plain = Call(**{**call.__dict__, "options": dict(call.options)})
     for name in ("dropout", "seed"):
         plain.options.pop(name, None)
@@ -169,5 +187,5 @@ def check(call: Call, keep: Tensor | None = None, backend: str = "auto") -> None
                 theirs[index][name],
                 expected[index][name],
                 f"{kind} {name}",
-                sizes.get(name, 1.0) if index else 1.0,
+                magnitude * (sizes.get(name, 1.0) if index else 1.0),
             )

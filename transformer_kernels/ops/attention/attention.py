@@ -28,7 +28,7 @@ from . import _formula
 from ._arguments import check
 from ._autograd import Attention, apply_eagerly, public
 from ._formula import Inputs, Options
-from ._kernels import DIRECT, RAW
+from ._kernels import DIRECT, RAW, triton_kernels
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -58,11 +58,12 @@ def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]
     if not has_kernels or backend != "auto" or plain or not inputs.q.is_cpu:
         check(inputs, options)
         require_backend("attention", backend, inputs.q)
-        if backend in ("cuda", "triton"):
+        if backend == "cuda":
             raise ArgumentValueError(
-                f"attention: backend is {backend!r}, expected 'auto', 'cpu' or 'reference'"
-                " (the others have no kernel for it)"
+                "attention: backend is 'cuda', expected another one (it has no kernel for it)"
             )
+        if backend == "triton":
+            kernels = triton_kernels()
         if backend == "reference" or plain:
             return _formula.forward(*inputs, *options)
     differentiated = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
@@ -174,8 +175,8 @@ def attention(
             default: from PyTorch's generator.
         heads_first: tensors are (B, H, T, D) instead, and so is the result.
         return_lse: return the log-sum-exp of the scores, (B, H, Tq), as well. Differentiable.
-        backend: ``"auto"``, ``"cpu"`` or ``"reference"``; elsewhere than on the CPU ``"auto"`` is
-            the formula.
+        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"reference"``; elsewhere than on the CPU
+            ``"auto"`` is the formula.
 
     Returns:
         (B, Tq, H, Dv), or the pair of that and the log-sum-exp.
