@@ -14,7 +14,9 @@ from torch import Tensor
 from ..functional import attention
 from . import reference
 from .inputs import poisoned, randn
-from .tolerance import assert_close_to_reference
+from .tolerance import FLOOR_UNITS, assert_close_to_reference
+
+_DEVIATIONS = 4.0  # that a sum of rounding errors may be from its mean: once in 16,000
 
 
 @dataclass
@@ -124,6 +126,19 @@ def differentiate(
     )
 
 
+def _rounding_of_out(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> float:
+    """What the gradients of sinks are off because ``out`` is rounded to q's dtype.
+
+    The backward pass starts from the rounded ``out``: half a unit of each of its elements, of
+    either sign, times dout and the sink's probability, added up over a head's queries.
+    """
+    assert call.sinks is not None
+    power = (call.sinks.double().view(1, -1, 1) - lse.double()).exp().transpose(1, 2)
+    terms = (gradient.double() * out.double()).square().sum(-1) * power.square()
+    deviation = terms.sum((0, 1)).max().sqrt().item() if terms.numel() else 0.0
+    return _DEVIATIONS * deviation * 0.5 * torch.finfo(call.q.dtype).eps
+
+
 def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[str, float]:
     """The size of the terms that cancel in each gradient.
 
@@ -155,7 +170,12 @@ def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[
         rows = math.prod(q.shape[:3]) / max(call.bias.numel() // call.bias.shape[-1], 1)
         size["bias"] = largest * units * max(rows, 1.0) ** 0.5
     if call.sinks is not None:
-        size["sinks"] = largest * units * math.prod(q.shape[:2]) ** 0.5
+        dtype = call.sinks.dtype
+        unit_of_sinks = FLOOR_UNITS[dtype] * torch.finfo(dtype).eps
+        size["sinks"] = max(
+            largest * units * math.prod(q.shape[:2]) ** 0.5,
+            _rounding_of_out(call, gradient, lse, out) / unit_of_sinks,
+        )
     return {name: max(number, 1.0) for name, number in size.items()}
 
 
