@@ -67,3 +67,9 @@ RAW = Kernels(
     ),
 )
 DIRECT = Kernels(*map(direct, RAW))
+
+
+def triton_kernels() -> Kernels:
+    from .attention_triton import attention_backward, attention_forward
+
+    return Kernels(attention_forward, attention_backward)

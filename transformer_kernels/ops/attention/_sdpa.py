@@ -31,13 +31,20 @@ def _mask_fits(query: Tensor, key: Tensor, mask: Any, is_causal: bool) -> bool:
 
 
 def _why_not(
-    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, gqa: bool
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    gqa: bool,
+    backend: str,
 ) -> str | None:
     """What only PyTorch can take, or refuse; none where our kernels do."""
     for x in (query, key, value):
         if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
             return "an argument is no strided tensor"
-        if x.device != query.device or not is_served(x):
+        if x.device != query.device or (backend == "auto" and not is_served(x)):
             return "the device"
         if x.dtype is not query.dtype:
             return "the dtypes"
@@ -84,7 +91,7 @@ def scaled_dot_product_attention(
             attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
             enable_gqa=enable_gqa, backend=backend,
         )  # fmt: skip
-    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, backend)
     if reason is not None:
         if backend != "auto":
             raise ArgumentValueError(

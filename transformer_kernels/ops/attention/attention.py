@@ -28,7 +28,7 @@ from . import _formula
 from ._arguments import check
 from ._autograd import Attention, apply_eagerly, public
 from ._formula import Inputs, Options
-from ._kernels import DIRECT, RAW
+from ._kernels import DIRECT, RAW, triton_kernels
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -66,10 +66,7 @@ def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]
         check(inputs, options)
         require_backend("attention", backend, inputs.q)
         if backend == "triton":
-            raise ArgumentValueError(
-                "attention: backend is 'triton', expected 'auto', 'cuda', 'cpu' or 'reference'"
-                " (there is no Triton kernel for it)"
-            )
+            kernels = triton_kernels()
         if backend == "reference" or plain:
             return _formula.forward(*inputs, *options)
     differentiated = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
@@ -181,8 +178,8 @@ def attention(
             the same on every device; default: from the generator of ``q``'s device.
         heads_first: tensors are (B, H, T, D) instead, and so is the result.
         return_lse: return the log-sum-exp of the scores, (B, H, Tq), as well. Differentiable.
-        backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"reference"``, the formula; ``"auto"`` is
-            the kernels of ``q``'s device, or the formula where there are none.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``, the formula;
+            ``"auto"`` is the kernels of ``q``'s device, or the formula where there are none.
 
     Returns:
         (B, Tq, H, Dv), or the pair of that and the log-sum-exp.
