@@ -256,6 +256,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
+  if constexpr (kHasCuda) implement(m);
+}
 
 }  // namespace transformer_kernels::torch_ops

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
+from transformer_kernels import _library
 from transformer_kernels.testing.inputs import randn
 
 ours = tfk.functional.scaled_dot_product_attention
@@ -148,3 +150,11 @@ def test_tensor_subclasses_are_asked() -> None:
 
     q = randn((1, 2, 5, 8), torch.float32).as_subclass(Tagged)
     assert isinstance(ours(q, q, q), Tagged)
+
+
+def test_a_library_without_cuda_leaves_it_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "has_cuda_kernels", False)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda query, *_, **__: query)
+    with FakeTensorMode():
+        x = torch.empty(2, 7, 16, device="cuda")
+    assert ours(x, x, x) is x
