@@ -196,7 +196,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward_op(
     const Tensor& k, const Tensor& v, Optional bias, Optional mask, Optional alibi_slopes,
     Optional sinks, Optional cu_seqlens_q, Optional cu_seqlens_k, Optional seed, double scale,
     std::int64_t window_left, std::int64_t window_right, bool top_left, double softcap,
-    double dropout, bool with_bias, bool with_sinks) {
+    double dropout, bool with_bias, bool with_sinks, bool deterministic) {
   return translate_errors([&] {
     if (with_bias && bias && is_expanded(*bias)) bias = torch::stable::contiguous(*bias);
     const Arguments a =
@@ -227,6 +227,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward_op(
     b.dk = view_of(kOp, "dk", dk);
     b.dv = view_of(kOp, "dv", dv);
     if (with_bias) b.dbias = view_of(kOp, "dbias", dbias);
+    b.deterministic = deterministic;
     attention_backward(context, b);
     return std::tuple(dq, dk, dv, dbias, dsinks);
   });
@@ -251,7 +252,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
       "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, "
       "Tensor? alibi_slopes, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
       "Tensor? seed, float scale, int window_left, int window_right, bool top_left, "
-      "float softcap, float dropout, bool with_bias, bool with_sinks) "
+      "float softcap, float dropout, bool with_bias, bool with_sinks, bool deterministic) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

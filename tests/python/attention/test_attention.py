@@ -10,6 +10,8 @@ import torch
 
 import transformer_kernels as tfk
 from transformer_kernels.functional import attention
+from transformer_kernels.ops.attention import attention as module
+from transformer_kernels.ops.attention._kernels import DIRECT
 from transformer_kernels.testing.attention import Call, check, differentiate, tensors
 from transformer_kernels.testing.inputs import poisoned, randn
 
@@ -343,3 +345,22 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     for outcome in outcomes[1:]:
         for group, first in zip(outcome, outcomes[0], strict=True):
             assert all(torch.equal(group[name], first[name]) for name in first)
+
+
+@pytest.mark.parametrize("asked", ["by keyword", "of torch", "not at all"])
+def test_repeatable_gradients_are_asked_for(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def backward(*arguments: Any) -> Any:
+        seen.append(arguments[-1])
+        return DIRECT.backward(*arguments)
+
+    monkeypatch.setattr(module, "DIRECT", DIRECT._replace(backward=backward))
+    leaves = [x.requires_grad_() for x in tensors(6, 9, dim=8)]
+    out = attention(*leaves, deterministic=asked == "by keyword")
+    torch.use_deterministic_algorithms(asked == "of torch")
+    try:
+        torch.autograd.grad(out.sum(), leaves)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [asked != "not at all"]

@@ -48,13 +48,13 @@ def test_opcheck(kind: str) -> None:
     out, lse = OPS.attention_forward(*arguments)
     everything = kind == "all"
     gradients = (torch.randn_like(out), torch.randn_like(lse), out, lse)
-    backward = (*gradients, *arguments, everything, everything)
+    backward = (*gradients, *arguments, everything, everything, False)
     torch.library.opcheck(OPS.attention_backward.default, backward)
     leaves = tuple(
         x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() and i != 5 else x
         for i, x in enumerate(arguments)
     )
-    torch.library.opcheck(OPS.attention.default, leaves)
+    torch.library.opcheck(OPS.attention.default, (*leaves, False))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -57,7 +57,9 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) if x.dtype in lower else x for x in tensors)
 
 
-def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]:
+def run(
+    inputs: Inputs, options: Options, deterministic: bool, backend: str
+) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp, by the kernels of the backend."""
     compiling = torch.compiler.is_compiling()
     kernels = RAW if compiling else DIRECT
@@ -75,10 +77,10 @@ def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]
     ):
         return kernels.forward(*inputs, *options)
     if not compiling:
-        return apply_eagerly(*inputs, *options, kernels)
+        return apply_eagerly(*inputs, *options, deterministic, kernels)
     if torch.compiler.is_exporting():
-        return public(*inputs, *options)
-    return Attention.apply(*inputs, *options, kernels)
+        return public(*inputs, *options, deterministic)
+    return Attention.apply(*inputs, *options, deterministic, kernels)
 
 
 def _window(window: Any, causal: bool) -> tuple[int, int]:
@@ -109,6 +111,7 @@ def _call(
     softcap: float,
     dropout: float,
     top_left: bool,
+    deterministic: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     try:
@@ -126,7 +129,8 @@ def _call(
                 sinks=_statistics("sinks", inputs.sinks, q),
             )
         left, right = _window(window, causal)
-        return run(inputs, Options(scale, left, right, top_left, softcap, dropout), backend)
+        options = Options(scale, left, right, top_left, softcap, dropout)
+        return run(inputs, options, deterministic, backend)
     except (RuntimeError, AttributeError, TypeError) as error:
         if isinstance(error, (ArgumentValueError, ArgumentTypeError)):
             raise
@@ -154,6 +158,7 @@ def attention(
     top_left: bool = False,
     heads_first: bool = False,
     return_lse: bool = False,
+    deterministic: bool = False,
     backend: str = "auto",
 ) -> Any:
     """Attention of ``q`` (B, Tq, H, D) to ``k`` (B, Tk, Hk, D) and ``v`` (B, Tk, Hk, Dv).
@@ -178,6 +183,9 @@ def attention(
             the same on every device; default: from the generator of ``q``'s device.
         heads_first: tensors are (B, H, T, D) instead, and so is the result.
         return_lse: return the log-sum-exp of the scores, (B, H, Tq), as well. Differentiable.
+        deterministic: whether the gradient of ``q`` is the same bits in every run on Hopper too,
+            at some cost; elsewhere, and all other results, always are.
+            :func:`torch.use_deterministic_algorithms` asks for it as well.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``, the formula;
             ``"auto"`` is the kernels of ``q``'s device, or the formula where there are none.
 
@@ -192,7 +200,7 @@ def attention(
             attention, (q, k, v), q, k, v, causal=causal, window=window, scale=scale,
             softcap=softcap, bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks,
             dropout=dropout, seed=seed, top_left=top_left, heads_first=heads_first,
-            return_lse=return_lse, backend=backend,
+            return_lse=return_lse, deterministic=deterministic, backend=backend,
         )  # fmt: skip
     if heads_first:
         check_tensors("attention", {"q": q, "k": k, "v": v})
@@ -204,7 +212,9 @@ def attention(
                 )
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     inputs = Inputs(q, k, v, bias, mask, alibi_slopes, sinks, None, None, seed)
-    out, lse = _call(inputs, causal, window, scale, softcap, dropout, top_left, backend)
+    out, lse = _call(
+        inputs, causal, window, scale, softcap, dropout, top_left, deterministic, backend
+    )
     if heads_first:
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
@@ -227,6 +237,7 @@ def attention_varlen(
     seed: Tensor | None = None,
     top_left: bool = False,
     return_lse: bool = False,
+    deterministic: bool = False,
     backend: str = "auto",
 ) -> Any:
     """:func:`attention` within sequences of different lengths, one after the other.
@@ -246,10 +257,13 @@ def attention_varlen(
         return handle_torch_function(
             attention_varlen, (q, k, v), q, k, v, cu_seqlens_q, cu_seqlens_k, causal=causal,
             window=window, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-            dropout=dropout, seed=seed, top_left=top_left, return_lse=return_lse, backend=backend,
+            dropout=dropout, seed=seed, top_left=top_left, return_lse=return_lse,
+            deterministic=deterministic, backend=backend,
         )  # fmt: skip
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
     inputs = Inputs(q, k, v, None, None, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed)
-    out, lse = _call(inputs, causal, window, scale, softcap, dropout, top_left, backend)
+    out, lse = _call(
+        inputs, causal, window, scale, softcap, dropout, top_left, deterministic, backend
+    )
     return (out, lse) if return_lse else out

@@ -552,7 +552,7 @@ def attention_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs, options = Inputs(*arguments[:10]), Options(*arguments[10:16])
-    with_bias, with_sinks = arguments[16:]
+    with_bias, with_sinks, _ = arguments[16:]
     if not (inputs.q.numel() and inputs.k.numel()):
         return _formula.backward(dout, dlse, out, lse, *arguments)
     problem = _Problem(inputs, options)
