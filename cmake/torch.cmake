@@ -22,7 +22,8 @@ endif()
 
 add_library(transformer_kernels_torch SHARED ${TFK_TORCH_SOURCES})
 target_compile_definitions(transformer_kernels_torch
-                           PRIVATE TORCH_TARGET_VERSION=0x020a000000000000ULL)  # 2.10
+                           PRIVATE TORCH_TARGET_VERSION=0x020a000000000000ULL # 2.10
+                                   $<$<BOOL:${TFK_CUDA}>:TFK_WITH_CUDA>)
 target_compile_options(transformer_kernels_torch PRIVATE -Wall -Wextra)
 target_include_directories(transformer_kernels_torch PRIVATE csrc)
 target_include_directories(transformer_kernels_torch SYSTEM PRIVATE ${TFK_TORCH_DIR}/include)

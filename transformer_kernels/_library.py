@@ -56,6 +56,17 @@ if missing_reason is not None:
     )
 
 
+# A library built without CUDA registers no kernels for it.
+has_cuda_kernels = has_kernels and torch._C._dispatch_has_kernel_for_dispatch_key(
+    f"{NAMESPACE}::softmax_forward", "CUDA"
+)
+
+
+def have_kernels_for(x: torch.Tensor) -> bool:
+    """Whether the native library is here, and serves the device of ``x``."""
+    return (has_kernels and x.is_cpu) or (has_cuda_kernels and x.is_cuda)
+
+
 def log_dispatch(line: str) -> None:
     if _log_dispatch:
         print(f"[tfk] {line}", file=sys.stderr)
@@ -88,6 +99,11 @@ def require_backend(op: str, backend: str, x: torch.Tensor) -> None:
     if x.device.type != backend:
         raise ArgumentValueError(
             f"{op}: backend is {backend!r}, expected one that serves a tensor on {x.device}"
+        )
+    if backend == "cuda" and not has_cuda_kernels:
+        raise ArgumentValueError(
+            f"{op}: backend is 'cuda', expected 'auto' or 'reference' (the library in use was built"
+            " without CUDA)"
         )
 
 

@@ -59,10 +59,10 @@ def _cuda_devices() -> tuple[str, ...]:
     )
 
 
-def _backends(loaded: bool, has_cuda: bool, has_triton: bool) -> tuple[str, ...]:
+def _backends(has_cuda: bool, has_triton: bool) -> tuple[str, ...]:
     available = {
-        "cpu": loaded,
-        "cuda": loaded and has_cuda,
+        "cpu": _library.has_kernels,
+        "cuda": _library.has_cuda_kernels and has_cuda,
         "triton": has_triton and (has_cuda or os.environ.get("TRITON_INTERPRET") == "1"),
         "reference": True,
     }
@@ -89,6 +89,6 @@ def info() -> Info:
         f" {torch.get_num_threads()} threads",
         cuda_devices=devices,
         triton=triton,
-        backends=_backends(loaded, bool(devices), triton is not None),
+        backends=_backends(bool(devices), triton is not None),
         environment={k: v for k, v in sorted(os.environ.items()) if k.startswith("TFK_")},
     )

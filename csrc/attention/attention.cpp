@@ -309,6 +309,7 @@ AttentionBackwardProblem check_backward(Device device, const AttentionBackward& 
   p.dbias = check.bias_gradient(a.dbias, in.bias, s);
   p.dbias_count = a.dbias.defined() ? a.dbias.numel() : 0;
   p.dsinks = check.sink_gradients(a.dsinks, in.sinks, s);
+  p.deterministic = a.deterministic;
   return p;
 }
 
@@ -327,11 +328,13 @@ std::string describe_problem(const char* pass, const AttentionProblem& p) {
 
 std::string describe(const AttentionForwardProblem& p) { return describe_problem("forward", p); }
 
-std::string describe(const AttentionBackwardProblem& p) { return describe_problem("backward", p); }
+std::string describe(const AttentionBackwardProblem& p) {
+  return concat(describe_problem("backward", p), p.deterministic ? " deterministic" : "");
+}
 
 void attention_forward(const Context& context, const AttentionForward& arguments) {
   const AttentionForwardProblem problem = check_forward(context.device, arguments);
-  if (problem.batch == 0 || problem.heads == 0 || problem.queries == 0) return;
+  if (problem.rows() == 0) return;
   dispatch_device(
       kOp, context.device, [&] { cpu::attention_forward(context, problem); },
       [&] {

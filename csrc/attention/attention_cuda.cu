@@ -1,20 +1,80 @@
 // SPDX-License-Identifier: MIT
-// No kernel yet: the entry has the place, and whoever comes with CUDA tensors is told.
-#include "attention/attention_problem.h"
+#include "attention/hopper_backward.h"
+#include "attention/hopper_forward.h"
+#include "attention/plain.h"
+#include "attention/tail.cuh"
 #include "core/check.h"
+#include "core/cuda/launch.cuh"
+#include "core/dispatch.h"
+#include "core/select.h"
 
 namespace transformer_kernels::cuda {
 namespace {
 
-[[noreturn]] void refuse() {
-  throw Error(Error::Kind::kValue,
-              "attention: device is cuda, expected cpu (there are no CUDA kernels for it)");
+constexpr const char* kOp = "attention";
+
+const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {
+    &kHopperForward[0], &kHopperForward[1], &kHopperForward[2], &kHopperForward[3],
+    &kHopperForward[4], &kHopperForward[5], &kPlainForward};
+const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kHopperBackward,
+                                                                             &kPlainBackward};
+
+template <std::size_t kEngines, class Problem>
+void run_best(const AttentionEngine<Problem>* const (&engines)[kEngines], const Context& context,
+              const Problem& problem) {
+  constexpr std::int64_t kMostRows = 0x7fffffff;
+  check_value(problem.queries <= kMostRows && problem.keys <= kMostRows, kOp,
+              ": a sequence has more than ", kMostRows, " rows, which CUDA kernels do not take");
+  const DeviceLimits& device = device_limits(context.device.index);
+  // The last row alone has to know what to do without a score.
+  const bool empty = problem.rows() == 0 || problem.keys == 0 || problem.batch == 0;
+  const std::size_t chosen = choose(kOp, engines, problem, [&](const auto* engine) {
+    return empty && engine != engines[kEngines - 1] ? "there is no score"
+                                                    : engine->refusal(problem, device);
+  });
+  engines[chosen]->run(context, problem);
+}
+
+Tail tail_of_queries(const AttentionProblem& p, const HeadRows& result, std::int64_t dim) {
+  return {result, p.q_offsets + p.batch, p.queries, p.heads, dim};
+}
+Tail tail_of_keys(const AttentionProblem& p, const HeadRows& result, std::int64_t dim) {
+  return {result, p.k_offsets + p.batch, p.keys, p.kv_heads, dim};
+}
+
+LaunchShape tail_shape(const Context& context) {
+  return {.ctas = device_limits(context.device.index).processors, .threads = kTailThreads};
+}
+
+void clear_tail(const Context& context, DType dtype, const Tail& tail) {
+  dispatch_float(dtype, [&]<class T>() {
+    launch(kOp, context, tail_shape(context), &clear_tail_kernel<T>, tail);
+  });
+}
+
+void hide_tail(const Context& context, const AttentionForwardProblem& p) {
+  const Tail tail = tail_of_queries(p, {}, 0);
+  dispatch_float(accumulate_dtype(p.dtype), [&]<class T>() {
+    using A = accumulate_t<T>;
+    launch(kOp, context, tail_shape(context), &hide_tail_kernel<A>, static_cast<A*>(p.lse), tail);
+  });
 }
 
 }  // namespace
 
-void attention_forward(const Context&, const AttentionForwardProblem&) { refuse(); }
+void attention_forward(const Context& context, const AttentionForwardProblem& p) {
+  run_best(kForwardEngines, context, p);
+  if (p.q_offsets == nullptr) return;
+  clear_tail(context, p.dtype, tail_of_queries(p, p.out, p.value_dim));
+  if (p.lse != nullptr) hide_tail(context, p);
+}
 
-void attention_backward(const Context&, const AttentionBackwardProblem&) { refuse(); }
+void attention_backward(const Context& context, const AttentionBackwardProblem& p) {
+  run_best(kBackwardEngines, context, p);
+  if (p.q_offsets == nullptr) return;
+  clear_tail(context, p.dtype, tail_of_queries(p, p.dq, p.dim));
+  clear_tail(context, p.dtype, tail_of_keys(p, p.dk, p.dim));
+  clear_tail(context, p.dtype, tail_of_keys(p, p.dv, p.value_dim));
+}
 
 }  // namespace transformer_kernels::cuda

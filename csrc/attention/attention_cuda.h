@@ -17,8 +17,8 @@ struct AttentionEngine {
 };
 
 template <class Problem>
-std::string name_of(const AttentionEngine<Problem>& engine) {
-  return engine.name;
+std::string name_of(const AttentionEngine<Problem>* engine) {
+  return engine->name;
 }
 
 }  // namespace transformer_kernels::cuda

@@ -59,7 +59,7 @@ struct HeadNumbers {
   std::int64_t head_stride = 0;
 
   template <class A>
-  A at(std::int64_t batch, std::int64_t head, A otherwise) const {
+  constexpr A at(std::int64_t batch, std::int64_t head, A otherwise) const {
     if (data == nullptr) return otherwise;
     return static_cast<const A*>(data)[batch * batch_stride + head * head_stride];
   }
@@ -135,7 +135,22 @@ struct AttentionProblem {
   constexpr Range visible(const Sequence& s, Range queries_of_block) const {
     return {visible(s, queries_of_block.begin).begin, visible(s, queries_of_block.end - 1).end};
   }
+
+  // Queries that may see one of these keys by their place.
+  constexpr Range seeing(const Sequence& s, Range keys_of_block) const {
+    const std::int64_t shift = diagonal(s, 0);
+    const std::int64_t zero = 0;
+    const std::int64_t first = keys_of_block.begin - shift - window_right;
+    const std::int64_t end = keys_of_block.end - shift + window_left;
+    const std::int64_t begin = window_right < 0 ? 0 : std::clamp(first, zero, s.queries);
+    return {begin, window_left < 0 ? s.queries : std::max(begin, std::min(end, s.queries))};
+  }
 };
+
+// Whether scores are products of q and k times the scale, where visible.
+constexpr bool has_plain_scores(const AttentionProblem& p) {
+  return p.softcap == 0 && p.slopes.data == nullptr && !p.bias.defined() && !p.mask.defined();
+}
 
 struct AttentionForwardProblem : AttentionProblem {
   HeadRows out;
@@ -153,6 +168,7 @@ struct AttentionBackwardProblem : AttentionProblem {
   ScoreMap dbias;
   std::int64_t dbias_count;  // elements
   void* dsinks;              // may be null
+  bool deterministic;
 };
 
 std::string describe(const AttentionForwardProblem& problem);

@@ -225,12 +225,8 @@ void hide_masked(const ScoreMap& mask, const ScorePlace& at, F* row) {
   if (*data == 0) fill_row(row, kMinusInfinity<F>, at.count);
 }
 
-// Whether scores are products of q and k times the scale, where visible. A scale that is not
-// positive changes which product is the largest.
-inline bool plain_scores(const AttentionProblem& p) {
-  return p.softcap == 0 && p.slopes.data == nullptr && !p.bias.defined() && !p.mask.defined() &&
-         p.scale > 0;
-}
+// A scale that is not positive changes which product is the largest.
+inline bool plain_scores(const AttentionProblem& p) { return has_plain_scores(p) && p.scale > 0; }
 
 // Products become scores, but for what visible() hides. `slope` gets the derivative of the cap;
 // where it is null nobody needs it. `scratch` has room for a row.

@@ -5,8 +5,8 @@
 //   log-softmax  dx = scale * (dy - exp(y) * sum(dy))
 #pragma once
 
+#include "core/cuda/exponent.cuh"
 #include "core/cuda/row.cuh"
-#include "softmax/exponent.cuh"
 #include "softmax/softmax_plan.h"
 
 namespace transformer_kernels::cuda {

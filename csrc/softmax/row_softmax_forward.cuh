@@ -5,8 +5,8 @@
 // pairs then merge over the warp, the group and the cluster, with one barrier a row.
 #pragma once
 
+#include "core/cuda/exponent.cuh"
 #include "core/cuda/row.cuh"
-#include "softmax/exponent.cuh"
 #include "softmax/row_mask.cuh"
 #include "softmax/softmax_plan.h"
 

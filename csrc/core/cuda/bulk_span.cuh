@@ -33,7 +33,7 @@ __device__ void copy_inside(const Extent<T>& extent, std::uintptr_t pack, std::u
   for (int k = 0; k < 16 / static_cast<int>(sizeof(T)); ++k) {
     if (source + k >= extent.begin && source + k < extent.end) target[k] = source[k];
   }
-  fence_proxy_async();
+  fence_async_shared();
 }
 
 // The packs [begin, end), both multiples of 16 bytes, without those that reach out of the operand.

@@ -45,11 +45,54 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, uint4 v) {
                : "memory");
 }
 
+__device__ __forceinline__ float4 load_shared_floats(std::uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ int load_shared_int(std::uint32_t address) {
+  int v;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_shared_int(std::uint32_t address, int v) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+// Flags between CTAs: what was written before the store is seen after a load that finds it.
+__device__ __forceinline__ int load_acquire(const int* pointer) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(pointer) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_release(int* pointer, int v) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(pointer), "r"(v) : "memory");
+}
+
+// ------------------------------------------------------------------ numbers
+
+__device__ __forceinline__ float exp2_approximate(float v) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+  return power;
+}
+
 // ------------------------------------------------------------------ barriers
 
 // Barrier of `threads` threads of the CTA; `id` is 1..15.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Arrives without waiting: another `named_barrier` of the same id and count waits.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -61,6 +104,10 @@ __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrival
 // Makes initialised mbarriers visible to bulk copies and to the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, std::uint32_t bytes) {
@@ -99,8 +146,35 @@ __device__ __forceinline__ void bulk_load(std::uint32_t destination, const void*
       : "memory");
 }
 
-// Orders what this thread wrote to shared memory before later bulk copies to the same place.
-__device__ __forceinline__ void fence_proxy_async() {
+// Adds floats of shared memory to global memory.
+__device__ __forceinline__ void bulk_reduce_add(float* destination, std::uint32_t source,
+                                                std::uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   destination),
+               "r"(source), "r"(bytes)
+               : "memory");
+}
+
+// Bulk copies out of shared memory are waited for in groups, by the thread that started them.
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until at most `kPending` groups have still to read their source.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Until at most `kPending` groups have still to write their destination.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Between what this thread has stored to shared memory and bulk copies or wgmma that read it, or
+// write to the same place.
+__device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 

@@ -18,6 +18,8 @@ struct LayerNorm {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { NormOps<LayerNorm>::define(m); }
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { NormOps<LayerNorm>::implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) { NormOps<LayerNorm>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
+  if constexpr (kHasCuda) NormOps<LayerNorm>::implement(m);
+}
 
 }  // namespace transformer_kernels::torch_ops

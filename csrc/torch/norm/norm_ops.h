@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "core/dispatch.h"
 #include "torch/convert.h"
 
 namespace transformer_kernels::torch_ops {

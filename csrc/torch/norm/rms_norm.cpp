@@ -18,6 +18,8 @@ struct RmsNorm {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { NormOps<RmsNorm>::define(m); }
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { NormOps<RmsNorm>::implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) { NormOps<RmsNorm>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
+  if constexpr (kHasCuda) NormOps<RmsNorm>::implement(m);
+}
 
 }  // namespace transformer_kernels::torch_ops

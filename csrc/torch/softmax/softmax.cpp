@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/softmax/softmax.h"
 
+#include "core/dispatch.h"
 #include "torch/convert.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -61,6 +62,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
+  if constexpr (kHasCuda) implement(m);
+}
 
 }  // namespace transformer_kernels::torch_ops

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import transformer_kernels as tfk
 from transformer_kernels import _library
@@ -99,6 +100,20 @@ F.softmax(torch.randn(4, 8), 0)
     result = _python(code, TFK_LOG="dispatch")
     assert "[tfk] softmax forward float32 4x8" in result.stderr
     assert "[tfk] softmax: dim 0 is not the last: x is copied" in result.stderr
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_who_serves_cuda(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "has_cuda_kernels", built)
+    monkeypatch.setattr(_library, "missing_reason", None)
+    with FakeTensorMode():
+        x = torch.empty(4, device="cuda")
+    assert _library.have_kernels_for(x) == built
+    if built:
+        _library.require_backend("softmax", "cuda", x)
+    else:
+        with pytest.raises(ValueError, match="the library in use was built without CUDA"):
+            _library.require_backend("softmax", "cuda", x)
 
 
 @needs_library

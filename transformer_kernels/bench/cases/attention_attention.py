@@ -85,7 +85,7 @@ def _ours_backward(causal: bool, arguments: Arguments) -> Call:
     shape = arguments["q"].shape
 
     def call() -> Any:
-        gradients = raw(dout, None, out, arguments["lse"], *inputs, False, False)
+        gradients = raw(dout, None, out, arguments["lse"], *inputs, False, False, False)
         return tuple(gradient.view(shape) for gradient in gradients[:3])
 
     return call

@@ -70,7 +70,8 @@ def in_the_order_of(x: Tensor, like: Tensor) -> Tensor:
 
 def _of_kv_heads(x: Tensor, kv_heads: int) -> Tensor:
     """(B, H, T, D), added up over the heads that share one, as (B, T, Hk, D)."""
-    return x.unflatten(1, (kv_heads, -1)).sum(2).transpose(1, 2)
+    group = x.shape[1] // max(kv_heads, 1)
+    return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2)
 
 
 def _places(queries: int, keys: int, top_left: bool, device: torch.device) -> Tensor:
@@ -281,7 +282,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for."""
     inputs, options = _split(arguments)
-    with_bias, with_sinks = arguments[16:]
+    with_bias, with_sinks, _ = arguments[16:]
     dbias = dsinks = lse.new_empty(0)
     if inputs.cu_seqlens_q is not None:
         dq, dk, dv, delta = _varlen_backward(dout, dlse, out, lse, inputs, options)

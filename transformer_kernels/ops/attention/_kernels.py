@@ -42,7 +42,7 @@ def _fake_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v, bias, _, _, sinks = arguments[:7]
-    with_bias, with_sinks = arguments[16:]
+    with_bias, with_sinks, _ = arguments[16:]
     check_same_device("attention", q, k, v, dout, dlse, out, lse)
     return (
         _empty(q, *q.shape),
@@ -61,9 +61,16 @@ RAW = Kernels(
     ),
     raw_op(
         f"attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {ARGUMENTS}, "
-        "bool with_bias, bool with_sinks) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        "bool with_bias, bool with_sinks, bool deterministic)"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
         reference=_formula.backward,
         fake=_fake_backward,
     ),
 )
 DIRECT = Kernels(*map(direct, RAW))
+
+
+def triton_kernels() -> Kernels:
+    from .attention_triton import attention_backward, attention_forward
+
+    return Kernels(attention_forward, attention_backward)

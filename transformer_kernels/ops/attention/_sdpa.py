@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
-from .attention import attention
+from .attention import attention, is_served
 
 _MOST_DIM = 256
 _OP = "scaled_dot_product_attention"
@@ -31,13 +31,20 @@ def _mask_fits(query: Tensor, key: Tensor, mask: Any, is_causal: bool) -> bool:
 
 
 def _why_not(
-    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, gqa: bool
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    gqa: bool,
+    backend: str,
 ) -> str | None:
     """What only PyTorch can take, or refuse; none where our kernels do."""
     for x in (query, key, value):
         if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
             return "an argument is no strided tensor"
-        if not x.is_cpu:
+        if x.device != query.device or (backend == "auto" and not is_served(x)):
             return "the device"
         if x.dtype is not query.dtype:
             return "the dtypes"
@@ -72,7 +79,7 @@ def scaled_dot_product_attention(
     """:func:`torch.nn.functional.scaled_dot_product_attention`, with its arguments.
 
     Tensors are (N, H, L, E) or (N, L, E); ``is_causal`` lines the first query up with the first
-    key. What our kernels do not take (other devices than the CPU, broadcast batches, head dims
+    key. What our kernels do not take (other devices than CPU and CUDA, broadcast batches, head dims
     above 256, and all that PyTorch refuses) is PyTorch's own call; ``TFK_LOG=dispatch`` says so.
 
     Args:
@@ -84,7 +91,7 @@ def scaled_dot_product_attention(
             attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
             enable_gqa=enable_gqa, backend=backend,
         )  # fmt: skip
-    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, backend)
     if reason is not None:
         if backend != "auto":
             raise ArgumentValueError(

@@ -22,22 +22,29 @@ from ..._errors import (
     check_tensors,
     translate,
 )
-from ..._library import has_kernels, require_backend
+from ..._library import have_kernels_for, require_backend
 from .._dtype import accumulate_dtype
 from . import _formula
 from ._arguments import check
 from ._autograd import Attention, apply_eagerly, public
 from ._formula import Inputs, Options
-from ._kernels import DIRECT, RAW
+from ._kernels import DIRECT, RAW, triton_kernels
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled
 _MOST_SEED = 2**63 - 1
 
 
-def fresh_seed() -> Tensor:
-    """A seed and an offset for dropout, from PyTorch's generator."""
-    return torch.randint(_MOST_SEED, (2,), dtype=torch.int64)
+def fresh_seed(device: torch.device) -> Tensor:
+    """A seed and an offset for dropout, from the device's generator: a CUDA graph draws new ones at
+    each replay."""
+    return torch.randint(_MOST_SEED, (2,), dtype=torch.int64, device=device)
+
+
+def is_served(x: Tensor) -> bool:
+    """Whether attention is ours on the device of ``x``; elsewhere PyTorch's kernels are better than
+    our formula."""
+    return x.is_cpu or have_kernels_for(x)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -50,19 +57,18 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) if x.dtype in lower else x for x in tensors)
 
 
-def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]:
+def run(
+    inputs: Inputs, options: Options, deterministic: bool, backend: str
+) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp, by the kernels of the backend."""
     compiling = torch.compiler.is_compiling()
     kernels = RAW if compiling else DIRECT
     plain = _functorch_active()
-    if not has_kernels or backend != "auto" or plain or not inputs.q.is_cpu:
+    if backend != "auto" or plain or not have_kernels_for(inputs.q):
         check(inputs, options)
         require_backend("attention", backend, inputs.q)
-        if backend in ("cuda", "triton"):
-            raise ArgumentValueError(
-                f"attention: backend is {backend!r}, expected 'auto', 'cpu' or 'reference'"
-                " (the others have no kernel for it)"
-            )
+        if backend == "triton":
+            kernels = triton_kernels()
         if backend == "reference" or plain:
             return _formula.forward(*inputs, *options)
     differentiated = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
@@ -71,10 +77,10 @@ def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]
     ):
         return kernels.forward(*inputs, *options)
     if not compiling:
-        return apply_eagerly(*inputs, *options, kernels)
+        return apply_eagerly(*inputs, *options, deterministic, kernels)
     if torch.compiler.is_exporting():
-        return public(*inputs, *options)
-    return Attention.apply(*inputs, *options, kernels)
+        return public(*inputs, *options, deterministic)
+    return Attention.apply(*inputs, *options, deterministic, kernels)
 
 
 def _window(window: Any, causal: bool) -> tuple[int, int]:
@@ -105,6 +111,7 @@ def _call(
     softcap: float,
     dropout: float,
     top_left: bool,
+    deterministic: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     try:
@@ -115,14 +122,15 @@ def _call(
         if scale is None:
             scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0
         if dropout and inputs.seed is None:
-            inputs = inputs._replace(seed=fresh_seed())
+            inputs = inputs._replace(seed=fresh_seed(q.device))
         if inputs.alibi_slopes is not None or inputs.sinks is not None:
             inputs = inputs._replace(
                 alibi_slopes=_statistics("alibi_slopes", inputs.alibi_slopes, q),
                 sinks=_statistics("sinks", inputs.sinks, q),
             )
         left, right = _window(window, causal)
-        return run(inputs, Options(scale, left, right, top_left, softcap, dropout), backend)
+        options = Options(scale, left, right, top_left, softcap, dropout)
+        return run(inputs, options, deterministic, backend)
     except (RuntimeError, AttributeError, TypeError) as error:
         if isinstance(error, (ArgumentValueError, ArgumentTypeError)):
             raise
@@ -150,6 +158,7 @@ def attention(
     top_left: bool = False,
     heads_first: bool = False,
     return_lse: bool = False,
+    deterministic: bool = False,
     backend: str = "auto",
 ) -> Any:
     """Attention of ``q`` (B, Tq, H, D) to ``k`` (B, Tk, Hk, D) and ``v`` (B, Tk, Hk, Dv).
@@ -170,12 +179,15 @@ def attention(
         alibi_slopes: (H,) or (B, H); ``slope * distance`` comes off each score.
         sinks: (H,): a score of every query that belongs to no key. May require a gradient.
         dropout: the probability that a weight is dropped.
-        seed: int64 seed and offset, on the CPU, that determine what is dropped, on every device;
-            default: from PyTorch's generator.
+        seed: int64 seed and offset, on the CPU or beside ``q``, that determine what is dropped,
+            the same on every device; default: from the generator of ``q``'s device.
         heads_first: tensors are (B, H, T, D) instead, and so is the result.
         return_lse: return the log-sum-exp of the scores, (B, H, Tq), as well. Differentiable.
-        backend: ``"auto"``, ``"cpu"`` or ``"reference"``; elsewhere than on the CPU ``"auto"`` is
-            the formula.
+        deterministic: whether the gradient of ``q`` is the same bits in every run on Hopper too,
+            at some cost; elsewhere, and all other results, always are.
+            :func:`torch.use_deterministic_algorithms` asks for it as well.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``, the formula;
+            ``"auto"`` is the kernels of ``q``'s device, or the formula where there are none.
 
     Returns:
         (B, Tq, H, Dv), or the pair of that and the log-sum-exp.
@@ -188,7 +200,7 @@ def attention(
             attention, (q, k, v), q, k, v, causal=causal, window=window, scale=scale,
             softcap=softcap, bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks,
             dropout=dropout, seed=seed, top_left=top_left, heads_first=heads_first,
-            return_lse=return_lse, backend=backend,
+            return_lse=return_lse, deterministic=deterministic, backend=backend,
         )  # fmt: skip
     if heads_first:
         check_tensors("attention", {"q": q, "k": k, "v": v})
@@ -200,7 +212,9 @@ def attention(
                 )
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     inputs = Inputs(q, k, v, bias, mask, alibi_slopes, sinks, None, None, seed)
-    out, lse = _call(inputs, causal, window, scale, softcap, dropout, top_left, backend)
+    out, lse = _call(
+        inputs, causal, window, scale, softcap, dropout, top_left, deterministic, backend
+    )
     if heads_first:
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
@@ -223,6 +237,7 @@ def attention_varlen(
     seed: Tensor | None = None,
     top_left: bool = False,
     return_lse: bool = False,
+    deterministic: bool = False,
     backend: str = "auto",
 ) -> Any:
     """:func:`attention` within sequences of different lengths, one after the other.
@@ -242,10 +257,13 @@ def attention_varlen(
         return handle_torch_function(
             attention_varlen, (q, k, v), q, k, v, cu_seqlens_q, cu_seqlens_k, causal=causal,
             window=window, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-            dropout=dropout, seed=seed, top_left=top_left, return_lse=return_lse, backend=backend,
+            dropout=dropout, seed=seed, top_left=top_left, return_lse=return_lse,
+            deterministic=deterministic, backend=backend,
         )  # fmt: skip
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
     inputs = Inputs(q, k, v, None, None, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed)
-    out, lse = _call(inputs, causal, window, scale, softcap, dropout, top_left, backend)
+    out, lse = _call(
+        inputs, causal, window, scale, softcap, dropout, top_left, deterministic, backend
+    )
     return (out, lse) if return_lse else out

@@ -19,7 +19,7 @@
 // broadcast by strides of 0; sinks is (H,).
 // Sequences of different lengths: with cu_seqlens_q and cu_seqlens_k, q is (total Tq, H, D), and
 // likewise k, v and out; lse is (H, total Tq). Sequence b holds the rows from cu_seqlens[b] up to
-// cu_seqlens[b + 1]; rows past the last are neither read nor written.
+// cu_seqlens[b + 1]; rows past the last are not read, and results are 0 there (-inf in lse).
 // Dtypes: q, k, v, out and their gradients are all float64, float32, float16 or bfloat16; mask is
 // bool; bias is of q's dtype or float32; lse, sinks, alibi_slopes and the gradients of lse, sinks
 // and bias are float32 (float64 with float64). Arithmetic is in float32 (float64 for float64).
@@ -92,6 +92,9 @@ struct AttentionBackward {
   TensorView dv;
   TensorView dbias{};   // optional; contiguous, with a size of 1 where bias is broadcast
   TensorView dsinks{};  // optional
+  // Whether the same arguments give the same bits on each call. Without it an engine may add up dq
+  // in whatever order its parts become ready, which is faster; all else is repeatable anyway.
+  bool deterministic = false;
 };
 
 // Throws Error, with nothing written, when an argument does not meet the contract above.

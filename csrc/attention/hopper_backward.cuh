@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// Backward pass of attention on sm_90a: dk, dv, and dq in float32.
+//
+// One CTA an SM, which takes tiles of 128 keys of one head of k and v and goes through the blocks
+// of 64 queries that see them, for all query heads of the group: dk and dv are sums in registers
+// and need no atomics. dq is a sum over tiles in global memory.
+//   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; and where dq has to
+//                 be the same in every run, two that keep the order in which tiles add to it
+//   the others    64 keys each, see hopper_backward_consumer.cuh
+#pragma once
+
+#include "attention/hopper_backward_consumer.cuh"
+#include "attention/hopper_backward_producer.cuh"
+
+namespace transformer_kernels::cuda {
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    hopper_backward_kernel(const __grid_constant__ HopperBackward p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / kWarp % 4, 0);
+  const int lane = threadIdx.x % kWarp;
+  if (threadIdx.x == 0) BackwardShared<C>::init_barriers();
+  __syncthreads();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  if (warpgroup == 0) {
+    give_registers<C::kProducerRegisters>();
+    if (lane != 0) return;
+    const BackwardProducer<C> producer(p);
+    if (warp == 0) producer.schedule();
+    if (warp == 1) producer.load_queries();
+    if (C::kOrdered && warp == 2) producer.await_turns();
+    if (C::kOrdered && warp == 3) producer.pass_turns_on();
+  } else {
+    take_registers<C::kConsumerRegisters>();
+    BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();
+  }
+#endif
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: MIT
+// A consumer of the backward kernel on Hopper: a warpgroup that owns 64 keys.
+//
+//   S^T = K Q^T,  P^T = exp(S^T - lse),  dP^T = V dO^T,  dS^T = P^T (dP^T - delta)
+//   dV += P^T dO,  dK += dS^T Q,  dQ = dS K
+//
+// Rows of the first four are keys: P^T and dS^T stay in registers, as the A of dV and dK. dS^T goes
+// to shared memory as well, where wgmma reads it as dS: the consumers' keys meet there, and only
+// there. dQ of a block is made one block later, so that no consumer waits for another.
+#pragma once
+
+#include "attention/hopper_backward_tile.cuh"
+#include "core/cuda/pack.cuh"
+
+namespace transformer_kernels::cuda {
+
+template <class C>
+struct BackwardConsumer : BackwardShared<C> {
+  using S = BackwardShared<C>;
+  using T = typename C::T;
+
+  static constexpr int kShareSums = 64 * kBlockQueries;
+
+  // Queries that a key is seen by, counted from the thread's first column.
+  struct Seen {
+    int first;
+    int last;
+  };
+
+  const HopperBackward& p;
+  const int own;  // which consumer
+  const int warp;
+  const int lane;
+  std::uint32_t count = 0;  // of blocks
+  std::uint32_t items = 0;
+
+  float dk[C::kDim / 2], dv[C::kDim / 2];
+  float s[32];   // S^T, then P^T; and between them dQ of the block before
+  float dp[32];  // dP^T
+  std::uint32_t p_packed[16], ds_packed[16];
+
+  static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
+    return __shfl_sync(kAllLanes, address, 0);
+  }
+
+  __device__ BackwardConsumer(const HopperBackward& problem, int consumer, int warp_, int lane_)
+      : p(problem),
+        own(consumer),
+        warp(warp_),
+        lane(lane_) {}
+
+  // ---------------------------------------------------------------- memory
+
+  static __device__ __forceinline__ int q_block(std::uint32_t n) {
+    return C::kQ + static_cast<int>(n % C::kQStages) * C::kRowsBytes;
+  }
+  static __device__ __forceinline__ int dout_block(std::uint32_t n) {
+    return C::kDout + static_cast<int>(n % C::kDoutStages) * C::kRowsBytes;
+  }
+  static __device__ __forceinline__ int ds_block(std::uint32_t n) {
+    return C::kDs + static_cast<int>(n % C::kDsStages) * C::kDsBytes;
+  }
+  // Of two columns of each 8 among 16: lse; -delta lies kBlockQueries behind.
+  __device__ __forceinline__ float4 statistic(std::uint32_t n, int columns_16, int which) const {
+    const int at = C::kStatistics + static_cast<int>(n % C::kQStages) * C::kStatisticBytes;
+    return load_shared_floats(S::at(at) + which * kBlockQueries * 4 + columns_16 * 64 +
+                              lane % 4 * 16);
+  }
+
+  template <int kStages>
+  __device__ __forceinline__ void release(int first, std::uint32_t n) const {
+    if (lane == 0) mbarrier_arrive(S::template barrier<kStages>(first, n));
+  }
+
+  // Sixteen rows of a warp to shared memory, two matrices of 16 columns at a time.
+  __device__ __forceinline__ void store_columns(int rows, int columns_16,
+                                                const std::uint32_t* words) const {
+    const int row = warp * 16 + lane % 16;
+    const int piece = (columns_16 % 4 * 2 + lane / 16) ^ (lane % 8);
+    store_matrices(S::at(rows) + columns_16 / 4 * C::kChunkBytes + row * kSwizzleRow + piece * 16,
+                   words[0], words[1], words[2], words[3]);
+  }
+
+  // ---------------------------------------------------------------- steps of products
+
+  static __device__ __forceinline__ std::uint64_t rows_of(int block) {
+    return matrix_descriptor(uniform(S::at(block)));
+  }
+  static __device__ __forceinline__ std::uint64_t columns_of(int block) {
+    return matrix_descriptor(uniform(S::at(block)), C::kChunkBytes);
+  }
+
+  // Of all keys, the columns of dq that this consumer makes.
+  __device__ __forceinline__ std::uint64_t dq_keys() const {
+    return columns_of(C::kK + (C::kShares == 1 ? 0 : own * C::kChunkBytes));
+  }
+
+  static constexpr int kScoreSteps = C::kDim / 16;
+  static constexpr int kQuerySteps = kBlockQueries / 16;
+  static constexpr int kKeySteps = kTileKeys / 16;
+
+  // S^T or dP^T: 16 columns of D.
+  static __device__ __forceinline__ void score_step(float (&sums)[32], std::uint64_t keys,
+                                                    std::uint64_t queries, int step) {
+    const int at = step / 4 * (C::kChunkBytes / 16) + step % 4 * 2;
+    if (step == 0) {
+      wgmma_first<T>(sums, keys, queries);
+    } else {
+      wgmma<T>(sums, keys + at, queries + at);
+    }
+  }
+  // dV or dK: 16 queries.
+  static __device__ __forceinline__ void gradient_step(float (&sums)[C::kDim / 2],
+                                                       const std::uint32_t* factors,
+                                                       std::uint64_t queries, int step) {
+    wgmma<T, Major::kOther>(sums, factors + 4 * step, queries + step * 128);
+  }
+  // dQ: 16 keys.
+  __device__ __forceinline__ void dq_step(std::uint64_t ds, std::uint64_t keys, int step) {
+    const int at = step / 4 * (C::kRowsBytes / 16) + step % 4 * 128;
+    if (step == 0) {
+      wgmma_first<T, Major::kOther, Major::kOther>(s, ds, keys);
+    } else {
+      wgmma<T, Major::kOther, Major::kOther>(s, ds + step * 128, keys + at);
+    }
+  }
+
+  // ---------------------------------------------------------------- products, one group each
+  // Those with both operands in shared memory take all of its bandwidth, those with one in
+  // registers half of it: taking turns, they hide each other.
+
+  __device__ __forceinline__ void multiply_scores(float (&sums)[32], int own_rows, int block) {
+    const std::uint64_t keys = rows_of(own_rows + own * C::kRowsBytes);
+    const std::uint64_t queries = rows_of(block);
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step) score_step(sums, keys, queries, step);
+    wgmma_commit();
+  }
+
+  static __device__ __forceinline__ void multiply_gradient(float (&sums)[C::kDim / 2],
+                                                           const std::uint32_t* factors,
+                                                           int block) {
+    const std::uint64_t queries = columns_of(block);
+#pragma unroll
+    for (int step = 0; step < kQuerySteps; ++step) gradient_step(sums, factors, queries, step);
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void multiply_dq_and_dv(std::uint32_t dq_count) {
+    const std::uint64_t ds = rows_of(ds_block(dq_count));
+    const std::uint64_t keys = dq_keys();
+    const std::uint64_t queries = columns_of(dout_block(count));
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+      dq_step(ds, keys, step);
+      if (step % 2 == 1) gradient_step(dv, p_packed, queries, step / 2);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void multiply_dq(std::uint32_t dq_count) {
+    const std::uint64_t ds = rows_of(ds_block(dq_count));
+    const std::uint64_t keys = dq_keys();
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) dq_step(ds, keys, step);
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void multiply_scores_and_dk() {
+    constexpr int kEvery = kScoreSteps / kQuerySteps;
+    const std::uint64_t keys = rows_of(C::kK + own * C::kRowsBytes);
+    const std::uint64_t next = rows_of(q_block(count + 1));
+    const std::uint64_t queries = columns_of(q_block(count));
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step) {
+      score_step(s, keys, next, step);
+      if (step % kEvery == kEvery - 1) gradient_step(dk, ds_packed, queries, step / kEvery);
+    }
+    wgmma_commit();
+  }
+
+  // ---------------------------------------------------------------- between products
+
+  // What follows from the item is computed anew where it is needed: registers are scarcer.
+  __device__ __forceinline__ int own_key() const {
+    return __reduce_max_sync(kAllLanes, S::tile_index(items)) * kTileKeys + 64 * own;
+  }
+  __device__ __forceinline__ int own_begin() const {
+    const int key = own_key();
+    return p.plan.begin_block_of(key, p.plan.blocks_of(key / kTileKeys));
+  }
+
+  __device__ __forceinline__ void begin_tile(const BackwardItem& item) {
+    mbarrier_wait(S::barrier(C::kKeysFull), item.parity());
+#pragma unroll
+    for (int i = 0; i < C::kDim / 2; ++i) dk[i] = dv[i] = 0;
+  }
+
+  __device__ __forceinline__ Seen seen(int key, int column) const {
+    const HopperBackwardPlan& plan = p.plan;
+    if (key >= plan.keys) return {kNoBound, -kNoBound};
+    return {key - plan.shift - plan.window_right - column,
+            key - plan.shift + plan.window_left - column};
+  }
+
+  // Products and exponentials of what is not seen may be anything: they are replaced.
+  __device__ __forceinline__ void hide_unseen(int block, int own_first_key) {
+    const int column = block * kBlockQueries + lane % 4 * 2;
+    const int key = own_first_key + warp * 16 + lane / 4;
+    const Seen upper = seen(key, column);
+    const Seen lower = seen(key + 8, column);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int at = i / 4 * 8 + i % 2;
+      const Seen& of = i % 4 < 2 ? upper : lower;
+      if (at < of.first || at > of.last) s[i] = 0;
+    }
+  }
+
+  // S^T of block number n -> P^T. lse is infinite for rows past the end and such that see no key.
+  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n) {
+    const float scale = p.scale_in_bits;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 lse = statistic(n, i, 0);
+      const float of[4] = {lse.x, lse.y, lse.z, lse.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float& x = s[8 * i + j];
+        x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
+      }
+    }
+    const int key = own_key();
+    const BlockRange unmasked = p.plan.unmasked_blocks(key, key + 63);
+    if (block < unmasked.begin || block >= unmasked.end) hide_unseen(block, key);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) p_packed[i] = narrow_word<T>(s + 2 * i);
+    pin(p_packed);
+  }
+
+  // dS^T from dP^T, with P^T as it was rounded for dV.
+  __device__ __forceinline__ void differentiate() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 delta = statistic(count, i, 1);
+      const float minus[4] = {delta.x, delta.y, delta.z, delta.w};
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        float x[2];
+        widen_word<T>(p_packed[4 * i + j / 2], x);
+        x[0] *= dp[8 * i + j] + minus[j / 4 * 2];
+        x[1] *= dp[8 * i + j + 1] + minus[j / 4 * 2 + 1];
+        ds_packed[4 * i + j / 2] = narrow_word<T>(x);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_ds() {
+    S::template wait_empty<C::kDsStages>(C::kDsEmpty, count);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      store_columns(ds_block(count) + own * C::kChunkBytes, i, ds_packed + 4 * i);
+    }
+    fence_async_shared();
+    __syncwarp();
+    release<C::kDsStages>(C::kDsFull, count);
+  }
+
+  // Sums are added as they lie in registers; each warp has 4 KB of its own in a block, which is
+  // number `place` among those of all heads.
+  __device__ __forceinline__ void add_dq(int place, std::uint32_t dq_count) {
+    pin(s);
+    release<C::kDsStages>(C::kDsEmpty, dq_count);
+    if constexpr (C::kOrdered) {
+      S::template wait_full<C::kTurnStages>(C::kTurn, dq_count);
+    }
+    const int share = C::kShares == 1 ? 0 : own;
+    float* const to = p.dq + static_cast<std::int64_t>(place * C::kShares + share) * kShareSums +
+                      (warp * 1024 + lane * 4);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      global_reduce_add(to + i * 128,
+                        make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]));
+    }
+    if constexpr (C::kOrdered) {
+      __syncwarp();
+      release<C::kTurnStages>(C::kAdded, dq_count);
+    }
+  }
+
+  // ---------------------------------------------------------------- blocks
+
+  // One block. On entry p_packed holds its P^T, on return that of the next, unless it is the last.
+  // kWithDq: and dQ of the block before. `head_place` is the place of the head's block 0 in dq.
+  template <bool kWithDq, bool kLast>
+  __device__ __forceinline__ void step(int block, int head_place) {
+    S::template wait_full<C::kDoutStages>(C::kDoutFull, count);
+    if constexpr (!kLast) S::template wait_full<C::kQStages>(C::kQFull, count + 1);
+    if constexpr (kWithDq) S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
+    pin(p_packed);
+    pin(dv);
+    wgmma_fence();
+    multiply_scores(dp, C::kV, dout_block(count));
+    if constexpr (kWithDq) {
+      multiply_dq_and_dv(count - 1);
+    } else {
+      multiply_gradient(dv, p_packed, dout_block(count));
+    }
+    wgmma_wait<1>();
+    pin(dp);
+    differentiate();
+    wgmma_wait<0>();
+    pin(dv);
+    release<C::kDoutStages>(C::kDoutEmpty, count);
+    if constexpr (kWithDq) add_dq(head_place + block + 1, count - 1);
+    pin(ds_packed);
+    pin(dk);
+    wgmma_fence();
+    if constexpr (kLast) {
+      multiply_gradient(dk, ds_packed, q_block(count));
+    } else {
+      multiply_scores_and_dk();
+    }
+    store_ds();
+    wgmma_wait<0>();
+    pin(dk);
+    release<C::kQStages>(C::kQEmpty, count);
+    if constexpr (!kLast) {
+      pin(s);
+      exponentiate(block - 1, count + 1);
+    }
+    ++count;
+  }
+
+  __device__ __forceinline__ void begin_head(int block) {
+    S::template wait_full<C::kQStages>(C::kQFull, count);
+    wgmma_fence();
+    multiply_scores(s, C::kK, q_block(count));
+    wgmma_wait<0>();
+    pin(s);
+    exponentiate(block, count);
+  }
+
+  // dQ of the block before, with no other product beside it.
+  __device__ __forceinline__ void finish_dq(int place) {
+    const std::uint32_t before = count - 1;
+    if (!C::makes_dq(own, before)) {
+      release<C::kDsStages>(C::kDsEmpty, before);
+      return;
+    }
+    S::template wait_full<C::kDsStages>(C::kDsFull, before);
+    wgmma_fence();
+    multiply_dq(before);
+    wgmma_wait<0>();
+    add_dq(place, before);
+  }
+
+  // A block that sees keys of other consumers only.
+  __device__ __forceinline__ void skip_block() {
+    S::template wait_full<C::kQStages>(C::kQFull, count);
+    release<C::kQStages>(C::kQEmpty, count);
+    S::template wait_full<C::kDoutStages>(C::kDoutFull, count);
+    release<C::kDoutStages>(C::kDoutEmpty, count);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) ds_packed[i] = 0;
+    store_ds();
+    ++count;
+  }
+
+  template <bool kLast>
+  __device__ __forceinline__ void later_step(int block, int head_place) {
+    if (C::makes_dq(own, count - 1)) {
+      step<true, kLast>(block, head_place);
+    } else {
+      release<C::kDsStages>(C::kDsEmpty, count - 1);
+      step<false, kLast>(block, head_place);
+    }
+  }
+
+  // All blocks of a tile and a query head, the last one first.
+  __device__ __forceinline__ void run_item(const BackwardItem& item) {
+    const int head_place = p.plan.block_place(item.tile.batch, item.head, 0);
+    int block = p.plan.blocks_of(item.tile.index).end - 1;
+    const int begin = own_begin();
+    if (block >= begin) {
+      begin_head(block);
+      if (block == begin) {
+        step<false, true>(block, head_place);
+      } else {
+        step<false, false>(block, head_place);
+        for (--block; block > begin; --block) later_step<false>(block, head_place);
+        later_step<true>(block, head_place);
+      }
+      finish_dq(head_place + block);
+    }
+    const int first = p.plan.blocks_of(own_key() / kTileKeys).begin;
+    if (own_begin() > first) {
+      skip_block();
+      finish_dq(head_place + first);
+    }
+  }
+
+  // ---------------------------------------------------------------- results
+
+  __device__ __forceinline__ void store_gradient(int rows, const float (&sums)[C::kDim / 2],
+                                                 float factor) const {
+#pragma unroll
+    for (int i = 0; i < C::kDim / 16; ++i) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float pair[2] = {sums[8 * i + 2 * j] * factor, sums[8 * i + 2 * j + 1] * factor};
+        words[j] = narrow_word<T>(pair);
+      }
+      store_columns(rows, i, words);
+    }
+  }
+
+  __device__ __forceinline__ void send_rows(const CUtensorMap& map, int rows, int key,
+                                            const KeyTile& tile) const {
+#pragma unroll
+    for (int i = 0; i < C::kChunks; ++i) {
+      tensor_store(map, {64 * i, key, tile.kv_head, tile.batch, 0},
+                   S::at(rows + i * C::kChunkBytes));
+    }
+  }
+
+  // dv and dk leave over the rows of v and k: the own ones of v are read by nobody else, those of k
+  // for the last dQ by all.
+  __device__ __forceinline__ void finish_tile(const KeyTile& tile) {
+    const int k_at = C::kK + own * C::kRowsBytes;
+    const int v_at = C::kV + own * C::kRowsBytes;
+    named_barrier(1 + own, 128);
+    store_gradient(v_at, dv, 1);
+    S::template wait_full<C::kDsStages>(C::kDsEmpty, count - 1);
+    store_gradient(k_at, dk, p.scale);
+    fence_async_shared();
+    named_barrier(1 + own, 128);
+    if (warp != 0 || lane != 0) return;
+    const int key = tile.first_key() + 64 * own;
+    if (key < p.plan.keys) {
+      send_rows(p.dv, v_at, key, tile);
+      send_rows(p.dk, k_at, key, tile);
+    }
+    bulk_commit();
+    bulk_wait_read<0>();
+    mbarrier_arrive(S::barrier(C::kKeysEmpty));
+  }
+
+  __device__ __forceinline__ void finish_item(const BackwardItem& item) {
+    if (item.last()) finish_tile(item.tile);
+    __syncwarp();
+    if (lane == 0) S::release_item(items);
+  }
+
+  // The same for all lanes, which the compiler has to be told.
+  __device__ __forceinline__ BackwardItem read_item() const {
+    const BackwardItem item = S::read_item(items);
+    const auto same = [](int v) { return __reduce_max_sync(kAllLanes, v); };
+    return {{same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)},
+            same(item.head),
+            same(item.bits)};
+  }
+
+  __device__ __forceinline__ void run() {
+    for (;; ++items) {
+      const BackwardItem item = read_item();
+      if (item.none()) break;
+      if (item.first()) begin_tile(item);
+      run_item(item);
+      finish_item(read_item());
+    }
+    if (warp == 0 && lane == 0) bulk_wait<0>();
+  }
+};
+
+}  // namespace transformer_kernels::cuda

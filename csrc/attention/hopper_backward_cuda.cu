@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+#include "attention/hopper_backward.h"
+
+#include <algorithm>
+
+#include "attention/hopper_backward.cuh"
+#include "attention/hopper_backward_rows.cuh"
+#include "core/cuda/launch.cuh"
+#include "core/cuda/scratch.h"
+#include "core/cuda/tensor_map.h"
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr const char* kOp = "attention";
+
+// Boxes of 64 rows and 64 columns of one head; columns past the head's dim are loaded as 0.
+TensorMapLayout layout_of(const AttentionProblem& p, const HeadRows& rows, std::int64_t time,
+                          std::int64_t heads) {
+  return {.dtype = p.dtype,
+          .data = rows.data,
+          .sizes = {p.dim, time, heads, p.batch, 1},
+          .strides = {rows.row_stride, rows.head_stride, rows.batch_stride, 0},
+          .box = {64, 64, 1, 1, 1}};
+}
+
+struct BackwardLayouts {
+  TensorMapLayout q, k, v, out, dout, dq, dk, dv;
+
+  explicit BackwardLayouts(const AttentionBackwardProblem& p)
+      : q(layout_of(p, p.q, p.queries, p.heads)),
+        k(layout_of(p, p.k, p.keys, p.kv_heads)),
+        v(layout_of(p, p.v, p.keys, p.kv_heads)),
+        out(layout_of(p, p.out, p.queries, p.heads)),
+        dout(layout_of(p, p.dout, p.queries, p.heads)),
+        dq(layout_of(p, p.dq, p.queries, p.heads)),
+        dk(layout_of(p, p.dk, p.keys, p.kv_heads)),
+        dv(layout_of(p, p.dv, p.keys, p.kv_heads)) {}
+
+  bool fit() const {
+    for (const TensorMapLayout* layout : {&q, &k, &v, &out, &dout, &dq, &dk, &dv}) {
+      if (!fits_tensor_map(*layout)) return false;
+    }
+    return true;
+  }
+};
+
+const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& device) {
+  constexpr std::int64_t kMostDim16 = 128;
+  constexpr std::int64_t kVector = 8;
+  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
+  if (device.architecture != 90) return "runs on compute capability 9.0 only";
+  if (size_of(p.dtype) != 2) return "takes float16 and bfloat16 only";
+  if (p.dim != p.value_dim) return "wants v of the dim of q";
+  if (p.dim > kMostDim16 || p.dim % kVector != 0)
+    return "wants a dim of up to 128, a multiple of 8";
+  if (p.queries == 0 || p.keys == 0 || p.batch == 0 || p.heads == 0) return "wants some rows";
+  if (p.queries > kMostRows || p.keys > kMostRows) return "counts rows up to 2^28";
+  if (p.batch * p.heads * (p.queries + p.keys) / kBlockQueries > kMostBlocks) {
+    return "counts blocks of rows up to 2^30";
+  }
+  if (p.q_offsets != nullptr) return "knows no sequences of different lengths";
+  if (!has_plain_scores(p)) return "knows no softcap, bias, mask or slopes";
+  if (p.dsinks != nullptr) return "gives no gradient of sinks";
+  if (p.drop_below != 0) return "knows no dropout";
+  if (!BackwardLayouts(p).fit()) return "wants addresses and strides in steps of 16 bytes";
+  return nullptr;
+}
+
+// Heads of k and v whose tiles are mixed. Where every query sees every key, tiles are equally long
+// and go through the queries of a few heads in step. Else the longest tiles of many heads come
+// first, so that all CTAs end together: of as many as the L2 cache holds half of, which is about
+// what is seen. Tiles of one head that add to dq in order wait for each other: more heads at a
+// time leave fewer of those.
+int section_of(const AttentionBackwardProblem& p) {
+  constexpr std::int64_t kHeadsInStep = 4;
+  constexpr std::int64_t kBytes = 64 << 20;
+  constexpr std::int64_t kDimInOrder = 4096;
+  const std::int64_t padded_dim = p.dim > 64 ? 128 : 64;
+  const std::int64_t bytes = p.group() * p.queries * padded_dim * (2 + 2 + 4);  // q, dout, dq
+  const bool all_seen = p.window_left < 0 && p.window_right < 0;
+  const std::int64_t wanted = p.deterministic ? kDimInOrder / padded_dim
+                              : all_seen      ? kHeadsInStep
+                                              : std::max<std::int64_t>(1, kBytes / bytes);
+  const std::int64_t heads = p.batch * p.kv_heads;
+  const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);
+  return static_cast<int>((heads + sections - 1) / sections);
+}
+
+HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
+  const auto bound = [](std::int64_t window) {
+    return window < 0 ? kNoBound : static_cast<int>(std::min<std::int64_t>(window, kNoBound));
+  };
+  const auto blocks = [](std::int64_t rows, int block) {
+    return static_cast<int>((rows + block - 1) / block);
+  };
+  return {.queries = static_cast<int>(p.queries),
+          .keys = static_cast<int>(p.keys),
+          .heads = static_cast<int>(p.heads),
+          .kv_heads = static_cast<int>(p.kv_heads),
+          .batch = static_cast<int>(p.batch),
+          .shift = static_cast<int>(p.diagonal({0, p.queries, 0, p.keys}, 0)),
+          .window_left = bound(p.window_left),
+          .window_right = bound(p.window_right),
+          .query_blocks = blocks(p.queries, kBlockQueries),
+          .key_tiles = blocks(p.keys, kTileKeys),
+          .section = section_of(p)};
+}
+
+// What the three kernels pass on, in one piece of memory.
+struct BackwardMemory {
+  std::size_t sums, statistics, counters;
+
+  BackwardMemory(const HopperBackwardPlan& plan, int dim)
+      : sums(plan.all_blocks() * kBlockQueries * dim * sizeof(float)),
+        statistics(plan.all_blocks() * kBlockQueries * 2 * sizeof(float)),
+        counters((plan.all_blocks() + 1) * sizeof(int)) {}
+
+  std::size_t bytes() const { return sums + statistics + counters; }
+};
+
+template <class C>
+void launch_backward(const Context& context, const AttentionBackwardProblem& p,
+                     const HopperBackwardPlan& plan) {
+  using T = typename C::T;
+  const BackwardMemory memory(plan, C::kDim);
+  const Scratch scratch(kOp, context, memory.bytes());
+  float* const sums = scratch.as<float>();
+  float* const statistics = sums + memory.sums / sizeof(float);
+  int* const next_tile = reinterpret_cast<int*>(statistics + memory.statistics / sizeof(float));
+  int* const tiles_added = next_tile + 1;
+
+  constexpr float kPerNatural = 1.44269504088896340736f;  // log2(e)
+  const float scale = static_cast<float>(p.scale);
+  const BackwardLayouts layouts(p);
+  const HopperBackward arguments{.q = encode_tensor_map(kOp, layouts.q),
+                                 .k = encode_tensor_map(kOp, layouts.k),
+                                 .v = encode_tensor_map(kOp, layouts.v),
+                                 .dout = encode_tensor_map(kOp, layouts.dout),
+                                 .dk = encode_tensor_map(kOp, layouts.dk),
+                                 .dv = encode_tensor_map(kOp, layouts.dv),
+                                 .plan = plan,
+                                 .statistics = statistics,
+                                 .dq = sums,
+                                 .next_tile = next_tile,
+                                 .tiles_added = tiles_added,
+                                 .scale = scale,
+                                 .scale_in_bits = scale * kPerNatural};
+
+  const LaunchShape rows{.ctas = plan.all_blocks(), .threads = kRowThreads};
+  launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,
+         BackwardPrologue{p, plan, statistics, sums, next_tile, tiles_added});
+  const int processors = device_limits(context.device.index).processors;
+  const LaunchShape persistent{.ctas = std::min(processors, plan.tiles()),
+                               .threads = C::kThreads,
+                               .shared_bytes = C::kSharedBytes,
+                               .after_previous = true};
+  launch(kOp, context, persistent, &hopper_backward_kernel<C>, arguments);
+  LaunchShape after = rows;
+  after.after_previous = true;
+  launch(kOp, context, after, &backward_epilogue_kernel<T, C::kDim>,
+         BackwardEpilogue{plan, sums, p.dq, static_cast<int>(p.dim), scale});
+}
+
+template <class T, int kDim>
+void run_config(const Context& context, const AttentionBackwardProblem& p) {
+  if (p.deterministic) {
+    launch_backward<HopperBackwardConfig<T, kDim, true>>(context, p, plan_of(p));
+  } else {
+    launch_backward<HopperBackwardConfig<T, kDim, false>>(context, p, plan_of(p));
+  }
+}
+
+template <class T>
+void run_typed(const Context& context, const AttentionBackwardProblem& p) {
+  if (p.dim > 64) {
+    run_config<T, 128>(context, p);
+  } else {
+    run_config<T, 64>(context, p);
+  }
+}
+
+void run(const Context& context, const AttentionBackwardProblem& p) {
+  if (p.dtype == DType::kBFloat16) {
+    run_typed<BFloat16>(context, p);
+  } else {
+    run_typed<Half>(context, p);
+  }
+}
+
+}  // namespace
+
+const AttentionEngine<AttentionBackwardProblem> kHopperBackward = {"hopper backward", &refusal,
+                                                                   &run};
+
+}  // namespace transformer_kernels::cuda

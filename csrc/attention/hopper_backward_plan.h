@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+// How the backward pass on Hopper cuts a problem: tiles of keys, each of which goes through blocks
+// of queries, the last block first. Host and device alike.
+#pragma once
+
+#include <algorithm>
+
+namespace transformer_kernels::cuda {
+
+inline constexpr int kBlockQueries = 64;
+inline constexpr int kTileKeys = 128;
+inline constexpr int kNoBound = 1 << 29;         // of a window
+inline constexpr int kMostRows = kNoBound >> 1;  // so that sums of the two stay in 32 bits
+
+// Half-open.
+struct BlockRange {
+  int begin;
+  int end;
+
+  constexpr int size() const { return end > begin ? end - begin : 0; }
+};
+
+// Keys of one head of k and v.
+struct KeyTile {
+  int index;  // within its head
+  int kv_head;
+  int batch;
+
+  constexpr int first_key() const { return index * kTileKeys; }
+};
+
+struct HopperBackwardPlan {
+  int queries;
+  int keys;
+  int heads;
+  int kv_heads;
+  int batch;
+  int shift;        // of the diagonal: query i stands on key i + shift
+  int window_left;  // kNoBound where there is none
+  int window_right;
+  int query_blocks;  // of a head
+  int key_tiles;     // of a head
+  int section;       // heads of k whose tiles are mixed
+
+  constexpr int group() const { return heads / kv_heads; }
+  constexpr int tiles() const { return batch * kv_heads * key_tiles; }
+
+  // Sections one after another; within one, the first tile of every head, then the second ones.
+  // Under a causal mask that is longest first. Tiles of one head come in ascending order always,
+  // which is what makes it safe for a tile to wait for those before it.
+  constexpr KeyTile tile(int number) const {
+    const int all_heads = batch * kv_heads;
+    const int per_section = section * key_tiles;
+    const int first_head = number / per_section * section;
+    const int rest = number % per_section;
+    const int heads_here = std::min(section, all_heads - first_head);
+    const int head = first_head + rest % heads_here;
+    return {rest / heads_here, head % kv_heads, head / kv_heads};
+  }
+
+  // Blocks with a query that sees one of the tile's keys. Both bounds ascend with the tile.
+  constexpr BlockRange blocks_of(int tile) const {
+    const int first_query = tile * kTileKeys - window_right - shift;
+    const int end_query = (tile + 1) * kTileKeys + window_left - shift;
+    return {std::max(first_query, 0) / kBlockQueries,
+            std::min((std::max(end_query, 0) + kBlockQueries - 1) / kBlockQueries, query_blocks)};
+  }
+
+  // The first of a tile's blocks that sees one of the 64 keys from this one on.
+  constexpr int begin_block_of(int key, BlockRange blocks) const {
+    const int begin = std::max(key - window_right - shift, 0) / kBlockQueries;
+    return std::max(blocks.begin, std::min(begin, blocks.end));
+  }
+
+  // Blocks of which each query sees every key from first_key to last_key.
+  constexpr BlockRange unmasked_blocks(int first_key, int last_key) const {
+    const int first_query = last_key - window_right - shift;
+    const int end_query = first_key + window_left - shift + 1;
+    if (last_key >= keys) return {query_blocks, 0};
+    return {(std::max(first_query, 0) + kBlockQueries - 1) / kBlockQueries,
+            std::max(end_query, 0) / kBlockQueries};
+  }
+
+  // Numbers the blocks of all heads. There are fewer than 2^30.
+  constexpr int block_place(int in_batch, int head, int block) const {
+    return (in_batch * heads + head) * query_blocks + block;
+  }
+  constexpr int all_blocks() const { return block_place(batch, 0, 0); }
+
+  // How many tiles of the head come before this one at a block of queries that it goes through.
+  constexpr int turn(int tile, int block) const {
+    return tile - std::max(block * kBlockQueries + shift - window_left, 0) / kTileKeys;
+  }
+};
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// Forward pass on sm_90a: wgmma and TMA. Host side, no CUDA header.
+#pragma once
+
+#include <array>
+
+#include "attention/attention_cuda.h"
+
+namespace transformer_kernels::cuda {
+
+// How a CTA cuts the work: tiles of 64 queries a warpgroup, looped over blocks of keys.
+struct HopperForwardPlan {
+  const char* name;
+  int dim;         // the most of D and Dv
+  int groups;      // warpgroups that multiply
+  int block_keys;  // keys of a block
+  int stages;      // blocks of k, and of v, in shared memory
+  int q_buffers;   // tiles of q in shared memory
+  bool counted;    // CTAs take tiles from a common counter, else in turn
+  int least_keys;  // pays from so many on, and without a window; 0: always
+
+  constexpr int tile_queries() const { return 64 * groups; }
+  constexpr int threads() const { return 128 * (groups + 1); }
+  // Pieces of 64 columns, the 128 bytes of a swizzled row.
+  constexpr int pieces() const { return (dim + 63) / 64; }
+  // Registers of a thread that multiplies, and of one that moves data.
+  constexpr int compute_registers() const { return groups == 2 ? 232 : 160; }
+  constexpr int move_registers() const { return groups == 2 ? 40 : 32; }
+
+  constexpr bool operator==(const HopperForwardPlan&) const = default;
+};
+
+// The first plan that fits a problem runs it.
+// clang-format off
+inline constexpr HopperForwardPlan kHopperForwardPlans[] = {
+    //                            dim groups keys stages q counted least
+    {"hopper_forward_64",          64, 3, 128, 3, 2, false, 0},
+    {"hopper_forward_96",          96, 2, 128, 2, 2, false, 0},
+    {"hopper_forward_128_long",   128, 3,  80, 2, 2, false, 2048},
+    {"hopper_forward_128",        128, 2, 128, 2, 2, false, 0},
+    {"hopper_forward_192",        192, 2,  96, 2, 1, false, 0},
+    {"hopper_forward_256",        256, 2,  80, 2, 1, false, 0},
+};
+// clang-format on
+
+inline constexpr int kHopperForwards = static_cast<int>(std::size(kHopperForwardPlans));
+
+// One row of the table of engines for each plan.
+extern const std::array<AttentionEngine<AttentionForwardProblem>, kHopperForwards> kHopperForward;
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+#include "attention/hopper_forward.cuh"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/cuda/launch.cuh"
+#include "core/cuda/scratch.h"
+#include "core/cuda/tensor_map.h"
+#include "core/dispatch.h"
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr const char* kOp = "attention";
+
+bool has_window(const AttentionProblem& p) { return p.window_left >= 0 || p.window_right >= 0; }
+
+// What HeadScores has to do score by score. The kernel without it multiplies a row's maximum with
+// the scale, which only a positive one allows.
+bool has_extras(const AttentionProblem& p) {
+  return p.bias.defined() || p.mask.defined() || p.slopes.data != nullptr || p.softcap != 0 ||
+         !(p.scale > 0);
+}
+
+// Rows of q, k, v or out as TMA sees them, in boxes of `rows` rows. Where the plan's columns are
+// the tensor's, one box takes all of them; else one box for each 64, and TMA clips the last.
+TensorMapLayout layout_of(const AttentionProblem& p, const HeadRows& rows, std::int64_t heads,
+                          std::int64_t length, std::int64_t columns, int box_rows, int boxes) {
+  const bool whole = boxes == 1 && columns > 64;
+  const std::int64_t pieces = whole ? columns / 64 : 1;
+  return {.dtype = p.dtype,
+          .data = rows.data,
+          .sizes = {whole ? 64 : columns, length, pieces, heads, p.q_offsets ? 1 : p.batch},
+          .strides = {rows.row_stride, 64, rows.head_stride, rows.batch_stride},
+          .box = {64, box_rows, static_cast<int>(pieces), 1, 1}};
+}
+
+int boxes_of(const HopperForwardPlan& plan, std::int64_t columns) {
+  return columns == 64 * plan.pieces() ? 1 : plan.pieces();
+}
+
+struct ForwardLayouts {
+  TensorMapLayout q, k, v, out;
+};
+
+ForwardLayouts layouts_of(const HopperForwardPlan& plan, const AttentionForwardProblem& p) {
+  const int qk = boxes_of(plan, p.dim);
+  const int v = boxes_of(plan, p.value_dim);
+  return {.q = layout_of(p, p.q, p.heads, p.queries, p.dim, 64, qk),
+          .k = layout_of(p, p.k, p.kv_heads, p.keys, p.dim, plan.block_keys, qk),
+          .v = layout_of(p, p.v, p.kv_heads, p.keys, p.value_dim, plan.block_keys, v),
+          .out = layout_of(p, p.out, p.heads, p.queries, p.value_dim, 64, v)};
+}
+
+const char* refusal(const HopperForwardPlan& plan, const AttentionForwardProblem& p,
+                    const DeviceLimits& device) {
+  if (device.architecture != 90) return "needs sm_90";
+  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
+  if (p.drop_below != 0) return "takes no dropout";
+  if (has_extras(p)) return "takes scores with a positive scale alone";
+  if (std::max(p.dim, p.value_dim) > plan.dim) return "dim is larger";
+  if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "dim is no multiple of 8";
+  if (p.keys < plan.least_keys || (plan.least_keys > 0 && has_window(p))) {
+    return "pays for long sequences without a window";
+  }
+  if (std::max(p.queries, p.keys) >= kUnbounded) return "more than 2^29 rows";
+  if (p.keys == 0) return "k is empty";
+  const ForwardLayouts layouts = layouts_of(plan, p);
+  for (const TensorMapLayout* layout : {&layouts.q, &layouts.k, &layouts.v, &layouts.out}) {
+    if (!fits_tensor_map(*layout)) return "rows are not 16-byte aligned";
+  }
+  const std::int64_t blocks = RowBlocks{p.q_offsets, p.batch, p.queries, 64}.count();
+  if (blocks * p.heads >= kUnbounded) return "too many tiles";
+  return nullptr;
+}
+
+// Heads in a section of the order of tiles. Longest first evens out the end with many heads; k and
+// v of few fit L2. Equal sections: a short last one would leave SMs idle.
+int heads_per_section(const AttentionProblem& p) {
+  if (!has_window(p)) return 1;
+  constexpr std::int64_t kColumns = 4096;
+  const std::int64_t heads = p.batch * p.heads;
+  const std::int64_t wanted = std::max<std::int64_t>(kColumns / p.dim, 1) * (p.keys <= 512 ? 2 : 1);
+  const std::int64_t sections = std::max<std::int64_t>((heads + wanted / 2) / wanted, 1);
+  return static_cast<int>((heads + sections - 1) / sections);
+}
+
+int bound_of(std::int64_t window) {
+  return window < 0 ? kUnbounded : static_cast<int>(std::min<std::int64_t>(window, kUnbounded));
+}
+
+template <class C>
+void launch_forward(const Context& context, const AttentionForwardProblem& problem) {
+  constexpr HopperForwardPlan kPlan = C::kPlan;
+  const ForwardLayouts layouts = layouts_of(kPlan, problem);
+  const RowBlocks blocks{problem.q_offsets, problem.batch, problem.queries, kPlan.tile_queries()};
+  const std::int64_t all = blocks.count();
+  const bool varlen = problem.q_offsets != nullptr;
+  HopperForward p{.q = encode_tensor_map(kOp, layouts.q),
+                  .k = encode_tensor_map(kOp, layouts.k),
+                  .v = encode_tensor_map(kOp, layouts.v),
+                  .out = encode_tensor_map(kOp, layouts.out),
+                  .problem = problem,
+                  .blocks = blocks,
+                  .blocks_per_head = static_cast<int>(varlen ? all : all / problem.batch),
+                  .tiles = static_cast<int>(all * problem.heads),
+                  .section = heads_per_section(problem),
+                  .counter = nullptr,
+                  .left = bound_of(problem.window_left),
+                  .right = bound_of(problem.window_right),
+                  .q_boxes = boxes_of(kPlan, problem.dim),
+                  .v_boxes = boxes_of(kPlan, problem.value_dim),
+                  .heads_per_kv_head = static_cast<int>(problem.group()),
+                  .scale = static_cast<float>(problem.scale * Exponent<float>::kPerNatural)};
+  const int processors = device_limits(context.device.index).processors;
+  const LaunchShape shape{.ctas = std::min<std::int64_t>(p.tiles, processors),
+                          .threads = kPlan.threads(),
+                          .shared_bytes = C::kSharedBytes};
+  if constexpr (!kPlan.counted) return launch(kOp, context, shape, &hopper_forward_kernel<C>, p);
+  const Scratch counter(kOp, context, sizeof(int));
+  p.counter = counter.as<int>();
+  check_cuda(kOp,
+             cudaMemsetAsync(p.counter, 0, sizeof(int), static_cast<cudaStream_t>(context.stream)));
+  launch(kOp, context, shape, &hopper_forward_kernel<C>, p);
+}
+
+template <int kIndex>
+void run(const Context& context, const AttentionForwardProblem& problem) {
+  const auto with = [&]<class T, bool kWindow, bool kExtras>() {
+    launch_forward<HopperForwardConfig<T, kIndex, kWindow, kExtras>>(context, problem);
+  };
+  const auto of = [&]<class T>() {
+    if constexpr (kHopperForwardPlans[kIndex].least_keys == 0) {
+      if (has_window(problem)) return with.template operator()<T, true, false>();
+    }
+    with.template operator()<T, false, false>();
+  };
+  if (problem.dtype == DType::kBFloat16) return of.template operator()<BFloat16>();
+  of.template operator()<Half>();
+}
+
+template <int kIndex>
+const char* refusal_of(const AttentionForwardProblem& problem, const DeviceLimits& device) {
+  return refusal(kHopperForwardPlans[kIndex], problem, device);
+}
+
+template <int... kIndex>
+constexpr std::array<AttentionEngine<AttentionForwardProblem>, kHopperForwards> engines(
+    std::integer_sequence<int, kIndex...>) {
+  return {{{kHopperForwardPlans[kIndex].name, refusal_of<kIndex>, run<kIndex>}...}};
+}
+
+}  // namespace
+
+const std::array<AttentionEngine<AttentionForwardProblem>, kHopperForwards> kHopperForward =
+    engines(std::make_integer_sequence<int, kHopperForwards>());
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#include "core/cuda/tensor_map.h"
+
+#include <algorithm>
+
+#include "core/cuda/launch.cuh"
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr std::int64_t kStep = 16;
+
+std::int64_t bytes(const TensorMapLayout& layout, std::int64_t elements) {
+  return elements * static_cast<std::int64_t>(size_of(layout.dtype));
+}
+
+// Asked of the runtime, so that the library does not depend on the driver's.
+auto encoder(const char* op) {
+  static void* const function = [op] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    constexpr unsigned kSinceCuda = 12000;
+    check_cuda(op, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, kSinceCuda,
+                                                    cudaEnableDefault, &found));
+    check_cuda(op,
+               found == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorInsufficientDriver);
+    return entry;
+  }();
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+}
+
+}  // namespace
+
+bool fits_tensor_map(const TensorMapLayout& layout) {
+  constexpr std::int64_t kMostSize = std::int64_t{1} << 32;
+  constexpr std::int64_t kMostStride = std::int64_t{1} << 40;
+  if (reinterpret_cast<std::uintptr_t>(layout.data) % kStep != 0) return false;
+  for (std::size_t i = 0; i < layout.strides.size(); ++i) {
+    const std::int64_t stride = bytes(layout, layout.strides[i]);
+    if (layout.sizes[i + 1] > 1 && (stride % kStep != 0 || stride <= 0 || stride >= kMostStride)) {
+      return false;
+    }
+  }
+  return std::ranges::all_of(layout.sizes,
+                             [](std::int64_t size) { return size > 0 && size < kMostSize; });
+}
+
+CUtensorMap encode_tensor_map(const char* op, const TensorMapLayout& layout) {
+  std::array<cuuint64_t, 5> sizes{};
+  std::array<cuuint64_t, 4> strides{};
+  std::array<cuuint32_t, 5> box{};
+  std::array<cuuint32_t, 5> every{};
+  std::ranges::copy(layout.sizes, sizes.begin());
+  std::ranges::copy(layout.box, box.begin());
+  every.fill(1);
+  // The stride of a dimension of size 1 means nothing, but has to be in steps as well.
+  for (std::size_t i = 0; i < strides.size(); ++i) {
+    strides[i] = layout.sizes[i + 1] > 1 ? bytes(layout, layout.strides[i]) : kStep;
+  }
+  CUtensorMap map;
+  const CUresult status = encoder(op)(
+      &map,
+      layout.dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      static_cast<cuuint32_t>(sizes.size()), layout.data, sizes.data(), strides.data(), box.data(),
+      every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check_cuda(op, status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue);
+  return map;
+}
+
+}  // namespace transformer_kernels::cuda

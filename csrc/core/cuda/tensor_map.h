@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// Tensor maps: what TMA has to know of a tensor in global memory.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+
+#include "transformer_kernels/tensor.h"
+
+namespace transformer_kernels::cuda {
+
+// Dimensions from the closest on. The first is contiguous, and a box has 128 bytes of it, which
+// come to shared memory under the 128-byte swizzle.
+struct TensorMapLayout {
+  DType dtype;  // of 16 bits
+  void* data;
+  std::array<std::int64_t, 5> sizes;
+  std::array<std::int64_t, 4> strides;  // of dimensions 1 to 4, in elements
+  std::array<int, 5> box;
+};
+
+// TMA's own conditions: addresses and strides in steps of 16 bytes, a size below 2^32.
+bool fits_tensor_map(const TensorMapLayout& layout);
+
+CUtensorMap encode_tensor_map(const char* op, const TensorMapLayout& layout);
+
+}  // namespace transformer_kernels::cuda

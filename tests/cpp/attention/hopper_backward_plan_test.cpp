@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+// The tiles of the backward pass on Hopper against the definition of a window, key by key. Without
+// a GPU.
+#include "attention/hopper_backward_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+HopperBackwardPlan plan_of(int queries, int keys, bool bottom_right, int left, int right) {
+  return {.queries = queries,
+          .keys = keys,
+          .heads = 6,
+          .kv_heads = 3,
+          .batch = 2,
+          .shift = bottom_right ? keys - queries : 0,
+          .window_left = left,
+          .window_right = right,
+          .query_blocks = divide_up(queries, kBlockQueries),
+          .key_tiles = divide_up(keys, kTileKeys),
+          .section = 4};
+}
+
+struct Sight {
+  bool any = false;
+  bool all = true;
+};
+
+// Of 64 keys and a block of queries. `any` counts what is there, `all` whole blocks.
+Sight sight_of(const HopperBackwardPlan& p, int first_key, int block) {
+  Sight sight;
+  for (int i = 0; i < kBlockQueries; ++i) {
+    for (int j = first_key; j < first_key + 64; ++j) {
+      const int query = block * kBlockQueries + i;
+      const int place = j - query - p.shift;
+      const bool sees = place >= -p.window_left && place <= p.window_right && j < p.keys;
+      sight.all = sight.all && sees;
+      sight.any = sight.any || (sees && query < p.queries);
+    }
+  }
+  return sight;
+}
+
+void check_blocks(const HopperBackwardPlan& p) {
+  std::vector<int> added(p.query_blocks, 0);
+  for (int tile = 0; tile < p.key_tiles; ++tile) {
+    const BlockRange blocks = p.blocks_of(tile);
+    for (int block = blocks.begin; block < blocks.end; ++block) {
+      ASSERT_LT(block, p.query_blocks);
+      EXPECT_EQ(p.turn(tile, block), added[block]++) << "tile " << tile << " block " << block;
+    }
+    for (int key = tile * kTileKeys; key < (tile + 1) * kTileKeys; key += 64) {
+      const int begin = p.begin_block_of(key, blocks);
+      const BlockRange unmasked = p.unmasked_blocks(key, key + 63);
+      EXPECT_LE(begin - blocks.begin, blocks.size() > 0 ? 1 : 0);
+      for (int block = 0; block < p.query_blocks; ++block) {
+        const Sight sight = sight_of(p, key, block);
+        if (sight.any) EXPECT_TRUE(block >= begin && block < blocks.end) << key << " " << block;
+        if (block < unmasked.begin || block >= unmasked.end) continue;
+        EXPECT_TRUE(sight.all) << key << " " << block;
+      }
+    }
+  }
+}
+
+TEST(HopperBackwardPlan, blocks_cover_what_is_seen_and_tiles_take_turns) {
+  for (const auto& [queries, keys] : {std::pair{1, 1},
+                                      {64, 128},
+                                      {65, 129},
+                                      {300, 300},
+                                      {513, 40},
+                                      {40, 513},
+                                      {1, 400},
+                                      {400, 1},
+                                      {520, 520}}) {
+    for (const bool bottom_right : {true, false}) {
+      for (const int left : {0, 5, 70, 200, kNoBound}) {
+        for (const int right : {0, 3, 130, kNoBound}) {
+          SCOPED_TRACE("T " + std::to_string(queries) + "x" + std::to_string(keys) + " window " +
+                       std::to_string(left) + ", " + std::to_string(right));
+          check_blocks(plan_of(queries, keys, bottom_right, left, right));
+        }
+      }
+    }
+  }
+}
+
+TEST(HopperBackwardPlan, tiles_of_a_head_come_in_ascending_order) {
+  for (int section = 1; section <= 6; ++section) {
+    HopperBackwardPlan p = plan_of(300, 500, true, kNoBound, kNoBound);
+    p.section = section;
+    std::vector<int> next(p.batch * p.kv_heads, 0);
+    for (int i = 0; i < p.tiles(); ++i) {
+      const KeyTile tile = p.tile(i);
+      ASSERT_LT(tile.kv_head, p.kv_heads);
+      ASSERT_LT(tile.batch, p.batch);
+      EXPECT_EQ(tile.index, next[tile.batch * p.kv_heads + tile.kv_head]++);
+    }
+    for (int count : next) EXPECT_EQ(count, p.key_tiles);
+  }
+}
+
+}  // namespace
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""Attention's Triton twin: compiled on a GPU, in Triton's interpreter elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import transformer_kernels as tfk
+from transformer_kernels.functional import attention, attention_varlen
+from transformer_kernels.ops.attention import attention_triton
+from transformer_kernels.testing.attention import Call, check, differentiate, tensors
+from transformer_kernels.testing.inputs import randn
+
+COMPILED = torch.cuda.is_available()
+DEVICE = "cuda" if COMPILED else "cpu"
+# Triton compiles no product of float64; its interpreter is exact enough to compare with the formula
+# alone, and slow.
+EXACT = torch.float32 if COMPILED else torch.float64
+QUERIES, KEYS = (190, 300) if COMPILED else (20, 40)
+SEED = torch.tensor([2**62 + 3, 2**33 + 17])
+FEATURES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "top left": {"causal": True, "top_left": True},
+    "window": {"window": (17, 9)},
+    "cap": {"softcap": 1.5, "scale": -0.4},
+    "dropout": {"dropout": 0.3, "seed": SEED, "causal": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for a small tile as for a large one: several of them."""
+    if COMPILED:
+        return
+    small = dict.fromkeys((64, 128, 256), attention_triton.Tile(16, 32, 4, 1))
+    for table in ("FORWARD", "QUERIES", "KEYS", "FEATURED", "WIDE"):
+        monkeypatch.setattr(attention_triton, table, small)
+
+
+def _outcome(function: Any, leaves: dict[str, Tensor], **options: Any) -> list[Tensor]:
+    """Results and gradients, from a gradient of each result."""
+    leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+    out, lse = function(**leaves, **options, return_lse=True)
+    finite = lse.masked_fill(lse == -torch.inf, 0.0)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device)
+    loss = (out * weight.view(out.shape)).sum() + finite.sin().sum()
+    return [out, lse, *torch.autograd.grad(loss, list(leaves.values()))]
+
+
+def _check_formula(function: Any, leaves: dict[str, Tensor], **options: Any) -> None:
+    """Gradients of both results, the log-sum-exp as well."""
+    leaves = {name: x.to(DEVICE) for name, x in leaves.items()}
+    options = {
+        name: x.to(DEVICE) if isinstance(x, Tensor) and name != "seed" else x
+        for name, x in options.items()
+    }
+    ours = _outcome(function, leaves, **options, backend="triton")
+    expected = _outcome(function, leaves, **options, backend="reference")
+    for a, b in zip(ours, expected, strict=True):
+        tolerance = 1e-9 if EXACT is torch.float64 else 5e-5
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def _named(*sizes: int, **more: Any) -> dict[str, Tensor]:
+    return dict(zip("qkv", tensors(*sizes, dtype=EXACT, **more), strict=True))
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(name: str) -> None:
+    leaves = _named(QUERIES, KEYS, 2, 1, dim=16, batch=1)
+    _check_formula(attention, leaves, **FEATURES[name])
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (2, 1, 30), (1, 1, 1, 1)], ids=str)
+def test_bias_and_its_gradient(shape: tuple[int, ...]) -> None:
+    leaves = _named(20, 30, 2, 2, dim=8)
+    _check_formula(attention, {**leaves, "bias": randn(shape, EXACT)}, causal=True)
+
+
+def test_everything_at_once(dtype: torch.dtype) -> None:
+    """By the rule. The interpreter cuts bfloat16 off where hardware rounds: up to a unit more."""
+    if COMPILED and dtype is torch.float64:
+        pytest.skip("refused, see below")
+    heads = 32 if COMPILED else 2
+    options: dict[str, Any] = {
+        "causal": True, "window": (30, 0), "softcap": 3.0, "scale": 0.2,
+        "mask": torch.rand(1, 1, 1, KEYS) > 0.2, "alibi_slopes": torch.rand(heads),
+    }  # fmt: skip
+    sinks = randn((heads,), EXACT if dtype is torch.float64 else torch.float32)
+    call = Call(*tensors(QUERIES, KEYS, heads, heads // 2, 24, 40, batch=1, dtype=dtype),
+                randn((heads, 1, KEYS), dtype), sinks, options)  # fmt: skip
+    cut_off = dtype is torch.bfloat16 and not COMPILED
+    check(call, backend="triton", device=DEVICE, magnitude=16.0 if cut_off else 1.0)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dim", [64, 80, 256])
+@pytest.mark.parametrize("low", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_head_dims(dim: int, name: str, low: torch.dtype) -> None:
+    """Every row of the tables; 80 is padded to 128."""
+    call = Call(*tensors(500, 700, 4, 2, dim=dim, dtype=low), options=FEATURES[name])
+    check(call, backend="triton", device="cuda")
+
+
+@pytest.mark.parametrize("layout", ["heads first", "packed", "last"])
+def test_layouts(layout: str) -> None:
+    q, k, v = tensors(20, 20, dim=12, batch=1, dtype=EXACT)
+    if layout == "heads first":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    elif layout == "packed":
+        q, k, v = torch.stack([q, k, v], 2).unbind(2)
+    else:
+        q, k, v = (x.transpose(1, 3).contiguous().transpose(1, 3) for x in (q, k, v))
+    _check_formula(attention, {"q": q, "k": k, "v": v})
+    out = attention(*(x.to(DEVICE) for x in (q, k, v)), backend="triton")
+    assert out.stride() == attention(q, k, v, backend="reference").stride()
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.4, "seed": SEED}], ids=["", "dropout"])
+def test_varlen(options: dict[str, Any]) -> None:
+    """A sequence without queries, one without keys, and rows that belong to none."""
+    q_at, k_at = (torch.tensor(at, dtype=torch.int32) for at in ([0, 7, 7, 28], [0, 40, 44, 44]))
+    leaves = {
+        "q": randn((30, 2, 8), EXACT),
+        "k": randn((47, 1, 8), EXACT),
+        "v": randn((47, 1, 8), EXACT),
+    }
+    _check_formula(
+        attention_varlen, leaves, cu_seqlens_q=q_at, cu_seqlens_k=k_at, causal=True,
+        window=(20, 0), alibi_slopes=torch.rand(3, 2, dtype=EXACT), **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
+def test_sizes_of_zero(empty: str) -> None:
+    sizes = {"batch": 2, "heads": 2, "queries": 5, "keys": 7, empty: 0}
+    leaves = _named(sizes["queries"], sizes["keys"], sizes["heads"], sizes["heads"], dim=8,
+                    batch=sizes["batch"])  # fmt: skip
+    _check_formula(attention, leaves)
+
+
+def test_queries_without_a_key() -> None:
+    leaves = _named(20, 6, 1, 1, dim=8, batch=1)
+    _check_formula(attention, leaves, causal=True)
+
+
+def test_sdpa() -> None:
+    q, k, v = (x.transpose(1, 2).to(DEVICE) for x in tensors(20, 20, dim=8))
+    ours = tfk.functional.scaled_dot_product_attention(q, k, v, is_causal=True, backend="triton")
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_bitwise_repeatable() -> None:
+    call = Call(*tensors(40, 40, 2, 1, dim=8, batch=1), randn((1, 40), torch.float32)).to(DEVICE)
+    gradient = randn((1, 40, 2, 8), torch.float32, DEVICE)
+    outcomes = [
+        differentiate(attention, call, gradient, None, return_lse=True, backend="triton")
+        for _ in range(2)
+    ]
+    for first, second in zip(*outcomes, strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.cuda
+def test_float64_is_refused() -> None:
+    q, k, v = (x.cuda() for x in tensors(4, 4, dim=8, dtype=torch.float64))
+    with pytest.raises(TypeError, match="q is float64, expected float32, float16 or bfloat16"):
+        attention(q, k, v, backend="triton")
