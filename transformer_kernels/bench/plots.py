@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,7 @@ Draw = Callable[[], AbstractContextManager[Figure]]
 
 _PANEL_WIDTH, _PANEL_HEIGHT, _MAX_COLUMNS = 3.4, 2.6, 3
 _RIVALS = ("torch", "compile", "triton", "liger", "quack")
+_KERNEL_CURVES = (style.COLOURS["compile"], style.COLOURS["ours"])
 _BAR_GROUP = 0.8
 _SAME_SIZE = 4  # problems closer than that in bytes are told apart by their width
 _LABEL_SHARE = 0.1  # of the axis, taken by the label of a tick
@@ -31,7 +33,10 @@ def figures(result: Result) -> dict[str, tuple[str, Draw]]:
     """The figures that the result has data for: name -> (caption, how to draw it)."""
     found: dict[str, tuple[str, Draw]] = {}
     if result.training is not None:
-        found["loss"] = ("Training loss, stock and ours", partial(loss_curves, result.training))
+        found["loss"] = (
+            "Training loss, stock and with our kernels",
+            partial(loss_curves, result.training),
+        )
     for dtype in dict.fromkeys(row.dtype for row in result.rows):
         rows = [row for row in result.rows if row.dtype == dtype]
         name = short_dtype(dtype)
@@ -166,22 +171,20 @@ def _speed_ups(lines: Sequence[Problem]) -> dict[tuple[tuple[str, str], str], fl
 
 @contextmanager
 def loss_curves(training: Training) -> Iterator[Figure]:
-    """Both curves, and their difference on a scale of its own below."""
+    """Every curve, and its difference to the stock one on a scale of its own below."""
     with style.figure(2, 1, 2 * _PANEL_WIDTH, 1.6 * _PANEL_HEIGHT) as (drawn, (above, below)):
-        steps = range(1, len(training.stock.losses) + 1)
+        stock, *others = training.runs
+        steps = range(1, len(stock.losses) + 1)
         above.plot(
-            steps, training.stock.losses,
-            color=style.COLOURS["torch"], label=training.stock.name, linewidth=3.2, alpha=0.55,
+            steps, stock.losses,
+            color=style.COLOURS["torch"], label=stock.name, linewidth=3.2, alpha=0.55,
         )  # fmt: skip
-        above.plot(
-            steps, training.ours.losses,
-            color=style.COLOURS["ours"], label=training.ours.name, linewidth=1.2,
-        )  # fmt: skip
+        for run, colour in zip(others, itertools.cycle(_KERNEL_CURVES)):
+            above.plot(steps, run.losses, color=colour, label=run.name, linewidth=1.2)
+            below.plot(steps, training.differences(run), color=colour)
         above.set_ylabel("loss (nats per byte)")
         above.legend()
-        pairs = zip(training.ours.losses, training.stock.losses, strict=True)
-        below.plot(steps, [a - b for a, b in pairs], color=style.COLOURS["copy"])
-        below.set_ylabel("ours - stock")
+        below.set_ylabel("difference to stock")
         below.set_xlabel("step")
         below.ticklabel_format(axis="y", scilimits=(-2, 2))
         yield drawn

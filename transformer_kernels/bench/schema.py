@@ -102,16 +102,23 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Training:
-    """One model trained twice from one seed: stock and with the kernels put in."""
+    """One model trained several times from one seed: first stock, then with kernels put in."""
 
     model: str
-    stock: TrainingRun
-    ours: TrainingRun
+    runs: list[TrainingRun]
     sample: str
 
     @property
+    def stock(self) -> TrainingRun:
+        return self.runs[0]
+
+    @property
     def largest_difference(self) -> float:
-        return max(abs(a - b) for a, b in zip(self.stock.losses, self.ours.losses, strict=True))
+        """Of any loss to the stock model's at the same step."""
+        return max(abs(x) for run in self.runs for x in self.differences(run))
+
+    def differences(self, run: TrainingRun) -> list[float]:
+        return [a - b for a, b in zip(run.losses, self.stock.losses, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,12 @@ import transformers
 from transformer_kernels.bench import cases, report, runner, schema, sweeps, table
 from transformer_kernels.bench.commands import pick_device
 from transformer_kernels.bench.schema import Training
-from transformer_kernels.demo.model import put_in_kernels, stock_model
+from transformer_kernels.demo.model import (
+    fused_attention,
+    put_in_kernels,
+    softmax_attention,
+    stock_model,
+)
 from transformer_kernels.demo.train import Size, generate, train
 
 _SEED = 0
@@ -45,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin = time.perf_counter()
     transformers.logging.set_verbosity_error()
 
-    training = _train_both(size, device)
+    training = _train_all(size, device)
     print(_curves(training))
     print(f"\nWhat the model writes after {size.steps} steps:\n{training.sample}\n")
 
@@ -73,31 +78,38 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _train_both(size: Size, device: torch.device) -> Training:
+def _train_all(size: Size, device: torch.device) -> Training:
     def fresh() -> Any:
         return stock_model(size.layers, size.width, size.heads, size.block, _SEED)
 
     print(f"{size}; bytes of the Python documentation, {size.batch}x{size.block} a step")
-    models = {"stock": fresh(), "ours": put_in_kernels(fresh())}
-    stock, ours = train(models, size, device)
-    return Training(str(size), stock, ours, generate(models["ours"], size, device))
+    with_attention = put_in_kernels(fresh(), fused_attention)
+    models = {
+        "stock": fresh(),
+        "norms + softmax": put_in_kernels(fresh(), softmax_attention),
+        "norms + attention": with_attention,
+    }
+    runs = train(models, size, device)
+    return Training(str(size), runs, generate(with_attention, size, device))
 
 
 def _curves(training: Training) -> str:
-    """Both loss curves side by side, at evenly spaced steps."""
-    stock, ours = training.stock, training.ours
+    """The loss curves side by side, at evenly spaced steps, and their distance from stock."""
+    stock, *others = training.runs
     last = len(stock.losses) - 1
     lines = min(_CURVE_LINES, last + 1)
     shown = sorted({round(i * last / max(lines - 1, 1)) for i in range(lines)})
-    body = [
-        [f"step {i + 1}", f"{stock.losses[i]:.5f}", f"{ours.losses[i]:.5f}",
-         f"{ours.losses[i] - stock.losses[i]:+.1e}"]
-        for i in shown
-    ]  # fmt: skip
-    speeds = [f"{run.tokens_per_second:.0f}" for run in (stock, ours)]
-    ratio = ours.tokens_per_second / stock.tokens_per_second
-    body.append(["tokens/s", *speeds, f"{ratio:.2f}x"])
-    headings = [("", 12), ("stock", 10), ("ours", 10), ("difference", 10)]
+    body = [[f"step {i + 1}", f"{stock.losses[i]:.5f}"] for i in shown]
+    body.append(["tokens/s", f"{stock.tokens_per_second:.0f}"])
+    headings = [("", 12), (stock.name, 10)]
+    for run in others:
+        headings += [(run.name, 10), ("difference", 10)]
+        differences = training.differences(run)
+        ratio = run.tokens_per_second / stock.tokens_per_second
+        cells = [(f"{run.losses[i]:.5f}", f"{differences[i]:+.1e}") for i in shown]
+        cells.append((f"{run.tokens_per_second:.0f}", f"{ratio:.2f}x"))
+        for line, pair in zip(body, cells, strict=True):
+            line += pair
     subtitle = f"largest difference {training.largest_difference:.1e}"
     return table.box("TRAINING LOSS", subtitle, headings, body)
 
