@@ -97,22 +97,23 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
   const RowBlocks blocks{problem.q_offsets, problem.batch, problem.queries, kPlan.tile_queries()};
   const std::int64_t all = blocks.count();
   const bool varlen = problem.q_offsets != nullptr;
-  HopperForward p{.q = encode_tensor_map(kOp, layouts.q),
-                  .k = encode_tensor_map(kOp, layouts.k),
-                  .v = encode_tensor_map(kOp, layouts.v),
-                  .out = encode_tensor_map(kOp, layouts.out),
-                  .problem = problem,
-                  .blocks = blocks,
-                  .blocks_per_head = static_cast<int>(varlen ? all : all / problem.batch),
-                  .tiles = static_cast<int>(all * problem.heads),
-                  .section = heads_per_section(problem),
-                  .counter = nullptr,
-                  .left = bound_of(problem.window_left),
-                  .right = bound_of(problem.window_right),
-                  .q_boxes = boxes_of(kPlan, problem.dim),
-                  .v_boxes = boxes_of(kPlan, problem.value_dim),
-                  .heads_per_kv_head = static_cast<int>(problem.group()),
-                  .scale = static_cast<float>(problem.scale * Exponent<float>::kPerNatural)};
+  HopperForward p{
+      .q = encode_tensor_map(kOp, layouts.q),
+      .k = encode_tensor_map(kOp, layouts.k),
+      .v = encode_tensor_map(kOp, layouts.v),
+      .out = encode_tensor_map(kOp, layouts.out),
+      .problem = problem,
+      .blocks = blocks,
+      .blocks_per_head = static_cast<int>(varlen ? all : all / problem.batch),
+      .tiles = static_cast<int>(all * problem.heads),
+      .section = heads_per_section(problem),
+      .counter = nullptr,
+      .left = bound_of(problem.window_left),
+      .right = bound_of(problem.window_right),
+      .q_boxes = boxes_of(kPlan, problem.dim),
+      .v_boxes = boxes_of(kPlan, problem.value_dim),
+      .heads_per_kv_head = static_cast<int>(problem.group()),
+      .scale = static_cast<float>(problem.scale * Exponent<typename C::Element>::kPerNatural)};
   const int processors = device_limits(context.device.index).processors;
   const LaunchShape shape{.ctas = std::min<std::int64_t>(p.tiles, processors),
                           .threads = kPlan.threads(),
