@@ -21,19 +21,20 @@ struct HopperForward {
   int left, right;       // window, kUnbounded where there is no bound
   int q_boxes, v_boxes;  // loads of a row: 1, or one for each piece of 64 columns
   int heads_per_kv_head;
-  float scale;  // in units of Exponent
+  float scale;  // what a product is multiplied with: in units of Exponent, or of half a softcap
+  float cap;    // in units of Exponent
 };
 
 // Sequences are shorter, so sums of two do not overflow.
 inline constexpr int kUnbounded = 1 << 29;
 
-// kWindow: causal and windows. kExtras: what HeadScores does beside the scale.
-template <class T, int kPlanIndex, bool kTheWindow, bool kTheExtras>
+// kWindow: causal and windows.
+template <class T, int kPlanIndex, bool kTheWindow>
 struct HopperForwardConfig {
   using Element = T;
   static constexpr HopperForwardPlan kPlan = kHopperForwardPlans[kPlanIndex];
   static constexpr bool kWindow = kTheWindow;
-  static constexpr bool kExtras = kTheExtras;
+  static constexpr bool kExtras = kPlan.extras;
 
   static constexpr int kGroups = kPlan.groups;
   static constexpr int kKeys = kPlan.block_keys;
