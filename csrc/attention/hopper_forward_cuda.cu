@@ -2,6 +2,7 @@
 #include "attention/hopper_forward.cuh"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/cuda/launch.cuh"
@@ -133,11 +134,12 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
   const LaunchShape shape{.ctas = std::min<std::int64_t>(p.tiles, processors),
                           .threads = kPlan.threads(),
                           .shared_bytes = C::kSharedBytes};
-  if constexpr (!kPlan.counted) return launch(kOp, context, shape, &hopper_forward_kernel<C>, p);
-  const Scratch counter(kOp, context, sizeof(int));
-  p.counter = counter.as<int>();
-  check_cuda(kOp,
-             cudaMemsetAsync(p.counter, 0, sizeof(int), static_cast<cudaStream_t>(context.stream)));
+  std::optional<Scratch> counter;
+  if (p.tiles > shape.ctas) {
+    const auto stream = static_cast<cudaStream_t>(context.stream);
+    p.counter = counter.emplace(kOp, context, sizeof(int)).as<int>();
+    check_cuda(kOp, cudaMemsetAsync(p.counter, 0, sizeof(int), stream));
+  }
   launch(kOp, context, shape, &hopper_forward_kernel<C>, p);
 }
 
