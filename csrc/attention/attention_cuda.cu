@@ -15,7 +15,8 @@ constexpr const char* kOp = "attention";
 
 const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {
     &kHopperForward[0], &kHopperForward[1], &kHopperForward[2], &kHopperForward[3],
-    &kHopperForward[4], &kHopperForward[5], &kPlainForward};
+    &kHopperForward[4], &kHopperForward[5], &kHopperForward[6], &kHopperForward[7],
+    &kHopperForward[8], &kPlainForward};
 const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kHopperBackward,
                                                                              &kPlainBackward};
 

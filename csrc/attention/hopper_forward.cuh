@@ -16,8 +16,8 @@
 
 #include <cfloat>
 
+#include "attention/hopper_forward_extras.cuh"
 #include "attention/hopper_forward_tiles.cuh"
-#include "attention/score.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -240,39 +240,37 @@ class ForwardGroup {
     return at_.query + warp_ * 16 + lane_ / 4 + 8 * half;
   }
 
-  // Scores of keys that are not seen become -inf; extras are applied to the others.
-  __device__ __forceinline__ void finish_scores(int block) {
-    const bool masked = block < at_.full_from || block >= at_.full_end;
-    if (!C::kExtras && !masked) return;
+  // Scores of keys that are not seen become -inf.
+  __device__ __forceinline__ void hide_unseen(int block) {
     const int column = block * kKeys + lane_ % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int query = row(half);
       int most = at_.tile.keys - 1;
       if constexpr (C::kWindow) most = min(most, query + at_.shift + p_.right);
-      if (C::kExtras && query >= at_.tile.queries) most = -1;
       const int least = C::kWindow ? query + at_.shift - p_.left - column : 0;
       most -= column;
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          float& s = s_[4 * i + 2 * half + c];
           const bool seen = 8 * i + c <= most && (!C::kWindow || 8 * i + c >= least);
-          if constexpr (C::kExtras) {
-            s = seen ? extra_score(s, query, column + 8 * i + c) : -INFINITY;
-          } else {
-            if (!seen) s = -INFINITY;
-          }
+          if (!seen) s_[4 * i + 2 * half + c] = -INFINITY;
         }
       }
     }
   }
 
-  __device__ __forceinline__ float extra_score(float product, int query, int key) const {
-    const Sequence s{0, at_.tile.queries, 0, at_.tile.keys};
-    const HeadScores<T> scores(p_.problem, s, at_.tile.batch, at_.tile.head);
-    return scores.template score<true>(product, query, key).value;
+  __device__ __forceinline__ void finish_scores(int block) {
+    const bool masked = block < at_.full_from || block >= at_.full_end;
+    if (masked) hide_unseen(block);
+    if constexpr (C::kExtras) {
+      // Hidden before, as what lies behind a sequence may be NaN and a softcap shares a reciprocal;
+      // and after, as features make numbers of -inf.
+      const int column = block * kKeys + lane_ % 4 * 2;
+      ExtraScores<T, kKeys / 2>(p_, at_.tile, row(0), column).apply(s_);
+      if (masked) hide_unseen(block);
+    }
   }
 
   // True where it has moved, and O has to be rescaled by factor_.

@@ -2,6 +2,7 @@
 #include "attention/hopper_forward.cuh"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/cuda/launch.cuh"
@@ -16,11 +17,17 @@ constexpr const char* kOp = "attention";
 
 bool has_window(const AttentionProblem& p) { return p.window_left >= 0 || p.window_right >= 0; }
 
-// What HeadScores has to do score by score. The kernel without it multiplies a row's maximum with
-// the scale, which only a positive one allows.
-bool has_extras(const AttentionProblem& p) {
-  return p.bias.defined() || p.mask.defined() || p.slopes.data != nullptr || p.softcap != 0 ||
-         !(p.scale > 0);
+// A row's maximum times the scale is that of its scores if the scale is positive.
+bool has_extras(const AttentionProblem& p) { return !has_plain_scores(p) || !(p.scale > 0); }
+
+// Whether ExtraScores can load pairs of numbers.
+bool loads_in_pairs(const ScoreMap& map, std::int64_t queries, std::int64_t keys) {
+  if (!map.defined()) return true;
+  const std::int64_t pair = 2 * static_cast<std::int64_t>(size_of(map.dtype));
+  const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
+  return reinterpret_cast<std::uintptr_t>(map.data) % pair == 0 && map.col_stride == 1 &&
+         keys % 2 == 0 && even(map.batch_stride) && even(map.head_stride) &&
+         (queries == 1 || even(map.row_stride));
 }
 
 // Rows of q, k, v or out as TMA sees them, in boxes of `rows` rows. Where the plan's columns are
@@ -58,7 +65,10 @@ const char* refusal(const HopperForwardPlan& plan, const AttentionForwardProblem
   if (device.architecture != 90) return "needs sm_90";
   if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
   if (p.drop_below != 0) return "takes no dropout";
-  if (has_extras(p)) return "takes scores with a positive scale alone";
+  if (has_extras(p) && !plan.extras) return "takes scores with a positive scale alone";
+  for (const ScoreMap* map : {&p.bias, &p.mask}) {
+    if (!loads_in_pairs(*map, p.queries, p.keys)) return "bias or mask is not in aligned pairs";
+  }
   if (std::max(p.dim, p.value_dim) > plan.dim) return "dim is larger";
   if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "dim is no multiple of 8";
   if (p.keys < plan.least_keys || (plan.least_keys > 0 && has_window(p))) {
@@ -90,9 +100,15 @@ int bound_of(std::int64_t window) {
   return window < 0 ? kUnbounded : static_cast<int>(std::min<std::int64_t>(window, kUnbounded));
 }
 
+// What products are multiplied with. tanh(x) is made of e^2x.
+double scale_of(const AttentionProblem& p, double unit) {
+  return p.softcap != 0 ? 2 * unit * p.scale / p.softcap : unit * p.scale;
+}
+
 template <class C>
 void launch_forward(const Context& context, const AttentionForwardProblem& problem) {
   constexpr HopperForwardPlan kPlan = C::kPlan;
+  constexpr double kUnit = Exponent<typename C::Element>::kPerNatural;
   const ForwardLayouts layouts = layouts_of(kPlan, problem);
   const RowBlocks blocks{problem.q_offsets, problem.batch, problem.queries, kPlan.tile_queries()};
   const std::int64_t all = blocks.count();
@@ -112,32 +128,40 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
                   .q_boxes = boxes_of(kPlan, problem.dim),
                   .v_boxes = boxes_of(kPlan, problem.value_dim),
                   .heads_per_kv_head = static_cast<int>(problem.group()),
-                  .scale = static_cast<float>(problem.scale * Exponent<float>::kPerNatural)};
+                  .scale = static_cast<float>(scale_of(problem, kUnit)),
+                  .cap = static_cast<float>(problem.softcap * kUnit)};
   const int processors = device_limits(context.device.index).processors;
   const LaunchShape shape{.ctas = std::min<std::int64_t>(p.tiles, processors),
                           .threads = kPlan.threads(),
                           .shared_bytes = C::kSharedBytes};
-  if constexpr (!kPlan.counted) return launch(kOp, context, shape, &hopper_forward_kernel<C>, p);
-  const Scratch counter(kOp, context, sizeof(int));
-  p.counter = counter.as<int>();
-  check_cuda(kOp,
-             cudaMemsetAsync(p.counter, 0, sizeof(int), static_cast<cudaStream_t>(context.stream)));
+  std::optional<Scratch> counter;
+  if (p.tiles > shape.ctas) {
+    const auto stream = static_cast<cudaStream_t>(context.stream);
+    p.counter = counter.emplace(kOp, context, sizeof(int)).as<int>();
+    check_cuda(kOp, cudaMemsetAsync(p.counter, 0, sizeof(int), stream));
+  }
   launch(kOp, context, shape, &hopper_forward_kernel<C>, p);
+}
+
+template <int kIndex, class T>
+void run_with(const Context& context, const AttentionForwardProblem& problem) {
+  constexpr HopperForwardPlan kPlan = kHopperForwardPlans[kIndex];
+  if constexpr (kPlan.extras) {
+    launch_forward<HopperForwardConfig<T, kIndex, true>>(context, problem);
+  } else {
+    if constexpr (kPlan.least_keys == 0) {
+      if (has_window(problem)) {
+        return launch_forward<HopperForwardConfig<T, kIndex, true>>(context, problem);
+      }
+    }
+    launch_forward<HopperForwardConfig<T, kIndex, false>>(context, problem);
+  }
 }
 
 template <int kIndex>
 void run(const Context& context, const AttentionForwardProblem& problem) {
-  const auto with = [&]<class T, bool kWindow, bool kExtras>() {
-    launch_forward<HopperForwardConfig<T, kIndex, kWindow, kExtras>>(context, problem);
-  };
-  const auto of = [&]<class T>() {
-    if constexpr (kHopperForwardPlans[kIndex].least_keys == 0) {
-      if (has_window(problem)) return with.template operator()<T, true, false>();
-    }
-    with.template operator()<T, false, false>();
-  };
-  if (problem.dtype == DType::kBFloat16) return of.template operator()<BFloat16>();
-  of.template operator()<Half>();
+  if (problem.dtype == DType::kBFloat16) return run_with<kIndex, BFloat16>(context, problem);
+  run_with<kIndex, Half>(context, problem);
 }
 
 template <int kIndex>

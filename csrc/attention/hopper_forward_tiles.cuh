@@ -17,23 +17,24 @@ struct HopperForward {
   int blocks_per_head;  // of one sequence; with offsets, of all
   int tiles;
   int section;           // heads in a section of the order of tiles
-  int* counter;          // the next tile, from gridDim.x on; null: tiles are dealt out in turn
+  int* counter;          // tiles taken beyond the first of each CTA; null: there are none
   int left, right;       // window, kUnbounded where there is no bound
   int q_boxes, v_boxes;  // loads of a row: 1, or one for each piece of 64 columns
   int heads_per_kv_head;
-  float scale;  // in units of Exponent
+  float scale;  // what a product is multiplied with: in units of Exponent, or of half a softcap
+  float cap;    // in units of Exponent
 };
 
 // Sequences are shorter, so sums of two do not overflow.
 inline constexpr int kUnbounded = 1 << 29;
 
-// kWindow: causal and windows. kExtras: what HeadScores does beside the scale.
-template <class T, int kPlanIndex, bool kTheWindow, bool kTheExtras>
+// kWindow: causal and windows.
+template <class T, int kPlanIndex, bool kTheWindow>
 struct HopperForwardConfig {
   using Element = T;
   static constexpr HopperForwardPlan kPlan = kHopperForwardPlans[kPlanIndex];
   static constexpr bool kWindow = kTheWindow;
-  static constexpr bool kExtras = kTheExtras;
+  static constexpr bool kExtras = kPlan.extras;
 
   static constexpr int kGroups = kPlan.groups;
   static constexpr int kKeys = kPlan.block_keys;
@@ -136,15 +137,10 @@ __device__ __forceinline__ ForwardTile tile_at(const HopperForward& p, int index
   return t;
 }
 
-// The first tile of a CTA is that of its own number. Then it takes the next that no CTA has; or,
-// without a counter, tiles are dealt out in turn, forth and back, so that each CTA gets short ones
-// and long ones.
-__device__ __forceinline__ int next_tile(const HopperForward& p, int index) {
-  const int ctas = gridDim.x;
-  const int own = blockIdx.x;
-  if (p.counter != nullptr) return ctas + atomicAdd(p.counter, 1);
-  const int round = index / ctas + 1;
-  return round * ctas + (round % 2 == 0 ? own : ctas - 1 - own);
+// The first tile of a CTA is that of its own number. Then it takes the next that no CTA has.
+__device__ __forceinline__ int next_tile(const HopperForward& p) {
+  const int taken = p.counter == nullptr ? 0 : atomicAdd(p.counter, 1);
+  return static_cast<int>(gridDim.x) + taken;
 }
 
 // ------------------------------------------------------------------ moving data
@@ -195,6 +191,7 @@ template <class C>
 __device__ __forceinline__ void load_rows(std::uint32_t to, const CUtensorMap& map, int boxes,
                                           int rows, int row, int head, int batch,
                                           std::uint32_t barrier, std::uint64_t policy) {
+#pragma unroll 1
   for (int i = 0; i < boxes; ++i) {
     tensor_load(to + i * rows * kSwizzleRow, map, {64 * i, row, 0, head, batch}, barrier, policy);
   }
@@ -226,7 +223,7 @@ __device__ __forceinline__ void load_q_and_k(const HopperForward& p,
                                              const ForwardShared<C>& shared) {
   typename ForwardShared<C>::QRing q = shared.q();
   typename ForwardShared<C>::KeyRing k = shared.k();
-  for (int index = blockIdx.x; index < p.tiles; index = next_tile(p, index)) {
+  for (int index = blockIdx.x; index < p.tiles; index = next_tile(p)) {
     const ForwardTile t = tile_at<C>(p, index);
     if (t.query >= t.queries) continue;
     q.wait_empty();

@@ -83,6 +83,19 @@ __device__ __forceinline__ float exp2_approximate(float v) {
   return power;
 }
 
+__device__ __forceinline__ float reciprocal_approximate(float v) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
+  return reciprocal;
+}
+
+// Where one of them is NaN, so is the result.
+__device__ __forceinline__ float minimum_or_nan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+
 // ------------------------------------------------------------------ barriers
 
 // Barrier of `threads` threads of the CTA; `id` is 1..15.

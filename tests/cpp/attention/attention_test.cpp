@@ -83,6 +83,13 @@ TEST_P(AttentionOp, features_alone_and_together) {
             .dlse = true});
 }
 
+// More heads than a GPU has room for: kernels that stay and walk over tiles take several each.
+TEST_P(AttentionOp, many_heads) {
+  for (std::int64_t window_right : {-1, 0}) {
+    check({10, 3, 20, 40, 20, 8, 8}, {.numbers = {.window_right = window_right}});
+  }
+}
+
 TEST_P(AttentionOp, layouts) {
   for (Layout layout : {Layout{1, 0}, Layout{0, 8}, Layout{3, 5}}) {
     check({2, 20, 30, 2, 2, 24, 40}, {.layout = layout});
