@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "attention/plain.h"
+#include "attention/tensor_core.h"
 #include "core/check.h"
 #include "core/select.h"
 
@@ -8,8 +9,10 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {&kPlainForward};
-const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kPlainBackward};
+const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {&kTensorCoreForward,
+                                                                           &kPlainForward};
+const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kTensorCoreBackward,
+                                                                             &kPlainBackward};
 
 template <std::size_t kEngines, class Problem>
 void run_best(const AttentionEngine<Problem>* const (&engines)[kEngines], const Context& context,

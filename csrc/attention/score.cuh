@@ -50,6 +50,9 @@ class HeadScores {
     return place(last_query, first_key) >= -left_ && place(first_query, last_key) <= right_;
   }
 
+  // Of a plain score: score = product * scale().
+  __device__ __forceinline__ A scale() const { return scale_; }
+
   // The score of a product where the key is in sight. Without kExtras the problem has to have plain
   // scores.
   template <bool kExtras>
@@ -122,6 +125,9 @@ class Dropout {
     return philox(seed_, static_cast<std::uint64_t>(row * calls_per_row_ + key / kPerCall),
                   offset_);
   }
+
+  // What elements that stay are multiplied with.
+  __device__ __forceinline__ A kept() const { return kept_; }
 
   // 0 where the bits drop the key, else 1 over the probability of keeping.
   __device__ __forceinline__ A factor(const PhiloxWords& bits, int key) const {
