@@ -192,6 +192,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   copy_rows<kDim, kRows, kThreads>(own, rows_of(kOwnQueries, true, at.head), first_row, rows);
   copy_rows<kDim, kRows, kThreads>(own + kRows * kPitch, rows_of(kOwnQueries, false, at.head),
                                    first_row, rows);
+  cp_async_commit_group();
   if (steps > 0) fetch(0);
   for (int step = 0; step < steps; ++step) {
     cp_async_wait_group<0>();
@@ -286,7 +287,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     if constexpr (kDs) multiply_fragment<T>(dx, ds, stage(step));
   }
   cp_async_wait_group<0>();
-  __syncthreads();
+  __syncthreads();  // where there was no step, the own rows may still be on their way
 
   // Each warp leaves over its own rows of the operands.
   unsigned char* const leave = shared + lane.warp * kWarpRows * kPitch;

@@ -116,6 +116,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   OnlineSoftmax<T, kWarpRows> softmax;
 
   copy_rows<kDim, kRows, kTile.threads()>(own, q, first_row, queries);
+  cp_async_commit_group();
   if (first_tile < end_tile) fetch(first_tile);
   for (int tile = first_tile; tile < end_tile; ++tile) {
     cp_async_wait_group<0>();
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     multiply_fragment<T>(out, scores, stage(tile) + kMatrixBytes);
   }
   cp_async_wait_group<0>();
-  __syncthreads();
+  __syncthreads();  // where there was no tile, q may still be on its way
 
   const float sink = p.sinks.at(0, at.head, -INFINITY);
   const float grown = kExtras ? Dropout<float>(p).kept() : 1.0f;
