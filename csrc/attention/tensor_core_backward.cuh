@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
       if (query < rows) own_statistics[slot] = a.statistics[p.row(at.batch, at.head) + query];
     }
   }
+  const float grown = kExtras ? Dropout<float>(p).kept() : 1.0f;
   Fragment<kWarpRows, kDv ? kDim : 8> dv;
   Fragment<kWarpRows, kDs ? kDim : 8> dx;  // dk or dq
   dv.clear();
@@ -210,80 +211,60 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     const auto key_of = [&](int slot, int col) {
       return kOwnQueries ? first_col + lane.col() + col : warp_row + lane.row(slot);
     };
-    const auto exists = [&](int slot, int col) {
-      return warp_row + lane.row(slot) < rows && first_col + lane.col() + col < band.columns;
+    const auto sees = [&](int slot, int col) {
+      const int row = warp_row + lane.row(slot);
+      const int other = first_col + lane.col() + col;
+      return row < rows && other >= band.begin(row) && other < band.end(row);
     };
 
-    Fragment<kWarpRows, kCols> probability;
-    Fragment<kWarpRows, kExtras ? kCols : 8> slope;
+    Fragment<kWarpRows, kCols> probability;  // q k^T at first
+    Fragment<kWarpRows, kCols> ds;           // dout v^T at first
     probability.clear();
     multiply_rows<T, kDim>(probability, own + lane.warp * kWarpRows * kPitch, stage(step));
-    if constexpr (kExtras) {
-      probability.for_each([&](float& x, int slot, int col) {
-        slope(slot, col) = 1;
-        if (!exists(slot, col)) return;
-        const Score<float> score =
-            head_scores.template score<true>(x, query_of(slot, col), key_of(slot, col));
-        x = score.value;
-        slope(slot, col) = score.slope;
-      });
-    }
-    if (first_col < band.begin(last_row) || first_col + kCols > band.end(first_row)) {
-      probability.for_each([&](float& x, int slot, int col) {
-        const int row = warp_row + lane.row(slot);
-        const int other = first_col + lane.col() + col;
-        if (other < band.begin(row) || other >= band.end(row)) x = -INFINITY;
-      });
-    }
-    const float factor = kExtras ? 1.0f : head_scores.scale();
-    probability.for_each([&](float& x, int slot, int col) {
-      x = Exponent<T>::power(fmaf(x, factor, -statistics(slot, col).origin));
-    });
-
-    Fragment<kWarpRows, kCols> ds;  // dout v^T at first
     if constexpr (kDs) {
       ds.clear();
       multiply_rows<T, kDim>(ds, own + (kRows + lane.warp * kWarpRows) * kPitch,
                              stage(step) + kMatrixBytes);
     }
-    if constexpr (kExtras) {
-      if (p.drop_below != 0) {
-        const Dropout<float> dropout(p);
-        const Kept kept(kept_bytes + lane.warp * Kept::kBytes, dropout,
-                        p.row(at.batch, head) + (kOwnQueries ? warp_row : first_col),
-                        kOwnQueries ? first_col : warp_row);
-        // What dropout takes away carries the sign bit, which no probability has.
-        probability.for_each([&](float& x, int slot, int col) {
-          const float f = kept(lane.row(slot), lane.col() + col) ? dropout.kept() : 0.0f;
-          if constexpr (kDs) ds(slot, col) *= f;
-          x = f == 0 ? -x : x;
-        });
-      }
+    const Kept kept{kept_bytes + lane.warp * Kept::kBytes};
+    const bool drops = kExtras && p.drop_below != 0;
+    if (drops) {
+      kept.draw(Dropout<float>(p), p.row(at.batch, head) + (kOwnQueries ? warp_row : first_col),
+                kOwnQueries ? first_col : warp_row);
     }
-    if constexpr (kDs) {
-      ds.for_each([&](float& x, int slot, int col) {
-        const float p_ij = fabsf(probability(slot, col));
-        x = p_ij * (x - statistics(slot, col).delta);
+    const bool edge = first_col < band.begin(last_row) || first_col + kCols > band.end(first_row);
+    if (!kExtras && edge) {
+      probability.for_each([&](float& x, int slot, int col) {
+        if (!sees(slot, col)) x = -INFINITY;
       });
     }
-    if constexpr (kOwnQueries && kExtras) {
-      if (p.dbias.defined()) {
-        ds.for_each([&](float x, int slot, int col) {
-          if (!exists(slot, col)) return;
-          float* const dbias = static_cast<float*>(p.dbias.data);
-          dbias[p.dbias.offset(at.batch, head, query_of(slot, col), key_of(slot, col))] = x;
-        });
-      }
-    }
-    if constexpr (kDs && kExtras) {
-      ds.for_each([&](float& x, int slot, int col) { x *= slope(slot, col); });
-    }
-    if constexpr (kDv) {
+    const float factor = kExtras ? 1.0f : head_scores.scale();
+    probability.for_each([&](float& x, int slot, int col) {
+      const RowStatistics row = statistics(slot, col);
+      const bool dropped = drops && !kept(lane.row(slot), lane.col() + col);
+      const bool seen = !kExtras || sees(slot, col);
+      Score<float> score{x, 1};
       if constexpr (kExtras) {
-        probability.for_each([](float& x, int, int) { x = fmaxf(x, 0); });
+        score.value = -INFINITY;
+        if (seen) {
+          score = head_scores.template score<true>(x, query_of(slot, col), key_of(slot, col));
+        }
       }
-      multiply_fragment<T>(dv, probability, stage(step) + kMatrixBytes);
-    }
+      x = Exponent<T>::power(fmaf(score.value, factor, -row.origin));
+      if constexpr (kDs) {
+        float& d = ds(slot, col);
+        const float dz = x * fmaf(dropped ? 0.0f : grown, d, -row.delta);
+        if constexpr (kOwnQueries && kExtras) {
+          if (seen && p.dbias.defined()) {
+            static_cast<float*>(p.dbias.data)[p.dbias.offset(at.batch, head, query_of(slot, col),
+                                                             key_of(slot, col))] = dz;
+          }
+        }
+        d = dz * score.slope;
+      }
+      if (dropped) x = 0;
+    });
+    if constexpr (kDv) multiply_fragment<T>(dv, probability, stage(step) + kMatrixBytes);
     if constexpr (kDs) multiply_fragment<T>(dx, ds, stage(step));
   }
   cp_async_wait_group<0>();
@@ -300,10 +281,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     store_rows<T>(dx, leave, target(kOwnQueries ? p.dq : p.dk, p.dim), rows - warp_row);
   }
   if constexpr (kDv) {
-    if constexpr (kExtras) {
-      const float grown = Dropout<float>(p).kept();
-      dv.for_each([&](float& x, int, int) { x *= grown; });
-    }
+    if constexpr (kExtras) dv.for_each([&](float& x, int, int) { x *= grown; });
     store_rows<T>(dv, leave + kRows * kPitch, target(p.dv, p.value_dim), rows - warp_row);
   }
 }

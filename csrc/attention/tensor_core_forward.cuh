@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     softmax.take(scores, factor, out);
     if constexpr (kExtras) {
       if (p.drop_below != 0) {
-        const Kept kept(kept_bytes + lane.warp * Kept::kBytes, Dropout<float>(p),
-                        statistic + warp_row, first_col);
+        const Kept kept{kept_bytes + lane.warp * Kept::kBytes};
+        kept.draw(Dropout<float>(p), statistic + warp_row, first_col);
         scores.for_each([&](float& x, int slot, int col) {
           if (!kept(lane.row(slot), lane.col() + col)) x = 0;
         });

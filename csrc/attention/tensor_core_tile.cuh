@@ -270,19 +270,17 @@ struct KeptScores {
   static constexpr int kOctets = (kOwnQueries ? kCols : kRows) / 8;
   static constexpr int kBytes = kQueries * kOctets;
 
-  const std::uint8_t* bytes;
+  std::uint8_t* bytes;
 
-  // `query` stands in row `row` of lse; both are those of the warp's first one, as `key`.
-  __device__ KeptScores(std::uint8_t* memory, const Dropout<float>& dropout, std::int64_t row,
-                        int key)
-      : bytes(memory) {
+  // From the warp's first query, which is row `row` of lse, and its first key on.
+  __device__ void draw(const Dropout<float>& dropout, std::int64_t row, int key) const {
     __syncwarp();
     for (int i = Lane().lane; i < kBytes; i += kWarp) {
       const PhiloxWords bits = dropout.bits(row + i / kOctets, key + i % kOctets * 8);
       unsigned kept = 0;
 #pragma unroll
       for (int n = 0; n < 8; ++n) kept |= dropout.factor(bits, n) != 0 ? 1u << n : 0u;
-      memory[i] = static_cast<std::uint8_t>(kept);
+      bytes[i] = static_cast<std::uint8_t>(kept);
     }
     __syncwarp();
   }
