@@ -238,6 +238,11 @@ __global__ void __launch_bounds__(Plan::tile.threads())
         if (!sees(slot, col)) x = -INFINITY;
       });
     }
+    float* dbias = nullptr;  // of this lane's first score
+    if (kOwnQueries && p.dbias.defined()) {
+      dbias = static_cast<float*>(p.dbias.data) +
+              p.dbias.offset(at.batch, head, query_of(0, 0), key_of(0, 0));
+    }
     const float factor = kExtras ? 1.0f : head_scores.scale();
     probability.for_each([&](float& x, int slot, int col) {
       const RowStatistics row = statistics(slot, col);
@@ -255,9 +260,8 @@ __global__ void __launch_bounds__(Plan::tile.threads())
         float& d = ds(slot, col);
         const float dz = x * fmaf(dropped ? 0.0f : grown, d, -row.delta);
         if constexpr (kOwnQueries && kExtras) {
-          if (seen && p.dbias.defined()) {
-            static_cast<float*>(p.dbias.data)[p.dbias.offset(at.batch, head, query_of(slot, col),
-                                                             key_of(slot, col))] = dz;
+          if (seen && dbias != nullptr) {
+            dbias[slot * 8 * p.dbias.row_stride + col * p.dbias.col_stride] = dz;
           }
         }
         d = dz * score.slope;
