@@ -56,6 +56,11 @@ if missing_reason is not None:
     )
 
 
+def have_kernels_for(x: torch.Tensor) -> bool:
+    """Whether the native library is here, and serves the device of ``x``."""
+    return has_kernels and (x.is_cpu or x.is_cuda)
+
+
 def log_dispatch(line: str) -> None:
     if _log_dispatch:
         print(f"[tfk] {line}", file=sys.stderr)

@@ -331,7 +331,7 @@ std::string describe(const AttentionBackwardProblem& p) { return describe_proble
 
 void attention_forward(const Context& context, const AttentionForward& arguments) {
   const AttentionForwardProblem problem = check_forward(context.device, arguments);
-  if (problem.batch == 0 || problem.heads == 0 || problem.queries == 0) return;
+  if (problem.rows() == 0) return;
   dispatch_device(
       kOp, context.device, [&] { cpu::attention_forward(context, problem); },
       [&] {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <new>
 
@@ -179,6 +180,25 @@ void sum_sink_gradients(const AttentionBackwardProblem& p, const void* delta) {
   }
 }
 
+// Rows past the last sequence belong to nobody: results are 0 there, and -inf in lse.
+void clear_tail(const HeadRows& result, DType dtype, Range rows, std::int64_t heads,
+                std::int64_t dim) {
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    for (std::int64_t head = 0; head < heads; ++head) {
+      std::memset(result.address(dtype, 0, row, head), 0,
+                  static_cast<std::size_t>(dim * size_of(dtype)));
+    }
+  }
+}
+
+template <class A>
+void hide_tail(void* lse, Range rows, std::int64_t heads) {
+  for (std::int64_t head = 0; head < heads; ++head) {
+    A* const row = static_cast<A*>(lse) + head * rows.end;
+    std::fill(row + rows.begin, row + rows.end, -std::numeric_limits<A>::infinity());
+  }
+}
+
 }  // namespace
 
 void attention_forward(const Context& context, const AttentionForwardProblem& p) {
@@ -197,6 +217,12 @@ void attention_forward(const Context& context, const AttentionForwardProblem& p)
       kernels(p.dtype).forward(p, {at.batch, at.head, queries, packed}, scratch.data());
     }
   });
+  if (p.q_offsets == nullptr) return;
+  const Range tail{p.q_offsets[p.batch], p.queries};
+  clear_tail(p.out, p.dtype, tail, p.heads, p.value_dim);
+  if (p.lse == nullptr) return;
+  p.dtype == DType::kFloat64 ? hide_tail<double>(p.lse, tail, p.heads)
+                             : hide_tail<float>(p.lse, tail, p.heads);
 }
 
 void attention_backward(const Context& context, const AttentionBackwardProblem& p) {
@@ -224,6 +250,12 @@ void attention_backward(const Context& context, const AttentionBackwardProblem& 
   for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
     run.add_shares(p, item, dq.data(), plan.shares, dq_numbers, scratch);
   });
+  if (p.q_offsets != nullptr) {
+    const Range keys{p.k_offsets[p.batch], p.keys};
+    clear_tail(p.dq, p.dtype, {p.q_offsets[p.batch], p.queries}, p.heads, p.dim);
+    clear_tail(p.dk, p.dtype, keys, p.kv_heads, p.dim);
+    clear_tail(p.dv, p.dtype, keys, p.kv_heads, p.value_dim);
+  }
   if (p.dsinks == nullptr) return;
   p.dtype == DType::kFloat64 ? sum_sink_gradients<double>(p, delta.data())
                              : sum_sink_gradients<float>(p, delta.data());

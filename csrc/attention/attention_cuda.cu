@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "attention/plain.h"
+#include "attention/tail.cuh"
 #include "attention/tensor_core.h"
 #include "core/check.h"
+#include "core/cuda/launch.cuh"
+#include "core/dispatch.h"
 #include "core/select.h"
 
 namespace transformer_kernels::cuda {
@@ -21,19 +24,55 @@ void run_best(const AttentionEngine<Problem>* const (&engines)[kEngines], const 
   check_value(problem.queries <= kMostRows && problem.keys <= kMostRows, kOp,
               ": a sequence has more than ", kMostRows, " rows, which CUDA kernels do not take");
   const DeviceLimits& device = device_limits(context.device.index);
-  const std::size_t chosen = choose(
-      kOp, engines, problem, [&](const auto* engine) { return engine->refusal(problem, device); });
+  // The last row alone has to know what to do without a score.
+  const bool empty = problem.rows() == 0 || problem.keys == 0 || problem.batch == 0;
+  const std::size_t chosen = choose(kOp, engines, problem, [&](const auto* engine) {
+    return empty && engine != engines[kEngines - 1] ? "there is no score"
+                                                    : engine->refusal(problem, device);
+  });
   engines[chosen]->run(context, problem);
+}
+
+Tail tail_of_queries(const AttentionProblem& p, const HeadRows& result, std::int64_t dim) {
+  return {result, p.q_offsets + p.batch, p.queries, p.heads, dim};
+}
+Tail tail_of_keys(const AttentionProblem& p, const HeadRows& result, std::int64_t dim) {
+  return {result, p.k_offsets + p.batch, p.keys, p.kv_heads, dim};
+}
+
+LaunchShape tail_shape(const Context& context) {
+  return {.ctas = device_limits(context.device.index).processors, .threads = kTailThreads};
+}
+
+void clear_tail(const Context& context, DType dtype, const Tail& tail) {
+  dispatch_float(dtype, [&]<class T>() {
+    launch(kOp, context, tail_shape(context), &clear_tail_kernel<T>, tail);
+  });
+}
+
+void hide_tail(const Context& context, const AttentionForwardProblem& p) {
+  const Tail tail = tail_of_queries(p, {}, 0);
+  dispatch_float(accumulate_dtype(p.dtype), [&]<class T>() {
+    using A = accumulate_t<T>;
+    launch(kOp, context, tail_shape(context), &hide_tail_kernel<A>, static_cast<A*>(p.lse), tail);
+  });
 }
 
 }  // namespace
 
-void attention_forward(const Context& context, const AttentionForwardProblem& problem) {
-  run_best(kForwardEngines, context, problem);
+void attention_forward(const Context& context, const AttentionForwardProblem& p) {
+  run_best(kForwardEngines, context, p);
+  if (p.q_offsets == nullptr) return;
+  clear_tail(context, p.dtype, tail_of_queries(p, p.out, p.value_dim));
+  if (p.lse != nullptr) hide_tail(context, p);
 }
 
-void attention_backward(const Context& context, const AttentionBackwardProblem& problem) {
-  run_best(kBackwardEngines, context, problem);
+void attention_backward(const Context& context, const AttentionBackwardProblem& p) {
+  run_best(kBackwardEngines, context, p);
+  if (p.q_offsets == nullptr) return;
+  clear_tail(context, p.dtype, tail_of_queries(p, p.dq, p.dim));
+  clear_tail(context, p.dtype, tail_of_keys(p, p.dk, p.dim));
+  clear_tail(context, p.dtype, tail_of_keys(p, p.dv, p.value_dim));
 }
 
 }  // namespace transformer_kernels::cuda

@@ -21,6 +21,7 @@ struct RowBlocks {
 
   // Of one head of all sequences.
   constexpr std::int64_t count() const {
+    if (batch == 0) return 0;
     return offsets == nullptr ? batch * per_sequence() : rows / size + batch;
   }
 

@@ -104,4 +104,24 @@ class TestTensor {
   void* device_;
 };
 
+// A copy of an array in a backend's memory.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray(Backend& backend, const T* values, std::size_t count)
+      : backend_(backend),
+        data_(static_cast<T*>(backend.allocate(count * sizeof(T)))) {
+    backend.upload(data_, values, count * sizeof(T));
+  }
+  ~DeviceArray() { backend_.release(data_); }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+
+  const T* data() const { return data_; }
+
+ private:
+  Backend& backend_;
+  T* data_;
+};
+
 }  // namespace transformer_kernels::testing

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .._errors import ArgumentValueError
 from .._library import log_dispatch
-from ..ops.attention.attention import attention
+from ..ops.attention.attention import attention, is_served
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -99,7 +99,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> str | None:
         """What PyTorch alone takes, or refuses, or where its own kernels are the only ones."""
-        if self.backend == "auto" and not query.is_cpu:
+        if self.backend == "auto" and not is_served(query):
             return "the device"
         if self.bias_k is not None or self.add_zero_attn:
             return "add_bias_kv or add_zero_attn"
@@ -218,7 +218,7 @@ class CausalSelfAttention(nn.Module):
             )
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
         dropout = self.dropout if self.training else 0.0
-        if x.is_cpu or self.window >= 0 or self.backend != "auto":
+        if is_served(x) or self.window >= 0 or self.backend != "auto":
             out = attention(
                 q, k, v, causal=True, window=(self.window, 0), dropout=dropout,
                 backend=self.backend,

@@ -72,8 +72,9 @@ def eager(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tens
     z = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if options.get("softcap"):
         z = options["softcap"] * torch.tanh(z / options["softcap"])
-    place = torch.arange(queries).unsqueeze(-1)
-    distance = torch.arange(keys) - place - (0 if options.get("top_left") else keys - queries)
+    diagonal = torch.arange(queries, device=q.device).unsqueeze(-1)
+    diagonal = diagonal + (0 if options.get("top_left") else keys - queries)
+    distance = torch.arange(keys, device=q.device) - diagonal
     if options.get("alibi_slopes") is not None:
         z = z - options["alibi_slopes"].to(z.dtype)[..., None, None] * distance.abs().to(z.dtype)
     if options.get("bias") is not None:
@@ -123,7 +124,7 @@ def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[
     """
     q, k, v = (x.detach().double() for x in (call.q, call.k, call.v))
     keys, group = k.shape[1], q.shape[2] // k.shape[2]
-    unit = torch.eye(keys, dtype=torch.float64).view(1, keys, 1, keys)
+    unit = torch.eye(keys, dtype=torch.float64, device=q.device).view(1, keys, 1, keys)
     options = {n: x for n, x in call.options.items() if n not in ("dropout", "seed")}
     p, _ = exact(q, k, unit.expand(*k.shape[:3], keys), bias=call.bias, sinks=call.sinks, **options)
     g = gradient.double().abs()

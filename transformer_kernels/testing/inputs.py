@@ -12,10 +12,14 @@ from torch import Tensor
 
 
 def randn(
-    shape: Sequence[int], dtype: torch.dtype, device: str = "cpu", mean: float = 0.0
+    shape: Sequence[int], dtype: torch.dtype, device: str | None = None, mean: float = 0.0
 ) -> Tensor:
-    """Fresh normal values; drawn in float64 on the CPU, so that every device gets the same."""
-    return (torch.randn(*shape, dtype=torch.float64) + mean).to(dtype).to(device)
+    """Fresh normal values, on the default device unless another is named.
+
+    Drawn in float64 on the CPU, so that every device gets the same.
+    """
+    drawn = torch.randn(*shape, dtype=torch.float64, device="cpu") + mean
+    return drawn.to(dtype).to(device or torch.get_default_device())
 
 
 def _strided(x: Tensor) -> Tensor:

@@ -103,9 +103,9 @@ def attention(
     keys, group = k.shape[1], heads // k.shape[2]
     scores_shape = (batch, heads, queries, keys)
     scale = dim**-0.5 if scale is None else scale
-    query = torch.arange(queries).unsqueeze(-1) + (0 if top_left else keys - queries)
-    distance = torch.arange(keys) - query
-    seen = torch.ones(queries, keys, dtype=torch.bool)
+    query = torch.arange(queries, device=q.device).unsqueeze(-1)
+    distance = torch.arange(keys, device=q.device) - query - (0 if top_left else keys - queries)
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
     if window[0] >= 0:
         seen = seen & (distance >= -window[0])
     if window[1] >= 0:

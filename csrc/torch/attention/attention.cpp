@@ -3,9 +3,6 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
-#include <cstring>
-#include <limits>
 #include <tuple>
 
 #include "core/check.h"
@@ -49,34 +46,16 @@ bool is_expanded(const Tensor& tensor) {
   return false;
 }
 
-SequenceOffsets offsets_of(const char* name, const Optional& tensor) {
+SequenceOffsets offsets_of(const char* name, const Optional& tensor, const Tensor& q) {
   if (!tensor) return {};
+  check_value(tensor->is_cpu() == q.is_cpu() && tensor->get_device_index() == q.get_device_index(),
+              kOp, ": ", name, " is on another device than q");
   check_type(tensor->scalar_type() == torch::headeronly::ScalarType::Int, kOp, ": ", name, " is ",
              name_of_scalar(tensor->scalar_type()), ", expected int32");
   check_value(tensor->dim() == 1 && tensor->numel() > 0 && tensor->is_contiguous(), kOp, ": ", name,
               " has ", tensor->dim(), " dimensions and ", tensor->numel(),
               " elements, expected contiguous memory of one dimension, one more than sequences");
   return {static_cast<const std::int32_t*>(tensor->data_ptr()), tensor->numel() - 1};
-}
-
-// Rows past the last sequence belong to nobody; torch's callers get 0 there.
-void clear_tail(Tensor& rows, const SequenceOffsets& offsets) {
-  if (offsets.data == nullptr || rows.size(0) == 0) return;
-  const std::int64_t row_bytes =
-      rows.numel() / rows.size(0) * static_cast<std::int64_t>(rows.element_size());
-  const std::int64_t used = offsets.data[offsets.sequences] * row_bytes;
-  const std::int64_t all = rows.size(0) * row_bytes;
-  std::memset(static_cast<char*>(rows.data_ptr()) + used, 0, static_cast<std::size_t>(all - used));
-}
-
-template <class A>
-void hide_tail(const Tensor& lse, const SequenceOffsets& offsets) {
-  const std::int64_t rows = lse.size(1);
-  for (std::int64_t head = 0; head < lse.size(0); ++head) {
-    A* const row = static_cast<A*>(lse.data_ptr()) + head * rows;
-    std::fill(row + offsets.data[offsets.sequences], row + rows,
-              -std::numeric_limits<A>::infinity());
-  }
 }
 
 // The arguments that the forward and the backward op share, in the order of the schema.
@@ -111,13 +90,30 @@ TensorView slopes_view(const Optional& tensor, const AttentionInputs& in) {
   return broadcast_to(kOp, "alibi_slopes", view, wanted, "batch and heads of q");
 }
 
+// Numbers on the CPU go by value. Those of a device stay there: a CUDA graph that draws new ones
+// drops other elements at each replay.
+void set_seed(const Tensor& seed, AttentionInputs& in) {
+  const bool near = seed.is_cpu() || (seed.is_cuda() && in.q.device.type == DeviceType::kCuda &&
+                                      seed.get_device_index() == in.q.device.index);
+  check_value(near && seed.scalar_type() == torch::headeronly::ScalarType::Long &&
+                  seed.numel() == 2 && seed.is_contiguous(),
+              kOp, ": seed is not a seed and an offset, expected 2 int64 on the CPU or beside q");
+  const auto* const numbers = static_cast<const std::uint64_t*>(seed.data_ptr());
+  if (!seed.is_cpu()) {
+    in.seed_data = numbers;
+    return;
+  }
+  in.seed = numbers[0];
+  in.offset = numbers[1];
+}
+
 AttentionInputs Arguments::inputs() const {
   AttentionInputs in;
   in.q = view_of(kOp, "q", q);
   in.k = view_of(kOp, "k", k);
   in.v = view_of(kOp, "v", v);
-  in.cu_seqlens_q = offsets_of("cu_seqlens_q", cu_seqlens_q);
-  in.cu_seqlens_k = offsets_of("cu_seqlens_k", cu_seqlens_k);
+  in.cu_seqlens_q = offsets_of("cu_seqlens_q", cu_seqlens_q, q);
+  in.cu_seqlens_k = offsets_of("cu_seqlens_k", cu_seqlens_k, q);
   in.bias = scores_view("bias", bias, in);
   in.mask = scores_view("mask", mask, in);
   in.alibi_slopes = slopes_view(alibi_slopes, in);
@@ -128,14 +124,7 @@ AttentionInputs Arguments::inputs() const {
   in.diagonal = top_left ? Diagonal::kTopLeft : Diagonal::kBottomRight;
   in.softcap = softcap;
   in.dropout = dropout;
-  if (seed) {
-    const bool fits = seed->scalar_type() == torch::headeronly::ScalarType::Long &&
-                      seed->numel() == 2 && seed->is_cpu() && seed->is_contiguous();
-    check_value(fits, kOp, ": seed is not a seed and an offset, expected 2 int64 on the CPU");
-    const auto* const numbers = static_cast<const std::uint64_t*>(seed->data_ptr());
-    in.seed = numbers[0];
-    in.offset = numbers[1];
-  }
+  if (seed) set_seed(*seed, in);
   check_value(seed.has_value() || dropout == 0, kOp, ": seed is missing, expected one for dropout");
   return in;
 }
@@ -191,10 +180,6 @@ std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k
     Tensor lse =
         empty(a.q, rank == 3 ? Sizes(joined_rows) : Sizes(rows), accumulate_dtype(in.q.dtype));
     attention_forward(context, {in, view_of(kOp, "out", out), view_of(kOp, "lse", lse)});
-    if (in.cu_seqlens_q.data == nullptr) return std::tuple(out, lse);
-    clear_tail(out, in.cu_seqlens_q);
-    const bool is_double = in.q.dtype == DType::kFloat64;
-    is_double ? hide_tail<double>(lse, in.cu_seqlens_q) : hide_tail<float>(lse, in.cu_seqlens_q);
     return std::tuple(out, lse);
   });
 }
@@ -243,11 +228,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward_op(
     b.dv = view_of(kOp, "dv", dv);
     if (with_bias) b.dbias = view_of(kOp, "dbias", dbias);
     attention_backward(context, b);
-    clear_tail(dq, b.inputs.cu_seqlens_q);
-    clear_tail(dk, b.inputs.cu_seqlens_k);
-    clear_tail(dv, b.inputs.cu_seqlens_k);
     return std::tuple(dq, dk, dv, dbias, dsinks);
   });
+}
+
+template <class Library>
+void implement(Library& m) {
+  m.impl("attention_forward", TORCH_BOX(&attention_forward_op));
+  m.impl("attention_backward", TORCH_BOX(&attention_backward_op));
 }
 
 }  // namespace
@@ -267,10 +255,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
-// A CUDA tensor finds no kernel here, and takes the formula of the Python package.
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) {
-  m.impl("attention_forward", TORCH_BOX(&attention_forward_op));
-  m.impl("attention_backward", TORCH_BOX(&attention_backward_op));
-}
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) { implement(m); }
 
 }  // namespace transformer_kernels::torch_ops

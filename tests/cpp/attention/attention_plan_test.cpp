@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// How attention is cut into work items on the CPU.
+// How attention is cut into work items.
 #include "attention/attention_plan.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
+
+#include "attention/row_blocks.h"
 
 namespace transformer_kernels::cpu {
 namespace {
@@ -88,6 +90,45 @@ TEST(AttentionPlan, VisibleKeysMoveWithTheQuery) {
   EXPECT_EQ(p.visible(s, Range{10, 20}).end, 50);
   p.keys = 5;
   EXPECT_TRUE(p.visible(p.sequence(0), 2).empty());
+}
+
+TEST(AttentionPlan, SeeingIsTheInverseOfVisible) {
+  for (bool bottom_right : {false, true}) {
+    for (auto [left, right] : {std::pair{-1, 0}, {3, -1}, {4, 2}, {0, 0}, {-1, -1}}) {
+      AttentionBackwardProblem p = problem(1, 1, 31);
+      p.queries = 20;
+      p.window_left = left;
+      p.window_right = right;
+      p.bottom_right = bottom_right;
+      const Sequence s = p.sequence(0);
+      for (std::int64_t key = 0; key < s.keys; ++key) {
+        const Range seeing = p.seeing(s, Range{key, key + 1});
+        for (std::int64_t query = 0; query < s.queries; ++query) {
+          const Range seen = p.visible(s, query);
+          EXPECT_EQ(query >= seeing.begin && query < seeing.end,
+                    key >= seen.begin && key < seen.end);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionPlan, BlocksOfSequencesThatTheHostCannotSee) {
+  const std::int32_t offsets[] = {0, 7, 7, 71, 200, 200, 201};
+  const cuda::RowBlocks blocks{offsets, 6, 230, 64};
+  std::vector<int> seen(230);
+  for (std::int64_t i = 0; i < blocks.count(); ++i) {
+    const cuda::RowBlocks::Place at = blocks[i];
+    const int begin = offsets[at.batch] + at.first;
+    for (int row = begin; row < std::min(begin + 64, offsets[at.batch + 1]); ++row) ++seen[row];
+  }
+  for (int row = 0; row < 230; ++row) EXPECT_EQ(seen[row], row < 201 ? 1 : 0) << row;
+
+  const cuda::RowBlocks even{nullptr, 3, 65, 64};
+  ASSERT_EQ(even.count(), 6);
+  EXPECT_EQ(even[3].batch, 1);
+  EXPECT_EQ(even[3].first, 64);
+  EXPECT_EQ((cuda::RowBlocks{nullptr, 0, 65, 64}.count()), 0);
 }
 
 }  // namespace

@@ -85,7 +85,10 @@ struct AttentionOperands {
   AttentionShape s;
   AttentionNumbers n;
   Values q, k, v, bias, mask, slopes, sinks;
+  // Of every step from products to gradients, as PyTorch's operations in a dtype round it.
+  DType rounding = DType::kFloat64;
 
+  double step(double value) const { return rounded_to(rounding, value); }
   std::int64_t row(std::int64_t b, std::int64_t i, std::int64_t h) const {
     return (b * s.queries + i) * s.heads + h;
   }
@@ -104,7 +107,7 @@ struct AttentionOperands {
     for (std::int64_t d = 0; d < s.dim; ++d) {
       sum += q[row(b, i, h) * s.dim + d] * k[kv_row(b, j, h) * s.dim + d];
     }
-    return sum * n.scale;
+    return step(step(sum) * n.scale);
   }
 
   bool sees(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
@@ -117,11 +120,13 @@ struct AttentionOperands {
   double z(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
     if (!sees(b, h, i, j)) return -kInfinity;
     double value = product(b, h, i, j);
-    if (n.softcap != 0) value = n.softcap * std::tanh(value / n.softcap);
+    if (n.softcap != 0) value = step(n.softcap * step(std::tanh(value / n.softcap)));
     const std::int64_t middle = i + (n.bottom_right ? s.keys - s.queries : 0);
-    if (!slopes.empty())
-      value -= slopes[b * s.heads + h] * std::abs(static_cast<double>(j - middle));
-    if (!bias.empty()) value += bias[score(b, h, i, j)];
+    if (!slopes.empty()) {
+      const double distance = std::abs(static_cast<double>(j - middle));
+      value = step(value - step(slopes[b * s.heads + h] * distance));
+    }
+    if (!bias.empty()) value = step(value + bias[score(b, h, i, j)]);
     return value;
   }
 
@@ -160,20 +165,21 @@ inline AttentionReference attention_reference(const AttentionOperands& a) {
     for (double value : z) sum += std::exp(value - top);
     r.lse[a.statistic(b, i, h)] = top + std::log(sum);
     for (std::int64_t j = 0; j < s.keys; ++j) {
-      const double p = std::exp(z[j] - top) / sum * a.factor(b, h, i, j);
+      const double p = a.step(a.step(std::exp(z[j] - top) / sum) * a.factor(b, h, i, j));
       for (std::int64_t d = 0; d < s.value_dim; ++d) {
         r.out[a.row(b, i, h) * s.value_dim + d] += p * a.v[a.kv_row(b, j, h) * s.value_dim + d];
       }
     }
   });
+  for (double& value : r.out) value = a.step(value);
   return r;
 }
 
 // Moves the values of sums out, and tells the largest of their sizes.
-inline double finish(const std::vector<Sum>& sums, Values& values) {
+inline double finish(const AttentionOperands& a, const std::vector<Sum>& sums, Values& values) {
   double largest = 0;
   for (const Sum& sum : sums) {
-    values.push_back(sum.value);
+    values.push_back(a.step(sum.value));
     largest = std::max(largest, sum.size);
   }
   return largest;
@@ -206,17 +212,17 @@ inline AttentionReference attention_gradients(const AttentionOperands& a, const 
       if (z == -kInfinity) continue;
       r.extent = std::max(r.extent, std::abs(z));
       const std::int64_t kv_row = a.kv_row(b, j, h);
-      const double p = std::exp(z - lse[statistic]);
+      const double p = a.step(std::exp(z - lse[statistic]));
       const double factor = a.factor(b, h, i, j);
       Sum dp;
       for (std::int64_t d = 0; d < s.value_dim; ++d) {
         dp.add(dout[row * s.value_dim + d] * a.v[kv_row * s.value_dim + d]);
-        dv[kv_row * s.value_dim + d].add(p * factor * dout[row * s.value_dim + d]);
+        dv[kv_row * s.value_dim + d].add(a.step(p * factor) * dout[row * s.value_dim + d]);
       }
-      const double dz = p * (factor * dp.value - delta.value);
+      const double dz = a.step(p * (a.step(factor * a.step(dp.value)) - delta.value));
       const double noise = p * (factor * dp.size + delta.size);
       const double t = a.n.softcap == 0 ? 0 : std::tanh(a.product(b, h, i, j) / a.n.softcap);
-      const double ds = dz * (1 - t * t) * a.n.scale;
+      const double ds = a.step(a.step(dz * (1 - t * t)) * a.n.scale);
       if (!a.bias.empty()) dbias[a.score(b, h, i, j)] = {dz, noise};
       for (std::int64_t d = 0; d < s.dim; ++d) {
         Sum& of_q = dq[row * s.dim + d];
@@ -228,11 +234,11 @@ inline AttentionReference attention_gradients(const AttentionOperands& a, const 
       }
     }
   });
-  r.dq_size = finish(dq, r.dq);
-  r.dk_size = finish(dk, r.dk);
-  r.dv_size = finish(dv, r.dv);
-  r.dbias_size = finish(dbias, r.dbias);
-  r.dsinks_size = finish(dsinks, r.dsinks);
+  r.dq_size = finish(a, dq, r.dq);
+  r.dk_size = finish(a, dk, r.dk);
+  r.dv_size = finish(a, dv, r.dv);
+  r.dbias_size = finish(a, dbias, r.dbias);
+  r.dsinks_size = finish(a, dsinks, r.dsinks);
   return r;
 }
 

@@ -8,9 +8,7 @@ namespace {
 
 class AttentionVarlen : public BackendTest {
  protected:
-  void SetUp() override {
-    if (backend().context().device.type == DeviceType::kCuda) GTEST_SKIP() << "no CUDA kernels";
-  }
+  static void check_sequences();
 };
 
 INSTANTIATE_TEST_SUITE_P(on, AttentionVarlen, all_backends_and_dtypes(), name_of_backend_test);
@@ -38,7 +36,11 @@ Values rows_of(const Values& values, std::int64_t begin, std::int64_t count,
   return {first, first + count * numbers_per_row};
 }
 
-TEST_P(AttentionVarlen, equals_one_call_for_each_sequence) {
+bool is_zero(const Values& values) {
+  return std::all_of(values.begin(), values.end(), [](double value) { return value == 0; });
+}
+
+void AttentionVarlen::check_sequences() {
   const std::vector<std::int32_t> q_at = {0, 7, 7, 60, 61, 161};
   const std::vector<std::int32_t> k_at = {0, 70, 75, 75, 140, 141};
   const AttentionShape all{1, 170, 150, 4, 2, 16, 24};
@@ -49,8 +51,10 @@ TEST_P(AttentionVarlen, equals_one_call_for_each_sequence) {
        {&a.inputs.q, &a.inputs.k, &a.inputs.v, &a.out, &a.dout, &a.dq, &a.dk, &a.dv}) {
     *view = without_batch(*view);
   }
-  a.inputs.cu_seqlens_q = {q_at.data(), std::ssize(q_at) - 1};
-  a.inputs.cu_seqlens_k = {k_at.data(), std::ssize(k_at) - 1};
+  const DeviceArray q_offsets(backend(), q_at.data(), q_at.size());
+  const DeviceArray k_offsets(backend(), k_at.data(), k_at.size());
+  a.inputs.cu_seqlens_q = {q_offsets.data(), std::ssize(q_at) - 1};
+  a.inputs.cu_seqlens_k = {k_offsets.data(), std::ssize(k_at) - 1};
   attention_forward(backend().context(),
                     {a.inputs, without_batch(whole.run.arguments().out), whole.run.lse.vector()});
   a.out = without_batch(whole.run.arguments().out);
@@ -80,9 +84,37 @@ TEST_P(AttentionVarlen, equals_one_call_for_each_sequence) {
     EXPECT_TRUE(close(dtype(), rows_of(whole.dq.values(), q_at[b], s.queries, 4 * 16),
                       one.dq.values(), size));
   }
-  const TensorView tail = rows_of(whole.run.arguments().out, 161, 9);
-  const auto* bytes = static_cast<const std::uint8_t*>(tail.data);
-  for (std::int64_t i = 0; i < 9 * 4 * 24 * size_of(dtype()); ++i) EXPECT_EQ(bytes[i], 0xcb);
+  EXPECT_TRUE(is_zero(rows_of(whole.run.out.values(), 161, 9, 4 * 24)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dq.values(), 161, 9, 4 * 16)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dk.values(), 141, 9, 2 * 16)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dv.values(), 141, 9, 2 * 24)));
+  const Values lse = whole.run.lse.values();
+  for (std::int64_t head = 0; head < 4; ++head) {
+    EXPECT_EQ(rows_of(lse, head * 170 + 161, 9, 1), Values(9, -kInfinity));
+  }
+}
+
+TEST_P(AttentionVarlen, equals_one_call_for_each_sequence) { unless_refused(check_sequences); }
+
+// Nothing but a tail.
+TEST_P(AttentionVarlen, without_a_sequence) {
+  AttentionBackwardRun run(backend(), dtype(), {1, 5, 7, 2, 2, 8, 8}, {});
+  AttentionBackward a = run.arguments();
+  for (TensorView* view :
+       {&a.inputs.q, &a.inputs.k, &a.inputs.v, &a.out, &a.dout, &a.dq, &a.dk, &a.dv}) {
+    *view = without_batch(*view);
+  }
+  const std::int32_t zero = 0;
+  const DeviceArray offsets(backend(), &zero, 1);
+  a.inputs.cu_seqlens_q = a.inputs.cu_seqlens_k = {offsets.data(), 0};
+  attention_backward(backend().context(), a);
+  a.out = without_batch(run.run.arguments().out);
+  attention_forward(backend().context(), {a.inputs, a.out, run.run.lse.vector()});
+  EXPECT_TRUE(is_zero(run.run.out.values()));
+  EXPECT_EQ(run.run.lse.values(), Values(10, -kInfinity));
+  for (TestTensor* gradient : {&run.dq, &run.dk, &run.dv}) {
+    EXPECT_TRUE(is_zero(gradient->values()));
+  }
 }
 
 }  // namespace

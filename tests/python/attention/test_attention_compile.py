@@ -16,7 +16,11 @@ from transformer_kernels.testing.inputs import randn
 
 OPS = torch.ops.transformer_kernels
 NUMBERS = (0.3, 20, 0, False, 2.0, 0.0)
-OFFSETS = torch.tensor([0, 4, 9], dtype=torch.int32)
+pytestmark = pytest.mark.usefixtures("default_device")
+
+
+def _offsets() -> Tensor:
+    return torch.tensor([0, 4, 9], dtype=torch.int32)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +31,7 @@ def _fresh_compiler() -> None:
 def _raw_arguments(kind: str) -> tuple[Any, ...]:
     if kind == "varlen":
         q, k, v = (randn((9, 2, 8), torch.float32) for _ in range(3))
-        return (q, k, v, None, None, None, None, OFFSETS, OFFSETS, None, *NUMBERS)
+        return (q, k, v, None, None, None, None, _offsets(), _offsets(), None, *NUMBERS)
     q, k, v = tensors(6, 9, 4, 2, dim=8)
     if kind == "plain":
         return (q, k, v, *[None] * 7, *NUMBERS)
@@ -85,7 +89,8 @@ def test_compiled_dropout_is_fresh_at_each_call() -> None:
 def test_compile_of_varlen_and_sdpa() -> None:
     q, k, v = (randn((9, 2, 8), torch.float32) for _ in range(3))
     compiled = torch.compile(attention_varlen, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(q, k, v, OFFSETS), attention_varlen(q, k, v, OFFSETS))
+    offsets = _offsets()
+    torch.testing.assert_close(compiled(q, k, v, offsets), attention_varlen(q, k, v, offsets))
     ours = tfk.functional.scaled_dot_product_attention
     q, k, v = (randn((2, 3, 9, 8), torch.float32) for _ in range(3))
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")

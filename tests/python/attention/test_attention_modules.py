@@ -38,6 +38,21 @@ FORWARDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def _beside_the_module(default_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constants above on the device that is tested."""
+    device = torch.get_default_device()
+    moved = {
+        name: {key: x.to(device) if isinstance(x, Tensor) else x for key, x in options.items()}
+        for name, options in FORWARDS.items()
+    }
+    monkeypatch.setitem(globals(), "FORWARDS", moved)
+    monkeypatch.setitem(globals(), "FUTURE", FUTURE.to(device))
+
+
+on_each_device = pytest.mark.usefixtures("_beside_the_module")
+
+
 def _pair(**options: Any) -> tuple[Any, Any]:
     theirs = nn.MultiheadAttention(16, 2, **options)
     ours = tfk.nn.MultiheadAttention(16, 2, **options)
@@ -67,6 +82,7 @@ def _assert_same(ours: Any, theirs: Any, operands: list[Tensor], options: dict[s
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
+@on_each_device
 @pytest.mark.parametrize("constructor", CONSTRUCTORS)
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_multihead_attention_is_torchs(constructor: str, forward: str) -> None:
@@ -76,6 +92,7 @@ def test_multihead_attention_is_torchs(constructor: str, forward: str) -> None:
     _assert_same(ours, theirs, _operands(ours), FORWARDS[forward])
 
 
+@on_each_device
 def test_self_attention_causal_and_unbatched() -> None:
     ours, theirs = _pair(batch_first=True)
     x = torch.randn(3, 7, 16, requires_grad=True)
@@ -116,6 +133,7 @@ def test_what_torch_refuses(options: dict[str, Any]) -> None:
     assert str(caught.value) == str(torchs.value)
 
 
+@on_each_device
 def test_inside_torchs_encoder_layer() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     twin = copy.deepcopy(layer)
@@ -125,6 +143,7 @@ def test_inside_torchs_encoder_layer() -> None:
     torch.testing.assert_close(twin(x, FUTURE), layer(x, FUTURE))
 
 
+@on_each_device
 def test_dropout_in_training_alone() -> None:
     module = tfk.nn.MultiheadAttention(16, 2, dropout=0.5)
     x = torch.randn(7, 3, 16)
@@ -145,6 +164,7 @@ def _gpt2(module: Any, x: Tensor, window: int = -1) -> Tensor:
     return module.c_proj(out.transpose(1, 2).reshape(batch, time, channels))
 
 
+@on_each_device
 @pytest.mark.parametrize("window", [-1, 4])
 def test_causal_self_attention(window: int) -> None:
     module = tfk.nn.CausalSelfAttention(24, 3, window=window)

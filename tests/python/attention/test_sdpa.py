@@ -53,9 +53,16 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_what_torch_accepts(name: str) -> None:
+def _call(name: str, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     arguments, options = CALLS[name]
+    return tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments), {
+        key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in options.items()
+    }
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_torch_accepts(name: str, device: str) -> None:
+    arguments, options = _call(name, device)
     a, b = ours(*arguments, **options), F.scaled_dot_product_attention(*arguments, **options)
     assert (a.dtype, a.shape) == (b.dtype, b.shape)
     tolerance = 2 * torch.finfo(a.dtype).eps if a.dtype.itemsize == 2 else 1e-5
@@ -84,8 +91,8 @@ def test_what_torch_refuses(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "causal, longer keys", "mask of keys", "grouped"])
-def test_gradients(name: str) -> None:
-    arguments, options = CALLS[name]
+def test_gradients(name: str, device: str) -> None:
+    arguments, options = _call(name, device)
     results = []
     for function in (ours, F.scaled_dot_product_attention):
         leaves = [x.double().requires_grad_() for x in arguments]
@@ -100,27 +107,30 @@ def test_gradients(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_rows_without_a_key() -> None:
+def test_rows_without_a_key(device: str) -> None:
     seen = SEEN.clone()
     seen[3] = False
-    a, b = ours(Q, K, V, seen), F.scaled_dot_product_attention(Q, K, V, seen)
+    q, k, v, seen = (x.to(device) for x in (Q, K, V, seen))
+    a, b = ours(q, k, v, seen), F.scaled_dot_product_attention(q, k, v, seen)
     assert not a[:, :, 3].any()
     torch.testing.assert_close(a, b)
 
 
-def test_dropout() -> None:
+def test_dropout(device: str) -> None:
     """Its expectation is the result without."""
     torch.manual_seed(1)
-    mean = torch.stack([ours(Q, K, V, dropout_p=0.3) for _ in range(200)]).mean(0)
-    torch.testing.assert_close(mean, ours(Q, K, V), atol=0.3, rtol=0)
-    assert not ours(Q, K, V, dropout_p=1.0).any()
+    q, k, v = (x.to(device) for x in (Q, K, V))
+    mean = torch.stack([ours(q, k, v, dropout_p=0.3) for _ in range(200)]).mean(0)
+    torch.testing.assert_close(mean, ours(q, k, v), atol=0.3, rtol=0)
+    assert not ours(q, k, v, dropout_p=1.0).any()
 
 
-def test_autocast_is_torchs() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        a, b = ours(Q, K, V), F.scaled_dot_product_attention(Q, K, V)
-        named = tfk.functional.attention(*(x.transpose(1, 2) for x in (Q, K, V)))
-        assert ours(Q.double(), K.double(), V.double()).dtype is torch.float64
+def test_autocast_is_torchs(device: str) -> None:
+    q, k, v = (x.to(device) for x in (Q, K, V))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        a, b = ours(q, k, v), F.scaled_dot_product_attention(q, k, v)
+        named = tfk.functional.attention(*(x.transpose(1, 2) for x in (q, k, v)))
+        assert ours(q.double(), k.double(), v.double()).dtype is torch.float64
     assert a.dtype is b.dtype is named.dtype is torch.bfloat16
     torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
-from .attention import attention
+from .attention import attention, is_served
 
 _MOST_DIM = 256
 _OP = "scaled_dot_product_attention"
@@ -37,7 +37,7 @@ def _why_not(
     for x in (query, key, value):
         if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
             return "an argument is no strided tensor"
-        if not x.is_cpu:
+        if x.device != query.device or not is_served(x):
             return "the device"
         if x.dtype is not query.dtype:
             return "the dtypes"
@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
     """:func:`torch.nn.functional.scaled_dot_product_attention`, with its arguments.
 
     Tensors are (N, H, L, E) or (N, L, E); ``is_causal`` lines the first query up with the first
-    key. What our kernels do not take (other devices than the CPU, broadcast batches, head dims
+    key. What our kernels do not take (other devices than CPU and CUDA, broadcast batches, head dims
     above 256, and all that PyTorch refuses) is PyTorch's own call; ``TFK_LOG=dispatch`` says so.
 
     Args:

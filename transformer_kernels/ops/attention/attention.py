@@ -22,7 +22,7 @@ from ..._errors import (
     check_tensors,
     translate,
 )
-from ..._library import has_kernels, require_backend
+from ..._library import have_kernels_for, require_backend
 from .._dtype import accumulate_dtype
 from . import _formula
 from ._arguments import check
@@ -35,9 +35,16 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _MOST_SEED = 2**63 - 1
 
 
-def fresh_seed() -> Tensor:
-    """A seed and an offset for dropout, from PyTorch's generator."""
-    return torch.randint(_MOST_SEED, (2,), dtype=torch.int64)
+def fresh_seed(device: torch.device) -> Tensor:
+    """A seed and an offset for dropout, from the device's generator: a CUDA graph draws new ones at
+    each replay."""
+    return torch.randint(_MOST_SEED, (2,), dtype=torch.int64, device=device)
+
+
+def is_served(x: Tensor) -> bool:
+    """Whether attention is ours on the device of ``x``; elsewhere PyTorch's kernels are better than
+    our formula."""
+    return x.is_cpu or have_kernels_for(x)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -55,13 +62,13 @@ def run(inputs: Inputs, options: Options, backend: str) -> tuple[Tensor, Tensor]
     compiling = torch.compiler.is_compiling()
     kernels = RAW if compiling else DIRECT
     plain = _functorch_active()
-    if not has_kernels or backend != "auto" or plain or not inputs.q.is_cpu:
+    if backend != "auto" or plain or not have_kernels_for(inputs.q):
         check(inputs, options)
         require_backend("attention", backend, inputs.q)
-        if backend in ("cuda", "triton"):
+        if backend == "triton":
             raise ArgumentValueError(
-                f"attention: backend is {backend!r}, expected 'auto', 'cpu' or 'reference'"
-                " (the others have no kernel for it)"
+                "attention: backend is 'triton', expected 'auto', 'cuda', 'cpu' or 'reference'"
+                " (there is no Triton kernel for it)"
             )
         if backend == "reference" or plain:
             return _formula.forward(*inputs, *options)
@@ -115,7 +122,7 @@ def _call(
         if scale is None:
             scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0
         if dropout and inputs.seed is None:
-            inputs = inputs._replace(seed=fresh_seed())
+            inputs = inputs._replace(seed=fresh_seed(q.device))
         if inputs.alibi_slopes is not None or inputs.sinks is not None:
             inputs = inputs._replace(
                 alibi_slopes=_statistics("alibi_slopes", inputs.alibi_slopes, q),
@@ -170,12 +177,12 @@ def attention(
         alibi_slopes: (H,) or (B, H); ``slope * distance`` comes off each score.
         sinks: (H,): a score of every query that belongs to no key. May require a gradient.
         dropout: the probability that a weight is dropped.
-        seed: int64 seed and offset, on the CPU, that determine what is dropped, on every device;
-            default: from PyTorch's generator.
+        seed: int64 seed and offset, on the CPU or beside ``q``, that determine what is dropped,
+            the same on every device; default: from the generator of ``q``'s device.
         heads_first: tensors are (B, H, T, D) instead, and so is the result.
         return_lse: return the log-sum-exp of the scores, (B, H, Tq), as well. Differentiable.
-        backend: ``"auto"``, ``"cpu"`` or ``"reference"``; elsewhere than on the CPU ``"auto"`` is
-            the formula.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"`` or ``"reference"``, the formula; ``"auto"`` is
+            the kernels of ``q``'s device, or the formula where there are none.
 
     Returns:
         (B, Tq, H, Dv), or the pair of that and the log-sum-exp.

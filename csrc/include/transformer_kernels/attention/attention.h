@@ -19,7 +19,7 @@
 // broadcast by strides of 0; sinks is (H,).
 // Sequences of different lengths: with cu_seqlens_q and cu_seqlens_k, q is (total Tq, H, D), and
 // likewise k, v and out; lse is (H, total Tq). Sequence b holds the rows from cu_seqlens[b] up to
-// cu_seqlens[b + 1]; rows past the last are neither read nor written.
+// cu_seqlens[b + 1]; rows past the last are not read, and results are 0 there (-inf in lse).
 // Dtypes: q, k, v, out and their gradients are all float64, float32, float16 or bfloat16; mask is
 // bool; bias is of q's dtype or float32; lse, sinks, alibi_slopes and the gradients of lse, sinks
 // and bias are float32 (float64 with float64). Arithmetic is in float32 (float64 for float64).

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: MIT
+"""Attention's tests on every device: tensors are made on the one that is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def default_device(device: str) -> Iterator[None]:
+    if device == "cpu":
+        yield
+        return
+    with torch.device(device):
+        yield

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""attention on CUDA: streams, graphs, memory, and the same dropout as on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_kernels.functional import attention, attention_varlen
+from transformer_kernels.testing.attention import Call, check, tensors
+from transformer_kernels.testing.inputs import randn
+
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("_on_cuda")]
+LOW = [torch.float32, torch.bfloat16]
+each_dtype = pytest.mark.parametrize("low", LOW, ids=["float32", "bfloat16"])
+
+
+@pytest.fixture
+def _on_cuda() -> Iterator[None]:
+    with torch.device("cuda"):
+        yield
+
+
+def _step(leaves: list[Tensor], gradient: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    out = attention(*leaves, **options)
+    return (out.detach(), *torch.autograd.grad(out, leaves, gradient))
+
+
+def _capture(step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    return graph, captured
+
+
+@each_dtype
+def test_second_stream(low: torch.dtype) -> None:
+    """The kernels run on the current stream: work queued before them there is seen."""
+    leaves = [x.requires_grad_() for x in tensors(300, 300, dtype=low)]
+    gradient = randn(leaves[0].shape, low)
+    expected = _step(leaves, gradient, causal=True)
+    late = [torch.zeros_like(x) for x in leaves]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        for target, x in zip(late, leaves, strict=True):
+            target.copy_(x.detach())
+        results = _step([x.requires_grad_() for x in late], gradient, causal=True)
+    stream.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+@each_dtype
+def test_graph_capture(low: torch.dtype) -> None:
+    leaves = [x.requires_grad_() for x in tensors(130, 200, 4, 2, dtype=low)]
+    gradient = randn(leaves[0].shape, low)
+    options: dict[str, Any] = {"causal": True, "softcap": 20.0}
+    graph, captured = _capture(lambda: _step(leaves, gradient, **options))
+    for _ in range(2):
+        with torch.no_grad():
+            for x in leaves:
+                x.copy_(torch.randn_like(x))
+        graph.replay()
+        expected = _step(leaves, gradient, **options)
+        assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+def test_graph_drops_afresh_at_each_replay() -> None:
+    leaves = [x.requires_grad_() for x in tensors(64, 64)]
+    gradient = torch.ones_like(leaves[0])
+    graph, captured = _capture(lambda: _step(leaves, gradient, dropout=0.5))
+    outcomes = []
+    for _ in range(3):
+        graph.replay()
+        outcomes.append([x.clone() for x in captured])
+    for first, second in itertools.pairwise(outcomes):
+        assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_graph_of_sequences_takes_new_offsets() -> None:
+    q, k, v = (randn((100, 2, 32), torch.bfloat16).requires_grad_() for _ in range(3))
+    offsets = torch.tensor([0, 30, 100], dtype=torch.int32)
+
+    def step() -> tuple[Tensor, ...]:
+        out = attention_varlen(q, k, v, offsets, causal=True)
+        return (out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
+
+    graph, captured = _capture(step)
+    for at in ([0, 77, 90], [0, 0, 100]):
+        offsets.copy_(torch.tensor(at, dtype=torch.int32))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))
+
+
+def test_no_call_waits_for_the_device() -> None:
+    leaves = [x.requires_grad_() for x in tensors(70, 90, dtype=torch.bfloat16)]
+    q, k, v = (randn((100, 2, 32), torch.bfloat16).requires_grad_() for _ in range(3))
+    offsets = torch.tensor([0, 30, 100], dtype=torch.int32)
+    gradient = torch.ones_like(leaves[0])
+    bias = torch.zeros(2, 1, 90, dtype=torch.bfloat16).requires_grad_()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _step(leaves, gradient, causal=True, dropout=0.2, bias=bias)
+        out = attention_varlen(q, k, v, offsets, causal=True, dropout=0.2)
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@each_dtype
+def test_the_same_elements_drop_as_on_the_cpu(low: torch.dtype) -> None:
+    q, k, v = tensors(70, 130, 4, 2, dim=32, dtype=low)
+    seed = torch.tensor([2**61 + 5, 3])
+    options: dict[str, Any] = {"dropout": 0.4, "causal": True}
+    here = attention(q, k, v, seed=seed, **options)
+    assert torch.equal(here, attention(q, k, v, seed=seed.cpu(), **options))
+    there = attention(*(x.cpu() for x in (q, k, v)), seed=seed.cpu(), **options)
+    tolerance = 1e-5 if low is torch.float32 else 2e-2
+    torch.testing.assert_close(here.cpu(), there, rtol=tolerance, atol=tolerance)
+
+
+@each_dtype
+def test_a_thousand_runs_agree(low: torch.dtype) -> None:
+    leaves = [x.requires_grad_() for x in tensors(150, 170, 4, 2, dtype=low)]
+    gradient = randn(leaves[0].shape, low)
+    seed = torch.tensor([1, 2])
+    first = _step(leaves, gradient, causal=True, dropout=0.1, seed=seed)
+    different = torch.zeros((), dtype=torch.int64)
+    for _ in range(1000):
+        again = _step(leaves, gradient, causal=True, dropout=0.1, seed=seed)
+        for a, b in zip(again, first, strict=True):
+            different += (a != b).count_nonzero()
+    assert not different.item()
+
+
+def test_memory_grows_with_the_length_alone() -> None:
+    """64K tokens: the scores alone would be 8 GiB."""
+    leaves = [
+        x.requires_grad_() for x in tensors(65536, 65536, 1, 1, batch=1, dtype=torch.bfloat16)
+    ]
+    gradient = torch.ones_like(leaves[0])
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _step(leaves, gradient, window=(64, 64))
+    assert torch.cuda.max_memory_allocated() - before < 256 << 20
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+def test_second_device() -> None:
+    """Kernels follow their tensors, and leave the current device as it was."""
+    torch.cuda.set_device(0)
+    with torch.device("cuda:1"):
+        check(Call(*tensors(40, 50), options={"causal": True}))
+    assert torch.cuda.current_device() == 0
+
+
+def test_offsets_and_seeds_of_another_device_are_refused() -> None:
+    q, k, v = (randn((9, 2, 8), torch.float32) for _ in range(3))
+    offsets = torch.tensor([0, 9], dtype=torch.int32, device="cpu")
+    with pytest.raises(ValueError, match="cu_seqlens_q is on another device than q"):
+        attention_varlen(q, k, v, offsets)
+    there = [x.cpu()[None] for x in (q, k, v)]
+    seed = torch.tensor([1, 2])
+    with pytest.raises(ValueError, match="seed is not a seed and an offset"):
+        attention(*there, dropout=0.5, seed=seed)
