@@ -12,7 +12,7 @@
 // dk have a kernel each, 8 products.
 #pragma once
 
-#include "attention/tensor_core_tile.cuh"
+#include "attention/tensor_core_scores.cuh"
 #include "core/cuda/launch.cuh"
 
 namespace transformer_kernels::cuda {
@@ -103,6 +103,44 @@ void launch_dsinks(const char* op, const Context& context, const TensorCoreBackw
          &tensor_core_dsinks_kernel<T>, a);
 }
 
+// q and dout of a head, or k and v.
+struct OperandRows {
+  GlobalRows first;
+  GlobalRows second;
+
+  __device__ OperandRows(const AttentionBackwardProblem& p, const Sequence& s, bool queries,
+                         int batch, int head)
+      : first(queries ? p.q : p.k, p.q_offsets ? 0 : batch, queries ? s.q_begin : s.k_begin, head,
+              p.dim),
+        second(queries ? p.dout : p.v, p.q_offsets ? 0 : batch, queries ? s.q_begin : s.k_begin,
+               head, p.value_dim) {}
+};
+
+// A tile of the other side of one query head. Owners of keys see all heads of their group.
+struct Step {
+  int head;
+  int tile;
+
+  __device__ __forceinline__ Step next(int first_tile, int end_tile) const {
+    return tile + 1 < end_tile ? Step{head, tile + 1} : Step{head + 1, first_tile};
+  }
+};
+
+// A warp's rows of a gradient. Of the CTA's rows in `shared` a warp writes those it alone reads.
+template <class T, bool kOwnQueries, int kDim, int kRows>
+__device__ __forceinline__ void store_gradient(const AttentionBackwardProblem& p,
+                                               const OwnBlock& at, const HeadRows& to,
+                                               std::int64_t dim, Fragment<kRows, kDim>& values,
+                                               unsigned char* shared) {
+  const int warp = Lane().warp;
+  const Sequence s = p.sequence(at.batch);
+  const int warp_row = at.first + warp * kRows;
+  const GlobalRows target(to, p.q_offsets ? 0 : at.batch,
+                          (kOwnQueries ? s.q_begin : s.k_begin) + warp_row, at.head, dim);
+  store_rows<T>(values, shared + warp * kRows * SharedRows<kDim>::kPitch, target,
+                static_cast<int>(kOwnQueries ? s.queries : s.keys) - warp_row);
+}
+
 template <class T, class Plan, BackwardPart kPart, bool kExtras>
 __global__ void __launch_bounds__(Plan::tile.threads())
     tensor_core_backward_kernel(const __grid_constant__ TensorCoreBackward a) {
@@ -122,8 +160,9 @@ __global__ void __launch_bounds__(Plan::tile.threads())
 
   // The own q and dout (k and v), then the streamed k and v (q and dout) of two stages.
   extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ OwnBlock block;  // for the end and the extras: registers are scarce in between
   __shared__ RowStatistics streamed_statistics[2][kOwnQueries ? 1 : kCols];
-  __shared__ std::uint8_t kept_bytes[kExtras ? kTile.warps * Kept::kBytes : 1];
+  __shared__ std::uint16_t kept_words[kExtras ? kTile.warps * Kept::kBytes / 2 : 1];
 
   const AttentionBackwardProblem& p = a.problem;
   const int group = static_cast<int>(p.group());
@@ -132,45 +171,29 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   const int rows = static_cast<int>(kOwnQueries ? s.queries : s.keys);
   const int first_row = at.first;
   if (first_row >= rows) return;
-  const int batch = p.q_offsets ? 0 : at.batch;
+  if (threadIdx.x == 0) block = at;
   const Band band = kOwnQueries ? Band::of_queries(p, s) : Band::of_keys(p, s);
   const int last_row = min(first_row + kRows, rows) - 1;
   const int first_tile = band.begin(first_row) / kCols;
-  const int tiles = max((band.end(last_row) + kCols - 1) / kCols - first_tile, 0);
-  const int steps = kOwnQueries ? tiles : tiles * group;
+  const int end_tile = (band.end(last_row) + kCols - 1) / kCols;
   const Lane lane;
   const int warp_row = first_row + lane.warp * kWarpRows;
 
-  const auto query_head = [&](int step) {
-    return kOwnQueries ? at.head : at.head * group + step / tiles;
-  };
-  const auto first_col_of = [&](int step) {
-    return (first_tile + (kOwnQueries ? step : step % tiles)) * kCols;
-  };
-  const auto rows_of = [&](bool queries, bool first, int head) {
-    if (queries) {
-      return GlobalRows(first ? p.q : p.dout, batch, s.q_begin, head, first ? p.dim : p.value_dim);
-    }
-    return GlobalRows(first ? p.k : p.v, batch, s.k_begin, kOwnQueries ? head / group : at.head,
-                      first ? p.dim : p.value_dim);
-  };
   const std::uint32_t own = shared_address(shared);
   const std::uint32_t stages = own + 2 * kRows * kPitch;
-  const auto stage = [&](int step) { return stages + step % 2 * 2 * kMatrixBytes; };
-  const auto fetch = [&](int step) {
-    const int head = query_head(step);
-    const int col = first_col_of(step);
-    copy_rows<kDim, kCols, kThreads>(stage(step), rows_of(!kOwnQueries, true, head), col,
-                                     band.columns);
-    copy_rows<kDim, kCols, kThreads>(stage(step) + kMatrixBytes, rows_of(!kOwnQueries, false, head),
-                                     col, band.columns);
+  const auto stage = [&](int parity) { return stages + parity * 2 * kMatrixBytes; };
+  const auto fetch = [&](const Step& step, int parity) {
+    const OperandRows from(p, s, !kOwnQueries, at.batch, kOwnQueries ? at.head / group : step.head);
+    const int col = step.tile * kCols;
+    copy_rows<kDim, kCols, kThreads>(stage(parity), from.first, col, band.columns);
+    copy_rows<kDim, kCols, kThreads>(stage(parity) + kMatrixBytes, from.second, col, band.columns);
     if constexpr (!kOwnQueries) {
       static_assert(kCols <= kThreads);
       const int i = static_cast<int>(threadIdx.x);
       const bool valid = col + i < band.columns;
       if (i < kCols) {
-        cp_async<8>(shared_address(&streamed_statistics[step % 2][i]),
-                    a.statistics + (valid ? p.row(at.batch, head) + col + i : 0), valid);
+        cp_async<8>(shared_address(&streamed_statistics[parity][i]),
+                    a.statistics + (valid ? p.row(at.batch, step.head) + col + i : 0), valid);
       }
     }
     cp_async_commit_group();
@@ -190,103 +213,101 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   dv.clear();
   dx.clear();
 
-  copy_rows<kDim, kRows, kThreads>(own, rows_of(kOwnQueries, true, at.head), first_row, rows);
-  copy_rows<kDim, kRows, kThreads>(own + kRows * kPitch, rows_of(kOwnQueries, false, at.head),
-                                   first_row, rows);
+  const OperandRows from(p, s, kOwnQueries, at.batch, at.head);
+  copy_rows<kDim, kRows, kThreads>(own, from.first, first_row, rows);
+  copy_rows<kDim, kRows, kThreads>(own + kRows * kPitch, from.second, first_row, rows);
   cp_async_commit_group();
-  if (steps > 0) fetch(0);
-  for (int step = 0; step < steps; ++step) {
+  const Step end{kOwnQueries ? at.head + 1 : (at.head + 1) * group, first_tile};
+  Step step{kOwnQueries ? at.head : at.head * group, first_tile};
+  if (first_tile >= end_tile) step = end;
+  if (step.head < end.head) fetch(step, 0);
+  for (int parity = 0; step.head < end.head; parity ^= 1) {
     cp_async_wait_group<0>();
     __syncthreads();  // all have this step's tiles, and are done with those of the one before
-    if (step + 1 < steps) fetch(step + 1);
-    const int head = query_head(step);
-    const int first_col = first_col_of(step);
+    const Step next = step.next(first_tile, end_tile);
+    if (next.head < end.head) fetch(next, parity ^ 1);
+    const int head = step.head;
+    const int first_col = step.tile * kCols;
     const HeadScores<T> head_scores(p, s, at.batch, head);
     const auto statistics = [&](int slot, int col) {
-      return kOwnQueries ? own_statistics[slot] : streamed_statistics[step % 2][lane.col() + col];
-    };
-    const auto query_of = [&](int slot, int col) {
-      return kOwnQueries ? warp_row + lane.row(slot) : first_col + lane.col() + col;
-    };
-    const auto key_of = [&](int slot, int col) {
-      return kOwnQueries ? first_col + lane.col() + col : warp_row + lane.row(slot);
+      return kOwnQueries ? own_statistics[slot] : streamed_statistics[parity][lane.col() + col];
     };
     const auto sees = [&](int slot, int col) {
       const int row = warp_row + lane.row(slot);
       const int other = first_col + lane.col() + col;
       return row < rows && other >= band.begin(row) && other < band.end(row);
     };
+    const ScoreBlock<T, kOwnQueries> score_block{
+        p,    head_scores, block.batch, head, warp_row + lane.row(0), first_col + lane.col(),
+        rows, band.columns};
 
     Fragment<kWarpRows, kCols> probability;  // q k^T at first
-    Fragment<kWarpRows, kCols> ds;           // dout v^T at first
     probability.clear();
-    multiply_rows<T, kDim>(probability, own + lane.warp * kWarpRows * kPitch, stage(step));
-    if constexpr (kDs) {
-      ds.clear();
-      multiply_rows<T, kDim>(ds, own + (kRows + lane.warp * kWarpRows) * kPitch,
-                             stage(step) + kMatrixBytes);
+    multiply_rows<T, kDim>(probability, own + lane.warp * kWarpRows * kPitch, stage(parity));
+    Fragment<kWarpRows, kCols> slope;
+    if constexpr (kExtras) {
+      slope.for_each([](float& x, int, int) { x = 1; });
+      score_block.finish(probability, [&](int slot, int col, float x) { slope(slot, col) = x; });
     }
-    const Kept kept{kept_bytes + lane.warp * Kept::kBytes};
-    const bool drops = kExtras && p.drop_below != 0;
-    if (drops) {
-      kept.draw(Dropout<float>(p), p.row(at.batch, head) + (kOwnQueries ? warp_row : first_col),
-                kOwnQueries ? first_col : warp_row);
-    }
-    const bool edge = first_col < band.begin(last_row) || first_col + kCols > band.end(first_row);
-    if (!kExtras && edge) {
+    if (first_col < band.begin(last_row) || first_col + kCols > band.end(first_row)) {
       probability.for_each([&](float& x, int slot, int col) {
         if (!sees(slot, col)) x = -INFINITY;
       });
     }
-    float* dbias = nullptr;  // of this lane's first score
-    if (kOwnQueries && p.dbias.defined()) {
-      dbias = static_cast<float*>(p.dbias.data) +
-              p.dbias.offset(at.batch, head, query_of(0, 0), key_of(0, 0));
-    }
     const float factor = kExtras ? 1.0f : head_scores.scale();
     probability.for_each([&](float& x, int slot, int col) {
-      const RowStatistics row = statistics(slot, col);
-      const bool dropped = drops && !kept(lane.row(slot), lane.col() + col);
-      const bool seen = !kExtras || sees(slot, col);
-      Score<float> score{x, 1};
-      if constexpr (kExtras) {
-        score.value = -INFINITY;
-        if (seen) {
-          score = head_scores.template score<true>(x, query_of(slot, col), key_of(slot, col));
-        }
-      }
-      x = Exponent<T>::power(fmaf(score.value, factor, -row.origin));
-      if constexpr (kDs) {
-        float& d = ds(slot, col);
-        const float dz = x * fmaf(dropped ? 0.0f : grown, d, -row.delta);
-        if constexpr (kOwnQueries && kExtras) {
-          if (seen && dbias != nullptr) {
-            dbias[slot * 8 * p.dbias.row_stride + col * p.dbias.col_stride] = dz;
-          }
-        }
-        d = dz * score.slope;
-      }
-      if (dropped) x = 0;
+      x = Exponent<T>::power(fmaf(x, factor, -statistics(slot, col).origin));
     });
-    if constexpr (kDv) multiply_fragment<T>(dv, probability, stage(step) + kMatrixBytes);
-    if constexpr (kDs) multiply_fragment<T>(dx, ds, stage(step));
+    const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};
+    const bool drops = kExtras && p.drop_below != 0;
+    if (drops) {
+      kept.draw(Dropout<float>(p), p.row(block.batch, head) + (kOwnQueries ? warp_row : first_col),
+                kOwnQueries ? first_col : warp_row);
+    }
+
+    // What stands before (f dout v^T - delta) in ds. From here on dv alone needs the probability.
+    Fragment<kWarpRows, kCols> weight = probability;
+    if constexpr (kExtras) {
+      weight.for_each([&](float& x, int slot, int col) { x *= slope(slot, col); });
+    }
+    if constexpr (kDv) {
+      if (drops) {
+        probability.for_each([&](float& x, int slot, int col) {
+          if (!kept(slot, col)) x = 0;
+        });
+      }
+      multiply_fragment<T>(dv, probability, stage(parity) + kMatrixBytes);
+    }
+    if constexpr (kDs) {
+      Fragment<kWarpRows, kCols> ds;  // dout v^T at first
+      ds.clear();
+      multiply_rows<T, kDim>(ds, own + (kRows + lane.warp * kWarpRows) * kPitch,
+                             stage(parity) + kMatrixBytes);
+      if (drops) {
+        ds.for_each([&](float& x, int slot, int col) { x = kept(slot, col) ? x * grown : 0; });
+      }
+      ds.for_each([&](float& x, int slot, int col) { x -= statistics(slot, col).delta; });
+      if constexpr (kOwnQueries && kExtras) {
+        if (p.dbias.defined()) score_block.store_product(p.dbias, probability, ds);
+      }
+      ds.for_each([&](float& x, int slot, int col) { x *= weight(slot, col); });
+      multiply_fragment<T>(dx, ds, stage(parity));
+    }
+    step = next;
   }
   cp_async_wait_group<0>();
   __syncthreads();  // where there was no step, the own rows may still be on their way
 
   // Each warp leaves over its own rows of the operands.
-  unsigned char* const leave = shared + lane.warp * kWarpRows * kPitch;
-  const auto target = [&](const HeadRows& to, std::int64_t dim) {
-    return GlobalRows(to, batch, (kOwnQueries ? s.q_begin : s.k_begin) + warp_row, at.head, dim);
-  };
   if constexpr (kDs) {
     const float scale = static_cast<float>(p.scale);
     dx.for_each([&](float& x, int, int) { x *= scale; });
-    store_rows<T>(dx, leave, target(kOwnQueries ? p.dq : p.dk, p.dim), rows - warp_row);
+    store_gradient<T, kOwnQueries>(p, block, kOwnQueries ? p.dq : p.dk, p.dim, dx, shared);
   }
   if constexpr (kDv) {
     if constexpr (kExtras) dv.for_each([&](float& x, int, int) { x *= grown; });
-    store_rows<T>(dv, leave + kRows * kPitch, target(p.dv, p.value_dim), rows - warp_row);
+    store_gradient<T, kOwnQueries>(p, block, p.dv, p.value_dim, dv,
+                                   shared + kRows * kPitch);
   }
 }
 

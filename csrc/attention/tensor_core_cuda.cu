@@ -30,7 +30,8 @@ constexpr int kStaticBytes = 3 * 1024;  // at most
 constexpr int kSharedBytes =
     kStaticBytes +
     std::max({most_shared_bytes(kForwardTiles, 1), most_shared_bytes(kForwardExtrasTiles, 1),
-              most_shared_bytes(kBackwardTiles, 2), most_shared_bytes(kBackwardExtrasTiles, 2)});
+              most_shared_bytes(kKeyTiles, 2), most_shared_bytes(kKeyExtrasTiles, 2),
+              most_shared_bytes(kQueryTiles, 2), most_shared_bytes(kQueryExtrasTiles, 2)});
 
 const char* refusal_of_both(const AttentionProblem& p, const DeviceLimits& device) {
   if (device.architecture < 80) return "it needs sm_80 or later";
@@ -76,38 +77,38 @@ bool has_extras(const AttentionProblem& p) {
          p.drop_below != 0 || p.scale <= 0;
 }
 
-// Calls body.operator()<T, Plan<extras, index>, extras>().
-template <template <bool, int> class Plan, std::size_t kTiles, class Body>
-void dispatch_tensor_core(const AttentionProblem& p,
-                          const std::array<TensorCoreTile, kTiles>& tiles, Body&& body) {
+// Calls body.operator()<T, index, extras>(), the index of the tiles that the head dims fit.
+template <class Body>
+void dispatch_tensor_core(const AttentionProblem& p, Body&& body) {
   const std::int64_t dim = std::max(p.dim, p.value_dim);
   std::size_t index = 0;
-  while (tiles[index].dim < dim) ++index;
-  dispatch_index<kTiles>(index, [&]<std::size_t kIndex>() {
+  while (kForwardTiles[index].dim < dim) ++index;
+  dispatch_index<kForwardTiles.size()>(index, [&]<std::size_t kIndex>() {
     dispatch_bool(has_extras(p), [&]<bool kExtras>() {
-      using Chosen = Plan<kExtras, kIndex>;
-      if (p.dtype == DType::kFloat16) return body.template operator()<Half, Chosen, kExtras>();
-      body.template operator()<BFloat16, Chosen, kExtras>();
+      if (p.dtype == DType::kFloat16) return body.template operator()<Half, kIndex, kExtras>();
+      body.template operator()<BFloat16, kIndex, kExtras>();
     });
   });
 }
 
 void run_forward(const Context& context, const AttentionForwardProblem& p) {
-  dispatch_tensor_core<ForwardPlan>(p, kForwardTiles, [&]<class T, class Plan, bool kExtras>() {
-    launch_tensor_core_forward<T, Plan, kExtras>(kOp, context, p);
+  dispatch_tensor_core(p, [&]<class T, std::size_t kIndex, bool kExtras>() {
+    launch_tensor_core_forward<T, ForwardPlan<kExtras, kIndex>, kExtras>(kOp, context, p);
   });
 }
 
-template <class T, class Plan, bool kExtras>
+template <class T, std::size_t kIndex, bool kExtras>
 void run_gradients(const Context& context, const TensorCoreBackward& a) {
   using enum BackwardPart;
-  if constexpr (Plan::tile.dim <= 128) {
-    launch_tensor_core_backward<T, Plan, kDkAndDv, kExtras>(kOp, context, a);
+  using Keys = KeyPlan<kExtras, kIndex>;
+  using Queries = QueryPlan<kExtras, kIndex>;
+  if constexpr (Keys::tile.dim <= 128) {
+    launch_tensor_core_backward<T, Keys, kDkAndDv, kExtras>(kOp, context, a);
   } else {
-    launch_tensor_core_backward<T, Plan, kDv, kExtras>(kOp, context, a);
-    launch_tensor_core_backward<T, Plan, kDk, kExtras>(kOp, context, a);
+    launch_tensor_core_backward<T, Keys, kDv, kExtras>(kOp, context, a);
+    launch_tensor_core_backward<T, Keys, kDk, kExtras>(kOp, context, a);
   }
-  launch_tensor_core_backward<T, Plan, kDq, kExtras>(kOp, context, a);
+  launch_tensor_core_backward<T, Queries, kDq, kExtras>(kOp, context, a);
 }
 
 // Scores that no query sees have no owner among the tiles.
@@ -123,9 +124,9 @@ void run_backward(const Context& context, const AttentionBackwardProblem& p) {
   const Scratch scratch(kOp, context, std::max<std::size_t>(rows, 1) * sizeof(RowStatistics));
   const TensorCoreBackward a{p, scratch.as<RowStatistics>()};
   clear_bias_gradient(context, p);
-  dispatch_tensor_core<BackwardPlan>(p, kBackwardTiles, [&]<class T, class Plan, bool kExtras>() {
+  dispatch_tensor_core(p, [&]<class T, std::size_t kIndex, bool kExtras>() {
     if (rows > 0) launch_row_statistics<T>(kOp, context, a);
-    run_gradients<T, Plan, kExtras>(context, a);
+    run_gradients<T, kIndex, kExtras>(context, a);
     if (p.dsinks != nullptr && p.heads > 0) launch_dsinks<T>(kOp, context, a);
   });
 }

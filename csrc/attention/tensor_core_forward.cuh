@@ -4,7 +4,7 @@
 // of 2 with the scale folded in.
 #pragma once
 
-#include "attention/tensor_core_tile.cuh"
+#include "attention/tensor_core_scores.cuh"
 #include "core/cuda/launch.cuh"
 
 namespace transformer_kernels::cuda {
@@ -66,6 +66,36 @@ __device__ __forceinline__ RowEnd finish_row(float largest, float sum, float sin
   return {decay / total, (top + E::log(total)) * E::kNatural};
 }
 
+// What a warp's rows end with: out and lse. `shared` is the CTA's, of which a warp writes what it
+// alone reads, its rows of q.
+template <class T, int kDim, int kRows>
+__device__ __forceinline__ void finish_rows(const AttentionForwardProblem& p, const OwnBlock& at,
+                                            OnlineSoftmax<T, kRows>& softmax, float factor,
+                                            float grown, Fragment<kRows, kDim>& out,
+                                            unsigned char* shared) {
+  const Lane lane;
+  const Sequence s = p.sequence(at.batch);
+  const int queries = static_cast<int>(s.queries);
+  const int warp_row = at.first + lane.warp * kRows;
+  const float sink = p.sinks.at(0, at.head, -INFINITY);
+  float row_factor[kRows / 8];
+#pragma unroll
+  for (int slot = 0; slot < kRows / 8; ++slot) {
+    const RowEnd end = finish_row<T>(softmax.largest[slot] * factor,
+                                     reduce_lanes<Add, 4>(softmax.sum[slot]), sink);
+    row_factor[slot] = end.factor * grown;
+    const int query = warp_row + lane.row(slot);
+    if (p.lse != nullptr && lane.lane % 4 == 0 && query < queries) {
+      static_cast<float*>(p.lse)[p.row(at.batch, at.head) + query] = end.lse;
+    }
+  }
+  out.for_each([&](float& x, int slot, int) { x *= row_factor[slot]; });
+  const GlobalRows target(p.out, p.q_offsets ? 0 : at.batch, s.q_begin + warp_row, at.head,
+                          p.value_dim);
+  store_rows<T>(out, shared + lane.warp * kRows * SharedRows<kDim>::kPitch, target,
+                queries - warp_row);
+}
+
 template <class T, class Plan, bool kExtras>
 __global__ void __launch_bounds__(Plan::tile.threads())
     tensor_core_forward_kernel(const __grid_constant__ AttentionForwardProblem p) {
@@ -78,30 +108,30 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   using Kept = KeptScores<kWarpRows, kCols, true>;
 
   extern __shared__ __align__(128) unsigned char shared[];  // q, then k and v of two stages
-  __shared__ std::uint8_t kept_bytes[kExtras ? kTile.warps * Kept::kBytes : 1];
+  __shared__ std::uint16_t kept_words[kExtras ? kTile.warps * Kept::kBytes / 2 : 1];
+  __shared__ OwnBlock block;  // for the end and the extras: registers are scarce in between
 
   const OwnBlock at(query_blocks(p, kRows));
   const Sequence s = p.sequence(at.batch);
   const int queries = static_cast<int>(s.queries);
   const int first_row = at.first;
   if (first_row >= queries) return;
+  if (threadIdx.x == 0) block = at;
   const Band band = Band::of_queries(p, s);
   const int last_row = min(first_row + kRows, queries) - 1;
   const int first_tile = band.begin(first_row) / kCols;
   const int end_tile = (band.end(last_row) + kCols - 1) / kCols;
   const Lane lane;
-  const int warp_row = first_row + lane.warp * kWarpRows;
-  const int own_row = warp_row + lane.row(0);
+  const int own_row = first_row + lane.warp * kWarpRows + lane.row(0);
 
   const int batch = p.q_offsets ? 0 : at.batch;
   const int kv_head = at.head / static_cast<int>(p.group());
-  const GlobalRows q(p.q, batch, s.q_begin, at.head, p.dim);
+  const GlobalRows k(p.k, batch, s.k_begin, kv_head, p.dim);
+  const GlobalRows v(p.v, batch, s.k_begin, kv_head, p.value_dim);
   const std::uint32_t own = shared_address(shared);
   const std::uint32_t stages = own + kRows * SharedRows<kDim>::kPitch;
   const auto stage = [&](int tile) { return stages + tile % 2 * 2 * kMatrixBytes; };
   const auto fetch = [&](int tile) {
-    const GlobalRows k(p.k, batch, s.k_begin, kv_head, p.dim);
-    const GlobalRows v(p.v, batch, s.k_begin, kv_head, p.value_dim);
     const int first = tile * kCols;
     copy_rows<kDim, kCols, kTile.threads()>(stage(tile), k, first, band.columns);
     copy_rows<kDim, kCols, kTile.threads()>(stage(tile) + kMatrixBytes, v, first, band.columns);
@@ -109,13 +139,13 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   };
 
   const HeadScores<T> head_scores(p, s, at.batch, at.head);
-  const std::int64_t statistic = p.row(at.batch, at.head);
   const float factor = kExtras ? 1.0f : head_scores.scale();
   Fragment<kWarpRows, kDim> out;
   out.clear();
   OnlineSoftmax<T, kWarpRows> softmax;
 
-  copy_rows<kDim, kRows, kTile.threads()>(own, q, first_row, queries);
+  copy_rows<kDim, kRows, kTile.threads()>(
+      own, GlobalRows(p.q, batch, s.q_begin, at.head, p.dim), first_row, queries);
   cp_async_commit_group();
   if (first_tile < end_tile) fetch(first_tile);
   for (int tile = first_tile; tile < end_tile; ++tile) {
@@ -130,13 +160,9 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     multiply_rows<T, kDim>(scores, own + lane.warp * kWarpRows * SharedRows<kDim>::kPitch,
                            stage(tile));
     if constexpr (kExtras) {
-      scores.for_each([&](float& x, int slot, int col) {
-        const int query = own_row + slot * 8;
-        const int key = own_col + col;
-        if (query < queries && key < band.columns) {
-          x = head_scores.template score<true>(x, query, key).value;
-        }
-      });
+      ScoreBlock<T, true>{p, head_scores, block.batch, block.head, own_row, own_col, queries,
+                          band.columns}
+          .finish(scores, [](int, int, float) {});
     }
     if (first_col < band.begin(last_row) || first_col + kCols > band.end(first_row)) {
       scores.for_each([&](float& x, int slot, int col) {
@@ -148,10 +174,11 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     softmax.take(scores, factor, out);
     if constexpr (kExtras) {
       if (p.drop_below != 0) {
-        const Kept kept{kept_bytes + lane.warp * Kept::kBytes};
-        kept.draw(Dropout<float>(p), statistic + warp_row, first_col);
+        const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};
+        kept.draw(Dropout<float>(p), p.row(block.batch, block.head) + own_row - lane.row(0),
+                  first_col);
         scores.for_each([&](float& x, int slot, int col) {
-          if (!kept(lane.row(slot), lane.col() + col)) x = 0;
+          if (!kept(slot, col)) x = 0;
         });
       }
     }
@@ -159,24 +186,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   }
   cp_async_wait_group<0>();
   __syncthreads();  // where there was no tile, q may still be on its way
-
-  const float sink = p.sinks.at(0, at.head, -INFINITY);
-  const float grown = kExtras ? Dropout<float>(p).kept() : 1.0f;
-  float row_factor[kWarpRows / 8];
-#pragma unroll
-  for (int slot = 0; slot < kWarpRows / 8; ++slot) {
-    const RowEnd end = finish_row<T>(softmax.largest[slot] * factor,
-                                     reduce_lanes<Add, 4>(softmax.sum[slot]), sink);
-    row_factor[slot] = end.factor * grown;
-    const int query = own_row + slot * 8;
-    if (p.lse != nullptr && lane.lane % 4 == 0 && query < queries) {
-      static_cast<float*>(p.lse)[statistic + query] = end.lse;
-    }
-  }
-  out.for_each([&](float& x, int slot, int) { x *= row_factor[slot]; });
-  const GlobalRows target(p.out, batch, s.q_begin + warp_row, at.head, p.value_dim);
-  store_rows<T>(out, shared + lane.warp * kWarpRows * SharedRows<kDim>::kPitch, target,
-                queries - warp_row);
+  finish_rows<T>(p, block, softmax, factor, kExtras ? Dropout<float>(p).kept() : 1.0f, out, shared);
 }
 
 template <class T, class Plan, bool kExtras>

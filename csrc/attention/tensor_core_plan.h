@@ -27,23 +27,34 @@ struct TensorCoreTile {
 // shared memory, where registers last.
 inline constexpr std::array kForwardTiles = {
     TensorCoreTile{64, 4, 32, 64},
-    TensorCoreTile{128, 4, 16, 64},
+    TensorCoreTile{128, 4, 32, 32},
     TensorCoreTile{256, 4, 16, 32},
 };
 // With bias, mask, softcap, ALiBi or dropout.
 inline constexpr std::array kForwardExtrasTiles = {
-    TensorCoreTile{64, 4, 16, 64},
+    TensorCoreTile{64, 4, 32, 32},
     TensorCoreTile{128, 4, 16, 64},
     TensorCoreTile{256, 4, 16, 32},
 };
-inline constexpr std::array kBackwardTiles = {
-    TensorCoreTile{64, 4, 16, 64},
+// For dk and dv, which own keys.
+inline constexpr std::array kKeyTiles = {
+    TensorCoreTile{64, 4, 32, 32},
     TensorCoreTile{128, 4, 16, 32},
     TensorCoreTile{256, 4, 16, 16},
 };
-
-inline constexpr std::array kBackwardExtrasTiles = {
+inline constexpr std::array kKeyExtrasTiles = {
     TensorCoreTile{64, 4, 16, 32},
+    TensorCoreTile{128, 4, 16, 32},
+    TensorCoreTile{256, 4, 16, 16},
+};
+// For dq and dbias, which own queries.
+inline constexpr std::array kQueryTiles = {
+    TensorCoreTile{64, 4, 32, 32},
+    TensorCoreTile{128, 4, 32, 32},
+    TensorCoreTile{256, 4, 16, 16},
+};
+inline constexpr std::array kQueryExtrasTiles = {
+    TensorCoreTile{64, 4, 16, 64},
     TensorCoreTile{128, 4, 16, 32},
     TensorCoreTile{256, 4, 16, 16},
 };
@@ -53,8 +64,12 @@ struct ForwardPlan {
   static constexpr TensorCoreTile tile = (kExtras ? kForwardExtrasTiles : kForwardTiles)[kIndex];
 };
 template <bool kExtras, int kIndex>
-struct BackwardPlan {
-  static constexpr TensorCoreTile tile = (kExtras ? kBackwardExtrasTiles : kBackwardTiles)[kIndex];
+struct KeyPlan {
+  static constexpr TensorCoreTile tile = (kExtras ? kKeyExtrasTiles : kKeyTiles)[kIndex];
+};
+template <bool kExtras, int kIndex>
+struct QueryPlan {
+  static constexpr TensorCoreTile tile = (kExtras ? kQueryExtrasTiles : kQueryTiles)[kIndex];
 };
 
 // Places, distances and their sums fit 32 bits.

@@ -8,9 +8,9 @@
 
 #include "attention/attention_problem.h"
 #include "attention/row_blocks.h"
-#include "attention/score.cuh"
 #include "attention/tensor_core_plan.h"
 #include "core/cuda/mma.cuh"
+#include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 
 namespace transformer_kernels::cuda {
@@ -24,6 +24,7 @@ struct OwnBlock {
   int batch;
   int first;  // row, from the begin of its sequence
 
+  OwnBlock() = default;
   __device__ explicit OwnBlock(const RowBlocks& blocks) {
     const int count = static_cast<int>(blocks.count());
     const int index = static_cast<int>(blockIdx.x);
@@ -259,37 +260,5 @@ __device__ __forceinline__ void store_rows(Fragment<kRows, kDim>& values, unsign
                  *reinterpret_cast<const uint4*>(at + Rows::offset(row, piece)));
   }
 }
-
-// ---------------------------------------------------------------------------- dropout
-
-// Which of a warp's scores dropout keeps: a byte for each query and 8 keys, in shared memory of the
-// warp, made once for all lanes. kOwnQueries: rows are queries, else keys.
-template <int kRows, int kCols, bool kOwnQueries>
-struct KeptScores {
-  static constexpr int kQueries = kOwnQueries ? kRows : kCols;
-  static constexpr int kOctets = (kOwnQueries ? kCols : kRows) / 8;
-  static constexpr int kBytes = kQueries * kOctets;
-
-  std::uint8_t* bytes;
-
-  // From the warp's first query, which is row `row` of lse, and its first key on.
-  __device__ void draw(const Dropout<float>& dropout, std::int64_t row, int key) const {
-    __syncwarp();
-    for (int i = Lane().lane; i < kBytes; i += kWarp) {
-      const PhiloxWords bits = dropout.bits(row + i / kOctets, key + i % kOctets * 8);
-      unsigned kept = 0;
-#pragma unroll
-      for (int n = 0; n < 8; ++n) kept |= dropout.factor(bits, n) != 0 ? 1u << n : 0u;
-      bytes[i] = static_cast<std::uint8_t>(kept);
-    }
-    __syncwarp();
-  }
-
-  __device__ __forceinline__ bool operator()(int row, int col) const {
-    const int query = kOwnQueries ? row : col;
-    const int key = kOwnQueries ? col : row;
-    return bytes[query * kOctets + key / 8] >> key % 8 & 1;
-  }
-};
 
 }  // namespace transformer_kernels::cuda
