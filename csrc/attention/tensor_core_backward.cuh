@@ -108,6 +108,7 @@ struct OperandRows {
   GlobalRows first;
   GlobalRows second;
 
+  OperandRows() = default;
   __device__ OperandRows(const AttentionBackwardProblem& p, const Sequence& s, bool queries,
                          int batch, int head)
       : first(queries ? p.q : p.k, p.q_offsets ? 0 : batch, queries ? s.q_begin : s.k_begin, head,
@@ -153,15 +154,18 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   constexpr int kCols = kTile.cols;
   constexpr int kThreads = kTile.threads();
   constexpr int kWarpRows = kTile.warp_rows;
-  constexpr int kSlots = kWarpRows / 8;
   constexpr int kPitch = SharedRows<kDim>::kPitch;
   constexpr int kMatrixBytes = kCols * kPitch;
   using Kept = KeptScores<kWarpRows, kCols, kOwnQueries>;
 
   // The own q and dout (k and v), then the streamed k and v (q and dout) of two stages.
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ OwnBlock block;  // for the end and the extras: registers are scarce in between
-  __shared__ RowStatistics streamed_statistics[2][kOwnQueries ? 1 : kCols];
+  // Registers are scarce: what the loop seldom needs waits here.
+  __shared__ Walk walk;
+  __shared__ int end_head;
+  __shared__ float grown;  // what dropout multiplies with
+  __shared__ OperandRows streamed;  // of the first head
+  __shared__ RowStatistics query_statistics[2][kOwnQueries ? kRows : kCols];  // own ones: first
   __shared__ std::uint16_t kept_words[kExtras ? kTile.warps * Kept::kBytes / 2 : 1];
 
   const AttentionBackwardProblem& p = a.problem;
@@ -171,43 +175,46 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   const int rows = static_cast<int>(kOwnQueries ? s.queries : s.keys);
   const int first_row = at.first;
   if (first_row >= rows) return;
-  if (threadIdx.x == 0) block = at;
-  const Band band = kOwnQueries ? Band::of_queries(p, s) : Band::of_keys(p, s);
-  const int last_row = min(first_row + kRows, rows) - 1;
-  const int first_tile = band.begin(first_row) / kCols;
-  const int end_tile = (band.end(last_row) + kCols - 1) / kCols;
+  if (threadIdx.x == 0) {
+    walk.begin<kRows, kCols>(at, rows, kOwnQueries ? Band::of_queries(p, s) : Band::of_keys(p, s));
+    grown = Dropout<float>(p).kept();
+    end_head = kOwnQueries ? at.head + 1 : (at.head + 1) * group;
+    streamed = OperandRows(p, s, !kOwnQueries, at.batch, kOwnQueries ? at.head / group : 0);
+  }
+  if constexpr (kOwnQueries) {
+    for (int i = static_cast<int>(threadIdx.x); i < kRows; i += kThreads) {
+      const int query = first_row + i;
+      query_statistics[0][i] =
+          query < rows ? a.statistics[p.row(at.batch, at.head) + query] : RowStatistics{};
+    }
+  }
+  __syncthreads();
   const Lane lane;
-  const int warp_row = first_row + lane.warp * kWarpRows;
 
   const std::uint32_t own = shared_address(shared);
   const std::uint32_t stages = own + 2 * kRows * kPitch;
   const auto stage = [&](int parity) { return stages + parity * 2 * kMatrixBytes; };
   const auto fetch = [&](const Step& step, int parity) {
-    const OperandRows from(p, s, !kOwnQueries, at.batch, kOwnQueries ? at.head / group : step.head);
+    OperandRows from = streamed;
+    if constexpr (!kOwnQueries) {
+      from.first.data += 2 * step.head * p.q.head_stride;
+      from.second.data += 2 * step.head * p.dout.head_stride;
+    }
     const int col = step.tile * kCols;
-    copy_rows<kDim, kCols, kThreads>(stage(parity), from.first, col, band.columns);
-    copy_rows<kDim, kCols, kThreads>(stage(parity) + kMatrixBytes, from.second, col, band.columns);
+    copy_rows<kDim, kCols, kThreads>(stage(parity), from.first, col, walk.band.columns);
+    copy_rows<kDim, kCols, kThreads>(stage(parity) + kMatrixBytes, from.second, col, walk.band.columns);
     if constexpr (!kOwnQueries) {
       static_assert(kCols <= kThreads);
       const int i = static_cast<int>(threadIdx.x);
-      const bool valid = col + i < band.columns;
+      const bool valid = col + i < walk.band.columns;
       if (i < kCols) {
-        cp_async<8>(shared_address(&streamed_statistics[parity][i]),
-                    a.statistics + (valid ? p.row(at.batch, step.head) + col + i : 0), valid);
+        cp_async<8>(shared_address(&query_statistics[parity][i]),
+                    a.statistics + (valid ? p.row(walk.at.batch, step.head) + col + i : 0), valid);
       }
     }
     cp_async_commit_group();
   };
 
-  RowStatistics own_statistics[kSlots] = {};
-  if constexpr (kOwnQueries) {
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const int query = warp_row + lane.row(slot);
-      if (query < rows) own_statistics[slot] = a.statistics[p.row(at.batch, at.head) + query];
-    }
-  }
-  const float grown = kExtras ? Dropout<float>(p).kept() : 1.0f;
   Fragment<kWarpRows, kDv ? kDim : 8> dv;
   Fragment<kWarpRows, kDs ? kDim : 8> dx;  // dk or dq
   dv.clear();
@@ -217,29 +224,25 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   copy_rows<kDim, kRows, kThreads>(own, from.first, first_row, rows);
   copy_rows<kDim, kRows, kThreads>(own + kRows * kPitch, from.second, first_row, rows);
   cp_async_commit_group();
-  const Step end{kOwnQueries ? at.head + 1 : (at.head + 1) * group, first_tile};
-  Step step{kOwnQueries ? at.head : at.head * group, first_tile};
-  if (first_tile >= end_tile) step = end;
-  if (step.head < end.head) fetch(step, 0);
-  for (int parity = 0; step.head < end.head; parity ^= 1) {
+  Step step{kOwnQueries ? at.head : at.head * group, walk.first_tile};
+  if (walk.first_tile >= walk.end_tile) step.head = end_head;
+  if (step.head < end_head) fetch(step, 0);
+  for (int parity = 0; step.head < end_head; parity ^= 1) {
     cp_async_wait_group<0>();
     __syncthreads();  // all have this step's tiles, and are done with those of the one before
-    const Step next = step.next(first_tile, end_tile);
-    if (next.head < end.head) fetch(next, parity ^ 1);
+    const Step next = step.next(walk.first_tile, walk.end_tile);
+    if (next.head < end_head) fetch(next, parity ^ 1);
+    const int warp_row = walk.at.first + lane.warp * kWarpRows;
     const int head = step.head;
     const int first_col = step.tile * kCols;
     const HeadScores<T> head_scores(p, s, at.batch, head);
     const auto statistics = [&](int slot, int col) {
-      return kOwnQueries ? own_statistics[slot] : streamed_statistics[parity][lane.col() + col];
-    };
-    const auto sees = [&](int slot, int col) {
-      const int row = warp_row + lane.row(slot);
-      const int other = first_col + lane.col() + col;
-      return row < rows && other >= band.begin(row) && other < band.end(row);
+      return kOwnQueries ? query_statistics[0][lane.warp * kWarpRows + lane.row(slot)]
+                         : query_statistics[parity][lane.col() + col];
     };
     const ScoreBlock<T, kOwnQueries> score_block{
-        p,    head_scores, block.batch, head, warp_row + lane.row(0), first_col + lane.col(),
-        rows, band.columns};
+        p,    head_scores, walk.at.batch, head, warp_row + lane.row(0), first_col + lane.col(),
+        walk.rows, walk.band.columns};
 
     Fragment<kWarpRows, kCols> probability;  // q k^T at first
     probability.clear();
@@ -249,9 +252,9 @@ __global__ void __launch_bounds__(Plan::tile.threads())
       slope.for_each([](float& x, int, int) { x = 1; });
       score_block.finish(probability, [&](int slot, int col, float x) { slope(slot, col) = x; });
     }
-    if (first_col < band.begin(last_row) || first_col + kCols > band.end(first_row)) {
+    if (!walk.all_seen(first_col, kCols)) {
       probability.for_each([&](float& x, int slot, int col) {
-        if (!sees(slot, col)) x = -INFINITY;
+        if (!walk.sees(warp_row + lane.row(slot), first_col + lane.col() + col)) x = -INFINITY;
       });
     }
     const float factor = kExtras ? 1.0f : head_scores.scale();
@@ -261,7 +264,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};
     const bool drops = kExtras && p.drop_below != 0;
     if (drops) {
-      kept.draw(Dropout<float>(p), p.row(block.batch, head) + (kOwnQueries ? warp_row : first_col),
+      kept.draw(Dropout<float>(p), p.row(walk.at.batch, head) + (kOwnQueries ? warp_row : first_col),
                 kOwnQueries ? first_col : warp_row);
     }
 
@@ -302,11 +305,11 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   if constexpr (kDs) {
     const float scale = static_cast<float>(p.scale);
     dx.for_each([&](float& x, int, int) { x *= scale; });
-    store_gradient<T, kOwnQueries>(p, block, kOwnQueries ? p.dq : p.dk, p.dim, dx, shared);
+    store_gradient<T, kOwnQueries>(p, walk.at, kOwnQueries ? p.dq : p.dk, p.dim, dx, shared);
   }
   if constexpr (kDv) {
     if constexpr (kExtras) dv.for_each([&](float& x, int, int) { x *= grown; });
-    store_gradient<T, kOwnQueries>(p, block, p.dv, p.value_dim, dv,
+    store_gradient<T, kOwnQueries>(p, walk.at, p.dv, p.value_dim, dv,
                                    shared + kRows * kPitch);
   }
 }

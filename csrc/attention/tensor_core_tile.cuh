@@ -72,6 +72,38 @@ struct Band {
   }
 };
 
+// The walk of a CTA with kRows rows past the other side, kCols at a time. It waits in shared memory:
+// registers are scarcer.
+struct Walk {
+  OwnBlock at;
+  int rows;  // own ones of this sequence
+  Band band;
+  int first_tile;  // of those that one of the rows sees
+  int end_tile;
+  int first_common;  // column of those that all rows see
+  int end_common;
+
+  template <int kRows, int kCols>
+  __device__ void begin(const OwnBlock& block, std::int64_t own_rows, const Band& seen) {
+    at = block;
+    rows = static_cast<int>(own_rows);
+    band = seen;
+    const int last = min(at.first + kRows, rows) - 1;
+    first_tile = band.begin(at.first) / kCols;
+    end_tile = (band.end(last) + kCols - 1) / kCols;
+    first_common = band.begin(last);
+    end_common = band.end(at.first);
+  }
+
+  // Whether all rows see all of these columns.
+  __device__ __forceinline__ bool all_seen(int first, int count) const {
+    return first >= first_common && first + count <= end_common;
+  }
+  __device__ __forceinline__ bool sees(int row, int col) const {
+    return row < rows && col >= band.begin(row) && col < band.end(row);
+  }
+};
+
 // ---------------------------------------------------------------------------- shared memory
 
 // Rows of kDim 16-bit elements. The 16-byte pieces of a row are permuted within spans of 128 (64)
@@ -99,6 +131,7 @@ struct GlobalRows {
   std::int64_t stride;  // bytes
   int dim;
 
+  GlobalRows() = default;
   __device__ GlobalRows(const HeadRows& rows, int batch, std::int64_t first_row, int head,
                         std::int64_t dim)
       : data(static_cast<char*>(rows.data) +
