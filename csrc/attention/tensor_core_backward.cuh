@@ -19,8 +19,8 @@ namespace transformer_kernels::cuda {
 
 enum class BackwardPart : std::uint8_t { kDq, kDk, kDv, kDkAndDv };
 
-// What both kernels need of a row: the origin of its powers, and delta.
-struct RowStatistics {
+// What both kernels need of a row: the origin of its powers, and delta. Aligned for one cp.async.
+struct alignas(8) RowStatistics {
   float origin;
   float delta;
 };
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   // Registers are scarce: what the loop seldom needs waits here.
   __shared__ Walk walk;
   __shared__ int end_head;
-  __shared__ float grown;  // what dropout multiplies with
+  __shared__ float grown;           // what dropout multiplies with
   __shared__ OperandRows streamed;  // of the first head
   __shared__ RowStatistics query_statistics[2][kOwnQueries ? kRows : kCols];  // own ones: first
   __shared__ std::uint16_t kept_words[kExtras ? kTile.warps * Kept::kBytes / 2 : 1];
@@ -202,7 +202,8 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     }
     const int col = step.tile * kCols;
     copy_rows<kDim, kCols, kThreads>(stage(parity), from.first, col, walk.band.columns);
-    copy_rows<kDim, kCols, kThreads>(stage(parity) + kMatrixBytes, from.second, col, walk.band.columns);
+    copy_rows<kDim, kCols, kThreads>(stage(parity) + kMatrixBytes, from.second, col,
+                                     walk.band.columns);
     if constexpr (!kOwnQueries) {
       static_assert(kCols <= kThreads);
       const int i = static_cast<int>(threadIdx.x);
@@ -240,9 +241,14 @@ __global__ void __launch_bounds__(Plan::tile.threads())
       return kOwnQueries ? query_statistics[0][lane.warp * kWarpRows + lane.row(slot)]
                          : query_statistics[parity][lane.col() + col];
     };
-    const ScoreBlock<T, kOwnQueries> score_block{
-        p,    head_scores, walk.at.batch, head, warp_row + lane.row(0), first_col + lane.col(),
-        walk.rows, walk.band.columns};
+    const ScoreBlock<T, kOwnQueries> score_block{p,
+                                                 head_scores,
+                                                 walk.at.batch,
+                                                 head,
+                                                 warp_row + lane.row(0),
+                                                 first_col + lane.col(),
+                                                 walk.rows,
+                                                 walk.band.columns};
 
     Fragment<kWarpRows, kCols> probability;  // q k^T at first
     probability.clear();
@@ -264,7 +270,8 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};
     const bool drops = kExtras && p.drop_below != 0;
     if (drops) {
-      kept.draw(Dropout<float>(p), p.row(walk.at.batch, head) + (kOwnQueries ? warp_row : first_col),
+      kept.draw(Dropout<float>(p),
+                p.row(walk.at.batch, head) + (kOwnQueries ? warp_row : first_col),
                 kOwnQueries ? first_col : warp_row);
     }
 
@@ -309,8 +316,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   }
   if constexpr (kDv) {
     if constexpr (kExtras) dv.for_each([&](float& x, int, int) { x *= grown; });
-    store_gradient<T, kOwnQueries>(p, walk.at, p.dv, p.value_dim, dv,
-                                   shared + kRows * kPitch);
+    store_gradient<T, kOwnQueries>(p, walk.at, p.dv, p.value_dim, dv, shared + kRows * kPitch);
   }
 }
 

@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   out.clear();
   OnlineSoftmax<T, kWarpRows> softmax;
 
-  copy_rows<kDim, kRows, kTile.threads()>(
-      own, GlobalRows(p.q, batch, s.q_begin, at.head, p.dim), first_row, queries);
+  copy_rows<kDim, kRows, kTile.threads()>(own, GlobalRows(p.q, batch, s.q_begin, at.head, p.dim),
+                                          first_row, queries);
   cp_async_commit_group();
   if (first_tile < end_tile) fetch(first_tile);
   for (int tile = first_tile; tile < end_tile; ++tile) {
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(Plan::tile.threads())
     multiply_rows<T, kDim>(scores, own + lane.warp * kWarpRows * SharedRows<kDim>::kPitch,
                            stage(tile));
     if constexpr (kExtras) {
-      ScoreBlock<T, true>{p, head_scores, block.batch, block.head, own_row, own_col, queries,
-                          band.columns}
+      ScoreBlock<T, true>{p,       head_scores, block.batch, block.head,
+                          own_row, own_col,     queries,     band.columns}
           .finish(scores, [](int, int, float) {});
     }
     if (first_col < band.begin(last_row) || first_col + kCols > band.end(first_row)) {

@@ -38,13 +38,13 @@ inline constexpr std::array kForwardExtrasTiles = {
 };
 // For dk and dv, which own keys.
 inline constexpr std::array kKeyTiles = {
-    TensorCoreTile{64, 4, 32, 32},
+    TensorCoreTile{64, 4, 16, 64},
     TensorCoreTile{128, 4, 16, 32},
     TensorCoreTile{256, 4, 16, 16},
 };
 inline constexpr std::array kKeyExtrasTiles = {
     TensorCoreTile{64, 4, 16, 32},
-    TensorCoreTile{128, 4, 16, 32},
+    TensorCoreTile{128, 4, 16, 16},
     TensorCoreTile{256, 4, 16, 16},
 };
 // For dq and dbias, which own queries.
@@ -54,7 +54,7 @@ inline constexpr std::array kQueryTiles = {
     TensorCoreTile{256, 4, 16, 16},
 };
 inline constexpr std::array kQueryExtrasTiles = {
-    TensorCoreTile{64, 4, 16, 64},
+    TensorCoreTile{64, 4, 16, 32},
     TensorCoreTile{128, 4, 16, 32},
     TensorCoreTile{256, 4, 16, 16},
 };

@@ -169,7 +169,8 @@ struct KeptScores {
 #pragma unroll
     for (int i = 0; i < kBytes; i += kWarp) {
       const int octet = i + lane;
-      bytes[octet] = dropout.kept_of(dropout.bits(row + octet / kOctets, key + octet % kOctets * 8));
+      bytes[octet] =
+          dropout.kept_of(dropout.bits(row + octet / kOctets, key + octet % kOctets * 8));
     }
     __syncwarp();
   }

@@ -72,8 +72,8 @@ struct Band {
   }
 };
 
-// The walk of a CTA with kRows rows past the other side, kCols at a time. It waits in shared memory:
-// registers are scarcer.
+// The walk of a CTA with kRows rows past the other side, kCols at a time. It waits in shared
+// memory: registers are scarcer.
 struct Walk {
   OwnBlock at;
   int rows;  // own ones of this sequence

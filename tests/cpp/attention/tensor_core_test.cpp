@@ -63,8 +63,8 @@ TEST(TensorCoreAttention, leaves_sums_of_the_bias_gradient_to_others) {
 }
 
 TEST(TensorCoreAttention, tiles_rise_to_the_largest_head_dim) {
-  for (const auto& tiles :
-       {kForwardTiles, kForwardExtrasTiles, kBackwardTiles, kBackwardExtrasTiles}) {
+  for (const auto& tiles : {kForwardTiles, kForwardExtrasTiles, kKeyTiles, kKeyExtrasTiles,
+                            kQueryTiles, kQueryExtrasTiles}) {
     int dim = 0;
     for (const TensorCoreTile& tile : tiles) {
       EXPECT_GT(tile.dim, dim);
