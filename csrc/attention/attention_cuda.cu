@@ -3,6 +3,7 @@
 #include "attention/hopper_forward.h"
 #include "attention/plain.h"
 #include "attention/tail.cuh"
+#include "attention/tensor_core.h"
 #include "core/check.h"
 #include "core/cuda/launch.cuh"
 #include "core/dispatch.h"
@@ -13,12 +14,13 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
+// Best first.
 const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {
-    &kHopperForward[0], &kHopperForward[1], &kHopperForward[2], &kHopperForward[3],
-    &kHopperForward[4], &kHopperForward[5], &kHopperForward[6], &kHopperForward[7],
-    &kHopperForward[8], &kPlainForward};
-const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {&kHopperBackward,
-                                                                             &kPlainBackward};
+    &kHopperForward[0], &kHopperForward[1],  &kHopperForward[2], &kHopperForward[3],
+    &kHopperForward[4], &kHopperForward[5],  &kHopperForward[6], &kHopperForward[7],
+    &kHopperForward[8], &kTensorCoreForward, &kPlainForward};
+const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {
+    &kHopperBackward, &kTensorCoreBackward, &kPlainBackward};
 
 template <std::size_t kEngines, class Problem>
 void run_best(const AttentionEngine<Problem>* const (&engines)[kEngines], const Context& context,

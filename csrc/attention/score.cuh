@@ -23,6 +23,7 @@ template <class T>
 class HeadScores {
  public:
   using A = accumulate_t<T>;
+  static constexpr A kUnit = Exponent<T>::kPerNatural;
 
   __device__ HeadScores(const AttentionProblem& p, const Sequence& s, int batch, int head)
       : p_(p),
@@ -50,6 +51,18 @@ class HeadScores {
     return place(last_query, first_key) >= -left_ && place(first_query, last_key) <= right_;
   }
 
+  // What a product is multiplied with first, and without softcap all that happens to it.
+  __device__ __forceinline__ A scale() const { return scale_; }
+
+  // With softcap: what becomes of product * scale().
+  __device__ __forceinline__ Score<A> capped(A x) const {
+    const A t = hyperbolic_tangent(x);
+    return {t * cap_, 1 - t * t};
+  }
+
+  // Taken off a score for each place between its key and the diagonal.
+  __device__ __forceinline__ A alibi() const { return alibi_; }
+
   // The score of a product where the key is in sight. Without kExtras the problem has to have plain
   // scores.
   template <bool kExtras>
@@ -65,17 +78,11 @@ class HeadScores {
   }
 
  private:
-  static constexpr A kUnit = Exponent<T>::kPerNatural;
-
   static __device__ int bound(std::int64_t window) {
     constexpr std::int64_t kFar = 0x7fffffff;
     return static_cast<int>(window < 0 || window > kFar ? kFar : window);
   }
 
-  __device__ __forceinline__ Score<A> capped(A x) const {
-    const A t = hyperbolic_tangent(x);
-    return {t * cap_, 1 - t * t};
-  }
   static __device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
   static __device__ __forceinline__ float hyperbolic_tangent(float x) {
     if constexpr (std::is_same_v<T, float>) return tanhf(x);
@@ -122,6 +129,19 @@ class Dropout {
     return philox(seed_, static_cast<std::uint64_t>(row * calls_per_row_ + key / kPerCall),
                   offset_);
   }
+
+  // A bit for each of the 8 keys: 1 where it stays.
+  __device__ __forceinline__ std::uint8_t kept_of(const PhiloxWords& bits) const {
+    unsigned kept = 0;
+#pragma unroll
+    for (int n = 0; n < kPerCall; ++n) {
+      kept |= (bits.word[n / 2] >> (n % 2 * 16) & 0xffff) < below_ ? 0u : 1u << n;
+    }
+    return static_cast<std::uint8_t>(kept);
+  }
+
+  // What elements that stay are multiplied with.
+  __device__ __forceinline__ A kept() const { return kept_; }
 
   // 0 where the bits drop the key, else 1 over the probability of keeping.
   __device__ __forceinline__ A factor(const PhiloxWords& bits, int key) const {

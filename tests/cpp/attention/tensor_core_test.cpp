@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+// What the tensor-core engine takes, and the tiles it chooses from.
+#ifdef TFK_WITH_CUDA
+
+#include "attention/tensor_core.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "attention/tensor_core_plan.h"
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr DeviceLimits kAda{.architecture = 89, .processors = 128, .shared_bytes_per_cta = 101376};
+
+AttentionBackwardProblem problem() {
+  AttentionBackwardProblem p{};
+  p.dtype = DType::kBFloat16;
+  p.batch = 2;
+  p.heads = p.kv_heads = 4;
+  p.queries = p.keys = 100;
+  p.dim = p.value_dim = 64;
+  p.scale = 1;
+  return p;
+}
+
+std::string refusal(const AttentionBackwardProblem& p, const DeviceLimits& device = kAda) {
+  const char* reason = kTensorCoreBackward.refusal(p, device);
+  return reason == nullptr ? "" : reason;
+}
+
+TEST(TensorCoreAttention, says_what_it_does_not_take) {
+  AttentionBackwardProblem p = problem();
+  EXPECT_EQ(refusal(p), "");
+  EXPECT_EQ(refusal(p, {75, 40, 65536}), "it needs sm_80 or later");
+  p.dtype = DType::kFloat32;
+  EXPECT_EQ(refusal(p), "it multiplies 16-bit numbers");
+  p = problem();
+  p.value_dim = 60;
+  EXPECT_EQ(refusal(p), "a head dim is no multiple of 8");
+  p = problem();
+  p.k.row_stride = 260;
+  EXPECT_EQ(refusal(p), "rows of q, k or v are not aligned to 16 bytes");
+  p = problem();
+  p.dq.data = reinterpret_cast<void*>(8);
+  EXPECT_EQ(refusal(p), "rows of out or of a gradient are not aligned to 16 bytes");
+  p = problem();
+  p.keys = kMostTensorCoreLength;
+  EXPECT_EQ(refusal(p), "there are too many rows");
+}
+
+TEST(TensorCoreAttention, leaves_sums_of_the_bias_gradient_to_others) {
+  float place = 0;
+  AttentionBackwardProblem p = problem();
+  p.dbias = {&place, DType::kFloat32, 40000, 10000, 100, 1};
+  EXPECT_EQ(refusal(p), "");
+  p.dbias = {&place, DType::kFloat32, 0, 10000, 100, 1};
+  EXPECT_EQ(refusal(p), "the bias is broadcast and its gradient wanted");
+  p.batch = 1;  // nothing to sum over
+  EXPECT_EQ(refusal(p), "");
+}
+
+TEST(TensorCoreAttention, tiles_rise_to_the_largest_head_dim) {
+  for (const auto& tiles : {kForwardTiles, kForwardExtrasTiles, kKeyTiles, kKeyExtrasTiles,
+                            kQueryTiles, kQueryExtrasTiles}) {
+    int dim = 0;
+    for (const TensorCoreTile& tile : tiles) {
+      EXPECT_GT(tile.dim, dim);
+      dim = tile.dim;
+    }
+    EXPECT_EQ(dim, kMostDim);
+  }
+}
+
+}  // namespace
+}  // namespace transformer_kernels::cuda
+
+#endif
