@@ -4,8 +4,8 @@
 // One CTA an SM, which takes tiles of 128 keys of one head of k and v and goes through the blocks
 // of 64 queries that see them, for all query heads of the group: dk and dv are sums in registers
 // and need no atomics. dq is a sum over tiles in global memory.
-//   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; and where dq has to
-//                 be the same in every run, two that keep the order in which tiles add to it
+//   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; keeps the order in
+//                 which tiles add to dq, so that the result is the same in every run
 //   the others    64 keys each, see hopper_backward_consumer.cuh
 #pragma once
 
@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const BackwardProducer<C> producer(p);
     if (warp == 0) producer.schedule();
     if (warp == 1) producer.load_queries();
-    if (C::kOrdered && warp == 2) producer.await_turns();
-    if (C::kOrdered && warp == 3) producer.pass_turns_on();
+    if (C::kOrdered && warp >= 2) producer.keep_order(warp - 2);
   } else {
     take_registers<C::kConsumerRegisters>();
     BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();

@@ -272,7 +272,7 @@ struct BackwardConsumer : BackwardShared<C> {
     pin(s);
     release<C::kDsStages>(C::kDsEmpty, dq_count);
     if constexpr (C::kOrdered) {
-      S::template wait_full<C::kTurnStages>(C::kTurn, dq_count);
+      mbarrier_wait(S::barrier(C::kTurn + own), C::dq_parity(dq_count));
     }
     const int share = C::kShares == 1 ? 0 : own;
     float* const to = p.dq + static_cast<std::int64_t>(place * C::kShares + share) * kShareSums +
@@ -284,7 +284,7 @@ struct BackwardConsumer : BackwardShared<C> {
     }
     if constexpr (C::kOrdered) {
       __syncwarp();
-      release<C::kTurnStages>(C::kAdded, dq_count);
+      if (lane == 0) mbarrier_arrive(S::barrier(C::kAdded + own));
     }
   }
 
@@ -309,6 +309,7 @@ struct BackwardConsumer : BackwardShared<C> {
     wgmma_wait<1>();
     pin(dp);
     differentiate();
+    if constexpr (C::kStoresDsFirst) store_ds();
     wgmma_wait<0>();
     pin(dv);
     release<C::kDoutStages>(C::kDoutEmpty, count);
@@ -321,7 +322,7 @@ struct BackwardConsumer : BackwardShared<C> {
     } else {
       multiply_scores_and_dk();
     }
-    store_ds();
+    if constexpr (!C::kStoresDsFirst) store_ds();
     wgmma_wait<0>();
     pin(dk);
     release<C::kQStages>(C::kQEmpty, count);

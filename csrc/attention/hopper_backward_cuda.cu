@@ -70,18 +70,19 @@ const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& devic
 // Heads of k and v whose tiles are mixed. Where every query sees every key, tiles are equally long
 // and go through the queries of a few heads in step. Else the longest tiles of many heads come
 // first, so that all CTAs end together: of as many as the L2 cache holds half of, which is about
-// what is seen. Tiles of one head that add to dq in order wait for each other: more heads at a
-// time leave fewer of those.
+// what is seen. Tiles of one head that add to dq in order wait for each other: the most heads leave
+// fewest of those.
 int section_of(const AttentionBackwardProblem& p) {
   constexpr std::int64_t kHeadsInStep = 4;
   constexpr std::int64_t kBytes = 64 << 20;
-  constexpr std::int64_t kDimInOrder = 4096;
+  constexpr std::int64_t kMostColumns = 4096;
   const std::int64_t padded_dim = p.dim > 64 ? 128 : 64;
   const std::int64_t bytes = p.group() * p.queries * padded_dim * (2 + 2 + 4);  // q, dout, dq
+  const std::int64_t most = kMostColumns / padded_dim;
   const bool all_seen = p.window_left < 0 && p.window_right < 0;
-  const std::int64_t wanted = p.deterministic ? kDimInOrder / padded_dim
+  const std::int64_t wanted = p.deterministic ? most
                               : all_seen      ? kHeadsInStep
-                                              : std::max<std::int64_t>(1, kBytes / bytes);
+                                              : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
   const std::int64_t heads = p.batch * p.kv_heads;
   const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);
   return static_cast<int>((heads + sections - 1) / sections);
@@ -111,10 +112,10 @@ HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
 struct BackwardMemory {
   std::size_t sums, statistics, counters;
 
-  BackwardMemory(const HopperBackwardPlan& plan, int dim)
+  BackwardMemory(const HopperBackwardPlan& plan, int dim, int shares)
       : sums(plan.all_blocks() * kBlockQueries * dim * sizeof(float)),
         statistics(plan.all_blocks() * kBlockQueries * 2 * sizeof(float)),
-        counters((plan.all_blocks() + 1) * sizeof(int)) {}
+        counters((plan.all_blocks() * shares + 1) * sizeof(int)) {}
 
   std::size_t bytes() const { return sums + statistics + counters; }
 };
@@ -123,7 +124,7 @@ template <class C>
 void launch_backward(const Context& context, const AttentionBackwardProblem& p,
                      const HopperBackwardPlan& plan) {
   using T = typename C::T;
-  const BackwardMemory memory(plan, C::kDim);
+  const BackwardMemory memory(plan, C::kDim, C::kShares);
   const Scratch scratch(kOp, context, memory.bytes());
   float* const sums = scratch.as<float>();
   float* const statistics = sums + memory.sums / sizeof(float);
@@ -149,7 +150,7 @@ void launch_backward(const Context& context, const AttentionBackwardProblem& p,
 
   const LaunchShape rows{.ctas = plan.all_blocks(), .threads = kRowThreads};
   launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,
-         BackwardPrologue{p, plan, statistics, sums, next_tile, tiles_added});
+         BackwardPrologue{p, plan, statistics, sums, next_tile, tiles_added, C::kShares});
   const int processors = device_limits(context.device.index).processors;
   const LaunchShape persistent{.ctas = std::min(processors, plan.tiles()),
                                .threads = C::kThreads,

@@ -107,29 +107,22 @@ struct BackwardProducer : BackwardShared<C> {
               item.tile.batch, full, l2_evict_last());
   }
 
-  // The order in which tiles add to dq of a block: each when the tiles before it have. A tile waits
-  // for lower ones of its head only, and the lowest unfinished one is always at work: whatever
-  // runs at a time, there is no deadlock. One thread asks for turns ahead of the consumers,
-  // another passes them on behind, so that no consumer waits for either's way to memory and back.
-  __device__ void await_turns() const {
+  // Lets `consumer` add to dq when the tiles before its own have, and the next tile after it. A
+  // tile waits for lower ones of its head only, and the lowest unfinished one is always at work:
+  // whatever runs at a time, there is no deadlock.
+  __device__ void keep_order(int consumer) const {
     for_each_block([&](const BackwardItem& item, int block, std::uint32_t count) {
-      S::template wait_empty<C::kTurnStages>(C::kPassedOn, count);
-      const int* const added = tiles_added(item, block);
+      if (!C::makes_dq(consumer, count)) return;
+      const std::int64_t place = p.plan.block_place(item.tile.batch, item.head, block);
+      const int share = C::kShares == 1 ? 0 : consumer;
+      int* const added = p.tiles_added + place * C::kShares + share;
       const int turn = p.plan.turn(item.tile.index, block);
       while (load_acquire(added) != turn) {
       }
-      mbarrier_arrive(S::template barrier<C::kTurnStages>(C::kTurn, count));
+      mbarrier_arrive(S::barrier(C::kTurn + consumer));
+      mbarrier_wait(S::barrier(C::kAdded + consumer), C::dq_parity(count));
+      store_release(added, turn + 1);
     });
-  }
-  __device__ void pass_turns_on() const {
-    for_each_block([&](const BackwardItem& item, int block, std::uint32_t count) {
-      S::template wait_full<C::kTurnStages>(C::kAdded, count);
-      store_release(tiles_added(item, block), p.plan.turn(item.tile.index, block) + 1);
-      mbarrier_arrive(S::template barrier<C::kTurnStages>(C::kPassedOn, count));
-    });
-  }
-  __device__ __forceinline__ int* tiles_added(const BackwardItem& item, int block) const {
-    return p.tiles_added + p.plan.block_place(item.tile.batch, item.head, block);
   }
 };
 

@@ -55,6 +55,7 @@ struct BackwardPrologue {
   float* dq;  // sums, to be cleared
   int* next_tile;
   int* tiles_added;
+  int shares;  // of tiles_added in a block
 };
 
 // delta = sum(out * dout) - dlse. A row that sees no key, or lies past the end, gets an infinite
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int i = 0; i < kDim * kBlockQueries / 4 / kRowThreads; ++i) {
     sums[threadIdx.x + i * kRowThreads] = make_float4(0, 0, 0, 0);
   }
-  if (threadIdx.x == 0) a.tiles_added[place] = 0;
+  if (threadIdx.x < a.shares) a.tiles_added[place * a.shares + threadIdx.x] = 0;
   if (place == 0 && threadIdx.x == 0) *a.next_tile = 0;
 
   float* const statistics = a.statistics + place * (2 * kBlockQueries);

@@ -31,7 +31,7 @@ struct HopperBackward {
   const float* statistics;
   float* dq;         // sums over tiles, each block in the order of a thread's sums
   int* next_tile;    // all below are 0 at first
-  int* tiles_added;  // of each block
+  int* tiles_added;  // of each block, and each half of dq that is made at once
   float scale;
   float scale_in_bits;  // scale * log2(e)
 };
@@ -48,13 +48,14 @@ struct HopperBackwardConfig {
   // Of a thread. The sums of a consumer take 2 kDim and more; what is left is for the producers.
   static constexpr int kConsumerRegisters = kDim > 64 ? 240 : 232;
   static constexpr int kProducerRegisters = kDim > 64 ? 24 : 40;
+  // dS leaves before dK begins, the shorter way to the next block's dQ. With 128 columns there are
+  // no registers for that: it leaves while S and dK are made.
+  static constexpr bool kStoresDsFirst = kDim <= 64;
   // Blocks of q live from the product before their own until the last one, those of dout shorter.
   static constexpr int kQStages = 4;
   static constexpr int kDoutStages = 2;
   static constexpr int kDsStages = 2;
   static constexpr int kItemStages = 2;
-  // Blocks from asking for a turn to passing it on, which takes microseconds through the L2 cache.
-  static constexpr int kTurnStages = 4;
 
   // Bytes. 64 rows are kChunks pieces of 64 columns.
   static constexpr int kChunkBytes = 64 * kSwizzleRow;
@@ -84,10 +85,9 @@ struct HopperBackwardConfig {
   static constexpr int kDoutEmpty = kDoutFull + kDoutStages;
   static constexpr int kDsFull = kDoutEmpty + kDoutStages;
   static constexpr int kDsEmpty = kDsFull + kDsStages;
-  static constexpr int kTurn = kDsEmpty + kDsStages;
-  static constexpr int kAdded = kTurn + kTurnStages;
-  static constexpr int kPassedOn = kAdded + kTurnStages;
-  static constexpr int kBarrierCount = kPassedOn + kTurnStages;
+  static constexpr int kTurn = kDsEmpty + kDsStages;  // one a consumer, as the next
+  static constexpr int kAdded = kTurn + kConsumers;
+  static constexpr int kBarrierCount = kAdded + kConsumers;
 
   static constexpr int kSharedBytes = kBarriers + kBarrierCount * 8;
 
@@ -96,6 +96,9 @@ struct HopperBackwardConfig {
   static constexpr int kShares = kChunks;
   static constexpr __device__ bool makes_dq(int consumer, std::uint32_t count) {
     return kShares == kConsumers || static_cast<int>(count % kConsumers) == consumer;
+  }
+  static constexpr __device__ std::uint32_t dq_parity(std::uint32_t count) {
+    return kShares == kConsumers ? count & 1 : count / kConsumers & 1;
   }
 };
 
@@ -132,7 +135,7 @@ struct BackwardShared {
     const auto init = [](int first, int count, int arrivals) {
       for (int i = 0; i < count; ++i) mbarrier_init(barrier(first + i), arrivals);
     };
-    constexpr int kReaders = 1 + C::kConsumerWarps + (C::kOrdered ? 2 : 0);
+    constexpr int kReaders = 1 + C::kConsumerWarps + (C::kOrdered ? C::kConsumers : 0);
     init(C::kKeysFull, 1, 1);
     init(C::kKeysEmpty, 1, C::kConsumers);
     init(C::kItemFull, C::kItemStages, 1);
@@ -143,9 +146,8 @@ struct BackwardShared {
     init(C::kDoutEmpty, C::kDoutStages, C::kConsumerWarps);
     init(C::kDsFull, C::kDsStages, C::kConsumerWarps);
     init(C::kDsEmpty, C::kDsStages, C::kConsumerWarps);
-    init(C::kTurn, C::kTurnStages, 1);
-    init(C::kAdded, C::kTurnStages, 4 * C::kShares);
-    init(C::kPassedOn, C::kTurnStages, 1);
+    init(C::kTurn, C::kConsumers, 1);
+    init(C::kAdded, C::kConsumers, 4);
     fence_mbarrier_init();
   }
 
