@@ -44,10 +44,10 @@ def test_gigabytes_per_second_on_request(make_row, make_result):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "share"), [("bfloat16", "75.0 %"), ("float16", "75.0 %"), ("float32", "-")]
+    ("name", "share"), [("bfloat16", "75.0 %"), ("float16", "75.0 %"), ("float32", "-")]
 )
-def test_operations_are_held_to_the_matrix_product(make_row, make_result, dtype, share):
-    row = make_row("ours", dtype=dtype, tflops=600.0, pct_copy=3.0)
+def test_operations_are_held_to_the_matrix_product(make_row, make_result, name, share):
+    row = make_row("ours", dtype=name, tflops=600.0, pct_copy=3.0)
     ceilings = Ceilings(4000.0, 1 << 30, 800.0, 8192, "bfloat16")
     text = table.render(make_result([row], ceilings=ceilings), unit="tflops")
     assert "ceiling = a matrix product" in text
