@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
 """What one op tells the benchmark: its tensors, its reference, and how each provider runs it.
 
-Every problem has M rows of N columns. An op names its tensors; from the names follow the bytes
-that a pass must move at least, the gradients that it must give, and the check of both.
+An op names its tensors, of M rows and N columns unless it says otherwise; from the names follow the
+bytes that a pass must move at least, the gradients that it must give, and the check of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_kernels.bench.sweeps import ROWS, Grid, Shape, shape_text
 from transformer_kernels.bench.timing import Call
 
 Arguments = dict[str, Tensor]
 Function = Callable[..., Any]
 Build = Callable[[Arguments], Call]
+Part = Callable[[str, Tensor], Tensor]  # of an input or an output, by its name
 Compiler = Callable[[Function], Function]  # torch.compile, in the mode of the run
 
 PASSES = ("forward", "backward", "both")
@@ -35,23 +39,26 @@ class Problem:
     pass_: str
     dtype: torch.dtype
     weight_dtype: torch.dtype
-    rows: int
-    columns: int
+    shape: Shape
 
     def __str__(self) -> str:
         names = [dtype_name(self.dtype)]
         if self.weight_dtype != self.dtype:
             names.append(f"{dtype_name(self.weight_dtype)} weights")
-        return f"{self.op} {self.pass_} {' '.join(names)} {self.rows}x{self.columns}"
+        return f"{self.op} {self.pass_} {' '.join(names)} {shape_text(self.shape)}"
+
+
+def _rows_and_columns(_: str, shape: Shape) -> Shape:
+    return shape
 
 
 @dataclass(frozen=True)
 class Op:
     name: str
     key: str  # <family>/<op>, the same path in every tree of the project
-    inputs: tuple[str, ...]  # tensors of M x N
+    inputs: tuple[str, ...]
     parameters: tuple[str, ...]  # tensors of N
-    outputs: tuple[str, ...]  # of the forward pass, M x N each
+    outputs: tuple[str, ...]  # of the forward pass
     backward_reads: tuple[str, ...]
     reference: Function  # (*inputs, *parameters) -> outputs; run in float64
     save: Callable[[Arguments], Arguments]  # what the backward pass reads beside the inputs
@@ -61,8 +68,10 @@ class Op:
     forward: Mapping[str, Build] = field(default_factory=dict)  # where there is no gradient
     reused: Mapping[str, Build] = field(default_factory=dict)  # pass -> torch's out= form
     gradients: int = 1  # of the inputs, from the backward pass: one where they are all the same
-    flops: Callable[[str, int, int], float] | None = None  # (pass, M, N), where they are the bound
-    verified_rows: Callable[[int], slice] | None = None  # of M, where a row depends on others
+    grid: Grid = ROWS  # the shapes that it is measured at
+    sizes: Callable[[str, Shape], Shape] = _rows_and_columns  # of an input or an output
+    flops: Callable[[str, Shape], float] | None = None  # of a pass, where they are the bound
+    verified: Callable[[Arguments], Part] | None = None  # what is checked, where rows need others
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -74,24 +83,35 @@ class Op:
 
     def make(self, problem: Problem, device: torch.device) -> Arguments:
         """Fresh random tensors for all passes."""
-        size = (problem.rows, problem.columns)
         arguments = {
-            name: torch.randn(size, dtype=problem.dtype, device=device)
-            for name in self.inputs + self.cotangents
+            name: torch.randn(self.sizes(of, problem.shape), dtype=problem.dtype, device=device)
+            for name, of in zip(
+                self.inputs + self.cotangents, self.inputs + self.outputs, strict=True
+            )
         }
         for name in self.parameters:
-            noise = torch.randn(problem.columns, dtype=problem.weight_dtype, device=device)
+            noise = torch.randn(problem.shape[-1], dtype=problem.weight_dtype, device=device)
             arguments[name] = noise + 1 if name == "weight" else noise
         return {**arguments, **self.save(arguments)}
 
     def bytes_moved(self, pass_: str, arguments: Arguments) -> int:
         """The fewest bytes: each tensor read once and each result written once."""
-        row_bytes = arguments[self.inputs[0]].nbytes
-        parameter_bytes = sum(arguments[name].nbytes for name in self.parameters)
-        forward = (len(self.inputs) + len(self.outputs)) * row_bytes + parameter_bytes
-        reads = sum(arguments[name].nbytes for name in self.backward_reads)
-        backward = reads + self.gradients * row_bytes + parameter_bytes
+
+        def total(*names: str) -> int:
+            return sum(arguments[name].nbytes for name in names)
+
+        forward = total(*self.operands, *self.cotangents)
+        backward = total(*self.backward_reads, *self.inputs[: self.gradients], *self.parameters)
         return {"forward": forward, "backward": backward, "both": forward + backward}[pass_]
+
+    def elements(self, shape: Shape) -> int:
+        """Of all inputs and outputs."""
+        return sum(math.prod(self.sizes(name, shape)) for name in self.inputs + self.outputs)
+
+    @property
+    def providers(self) -> set[str]:
+        """Those that have the op, in whatever way."""
+        return {"compile", *self.functions, *self.backward, *self.forward}
 
     def build(self, provider: str, pass_: str, compiled: Compiler) -> Build:
         """How the provider runs the pass; raises UnsupportedError where it does not."""
@@ -146,11 +166,25 @@ def differentiate(function: Function, operands: Sequence[str], cotangents: Seque
     def build(arguments: Arguments) -> Call:
         leaves = _leaves(arguments, operands)
         gradients = [arguments[name] for name in cotangents]
-        with torch.enable_grad():
+        with torch.enable_grad(), _side_stream(leaves[0].device):
             outputs = function(*leaves)
         return lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True)
 
     return build
+
+
+@contextmanager
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """The backward pass runs on the stream of the forward pass, which a CUDA graph can follow to
+    any stream but the default one."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

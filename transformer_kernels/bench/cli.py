@@ -75,11 +75,11 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--weights", type=_names, default=["input"],
                        help="dtypes of the norms' parameters, of input, float32")  # fmt: skip
     shapes = bench.add_mutually_exclusive_group()
-    shapes.add_argument("--shapes", help="for example 8192x768,8x1024x4096")
+    shapes.add_argument("--shapes", help="for example 8192x768,8x1024x4096; BxTxHxD of attention")
     shapes.add_argument("--sweep", type=_names, default=["quick"],
                         help=f"of {', '.join(SWEEPS)}")  # fmt: skip
-    bench.add_argument("--providers", type=_names, default=list(PROVIDERS),
-                       help=f"of {', '.join(PROVIDERS)}")  # fmt: skip
+    bench.add_argument("--providers", type=_names,
+                       help=f"of {', '.join(PROVIDERS)}; default: who has the ops")  # fmt: skip
     bench.add_argument("--compile-mode", choices=COMPILE_MODES)
     bench.add_argument("--timer", choices=("graph", "events"), default="graph",
                        help="on a GPU; a CPU is timed by the wall clock")  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 
 import transformer_kernels
 from transformer_kernels.bench import cases, host, machine, runner, schema, sweeps, table
-from transformer_kernels.bench.case import PASSES
+from transformer_kernels.bench.case import PASSES, Op
 from transformer_kernels.bench.compare import Comparison, Verdict, has_regression
 from transformer_kernels.bench.compare import compare as compare_results
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
@@ -97,19 +97,23 @@ def _settings(arguments: argparse.Namespace, device: torch.device) -> runner.Set
     _require_known("--dtype", arguments.dtype, DTYPES)
     _require_known("--weights", arguments.weights, list(WEIGHTS))
     _require_known("--sweep", arguments.sweep, sweeps.SWEEPS)
-    _require_known("--providers", arguments.providers, PROVIDERS)
+    _require_known("--providers", arguments.providers or (), PROVIDERS)
     dtypes = [getattr(torch, name) for name in arguments.dtype]
-    if arguments.shapes:
-        shapes = dict.fromkeys(dtypes, sweeps.parse_shapes(arguments.shapes))
-    else:
-        shapes = {dtype: sweeps.shapes_of(arguments.sweep, device, dtype) for dtype in dtypes}
+    ops = cases.select(arguments.ops)
+
+    def shapes(op: Op, dtype: torch.dtype) -> list[sweeps.Shape]:
+        if arguments.shapes:
+            return op.grid.parse(arguments.shapes)
+        return op.grid.shapes_of(arguments.sweep, device, dtype)
+
     return runner.Settings(
-        ops=cases.select(arguments.ops),
+        ops=ops,
         passes=arguments.passes,
         dtypes=dtypes,
         shapes=shapes,
         device=device,
-        providers=arguments.providers,
+        providers=arguments.providers
+        or [p for p in PROVIDERS if any(p in op.providers for op in ops)],
         weight_dtypes=[WEIGHTS[name] for name in arguments.weights],
         timer=arguments.timer,
         seconds=arguments.seconds,

@@ -17,6 +17,7 @@ import torch
 
 from transformer_kernels.bench import cases
 from transformer_kernels.bench.case import Problem, dtype_name
+from transformer_kernels.bench.sweeps import shape_text
 
 _MARKER = "[problem]"
 _RUNS = re.compile(r"\[tfk\] .*: (.+) runs$")
@@ -49,13 +50,13 @@ def parse_log(log: str, problems: Sequence[Problem]) -> dict[Problem, str]:
 
 def _to_line(p: Problem) -> str:
     dtypes = (dtype_name(p.dtype), dtype_name(p.weight_dtype))
-    return " ".join([p.op, p.pass_, *dtypes, str(p.rows), str(p.columns)])
+    return " ".join([p.op, p.pass_, *dtypes, shape_text(p.shape)])
 
 
 def _from_line(line: str) -> Problem:
-    op, pass_, dtype, weight_dtype, rows, columns = line.split()
+    op, pass_, dtype, weight_dtype, shape = line.split()
     dtypes = (getattr(torch, dtype), getattr(torch, weight_dtype))
-    return Problem(op, pass_, *dtypes, int(rows), int(columns))
+    return Problem(op, pass_, *dtypes, tuple(int(size) for size in shape.split("x")))
 
 
 def _run_once(problem: Problem, device: torch.device) -> None:

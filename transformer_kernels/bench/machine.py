@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,19 @@ def device_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return _memory_bytes()
+
+
+def peak_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
+    """The most memory that a call takes beyond what is there before it, its results included.
+
+    None on a CPU, where PyTorch does not count.
+    """
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return int(torch.cuda.max_memory_allocated(device)) - before
 
 
 def free_memory_bytes(device: torch.device) -> int:

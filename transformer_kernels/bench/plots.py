@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The figures of a result: bandwidth against size, speed-up bars, loss curves."""
+"""The figures of a result: what is reached against size, memory, speed-up bars, loss curves."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from transformer_kernels.bench import style
-from transformer_kernels.bench.schema import Result, Row, Training
+from transformer_kernels.bench.schema import Ceilings, Result, Row, Training
 from transformer_kernels.bench.stats import geometric_mean
-from transformer_kernels.bench.table import Problem, problems, short_dtype
+from transformer_kernels.bench.table import Problem, of_matmul, problems, short_dtype
 
 Draw = Callable[[], AbstractContextManager[Figure]]
 
 _PANEL_WIDTH, _PANEL_HEIGHT, _MAX_COLUMNS = 3.4, 2.6, 3
-_RIVALS = ("torch", "compile", "triton", "liger", "quack")
+_RIVALS = ("torch", "compile", "triton", "math", "cudnn", "flash", "liger", "quack")
 _KERNEL_CURVES = (style.COLOURS["compile"], style.COLOURS["ours"])
 _BAR_GROUP = 0.8
+_TIME_AXIS = 1  # of a shape BxTxHxD
 _SAME_SIZE = 4  # problems closer than that in bytes are told apart by their width
 _LABEL_SHARE = 0.1  # of the axis, taken by the label of a tick
 
@@ -40,16 +41,55 @@ def figures(result: Result) -> dict[str, tuple[str, Draw]]:
     for dtype in dict.fromkeys(row.dtype for row in result.rows):
         rows = [row for row in result.rows if row.dtype == dtype]
         name = short_dtype(dtype)
-        found[f"bandwidth_{name}"] = (
-            f"Bandwidth against bytes moved, {name}",
-            partial(bandwidth, rows),
-        )
+        found |= _size_figures(rows, name, result.ceilings)
         if any(p.speed_up is not None for p in problems(rows)):
             found[f"speedup_{name}"] = (
                 f"Time of each rival over ours, {name}, geometric mean over the shapes",
                 partial(speed_ups, rows),
             )
     return found
+
+
+def _size_figures(
+    rows: Sequence[Row], name: str, ceilings: Ceilings | None
+) -> dict[str, tuple[str, Draw]]:
+    """What arithmetic bounds is drawn against the length of its sequences."""
+    found: dict[str, tuple[str, Draw]] = {}
+    of_bytes = {row.op for row in rows} - {row.op for row in rows if row.tflops is not None}
+    moving = [row for row in rows if row.op in of_bytes]
+    computing = [row for row in rows if row.tflops is not None and len(row.shape) > _TIME_AXIS + 1]
+    if moving:
+        found[f"bandwidth_{name}"] = (
+            f"Bandwidth against bytes moved, {name}",
+            partial(bandwidth, moving),
+        )
+    if computing:
+        found[f"tflops_{name}"] = (
+            f"TFLOP/s against the length of the sequences, {name}",
+            partial(against_time, computing, "TFLOP/s", _tflops, _matmul(computing, ceilings)),
+        )
+    counted = [row for row in computing if row.peak_bytes is not None]
+    if counted:
+        found[f"memory_{name}"] = (
+            f"Memory of a call against the length of the sequences, {name}",
+            partial(against_time, counted, "GiB", _peak_gib),
+        )
+    return found
+
+
+def _tflops(row: Row) -> float:
+    assert row.tflops is not None
+    return row.tflops
+
+
+def _peak_gib(row: Row) -> float:
+    assert row.peak_bytes is not None
+    return row.peak_bytes / 2**30
+
+
+def _matmul(rows: Sequence[Row], ceilings: Ceilings | None) -> float | None:
+    comparable = any(of_matmul(row, ceilings) is not None for row in rows)
+    return ceilings.matmul_tflops if ceilings is not None and comparable else None
 
 
 def write(result: Result, folder: Path) -> list[Path]:
@@ -99,6 +139,51 @@ def _draw_bandwidth(panel: Axes, rows: Sequence[Row]) -> None:
     panel.set_ylim(bottom=0)
     panel.set_xlabel("columns" if by_width else "MB moved")
     panel.set_ylabel("GB/s")
+
+
+@contextmanager
+def against_time(
+    rows: Sequence[Row], unit: str, value: Callable[[Row], float], ceiling: float | None = None
+) -> Iterator[Figure]:
+    """A panel per op, pass, heads and head dim: a line per provider over the lengths."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.op, row.pass_, _heads(row)), []).append(row)
+    with _panels(len(groups)) as (drawn, panels):
+        for panel, ((op, pass_, heads), members) in zip(panels, groups.items(), strict=False):
+            _draw_against_time(panel, members, value)
+            if ceiling is not None:
+                panel.axhline(
+                    ceiling, color=style.COLOURS["copy"], linestyle="--", label="Matrix product"
+                )
+            panel.set_ylim(bottom=0)
+            panel.set_ylabel(unit)
+            panel.set_title(f"{op} {pass_}, {heads}", fontsize=8.5)
+        _share_legend(drawn, panels)
+        yield drawn
+
+
+def _draw_against_time(panel: Axes, rows: Sequence[Row], value: Callable[[Row], float]) -> None:
+    for provider in (*_RIVALS, "ours"):
+        points = sorted(
+            (row.shape[_TIME_AXIS], value(row)) for row in rows if row.provider == provider
+        )
+        if points:
+            panel.plot(
+                *zip(*points, strict=True),
+                color=style.COLOURS[provider],
+                label=style.NAMES[provider],
+                marker=style.MARKERS[provider],
+                zorder=3 if provider == "ours" else 2,
+            )
+    _set_log_ticks(panel, sorted({row.shape[_TIME_AXIS] for row in rows}))
+    panel.set_xlabel("sequence length")
+
+
+def _heads(row: Row) -> str:
+    """Those of a shape BxTxHxD or BxTxHxHkxD; not how many, which keeps H x D."""
+    shared = f"{row.shape[2]} heads on {row.shape[3]}, " if len(row.shape) > 4 else ""
+    return f"{shared}D = {row.shape[-1]}"
 
 
 def _width(row: Row) -> float:

@@ -11,7 +11,7 @@ import torch
 from transformer_kernels import _library
 from transformer_kernels.bench.case import Function
 
-PROVIDERS = ("torch", "compile", "triton", "liger", "quack", "ours")
+PROVIDERS = ("torch", "compile", "triton", "math", "cudnn", "flash", "liger", "quack", "ours")
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 
 
@@ -19,10 +19,14 @@ def _needs_library(_: torch.device) -> str | None:
     return _library.missing_reason
 
 
+def _needs_gpu(device: torch.device) -> str | None:
+    return None if device.type == "cuda" else "runs on a GPU only"
+
+
 def _needs_gpu_and(module: str) -> Callable[[torch.device], str | None]:
     def reason(device: torch.device) -> str | None:
-        if device.type != "cuda":
-            return "runs on a GPU only"
+        if (missing := _needs_gpu(device)) is not None:
+            return missing
         try:
             importlib.import_module(module)
         except Exception as error:  # a package beside the wrong torch can raise anything
@@ -44,6 +48,9 @@ _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "torch": lambda _: None,
     "compile": _needs_compiler,
     "triton": _needs_gpu_and("triton"),
+    "math": lambda _: None,
+    "cudnn": _needs_gpu,
+    "flash": _needs_gpu,
     "liger": _needs_gpu_and("liger_kernel"),
     "quack": _needs_gpu_and("quack"),
     "ours": _needs_library,

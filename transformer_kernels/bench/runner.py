@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,11 +21,13 @@ from transformer_kernels.bench.verify import Reference
 
 # A graph holds so many calls, on as many sets of tensors as make the cache useless.
 _GRAPH_CALLS = 20
+_SAMPLE_FLOPS = 2e13  # some tens of milliseconds; a sample of more has fewer calls
 _L2_MULTIPLE = 3
 _MEMORY_SHARE = 0.4
 _REUSED = "torch, reused"
 # A rival that rounds more often than we do is measured all the same; its error stands in the row.
-_ALLOWANCE = dict.fromkeys(("torch", "compile", "liger", "quack"), 4)
+_RIVALS = [name for name in providers.PROVIDERS if name not in ("triton", "ours")]
+_ALLOWANCE = dict.fromkeys(_RIVALS, 4)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Settings:
     ops: Sequence[Op]
     passes: Sequence[str]
     dtypes: Sequence[torch.dtype]
-    shapes: Mapping[torch.dtype, Sequence[Shape]]
+    shapes: Callable[[Op, torch.dtype], Sequence[Shape]]
     device: torch.device
     providers: Sequence[str] = providers.PROVIDERS
     weight_dtypes: Sequence[torch.dtype | None] = (None,)  # none: that of the input
@@ -47,12 +49,12 @@ class Settings:
         """Each once: without parameters, or of one dtype with them, problems coincide."""
         return list(
             dict.fromkeys(
-                Problem(op.name, pass_, dtype, weight_dtype or dtype, *shape)
+                Problem(op.name, pass_, dtype, weight_dtype or dtype, tuple(shape))
                 for op in self.ops
                 for pass_ in self.passes
                 for dtype in self.dtypes
                 for weight_dtype in (self.weight_dtypes if op.parameters else (None,))
-                for shape in self.shapes[dtype]
+                for shape in self.shapes(op, dtype)
             )
         )
 
@@ -68,6 +70,7 @@ class _Candidate:
     outputs: str
     calls: Sequence[Call]
     error: float | None
+    peak_bytes: int | None = None
 
 
 class _Run:
@@ -89,7 +92,7 @@ class _Run:
             self._kernels = kernels.chosen_kernels(problems, self._device)
         deadline = time.monotonic() + (self._settings.budget_seconds or math.inf)
         with Progress("measuring", len(problems), quiet) as progress:
-            for problem in sorted(problems, key=lambda p: p.rows * p.columns):
+            for problem in sorted(problems, key=self._size):
                 if time.monotonic() < deadline:
                     self._measure(problem, present)
                 else:
@@ -102,6 +105,9 @@ class _Run:
             rows=[row for problem in problems for row in self._rows.get(problem, [])],
             skipped=self._skipped,
         )
+
+    def _size(self, problem: Problem) -> int:
+        return self._ops[problem.op].elements(problem.shape)
 
     def _describe_settings(self) -> dict[str, str]:
         return {
@@ -137,7 +143,7 @@ class _Run:
         watches = {c.provider: watch for c, watch in started if watch is not None}
         kept = {c.provider: c for c in candidates if c.provider in watches}
         for name, calls in ceilings.copy_calls(moved, len(sets), self._device).items():
-            watches[f"copy {name}"] = self._timer.stopwatch(self._cycle(calls, moved))
+            watches[f"copy {name}"] = self._timer.stopwatch(self._cycle(calls, moved, 0))
         summaries = interleave(watches, self._timer, self._settings.seconds)
         cold = self._device.type == "cuda" and self._is_cold(moved, len(sets))
         self._add_rows(problem, moved, cold, kept, summaries)
@@ -154,8 +160,11 @@ class _Run:
     ) -> list[_Candidate]:
         reference = Reference(op, problem.pass_, sets[0])
         moved = op.bytes_moved(problem.pass_, sets[0])
+        flops = self._flops(problem)
         found = [self._candidate(op, problem, name, sets, reference) for name in present]
-        candidates = [replace(c, calls=self._cycle(c.calls, moved)) for c in found if c is not None]
+        candidates = [
+            replace(c, calls=self._cycle(c.calls, moved, flops)) for c in found if c is not None
+        ]
         if self._device.type == "cpu" and "torch" in present and problem.pass_ in op.reused:
             call = op.reused[problem.pass_](sets[0])
             candidates.append(_Candidate(_REUSED, "reused", [call], None))
@@ -173,22 +182,24 @@ class _Run:
             build = op.build(provider, problem.pass_, self._compiled)
             calls = [build(arguments) for arguments in sets]
             error = reference.check(calls[0], _ALLOWANCE.get(provider, 1))
+            peak = machine.peak_bytes(calls[0], self._device)
         except Exception as reason:  # a rival may fail in any way, and the others go on
             self._skip(problem, provider, reason)
             return None
-        return _Candidate(provider, "fresh", calls, error)
+        return _Candidate(provider, "fresh", calls, error, peak)
 
     def _skip(self, problem: Problem, provider: str, error: Exception) -> None:
         lines = str(error).splitlines() or [""]
         name = "" if isinstance(error, UnsupportedError) else f"{type(error).__name__}: "
         self._skipped.append(Skip(str(problem), provider, f"{name}{lines[0]}"[:300]))
 
-    def _cycle(self, calls: Sequence[Call], moved: int) -> list[Call]:
+    def _cycle(self, calls: Sequence[Call], moved: int, flops: float) -> list[Call]:
         """The calls of one sample, over all sets in turn; the results must fit in memory."""
         if self._device.type == "cpu":
             return list(calls[:1])
         room = int(_MEMORY_SHARE * machine.free_memory_bytes(self._device)) // max(moved, 1)
-        count = max(len(calls), min(_GRAPH_CALLS, room))
+        work = math.ceil(_SAMPLE_FLOPS / flops) if flops else _GRAPH_CALLS
+        count = max(len(calls), min(_GRAPH_CALLS, room, work))
         return [calls[i % len(calls)] for i in range(count)]
 
     def _extra_sets(self, moved: int) -> int:
@@ -201,8 +212,8 @@ class _Run:
         return moved * sets >= _L2_MULTIPLE * machine.l2_bytes(self._device)
 
     def _fits(self, op: Op, problem: Problem) -> bool:
-        tensors = 2 * (len(op.inputs) + len(op.outputs)) + 4
-        needed = problem.rows * problem.columns * problem.dtype.itemsize * tensors
+        """Arguments, results, and the copy that both are compared with."""
+        needed = 4 * op.elements(problem.shape) * problem.dtype.itemsize
         return needed < 2 * _MEMORY_SHARE * machine.free_memory_bytes(self._device)
 
     def _add_rows(
@@ -227,16 +238,19 @@ class _Run:
                     pct_copy=100 * copy.median_us / row.median_us,
                     tflops=self._tflops(problem, row.median_us),
                     error=candidate.error,
+                    peak_bytes=candidate.peak_bytes,
                     kernel=self._kernels.get(problem) if name == "ours" else None,
                 )
             )
         self._rows[problem] = rows
 
-    def _tflops(self, problem: Problem, microseconds: float) -> float | None:
+    def _flops(self, problem: Problem) -> float:
+        """0 where they are not the bound."""
         flops = self._ops[problem.op].flops
-        if flops is None:
-            return None
-        return flops(problem.pass_, problem.rows, problem.columns) / microseconds / 1e6
+        return flops(problem.pass_, problem.shape) if flops else 0.0
+
+    def _tflops(self, problem: Problem, microseconds: float) -> float | None:
+        return self._flops(problem) / microseconds / 1e6 or None
 
     def _row(self, problem: Problem, summary: Summary, moved: int, cold: bool) -> Row:
         """As the copy has it; a provider's row replaces what differs."""
@@ -246,7 +260,7 @@ class _Run:
             pass_=problem.pass_,
             dtype=dtype_name(problem.dtype),
             weight_dtype=dtype_name(problem.weight_dtype) if has_parameters else None,
-            shape=[problem.rows, problem.columns],
+            shape=list(problem.shape),
             provider="copy",
             outputs="reused",
             median_us=summary.median,

@@ -66,6 +66,7 @@ class Row:
     timer: str
     cold: bool  # the tensors of the timed calls do not fit in the cache together
     tflops: float | None = None  # where arithmetic is the bound
+    peak_bytes: int | None = None  # memory of a call beyond its arguments, on a GPU
 
     @property
     def problem(self) -> tuple[str, str, str, str | None, tuple[int, ...]]:

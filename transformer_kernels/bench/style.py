@@ -20,6 +20,9 @@ COLOURS = {
     "torch": "#0072b2",
     "compile": "#009e73",
     "triton": "#cc79a7",
+    "math": "#999999",
+    "cudnn": "#0a9ba6",
+    "flash": "#7b52ab",
     "liger": "#b08c00",
     "quack": "#56b4e9",
     "copy": "#808080",
@@ -29,12 +32,16 @@ NAMES = {
     "torch": "PyTorch",
     "compile": "torch.compile",
     "triton": "Triton (ours)",
+    "math": "Standard",
+    "cudnn": "cuDNN",
+    "flash": "FlashAttention-2",
     "liger": "Liger",
     "quack": "QuACK",
     "copy": "Copy of the same bytes",
 }
 MARKERS = {
-    "ours": "o", "torch": "s", "compile": "^", "triton": "D", "liger": "v", "quack": "P",
+    "ours": "o", "torch": "s", "compile": "^", "triton": "D", "math": "x", "cudnn": "p",
+    "flash": "*", "liger": "v", "quack": "P",
 }  # fmt: skip
 
 # Stands for the colour of text; an SVG inside a page takes the page's.

@@ -1,15 +1,48 @@
 # SPDX-License-Identifier: MIT
-"""Shapes by name. A shape is M rows of N columns; M is batch times sequence."""
+"""Shapes by name: those of M rows and N columns, M being batch times sequence, and of other ops."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-Shape = tuple[int, int]
+Shape = tuple[int, ...]
+Sweep = Callable[[torch.device, torch.dtype], list[Shape]]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The shapes that an op can be measured at."""
+
+    forms: str  # of a shape in words, for who wrote another
+    fold: Callable[[Shape], Shape | None]  # a shape from the sizes that were given; none: not one
+    sweeps: Mapping[str, Sweep]
+
+    def shapes_of(
+        self, names: Sequence[str], device: torch.device, dtype: torch.dtype
+    ) -> list[Shape]:
+        """The shapes of these sweeps, each once."""
+        return list(dict.fromkeys(s for name in names for s in self.sweeps[name](device, dtype)))
+
+    def parse(self, text: str) -> list[Shape]:
+        """`2048x768,8192x768`."""
+        return [self._parse(part.strip()) for part in text.split(",")]
+
+    def _parse(self, part: str) -> Shape:
+        is_shape = re.fullmatch(r"\d+(x\d+)+", part)
+        shape = self.fold(tuple(int(size) for size in part.split("x"))) if is_shape else None
+        if shape is None:
+            raise ValueError(f"shape is {part!r}, expected a form like {self.forms}")
+        return shape
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
 
 _WIDE_GPU = (
     (65536, 768),
@@ -27,11 +60,6 @@ _QUICK = {
 }
 _SMALL_ROWS, _SMALL_COLUMNS = (1, 32, 256, 1024), (768, 4096, 16384)
 _BATCHES, _SEQUENCES, _HIDDEN = (8, 32, 128), (512, 2048, 8192), (768, 1024, 4096)
-
-
-def shapes_of(names: Sequence[str], device: torch.device, dtype: torch.dtype) -> list[Shape]:
-    """The shapes of these sweeps, each once."""
-    return list(dict.fromkeys(s for name in names for s in _SWEEPS[name](device, dtype)))
 
 
 def _quick(device: torch.device, _: torch.dtype) -> list[Shape]:
@@ -55,21 +83,14 @@ def _full(device: torch.device, dtype: torch.dtype) -> list[Shape]:
     return [(m, n) for m in rows for n in _HIDDEN] + _headline(device, dtype)
 
 
-_SWEEPS: dict[str, Callable[[torch.device, torch.dtype], list[Shape]]] = {
-    "quick": _quick,
-    "headline": _headline,
-    "small": _small,
-    "full": _full,
-}
-SWEEPS = tuple(_SWEEPS)
+def _rows_and_columns(sizes: Shape) -> Shape:
+    """More than two sizes are batch, sequence, ..., hidden."""
+    return math.prod(sizes[:-1]), sizes[-1]
 
 
-def parse_shapes(text: str) -> list[Shape]:
-    """`2048x768,8192x768`; more than two sizes are batch, sequence, ..., hidden."""
-    shapes = []
-    for part in text.split(","):
-        if not re.fullmatch(r"\d+(x\d+)+", part.strip()):
-            raise ValueError(f"shape is {part!r}, expected a form like 8192x768 or 8x1024x768")
-        *leading, columns = (int(size) for size in part.strip().split("x"))
-        shapes.append((math.prod(leading), columns))
-    return shapes
+ROWS = Grid(
+    forms="8192x768 or 8x1024x768",
+    fold=_rows_and_columns,
+    sweeps={"quick": _quick, "headline": _headline, "small": _small, "full": _full},
+)
+SWEEPS = tuple(ROWS.sweeps)  # every grid has the same

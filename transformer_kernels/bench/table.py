@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from transformer_kernels.bench.schema import Result, Row
+from transformer_kernels.bench.schema import Ceilings, Result, Row
+from transformer_kernels.bench.sweeps import shape_text
 
 TITLE = "TRANSFORMER KERNEL PACK BENCHMARK"
 ABSENT = "-"
@@ -17,11 +18,14 @@ _PROVIDERS = {
     "torch": ("PyTorch", 7),
     "compile": ("compile", 7),
     "triton": ("Triton", 6),
+    "math": ("math", 7),
+    "cudnn": ("cuDNN", 7),
+    "flash": ("flash", 7),
     "liger": ("Liger", 6),
     "quack": ("QuACK", 6),
     "ours": ("Ours", 6),
 }
-_OPTIONAL_PROVIDERS = ("liger", "quack")
+_OPTIONAL_PROVIDERS = ("math", "cudnn", "flash", "liger", "quack")
 _OF_CEILING = ("of ceiling", 10)
 _VS_BEST = ("vs best", 7)
 _PASS_WORDS = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd"}
@@ -29,7 +33,7 @@ _DTYPE_WORDS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float
 _UNITS = {
     "us": "microseconds per call, median; ceiling = a copy of the same bytes",
     "gbps": "GB/s at the median; ceiling = a copy of the same bytes",
-    "tflops": "TFLOP/s at the median; ceiling = a copy of the same bytes",
+    "tflops": "TFLOP/s at the median; ceiling = a matrix product",
 }
 
 
@@ -65,11 +69,10 @@ def short_dtype(dtype: str) -> str:
 
 
 def label(row: Row) -> str:
-    shape = "x".join(str(size) for size in row.shape)
     name = f"{row.op} {_PASS_WORDS[row.pass_]} {short_dtype(row.dtype)}"
     if row.weight_dtype not in (None, row.dtype):
         name += f"/{short_dtype(str(row.weight_dtype))}"
-    return f"{name} {shape}"
+    return f"{name} {shape_text(row.shape)}"
 
 
 def problems(rows: Iterable[Row]) -> list[Problem]:
@@ -118,12 +121,27 @@ def render(result: Result, unit: str = "us") -> str:
     providers = [p for p in _PROVIDERS if p in present or p not in _OPTIONAL_PROVIDERS]
     headings = [_KERNEL, *(_PROVIDERS[p] for p in providers), _OF_CEILING, _VS_BEST]
     title = f"{TITLE} ({result.machine.device_name})"
-    return box(title, _UNITS[unit], headings, [_cells(p, providers, unit) for p in lines])
+    body = [_cells(p, providers, unit, result.ceilings) for p in lines]
+    return box(title, _UNITS[unit], headings, body)
 
 
-def _cells(problem: Problem, providers: Sequence[str], unit: str) -> list[str]:
-    ours = problem.ours
-    of_ceiling = f"{ours.pct_copy:.1f} %" if ours and ours.pct_copy is not None else ABSENT
+def of_matmul(row: Row, ceilings: Ceilings | None) -> float | None:
+    """The share of the measured matrix product, in percent, where that has the same arithmetic."""
+    if ceilings is None or row.tflops is None:
+        return None
+    has_its_arithmetic = row.dtype == ceilings.matmul_dtype or (
+        {row.dtype, ceilings.matmul_dtype} == {"float16", "bfloat16"}
+    )
+    return 100 * row.tflops / ceilings.matmul_tflops if has_its_arithmetic else None
+
+
+def _cells(
+    problem: Problem, providers: Sequence[str], unit: str, ceilings: Ceilings | None
+) -> list[str]:
+    ours, share = problem.ours, None
+    if ours is not None:
+        share = of_matmul(ours, ceilings) if unit == "tflops" else ours.pct_copy
+    of_ceiling = f"{share:.1f} %" if share is not None else ABSENT
     vs_best = f"{problem.speed_up:.2f}x" if problem.speed_up is not None else ABSENT
     figures = [_figure(problem.rows.get(provider), unit) for provider in providers]
     return [label(problem.any_row), *figures, of_ceiling, vs_best]

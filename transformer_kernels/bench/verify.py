@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.case import Arguments, Op
+from transformer_kernels.bench.case import Arguments, Op, Part
 from transformer_kernels.bench.timing import Call
 
 # Largest ||result - reference|| / ||reference|| by the dtype of x. An element may be off by
@@ -30,19 +30,24 @@ class VerificationError(Exception):
 
 
 class Reference:
-    """The float64 results of one pass: some of the rows, and every element of the column sums."""
+    """The float64 results of one pass: a part of each, and every element of the column sums."""
 
     def __init__(self, op: Op, pass_: str, arguments: Arguments) -> None:
         self._op = op
         self._arguments = arguments
         x = arguments[op.inputs[0]]
         self._tolerance = TOLERANCES[x.dtype]
-        self._rows = _sample_rows(op, x.shape[0], x.device)
+        self._device = x.device
+        self._part = op.verified(arguments) if op.verified else _random_rows(x.shape[0], x.device)
         with torch.enable_grad():
             if pass_ == "forward":
-                self._expected = self._forward(self._rows)
+                self._expected = self._forward()
+                names = op.outputs
             else:
-                self._expected = self._gradients(with_inputs=pass_ == "both")
+                inputs = op.inputs if pass_ == "both" else op.inputs[: op.gradients]
+                self._expected = self._gradients(len(inputs))
+                names = inputs + op.parameters
+        self._names = names
 
     def check(self, call: Call, allowance: float = 1) -> float:
         """Runs the call into poisoned memory; the largest relative error of its results.
@@ -54,16 +59,16 @@ class Reference:
             raise VerificationError(f"gave {len(results)} results, expected {len(self._expected)}")
         blanks = [torch.empty_like(result, device="meta") for result in results]
         del results
-        _poison(blanks, self._rows.device)
+        _poison(blanks, self._device)
         results = _as_tuple(call())[: len(self._expected)]
-        pairs = zip(results, self._expected, strict=True)
-        return max(self._error(result, expected, allowance) for result, expected in pairs)
+        checked = zip(self._names, results, self._expected, strict=True)
+        return max(self._error(*triple, allowance) for triple in checked)
 
-    def _error(self, result: Tensor, expected: Tensor, allowance: float) -> float:
+    def _error(self, name: str, result: Tensor, expected: Tensor, allowance: float) -> float:
         if not bool(torch.isfinite(result).all()):
             raise VerificationError("a result holds NaN or infinity, or was not written")
-        is_sum = result.dim() == 1
-        difference = (result if is_sum else result[self._rows]).double() - expected
+        is_sum = name in self._op.parameters
+        difference = (result if is_sum else self._part(name, result)).double() - expected
         relative = float(difference.norm() / expected.norm())
         worst = float(difference.abs().max() / expected.abs().max())
         tolerance = allowance * self._tolerance
@@ -74,23 +79,25 @@ class Reference:
             )
         return relative
 
-    def _operands(self, rows: Tensor | slice) -> list[Tensor]:
-        inputs = [self._arguments[name][rows].double() for name in self._op.inputs]
+    def _operands(self, part: Part) -> list[Tensor]:
+        inputs = [part(name, self._arguments[name]).double() for name in self._op.inputs]
         return inputs + [self._arguments[name].double() for name in self._op.parameters]
 
-    def _forward(self, rows: Tensor) -> list[Tensor]:
+    def _forward(self) -> list[Tensor]:
         with torch.no_grad():
-            return list(_as_tuple(self._op.reference(*self._operands(rows))))
+            return list(_as_tuple(self._op.reference(*self._operands(self._part))))
 
-    def _row_gradients(self, rows: Tensor | slice) -> tuple[Tensor, ...]:
-        leaves = [tensor.requires_grad_() for tensor in self._operands(rows)]
+    def _part_gradients(self, part: Part) -> tuple[Tensor, ...]:
+        leaves = [tensor.requires_grad_() for tensor in self._operands(part)]
         outputs = _as_tuple(self._op.reference(*leaves))
-        gradients = [self._arguments[name][rows].double() for name in self._op.cotangents]
+        gradients = [
+            part(of, self._arguments[name]).double()
+            for name, of in zip(self._op.cotangents, self._op.outputs, strict=True)
+        ]
         return torch.autograd.grad(outputs, leaves, gradients)
 
-    def _gradients(self, with_inputs: bool) -> list[Tensor]:
-        inputs = len(self._op.inputs) if with_inputs else self._op.gradients
-        expected = list(self._row_gradients(self._rows)[:inputs])
+    def _gradients(self, inputs: int) -> list[Tensor]:
+        expected = list(self._part_gradients(self._part)[:inputs])
         if self._op.parameters:
             expected += self._column_sums()
         return expected
@@ -100,19 +107,22 @@ class Reference:
         step = max(1, _CHUNK_ELEMENTS // columns)
         sums: list[Tensor] = []
         for begin in range(0, rows, step):
-            part = self._row_gradients(slice(begin, begin + step))[len(self._op.inputs) :]
-            sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else list(part)
+            chunk = _rows(slice(begin, begin + step))
+            found = self._part_gradients(chunk)[len(self._op.inputs) :]
+            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
         return sums
 
 
-def _sample_rows(op: Op, rows: int, device: torch.device) -> Tensor:
-    if op.verified_rows is not None:
-        return torch.arange(rows, device=device)[op.verified_rows(rows)]
+def _rows(index: Tensor | slice) -> Part:
+    return lambda _, tensor: tensor[index]
+
+
+def _random_rows(rows: int, device: torch.device) -> Part:
     if rows <= _SAMPLED_ROWS:
-        return torch.arange(rows, device=device)
+        return _rows(slice(None))
     edges = torch.tensor([0, rows - 1], device=device)
     inner = torch.randint(1, rows - 1, (_SAMPLED_ROWS - 2,), device=device)
-    return torch.cat([edges, inner])
+    return _rows(torch.cat([edges, inner]))
 
 
 def _poison(like: Sequence[Tensor], device: torch.device) -> None:

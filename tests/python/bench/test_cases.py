@@ -8,6 +8,7 @@ import torch
 
 from transformer_kernels.bench import cases
 from transformer_kernels.bench.case import PASSES, Problem, UnsupportedError
+from transformer_kernels.bench.sweeps import SWEEPS
 from transformer_kernels.bench.verify import Reference
 
 CPU = torch.device("cpu")
@@ -15,7 +16,7 @@ NAMES = ("softmax", "log_softmax", "layer_norm", "rms_norm", "add_layer_norm", "
 
 
 def _problem(op, pass_="forward", dtype=torch.float32, weight_dtype=None, rows=33, columns=257):
-    return Problem(op, pass_, dtype, weight_dtype or dtype, rows, columns)
+    return Problem(op, pass_, dtype, weight_dtype or dtype, (rows, columns))
 
 
 def _eager(function):
@@ -78,12 +79,17 @@ def test_bytes_are_the_fewest_possible(name, forward, backward):
     assert moved["both"] == moved["forward"] + moved["backward"]
 
 
+def _attention(name, pass_, shape, precision=torch.float32):
+    return cases.all_ops()[name], Problem(name, pass_, precision, precision, shape)
+
+
 @pytest.mark.parametrize("name", ["attention", "causal_attention"])
 @pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize("provider", ["torch", "ours"])
+@pytest.mark.parametrize("provider", ["torch", "math", "flash", "ours"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_a_provider_computes_attention(name, pass_, provider, precision):
-    op, problem = cases.all_ops()[name], _problem(name, pass_, precision, rows=70, columns=128)
+@pytest.mark.parametrize("shape", [(2, 35, 3, 16), (1, 35, 4, 2, 16)])
+def test_a_provider_computes_attention(name, pass_, provider, precision, shape):
+    op, problem = _attention(name, pass_, shape, precision)
     arguments = op.make(problem, CPU)
     with torch.no_grad():
         call = op.build(provider, pass_, _eager)(arguments)
@@ -91,16 +97,48 @@ def test_a_provider_computes_attention(name, pass_, provider, precision):
     assert error > 0
 
 
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_attention_is_checked_in_the_heads_that_belong_together(name):
+    op, problem = _attention("attention", "forward", (2, 5, 6, 3, 8))
+    arguments = op.make(problem, CPU)
+    wanted = {"q": (1, 5, 2, 8), "k": (1, 5, 1, 8)}
+    assert op.verified(arguments)(name, arguments[name]).shape == wanted[name]
+
+
 def test_attention_counts_its_operations():
     full, causal = (cases.all_ops()[name] for name in ("attention", "causal_attention"))
-    assert full.flops("forward", 2048, 128) == 4 * 2 * 1024 * 1024 * 128
-    assert causal.flops("backward", 70, 64) == 2.5 * 2 * 70 * 70 * 64
-    assert full.verified_rows(2048) == slice(1024, 2048)
-    arguments = full.make(_problem("attention", rows=8, columns=64), CPU)
-    assert full.bytes_moved("forward", arguments) == 4 * 8 * 64 * 4
-    assert full.bytes_moved("backward", arguments) == (5 + 3) * 8 * 64 * 4
+    assert full.flops("forward", (2, 1024, 2, 64)) == 4 * 2 * 1024 * 1024 * 128
+    assert causal.flops("backward", (1, 70, 4, 2, 16)) == 2.5 * 2 * 70 * 70 * 64
+    arguments = full.make(_attention("attention", "forward", (1, 8, 4, 2, 16))[1], CPU)
+    rows = {"q": 4, "k": 2, "v": 2, "out": 4, "dout": 4}
+    row_bytes = 8 * 16 * 4
+    assert full.bytes_moved("forward", arguments) == (4 + 2 + 2 + 4) * row_bytes
+    assert full.bytes_moved("backward", arguments) == (sum(rows.values()) + 8) * row_bytes
     with pytest.raises(UnsupportedError, match="compile has no attention backward"):
         full.build("compile", "backward", _eager)
+
+
+@pytest.mark.parametrize("where", ["cuda", "cpu"])
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_attention_has_shapes_of_its_own(sweep, where):
+    op = cases.all_ops()["attention"]
+    shapes = op.grid.shapes_of([sweep], torch.device(where), torch.bfloat16)
+    assert shapes
+    assert all(op.grid.fold(shape) == shape for shape in shapes)
+    if sweep == "headline":
+        assert len({batch * time for batch, time, *_ in shapes}) == 1
+        assert len({heads * dim for _, _, heads, dim in shapes}) == 1
+
+
+@pytest.mark.parametrize("text", ["8192x768", "1x2x3x4x5x6", "1x9x6x4x8", "1x9x6x0x8"])
+def test_a_shape_of_another_form_is_no_attention(text):
+    with pytest.raises(ValueError, match="expected a form like 8x2048x32x128"):
+        cases.all_ops()["attention"].grid.parse(text)
+
+
+def test_who_has_an_op():
+    assert {"math", "cudnn", "flash", "torch", "ours"} < cases.all_ops()["attention"].providers
+    assert "cudnn" not in cases.all_ops()["softmax"].providers
 
 
 def test_inputs_are_fresh_random_numbers():

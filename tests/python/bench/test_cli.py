@@ -117,6 +117,37 @@ def test_plot_writes_every_figure_twice(full_result, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(written)
 
 
+def _attention_rows(make_row, **changes):
+    return [
+        make_row(provider, op="attention", dtype="bfloat16", weight_dtype=None,
+                 shape=[16384 // time, time, *heads, 128], tflops=100.0 + time / 100, **changes)
+        for time in (512, 1024, 2048)
+        for heads in ((16,), (32, 8))
+        for provider in ("math", "cudnn", "ours")
+    ]  # fmt: skip
+
+
+def test_what_arithmetic_bounds_is_drawn_against_time(make_row, make_result, tmp_path):
+    ceilings = schema.Ceilings(4000.0, 1 << 30, 800.0, 8192, "bfloat16")
+    result = make_result(_attention_rows(make_row, peak_bytes=1 << 28), ceilings=ceilings)
+    assert set(plots.figures(result)) == {"tflops_bf16", "memory_bf16", "speedup_bf16"}
+    text = plots.write(result, tmp_path)[0].read_text(encoding="utf-8")
+    assert "<svg" in text
+    with plots.figures(result)["tflops_bf16"][1]() as drawn:
+        titles = [panel.get_title(loc="left") for panel in drawn.axes if panel.axison]
+        assert titles == [
+            "attention forward, D = 128", "attention forward, 32 heads on 8, D = 128",
+        ]  # fmt: skip
+        labels = [text.get_text() for text in drawn.legends[0].get_texts()]
+        assert labels == ["Standard", "cuDNN", "Ours", "Matrix product"]
+
+
+def test_memory_that_was_not_counted_is_not_drawn(make_row, make_result):
+    assert set(plots.figures(make_result(_attention_rows(make_row)))) == {
+        "tflops_bf16", "speedup_bf16",
+    }  # fmt: skip
+
+
 def test_the_same_figures_give_the_same_svg(full_result, tmp_path):
     first, second = (plots.write(full_result, tmp_path / name) for name in "ab")
     for a, b in zip(first, second, strict=True):
@@ -146,18 +177,18 @@ def test_the_report_of_an_empty_result(make_result):
 
 
 def test_shapes_fold_the_leading_sizes_into_rows():
-    assert sweeps.parse_shapes("8x1024x768, 5x7") == [(8192, 768), (5, 7)]
+    assert sweeps.ROWS.parse("8x1024x768, 5x7") == [(8192, 768), (5, 7)]
 
 
 @pytest.mark.parametrize("text", ["", "8", "8x", "x8", "8x-1", "8x8;9x9"])
 def test_a_shape_of_another_form_is_refused(text):
     with pytest.raises(ValueError, match="shape is"):
-        sweeps.parse_shapes(text)
+        sweeps.ROWS.parse(text)
 
 
 def test_headline_shapes_hold_as_many_bytes_in_every_dtype():
-    narrow = sweeps.shapes_of(["headline"], CUDA, torch.bfloat16)
-    wide = sweeps.shapes_of(["headline"], CUDA, torch.float32)
+    narrow = sweeps.ROWS.shapes_of(["headline"], CUDA, torch.bfloat16)
+    wide = sweeps.ROWS.shapes_of(["headline"], CUDA, torch.float32)
     assert narrow[0] == (65536, 768)
     assert [(2 * m, n) for m, n in wide] == narrow
 
@@ -165,21 +196,21 @@ def test_headline_shapes_hold_as_many_bytes_in_every_dtype():
 @pytest.mark.parametrize("sweep", sweeps.SWEEPS)
 @pytest.mark.parametrize("where", [CPU, CUDA])
 def test_no_sweep_repeats_a_shape(sweep, where):
-    shapes = sweeps.shapes_of([sweep], where, torch.float32)
+    shapes = sweeps.ROWS.shapes_of([sweep], where, torch.float32)
     assert len(shapes) == len(set(shapes)) > 0
 
 
 def test_sweeps_add_up():
-    both = sweeps.shapes_of(["small", "quick"], CPU, torch.float32)
+    both = sweeps.ROWS.shapes_of(["small", "quick"], CPU, torch.float32)
     assert set(both) == {
         shape
         for name in ("small", "quick")
-        for shape in sweeps.shapes_of([name], CPU, torch.float32)
+        for shape in sweeps.ROWS.shapes_of([name], CPU, torch.float32)
     }
 
 
 def test_the_full_sweep_holds_batch_times_sequence_times_hidden():
-    shapes = sweeps.shapes_of(["full"], CPU, torch.float32)
+    shapes = sweeps.ROWS.shapes_of(["full"], CPU, torch.float32)
     for batch in (8, 32, 128):
         for sequence in (512, 2048, 8192):
             assert {(batch * sequence, hidden) for hidden in (768, 1024, 4096)} <= set(shapes)
@@ -187,7 +218,8 @@ def test_the_full_sweep_holds_batch_times_sequence_times_hidden():
 
 def test_chosen_kernels_are_read_from_the_log():
     problems = [
-        Problem(op, "forward", torch.float32, torch.float32, 8, 8) for op in ("softmax", "rms_norm")
+        Problem(op, "forward", torch.float32, torch.float32, (8, 8))
+        for op in ("softmax", "rms_norm")
     ]
     log = """\
 [problem]0
@@ -203,13 +235,13 @@ noise
 
 
 def test_a_problem_survives_the_way_to_the_child():
-    problem = Problem("rms_norm", "both", torch.bfloat16, torch.float32, 8, 768)
+    problem = Problem("rms_norm", "both", torch.bfloat16, torch.float32, (8, 768))
     assert kernels._from_line(kernels._to_line(problem)) == problem
 
 
 @pytest.mark.slow
 def test_the_child_says_which_kernels_run():
-    problem = Problem("softmax", "forward", torch.float32, torch.float32, 8, 64)
+    problem = Problem("softmax", "forward", torch.float32, torch.float32, (8, 64))
     found = kernels.chosen_kernels([problem], CPU)
     loaded = transformer_kernels.info().library_loaded
     assert set(found) == ({problem} if loaded else set())

@@ -191,7 +191,7 @@ def rivals(monkeypatch):
 @pytest.mark.parametrize(("provider", "name", "pass_"), _OFFERED)
 def test_a_rival_gets_its_arguments_in_their_order(provider, name, pass_):
     op = cases.all_ops()[name]
-    arguments = op.make(Problem(name, pass_, torch.float32, torch.float32, 7, 65), CPU)
+    arguments = op.make(Problem(name, pass_, torch.float32, torch.float32, (7, 65)), CPU)
     with torch.no_grad():
         call = op.build(provider, pass_, lambda f: f)(arguments)
         assert Reference(op, pass_, arguments).check(call) < 1e-5

@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from transformer_kernels.bench import table
-from transformer_kernels.bench.schema import Skip
+from transformer_kernels.bench.schema import Ceilings, Skip
 
 _EMPTY = """\
 ╔══════════════════════════════════════════════════════════════════════════════════════════════╗
@@ -39,6 +41,17 @@ def test_gigabytes_per_second_on_request(make_row, make_result):
     text = table.render(make_result([make_row("torch", 100, gbps=12.34)]), unit="gbps")
     assert "GB/s" in text
     assert _body(text)[0][1] == "12.3"
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("bfloat16", "75.0 %"), ("float16", "75.0 %"), ("float32", "-")]
+)
+def test_operations_are_held_to_the_matrix_product(make_row, make_result, name, share):
+    row = make_row("ours", dtype=name, tflops=600.0, pct_copy=3.0)
+    ceilings = Ceilings(4000.0, 1 << 30, 800.0, 8192, "bfloat16")
+    text = table.render(make_result([row], ceilings=ceilings), unit="tflops")
+    assert "ceiling = a matrix product" in text
+    assert _body(text)[0][-3:-1] == ["600.000", share]
 
 
 def test_columns_of_other_libraries_appear_only_when_measured(make_row, make_result):

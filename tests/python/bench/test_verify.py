@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 def _setup(name="layer_norm", pass_="forward", rows=400, columns=64):
     op = cases.all_ops()[name]
-    problem = Problem(name, pass_, torch.float32, torch.float32, rows, columns)
+    problem = Problem(name, pass_, torch.float32, torch.float32, (rows, columns))
     arguments = op.make(problem, CPU)
     with torch.no_grad():
         right = op.build("torch", pass_, lambda f: f)(arguments)

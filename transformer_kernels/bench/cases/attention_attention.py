@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Attention, full and causal: M rows are sequences of 1024 tokens, N columns heads of 64 numbers.
+"""Attention, full and causal: a shape is BxTxHxD, or BxTxHxHkxD where heads of q share those of k.
 
-Rows that 1024 does not divide are one sequence, columns that 64 does not divide one head.
+`torch` is scaled_dot_product_attention with what it chooses, `cudnn`, `flash` and `math` the same
+held to one of its kernels; `math` is standard attention, which materialises the scores.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as torch_functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from transformer_kernels import functional as F
 from transformer_kernels.bench.case import (
@@ -19,74 +22,142 @@ from transformer_kernels.bench.case import (
     Build,
     Compiler,
     Op,
+    Part,
     UnsupportedError,
     differentiate,
 )
+from transformer_kernels.bench.sweeps import Grid, Shape, Sweep
 from transformer_kernels.bench.timing import Call
 from transformer_kernels.testing import reference
 
-_TIME = 1024
-_DIM = 64
 _INPUTS = ("q", "k", "v")
+_OF_KEYS = ("k", "v")
+_KERNELS = {
+    "math": SDPBackend.MATH,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+}
+
+# ---- shapes -------------------------------------------------------------------------------------
+
+_TOKENS, _WIDTH = {"cuda": 16384, "cpu": 2048}, {"cuda": 2048, "cpu": 768}
+_LENGTHS = {"cuda": (512, 1024, 2048, 4096, 8192, 16384), "cpu": (256, 512, 1024, 2048)}
+_DIMS = (64, 128)
+_SHARED_HEADS = {"cuda": ((64, 8), (32, 8)), "cpu": ((12, 4),)}
 
 
-def _time(rows: int) -> int:
-    return _TIME if rows and rows % _TIME == 0 else rows
+def _of_lengths(per_device: dict[str, tuple[int, ...]], dims: tuple[int, ...]) -> Sweep:
+    """As many tokens and as many numbers in each, whatever the length and the head dim."""
+
+    def shapes(device: torch.device, _: torch.dtype) -> list[Shape]:
+        tokens, width = _TOKENS[device.type], _WIDTH[device.type]
+        lengths = per_device[device.type]
+        return [(tokens // time, time, width // dim, dim) for dim in dims for time in lengths]
+
+    return shapes
 
 
-def _dim(columns: int) -> int:
-    return _DIM if columns % _DIM == 0 else columns
+def _shared(device: torch.device, _: torch.dtype) -> list[Shape]:
+    tokens, dim = _TOKENS[device.type], _DIMS[-1]
+    lengths = _LENGTHS[device.type][-3::2]
+    heads = _SHARED_HEADS[device.type]
+    return [(tokens // time, time, *pair, dim) for pair in heads for time in lengths]
 
 
-def _heads(x: Tensor) -> Tensor:
-    """(M, N) as (batch, time, heads, dim)."""
-    rows, columns = x.shape
-    return x.view(-1, _time(rows), columns // _dim(columns), _dim(columns))
+def _full(device: torch.device, dtype: torch.dtype) -> list[Shape]:
+    return _headline(device, dtype) + _shared(device, dtype)
 
 
-def _flops(causal: bool, pass_: str, rows: int, columns: int) -> float:
+def _fold(sizes: Shape) -> Shape | None:
+    fits = len(sizes) == 4 or (len(sizes) == 5 and sizes[3] > 0 and sizes[2] % sizes[3] == 0)
+    return sizes if fits else None
+
+
+_headline = _of_lengths(_LENGTHS, _DIMS)
+_GRID = Grid(
+    forms="8x2048x32x128 (batch, time, heads, dim) or 8x2048x32x8x128 (32 heads share 8)",
+    fold=_fold,
+    sweeps={
+        "quick": _of_lengths({"cuda": (2048, 8192), "cpu": (512, 1024)}, (64,)),
+        "headline": _headline,
+        "small": lambda *_: [(1, time, 12, 64) for time in (64, 128, 256, 512)],
+        "full": _full,
+    },
+)
+
+
+def _sizes(name: str, shape: Shape) -> Shape:
+    batch, time, *heads, dim = shape
+    return batch, time, heads[-1] if name in _OF_KEYS else heads[0], dim
+
+
+def _flops(causal: bool, pass_: str, shape: Shape) -> float:
     """Two products of T x T numbers for each dimension; five in the backward pass."""
-    forward = 4.0 * rows * _time(rows) * columns * (0.5 if causal else 1.0)
+    batch, time, heads, dim = _sizes("q", shape)
+    forward = 4.0 * batch * time * time * heads * dim * (0.5 if causal else 1.0)
     return {"forward": 1.0, "backward": 2.5, "both": 3.5}[pass_] * forward
 
 
-def _last_sequence(rows: int) -> slice:
-    return slice(rows - _time(rows), rows)
+# ---- the reference ------------------------------------------------------------------------------
+
+
+def _last_heads(arguments: Arguments) -> Part:
+    """Those that share the last head of k, in the last sequence."""
+    shared = arguments["q"].shape[2] // arguments["k"].shape[2]
+    return lambda name, x: x[-1:, :, -1 if name in _OF_KEYS else -shared :]
 
 
 def _exact(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores of one head at a time, made again in the backward pass: those of all would not fit."""
     window = (-1, 0 if causal else -1)
-    return reference.attention(_heads(q), _heads(k), _heads(v), window=window)[0].reshape(q.shape)
+    group = q.shape[2] // k.shape[2]
+
+    def of_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return reference.attention(q, k, v, window=window)[0]
+
+    heads = [
+        checkpoint(of_head, q[:, :, [h]], k[:, :, [h // group]], v[:, :, [h // group]],
+                   use_reentrant=False)
+        for h in range(q.shape[2])
+    ]  # fmt: skip
+    return torch.cat(heads, 2)
 
 
-def _ours(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = F.attention(_heads(q), _heads(k), _heads(v), causal=causal)
-    return out.view(q.shape)
+# ---- who runs it --------------------------------------------------------------------------------
+
+
+def _ours(causal: bool, q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> Tensor:
+    out: Tensor = F.attention(q, k, v, causal=causal, backend=backend)
+    return out
 
 
 def _torch(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """PyTorch takes heads before time, and gives them back so: no copy where they are read so."""
-    query, key, value = (_heads(x).transpose(1, 2) for x in (q, k, v))
-    out = torch_functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-    return out.transpose(1, 2).reshape(q.shape)
+    """PyTorch takes heads before time, and gives them back so."""
+    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
+    shared = q.shape[2] != k.shape[2]
+    return torch_functional.scaled_dot_product_attention(
+        query, key, value, is_causal=causal, enable_gqa=shared
+    ).transpose(1, 2)
+
+
+def _torch_by(kernel: SDPBackend, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with sdpa_kernel(kernel):
+        return _torch(causal, q, k, v)
 
 
 def _save(causal: bool, arguments: Arguments) -> Arguments:
-    q, k, v = (_heads(arguments[name]) for name in _INPUTS)
-    out, lse = F.attention(q, k, v, causal=causal, return_lse=True)
-    return {"out": out.view(arguments["q"].shape), "lse": lse}
+    out, lse = F.attention(*(arguments[n] for n in _INPUTS), causal=causal, return_lse=True)
+    return {"out": out, "lse": lse}
 
 
 def _ours_backward(causal: bool, arguments: Arguments) -> Call:
     raw = torch.ops.transformer_kernels.attention_backward.default
-    dout, out, q, k, v = (_heads(arguments[name]) for name in ("dout", "out", *_INPUTS))
+    dout, out, lse, q, k, v = (arguments[name] for name in ("dout", "out", "lse", *_INPUTS))
     numbers = (q.shape[-1] ** -0.5, -1, 0 if causal else -1, False, 0.0, 0.0)
     inputs = (q, k, v, *[None] * 7, *numbers)
-    shape = arguments["q"].shape
 
     def call() -> Any:
-        gradients = raw(dout, None, out, arguments["lse"], *inputs, False, False, False)
-        return tuple(gradient.view(shape) for gradient in gradients[:3])
+        return raw(dout, None, out, lse, *inputs, False, False, False)[:3]
 
     return call
 
@@ -96,6 +167,11 @@ def _no_compiled_backward(_: Compiler) -> Build:
 
 
 def _op(name: str, causal: bool) -> Op:
+    functions = {
+        "torch": partial(_torch, causal),
+        **{rival: partial(_torch_by, kernel, causal) for rival, kernel in _KERNELS.items()},
+        "triton": partial(_ours, causal, backend="triton"),
+    }
     return Op(
         name=name,
         key="attention/attention",
@@ -105,15 +181,17 @@ def _op(name: str, causal: bool) -> Op:
         backward_reads=("dout", "out", *_INPUTS),
         reference=partial(_exact, causal),
         save=partial(_save, causal),
-        functions={"torch": partial(_torch, causal), "ours": partial(_ours, causal)},
+        functions={**functions, "ours": partial(_ours, causal)},
         backward={
-            "torch": differentiate(partial(_torch, causal), _INPUTS, ("dout",)),
+            **{rival: differentiate(run, _INPUTS, ("dout",)) for rival, run in functions.items()},
             "ours": partial(_ours_backward, causal),
         },
         compiled_backward=_no_compiled_backward,
         gradients=len(_INPUTS),
+        grid=_GRID,
+        sizes=_sizes,
         flops=partial(_flops, causal),
-        verified_rows=_last_sequence,
+        verified=_last_heads,
     )
 
 
