@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from transformer_kernels.bench import cases, report, runner, schema, sweeps, table
+from transformer_kernels.bench.case import Op
 from transformer_kernels.bench.commands import pick_device
 from transformer_kernels.bench.schema import Training
 from transformer_kernels.demo.model import (
@@ -117,12 +118,16 @@ def _curves(training: Training) -> str:
 def _bench_settings(device: torch.device, size: Size, quick: bool) -> runner.Settings:
     on_gpu = device.type == "cuda"
     dtypes = (torch.float32,) if quick else (torch.float32, torch.bfloat16)
-    shapes = sweeps.shapes_of(["quick"], device, torch.float32)
+
+    def shapes(op: Op, _: torch.dtype) -> list[sweeps.Shape]:
+        found = op.grid.shapes_of(["quick"], device, torch.float32)
+        return found[:1] if quick else found
+
     return runner.Settings(
         ops=cases.select([]),
         passes=("forward", "backward"),
         dtypes=dtypes,
-        shapes=dict.fromkeys(dtypes, shapes[:1] if quick else shapes),
+        shapes=shapes,
         device=device,
         providers=_GPU_PROVIDERS if on_gpu else _CPU_PROVIDERS,
         seconds=0.2,
