@@ -158,7 +158,7 @@ def against_time(
                 )
             panel.set_ylim(bottom=0)
             panel.set_ylabel(unit)
-            panel.set_title(f"{op} {pass_}, {heads}", fontsize=8.5)
+            panel.set_title(f"{op} {pass_}, {heads}", fontsize=8)
         _share_legend(drawn, panels)
         yield drawn
 
@@ -182,7 +182,7 @@ def _draw_against_time(panel: Axes, rows: Sequence[Row], value: Callable[[Row], 
 
 def _heads(row: Row) -> str:
     """Those of a shape BxTxHxD or BxTxHxHkxD; not how many, which keeps H x D."""
-    shared = f"{row.shape[2]} heads on {row.shape[3]}, " if len(row.shape) > 4 else ""
+    shared = f"{row.shape[2]}/{row.shape[3]} heads, " if len(row.shape) > 4 else ""
     return f"{shared}D = {row.shape[-1]}"
 
 

@@ -136,7 +136,7 @@ def test_what_arithmetic_bounds_is_drawn_against_time(make_row, make_result, tmp
     with plots.figures(result)["tflops_bf16"][1]() as drawn:
         titles = [panel.get_title(loc="left") for panel in drawn.axes if panel.axison]
         assert titles == [
-            "attention forward, D = 128", "attention forward, 32 heads on 8, D = 128",
+            "attention forward, D = 128", "attention forward, 32/8 heads, D = 128",
         ]  # fmt: skip
         labels = [text.get_text() for text in drawn.legends[0].get_texts()]
         assert labels == ["Standard", "cuDNN", "Ours", "Matrix product"]
