@@ -183,16 +183,16 @@ def check(
     call: Call,
     keep: Tensor | None = None,
     backend: str = "auto",
-    device: str = "cpu",
+    device: str | None = None,
     magnitude: float = 1.0,
 ) -> None:
-    """Results and gradients of a call on the CPU by the rule; ours from the device's memory."""
+    """Results and gradients of a call by the rule; ours on another device, where one is named."""
     shape = (*call.q.shape[:-1], call.v.shape[-1])
     gradient = randn(shape, call.q.dtype)
-    there = call.to(device)
+    there = call if device is None else call.to(device)
     with poisoned():
         ours = differentiate(
-            attention, there, gradient.to(device), None, return_lse=True, backend=backend
+            attention, there, gradient.to(there.q.device), None, return_lse=True, backend=backend
         )
     plain = Call(**{**call.__dict__, "options": dict(call.options)})
     for name in ("dropout", "seed"):
