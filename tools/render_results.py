@@ -60,7 +60,9 @@ def keep(result: Result, filters: Iterable[tuple[str, str]]) -> Result:
 
 
 def block(result: Result) -> str:
-    return f"```text\n{render(result)}\n```\n\n{provenance(result)}\n"
+    """In the unit that its ceiling has: rows that count operations stand against a product."""
+    unit = "tflops" if any(row.tflops is not None for row in result.rows) else "us"
+    return f"```text\n{render(result, unit=unit)}\n```\n\n{provenance(result)}\n"
 
 
 def page(name: str, result: Result) -> str:

@@ -142,8 +142,16 @@ __device__ __forceinline__ void store_gradient(const AttentionBackwardProblem& p
                 static_cast<int>(kOwnQueries ? s.queries : s.keys) - warp_row);
 }
 
+// CTAs that the registers leave room for on one SM; 0 leaves it to the compiler, which for sm_100
+// and later would rather spill than make do with one.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr int kBackwardCtas = 1;
+#else
+inline constexpr int kBackwardCtas = 0;
+#endif
+
 template <class T, class Plan, BackwardPart kPart, bool kExtras>
-__global__ void __launch_bounds__(Plan::tile.threads())
+__global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas)
     tensor_core_backward_kernel(const __grid_constant__ TensorCoreBackward a) {
   constexpr bool kOwnQueries = kPart == BackwardPart::kDq;
   constexpr bool kDv = kPart == BackwardPart::kDv || kPart == BackwardPart::kDkAndDv;
