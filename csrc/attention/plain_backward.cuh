@@ -135,7 +135,7 @@ __device__ __forceinline__ void score_gradients(const PlainBackward& p, const Pl
 }
 
 template <class T, int kGroups, PlainGradient kOf>
-__global__ void __launch_bounds__(kPlainThreads, plain_ctas<T>(kGroups))
+__global__ void __launch_bounds__(kPlainThreads, 1)
     plain_backward_kernel(const __grid_constant__ PlainBackward p, int slices) {
   using A = accumulate_t<T>;
   constexpr bool kKeysOwn = kOf != PlainGradient::kQ;
@@ -263,7 +263,7 @@ __device__ __forceinline__ Range summed(bool varies, std::int64_t index, std::in
 // A CTA owns a tile of dbias, of one row or column where bias is broadcast, and sums over every
 // score that has it for a term, in a fixed order.
 template <class T>
-__global__ void __launch_bounds__(kPlainThreads, plain_ctas<T>(1))
+__global__ void __launch_bounds__(kPlainThreads, 1)
     plain_bias_kernel(const __grid_constant__ PlainBackward p) {
   using A = accumulate_t<T>;
   extern __shared__ __align__(16) unsigned char memory[];

@@ -115,7 +115,7 @@ __device__ __forceinline__ void drop(const Dropout<A>& dropout, std::int64_t row
 }
 
 template <class T, int kGroups>
-__global__ void __launch_bounds__(kPlainThreads, plain_ctas<T>(kGroups))
+__global__ void __launch_bounds__(kPlainThreads, 1)
     plain_forward_kernel(const __grid_constant__ AttentionForwardProblem p, int slices) {
   using A = accumulate_t<T>;
   using E = Exponent<T>;

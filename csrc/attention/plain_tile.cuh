@@ -22,13 +22,6 @@ inline constexpr int kPlainWarps = kPlainThreads / kWarp;
 // meets every bank once.
 inline constexpr int kPlainPitch = kPlainTile + 4;
 
-// CTAs of a multiprocessor that leave each thread the registers it needs, for so many squares of a
-// result.
-template <class T>
-constexpr int plain_ctas(int groups) {
-  return sizeof(T) < 8 && groups < 1 ? 2 : 1;
-}
-
 // The numbers of a tile that one thread owns.
 template <class A>
 using PlainSquare = A[kPlainOwned][kPlainOwned];

@@ -58,10 +58,6 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap& map, BoxOrigin b
       : "memory");
 }
 
-__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // ------------------------------------------------------------------ fragments
 
 // Four 8x8 matrices of 16-bit elements: matrix i goes to the eight rows of 16 bytes whose addresses
@@ -71,14 +67,6 @@ __device__ __forceinline__ void store_matrices(std::uint32_t row, std::uint32_t 
                                                std::uint32_t m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(m0),
                "r"(m1), "r"(m2), "r"(m3)
-               : "memory");
-}
-
-__device__ __forceinline__ void store_matrices_transposed(std::uint32_t row, std::uint32_t m0,
-                                                          std::uint32_t m1, std::uint32_t m2,
-                                                          std::uint32_t m3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row),
-               "r"(m0), "r"(m1), "r"(m2), "r"(m3)
                : "memory");
 }
 
