@@ -92,7 +92,8 @@ def main() -> None:
     call(SCRIPTS / "cmake", "--preset", preset, *cmake_options(preset), *definitions)
     call(SCRIPTS / "cmake", "--build", "--preset", preset, "--parallel", str(arguments.jobs))
     if arguments.test:
-        call(SCRIPTS / "ctest", "--preset", preset, "--no-tests=error")
+        jobs = str(arguments.jobs)
+        call(SCRIPTS / "ctest", "--preset", preset, "--no-tests=error", "--parallel", jobs)
 
 
 if __name__ == "__main__":
