@@ -61,6 +61,14 @@ def _by_heads(x: Tensor, heads: int) -> Tensor:
     return x if group == 1 else x.repeat_interleave(group, 1)
 
 
+def empty_heads(like: Tensor, *sizes: Any) -> Tensor:
+    """(B, T, H, D) or (T, H, D), heads before rows in memory where ``like`` has them so."""
+    if len(sizes) != 4 or like.stride(2) <= like.stride(1):
+        return like.new_empty(sizes)
+    batch, time, heads, dim = sizes
+    return like.new_empty((batch, heads, time, dim)).transpose(1, 2)
+
+
 def in_the_order_of(x: Tensor, like: Tensor) -> Tensor:
     """(B, T, H, D), heads before rows in memory where ``like`` has them so."""
     if x.dim() != 4 or like.stride(2) <= like.stride(1):

@@ -27,14 +27,10 @@ class Kernels(NamedTuple):
     backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
 
 
-def _empty(like: Tensor, *sizes: Any) -> Tensor:
-    return _formula.in_the_order_of(like.new_empty(sizes), like)
-
-
 def fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     check_same_device("attention", q, k, v, *rest[:4])
     *batch, time, heads, _ = q.shape
-    out = _empty(q, *q.shape[:-1], v.shape[-1])
+    out = _formula.empty_heads(q, *q.shape[:-1], v.shape[-1])
     return out, q.new_empty((*batch, heads, time), dtype=accumulate_dtype(q))
 
 
@@ -45,9 +41,9 @@ def _fake_backward(
     with_bias, with_sinks, _ = arguments[16:]
     check_same_device("attention", q, k, v, dout, dlse, out, lse)
     return (
-        _empty(q, *q.shape),
-        _empty(k, *k.shape),
-        _empty(v, *v.shape),
+        _formula.empty_heads(q, *q.shape),
+        _formula.empty_heads(k, *k.shape),
+        _formula.empty_heads(v, *v.shape),
         lse.new_empty(_formula.bias_shape(bias) if with_bias else (0,)),
         lse.new_empty(sinks.shape if with_sinks else (0,)),
     )

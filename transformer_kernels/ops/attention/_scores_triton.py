@@ -105,6 +105,21 @@ def sequence(f, n, batch):
 
 
 @triton.jit
+def shift_of(queries, keys, s):
+    """How far the key on a query's diagonal stands after it."""
+    shift = 0
+    if s.bottom_right:
+        shift = keys - queries
+    return shift
+
+
+@triton.jit
+def statistics_of(n, batch, head):
+    """The place of a head in the log-sum-exp."""
+    return tl.cast(batch, tl.int64) * n.statistics + tl.cast(head, tl.int64) * n.queries
+
+
+@triton.jit
 def head_of(x, batch, begin, head):
     """The address of a sequence's first row."""
     at = tl.cast(batch, tl.int64) * x.batch + tl.cast(begin, tl.int64) * x.row

@@ -42,6 +42,8 @@ from ._scores_triton import (
     seeing_queries,
     seen_keys,
     sequence,
+    shift_of,
+    statistics_of,
     store_rows,
 )
 
@@ -83,10 +85,8 @@ def _forward(
     q_begin, queries, k_begin, keys = sequence(f, n, batch)
     if row0 >= queries:
         return
-    shift = 0
-    if s.bottom_right:
-        shift = keys - queries
-    first = tl.cast(batch, tl.int64) * n.statistics + tl.cast(head, tl.int64) * n.queries + q_begin
+    shift = shift_of(queries, keys, s)
+    first = statistics_of(n, batch, head) + q_begin
     kv_head = head // n.group
     k_head = head_of(k, batch, k_begin, kv_head)
     v_head = head_of(v, batch, k_begin, kv_head)
@@ -137,7 +137,7 @@ def _delta(
     q_begin, queries, _, _ = sequence(f, n, batch)
     if row0 >= queries:
         return
-    first = tl.cast(batch, tl.int64) * n.statistics + tl.cast(head, tl.int64) * n.queries + q_begin
+    first = statistics_of(n, batch, head) + q_begin
     a = load_rows(head_of(out, batch, q_begin, head), out.row, row0, queries, True, s.value_dim,
                   ROWS, s.block_value_dim)  # fmt: skip
     b = load_rows(head_of(dout, batch, q_begin, head), dout.row, row0, queries, True, s.value_dim,
@@ -186,10 +186,8 @@ def _backward_queries(
     q_begin, queries, k_begin, keys = sequence(f, n, batch)
     if row0 >= queries:
         return
-    shift = 0
-    if s.bottom_right:
-        shift = keys - queries
-    first = tl.cast(batch, tl.int64) * n.statistics + tl.cast(head, tl.int64) * n.queries + q_begin
+    shift = shift_of(queries, keys, s)
+    first = statistics_of(n, batch, head) + q_begin
     k_head = head_of(k, batch, k_begin, head // n.group)
     v_head = head_of(v, batch, k_begin, head // n.group)
     q_tile = load_rows(head_of(q, batch, q_begin, head), q.row, row0, queries, True, s.dim, ROWS,
@@ -250,9 +248,7 @@ def _backward_keys(
     q_begin, queries, k_begin, keys = sequence(f, n, batch)
     if col0 >= keys:
         return
-    shift = 0
-    if s.bottom_right:
-        shift = keys - queries
+    shift = shift_of(queries, keys, s)
     k_tile = load_rows(head_of(k, batch, k_begin, kv_head), k.row, col0, keys, True, s.dim, COLS,
                        s.block_dim)  # fmt: skip
     v_tile = load_rows(head_of(v, batch, k_begin, kv_head), v.row, col0, keys, True, s.value_dim,
@@ -262,8 +258,7 @@ def _backward_keys(
     begin, whole_begin, whole_end, end = seeing_queries(col0, col0 + COLS, shift, queries, keys, n,
                                                         s, ROWS)  # fmt: skip
     for head in range(kv_head * n.group, (kv_head + 1) * n.group):
-        first = tl.cast(batch, tl.int64) * n.statistics + tl.cast(head, tl.int64) * n.queries
-        first += q_begin
+        first = statistics_of(n, batch, head) + q_begin
         q_head = head_of(q, batch, q_begin, head)
         g_head = head_of(dout, batch, q_begin, head)
         if s.has_right:
@@ -296,9 +291,7 @@ def _backward_bias(
     map_batch = tl.program_id(2) // map_heads
     map_head = tl.program_id(2) % map_heads
     queries, keys = n.queries, n.keys
-    shift = 0
-    if s.bottom_right:
-        shift = keys - queries
+    shift = shift_of(queries, keys, s)
     row_begin = tl.program_id(0) * ROWS
     row_end = queries if ROWS_SHARE else row_begin + ROWS
     col_begin = tl.program_id(1) * COLS
@@ -307,7 +300,7 @@ def _backward_bias(
     for item in range(batches * heads):
         batch = map_batch + item // heads
         head = map_head + item % heads
-        first = tl.cast(batch, tl.int64) * n.statistics + tl.cast(head, tl.int64) * n.queries
+        first = statistics_of(n, batch, head)
         q_head = head_of(q, batch, 0, head)
         g_head = head_of(dout, batch, 0, head)
         k_head = head_of(k, batch, 0, head // n.group)
@@ -381,12 +374,8 @@ def _readable(x: Tensor) -> Rows:
 
 def _empty(like: Tensor, dim: int) -> Tensor:
     """In the order of `like`; zeros where rows may belong to no sequence."""
-    if like.dim() == 3:
-        return like.new_zeros((*like.shape[:-1], dim))
-    batch, time, heads, _ = like.shape
-    if like.stride(2) > like.stride(1):
-        return like.new_empty((batch, heads, time, dim)).transpose(1, 2)
-    return like.new_empty((batch, time, heads, dim))
+    shape = (*like.shape[:-1], dim)
+    return like.new_zeros(shape) if like.dim() == 3 else _formula.empty_heads(like, *shape)
 
 
 class _Problem:
