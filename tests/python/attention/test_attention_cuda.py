@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from transformer_kernels.functional import attention, attention_varlen
 from transformer_kernels.testing.attention import Call, check, tensors
+from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import randn
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("_on_cuda")]
@@ -29,18 +30,6 @@ def _on_cuda() -> Iterator[None]:
 def _step(leaves: list[Tensor], gradient: Tensor, **options: Any) -> tuple[Tensor, ...]:
     out = attention(*leaves, deterministic=True, **options)
     return (out.detach(), *torch.autograd.grad(out, leaves, gradient))
-
-
-def _capture(step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    return graph, captured
 
 
 @each_dtype
@@ -62,12 +51,12 @@ def test_second_stream(low: torch.dtype) -> None:
 
 
 @each_dtype
-def test_graph_capture(low: torch.dtype) -> None:
+def test_graphcapture(low: torch.dtype) -> None:
     # More heads than a GPU has room for at once: each replay deals the work out anew.
     leaves = [x.requires_grad_() for x in tensors(130, 200, 80, 40, dtype=low)]
     gradient = randn(leaves[0].shape, low)
     options: dict[str, Any] = {"causal": True, "softcap": 20.0}
-    graph, captured = _capture(lambda: _step(leaves, gradient, **options))
+    graph, captured = capture(lambda: _step(leaves, gradient, **options))
     for _ in range(2):
         with torch.no_grad():
             for x in leaves:
@@ -80,7 +69,7 @@ def test_graph_capture(low: torch.dtype) -> None:
 def test_graph_drops_afresh_at_each_replay() -> None:
     leaves = [x.requires_grad_() for x in tensors(64, 64)]
     gradient = torch.ones_like(leaves[0])
-    graph, captured = _capture(lambda: _step(leaves, gradient, dropout=0.5))
+    graph, captured = capture(lambda: _step(leaves, gradient, dropout=0.5))
     outcomes = []
     for _ in range(3):
         graph.replay()
@@ -97,7 +86,7 @@ def test_graph_of_sequences_takes_new_offsets() -> None:
         out = attention_varlen(q, k, v, offsets, causal=True, deterministic=True)
         return (out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
 
-    graph, captured = _capture(step)
+    graph, captured = capture(step)
     for at in ([0, 77, 90], [0, 0, 100]):
         offsets.copy_(torch.tensor(at, dtype=torch.int32))
         graph.replay()

@@ -8,6 +8,7 @@ import torch
 
 from transformer_kernels.testing.cases import MAIN_CASES, Case, as_tuple, run
 from transformer_kernels.testing.check import check_problem, random_gradients
+from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import randn
 
 pytestmark = pytest.mark.cuda
@@ -43,14 +44,7 @@ def test_graph_capture(case: Case) -> None:
         grads = torch.autograd.grad(results, static, gradients, allow_unused=True)
         return (*results, *grads)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     for _ in range(2):
         with torch.no_grad():
             for tensor in static:
