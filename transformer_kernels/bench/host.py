@@ -5,26 +5,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from transformer_kernels.bench import cases, machine
-from transformer_kernels.bench.case import Op, bind
+from transformer_kernels.bench.case import Build, Op, Problem, bind
 from transformer_kernels.bench.schema import HostRow, Result
 from transformer_kernels.bench.stats import Summary, summarise
+from transformer_kernels.bench.sweeps import Shape, shape_text
 from transformer_kernels.bench.table import box
 
-_SHAPE = (4, 64)
-_CALLS = 400  # fewer than a CUDA stream takes before it blocks the host
+_CALLS = 100  # and their kernels are fewer than a CUDA stream takes before it blocks the host
 _ROUNDS = 25
-_OPS = ("softmax", "layer_norm", "rms_norm")
 _PROVIDERS = ("torch", "ours")
 
 
+@dataclass(frozen=True)
+class _Call:
+    op: str
+    shape: Shape
+    grad: bool
+    backward: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} and its backward pass" if self.backward else self.op
+
+
+_ROWS, _HEADS = (4, 64), (1, 64, 4, 64)
+_MEASURED = (
+    *(_Call(op, _ROWS, grad) for op in ("softmax", "layer_norm", "rms_norm")
+      for grad in (False, True)),
+    _Call("attention", _HEADS, grad=False),
+    _Call("attention", _HEADS, grad=True),
+    _Call("attention", _HEADS, grad=True, backward=True),
+)  # fmt: skip
+
+
 def run(device: torch.device) -> Result:
-    ops = [cases.all_ops()[name] for name in _OPS]
-    rows = [row for op in ops for grad in (False, True) for row in _measure(op, grad, device)]
+    rows = [row for call in _MEASURED for row in _measure(call, device)]
     return machine.new_result(device, settings={"calls_per_sample": str(_CALLS)}, host=rows)
 
 
@@ -38,25 +59,36 @@ def render(result: Result) -> str:
         torch_us, ours_us = pair["torch"].median_us, pair["ours"].median_us
         name = f"{call}, {'with' if grad else 'without'} gradient"
         body.append([name, f"{torch_us:.2f}", f"{ours_us:.2f}", f"{ours_us / torch_us:.2f}x"])
-    headings = [("Eager call", 31), ("PyTorch", 7), ("Ours", 6), ("ours / PyTorch", 14)]
-    subtitle = f"microseconds of host time, median; tensor {_SHAPE[0]}x{_SHAPE[1]}"
+    headings = [("Eager call", 46), ("PyTorch", 7), ("Ours", 6), ("ours / PyTorch", 14)]
+    subtitle = (
+        f"microseconds of host time, median; tensors {shape_text(_ROWS)} and {shape_text(_HEADS)}"
+    )
     title = f"HOST COST OF ONE CALL ({result.machine.device_name})"
     return box(title, subtitle, headings, body)
 
 
-def _measure(op: Op, grad: bool, device: torch.device) -> list[HostRow]:
-    size, columns = _SHAPE, _SHAPE[1]
-    arguments = {name: torch.randn(size, device=device) for name in op.inputs}
-    arguments |= {name: torch.randn(columns, device=device) for name in op.parameters}
-    for tensor in arguments.values():
-        tensor.requires_grad_(grad)
-    calls = {name: bind(op.functions[name], *op.operands)(arguments) for name in _PROVIDERS}
-    with torch.set_grad_enabled(grad):
+def _measure(call: _Call, device: torch.device) -> list[HostRow]:
+    op = cases.all_ops()[call.op]
+    # What tensor cores compute, where the cost of a call is what decides.
+    dtype = torch.bfloat16 if device.type == "cuda" and op.flops else torch.float32
+    problem = Problem(op.name, "forward", dtype, dtype, call.shape)
+    with torch.no_grad():
+        arguments = op.make(problem, device)
+    for name in op.operands:
+        arguments[name].requires_grad_(call.grad)
+    calls = {name: _build(op, name, call)(arguments) for name in _PROVIDERS}
+    with torch.set_grad_enabled(call.grad):
         summaries = _interleave(calls, device)
     return [
-        HostRow(op.name, name, grad, summary.median, summary.p10, summary.p90)
+        HostRow(call.name, name, call.grad, summary.median, summary.p10, summary.p90)
         for name, summary in summaries.items()
     ]
+
+
+def _build(op: Op, provider: str, call: _Call) -> Build:
+    if call.backward:
+        return op.build(provider, "both", lambda function: function)
+    return bind(op.functions[provider], *op.operands)
 
 
 def _interleave(calls: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, Summary]:

@@ -24,6 +24,8 @@ _PACKAGES = (
     "triton",
     "liger_kernel",
     "quack-kernels",
+    "fa3_fwd",
+    "flash-attn-4",
     "transformers",
 )
 _FALLBACK_L2_BYTES = 64 << 20

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from transformer_kernels.bench import style
+from transformer_kernels.bench.providers import PROVIDERS
 from transformer_kernels.bench.schema import Ceilings, Result, Row, Training
 from transformer_kernels.bench.stats import geometric_mean
 from transformer_kernels.bench.table import Problem, of_matmul, problems, short_dtype
@@ -22,7 +23,7 @@ from transformer_kernels.bench.table import Problem, of_matmul, problems, short_
 Draw = Callable[[], AbstractContextManager[Figure]]
 
 _PANEL_WIDTH, _PANEL_HEIGHT, _MAX_COLUMNS = 3.4, 2.6, 3
-_RIVALS = ("torch", "compile", "triton", "math", "cudnn", "flash", "liger", "quack")
+_RIVALS = tuple(name for name in PROVIDERS if name != "ours")
 _KERNEL_CURVES = (style.COLOURS["compile"], style.COLOURS["ours"])
 _BAR_GROUP = 0.8
 _TIME_AXIS = 1  # of a shape BxTxHxD

@@ -11,7 +11,9 @@ import torch
 from transformer_kernels import _library
 from transformer_kernels.bench.case import Function
 
-PROVIDERS = ("torch", "compile", "triton", "math", "cudnn", "flash", "liger", "quack", "ours")
+PROVIDERS = (
+    "torch", "compile", "triton", "math", "cudnn", "flash", "fa3", "fa4", "liger", "quack", "ours",
+)  # fmt: skip
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 
 
@@ -51,6 +53,8 @@ _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "math": lambda _: None,
     "cudnn": _needs_gpu,
     "flash": _needs_gpu,
+    "fa3": _needs_gpu_and("fa3_fwd_interface"),
+    "fa4": _needs_gpu_and("flash_attn.cute"),
     "liger": _needs_gpu_and("liger_kernel"),
     "quack": _needs_gpu_and("quack"),
     "ours": _needs_library,

@@ -23,6 +23,8 @@ COLOURS = {
     "math": "#999999",
     "cudnn": "#0a9ba6",
     "flash": "#7b52ab",
+    "fa3": "#8c564b",
+    "fa4": "#2b2b6b",
     "liger": "#b08c00",
     "quack": "#56b4e9",
     "copy": "#808080",
@@ -35,13 +37,15 @@ NAMES = {
     "math": "Standard",
     "cudnn": "cuDNN",
     "flash": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
+    "fa4": "FlashAttention-4",
     "liger": "Liger",
     "quack": "QuACK",
     "copy": "Copy of the same bytes",
 }
 MARKERS = {
     "ours": "o", "torch": "s", "compile": "^", "triton": "D", "math": "x", "cudnn": "p",
-    "flash": "*", "liger": "v", "quack": "P",
+    "flash": "*", "fa3": "<", "fa4": ">", "liger": "v", "quack": "P",
 }  # fmt: skip
 
 # Stands for the colour of text; an SVG inside a page takes the page's.

@@ -21,11 +21,13 @@ _PROVIDERS = {
     "math": ("math", 7),
     "cudnn": ("cuDNN", 7),
     "flash": ("flash", 7),
+    "fa3": ("FA3", 7),
+    "fa4": ("FA4", 7),
     "liger": ("Liger", 6),
     "quack": ("QuACK", 6),
     "ours": ("Ours", 6),
 }
-_OPTIONAL_PROVIDERS = ("math", "cudnn", "flash", "liger", "quack")
+_OPTIONAL_PROVIDERS = ("math", "cudnn", "flash", "fa3", "fa4", "liger", "quack")
 _OF_CEILING = ("of ceiling", 10)
 _VS_BEST = ("vs best", 7)
 _PASS_WORDS = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.functional import attention, attention_varlen
-from transformer_kernels.testing.attention import Call, check, tensors
+from transformer_kernels.testing.attention import Call, check, exact, tensors
 from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import randn
 
@@ -134,17 +134,22 @@ def test_a_thousand_runs_agree(low: torch.dtype) -> None:
     assert not different.item()
 
 
-def test_memory_grows_with_the_length_alone() -> None:
-    """64K tokens: the scores alone would be 8 GiB."""
+@pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "softcap": 20.0}], ids=str)
+def test_memory_grows_with_the_length_alone(options: dict[str, Any]) -> None:
+    """128K tokens: the scores alone would be 32 GiB, and the tensors are a few of 16 MiB."""
+    time = 131072
     leaves = [
-        x.requires_grad_() for x in tensors(65536, 65536, 1, 1, batch=1, dtype=torch.bfloat16)
+        x.requires_grad_() for x in tensors(time, time, 1, 1, dim=64, batch=1, dtype=torch.bfloat16)
     ]
     gradient = torch.ones_like(leaves[0])
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    _step(leaves, gradient, window=(64, 64))
+    out, *_ = _step(leaves, gradient, **options)
     assert torch.cuda.max_memory_allocated() - before < 256 << 20
+    q, k, v = (x.detach() for x in leaves)
+    last = exact(q[:, -64:], k, v, **options)[0]
+    torch.testing.assert_close(out[:, -64:].double(), last, rtol=2e-2, atol=1e-4)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")

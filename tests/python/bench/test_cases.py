@@ -105,6 +105,24 @@ def test_attention_is_checked_in_the_heads_that_belong_together(name):
     assert op.verified(arguments)(name, arguments[name]).shape == wanted[name]
 
 
+@pytest.mark.parametrize("name", ["attention", "causal_attention"])
+def test_the_reference_of_attention_takes_some_rows_at_a_time(name, monkeypatch):
+    op, problem = _attention(name, "forward", (1, 29, 4, 2, 8))
+    arguments = op.make(problem, CPU)
+    whole, *gradients = _results(op, arguments)
+    monkeypatch.setattr("transformer_kernels.bench.cases.attention_attention._SCORES", 29 * 8)
+    blocks, *others = _results(op, arguments)
+    torch.testing.assert_close(blocks, whole)
+    for a, b in zip(others, gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def _results(op, arguments):
+    leaves = [arguments[name].double().requires_grad_() for name in op.inputs]
+    out = op.reference(*leaves)
+    return out.detach(), *torch.autograd.grad(out, leaves, arguments["dout"].double())
+
+
 def test_attention_counts_its_operations():
     full, causal = (cases.all_ops()[name] for name in ("attention", "causal_attention"))
     assert full.flops("forward", (2, 1024, 2, 64)) == 4 * 2 * 1024 * 1024 * 128

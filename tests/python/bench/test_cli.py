@@ -103,8 +103,10 @@ def test_bench_host_compares_the_cost_of_a_call(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("transformer_kernels.bench.host._CALLS", 3)
     path = tmp_path / "host.json"
     assert cli.main(["bench", "host", "--device", "cpu", "--json", str(path)]) == 0
-    assert "layer_norm, with gradient" in capsys.readouterr().out
-    assert len(schema.load(path).host) == 12
+    out = capsys.readouterr().out
+    assert "layer_norm, with gradient" in out
+    assert "attention and its backward pass, with gradient" in out
+    assert len(schema.load(path).host) == 18
 
 
 def test_plot_writes_every_figure_twice(full_result, tmp_path, capsys):

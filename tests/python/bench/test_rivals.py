@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The calls of Liger and QuACK, with stand-ins that have their signatures (0.8.5 and 0.6.5)."""
+"""The calls of rival packages, with stand-ins that have their signatures.
+
+Those of Liger 0.8.5, QuACK 0.6.5, fa3_fwd 0.0.3 and flash-attn-4 4.0.0b36.
+"""
 
 from __future__ import annotations
 
@@ -159,6 +162,28 @@ def quack_rmsnorm():
     }
 
 
+def _attention(q, k, v, causal):
+    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *heads_first, is_causal=causal, enable_gqa=True
+    )
+    return out.transpose(1, 2)
+
+
+def fa3():
+    def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
+        return _attention(q, k, v, causal)
+
+    return {"flash_attn_func": flash_attn_func}
+
+
+def fa4():
+    def flash_attn_func(q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False):
+        return _attention(q, k, v, causal), None
+
+    return {"flash_attn_func": flash_attn_func}
+
+
 _MODULES = {
     "liger_kernel": dict,
     "liger_kernel.ops": dict,
@@ -169,14 +194,27 @@ _MODULES = {
     "quack": dict,
     "quack.softmax": quack_softmax,
     "quack.rmsnorm": quack_rmsnorm,
+    "fa3_fwd_interface": fa3,
+    "flash_attn": dict,
+    "flash_attn.cute": fa4,
 }
-_OFFERED = [
-    (provider, name, pass_)
-    for provider in ("liger", "quack")
-    for name in ("softmax", "layer_norm", "rms_norm", "add_rms_norm")
-    for pass_ in PASSES
-    if (provider, name, pass_) != ("quack", "layer_norm", "both")  # it has no gradient of its own
-]
+_ROWS, _HEADS = (7, 65), (2, 33, 4, 2, 8)
+_OFFERED = (
+    [
+        (provider, name, pass_, _ROWS)
+        for provider in ("liger", "quack")
+        for name in ("softmax", "layer_norm", "rms_norm", "add_rms_norm")
+        for pass_ in PASSES
+        if (provider, name, pass_)
+        != ("quack", "layer_norm", "both")  # it has no gradient of its own
+    ]
+    + [
+        (provider, name, pass_, _HEADS)
+        for provider, passes in (("fa3", PASSES[:1]), ("fa4", PASSES))
+        for name in ("attention", "causal_attention")
+        for pass_ in passes
+    ]
+)
 
 
 @pytest.fixture
@@ -188,10 +226,10 @@ def rivals(monkeypatch):
 
 
 @pytest.mark.usefixtures("rivals")
-@pytest.mark.parametrize(("provider", "name", "pass_"), _OFFERED)
-def test_a_rival_gets_its_arguments_in_their_order(provider, name, pass_):
+@pytest.mark.parametrize(("provider", "name", "pass_", "shape"), _OFFERED)
+def test_a_rival_gets_its_arguments_in_their_order(provider, name, pass_, shape):
     op = cases.all_ops()[name]
-    arguments = op.make(Problem(name, pass_, torch.float32, torch.float32, (7, 65)), CPU)
+    arguments = op.make(Problem(name, pass_, torch.float32, torch.float32, shape), CPU)
     with torch.no_grad():
         call = op.build(provider, pass_, lambda f: f)(arguments)
         assert Reference(op, pass_, arguments).check(call) < 1e-5

@@ -2,7 +2,8 @@
 """Attention, full and causal: a shape is BxTxHxD, or BxTxHxHkxD where heads of q share those of k.
 
 `torch` is scaled_dot_product_attention with what it chooses, `cudnn`, `flash` and `math` the same
-held to one of its kernels; `math` is standard attention, which materialises the scores.
+held to one of its kernels; `math` is standard attention, which materialises the scores. `fa3` and
+`fa4` are FlashAttention's own packages (fa3_fwd, forward only, and flash-attn-4).
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ _KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
 }
+_SCORES = 1 << 28  # of the reference at a time
 
 # ---- shapes -------------------------------------------------------------------------------------
 
 _TOKENS, _WIDTH = {"cuda": 16384, "cpu": 2048}, {"cuda": 2048, "cpu": 768}
 _LENGTHS = {"cuda": (512, 1024, 2048, 4096, 8192, 16384), "cpu": (256, 512, 1024, 2048)}
-_DIMS = (64, 128)
+_DIMS, _OTHER_DIMS = (64, 128), (32, 96, 192, 256)
 _SHARED_HEADS = {"cuda": ((64, 8), (32, 8)), "cpu": ((12, 4),)}
 
 
@@ -65,7 +67,8 @@ def _shared(device: torch.device, _: torch.dtype) -> list[Shape]:
 
 
 def _full(device: torch.device, dtype: torch.dtype) -> list[Shape]:
-    return _headline(device, dtype) + _shared(device, dtype)
+    other_dims = _of_lengths(_LENGTHS, _OTHER_DIMS)(device, dtype)
+    return _headline(device, dtype) + other_dims + _shared(device, dtype)
 
 
 def _fold(sizes: Shape) -> Shape | None:
@@ -108,19 +111,26 @@ def _last_heads(arguments: Arguments) -> Part:
 
 
 def _exact(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores of one head at a time, made again in the backward pass: those of all would not fit."""
+    """Some rows of one head at a time, their scores made again in the backward pass: those of all
+    would not fit."""
     window = (-1, 0 if causal else -1)
-    group = q.shape[2] // k.shape[2]
+    time, group = q.shape[1], q.shape[2] // k.shape[2]
+    block = max(1, _SCORES // time)
 
-    def of_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def of_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return reference.attention(q, k, v, window=window)[0]
 
-    heads = [
-        checkpoint(of_head, q[:, :, [h]], k[:, :, [h // group]], v[:, :, [h // group]],
-                   use_reentrant=False)
-        for h in range(q.shape[2])
-    ]  # fmt: skip
-    return torch.cat(heads, 2)
+    def of_head(head: int) -> Tensor:
+        k1, v1 = (x[:, :, [head // group]] for x in (k, v))
+        outs = []
+        for begin in range(0, time, block):
+            end = min(begin + block, time)
+            seen = end if causal else time  # the diagonal meets the last row and the last key
+            rows = q[:, begin:end, [head]], k1[:, :seen], v1[:, :seen]
+            outs.append(checkpoint(of_rows, *rows, use_reentrant=False))
+        return torch.cat(outs, 1)
+
+    return torch.cat([of_head(head) for head in range(q.shape[2])], 2)
 
 
 # ---- who runs it --------------------------------------------------------------------------------
@@ -143,6 +153,19 @@ def _torch(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _torch_by(kernel: SDPBackend, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with sdpa_kernel(kernel):
         return _torch(causal, q, k, v)
+
+
+def _flash_attention_3(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    from fa3_fwd_interface import flash_attn_func
+
+    return flash_attn_func(q, k, v, causal=causal)
+
+
+def _flash_attention_4(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    from flash_attn.cute import flash_attn_func
+
+    out, _ = flash_attn_func(q, k, v, causal=causal)
+    return out
 
 
 def _save(causal: bool, arguments: Arguments) -> Arguments:
@@ -170,6 +193,7 @@ def _op(name: str, causal: bool) -> Op:
     functions = {
         "torch": partial(_torch, causal),
         **{rival: partial(_torch_by, kernel, causal) for rival, kernel in _KERNELS.items()},
+        "fa4": partial(_flash_attention_4, causal),
         "triton": partial(_ours, causal, backend="triton"),
     }
     return Op(
@@ -181,7 +205,11 @@ def _op(name: str, causal: bool) -> Op:
         backward_reads=("dout", "out", *_INPUTS),
         reference=partial(_exact, causal),
         save=partial(_save, causal),
-        functions={**functions, "ours": partial(_ours, causal)},
+        functions={
+            **functions,
+            "fa3": partial(_flash_attention_3, causal),
+            "ours": partial(_ours, causal),
+        },
         backward={
             **{rival: differentiate(run, _INPUTS, ("dout",)) for rival, run in functions.items()},
             "ours": partial(_ours_backward, causal),
