@@ -2,7 +2,8 @@
 // Forward pass on sm_90a. One CTA an SM stays and walks over tiles: queries of one head, looped
 // over blocks of keys from the last one down.
 //
-//   warpgroup 0     warps 0 and 1 load q, k and v by TMA, warp 2 stores out
+//   warpgroup 0     warps 0 and 1 load q, k and v by TMA, warp 2 stores out, warp 3 loads bias and
+//                   mask where there are any
 //   warpgroups 1..  64 queries each. For each block: start S = q k^T of this block and O += P v of
 //                   the one before it, then turn S into P while the second product runs.
 //
@@ -22,16 +23,6 @@
 namespace transformer_kernels::cuda {
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// The part of a tile that one warpgroup has.
-struct GroupTile {
-  ForwardTile tile;
-  int query;       // the group's first
-  int shift;       // from a query to the key on its diagonal
-  int first, end;  // blocks that it needs
-  int full_from;   // blocks from here up to full_end are seen whole by every query
-  int full_end;
-};
 
 // One warpgroup. A thread owns rows lane / 4 and lane / 4 + 8 of its warp's 16, and of each 8
 // columns 2 (lane % 4) and the next.
@@ -58,7 +49,8 @@ class ForwardGroup {
         group_(group),
         warp_(__shfl_sync(~0u, threadIdx.x / 32 % 4, 0)),
         lane_(threadIdx.x % 32),
-        scale_(C::kExtras ? 1.0f : p.scale) {
+        scale_(p.scale),
+        extras_(p, shared, group, warp_, lane_) {
     if (group_ == kGroups - 1) pass_token();
   }
 
@@ -98,6 +90,7 @@ class ForwardGroup {
     at_.first = at_.end = t.begin;
     at_.full_from = 0;
     at_.full_end = t.keys / kKeys;
+    if constexpr (C::kExtras) extras_.begin(at_);
     if (at_.query >= t.queries) return true;
     const int last = min(at_.query + 63, t.queries - 1);
     const KeySpan seen = seen_keys<C>(p_, at_.query, last, at_.shift, t.keys);
@@ -140,6 +133,7 @@ class ForwardGroup {
     for (int block = at_.tile.begin; block < at_.tile.end; ++block) {
       skip(k_);
       skip(v_);
+      if constexpr (C::kExtras) extras_.skip();
       if (block > at_.tile.begin) skip_token();
     }
   }
@@ -148,6 +142,7 @@ class ForwardGroup {
     const int skipped = at_.tile.end - at_.end;
     for (int i = 0; i < skipped; ++i) {
       skip(k_);
+      if constexpr (C::kExtras) extras_.skip();
       skip_token();
     }
     start_scores(k_descriptor());
@@ -157,7 +152,7 @@ class ForwardGroup {
     max_[0] = max_[1] = kNothing;
     sum_[0] = sum_[1] = 0;
     move_max(at_.end - 1);
-    exponentials();
+    exponentials(at_.end - 1);
     pack();
     for (int i = 0; i < skipped; ++i) skip(v_);
     if (p_.blocks.offsets != nullptr && at_.end * kKeys > at_.tile.keys) clear_tail();
@@ -177,7 +172,7 @@ class ForwardGroup {
       pin(s_);
       release(k_);
       const bool moved = move_max(block);
-      exponentials();
+      exponentials(block);
       pin(s_);  // else the compiler moves the exponentials behind the next wait
       wgmma_wait<0>();
       pin(o_);
@@ -196,6 +191,7 @@ class ForwardGroup {
     for (int block = at_.first; block > at_.tile.begin; --block) {
       skip(k_);
       skip(v_);
+      if constexpr (C::kExtras) extras_.skip();
       skip_token();
     }
   }
@@ -261,16 +257,13 @@ class ForwardGroup {
     }
   }
 
+  __device__ __forceinline__ bool masked(int block) const {
+    return block < at_.full_from || block >= at_.full_end;
+  }
+
   __device__ __forceinline__ void finish_scores(int block) {
-    const bool masked = block < at_.full_from || block >= at_.full_end;
-    if (masked) hide_unseen(block);
-    if constexpr (C::kExtras) {
-      // Hidden before, as what lies behind a sequence may be NaN and a softcap shares a reciprocal;
-      // and after, as features make numbers of -inf.
-      const int column = block * kKeys + lane_ % 4 * 2;
-      ExtraScores<T, kKeys / 2>(p_, at_.tile, row(0), column).apply(s_);
-      if (masked) hide_unseen(block);
-    }
+    if constexpr (C::kExtras) extras_.apply(at_, block, s_);
+    if (masked(block)) hide_unseen(block);
   }
 
   // True where it has moved, and O has to be rescaled by factor_.
@@ -287,6 +280,7 @@ class ForwardGroup {
         b = fmaxf(b, s_[4 * i + 2 * half + 1]);
       }
       top[half] = fmaxf(a, b) * scale_;
+      if constexpr (C::kExtras) top[half] += extras_.shift(half);
     }
     if (!__any_sync(~0u, top[0] > max_[0] + kRange || top[1] > max_[1] + kRange)) return false;
 #pragma unroll
@@ -301,13 +295,36 @@ class ForwardGroup {
     return true;
   }
 
-  __device__ __forceinline__ void exponentials() {
+  __device__ __forceinline__ void exponentials(int block) {
+    if constexpr (C::kExtras) {
+      // Hidden keys have to be 0, which polynomials do not give.
+      if (extras_.is_bounded() && !masked(block)) {
+        exponentials_and_sums<kPlan.polynomials>();
+      } else {
+        exponentials_and_sums<0>();
+      }
+      extras_.drop(at_, block, s_);
+    } else {
+      exponentials_and_sums<0>();
+    }
+  }
+
+  // kPolynomials of 8 are polynomials.
+  template <int kPolynomials>
+  __device__ __forceinline__ void exponentials_and_sums() {
+    float subtracted[2] = {max_[0], max_[1]};
+    if constexpr (C::kExtras) {
+      subtracted[0] -= extras_.shift(0);
+      subtracted[1] -= extras_.shift(1);
+    }
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& s = s_[4 * i + e];
-        s = exp2_approximate(__fmaf_rn(s, scale_, -max_[e / 2]));
+        s = __fmaf_rn(s, scale_, -subtracted[e / 2]);
+        s = (4 * i + e) * kPolynomials % 8 < kPolynomials ? exp2_polynomial(s)
+                                                          : exp2_approximate(s);
       }
       sum_[0] += s_[4 * i];
       sum_[1] += s_[4 * i + 2];
@@ -364,6 +381,7 @@ class ForwardGroup {
       }
       inverse[half] = sum > 0 ? __fdividef(kept, sum) : 0;
       if (sum != sum) inverse[half] = sum;
+      if constexpr (C::kExtras) inverse[half] *= p_.kept;
       const int query = row(half);
       if (p_.problem.lse != nullptr && lane_ % 4 == 0 && query < t.queries) {
         const std::int64_t at = p_.blocks.offsets == nullptr
@@ -426,6 +444,7 @@ class ForwardGroup {
   const int lane_;
   const float scale_;
   GroupTile at_;
+  [[no_unique_address]] std::conditional_t<C::kExtras, ForwardExtras<C>, NoExtras> extras_;
 
   float o_[kDim / 2];
   float s_[kKeys / 2];
@@ -453,6 +472,9 @@ __global__ void __launch_bounds__(C::kPlan.threads(), 1)
     if (threadIdx.x == 0) load_q_and_k<C>(p, shared);
     if (threadIdx.x == 32) load_v<C>(p, shared);
     if (threadIdx.x == 64) store_tiles<C>(p, shared);
+    if constexpr (C::kExtras) {
+      if (threadIdx.x == 96) load_maps<C>(p, shared);
+    }
   } else {
     take_registers<C::kPlan.compute_registers()>();
     ForwardGroup<C>(p, shared, group - 1).run();

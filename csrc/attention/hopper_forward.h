@@ -16,8 +16,10 @@ struct HopperForwardPlan {
   int block_keys;  // keys of a block
   int stages;      // blocks of k, and of v, in shared memory
   int q_buffers;   // tiles of q in shared memory
-  bool extras;     // scores are more than a product and a positive scale
+  bool extras;     // scores are more than a product and a positive scale, or dropout
   int least_keys;  // pays from so many on, and without a window; 0: always
+  int map_pieces;  // pieces of bias and mask in shared memory for each warpgroup
+  int polynomials; // of 8 exponentials behind a softcap, how many are no MUFU instruction
 
   constexpr int tile_queries() const { return 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1); }
@@ -33,16 +35,16 @@ struct HopperForwardPlan {
 // The first plan that fits a problem runs it.
 // clang-format off
 inline constexpr HopperForwardPlan kHopperForwardPlans[] = {
-    //                              dim groups keys stages q extras least
-    {"hopper_forward_64",           64, 3, 128, 3, 2, false,  0},
-    {"hopper_forward_96",           96, 2, 128, 2, 2, false,  0},
-    {"hopper_forward_128_long",    128, 3,  80, 2, 2, false,  2048},
-    {"hopper_forward_128",         128, 2, 128, 2, 2, false,  0},
-    {"hopper_forward_192",         192, 2,  96, 2, 1, false,  0},
-    {"hopper_forward_256",         256, 2,  80, 2, 1, false,  0},
-    {"hopper_forward_64_extras",    64, 2, 128, 3, 2, true,   0},
-    {"hopper_forward_128_extras",  128, 2, 128, 2, 2, true,   0},
-    {"hopper_forward_256_extras",  256, 2,  64, 2, 1, true,   0},
+    //                              dim groups keys stages q extras least maps polynomials
+    {"hopper_forward_64",           64, 3, 128, 3, 2, false,  0, 0, 0},
+    {"hopper_forward_96",           96, 2, 128, 2, 2, false,  0, 0, 0},
+    {"hopper_forward_128_long",    128, 3,  80, 2, 2, false,  2048, 0, 0},
+    {"hopper_forward_128",         128, 2, 128, 2, 2, false,  0, 0, 0},
+    {"hopper_forward_192",         192, 2,  96, 2, 1, false,  0, 0, 0},
+    {"hopper_forward_256",         256, 2,  80, 2, 1, false,  0, 0, 0},
+    {"hopper_forward_64_extras",    64, 3, 128, 2, 2, true,   0, 4, 4},
+    {"hopper_forward_128_extras",  128, 2, 128, 2, 2, true,   0, 2, 2},
+    {"hopper_forward_256_extras",  256, 2,  64, 2, 1, true,   0, 2, 0},
 };
 // clang-format on
 

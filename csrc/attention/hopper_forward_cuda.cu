@@ -18,15 +18,17 @@ constexpr const char* kOp = "attention";
 bool has_window(const AttentionProblem& p) { return p.window_left >= 0 || p.window_right >= 0; }
 
 // A row's maximum times the scale is that of its scores if the scale is positive.
-bool has_extras(const AttentionProblem& p) { return !has_plain_scores(p) || !(p.scale > 0); }
+bool has_extras(const AttentionProblem& p) {
+  return !has_plain_scores(p) || !(p.scale > 0) || p.drop_below != 0;
+}
 
-// Whether ExtraScores can load pairs of numbers.
+// Whether ForwardExtras can load pairs of numbers.
 bool loads_in_pairs(const ScoreMap& map, std::int64_t queries, std::int64_t keys) {
-  if (!map.defined()) return true;
+  if (!map.defined() || map.col_stride == 0) return true;
   const std::int64_t pair = 2 * static_cast<std::int64_t>(size_of(map.dtype));
   const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
-  return reinterpret_cast<std::uintptr_t>(map.data) % pair == 0 && map.col_stride == 1 &&
-         keys % 2 == 0 && even(map.batch_stride) && even(map.head_stride) &&
+  return reinterpret_cast<std::uintptr_t>(map.data) % pair == 0 && keys % 2 == 0 &&
+         even(map.batch_stride) && even(map.head_stride) &&
          (queries == 1 || even(map.row_stride));
 }
 
@@ -64,8 +66,7 @@ const char* refusal(const HopperForwardPlan& plan, const AttentionForwardProblem
                     const DeviceLimits& device) {
   if (device.architecture != 90) return "needs sm_90";
   if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
-  if (p.drop_below != 0) return "takes no dropout";
-  if (has_extras(p) && !plan.extras) return "takes scores with a positive scale alone";
+  if (has_extras(p) && !plan.extras) return "takes no extras";
   for (const ScoreMap* map : {&p.bias, &p.mask}) {
     if (!loads_in_pairs(*map, p.queries, p.keys)) return "bias or mask is not in aligned pairs";
   }
@@ -100,9 +101,75 @@ int bound_of(std::int64_t window) {
   return window < 0 ? kUnbounded : static_cast<int>(std::min<std::int64_t>(window, kUnbounded));
 }
 
-// What products are multiplied with. tanh(x) is made of e^2x.
-double scale_of(const AttentionProblem& p, double unit) {
-  return p.softcap != 0 ? 2 * unit * p.scale / p.softcap : unit * p.scale;
+constexpr int kMapRowBytes = 128;
+
+// A map in boxes of a piece: 64 rows of 128 bytes. What is the same for all heads has one.
+TensorMapLayout layout_of(const AttentionProblem& p, const ScoreMap& map) {
+  const auto size = [](std::int64_t stride, std::int64_t all) { return stride == 0 ? 1 : all; };
+  return {.dtype = map.dtype,
+          .data = map.data,
+          .sizes = {p.keys, p.queries, size(map.head_stride, p.heads),
+                    size(map.batch_stride, p.batch), 1},
+          .strides = {map.row_stride, map.head_stride, map.batch_stride, 0},
+          .box = {kMapRowBytes / static_cast<int>(size_of(map.dtype)), 64, 1, 1, 1}};
+}
+
+struct MapRoom {
+  int taken;  // pieces
+  int pieces;
+};
+
+// By TMA where it can and there is room; else the warps load for themselves.
+ForwardMap map_of(const HopperForwardPlan& plan, const AttentionProblem& p, const ScoreMap& map,
+                  MapRoom& room) {
+  ForwardMap result{.map = {}, .place = -1, .piece_keys = 0, .head_step = 0, .batch_step = 0};
+  if (!map.defined() || map.col_stride == 0) return result;
+  const TensorMapLayout layout = layout_of(p, map);
+  const int bytes = plan.block_keys * static_cast<int>(size_of(map.dtype));
+  const int pieces = (bytes + kMapRowBytes - 1) / kMapRowBytes;
+  if (room.taken + pieces > room.pieces || !fits_tensor_map(layout)) return result;
+  result = {.map = encode_tensor_map(kOp, layout),
+            .place = room.taken,
+            .piece_keys = layout.box[0],
+            .head_step = map.head_stride == 0 ? 0 : 1,
+            .batch_step = map.batch_stride == 0 ? 0 : 1};
+  room.taken += pieces;
+  return result;
+}
+
+// Where the scale can be left to the exponential: numbers that are added are divided by it.
+constexpr double kLeastScale = 1e-30;
+
+struct ForwardScales {
+  double inner, outer;
+};
+
+// Scores are outer * f(inner * product).
+ForwardScales scales_of(const AttentionProblem& p, double unit) {
+  if (p.softcap != 0) return {p.scale / p.softcap, p.softcap * unit};
+  if (p.scale > kLeastScale) return {1, p.scale * unit};
+  return {p.scale * unit, 1};
+}
+
+// The broadcast of a map over the batches comes from L2 where they follow each other.
+bool is_shared(const AttentionProblem& p, const ScoreMap& map) {
+  return map.defined() && map.batch_stride == 0 && p.batch > 1;
+}
+
+void add_extras(HopperForward& p, const HopperForwardPlan& plan, const ForwardScales& scales,
+                double unit) {
+  const AttentionProblem& problem = p.problem;
+  p.inner = static_cast<float>(scales.inner);
+  p.added = static_cast<float>(unit / scales.outer);
+  const std::uint32_t values = 65536;
+  const std::uint32_t kept = values - problem.drop_below;
+  p.kept = kept == 0 ? 0.0f : static_cast<float>(values) / static_cast<float>(kept);
+  p.batches_inside = is_shared(problem, problem.bias) || is_shared(problem, problem.mask);
+  if (p.batches_inside) p.section = std::max(p.section, static_cast<int>(problem.batch));
+  MapRoom room{.taken = 0, .pieces = plan.map_pieces - (problem.drop_below != 0 ? 1 : 0)};
+  p.bias = map_of(plan, problem, problem.bias, room);
+  p.mask = map_of(plan, problem, problem.mask, room);
+  p.map_bytes = room.taken * kMapPieceBytes;
 }
 
 template <class C>
@@ -113,6 +180,7 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
   const RowBlocks blocks{problem.q_offsets, problem.batch, problem.queries, kPlan.tile_queries()};
   const std::int64_t all = blocks.count();
   const bool varlen = problem.q_offsets != nullptr;
+  const ForwardScales scales = scales_of(problem, kUnit);
   HopperForward p{.q = encode_tensor_map(kOp, layouts.q),
                   .k = encode_tensor_map(kOp, layouts.k),
                   .v = encode_tensor_map(kOp, layouts.v),
@@ -128,8 +196,8 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
                   .q_boxes = boxes_of(kPlan, problem.dim),
                   .v_boxes = boxes_of(kPlan, problem.value_dim),
                   .heads_per_kv_head = static_cast<int>(problem.group()),
-                  .scale = static_cast<float>(scale_of(problem, kUnit)),
-                  .cap = static_cast<float>(problem.softcap * kUnit)};
+                  .scale = static_cast<float>(scales.outer)};
+  if constexpr (C::kExtras) add_extras(p, kPlan, scales, kUnit);
   const int processors = device_limits(context.device.index).processors;
   const LaunchShape shape{.ctas = std::min<std::int64_t>(p.tiles, processors),
                           .threads = kPlan.threads(),

@@ -1,113 +1,172 @@
 // SPDX-License-Identifier: MIT
-// What makes scores of products beside the scale, on the fragment of one thread: a loop over all
-// its scores for each feature in use, so that no score asks which there are, and loads come in
-// batches. See HeadScores for one score at a time.
+// What makes scores of products beside the scale, and dropout, on the fragment of one thread: a
+// loop over all its scores for each feature in use, so that no score asks which there are. See
+// HeadScores for one score at a time.
+//
+// Scores are kept so that one factor, HopperForward::scale, is left for the exponential, whose
+// multiply-add takes it in for nothing; so is the part of ALiBi that all keys of a block share.
 #pragma once
 
 #include "attention/hopper_forward_tiles.cuh"
-#include "core/cuda/exponent.cuh"
-#include "core/cuda/pack.cuh"
+#include "attention/score.cuh"
+#include "core/cuda/mma.cuh"
 
 namespace transformer_kernels::cuda {
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// s[4 i + 2 half + c] belongs to query + 8 half and key + 8 i + c. Pairs of keys are loaded at
-// once, so bias and mask have an even number of keys, and rows that begin at multiples of a pair.
-template <class T, int kSums>
-class ExtraScores {
- public:
-  __device__ __forceinline__ ExtraScores(const HopperForward& p, const ForwardTile& t, int query,
-                                         int key)
-      : p_(p),
-        t_(t),
-        query_(query),
-        key_(key) {}
+// 2^v by multiply-adds, from 2^-126 on: the fraction's power by a polynomial (relative error 1e-4),
+// the whole part into the exponent.
+__device__ __forceinline__ float exp2_polynomial(float v) {
+  constexpr float kRound = 12582912;  // 1.5 * 2^23: what is added to it becomes whole
+  v = fmaxf(v, -126.0f);
+  const float rounded = v + kRound;
+  const float f = v - (rounded - kRound);
+  float power = __fmaf_rn(f, 0.05517167f, 0.24261113f);
+  power = __fmaf_rn(f, power, 0.69326099f);
+  power = __fmaf_rn(f, power, 0.99992807f);
+  return __int_as_float((__float_as_int(rounded) << 23) + __float_as_int(power));
+}
 
-  __device__ __forceinline__ void apply(float (&s)[kSums]) const {
+// s[4 i + 2 half + c] belongs to row lane / 4 + 8 half of the warp and key 8 i + 2 (lane % 4) + c
+// of the block.
+template <class C>
+class ForwardExtras {
+  using T = typename C::Element;
+  static constexpr int kKeys = C::kKeys;
+  static constexpr int kSums = kKeys / 2;
+  static constexpr int kScratchBytes = 512;  // of a warp
+
+  template <class E>
+  using Pair = std::conditional_t<
+      sizeof(E) == 4, float2, std::conditional_t<sizeof(E) == 2, std::uint32_t, std::uint16_t>>;
+
+ public:
+  __device__ __forceinline__ ForwardExtras(const HopperForward& p, const ForwardShared<C>& shared,
+                                           int group, int warp, int lane)
+      : p_(p),
+        maps_(shared.maps(group)),
+        warp_(warp),
+        lane_(lane) {}
+
+  __device__ __forceinline__ void begin(const GroupTile& at) {
+    slope_ = p_.problem.slopes.at(at.tile.batch, at.tile.head, 0.0f) * p_.added;
+    shift_[0] = shift_[1] = 0;
+  }
+
+  // What is to be added to a row's scores after p.scale.
+  __device__ __forceinline__ float shift(int half) const { return shift_[half]; }
+
+  // Whether no score is -inf but by its place.
+  __device__ __forceinline__ bool is_bounded() const {
+    return p_.problem.softcap != 0 && !p_.problem.bias.defined() && !p_.problem.mask.defined();
+  }
+
+  // A block that the warpgroup does not need.
+  __device__ __forceinline__ void skip() {
+    if (p_.map_bytes == 0) return;
+    maps_.wait_full();
+    release();
+  }
+
+  // Products become scores.
+  __device__ __forceinline__ void apply(const GroupTile& at, int block, float (&s)[kSums]) {
     const AttentionProblem& problem = p_.problem;
-    problem.softcap != 0 ? cap(s) : scale(s);
-    if (problem.slopes.data != nullptr) add_alibi(s);
-    if (problem.bias.defined()) {
-      problem.bias.dtype == DType::kFloat32 ? add_bias<float>(s) : add_bias<T>(s);
+    if (problem.softcap != 0) {
+#pragma unroll
+      for (float& v : s) v = tanh_approximate(v * p_.inner);
+    } else if (p_.inner != 1) {
+#pragma unroll
+      for (float& v : s) v *= p_.inner;
     }
-    if (problem.mask.defined()) hide_masked(s);
+    if (problem.slopes.data != nullptr) add_alibi(at, block, s);
+    if (p_.map_bytes != 0) maps_.wait_full();
+    if (problem.bias.defined()) {
+      problem.bias.dtype == DType::kFloat32 ? add_bias<float>(at, block, s)
+                                            : add_bias<T>(at, block, s);
+    }
+    if (problem.mask.defined()) hide_masked(at, block, s);
+    if (p_.map_bytes != 0) release();
+  }
+
+  // Elements that dropout does not keep become 0. Each lane draws for 8 keys of a row, as Philox
+  // gives them, and ldmatrix hands them out as the fragment wants them.
+  __device__ __forceinline__ void drop(const GroupTile& at, int block, float (&s)[kSums]) const {
+    if (p_.problem.drop_below == 0) return;
+    constexpr int kBatch = C::kGroups == 2 && kKeys % 64 == 0 ? 4 : 2;
+    // In the upper half of a word; whatever the lower half holds then.
+    const std::uint32_t dropped = (p_.problem.drop_below << 16) - 1;
+    const Dropout<float> dropout(p_.problem);
+    const std::uint32_t scratch =
+        maps_.data() + C::kMapBytes - (4 - warp_) * kScratchBytes + lane_ * 16;
+    const std::int64_t row = p_.blocks.offsets == nullptr
+                                 ? (at.tile.batch * p_.problem.heads + at.tile.head) *
+                                       p_.problem.queries
+                                 : at.tile.head * p_.problem.queries + at.tile.q_begin;
+    const std::int64_t own_row = row + at.query + warp_ * 16 + lane_ % 16;
+    const int key = block * kKeys + lane_ / 16 * 8;
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; i += kBatch) {
+      PhiloxWords bits[kBatch];
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) bits[n] = dropout.bits(own_row, key + 16 * (i + n));
+#pragma unroll
+      for (int n = 0; n < kBatch; ++n) {
+        const std::uint32_t(&word)[4] = bits[n].word;
+        __syncwarp();
+        store_shared(scratch, make_uint4(word[0], word[1], word[2], word[3]));
+        __syncwarp();
+        std::uint32_t drawn[4];
+        ldmatrix_x4(drawn, scratch);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+          float* const pair = s + 8 * (i + n) + 2 * m;
+          if (drawn[m] << 16 <= dropped) pair[0] = 0;
+          if (drawn[m] <= dropped) pair[1] = 0;
+        }
+      }
+    }
   }
 
  private:
-  static constexpr float kUnit = Exponent<T>::kPerNatural;
-
-  __device__ __forceinline__ void scale(float (&s)[kSums]) const {
-#pragma unroll
-    for (float& v : s) v *= p_.scale;
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(maps_.empty());
+    maps_.advance();
   }
 
-  // cap * tanh(x) = cap - 2 cap / (1 + e^2x), with one reciprocal for four scores of a row. From
-  // 2^30 on tanh is 1, and the product of four does not overflow.
-  __device__ __forceinline__ void cap(float (&s)[kSums]) const {
-    constexpr float kMostPower = 30;
+  // -slope |place|, place being how far the key stands behind the row's diagonal. In a block on one
+  // side of the diagonal place has one sign, and its part of the row goes to shift_.
+  __device__ __forceinline__ void add_alibi(const GroupTile& at, int block, float (&s)[kSums]) {
+    const int first = block * kKeys;
+    const int diagonal = at.query + at.shift;
+    const float place =
+        static_cast<float>(first + lane_ % 4 * 2 - (diagonal + warp_ * 16 + lane_ / 4));
+    const bool before = first + kKeys - 1 <= diagonal;
+    if (before || first >= diagonal + 63) {
+      const float slope = before ? slope_ : -slope_;
 #pragma unroll
-    for (int i = 0; i < kSums; i += 8) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float* const v[4] = {&s[i + 2 * half], &s[i + 2 * half + 1], &s[i + 2 * half + 4],
-                             &s[i + 2 * half + 5]};
-        float d[4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          d[n] = 1 + exp2_approximate(minimum_or_nan(*v[n] * p_.scale, kMostPower));
-        }
-        const float low = d[0] * d[1];
-        const float high = d[2] * d[3];
-        const float r = reciprocal_approximate(low * high) * (-2 * p_.cap);
-        *v[0] = __fmaf_rn(d[1], r * high, p_.cap);
-        *v[1] = __fmaf_rn(d[0], r * high, p_.cap);
-        *v[2] = __fmaf_rn(d[3], r * low, p_.cap);
-        *v[3] = __fmaf_rn(d[2], r * low, p_.cap);
+      for (int n = 0; n < kSums; ++n) {
+        s[n] = __fmaf_rn(slope, static_cast<float>(n / 4 * 8 + n % 2), s[n]);
       }
+      shift_[0] = slope * p_.scale * place;
+      shift_[1] = slope * p_.scale * (place - 8);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) {
+        const float own = place + static_cast<float>(n / 4 * 8 + n % 2 - n / 2 % 2 * 8);
+        s[n] = __fmaf_rn(-slope_, fabsf(own), s[n]);
+      }
+      shift_[0] = shift_[1] = 0;
     }
   }
 
-  __device__ __forceinline__ void add_alibi(float (&s)[kSums]) const {
-    const float slope = p_.problem.slopes.at(t_.batch, t_.head, 0.0f) * -kUnit;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int diagonal = query_ + 8 * half + shift_of(p_, t_.queries, t_.keys);
-      const float place = static_cast<float>(key_ - diagonal);
-#pragma unroll
-      for (int i = 0; i < kSums / 4; ++i) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& v = s[4 * i + 2 * half + c];
-          v = __fmaf_rn(slope, fabsf(place + static_cast<float>(8 * i + c)), v);
-        }
-      }
-    }
-  }
-
-  // Calls use(v, pair) with each two scores and what the map holds for them; keys behind the last
-  // and queries behind the last get anything.
-  template <class Pair, class Use>
-  __device__ __forceinline__ void for_each_pair(const ScoreMap& map, float (&s)[kSums],
-                                                Use&& use) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int query = min(query_ + 8 * half, t_.queries - 1);
-      const Pair* const row =
-          static_cast<const Pair*>(map.data) + (map.offset(t_.batch, t_.head, query, key_) >> 1);
-#pragma unroll
-      for (int i = 0; i < kSums / 4; ++i) {
-        Pair pair{};
-        if (key_ + 8 * i < t_.keys) pair = __ldg(row + 4 * i);
-        use(&s[4 * i + 2 * half], pair);
-      }
-    }
-  }
+  // ------------------------------------------------------------ bias and mask
 
   template <class E>
-  __device__ __forceinline__ void add_bias(float (&s)[kSums]) const {
-    using Pair = std::conditional_t<std::is_same_v<E, float>, float2, std::uint32_t>;
-    for_each_pair<Pair>(p_.problem.bias, s, [](float* v, Pair pair) {
+  __device__ __forceinline__ void add_bias(const GroupTile& at, int block,
+                                           float (&s)[kSums]) const {
+    visit<E>(at, block, p_.problem.bias, p_.bias, s, [&](float* v, Pair<E> pair) {
       float bias[2];
       if constexpr (std::is_same_v<E, float>) {
         bias[0] = pair.x;
@@ -115,22 +174,113 @@ class ExtraScores {
       } else {
         widen_word<E>(pair, bias);
       }
-      v[0] = __fmaf_rn(bias[0], kUnit, v[0]);
-      v[1] = __fmaf_rn(bias[1], kUnit, v[1]);
+      v[0] = __fmaf_rn(bias[0], p_.added, v[0]);
+      v[1] = __fmaf_rn(bias[1], p_.added, v[1]);
     });
   }
 
-  __device__ __forceinline__ void hide_masked(float (&s)[kSums]) const {
-    for_each_pair<std::uint16_t>(p_.problem.mask, s, [](float* v, std::uint16_t pair) {
+  __device__ __forceinline__ void hide_masked(const GroupTile& at, int block,
+                                              float (&s)[kSums]) const {
+    visit<std::uint8_t>(at, block, p_.problem.mask, p_.mask, s, [](float* v, std::uint16_t pair) {
       if ((pair & 0xff) == 0) v[0] = -INFINITY;
       if (pair >> 8 == 0) v[1] = -INFINITY;
     });
   }
 
+  // Calls use(v, pair) with each two scores and what the map holds for them; keys behind the last
+  // and queries behind the last get anything.
+  template <class E, class Use>
+  __device__ __forceinline__ void visit(const GroupTile& at, int block, const ScoreMap& map,
+                                        const ForwardMap& loaded, float (&s)[kSums],
+                                        Use&& use) const {
+    if (loaded.place < 0) {
+      visit_global<E>(at, block, map, s, use);
+    } else {
+      visit_shared<E>(maps_.data() + loaded.place * kMapPieceBytes, s, use);
+    }
+  }
+
+  // Where byte `column` of a row of the room lies: in a piece of 128 columns, whose 16-byte chunks
+  // are swizzled by the row. `row`: of the lane, with its own bytes swizzled already.
+  static __device__ __forceinline__ std::uint32_t byte(std::uint32_t row, int column) {
+    return (row ^ column % 128) + column / 128 * kMapPieceBytes;
+  }
+
+  template <class E, class Use>
+  __device__ __forceinline__ void visit_shared(std::uint32_t room, float (&s)[kSums],
+                                               Use&& use) const {
+    constexpr int kBytes = sizeof(E);
+    const std::uint32_t rows = room + warp_ * 16 * 128;
+    if constexpr (kBytes == 2) {
+      // Matrices of 8 rows and 8 keys: two of each octet, those of two octets at once.
+      const std::uint32_t row =
+          rows + lane_ % 16 * 128 + ((lane_ / 16 * 16) ^ (lane_ % 8 * 16));
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; i += 2) {
+        std::uint32_t pair[4];
+        ldmatrix_x4(pair, byte(row, 16 * i));
+#pragma unroll
+        for (int m = 0; m < 4; ++m) use(s + 4 * i + 2 * m, pair[m]);
+      }
+    } else {
+      const std::uint32_t row =
+          rows + lane_ / 4 * 128 + ((lane_ % 4 * 2 * kBytes) ^ (lane_ / 4 * 16));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < kKeys / 8; ++i) {
+          const std::uint32_t from = byte(row, 8 * i * kBytes) + half * 8 * 128;
+          if constexpr (kBytes == 4) {
+            use(s + 4 * i + 2 * half, load_shared_float2(from));
+          } else {
+            use(s + 4 * i + 2 * half, load_shared_u16(from));
+          }
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ float2 twice(float v) { return {v, v}; }
+  static __device__ __forceinline__ std::uint32_t twice(T v) { return v.bits * 0x10001u; }
+  static __device__ __forceinline__ std::uint16_t twice(std::uint8_t v) { return v * 0x101; }
+
+  template <class E, class Use>
+  __device__ __forceinline__ void visit_global(const GroupTile& at, int block, const ScoreMap& map,
+                                               float (&s)[kSums], Use&& use) const {
+    const ForwardTile& t = at.tile;
+    const int key = block * kKeys + lane_ % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = min(at.query + warp_ * 16 + lane_ / 4 + 8 * half, t.queries - 1);
+      const E* const row =
+          static_cast<const E*>(map.data) + map.offset(t.batch, t.head, query, key);
+      if (map.col_stride == 0) {
+        const Pair<E> pair = twice(*row);
+#pragma unroll
+        for (int i = 0; i < kKeys / 8; ++i) use(s + 4 * i + 2 * half, pair);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kKeys / 8; ++i) {
+          Pair<E> pair{};
+          if (key + 8 * i < t.keys) pair = __ldg(reinterpret_cast<const Pair<E>*>(row) + 4 * i);
+          use(s + 4 * i + 2 * half, pair);
+        }
+      }
+    }
+  }
+
   const HopperForward& p_;
-  const ForwardTile& t_;
-  const int query_;
-  const int key_;
+  typename ForwardShared<C>::MapRing maps_;
+  const int warp_;
+  const int lane_;
+  float slope_;  // in units of added
+  float shift_[2];
+};
+
+// What the other plans have instead.
+struct NoExtras {
+  template <class... Arguments>
+  __device__ __forceinline__ explicit NoExtras(const Arguments&...) {}
 };
 
 #endif  // sm_90a

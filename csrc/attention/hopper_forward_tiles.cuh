@@ -10,6 +10,14 @@
 
 namespace transformer_kernels::cuda {
 
+// Bias or mask, as the loading thread and the warpgroups see it.
+struct ForwardMap {
+  CUtensorMap map;
+  int place;  // the piece of a warpgroup's room where it begins; -1: not loaded by TMA
+  int piece_keys;
+  int head_step, batch_step;  // 0: the same for all
+};
+
 struct HopperForward {
   CUtensorMap q, k, v, out;
   AttentionForwardProblem problem;
@@ -21,12 +29,22 @@ struct HopperForward {
   int left, right;       // window, kUnbounded where there is no bound
   int q_boxes, v_boxes;  // loads of a row: 1, or one for each piece of 64 columns
   int heads_per_kv_head;
-  float scale;  // what a product is multiplied with: in units of Exponent, or of half a softcap
-  float cap;    // in units of Exponent
+  float scale;  // what scores are multiplied with: then they are in units of Exponent
+
+  // Extras alone.
+  float inner;         // what a product is multiplied with before anything else
+  float added;         // what is added to a score is in units of this
+  float kept;          // 1 over the probability that dropout keeps an element
+  bool batches_inside;  // tiles of one head and all batches follow each other
+  int map_bytes;       // of a block, for one warpgroup, that TMA loads
+  ForwardMap bias, mask;
 };
 
 // Sequences are shorter, so sums of two do not overflow.
 inline constexpr int kUnbounded = 1 << 29;
+
+// 64 rows of 128 bytes, under the 128-byte swizzle.
+inline constexpr int kMapPieceBytes = 8192;
 
 // kWindow: causal and windows.
 template <class T, int kPlanIndex, bool kTheWindow>
@@ -41,17 +59,20 @@ struct HopperForwardConfig {
   static constexpr int kRowBytes = kPlan.pieces() * kSwizzleRow;
   static constexpr int kGroupBytes = 64 * kRowBytes;  // q of one warpgroup
   static constexpr int kBlockBytes = kKeys * kRowBytes;
+  static constexpr int kMapBytes = kPlan.map_pieces * kMapPieceBytes;  // of one warpgroup
 
   // Shared memory. A stage of a ring has two barriers.
   static constexpr int kTileBytes = 32;
   static constexpr int kK = kPlan.q_buffers * kGroups * kGroupBytes;
   static constexpr int kV = kK + kPlan.stages * kBlockBytes;
-  static constexpr int kTileAt = kV + kPlan.stages * kBlockBytes;
+  static constexpr int kMaps = kV + kPlan.stages * kBlockBytes;
+  static constexpr int kTileAt = kMaps + kGroups * kMapBytes;
   static constexpr int kQBarriers = kTileAt + kPlan.q_buffers * kTileBytes;
   static constexpr int kKBarriers = kQBarriers + kPlan.q_buffers * 16;
   static constexpr int kVBarriers = kKBarriers + kPlan.stages * 16;
   static constexpr int kOutBarriers = kVBarriers + kPlan.stages * 16;
-  static constexpr int kSharedBytes = kOutBarriers + kPlan.q_buffers * kGroups * 8;
+  static constexpr int kMapBarriers = kOutBarriers + kPlan.q_buffers * kGroups * 8;
+  static constexpr int kSharedBytes = kMapBarriers + (kExtras ? kGroups * 16 : 0);
 };
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -88,6 +109,16 @@ __device__ __forceinline__ int shift_of(const HopperForward& p, int queries, int
   return p.problem.bottom_right ? keys - queries : 0;
 }
 
+// The part of a tile that one warpgroup has.
+struct GroupTile {
+  ForwardTile tile;
+  int query;       // the group's first
+  int shift;       // from a query to the key on its diagonal
+  int first, end;  // blocks that it needs
+  int full_from;   // blocks from here up to full_end are seen whole by every query
+  int full_end;
+};
+
 struct TilePlace {
   int query;
   int batch;
@@ -111,6 +142,13 @@ __device__ __forceinline__ TilePlace tile_place(const HopperForward& p, int inde
   const int here = min(p.section, heads * static_cast<int>(p.problem.batch) - section * p.section);
   const int block = rest / here;
   const int head = section * p.section + rest - block * here;
+  if constexpr (C::kExtras) {
+    if (p.batches_inside) {
+      const int batches = static_cast<int>(p.problem.batch);
+      const int own = head / batches;
+      return {(p.blocks_per_head - 1 - block) * C::kPlan.tile_queries(), head - own * batches, own};
+    }
+  }
   const int batch = head / heads;
   return {(p.blocks_per_head - 1 - block) * C::kPlan.tile_queries(), batch, head - batch * heads};
 }
@@ -149,12 +187,17 @@ template <class C>
 struct ForwardShared {
   using QRing = TileRing<C::kPlan.q_buffers, C::kGroups * C::kGroupBytes>;
   using KeyRing = TileRing<C::kPlan.stages, C::kBlockBytes>;
+  using MapRing = TileRing<1, C::kMapBytes>;
 
   std::uint32_t base;
 
   __device__ __forceinline__ QRing q() const { return {base, base + C::kQBarriers}; }
   __device__ __forceinline__ KeyRing k() const { return {base + C::kK, base + C::kKBarriers}; }
   __device__ __forceinline__ KeyRing v() const { return {base + C::kV, base + C::kVBarriers}; }
+  // Of one warpgroup.
+  __device__ __forceinline__ MapRing maps(int group) const {
+    return {base + C::kMaps + group * C::kMapBytes, base + C::kMapBarriers + group * 16};
+  }
   __device__ __forceinline__ std::uint32_t tile(int buffer) const {
     return base + C::kTileAt + buffer * C::kTileBytes;
   }
@@ -164,11 +207,14 @@ struct ForwardShared {
   }
 
   __device__ __forceinline__ void init() const {
-    q().init(2);
+    q().init(C::kExtras ? 3 : 2);
     k().init(4 * C::kGroups);
     v().init(4 * C::kGroups);
     for (int i = 0; i < C::kPlan.q_buffers * C::kGroups; ++i) {
       mbarrier_init(out_full(0, i), 128);
+    }
+    if constexpr (C::kExtras) {
+      for (int i = 0; i < C::kGroups; ++i) maps(i).init(4);
     }
     fence_mbarrier_init();
   }
@@ -254,6 +300,49 @@ __device__ __forceinline__ void load_v(const HopperForward& p, const ForwardShar
     mbarrier_arrive(q.empty());
     q.advance();
     load_blocks<C>(p, t, v, p.v, p.v_boxes);
+  }
+}
+
+// 64 rows of bias or mask, kKeys columns from `key` on.
+template <class C>
+__device__ __forceinline__ void load_map(const ForwardMap& map, std::uint32_t to,
+                                         const ForwardTile& t, int query, int key,
+                                         std::uint32_t barrier) {
+  if (map.place < 0) return;
+  std::uint32_t piece = to + map.place * kMapPieceBytes;
+#pragma unroll 1
+  for (int i = 0; i < C::kKeys; i += map.piece_keys, piece += kMapPieceBytes) {
+    tensor_load(piece, map.map,
+                {key + i, query, t.head * map.head_step, t.batch * map.batch_step, 0},
+                barrier, l2_evict_first());
+  }
+}
+
+// One thread: bias and mask, for each warpgroup into its own room, as they are not in step.
+template <class C>
+__device__ __forceinline__ void load_maps(const HopperForward& p, const ForwardShared<C>& shared) {
+  typename ForwardShared<C>::QRing q = shared.q();
+  int phase = 0;
+  for (;;) {
+    q.wait_full();
+    const ForwardTile t = shared.read(q.stage());
+    if (t.batch < 0) break;
+    mbarrier_arrive(q.empty());
+    q.advance();
+    if (p.map_bytes == 0) continue;
+#pragma unroll 1
+    for (int block = t.end - 1; block >= t.begin; --block, phase ^= 1) {
+#pragma unroll 1
+      for (int group = 0; group < C::kGroups; ++group) {
+        const typename ForwardShared<C>::MapRing ring = shared.maps(group);
+        mbarrier_wait(ring.empty(), phase ^ 1);
+        mbarrier_arrive_expect(ring.full(), p.map_bytes);
+        const int query = t.query + 64 * group;
+        load_map<C>(p.bias, ring.data(), t, query, block * C::kKeys,
+                    ring.full());
+        load_map<C>(p.mask, ring.data(), t, query, block * C::kKeys, ring.full());
+      }
+    }
   }
 }
 

@@ -11,11 +11,22 @@ struct PhiloxWords {
   std::uint32_t word[4];
 };
 
+// Of 32 bits each. CUDA's compiler has to be told that one instruction does it.
+[[gnu::always_inline]] constexpr std::uint64_t wide_product(std::uint32_t a, std::uint32_t b) {
+#ifdef __CUDA_ARCH__
+  std::uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return std::uint64_t{a} * b;
+#endif
+}
+
 // `counter` are the low 64 bits of the counter, `offset` the high ones.
 [[gnu::always_inline]] constexpr PhiloxWords philox(std::uint64_t key, std::uint64_t counter,
                                                     std::uint64_t offset) {
-  constexpr std::uint64_t kFactor0 = 0xd2511f53;
-  constexpr std::uint64_t kFactor1 = 0xcd9e8d57;
+  constexpr std::uint32_t kFactor0 = 0xd2511f53;
+  constexpr std::uint32_t kFactor1 = 0xcd9e8d57;
   constexpr std::uint32_t kWeyl0 = 0x9e3779b9;
   constexpr std::uint32_t kWeyl1 = 0xbb67ae85;
   constexpr int kRounds = 10;
@@ -24,8 +35,8 @@ struct PhiloxWords {
   PhiloxWords x{{static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
                  static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(offset >> 32)}};
   for (int round = 0; round < kRounds; ++round) {
-    const std::uint64_t a = kFactor0 * x.word[0];
-    const std::uint64_t b = kFactor1 * x.word[2];
+    const std::uint64_t a = wide_product(kFactor0, x.word[0]);
+    const std::uint64_t b = wide_product(kFactor1, x.word[2]);
     x = {{static_cast<std::uint32_t>(b >> 32) ^ x.word[1] ^ key0, static_cast<std::uint32_t>(b),
           static_cast<std::uint32_t>(a >> 32) ^ x.word[3] ^ key1, static_cast<std::uint32_t>(a)}};
     key0 += kWeyl0;

@@ -54,6 +54,21 @@ __device__ __forceinline__ float4 load_shared_floats(std::uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ float2 load_shared_float2(std::uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+               : "=f"(v.x), "=f"(v.y)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ std::uint16_t load_shared_u16(std::uint32_t address) {
+  std::uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ int load_shared_int(std::uint32_t address) {
   int v;
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
@@ -87,6 +102,13 @@ __device__ __forceinline__ float reciprocal_approximate(float v) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(v));
   return reciprocal;
+}
+
+// Its relative error is at most 2^-11.
+__device__ __forceinline__ float tanh_approximate(float v) {
+  float tangent;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(v));
+  return tangent;
 }
 
 // Where one of them is NaN, so is the result.

@@ -14,6 +14,15 @@ std::int64_t bytes(const TensorMapLayout& layout, std::int64_t elements) {
   return elements * static_cast<std::int64_t>(size_of(layout.dtype));
 }
 
+CUtensorMapDataType type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBool: return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    case DType::kFloat32: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case DType::kBFloat16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    default: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  }
+}
+
 // Asked of the runtime, so that the library does not depend on the driver's.
 auto encoder(const char* op) {
   static void* const function = [op] {
@@ -59,11 +68,8 @@ CUtensorMap encode_tensor_map(const char* op, const TensorMapLayout& layout) {
   }
   CUtensorMap map;
   const CUresult status = encoder(op)(
-      &map,
-      layout.dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      static_cast<cuuint32_t>(sizes.size()), layout.data, sizes.data(), strides.data(), box.data(),
-      every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      &map, type_of(layout.dtype), static_cast<cuuint32_t>(sizes.size()), layout.data, sizes.data(),
+      strides.data(), box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check_cuda(op, status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue);
   return map;
