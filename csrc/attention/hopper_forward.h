@@ -11,15 +11,15 @@ namespace transformer_kernels::cuda {
 // How a CTA cuts the work: tiles of 64 queries a warpgroup, looped over blocks of keys.
 struct HopperForwardPlan {
   const char* name;
-  int dim;         // the most of D and Dv
-  int groups;      // warpgroups that multiply
-  int block_keys;  // keys of a block
-  int stages;      // blocks of k, and of v, in shared memory
-  int q_buffers;   // tiles of q in shared memory
-  bool extras;     // scores are more than a product and a positive scale, or dropout
-  int least_keys;  // pays from so many on, and without a window; 0: always
-  int map_pieces;  // pieces of bias and mask in shared memory for each warpgroup
-  int polynomials; // of 8 exponentials behind a softcap, how many are no MUFU instruction
+  int dim;          // the most of D and Dv
+  int groups;       // warpgroups that multiply
+  int block_keys;   // keys of a block
+  int stages;       // blocks of k, and of v, in shared memory
+  int q_buffers;    // tiles of q in shared memory
+  bool extras;      // scores are more than a product and a positive scale, or dropout
+  int least_keys;   // pays from so many on, and without a window; 0: always
+  int map_pieces;   // pieces of bias and mask in shared memory for each warpgroup
+  int polynomials;  // of 8 exponentials behind a softcap, how many are no MUFU instruction
 
   constexpr int tile_queries() const { return 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1); }
@@ -42,7 +42,7 @@ inline constexpr HopperForwardPlan kHopperForwardPlans[] = {
     {"hopper_forward_128",         128, 2, 128, 2, 2, false,  0, 0, 0},
     {"hopper_forward_192",         192, 2,  96, 2, 1, false,  0, 0, 0},
     {"hopper_forward_256",         256, 2,  80, 2, 1, false,  0, 0, 0},
-    {"hopper_forward_64_extras",    64, 3, 128, 2, 2, true,   0, 4, 4},
+    {"hopper_forward_64_extras",    64, 3,  96, 3, 2, true,   0, 4, 4},
     {"hopper_forward_128_extras",  128, 2, 128, 2, 2, true,   0, 2, 2},
     {"hopper_forward_256_extras",  256, 2,  64, 2, 1, true,   0, 2, 0},
 };

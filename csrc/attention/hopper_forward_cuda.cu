@@ -28,8 +28,7 @@ bool loads_in_pairs(const ScoreMap& map, std::int64_t queries, std::int64_t keys
   const std::int64_t pair = 2 * static_cast<std::int64_t>(size_of(map.dtype));
   const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
   return reinterpret_cast<std::uintptr_t>(map.data) % pair == 0 && keys % 2 == 0 &&
-         even(map.batch_stride) && even(map.head_stride) &&
-         (queries == 1 || even(map.row_stride));
+         even(map.batch_stride) && even(map.head_stride) && (queries == 1 || even(map.row_stride));
 }
 
 // Rows of q, k, v or out as TMA sees them, in boxes of `rows` rows. Where the plan's columns are
@@ -66,7 +65,7 @@ const char* refusal(const HopperForwardPlan& plan, const AttentionForwardProblem
                     const DeviceLimits& device) {
   if (device.architecture != 90) return "needs sm_90";
   if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
-  if (has_extras(p) && !plan.extras) return "takes no extras";
+  if (has_extras(p) && !plan.extras) return "takes plain scores without dropout";
   for (const ScoreMap* map : {&p.bias, &p.mask}) {
     if (!loads_in_pairs(*map, p.queries, p.keys)) return "bias or mask is not in aligned pairs";
   }

@@ -38,8 +38,8 @@ class ForwardExtras {
   static constexpr int kScratchBytes = 512;  // of a warp
 
   template <class E>
-  using Pair = std::conditional_t<
-      sizeof(E) == 4, float2, std::conditional_t<sizeof(E) == 2, std::uint32_t, std::uint16_t>>;
+  using Pair = std::conditional_t<sizeof(E) == 4, float2,
+                                  std::conditional_t<sizeof(E) == 2, std::uint32_t, std::uint16_t>>;
 
  public:
   __device__ __forceinline__ ForwardExtras(const HopperForward& p, const ForwardShared<C>& shared,
@@ -99,10 +99,10 @@ class ForwardExtras {
     const Dropout<float> dropout(p_.problem);
     const std::uint32_t scratch =
         maps_.data() + C::kMapBytes - (4 - warp_) * kScratchBytes + lane_ * 16;
-    const std::int64_t row = p_.blocks.offsets == nullptr
-                                 ? (at.tile.batch * p_.problem.heads + at.tile.head) *
-                                       p_.problem.queries
-                                 : at.tile.head * p_.problem.queries + at.tile.q_begin;
+    const std::int64_t row =
+        p_.blocks.offsets == nullptr
+            ? (at.tile.batch * p_.problem.heads + at.tile.head) * p_.problem.queries
+            : at.tile.head * p_.problem.queries + at.tile.q_begin;
     const std::int64_t own_row = row + at.query + warp_ * 16 + lane_ % 16;
     const int key = block * kKeys + lane_ / 16 * 8;
 #pragma unroll
@@ -213,8 +213,7 @@ class ForwardExtras {
     const std::uint32_t rows = room + warp_ * 16 * 128;
     if constexpr (kBytes == 2) {
       // Matrices of 8 rows and 8 keys: two of each octet, those of two octets at once.
-      const std::uint32_t row =
-          rows + lane_ % 16 * 128 + ((lane_ / 16 * 16) ^ (lane_ % 8 * 16));
+      const std::uint32_t row = rows + lane_ % 16 * 128 + ((lane_ / 16 * 16) ^ (lane_ % 8 * 16));
 #pragma unroll
       for (int i = 0; i < kKeys / 8; i += 2) {
         std::uint32_t pair[4];

@@ -32,11 +32,11 @@ struct HopperForward {
   float scale;  // what scores are multiplied with: then they are in units of Exponent
 
   // Extras alone.
-  float inner;         // what a product is multiplied with before anything else
-  float added;         // what is added to a score is in units of this
-  float kept;          // 1 over the probability that dropout keeps an element
+  float inner;          // what a product is multiplied with before anything else
+  float added;          // what is added to a score is in units of this
+  float kept;           // 1 over the probability that dropout keeps an element
   bool batches_inside;  // tiles of one head and all batches follow each other
-  int map_bytes;       // of a block, for one warpgroup, that TMA loads
+  int map_bytes;        // of a block, for one warpgroup, that TMA loads
   ForwardMap bias, mask;
 };
 
@@ -313,8 +313,8 @@ __device__ __forceinline__ void load_map(const ForwardMap& map, std::uint32_t to
 #pragma unroll 1
   for (int i = 0; i < C::kKeys; i += map.piece_keys, piece += kMapPieceBytes) {
     tensor_load(piece, map.map,
-                {key + i, query, t.head * map.head_step, t.batch * map.batch_step, 0},
-                barrier, l2_evict_first());
+                {key + i, query, t.head * map.head_step, t.batch * map.batch_step, 0}, barrier,
+                l2_evict_first());
   }
 }
 
@@ -338,8 +338,7 @@ __device__ __forceinline__ void load_maps(const HopperForward& p, const ForwardS
         mbarrier_wait(ring.empty(), phase ^ 1);
         mbarrier_arrive_expect(ring.full(), p.map_bytes);
         const int query = t.query + 64 * group;
-        load_map<C>(p.bias, ring.data(), t, query, block * C::kKeys,
-                    ring.full());
+        load_map<C>(p.bias, ring.data(), t, query, block * C::kKeys, ring.full());
         load_map<C>(p.mask, ring.data(), t, query, block * C::kKeys, ring.full());
       }
     }

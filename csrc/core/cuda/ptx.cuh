@@ -56,10 +56,7 @@ __device__ __forceinline__ float4 load_shared_floats(std::uint32_t address) {
 
 __device__ __forceinline__ float2 load_shared_float2(std::uint32_t address) {
   float2 v;
-  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "r"(address)
-               : "memory");
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
   return v;
 }
 

@@ -67,10 +67,11 @@ CUtensorMap encode_tensor_map(const char* op, const TensorMapLayout& layout) {
     strides[i] = layout.sizes[i + 1] > 1 ? bytes(layout, layout.strides[i]) : kStep;
   }
   CUtensorMap map;
-  const CUresult status = encoder(op)(
-      &map, type_of(layout.dtype), static_cast<cuuint32_t>(sizes.size()), layout.data, sizes.data(),
-      strides.data(), box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encoder(op)(&map, type_of(layout.dtype), static_cast<cuuint32_t>(sizes.size()), layout.data,
+                  sizes.data(), strides.data(), box.data(), every.data(),
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check_cuda(op, status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue);
   return map;
 }
