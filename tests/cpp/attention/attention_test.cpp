@@ -61,6 +61,20 @@ TEST_P(AttentionOp, bias_and_mask_broadcast_in_every_way) {
   check({2, 50, 200, 2, 1, 8, 8}, {.bias = true, .mask = true, .layout = {3, 5}});
 }
 
+// Rows that TMA can load, several blocks of keys, and a dim for each of Hopper's plans.
+TEST_P(AttentionOp, bias_and_mask_in_aligned_rows) {
+  for (std::int64_t dim : {16, 128, 256}) {
+    const AttentionShape s{2, 70, 208, 2, 1, dim, dim};
+    check(s, {.bias = true, .varies = {false, true, true, true}});
+    check(s, {.numbers = {.dropout = 0.2, .seed = 7, .offset = 9},
+              .mask = true,
+              .varies = {true, false, true, true}});
+    check(
+        s,
+        {.numbers = {.softcap = 3, .window_right = 0}, .bias = true, .mask = true, .slopes = true});
+  }
+}
+
 TEST_P(AttentionOp, features_alone_and_together) {
   const AttentionShape s{2, 50, 70, 4, 2, 16, 16};
   check(s, {.slopes = true});

@@ -122,8 +122,7 @@ TEST(HopperForward, SaysWhatItDoesNotTake) {
   EXPECT_EQ(refusal(p), "more than 2^29 rows");
   p = problem(64);
   p.softcap = 30;
-  EXPECT_STREQ(kHopperForward.front().refusal(p, kHopper),
-               "takes plain scores without dropout");
+  EXPECT_STREQ(kHopperForward.front().refusal(p, kHopper), "takes plain scores without dropout");
 }
 
 }  // namespace
