@@ -54,4 +54,18 @@ __device__ BulkSpan bulk_span(const Extent<T>& extent, std::uintptr_t begin, std
   return {place, begin, static_cast<std::uint32_t>(end - begin)};
 }
 
+// Brings all spans; the barrier expects this thread's arrival and their bytes.
+template <int kSpans>
+__device__ __forceinline__ void load_spans(const BulkSpan (&spans)[kSpans], std::uint32_t barrier) {
+  std::uint32_t bytes = 0;
+#pragma unroll
+  for (const BulkSpan& span : spans) bytes += span.bytes;
+  mbarrier_arrive_expect(barrier, bytes);
+#pragma unroll
+  for (const BulkSpan& span : spans) {
+    if (span.bytes == 0) continue;
+    bulk_load(span.place, reinterpret_cast<const void*>(span.source), span.bytes, barrier);
+  }
+}
+
 }  // namespace transformer_kernels::cuda

@@ -297,13 +297,7 @@ __device__ __forceinline__ void fetch_rows(const Row<Plan, T>& row,
       if (row.inside) {
         int tensor = 0;
         const BulkSpan spans[] = {slice_span(row, cols, sources, tensor++, kSources)...};
-        std::uint32_t total = 0;
-        for (const BulkSpan& span : spans) total += span.bytes;
-        mbarrier_arrive_expect(barrier, total);
-        for (const BulkSpan& span : spans) {
-          if (span.bytes == 0) continue;
-          bulk_load(span.place, reinterpret_cast<const void*>(span.source), span.bytes, barrier);
-        }
+        load_spans(spans, barrier);
       }
     } else if (row.inside) {
       mbarrier_arrive_expect(barrier, bytes * kSources * row.count);

@@ -116,19 +116,9 @@ struct RowRing {
       const std::uint32_t place = ring + at * kStage;
       if constexpr (kShifted) {
         BulkSpan spans[kTensors];
-        std::uint32_t bytes = 0;
 #pragma unroll
-        for (int t = 0; t < kTensors; ++t) {
-          spans[t] = span_of(t, place + t * kSegment);
-          bytes += spans[t].bytes;
-        }
-        mbarrier_arrive_expect(barrier, bytes);
-#pragma unroll
-        for (int t = 0; t < kTensors; ++t) {
-          if (spans[t].bytes == 0) continue;
-          bulk_load(spans[t].place, reinterpret_cast<const void*>(spans[t].source), spans[t].bytes,
-                    barrier);
-        }
+        for (int t = 0; t < kTensors; ++t) spans[t] = span_of(t, place + t * kSegment);
+        load_spans(spans, barrier);
       } else {
         const std::uint32_t bytes = own.packs * 16;
         mbarrier_arrive_expect(barrier, bytes * kTensors);
