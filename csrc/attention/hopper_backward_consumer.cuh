@@ -203,7 +203,7 @@ struct BackwardConsumer : BackwardShared<C> {
             key - plan.shift + plan.window_left - column};
   }
 
-  // Products and exponentials of what is not seen may be anything: they are replaced.
+  // Where the product may be anything, the exponential is 0: scale is above 0.
   __device__ __forceinline__ void hide_unseen(int block, int own_first_key) {
     const int column = block * kBlockQueries + lane % 4 * 2;
     const int key = own_first_key + warp * 16 + lane / 4;
@@ -213,12 +213,20 @@ struct BackwardConsumer : BackwardShared<C> {
     for (int i = 0; i < 32; ++i) {
       const int at = i / 4 * 8 + i % 2;
       const Seen& of = i % 4 < 2 ? upper : lower;
-      if (at < of.first || at > of.last) s[i] = 0;
+      if (at < of.first || at > of.last) s[i] = -INFINITY;
     }
   }
 
+  // Whether some query of a block does not see some own key. Asked for while products are made.
+  __device__ __forceinline__ bool is_masked(int block) const {
+    const int key = own_key();
+    const BlockRange unmasked = p.plan.unmasked_blocks(key, key + 63);
+    return block < unmasked.begin || block >= unmasked.end;
+  }
+
   // S^T of block number n -> P^T. lse is infinite for rows past the end and such that see no key.
-  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n) {
+  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n, bool masked) {
+    if (masked) hide_unseen(block, own_key());
     const float scale = p.scale_in_bits;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -230,9 +238,6 @@ struct BackwardConsumer : BackwardShared<C> {
         x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
       }
     }
-    const int key = own_key();
-    const BlockRange unmasked = p.plan.unmasked_blocks(key, key + 63);
-    if (block < unmasked.begin || block >= unmasked.end) hide_unseen(block, key);
 #pragma unroll
     for (int i = 0; i < 16; ++i) p_packed[i] = narrow_word<T>(s + 2 * i);
     pin(p_packed);
@@ -323,12 +328,13 @@ struct BackwardConsumer : BackwardShared<C> {
       multiply_scores_and_dk();
     }
     if constexpr (!C::kStoresDsFirst) store_ds();
+    const bool next_masked = !kLast && is_masked(block - 1);
     wgmma_wait<0>();
     pin(dk);
     release<C::kQStages>(C::kQEmpty, count);
     if constexpr (!kLast) {
       pin(s);
-      exponentiate(block - 1, count + 1);
+      exponentiate(block - 1, count + 1, next_masked);
     }
     ++count;
   }
@@ -339,7 +345,7 @@ struct BackwardConsumer : BackwardShared<C> {
     multiply_scores(s, C::kK, q_block(count));
     wgmma_wait<0>();
     pin(s);
-    exponentiate(block, count);
+    exponentiate(block, count, is_masked(block));
   }
 
   // dQ of the block before, with no other product beside it.

@@ -63,6 +63,7 @@ const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& devic
   if (!has_plain_scores(p)) return "knows no softcap, bias, mask or slopes";
   if (p.dsinks != nullptr) return "gives no gradient of sinks";
   if (p.drop_below != 0) return "knows no dropout";
+  if (!(p.scale > 0)) return "wants a scale above 0";
   if (!BackwardLayouts(p).fit()) return "wants addresses and strides in steps of 16 bytes";
   return nullptr;
 }

@@ -29,6 +29,11 @@ __device__ __forceinline__ V anchor_in_pack(const V* value) {
   return kSize == 1 ? value[0] : V(0.5) * (value[0] + value[kSize - 1]);
 }
 
+// Sums around an anchor stand while its squared distance from the mean is at most so many times the
+// variance.
+template <class V>
+inline constexpr V kTrustedAnchor = 8;
+
 // The moments of one warp's elements, `count` in all: visit(body) calls body with each element that
 // this thread owns. An anchor far from the mean, an outlier, would cost the squares their digits:
 // there they are summed once more, around the mean.
@@ -40,7 +45,6 @@ __device__ __forceinline__ Moments<V> moments_of_warp(V anchor, V count, Visit&&
     visit([&](V value) { squares += value * value; });
     return {V(0), V(0), reduce_lanes<Add>(squares)};
   } else {
-    constexpr V kTrusted = 8;  // times the variance: the anchor's squared distance from the mean
     V sum = 0, squares = 0;
     visit([&](V value) {
       const V off = value - anchor;
@@ -52,7 +56,7 @@ __device__ __forceinline__ Moments<V> moments_of_warp(V anchor, V count, Visit&&
     const V mean = sum * reciprocal(count);
     const V shift = sum * mean;
     V m2 = squares - shift;
-    if (shift > kTrusted * m2) {
+    if (shift > kTrustedAnchor<V> * m2) {
       m2 = 0;
       revisit([&](V value) {
         const V off = value - anchor - mean;
@@ -85,7 +89,7 @@ __device__ __forceinline__ V reciprocal_deviation(V variance, double eps) {
   }
 }
 
-// weight and bias of one pack.
+// weight and bias of one pack. A Problem says which of the two there are.
 template <class T, class W, int kSize>
 struct Affine {
   ParameterPack<W, kSize> weight;
@@ -103,8 +107,8 @@ struct Affine {
   }
 
   // value = value * w + b, one after the other: few registers matter more than one instruction.
-  template <class V>
-  __device__ __forceinline__ void apply(const NormForwardProblem& p, V* value) const {
+  template <class Problem, class V>
+  __device__ __forceinline__ void apply(const Problem& p, V* value) const {
     V parameter[kSize];
     if (p.weight) {
       weight.unpack(parameter);

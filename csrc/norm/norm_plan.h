@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "core/cuda/direct_plan.h"
 #include "core/cuda/ring_plan.h"
 #include "core/cuda/row_plan.h"
 #include "norm/row_norm.h"
@@ -32,11 +33,12 @@ constexpr unsigned norm_traits(bool center, bool residual, std::int64_t element_
                                : 0u);
 }
 
-// Rows up to `max_row_bytes` with the wanted traits run the plan; the first that fits wins. The
-// last ones run anything. Chosen by measurement on an H200: docs/decisions/0005-launch-plans.md.
+// Rows up to `max_row_bytes` with the wanted traits run the plan; the first that fits wins. Small
+// problems come first; the last plans run anything. Chosen by measurement on an H200:
+// docs/decisions/0005-launch-plans.md and 0009-small-row-problems.md.
 struct NormForwardPlan {
   std::int64_t max_row_bytes;
-  std::variant<RowPlan, RingPlan> plan;  // one-shot or persistent kernel
+  std::variant<RowPlan, RingPlan, DirectPlan> plan;  // one-shot, persistent or direct kernel
   unsigned traits = 0;
 };
 
@@ -54,10 +56,13 @@ constexpr unsigned kLayerNormOfFloats = kLayerNorm | kFloatParameters | kNoResid
 constexpr unsigned kRmsNormOfFloats = kRmsNorm | kFloatParameters | kNoResidual;
 constexpr unsigned kAddEqual = kEqualParameters | kWithResidual;
 
-//   row bytes          threads rows cluster packs ctas  wide   bulk  prefetch stack
+//   row bytes            packs threads ctas rows  MB
+//                      threads rows cluster packs ctas  wide   bulk  prefetch stack
 //                        packs warps groups cluster stages ctas
 // clang-format off
 inline constexpr NormForwardPlan kNormForwardPlans[] = {
+    {2048,     DirectPlan{   1,  128,  1, 1024,  2}},
+    {32768,    DirectPlan{   2, 1024,  1,  512,  4}},
     {512,         RowPlan{  32,  8,  1,  1,   4,  true,  true,  true}},
     {1536,        RowPlan{  32,  1,  1,  3,  16,  true,  true,  true}},
     {2048,        RowPlan{  32,  1,  1,  4,  16,  true,  true,  true}},
@@ -154,6 +159,9 @@ inline const char* norm_forward_refusal(const NormForwardPlan& entry,
   if (problem.dtype == DType::kFloat64 && !moves_single_elements(entry)) {
     return "float64 moves single elements";
   }
+  if (const DirectPlan* direct = std::get_if<DirectPlan>(&entry.plan)) {
+    return direct_plan_refusal(*direct, load);
+  }
   if (const RingPlan* ring = std::get_if<RingPlan>(&entry.plan)) {
     return ring_refusal(*ring, problem.rows, row_bytes, load.aligned,
                         norm_forward_ring_stages(*ring, residual, device), device);
@@ -163,51 +171,58 @@ inline const char* norm_forward_refusal(const NormForwardPlan& entry,
 
 // ------------------------------------------------------------------ backward
 
-// A ring of packs = 0 stands for the kernel that runs anywhere.
+// The kernel that runs anywhere.
+struct PlainPlan {};
+
+inline std::string name_of(PlainPlan) { return "plain"; }
+
 struct NormBackwardPlan {
-  RingPlan ring;
+  std::variant<RingPlan, DirectPlan, PlainPlan> plan;
   unsigned traits = 0;
 };
 
-inline std::string name_of(const NormBackwardPlan& plan) {
-  return plan.ring.packs == 0 ? "plain" : name_of(plan.ring);
+inline std::string name_of(const NormBackwardPlan& entry) {
+  return std::visit([](const auto& plan) { return name_of(plan); }, entry.plan);
 }
 
 // The first plan that fits a problem runs it.
-//    packs warps groups cluster stages ctas
+//             packs threads ctas rows MB, least threads: the columns' CTAs want many
+//             packs warps groups cluster stages ctas
 // clang-format off
 inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
-    {{1,  1, 15,  1, 2}},
-    {{1,  3,  9,  1, 2}, kNoResidual},
-    {{1,  3,  8,  1, 2}},
-    {{1,  4,  6,  1, 2}},
-    {{2,  3,  5,  1, 2}},
-    {{2,  4,  4,  1, 2}, kLayerNorm},
-    {{1,  8,  3,  1, 2}},
-    {{2,  8,  2,  1, 2}},
-    {{1, 32,  1,  1, 2}, kNoResidual | kFourBytes},
-    {{2, 16,  1,  1, 2}},
-    {{1, 32,  1,  2, 2}, kRmsNorm | kNoResidual},
-    {{2,  8,  1,  4, 2, 2}, kFourBytes},
-    {{2, 16,  1,  2, 2}},
-    {{2, 16,  1,  4, 2}},
-    {{4, 16,  1,  4, 2}, kNoResidual},
-    {{2, 16,  1,  8, 2}},
-    {{2, 16,  1, 16, 2}, kTwoBytes | kWithResidual},
-    {{4, 16,  1,  8, 2}},
-    {{4, 16,  1, 16, 2}},
-    {{1,  1, 15,  1, 2, 1, true}},
-    {{1,  4,  4,  1, 2, 1, true}},
-    {{1,  8,  2,  1, 2, 1, true}},
-    {{1, 16,  1,  1, 2, 1, true}},
-    {{2, 16,  1,  1, 2, 1, true}, kNoResidual},
-    {{1, 16,  1,  2, 2, 1, true}},
-    {{2, 16,  1,  2, 2, 1, true}, kNoResidual},
-    {{1, 16,  1,  4, 2, 1, true}},
-    {{2, 16,  1,  8, 2, 1, true}, kNoResidual},
-    {{1, 16,  1,  8, 2, 1, true}},
-    {{1, 16,  1, 16, 2, 1, true}},
-    {{0,  0,  0,  0, 0}},
+    {DirectPlan{1, 512, 1, 256, 2, 256}},
+    {DirectPlan{4, 512, 1,  64, 2, 256}},
+    {RingPlan{1,  1, 15,  1, 2}},
+    {RingPlan{1,  3,  9,  1, 2}, kNoResidual},
+    {RingPlan{1,  3,  8,  1, 2}},
+    {RingPlan{1,  4,  6,  1, 2}},
+    {RingPlan{2,  3,  5,  1, 2}},
+    {RingPlan{2,  4,  4,  1, 2}, kLayerNorm},
+    {RingPlan{1,  8,  3,  1, 2}},
+    {RingPlan{2,  8,  2,  1, 2}},
+    {RingPlan{1, 32,  1,  1, 2}, kNoResidual | kFourBytes},
+    {RingPlan{2, 16,  1,  1, 2}},
+    {RingPlan{1, 32,  1,  2, 2}, kRmsNorm | kNoResidual},
+    {RingPlan{2,  8,  1,  4, 2, 2}, kFourBytes},
+    {RingPlan{2, 16,  1,  2, 2}},
+    {RingPlan{2, 16,  1,  4, 2}},
+    {RingPlan{4, 16,  1,  4, 2}, kNoResidual},
+    {RingPlan{2, 16,  1,  8, 2}},
+    {RingPlan{2, 16,  1, 16, 2}, kTwoBytes | kWithResidual},
+    {RingPlan{4, 16,  1,  8, 2}},
+    {RingPlan{4, 16,  1, 16, 2}},
+    {RingPlan{1,  1, 15,  1, 2, 1, true}},
+    {RingPlan{1,  4,  4,  1, 2, 1, true}},
+    {RingPlan{1,  8,  2,  1, 2, 1, true}},
+    {RingPlan{1, 16,  1,  1, 2, 1, true}},
+    {RingPlan{2, 16,  1,  1, 2, 1, true}, kNoResidual},
+    {RingPlan{1, 16,  1,  2, 2, 1, true}},
+    {RingPlan{2, 16,  1,  2, 2, 1, true}, kNoResidual},
+    {RingPlan{1, 16,  1,  4, 2, 1, true}},
+    {RingPlan{2, 16,  1,  8, 2, 1, true}, kNoResidual},
+    {RingPlan{1, 16,  1,  8, 2, 1, true}},
+    {RingPlan{1, 16,  1, 16, 2, 1, true}},
+    {PlainPlan{}},
 };
 // clang-format on
 
@@ -242,20 +257,31 @@ inline NormBackwardShape norm_backward_shape(const RingPlan& plan, const NormBac
   return {stages, weight_bytes + std::max(ring_bytes, fold_bytes)};
 }
 
-inline const char* norm_backward_refusal(const NormBackwardPlan& plan, const NormBackwardProblem& p,
-                                         const DeviceLimits& device) {
-  if (plan.ring.packs == 0) return nullptr;
-  const unsigned traits =
-      norm_traits(p.center, p.dsum.data != nullptr, size_of(p.dtype), size_of(p.weight_dtype));
-  if ((plan.traits & ~traits) != 0) return "meant for another kind of norm";
-  if (p.dtype == DType::kFloat64) return "float64 moves single elements";
-  const std::int64_t row_bytes = p.cols * size_of(p.dtype);
-  bool aligned = row_bytes % 16 == 0 && parameter_is_aligned(p.weight);
+inline RowLoad row_load(const NormBackwardProblem& p) {
+  bool aligned = p.cols * size_of(p.dtype) % 16 == 0 && parameter_is_aligned(p.weight);
   for (const Rows& rows : {p.x, p.dy, p.dsum, p.dx}) {
     aligned = aligned && starts_are_aligned(rows.data, rows.stride, p.dtype);
   }
-  return ring_refusal(plan.ring, p.rows, row_bytes, aligned,
-                      norm_backward_shape(plan.ring, p, device).stages, device);
+  return {.rows = p.rows,
+          .cols = p.cols,
+          .element_bytes = static_cast<int>(size_of(p.dtype)),
+          .aligned = aligned};
+}
+
+inline const char* norm_backward_refusal(const NormBackwardPlan& entry,
+                                         const NormBackwardProblem& p, const DeviceLimits& device) {
+  if (std::holds_alternative<PlainPlan>(entry.plan)) return nullptr;
+  const unsigned traits =
+      norm_traits(p.center, p.dsum.data != nullptr, size_of(p.dtype), size_of(p.weight_dtype));
+  if ((entry.traits & ~traits) != 0) return "meant for another kind of norm";
+  if (p.dtype == DType::kFloat64) return "float64 moves single elements";
+  const RowLoad load = row_load(p);
+  if (const DirectPlan* direct = std::get_if<DirectPlan>(&entry.plan)) {
+    return p.dx.data == p.dy.data ? "dx is dy" : direct_plan_refusal(*direct, load);
+  }
+  const RingPlan& ring = std::get<RingPlan>(entry.plan);
+  return ring_refusal(ring, p.rows, p.cols * size_of(p.dtype), load.aligned,
+                      norm_backward_shape(ring, p, device).stages, device);
 }
 
 }  // namespace transformer_kernels::cuda

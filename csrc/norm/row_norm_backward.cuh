@@ -5,6 +5,7 @@
 
 #include "core/dispatch.h"
 #include "core/select.h"
+#include "norm/row_norm_backward_direct.cuh"
 #include "norm/row_norm_backward_plain.cuh"
 #include "norm/row_norm_backward_ring.cuh"
 
@@ -12,18 +13,22 @@ namespace transformer_kernels::cuda {
 
 template <std::size_t kIndex>
 struct NormBackwardPlanAt {
-  static constexpr RingPlan plan = kNormBackwardPlans[kIndex].ring;
-  static constexpr unsigned traits = kNormBackwardPlans[kIndex].traits;
+  static constexpr NormBackwardPlan kEntry = kNormBackwardPlans[kIndex];
+  static constexpr auto plan = std::get<kEntry.plan.index()>(kEntry.plan);
 };
 
 template <class T, class W, bool kCenter, class Plan>
 void launch_norm_backward(const char* op, const Context& context, const NormBackwardProblem& p) {
-  if constexpr (Plan::plan.packs == 0) {
+  if constexpr (std::holds_alternative<PlainPlan>(Plan::kEntry.plan)) {
     launch_norm_backward_plain<T, W, kCenter>(op, context, p);
-  } else if constexpr (!std::is_same_v<T, double>) {
+  } else if constexpr (std::is_same_v<T, double>) {
+    return;  // refused by the other plans
+  } else if constexpr (std::holds_alternative<DirectPlan>(Plan::kEntry.plan)) {
+    launch_norm_backward_direct<T, W, kCenter, Plan>(op, context, p);
+  } else {
     dispatch_bool(p.dsum.data != nullptr, [&]<bool kDsum>() {
       constexpr unsigned kTraits = norm_traits(kCenter, kDsum, sizeof(T), sizeof(W));
-      if constexpr ((Plan::traits & ~kTraits) == 0) {
+      if constexpr ((Plan::kEntry.traits & ~kTraits) == 0) {
         // LayerNorm comes with a bias as a rule, RMSNorm without: only there is it worth a kernel.
         if (kCenter || p.dbias != nullptr) {
           launch_norm_backward_ring<T, W, kCenter, true, kDsum, Plan>(op, context, p);

@@ -7,6 +7,7 @@
 
 #include "core/dispatch.h"
 #include "core/select.h"
+#include "norm/row_norm_forward_direct.cuh"
 #include "norm/row_norm_forward_oneshot.cuh"
 #include "norm/row_norm_forward_ring.cuh"
 
@@ -16,8 +17,7 @@ namespace transformer_kernels::cuda {
 template <std::size_t kIndex>
 struct NormForwardPlanAt {
   static constexpr NormForwardPlan kEntry = kNormForwardPlans[kIndex];
-  static constexpr bool kRing = std::holds_alternative<RingPlan>(kEntry.plan);
-  static constexpr auto plan = std::get < kRing ? 1 : 0 > (kEntry.plan);
+  static constexpr auto plan = std::get<kEntry.plan.index()>(kEntry.plan);
 };
 
 template <class T, class W, bool kCenter, class Plan>
@@ -25,8 +25,10 @@ void launch_norm_forward(const char* op, const Context& context, const NormForwa
   dispatch_bool(p.residual.data != nullptr, [&]<bool kResidual>() {
     constexpr unsigned kTraits = norm_traits(kCenter, kResidual, sizeof(T), sizeof(W));
     constexpr bool kWanted = (Plan::kEntry.traits & ~kTraits) == 0;
-    if constexpr (kWanted && Plan::kRing) {
+    if constexpr (kWanted && std::holds_alternative<RingPlan>(Plan::kEntry.plan)) {
       launch_norm_forward_ring<T, W, kCenter, kResidual, Plan>(op, context, p);
+    } else if constexpr (kWanted && std::holds_alternative<DirectPlan>(Plan::kEntry.plan)) {
+      launch_norm_forward_direct<T, W, kCenter, kResidual, Plan>(op, context, p);
     } else if constexpr (kWanted) {
       launch_norm_forward_oneshot<T, W, kCenter, kResidual, Plan>(op, context, p);
     }

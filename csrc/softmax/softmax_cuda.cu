@@ -5,6 +5,7 @@
 #include "core/dispatch.h"
 #include "core/select.h"
 #include "softmax/row_softmax_backward.cuh"
+#include "softmax/row_softmax_direct.cuh"
 #include "softmax/row_softmax_forward.cuh"
 
 namespace transformer_kernels::cuda {
@@ -15,11 +16,13 @@ constexpr const char* kOp = "softmax";
 // A row of a plan table as a type: what a kernel takes as its template argument.
 template <std::size_t kIndex>
 struct ForwardPlan {
-  static constexpr RowPlan plan = kSoftmaxForwardPlans[kIndex].plan;
+  static constexpr SoftmaxPlan kEntry = kSoftmaxForwardPlans[kIndex];
+  static constexpr auto plan = std::get<kEntry.plan.index()>(kEntry.plan);
 };
 template <std::size_t kIndex>
 struct BackwardPlan {
-  static constexpr RowPlan plan = kSoftmaxBackwardPlans[kIndex].plan;
+  static constexpr SoftmaxPlan kEntry = kSoftmaxBackwardPlans[kIndex];
+  static constexpr auto plan = std::get<kEntry.plan.index()>(kEntry.plan);
 };
 
 template <class Plan, class Problem>
@@ -57,7 +60,11 @@ void run_best_plan(const SoftmaxPlan (&plans)[kPlans], const Context& context,
   dispatch_index<kPlans>(chosen, [&]<std::size_t kIndex>() {
     using Plan = PlanAt<kIndex>;
     dispatch_float(problem.dtype, [&]<class T>() {
-      if constexpr (!(std::is_same_v<T, double> && Plan::plan.wide)) {
+      if constexpr (std::holds_alternative<DirectPlan>(Plan::kEntry.plan)) {
+        if constexpr (!std::is_same_v<T, double>) {
+          launch_softmax_direct<T, Plan>(kOp, context, problem);
+        }
+      } else if constexpr (!std::is_same_v<T, double> || !Plan::plan.wide) {
         run<Plan, T>(context, problem);
       }
     });

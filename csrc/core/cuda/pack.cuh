@@ -47,6 +47,23 @@ __device__ __forceinline__ void widen_word(std::uint32_t word, float* out) {
   }
 }
 
+// The same by other instructions. What two passes over packed values unpack would else count as one
+// common subexpression, and the unpacked values would be kept, in twice the registers.
+template <class T>
+__device__ __forceinline__ void widen_word_again(std::uint32_t word, float* out) {
+  if constexpr (std::is_same_v<T, float>) {
+    out[0] = __uint_as_float(word);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    out[0] = __uint_as_float(__byte_perm(word, 0, 0x1044));
+    out[1] = __uint_as_float(__byte_perm(word, 0, 0x3244));
+  } else {
+    float swapped[2];
+    widen_word<T>(__byte_perm(word, 0, 0x1032), swapped);
+    out[0] = swapped[1];
+    out[1] = swapped[0];
+  }
+}
+
 template <class T>
 __device__ __forceinline__ std::uint32_t narrow_word(const float* in) {
   if constexpr (std::is_same_v<T, float>) {
@@ -121,6 +138,15 @@ struct Pack {
     }
   }
 
+  // In a second pass; 16-byte packs of a type that float holds.
+  static __device__ __forceinline__ void unpack_again(Raw raw, Value* out) {
+    constexpr int kPerWord = 4 / sizeof(T);
+    widen_word_again<T>(raw.x, out);
+    widen_word_again<T>(raw.y, out + kPerWord);
+    widen_word_again<T>(raw.z, out + 2 * kPerWord);
+    widen_word_again<T>(raw.w, out + 3 * kPerWord);
+  }
+
   static __device__ __forceinline__ Raw pack(const Value* in) {
     if constexpr (kSize == 1) {
       return narrow<T>(in[0]);
@@ -145,6 +171,12 @@ struct ParameterPack {
     for (int i = 0; i < kPieces; ++i) piece[i] = Piece::load_cached(pointer + i * Piece::size);
   }
 
+  // The same for a kernel that starts before the one that writes them has ended; 16-byte packs.
+  __device__ __forceinline__ void load_in_order(const W* pointer) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) piece[i] = load_global_in_order(pointer + i * Piece::size);
+  }
+
   // Columns [col, col + kSize) of `cols`, at any alignment; what lies outside counts as 0.
   __device__ __forceinline__ void load_shifted(const W* pointer, std::int64_t col,
                                                std::int64_t cols) {
@@ -167,6 +199,11 @@ struct ParameterPack {
   __device__ __forceinline__ void unpack(typename Piece::Value* out) const {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) Piece::unpack(piece[i], out + i * Piece::size);
+  }
+
+  __device__ __forceinline__ void unpack_again(typename Piece::Value* out) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) Piece::unpack_again(piece[i], out + i * Piece::size);
   }
 
  private:

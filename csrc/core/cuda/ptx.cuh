@@ -22,6 +22,16 @@ __device__ __forceinline__ uint4 load_global_once(const void* pointer) {
   return v;
 }
 
+// The same for memory that another kernel may write while this one waits for it.
+__device__ __forceinline__ uint4 load_global_in_order(const void* pointer) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void store_global(void* pointer, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(pointer), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)

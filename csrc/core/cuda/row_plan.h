@@ -38,9 +38,9 @@ struct RowLoad {
   std::int64_t rows;
   std::int64_t cols;
   int element_bytes;
-  int staged;    // tensors of which a row lies in shared memory at a time
-  bool aligned;  // every row of every operand starts and ends at a multiple of 16 bytes
-  bool in_step;  // a row's start is equally far behind such a multiple in all operands
+  int staged = 0;        // tensors of which a row lies in shared memory at a time
+  bool aligned;          // every row of every operand starts and ends at a multiple of 16 bytes
+  bool in_step = false;  // a row's start is equally far behind such a multiple in all operands
 };
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

@@ -14,6 +14,7 @@ class LayerNormOp : public BackendTest {
 INSTANTIATE_TEST_SUITE_P(on, LayerNormOp, all_backends_and_dtypes(), name_of_backend_test);
 
 TEST_P(LayerNormOp, edge_shapes) { suite().edge_shapes(); }
+TEST_P(LayerNormOp, few_rows_and_many) { suite().few_rows_and_many(); }
 TEST_P(LayerNormOp, wide_rows) { suite().wide_rows(); }
 TEST_P(LayerNormOp, options) { suite().options(); }
 TEST_P(LayerNormOp, layouts) { suite().layouts(); }

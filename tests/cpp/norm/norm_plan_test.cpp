@@ -14,6 +14,7 @@ constexpr DeviceLimits kAmpere{
     .architecture = 80, .processors = 108, .shared_bytes_per_cta = 166912};
 constexpr DeviceLimits kHopper{
     .architecture = 90, .processors = 132, .shared_bytes_per_cta = 232448};
+constexpr std::int64_t kMany = 100000;  // rows: too many for a direct plan
 constexpr DType kDTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 Rows rows_at(std::uintptr_t address, std::int64_t stride) {
@@ -51,11 +52,25 @@ const NormForwardPlan* chosen(const NormForwardProblem& p, const DeviceLimits& d
   return nullptr;
 }
 
-const RingPlan* chosen(const NormBackwardProblem& p, const DeviceLimits& device) {
+const NormBackwardPlan* chosen(const NormBackwardProblem& p, const DeviceLimits& device) {
   for (const NormBackwardPlan& plan : kNormBackwardPlans) {
-    if (norm_backward_refusal(plan, p, device) == nullptr) return &plan.ring;
+    if (norm_backward_refusal(plan, p, device) == nullptr) return &plan;
   }
   return nullptr;
+}
+
+// Null where another kind of plan runs.
+const RingPlan* chosen_ring(const NormBackwardProblem& p, const DeviceLimits& device) {
+  return std::get_if<RingPlan>(&chosen(p, device)->plan);
+}
+
+bool is_plain(const NormBackwardProblem& p, const DeviceLimits& device) {
+  return std::holds_alternative<PlainPlan>(chosen(p, device)->plan);
+}
+
+template <class Problem>
+bool is_direct(const Problem& p) {
+  return std::holds_alternative<DirectPlan>(chosen(p, kHopper)->plan);
 }
 
 void expect_holds(const RowPlan& plan, const NormForwardProblem& p, const DeviceLimits& device) {
@@ -78,6 +93,15 @@ void expect_holds(const RingPlan& plan, const NormForwardProblem& p, const Devic
   EXPECT_EQ(device.architecture, 90);
 }
 
+template <class Problem>
+void expect_holds(const DirectPlan& plan, const Problem& p, const DeviceLimits&) {
+  EXPECT_TRUE(row_load(p).aligned);
+  EXPECT_NE(p.dtype, DType::kFloat64);
+  const std::int64_t packs = p.cols * size_of(p.dtype) / 16;
+  EXPECT_GE(std::int64_t{plan.packs} * direct_threads(plan, packs), packs);
+  EXPECT_LE(direct_threads(plan, packs), plan.most_threads);
+}
+
 TEST(NormPlan, EveryForwardProblemHasAPlanThatHoldsIt) {
   std::mt19937_64 random(std::random_device{}());
   for (int round = 0; round < 400; ++round) {
@@ -97,32 +121,76 @@ TEST(NormPlan, EveryForwardProblemHasAPlanThatHoldsIt) {
 }
 
 TEST(NormPlan, MisalignedRowsAreShifted) {
-  NormForwardProblem p = forward(DType::kBFloat16, 64, 1024);
+  NormForwardProblem p = forward(DType::kBFloat16, kMany, 1024);
   EXPECT_FALSE(moves_single_elements(*chosen(p, kHopper)));
   p.y = rows_at(0x20002, 1024);
   EXPECT_TRUE(moves_single_elements(*chosen(p, kHopper)));
-  p = forward(DType::kBFloat16, 64, 1024);
+  p = forward(DType::kBFloat16, kMany, 1024);
   p.bias = reinterpret_cast<const void*>(0x50004);
   EXPECT_TRUE(std::get<RowPlan>(chosen(p, kHopper)->plan).shifted);
   EXPECT_TRUE(
-      std::get<RowPlan>(chosen(forward(DType::kBFloat16, 64, 1023), kHopper)->plan).shifted);
-  NormBackwardProblem b = backward(DType::kFloat32, 64, 1024);
+      std::get<RowPlan>(chosen(forward(DType::kBFloat16, kMany, 1023), kHopper)->plan).shifted);
+  NormBackwardProblem b = backward(DType::kFloat32, kMany, 1024);
   b.dy = rows_at(0x20004, 1024);
-  EXPECT_TRUE(chosen(b, kHopper)->shifted);
-  EXPECT_TRUE(chosen(backward(DType::kBFloat16, 64, 1023), kHopper)->shifted);
-  EXPECT_FALSE(chosen(backward(DType::kBFloat16, 64, 1024), kHopper)->shifted);
+  EXPECT_TRUE(chosen_ring(b, kHopper)->shifted);
+  EXPECT_TRUE(chosen_ring(backward(DType::kBFloat16, kMany, 1023), kHopper)->shifted);
+  EXPECT_FALSE(chosen_ring(backward(DType::kBFloat16, kMany, 1024), kHopper)->shifted);
 }
 
 TEST(NormPlan, TraitsPartTheNormsWhereTheyWereMeasuredApart) {
-  EXPECT_NE(chosen(forward(DType::kBFloat16, 64, 8192, true), kHopper),
-            chosen(forward(DType::kBFloat16, 64, 8192, false), kHopper));
-  EXPECT_NE(chosen(backward(DType::kBFloat16, 64, 16384, true), kHopper),
-            chosen(backward(DType::kBFloat16, 64, 16384, false), kHopper));
-  NormForwardProblem mixed = forward(DType::kBFloat16, 64, 4096);
+  EXPECT_NE(chosen(forward(DType::kBFloat16, kMany, 8192, true), kHopper),
+            chosen(forward(DType::kBFloat16, kMany, 8192, false), kHopper));
+  EXPECT_NE(chosen(backward(DType::kBFloat16, kMany, 16384, true), kHopper),
+            chosen(backward(DType::kBFloat16, kMany, 16384, false), kHopper));
+  NormForwardProblem mixed = forward(DType::kBFloat16, kMany, 4096);
   mixed.weight_dtype = DType::kFloat32;
   EXPECT_GT(std::get<RowPlan>(chosen(mixed, kHopper)->plan).stack, 1);
   EXPECT_TRUE(std::holds_alternative<RingPlan>(
-      chosen(forward(DType::kBFloat16, 64, 131072), kHopper)->plan));
+      chosen(forward(DType::kBFloat16, kMany, 131072), kHopper)->plan));
+}
+
+// Where the direct kernels were measured to win.
+TEST(NormPlan, SmallProblemsRunDirect) {
+  for (const bool center : {false, true}) {
+    for (const std::int64_t cols : {8, 768, 4096, 16384}) {
+      for (const std::int64_t rows : {1, 32, 64}) {
+        NormForwardProblem f = forward(DType::kBFloat16, rows, cols, center);
+        f.residual = f.sum = rows_at(0x40000, cols);
+        f.weight_dtype = DType::kFloat32;
+        EXPECT_TRUE(is_direct(f)) << describe(f);
+        NormBackwardProblem b = backward(DType::kBFloat16, rows, cols, center);
+        b.dsum = rows_at(0x40000, cols);
+        EXPECT_TRUE(is_direct(b)) << describe(b);
+      }
+    }
+  }
+  EXPECT_TRUE(is_direct(forward(DType::kBFloat16, 1024, 768)));
+  EXPECT_FALSE(is_direct(forward(DType::kBFloat16, 1025, 768)));
+  EXPECT_TRUE(is_direct(forward(DType::kBFloat16, 512, 4096)));
+  EXPECT_FALSE(is_direct(forward(DType::kBFloat16, 513, 4096)));
+  EXPECT_TRUE(is_direct(forward(DType::kBFloat16, 128, 16384)));
+  EXPECT_FALSE(is_direct(forward(DType::kBFloat16, 129, 16384)));
+  EXPECT_FALSE(is_direct(forward(DType::kBFloat16, 1, 16392)));
+  EXPECT_TRUE(is_direct(backward(DType::kBFloat16, 256, 4096)));
+  EXPECT_FALSE(is_direct(backward(DType::kBFloat16, 257, 4096)));
+  EXPECT_FALSE(is_direct(backward(DType::kBFloat16, 65, 16384)));
+  EXPECT_FALSE(is_direct(backward(DType::kBFloat16, 1, 16392)));
+}
+
+TEST(NormPlan, DirectPlansTakeAlignedRowsThatNothingOverwrites) {
+  EXPECT_FALSE(is_direct(forward(DType::kFloat64, 4, 1024)));
+  EXPECT_FALSE(is_direct(forward(DType::kBFloat16, 4, 1023)));
+  EXPECT_FALSE(is_direct(backward(DType::kFloat64, 4, 1024)));
+  NormForwardProblem f = forward(DType::kBFloat16, 4, 1024);
+  f.bias = reinterpret_cast<const void*>(0x50004);
+  EXPECT_FALSE(is_direct(f));
+  NormBackwardProblem b = backward(DType::kBFloat16, 4, 1024);
+  b.dx.stride = 1028;
+  EXPECT_FALSE(is_direct(b));
+  // Other CTAs than the one that writes a row of dx read that row of dy.
+  b = backward(DType::kBFloat16, 4, 1024);
+  b.dx = b.dy;
+  EXPECT_FALSE(is_direct(b));
 }
 
 TEST(NormPlan, TheRingHoldsTwoRowsOrMoreAndFitsSharedMemory) {
@@ -134,9 +202,8 @@ TEST(NormPlan, TheRingHoldsTwoRowsOrMoreAndFitsSharedMemory) {
     NormBackwardProblem p = backward(dtype, 1000, cols, random() % 2);
     if (random() % 2) p.dsum = rows_at(0x40000, cols);
     if (random() % 2) p.weight_dtype = DType::kFloat32;
-    const RingPlan* plan = chosen(p, kHopper);
-    ASSERT_NE(plan, nullptr);
-    if (plan->packs == 0) continue;
+    const RingPlan* plan = chosen_ring(p, kHopper);
+    if (plan == nullptr) continue;
     EXPECT_GE(plan->max_row_bytes(), cols * size_of(dtype));
     const NormBackwardShape shape = norm_backward_shape(*plan, p, kHopper);
     EXPECT_GE(shape.stages, 2) << describe(p);
@@ -147,11 +214,11 @@ TEST(NormPlan, TheRingHoldsTwoRowsOrMoreAndFitsSharedMemory) {
 }
 
 TEST(NormPlan, WithoutTheRingThereIsTheKernelThatRunsAnywhere) {
-  EXPECT_EQ(chosen(backward(DType::kFloat32, 64, 1024), kAmpere)->packs, 0);
-  EXPECT_EQ(chosen(backward(DType::kFloat64, 64, 1024), kHopper)->packs, 0);
-  EXPECT_EQ(chosen(backward(DType::kFloat32, 64, std::int64_t{1} << 33), kHopper)->packs, 0);
-  EXPECT_EQ(chosen(backward(DType::kFloat32, 0, 1024), kHopper)->packs, 0);
-  EXPECT_EQ(chosen(backward(DType::kFloat32, 64, 0), kHopper)->packs, 0);
+  EXPECT_TRUE(is_plain(backward(DType::kFloat32, kMany, 1024), kAmpere));
+  EXPECT_TRUE(is_plain(backward(DType::kFloat64, kMany, 1024), kHopper));
+  EXPECT_TRUE(is_plain(backward(DType::kFloat32, kMany, std::int64_t{1} << 33), kHopper));
+  EXPECT_TRUE(is_plain(backward(DType::kFloat32, 0, 1024), kHopper));
+  EXPECT_TRUE(is_plain(backward(DType::kFloat32, kMany, 0), kHopper));
 }
 
 void expect_well_formed(const RowPlan& plan) {
@@ -168,6 +235,17 @@ void expect_well_formed(const RingPlan& plan) {
   EXPECT_TRUE(plan.warps <= 1 || plan.groups <= 15) << name_of(plan);
 }
 
+// Lanes gather what the warps bring: 32 of them, and by halves.
+void expect_well_formed(const DirectPlan& plan) {
+  EXPECT_EQ(plan.most_threads & (plan.most_threads - 1), 0) << name_of(plan);
+  EXPECT_LE(plan.most_threads, 1024) << name_of(plan);
+  EXPECT_LE(plan.most_threads * plan.min_ctas, 2048) << name_of(plan);
+  EXPECT_LE(plan.min_threads, plan.most_threads) << name_of(plan);
+  EXPECT_EQ(plan.min_threads % 32, 0) << name_of(plan);
+}
+
+void expect_well_formed(PlainPlan) {}
+
 TEST(NormPlan, PlansAreWellFormed) {
   for (const NormForwardPlan& entry : kNormForwardPlans) {
     std::visit([](const auto& plan) { expect_well_formed(plan); }, entry.plan);
@@ -178,7 +256,10 @@ TEST(NormPlan, PlansAreWellFormed) {
       EXPECT_GE(ring->max_row_bytes(), entry.max_row_bytes) << name_of(*ring);
     }
   }
-  for (const NormBackwardPlan& plan : kNormBackwardPlans) expect_well_formed(plan.ring);
+  for (const NormBackwardPlan& entry : kNormBackwardPlans) {
+    std::visit([](const auto& plan) { expect_well_formed(plan); }, entry.plan);
+  }
+  EXPECT_TRUE(std::holds_alternative<PlainPlan>(std::rbegin(kNormBackwardPlans)->plan));
 }
 
 }  // namespace

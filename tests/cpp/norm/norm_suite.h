@@ -22,6 +22,17 @@ class NormSuite {
     }
   }
 
+  // On CUDA few rows and many run by different kernels. Widths are multiples of 16 bytes.
+  void few_rows_and_many() const {
+    for (std::int64_t cols : {8, 264, 1032, 4096, 8200, 16384}) {
+      for (std::int64_t rows : {1, 31}) {
+        both({rows, cols}, {});
+        both({rows, cols}, {.float32_parameters = true, .residual = true});
+      }
+    }
+    for (const Matrix m : {Matrix{256, 264}, {257, 264}, {1025, 264}, {513, 2056}}) both(m, {});
+  }
+
   // Past what fits a kernel's row buffers and row groups.
   void wide_rows() const {
     for (std::int64_t cols : {8193, 20000, 70001}) {
@@ -57,6 +68,7 @@ class NormSuite {
   void in_place() const {
     both({11, 300}, {.residual = true, .in_place = true});
     both({70, 64}, {.residual = true, .in_place = true});
+    both({5, 4096}, {.residual = true, .in_place = true});
   }
 
   // Where variances are differences of large numbers: the plain formula gives nothing there.
@@ -107,19 +119,20 @@ class NormSuite {
 
   // The same bits at each call and for any way to cut the work.
   void repeatable() const {
-    const Matrix m{1037, 200};
-    NormForwardRun<Op> forward(backend_, dtype_, m, {.residual = true});
-    NormBackwardRun<Op> backward(backend_, dtype_, m, {.residual = true});
-    std::vector<std::vector<std::uint8_t>> first;
-    for (const Context& context : contexts_with_different_threads(backend_)) {
-      Op::forward(context, forward.arguments());
-      Op::backward(context, backward.arguments());
-      const std::vector<std::vector<std::uint8_t>> bytes = {
-          forward.y.bytes(),     forward.sum.bytes(), forward.mean.bytes(),
-          forward.rstd.bytes(),  backward.dx.bytes(), backward.dweight.bytes(),
-          backward.dbias.bytes()};
-      if (first.empty()) first = bytes;
-      EXPECT_EQ(bytes, first);
+    for (const Matrix m : {Matrix{1037, 200}, Matrix{37, 2000}}) {
+      NormForwardRun<Op> forward(backend_, dtype_, m, {.residual = true});
+      NormBackwardRun<Op> backward(backend_, dtype_, m, {.residual = true});
+      std::vector<std::vector<std::uint8_t>> first;
+      for (const Context& context : contexts_with_different_threads(backend_)) {
+        Op::forward(context, forward.arguments());
+        Op::backward(context, backward.arguments());
+        const std::vector<std::vector<std::uint8_t>> bytes = {
+            forward.y.bytes(),     forward.sum.bytes(), forward.mean.bytes(),
+            forward.rstd.bytes(),  backward.dx.bytes(), backward.dweight.bytes(),
+            backward.dbias.bytes()};
+        if (first.empty()) first = bytes;
+        EXPECT_EQ(bytes, first);
+      }
     }
   }
 

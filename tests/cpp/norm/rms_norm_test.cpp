@@ -14,6 +14,7 @@ class RmsNormOp : public BackendTest {
 INSTANTIATE_TEST_SUITE_P(on, RmsNormOp, all_backends_and_dtypes(), name_of_backend_test);
 
 TEST_P(RmsNormOp, edge_shapes) { suite().edge_shapes(); }
+TEST_P(RmsNormOp, few_rows_and_many) { suite().few_rows_and_many(); }
 TEST_P(RmsNormOp, wide_rows) { suite().wide_rows(); }
 TEST_P(RmsNormOp, options) { suite().options(); }
 TEST_P(RmsNormOp, layouts) { suite().layouts(); }

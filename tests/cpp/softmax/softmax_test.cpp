@@ -31,6 +31,20 @@ TEST_P(SoftmaxOp, edge_shapes) {
   }
 }
 
+// On CUDA few rows, many and masked ones run by different kernels. Widths are multiples of 16
+// bytes.
+TEST_P(SoftmaxOp, few_rows_and_many) {
+  for (std::int64_t cols : {8, 264, 1032, 4096, 8200, 16384}) {
+    for (std::int64_t rows : {1, 31}) {
+      both({1, rows, cols}, {.scale = 0.7});
+      both({1, rows, cols}, {.mask = DType::kBool});
+    }
+  }
+  for (std::int64_t cols : {8, 264, 1032}) {
+    for (bool log : {false, true}) check_softmax(backend(), dtype(), {1, 2049, cols}, {.log = log});
+  }
+}
+
 TEST_P(SoftmaxOp, wide_rows) {
   for (std::int64_t cols : {8193, 20000, 70001}) {
     both({1, 3, cols}, {});
@@ -76,7 +90,9 @@ TEST_P(SoftmaxOp, layouts) {
 
 TEST_P(SoftmaxOp, dx_in_the_memory_of_dy) {
   for (bool log : {false, true}) {
-    check_softmax_backward(backend(), dtype(), {2, 50, 333}, {.log = log, .in_place = true});
+    for (SoftmaxShape s : {SoftmaxShape{2, 50, 333}, {1, 5, 4096}}) {
+      check_softmax_backward(backend(), dtype(), s, {.log = log, .in_place = true});
+    }
   }
 }
 
@@ -128,12 +144,15 @@ TEST_P(SoftmaxOp, nan_is_not_taken_for_a_masked_row) {
 
 TEST_P(SoftmaxOp, repeatable) {
   SoftmaxRun forward(backend(), dtype(), {3, 301, 200}, {.mask = DType::kBool, .causal = true});
+  SoftmaxRun unmasked(backend(), dtype(), {3, 301, 200}, {});
   SoftmaxBackwardRun backward(backend(), dtype(), {3, 301, 200}, {.log = true});
   std::vector<std::vector<std::uint8_t>> first;
   for (const Context& context : contexts_with_different_threads(backend())) {
     softmax_forward(context, forward.arguments());
+    softmax_forward(context, unmasked.arguments());
     softmax_backward(context, backward.arguments());
-    const std::vector<std::vector<std::uint8_t>> bytes = {forward.y.bytes(), backward.dx.bytes()};
+    const std::vector<std::vector<std::uint8_t>> bytes = {forward.y.bytes(), unmasked.y.bytes(),
+                                                          backward.dx.bytes()};
     if (first.empty()) first = bytes;
     EXPECT_EQ(bytes, first);
   }

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+from transformer_kernels.functional import add_layer_norm, rms_norm, softmax
 from transformer_kernels.testing.cases import MAIN_CASES, Case, as_tuple, run
 from transformer_kernels.testing.check import check_problem, random_gradients
 from transformer_kernels.testing.graphs import capture
@@ -53,6 +55,33 @@ def test_graph_capture(case: Case) -> None:
         results, grads = run(problem.ours, static, gradients)
         for a, b in zip(captured, (*results, *grads), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["stream", "graph"])
+def test_chain(captured: bool) -> None:
+    """Small kernels start while the one before them ends, and still see all that it wrote."""
+    x, residual = (randn((64, 4096), torch.bfloat16, "cuda") for _ in range(2))
+    weight = torch.ones_like(x[0])
+
+    def chain(finish_each: bool) -> Tensor:
+        out, total = x, residual
+        for link in range(60):
+            if link % 3 == 0:
+                out, total = add_layer_norm(out, total, [4096], weight, weight)
+            else:
+                out = softmax(out, -1) if link % 3 == 1 else rms_norm(out, [4096], weight)
+            if finish_each:
+                torch.cuda.synchronize()
+        return out + total
+
+    expected = chain(finish_each=True)
+    graph, result = capture(lambda: chain(finish_each=False))
+    for _ in range(20):
+        if captured:
+            graph.replay()
+        else:
+            result = chain(finish_each=False)
+        assert torch.equal(result, expected)
 
 
 @each_main_case
