@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const BackwardProducer<C> producer(p);
     if (warp == 0) producer.schedule();
     if (warp == 1) producer.load_queries();
-    if (C::kOrdered && warp >= 2) producer.keep_order(warp - 2);
+    if (C::kOrdered && warp >= 2) producer.keep_order(warp - 2, (warp - 2) % C::kShares);
   } else {
     take_registers<C::kConsumerRegisters>();
     BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();

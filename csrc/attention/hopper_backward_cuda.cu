@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention/hopper_backward.cuh"
+#include "attention/hopper_backward_pair.cuh"
 #include "attention/hopper_backward_rows.cuh"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/scratch.h"
@@ -46,14 +47,12 @@ struct BackwardLayouts {
 };
 
 const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& device) {
-  constexpr std::int64_t kMostDim16 = 128;
   constexpr std::int64_t kVector = 8;
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
   if (device.architecture != 90) return "runs on compute capability 9.0 only";
   if (size_of(p.dtype) != 2) return "takes float16 and bfloat16 only";
   if (p.dim != p.value_dim) return "wants v of the dim of q";
-  if (p.dim > kMostDim16 || p.dim % kVector != 0)
-    return "wants a dim of up to 128, a multiple of 8";
+  if (p.dim % kVector != 0) return "wants a dim that is a multiple of 8";
   if (p.queries == 0 || p.keys == 0 || p.batch == 0 || p.heads == 0) return "wants some rows";
   if (p.queries > kMostRows || p.keys > kMostRows) return "counts rows up to 2^28";
   if (p.batch * p.heads * (p.queries + p.keys) / kBlockQueries > kMostBlocks) {
@@ -68,21 +67,25 @@ const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& devic
   return nullptr;
 }
 
+// The columns of a head in shared memory.
+constexpr std::int64_t padded_dim_of(const AttentionProblem& p) { return (p.dim + 63) / 64 * 64; }
+
 // Heads of k and v whose tiles are mixed. Where every query sees every key, tiles are equally long
 // and go through the queries of a few heads in step. Else the longest tiles of many heads come
 // first, so that all CTAs end together: of as many as the L2 cache holds half of, which is about
 // what is seen. Tiles of one head that add to dq in order wait for each other: the most heads leave
 // fewest of those.
 int section_of(const AttentionBackwardProblem& p) {
-  constexpr std::int64_t kHeadsInStep = 4;
+  constexpr std::int64_t kColumnsInStep = 512;
+  constexpr std::int64_t kMostInStep = 4;
   constexpr std::int64_t kBytes = 64 << 20;
   constexpr std::int64_t kMostColumns = 4096;
-  const std::int64_t padded_dim = p.dim > 64 ? 128 : 64;
+  const std::int64_t padded_dim = padded_dim_of(p);
   const std::int64_t bytes = p.group() * p.queries * padded_dim * (2 + 2 + 4);  // q, dout, dq
   const std::int64_t most = kMostColumns / padded_dim;
   const bool all_seen = p.window_left < 0 && p.window_right < 0;
   const std::int64_t wanted = p.deterministic ? most
-                              : all_seen      ? kHeadsInStep
+                              : all_seen      ? std::min(kColumnsInStep / padded_dim, kMostInStep)
                                               : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
   const std::int64_t heads = p.batch * p.kv_heads;
   const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);
@@ -121,9 +124,10 @@ struct BackwardMemory {
   std::size_t bytes() const { return sums + statistics + counters; }
 };
 
-template <class C>
-void launch_backward(const Context& context, const AttentionBackwardProblem& p,
-                     const HopperBackwardPlan& plan) {
+// Kernel is called with what configuration it is for; a tile is one of `kCtas` CTAs.
+template <class C, int kCtas>
+void launch_backward(void (*kernel)(HopperBackward), const Context& context,
+                     const AttentionBackwardProblem& p, const HopperBackwardPlan& plan) {
   using T = typename C::T;
   const BackwardMemory memory(plan, C::kDim, C::kShares);
   const Scratch scratch(kOp, context, memory.bytes());
@@ -153,32 +157,45 @@ void launch_backward(const Context& context, const AttentionBackwardProblem& p,
   launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,
          BackwardPrologue{p, plan, statistics, sums, next_tile, tiles_added, C::kShares});
   const int processors = device_limits(context.device.index).processors;
-  const LaunchShape persistent{.ctas = std::min(processors, plan.tiles()),
+  const LaunchShape persistent{.ctas = std::min(processors / kCtas, plan.tiles()) * kCtas,
                                .threads = C::kThreads,
+                               .cluster = kCtas,
                                .shared_bytes = C::kSharedBytes,
                                .after_previous = true};
-  launch(kOp, context, persistent, &hopper_backward_kernel<C>, arguments);
+  launch(kOp, context, persistent, kernel, arguments);
   LaunchShape after = rows;
   after.after_previous = true;
   launch(kOp, context, after, &backward_epilogue_kernel<T, C::kDim>,
          BackwardEpilogue{plan, sums, p.dq, static_cast<int>(p.dim), scale});
 }
 
-template <class T, int kDim>
+template <class T, int kDim, bool kOrdered>
 void run_config(const Context& context, const AttentionBackwardProblem& p) {
-  if (p.deterministic) {
-    launch_backward<HopperBackwardConfig<T, kDim, true>>(context, p, plan_of(p));
+  if constexpr (kDim <= 128) {
+    using C = HopperBackwardConfig<T, kDim, kOrdered>;
+    launch_backward<C, 1>(&hopper_backward_kernel<C>, context, p, plan_of(p));
   } else {
-    launch_backward<HopperBackwardConfig<T, kDim, false>>(context, p, plan_of(p));
+    using C = BackwardPairConfig<T, kDim, kOrdered>;
+    launch_backward<C, C::kCtas>(&hopper_backward_pair_kernel<C>, context, p, plan_of(p));
+  }
+}
+
+template <class T, bool kOrdered>
+void run_dim(const Context& context, const AttentionBackwardProblem& p) {
+  switch (padded_dim_of(p)) {
+    case 64: return run_config<T, 64, kOrdered>(context, p);
+    case 128: return run_config<T, 128, kOrdered>(context, p);
+    case 192: return run_config<T, 192, kOrdered>(context, p);
+    default: return run_config<T, 256, kOrdered>(context, p);
   }
 }
 
 template <class T>
 void run_typed(const Context& context, const AttentionBackwardProblem& p) {
-  if (p.dim > 64) {
-    run_config<T, 128>(context, p);
+  if (p.deterministic) {
+    run_dim<T, true>(context, p);
   } else {
-    run_config<T, 64>(context, p);
+    run_dim<T, false>(context, p);
   }
 }
 

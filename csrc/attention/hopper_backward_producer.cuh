@@ -7,13 +7,51 @@
 
 namespace transformer_kernels::cuda {
 
-template <class C>
-struct BackwardProducer : BackwardShared<C> {
-  using S = BackwardShared<C>;
-
+// What producers have in common that share their shared memory as S says.
+template <class C, class S>
+struct BlockProducer : S {
   const HopperBackward& p;
 
-  __device__ explicit BackwardProducer(const HopperBackward& problem) : p(problem) {}
+  __device__ explicit BlockProducer(const HopperBackward& problem) : p(problem) {}
+
+  // Calls body(item, block, count) for each block of queries of each item, in the order of the
+  // consumers.
+  template <class Body>
+  __device__ __forceinline__ void for_each_block(Body&& body) const {
+    std::uint32_t count = 0;
+    for (std::uint32_t items = 0;; ++items) {
+      const BackwardItem item = S::read_item(items);
+      S::release_item(items);
+      if (item.none()) return;
+      const BlockRange blocks = p.plan.blocks_of(item.tile.index);
+#pragma unroll 1
+      for (int block = blocks.end - 1; block >= blocks.begin; --block) body(item, block, count++);
+    }
+  }
+
+  // Lets `consumer` add its `share` of dq when the tiles before its own have, and the next tile
+  // after it. A tile waits for lower ones of its head only, and the lowest unfinished one is always
+  // at work: whatever runs at a time, there is no deadlock.
+  __device__ void keep_order(int consumer, int share) const {
+    for_each_block([&](const BackwardItem& item, int block, std::uint32_t count) {
+      if (!C::makes_dq(consumer, count)) return;
+      const std::int64_t place = p.plan.block_place(item.tile.batch, item.head, block);
+      int* const added = p.tiles_added + place * C::kShares + share;
+      const int turn = p.plan.turn(item.tile.index, block);
+      while (load_acquire(added) != turn) {
+      }
+      mbarrier_arrive(S::barrier(C::kTurn + consumer));
+      mbarrier_wait(S::barrier(C::kAdded + consumer), C::dq_parity(count));
+      store_release(added, turn + 1);
+    });
+  }
+};
+
+template <class C>
+struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
+  using S = BackwardShared<C>;
+  using Base = BlockProducer<C, S>;
+  using Base::Base, Base::for_each_block, Base::p;
 
   // 64 rows of a head, all columns.
   static __device__ __forceinline__ void load_rows(int to, const CUtensorMap& map, int row,
@@ -60,21 +98,6 @@ struct BackwardProducer : BackwardShared<C> {
     S::write_item(count, {{-1, 0, 0}, 0, 0});
   }
 
-  // Calls body(item, block, count) for each block of queries of each item, in the order of the
-  // consumers.
-  template <class Body>
-  __device__ __forceinline__ void for_each_block(Body&& body) const {
-    std::uint32_t count = 0;
-    for (std::uint32_t items = 0;; ++items) {
-      const BackwardItem item = S::read_item(items);
-      S::release_item(items);
-      if (item.none()) return;
-      const BlockRange blocks = p.plan.blocks_of(item.tile.index);
-#pragma unroll 1
-      for (int block = blocks.end - 1; block >= blocks.begin; --block) body(item, block, count++);
-    }
-  }
-
   // q, dout and their statistics.
   __device__ void load_queries() const {
     for_each_block([&](const BackwardItem& item, int block, std::uint32_t count) {
@@ -105,24 +128,6 @@ struct BackwardProducer : BackwardShared<C> {
     mbarrier_arrive_expect(full, C::kRowsBytes);
     load_rows(C::kDout + stage * C::kRowsBytes, p.dout, block * kBlockQueries, item.head,
               item.tile.batch, full, l2_evict_last());
-  }
-
-  // Lets `consumer` add to dq when the tiles before its own have, and the next tile after it. A
-  // tile waits for lower ones of its head only, and the lowest unfinished one is always at work:
-  // whatever runs at a time, there is no deadlock.
-  __device__ void keep_order(int consumer) const {
-    for_each_block([&](const BackwardItem& item, int block, std::uint32_t count) {
-      if (!C::makes_dq(consumer, count)) return;
-      const std::int64_t place = p.plan.block_place(item.tile.batch, item.head, block);
-      const int share = C::kShares == 1 ? 0 : consumer;
-      int* const added = p.tiles_added + place * C::kShares + share;
-      const int turn = p.plan.turn(item.tile.index, block);
-      while (load_acquire(added) != turn) {
-      }
-      mbarrier_arrive(S::barrier(C::kTurn + consumer));
-      mbarrier_wait(S::barrier(C::kAdded + consumer), C::dq_parity(count));
-      store_release(added, turn + 1);
-    });
   }
 };
 

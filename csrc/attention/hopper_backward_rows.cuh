@@ -13,11 +13,11 @@ namespace transformer_kernels::cuda {
 
 inline constexpr int kRowThreads = 256;
 
-// A block of queries of one head, for a CTA of kRowThreads. kDim / 8 threads share a row, a vector
-// of eight columns each.
+// A block of queries of one head, for a CTA of kRowThreads. Threads that share a row have a vector
+// of eight columns each; they are a power of two.
 template <int kDim>
 struct QueryBlock {
-  static constexpr int kLanes = kDim / 8;
+  static constexpr int kLanes = kDim > 128 ? 32 : kDim / 8;
   static constexpr int kStep = kRowThreads / kLanes;
   static constexpr int kRounds = kBlockQueries / kStep;
 
@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(kRowThreads)
   wait_for_previous_kernel();
   const Block at(a.plan);
   const int column = at.column();
+  if (column >= a.dim) return;
   const float* const sums =
       a.sums + a.plan.block_place(at.batch, at.head, at.block) * (kDim * kBlockQueries) +
       column / 64 * (64 * kBlockQueries) + column % 64 / 8 * 128;
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 #pragma unroll
   for (int i = 0; i < Block::kRounds; ++i) {
-    if (at.query(i) >= a.plan.queries || column >= a.dim) continue;
+    if (at.query(i) >= a.plan.queries) continue;
     Pack<T, 8>::store(at.template address<T>(a.dq, i), Pack<T, 8>::pack(v[i]));
   }
 #endif

@@ -49,6 +49,21 @@ __device__ __forceinline__ void tensor_load(std::uint32_t destination, const CUt
       : "memory");
 }
 
+// The same to all CTAs of the cluster whose bits `ctas` has: to the same place of each, counted on
+// the mbarrier at the same place.
+__device__ __forceinline__ void tensor_load_multicast(std::uint32_t destination,
+                                                      const CUtensorMap& map, BoxOrigin box,
+                                                      std::uint32_t barrier, std::uint16_t ctas,
+                                                      std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%3,%4,%5,%6,%7}], [%2], %8, %9;" ::"r"(
+          destination),
+      "l"(&map), "r"(barrier), "r"(box.at[0]), "r"(box.at[1]), "r"(box.at[2]), "r"(box.at[3]),
+      "r"(box.at[4]), "h"(ctas), "l"(policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void tensor_store(const CUtensorMap& map, BoxOrigin box,
                                              std::uint32_t source) {
   asm volatile(

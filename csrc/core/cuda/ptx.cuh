@@ -262,6 +262,32 @@ __device__ __forceinline__ void store_cluster_async(std::uint32_t address, float
       : "memory");
 }
 
+__device__ __forceinline__ void store_cluster_int(std::uint32_t address, int v) {
+  asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+// From shared memory to that of another CTA, on whose mbarrier the bytes are counted.
+__device__ __forceinline__ void bulk_copy_cluster(std::uint32_t destination, std::uint32_t source,
+                                                  std::uint32_t bytes, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(destination),
+      "r"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// On an mbarrier of any CTA of the cluster. What this thread has stored is ordered before it for
+// its own CTA only: enough to say that something was read, and much cheaper than the next.
+__device__ __forceinline__ void mbarrier_arrive_remote(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// The same; whoever waits with mbarrier_wait_cluster sees what this thread has stored.
+__device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_wait_cluster(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done = 0;
   while (done == 0) {

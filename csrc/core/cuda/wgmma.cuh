@@ -76,8 +76,9 @@ struct WgmmaElement<Half> {
 };
 
 // The text of the first operands: %0, %1, ...
-#define TFK_NUMBERS_32                                    \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" \
+#define TFK_NUMBERS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define TFK_NUMBERS_32 \
+  TFK_NUMBERS_16       \
   ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define TFK_NUMBERS_40 \
   TFK_NUMBERS_32       \
@@ -102,8 +103,8 @@ struct WgmmaElement<Half> {
 // The operands themselves, each under the constraint c.
 #define TFK_EIGHT(c, d, i) \
   c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
-#define TFK_OPERANDS_32(c, d) \
-  TFK_EIGHT(c, d, 0), TFK_EIGHT(c, d, 8), TFK_EIGHT(c, d, 16), TFK_EIGHT(c, d, 24)
+#define TFK_OPERANDS_16(c, d) TFK_EIGHT(c, d, 0), TFK_EIGHT(c, d, 8)
+#define TFK_OPERANDS_32(c, d) TFK_OPERANDS_16(c, d), TFK_EIGHT(c, d, 16), TFK_EIGHT(c, d, 24)
 #define TFK_OPERANDS_40(c, d) TFK_OPERANDS_32(c, d), TFK_EIGHT(c, d, 32)
 #define TFK_OPERANDS_48(c, d) TFK_OPERANDS_40(c, d), TFK_EIGHT(c, d, 40)
 #define TFK_OPERANDS_64(c, d) TFK_OPERANDS_48(c, d), TFK_EIGHT(c, d, 48), TFK_EIGHT(c, d, 56)
@@ -114,12 +115,13 @@ struct WgmmaElement<Half> {
       TFK_EIGHT(c, d, 120)
 
 // form(N, sums of a thread, the numbers of the operands behind them)
-#define TFK_EACH_WIDTH(form)                                                                     \
-  form(64, 32, 32, 33, 34, 35, 36, 37, 38, 39) form(80, 40, 40, 41, 42, 43, 44, 45, 46, 47)      \
-      form(96, 48, 48, 49, 50, 51, 52, 53, 54, 55) form(128, 64, 64, 65, 66, 67, 68, 69, 70, 71) \
-          form(160, 80, 80, 81, 82, 83, 84, 85, 86, 87)                                          \
-              form(192, 96, 96, 97, 98, 99, 100, 101, 102, 103)                                  \
-                  form(256, 128, 128, 129, 130, 131, 132, 133, 134, 135)
+#define TFK_EACH_WIDTH(form)                                                                    \
+  form(32, 16, 16, 17, 18, 19, 20, 21, 22, 23) form(64, 32, 32, 33, 34, 35, 36, 37, 38, 39)     \
+      form(80, 40, 40, 41, 42, 43, 44, 45, 46, 47) form(96, 48, 48, 49, 50, 51, 52, 53, 54, 55) \
+          form(128, 64, 64, 65, 66, 67, 68, 69, 70, 71)                                         \
+              form(160, 80, 80, 81, 82, 83, 84, 85, 86, 87)                                     \
+                  form(192, 96, 96, 97, 98, 99, 100, 101, 102, 103)                             \
+                      form(256, 128, 128, 129, 130, 131, 132, 133, 134, 135)
 
 #define TFK_WGMMA(n, sums, element) \
   "wgmma.mma_async.sync.aligned.m64n" #n "k16.%" #element " {" TFK_NUMBERS_##sums "}, "
@@ -171,6 +173,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kSums], const std::uint32_t* a,
 #undef TFK_EACH_WIDTH
 #undef TFK_WGMMA
 #undef TFK_EIGHT
+#undef TFK_NUMBERS_16
+#undef TFK_OPERANDS_16
 #undef TFK_NUMBERS_32
 #undef TFK_OPERANDS_32
 #undef TFK_NUMBERS_40

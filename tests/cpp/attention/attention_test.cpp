@@ -35,6 +35,13 @@ TEST_P(AttentionOp, head_dims) {
   check({1, 13, 70, 2, 1, 5, 129}, {});
 }
 
+TEST_P(AttentionOp, wide_heads_over_several_tiles) {
+  for (std::int64_t dim : {136, 192, 256}) {
+    check({1, 150, 300, 4, 2, dim, dim}, {.numbers = {.window_right = 0}});
+    check({2, 130, 70, 1, 1, dim, dim}, {});
+  }
+}
+
 TEST_P(AttentionOp, query_heads_share_key_heads) {
   check({2, 50, 33, 6, 2, 16, 16}, {});
   check({2, 50, 33, 4, 1, 16, 16}, {.numbers = {.window_right = 0}});

@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: MIT
+// The consumers of a CTA of a pair, two warpgroups that share 64 keys.
+//
+//   0, of values:  S^T = K Q^T,    P^T = exp(S^T - lse),        dV += P^T dO
+//   1, of keys:    dP^T = V dO^T,  dS^T = P^T (dP^T - delta),   dK += dS^T Q
+//
+// P^T goes from 0 to 1 through shared memory, thread by thread. dS^T goes to the shared memory of
+// both CTAs, where each makes half of the columns of dQ = dS K of all 128 keys: half as many sums
+// as a CTA alone would add to dq in memory.
+#pragma once
+
+#include "attention/hopper_backward_pair_tile.cuh"
+#include "core/cuda/pack.cuh"
+
+namespace transformer_kernels::cuda {
+
+template <class C, int kOwn>
+struct PairConsumer : PairShared<C> {
+  using S = PairShared<C>;
+  using T = typename C::T;
+
+  static constexpr int kDqColumns = C::dq_columns(kOwn);
+  static constexpr int kScoreSteps = C::kDim / 16;
+  static constexpr int kQuerySteps = kBlockQueries / 16;
+  static constexpr int kKeySteps = 4;  // of one CTA
+
+  const HopperBackward& p;
+  const int rank;
+  const int warp;
+  const int lane;
+  std::uint32_t count = 0;  // of blocks
+  std::uint32_t items = 0;
+
+  float sums[C::kDim / 2];  // dV or dK
+  float scores[32];         // S^T or dP^T
+  float dq[kDqColumns / 2];
+  std::uint32_t factors[16];  // P^T or dS^T
+
+  __device__ PairConsumer(const HopperBackward& problem, int rank_, int warp_, int lane_)
+      : p(problem),
+        rank(rank_),
+        warp(warp_),
+        lane(lane_) {}
+
+  // ---------------------------------------------------------------- memory
+
+  static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
+    return __shfl_sync(kAllLanes, address, 0);
+  }
+  static __device__ __forceinline__ std::uint64_t rows_of(int block) {
+    return matrix_descriptor(uniform(S::at(block)));
+  }
+  static __device__ __forceinline__ std::uint64_t columns_of(int block) {
+    return matrix_descriptor(uniform(S::at(block)), C::kChunkBytes);
+  }
+  static __device__ __forceinline__ int ds_block(std::uint32_t n) {
+    return C::kDs + static_cast<int>(n % C::kDsStages) * C::kDsBytes;
+  }
+
+  // Of two columns of each 8 among 16.
+  __device__ __forceinline__ float4 statistic(std::uint32_t turn, int columns_16) const {
+    return load_shared_floats(S::at(S::statistics(turn)) + columns_16 * 64 + lane % 4 * 16);
+  }
+
+  template <int kStages>
+  __device__ __forceinline__ void release(int first, std::uint32_t n) const {
+    if (lane == 0) mbarrier_arrive(S::template barrier<kStages>(first, n));
+  }
+  template <int kStages>
+  __device__ __forceinline__ void release_pair(int first, std::uint32_t n) const {
+    if (lane < C::kCtas) {
+      mbarrier_arrive_remote(map_to_rank(S::template barrier<kStages>(first, n), lane));
+    }
+  }
+  __device__ __forceinline__ void release_rows(std::uint32_t turn) const {
+    release_pair<C::kSlots>(C::kRowsEmpty, turn);
+  }
+  __device__ __forceinline__ void wait_rows(std::uint32_t turn) const {
+    S::template wait_full<C::kSlots>(C::kRowsFull, turn);
+  }
+
+  // Sixteen rows of a warp to shared memory, two matrices of 16 columns at a time.
+  __device__ __forceinline__ void store_columns(int rows, int columns_16,
+                                                const std::uint32_t* words) const {
+    const int row = warp * 16 + lane % 16;
+    const int piece = (columns_16 % 4 * 2 + lane / 16) ^ (lane % 8);
+    store_matrices(S::at(rows) + columns_16 / 4 * C::kChunkBytes + row * kSwizzleRow + piece * 16,
+                   words[0], words[1], words[2], words[3]);
+  }
+
+  // ---------------------------------------------------------------- products, one group each
+
+  // S^T or dP^T of the own keys.
+  __device__ __forceinline__ void multiply_scores(int own_rows, std::uint32_t turn) {
+    const std::uint64_t keys = rows_of(own_rows);
+    const std::uint64_t queries = rows_of(S::slot(turn));
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step) {
+      const int at = step / 4 * (C::kChunkBytes / 16) + step % 4 * 2;
+      if (step == 0) {
+        wgmma_first<T>(scores, keys, queries);
+      } else {
+        wgmma<T>(scores, keys + at, queries + at);
+      }
+    }
+    wgmma_commit();
+  }
+
+  // dV or dK.
+  __device__ __forceinline__ void multiply_gradient(std::uint32_t turn) {
+    const std::uint64_t queries = columns_of(S::slot(turn));
+    pin(factors);
+    pin(sums);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kQuerySteps; ++step) {
+      wgmma<T, Major::kOther>(sums, factors + 4 * step, queries + step * 128);
+    }
+    wgmma_commit();
+  }
+
+  // The own columns of dQ: keys of this CTA, then those of the other.
+  __device__ __forceinline__ void multiply_dq(std::uint32_t n) {
+    const int column = C::dq_first_column(kOwn, rank);
+    const int in_chunk = column % 64 * 2;
+    const std::uint64_t ds = rows_of(ds_block(n) + rank * C::kChunkBytes);
+    const std::uint64_t other_ds = rows_of(ds_block(n) + (1 - rank) * C::kChunkBytes);
+    const std::uint64_t keys = columns_of(C::kK + column / 64 * C::kChunkBytes + in_chunk);
+    const std::uint64_t other_keys = columns_of(C::kOtherK + kOwn * C::kChunkBytes + in_chunk);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+      if (step == 0) {
+        wgmma_first<T, Major::kOther, Major::kOther>(dq, ds, keys);
+      } else {
+        wgmma<T, Major::kOther, Major::kOther>(dq, ds + step * 128, keys + step * 128);
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+      wgmma<T, Major::kOther, Major::kOther>(dq, other_ds + step * 128, other_keys + step * 128);
+    }
+    wgmma_commit();
+  }
+
+  // Sums are added as they lie in registers. A block of queries, which is number `place` among
+  // those of all heads, has 4 KB for each warp and 64 columns.
+  __device__ __forceinline__ void add_dq(int place, std::uint32_t n) {
+    pin(dq);
+    release_pair<C::kDsStages>(C::kDsEmpty, n);
+    if constexpr (C::kOrdered) mbarrier_wait(S::barrier(C::kTurn + kOwn), C::dq_parity(n));
+    const int column = C::dq_first_column(kOwn, rank);
+    float* const to = p.dq + static_cast<std::int64_t>(place) * (C::kDim * kBlockQueries) +
+                      (column / 64 * 4096 + warp * 1024 + column % 64 * 16 + lane * 4);
+#pragma unroll
+    for (int i = 0; i < kDqColumns / 8; ++i) {
+      global_reduce_add(to + i * 128,
+                        make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
+    }
+    if constexpr (C::kOrdered) {
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(S::barrier(C::kAdded + kOwn));
+    }
+  }
+
+  // ---------------------------------------------------------------- results
+
+  __device__ __forceinline__ void store_gradient(int rows, float factor) const {
+#pragma unroll
+    for (int i = 0; i < C::kDim / 16; ++i) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float pair[2] = {sums[8 * i + 2 * j] * factor, sums[8 * i + 2 * j + 1] * factor};
+        words[j] = narrow_word<T>(pair);
+      }
+      store_columns(rows, i, words);
+    }
+  }
+
+  // Over the rows of v, or k, when nobody reads them any more.
+  __device__ __forceinline__ void send_gradient(const CUtensorMap& map, int rows, float factor,
+                                                const KeyTile& tile) const {
+    store_gradient(rows, factor);
+    fence_async_shared();
+    named_barrier(1 + kOwn, 128);
+    if (warp != 0 || lane != 0) return;
+    const int key = tile.first_key() + 64 * rank;
+    if (key < p.plan.keys) {
+#pragma unroll
+      for (int i = 0; i < C::kChunks; ++i) {
+        tensor_store(map, {64 * i, key, tile.kv_head, tile.batch, 0},
+                     S::at(rows + i * C::kChunkBytes));
+      }
+    }
+    bulk_commit();
+    bulk_wait_read<0>();
+    mbarrier_arrive(S::barrier(C::kKeysEmpty));
+  }
+
+  // ---------------------------------------------------------------- items
+
+  // The same for all lanes, which the compiler has to be told.
+  __device__ __forceinline__ BackwardItem read_item() const {
+    const BackwardItem item = S::read_item(items);
+    const auto same = [](int v) { return __reduce_max_sync(kAllLanes, v); };
+    return {{same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)},
+            same(item.head),
+            same(item.bits)};
+  }
+  __device__ __forceinline__ int own_key() const {
+    return __reduce_max_sync(kAllLanes, S::tile_index(items)) * kTileKeys + 64 * rank;
+  }
+
+  template <class Role>
+  __device__ __forceinline__ void run_items(Role&& role) {
+    for (;; ++items) {
+      const BackwardItem item = read_item();
+      if (item.none()) break;
+      if (item.first()) {
+        mbarrier_wait(S::barrier(C::kKeysFull), item.parity());
+#pragma unroll
+        for (int i = 0; i < C::kDim / 2; ++i) sums[i] = 0;
+      }
+      const BlockRange blocks = p.plan.blocks_of(item.tile.index);
+      const int place = p.plan.block_place(item.tile.batch, item.head, 0);
+      if (blocks.size() > 0) role.run_blocks(blocks, place);
+      const BackwardItem done = read_item();
+      if (done.last()) role.finish_tile(done.tile);
+      __syncwarp();
+      if (lane == 0) S::release_item(items);
+    }
+    if (warp == 0 && lane == 0) bulk_wait<0>();
+    __syncwarp();
+  }
+
+  // All blocks of a tile and a query head, the last one first.
+  template <class Role>
+  __device__ __forceinline__ void run_steps(Role&& role, BlockRange blocks, int place) {
+    int block = blocks.end - 1;
+    role.begin_blocks(block);
+    if (block == blocks.begin) {
+      role.template step<true, true>(block, place);
+    } else {
+      role.template step<true, false>(block, place);
+      for (--block; block > blocks.begin; --block) role.template step<false, false>(block, place);
+      role.template step<false, true>(block, place);
+    }
+    role.end_blocks(place + block);
+  }
+};
+
+// ------------------------------------------------------------------ values
+
+template <class C>
+struct PairValues : PairConsumer<C, 0> {
+  using Base = PairConsumer<C, 0>;
+  using Base::Base, Base::count, Base::lane, Base::p, Base::warp;
+  using typename Base::S;
+  using typename Base::T;
+
+  // Queries that a key is seen by, counted from the thread's first column.
+  struct Seen {
+    int first;
+    int last;
+  };
+
+  __device__ __forceinline__ Seen seen(int key, int column) const {
+    const HopperBackwardPlan& plan = p.plan;
+    if (key >= plan.keys) return {kNoBound, -kNoBound};
+    return {key - plan.shift - plan.window_right - column,
+            key - plan.shift + plan.window_left - column};
+  }
+
+  // Where the product may be anything, the exponential is 0: scale is above 0.
+  __device__ __forceinline__ void hide_unseen(int block) {
+    const int column = block * kBlockQueries + lane % 4 * 2;
+    const int key = Base::own_key() + warp * 16 + lane / 4;
+    const Seen upper = seen(key, column);
+    const Seen lower = seen(key + 8, column);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int at = i / 4 * 8 + i % 2;
+      const Seen& of = i % 4 < 2 ? upper : lower;
+      if (at < of.first || at > of.last) Base::scores[i] = -INFINITY;
+    }
+  }
+
+  // Whether some query of a block does not see some own key. Asked for while products are made.
+  __device__ __forceinline__ bool is_masked(int block) const {
+    const int key = Base::own_key();
+    const BlockRange unmasked = p.plan.unmasked_blocks(key, key + 63);
+    return block < unmasked.begin || block >= unmasked.end;
+  }
+
+  // S^T of block number n -> P^T. lse is infinite for rows past the end and such that see no key.
+  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n, bool masked) {
+    pin(Base::scores);
+    if (masked) hide_unseen(block);
+    const float scale = p.scale_in_bits;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 lse = Base::statistic(S::q_turn(n), i);
+      const float of[4] = {lse.x, lse.y, lse.z, lse.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float& x = Base::scores[8 * i + j];
+        x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) Base::factors[i] = narrow_word<T>(Base::scores + 2 * i);
+    __syncwarp();
+    Base::release_rows(S::q_turn(n));
+  }
+
+  __device__ __forceinline__ void send_p(std::uint32_t n) const {
+    S::template wait_empty<C::kPStages>(C::kPEmpty, n);
+    const std::uint32_t to =
+        S::at(C::kP + static_cast<int>(n % C::kPStages) * C::kPBytes) + (warp * kWarp + lane) * 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t* const words = Base::factors + 4 * i;
+      store_shared(to + i * (128 * 16), make_uint4(words[0], words[1], words[2], words[3]));
+    }
+    __syncwarp();
+    Base::template release<C::kPStages>(C::kPFull, n);
+  }
+
+  __device__ __forceinline__ void begin_blocks(int block) {
+    Base::wait_rows(S::q_turn(count));
+    Base::multiply_scores(C::kK, S::q_turn(count));
+    const bool masked = is_masked(block);
+    wgmma_wait<0>();
+    exponentiate(block, count, masked);
+    send_p(count);
+  }
+
+  // One block. On entry factors are its P^T, on return those of the next, unless it is the last.
+  // dQ is that of the block before.
+  template <bool kFirst, bool kLast>
+  __device__ __forceinline__ void step(int block, int head_place) {
+    Base::wait_rows(S::dout_turn(count));
+    Base::multiply_gradient(S::dout_turn(count));
+    if constexpr (!kFirst) {
+      S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
+      Base::multiply_dq(count - 1);
+    }
+    wgmma_wait<kFirst ? 0 : 1>();
+    pin(Base::sums);
+    Base::release_rows(S::dout_turn(count));
+    if constexpr (!kFirst) {
+      wgmma_wait<0>();
+      pin(Base::dq);
+    }
+    if constexpr (!kLast) {
+      Base::wait_rows(S::q_turn(count + 1));
+      Base::multiply_scores(C::kK, S::q_turn(count + 1));
+    }
+    if constexpr (!kFirst) Base::add_dq(head_place + block + 1, count - 1);
+    if constexpr (!kLast) {
+      const bool masked = is_masked(block - 1);
+      wgmma_wait<0>();
+      exponentiate(block - 1, count + 1, masked);
+      send_p(count + 1);
+    }
+    ++count;
+  }
+
+  __device__ __forceinline__ void end_blocks(int place) {
+    S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
+    Base::multiply_dq(count - 1);
+    wgmma_wait<0>();
+    Base::add_dq(place, count - 1);
+  }
+
+  __device__ __forceinline__ void run_blocks(BlockRange blocks, int place) {
+    Base::run_steps(*this, blocks, place);
+  }
+  // The keys' dP^T, which read v, came before the last dS.
+  __device__ __forceinline__ void finish_tile(const KeyTile& tile) const {
+    Base::send_gradient(p.dv, C::kV, 1, tile);
+  }
+  __device__ __forceinline__ void run() { Base::run_items(*this); }
+};
+
+// ------------------------------------------------------------------ keys
+
+template <class C>
+struct PairKeys : PairConsumer<C, 1> {
+  using Base = PairConsumer<C, 1>;
+  using Base::Base, Base::count, Base::lane, Base::p, Base::rank, Base::warp;
+  using typename Base::S;
+  using typename Base::T;
+
+  // dS^T from dP^T, with P^T as it was rounded for dV.
+  __device__ __forceinline__ void differentiate() {
+    S::template wait_full<C::kPStages>(C::kPFull, count);
+    const std::uint32_t from = S::at(C::kP + static_cast<int>(count % C::kPStages) * C::kPBytes) +
+                               (warp * kWarp + lane) * 16;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 words = load_shared(from + i * (128 * 16));
+      const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
+      const float4 delta = Base::statistic(S::dout_turn(count), i);
+      const float minus[4] = {delta.x, delta.y, delta.z, delta.w};
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        float x[2];
+        widen_word<T>(pairs[j / 2], x);
+        x[0] *= Base::scores[8 * i + j] + minus[j / 4 * 2];
+        x[1] *= Base::scores[8 * i + j + 1] + minus[j / 4 * 2 + 1];
+        Base::factors[4 * i + j / 2] = narrow_word<T>(x);
+      }
+    }
+    __syncwarp();
+    Base::template release<C::kPStages>(C::kPEmpty, count);
+    Base::release_rows(S::dout_turn(count));
+  }
+
+  // To both CTAs; the other counts the bytes.
+  __device__ __forceinline__ void send_ds() const {
+    S::template wait_empty<C::kDsStages>(C::kDsEmpty, count);
+    const int to = Base::ds_block(count) + rank * C::kChunkBytes;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Base::store_columns(to, i, Base::factors + 4 * i);
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) announce_ds(to);
+    __syncwarp();
+  }
+
+  // What a warp has stored of it.
+  __device__ __forceinline__ void announce_ds(int at) const {
+    constexpr int kWarpBytes = 16 * kSwizzleRow;
+    const std::uint32_t full = S::template barrier<C::kDsStages>(C::kDsFull, count);
+    const std::uint32_t from = S::at(at) + warp * kWarpBytes;
+    if (warp == 0) {
+      mbarrier_arrive_expect(full, C::kChunkBytes);
+    } else {
+      mbarrier_arrive(full);
+    }
+    bulk_copy_cluster(map_to_rank(from, 1 - rank), from, kWarpBytes, map_to_rank(full, 1 - rank));
+  }
+
+  __device__ __forceinline__ void begin_blocks(int) {
+    Base::wait_rows(S::dout_turn(count));
+    Base::multiply_scores(C::kV, S::dout_turn(count));
+    wgmma_wait<0>();
+  }
+
+  // One block. On entry scores are its dP^T, on return those of the next, unless it is the last. dQ
+  // is that of the block before.
+  template <bool kFirst, bool kLast>
+  __device__ __forceinline__ void step(int block, int head_place) {
+    pin(Base::scores);
+    differentiate();
+    send_ds();
+    if constexpr (!kFirst) {
+      S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
+      Base::multiply_dq(count - 1);
+    }
+    Base::wait_rows(S::q_turn(count));
+    Base::multiply_gradient(S::q_turn(count));
+    if constexpr (!kLast) {
+      Base::wait_rows(S::dout_turn(count + 1));
+      Base::multiply_scores(C::kV, S::dout_turn(count + 1));
+    }
+    if constexpr (!kFirst) {
+      wgmma_wait<kLast ? 1 : 2>();
+      Base::add_dq(head_place + block + 1, count - 1);
+    }
+    wgmma_wait<0>();
+    pin(Base::sums);
+    Base::release_rows(S::q_turn(count));
+    ++count;
+  }
+
+  __device__ __forceinline__ void end_blocks(int place) {
+    S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
+    Base::multiply_dq(count - 1);
+    wgmma_wait<0>();
+    Base::add_dq(place, count - 1);
+  }
+
+  __device__ __forceinline__ void run_blocks(BlockRange blocks, int place) {
+    Base::run_steps(*this, blocks, place);
+  }
+  // Both consumers read k, for the last dQ.
+  __device__ __forceinline__ void finish_tile(const KeyTile& tile) const {
+    S::template wait_empty<C::kDsStages>(C::kDsEmpty, count - 1 + C::kDsStages);
+    Base::send_gradient(p.dk, C::kK, p.scale, tile);
+  }
+  __device__ __forceinline__ void run() { Base::run_items(*this); }
+};
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+// What the backward pass on Hopper takes, and why not the rest. Needs no GPU.
+#ifdef TFK_WITH_CUDA
+
+#include "attention/hopper_backward.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr DeviceLimits kHopper{
+    .architecture = 90, .processors = 132, .shared_bytes_per_cta = 232448};
+
+AttentionBackwardProblem problem(std::int64_t dim) {
+  constexpr std::int64_t kRows = 1000, kHeads = 4;
+  AttentionBackwardProblem p{};
+  p.dtype = DType::kBFloat16;
+  p.batch = 2;
+  p.heads = p.kv_heads = kHeads;
+  p.queries = p.keys = kRows;
+  p.dim = p.value_dim = dim;
+  p.q = p.k = p.v = p.out = p.dout = p.dq = p.dk =
+      p.dv = {reinterpret_cast<void*>(0x10000), kRows * kHeads * dim, kHeads * dim, dim};
+  p.scale = 0.125;
+  p.window_left = p.window_right = -1;
+  return p;
+}
+
+std::string refusal(const AttentionBackwardProblem& p, const DeviceLimits& device = kHopper) {
+  const char* const reason = kHopperBackward.refusal(p, device);
+  return reason == nullptr ? "" : reason;
+}
+
+TEST(HopperBackward, TakesAllMultiplesOfEightUpToTheMost) {
+  for (std::int64_t dim = 8; dim <= kMostDim; dim += 8) EXPECT_EQ(refusal(problem(dim)), "") << dim;
+  for (const std::int64_t dim : {4, 60, 130, 252}) {
+    EXPECT_EQ(refusal(problem(dim)), "wants a dim that is a multiple of 8");
+  }
+}
+
+TEST(HopperBackward, TakesWindowsAndGroupsAtEveryDim) {
+  for (const std::int64_t dim : {64, 128, 192, 256}) {
+    AttentionBackwardProblem p = problem(dim);
+    p.window_left = 70;
+    p.window_right = 0;
+    p.kv_heads = 2;
+    p.deterministic = true;
+    EXPECT_EQ(refusal(p), "") << dim;
+  }
+}
+
+TEST(HopperBackward, SaysWhatItDoesNotTake) {
+  EXPECT_EQ(refusal(problem(256), {.architecture = 100}), "runs on compute capability 9.0 only");
+  AttentionBackwardProblem p = problem(256);
+  p.dtype = DType::kFloat32;
+  EXPECT_EQ(refusal(p), "takes float16 and bfloat16 only");
+  p = problem(256);
+  p.value_dim = 128;
+  EXPECT_EQ(refusal(p), "wants v of the dim of q");
+  p = problem(256);
+  p.softcap = 30;
+  EXPECT_EQ(refusal(p), "knows no softcap, bias, mask or slopes");
+  p = problem(256);
+  p.drop_below = 1;
+  EXPECT_EQ(refusal(p), "knows no dropout");
+  p = problem(256);
+  p.scale = -1;
+  EXPECT_EQ(refusal(p), "wants a scale above 0");
+  p = problem(256);
+  p.dk.row_stride += 4;
+  EXPECT_EQ(refusal(p), "wants addresses and strides in steps of 16 bytes");
+}
+
+}  // namespace
+}  // namespace transformer_kernels::cuda
+
+#endif
