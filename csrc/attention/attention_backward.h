@@ -12,29 +12,48 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
+// Rows of kKeyBlock numbers, one for each query of a tile; `row` and `factors` are one alone.
 template <class F>
-struct BackwardScratch {
-  F* q;
-  F* dout;
-  F* dk;
-  F* dv;
+struct ScoreScratch {
   F* p;      // the scores, then p, then f p
   F* ds;     // dp, then ds
   F* slope;  // of the cap
   F* row;
   F* factors;  // of dropout
 
+  ScoreScratch(F* memory, std::int64_t queries)
+      : p(memory),
+        ds(p + queries * kKeyBlock),
+        slope(ds + queries * kKeyBlock),
+        row(slope + queries * kKeyBlock),
+        factors(row + kKeyBlock) {}
+
+  F* end() const { return factors + kKeyBlock; }
+};
+
+template <class F>
+struct BackwardScratch {
+  ScoreScratch<F> scores;
+  F* q;
+  F* dout;
+  F* dk;
+  F* dv;
+
   BackwardScratch(const AttentionProblem& problem, void* memory)
-      : q(static_cast<F*>(memory)),
+      : scores(static_cast<F*>(memory), kQueryBlock),
+        q(scores.end()),
         dout(q + kQueryBlock * padded_dim(problem.dim)),
         dk(dout + kQueryBlock * padded_dim(problem.value_dim)),
-        dv(dk + kKeyBlock * padded_dim(problem.dim)),
-        p(dv + kKeyBlock * padded_dim(problem.value_dim)),
-        ds(p + kQueryBlock * kKeyBlock),
-        slope(ds + kQueryBlock * kKeyBlock),
-        row(slope + kQueryBlock * kKeyBlock),
-        factors(row + kKeyBlock) {}
+        dv(dk + kKeyBlock * padded_dim(problem.dim)) {}
 };
+
+template <class F>
+std::size_t backward_scratch(const AttentionProblem& p) {
+  const std::int64_t numbers =
+      (kQueryBlock + kKeyBlock) * (padded_dim(p.dim) + padded_dim(p.value_dim)) +
+      3 * kQueryBlock * kKeyBlock + 2 * kKeyBlock;
+  return static_cast<std::size_t>(numbers) * sizeof(F);
+}
 
 // Where the pass stands.
 template <class F>
@@ -45,7 +64,7 @@ struct BackwardTile {
   std::int64_t head;
   Range queries;
   KeyTile tile;
-  const BackwardScratch<F>& scratch;
+  const ScoreScratch<F>& scores;
 
   std::int64_t first_row() const {
     return problem.row(item.batch, head) + queries.begin;  // of lse, delta and dq
@@ -69,11 +88,11 @@ void add_bias_gradient(const BackwardTile<F>& t, std::int64_t query, const F* dz
   *target += sum_of_row(dz, count);
 }
 
-// From the scores of one query, in scratch.p, and its dp, in scratch.ds.
+// From the scores of one query, in t.scores.p, and its dp, in t.scores.ds.
 template <class F>
 void differentiate_row(const BackwardTile<F>& t, std::int64_t r) {
   const AttentionBackwardProblem& p = t.problem;
-  const BackwardScratch<F>& scratch = t.scratch;
+  const ScoreScratch<F>& scratch = t.scores;
   const std::int64_t query = t.queries.begin + r;
   const std::int64_t width = t.tile.width;
   const std::int64_t count = std::min(width, t.sequence.keys - t.tile.key);
@@ -101,9 +120,8 @@ void differentiate_row(const BackwardTile<F>& t, std::int64_t r) {
 }
 
 template <class F>
-void backward_tile(const BackwardTile<F>& t) {
+void backward_tile(const BackwardTile<F>& t, const BackwardScratch<F>& scratch) {
   const AttentionBackwardProblem& p = t.problem;
-  const BackwardScratch<F>& scratch = t.scratch;
   const std::int64_t queries = t.queries.size();
   const std::int64_t keys = t.tile.width;
   const std::int64_t dim = padded_dim(p.dim);
@@ -112,17 +130,48 @@ void backward_tile(const BackwardTile<F>& t) {
   widen_rows(p.q, p.dtype, t.item.batch, first, t.head, queries, p.dim, scratch.q, dim);
   widen_rows(p.dout, p.dtype, t.item.batch, first, t.head, queries, p.value_dim, scratch.dout,
              value_dim);
-  multiply_by_keys(scratch.q, queries, t.item.packed.k, p.dim, t.tile, scratch.p);
-  multiply_by_keys(scratch.dout, queries, t.item.packed.v, p.value_dim, t.tile, scratch.ds);
+  multiply_by_keys(scratch.q, queries, t.item.packed.k, p.dim, t.tile, t.scores.p);
+  multiply_by_keys(scratch.dout, queries, t.item.packed.v, p.value_dim, t.tile, t.scores.ds);
   for (std::int64_t r = 0; r < queries; ++r) differentiate_row(t, r);
-  multiply<true>(LeftMatrix<F>{scratch.p, 1, kKeyBlock}, RightMatrix<F>{scratch.dout, value_dim},
+  multiply<true>(LeftMatrix<F>{t.scores.p, 1, kKeyBlock}, RightMatrix<F>{scratch.dout, value_dim},
                  OutMatrix<F>{scratch.dv, value_dim}, keys, value_dim, queries);
-  multiply<true>(LeftMatrix<F>{scratch.ds, 1, kKeyBlock}, RightMatrix<F>{scratch.q, dim},
+  multiply<true>(LeftMatrix<F>{t.scores.ds, 1, kKeyBlock}, RightMatrix<F>{scratch.q, dim},
                  OutMatrix<F>{scratch.dk, dim}, keys, dim, queries);
   const F* const k = static_cast<const F*>(t.item.packed.k.rows) + t.tile.key * dim;
   F* const dq = static_cast<F*>(t.item.dq) + t.first_row() * dim;
-  multiply<true>(LeftMatrix<F>{scratch.ds, kKeyBlock, 1}, RightMatrix<F>{k, dim},
+  multiply<true>(LeftMatrix<F>{t.scores.ds, kKeyBlock, 1}, RightMatrix<F>{k, dim},
                  OutMatrix<F>{dq, dim}, queries, dim, keys);
+}
+
+// Calls body(head, queries) for the blocks of queries that may see some key of the tile.
+template <class Body>
+void for_each_seeing(const AttentionBackwardProblem& p, const BackwardItem& item, KeyTile tile,
+                     std::int64_t block, Body&& body) {
+  const Sequence s = p.sequence(item.batch);
+  for (std::int64_t head = item.kv_head * p.group(); head < (item.kv_head + 1) * p.group();
+       ++head) {
+    for (std::int64_t query = 0; query < s.queries; query += block) {
+      const Range queries{query, std::min(query + block, s.queries)};
+      const Range seen = p.visible(s, queries);
+      if (seen.end <= tile.key || seen.begin >= tile.key + tile.width) continue;
+      body(head, queries);
+    }
+  }
+}
+
+// Rows of the gradients of k and v, `count` keys from `key` on; those of k are not scaled yet.
+template <class F>
+void write_key_gradients(const AttentionBackwardProblem& p, const BackwardItem& item,
+                         std::int64_t key, std::int64_t count, F* dk, F* dv) {
+  const Sequence s = p.sequence(item.batch);
+  for (std::int64_t r = 0; r < count; ++r) {
+    const std::int64_t row = s.k_begin + key + r;
+    F* const dk_row = dk + r * padded_dim(p.dim);
+    scale_row(dk_row, static_cast<F>(p.scale), p.dim);
+    narrow_row(p.dtype, dk_row, p.dim, p.dk.address(p.dtype, item.batch, row, item.kv_head));
+    narrow_row(p.dtype, dv + r * padded_dim(p.value_dim), p.value_dim,
+               p.dv.address(p.dtype, item.batch, row, item.kv_head));
+  }
 }
 
 // The gradients of k and v of one key block, from all heads and queries that see it.
@@ -130,34 +179,18 @@ template <class F>
 void backward_keys(const AttentionBackwardProblem& p, const BackwardItem& item,
                    const BackwardScratch<F>& scratch, std::int64_t key) {
   const Sequence s = p.sequence(item.batch);
-  const std::int64_t dim = padded_dim(p.dim);
-  const std::int64_t value_dim = padded_dim(p.value_dim);
   const KeyTile tile = KeyTile::at(key, s.keys, kTileCols<F>);
-  fill_row(scratch.dk, F{0}, tile.width * dim);
-  fill_row(scratch.dv, F{0}, tile.width * value_dim);
-  for (std::int64_t head = item.kv_head * p.group(); head < (item.kv_head + 1) * p.group();
-       ++head) {
-    for (std::int64_t query = 0; query < s.queries; query += kQueryBlock) {
-      const Range queries{query, std::min(query + kQueryBlock, s.queries)};
-      const Range seen = p.visible(s, queries);
-      if (seen.end <= tile.key || seen.begin >= tile.key + tile.width) continue;
-      backward_tile<F>({p, item, s, head, queries, tile, scratch});
-    }
-  }
-  const std::int64_t count = std::min(tile.width, s.keys - key);
-  for (std::int64_t r = 0; r < count; ++r) {
-    const std::int64_t row = s.k_begin + key + r;
-    scale_row(scratch.dk + r * dim, static_cast<F>(p.scale), p.dim);
-    narrow_row(p.dtype, scratch.dk + r * dim, p.dim,
-               p.dk.address(p.dtype, item.batch, row, item.kv_head));
-    narrow_row(p.dtype, scratch.dv + r * value_dim, p.value_dim,
-               p.dv.address(p.dtype, item.batch, row, item.kv_head));
-  }
+  fill_row(scratch.dk, F{0}, tile.width * padded_dim(p.dim));
+  fill_row(scratch.dv, F{0}, tile.width * padded_dim(p.value_dim));
+  for_each_seeing(p, item, tile, kQueryBlock, [&](std::int64_t head, Range queries) {
+    backward_tile<F>({p, item, s, head, queries, tile, scratch.scores}, scratch);
+  });
+  write_key_gradients(p, item, key, std::min(tile.width, s.keys - key), scratch.dk, scratch.dv);
 }
 
-template <class F>
-void backward_item(const AttentionBackwardProblem& p, const BackwardItem& item, void* memory) {
-  const BackwardScratch<F> scratch(p, memory);
+// Calls body(first key) for the item's key blocks, when its rows of dq are 0.
+template <class F, class Body>
+void for_each_key_block(const AttentionBackwardProblem& p, const BackwardItem& item, Body&& body) {
   const Sequence s = p.sequence(item.batch);
   const std::int64_t dim = padded_dim(p.dim);
   F* const dq = static_cast<F*>(item.dq) + p.row(item.batch, item.kv_head * p.group()) * dim;
@@ -166,8 +199,14 @@ void backward_item(const AttentionBackwardProblem& p, const BackwardItem& item, 
   }
   for (std::int64_t block = item.first_key_block; block * kKeyBlock < s.keys;
        block += item.key_block_step) {
-    backward_keys(p, item, scratch, block * kKeyBlock);
+    body(block * kKeyBlock);
   }
+}
+
+template <class F>
+void backward_item(const AttentionBackwardProblem& p, const BackwardItem& item, void* memory) {
+  const BackwardScratch<F> scratch(p, memory);
+  for_each_key_block<F>(p, item, [&](std::int64_t key) { backward_keys(p, item, scratch, key); });
 }
 
 // ---------------------------------------------------------------------------- before and after

@@ -14,15 +14,16 @@ namespace {
 
 constexpr std::size_t kCacheLine = 64;
 
-std::size_t number_bytes(const AttentionProblem& p) { return p.dtype == DType::kFloat64 ? 8 : 4; }
+// Of accumulation precision.
+std::int64_t number_bytes(const AttentionProblem& p) { return p.dtype == DType::kFloat64 ? 8 : 4; }
 
 const AttentionKernels& kernels(DType dtype) {
   constexpr const AttentionKernelTable* kTables[] = TFK_PER_ISA(attention_kernels);
-  return kTables[static_cast<int>(isa())]->of[dtype == DType::kFloat64];
+  return kTables[static_cast<int>(isa())]->of(dtype);
 }
 
-void* advance(void* memory, std::int64_t numbers, std::size_t bytes) {
-  return static_cast<std::byte*>(memory) + numbers * static_cast<std::int64_t>(bytes);
+void* advance(void* memory, std::int64_t numbers, std::int64_t bytes) {
+  return static_cast<std::byte*>(memory) + numbers * bytes;
 }
 
 // Memory for one thread of a parallel loop, aligned to a cache line.
@@ -68,15 +69,14 @@ struct WantedCopies {
 class PackedCopies {
  public:
   PackedCopies(const Context& context, const AttentionProblem& p, WantedCopies wanted)
-      : bytes_(number_bytes(p)),
+      : kernels_(kernels(p.dtype)),
         dim_(p.dim),
         value_dim_(p.value_dim),
         steps_(key_steps(p)),
-        k_columns_(context, part(true, dim_)),
+        k_columns_(context, part(true, column_dim(dim_))),
         k_rows_(context, part(wanted.k_rows, padded_dim(dim_))),
-        v_columns_(context, part(wanted.v_columns, value_dim_)),
+        v_columns_(context, part(wanted.v_columns, column_dim(value_dim_))),
         v_rows_(context, part(wanted.v_rows, padded_dim(value_dim_))) {
-    const auto pack = kernels(p.dtype).pack;
     const std::int64_t grain = rows_per_range(kKeyStep * (p.dim + p.value_dim));
     parallel_for(context, steps_.size(), grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
@@ -86,10 +86,10 @@ class PackedCopies {
         const std::int64_t count = std::min(kKeyStep, s.keys - key);
         const std::int64_t row = s.k_begin + key;
         const PackedHead target = from_step(i);
-        pack(p.k.address(p.dtype, at.batch, row, at.head), p.dtype, p.k.row_stride, count, p.dim,
-             target.k);
-        pack(p.v.address(p.dtype, at.batch, row, at.head), p.dtype, p.v.row_stride, count,
-             p.value_dim, target.v);
+        kernels_.pack(p.k.address(p.dtype, at.batch, row, at.head), p.dtype, p.k.row_stride, count,
+                      p.dim, target.k);
+        kernels_.pack(p.v.address(p.dtype, at.batch, row, at.head), p.dtype, p.v.row_stride, count,
+                      p.value_dim, target.v);
       }
     });
   }
@@ -100,21 +100,24 @@ class PackedCopies {
 
  private:
   std::size_t part(bool wanted, std::int64_t width) const {
-    return wanted ? static_cast<std::size_t>(steps_.size() * kKeyStep * width) * bytes_ : 0;
+    const std::int64_t numbers = wanted ? steps_.size() * kKeyStep * width : 0;
+    return static_cast<std::size_t>(numbers * kernels_.copy_bytes);
   }
+
+  std::int64_t column_dim(std::int64_t dim) const { return rounded_up(dim, kernels_.column_step); }
 
   void* at_step(const CallScratch& part, std::int64_t step, std::int64_t width) const {
     void* const data = part.data();
-    return data == nullptr ? nullptr : advance(data, step * kKeyStep * width, bytes_);
+    return data == nullptr ? nullptr : advance(data, step * kKeyStep * width, kernels_.copy_bytes);
   }
 
   PackedHead from_step(std::int64_t step) const {
-    return {
-        {at_step(k_columns_, step, dim_), at_step(k_rows_, step, padded_dim(dim_))},
-        {at_step(v_columns_, step, value_dim_), at_step(v_rows_, step, padded_dim(value_dim_))}};
+    return {{at_step(k_columns_, step, column_dim(dim_)), at_step(k_rows_, step, padded_dim(dim_))},
+            {at_step(v_columns_, step, column_dim(value_dim_)),
+             at_step(v_rows_, step, padded_dim(value_dim_))}};
   }
 
-  std::size_t bytes_;
+  const AttentionKernels& kernels_;
   std::int64_t dim_;
   std::int64_t value_dim_;
   BlockList steps_;
@@ -124,22 +127,23 @@ class PackedCopies {
   CallScratch v_rows_;
 };
 
-Range query_range(const AttentionProblem& p, const RowBlock& at, std::int64_t block) {
-  const std::int64_t begin = block * kQueryBlock;
-  return {begin, std::min(begin + kQueryBlock, p.sequence(at.batch).queries)};
+// Block `block` of `size` queries.
+Range query_range(const AttentionProblem& p, const RowBlock& at, std::int64_t block,
+                  std::int64_t size) {
+  return {block * size, std::min((block + 1) * size, p.sequence(at.batch).queries)};
 }
 
 // Calls body(item, scratch) for every block of queries, in parallel.
 template <class Body>
 void for_each_query_item(const Context& context, const AttentionProblem& p, Body&& body) {
-  const BlockList list = query_blocks(p);
-  const std::size_t bytes = 2 * padded_dim(kMostDim) * number_bytes(p);
+  const BlockList list = query_blocks(p, kQueryBlock);
+  const auto bytes = static_cast<std::size_t>(2 * padded_dim(kMostDim) * number_bytes(p));
   const std::int64_t grain = rows_per_range(kQueryBlock * (p.dim + p.value_dim));
   parallel_for(context, list.size(), grain, [&](std::int64_t begin, std::int64_t end) {
     const ThreadScratch scratch(bytes);
     for (std::int64_t i = begin; i < end; ++i) {
       const RowBlock at = list[i];
-      body(QueryItem{at.batch, at.head, query_range(p, at, at.block)}, scratch.data());
+      body(QueryItem{at.batch, at.head, query_range(p, at, at.block, kQueryBlock)}, scratch.data());
     }
   });
 }
@@ -204,17 +208,19 @@ void hide_tail(void* lse, Range rows, std::int64_t heads) {
 void attention_forward(const Context& context, const AttentionForwardProblem& p) {
   log_cpu_kernel("attention", p);
   const PackedCopies copies(context, p, {.k_rows = false, .v_rows = true, .v_columns = false});
-  const BlockList list = query_blocks(p);
-  const std::size_t bytes = static_cast<std::size_t>(forward_scratch(p)) * number_bytes(p);
-  const std::int64_t grain = rows_per_range(kQueryBlock * p.keys);
+  const AttentionKernels& run = kernels(p.dtype);
+  const std::int64_t size = run.query_block;
+  const BlockList list = query_blocks(p, size);
+  const std::size_t bytes = run.forward_scratch(p);
+  const std::int64_t grain = rows_per_range(size * p.keys);
   parallel_for(context, list.size(), grain, [&](std::int64_t begin, std::int64_t end) {
     const ThreadScratch scratch(bytes);
     for (std::int64_t i = begin; i < end; ++i) {
       const RowBlock at = list[i];
-      const std::int64_t count = blocks(p.sequence(at.batch).queries, kQueryBlock);
-      const Range queries = query_range(p, at, from_both_ends(at.block, count));
+      const std::int64_t count = blocks(p.sequence(at.batch).queries, size);
+      const Range queries = query_range(p, at, from_both_ends(at.block, count), size);
       const PackedHead packed = copies.head(at.batch, at.head / p.group());
-      kernels(p.dtype).forward(p, {at.batch, at.head, queries, packed}, scratch.data());
+      run.forward(p, {at.batch, at.head, queries, packed}, scratch.data());
     }
   });
   if (p.q_offsets == nullptr) return;
@@ -229,18 +235,18 @@ void attention_backward(const Context& context, const AttentionBackwardProblem& 
   log_cpu_kernel("attention", p);
   const BackwardPlan plan = backward_plan(p);
   const std::int64_t dq_numbers = p.rows() * padded_dim(p.dim);
-  const CallScratch delta(context, static_cast<std::size_t>(p.rows()) * number_bytes(p));
+  const CallScratch delta(context, static_cast<std::size_t>(p.rows() * number_bytes(p)));
   const CallScratch dq(context,
-                       static_cast<std::size_t>(plan.shares * dq_numbers) * number_bytes(p));
+                       static_cast<std::size_t>(plan.shares * dq_numbers * number_bytes(p)));
   const PackedCopies copies(context, p, {.k_rows = true, .v_rows = false, .v_columns = true});
   const AttentionKernels& run = kernels(p.dtype);
   for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
     run.delta(p, item, delta.data(), scratch);
   });
   if (p.dbias.defined()) {
-    std::memset(p.dbias.data, 0, static_cast<std::size_t>(p.dbias_count) * number_bytes(p));
+    std::memset(p.dbias.data, 0, static_cast<std::size_t>(p.dbias_count * number_bytes(p)));
   }
-  const std::size_t bytes = static_cast<std::size_t>(backward_scratch(p)) * number_bytes(p);
+  const std::size_t bytes = run.backward_scratch(p);
   parallel_for(context, plan.items, 1, [&](std::int64_t begin, std::int64_t end) {
     const ThreadScratch scratch(bytes);
     for (std::int64_t i = begin; i < end; ++i) {

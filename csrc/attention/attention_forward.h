@@ -53,6 +53,13 @@ struct ForwardScratch {
         sum(top + kQueryBlock) {}
 };
 
+template <class F>
+std::size_t forward_scratch(const AttentionProblem& p) {
+  const std::int64_t numbers =
+      kQueryBlock * (padded_dim(p.dim) + padded_dim(p.value_dim) + kKeyBlock + 2) + kKeyBlock;
+  return static_cast<std::size_t>(numbers) * sizeof(F);
+}
+
 // Scores of one query become exp(score - top), and what was summed up before is scaled to the new
 // top.
 template <class F>

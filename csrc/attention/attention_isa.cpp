@@ -4,44 +4,71 @@
 // core/cpu/isa.h.
 #include "attention/attention_backward.h"
 #include "attention/attention_forward.h"
+#if TFK_ISA_LEVEL >= 3
+#include "attention/pair_backward.h"
+#include "attention/pair_forward.h"
+#endif
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
 
+// `block` holds a vector's lanes of keys, in rows of padded_dim().
 template <class F>
-void pack(const void* source, DType dtype, std::int64_t row_stride, std::int64_t keys,
-          std::int64_t dim, PackedRows target) {
-  constexpr int kPanel = kTileCols<F>;
+TFK_FLATTEN void pack_columns(const F* block, std::int64_t dim, F* columns) {
+  constexpr int kLanes = Vec<F>::kLanes;
   const std::int64_t width = padded_dim(dim);
-  const std::int64_t row_bytes = row_stride * size_of(dtype);
-  const char* const first = static_cast<const char*>(source);
-  F* const columns = static_cast<F*>(target.columns);
-  F row[padded_dim(kMostDim)] = {};
-  for (std::int64_t key = 0; key < kKeyStep; ++key) {
-    if (key < keys) {
-      const std::int64_t later = std::min(key + kRowsAhead, keys - 1);
-      prefetch_row(first + later * row_bytes, dim * size_of(dtype));
-      widen_row(dtype, first + key * row_bytes, dim, row);
-    } else {
-      fill_row(row, F{0}, dim);
-    }
-    if (columns != nullptr) {
-      F* const column = columns + key / kPanel * kPanel * dim + key % kPanel;
-      for (std::int64_t i = 0; i < dim; ++i) column[i * kPanel] = row[i];
-    }
-    if (target.rows != nullptr) {
-      narrow_elements<F, F>(row, width, static_cast<F*>(target.rows) + key * width);
+  for (std::int64_t first = 0; first < dim; first += kLanes) {
+    Vec<F> square[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) square[i] = load(block + i * width + first, All{});
+    transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if (first + i < dim) store(columns + (first + i) * kTileCols<F>, square[i], All{});
     }
   }
 }
 
 template <class F>
-constexpr AttentionKernels kernels_of() {
-  return {pack<F>, forward_item<F>, backward_item<F>, delta_of_rows<F>, add_shares<F>};
+void pack(const void* source, DType dtype, std::int64_t row_stride, std::int64_t keys,
+          std::int64_t dim, PackedRows target) {
+  constexpr int kLanes = Vec<F>::kLanes;
+  constexpr int kPanel = kTileCols<F>;
+  const std::int64_t width = padded_dim(dim);
+  const HeadRows rows{const_cast<void*>(source), 0, row_stride, 0};
+  F* const columns = static_cast<F*>(target.columns);
+  F block[kLanes * padded_dim(kMostDim)];
+  for (std::int64_t key = 0; key < kKeyStep; key += kLanes) {
+    const std::int64_t count = std::clamp<std::int64_t>(keys - key, 0, kLanes);
+    F* const packed = target.rows == nullptr ? block : static_cast<F*>(target.rows) + key * width;
+    widen_rows(rows, dtype, 0, key, 0, count, dim, packed, width);
+    fill_row(packed + count * width, F{0}, (kLanes - count) * width);
+    if (columns == nullptr) continue;
+    pack_columns(packed, dim, columns + key / kPanel * kPanel * dim + key % kPanel);
+  }
 }
+
+template <class F>
+constexpr AttentionKernels kernels_of() {
+  return {kQueryBlock,        sizeof(F),           1,
+          forward_scratch<F>, backward_scratch<F>, pack<F>,
+          forward_item<F>,    backward_item<F>,    delta_of_rows<F>,
+          add_shares<F>};
+}
+
+#if TFK_ISA_LEVEL >= 3
+constexpr AttentionKernels kernels_of_bfloat16() {
+  return {kPairQueries,          sizeof(BFloat16), paired_dim(1),     pair_forward_scratch,
+          pair_backward_scratch, pack_pairs,       pair_forward_item, pair_backward_item,
+          delta_of_rows<float>,  add_shares<float>};
+}
+#else
+constexpr AttentionKernels kernels_of_bfloat16() { return kernels_of<float>(); }
+#endif
 
 }  // namespace
 
-const AttentionKernelTable attention_kernels = {{kernels_of<float>(), kernels_of<double>()}};
+const AttentionKernelTable attention_kernels = {kernels_of<float>(), kernels_of<double>(),
+                                                kernels_of_bfloat16()};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

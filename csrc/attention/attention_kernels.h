@@ -24,9 +24,10 @@ constexpr std::int64_t rounded_up(std::int64_t count, std::int64_t step) {
 // Columns of a row in scratch memory: whole vectors, and rows that start at a cache line.
 constexpr std::int64_t padded_dim(std::int64_t dim) { return rounded_up(dim, 16); }
 
-// Copies of k and v in accumulation precision, in blocks of kKeyStep keys. `columns` holds panels
-// of keys: a number of each key, for all dimensions in turn, as the product with rows of q wants
-// it. `rows` holds rows of padded_dim() numbers. What lies past the last key is 0.
+// Copies of k and v in blocks of kKeyStep keys, in accumulation precision or, of bfloat16, in pairs
+// (pair_rows.h). `columns` holds panels of keys: a number of each key, for all dimensions in turn,
+// as the product with rows of q wants it. `rows` holds rows of padded_dim() numbers. What lies past
+// the last key is 0.
 struct PackedRows {
   void* columns = nullptr;
   void* rows = nullptr;
@@ -63,17 +64,13 @@ struct QueryItem {
   Range queries;
 };
 
-// In numbers of accumulation precision, each part at a multiple of a cache line.
-constexpr std::int64_t forward_scratch(const AttentionProblem& p) {
-  return kQueryBlock * (padded_dim(p.dim) + padded_dim(p.value_dim) + kKeyBlock + 2) + kKeyBlock;
-}
-constexpr std::int64_t backward_scratch(const AttentionProblem& p) {
-  return (kQueryBlock + kKeyBlock) * (padded_dim(p.dim) + padded_dim(p.value_dim)) +
-         3 * kQueryBlock * kKeyBlock + 2 * kKeyBlock;
-}
-
-// The kernels of one accumulation precision.
+// The kernels of one engine, and what the host has to know of it.
 struct AttentionKernels {
+  std::int64_t query_block;  // of the forward pass
+  std::int64_t copy_bytes;   // of a number in the copies of k and v
+  std::int64_t column_step;  // columns have as many numbers as dimensions, rounded up to this
+  std::size_t (*forward_scratch)(const AttentionProblem& problem);  // bytes
+  std::size_t (*backward_scratch)(const AttentionProblem& problem);
   // Packs `keys` rows, at most kKeyStep, from `source` on; either target may be null.
   void (*pack)(const void* source, DType dtype, std::int64_t row_stride, std::int64_t keys,
                std::int64_t dim, PackedRows target);
@@ -89,9 +86,17 @@ struct AttentionKernels {
                      void* scratch);
 };
 
-// Indexed by whether the dtype is float64.
+// One engine computes in float and one in double; where the instruction set multiplies bfloat16,
+// one does that.
 struct AttentionKernelTable {
-  AttentionKernels of[2];
+  AttentionKernels in_float;
+  AttentionKernels in_double;
+  AttentionKernels of_bfloat16;
+
+  constexpr const AttentionKernels& of(DType dtype) const {
+    if (dtype == DType::kFloat64) return in_double;
+    return dtype == DType::kBFloat16 ? of_bfloat16 : in_float;
+  }
 };
 
 TFK_DECLARE_PER_ISA(extern const AttentionKernelTable attention_kernels)

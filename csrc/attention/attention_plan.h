@@ -48,9 +48,8 @@ class BlockList {
   std::vector<std::int64_t> first_;
 };
 
-inline BlockList query_blocks(const AttentionProblem& p) {
-  return {p.batch, p.heads,
-          [&](std::int64_t b) { return blocks(p.sequence(b).queries, kQueryBlock); }};
+inline BlockList query_blocks(const AttentionProblem& p, std::int64_t size) {
+  return {p.batch, p.heads, [&](std::int64_t b) { return blocks(p.sequence(b).queries, size); }};
 }
 
 // Packed copies of k and v consist of blocks of kKeyStep keys.

@@ -20,6 +20,7 @@
 //   load_wide<T>(p, lanes)  store_wide<T>(p, v, lanes)
 //                                        of a wide row, which has room for wide_cols() columns
 //   stream(p, v)                         store past the caches; p aligned to kLanes elements
+//   transpose(rows)                      kLanes Vec become the columns of what they were
 //   nonzero<T>(bytes, lanes)  equal(a, b)  first<T>(lanes)  ->  for select(mask, yes, no)
 //   keep<T>(v, lanes, otherwise)         v where lanes are, otherwise elsewhere
 #pragma once
@@ -107,6 +108,19 @@ namespace transformer_kernels::cpu::TFK_ISA {
 // Rows of T are computed in vectors with elements in order, not in pairs.
 template <class T>
 concept InOrder = __is_same(vec_t<T>, Vec<accumulate_t<T>>);
+
+// Sets have a faster one where it matters.
+template <class A, int kRows>
+TFK_INLINE void transpose(Vec<A> (&rows)[kRows]) {
+  static_assert(kRows == Vec<A>::kLanes);
+  A square[kRows][kRows];
+  for (int i = 0; i < kRows; ++i) store(square[i], rows[i], All{});
+  for (int i = 0; i < kRows; ++i) {
+    A column[kRows];
+    for (int j = 0; j < kRows; ++j) column[j] = square[j][i];
+    rows[i] = load(column, All{});
+  }
+}
 
 template <InOrder T, class Element, class Lanes>
 TFK_INLINE vec_t<T> load_as(const Element* p, Lanes lanes) {

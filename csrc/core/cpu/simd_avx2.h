@@ -170,6 +170,29 @@ TFK_INLINE void stream(Half* p, VecF a) {
 TFK_INLINE void stream_fence() { _mm_sfence(); }
 TFK_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
+// Exchanges what lies off the diagonal in blocks of 1, 2 and 4 rows and columns.
+TFK_INLINE void transpose(VecF (&rows)[8]) {
+  __m256 ones[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    ones[i] = _mm256_unpacklo_ps(rows[i].v, rows[i + 1].v);
+    ones[i + 1] = _mm256_unpackhi_ps(rows[i].v, rows[i + 1].v);
+  }
+  __m256 twos[8];
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    twos[i] = _mm256_shuffle_ps(ones[i], ones[i + 2], 0x44);
+    twos[i + 1] = _mm256_shuffle_ps(ones[i], ones[i + 2], 0xee);
+    twos[i + 2] = _mm256_shuffle_ps(ones[i + 1], ones[i + 3], 0x44);
+    twos[i + 3] = _mm256_shuffle_ps(ones[i + 1], ones[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = {_mm256_permute2f128_ps(twos[i], twos[i + 4], 0x20)};
+    rows[i + 4] = {_mm256_permute2f128_ps(twos[i], twos[i + 4], 0x31)};
+  }
+}
+
 // ---------------------------------------------------------------------------- for simd_pair.h
 
 using Words = __m256i;

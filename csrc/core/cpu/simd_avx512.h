@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// AVX-512 F, BW, VL and DQ: 64-byte vectors; at level 3 with the conversions of AVX512-BF16.
+// AVX-512 F, BW, VL and DQ: 64-byte vectors; from level 3 on with the conversions of AVX512-BF16.
 #pragma once
 
 #include <immintrin.h>
@@ -89,6 +89,54 @@ TFK_INLINE VecF whole(VecF n) { return n; }
 inline constexpr float kExpLowest = -106.0f;
 
 TFK_INLINE VecF times_power_of_two(VecF a, VecF n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+
+// Lanes of a, then b, in the order of `index`.
+TFK_INLINE VecF pick(VecF a, __m512i index, VecF b) {
+  return {_mm512_permutex2var_ps(a.v, index, b.v)};
+}
+TFK_INLINE __m512i lane_index() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+// Exchanges what lies off the diagonal in blocks of kSize rows and columns.
+template <int kSize>
+TFK_INLINE void transpose_blocks(VecF (&rows)[16]) {
+  const __m512i lane = lane_index();
+  const __m512i size = _mm512_set1_epi32(kSize);
+  const __mmask16 right = _mm512_test_epi32_mask(lane, size);
+  // In the numbers of pick(), those of b begin at 16.
+  const __m512i other = _mm512_set1_epi32(16 - kSize);
+  const __m512i upper = _mm512_mask_add_epi32(lane, right, lane, other);
+  const __m512i lower =
+      _mm512_mask_add_epi32(_mm512_add_epi32(lane, size), right, lane, _mm512_set1_epi32(16));
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    if ((i & kSize) != 0) continue;
+    const VecF a = rows[i];
+    const VecF b = rows[i + kSize];
+    rows[i] = pick(a, upper, b);
+    rows[i + kSize] = pick(a, lower, b);
+  }
+}
+
+TFK_INLINE void transpose(VecF (&rows)[16]) {
+  transpose_blocks<8>(rows);
+  transpose_blocks<4>(rows);
+  transpose_blocks<2>(rows);
+  transpose_blocks<1>(rows);
+}
+
+// 2^x within 2^-18.5 of itself, for results that will be rounded to 16 bits, in few operations:
+// 2^floor(x + 1/2) times a polynomial of the rest, which has the least maximal error among those of
+// degree 4. The argument is x + 1/2, which whoever scales x adds at no cost. -inf gives 0.
+TFK_INLINE VecF short_exp2(VecF x_and_half) {
+  const VecF rest{_mm512_reduce_ps(x_and_half.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+  VecF q = fma(VecF::of(0x1.3997d6p-7f), rest, VecF::of(0x1.2d4856p-5f));
+  q = fma(q, rest, VecF::of(0x1.5da57ep-3f));
+  q = fma(q, rest, VecF::of(0x1.f5c9d2p-2f));
+  q = fma(q, rest, VecF::of(0x1.6a0a24p-1f));
+  return {_mm512_scalef_ps(q.v, x_and_half.v)};
+}
 
 TFK_INLINE VecF from_half(__m256i bits) { return {_mm512_cvtph_ps(bits)}; }
 TFK_INLINE __m256i to_half(VecF a) {
@@ -192,13 +240,6 @@ TFK_INLINE Words to_bfloat16(VecF even, VecF odd) {
   return _mm512_mask_blend_epi16(kOddWords, low, round_upper(odd));
 }
 
-// Lanes of a, then b, in the order of `index`.
-TFK_INLINE VecF pick(VecF a, __m512i index, VecF b) {
-  return {_mm512_permutex2var_ps(a.v, index, b.v)};
-}
-TFK_INLINE __m512i lane_index() {
-  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
 // Of the elements of a, then b.
 TFK_INLINE VecF even_of(VecF a, VecF b) { return pick(a, _mm512_slli_epi32(lane_index(), 1), b); }
 TFK_INLINE VecF odd_of(VecF a, VecF b) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "attention/attention_reference.h"
+#include "core/cpu/isa.h"
 #include "reference.h"
 #include "test_tensor.h"
 #include "transformer_kernels/attention/attention.h"
@@ -226,13 +227,19 @@ inline ::testing::AssertionResult as_good_as_eager(DType dtype, const Values& go
          << "), those of eager operations " << theirs.largest << " (" << theirs.typical << ")";
 }
 
-// Holds results to the exact ones, by the rule that fits what may be rounded on the way: CUDA
-// engines multiply 16-bit numbers with weights of 16 bits.
+// Whether weights are rounded to the dtype on the way: where 16-bit numbers are multiplied as such,
+// by all CUDA engines, and by the CPU's where it has instructions for that.
+inline bool rounds_weights(DeviceType device, DType dtype) {
+  if (device == DeviceType::kCuda) return size_of(dtype) == 2;
+  return dtype == DType::kBFloat16 && cpu::isa() >= cpu::Isa::kAvx512Bf16;
+}
+
+// Holds results to the exact ones, by the rule that fits what may be rounded on the way.
 class AttentionRule {
  public:
   AttentionRule(const Backend& backend, DType dtype)
       : dtype_(dtype),
-        eager_(backend.context().device.type == DeviceType::kCuda && size_of(dtype) == 2) {}
+        eager_(rounds_weights(backend.context().device.type, dtype)) {}
 
   // What eager operations make of these operands, where that is wanted.
   AttentionReference eager(

@@ -34,6 +34,11 @@ struct SimdProbe {
   double (*sum_double)(const double* in, std::int64_t count);
   float (*largest_float[2])(const float* in, std::int64_t count);
   double (*largest_double)(const double* in, std::int64_t count);
+  // Matrices of as many rows and columns as a vector has lanes.
+  void (*transpose_float)(const float* in, float* out);
+  void (*transpose_double)(const double* in, double* out);
+  // 2^x; null where there is none.
+  void (*short_exp2)(const float* in, float* out, std::int64_t count);
 };
 
 TFK_DECLARE_PER_ISA(extern const SimdProbe simd_probe)

@@ -65,6 +65,25 @@ A largest(const A* in, std::int64_t count) {
   return top.largest();
 }
 
+template <class A>
+void transposed(const A* in, A* out) {
+  constexpr int kLanes = Vec<A>::kLanes;
+  Vec<A> rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) rows[i] = load(in + i * kLanes, All{});
+  transpose(rows);
+  for (int i = 0; i < kLanes; ++i) store(out + i * kLanes, rows[i], All{});
+}
+
+#if TFK_ISA_LEVEL >= 2
+void short_power(const float* in, float* out, std::int64_t count) {
+  for_each_vector<float>(count, [&](std::int64_t i, int, auto lanes) {
+    store(out + i, short_exp2(load(in + i, lanes) + VecF::of(0.5f)), lanes);
+  });
+}
+#else
+constexpr decltype(SimdProbe::short_exp2) short_power = nullptr;
+#endif
+
 }  // namespace
 
 const SimdProbe simd_probe = {Vec<float>::kLanes,
@@ -85,6 +104,9 @@ const SimdProbe simd_probe = {Vec<float>::kLanes,
                               {sum<float>, sum<BFloat16>},
                               sum<double>,
                               {largest<float>, largest<BFloat16>},
-                              largest<double>};
+                              largest<double>,
+                              transposed<float>,
+                              transposed<double>,
+                              short_power};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -99,7 +99,7 @@ TEST_P(Simd, rounds_to_bfloat16_as_ieee_does) {
   std::vector<BFloat16> out(cases.size());
   probe().narrow_bfloat16(cases.data(), out.data(), static_cast<std::int64_t>(cases.size()));
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    expect_rounded(DType::kBFloat16, cases[i], out[i].bits, GetParam() == Isa::kAvx512Bf16);
+    expect_rounded(DType::kBFloat16, cases[i], out[i].bits, GetParam() >= Isa::kAvx512Bf16);
   }
 }
 
@@ -218,6 +218,39 @@ TEST_P(Simd, selects_and_reduces) {
       EXPECT_EQ(probe().largest_float[rows](in.data(), count), top);
     }
     EXPECT_EQ(probe().largest_double(in64.data(), count), top);
+  }
+}
+
+template <class A, class Function>
+void expect_transposed(Function transpose, int lanes) {
+  std::vector<A> in(lanes * lanes), out(lanes * lanes);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<A>(i);
+  transpose(in.data(), out.data());
+  for (int row = 0; row < lanes; ++row) {
+    for (int col = 0; col < lanes; ++col) {
+      ASSERT_EQ(out[col * lanes + row], in[row * lanes + col]) << row << ", " << col;
+    }
+  }
+}
+
+TEST_P(Simd, transposes) {
+  expect_transposed<float>(probe().transpose_float, probe().float_lanes);
+  expect_transposed<double>(probe().transpose_double, probe().double_lanes);
+}
+
+TEST_P(Simd, short_exp2_hardly_adds_to_the_rounding_of_16_bits) {
+  if (probe().short_exp2 == nullptr) GTEST_SKIP() << "these vectors have none";
+  std::vector<float> in = {-INFINITY, -1e30f, -200.0f, NAN};
+  const std::size_t ends = in.size();
+  for (float x = -120.0f; x < 120.0f; x += 0.000731f) in.push_back(x);
+  std::vector<float> out(in.size());
+  probe().short_exp2(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(out[i], 0.0f) << in[i];
+  EXPECT_TRUE(std::isnan(out[3]));
+  for (std::size_t i = ends; i < in.size(); ++i) {
+    // The sum x + 1/2 is rounded to float.
+    const double exact = std::exp2(static_cast<double>(in[i] + 0.5f) - 0.5);
+    ASSERT_LE(std::abs(out[i] - exact), 0x1p-18 * exact) << in[i];
   }
 }
 

@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 
@@ -45,6 +47,7 @@ void masked_store(void* to, Mask mask, Register a) {
 
 template <class Register>
 void stream(void* to, Register a) {
+  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(a) != 0) std::abort();
   std::memcpy(to, &a, sizeof(a));
 }
 
@@ -82,6 +85,41 @@ inline std::uint16_t bfloat16_of(std::uint32_t bits) {
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// What is left of x when the whole numbers at or below it are taken off; 0 for infinities.
+inline float above_floor(float x) { return std::isinf(x) ? 0.0f : x - std::floor(x); }
+
+// VCVTNE2PS2BF16: the elements of b, then those of a.
+template <class Register>
+Register bfloat16_of_two(Register a, Register b) {
+  Lanes<std::uint16_t, Register> to;
+  const auto low = lanes_of<std::uint32_t>(b);
+  const auto high = lanes_of<std::uint32_t>(a);
+  for (std::size_t i = 0; i < low.size(); ++i) {
+    to[i] = bfloat16_of(low[i]);
+    to[i + low.size()] = bfloat16_of(high[i]);
+  }
+  return std::bit_cast<Register>(to);
+}
+
+// A bfloat16 factor of a product; subnormal numbers are 0.
+inline float factor(std::uint16_t bits) {
+  const bool normal = (bits & 0x7f80) != 0;
+  return std::bit_cast<float>(static_cast<std::uint32_t>(normal ? bits : bits & 0x8000) << 16);
+}
+
+// VDPBF16PS
+template <class Register, class Words>
+Register dot_of_pairs(Register c, Words a, Words b) {
+  auto sum = lanes_of<float>(c);
+  const auto left = lanes_of<std::uint16_t>(a);
+  const auto right = lanes_of<std::uint16_t>(b);
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    sum[i] = std::fma(factor(left[2 * i + 1]), factor(right[2 * i + 1]), sum[i]);
+    sum[i] = std::fma(factor(left[2 * i]), factor(right[2 * i]), sum[i]);
+  }
+  return std::bit_cast<Register>(sum);
+}
+
 }  // namespace transformer_kernels::emulation
 
 #define TFK_EMULATED transformer_kernels::emulation
@@ -117,3 +155,8 @@ inline std::uint16_t bfloat16_of(std::uint32_t bits) {
       a, [](float value) { return _cvtss_sh(value, rounding); }))
 #define _mm512_cvtneps_pbh(a) \
   (TFK_EMULATED::converted<__m256i, std::uint16_t, std::uint32_t>(a, TFK_EMULATED::bfloat16_of))
+#define _mm512_reduce_ps(a, rounding) \
+  (TFK_EMULATED::converted<__m512, float, float>(a, TFK_EMULATED::above_floor))
+#define _mm512_cvtne2ps_pbh(a, b) TFK_EMULATED::bfloat16_of_two(a, b)
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps(c, a, b) TFK_EMULATED::dot_of_pairs(c, a, b)
