@@ -6,6 +6,11 @@
 set(TFK_ISAS scalar)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   set(TFK_ISAS scalar avx2 avx512 avx512_bf16)
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag("-mamx-tile -mamx-bf16" TFK_COMPILER_HAS_AMX)
+  if(TFK_COMPILER_HAS_AMX)
+    list(APPEND TFK_ISAS amx)
+  endif()
 endif()
 
 # In the order of `enum class Isa` (csrc/core/cpu/isa.h). Without contraction, a value does not
@@ -18,16 +23,19 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   list(APPEND TFK_ISA_FLAGS_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 set(TFK_ISA_FLAGS_avx512_bf16 ${TFK_ISA_FLAGS_avx512} -mavx512bf16 -mavx512vnni)
+set(TFK_ISA_FLAGS_amx ${TFK_ISA_FLAGS_avx512_bf16} -mamx-tile -mamx-bf16)
 if(NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
   set(TFK_ISA_FLAGS_scalar "")
 endif()
 
-option(TFK_EMULATE_AVX512 "Run AVX-512 kernels on AVX2, slowly, to test them (needs SIMDe)" OFF)
+option(TFK_EMULATE_AVX512
+       "Run AVX-512 and AMX kernels on AVX2, slowly, to test them (needs SIMDe)" OFF)
 if(TFK_EMULATE_AVX512)
   find_path(TFK_SIMDE simde/x86/avx512.h REQUIRED)
   set(TFK_ISA_FLAGS_avx512 ${TFK_ISA_FLAGS_avx2} -I${PROJECT_SOURCE_DIR}/tests/cpp/emulation
                            -Wno-psabi)
   set(TFK_ISA_FLAGS_avx512_bf16 ${TFK_ISA_FLAGS_avx512})
+  set(TFK_ISA_FLAGS_amx ${TFK_ISA_FLAGS_avx512})
 endif()
 
 # tfk_add_isa_sources(target file...): adds the files to `target`, once per instruction set, with

@@ -21,7 +21,7 @@ from setup_env import ROOT
 
 # Types of nm: weak functions, weak objects, and unique ones (GNU).
 SHARED_TYPES = "WwVvu"
-OWN = re.compile(r"transformer_kernels::cpu::(scalar|avx2|avx512|avx512_bf16)::")
+OWN = re.compile(r"transformer_kernels::cpu::(scalar|avx2|avx512|avx512_bf16|amx)::")
 # What the compiler's own instrumentation shares on purpose (coverage, sanitizers): no code.
 INSTRUMENTATION = re.compile(r"^(__gcov|__asan|__ubsan|__tsan|__odr_asan|DW\.ref\.)")
 

@@ -89,9 +89,8 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
   const std::int64_t depth = paired_dim(p.dim) / 2;
   const bool plain = plain_scores(p);
   const BFloat16Pair* const columns = as_pairs(item.packed.k.columns) + tile.key * depth;
-  multiply<false, BFloat16Pair>({as_pairs(scratch.q), depth, 1},
-                                {columns, kKeyStep, kKeyStep * depth}, {scratch.scores, kScoreStep},
-                                rows, tile.width, depth);
+  multiply_pairs<false>({as_pairs(scratch.q), depth, 1}, {columns, kKeyStep, kKeyStep * depth},
+                        {scratch.scores, kScoreStep}, rows, tile.width, depth);
   for (std::int64_t r = 0; r < queries; ++r) {
     float* const scores = scratch.scores + r * kScoreStep;
     const std::int64_t query = item.queries.begin + r;
@@ -112,12 +111,13 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
   }
   const std::int64_t width = padded_dim(p.value_dim);
   const BFloat16Pair* const values = as_pairs(item.packed.v.rows) + tile.key / 2 * width;
-  multiply<true, BFloat16Pair>({as_pairs(scratch.scores), kScoreStep, 1}, {values, width},
-                               {scratch.out, width}, rows, width, tile.width / 2);
+  multiply_pairs<true>({as_pairs(scratch.scores), kScoreStep, 1}, {values, width},
+                       {scratch.out, width}, rows, width, tile.width / 2);
 }
 
 inline void pair_forward_item(const AttentionForwardProblem& p, const ForwardItem& item,
                               void* memory) {
+  const TileScope tiles;
   const PairForwardScratch scratch(p, memory);
   const Sequence s = p.sequence(item.batch);
   const std::int64_t queries = item.queries.size();

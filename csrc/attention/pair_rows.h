@@ -3,9 +3,8 @@
 // per instruction set.
 #pragma once
 
-#include "attention/multiply.h"
+#include "attention/pair_multiply.h"
 #include "attention/score_row.h"
-#include "core/cpu/simd_dot.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Which instruction set the CPU kernels use. Sources named *_isa.cpp are compiled once per set,
 // each into a namespace named after it, and export a table of kernels; the rest of the library
-// picks the table of isa(). TFK_CPU_ISA=scalar|avx2|avx512|avx512_bf16 asks for a lower set than
-// the best.
+// picks the table of isa(). TFK_CPU_ISA=scalar|avx2|avx512|avx512_bf16|amx asks for a lower set
+// than the best. Builds by a compiler without AMX end at avx512_bf16.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@
 
 namespace transformer_kernels::cpu {
 
-enum class Isa : std::uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+enum class Isa : std::uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 inline constexpr int kIsaCount = TFK_ISA_COUNT;
 
 constexpr const char* name_of(Isa isa) {
-  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16"};
+  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
   return kNames[static_cast<int>(isa)];
 }
 
@@ -45,27 +45,28 @@ void log_cpu_kernel(const char* op, const Problem& problem) {
 
 // Declares something once in the namespace of each instruction set of this build, and lists the
 // addresses of what was declared in the order of Isa.
-#if TFK_ISA_COUNT > 1
-#define TFK_DECLARE_PER_ISA(declaration) \
-  namespace scalar {                     \
-  declaration;                           \
-  }                                      \
-  namespace avx2 {                       \
-  declaration;                           \
-  }                                      \
-  namespace avx512 {                     \
-  declaration;                           \
-  }                                      \
-  namespace avx512_bf16 {                \
+#define TFK_DECLARE_IN(isa, declaration) \
+  namespace isa {                        \
   declaration;                           \
   }
-#define TFK_PER_ISA(name) \
-  { &scalar::name, &avx2::name, &avx512::name, &avx512_bf16::name }
+#if TFK_ISA_COUNT >= 5
+#define TFK_DECLARE_IN_AMX(declaration) TFK_DECLARE_IN(amx, declaration)
+#define TFK_AND_AMX(name) , &amx::name
 #else
-#define TFK_DECLARE_PER_ISA(declaration) \
-  namespace scalar {                     \
-  declaration;                           \
-  }
+#define TFK_DECLARE_IN_AMX(declaration)
+#define TFK_AND_AMX(name)
+#endif
+#if TFK_ISA_COUNT > 1
+#define TFK_DECLARE_PER_ISA(declaration)   \
+  TFK_DECLARE_IN(scalar, declaration)      \
+  TFK_DECLARE_IN(avx2, declaration)        \
+  TFK_DECLARE_IN(avx512, declaration)      \
+  TFK_DECLARE_IN(avx512_bf16, declaration) \
+  TFK_DECLARE_IN_AMX(declaration)
+#define TFK_PER_ISA(name) \
+  { &scalar::name, &avx2::name, &avx512::name, &avx512_bf16::name TFK_AND_AMX(name) }
+#else
+#define TFK_DECLARE_PER_ISA(declaration) TFK_DECLARE_IN(scalar, declaration)
 #define TFK_PER_ISA(name) \
   { &scalar::name }
 #endif

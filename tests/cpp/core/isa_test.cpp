@@ -18,6 +18,8 @@ TEST(Isa, a_lower_one_can_be_asked_for) {
   EXPECT_EQ(choose_isa("avx2", Isa::kAvx512Bf16), Isa::kAvx2);
   EXPECT_EQ(choose_isa("avx512", Isa::kAvx512Bf16), Isa::kAvx512);
   EXPECT_EQ(choose_isa("avx512_bf16", Isa::kAvx512Bf16), Isa::kAvx512Bf16);
+  EXPECT_EQ(choose_isa("avx512_bf16", Isa::kAmx), Isa::kAvx512Bf16);
+  EXPECT_EQ(choose_isa("amx", Isa::kAmx), Isa::kAmx);
 }
 
 std::string message_for(const char* requested, Isa best) {
@@ -35,6 +37,9 @@ TEST(Isa, others_are_refused_in_words) {
             "TFK_CPU_ISA is sse9, expected one of scalar, avx2 (what this CPU and build have)");
   EXPECT_EQ(message_for("avx512", Isa::kAvx2),
             "TFK_CPU_ISA is avx512, expected one of scalar, avx2 (what this CPU and build have)");
+  EXPECT_EQ(message_for("amx", Isa::kAvx512Bf16),
+            "TFK_CPU_ISA is amx, expected one of scalar, avx2, avx512, avx512_bf16 (what this CPU "
+            "and build have)");
   EXPECT_EQ(message_for("AVX2", Isa::kScalar),
             "TFK_CPU_ISA is AVX2, expected one of scalar (what this CPU and build have)");
 }

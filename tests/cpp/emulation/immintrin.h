@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// AVX-512 for processors without it, so that its kernels are tested everywhere. This file stands
-// before the compiler's <immintrin.h>, and maps the intrinsics that csrc/core/cpu/ uses to SIMDe;
-// those that SIMDe 0.7.4 lacks follow lane by lane. Their meaning is that of Intel's guide.
+// AVX-512 and AMX for processors without them, so that their kernels are tested everywhere. This
+// file stands before the compiler's <immintrin.h>, and maps the intrinsics that csrc/core/cpu/ uses
+// to SIMDe; those that SIMDe 0.7.4 lacks follow lane by lane. Their meaning is that of Intel's
+// guide.
 #pragma once
 
 #include_next <immintrin.h>
@@ -120,6 +121,61 @@ Register dot_of_pairs(Register c, Words a, Words b) {
   return std::bit_cast<Register>(sum);
 }
 
+// The tile registers of AMX, 16 rows of 64 bytes each, all of the full size.
+using Tile = std::array<std::array<std::uint8_t, 64>, 16>;
+
+inline bool& tiles_in_use() {
+  thread_local bool in_use = false;
+  return in_use;
+}
+
+inline std::array<Tile, 8>& tiles() {
+  thread_local std::array<Tile, 8> registers{};
+  if (!tiles_in_use()) std::abort();
+  return registers;
+}
+
+// LDTILECFG faults on most other operands; the emulation has registers of the full size alone.
+inline void tile_configure(const void* operand) {
+  std::array<std::uint8_t, 64> bytes{};
+  std::memcpy(bytes.data(), operand, bytes.size());
+  std::array<std::uint8_t, 64> full{1};
+  for (std::size_t tile = 0; tile < 8; ++tile) {
+    full[16 + 2 * tile] = 64;
+    full[48 + tile] = 16;
+  }
+  if (bytes != full) std::abort();
+  tiles_in_use() = true;
+}
+
+inline void tile_load(int tile, const void* from, std::ptrdiff_t stride) {
+  for (int row = 0; row < 16; ++row) {
+    std::memcpy(tiles()[tile][row].data(), static_cast<const char*>(from) + row * stride, 64);
+  }
+}
+inline void tile_store(int tile, void* to, std::ptrdiff_t stride) {
+  for (int row = 0; row < 16; ++row) {
+    std::memcpy(static_cast<char*>(to) + row * stride, tiles()[tile][row].data(), 64);
+  }
+}
+inline void tile_zero(int tile) { tiles()[tile] = {}; }
+
+// TDPBF16PS: row r of c gets the pairs of row r of a times those of all rows of b.
+inline void tile_dot(int c, int a, int b) {
+  for (int row = 0; row < 16; ++row) {
+    auto sum = std::bit_cast<std::array<float, 16>>(tiles()[c][row]);
+    const auto left = std::bit_cast<std::array<std::uint16_t, 32>>(tiles()[a][row]);
+    for (int k = 0; k < 16; ++k) {
+      const auto right = std::bit_cast<std::array<std::uint16_t, 32>>(tiles()[b][k]);
+      for (int col = 0; col < 16; ++col) {
+        sum[col] += factor(left[2 * k]) * factor(right[2 * col]);
+        sum[col] += factor(left[2 * k + 1]) * factor(right[2 * col + 1]);
+      }
+    }
+    tiles()[c][row] = std::bit_cast<std::array<std::uint8_t, 64>>(sum);
+  }
+}
+
 }  // namespace transformer_kernels::emulation
 
 #define TFK_EMULATED transformer_kernels::emulation
@@ -160,3 +216,16 @@ Register dot_of_pairs(Register c, Words a, Words b) {
 #define _mm512_cvtne2ps_pbh(a, b) TFK_EMULATED::bfloat16_of_two(a, b)
 #undef _mm512_dpbf16_ps
 #define _mm512_dpbf16_ps(c, a, b) TFK_EMULATED::dot_of_pairs(c, a, b)
+
+#undef _tile_loadconfig
+#undef _tile_release
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbf16ps
+#define _tile_loadconfig(configuration) TFK_EMULATED::tile_configure(configuration)
+#define _tile_release() TFK_EMULATED::tiles_in_use() = false
+#define _tile_loadd(tile, from, stride) TFK_EMULATED::tile_load(tile, from, stride)
+#define _tile_stored(tile, to, stride) TFK_EMULATED::tile_store(tile, to, stride)
+#define _tile_zero(tile) TFK_EMULATED::tile_zero(tile)
+#define _tile_dpbf16ps(c, a, b) TFK_EMULATED::tile_dot(c, a, b)
