@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <iterator>
+#include <optional>
 
 #include "core/check.h"
 #include "core/log.h"
@@ -11,11 +12,12 @@
 namespace transformer_kernels {
 
 // The index of the first row that `refusal(row)` has nothing against (it returns null, else the
-// reason why not). `name_of(row)` and `describe(problem)`, found by argument-dependent lookup, put
-// both in words. With TFK_KERNEL=<text> only rows whose name contains the text are candidates,
-// which is how the slower rows are tested and timed.
+// reason why not), or nothing. `name_of(row)` and `describe(problem)`, found by argument-dependent
+// lookup, put both in words. With TFK_KERNEL=<text> only rows whose name contains the text are
+// candidates, which is how the slower rows are tested and timed.
 template <class Table, class Problem, class Refusal>
-std::size_t choose(const char* op, const Table& table, const Problem& problem, Refusal&& refusal) {
+std::optional<std::size_t> find_kernel(const char* op, const Table& table, const Problem& problem,
+                                       Refusal&& refusal) {
   for (std::size_t i = 0; i < std::size(table); ++i) {
     const char* reason = kernel_is_wanted([&] { return name_of(table[i]); })
                              ? refusal(table[i])
@@ -26,6 +28,14 @@ std::size_t choose(const char* op, const Table& table, const Problem& problem, R
     }
     if (reason == nullptr) return i;
   }
+  return {};
+}
+
+// The same for a table of which one row takes the problem.
+template <class Table, class Problem, class Refusal>
+std::size_t choose(const char* op, const Table& table, const Problem& problem, Refusal&& refusal) {
+  const std::optional<std::size_t> chosen = find_kernel(op, table, problem, refusal);
+  if (chosen) return *chosen;
   throw Error(Error::Kind::kRuntime, concat(op, ": no kernel takes ", describe(problem)));
 }
 

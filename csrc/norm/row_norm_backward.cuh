@@ -5,6 +5,7 @@
 
 #include "core/dispatch.h"
 #include "core/select.h"
+#include "norm/row_norm_backward_chunk.h"
 #include "norm/row_norm_backward_direct.cuh"
 #include "norm/row_norm_backward_plain.cuh"
 #include "norm/row_norm_backward_ring.cuh"
@@ -53,6 +54,7 @@ void run_norm_backward(const char* op, const Context& context, const NormBackwar
 
 template <bool kCenter>
 void norm_backward(const char* op, const Context& context, const NormBackwardProblem& p) {
+  if (norm_backward_in_chunks(op, context, p)) return;
   const DeviceLimits& device = device_limits(context.device.index);
   const std::size_t chosen = choose(op, kNormBackwardPlans, p, [&](const NormBackwardPlan& plan) {
     return norm_backward_refusal(plan, p, device);

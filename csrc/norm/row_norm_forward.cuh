@@ -7,6 +7,7 @@
 
 #include "core/dispatch.h"
 #include "core/select.h"
+#include "norm/row_norm_forward_chunk.h"
 #include "norm/row_norm_forward_direct.cuh"
 #include "norm/row_norm_forward_oneshot.cuh"
 #include "norm/row_norm_forward_ring.cuh"
@@ -53,6 +54,7 @@ void run_norm_forward(const char* op, const Context& context, const NormForwardP
 
 template <bool kCenter>
 void norm_forward(const char* op, const Context& context, const NormForwardProblem& p) {
+  if (norm_forward_in_chunks(op, context, p)) return;
   const DeviceLimits& device = device_limits(context.device.index);
   const std::size_t chosen = choose(op, kNormForwardPlans, p, [&](const NormForwardPlan& plan) {
     return norm_forward_refusal(plan, p, device);

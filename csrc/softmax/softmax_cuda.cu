@@ -5,6 +5,7 @@
 #include "core/dispatch.h"
 #include "core/select.h"
 #include "softmax/row_softmax_backward.cuh"
+#include "softmax/row_softmax_chunk.h"
 #include "softmax/row_softmax_direct.cuh"
 #include "softmax/row_softmax_forward.cuh"
 
@@ -74,10 +75,12 @@ void run_best_plan(const SoftmaxPlan (&plans)[kPlans], const Context& context,
 }  // namespace
 
 void softmax_forward(const Context& context, const SoftmaxForwardProblem& problem) {
+  if (softmax_forward_in_chunks(kOp, context, problem)) return;
   run_best_plan<ForwardPlan>(kSoftmaxForwardPlans, context, problem);
 }
 
 void softmax_backward(const Context& context, const SoftmaxBackwardProblem& problem) {
+  if (softmax_backward_in_chunks(kOp, context, problem)) return;
   run_best_plan<BackwardPlan>(kSoftmaxBackwardPlans, context, problem);
 }
 

@@ -188,6 +188,13 @@ __device__ __forceinline__ void bulk_load(std::uint32_t destination, const void*
       : "memory");
 }
 
+__device__ __forceinline__ void bulk_store(void* destination, std::uint32_t source,
+                                           std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
+               "r"(source), "r"(bytes)
+               : "memory");
+}
+
 // Bulk copies out of shared memory are waited for in groups, by the thread that started them.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

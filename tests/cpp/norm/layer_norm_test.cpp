@@ -25,6 +25,7 @@ TEST_P(LayerNormOp, constant_rows) { suite().constant_rows(); }
 TEST_P(LayerNormOp, not_finite) { suite().not_finite(); }
 TEST_P(LayerNormOp, repeatable) { suite().repeatable(); }
 TEST_P(LayerNormOp, many_rows) { suite().many_rows(); }
+TEST_P(LayerNormOp, odd_widths) { suite().odd_widths(); }
 
 TEST(LayerNormErrors, have_exact_words_and_touch_nothing) {
   Errors<LayerNorm>().common("layer_norm");

@@ -138,6 +138,19 @@ class NormSuite {
 
   void many_rows() const { both({3001, 40}, {}); }
 
+  // Rows that start anywhere. On CUDA many of them come in chunks, of which the last one is short.
+  void odd_widths() const {
+    for (std::int64_t cols : {17, 197, 513, 1023}) {
+      for (std::int64_t rows : {7, 8, 9}) both({rows, cols}, {.bias = Op::kCenter});
+    }
+    if (backend_.context().device.type != DeviceType::kCuda) return;
+    for (std::int64_t cols :
+         {17, 33, 46, 65, 93, 129, 190, 197, 247, 250, 257, 385, 509, 513, 639, 762, 1001, 1023}) {
+      both({2001, cols}, {.bias = Op::kCenter, .in_place = true});
+      both({2010, cols}, {.bias = Op::kCenter, .float32_parameters = true, .zero_centered = true});
+    }
+  }
+
  private:
   void both(Matrix m, const NormOptions& o) const {
     check_forward<Op>(backend_, dtype_, m, o);

@@ -25,6 +25,7 @@ TEST_P(RmsNormOp, constant_rows) { suite().constant_rows(); }
 TEST_P(RmsNormOp, not_finite) { suite().not_finite(); }
 TEST_P(RmsNormOp, repeatable) { suite().repeatable(); }
 TEST_P(RmsNormOp, many_rows) { suite().many_rows(); }
+TEST_P(RmsNormOp, odd_widths) { suite().odd_widths(); }
 
 TEST(RmsNormErrors, have_exact_words_and_touch_nothing) { Errors<RmsNorm>().common("rms_norm"); }
 

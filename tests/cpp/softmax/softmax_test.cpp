@@ -96,6 +96,19 @@ TEST_P(SoftmaxOp, dx_in_the_memory_of_dy) {
   }
 }
 
+// Rows that start anywhere. On CUDA many of them come in chunks, of which the last one is short.
+TEST_P(SoftmaxOp, odd_widths) {
+  for (std::int64_t cols : {17, 197, 513, 1023}) {
+    for (std::int64_t rows : {7, 8, 9}) both({1, rows, cols}, {});
+  }
+  if (backend().context().device.type != DeviceType::kCuda) return;
+  for (std::int64_t cols :
+       {17, 33, 46, 65, 93, 129, 190, 197, 247, 250, 257, 385, 509, 513, 639, 762, 1001, 1023}) {
+    both({1, 2001, cols}, {.scale = 0.5, .in_place = true});
+    both({1, 2010, cols}, {.scale = -2});
+  }
+}
+
 // The maximum comes off first: scores of any size keep their differences.
 TEST_P(SoftmaxOp, large_scores) {
   const double size = dtype() == DType::kFloat16 ? 3e4 : 1e30;

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+// Both passes over narrow rows of any width that lie without gaps. See core/cuda/row_chunk.cuh.
+#pragma once
+
+#include "core/cuda/row_chunk.cuh"
+#include "softmax/row_softmax_forward.cuh"
+#include "softmax/softmax_chunk_plan.h"
+
+namespace transformer_kernels::cuda {
+
+template <class Problem>
+struct SoftmaxChunkCall {
+  Problem problem;
+  ChunkShape shape;
+};
+
+// T: storage. kLog: log-softmax. Grid: as many CTAs as are resident at a time.
+template <class T, bool kLog, class Plan>
+__global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
+    softmax_forward_chunk_kernel(
+        const __grid_constant__ SoftmaxChunkCall<SoftmaxForwardProblem> a) {
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+  using P = Pack<T, 16 / sizeof(T)>;
+  using E = Exponent<T>;
+  constexpr ChunkPlan kPlan = Plan::plan;
+  constexpr int kSize = P::size;
+  constexpr int kOwned = kPlan.packs * kSize;
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ std::uint64_t filled[kPlan.teams][kPlan.stages];
+  const SoftmaxForwardProblem& p = a.problem;
+  const ChunkLane<Plan, T> own(p.cols);
+  ChunkRing<Plan, T, 1, 1> ring(own, a.shape, p.rows, shared_address(shared), filled, {p.x}, {p.y});
+  __syncthreads();
+  const float factor = static_cast<float>(p.scale) * E::kPerNatural;
+
+  for (; ring.more(); ring.advance()) {
+    ring.wait();
+    for (int round = 0; round < ring.rounds; ++round) {
+      const std::uint32_t x = ring.input(0, round), y = ring.result(0, round);
+      float v[kOwned];
+      float max = -INFINITY;
+#pragma unroll
+      for (int slot = 0; slot < kPlan.packs; ++slot) {
+        P::unpack(own.load(x, slot, kMinusInfinityWord<T>), v + slot * kSize);
+      }
+#pragma unroll
+      for (int k = 0; k < kOwned; ++k) {
+        v[k] = product(v[k], factor);
+        max = fmaxf(max, v[k]);
+      }
+      max = reduce_lanes<Max, kPlan.lanes>(max);
+      const float base = anchor(max);
+      float sum = 0;
+#pragma unroll
+      for (int k = 0; k < kOwned; ++k) {
+        const float exponent = v[k] - base;
+        const float power = E::power(exponent);
+        sum += power;
+        v[k] = kLog ? exponent : power;
+      }
+      sum = reduce_lanes<Add, kPlan.lanes>(sum);
+      const Finish<float> finish = finish_of<T, false, false>(kLog, 0.0f, sum);
+#pragma unroll
+      for (int slot = 0; slot < kPlan.packs; ++slot) {
+#pragma unroll
+        for (int k = 0; k < kSize; ++k) {
+          float& out = v[slot * kSize + k];
+          out = kLog ? fmaf(out, finish.gain, finish.offset) : out * finish.gain;
+        }
+        own.store(y, slot, P::pack(v + slot * kSize));
+      }
+    }
+  }
+  ring.finish();
+#endif
+}
+
+template <class T, bool kLog, class Plan>
+__global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
+    softmax_backward_chunk_kernel(
+        const __grid_constant__ SoftmaxChunkCall<SoftmaxBackwardProblem> a) {
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+  using P = Pack<T, 16 / sizeof(T)>;
+  using E = Exponent<T>;
+  constexpr ChunkPlan kPlan = Plan::plan;
+  constexpr int kSize = P::size;
+  constexpr int kOwned = kPlan.packs * kSize;
+  constexpr bool kKeep = kOwned <= 16;  // else the second pass reads shared memory once more
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ std::uint64_t filled[kPlan.teams][kPlan.stages];
+  const SoftmaxBackwardProblem& p = a.problem;
+  const ChunkLane<Plan, T> own(p.cols);
+  ChunkRing<Plan, T, 2, 1> ring(own, a.shape, p.rows, shared_address(shared), filled, {p.y, p.dy},
+                                {p.dx});
+  __syncthreads();
+  const float scale = static_cast<float>(p.scale);
+
+  for (; ring.more(); ring.advance()) {
+    ring.wait();
+    for (int round = 0; round < ring.rounds; ++round) {
+      const std::uint32_t dx = ring.result(0, round);
+      const std::uint32_t y = ring.input(0, round), dy = ring.input(1, round);
+      float out[kKeep ? kOwned : kSize], gradient[kKeep ? kOwned : kSize];
+      float sum = 0;
+#pragma unroll
+      for (int slot = 0; slot < kPlan.packs; ++slot) {
+        float* const o = out + (kKeep ? slot * kSize : 0);
+        float* const g = gradient + (kKeep ? slot * kSize : 0);
+        P::unpack(own.load(y, slot, 0), o);
+        P::unpack(own.load(dy, slot, 0), g);
+#pragma unroll
+        for (int k = 0; k < kSize; ++k) sum = fmaf(kLog ? 1.0f : o[k], g[k], sum);
+      }
+      sum = reduce_lanes<Add, kPlan.lanes>(sum);
+#pragma unroll
+      for (int slot = 0; slot < kPlan.packs; ++slot) {
+        float* const o = out + (kKeep ? slot * kSize : 0);
+        float* const g = gradient + (kKeep ? slot * kSize : 0);
+        if constexpr (!kKeep) {
+          P::unpack(own.load(y, slot), o);
+          P::unpack(own.load(dy, slot), g);
+        }
+#pragma unroll
+        for (int k = 0; k < kSize; ++k) {
+          const float change =
+              kLog ? fmaf(-E::power(o[k] * E::kPerNatural), sum, g[k]) : o[k] * (g[k] - sum);
+          o[k] = scale * change;
+        }
+        own.store(dx, slot, P::pack(o));
+      }
+    }
+  }
+  ring.finish();
+#endif
+}
+
+}  // namespace transformer_kernels::cuda
