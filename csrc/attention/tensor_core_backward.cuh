@@ -12,6 +12,7 @@
 // dk have a kernel each, 8 products.
 #pragma once
 
+#include "attention/tensor_core_product.cuh"
 #include "attention/tensor_core_scores.cuh"
 #include "core/cuda/launch.cuh"
 
@@ -42,17 +43,19 @@ __global__ void __launch_bounds__(256)
   if (p.q_offsets != nullptr && row >= p.q_offsets[p.batch]) return;
   const int batch = p.q_offsets ? 0 : static_cast<int>(outer / p.heads);
   const int head = static_cast<int>(p.q_offsets ? outer : outer % p.heads);
-  const GlobalRows out(p.out, batch, row, head, p.value_dim);
-  const GlobalRows dout(p.dout, batch, row, head, p.value_dim);
+  const GlobalRows<T> out(p.out, batch, row, head, p.value_dim);
+  const GlobalRows<T> dout(p.dout, batch, row, head, p.value_dim);
   const int lane = threadIdx.x % kWarp;
   float sum = 0;
-  if (lane * 8 < out.dim) {
-    using Piece = Pack<T, 8>;
-    float x[8], y[8];
+  constexpr int kPerPiece = GlobalRows<T>::kPerPiece;
+  static_assert(kWarp * kPerPiece >= TensorCoreTiles<sizeof(T)>::forward.back().dim);
+  if (lane * kPerPiece < out.dim) {
+    using Piece = Pack<T, kPerPiece>;
+    float x[kPerPiece], y[kPerPiece];
     Piece::unpack(load_global_once(out.data + lane * 16), x);
     Piece::unpack(load_global_once(dout.data + lane * 16), y);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum = fmaf(x[i], y[i], sum);
+    for (int i = 0; i < kPerPiece; ++i) sum = fmaf(x[i], y[i], sum);
   }
   sum = reduce_lanes<Add>(sum);
   if (lane != 0) return;
@@ -104,9 +107,10 @@ void launch_dsinks(const char* op, const Context& context, const TensorCoreBackw
 }
 
 // q and dout of a head, or k and v.
+template <class T>
 struct OperandRows {
-  GlobalRows first;
-  GlobalRows second;
+  GlobalRows<T> first;
+  GlobalRows<T> second;
 
   OperandRows() = default;
   __device__ OperandRows(const AttentionBackwardProblem& p, const Sequence& s, bool queries,
@@ -136,22 +140,14 @@ __device__ __forceinline__ void store_gradient(const AttentionBackwardProblem& p
   const int warp = Lane().warp;
   const Sequence s = p.sequence(at.batch);
   const int warp_row = at.first + warp * kRows;
-  const GlobalRows target(to, p.q_offsets ? 0 : at.batch,
-                          (kOwnQueries ? s.q_begin : s.k_begin) + warp_row, at.head, dim);
-  store_rows<T>(values, shared + warp * kRows * SharedRows<kDim>::kPitch, target,
+  const GlobalRows<T> target(to, p.q_offsets ? 0 : at.batch,
+                             (kOwnQueries ? s.q_begin : s.k_begin) + warp_row, at.head, dim);
+  store_rows<T>(values, shared + warp * kRows * SharedRows<T, kDim>::kPitch, target,
                 static_cast<int>(kOwnQueries ? s.queries : s.keys) - warp_row);
 }
 
-// CTAs that the registers leave room for on one SM; 0 leaves it to the compiler, which for sm_100
-// and later would rather spill than make do with one.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-inline constexpr int kBackwardCtas = 1;
-#else
-inline constexpr int kBackwardCtas = 0;
-#endif
-
 template <class T, class Plan, BackwardPart kPart, bool kExtras>
-__global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas)
+__global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas<T>)
     tensor_core_backward_kernel(const __grid_constant__ TensorCoreBackward a) {
   constexpr bool kOwnQueries = kPart == BackwardPart::kDq;
   constexpr bool kDv = kPart == BackwardPart::kDv || kPart == BackwardPart::kDkAndDv;
@@ -162,7 +158,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas)
   constexpr int kCols = kTile.cols;
   constexpr int kThreads = kTile.threads();
   constexpr int kWarpRows = kTile.warp_rows;
-  constexpr int kPitch = SharedRows<kDim>::kPitch;
+  constexpr int kPitch = SharedRows<T, kDim>::kPitch;
   constexpr int kMatrixBytes = kCols * kPitch;
   using Kept = KeptScores<kWarpRows, kCols, kOwnQueries>;
 
@@ -171,8 +167,8 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas)
   // Registers are scarce: what the loop seldom needs waits here.
   __shared__ Walk walk;
   __shared__ int end_head;
-  __shared__ float grown;           // what dropout multiplies with
-  __shared__ OperandRows streamed;  // of the first head
+  __shared__ float grown;              // what dropout multiplies with
+  __shared__ OperandRows<T> streamed;  // of the first head
   __shared__ RowStatistics query_statistics[2][kOwnQueries ? kRows : kCols];  // own ones: first
   __shared__ std::uint16_t kept_words[kExtras ? kTile.warps * Kept::kBytes / 2 : 1];
 
@@ -187,7 +183,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas)
     walk.begin<kRows, kCols>(at, rows, kOwnQueries ? Band::of_queries(p, s) : Band::of_keys(p, s));
     grown = Dropout<float>(p).kept();
     end_head = kOwnQueries ? at.head + 1 : (at.head + 1) * group;
-    streamed = OperandRows(p, s, !kOwnQueries, at.batch, kOwnQueries ? at.head / group : 0);
+    streamed = OperandRows<T>(p, s, !kOwnQueries, at.batch, kOwnQueries ? at.head / group : 0);
   }
   if constexpr (kOwnQueries) {
     for (int i = static_cast<int>(threadIdx.x); i < kRows; i += kThreads) {
@@ -203,10 +199,11 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas)
   const std::uint32_t stages = own + 2 * kRows * kPitch;
   const auto stage = [&](int parity) { return stages + parity * 2 * kMatrixBytes; };
   const auto fetch = [&](const Step& step, int parity) {
-    OperandRows from = streamed;
+    OperandRows<T> from = streamed;
     if constexpr (!kOwnQueries) {
-      from.first.data += 2 * step.head * p.q.head_stride;
-      from.second.data += 2 * step.head * p.dout.head_stride;
+      constexpr int kElementBytes = sizeof(T);
+      from.first.data += kElementBytes * step.head * p.q.head_stride;
+      from.second.data += kElementBytes * step.head * p.dout.head_stride;
     }
     const int col = step.tile * kCols;
     copy_rows<kDim, kCols, kThreads>(stage(parity), from.first, col, walk.band.columns);
@@ -229,7 +226,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas)
   dv.clear();
   dx.clear();
 
-  const OperandRows from(p, s, kOwnQueries, at.batch, at.head);
+  const OperandRows<T> from(p, s, kOwnQueries, at.batch, at.head);
   copy_rows<kDim, kRows, kThreads>(own, from.first, first_row, rows);
   copy_rows<kDim, kRows, kThreads>(own + kRows * kPitch, from.second, first_row, rows);
   cp_async_commit_group();
@@ -340,7 +337,7 @@ void launch_tensor_core_backward(const char* op, const Context& context,
   launch(op, context,
          LaunchShape{.ctas = ctas,
                      .threads = kTile.threads(),
-                     .shared_bytes = static_cast<std::size_t>(kTile.shared_bytes(2, 2))},
+                     .shared_bytes = static_cast<std::size_t>(kTile.shared_bytes(sizeof(T), 2, 2))},
          &tensor_core_backward_kernel<T, Plan, kPart, kExtras>, a);
 }
 

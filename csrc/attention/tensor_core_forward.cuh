@@ -4,10 +4,19 @@
 // of 2 with the scale folded in.
 #pragma once
 
+#include "attention/tensor_core_product.cuh"
 #include "attention/tensor_core_scores.cuh"
 #include "core/cuda/launch.cuh"
 
 namespace transformer_kernels::cuda {
+
+// The largest product of a row as a score. Of float32 no multiply-add takes it in with more digits:
+// a row whose largest stays would decay a little at each tile.
+template <class T>
+__device__ __forceinline__ float rounded_score(float product, float factor) {
+  if constexpr (sizeof(T) == 4) return __fmul_rn(product, factor);
+  return product * factor;
+}
 
 // The softmax of a warp's rows, as far as they have seen keys; two row slots a tile of mma.
 template <class T, int kRows>
@@ -37,7 +46,7 @@ struct OnlineSoftmax {
     for (int slot = 0; slot < kSlots; ++slot) {
       top[slot] = reduce_lanes<Max, 4>(top[slot]);
       origin[slot] = top[slot] == -INFINITY ? 0 : top[slot] * factor;
-      decay[slot] = Exponent<T>::power(largest[slot] * factor - origin[slot]);
+      decay[slot] = Exponent<T>::power(rounded_score<T>(largest[slot], factor) - origin[slot]);
       largest[slot] = top[slot];
       sum[slot] *= decay[slot];
     }
@@ -81,7 +90,7 @@ __device__ __forceinline__ void finish_rows(const AttentionForwardProblem& p, co
   float row_factor[kRows / 8];
 #pragma unroll
   for (int slot = 0; slot < kRows / 8; ++slot) {
-    const RowEnd end = finish_row<T>(softmax.largest[slot] * factor,
+    const RowEnd end = finish_row<T>(rounded_score<T>(softmax.largest[slot], factor),
                                      reduce_lanes<Add, 4>(softmax.sum[slot]), sink);
     row_factor[slot] = end.factor * grown;
     const int query = warp_row + lane.row(slot);
@@ -90,21 +99,21 @@ __device__ __forceinline__ void finish_rows(const AttentionForwardProblem& p, co
     }
   }
   out.for_each([&](float& x, int slot, int) { x *= row_factor[slot]; });
-  const GlobalRows target(p.out, p.q_offsets ? 0 : at.batch, s.q_begin + warp_row, at.head,
-                          p.value_dim);
-  store_rows<T>(out, shared + lane.warp * kRows * SharedRows<kDim>::kPitch, target,
+  const GlobalRows<T> target(p.out, p.q_offsets ? 0 : at.batch, s.q_begin + warp_row, at.head,
+                             p.value_dim);
+  store_rows<T>(out, shared + lane.warp * kRows * SharedRows<T, kDim>::kPitch, target,
                 queries - warp_row);
 }
 
 template <class T, class Plan, bool kExtras>
-__global__ void __launch_bounds__(Plan::tile.threads())
+__global__ void __launch_bounds__(Plan::tile.threads(), kForwardCtas<T>)
     tensor_core_forward_kernel(const __grid_constant__ AttentionForwardProblem p) {
   constexpr TensorCoreTile kTile = Plan::tile;
   constexpr int kDim = kTile.dim;
   constexpr int kRows = kTile.rows();
   constexpr int kCols = kTile.cols;
   constexpr int kWarpRows = kTile.warp_rows;
-  constexpr int kMatrixBytes = kCols * SharedRows<kDim>::kPitch;
+  constexpr int kMatrixBytes = kCols * SharedRows<T, kDim>::kPitch;
   using Kept = KeptScores<kWarpRows, kCols, true>;
 
   extern __shared__ __align__(128) unsigned char shared[];  // q, then k and v of two stages
@@ -126,10 +135,10 @@ __global__ void __launch_bounds__(Plan::tile.threads())
 
   const int batch = p.q_offsets ? 0 : at.batch;
   const int kv_head = at.head / static_cast<int>(p.group());
-  const GlobalRows k(p.k, batch, s.k_begin, kv_head, p.dim);
-  const GlobalRows v(p.v, batch, s.k_begin, kv_head, p.value_dim);
+  const GlobalRows<T> k(p.k, batch, s.k_begin, kv_head, p.dim);
+  const GlobalRows<T> v(p.v, batch, s.k_begin, kv_head, p.value_dim);
   const std::uint32_t own = shared_address(shared);
-  const std::uint32_t stages = own + kRows * SharedRows<kDim>::kPitch;
+  const std::uint32_t stages = own + kRows * SharedRows<T, kDim>::kPitch;
   const auto stage = [&](int tile) { return stages + tile % 2 * 2 * kMatrixBytes; };
   const auto fetch = [&](int tile) {
     const int first = tile * kCols;
@@ -144,7 +153,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
   out.clear();
   OnlineSoftmax<T, kWarpRows> softmax;
 
-  copy_rows<kDim, kRows, kTile.threads()>(own, GlobalRows(p.q, batch, s.q_begin, at.head, p.dim),
+  copy_rows<kDim, kRows, kTile.threads()>(own, GlobalRows<T>(p.q, batch, s.q_begin, at.head, p.dim),
                                           first_row, queries);
   cp_async_commit_group();
   if (first_tile < end_tile) fetch(first_tile);
@@ -157,7 +166,7 @@ __global__ void __launch_bounds__(Plan::tile.threads())
 
     Fragment<kWarpRows, kCols> scores;
     scores.clear();
-    multiply_rows<T, kDim>(scores, own + lane.warp * kWarpRows * SharedRows<kDim>::kPitch,
+    multiply_rows<T, kDim>(scores, own + lane.warp * kWarpRows * SharedRows<T, kDim>::kPitch,
                            stage(tile));
     if constexpr (kExtras) {
       ScoreBlock<T, true>{p,       head_scores, block.batch, block.head,
@@ -196,7 +205,7 @@ void launch_tensor_core_forward(const char* op, const Context& context,
   launch(op, context,
          LaunchShape{.ctas = p.heads * query_blocks(p, kTile.rows()).count(),
                      .threads = kTile.threads(),
-                     .shared_bytes = static_cast<std::size_t>(kTile.shared_bytes(1, 2))},
+                     .shared_bytes = static_cast<std::size_t>(kTile.shared_bytes(sizeof(T), 1, 2))},
          &tensor_core_forward_kernel<T, Plan, kExtras>, p);
 }
 

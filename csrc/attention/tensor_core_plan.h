@@ -2,7 +2,9 @@
 // Tiles of the tensor-core engine. No CUDA header, so that the choice is tested without a GPU.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace transformer_kernels::cuda {
@@ -17,59 +19,112 @@ struct TensorCoreTile {
   constexpr int threads() const { return warps * 32; }
   constexpr int rows() const { return warps * warp_rows; }
   // `own` and `streamed` matrices, the latter two stages deep.
-  constexpr int shared_bytes(int own, int streamed) const {
-    return 2 * dim * (own * rows() + 2 * streamed * cols);
+  constexpr int shared_bytes(int element_bytes, int own, int streamed) const {
+    return element_bytes * dim * (own * rows() + 2 * streamed * cols);
   }
 };
 
-// By head dim, smallest first. All fit the 99 KB of sm_86, sm_89 and sm_120; two CTAs a
-// multiprocessor keep its tensor cores busy where one waits. 32 rows a warp halve what is read from
+// By head dim, smallest first. Two CTAs a multiprocessor keep its tensor cores busy where one
+// waits; all fit the 99 KB of sm_86, sm_89 and sm_120. 32 rows a warp halve what is read from
 // shared memory, where registers last.
-inline constexpr std::array kForwardTiles = {
-    TensorCoreTile{64, 4, 32, 64},
-    TensorCoreTile{128, 4, 32, 32},
-    TensorCoreTile{256, 4, 16, 32},
-};
-// With bias, mask, softcap, ALiBi or dropout.
-inline constexpr std::array kForwardExtrasTiles = {
-    TensorCoreTile{64, 4, 32, 32},
-    TensorCoreTile{128, 4, 16, 64},
-    TensorCoreTile{256, 4, 16, 32},
-};
-// For dk and dv, which own keys.
-inline constexpr std::array kKeyTiles = {
-    TensorCoreTile{64, 4, 16, 64},
-    TensorCoreTile{128, 4, 16, 32},
-    TensorCoreTile{256, 4, 16, 16},
-};
-inline constexpr std::array kKeyExtrasTiles = {
-    TensorCoreTile{64, 4, 16, 32},
-    TensorCoreTile{128, 4, 16, 16},
-    TensorCoreTile{256, 4, 16, 16},
-};
-// For dq and dbias, which own queries.
-inline constexpr std::array kQueryTiles = {
-    TensorCoreTile{64, 4, 32, 32},
-    TensorCoreTile{128, 4, 32, 32},
-    TensorCoreTile{256, 4, 16, 16},
-};
-inline constexpr std::array kQueryExtrasTiles = {
-    TensorCoreTile{64, 4, 16, 32},
-    TensorCoreTile{128, 4, 16, 32},
-    TensorCoreTile{256, 4, 16, 16},
+template <int kElementBytes>
+struct TensorCoreTiles;
+
+template <>
+struct TensorCoreTiles<2> {
+  static constexpr std::array forward = {
+      TensorCoreTile{64, 4, 32, 64},
+      TensorCoreTile{128, 4, 32, 32},
+      TensorCoreTile{256, 4, 16, 32},
+  };
+  // With bias, mask, softcap, ALiBi or dropout.
+  static constexpr std::array forward_extras = {
+      TensorCoreTile{64, 4, 32, 32},
+      TensorCoreTile{128, 4, 16, 64},
+      TensorCoreTile{256, 4, 16, 32},
+  };
+  // For dk and dv, which own keys.
+  static constexpr std::array keys = {
+      TensorCoreTile{64, 4, 16, 64},
+      TensorCoreTile{128, 4, 16, 32},
+      TensorCoreTile{256, 4, 16, 16},
+  };
+  static constexpr std::array keys_extras = {
+      TensorCoreTile{64, 4, 16, 32},
+      TensorCoreTile{128, 4, 16, 16},
+      TensorCoreTile{256, 4, 16, 16},
+  };
+  // For dq and dbias, which own queries.
+  static constexpr std::array queries = {
+      TensorCoreTile{64, 4, 32, 32},
+      TensorCoreTile{128, 4, 32, 32},
+      TensorCoreTile{256, 4, 16, 16},
+  };
+  static constexpr std::array queries_extras = {
+      TensorCoreTile{64, 4, 16, 32},
+      TensorCoreTile{128, 4, 16, 32},
+      TensorCoreTile{256, 4, 16, 16},
+  };
 };
 
-template <bool kExtras, int kIndex>
+// A head dim of 256 has more results than registers hold beside operands in two parts.
+template <>
+struct TensorCoreTiles<4> {
+  static constexpr std::array forward = {
+      TensorCoreTile{64, 4, 32, 32},
+      TensorCoreTile{128, 4, 16, 32},
+  };
+  static constexpr std::array forward_extras = {
+      TensorCoreTile{64, 4, 16, 32},
+      TensorCoreTile{128, 4, 16, 32},
+  };
+  static constexpr std::array keys = {
+      TensorCoreTile{64, 4, 16, 32},
+      TensorCoreTile{128, 4, 16, 16},
+  };
+  static constexpr std::array keys_extras = keys;
+  static constexpr std::array queries = {
+      TensorCoreTile{64, 4, 32, 32},
+      TensorCoreTile{128, 4, 16, 16},
+  };
+  static constexpr std::array queries_extras = {
+      TensorCoreTile{64, 4, 16, 32},
+      TensorCoreTile{128, 4, 16, 16},
+  };
+};
+
+// Shared memory that a CTA needs at most.
+template <int kElementBytes>
+constexpr int tensor_core_shared_bytes() {
+  using Tiles = TensorCoreTiles<kElementBytes>;
+  constexpr int kStaticBytes = 3 * 1024;
+  int most = 0;
+  for (std::size_t i = 0; i < Tiles::forward.size(); ++i) {
+    for (const TensorCoreTile& tile : {Tiles::forward[i], Tiles::forward_extras[i]}) {
+      most = std::max(most, tile.shared_bytes(kElementBytes, 1, 2));
+    }
+    for (const TensorCoreTile& tile :
+         {Tiles::keys[i], Tiles::keys_extras[i], Tiles::queries[i], Tiles::queries_extras[i]}) {
+      most = std::max(most, tile.shared_bytes(kElementBytes, 2, 2));
+    }
+  }
+  return kStaticBytes + most;
+}
+
+template <class T, bool kExtras, int kIndex>
 struct ForwardPlan {
-  static constexpr TensorCoreTile tile = (kExtras ? kForwardExtrasTiles : kForwardTiles)[kIndex];
+  using Tiles = TensorCoreTiles<sizeof(T)>;
+  static constexpr TensorCoreTile tile = (kExtras ? Tiles::forward_extras : Tiles::forward)[kIndex];
 };
-template <bool kExtras, int kIndex>
+template <class T, bool kExtras, int kIndex>
 struct KeyPlan {
-  static constexpr TensorCoreTile tile = (kExtras ? kKeyExtrasTiles : kKeyTiles)[kIndex];
+  using Tiles = TensorCoreTiles<sizeof(T)>;
+  static constexpr TensorCoreTile tile = (kExtras ? Tiles::keys_extras : Tiles::keys)[kIndex];
 };
-template <bool kExtras, int kIndex>
+template <class T, bool kExtras, int kIndex>
 struct QueryPlan {
-  static constexpr TensorCoreTile tile = (kExtras ? kQueryExtrasTiles : kQueryTiles)[kIndex];
+  using Tiles = TensorCoreTiles<sizeof(T)>;
+  static constexpr TensorCoreTile tile = (kExtras ? Tiles::queries_extras : Tiles::queries)[kIndex];
 };
 
 // Places, distances and their sums fit 32 bits.

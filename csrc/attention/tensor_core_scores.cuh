@@ -44,7 +44,7 @@ struct ScoreBlock {
     if (p.slopes.data != nullptr) subtract_distances(scores);
     if (p.bias.defined()) {
       const auto add = [](float& x, auto bias) { x = fmaf(widen(bias), HeadScores<T>::kUnit, x); };
-      if (p.bias.dtype == DType::kFloat32) {
+      if (std::is_same_v<T, float> || p.bias.dtype == DType::kFloat32) {
         visit<float>(scores, p.bias, add);
       } else {
         visit<T>(scores, p.bias, add);

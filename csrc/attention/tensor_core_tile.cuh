@@ -15,6 +15,20 @@
 
 namespace transformer_kernels::cuda {
 
+// ---------------------------------------------------------------------------- registers
+
+// CTAs that the registers leave room for on one SM. Float32, with twice the words of an operand,
+// has two; 0 leaves it to the compiler, which for sm_100 and later would rather spill than make do
+// with one.
+template <class T>
+inline constexpr int kForwardCtas = sizeof(T) == 4 ? 2 : 0;
+template <class T>
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+inline constexpr int kBackwardCtas = sizeof(T) == 4 ? 2 : 1;
+#else
+inline constexpr int kBackwardCtas = sizeof(T) == 4 ? 2 : 0;
+#endif
+
 // ---------------------------------------------------------------------------- where a CTA stands
 
 // The block of rows of one head that a CTA owns. Neighbouring CTAs share a head, and with it the
@@ -106,12 +120,12 @@ struct Walk {
 
 // ---------------------------------------------------------------------------- shared memory
 
-// Rows of kDim 16-bit elements. The 16-byte pieces of a row are permuted within spans of 128 (64)
-// bytes, so that the same piece of 8 neighbouring rows lies in different banks.
-template <int kDim>
+// Rows of kDim elements. The 16-byte pieces of a row are permuted within spans of 128 (64) bytes,
+// so that the same piece of 8 neighbouring rows lies in different banks.
+template <class T, int kDim>
 struct SharedRows {
-  static constexpr int kPieces = kDim / 8;
-  static constexpr int kPitch = kDim * 2;
+  static constexpr int kPitch = kDim * static_cast<int>(sizeof(T));
+  static constexpr int kPieces = kPitch / 16;
   static constexpr int kSpan = kPitch % 128 == 0 ? 128 : 64;
   static_assert(kPitch % kSpan == 0);
 
@@ -126,7 +140,11 @@ struct SharedRows {
 };
 
 // Rows of one head in global memory.
+template <class T>
 struct GlobalRows {
+  static constexpr int kElementBytes = sizeof(T);
+  static constexpr int kPerPiece = 16 / kElementBytes;
+
   char* data;
   std::int64_t stride;  // bytes
   int dim;
@@ -135,23 +153,23 @@ struct GlobalRows {
   __device__ GlobalRows(const HeadRows& rows, int batch, std::int64_t first_row, int head,
                         std::int64_t dim)
       : data(static_cast<char*>(rows.data) +
-             2 * (batch * rows.batch_stride + first_row * rows.row_stride +
-                  head * rows.head_stride)),
-        stride(2 * rows.row_stride),
+             kElementBytes * (batch * rows.batch_stride + first_row * rows.row_stride +
+                              head * rows.head_stride)),
+        stride(kElementBytes * rows.row_stride),
         dim(static_cast<int>(dim)) {}
 };
 
 // Starts to copy rows [first, first + kRows) of which those from `end` on, like columns past the
 // head dim, become zeros.
-template <int kDim, int kRows, int kThreads>
-__device__ __forceinline__ void copy_rows(std::uint32_t target, const GlobalRows& from, int first,
-                                          int end) {
-  using Rows = SharedRows<kDim>;
+template <int kDim, int kRows, int kThreads, class T>
+__device__ __forceinline__ void copy_rows(std::uint32_t target, const GlobalRows<T>& from,
+                                          int first, int end) {
+  using Rows = SharedRows<T, kDim>;
   constexpr int kStep = kThreads / Rows::kPieces;  // rows at once
   static_assert(kThreads % Rows::kPieces == 0 && kRows % kStep == 0);
   const int row = static_cast<int>(threadIdx.x) / Rows::kPieces;
   const int piece = static_cast<int>(threadIdx.x) % Rows::kPieces;
-  const int rows = piece * 8 < from.dim ? end - first - row : 0;
+  const int rows = piece * GlobalRows<T>::kPerPiece < from.dim ? end - first - row : 0;
   const char* source = from.data + (first + row) * from.stride + piece * 16;
 #pragma unroll
   for (int i = 0; i < kRows; i += kStep) {
@@ -176,6 +194,17 @@ struct Fragment {
   __device__ __forceinline__ float& operator()(int slot, int col) {
     return at[slot / 2][col / 8][slot % 2 * 2 + col % 2];
   }
+  // All but the first step's columns move one step to the front.
+  __device__ __forceinline__ void shift() {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int n = 1; n < kSteps; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) at[m][n - 1][e] = at[m][n][e];
+      }
+    }
+  }
   // body(element, its row slot, its column); the lane's own rows and columns come on top, see Lane.
   template <class Body>
   __device__ __forceinline__ void for_each(Body&& body) {
@@ -190,108 +219,13 @@ struct Fragment {
   }
 };
 
-// Which rows and columns of a fragment a lane has, and where its part of the operands lies.
+// Which rows and columns of a fragment a lane has.
 struct Lane {
   int lane = static_cast<int>(threadIdx.x) % kWarp;
   int warp = static_cast<int>(threadIdx.x) / kWarp;
 
   __device__ __forceinline__ int row(int slot) const { return slot * 8 + lane / 4; }
   __device__ __forceinline__ int col() const { return lane % 4 * 2; }
-
-  // The left operand, and the right one of products over rows: rows 0-15, columns 0-15.
-  template <int kDim>
-  __device__ __forceinline__ std::uint32_t left(std::uint32_t rows) const {
-    return rows + SharedRows<kDim>::offset(lane % 16, lane / 16);
-  }
-  // The right operand of products over the head dim: two steps of 8 rows.
-  template <int kDim>
-  __device__ __forceinline__ std::uint32_t right(std::uint32_t rows) const {
-    return rows + SharedRows<kDim>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-  }
 };
-
-// c += a b^T over the head dim; a and b are rows in shared memory.
-template <class T, int kDim, int kRows, int kCols>
-__device__ __forceinline__ void multiply_rows(Fragment<kRows, kCols>& c, std::uint32_t a,
-                                              std::uint32_t b) {
-  using Rows = SharedRows<kDim>;
-  const Lane lane;
-  a = lane.left<kDim>(a);
-  b = lane.right<kDim>(b);
-#pragma unroll
-  for (int k = 0; k < kDim; k += 16) {
-    std::uint32_t left[kRows / 16][4];
-#pragma unroll
-    for (int m = 0; m < kRows / 16; ++m) {
-      ldmatrix_x4(left[m], Rows::along(a, k * 2) + m * 16 * Rows::kPitch);
-    }
-#pragma unroll
-    for (int n = 0; n < kCols / 16; ++n) {
-      std::uint32_t right[4];
-      ldmatrix_x4(right, Rows::along(b, k * 2) + n * 16 * Rows::kPitch);
-#pragma unroll
-      for (int m = 0; m < kRows / 16; ++m) {
-        mma_m16n8k16<T>(c.at[m][2 * n], left[m], right[0], right[1]);
-        mma_m16n8k16<T>(c.at[m][2 * n + 1], left[m], right[2], right[3]);
-      }
-    }
-  }
-}
-
-// c += a b, a rounded to T; b is kCols rows in shared memory.
-template <class T, int kDim, int kRows, int kCols>
-__device__ __forceinline__ void multiply_fragment(Fragment<kRows, kDim>& c,
-                                                  const Fragment<kRows, kCols>& a,
-                                                  std::uint32_t b) {
-  using Rows = SharedRows<kDim>;
-  b = Lane().left<kDim>(b);
-#pragma unroll
-  for (int k = 0; k < kCols / 16; ++k) {
-    std::uint32_t left[kRows / 16][4];
-#pragma unroll
-    for (int m = 0; m < kRows / 16; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) left[m][i] = narrow_word<T>(a.at[m][2 * k + i / 2] + i % 2 * 2);
-    }
-#pragma unroll
-    for (int n = 0; n < kDim / 16; ++n) {
-      std::uint32_t right[4];
-      ldmatrix_x4_trans(right, Rows::along(b, n * 32) + k * 16 * Rows::kPitch);
-#pragma unroll
-      for (int m = 0; m < kRows / 16; ++m) {
-        mma_m16n8k16<T>(c.at[m][2 * n], left[m], right[0], right[1]);
-        mma_m16n8k16<T>(c.at[m][2 * n + 1], left[m], right[2], right[3]);
-      }
-    }
-  }
-}
-
-// Rows of a warp to global memory, by way of shared memory that nobody else uses: `at` is where the
-// warp's first row lies. Rows from `count` on stay out.
-template <class T, int kDim, int kRows>
-__device__ __forceinline__ void store_rows(Fragment<kRows, kDim>& values, unsigned char* at,
-                                           const GlobalRows& to, int count) {
-  using Rows = SharedRows<kDim>;
-  const Lane lane;
-#pragma unroll
-  for (int m = 0; m < kRows / 16; ++m) {
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int place = Rows::offset(lane.row(2 * m + half), n) + lane.col() * 2;
-        *reinterpret_cast<std::uint32_t*>(at + place) = narrow_word<T>(values.at[m][n] + 2 * half);
-      }
-    }
-  }
-  __syncwarp();
-  for (int i = lane.lane; i < kRows * Rows::kPieces; i += kWarp) {
-    const int row = i / Rows::kPieces;
-    const int piece = i % Rows::kPieces;
-    if (row >= count || piece * 8 >= to.dim) continue;
-    store_global(to.data + row * to.stride + piece * 16,
-                 *reinterpret_cast<const uint4*>(at + Rows::offset(row, piece)));
-  }
-}
 
 }  // namespace transformer_kernels::cuda

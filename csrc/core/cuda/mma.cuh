@@ -46,6 +46,16 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t 
   }
 }
 
+// c += a b of TF32, with a 16x8, b 8x8 and c 16x8: of a float32 the sign, the exponent and 10 bits
+// of the mantissa count. Products are exact, sums are cut off instead of rounded.
+__device__ __forceinline__ void mma_m16n8k8(float (&c)[4], const std::uint32_t (&a)[4],
+                                            std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // kBytes (16 past L1, or 4 or 8) into shared memory; zeros, with nothing read, where not `valid`.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(std::uint32_t destination, const void* source,

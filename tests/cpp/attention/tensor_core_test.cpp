@@ -35,11 +35,13 @@ TEST(TensorCoreAttention, says_what_it_does_not_take) {
   AttentionBackwardProblem p = problem();
   EXPECT_EQ(refusal(p), "");
   EXPECT_EQ(refusal(p, {75, 40, 65536}), "it needs sm_80 or later");
-  p.dtype = DType::kFloat32;
-  EXPECT_EQ(refusal(p), "it multiplies 16-bit numbers");
+  p.dtype = DType::kFloat64;
+  EXPECT_EQ(refusal(p), "it does not multiply float64");
   p = problem();
   p.value_dim = 60;
-  EXPECT_EQ(refusal(p), "a head dim is no multiple of 8");
+  EXPECT_EQ(refusal(p), "a head dim is no multiple of 16 bytes");
+  p.dtype = DType::kFloat32;
+  EXPECT_EQ(refusal(p), "");
   p = problem();
   p.k.row_stride = 260;
   EXPECT_EQ(refusal(p), "rows of q, k or v are not aligned to 16 bytes");
@@ -62,16 +64,32 @@ TEST(TensorCoreAttention, leaves_sums_of_the_bias_gradient_to_others) {
   EXPECT_EQ(refusal(p), "");
 }
 
-TEST(TensorCoreAttention, tiles_rise_to_the_largest_head_dim) {
-  for (const auto& tiles : {kForwardTiles, kForwardExtrasTiles, kKeyTiles, kKeyExtrasTiles,
-                            kQueryTiles, kQueryExtrasTiles}) {
+TEST(TensorCoreAttention, leaves_wide_float32_heads_to_others) {
+  AttentionBackwardProblem p = problem();
+  p.dim = p.value_dim = 256;
+  EXPECT_EQ(refusal(p), "");
+  p.dtype = DType::kFloat32;
+  EXPECT_EQ(refusal(p), "a float32 head dim is above 128");
+  p.dim = p.value_dim = 128;
+  EXPECT_EQ(refusal(p), "");
+}
+
+template <class Tiles>
+void expect_rising_tiles(std::int64_t most_dim) {
+  for (const auto& tiles : {Tiles::forward, Tiles::forward_extras, Tiles::keys, Tiles::keys_extras,
+                            Tiles::queries, Tiles::queries_extras}) {
     int dim = 0;
     for (const TensorCoreTile& tile : tiles) {
       EXPECT_GT(tile.dim, dim);
       dim = tile.dim;
     }
-    EXPECT_EQ(dim, kMostDim);
+    EXPECT_EQ(dim, most_dim);
   }
+}
+
+TEST(TensorCoreAttention, tiles_rise_to_the_largest_head_dim) {
+  expect_rising_tiles<TensorCoreTiles<2>>(kMostDim);
+  expect_rising_tiles<TensorCoreTiles<4>>(128);
 }
 
 }  // namespace
