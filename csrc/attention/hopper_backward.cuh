@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / kWarp % 4, 0);
   const int lane = threadIdx.x % kWarp;
-  if (threadIdx.x == 0) BackwardShared<C>::init_barriers();
+  if (threadIdx.x == 0) BackwardShared<C>::init_barriers(C::ordered(p));
   __syncthreads();
   wait_for_previous_kernel();
   let_next_kernel_start();
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const BackwardProducer<C> producer(p);
     if (warp == 0) producer.schedule();
     if (warp == 1) producer.load_queries();
-    if (C::kOrdered && warp >= 2) producer.keep_order(warp - 2, (warp - 2) % C::kShares);
+    if (C::ordered(p) && warp >= 2) producer.keep_order(warp - 2, (warp - 2) % C::kShares);
   } else {
     take_registers<C::kConsumerRegisters>();
     BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();

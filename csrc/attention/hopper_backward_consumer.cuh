@@ -42,6 +42,11 @@ struct BackwardConsumer : BackwardShared<C> {
   static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
     return __shfl_sync(kAllLanes, address, 0);
   }
+  // The same for all lanes, which the compiler has to be told: of what an item holds, or, where
+  // that is a lot, of what follows from it.
+  static __device__ __forceinline__ int same(int v) { return __reduce_max_sync(kAllLanes, v); }
+  static __device__ __forceinline__ int same_of_item(int v) { return C::kRagged ? v : same(v); }
+  static __device__ __forceinline__ int same_result(int v) { return C::kRagged ? same(v) : v; }
 
   __device__ BackwardConsumer(const HopperBackward& problem, int consumer, int warp_, int lane_)
       : p(problem),
@@ -183,11 +188,19 @@ struct BackwardConsumer : BackwardShared<C> {
 
   // What follows from the item is computed anew where it is needed: registers are scarcer.
   __device__ __forceinline__ int own_key() const {
-    return __reduce_max_sync(kAllLanes, S::tile_index(items)) * kTileKeys + 64 * own;
+    return same_of_item(S::tile_index(items)) * kTileKeys + 64 * own;
+  }
+  __device__ __forceinline__ typename S::Plan plan() const {
+    if constexpr (!C::kRagged) {
+      return p.plan;
+    } else {
+      return p.plan.of(S::item_sequence(items));
+    }
   }
   __device__ __forceinline__ int own_begin() const {
+    typename S::Plan of = plan();
     const int key = own_key();
-    return p.plan.begin_block_of(key, p.plan.blocks_of(key / kTileKeys));
+    return same_result(of.begin_block_of(key, of.blocks_of(key / kTileKeys)));
   }
 
   __device__ __forceinline__ void begin_tile(const BackwardItem& item) {
@@ -196,38 +209,50 @@ struct BackwardConsumer : BackwardShared<C> {
     for (int i = 0; i < C::kDim / 2; ++i) dk[i] = dv[i] = 0;
   }
 
-  __device__ __forceinline__ Seen seen(int key, int column) const {
-    const HopperBackwardPlan& plan = p.plan;
+  static __device__ __forceinline__ Seen seen(const HopperBackwardPlan& plan, int key, int column) {
     if (key >= plan.keys) return {kNoBound, -kNoBound};
     return {key - plan.shift - plan.window_right - column,
             key - plan.shift + plan.window_left - column};
   }
 
-  // Where the product may be anything, the exponential is 0: scale is above 0.
+  // Products and exponentials of what is not seen may be anything: they are replaced.
   __device__ __forceinline__ void hide_unseen(int block, int own_first_key) {
     const int column = block * kBlockQueries + lane % 4 * 2;
     const int key = own_first_key + warp * 16 + lane / 4;
-    const Seen upper = seen(key, column);
-    const Seen lower = seen(key + 8, column);
+    typename S::Plan of_item = plan();
+    const Seen upper = seen(of_item, key, column);
+    const Seen lower = seen(of_item, key + 8, column);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int at = i / 4 * 8 + i % 2;
       const Seen& of = i % 4 < 2 ? upper : lower;
-      if (at < of.first || at > of.last) s[i] = -INFINITY;
+      if (at < of.first || at > of.last) s[i] = 0;
     }
   }
 
-  // Whether some query of a block does not see some own key. Asked for while products are made.
-  __device__ __forceinline__ bool is_masked(int block) const {
-    const int key = own_key();
-    const BlockRange unmasked = p.plan.unmasked_blocks(key, key + 63);
-    return block < unmasked.begin || block >= unmasked.end;
+  // What a block's scores need that can be had while products are made.
+  __device__ __forceinline__ void look_ahead(int block) const {
+    if constexpr (C::kExtras) scores(block).look_ahead();
+  }
+  __device__ __forceinline__ BackwardScores<T> scores(int block) const {
+    const BackwardSequence of = S::item_sequence(items);
+    return {p.extras,
+            of,
+            S::item_word(items, BackwardItem::kBatch),
+            S::item_word(items, BackwardItem::kHead),
+            block * kBlockQueries,
+            own_key() + warp * 16,
+            lane,
+            own_memory()};
+  }
+  __device__ __forceinline__ std::uint32_t own_memory() const {
+    return S::at(C::kOfWarps + (own * 4 + warp) * BackwardScores<T>::kBytes);
   }
 
   // S^T of block number n -> P^T. lse is infinite for rows past the end and such that see no key.
-  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n, bool masked) {
-    if (masked) hide_unseen(block, own_key());
-    const float scale = p.scale_in_bits;
+  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n) {
+    if constexpr (C::kExtras) scores(block).finish_scores(s, ds_packed);
+    const float scale = C::kExtras ? 1 : p.scale_in_bits;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 lse = statistic(n, i, 0);
@@ -238,26 +263,39 @@ struct BackwardConsumer : BackwardShared<C> {
         x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
       }
     }
+    const int key = own_key();
+    const BlockRange unmasked = plan().unmasked_blocks(key, key + 63);
+    if (same_result(block < unmasked.begin || block >= unmasked.end)) hide_unseen(block, key);
 #pragma unroll
     for (int i = 0; i < 16; ++i) p_packed[i] = narrow_word<T>(s + 2 * i);
+    if constexpr (C::kExtras) scores(block).finish_probabilities(p_packed, ds_packed);
     pin(p_packed);
   }
 
   // dS^T from dP^T, with P^T as it was rounded for dV.
   __device__ __forceinline__ void differentiate() {
+    if constexpr (C::kExtras) BackwardScores<T>::drop(p.extras, p_packed, dp);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 delta = statistic(count, i, 1);
       const float minus[4] = {delta.x, delta.y, delta.z, delta.w};
+      const uint4 words = weights(i);
+      const std::uint32_t weight[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
         float x[2];
-        widen_word<T>(p_packed[4 * i + j / 2], x);
+        widen_word<T>(weight[j / 2], x);
         x[0] *= dp[8 * i + j] + minus[j / 4 * 2];
         x[1] *= dp[8 * i + j + 1] + minus[j / 4 * 2 + 1];
         ds_packed[4 * i + j / 2] = narrow_word<T>(x);
       }
     }
+  }
+  __device__ __forceinline__ uint4 weights(int i) const {
+    if constexpr (C::kExtras) {
+      return BackwardScores<T>::weights(p.extras, p_packed, i, own_memory(), lane);
+    }
+    return {p_packed[4 * i], p_packed[4 * i + 1], p_packed[4 * i + 2], p_packed[4 * i + 3]};
   }
 
   __device__ __forceinline__ void store_ds() {
@@ -272,13 +310,13 @@ struct BackwardConsumer : BackwardShared<C> {
   }
 
   // Sums are added as they lie in registers; each warp has 4 KB of its own in a block, which is
-  // number `place` among those of all heads.
+  // number `place` among those of all heads; in ragged configurations, of the head.
   __device__ __forceinline__ void add_dq(int place, std::uint32_t dq_count) {
     pin(s);
     release<C::kDsStages>(C::kDsEmpty, dq_count);
-    if constexpr (C::kOrdered) {
-      mbarrier_wait(S::barrier(C::kTurn + own), C::dq_parity(dq_count));
-    }
+    const bool ordered = C::ordered(p);
+    if (ordered) mbarrier_wait(S::barrier(C::kTurn + own), C::dq_parity(dq_count));
+    if constexpr (C::kRagged) place += S::item_word(items, BackwardItem::kPlace);
     const int share = C::kShares == 1 ? 0 : own;
     float* const to = p.dq + static_cast<std::int64_t>(place * C::kShares + share) * kShareSums +
                       (warp * 1024 + lane * 4);
@@ -287,13 +325,17 @@ struct BackwardConsumer : BackwardShared<C> {
       global_reduce_add(to + i * 128,
                         make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]));
     }
-    if constexpr (C::kOrdered) {
+    if (ordered) {
       __syncwarp();
       if (lane == 0) mbarrier_arrive(S::barrier(C::kAdded + own));
     }
   }
 
   // ---------------------------------------------------------------- blocks
+
+  // Products that still run while dS is made: that of dV reads P^T, which the plain dS does too.
+  // With extras it is the weights that are read, and the compiler would load them over P^T.
+  static constexpr int kBesideDs = C::kExtras ? 0 : 1;
 
   // One block. On entry p_packed holds its P^T, on return that of the next, unless it is the last.
   // kWithDq: and dQ of the block before. `head_place` is the place of the head's block 0 in dq.
@@ -311,8 +353,9 @@ struct BackwardConsumer : BackwardShared<C> {
     } else {
       multiply_gradient(dv, p_packed, dout_block(count));
     }
-    wgmma_wait<1>();
+    wgmma_wait<kBesideDs>();
     pin(dp);
+    if constexpr (C::kExtras) pin(p_packed);
     differentiate();
     if constexpr (C::kStoresDsFirst) store_ds();
     wgmma_wait<0>();
@@ -328,13 +371,13 @@ struct BackwardConsumer : BackwardShared<C> {
       multiply_scores_and_dk();
     }
     if constexpr (!C::kStoresDsFirst) store_ds();
-    const bool next_masked = !kLast && is_masked(block - 1);
+    if constexpr (!kLast) look_ahead(block - 1);
     wgmma_wait<0>();
     pin(dk);
     release<C::kQStages>(C::kQEmpty, count);
     if constexpr (!kLast) {
       pin(s);
-      exponentiate(block - 1, count + 1, next_masked);
+      exponentiate(block - 1, count + 1);
     }
     ++count;
   }
@@ -343,9 +386,10 @@ struct BackwardConsumer : BackwardShared<C> {
     S::template wait_full<C::kQStages>(C::kQFull, count);
     wgmma_fence();
     multiply_scores(s, C::kK, q_block(count));
+    look_ahead(block);
     wgmma_wait<0>();
     pin(s);
-    exponentiate(block, count, is_masked(block));
+    exponentiate(block, count);
   }
 
   // dQ of the block before, with no other product beside it.
@@ -386,8 +430,8 @@ struct BackwardConsumer : BackwardShared<C> {
 
   // All blocks of a tile and a query head, the last one first.
   __device__ __forceinline__ void run_item(const BackwardItem& item) {
-    const int head_place = p.plan.block_place(item.tile.batch, item.head, 0);
-    int block = p.plan.blocks_of(item.tile.index).end - 1;
+    const int head_place = C::kRagged ? 0 : S::place_of(p, item);
+    int block = same_result(plan().blocks_of(item.tile.index).end) - 1;
     const int begin = own_begin();
     if (block >= begin) {
       begin_head(block);
@@ -400,7 +444,7 @@ struct BackwardConsumer : BackwardShared<C> {
       }
       finish_dq(head_place + block);
     }
-    const int first = p.plan.blocks_of(own_key() / kTileKeys).begin;
+    const int first = same_result(plan().blocks_of(own_key() / kTileKeys).begin);
     if (own_begin() > first) {
       skip_block();
       finish_dq(head_place + first);
@@ -423,31 +467,31 @@ struct BackwardConsumer : BackwardShared<C> {
     }
   }
 
-  __device__ __forceinline__ void send_rows(const CUtensorMap& map, int rows, int key,
-                                            const KeyTile& tile) const {
+  __device__ __forceinline__ void send_rows(const CUtensorMap& map, int rows, BoxOrigin box) const {
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) {
-      tensor_store(map, {64 * i, key, tile.kv_head, tile.batch, 0},
-                   S::at(rows + i * C::kChunkBytes));
+      box.at[0] = 64 * i;
+      tensor_store(map, box, S::at(rows + i * C::kChunkBytes));
     }
   }
 
   // dv and dk leave over the rows of v and k: the own ones of v are read by nobody else, those of k
   // for the last dQ by all.
-  __device__ __forceinline__ void finish_tile(const KeyTile& tile) {
+  __device__ __forceinline__ void finish_tile(const BackwardItem& item) {
     const int k_at = C::kK + own * C::kRowsBytes;
     const int v_at = C::kV + own * C::kRowsBytes;
     named_barrier(1 + own, 128);
-    store_gradient(v_at, dv, 1);
+    store_gradient(v_at, dv, C::kExtras ? p.extras.grown_by : 1);
     S::template wait_full<C::kDsStages>(C::kDsEmpty, count - 1);
     store_gradient(k_at, dk, p.scale);
     fence_async_shared();
     named_barrier(1 + own, 128);
     if (warp != 0 || lane != 0) return;
-    const int key = tile.first_key() + 64 * own;
-    if (key < p.plan.keys) {
-      send_rows(p.dv, v_at, key, tile);
-      send_rows(p.dk, k_at, key, tile);
+    const int key = item.tile.first_key() + 64 * own;
+    if (key < S::plan_of(p, item).keys) {
+      const BoxOrigin box = S::box_of_keys(p, item, own);
+      send_rows(p.dv, v_at, box);
+      send_rows(p.dk, k_at, box);
     }
     bulk_commit();
     bulk_wait_read<0>();
@@ -455,18 +499,17 @@ struct BackwardConsumer : BackwardShared<C> {
   }
 
   __device__ __forceinline__ void finish_item(const BackwardItem& item) {
-    if (item.last()) finish_tile(item.tile);
+    if (item.last()) finish_tile(item);
     __syncwarp();
     if (lane == 0) S::release_item(items);
   }
 
-  // The same for all lanes, which the compiler has to be told.
   __device__ __forceinline__ BackwardItem read_item() const {
-    const BackwardItem item = S::read_item(items);
-    const auto same = [](int v) { return __reduce_max_sync(kAllLanes, v); };
-    return {{same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)},
-            same(item.head),
-            same(item.bits)};
+    BackwardItem item = S::read_item(items);
+    item.tile = {same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)};
+    item.head = same(item.head);
+    item.bits = same(item.bits);
+    return item;
   }
 
   __device__ __forceinline__ void run() {

@@ -14,15 +14,29 @@ namespace transformer_kernels::cuda {
 namespace {
 
 constexpr const char* kOp = "attention";
+constexpr std::int64_t kTensorMapRows = 64;  // of a box
+constexpr std::int64_t kMostTileDim = 128;   // pairs of CTAs take more
 
 // Boxes of 64 rows and 64 columns of one head; columns past the head's dim are loaded as 0.
 TensorMapLayout layout_of(const AttentionProblem& p, const HeadRows& rows, std::int64_t time,
                           std::int64_t heads) {
+  const std::int64_t batch = p.q_offsets ? 1 : p.batch;
   return {.dtype = p.dtype,
           .data = rows.data,
-          .sizes = {p.dim, time, heads, p.batch, 1},
+          .sizes = {p.dim, time, heads, batch, 1},
           .strides = {rows.row_stride, rows.head_stride, rows.batch_stride, 0},
           .box = {64, 64, 1, 1, 1}};
+}
+
+// The same with two dimensions for rows, see ragged_box(): row r of place b is row r + b - 64.
+TensorMapLayout ragged(TensorMapLayout layout) {
+  const auto [row, head, batch, none] = layout.strides;
+  const auto [columns, time, heads, batches, one] = layout.sizes;
+  const std::int64_t row_bytes = row * static_cast<std::int64_t>(size_of(layout.dtype));
+  layout.data = static_cast<char*>(layout.data) - kTensorMapRows * row_bytes;
+  layout.sizes = {columns, kTensorMapRows, heads, time + 1, batches};
+  layout.strides = {row, head, row, batch};
+  return layout;
 }
 
 struct BackwardLayouts {
@@ -46,6 +60,30 @@ struct BackwardLayouts {
   }
 };
 
+// Whether the mask can be loaded in eights of bytes.
+bool comes_in_eights(const AttentionProblem& p) {
+  constexpr std::int64_t kEight = 8;
+  const ScoreMap& mask = p.mask;
+  return !mask.defined() ||
+         (reinterpret_cast<std::uintptr_t>(mask.data) % kEight == 0 && p.keys % kEight == 0 &&
+          mask.col_stride == 1 && mask.row_stride % kEight == 0 && mask.head_stride % kEight == 0 &&
+          mask.batch_stride % kEight == 0);
+}
+
+// The columns of a head in shared memory.
+constexpr std::int64_t padded_dim_of(const AttentionProblem& p) { return (p.dim + 63) / 64 * 64; }
+
+// Scores that are more than products times a scale, or dropout.
+bool has_extras(const AttentionProblem& p) { return !has_plain_scores(p) || p.drop_below != 0; }
+
+// What only the kernel for up to 128 columns knows.
+const char* refusal_of_pairs(const AttentionBackwardProblem& p) {
+  if (p.q_offsets != nullptr) return "knows no sequences of different lengths above 128 columns";
+  if (has_extras(p)) return "knows no softcap, bias, mask, slopes or dropout above 128 columns";
+  if (!(p.scale > 0)) return "wants a scale above 0 above 128 columns";
+  return nullptr;
+}
+
 const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& device) {
   constexpr std::int64_t kVector = 8;
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
@@ -55,20 +93,15 @@ const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& devic
   if (p.dim % kVector != 0) return "wants a dim that is a multiple of 8";
   if (p.queries == 0 || p.keys == 0 || p.batch == 0 || p.heads == 0) return "wants some rows";
   if (p.queries > kMostRows || p.keys > kMostRows) return "counts rows up to 2^28";
-  if (p.batch * p.heads * (p.queries + p.keys) / kBlockQueries > kMostBlocks) {
+  const std::int64_t rows = (p.q_offsets ? 1 : p.batch) * (p.queries + p.keys);
+  if (p.heads * (rows / kBlockQueries + 2 * p.batch) > kMostBlocks) {
     return "counts blocks of rows up to 2^30";
   }
-  if (p.q_offsets != nullptr) return "knows no sequences of different lengths";
-  if (!has_plain_scores(p)) return "knows no softcap, bias, mask or slopes";
-  if (p.dsinks != nullptr) return "gives no gradient of sinks";
-  if (p.drop_below != 0) return "knows no dropout";
-  if (!(p.scale > 0)) return "wants a scale above 0";
+  if (p.dbias.defined()) return "gives no gradient of bias";
+  if (!comes_in_eights(p)) return "wants a mask in aligned eights of keys";
   if (!BackwardLayouts(p).fit()) return "wants addresses and strides in steps of 16 bytes";
-  return nullptr;
+  return padded_dim_of(p) > kMostTileDim ? refusal_of_pairs(p) : nullptr;
 }
-
-// The columns of a head in shared memory.
-constexpr std::int64_t padded_dim_of(const AttentionProblem& p) { return (p.dim + 63) / 64 * 64; }
 
 // Heads of k and v whose tiles are mixed. Where every query sees every key, tiles are equally long
 // and go through the queries of a few heads in step. Else the longest tiles of many heads come
@@ -80,14 +113,16 @@ int section_of(const AttentionBackwardProblem& p) {
   constexpr std::int64_t kMostInStep = 4;
   constexpr std::int64_t kBytes = 64 << 20;
   constexpr std::int64_t kMostColumns = 4096;
+  constexpr std::int64_t kBlock = kBlockQueries;
   const std::int64_t padded_dim = padded_dim_of(p);
-  const std::int64_t bytes = p.group() * p.queries * padded_dim * (2 + 2 + 4);  // q, dout, dq
+  const std::int64_t queries = p.q_offsets ? std::max(p.queries / p.batch, kBlock) : p.queries;
+  const std::int64_t bytes = p.group() * queries * padded_dim * (2 + 2 + 4);  // q, dout, dq
   const std::int64_t most = kMostColumns / padded_dim;
   const bool all_seen = p.window_left < 0 && p.window_right < 0;
   const std::int64_t wanted = p.deterministic ? most
                               : all_seen      ? std::min(kColumnsInStep / padded_dim, kMostInStep)
                                               : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
-  const std::int64_t heads = p.batch * p.kv_heads;
+  const std::int64_t heads = (p.q_offsets ? 1 : p.batch) * p.kv_heads;
   const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);
   return static_cast<int>((heads + sections - 1) / sections);
 }
@@ -99,17 +134,37 @@ HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
   const auto blocks = [](std::int64_t rows, int block) {
     return static_cast<int>((rows + block - 1) / block);
   };
-  return {.queries = static_cast<int>(p.queries),
-          .keys = static_cast<int>(p.keys),
-          .heads = static_cast<int>(p.heads),
-          .kv_heads = static_cast<int>(p.kv_heads),
-          .batch = static_cast<int>(p.batch),
-          .shift = static_cast<int>(p.diagonal({0, p.queries, 0, p.keys}, 0)),
-          .window_left = bound(p.window_left),
-          .window_right = bound(p.window_right),
-          .query_blocks = blocks(p.queries, kBlockQueries),
-          .key_tiles = blocks(p.keys, kTileKeys),
-          .section = section_of(p)};
+  HopperBackwardPlan plan{.queries = static_cast<int>(p.queries),
+                          .keys = static_cast<int>(p.keys),
+                          .heads = static_cast<int>(p.heads),
+                          .kv_heads = static_cast<int>(p.kv_heads),
+                          .batch = static_cast<int>(p.batch),
+                          .shift = static_cast<int>(p.diagonal({0, p.queries, 0, p.keys}, 0)),
+                          .window_left = bound(p.window_left),
+                          .window_right = bound(p.window_right),
+                          .query_blocks = blocks(p.queries, kBlockQueries),
+                          .key_tiles = blocks(p.keys, kTileKeys),
+                          .section = section_of(p),
+                          .bottom_right = p.bottom_right};
+  if (p.q_offsets == nullptr) return plan;
+  plan.sequences = plan.batch;
+  plan.batch = 1;
+  plan.q_offsets = p.q_offsets;
+  plan.k_offsets = p.k_offsets;
+  plan.query_blocks = static_cast<int>(plan.blocks_of_queries().count());
+  plan.key_tiles = static_cast<int>(plan.tiles_of_keys().count());
+  return plan;
+}
+
+BackwardExtras extras_of(const AttentionProblem& p) {
+  constexpr double kUnit = Exponent<BFloat16>::kPerNatural;
+  constexpr std::uint32_t kValues = 65536;
+  const std::uint32_t kept = kValues - p.drop_below;
+  return {.problem = p,
+          .scale = static_cast<float>(p.softcap != 0 ? 2 * kUnit * p.scale / p.softcap
+                                                     : kUnit * p.scale),
+          .cap = static_cast<float>(p.softcap * kUnit),
+          .grown_by = kept == 0 ? 0 : static_cast<float>(kValues) / static_cast<float>(kept)};
 }
 
 // What the three kernels pass on, in one piece of memory.
@@ -117,9 +172,9 @@ struct BackwardMemory {
   std::size_t sums, statistics, counters;
 
   BackwardMemory(const HopperBackwardPlan& plan, int dim, int shares)
-      : sums(plan.all_blocks() * kBlockQueries * dim * sizeof(float)),
-        statistics(plan.all_blocks() * kBlockQueries * 2 * sizeof(float)),
-        counters((plan.all_blocks() * shares + 1) * sizeof(int)) {}
+      : sums(sizeof(float) * plan.all_blocks() * kBlockQueries * dim),
+        statistics(sizeof(float) * plan.all_blocks() * kBlockQueries * 2),
+        counters(sizeof(int) * (plan.all_blocks() * shares + 1)) {}
 
   std::size_t bytes() const { return sums + statistics + counters; }
 };
@@ -134,24 +189,28 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
   float* const sums = scratch.as<float>();
   float* const statistics = sums + memory.sums / sizeof(float);
   int* const next_tile = reinterpret_cast<int*>(statistics + memory.statistics / sizeof(float));
-  int* const tiles_added = next_tile + 1;
+  int* const tiles_added = p.deterministic ? next_tile + 1 : nullptr;
 
   constexpr float kPerNatural = 1.44269504088896340736f;  // log2(e)
   const float scale = static_cast<float>(p.scale);
   const BackwardLayouts layouts(p);
-  const HopperBackward arguments{.q = encode_tensor_map(kOp, layouts.q),
-                                 .k = encode_tensor_map(kOp, layouts.k),
-                                 .v = encode_tensor_map(kOp, layouts.v),
-                                 .dout = encode_tensor_map(kOp, layouts.dout),
-                                 .dk = encode_tensor_map(kOp, layouts.dk),
-                                 .dv = encode_tensor_map(kOp, layouts.dv),
+  const auto map_of = [](const TensorMapLayout& layout) {
+    return encode_tensor_map(kOp, C::kRagged ? ragged(layout) : layout);
+  };
+  const HopperBackward arguments{.q = map_of(layouts.q),
+                                 .k = map_of(layouts.k),
+                                 .v = map_of(layouts.v),
+                                 .dout = map_of(layouts.dout),
+                                 .dk = map_of(layouts.dk),
+                                 .dv = map_of(layouts.dv),
                                  .plan = plan,
                                  .statistics = statistics,
                                  .dq = sums,
                                  .next_tile = next_tile,
                                  .tiles_added = tiles_added,
                                  .scale = scale,
-                                 .scale_in_bits = scale * kPerNatural};
+                                 .scale_in_bits = scale * kPerNatural,
+                                 .extras = extras_of(p)};
 
   const LaunchShape rows{.ctas = plan.all_blocks(), .threads = kRowThreads};
   launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,
@@ -167,35 +226,45 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
   after.after_previous = true;
   launch(kOp, context, after, &backward_epilogue_kernel<T, C::kDim>,
          BackwardEpilogue{plan, sums, p.dq, static_cast<int>(p.dim), scale});
+  if (p.dsinks == nullptr) return;
+  launch(kOp, context, LaunchShape{.ctas = p.heads, .threads = kSinkThreads},
+         &backward_sinks_kernel<T>,
+         BackwardSinks{plan, statistics, p.sinks, static_cast<float*>(p.dsinks)});
+}
+
+template <class T, int kDim, BackwardForm kForm>
+void run_form(const Context& context, const AttentionBackwardProblem& p) {
+  using C = HopperBackwardConfig<T, kDim, kForm>;
+  launch_backward<C, 1>(&hopper_backward_kernel<C>, context, p, plan_of(p));
+}
+
+template <class T, int kDim>
+void run_tiles(const Context& context, const AttentionBackwardProblem& p) {
+  if (has_extras(p)) return run_form<T, kDim, BackwardForm::kExtras>(context, p);
+  if (p.q_offsets != nullptr) return run_form<T, kDim, BackwardForm::kRagged>(context, p);
+  if (p.deterministic) return run_form<T, kDim, BackwardForm::kOrdered>(context, p);
+  run_form<T, kDim, BackwardForm::kFree>(context, p);
 }
 
 template <class T, int kDim, bool kOrdered>
-void run_config(const Context& context, const AttentionBackwardProblem& p) {
-  if constexpr (kDim <= 128) {
-    using C = HopperBackwardConfig<T, kDim, kOrdered>;
-    launch_backward<C, 1>(&hopper_backward_kernel<C>, context, p, plan_of(p));
-  } else {
-    using C = BackwardPairConfig<T, kDim, kOrdered>;
-    launch_backward<C, C::kCtas>(&hopper_backward_pair_kernel<C>, context, p, plan_of(p));
-  }
+void run_pairs(const Context& context, const AttentionBackwardProblem& p) {
+  using C = BackwardPairConfig<T, kDim, kOrdered>;
+  launch_backward<C, C::kCtas>(&hopper_backward_pair_kernel<C>, context, p, plan_of(p));
 }
 
-template <class T, bool kOrdered>
-void run_dim(const Context& context, const AttentionBackwardProblem& p) {
-  switch (padded_dim_of(p)) {
-    case 64: return run_config<T, 64, kOrdered>(context, p);
-    case 128: return run_config<T, 128, kOrdered>(context, p);
-    case 192: return run_config<T, 192, kOrdered>(context, p);
-    default: return run_config<T, 256, kOrdered>(context, p);
-  }
+template <class T, int kDim>
+void run_pairs(const Context& context, const AttentionBackwardProblem& p) {
+  if (p.deterministic) return run_pairs<T, kDim, true>(context, p);
+  run_pairs<T, kDim, false>(context, p);
 }
 
 template <class T>
 void run_typed(const Context& context, const AttentionBackwardProblem& p) {
-  if (p.deterministic) {
-    run_dim<T, true>(context, p);
-  } else {
-    run_dim<T, false>(context, p);
+  switch (padded_dim_of(p)) {
+    case 64: return run_tiles<T, 64>(context, p);
+    case 128: return run_tiles<T, 128>(context, p);
+    case 192: return run_pairs<T, 192>(context, p);
+    default: return run_pairs<T, 256>(context, p);
   }
 }
 

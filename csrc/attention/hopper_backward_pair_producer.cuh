@@ -12,6 +12,7 @@ struct PairProducer : BlockProducer<C, PairShared<C>> {
   using S = PairShared<C>;
   using Base = BlockProducer<C, S>;
   using Base::for_each_block, Base::p;
+  using typename Base::ItemAt;
 
   static constexpr std::uint16_t kBothCtas = 3;
 
@@ -76,10 +77,10 @@ struct PairProducer : BlockProducer<C, PairShared<C>> {
   // ---------------------------------------------------------------- queries
 
   __device__ void load_queries() const {
-    for_each_block([&](const BackwardItem& item, int block, std::uint32_t count) {
+    for_each_block([&](const ItemAt& item, int block, std::uint32_t count) {
 #pragma unroll 1
       for (std::uint32_t turn = S::dout_turn(count); turn <= S::q_turn(count); ++turn) {
-        load_rows(item, block, turn);
+        load_rows(item(), block, turn);
       }
     });
   }

@@ -12,6 +12,7 @@ struct BackwardPairConfig {
   using T = T_;
   static constexpr int kDim = kDim_;           // columns in shared memory, 192 or 256
   static constexpr bool kOrdered = kOrdered_;  // dq is summed up in the order of tiles
+  static constexpr bool kRagged = false;       // see BackwardForm
   static constexpr int kCtas = 2;
   static constexpr int kChunks = kDim / 64;
   static constexpr int kConsumers = 2;  // warpgroups
@@ -39,6 +40,7 @@ struct BackwardPairConfig {
   static constexpr int kPStages = 2;
   static constexpr int kDsStages = 2;
   static constexpr int kItemStages = 2;
+  static constexpr int kItemWords = 8;
 
   // Bytes. 64 rows are kChunks pieces of 64 columns.
   static constexpr int kChunkBytes = 64 * kSwizzleRow;
@@ -57,7 +59,7 @@ struct BackwardPairConfig {
   static constexpr int kP = kDs + kDsStages * kDsBytes;
   static constexpr int kStatistics = kP + kPStages * kPBytes;
   static constexpr int kItem = kStatistics + kSlots * kStatisticBytes;
-  static constexpr int kBarriers = kItem + kItemStages * BackwardItem::kWords * 4;
+  static constexpr int kBarriers = kItem + kItemStages * kItemWords * 4;
 
   // Barriers.
   static constexpr int kKeysFull = 0;

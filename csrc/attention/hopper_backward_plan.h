@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "attention/row_blocks.h"
+
 namespace transformer_kernels::cuda {
 
 inline constexpr int kBlockQueries = 64;
@@ -29,6 +31,16 @@ struct KeyTile {
   constexpr int first_key() const { return index * kTileKeys; }
 };
 
+// The rows of a sequence among those of its batch.
+struct BackwardSequence {
+  int queries;
+  int keys;
+  int q_begin;
+  int k_begin;
+};
+
+// With offsets, sequences lie one after another in one batch: rows are those of all together, and
+// so are blocks and tiles, numbered as RowBlocks does. of() gives a sequence's own.
 struct HopperBackwardPlan {
   int queries;
   int keys;
@@ -41,6 +53,10 @@ struct HopperBackwardPlan {
   int query_blocks;  // of a head
   int key_tiles;     // of a head
   int section;       // heads of k whose tiles are mixed
+  bool bottom_right = true;
+  int sequences = 0;  // with offsets
+  const std::int32_t* q_offsets = nullptr;
+  const std::int32_t* k_offsets = nullptr;
 
   constexpr int group() const { return heads / kv_heads; }
   constexpr int tiles() const { return batch * kv_heads * key_tiles; }
@@ -56,6 +72,41 @@ struct HopperBackwardPlan {
     const int heads_here = std::min(section, all_heads - first_head);
     const int head = first_head + rest % heads_here;
     return {rest / heads_here, head % kv_heads, head / kv_heads};
+  }
+
+  constexpr RowBlocks blocks_of_queries() const {
+    return {q_offsets, sequences, queries, kBlockQueries};
+  }
+  constexpr RowBlocks tiles_of_keys() const { return {k_offsets, sequences, keys, kTileKeys}; }
+
+  // A tile that counts from the begin of its sequence; it may lie past the end.
+  constexpr KeyTile tile_in_sequence(int number) const {
+    const KeyTile among_all = tile(number);
+    if (k_offsets == nullptr) return among_all;
+    const RowBlocks::Place place = tiles_of_keys()[among_all.index];
+    return {place.first / kTileKeys, among_all.kv_head, place.batch};
+  }
+
+  constexpr BackwardSequence sequence(int of_batch) const {
+    if (q_offsets == nullptr) return {queries, keys, 0, 0};
+    const int q_begin = q_offsets[of_batch];
+    const int k_begin = k_offsets[of_batch];
+    return {q_offsets[of_batch + 1] - q_begin, k_offsets[of_batch + 1] - k_begin, q_begin, k_begin};
+  }
+
+  constexpr HopperBackwardPlan of(const BackwardSequence& s) const {
+    HopperBackwardPlan one = *this;
+    one.queries = s.queries;
+    one.keys = s.keys;
+    one.shift = bottom_right ? s.keys - s.queries : 0;
+    one.query_blocks = (s.queries + kBlockQueries - 1) / kBlockQueries;
+    return one;
+  }
+
+  // The place of a sequence's first block.
+  constexpr int first_place(int of_batch, int head) const {
+    if (q_offsets == nullptr) return block_place(of_batch, head, 0);
+    return block_place(0, head, q_offsets[of_batch] / kBlockQueries + of_batch);
   }
 
   // Blocks with a query that sees one of the tile's keys. Both bounds ascend with the tile.

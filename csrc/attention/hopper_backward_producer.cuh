@@ -14,6 +14,18 @@ struct BlockProducer : S {
 
   __device__ explicit BlockProducer(const HopperBackward& problem) : p(problem) {}
 
+  // An item that this thread knows to be there. Ragged ones are read again for each use: they are
+  // long, and registers few.
+  struct ItemAt {
+    BackwardItem read;
+    std::uint32_t number;
+
+    __device__ __forceinline__ BackwardItem operator()() const {
+      if constexpr (C::kRagged) return S::peek_item(number);
+      return read;
+    }
+  };
+
   // Calls body(item, block, count) for each block of queries of each item, in the order of the
   // consumers.
   template <class Body>
@@ -21,11 +33,14 @@ struct BlockProducer : S {
     std::uint32_t count = 0;
     for (std::uint32_t items = 0;; ++items) {
       const BackwardItem item = S::read_item(items);
-      S::release_item(items);
+      if (!C::kRagged || item.none()) S::release_item(items);
       if (item.none()) return;
-      const BlockRange blocks = p.plan.blocks_of(item.tile.index);
+      const BlockRange blocks = S::plan_of(p, item).blocks_of(item.tile.index);
 #pragma unroll 1
-      for (int block = blocks.end - 1; block >= blocks.begin; --block) body(item, block, count++);
+      for (int block = blocks.end - 1; block >= blocks.begin; --block) {
+        body(ItemAt{item, items}, block, count++);
+      }
+      if (C::kRagged) S::release_item(items);
     }
   }
 
@@ -33,11 +48,11 @@ struct BlockProducer : S {
   // after it. A tile waits for lower ones of its head only, and the lowest unfinished one is always
   // at work: whatever runs at a time, there is no deadlock.
   __device__ void keep_order(int consumer, int share) const {
-    for_each_block([&](const BackwardItem& item, int block, std::uint32_t count) {
+    for_each_block([&](const ItemAt& item, int block, std::uint32_t count) {
       if (!C::makes_dq(consumer, count)) return;
-      const std::int64_t place = p.plan.block_place(item.tile.batch, item.head, block);
+      const std::int64_t place = S::place_of(p, item()) + block;
       int* const added = p.tiles_added + place * C::kShares + share;
-      const int turn = p.plan.turn(item.tile.index, block);
+      const int turn = S::plan_of(p, item()).turn(item().tile.index, block);
       while (load_acquire(added) != turn) {
       }
       mbarrier_arrive(S::barrier(C::kTurn + consumer));
@@ -52,28 +67,26 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
   using S = BackwardShared<C>;
   using Base = BlockProducer<C, S>;
   using Base::Base, Base::for_each_block, Base::p;
+  using typename Base::ItemAt;
 
   // 64 rows of a head, all columns.
-  static __device__ __forceinline__ void load_rows(int to, const CUtensorMap& map, int row,
-                                                   int head, int batch, std::uint32_t barrier,
-                                                   std::uint64_t policy) {
+  static __device__ __forceinline__ void load_rows(int to, const CUtensorMap& map, BoxOrigin box,
+                                                   std::uint32_t barrier, std::uint64_t policy) {
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) {
-      tensor_load(S::at(to + i * C::kChunkBytes), map, {64 * i, row, head, batch, 0}, barrier,
-                  policy);
+      box.at[0] = 64 * i;
+      tensor_load(S::at(to + i * C::kChunkBytes), map, box, barrier, policy);
     }
   }
 
-  __device__ __forceinline__ void load_keys(const KeyTile& tile) const {
+  __device__ __forceinline__ void load_keys(const ItemAt& item) const {
     const std::uint32_t full = S::barrier(C::kKeysFull);
     mbarrier_arrive_expect(full, 2 * C::kKeysBytes);
-#pragma unroll
+#pragma unroll(C::kRagged ? 1 : C::kConsumers)
     for (int i = 0; i < C::kConsumers; ++i) {
-      const int row = tile.first_key() + 64 * i;
-      load_rows(C::kK + i * C::kRowsBytes, p.k, row, tile.kv_head, tile.batch, full,
-                l2_evict_first());
-      load_rows(C::kV + i * C::kRowsBytes, p.v, row, tile.kv_head, tile.batch, full,
-                l2_evict_first());
+      const BoxOrigin box = S::box_of_keys(p, item(), i);
+      load_rows(C::kK + i * C::kRowsBytes, p.k, box, full, l2_evict_first());
+      load_rows(C::kV + i * C::kRowsBytes, p.v, box, full, l2_evict_first());
     }
   }
 
@@ -82,52 +95,74 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
     const int group = p.plan.group();
     std::uint32_t count = 0;
     for (std::uint32_t tiles = 0;; ++tiles) {
-      const int number = atomicAdd(p.next_tile, 1);
-      if (number >= p.plan.tiles()) break;
-      const KeyTile tile = p.plan.tile(number);
-      for (int i = 0; i < group; ++i) {
-        const int bits = (i == 0 ? BackwardItem::kFirst : 0) |
-                         (i == group - 1 ? BackwardItem::kLast : 0) |
-                         (tiles % 2 == 1 ? BackwardItem::kParity : 0);
-        S::write_item(count++, {tile, tile.kv_head * group + i, bits});
-        if (i > 0) continue;
-        S::template wait_empty<1>(C::kKeysEmpty, tiles);
-        load_keys(tile);
+      BackwardItem item;
+      if (!take_tile(item)) break;
+      item.head = item.tile.kv_head * group;
+      item.bits = BackwardItem::kFirst | (group == 1 ? BackwardItem::kLast : 0) |
+                  (tiles % 2 == 1 ? BackwardItem::kParity : 0);
+      if constexpr (C::kRagged) item.place = p.plan.first_place(item.tile.batch, item.head);
+      S::write_item(count, item);
+      S::template wait_empty<1>(C::kKeysEmpty, tiles);
+      load_keys({item, count++});
+      for (int i = 1; i < group; ++i) {
+        item = ItemAt{item, count - 1}();
+        ++item.head;
+        item.bits =
+            (item.bits & BackwardItem::kParity) | (i == group - 1 ? BackwardItem::kLast : 0);
+        if constexpr (C::kRagged) item.place += p.plan.query_blocks;
+        S::write_item(count++, item);
       }
     }
-    S::write_item(count, {{-1, 0, 0}, 0, 0});
+    BackwardItem end{};
+    end.tile.index = -1;
+    S::write_item(count, end);
+  }
+
+  // False where there is none left.
+  __device__ __forceinline__ bool take_tile(BackwardItem& item) const {
+    for (;;) {
+      const int number = atomicAdd(p.next_tile, 1);
+      if (number >= p.plan.tiles()) return false;
+      if constexpr (!C::kRagged) {
+        item.tile = p.plan.tile(number);
+        return true;
+      } else {
+        item.tile = p.plan.tile_in_sequence(number);
+        item.sequence = p.plan.sequence(item.tile.batch);
+        if (item.tile.first_key() < item.sequence.keys) return true;
+      }
+    }
   }
 
   // q, dout and their statistics.
   __device__ void load_queries() const {
-    for_each_block([&](const BackwardItem& item, int block, std::uint32_t count) {
+    for_each_block([&](const ItemAt& item, int block, std::uint32_t count) {
       load_q(item, block, count);
       load_dout(item, block, count);
     });
   }
 
-  __device__ __forceinline__ void load_q(const BackwardItem& item, int block,
-                                         std::uint32_t count) const {
+  __device__ __forceinline__ void load_q(const ItemAt& item, int block, std::uint32_t count) const {
     const int stage = static_cast<int>(count % C::kQStages);
     const std::uint32_t full = S::template barrier<C::kQStages>(C::kQFull, count);
     S::template wait_empty<C::kQStages>(C::kQEmpty, count);
     mbarrier_arrive_expect(full, C::kRowsBytes + C::kStatisticBytes);
-    load_rows(C::kQ + stage * C::kRowsBytes, p.q, block * kBlockQueries, item.head, item.tile.batch,
-              full, l2_evict_last());
-    const int place = p.plan.block_place(item.tile.batch, item.head, block);
+    load_rows(C::kQ + stage * C::kRowsBytes, p.q, S::box_of_queries(p, item(), block), full,
+              l2_evict_last());
+    const int place = S::place_of(p, item()) + block;
     bulk_load(S::at(C::kStatistics + stage * C::kStatisticBytes),
               p.statistics + static_cast<std::int64_t>(place) * (2 * kBlockQueries),
               C::kStatisticBytes, full);
   }
 
-  __device__ __forceinline__ void load_dout(const BackwardItem& item, int block,
+  __device__ __forceinline__ void load_dout(const ItemAt& item, int block,
                                             std::uint32_t count) const {
     const int stage = static_cast<int>(count % C::kDoutStages);
     const std::uint32_t full = S::template barrier<C::kDoutStages>(C::kDoutFull, count);
     S::template wait_empty<C::kDoutStages>(C::kDoutEmpty, count);
     mbarrier_arrive_expect(full, C::kRowsBytes);
-    load_rows(C::kDout + stage * C::kRowsBytes, p.dout, block * kBlockQueries, item.head,
-              item.tile.batch, full, l2_evict_last());
+    load_rows(C::kDout + stage * C::kRowsBytes, p.dout, S::box_of_queries(p, item(), block), full,
+              l2_evict_last());
   }
 };
 

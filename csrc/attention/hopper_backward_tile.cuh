@@ -3,6 +3,7 @@
 // tiles that the scheduler hands out.
 #pragma once
 
+#include "attention/hopper_backward_extras.cuh"
 #include "attention/hopper_backward_plan.h"
 #include "core/cuda/hopper.cuh"
 #include "core/cuda/reduce.cuh"
@@ -10,13 +11,18 @@
 namespace transformer_kernels::cuda {
 
 // What the scheduler hands out: a query head of a tile. The heads of a group come one after
-// another. In shared memory an item is eight words.
+// another.
 struct BackwardItem {
-  static constexpr int kFirst = 1, kLast = 2, kParity = 4, kWords = 8;
+  static constexpr int kFirst = 1, kLast = 2, kParity = 4;
+  // Words of an item in shared memory.
+  static constexpr int kBatch = 2, kHead = 3, kBits = 4, kSequence = 5, kPlace = 9;
 
   KeyTile tile;  // an index of -1 ends the work
   int head;
   int bits;  // whether it is the first or the last head of its tile; the parity of the tile
+  // Of ragged configurations alone:
+  BackwardSequence sequence;
+  int place;  // of the head's first block of queries
 
   __device__ bool none() const { return tile.index < 0; }
   __device__ bool first() const { return bits & kFirst; }
@@ -25,7 +31,7 @@ struct BackwardItem {
 };
 
 struct HopperBackward {
-  CUtensorMap q, k, v, dout, dk, dv;  // boxes of 64 rows and 64 columns
+  CUtensorMap q, k, v, dout, dk, dv;  // boxes of 64 rows and 64 columns, see box_of()
   HopperBackwardPlan plan;
   // Of each block of queries, in the order of stat_place(): lse in bits, then -delta.
   const float* statistics;
@@ -34,13 +40,26 @@ struct HopperBackward {
   int* tiles_added;  // of each block, and each half of dq that is made at once
   float scale;
   float scale_in_bits;  // scale * log2(e)
+  BackwardExtras extras;
 };
 
-template <class T_, int kDim_, bool kOrdered_>
+// What a kernel is made for. The first two are the fastest, for sequences of one length and scores
+// that are products times a positive scale; the second one sums dq up in the order of tiles. The
+// others ask for that order at run time.
+enum class BackwardForm : std::uint8_t {
+  kFree,
+  kOrdered,
+  kRagged,  // sequences of any lengths
+  kExtras,  // and scores with every feature
+};
+
+template <class T_, int kDim_, BackwardForm kForm_>
 struct HopperBackwardConfig {
   using T = T_;
-  static constexpr int kDim = kDim_;           // columns in shared memory, 64 or 128
-  static constexpr bool kOrdered = kOrdered_;  // dq is summed up in the order of tiles
+  static constexpr int kDim = kDim_;  // columns in shared memory, 64 or 128
+  static constexpr BackwardForm kForm = kForm_;
+  static constexpr bool kRagged = kForm >= BackwardForm::kRagged;  // items bring their sequence
+  static constexpr bool kExtras = kForm == BackwardForm::kExtras;
   static constexpr int kChunks = kDim / 64;
   static constexpr int kConsumers = 2;  // warpgroups, of 64 keys each
   static constexpr int kConsumerWarps = 4 * kConsumers;
@@ -56,6 +75,7 @@ struct HopperBackwardConfig {
   static constexpr int kDoutStages = 2;
   static constexpr int kDsStages = 2;
   static constexpr int kItemStages = 2;
+  static constexpr int kItemWords = kRagged ? 16 : 8;
 
   // Bytes. 64 rows are kChunks pieces of 64 columns.
   static constexpr int kChunkBytes = 64 * kSwizzleRow;
@@ -72,7 +92,7 @@ struct HopperBackwardConfig {
   static constexpr int kDs = kDout + kDoutStages * kRowsBytes;
   static constexpr int kStatistics = kDs + kDsStages * kDsBytes;
   static constexpr int kItem = kStatistics + kQStages * kStatisticBytes;
-  static constexpr int kBarriers = kItem + kItemStages * BackwardItem::kWords * 4;
+  static constexpr int kBarriers = kItem + kItemStages * kItemWords * 4;
 
   // Barriers.
   static constexpr int kKeysFull = 0;
@@ -89,7 +109,14 @@ struct HopperBackwardConfig {
   static constexpr int kAdded = kTurn + kConsumers;
   static constexpr int kBarrierCount = kAdded + kConsumers;
 
-  static constexpr int kSharedBytes = kBarriers + kBarrierCount * 8;
+  static constexpr int kOfWarps = (kBarriers + kBarrierCount * 8 + 15) / 16 * 16;
+  static constexpr int kSharedBytes =
+      kExtras ? kOfWarps + kConsumerWarps * BackwardScores<T>::kBytes : kOfWarps;
+
+  // Whether dq is summed up in the order of tiles.
+  static __device__ __forceinline__ bool ordered(const HopperBackward& p) {
+    return kRagged ? p.tiles_added != nullptr : kForm == BackwardForm::kOrdered;
+  }
 
   // A consumer makes its 64 columns of dq for every block; with 64 columns in all, every second
   // block's dq. This is the share of `consumer` in block number `count` of this CTA.
@@ -131,15 +158,15 @@ struct BackwardShared {
     mbarrier_wait(barrier<kStages>(first, count), parity<kStages>(count) ^ 1);
   }
 
-  static __device__ __forceinline__ void init_barriers() {
+  static __device__ __forceinline__ void init_barriers(bool ordered) {
     const auto init = [](int first, int count, int arrivals) {
       for (int i = 0; i < count; ++i) mbarrier_init(barrier(first + i), arrivals);
     };
-    constexpr int kReaders = 1 + C::kConsumerWarps + (C::kOrdered ? C::kConsumers : 0);
+    const int readers = 1 + C::kConsumerWarps + (ordered ? C::kConsumers : 0);
     init(C::kKeysFull, 1, 1);
     init(C::kKeysEmpty, 1, C::kConsumers);
     init(C::kItemFull, C::kItemStages, 1);
-    init(C::kItemEmpty, C::kItemStages, kReaders);
+    init(C::kItemEmpty, C::kItemStages, readers);
     init(C::kQFull, C::kQStages, 1);
     init(C::kQEmpty, C::kQStages, C::kConsumerWarps);
     init(C::kDoutFull, C::kDoutStages, 1);
@@ -152,18 +179,74 @@ struct BackwardShared {
   }
 
   static __device__ __forceinline__ std::uint32_t item_address(std::uint32_t count) {
-    return at(C::kItem) + count % C::kItemStages * (BackwardItem::kWords * 4);
+    return at(C::kItem) + count % C::kItemStages * (C::kItemWords * 4);
+  }
+  static __device__ __forceinline__ int item_word(std::uint32_t count, int word) {
+    return load_shared_int(item_address(count) + 4 * word);
+  }
+  static __device__ __forceinline__ BackwardSequence item_sequence(std::uint32_t count) {
+    return {item_word(count, 5), item_word(count, 6), item_word(count, 7), item_word(count, 8)};
   }
   // Of this CTA, the item of this number.
   static __device__ __forceinline__ BackwardItem read_item(std::uint32_t count) {
     wait_full<C::kItemStages>(C::kItemFull, count);
-    const std::uint32_t from = item_address(count);
-    return {{load_shared_int(from), load_shared_int(from + 4), load_shared_int(from + 8)},
-            load_shared_int(from + 12),
-            load_shared_int(from + 16)};
+    return peek_item(count);
   }
+  // Known to be there.
+  static __device__ __forceinline__ BackwardItem peek_item(std::uint32_t count) {
+    BackwardItem item = {{item_word(count, 0), item_word(count, 1), item_word(count, 2)},
+                         item_word(count, 3),
+                         item_word(count, 4)};
+    if constexpr (C::kRagged) {
+      item.sequence = item_sequence(count);
+      item.place = item_word(count, 9);
+    }
+    return item;
+  }
+
+  // What an item means: the plan of its sequence, the place of its head's block 0 in dq, and boxes
+  // of 64 of its rows.
+  using Plan = std::conditional_t<C::kRagged, HopperBackwardPlan, const HopperBackwardPlan&>;
+  static __device__ __forceinline__ Plan plan_of(const HopperBackward& p,
+                                                 const BackwardItem& item) {
+    if constexpr (!C::kRagged) {
+      return p.plan;
+    } else {
+      return p.plan.of(item.sequence);
+    }
+  }
+  static __device__ __forceinline__ int place_of(const HopperBackward& p,
+                                                 const BackwardItem& item) {
+    if constexpr (C::kRagged) return item.place;
+    return p.plan.block_place(item.tile.batch, item.head, 0);
+  }
+  static __device__ __forceinline__ BoxOrigin box_of_queries(const HopperBackward& p,
+                                                             const BackwardItem& item, int block) {
+    const int row = block * kBlockQueries;
+    if constexpr (!C::kRagged) return {0, row, item.head, item.tile.batch, 0};
+    return ragged_box(p, item, row, item.sequence.q_begin, item.sequence.queries, item.head);
+  }
+  // Keys past the end weigh nothing. Where there are no others, the tile's first ones stand in: a
+  // ragged box holds a row at least.
+  static __device__ __forceinline__ BoxOrigin box_of_keys(const HopperBackward& p,
+                                                          const BackwardItem& item, int consumer) {
+    int key = item.tile.first_key() + 64 * consumer;
+    if constexpr (!C::kRagged) return {0, key, item.tile.kv_head, item.tile.batch, 0};
+    if (key >= item.sequence.keys) key = item.tile.first_key();
+    return ragged_box(p, item, key, item.sequence.k_begin, item.sequence.keys, item.tile.kv_head);
+  }
+  // TMA clips boxes where a tensor ends, but not where a sequence does. So there are two dimensions
+  // for rows: one of 64, which the box enters so late that it ends with the rows that exist, and
+  // one for where it stands.
+  static __device__ __forceinline__ BoxOrigin ragged_box(const HopperBackward& p,
+                                                         const BackwardItem& item, int row,
+                                                         int begin, int rows, int head) {
+    const int exist = min(64, rows - row);
+    return {0, 64 - exist, head, begin + row + exist, p.plan.q_offsets ? 0 : item.tile.batch};
+  }
+
   static __device__ __forceinline__ int tile_index(std::uint32_t count) {
-    return load_shared_int(item_address(count));
+    return item_word(count, 0);
   }
   static __device__ __forceinline__ void release_item(std::uint32_t count) {
     mbarrier_arrive(barrier<C::kItemStages>(C::kItemEmpty, count));
@@ -176,6 +259,13 @@ struct BackwardShared {
     store_shared_int(to + 8, item.tile.batch);
     store_shared_int(to + 12, item.head);
     store_shared_int(to + 16, item.bits);
+    if constexpr (C::kRagged) {
+      store_shared_int(to + 20, item.sequence.queries);
+      store_shared_int(to + 24, item.sequence.keys);
+      store_shared_int(to + 28, item.sequence.q_begin);
+      store_shared_int(to + 32, item.sequence.k_begin);
+      store_shared_int(to + 36, item.place);
+    }
     mbarrier_arrive(barrier<C::kItemStages>(C::kItemFull, count));
   }
 };

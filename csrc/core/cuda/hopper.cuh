@@ -13,6 +13,12 @@
 
 namespace transformer_kernels::cuda {
 
+// Where the first element of a box lies in a tensor of rank 5, closest dimension first. What of a
+// box lies outside of the tensor is loaded as 0 and not stored.
+struct BoxOrigin {
+  int at[5];
+};
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // ------------------------------------------------------------------ L2 cache hints
@@ -30,12 +36,6 @@ __device__ __forceinline__ std::uint64_t l2_evict_last() {
 }
 
 // ------------------------------------------------------------------ tensor maps
-
-// Where the first element of a box lies in a tensor of rank 5, closest dimension first. What of a
-// box lies outside of the tensor is loaded as 0 and not stored.
-struct BoxOrigin {
-  int at[5];
-};
 
 // Counts the bytes of the whole box on the mbarrier.
 __device__ __forceinline__ void tensor_load(std::uint32_t destination, const CUtensorMap& map,

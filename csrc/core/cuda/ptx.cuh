@@ -125,6 +125,14 @@ __device__ __forceinline__ float minimum_or_nan(float a, float b) {
   return least;
 }
 
+// Of four bytes: for each nibble of kBytes, 8 plus the number of a byte, eight times its sign.
+template <std::uint32_t kBytes>
+__device__ __forceinline__ std::uint32_t repeat_signs(std::uint32_t bytes) {
+  std::uint32_t signs;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(bytes), "n"(kBytes));
+  return signs;
+}
+
 // ------------------------------------------------------------------ barriers
 
 // Barrier of `threads` threads of the CTA; `id` is 1..15.

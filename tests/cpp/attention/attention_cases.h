@@ -21,6 +21,7 @@ namespace transformer_kernels::testing {
 struct AttentionOptions {
   AttentionNumbers numbers{};
   bool bias = false;
+  bool dbias = true;  // of a bias, the gradient
   bool mask = false;
   // Of bias and mask, over batch, heads, queries, keys; elsewhere they are broadcast.
   std::array<bool, 4> varies = {true, true, true, true};
@@ -307,7 +308,7 @@ class AttentionBackwardRun {
         dq(backend, dtype, s.rows(), s.dim, o.layout),
         dk(backend, dtype, s.kv_rows(), s.dim, o.layout),
         dv(backend, dtype, s.kv_rows(), s.value_dim, o.layout),
-        dbias(backend, run.statistics(), 1, o.bias ? map_size() : 0),
+        dbias(backend, run.statistics(), 1, o.bias && o.dbias ? map_size() : 0),
         dsinks(backend, run.statistics(), 1, o.sinks ? s.heads : 0) {}
 
   AttentionBackward arguments() const {
@@ -322,7 +323,7 @@ class AttentionBackwardRun {
     a.dk = run.heads_of(dk, s.keys, s.kv_heads);
     a.dv = run.heads_of(dv, s.keys, s.kv_heads);
     if (o_.sinks) a.dsinks = dsinks.vector();
-    if (o_.bias) {
+    if (o_.bias && o_.dbias) {
       const auto m = run.map_sizes();
       a.dbias = TensorView::contiguous(dbias.vector().data, run.statistics(), a.inputs.q.device,
                                        {m[0], m[1], m[2], m[3]});
@@ -367,7 +368,7 @@ inline void check_attention_backward(Backend& backend, DType dtype, AttentionSha
   EXPECT_TRUE(rule(b.dq.values(), expected.dq, eager.dq, expected.dq_size * extent)) << "dq";
   EXPECT_TRUE(rule(b.dk.values(), expected.dk, eager.dk, expected.dk_size * extent)) << "dk";
   EXPECT_TRUE(rule(b.dv.values(), expected.dv, eager.dv, expected.dv_size * extent)) << "dv";
-  if (o.bias) {
+  if (o.bias && o.dbias) {
     const Values wanted = b.run.summed(expected.dbias);
     const double terms = static_cast<double>(expected.dbias.size()) /
                          static_cast<double>(std::max<std::size_t>(wanted.size(), 1));

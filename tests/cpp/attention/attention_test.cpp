@@ -39,6 +39,7 @@ TEST_P(AttentionOp, wide_heads_over_several_tiles) {
   for (std::int64_t dim : {136, 192, 256}) {
     check({1, 150, 300, 4, 2, dim, dim}, {.numbers = {.window_right = 0}});
     check({2, 130, 70, 1, 1, dim, dim}, {});
+    check({1, 70, 130, 2, 1, dim, dim}, {.sinks = true, .dlse = true});
   }
 }
 
@@ -79,6 +80,32 @@ TEST_P(AttentionOp, bias_and_mask_in_aligned_rows) {
     check(
         s,
         {.numbers = {.softcap = 3, .window_right = 0}, .bias = true, .mask = true, .slopes = true});
+  }
+}
+
+// Over several blocks of queries and tiles of keys. With no gradient of the bias they are for the
+// backward pass on Hopper.
+TEST_P(AttentionOp, features_in_aligned_rows) {
+  for (std::int64_t dim : {64, 128}) {
+    const AttentionShape s{1, 100, 208, 2, 1, dim, dim};
+    check(s, {.slopes = true});
+    check(s, {.sinks = true, .dlse = true});
+    check(s, {.numbers = {.softcap = 3}});
+    check(s, {.numbers = {.scale = -0.1, .window_right = 0}});
+    check(s, {.numbers = {.dropout = 0.3, .seed = 7, .offset = 9}});
+    check(s, {.mask = true});
+    check(s, {.bias = true, .dbias = false});
+    check(s, {.numbers = {.softcap = 3,
+                          .window_left = 90,
+                          .window_right = 0,
+                          .dropout = 0.2,
+                          .seed = 7,
+                          .offset = 9},
+              .bias = true,
+              .dbias = false,
+              .mask = true,
+              .slopes = true,
+              .sinks = true});
   }
 }
 

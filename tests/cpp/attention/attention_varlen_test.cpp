@@ -8,7 +8,7 @@ namespace {
 
 class AttentionVarlen : public BackendTest {
  protected:
-  static void check_sequences();
+  static void check_sequences(std::int64_t dim, std::int64_t value_dim, AttentionNumbers n);
 };
 
 INSTANTIATE_TEST_SUITE_P(on, AttentionVarlen, all_backends_and_dtypes(), name_of_backend_test);
@@ -40,11 +40,11 @@ bool is_zero(const Values& values) {
   return std::all_of(values.begin(), values.end(), [](double value) { return value == 0; });
 }
 
-void AttentionVarlen::check_sequences() {
+void AttentionVarlen::check_sequences(std::int64_t dim, std::int64_t value_dim,
+                                      AttentionNumbers n) {
   const std::vector<std::int32_t> q_at = {0, 7, 7, 60, 61, 161};
   const std::vector<std::int32_t> k_at = {0, 70, 75, 75, 140, 141};
-  const AttentionShape all{1, 170, 150, 4, 2, 16, 24};
-  const AttentionNumbers n{.scale = 0.25, .softcap = 5, .window_left = 40, .window_right = 0};
+  const AttentionShape all{1, 170, 150, 4, 2, dim, value_dim};
   AttentionBackwardRun whole(backend(), dtype(), all, {.numbers = n});
   AttentionBackward a = whole.arguments();
   for (TensorView* view :
@@ -63,7 +63,7 @@ void AttentionVarlen::check_sequences() {
 
   for (std::size_t b = 0; b + 1 < q_at.size(); ++b) {
     SCOPED_TRACE(b);
-    const AttentionShape s{1, q_at[b + 1] - q_at[b], k_at[b + 1] - k_at[b], 4, 2, 16, 24};
+    const AttentionShape s{1, q_at[b + 1] - q_at[b], k_at[b + 1] - k_at[b], 4, 2, dim, value_dim};
     AttentionBackwardRun one(backend(), dtype(), s, {.numbers = n});
     const AttentionInputs in = whole.run.inputs();
     AttentionBackward c = one.arguments();
@@ -76,25 +76,34 @@ void AttentionVarlen::check_sequences() {
     c.out = one.run.arguments().out;
     c.lse = one.run.lse.vector();
     attention_backward(backend().context(), c);
-    EXPECT_EQ(rows_of(whole.run.out.values(), q_at[b], s.queries, 4 * 24), one.run.out.values());
-    EXPECT_EQ(rows_of(whole.dk.values(), k_at[b], s.keys, 2 * 16), one.dk.values());
-    EXPECT_EQ(rows_of(whole.dv.values(), k_at[b], s.keys, 2 * 24), one.dv.values());
+    EXPECT_EQ(rows_of(whole.run.out.values(), q_at[b], s.queries, 4 * value_dim),
+              one.run.out.values());
+    EXPECT_EQ(rows_of(whole.dk.values(), k_at[b], s.keys, 2 * dim), one.dk.values());
+    EXPECT_EQ(rows_of(whole.dv.values(), k_at[b], s.keys, 2 * value_dim), one.dv.values());
     // The number of shares differs, and with it the order of the sums.
     const double size = largest_of(one.dq.values());
-    EXPECT_TRUE(close(dtype(), rows_of(whole.dq.values(), q_at[b], s.queries, 4 * 16),
+    EXPECT_TRUE(close(dtype(), rows_of(whole.dq.values(), q_at[b], s.queries, 4 * dim),
                       one.dq.values(), size));
   }
-  EXPECT_TRUE(is_zero(rows_of(whole.run.out.values(), 161, 9, 4 * 24)));
-  EXPECT_TRUE(is_zero(rows_of(whole.dq.values(), 161, 9, 4 * 16)));
-  EXPECT_TRUE(is_zero(rows_of(whole.dk.values(), 141, 9, 2 * 16)));
-  EXPECT_TRUE(is_zero(rows_of(whole.dv.values(), 141, 9, 2 * 24)));
+  EXPECT_TRUE(is_zero(rows_of(whole.run.out.values(), 161, 9, 4 * value_dim)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dq.values(), 161, 9, 4 * dim)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dk.values(), 141, 9, 2 * dim)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dv.values(), 141, 9, 2 * value_dim)));
   const Values lse = whole.run.lse.values();
   for (std::int64_t head = 0; head < 4; ++head) {
     EXPECT_EQ(rows_of(lse, head * 170 + 161, 9, 1), Values(9, -kInfinity));
   }
 }
 
-TEST_P(AttentionVarlen, equals_one_call_for_each_sequence) { unless_refused(check_sequences); }
+TEST_P(AttentionVarlen, equals_one_call_for_each_sequence) {
+  const AttentionNumbers capped{.scale = 0.25, .softcap = 5, .window_left = 40, .window_right = 0};
+  unless_refused([&] { check_sequences(16, 24, capped); });
+  for (std::int64_t dim : {64, 128}) {
+    unless_refused([&] { check_sequences(dim, dim, {.scale = 0.25}); });
+    unless_refused([&] { check_sequences(dim, dim, {.scale = 0.25, .window_right = 0}); });
+    unless_refused([&] { check_sequences(dim, dim, capped); });
+  }
+}
 
 // Nothing but a tail.
 void check_without_a_sequence(Backend& backend, DType dtype) {

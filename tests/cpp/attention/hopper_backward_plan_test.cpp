@@ -106,5 +106,46 @@ TEST(HopperBackwardPlan, tiles_of_a_head_come_in_ascending_order) {
   }
 }
 
+// Every row of every sequence lies in one block or tile, and those of a head come one after
+// another.
+TEST(HopperBackwardPlan, packed_sequences_have_blocks_and_tiles_of_their_own) {
+  const std::vector<std::int32_t> q_offsets = {0, 64, 64, 193, 194, 500};
+  const std::vector<std::int32_t> k_offsets = {0, 0, 129, 130, 430, 510};
+  const int sequences = static_cast<int>(q_offsets.size()) - 1;
+  HopperBackwardPlan p = plan_of(q_offsets.back(), k_offsets.back(), true, kNoBound, 0);
+  p.batch = 1;
+  p.sequences = sequences;
+  p.q_offsets = q_offsets.data();
+  p.k_offsets = k_offsets.data();
+  p.query_blocks = static_cast<int>(p.blocks_of_queries().count());
+  p.key_tiles = static_cast<int>(p.tiles_of_keys().count());
+
+  std::vector<int> tiles(sequences * p.kv_heads, 0);
+  for (int i = 0; i < p.tiles(); ++i) {
+    const KeyTile tile = p.tile_in_sequence(i);
+    if (tile.first_key() >= p.sequence(tile.batch).keys) continue;
+    EXPECT_EQ(tile.index, tiles[tile.batch * p.kv_heads + tile.kv_head]++);
+  }
+  for (int b = 0; b < sequences; ++b) {
+    const BackwardSequence s = p.sequence(b);
+    const HopperBackwardPlan one = p.of(s);
+    EXPECT_EQ(one.queries, q_offsets[b + 1] - q_offsets[b]);
+    EXPECT_EQ(one.keys, k_offsets[b + 1] - k_offsets[b]);
+    EXPECT_EQ(one.shift, one.keys - one.queries);
+    for (int head = 0; head < p.kv_heads; ++head) {
+      EXPECT_EQ(tiles[b * p.kv_heads + head], divide_up(s.keys, kTileKeys));
+    }
+    for (int head = 0; head < p.heads; ++head) {
+      for (int block = 0; block < one.query_blocks; ++block) {
+        const int in_head = p.first_place(b, head) + block - p.block_place(0, head, 0);
+        ASSERT_LT(in_head, p.query_blocks);
+        const RowBlocks::Place place = p.blocks_of_queries()[in_head];
+        EXPECT_EQ(place.batch, b);
+        EXPECT_EQ(place.first, block * kBlockQueries);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace transformer_kernels::cuda

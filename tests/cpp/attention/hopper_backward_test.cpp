@@ -29,6 +29,10 @@ AttentionBackwardProblem problem(std::int64_t dim) {
   return p;
 }
 
+constexpr const char* kUnaligned = "wants a mask in aligned eights of keys";
+
+ScoreMap aligned_mask() { return {reinterpret_cast<void*>(0x10000), DType::kBool, 0, 0, 1000, 1}; }
+
 std::string refusal(const AttentionBackwardProblem& p, const DeviceLimits& device = kHopper) {
   const char* const reason = kHopperBackward.refusal(p, device);
   return reason == nullptr ? "" : reason;
@@ -52,6 +56,50 @@ TEST(HopperBackward, TakesWindowsAndGroupsAtEveryDim) {
   }
 }
 
+TEST(HopperBackward, TakesPackedSequencesAndFeaturesUpToTheDimOfACta) {
+  const std::int32_t offsets[] = {0, 300, 1000};
+  for (const std::int64_t dim : {8, 64, 96, 128}) {
+    AttentionBackwardProblem p = problem(dim);
+    p.q_offsets = p.k_offsets = offsets;
+    EXPECT_EQ(refusal(p), "") << dim;
+    p = problem(dim);
+    p.scale = -1;
+    EXPECT_EQ(refusal(p), "") << dim;
+    p.softcap = 30;
+    p.drop_below = 1;
+    p.mask = aligned_mask();
+    EXPECT_EQ(refusal(p), "") << dim;
+  }
+}
+
+TEST(HopperBackward, TakesGradientsOfSinksAtEveryDim) {
+  float number = 1;
+  for (const std::int64_t dim : {64, 128, 192, 256}) {
+    AttentionBackwardProblem p = problem(dim);
+    p.sinks = {&number, 0, 0};
+    p.dsinks = &number;
+    EXPECT_EQ(refusal(p), "") << dim;
+  }
+}
+
+TEST(HopperBackward, LoadsMasksInEights) {
+  AttentionBackwardProblem p = problem(64);
+  p.mask = aligned_mask();
+  EXPECT_EQ(refusal(p), "");
+  p.mask.row_stride = 1004;
+  EXPECT_EQ(refusal(p), kUnaligned);
+  p.mask = aligned_mask();
+  p.mask.col_stride = 0;
+  EXPECT_EQ(refusal(p), kUnaligned);
+  p.mask = aligned_mask();
+  p.mask.data = reinterpret_cast<void*>(0x10004);
+  EXPECT_EQ(refusal(p), kUnaligned);
+  p = problem(64);
+  p.keys = 996;
+  p.mask = aligned_mask();
+  EXPECT_EQ(refusal(p), kUnaligned);
+}
+
 TEST(HopperBackward, SaysWhatItDoesNotTake) {
   EXPECT_EQ(refusal(problem(256), {.architecture = 100}), "runs on compute capability 9.0 only");
   AttentionBackwardProblem p = problem(256);
@@ -62,13 +110,20 @@ TEST(HopperBackward, SaysWhatItDoesNotTake) {
   EXPECT_EQ(refusal(p), "wants v of the dim of q");
   p = problem(256);
   p.softcap = 30;
-  EXPECT_EQ(refusal(p), "knows no softcap, bias, mask or slopes");
-  p = problem(256);
+  EXPECT_EQ(refusal(p), "knows no softcap, bias, mask, slopes or dropout above 128 columns");
+  p = problem(136);
   p.drop_below = 1;
-  EXPECT_EQ(refusal(p), "knows no dropout");
+  EXPECT_EQ(refusal(p), "knows no softcap, bias, mask, slopes or dropout above 128 columns");
   p = problem(256);
   p.scale = -1;
-  EXPECT_EQ(refusal(p), "wants a scale above 0");
+  EXPECT_EQ(refusal(p), "wants a scale above 0 above 128 columns");
+  p = problem(192);
+  const std::int32_t offsets[] = {0, 300, 1000};
+  p.q_offsets = p.k_offsets = offsets;
+  EXPECT_EQ(refusal(p), "knows no sequences of different lengths above 128 columns");
+  p = problem(64);
+  p.dbias = {reinterpret_cast<void*>(0x10000), DType::kFloat32, 0, 0, 1000, 1};
+  EXPECT_EQ(refusal(p), "gives no gradient of bias");
   p = problem(256);
   p.dk.row_stride += 4;
   EXPECT_EQ(refusal(p), "wants addresses and strides in steps of 16 bytes");
