@@ -4,7 +4,7 @@
 // core/cpu/isa.h.
 #include "attention/attention_backward.h"
 #include "attention/attention_forward.h"
-#if TFK_ISA_LEVEL >= 3
+#if TFK_ISA_LEVEL >= 4
 #include "attention/pair_backward.h"
 #include "attention/pair_forward.h"
 #endif
@@ -56,7 +56,7 @@ constexpr AttentionKernels kernels_of() {
           add_shares<F>};
 }
 
-#if TFK_ISA_LEVEL >= 3
+#if TFK_ISA_LEVEL >= 4
 constexpr AttentionKernels kernels_of_bfloat16() {
   return {kPairQueries,          sizeof(BFloat16), paired_dim(1),     pair_forward_scratch,
           pair_backward_scratch, pack_pairs,       pair_forward_item, pair_backward_item,

@@ -86,8 +86,8 @@ struct AttentionKernels {
                      void* scratch);
 };
 
-// One engine computes in float and one in double; where the instruction set multiplies bfloat16,
-// one does that.
+// One engine computes in float and one in double; where the instruction set has tiles of bfloat16,
+// one multiplies by them.
 struct AttentionKernelTable {
   AttentionKernels in_float;
   AttentionKernels in_double;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Small matrix products in the first two caches: C (+)= A B. A tile of C, kTileRows rows of
 // kTileVectors vectors, stays in registers; each step takes one row of B as vectors and one number
-// of A for every row of the tile. Numbers of A and B are those of C, or pairs that are multiplied
-// and summed up at once. For sources that are compiled once per instruction set.
+// of A for every row of the tile. For sources that are compiled once per instruction set.
 #pragma once
 
 #include "core/cpu/simd.h"
@@ -35,7 +34,7 @@ struct RightMatrix {
 
 template <class F>
 struct OutMatrix {
-  accumulate_t<F>* data;
+  F* data;
   std::int64_t row_step;
 };
 
@@ -43,12 +42,11 @@ struct OutMatrix {
 template <class F, bool kAdd, int kRows, int kVectors>
 void multiply_tile(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64_t depth) {
   using V = Vec<F>;
-  using Sum = Vec<accumulate_t<F>>;
-  Sum sum[kRows][kVectors];
+  V sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = Sum::of(0);
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = V::of(0);
   }
   for (std::int64_t k = 0; k < depth; ++k) {
     V row[kVectors];
@@ -65,7 +63,7 @@ void multiply_tile(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      accumulate_t<F>* const place = c.data + r * c.row_step + v * V::kLanes;
+      F* const place = c.data + r * c.row_step + v * V::kLanes;
       store(place, kAdd ? load(place, All{}) + sum[r][v] : sum[r][v], All{});
     }
   }

@@ -89,7 +89,7 @@ inline void multiply_by_key_pairs(const BFloat16* rows, std::int64_t count, cons
                                   std::int64_t dim, KeyTile tile, float* scores) {
   const std::int64_t depth = paired_dim(dim) / 2;
   const BFloat16Pair* const columns = as_pairs(keys.columns) + tile.key * depth;
-  multiply_pairs<false>({as_pairs(rows), depth, 1}, {columns, kKeyStep, kKeyStep * depth},
+  multiply_pairs<false>({as_pairs(rows), depth}, {columns, kKeyStep, kKeyStep * depth},
                         {scores, kKeyBlock}, count, tile.width, depth);
 }
 
@@ -111,13 +111,12 @@ inline void pair_backward_tile(const BackwardTile<float>& t, const PairBackwardS
     round_rows(scores + r * kKeyBlock, ds + r * kKeyBlock, width);
   }
   constexpr std::int64_t kColumns = kPairBackwardQueries / 2;
-  multiply_pairs<true>({scratch.dout_columns, kColumns, 1}, {as_pairs(scores), 2 * kKeyBlock},
+  multiply_pairs<true>({scratch.dout_columns, kColumns}, {as_pairs(scores), 2 * kKeyBlock},
                        {scratch.dv_columns, kKeyBlock}, padded_dim(p.value_dim), width, rows / 2);
-  multiply_pairs<true>({scratch.q_columns, kColumns, 1},
-                       {as_pairs(scores + kKeyBlock), 2 * kKeyBlock},
+  multiply_pairs<true>({scratch.q_columns, kColumns}, {as_pairs(scores + kKeyBlock), 2 * kKeyBlock},
                        {scratch.dk_columns, kKeyBlock}, dim, width, rows / 2);
   const BFloat16Pair* const k = as_pairs(t.item.packed.k.rows) + t.tile.key / 2 * dim;
-  multiply_pairs<false>({as_pairs(ds), kKeyBlock, 1}, {k, dim}, {scratch.dq, dim}, rows, dim,
+  multiply_pairs<false>({as_pairs(ds), kKeyBlock}, {k, dim}, {scratch.dq, dim}, rows, dim,
                         width / 2);
   add_rows(static_cast<float*>(t.item.dq) + t.first_row() * dim, scratch.dq, queries * dim);
 }

@@ -11,7 +11,7 @@ namespace transformer_kernels::cpu::TFK_ISA {
 
 // A tile of scores, which become the weights where they stand, stays in the first cache with the
 // queries. Its rows begin in different sets of the cache.
-inline constexpr std::int64_t kPairQueries = 64;
+inline constexpr std::int64_t kPairQueries = 32;
 inline constexpr std::int64_t kPairKeys = 256;
 inline constexpr std::int64_t kScoreStep = kPairKeys + kPairSide;
 
@@ -89,7 +89,7 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
   const std::int64_t depth = paired_dim(p.dim) / 2;
   const bool plain = plain_scores(p);
   const BFloat16Pair* const columns = as_pairs(item.packed.k.columns) + tile.key * depth;
-  multiply_pairs<false>({as_pairs(scratch.q), depth, 1}, {columns, kKeyStep, kKeyStep * depth},
+  multiply_pairs<false>({as_pairs(scratch.q), depth}, {columns, kKeyStep, kKeyStep * depth},
                         {scratch.scores, kScoreStep}, rows, tile.width, depth);
   for (std::int64_t r = 0; r < queries; ++r) {
     float* const scores = scratch.scores + r * kScoreStep;
@@ -111,7 +111,7 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
   }
   const std::int64_t width = padded_dim(p.value_dim);
   const BFloat16Pair* const values = as_pairs(item.packed.v.rows) + tile.key / 2 * width;
-  multiply_pairs<true>({as_pairs(scratch.scores), kScoreStep, 1}, {values, width},
+  multiply_pairs<true>({as_pairs(scratch.scores), kScoreStep}, {values, width},
                        {scratch.out, width}, rows, width, tile.width / 2);
 }
 

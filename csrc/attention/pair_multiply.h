@@ -1,23 +1,30 @@
 // SPDX-License-Identifier: MIT
-// Products of matrices of bfloat16, in pairs: C (+)= A B, where A has pairs of neighbouring columns
-// and B pairs of neighbouring rows. By AMX where the instruction set has it: blocks of C, up to 2 x
-// 2 tiles, stay in tile registers, each with one tile of A and of B a step. For sources that are
-// compiled once per instruction set.
+// Products of matrices of bfloat16 by AMX, in pairs: C (+)= A B, where A has pairs of neighbouring
+// columns and B pairs of neighbouring rows. Blocks of C, up to 2 x 2 tiles, stay in tile registers,
+// each with one tile of A and of B a step. For sources that are compiled once per instruction set.
 #pragma once
 
+#include "attention/attention_kernels.h"
 #include "attention/multiply.h"
-#include "core/cpu/simd_dot.h"
-#if TFK_ISA_LEVEL >= 4
 #include "core/cpu/tiles.h"
-#endif
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-using PairLeft = LeftMatrix<BFloat16Pair>;
-using PairRight = RightMatrix<BFloat16Pair>;
-using PairOut = OutMatrix<BFloat16Pair>;
+// Pair (row, k) stands at data[row * row_step + k].
+struct PairLeft {
+  const BFloat16Pair* data;
+  std::int64_t row_step;
+};
 
-#if TFK_ISA_LEVEL >= 4
+// Pair (k, col) stands at data[k * k_step + col], where all columns follow each other, or in panels
+// of kKeyStep columns, panel_step apart.
+struct PairRight {
+  const BFloat16Pair* data;
+  std::int64_t k_step;
+  std::int64_t panel_step = kKeyStep;
+};
+
+using PairOut = OutMatrix<float>;
 
 // Tile registers: C in 0 to 3, row by row, A in 4 and 5, B in 6 and 7.
 template <bool kAdd, int kRowTiles, int kColTiles>
@@ -85,31 +92,17 @@ template <bool kAdd>
 void multiply_pairs(PairLeft a, PairRight b, PairOut c, std::int64_t rows, std::int64_t cols,
                     std::int64_t depth) {
   constexpr std::int64_t kBlock = 2 * kTileSide;
-  constexpr std::int64_t kPanel = kTileCols<BFloat16Pair>;
+  static_assert(kKeyStep % kBlock == 0);
   tile_fence();
   for (std::int64_t col = 0; col < cols; col += kBlock) {
-    const PairRight panel{b.data + col / kPanel * b.panel_step + col % kPanel, b.k_step};
+    const PairRight panel{b.data + col / kKeyStep * b.panel_step + col % kKeyStep, b.k_step};
     for (std::int64_t row = 0; row < rows; row += kBlock) {
       pick_multiply_tiles<kAdd>(rows - row >= kBlock, cols - col >= kBlock)(
-          {a.data + row * a.row_step, a.row_step, 1}, panel,
+          {a.data + row * a.row_step, a.row_step}, panel,
           {c.data + row * c.row_step + col, c.row_step}, depth);
     }
   }
   tile_fence();
 }
-
-#else
-
-struct TileScope {
-  ~TileScope() {}  // so that it is no unused variable
-};
-
-template <bool kAdd>
-void multiply_pairs(PairLeft a, PairRight b, PairOut c, std::int64_t rows, std::int64_t cols,
-                    std::int64_t depth) {
-  multiply<kAdd>(a, b, c, rows, cols, depth);
-}
-
-#endif
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

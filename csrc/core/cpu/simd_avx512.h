@@ -126,18 +126,6 @@ TFK_INLINE void transpose(VecF (&rows)[16]) {
   transpose_blocks<1>(rows);
 }
 
-// 2^x within 2^-18.5 of itself, for results that will be rounded to 16 bits, in few operations:
-// 2^floor(x + 1/2) times a polynomial of the rest, which has the least maximal error among those of
-// degree 4. The argument is x + 1/2, which whoever scales x adds at no cost. -inf gives 0.
-TFK_INLINE VecF short_exp2(VecF x_and_half) {
-  const VecF rest{_mm512_reduce_ps(x_and_half.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
-  VecF q = fma(VecF::of(0x1.3997d6p-7f), rest, VecF::of(0x1.2d4856p-5f));
-  q = fma(q, rest, VecF::of(0x1.5da57ep-3f));
-  q = fma(q, rest, VecF::of(0x1.f5c9d2p-2f));
-  q = fma(q, rest, VecF::of(0x1.6a0a24p-1f));
-  return {_mm512_scalef_ps(q.v, x_and_half.v)};
-}
-
 TFK_INLINE VecF from_half(__m256i bits) { return {_mm512_cvtph_ps(bits)}; }
 TFK_INLINE __m256i to_half(VecF a) {
   return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

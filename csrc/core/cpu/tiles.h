@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "core/cpu/simd_dot.h"
+#include "core/cpu/bfloat16_pair.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 

@@ -3,6 +3,9 @@
 
 #include "core/cpu/row_loop.h"
 #include "simd_probe.h"
+#if TFK_ISA_LEVEL >= 4
+#include "core/cpu/bfloat16_pair.h"
+#endif
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
@@ -74,7 +77,7 @@ void transposed(const A* in, A* out) {
   for (int i = 0; i < kLanes; ++i) store(out + i * kLanes, rows[i], All{});
 }
 
-#if TFK_ISA_LEVEL >= 2
+#if TFK_ISA_LEVEL >= 4
 void short_power(const float* in, float* out, std::int64_t count) {
   for_each_vector<float>(count, [&](std::int64_t i, int, auto lanes) {
     store(out + i, short_exp2(load(in + i, lanes) + VecF::of(0.5f)), lanes);

@@ -108,19 +108,6 @@ inline float factor(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(normal ? bits : bits & 0x8000) << 16);
 }
 
-// VDPBF16PS
-template <class Register, class Words>
-Register dot_of_pairs(Register c, Words a, Words b) {
-  auto sum = lanes_of<float>(c);
-  const auto left = lanes_of<std::uint16_t>(a);
-  const auto right = lanes_of<std::uint16_t>(b);
-  for (std::size_t i = 0; i < sum.size(); ++i) {
-    sum[i] = std::fma(factor(left[2 * i + 1]), factor(right[2 * i + 1]), sum[i]);
-    sum[i] = std::fma(factor(left[2 * i]), factor(right[2 * i]), sum[i]);
-  }
-  return std::bit_cast<Register>(sum);
-}
-
 // The tile registers of AMX, 16 rows of 64 bytes each, all of the full size.
 using Tile = std::array<std::array<std::uint8_t, 64>, 16>;
 
@@ -214,8 +201,6 @@ inline void tile_dot(int c, int a, int b) {
 #define _mm512_reduce_ps(a, rounding) \
   (TFK_EMULATED::converted<__m512, float, float>(a, TFK_EMULATED::above_floor))
 #define _mm512_cvtne2ps_pbh(a, b) TFK_EMULATED::bfloat16_of_two(a, b)
-#undef _mm512_dpbf16_ps
-#define _mm512_dpbf16_ps(c, a, b) TFK_EMULATED::dot_of_pairs(c, a, b)
 
 #undef _tile_loadconfig
 #undef _tile_release

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Pairs of bfloat16, which AVX512-BF16 multiplies and sums up in float: what products of matrices
-// are made of. For instruction sets that have it.
+// Pairs of bfloat16, which AMX multiplies and sums up in float, and what makes them of float. For
+// instruction sets that have AVX512-BF16.
 #pragma once
 
 #include "core/cpu/simd.h"
@@ -17,20 +17,11 @@ template <>
 struct Vec<BFloat16Pair> {
   static constexpr int kLanes = 16;
   __m512i v;
-  TFK_INLINE static Vec of(BFloat16Pair value) {
-    return {_mm512_set1_epi32(__builtin_bit_cast(int, value))};
-  }
 };
 using VecP = Vec<BFloat16Pair>;
 
 TFK_INLINE VecP load(const BFloat16Pair* p, All) { return {_mm512_loadu_si512(p)}; }
 TFK_INLINE void store(BFloat16Pair* p, VecP a, All) { _mm512_storeu_si512(p, a.v); }
-
-// c + a.first * b.first + a.second * b.second, lane by lane.
-TFK_INLINE VecF fma(VecP a, VecP b, VecF c) {
-  return {
-      _mm512_dpbf16_ps(c.v, __builtin_bit_cast(__m512bh, a.v), __builtin_bit_cast(__m512bh, b.v))};
-}
 
 // Elements of a, then of b, rounded.
 TFK_INLINE VecP rounded(VecF a, VecF b) {
@@ -57,6 +48,18 @@ TFK_INLINE void transpose(VecP (&rows)[16]) {
   transpose(same);
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) rows[i] = {_mm512_castps_si512(same[i].v)};
+}
+
+// 2^x within 2^-18.5 of itself, for results that will be rounded to 16 bits, in few operations:
+// 2^floor(x + 1/2) times a polynomial of the rest, which has the least maximal error among those of
+// degree 4. The argument is x + 1/2, which whoever scales x adds at no cost. -inf gives 0.
+TFK_INLINE VecF short_exp2(VecF x_and_half) {
+  const VecF rest{_mm512_reduce_ps(x_and_half.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+  VecF q = fma(VecF::of(0x1.3997d6p-7f), rest, VecF::of(0x1.2d4856p-5f));
+  q = fma(q, rest, VecF::of(0x1.5da57ep-3f));
+  q = fma(q, rest, VecF::of(0x1.f5c9d2p-2f));
+  q = fma(q, rest, VecF::of(0x1.6a0a24p-1f));
+  return {_mm512_scalef_ps(q.v, x_and_half.v)};
 }
 
 }  // namespace transformer_kernels::cpu::TFK_ISA
