@@ -164,6 +164,14 @@ struct PairConsumer : PairShared<C> {
     }
   }
 
+  // dQ of the last block.
+  __device__ __forceinline__ void end_blocks(int place) {
+    S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
+    multiply_dq(count - 1);
+    wgmma_wait<0>();
+    add_dq(place, count - 1);
+  }
+
   // ---------------------------------------------------------------- results
 
   __device__ __forceinline__ void store_gradient(int rows, float factor) const {
@@ -368,13 +376,6 @@ struct PairValues : PairConsumer<C, 0> {
     ++count;
   }
 
-  __device__ __forceinline__ void end_blocks(int place) {
-    S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
-    Base::multiply_dq(count - 1);
-    wgmma_wait<0>();
-    Base::add_dq(place, count - 1);
-  }
-
   __device__ __forceinline__ void run_blocks(BlockRange blocks, int place) {
     Base::run_steps(*this, blocks, place);
   }
@@ -475,13 +476,6 @@ struct PairKeys : PairConsumer<C, 1> {
     pin(Base::sums);
     Base::release_rows(S::q_turn(count));
     ++count;
-  }
-
-  __device__ __forceinline__ void end_blocks(int place) {
-    S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
-    Base::multiply_dq(count - 1);
-    wgmma_wait<0>();
-    Base::add_dq(place, count - 1);
   }
 
   __device__ __forceinline__ void run_blocks(BlockRange blocks, int place) {
