@@ -134,8 +134,11 @@ def test_sizes_of_zero(empty: str, backend: str) -> None:
 
 
 def test_large_scores() -> None:
-    """Each tile raises the maximum by more than exp can hold."""
-    q, k, v = tensors(9, 1000, dim=64)
+    """Each tile raises the maximum by more than exp can hold.
+
+    Only where two scores nearly meet does their rounding show: of few rows chance would decide.
+    """
+    q, k, v = tensors(256, 1000, dim=64)
     ramp = torch.linspace(0.1, 40, 1000).view(1, -1, 1, 1)
     check(Call(q, k * ramp, v))
     check(Call(q, k * ramp.flip(1), v))
