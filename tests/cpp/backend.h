@@ -24,6 +24,11 @@ class Backend {
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;
 };
 
+// For tests of what there is on CUDA alone: the limits of its plans, its engines.
+inline bool is_on_cuda(const Backend& backend) {
+  return backend.context().device.type == DeviceType::kCuda;
+}
+
 // Null where this build or this machine has no such device.
 Backend* cpu_backend();
 #ifdef TFK_WITH_CUDA

@@ -35,7 +35,9 @@ TEST_P(AttentionOp, head_dims) {
   check({1, 13, 70, 2, 1, 5, 129}, {});
 }
 
+// For pairs of CTAs on Hopper.
 TEST_P(AttentionOp, wide_heads_over_several_tiles) {
+  if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
   for (std::int64_t dim : {136, 192, 256}) {
     check({1, 150, 300, 4, 2, dim, dim}, {.numbers = {.window_right = 0}});
     check({2, 130, 70, 1, 1, dim, dim}, {});
@@ -71,6 +73,7 @@ TEST_P(AttentionOp, bias_and_mask_broadcast_in_every_way) {
 
 // Rows that TMA can load, several blocks of keys, and a dim for each of Hopper's plans.
 TEST_P(AttentionOp, bias_and_mask_in_aligned_rows) {
+  if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
   for (std::int64_t dim : {16, 128, 256}) {
     const AttentionShape s{2, 70, 208, 2, 1, dim, dim};
     check(s, {.bias = true, .varies = {false, true, true, true}});
@@ -86,6 +89,7 @@ TEST_P(AttentionOp, bias_and_mask_in_aligned_rows) {
 // Over several blocks of queries and tiles of keys. With no gradient of the bias they are for the
 // backward pass on Hopper.
 TEST_P(AttentionOp, features_in_aligned_rows) {
+  if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
   for (std::int64_t dim : {64, 128}) {
     const AttentionShape s{1, 100, 208, 2, 1, dim, dim};
     check(s, {.slopes = true});
