@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_MOST_DRAWN_ON_CPU = 2**26
 
 
 def randn(
@@ -16,10 +19,14 @@ def randn(
 ) -> Tensor:
     """Fresh normal values, on the default device unless another is named.
 
-    Drawn in float64 on the CPU, so that every device gets the same.
+    Drawn in float64 on the CPU, so that every device gets the same; on the device itself where
+    that would take minutes.
     """
+    device = device or torch.get_default_device()
+    if math.prod(shape) > _MOST_DRAWN_ON_CPU:
+        return torch.randn(*shape, dtype=dtype, device=device) + mean
     drawn = torch.randn(*shape, dtype=torch.float64, device="cpu") + mean
-    return drawn.to(dtype).to(device or torch.get_default_device())
+    return drawn.to(dtype).to(device)
 
 
 def _strided(x: Tensor) -> Tensor:

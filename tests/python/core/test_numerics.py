@@ -184,4 +184,6 @@ def test_more_than_2_31_elements(case: Case, shape: tuple[int, int]) -> None:
             part = tuple(t[rows] if t.ndim == 2 else t for t in full)  # not the weights
             expected = as_tuple(problem.ours(*part))
             for a, b in zip(results, expected, strict=True):
-                assert torch.equal(a[rows], b)
+                # Odd rows alone lie at other addresses, where a kernel may add in another order.
+                size = b.abs().mean(dtype=torch.float32).item()
+                torch.testing.assert_close(a[rows], b, rtol=2**-6, atol=2**-6 * size)
