@@ -51,7 +51,7 @@ def test_second_stream(low: torch.dtype) -> None:
 
 
 @each_dtype
-def test_graphcapture(low: torch.dtype) -> None:
+def test_graph_capture(low: torch.dtype) -> None:
     # More heads than a GPU has room for at once: each replay deals the work out anew.
     leaves = [x.requires_grad_() for x in tensors(130, 200, 80, 40, dtype=low)]
     gradient = randn(leaves[0].shape, low)
