@@ -19,7 +19,6 @@ struct NormForwardChunkCall {
 template <int kLanes, int kOwned>
 __device__ __forceinline__ Moments<float> moments_of_lanes(const float* off, float count,
                                                            auto&& is_own) {
-  constexpr float kTrusted = 8;  // as in moments_of_warp()
   float sum = 0, squares = 0;
 #pragma unroll
   for (int k = 0; k < kOwned; ++k) {
@@ -31,7 +30,7 @@ __device__ __forceinline__ Moments<float> moments_of_lanes(const float* off, flo
   const float mean = sum * reciprocal(count);
   const float shift = sum * mean;
   float m2 = squares - shift;
-  const bool outlier = shift > kTrusted * m2;
+  const bool outlier = shift > kTrustedAnchor<float> * m2;
   if (__any_sync(kAllLanes, outlier)) {
     float again = 0;
 #pragma unroll
