@@ -191,7 +191,6 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
   int* const next_tile = reinterpret_cast<int*>(statistics + memory.statistics / sizeof(float));
   int* const tiles_added = p.deterministic ? next_tile + 1 : nullptr;
 
-  constexpr float kPerNatural = 1.44269504088896340736f;  // log2(e)
   const float scale = static_cast<float>(p.scale);
   const BackwardLayouts layouts(p);
   const auto map_of = [](const TensorMapLayout& layout) {
@@ -209,7 +208,7 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
                                  .next_tile = next_tile,
                                  .tiles_added = tiles_added,
                                  .scale = scale,
-                                 .scale_in_bits = scale * kPerNatural,
+                                 .scale_in_bits = scale * Exponent<T>::kPerNatural,
                                  .extras = extras_of(p)};
 
   const LaunchShape rows{.ctas = plan.all_blocks(), .threads = kRowThreads};
