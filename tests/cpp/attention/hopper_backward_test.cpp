@@ -8,11 +8,10 @@
 
 #include <string>
 
+#include "device_limits.h"
+
 namespace transformer_kernels::cuda {
 namespace {
-
-constexpr DeviceLimits kHopper{
-    .architecture = 90, .processors = 132, .shared_bytes_per_cta = 232448};
 
 AttentionBackwardProblem problem(std::int64_t dim) {
   constexpr std::int64_t kRows = 1000, kHeads = 4;

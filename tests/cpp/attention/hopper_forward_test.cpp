@@ -8,11 +8,10 @@
 
 #include <string>
 
+#include "device_limits.h"
+
 namespace transformer_kernels::cuda {
 namespace {
-
-constexpr DeviceLimits kHopper{
-    .architecture = 90, .processors = 132, .shared_bytes_per_cta = 232448};
 
 HeadRows rows(std::int64_t length, std::int64_t heads, std::int64_t dim) {
   return {reinterpret_cast<void*>(0x10000), length * heads * dim, heads * dim, dim};

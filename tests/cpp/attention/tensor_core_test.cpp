@@ -9,11 +9,10 @@
 #include <string>
 
 #include "attention/tensor_core_plan.h"
+#include "device_limits.h"
 
 namespace transformer_kernels::cuda {
 namespace {
-
-constexpr DeviceLimits kAda{.architecture = 89, .processors = 128, .shared_bytes_per_cta = 101376};
 
 AttentionBackwardProblem problem() {
   AttentionBackwardProblem p{};

@@ -7,16 +7,13 @@
 #include <iterator>
 #include <set>
 
+#include "device_limits.h"
 #include "norm/norm_chunk_plan.h"
 #include "softmax/softmax_chunk_plan.h"
 
 namespace transformer_kernels::cuda {
 namespace {
 
-constexpr DeviceLimits kAmpere{
-    .architecture = 80, .processors = 108, .shared_bytes_per_cta = 166912};
-constexpr DeviceLimits kHopper{
-    .architecture = 90, .processors = 132, .shared_bytes_per_cta = 232448};
 constexpr std::int64_t kRows = 65536;
 
 void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }

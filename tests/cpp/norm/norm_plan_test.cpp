@@ -7,13 +7,11 @@
 #include <iterator>
 #include <random>
 
+#include "device_limits.h"
+
 namespace transformer_kernels::cuda {
 namespace {
 
-constexpr DeviceLimits kAmpere{
-    .architecture = 80, .processors = 108, .shared_bytes_per_cta = 166912};
-constexpr DeviceLimits kHopper{
-    .architecture = 90, .processors = 132, .shared_bytes_per_cta = 232448};
 constexpr std::int64_t kMany = 100000;  // rows: too many for a direct plan
 constexpr DType kDTypes[] = {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
