@@ -288,19 +288,26 @@ __device__ __forceinline__ void load_q_and_k(const HopperForward& p,
   mbarrier_arrive(q.full());
 }
 
-// One thread. It frees q's buffer as well as the one that stores, so a tile cannot change under it.
-template <class C>
-__device__ __forceinline__ void load_v(const HopperForward& p, const ForwardShared<C>& shared) {
+// Calls body(tile) for the tiles that load_q_and_k() finds. One thread. It frees q's buffer as well
+// as the one that stores, so a tile cannot change under it.
+template <class C, class Body>
+__device__ __forceinline__ void for_each_tile(const ForwardShared<C>& shared, Body&& body) {
   typename ForwardShared<C>::QRing q = shared.q();
-  typename ForwardShared<C>::KeyRing v = shared.v();
   for (;;) {
     q.wait_full();
     const ForwardTile t = shared.read(q.stage());
     if (t.batch < 0) break;
     mbarrier_arrive(q.empty());
     q.advance();
-    load_blocks<C>(p, t, v, p.v, p.v_boxes);
+    body(t);
   }
+}
+
+// One thread.
+template <class C>
+__device__ __forceinline__ void load_v(const HopperForward& p, const ForwardShared<C>& shared) {
+  typename ForwardShared<C>::KeyRing v = shared.v();
+  for_each_tile(shared, [&](const ForwardTile& t) { load_blocks<C>(p, t, v, p.v, p.v_boxes); });
 }
 
 // 64 rows of bias or mask, kKeys columns from `key` on.
@@ -321,15 +328,9 @@ __device__ __forceinline__ void load_map(const ForwardMap& map, std::uint32_t to
 // One thread: bias and mask, for each warpgroup into its own room, as they are not in step.
 template <class C>
 __device__ __forceinline__ void load_maps(const HopperForward& p, const ForwardShared<C>& shared) {
-  typename ForwardShared<C>::QRing q = shared.q();
   int phase = 0;
-  for (;;) {
-    q.wait_full();
-    const ForwardTile t = shared.read(q.stage());
-    if (t.batch < 0) break;
-    mbarrier_arrive(q.empty());
-    q.advance();
-    if (p.map_bytes == 0) continue;
+  for_each_tile(shared, [&](const ForwardTile& t) {
+    if (p.map_bytes == 0) return;
 #pragma unroll 1
     for (int block = t.end - 1; block >= t.begin; --block, phase ^= 1) {
 #pragma unroll 1
@@ -342,7 +343,7 @@ __device__ __forceinline__ void load_maps(const HopperForward& p, const ForwardS
         load_map<C>(p.mask, ring.data(), t, query, block * C::kKeys, ring.full());
       }
     }
-  }
+  });
 }
 
 // Whether TMA stores these 64 rows: it clips at the end of a tensor, but not at that of a sequence.
