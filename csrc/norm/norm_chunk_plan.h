@@ -32,6 +32,7 @@ struct NormBackwardChunkPlan {
   unsigned traits = 0;
 };
 
+constexpr const ChunkPlan& plan_of(const NormBackwardChunkPlan& entry) { return entry.plan; }
 inline std::string name_of(const NormBackwardChunkPlan& entry) { return name_of(entry.plan); }
 
 //    lanes packs threads teams ctas stages chunk bytes
@@ -84,14 +85,14 @@ inline ChunkLoad chunk_load(const NormBackwardProblem& p) {
           .sums_columns = true};
 }
 
-inline const char* norm_chunk_refusal(const ChunkPlan& plan, const NormForwardProblem& p,
-                                      const DeviceLimits& device) {
+inline const char* chunk_refusal(const ChunkPlan& plan, const NormForwardProblem& p,
+                                 const DeviceLimits& device) {
   if (p.residual.data != nullptr) return "adds no residual";
   return chunk_refusal(plan, chunk_load(p), device);
 }
 
-inline const char* norm_chunk_refusal(const NormBackwardChunkPlan& entry,
-                                      const NormBackwardProblem& p, const DeviceLimits& device) {
+inline const char* chunk_refusal(const NormBackwardChunkPlan& entry, const NormBackwardProblem& p,
+                                 const DeviceLimits& device) {
   if (p.dsum.data != nullptr) return "adds no gradient of a sum";
   if (!p.center && p.dbias != nullptr) return "sums no dbias for RMSNorm";
   const unsigned traits = norm_traits(p.center, false, size_of(p.dtype), size_of(p.weight_dtype));

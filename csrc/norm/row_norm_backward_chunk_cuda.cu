@@ -1,25 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "core/cuda/chunk_launch.cuh"
-#include "core/select.h"
 #include "norm/row_norm_backward_chunk.cuh"
 #include "norm/row_norm_backward_chunk.h"
 
 namespace transformer_kernels::cuda {
 namespace {
 
-// A row of the plan table as a type: what a kernel takes as its template argument.
-template <std::size_t kIndex>
-struct PlanAt {
-  static constexpr ChunkPlan plan = kNormBackwardChunks[kIndex].plan;
-  static constexpr unsigned traits = kNormBackwardChunks[kIndex].traits;
-};
-
 template <class T, bool kCenter, class Plan>
-void run(const char* op, const Context& context, const NormBackwardProblem& p) {
-  const DeviceLimits& device = device_limits(context.device.index);
-  const ChunkLoad load = chunk_load(p);
-  const ChunkShape shape = chunk_shape(Plan::plan, load);
-  const LaunchShape launch_shape = chunk_launch(Plan::plan, shape, load, device);
+void run(const char* op, const Context& context, const NormBackwardProblem& p,
+         const ChunkShape& shape, const LaunchShape& launch_shape) {
   const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
   const std::int64_t pitch = divide_up(p.cols, 4) * 4;
   const std::size_t bytes = parameters ? launch_shape.ctas * 2 * pitch * sizeof(float) : 0;
@@ -41,23 +30,16 @@ void run(const char* op, const Context& context, const NormBackwardProblem& p) {
 
 bool norm_backward_in_chunks(const char* op, const Context& context,
                              const NormBackwardProblem& problem) {
-  const DeviceLimits& device = device_limits(context.device.index);
-  const auto chosen =
-      find_kernel(op, kNormBackwardChunks, problem, [&](const NormBackwardChunkPlan& entry) {
-        return norm_chunk_refusal(entry, problem, device);
+  return run_in_chunks<kNormBackwardChunks>(
+      op, context, problem, chunk_load(problem),
+      [&]<class T, class Plan>(const ChunkShape& shape, const LaunchShape& launch_shape) {
+        dispatch_bool(problem.center, [&]<bool kCenter>() {
+          constexpr unsigned kTraits = norm_traits(kCenter, false, sizeof(T), sizeof(T));
+          if constexpr ((Plan::row.traits & ~kTraits) == 0) {
+            run<T, kCenter, Plan>(op, context, problem, shape, launch_shape);
+          }
+        });
       });
-  if (!chosen) return false;
-  dispatch_index<std::size(kNormBackwardChunks)>(*chosen, [&]<std::size_t kIndex>() {
-    using Plan = PlanAt<kIndex>;
-    dispatch_chunk_type<Plan>(problem.dtype, [&]<class T>() {
-      dispatch_bool(problem.center, [&]<bool kCenter>() {
-        if constexpr ((Plan::traits & ~norm_traits(kCenter, false, sizeof(T), sizeof(T))) == 0) {
-          run<T, kCenter, Plan>(op, context, problem);
-        }
-      });
-    });
-  });
-  return true;
 }
 
 }  // namespace transformer_kernels::cuda

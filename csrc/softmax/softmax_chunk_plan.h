@@ -60,16 +60,16 @@ inline ChunkLoad chunk_load(const SoftmaxBackwardProblem& p) {
 }
 
 // Null when the plan runs the problem on the device, else why not.
-inline const char* softmax_chunk_refusal(const ChunkPlan& plan, const SoftmaxForwardProblem& p,
-                                         const DeviceLimits& device) {
+inline const char* chunk_refusal(const ChunkPlan& plan, const SoftmaxForwardProblem& p,
+                                 const DeviceLimits& device) {
   if (p.masked()) return "knows no mask";
   // What lies outside of a row counts as -infinity before it is scaled.
   if (!(static_cast<float>(p.scale) > 0)) return "scale is not positive";
   return chunk_refusal(plan, chunk_load(p), device);
 }
 
-inline const char* softmax_chunk_refusal(const ChunkPlan& plan, const SoftmaxBackwardProblem& p,
-                                         const DeviceLimits& device) {
+inline const char* chunk_refusal(const ChunkPlan& plan, const SoftmaxBackwardProblem& p,
+                                 const DeviceLimits& device) {
   if (p.masked) return "knows no mask";
   return chunk_refusal(plan, chunk_load(p), device);
 }

@@ -154,6 +154,9 @@ constexpr const char* chunk_refusal(const ChunkPlan& plan, const ChunkLoad& load
   return nullptr;
 }
 
+// Rows of a family's table may hold more than a plan.
+constexpr const ChunkPlan& plan_of(const ChunkPlan& plan) { return plan; }
+
 // "chunk l8 p4 t64x1 s3"
 inline std::string name_of(const ChunkPlan& plan) {
   return concat("chunk l", plan.lanes, " p", plan.packs, " t", plan.threads, "x", plan.teams, " s",

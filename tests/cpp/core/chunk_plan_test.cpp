@@ -64,34 +64,25 @@ NormBackwardProblem norm_backward(DType dtype, std::int64_t rows, std::int64_t c
   return p;
 }
 
-template <class Table, class Refusal>
-const ChunkPlan* first_of(const Table& table, Refusal&& refusal) {
-  for (const auto& entry : table) {
-    if (refusal(entry) != nullptr) continue;
-    if constexpr (requires { entry.plan; }) {
-      return &entry.plan;
-    } else {
-      return &entry;
-    }
+template <class Table, class Problem>
+const ChunkPlan* first_of(const Table& table, const Problem& p, const DeviceLimits& device) {
+  for (const auto& row : table) {
+    if (chunk_refusal(row, p, device) == nullptr) return &plan_of(row);
   }
   return nullptr;
 }
 
 const ChunkPlan* chosen(const SoftmaxForwardProblem& p, const DeviceLimits& device = kHopper) {
-  return first_of(kSoftmaxForwardChunks,
-                  [&](const auto& plan) { return softmax_chunk_refusal(plan, p, device); });
+  return first_of(kSoftmaxForwardChunks, p, device);
 }
 const ChunkPlan* chosen(const SoftmaxBackwardProblem& p, const DeviceLimits& device = kHopper) {
-  return first_of(kSoftmaxBackwardChunks,
-                  [&](const auto& plan) { return softmax_chunk_refusal(plan, p, device); });
+  return first_of(kSoftmaxBackwardChunks, p, device);
 }
 const ChunkPlan* chosen(const NormForwardProblem& p, const DeviceLimits& device = kHopper) {
-  return first_of(kNormForwardChunks,
-                  [&](const auto& plan) { return norm_chunk_refusal(plan, p, device); });
+  return first_of(kNormForwardChunks, p, device);
 }
 const ChunkPlan* chosen(const NormBackwardProblem& p, const DeviceLimits& device = kHopper) {
-  return first_of(kNormBackwardChunks,
-                  [&](const auto& entry) { return norm_chunk_refusal(entry, p, device); });
+  return first_of(kNormBackwardChunks, p, device);
 }
 
 // The window of 16-byte packs that a group lays over its row: all of the row, the first pack in a
