@@ -95,26 +95,22 @@ void differentiate_row(const BackwardTile<F>& t, std::int64_t r) {
   const ScoreScratch<F>& scratch = t.scores;
   const std::int64_t query = t.queries.begin + r;
   const std::int64_t width = t.tile.width;
-  const std::int64_t count = std::min(width, t.sequence.keys - t.tile.key);
   F* const scores = scratch.p + r * kKeyBlock;
   F* const ds = scratch.ds + r * kKeyBlock;
   F* const slope = p.softcap == 0 ? nullptr : scratch.slope + r * kKeyBlock;
-  const bool plain = plain_scores(p);
-  if (!plain) {
-    finish_scores<F>(p, t.sequence, {t.item.batch, t.head, query, t.tile.key, count}, scores, slope,
-                     scratch.row);
-  }
-  hide_outside(p.visible(t.sequence, query), t.tile.key, width, scores);
+  const F factor = score_row(p, t.sequence, {t.item.batch, t.head, query, t.tile.key, width},
+                             scores, slope, scratch.row);
   const F lse = static_cast<const F*>(p.lse)[t.first_row() + r];
   // A query that saw nothing has an lse of -inf, and scores of -inf: exp of their sum is 0.
   const F origin = lse == kMinusInfinity<F> ? -lse : lse;
-  exponentiate_row(scores, plain ? static_cast<F>(p.scale) : F{1}, origin, width);
+  exponentiate_row(scores, factor, origin, width);
   if (p.drop_below != 0) {
     dropout_factors(p, t.first_row() + r, t.tile.key, width, scratch.factors);
     multiply_rows(ds, scratch.factors, width);
   }
   differentiate_softmax(ds, scores, static_cast<const F*>(t.item.delta)[t.first_row() + r], width);
   if (p.drop_below != 0) multiply_rows(scores, scratch.factors, width);
+  const std::int64_t count = std::min(width, t.sequence.keys - t.tile.key);
   if (p.dbias.defined()) add_bias_gradient(t, query, ds, count);
   if (slope != nullptr) multiply_rows(ds, slope, count);
 }

@@ -93,19 +93,14 @@ template <class F>
 void forward_tile(const AttentionForwardProblem& p, const ForwardItem& item, const Sequence& s,
                   KeyTile tile, const ForwardScratch<F>& scratch) {
   const std::int64_t queries = item.queries.size();
-  const bool plain = plain_scores(p);
   multiply_by_keys(scratch.q, queries, item.packed.k, p.dim, tile, scratch.scores);
   for (std::int64_t r = 0; r < queries; ++r) {
     F* const scores = scratch.scores + r * kKeyBlock;
     const std::int64_t query = item.queries.begin + r;
-    if (!plain) {
-      const std::int64_t count = std::min(tile.width, s.keys - tile.key);
-      finish_scores<F>(p, s, {item.batch, item.head, query, tile.key, count}, scores, nullptr,
-                       scratch.row);
-    }
-    hide_outside(p.visible(s, query), tile.key, tile.width, scores);
-    accumulate_row(p, plain ? static_cast<F>(p.scale) : F{1}, tile.width, scores,
-                   scratch.out + r * padded_dim(p.value_dim), scratch.top[r], scratch.sum[r]);
+    const F factor = score_row<F>(p, s, {item.batch, item.head, query, tile.key, tile.width},
+                                  scores, nullptr, scratch.row);
+    accumulate_row(p, factor, tile.width, scores, scratch.out + r * padded_dim(p.value_dim),
+                   scratch.top[r], scratch.sum[r]);
     if (p.drop_below != 0) {
       dropout_factors(p, p.row(item.batch, item.head) + query, tile.key, tile.width, scratch.row);
       multiply_rows(scores, scratch.row, tile.width);

@@ -87,25 +87,20 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
   const std::int64_t queries = item.queries.size();
   const std::int64_t rows = rounded_up(queries, kPairSide);
   const std::int64_t depth = paired_dim(p.dim) / 2;
-  const bool plain = plain_scores(p);
   const BFloat16Pair* const columns = as_pairs(item.packed.k.columns) + tile.key * depth;
   multiply_pairs<false>({as_pairs(scratch.q), depth}, {columns, kKeyStep, kKeyStep * depth},
                         {scratch.scores, kScoreStep}, rows, tile.width, depth);
   for (std::int64_t r = 0; r < queries; ++r) {
     float* const scores = scratch.scores + r * kScoreStep;
     const std::int64_t query = item.queries.begin + r;
-    if (!plain) {
-      const std::int64_t count = std::min(tile.width, s.keys - tile.key);
-      finish_scores<float>(p, s, {item.batch, item.head, query, tile.key, count}, scores, nullptr,
-                           scratch.row);
-    }
-    hide_outside(p.visible(s, query), tile.key, tile.width, scores);
+    const float factor = score_row<float>(
+        p, s, {item.batch, item.head, query, tile.key, tile.width}, scores, nullptr, scratch.row);
     const float* dropout = nullptr;
     if (p.drop_below != 0) {
       dropout_factors(p, p.row(item.batch, item.head) + query, tile.key, tile.width, scratch.row);
       dropout = scratch.row;
     }
-    weigh_row(p, plain ? static_cast<float>(p.scale) * kLog2E : kLog2E, tile.width, scores, dropout,
+    weigh_row(p, factor * kLog2E, tile.width, scores, dropout,
               scratch.out + r * padded_dim(p.value_dim), scratch.top[r],
               scratch.sum + r * kPairSide);
   }

@@ -246,15 +246,29 @@ void finish_scores(const AttentionProblem& p, const Sequence& s, const ScorePlac
   if (p.mask.defined()) hide_masked(p.mask, at, row);
 }
 
-// The part of a row of a tile that its query may see by its place; the rest of the tile's `width`
-// columns become -inf.
+// Columns that a query may not see by their place become -inf.
 template <class F>
-Range hide_outside(Range visible, std::int64_t key, std::int64_t width, F* row) {
+void hide_outside(Range visible, std::int64_t key, std::int64_t width, F* row) {
   const std::int64_t begin = std::clamp<std::int64_t>(visible.begin - key, 0, width);
   const std::int64_t end = std::clamp<std::int64_t>(visible.end - key, begin, width);
   fill_row(row, kMinusInfinity<F>, begin);
   fill_row(row + end, kMinusInfinity<F>, width - end);
-  return {begin, end};
+}
+
+// Products of a query with the columns of a tile, some of which may lie past the last key, become
+// its scores, -inf where it sees no key. They still lack a factor, which is returned: exponentials
+// take it in for nothing.
+template <class F>
+F score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, F* row, F* slope,
+            F* scratch) {
+  const bool plain = plain_scores(p);
+  if (!plain) {
+    ScorePlace keys = at;
+    keys.count = std::min(at.count, s.keys - at.key);
+    finish_scores(p, s, keys, row, slope, scratch);
+  }
+  hide_outside(p.visible(s, at.query), at.key, at.count, row);
+  return plain ? static_cast<F>(p.scale) : F{1};
 }
 
 // 0 where dropout drops, else 1 over the probability of keeping. `key` is a multiple of 8.
