@@ -217,7 +217,7 @@ void attention_forward(const Context& context, const AttentionForwardProblem& p)
     const ThreadScratch scratch(bytes);
     for (std::int64_t i = begin; i < end; ++i) {
       const RowBlock at = list[i];
-      const std::int64_t count = blocks(p.sequence(at.batch).queries, size);
+      const std::int64_t count = divide_up(p.sequence(at.batch).queries, size);
       const Range queries = query_range(p, at, from_both_ends(at.block, count), size);
       const PackedHead packed = copies.head(at.batch, at.head / p.group());
       run.forward(p, {at.batch, at.head, queries, packed}, scratch.data());

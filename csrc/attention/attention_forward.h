@@ -15,7 +15,7 @@ struct KeyTile {
   std::int64_t width;
 
   TFK_INLINE static KeyTile at(std::int64_t key, std::int64_t end, std::int64_t panel) {
-    const std::int64_t left = (end - key + panel - 1) / panel * panel;
+    const std::int64_t left = rounded_up(end - key, panel);
     return {key, left < kKeyBlock ? left : kKeyBlock};
   }
 };

@@ -4,6 +4,7 @@
 
 #include "attention/attention_problem.h"
 #include "core/cpu/isa.h"
+#include "core/rounding.h"
 
 namespace transformer_kernels::cpu {
 
@@ -15,12 +16,6 @@ inline constexpr std::int64_t kKeyBlock = 192;
 // Tiles begin at multiples of this: the widest panel, and a multiple of what Philox gives at once.
 inline constexpr std::int64_t kKeyStep = 64;
 
-constexpr std::int64_t blocks(std::int64_t count, std::int64_t block) {
-  return (count + block - 1) / block;
-}
-constexpr std::int64_t rounded_up(std::int64_t count, std::int64_t step) {
-  return blocks(count, step) * step;
-}
 // Columns of a row in scratch memory: whole vectors, and rows that start at a cache line.
 constexpr std::int64_t padded_dim(std::int64_t dim) { return rounded_up(dim, 16); }
 

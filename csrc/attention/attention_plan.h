@@ -49,13 +49,13 @@ class BlockList {
 };
 
 inline BlockList query_blocks(const AttentionProblem& p, std::int64_t size) {
-  return {p.batch, p.heads, [&](std::int64_t b) { return blocks(p.sequence(b).queries, size); }};
+  return {p.batch, p.heads, [&](std::int64_t b) { return divide_up(p.sequence(b).queries, size); }};
 }
 
 // Packed copies of k and v consist of blocks of kKeyStep keys.
 inline BlockList key_steps(const AttentionProblem& p) {
   return {p.batch, p.kv_heads,
-          [&](std::int64_t b) { return blocks(p.sequence(b).keys, kKeyStep); }};
+          [&](std::int64_t b) { return divide_up(p.sequence(b).keys, kKeyStep); }};
 }
 
 // Blocks 0, 1, 2, ... of a head in the order first, last, second, last but one, ...: under a causal
@@ -84,8 +84,9 @@ inline BackwardPlan backward_plan(const AttentionBackwardProblem& p) {
   plan.kv_heads_per_item = with_bias && p.dbias.head_stride == 0 ? std::max(p.kv_heads, kOne) : 1;
   const std::int64_t items =
       p.batch / plan.batches_per_item * (p.kv_heads / plan.kv_heads_per_item);
-  const std::int64_t most = with_bias && p.dbias.col_stride == 0 ? 1 : blocks(p.keys, kKeyBlock);
-  plan.shares = std::clamp(blocks(kWantedItems, std::max(items, kOne)), kOne, std::max(most, kOne));
+  const std::int64_t most = with_bias && p.dbias.col_stride == 0 ? 1 : divide_up(p.keys, kKeyBlock);
+  plan.shares =
+      std::clamp(divide_up(kWantedItems, std::max(items, kOne)), kOne, std::max(most, kOne));
   plan.items = items * plan.shares;
   return plan;
 }

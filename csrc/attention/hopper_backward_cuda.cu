@@ -9,6 +9,7 @@
 #include "core/cuda/launch.cuh"
 #include "core/cuda/scratch.h"
 #include "core/cuda/tensor_map.h"
+#include "core/rounding.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -71,7 +72,7 @@ bool comes_in_eights(const AttentionProblem& p) {
 }
 
 // The columns of a head in shared memory.
-constexpr std::int64_t padded_dim_of(const AttentionProblem& p) { return (p.dim + 63) / 64 * 64; }
+constexpr std::int64_t padded_dim_of(const AttentionProblem& p) { return rounded_up(p.dim, 64); }
 
 // Scores that are more than products times a scale, or dropout.
 bool has_extras(const AttentionProblem& p) { return !has_plain_scores(p) || p.drop_below != 0; }
@@ -124,7 +125,7 @@ int section_of(const AttentionBackwardProblem& p) {
                                               : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
   const std::int64_t heads = (p.q_offsets ? 1 : p.batch) * p.kv_heads;
   const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);
-  return static_cast<int>((heads + sections - 1) / sections);
+  return static_cast<int>(divide_up(heads, sections));
 }
 
 HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
@@ -132,7 +133,7 @@ HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
     return window < 0 ? kNoBound : static_cast<int>(std::min<std::int64_t>(window, kNoBound));
   };
   const auto blocks = [](std::int64_t rows, int block) {
-    return static_cast<int>((rows + block - 1) / block);
+    return static_cast<int>(divide_up(rows, block));
   };
   HopperBackwardPlan plan{.queries = static_cast<int>(p.queries),
                           .keys = static_cast<int>(p.keys),

@@ -9,6 +9,7 @@
 #include "core/cuda/scratch.h"
 #include "core/cuda/tensor_map.h"
 #include "core/dispatch.h"
+#include "core/rounding.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -93,7 +94,7 @@ int heads_per_section(const AttentionProblem& p) {
   const std::int64_t heads = p.batch * p.heads;
   const std::int64_t wanted = std::max<std::int64_t>(kColumns / p.dim, 1) * (p.keys <= 512 ? 2 : 1);
   const std::int64_t sections = std::max<std::int64_t>((heads + wanted / 2) / wanted, 1);
-  return static_cast<int>((heads + sections - 1) / sections);
+  return static_cast<int>(divide_up(heads, sections));
 }
 
 int bound_of(std::int64_t window) {

@@ -248,7 +248,7 @@ struct PlainBiasGrid {
         key_tiles(p.dbias.col_stride ? tiles(p.keys) : 1) {}
 
   static constexpr int tiles(std::int64_t rows) {
-    return static_cast<int>((rows + kPlainTile - 1) / kPlainTile);
+    return static_cast<int>(divide_up(rows, kPlainTile));
   }
   constexpr std::int64_t ctas() const {
     return static_cast<std::int64_t>(batches) * heads * query_tiles * key_tiles;

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "core/rounding.h"
+
 namespace transformer_kernels::cuda {
 
 struct RowBlocks {
@@ -40,7 +42,7 @@ struct RowBlocks {
   }
 
  private:
-  constexpr std::int64_t per_sequence() const { return (rows + size - 1) / size; }
+  constexpr std::int64_t per_sequence() const { return divide_up(rows, size); }
   constexpr std::int64_t begin(int b) const { return offsets[b] / size + b; }
 };
 

@@ -10,7 +10,7 @@ template <class T, bool kCenter, class Plan>
 void run(const char* op, const Context& context, const NormBackwardProblem& p,
          const ChunkShape& shape, const LaunchShape& launch_shape) {
   const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
-  const std::int64_t pitch = divide_up(p.cols, 4) * 4;
+  const std::int64_t pitch = rounded_up(p.cols, 4);
   const std::size_t bytes = parameters ? launch_shape.ctas * 2 * pitch * sizeof(float) : 0;
   const Scratch scratch(op, context, std::max<std::size_t>(bytes, 16));
   float* const partial = parameters ? scratch.as<float>() : nullptr;

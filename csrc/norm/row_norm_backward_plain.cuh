@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kColumnThreads)
     norm_backward_columns_kernel(const ColumnsLaunch<accumulate_t<T>> a) {
   using V = accumulate_t<T>;
   const NormBackwardProblem& p = a.problem;
-  const std::int64_t blocks = (p.cols + kColumnThreads - 1) / kColumnThreads;
+  const std::int64_t blocks = divide_up(p.cols, kColumnThreads);
   const std::int64_t chunk = blockIdx.x / blocks;
   const std::int64_t col = blockIdx.x % blocks * kColumnThreads + threadIdx.x;
   if (col >= p.cols) return;

@@ -339,7 +339,7 @@ void launch_norm_backward_ring(const char* op, const Context& context,
   const int resident = resident_clusters(op, kernel, kPlan, shape.shared_bytes, device);
   const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
   const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
-  const std::int64_t pitch = divide_up(p.cols, 4) * 4;
+  const std::int64_t pitch = rounded_up(p.cols, 4);
   const std::size_t bytes = parameters ? clusters * 2 * pitch * sizeof(float) : 0;
   const Scratch scratch(op, context, std::max<std::size_t>(bytes, 16));
   float* partial = parameters ? scratch.as<float>() : nullptr;

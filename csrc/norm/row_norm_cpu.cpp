@@ -7,6 +7,7 @@
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
 #include "core/dispatch.h"
+#include "core/rounding.h"
 
 namespace transformer_kernels::cpu {
 namespace {
@@ -57,8 +58,6 @@ Problem without_empty_strides(Problem problem, Members... members) {
   return problem;
 }
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // Large enough that adding up the chunks costs little; small enough that many threads share the
 // rows and that the rounding error of a chunk's sums stays small; few enough to bound their memory.
 std::int64_t rows_per_chunk(const NormBackwardProblem& p) {
@@ -70,14 +69,14 @@ std::int64_t rows_per_chunk(const NormBackwardProblem& p) {
   const std::int64_t chunks =
       std::clamp<std::int64_t>(kMaxPartialBytes / chunk_bytes, 4, kMaxChunks);
   const std::int64_t rows =
-      std::max(ceil_div(p.rows, chunks), std::min(kUsualRows, rows_per_range(p.cols)));
-  return ceil_div(rows, kGroup) * kGroup;
+      std::max(divide_up(p.rows, chunks), std::min(kUsualRows, rows_per_range(p.cols)));
+  return rounded_up(rows, kGroup);
 }
 
 void reduce_partials(const Context& context, const NormBackwardTask& task, std::int64_t chunks) {
   const NormBackwardProblem& p = task.problem;
   const std::int64_t bytes = task.wide_cols * accumulate_size(p.dtype);
-  const std::int64_t blocks = ceil_div(p.cols, kColumnBlock);
+  const std::int64_t blocks = divide_up(p.cols, kColumnBlock);
   void* const gradients[] = {p.dweight, p.dbias};
   for (int i = 0; i < 2; ++i) {
     if (gradients[i] == nullptr) continue;
@@ -112,7 +111,7 @@ void norm_backward(const char* op, const Context& context, const NormBackwardPro
   const P p = without_empty_strides(problem, &P::dy, &P::dsum, &P::x, &P::dx);
   log_cpu_kernel(op, p);
   const std::int64_t chunk_rows = rows_per_chunk(p);
-  const std::int64_t chunks = ceil_div(p.rows, chunk_rows);
+  const std::int64_t chunks = divide_up(p.rows, chunk_rows);
   const bool wanted = p.dweight != nullptr || p.dbias != nullptr;
   const std::int64_t wide = wide_cols(p.cols);
   const Scratch partials(context, wanted ? chunks * 2 * wide * accumulate_size(p.dtype) : 0);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 #if defined(__linux__)
 #include <sched.h>
@@ -133,8 +134,8 @@ void ThreadPool::run(std::int64_t count, std::int64_t grain, RangeBody body, voi
   constexpr std::int64_t kRangesPerThread = 4;  // so that a slow thread gets fewer
   State& s = *state_;
   const std::int64_t most = threads() * kRangesPerThread;
-  const std::int64_t length = std::max<std::int64_t>({grain, (count + most - 1) / most, 1});
-  const std::int64_t ranges = (count + length - 1) / length;
+  const std::int64_t length = std::max<std::int64_t>({grain, divide_up(count, most), 1});
+  const std::int64_t ranges = divide_up(count, length);
   if (ranges <= 1 || threads() == 1 || s.busy.test_and_set(std::memory_order_acquire)) {
     if (count > 0) body(argument, 0, count);
     return;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/rounding.h"
 #include "transformer_kernels/context.h"
 
 namespace transformer_kernels::cpu {
@@ -13,7 +14,7 @@ namespace transformer_kernels::cpu {
 // Columns of memory for a wide row, whose last vector is whole (simd.h).
 constexpr std::int64_t wide_cols(std::int64_t cols) {
   constexpr std::int64_t kMostLanes = 32;
-  return (cols + kMostLanes - 1) / kMostLanes * kMostLanes;
+  return rounded_up(cols, kMostLanes);
 }
 
 // Memory of the calling thread, from the context's workspace where it has one.

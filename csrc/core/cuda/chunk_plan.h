@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/cuda/device.h"
+#include "core/rounding.h"
 
 namespace transformer_kernels::cuda {
 
@@ -125,7 +126,7 @@ constexpr std::int64_t chunk_grid(const ChunkPlan& plan, const ChunkShape& shape
                                   const ChunkLoad& load, const DeviceLimits& device) {
   const std::int64_t chunk_rows = std::int64_t{plan.groups()} * shape.rounds;
   const std::int64_t resident = resident_chunk_ctas(plan, shape, device);
-  return std::min(resident * device.processors, (load.rows + chunk_rows - 1) / chunk_rows);
+  return std::min(resident * device.processors, divide_up(load.rows, chunk_rows));
 }
 
 // ------------------------------------------------------------------ choice

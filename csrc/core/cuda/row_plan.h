@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/cuda/device.h"
+#include "core/rounding.h"
 
 namespace transformer_kernels::cuda {
 
@@ -42,8 +43,6 @@ struct RowLoad {
   bool aligned;          // every row of every operand starts and ends at a multiple of 16 bytes
   bool in_step = false;  // a row's start is equally far behind such a multiple in all operands
 };
-
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Whether every row of a matrix starts at a multiple of 16 bytes.
 inline bool starts_are_aligned(const void* data, std::int64_t stride, DType dtype) {
