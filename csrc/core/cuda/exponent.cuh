@@ -3,6 +3,7 @@
 // costs what the precision of T is worth and no more.
 #pragma once
 
+#include "core/cuda/ptx.cuh"
 #include "core/types.h"
 
 namespace transformer_kernels::cuda {
@@ -13,11 +14,7 @@ struct Exponent {
   static constexpr float kPerNatural = 1.4426950408889634f;
   static constexpr float kNatural = 0.6931471805599453f;
 
-  static __device__ __forceinline__ float power(float v) {
-    float out;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
-    return out;
-  }
+  static __device__ __forceinline__ float power(float v) { return exp2_approximate(v); }
   static __device__ __forceinline__ float log(float v) { return __log2f(v); }
 };
 

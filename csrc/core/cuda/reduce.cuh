@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "core/cuda/ptx.cuh"
+
 namespace transformer_kernels::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
@@ -41,8 +43,7 @@ __device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a,
 __device__ __forceinline__ double reciprocal(double count) { return count > 0 ? 1 / count : 1; }
 __device__ __forceinline__ float reciprocal(float count) {
   if (!(count > 0)) return 1;
-  float guess;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(count));
+  const float guess = reciprocal_approximate(count);
   return fmaf(guess, fmaf(-count, guess, 1.0f), guess);
 }
 
