@@ -6,7 +6,8 @@
 //
 // Rows of the first four are keys: P^T and dS^T stay in registers, as the A of dV and dK. dS^T goes
 // to shared memory as well, where wgmma reads it as dS: the consumers' keys meet there, and only
-// there. dQ of a block is made one block later, so that no consumer waits for another.
+// there. dQ of a block is made one block later, so that no consumer waits for another. The second
+// consumer begins a little later than the first: each has products while the other has none.
 #pragma once
 
 #include "attention/hopper_backward_tile.cuh"
@@ -33,6 +34,7 @@ struct BackwardConsumer : BackwardShared<C> {
   const int lane;
   std::uint32_t count = 0;  // of blocks
   std::uint32_t items = 0;
+  BlockRange unmasked;  // of the item; in the free form alone
 
   float dk[C::kDim / 2], dv[C::kDim / 2];
   float s[32];   // S^T, then P^T; and between them dQ of the block before
@@ -230,6 +232,20 @@ struct BackwardConsumer : BackwardShared<C> {
     }
   }
 
+  // Blocks of which every query sees all keys from this one on.
+  __device__ __forceinline__ BlockRange unmasked_from(int key) const {
+    return plan().unmasked_blocks(key, key + 63);
+  }
+  __device__ __forceinline__ void hide_where_unseen(int block) {
+    if constexpr (C::kFree) {
+      if (block < unmasked.begin || block >= unmasked.end) hide_unseen(block, own_key());
+    } else {
+      const int key = own_key();
+      const BlockRange range = unmasked_from(key);
+      if (same_result(block < range.begin || block >= range.end)) hide_unseen(block, key);
+    }
+  }
+
   // What a block's scores need that can be had while products are made.
   __device__ __forceinline__ void look_ahead(int block) const {
     if constexpr (C::kExtras) scores(block).look_ahead();
@@ -263,9 +279,7 @@ struct BackwardConsumer : BackwardShared<C> {
         x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
       }
     }
-    const int key = own_key();
-    const BlockRange unmasked = plan().unmasked_blocks(key, key + 63);
-    if (same_result(block < unmasked.begin || block >= unmasked.end)) hide_unseen(block, key);
+    hide_where_unseen(block);
 #pragma unroll
     for (int i = 0; i < 16; ++i) p_packed[i] = narrow_word<T>(s + 2 * i);
     if constexpr (C::kExtras) scores(block).finish_probabilities(p_packed, ds_packed);
@@ -364,6 +378,7 @@ struct BackwardConsumer : BackwardShared<C> {
     if constexpr (kWithDq) add_dq(head_place + block + 1, count - 1);
     pin(ds_packed);
     pin(dk);
+    if constexpr (kWithDq && C::kSumsFirst) __syncwarp();
     wgmma_fence();
     if constexpr (kLast) {
       multiply_gradient(dk, ds_packed, q_block(count));
@@ -382,7 +397,16 @@ struct BackwardConsumer : BackwardShared<C> {
     ++count;
   }
 
+  // The second consumer begins an item when the first one has its probabilities of a block.
+  __device__ __forceinline__ void follow() const {
+    if (C::kFree && own == 1) S::template wait_full<C::kItemStages>(C::kBegun, items);
+  }
+  __device__ __forceinline__ void let_follow() const {
+    if (C::kFree && own == 0) release<C::kItemStages>(C::kBegun, items);
+  }
+
   __device__ __forceinline__ void begin_head(int block) {
+    follow();
     S::template wait_full<C::kQStages>(C::kQFull, count);
     wgmma_fence();
     multiply_scores(s, C::kK, q_block(count));
@@ -390,6 +414,7 @@ struct BackwardConsumer : BackwardShared<C> {
     wgmma_wait<0>();
     pin(s);
     exponentiate(block, count);
+    let_follow();
   }
 
   // dQ of the block before, with no other product beside it.
@@ -433,6 +458,10 @@ struct BackwardConsumer : BackwardShared<C> {
     const int head_place = C::kRagged ? 0 : S::place_of(p, item);
     int block = same_result(plan().blocks_of(item.tile.index).end) - 1;
     const int begin = own_begin();
+    if constexpr (C::kFree) {
+      const BlockRange range = unmasked_from(own_key());
+      unmasked = {same(range.begin), same(range.end)};
+    }
     if (block >= begin) {
       begin_head(block);
       if (block == begin) {
@@ -443,6 +472,8 @@ struct BackwardConsumer : BackwardShared<C> {
         later_step<true>(block, head_place);
       }
       finish_dq(head_place + block);
+    } else {
+      let_follow();
     }
     const int first = same_result(plan().blocks_of(own_key() / kTileKeys).begin);
     if (own_begin() > first) {

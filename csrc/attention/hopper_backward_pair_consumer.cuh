@@ -362,11 +362,15 @@ struct PairValues : PairConsumer<C, 0> {
       wgmma_wait<0>();
       pin(Base::dq);
     }
+    if constexpr (!kFirst && C::kSumsFirst) {
+      Base::add_dq(head_place + block + 1, count - 1);
+      __syncwarp();
+    }
     if constexpr (!kLast) {
       Base::wait_rows(S::q_turn(count + 1));
       Base::multiply_scores(C::kK, S::q_turn(count + 1));
     }
-    if constexpr (!kFirst) Base::add_dq(head_place + block + 1, count - 1);
+    if constexpr (!kFirst && !C::kSumsFirst) Base::add_dq(head_place + block + 1, count - 1);
     if constexpr (!kLast) {
       const bool masked = is_masked(block - 1);
       wgmma_wait<0>();
