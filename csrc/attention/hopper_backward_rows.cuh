@@ -15,14 +15,8 @@ namespace transformer_kernels::cuda {
 
 inline constexpr int kRowThreads = 256;
 
-// A block of queries of one head, for a CTA of kRowThreads. Threads that share a row have a vector
-// of eight columns each; they are a power of two.
-template <int kDim>
+// A block of queries of one head, for a CTA of kRowThreads.
 struct QueryBlock {
-  static constexpr int kLanes = kDim > 128 ? 32 : kDim / 8;
-  static constexpr int kStep = kRowThreads / kLanes;
-  static constexpr int kRounds = kBlockQueries / kStep;
-
   int head;
   int block;    // within its sequence
   int batch;    // of the tensors
@@ -46,17 +40,27 @@ struct QueryBlock {
       queries = plan.q_offsets[at.batch + 1] - q_begin;
     }
   }
-  __device__ int column() const { return static_cast<int>(threadIdx.x) % kLanes * 8; }
-  __device__ int row(int round) const {
-    return static_cast<int>(threadIdx.x) / kLanes + round * kStep;
-  }
-  __device__ int query(int round) const { return block * kBlockQueries + row(round); }
-  __device__ bool exists(int round) const { return query(round) < queries; }
+  __device__ int query(int row) const { return block * kBlockQueries + row; }
+  __device__ bool exists(int row) const { return query(row) < queries; }
 
   template <class T>
-  __device__ T* address(const HeadRows& rows, int round) const {
+  __device__ T* address(const HeadRows& rows, int row, int column) const {
     return static_cast<T*>(rows.data) + batch * rows.batch_stride +
-           (q_begin + query(round)) * rows.row_stride + head * rows.head_stride + column();
+           (q_begin + query(row)) * rows.row_stride + head * rows.head_stride + column;
+  }
+};
+
+// Threads that share a row of a block have a vector of eight columns each; they are a power of two.
+template <int kDim>
+struct RowThreads {
+  static constexpr int kLanes = kDim > 128 ? 32 : kDim / 8;
+  static constexpr int kStep = kRowThreads / kLanes;
+  static constexpr int kRounds = kBlockQueries / kStep;
+
+  static __device__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+  static __device__ int column() { return lane() * 8; }
+  static __device__ int row(int round) {
+    return static_cast<int>(threadIdx.x) / kLanes + round * kStep;
   }
 };
 
@@ -83,18 +87,19 @@ __global__ void __launch_bounds__(kRowThreads)
     backward_prologue_kernel(const __grid_constant__ BackwardPrologue a) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 8>;
-  using Block = QueryBlock<kDim>;
+  using Threads = RowThreads<kDim>;
   const AttentionBackwardProblem& p = a.problem;
   let_next_kernel_start();
-  const Block at(a.plan);
-  const int lane = static_cast<int>(threadIdx.x) % Block::kLanes;
+  const QueryBlock at(a.plan);
 
-  uint4 out[Block::kRounds] = {}, dout[Block::kRounds] = {};
+  uint4 out[Threads::kRounds] = {}, dout[Threads::kRounds] = {};
 #pragma unroll
-  for (int i = 0; i < Block::kRounds; ++i) {
-    if (!at.exists(i) || at.column() >= p.dim) continue;
-    out[i] = P::load(at.template address<T>(p.out, i));
-    dout[i] = P::load(at.template address<T>(p.dout, i));
+  for (int i = 0; i < Threads::kRounds; ++i) {
+    const int row = Threads::row(i);
+    const int column = Threads::column();
+    if (!at.exists(row) || column >= p.dim) continue;
+    out[i] = P::load(at.address<T>(p.out, row, column));
+    dout[i] = P::load(at.address<T>(p.dout, row, column));
   }
   float4* const sums = reinterpret_cast<float4*>(a.dq + at.place * (kDim * kBlockQueries));
 #pragma unroll
@@ -108,27 +113,28 @@ __global__ void __launch_bounds__(kRowThreads)
 
   float* const statistics = a.statistics + at.place * (2 * kBlockQueries);
 #pragma unroll
-  for (int i = 0; i < Block::kRounds; ++i) {
+  for (int i = 0; i < Threads::kRounds; ++i) {
     float x[8], y[8];
     P::unpack(out[i], x);
     P::unpack(dout[i], y);
     float delta = 0;
 #pragma unroll
     for (int k = 0; k < 8; ++k) delta = fmaf(x[k], y[k], delta);
-    delta = reduce_lanes<Add, Block::kLanes>(delta);
-    if (lane != 0) continue;
+    delta = reduce_lanes<Add, Threads::kLanes>(delta);
+    if (Threads::lane() != 0) continue;
+    const int of_block = Threads::row(i);
     constexpr float kPerNatural = Exponent<T>::kPerNatural;
     float lse = INFINITY;
-    if (at.exists(i)) {
+    if (at.exists(of_block)) {
       const std::int64_t row =
           (static_cast<std::int64_t>(at.batch) * a.plan.heads + at.head) * a.plan.queries +
-          at.q_begin + at.query(i);
+          at.q_begin + at.query(of_block);
       const float given = static_cast<const float*>(p.lse)[row];
       if (given != -INFINITY) lse = given * kPerNatural;
       if (p.dlse != nullptr) delta -= static_cast<const float*>(p.dlse)[row];
     }
-    statistics[statistic_place(at.row(i))] = lse;
-    statistics[kBlockQueries + statistic_place(at.row(i))] = -delta;
+    statistics[statistic_place(of_block)] = lse;
+    statistics[kBlockQueries + statistic_place(of_block)] = -delta;
   }
 #endif
 }
@@ -185,35 +191,64 @@ struct BackwardEpilogue {
   float scale;
 };
 
+// Transposes four words of each of the four lanes of a quad.
+__device__ __forceinline__ void transpose_quad(std::uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      std::uint32_t& own = upper ? words[i] : words[i + step];
+      own = __shfl_xor_sync(kAllLanes, own, step);
+    }
+  }
+}
+
 // Sums lie as wgmma leaves them: pieces of 64 columns, then 16 rows of a warp, then 8 columns, then
-// a lane's four: two columns of a row and of that 8 below.
+// a lane's four: two columns of a row and of that 8 below. A warp takes 16 rows, and of each piece
+// 32 columns; its quads turn what they read into eight columns a lane.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kRowThreads)
     backward_epilogue_kernel(const __grid_constant__ BackwardEpilogue a) {
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
-  using Block = QueryBlock<kDim>;
+  constexpr int kPieces = kDim / 64;
+  const QueryBlock at(a.plan);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int rows = warp / 2;
+  const int half = warp % 2;
   wait_for_previous_kernel();
-  const Block at(a.plan);
-  const int column = at.column();
-  if (column >= a.dim) return;
-  const float* const sums = a.sums + at.place * (kDim * kBlockQueries) +
-                            column / 64 * (64 * kBlockQueries) + column % 64 / 8 * 128;
-  float v[Block::kRounds][8];
+  const float4* const from = reinterpret_cast<const float4*>(a.sums) +
+                             at.place * (kDim * kBlockQueries / 4) + rows * 256 + half * 128 + lane;
+  float4 sums[kPieces][4];
 #pragma unroll
-  for (int i = 0; i < Block::kRounds; ++i) {
-    const int row = at.row(i);
-    const float* const from = sums + row / 16 * 1024 + row % 8 * 16 + row / 8 % 2 * 2;
+  for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const float2 pair = *reinterpret_cast<const float2*>(from + 4 * k);
-      v[i][2 * k] = pair.x * a.scale;
-      v[i][2 * k + 1] = pair.y * a.scale;
-    }
+    for (int j = 0; j < 4; ++j) sums[i][j] = from[i * 1024 + j * 32];
   }
 #pragma unroll
-  for (int i = 0; i < Block::kRounds; ++i) {
-    if (!at.exists(i)) continue;
-    Pack<T, 8>::store(at.template address<T>(a.dq, i), Pack<T, 8>::pack(v[i]));
+  for (int i = 0; i < kPieces; ++i) {
+    std::uint32_t upper[4], lower[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float4 v = sums[i][j];
+      const float pairs[4] = {v.x * a.scale, v.y * a.scale, v.z * a.scale, v.w * a.scale};
+      upper[j] = narrow_word<T>(pairs);
+      lower[j] = narrow_word<T>(pairs + 2);
+    }
+    transpose_quad(upper, lane);
+    transpose_quad(lower, lane);
+    const int row = 16 * rows + lane / 4;
+    const int column = 64 * i + 32 * half + lane % 4 * 8;
+    if (column >= a.dim) continue;
+    const auto store = [&](int to_row, const std::uint32_t(&words)[4]) {
+      if (!at.exists(to_row)) return;
+      Pack<T, 8>::store(at.address<T>(a.dq, to_row, column),
+                        make_uint4(words[0], words[1], words[2], words[3]));
+    };
+    store(row, upper);
+    store(row + 8, lower);
   }
 #endif
 }
