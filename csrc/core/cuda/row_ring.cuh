@@ -147,8 +147,11 @@ struct RowRing {
     return ring + stage * kStage;
   }
 
-  // All lanes have read the stage: it may be filled again.
+  // All lanes have read the stage: it may be filled again. Nothing but the fence keeps the copy
+  // behind loads whose values no one has asked for yet: they may wait behind stores for longer than
+  // a copy takes.
   __device__ __forceinline__ void refill(const RingWarp<Plan>& own) {
+    fence_async_shared();
     __syncwarp();
     fetch(own, stage);
   }
