@@ -179,6 +179,7 @@ inline std::string name_of(PlainPlan) { return "plain"; }
 struct NormBackwardPlan {
   std::variant<RingPlan, DirectPlan, PlainPlan> plan;
   unsigned traits = 0;
+  std::int64_t min_row_bytes = 0;
 };
 
 inline std::string name_of(const NormBackwardPlan& entry) {
@@ -201,11 +202,13 @@ inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
     {RingPlan{1,  8,  3,  1, 2}},
     {RingPlan{2,  8,  2,  1, 2}},
     {RingPlan{1, 32,  1,  1, 2}, kNoResidual | kFourBytes},
+    {RingPlan{1, 32,  1,  1, 2}, kRmsNorm | kNoResidual | kTwoBytes, 16384},
     {RingPlan{2, 16,  1,  1, 2}},
     {RingPlan{1, 32,  1,  2, 2}, kRmsNorm | kNoResidual},
     {RingPlan{2,  8,  1,  4, 2, 2}, kFourBytes},
     {RingPlan{2, 16,  1,  2, 2}},
     {RingPlan{2, 16,  1,  4, 2}},
+    {RingPlan{2, 16,  1,  8, 2}, kNoResidual | kFourBytes, 131072},
     {RingPlan{4, 16,  1,  4, 2}, kNoResidual},
     {RingPlan{2, 16,  1,  8, 2}},
     {RingPlan{2, 16,  1, 16, 2}, kTwoBytes | kWithResidual},
@@ -274,6 +277,7 @@ inline const char* norm_backward_refusal(const NormBackwardPlan& entry,
   const unsigned traits =
       norm_traits(p.center, p.dsum.data != nullptr, size_of(p.dtype), size_of(p.weight_dtype));
   if ((entry.traits & ~traits) != 0) return "meant for another kind of norm";
+  if (p.cols * size_of(p.dtype) < entry.min_row_bytes) return "row is narrower";
   if (p.dtype == DType::kFloat64) return "float64 moves single elements";
   const RowLoad load = row_load(p);
   if (const DirectPlan* direct = std::get_if<DirectPlan>(&entry.plan)) {

@@ -140,6 +140,10 @@ TEST(NormPlan, TraitsPartTheNormsWhereTheyWereMeasuredApart) {
             chosen(forward(DType::kBFloat16, kMany, 8192, false), kHopper));
   EXPECT_NE(chosen(backward(DType::kBFloat16, kMany, 16384, true), kHopper),
             chosen(backward(DType::kBFloat16, kMany, 16384, false), kHopper));
+  EXPECT_NE(chosen(backward(DType::kBFloat16, kMany, 8192, true), kHopper),
+            chosen(backward(DType::kBFloat16, kMany, 8192, false), kHopper));
+  EXPECT_NE(chosen(backward(DType::kFloat32, kMany, 32768), kHopper),
+            chosen(backward(DType::kFloat32, kMany, 32764), kHopper));
   NormForwardProblem mixed = forward(DType::kBFloat16, kMany, 4096);
   mixed.weight_dtype = DType::kFloat32;
   EXPECT_GT(std::get<RowPlan>(chosen(mixed, kHopper)->plan).stack, 1);
