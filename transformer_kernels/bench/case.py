@@ -72,6 +72,7 @@ class Op:
     sizes: Callable[[str, Shape], Shape] = _rows_and_columns  # of an input or an output
     flops: Callable[[str, Shape], float] | None = None  # of a pass, where they are the bound
     verified: Callable[[Arguments], Part] | None = None  # what is checked, where rows need others
+    feature: bool = False  # of another op: measured where it is asked for by name
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -133,7 +134,7 @@ class Op:
 
     def _function(self, provider: str, compiled: Compiler) -> Function:
         if provider == "compile":
-            return compiled(self.functions["torch"])
+            return compiled(self._function("torch", compiled))
         if provider not in self.functions:
             raise UnsupportedError(f"{provider} has no differentiable {self.name}")
         return self.functions[provider]

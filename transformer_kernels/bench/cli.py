@@ -65,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "ops", nargs="*",
-        help="op, <family>/<op> or family; none means all; `host` measures the cost of a call",
+        help="op, <family>/<op> or family; none means all but features of attention; `host`"
+        " measures the cost of a call",
     )  # fmt: skip
     bench.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     bench.add_argument("--passes", type=_names, default=list(PASSES[:2]),

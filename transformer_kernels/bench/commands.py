@@ -39,7 +39,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def list_all(_: argparse.Namespace) -> int:
-    ops = "\n".join(f"  {op.name:<16}{op.key}" for op in cases.all_ops().values())
+    ops = "\n".join(f"  {op.name:<20}{op.key}" for op in cases.all_ops().values())
     rows = {
         "passes": PASSES,
         "providers": PROVIDERS,

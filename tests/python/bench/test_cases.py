@@ -42,6 +42,32 @@ def test_a_provider_computes_the_op(name, pass_, precision, provider):
     assert error > 0 or precision is torch.float64
 
 
+@pytest.mark.parametrize("name", [op.name for op in cases.all_ops().values() if op.feature])
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("provider", ["torch", "ours"])
+@pytest.mark.parametrize("heads", [(4,), (4, 2)])
+def test_a_feature_of_attention_computes_what_the_reference_does(name, pass_, provider, heads):
+    (op,) = cases.select([name])
+    problem = Problem(op.name, pass_, torch.float32, torch.float32, (2, 70, *heads, 24))
+    arguments = op.make(problem, CPU)
+    if provider not in op.providers:
+        with pytest.raises(UnsupportedError, match=name):
+            op.build(provider, pass_, _eager)
+        return
+    with torch.no_grad():
+        Reference(op, pass_, arguments).check(op.build(provider, pass_, _eager)(arguments), 4)
+
+
+def test_features_are_measured_by_name_alone():
+    features = {op.name for op in cases.all_ops().values() if op.feature}
+    assert "softcap_attention" in features
+    for names in ([], ["attention"], ["attention/attention"]):
+        assert features.isdisjoint(op.name for op in cases.select(names))
+    assert [op.name for op in cases.select(["attention/softcap_attention"])] == [
+        "softcap_attention"
+    ]
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("provider", ["torch", "compile", "ours"])

@@ -19,16 +19,21 @@ def all_ops() -> dict[str, Op]:
 
 
 def select(names: list[str]) -> list[Op]:
-    """The ops of these names, keys (`norm/rms_norm`) or families (`norm`); all where none."""
+    """The ops of these names, keys (`norm/rms_norm`) or families (`norm`); all where none.
+
+    Features of an op (`softcap_attention`) come by their names alone.
+    """
     ops = list(all_ops().values())
     unknown = [n for n in names if not any(_matches(op, n) for op in ops)]
     if unknown:
         known = ", ".join(op.name for op in ops)
         raise ValueError(f"unknown op {unknown[0]!r}, expected one of {known}, a key or a family")
-    return [op for op in ops if not names or any(_matches(op, name) for name in names)]
+    if not names:
+        return [op for op in ops if not op.feature]
+    return [op for op in ops if any(_matches(op, name) for name in names)]
 
 
 def _matches(op: Op, name: str) -> bool:
     family = op.key.partition("/")[0]
-    qualified = f"{family}/{op.name}"
-    return name in (op.name, op.key, family, qualified)
+    names = {op.name, f"{family}/{op.name}"}
+    return name in (names if op.feature else {*names, op.key, family})

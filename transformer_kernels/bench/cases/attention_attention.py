@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Attention, full and causal: a shape is BxTxHxD, or BxTxHxHkxD where heads of q share those of k.
+"""Attention, full, causal and with each feature of scores: a shape is BxTxHxD, or BxTxHxHkxD where
+heads of q share those of k.
 
 `torch` is scaled_dot_product_attention with what it chooses, `cudnn`, `flash` and `math` the same
 held to one of its kernels; `math` is standard attention, which materialises the scores. `fa3` and
@@ -8,7 +9,8 @@ held to one of its kernels; `math` is standard attention, which materialises the
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from transformer_kernels.bench.case import (
     Arguments,
     Build,
     Compiler,
+    Function,
     Op,
     Part,
     UnsupportedError,
@@ -189,13 +192,15 @@ def _no_compiled_backward(_: Compiler) -> Build:
     raise UnsupportedError("compile has no attention backward of its own")
 
 
-def _op(name: str, causal: bool) -> Op:
-    functions = {
-        "torch": partial(_torch, causal),
-        **{rival: partial(_torch_by, kernel, causal) for rival, kernel in _KERNELS.items()},
-        "fa4": partial(_flash_attention_4, causal),
-        "triton": partial(_ours, causal, backend="triton"),
-    }
+def _op(
+    name: str,
+    reference: Function,
+    save: Callable[[Arguments], Arguments],
+    functions: Mapping[str, Function],
+    backward: Mapping[str, Build],
+    flops: Callable[[str, Shape], float],
+    feature: bool = False,
+) -> Op:
     return Op(
         name=name,
         key="attention/attention",
@@ -203,24 +208,132 @@ def _op(name: str, causal: bool) -> Op:
         parameters=(),
         outputs=("out",),
         backward_reads=("dout", "out", *_INPUTS),
-        reference=partial(_exact, causal),
-        save=partial(_save, causal),
-        functions={
-            **functions,
-            "fa3": partial(_flash_attention_3, causal),
-            "ours": partial(_ours, causal),
-        },
-        backward={
-            **{rival: differentiate(run, _INPUTS, ("dout",)) for rival, run in functions.items()},
-            "ours": partial(_ours_backward, causal),
-        },
+        reference=reference,
+        save=save,
+        functions=functions,
+        backward=backward,
         compiled_backward=_no_compiled_backward,
         gradients=len(_INPUTS),
         grid=_GRID,
         sizes=_sizes,
-        flops=partial(_flops, causal),
+        flops=flops,
         verified=_last_heads,
+        feature=feature,
     )
 
 
-OPS = (_op("attention", causal=False), _op("causal_attention", causal=True))
+def _differentiated(functions: Mapping[str, Function]) -> dict[str, Build]:
+    return {who: differentiate(run, _INPUTS, ("dout",)) for who, run in functions.items()}
+
+
+def _plain(name: str, causal: bool) -> Op:
+    rivals = {
+        "torch": partial(_torch, causal),
+        **{rival: partial(_torch_by, kernel, causal) for rival, kernel in _KERNELS.items()},
+        "fa4": partial(_flash_attention_4, causal),
+        "triton": partial(_ours, causal, backend="triton"),
+    }
+    forward_only = {"fa3": partial(_flash_attention_3, causal)}
+    return _op(
+        name,
+        partial(_exact, causal),
+        partial(_save, causal),
+        {**rivals, **forward_only, "ours": partial(_ours, causal)},
+        {**_differentiated(rivals), "ours": partial(_ours_backward, causal)},
+        partial(_flops, causal),
+    )
+
+
+# ---- features -----------------------------------------------------------------------------------
+# What a feature needs beside q, k and v is made once: nothing of it is timed.
+
+_SEEN_KEYS = 1024  # of a sliding window
+_CAP = 30.0
+_HIDDEN_BELOW = -0.84  # a fifth of normal numbers
+
+Options = Callable[[Tensor], dict[str, Any]]  # of q, as our call and the reference name them
+
+
+@lru_cache(maxsize=2)
+def _noise(time: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(T, T), numbers that every dtype holds."""
+    generator = torch.Generator(device).manual_seed(time)
+    return torch.randn(time, time, generator=generator, device=device).bfloat16().to(dtype)
+
+
+@lru_cache(maxsize=2)
+def _visible(time: int, device: torch.device) -> Tensor:
+    return _noise(time, torch.bfloat16, device) > _HIDDEN_BELOW
+
+
+@lru_cache(maxsize=2)
+def _slopes(heads: int, device: torch.device) -> Tensor:
+    """From 2**-8 on, the last head's: so that a head has the same among the last ones alone."""
+    return torch.exp2(-8.0 + torch.arange(heads - 1, -1, -1, device=device).clamp(max=7))
+
+
+@lru_cache(maxsize=2)
+def _sinks(heads: int, device: torch.device) -> Tensor:
+    return torch.zeros(heads, device=device)
+
+
+_FEATURES: dict[str, Options] = {
+    "windowed_attention": lambda _: {"window": (_SEEN_KEYS - 1, 0)},
+    "sink_attention": lambda q: {"sinks": _sinks(q.shape[2], q.device)},
+    "alibi_attention": lambda q: {"alibi_slopes": _slopes(q.shape[2], q.device)},
+    "softcap_attention": lambda _: {"softcap": _CAP},
+    "masked_attention": lambda q: {"mask": _visible(q.shape[1], q.device)},
+    "biased_attention": lambda q: {"bias": _noise(q.shape[1], q.dtype, q.device)},
+}
+_IN_TORCH = {"masked_attention": "mask", "biased_attention": "bias"}  # as its attn_mask
+
+
+def _ours_with(options: Options, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out: Tensor = F.attention(q, k, v, **options(q))
+    return out
+
+
+def _torch_with(options: Options, option: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
+    return torch_functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=options(q)[option], enable_gqa=q.shape[2] != k.shape[2]
+    ).transpose(1, 2)
+
+
+def _exact_with(options: Options, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return reference.attention(q, k, v, **options(q))[0]
+
+
+def _flops_with(name: str, pass_: str, shape: Shape) -> float:
+    """Of the scores that are left."""
+    if name != "windowed_attention":
+        return _flops(False, pass_, shape)
+    time = shape[1]
+    seen = min(_SEEN_KEYS, time)
+    return _flops(False, pass_, shape) * (seen * time - seen * (seen - 1) / 2) / time**2
+
+
+def _feature(name: str, options: Options) -> Op:
+    functions: dict[str, Function] = {"ours": partial(_ours_with, options)}
+    if name in _IN_TORCH:
+        functions["torch"] = partial(_torch_with, options, _IN_TORCH[name])
+
+    def save(arguments: Arguments) -> Arguments:
+        return {"out": _ours_with(options, *(arguments[n] for n in _INPUTS))}
+
+    return _op(
+        name,
+        partial(_exact_with, options),
+        save,
+        functions,
+        _differentiated(functions),
+        partial(_flops_with, name),
+        feature=True,
+    )
+
+
+OPS = (
+    _plain("attention", causal=False),
+    _plain("causal_attention", causal=True),
+    *(_feature(name, options) for name, options in _FEATURES.items()),
+)
