@@ -10,6 +10,7 @@
 // consumer begins a little later than the first: each has products while the other has none.
 #pragma once
 
+#include "attention/hopper_backward_extras.cuh"
 #include "attention/hopper_backward_tile.cuh"
 #include "core/cuda/pack.cuh"
 
@@ -34,12 +35,13 @@ struct BackwardConsumer : BackwardShared<C> {
   const int lane;
   std::uint32_t count = 0;  // of blocks
   std::uint32_t items = 0;
-  BlockRange unmasked;  // of the item; in the free form alone
+  BlockRange unmasked;  // of the item, where kept
 
   float dk[C::kDim / 2], dv[C::kDim / 2];
   float s[32];   // S^T, then P^T; and between them dQ of the block before
   float dp[32];  // dP^T
   std::uint32_t p_packed[16], ds_packed[16];
+  BackwardAhead ahead;
 
   static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
     return __shfl_sync(kAllLanes, address, 0);
@@ -49,6 +51,16 @@ struct BackwardConsumer : BackwardShared<C> {
   static __device__ __forceinline__ int same(int v) { return __reduce_max_sync(kAllLanes, v); }
   static __device__ __forceinline__ int same_of_item(int v) { return C::kRagged ? v : same(v); }
   static __device__ __forceinline__ int same_result(int v) { return C::kRagged ? same(v) : v; }
+
+  // Keeps what follows from it out of registers: it is computed where it is needed.
+  static __device__ __forceinline__ int anew(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
+  }
+  // Of the warpgroup.
+  __device__ __forceinline__ bool leads() const {
+    return (C::kExtras ? anew(warp) : warp) == 0 && lane == 0;
+  }
 
   __device__ BackwardConsumer(const HopperBackward& problem, int consumer, int warp_, int lane_)
       : p(problem),
@@ -237,7 +249,7 @@ struct BackwardConsumer : BackwardShared<C> {
     return plan().unmasked_blocks(key, key + 63);
   }
   __device__ __forceinline__ void hide_where_unseen(int block) {
-    if constexpr (C::kFree) {
+    if constexpr (C::kKeepsRange) {
       if (block < unmasked.begin || block >= unmasked.end) hide_unseen(block, own_key());
     } else {
       const int key = own_key();
@@ -246,29 +258,26 @@ struct BackwardConsumer : BackwardShared<C> {
     }
   }
 
-  // What a block's scores need that can be had while products are made.
-  __device__ __forceinline__ void look_ahead(int block) const {
-    if constexpr (C::kExtras) scores(block).look_ahead();
+  // ---------------------------------------------------------------- features
+
+  // Of the block that is made next.
+  __device__ __forceinline__ BackwardScores<C> scores(int block) const {
+    return {p.extras, items, block * kBlockQueries, anew(own * 4 + warp), anew(lane)};
   }
-  __device__ __forceinline__ BackwardScores<T> scores(int block) const {
-    const BackwardSequence of = S::item_sequence(items);
-    return {p.extras,
-            of,
-            S::item_word(items, BackwardItem::kBatch),
-            S::item_word(items, BackwardItem::kHead),
-            block * kBlockQueries,
-            own_key() + warp * 16,
-            lane,
-            own_memory()};
+  // What a block's scores need that can be had while products are made: `draw` while those of dP^T,
+  // `look_ahead` while those of S^T.
+  __device__ __forceinline__ void draw(int block) {
+    if constexpr (C::kWeights) scores(block).template draw<0>(ahead);
   }
-  __device__ __forceinline__ std::uint32_t own_memory() const {
-    return S::at(C::kOfWarps + (own * 4 + warp) * BackwardScores<T>::kBytes);
+  __device__ __forceinline__ void look_ahead(int block, std::uint32_t n) {
+    if constexpr (C::kExtras) scores(block).look_ahead(n, ahead);
+    if constexpr (C::kWeights) scores(block).template draw<1>(ahead);
   }
 
   // S^T of block number n -> P^T. lse is infinite for rows past the end and such that see no key.
   __device__ __forceinline__ void exponentiate(int block, std::uint32_t n) {
-    if constexpr (C::kExtras) scores(block).finish_scores(s, ds_packed);
-    const float scale = C::kExtras ? 1 : p.scale_in_bits;
+    if constexpr (C::kExtras) scores(block).finish_scores(ahead, s, ds_packed);
+    const float scale = C::kExtras ? p.extras.outer : p.scale_in_bits;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 lse = statistic(n, i, 0);
@@ -282,35 +291,53 @@ struct BackwardConsumer : BackwardShared<C> {
     hide_where_unseen(block);
 #pragma unroll
     for (int i = 0; i < 16; ++i) p_packed[i] = narrow_word<T>(s + 2 * i);
-    if constexpr (C::kExtras) scores(block).finish_probabilities(p_packed, ds_packed);
+    if constexpr (C::kExtras) scores(block).finish_probabilities(ahead, p_packed, ds_packed);
     pin(p_packed);
   }
 
   // dS^T from dP^T, with P^T as it was rounded for dV.
   __device__ __forceinline__ void differentiate() {
-    if constexpr (C::kExtras) BackwardScores<T>::drop(p.extras, p_packed, dp);
+    if constexpr (C::kWeights) {
+      p.extras.problem.drop_below != 0 ? differentiate<true>() : differentiate<false>();
+    } else {
+      differentiate<false>();
+    }
+  }
+  template <bool kDrops>
+  __device__ __forceinline__ void differentiate() {
+    std::uint32_t weights_at = 0;
+    if constexpr (C::kWeights) weights_at = scores(0).weights_at(0);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 delta = statistic(count, i, 1);
       const float minus[4] = {delta.x, delta.y, delta.z, delta.w};
-      const uint4 words = weights(i);
+      const uint4 words = weights(weights_at, i);
       const std::uint32_t weight[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
         float x[2];
         widen_word<T>(weight[j / 2], x);
-        x[0] *= dp[8 * i + j] + minus[j / 4 * 2];
-        x[1] *= dp[8 * i + j + 1] + minus[j / 4 * 2 + 1];
+        if constexpr (kDrops) {
+          // In units of what is kept: dK and dQ grow instead.
+          float kept[2];
+          widen_word<T>(weight[j / 2] & nonzero_halves<T>(p_packed[4 * i + j / 2]), kept);
+          const float shrunk = p.extras.shrunk_by;
+          x[0] = __fmaf_rn(x[0], minus[j / 4 * 2] * shrunk, kept[0] * dp[8 * i + j]);
+          x[1] = __fmaf_rn(x[1], minus[j / 4 * 2 + 1] * shrunk, kept[1] * dp[8 * i + j + 1]);
+        } else {
+          x[0] *= dp[8 * i + j] + minus[j / 4 * 2];
+          x[1] *= dp[8 * i + j + 1] + minus[j / 4 * 2 + 1];
+        }
         ds_packed[4 * i + j / 2] = narrow_word<T>(x);
       }
     }
   }
-  __device__ __forceinline__ uint4 weights(int i) const {
-    if constexpr (C::kExtras) {
-      return BackwardScores<T>::weights(p.extras, p_packed, i, own_memory(), lane);
-    }
+  __device__ __forceinline__ uint4 weights(std::uint32_t from, int i) const {
+    if constexpr (C::kWeights) return load_shared(from + i * kWarp * 16);
     return {p_packed[4 * i], p_packed[4 * i + 1], p_packed[4 * i + 2], p_packed[4 * i + 3]};
   }
+  // What gradients lack where dropout's factor is left to the end.
+  __device__ __forceinline__ float grown_by() const { return C::kWeights ? p.extras.grown_by : 1; }
 
   __device__ __forceinline__ void store_ds() {
     S::template wait_empty<C::kDsStages>(C::kDsEmpty, count);
@@ -348,8 +375,10 @@ struct BackwardConsumer : BackwardShared<C> {
   // ---------------------------------------------------------------- blocks
 
   // Products that still run while dS is made: that of dV reads P^T, which the plain dS does too.
-  // With extras it is the weights that are read, and the compiler would load them over P^T.
-  static constexpr int kBesideDs = C::kExtras ? 0 : 1;
+  // Where it is other weights that are read, the compiler would load them over P^T.
+  static constexpr int kBesideDs = C::kWeights ? 0 : 1;
+  // Where nothing runs beside, dQ may leave first, and its registers serve dS.
+  static constexpr bool kAddsDqFirst = C::kWeights && !C::kStoresDsFirst;
 
   // One block. On entry p_packed holds its P^T, on return that of the next, unless it is the last.
   // kWithDq: and dQ of the block before. `head_place` is the place of the head's block 0 in dq.
@@ -367,15 +396,17 @@ struct BackwardConsumer : BackwardShared<C> {
     } else {
       multiply_gradient(dv, p_packed, dout_block(count));
     }
+    if constexpr (!kLast) draw(block - 1);
     wgmma_wait<kBesideDs>();
     pin(dp);
-    if constexpr (C::kExtras) pin(p_packed);
+    if constexpr (C::kWeights) pin(p_packed);
+    if constexpr (kWithDq && kAddsDqFirst) add_dq(head_place + block + 1, count - 1);
     differentiate();
     if constexpr (C::kStoresDsFirst) store_ds();
     wgmma_wait<0>();
     pin(dv);
     release<C::kDoutStages>(C::kDoutEmpty, count);
-    if constexpr (kWithDq) add_dq(head_place + block + 1, count - 1);
+    if constexpr (kWithDq && !kAddsDqFirst) add_dq(head_place + block + 1, count - 1);
     pin(ds_packed);
     pin(dk);
     if constexpr (kWithDq && C::kSumsFirst) __syncwarp();
@@ -386,7 +417,7 @@ struct BackwardConsumer : BackwardShared<C> {
       multiply_scores_and_dk();
     }
     if constexpr (!C::kStoresDsFirst) store_ds();
-    if constexpr (!kLast) look_ahead(block - 1);
+    if constexpr (!kLast) look_ahead(block - 1, count + 1);
     wgmma_wait<0>();
     pin(dk);
     release<C::kQStages>(C::kQEmpty, count);
@@ -399,10 +430,10 @@ struct BackwardConsumer : BackwardShared<C> {
 
   // The second consumer begins an item when the first one has its probabilities of a block.
   __device__ __forceinline__ void follow() const {
-    if (C::kFree && own == 1) S::template wait_full<C::kItemStages>(C::kBegun, items);
+    if (C::kStaggered && own == 1) S::template wait_full<C::kItemStages>(C::kBegun, items);
   }
   __device__ __forceinline__ void let_follow() const {
-    if (C::kFree && own == 0) release<C::kItemStages>(C::kBegun, items);
+    if (C::kStaggered && own == 0) release<C::kItemStages>(C::kBegun, items);
   }
 
   __device__ __forceinline__ void begin_head(int block) {
@@ -410,7 +441,8 @@ struct BackwardConsumer : BackwardShared<C> {
     S::template wait_full<C::kQStages>(C::kQFull, count);
     wgmma_fence();
     multiply_scores(s, C::kK, q_block(count));
-    look_ahead(block);
+    draw(block);
+    look_ahead(block, count);
     wgmma_wait<0>();
     pin(s);
     exponentiate(block, count);
@@ -437,6 +469,7 @@ struct BackwardConsumer : BackwardShared<C> {
     release<C::kQStages>(C::kQEmpty, count);
     S::template wait_full<C::kDoutStages>(C::kDoutFull, count);
     release<C::kDoutStages>(C::kDoutEmpty, count);
+    if constexpr (C::kExtras) scores(0).skip_maps(count);
 #pragma unroll
     for (int i = 0; i < 16; ++i) ds_packed[i] = 0;
     store_ds();
@@ -458,7 +491,7 @@ struct BackwardConsumer : BackwardShared<C> {
     const int head_place = C::kRagged ? 0 : S::place_of(p, item);
     int block = same_result(plan().blocks_of(item.tile.index).end) - 1;
     const int begin = own_begin();
-    if constexpr (C::kFree) {
+    if constexpr (C::kKeepsRange) {
       const BlockRange range = unmasked_from(own_key());
       unmasked = {same(range.begin), same(range.end)};
     }
@@ -512,12 +545,12 @@ struct BackwardConsumer : BackwardShared<C> {
     const int k_at = C::kK + own * C::kRowsBytes;
     const int v_at = C::kV + own * C::kRowsBytes;
     named_barrier(1 + own, 128);
-    store_gradient(v_at, dv, C::kExtras ? p.extras.grown_by : 1);
+    store_gradient(v_at, dv, grown_by());
     S::template wait_full<C::kDsStages>(C::kDsEmpty, count - 1);
-    store_gradient(k_at, dk, p.scale);
+    store_gradient(k_at, dk, p.scale * grown_by());
     fence_async_shared();
     named_barrier(1 + own, 128);
-    if (warp != 0 || lane != 0) return;
+    if (!leads()) return;
     const int key = item.tile.first_key() + 64 * own;
     if (key < S::plan_of(p, item).keys) {
       const BoxOrigin box = S::box_of_keys(p, item, own);
@@ -551,7 +584,7 @@ struct BackwardConsumer : BackwardShared<C> {
       run_item(item);
       finish_item(read_item());
     }
-    if (warp == 0 && lane == 0) bulk_wait<0>();
+    if (leads()) bulk_wait<0>();
   }
 };
 

@@ -77,6 +77,9 @@ constexpr std::int64_t padded_dim_of(const AttentionProblem& p) { return rounded
 // Scores that are more than products times a scale, or dropout.
 bool has_extras(const AttentionProblem& p) { return !has_plain_scores(p) || p.drop_below != 0; }
 
+// Whether dS is made of other weights than P.
+bool has_weights(const AttentionProblem& p) { return p.softcap != 0 || p.drop_below != 0; }
+
 // What only the kernel for up to 128 columns knows.
 const char* refusal_of_pairs(const AttentionBackwardProblem& p) {
   if (p.q_offsets != nullptr) return "knows no sequences of different lengths above 128 columns";
@@ -100,6 +103,10 @@ const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& devic
   }
   if (p.dbias.defined()) return "gives no gradient of bias";
   if (!comes_in_eights(p)) return "wants a mask in aligned eights of keys";
+  if (padded_dim_of(p) > 64 && has_weights(p) && p.bias.defined() &&
+      p.bias.dtype == DType::kFloat32) {
+    return "has no room for a float32 bias beside softcap or dropout above 64 columns";
+  }
   if (!BackwardLayouts(p).fit()) return "wants addresses and strides in steps of 16 bytes";
   return padded_dim_of(p) > kMostTileDim ? refusal_of_pairs(p) : nullptr;
 }
@@ -157,15 +164,34 @@ HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
   return plan;
 }
 
-BackwardExtras extras_of(const AttentionProblem& p) {
+// ------------------------------------------------------------------ features of scores
+
+// The factor that dropout leaves to the end. Where it keeps nothing, any will do.
+double grown_by(const AttentionProblem& p) {
+  constexpr double kValues = 65536;
+  const double kept = kValues - p.drop_below;
+  return kept == 0 ? 1 : kValues / kept;
+}
+
+// With this many pieces of bias and mask in shared memory. A bias has room, or none is needed.
+BackwardExtras extras_of(const AttentionProblem& p, int pieces) {
   constexpr double kUnit = Exponent<BFloat16>::kPerNatural;
-  constexpr std::uint32_t kValues = 65536;
-  const std::uint32_t kept = kValues - p.drop_below;
+  const ScoreScales scales = scales_of(p, kUnit);
+  const double grown = grown_by(p);
+  const int of_bias = pieces_of(p.bias, kTileKeys);
+  const int of_mask = pieces_of(p.mask, kTileKeys);
+  const bool bias_by_tma = of_bias <= pieces && is_loadable(p, p.bias);
+  const bool mask_by_tma = of_bias + of_mask <= pieces && is_loadable(p, p.mask);
+  const int loaded = (bias_by_tma ? of_bias : 0) + (mask_by_tma ? of_mask : 0);
   return {.problem = p,
-          .scale = static_cast<float>(p.softcap != 0 ? 2 * kUnit * p.scale / p.softcap
-                                                     : kUnit * p.scale),
-          .cap = static_cast<float>(p.softcap * kUnit),
-          .grown_by = kept == 0 ? 0 : static_cast<float>(kValues) / static_cast<float>(kept)};
+          .bias = bias_by_tma ? loaded_map(kOp, p, p.bias, 0) : LoadedMap{},
+          .mask = mask_by_tma ? loaded_map(kOp, p, p.mask, of_bias) : LoadedMap{},
+          .map_bytes = static_cast<std::uint32_t>(loaded * kMapPieceBytes),
+          .inner = static_cast<float>(scales.inner),
+          .outer = static_cast<float>(scales.outer),
+          .added = static_cast<float>(kUnit / scales.outer),
+          .grown_by = static_cast<float>(grown),
+          .shrunk_by = static_cast<float>(1 / grown)};
 }
 
 // What the three kernels pass on, in one piece of memory.
@@ -210,7 +236,7 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
                                  .tiles_added = tiles_added,
                                  .scale = scale,
                                  .scale_in_bits = scale * Exponent<T>::kPerNatural,
-                                 .extras = extras_of(p)};
+                                 .extras = extras_of(p, C::kMapPieces)};
 
   const LaunchShape rows{.ctas = plan.all_blocks(), .threads = kRowThreads};
   launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,
@@ -225,7 +251,8 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
   LaunchShape after = rows;
   after.after_previous = true;
   launch(kOp, context, after, &backward_epilogue_kernel<T, C::kDim>,
-         BackwardEpilogue{plan, sums, p.dq, static_cast<int>(p.dim), scale});
+         BackwardEpilogue{plan, sums, p.dq, static_cast<int>(p.dim),
+                          scale * arguments.extras.grown_by});
   if (p.dsinks == nullptr) return;
   launch(kOp, context, LaunchShape{.ctas = p.heads, .threads = kSinkThreads},
          &backward_sinks_kernel<T>,
@@ -240,7 +267,8 @@ void run_form(const Context& context, const AttentionBackwardProblem& p) {
 
 template <class T, int kDim>
 void run_tiles(const Context& context, const AttentionBackwardProblem& p) {
-  if (has_extras(p)) return run_form<T, kDim, BackwardForm::kExtras>(context, p);
+  if (has_weights(p)) return run_form<T, kDim, BackwardForm::kWeights>(context, p);
+  if (has_extras(p)) return run_form<T, kDim, BackwardForm::kScores>(context, p);
   if (p.q_offsets != nullptr) return run_form<T, kDim, BackwardForm::kRagged>(context, p);
   if (p.deterministic) return run_form<T, kDim, BackwardForm::kOrdered>(context, p);
   run_form<T, kDim, BackwardForm::kFree>(context, p);

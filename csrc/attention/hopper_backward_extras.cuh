@@ -8,163 +8,176 @@
 // is what all lanes of its lane % 4 want for number lane / 4 of their eights of queries.
 #pragma once
 
-#include "attention/hopper_backward_plan.h"
+#include "attention/hopper_backward_tile.cuh"
 #include "attention/score.cuh"
+#include "core/cuda/mma.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/ptx.cuh"
-#include "core/cuda/reduce.cuh"
 
 namespace transformer_kernels::cuda {
 
-// What scores have beside a scale, and dropout, in the units of the kernel.
-struct BackwardExtras {
-  AttentionProblem problem;
-  float scale;     // of a product: to bits, or with softcap to twice the argument of its tanh
-  float cap;       // in bits
-  float grown_by;  // what elements that dropout keeps are multiplied with
-};
+template <class T>
+using PackedPair = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
+
+template <class T>
+__device__ __forceinline__ PackedPair<T> pair_of(std::uint32_t word) {
+  return *reinterpret_cast<const PackedPair<T>*>(&word);
+}
 
 template <class T>
 __device__ __forceinline__ std::uint32_t multiply_words(std::uint32_t a, std::uint32_t b) {
-  using Pair = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
-  const Pair product =
-      __hmul2(*reinterpret_cast<const Pair*>(&a), *reinterpret_cast<const Pair*>(&b));
+  const PackedPair<T> product = __hmul2(pair_of<T>(a), pair_of<T>(b));
   return *reinterpret_cast<const std::uint32_t*>(&product);
 }
 
-// From the words of all lanes: for each of a fragment's 16 pairs all ones in the halves that a set
-// bit stands for. body(pair, ones).
-template <class Body>
-__device__ __forceinline__ void for_each_pair_of_bits(std::uint32_t words, int lane, Body&& body) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int word = load_shared_int(words + (4 * i + lane % 4) * 4);
-    // The sign of each byte is the bit of this lane's key.
-    const std::uint32_t signs = static_cast<std::uint32_t>(word) << (7 - lane / 4);
-    body(2 * i, repeat_signs<0x9988>(signs));
-    body(2 * i + 1, repeat_signs<0xbbaa>(signs));
-  }
+// All ones in the halves that are not 0.
+template <class T>
+__device__ __forceinline__ std::uint32_t nonzero_halves(std::uint32_t word) {
+  return __hne2_mask(pair_of<T>(word), pair_of<T>(0));
 }
 
+// What is known of the next block's scores before its products are.
+struct BackwardAhead {
+  std::uint32_t visible;  // bits
+  std::uint32_t kept;
+  float slope;  // taken off for each place
+  float place;  // of the lane's first key, from the diagonal of its first query on
+};
+
 // A block of 64 queries by the 16 keys of a warp.
-template <class T>
+template <class C>
 struct BackwardScores {
+  using T = typename C::T;
+  using S = BackwardShared<C>;
+
   const BackwardExtras& of;
-  BackwardSequence sequence;
-  int batch;
-  int head;
+  std::uint32_t item;
   int first_query;
-  int first_key;
+  int warp;  // of all consumers'
   int lane;
-  std::uint32_t memory;  // the warp's own, shared, kBytes
 
-  static constexpr int kMaskAt = 0;
-  static constexpr int kDropoutAt = kWarp * 4;
-  static constexpr int kWeightsAt = 2 * kDropoutAt;
-  static constexpr int kBytes = kWeightsAt + kWarp * 64;
-  static constexpr float kUnit = Exponent<T>::kPerNatural;
-
-  // What can be had before the products are.
-  __device__ __forceinline__ void look_ahead() const {
+  // The next block's maps are number `n` of this CTA.
+  __device__ __forceinline__ void look_ahead(std::uint32_t n, BackwardAhead& ahead) const {
     const AttentionProblem& p = of.problem;
-    const bool masked = p.mask.defined();
-    const bool drops = p.drop_below != 0;
-    if (masked) store_shared_int(memory + kMaskAt + lane * 4, static_cast<int>(visible()));
-    if (drops) store_shared_int(memory + kDropoutAt + lane * 4, static_cast<int>(kept()));
-    if (masked || drops) __syncwarp();
+    ahead.visible = 0;
+    ahead.slope = ahead.place = 0;
+    if (p.slopes.data != nullptr) {
+      const BackwardSequence sequence = S::item_sequence(item);
+      const int shift = p.bottom_right ? sequence.keys - sequence.queries : 0;
+      ahead.slope = p.slopes.at(batch(), head(), 0.0f) * -of.added;
+      ahead.place = static_cast<float>(first_key() + lane / 4 - query(0) - shift);
+    }
+    wait_for_maps(n);
+    if (p.bias.defined() && of.bias.piece_keys == 0) {
+      p.bias.dtype == DType::kFloat32 ? copy_bias<float>() : copy_bias<T>();
+    }
+    if (!p.mask.defined()) return;
+    ahead.visible = of.mask.piece_keys == 0 ? visible() : visible_in_shared();
   }
 
-  // Products become scores in bits; with softcap, `slopes` are their derivatives.
-  __device__ __forceinline__ void finish_scores(float (&s)[32], std::uint32_t (&slopes)[16]) const {
+  // Half of what dropout wants: the bits of one of the two eights of keys.
+  template <int kEight>
+  __device__ __forceinline__ void draw(BackwardAhead& ahead) const {
+    if (kEight == 0) ahead.kept = 0;
+    if (of.problem.drop_below == 0) return;
+    const std::uint32_t bits = drawn(kEight);
+    ahead.kept = kEight == 0 ? bits : ahead.kept | bits << 16;
+  }
+
+  // Products become scores, in units of `outer`; with softcap, `slopes` are their derivatives.
+  __device__ __forceinline__ void finish_scores(const BackwardAhead& ahead, float (&s)[32],
+                                                std::uint32_t (&slopes)[16]) const {
     const AttentionProblem& p = of.problem;
-    p.softcap != 0 ? cap(s, slopes) : scale(s);
-    if (p.slopes.data != nullptr) add_alibi(s);
-    if (!p.bias.defined()) return;
-    p.bias.dtype == DType::kFloat32 ? add_bias<float>(s) : add_bias<T>(s);
+    if (C::kWeights && p.softcap != 0) {
+      cap(s, slopes);
+    } else if (of.inner != 1) {
+#pragma unroll
+      for (float& x : s) x *= of.inner;
+    }
+    if (p.slopes.data != nullptr) add_alibi(ahead, s);
+    if (p.bias.defined()) {
+      p.bias.dtype == DType::kFloat32 ? add_bias(s, float{}) : add_bias(s, T{});
+    }
+    release_maps();
+  }
+
+  // Instead of all of the above, for a block that is not made.
+  __device__ __forceinline__ void skip_maps(std::uint32_t n) const {
+    wait_for_maps(n);
+    release_maps();
   }
 
   // Takes what the mask hides from probabilities, and then what dropout does. Where weights differ
   // from probabilities they are kept; `slopes` are those of scores.
-  __device__ __forceinline__ void finish_probabilities(std::uint32_t (&probabilities)[16],
+  __device__ __forceinline__ void finish_probabilities(const BackwardAhead& ahead,
+                                                       std::uint32_t (&probabilities)[16],
                                                        std::uint32_t (&slopes)[16]) const {
     const AttentionProblem& p = of.problem;
     const auto keep = [&](int i, std::uint32_t ones) { probabilities[i] &= ones; };
-    if (p.mask.defined()) for_each_pair_of_bits(memory + kMaskAt, lane, keep);
-    if (p.softcap != 0) {
+    if (p.mask.defined()) for_each_pair_of_bits(ahead.visible, keep);
+    if constexpr (C::kWeights) {
+      if (p.softcap != 0) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) slopes[i] = multiply_words<T>(slopes[i], probabilities[i]);
-      keep_weights(slopes);
-    } else if (p.drop_below != 0) {
-      keep_weights(probabilities);
-    }
-    if (p.drop_below != 0) for_each_pair_of_bits(memory + kDropoutAt, lane, keep);
-  }
-
-  // The gradients of what dropout has kept grow; those of what it dropped end here. Where a
-  // probability is 0 for another reason, so is its weight.
-  static __device__ __forceinline__ void drop(const BackwardExtras& of,
-                                              const std::uint32_t (&probabilities)[16],
-                                              float (&gradients)[32]) {
-    if (of.problem.drop_below == 0) return;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float p[2];
-      widen_word<T>(probabilities[i], p);
-      gradients[2 * i] = p[0] != 0 ? gradients[2 * i] * of.grown_by : 0;
-      gradients[2 * i + 1] = p[1] != 0 ? gradients[2 * i + 1] * of.grown_by : 0;
+        for (int i = 0; i < 16; ++i) slopes[i] = multiply_words<T>(slopes[i], probabilities[i]);
+        keep_weights(slopes);
+      } else {
+        keep_weights(probabilities);
+      }
+      if (p.drop_below != 0) for_each_pair_of_bits(ahead.kept, keep);
     }
   }
 
   // What the gradients of probabilities 8 i to 8 i + 7 of a lane are multiplied with: those before
   // dropout, times slopes.
-  static __device__ __forceinline__ uint4 weights(const BackwardExtras& of,
-                                                  const std::uint32_t (&probabilities)[16], int i,
-                                                  std::uint32_t memory, int lane) {
-    if (of.problem.drop_below != 0 || of.problem.softcap != 0) {
-      return load_shared(memory + kWeightsAt + (i * kWarp + lane) * 16);
-    }
-    return words_of(probabilities, i);
+  __device__ __forceinline__ std::uint32_t weights_at(int i) const {
+    return S::at(C::kWeightsAt) + ((warp * 4 + i) * kWarp + lane) * 16;
   }
 
  private:
-  static __device__ __forceinline__ uint4 words_of(const std::uint32_t (&words)[16], int i) {
-    return {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+  __device__ __forceinline__ void wait_for_maps(std::uint32_t n) const {
+    if (of.map_bytes != 0) S::template wait_full<1>(C::kMapsFull, n);
   }
+  __device__ __forceinline__ void release_maps() const {
+    if (of.map_bytes == 0) return;
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(S::barrier(C::kMapsEmpty));
+  }
+
   // No other lane reads them.
   __device__ __forceinline__ void keep_weights(const std::uint32_t (&words)[16]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      store_shared(memory + kWeightsAt + (i * kWarp + lane) * 16, words_of(words, i));
+      store_shared(weights_at(i),
+                   {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]});
     }
   }
 
   __device__ __forceinline__ int query(int i) const { return first_query + 8 * i + lane % 4 * 2; }
+  __device__ __forceinline__ int first_key() const {
+    return S::tile_index(item) * kTileKeys + warp * 16;
+  }
+  __device__ __forceinline__ int batch() const { return S::item_word(item, BackwardItem::kBatch); }
+  __device__ __forceinline__ int head() const { return S::item_word(item, BackwardItem::kHead); }
 
-  // ---------------------------------------------------------------- ahead
-
-  // body(query, key): the byte of eight keys, from this one on, of one of the lane's own queries.
-  template <int kUnrolled, class Body>
-  __device__ __forceinline__ std::uint32_t word_of(Body&& body) const {
-    std::uint32_t word = 0;
-#pragma unroll(kUnrolled)
-    for (int i = 0; i < 4; ++i) {
-      word |= static_cast<std::uint32_t>(body(query(lane / 4) + i % 2, first_key + i / 2 * 8))
-              << 8 * i;
-    }
-    return word;
+  // Where a map's piece lies in shared memory.
+  static __device__ __forceinline__ std::uint32_t piece(const LoadedMap& map, int number) {
+    return S::at(C::kMaps) + (map.place + number) * kMapPieceBytes;
   }
 
-  // The mask comes in aligned eights, which end where the keys do.
-  __device__ __forceinline__ std::uint32_t visible() const {
-    const ScoreMap& map = of.problem.mask;
-    const std::uint8_t* const base =
-        static_cast<const std::uint8_t*>(map.data) + map.offset(batch, head, 0, 0);
-    return word_of<4>([&](int query, int key) -> std::uint32_t {
-      if (key >= sequence.keys || query >= sequence.queries) return 0;
-      const uint2 eight =
-          __ldg(reinterpret_cast<const uint2*>(base + query * map.row_stride + key));
-      return bits_of_bytes(eight.x) | bits_of_bytes(eight.y) << 4;
-    });
+  // ---------------------------------------------------------------- bits
+
+  // From the words of all lanes: for each of a fragment's 16 pairs all ones in the halves that a
+  // set bit stands for. body(pair, ones).
+  template <class Body>
+  __device__ __forceinline__ void for_each_pair_of_bits(std::uint32_t word, Body&& body) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t of_queries = __shfl_sync(kAllLanes, word, 4 * i + lane % 4);
+      // The sign of each byte is the bit of this lane's key.
+      const std::uint32_t signs = of_queries << (7 - lane / 4);
+      body(2 * i, repeat_signs<0x9988>(signs));
+      body(2 * i + 1, repeat_signs<0xbbaa>(signs));
+    }
   }
 
   // Of four bytes, which are not 0.
@@ -172,84 +185,160 @@ struct BackwardScores {
     const std::uint32_t signs = ((bytes & 0x7f7f7f7f) + 0x7f7f7f7f | bytes) & 0x80808080;
     return (signs >> 7) * 0x01020408 >> 24 & 0xf;
   }
+  static __device__ __forceinline__ std::uint32_t bits_of_eight(std::uint32_t low,
+                                                                std::uint32_t high) {
+    return bits_of_bytes(low) | bits_of_bytes(high) << 4;
+  }
 
-  __device__ __forceinline__ std::uint32_t kept() const {
+  // A piece has the mask of all 128 keys: 16 bytes of a query for each warp.
+  __device__ __forceinline__ std::uint32_t visible_in_shared() const {
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = lane / 4 * 8 + lane % 4 * 2 + i;
+      const uint4 bytes =
+          load_shared(piece(of.mask, 0) + row * kSwizzleRow + (warp ^ row % 8) * 16);
+      word |= bits_of_eight(bytes.x, bytes.y) << 8 * i;
+      word |= bits_of_eight(bytes.z, bytes.w) << (16 + 8 * i);
+    }
+    return word;
+  }
+
+  // The mask comes in aligned eights, which end where the keys do.
+  __device__ __forceinline__ std::uint32_t visible() const {
+    const ScoreMap& map = of.problem.mask;
+    const BackwardSequence sequence = S::item_sequence(item);
+    const std::uint8_t* const base =
+        static_cast<const std::uint8_t*>(map.data) + map.offset(batch(), head(), 0, 0);
+    uint2 eights[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = query(lane / 4) + i % 2;
+      const int key = first_key() + i / 2 * 8;
+      const uint2* const from = reinterpret_cast<const uint2*>(base + row * map.row_stride + key);
+      if (key < sequence.keys && row < sequence.queries) eights[i] = __ldg(from);
+    }
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word |= bits_of_eight(eights[i].x, eights[i].y) << 8 * i;
+    return word;
+  }
+
+  // What TMA cannot load, to where it would.
+  template <class V>
+  __device__ __forceinline__ void copy_bias() const {
+    constexpr int kSize = sizeof(V);
+    constexpr int kPieceKeys = kSwizzleRow / kSize;
+    constexpr int kRowsAtOnce = 2;
+    const ScoreMap& map = of.problem.bias;
+    const BackwardSequence sequence = S::item_sequence(item);
+    const int key = first_key() + lane % 16;
+    const int column = (warp * 16 + lane % 16) % kPieceKeys;
+    const std::uint32_t to = piece(of.bias, warp * 16 / kPieceKeys) + column * kSize % 16;
+    const V* from = static_cast<const V*>(map.data) + map.offset(batch(), head(), first_query, key);
+#pragma unroll 8
+    for (int i = 0; i < kBlockQueries; i += kRowsAtOnce) {
+      const int row = i + lane / 16;
+      const bool exists = first_query + row < sequence.queries && key < sequence.keys;
+      const V value = exists ? from[row * map.row_stride] : V{};
+      store_shared_value(to + row * kSwizzleRow + (column * kSize / 16 ^ row % 8) * 16, value);
+    }
+    __syncwarp();
+  }
+  static __device__ __forceinline__ void store_shared_value(std::uint32_t to, float v) {
+    store_shared_int(to, __float_as_int(v));
+  }
+  static __device__ __forceinline__ void store_shared_value(std::uint32_t to, T v) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v.bits) : "memory");
+  }
+
+  // Two bytes: those of an eight of keys for the lane's two queries.
+  __device__ __forceinline__ std::uint32_t drawn(int eight) const {
     const AttentionProblem& p = of.problem;
     const Dropout<float> dropout(p);
-    const std::int64_t row =
-        p.q_offsets ? head * p.queries + sequence.q_begin : (batch * p.heads + head) * p.queries;
-    return word_of<1>(
-        [&](int query, int key) { return dropout.kept_of(dropout.bits(row + query, key)); });
+    const std::int64_t row = p.q_offsets ? head() * p.queries + S::item_sequence(item).q_begin
+                                         : (batch() * p.heads + head()) * p.queries;
+    const int key = first_key() + eight * 8;
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const PhiloxWords bits = dropout.bits(row + query(lane / 4) + i, key);
+      word |= static_cast<std::uint32_t>(dropout.kept_of(bits)) << 8 * i;
+    }
+    return word;
   }
 
   // ---------------------------------------------------------------- scores
 
-  __device__ __forceinline__ void scale(float (&s)[32]) const {
-#pragma unroll
-    for (float& x : s) x *= of.scale;
-  }
-
-  // cap * tanh(x) = cap * (1 - u) and its derivative is u (2 - u), with u = 2 / (1 + e^2x). One
-  // reciprocal serves four scores. From 2^30 on tanh is 1, and the product of four does not
-  // overflow.
   __device__ __forceinline__ void cap(float (&s)[32], std::uint32_t (&slopes)[16]) const {
-    constexpr float kMostPower = 30;
 #pragma unroll
-    for (int i = 0; i < 32; i += 4) {
-      float d[4];
+    for (int i = 0; i < 32; i += 2) {
+      float slope[2];
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        d[n] = 1 + exp2_approximate(minimum_or_nan(s[i + n] * of.scale, kMostPower));
-      }
-      const float low = d[0] * d[1];
-      const float high = d[2] * d[3];
-      const float r = 2 * reciprocal_approximate(low * high);
-      const float u[4] = {d[1] * (r * high), d[0] * (r * high), d[3] * (r * low), d[2] * (r * low)};
-      float slope[4];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        s[i + n] = __fmaf_rn(-of.cap, u[n], of.cap);
-        slope[n] = u[n] * (2 - u[n]);
+      for (int n = 0; n < 2; ++n) {
+        float& x = s[i + n];
+        x = tanh_approximate(x * of.inner);
+        slope[n] = __fmaf_rn(-x, x, 1.0f);
       }
       slopes[i / 2] = narrow_word<T>(slope);
-      slopes[i / 2 + 1] = narrow_word<T>(slope + 2);
     }
   }
 
-  // What lies past the end of a sequence may be anything that is a number.
-  template <class V>
-  __device__ __forceinline__ void add_bias(float (&s)[32]) const {
-    const ScoreMap& map = of.problem.bias;
-    const int key = first_key + lane / 4;
-    const V* row = static_cast<const V*>(map.data) + map.offset(batch, head, query(0), key);
-    const std::int64_t lower = 8 * map.col_stride;
+  // A piece for each consumer. Matrices of 8 queries and 8 keys, which the fragment wants the other
+  // way round: both eights of keys of 16 queries at once.
+  __device__ __forceinline__ void add_bias(float (&s)[32], T) const {
+    const int row = lane / 16 * 8 + lane % 8;
+    const int eight = warp % 4 * 2 + lane / 8 % 2;
+    const std::uint32_t from =
+        piece(of.bias, warp / 4) + row * kSwizzleRow + (eight ^ lane % 8) * 16;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 4; ++i) {
+      std::uint32_t words[4];
+      ldmatrix_x4_trans(words, from + i * 16 * kSwizzleRow);
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const bool exists = query(i) + c < sequence.queries;
-        float& x = s[4 * i + c];
-        float& y = s[4 * i + 2 + c];
-        if (exists && key < sequence.keys) x = __fmaf_rn(widen(*row), kUnit, x);
-        if (exists && key + 8 < sequence.keys) y = __fmaf_rn(widen(row[lower]), kUnit, y);
-        row += map.row_stride * (c == 0 ? 1 : 7);
+      for (int m = 0; m < 4; ++m) {
+        float bias[2];
+        widen_word<T>(words[m], bias);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& x = s[8 * i + 2 * m + c];
+          x = __fmaf_rn(bias[c], of.added, x);
+        }
       }
     }
   }
 
-  __device__ __forceinline__ void add_alibi(float (&s)[32]) const {
-    const AttentionProblem& p = of.problem;
-    const float slope = p.slopes.at(batch, head, 0.0f) * -kUnit;
-    const int shift = p.bottom_right ? sequence.keys - sequence.queries : 0;
+  // A piece for each two warps.
+  __device__ __forceinline__ void add_bias(float (&s)[32], float) const {
+    const int row = lane % 4 * 2;
+    const int column = warp % 2 * 16 + lane / 4;
+    const std::uint32_t from =
+        piece(of.bias, warp / 2) + row * kSwizzleRow + (column / 4 ^ row) * 16 + column % 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float place = static_cast<float>(first_key + lane / 4 + 8 * half - query(0) - shift);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        // Eight keys on, and in the next row, whose number has one bit more.
+        const std::uint32_t at = (from ^ half * 32 ^ c * 16) + c * kSwizzleRow;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          float& x = s[4 * i + 2 * half + c];
+          x = __fmaf_rn(__int_as_float(load_shared_int(at + i * kSwizzleGroup)), of.added, x);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_alibi(const BackwardAhead& ahead, float (&s)[32]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float place = ahead.place + 8.0f * half;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = s[4 * i + 2 * half + c];
-          x = __fmaf_rn(slope, fabsf(place - static_cast<float>(8 * i + c)), x);
+          x = __fmaf_rn(ahead.slope, fabsf(place - static_cast<float>(8 * i + c)), x);
         }
       }
     }

@@ -134,11 +134,12 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
     }
   }
 
-  // q, dout and their statistics.
+  // q, dout and their statistics, and what bias and mask hold for them.
   __device__ void load_queries() const {
     for_each_block([&](const ItemAt& item, int block, std::uint32_t count) {
       load_q(item, block, count);
       load_dout(item, block, count);
+      if constexpr (C::kExtras) load_maps(item, block, count);
     });
   }
 
@@ -163,6 +164,30 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
     mbarrier_arrive_expect(full, C::kRowsBytes);
     load_rows(C::kDout + stage * C::kRowsBytes, p.dout, S::box_of_queries(p, item(), block), full,
               l2_evict_last());
+  }
+
+  __device__ __forceinline__ void load_maps(const ItemAt& item, int block,
+                                            std::uint32_t count) const {
+    if (p.extras.map_bytes == 0) return;
+    S::template wait_empty<1>(C::kMapsEmpty, count);
+    mbarrier_arrive_expect(S::barrier(C::kMapsFull), p.extras.map_bytes);
+    load_map(p.extras.bias, item, block);
+    load_map(p.extras.mask, item, block);
+  }
+
+  static __device__ __forceinline__ void load_map(const LoadedMap& map, const ItemAt& item,
+                                                  int block) {
+    if (map.piece_keys == 0) return;
+    const BackwardItem of = item();
+    BoxOrigin box = {of.tile.first_key(), block * kBlockQueries, of.head * map.head_step,
+                     of.tile.batch * map.batch_step, 0};
+    std::uint32_t piece = S::at(C::kMaps + map.place * kMapPieceBytes);
+#pragma unroll 1
+    for (int keys = kTileKeys; keys > 0; keys -= map.piece_keys) {
+      tensor_load(piece, map.map, box, S::barrier(C::kMapsFull), l2_evict_first());
+      box.at[0] += map.piece_keys;
+      piece += kMapPieceBytes;
+    }
   }
 };
 

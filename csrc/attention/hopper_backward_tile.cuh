@@ -3,8 +3,8 @@
 // tiles that the scheduler hands out.
 #pragma once
 
-#include "attention/hopper_backward_extras.cuh"
 #include "attention/hopper_backward_plan.h"
+#include "attention/hopper_scores.h"
 #include "core/cuda/hopper.cuh"
 #include "core/cuda/reduce.cuh"
 
@@ -30,6 +30,19 @@ struct BackwardItem {
   __device__ std::uint32_t parity() const { return bits & kParity ? 1 : 0; }
 };
 
+// What scores have beside a scale, and dropout: scores in bits are `outer` times what `inner` times
+// a product is capped to, plus `added` times bias and the like.
+struct BackwardExtras {
+  AttentionProblem problem;
+  LoadedMap bias, mask;
+  std::uint32_t map_bytes;  // of a block, that TMA loads
+  float inner;
+  float outer;
+  float added;
+  float grown_by;   // what elements that dropout keeps are multiplied with
+  float shrunk_by;  // 1 / grown_by
+};
+
 struct HopperBackward {
   CUtensorMap q, k, v, dout, dk, dv;  // boxes of 64 rows and 64 columns, see box_of()
   HopperBackwardPlan plan;
@@ -49,8 +62,9 @@ struct HopperBackward {
 enum class BackwardForm : std::uint8_t {
   kFree,
   kOrdered,
-  kRagged,  // sequences of any lengths
-  kExtras,  // and scores with every feature
+  kRagged,   // sequences of any lengths
+  kScores,   // and features that only add to scores, or hide them
+  kWeights,  // and softcap and dropout, with which dS is made of other weights than P
 };
 
 template <class T_, int kDim_, BackwardForm kForm_>
@@ -59,7 +73,8 @@ struct HopperBackwardConfig {
   static constexpr int kDim = kDim_;  // columns in shared memory, 64 or 128
   static constexpr BackwardForm kForm = kForm_;
   static constexpr bool kRagged = kForm >= BackwardForm::kRagged;  // items bring their sequence
-  static constexpr bool kExtras = kForm == BackwardForm::kExtras;
+  static constexpr bool kExtras = kForm >= BackwardForm::kScores;
+  static constexpr bool kWeights = kForm == BackwardForm::kWeights;
   static constexpr int kChunks = kDim / 64;
   static constexpr int kConsumers = 2;  // warpgroups, of 64 keys each
   static constexpr int kConsumerWarps = 4 * kConsumers;
@@ -70,13 +85,14 @@ struct HopperBackwardConfig {
   // dS leaves before dK begins, the shorter way to the next block's dQ. With 128 columns there are
   // no registers for that: it leaves while S and dK are made.
   static constexpr bool kStoresDsFirst = kDim <= 64;
-  // This form alone leaves registers for two things: the second consumer begins an item later than
-  // the first, so that each has products while the other has none, and each keeps the range of
-  // blocks that its mask does not touch.
-  static constexpr bool kFree = kForm == BackwardForm::kFree;
+  // The second consumer begins an item later than the first, so that each has products while the
+  // other has none; and each keeps the range of blocks that its mask does not touch. In order and
+  // for packed sequences there are no registers for either, in kScores none for the range.
+  static constexpr bool kStaggered = kForm == BackwardForm::kFree || kExtras;
+  static constexpr bool kKeepsRange = kStaggered && !(kForm == BackwardForm::kScores && kDim > 64);
   // The compiler issues the sums of dq behind the products that follow. Kept before them they leave
   // sooner, which is worth 7 % with 128 columns and costs 2 % with 64.
-  static constexpr bool kSumsFirst = kDim > 64 && !kExtras;
+  static constexpr bool kSumsFirst = kDim > 64 && !kWeights;
   // Blocks of q live from the product before their own until the last one, those of dout shorter.
   static constexpr int kQStages = 4;
   static constexpr int kDoutStages = 2;
@@ -90,6 +106,9 @@ struct HopperBackwardConfig {
   static constexpr int kKeysBytes = kConsumers * kRowsBytes;
   static constexpr int kDsBytes = kConsumers * kChunkBytes;
   static constexpr int kStatisticBytes = 2 * kBlockQueries * 4;
+  // Weights of the block at work, then pieces of bias and mask of the next one.
+  static constexpr int kWeightPieces = kWeights ? 2 : 0;
+  static constexpr int kMapPieces = !kExtras ? 0 : (kDim > 64 ? 4 : 7) - kWeightPieces;
 
   // Offsets in shared memory.
   static constexpr int kK = 0;
@@ -97,7 +116,9 @@ struct HopperBackwardConfig {
   static constexpr int kQ = kV + kKeysBytes;
   static constexpr int kDout = kQ + kQStages * kRowsBytes;
   static constexpr int kDs = kDout + kDoutStages * kRowsBytes;
-  static constexpr int kStatistics = kDs + kDsStages * kDsBytes;
+  static constexpr int kWeightsAt = kDs + kDsStages * kDsBytes;
+  static constexpr int kMaps = kWeightsAt + kWeightPieces * kMapPieceBytes;
+  static constexpr int kStatistics = kMaps + kMapPieces * kMapPieceBytes;
   static constexpr int kItem = kStatistics + kQStages * kStatisticBytes;
   static constexpr int kBarriers = kItem + kItemStages * kItemWords * 4;
 
@@ -115,11 +136,11 @@ struct HopperBackwardConfig {
   static constexpr int kBegun = kDsEmpty + kDsStages;  // one an item
   static constexpr int kTurn = kBegun + kItemStages;   // one a consumer, as the next
   static constexpr int kAdded = kTurn + kConsumers;
-  static constexpr int kBarrierCount = kAdded + kConsumers;
+  static constexpr int kMapsFull = kAdded + kConsumers;
+  static constexpr int kMapsEmpty = kMapsFull + 1;
+  static constexpr int kBarrierCount = kMapsEmpty + 1;
 
-  static constexpr int kOfWarps = (kBarriers + kBarrierCount * 8 + 15) / 16 * 16;
-  static constexpr int kSharedBytes =
-      kExtras ? kOfWarps + kConsumerWarps * BackwardScores<T>::kBytes : kOfWarps;
+  static constexpr int kSharedBytes = (kBarriers + kBarrierCount * 8 + 15) / 16 * 16;
 
   // Whether dq is summed up in the order of tiles.
   static __device__ __forceinline__ bool ordered(const HopperBackward& p) {
@@ -184,6 +205,10 @@ struct BackwardShared {
     init(C::kBegun, C::kItemStages, C::kConsumerWarps / C::kConsumers);
     init(C::kTurn, C::kConsumers, 1);
     init(C::kAdded, C::kConsumers, 4);
+    if constexpr (C::kExtras) {
+      init(C::kMapsFull, 1, 1);
+      init(C::kMapsEmpty, 1, C::kConsumerWarps);
+    }
     fence_mbarrier_init();
   }
 

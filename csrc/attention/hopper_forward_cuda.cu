@@ -101,54 +101,18 @@ int bound_of(std::int64_t window) {
   return window < 0 ? kUnbounded : static_cast<int>(std::min<std::int64_t>(window, kUnbounded));
 }
 
-constexpr int kMapRowBytes = 128;
-
-// A map in boxes of a piece: 64 rows of 128 bytes. What is the same for all heads has one.
-TensorMapLayout layout_of(const AttentionProblem& p, const ScoreMap& map) {
-  const auto size = [](std::int64_t stride, std::int64_t all) { return stride == 0 ? 1 : all; };
-  return {.dtype = map.dtype,
-          .data = map.data,
-          .sizes = {p.keys, p.queries, size(map.head_stride, p.heads),
-                    size(map.batch_stride, p.batch), 1},
-          .strides = {map.row_stride, map.head_stride, map.batch_stride, 0},
-          .box = {kMapRowBytes / static_cast<int>(size_of(map.dtype)), 64, 1, 1, 1}};
-}
-
 struct MapRoom {
   int taken;  // pieces
   int pieces;
 };
 
 // By TMA where it can and there is room; else the warps load for themselves.
-ForwardMap map_of(const HopperForwardPlan& plan, const AttentionProblem& p, const ScoreMap& map,
-                  MapRoom& room) {
-  ForwardMap result{.map = {}, .place = -1, .piece_keys = 0, .head_step = 0, .batch_step = 0};
-  if (!map.defined() || map.col_stride == 0) return result;
-  const TensorMapLayout layout = layout_of(p, map);
-  const int bytes = plan.block_keys * static_cast<int>(size_of(map.dtype));
-  const int pieces = (bytes + kMapRowBytes - 1) / kMapRowBytes;
-  if (room.taken + pieces > room.pieces || !fits_tensor_map(layout)) return result;
-  result = {.map = encode_tensor_map(kOp, layout),
-            .place = room.taken,
-            .piece_keys = layout.box[0],
-            .head_step = map.head_stride == 0 ? 0 : 1,
-            .batch_step = map.batch_stride == 0 ? 0 : 1};
-  room.taken += pieces;
-  return result;
-}
-
-// Where the scale can be left to the exponential: numbers that are added are divided by it.
-constexpr double kLeastScale = 1e-30;
-
-struct ForwardScales {
-  double inner, outer;
-};
-
-// Scores are outer * f(inner * product).
-ForwardScales scales_of(const AttentionProblem& p, double unit) {
-  if (p.softcap != 0) return {p.scale / p.softcap, p.softcap * unit};
-  if (p.scale > kLeastScale) return {1, p.scale * unit};
-  return {p.scale * unit, 1};
+LoadedMap map_of(const HopperForwardPlan& plan, const AttentionProblem& p, const ScoreMap& map,
+                 MapRoom& room) {
+  const int pieces = pieces_of(map, plan.block_keys);
+  if (room.taken + pieces > room.pieces || !is_loadable(p, map)) return {};
+  const int place = std::exchange(room.taken, room.taken + pieces);
+  return loaded_map(kOp, p, map, place);
 }
 
 // The broadcast of a map over the batches comes from L2 where they follow each other.
@@ -156,7 +120,7 @@ bool is_shared(const AttentionProblem& p, const ScoreMap& map) {
   return map.defined() && map.batch_stride == 0 && p.batch > 1;
 }
 
-void add_extras(HopperForward& p, const HopperForwardPlan& plan, const ForwardScales& scales,
+void add_extras(HopperForward& p, const HopperForwardPlan& plan, const ScoreScales& scales,
                 double unit) {
   const AttentionProblem& problem = p.problem;
   p.inner = static_cast<float>(scales.inner);
@@ -180,7 +144,7 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
   const RowBlocks blocks{problem.q_offsets, problem.batch, problem.queries, kPlan.tile_queries()};
   const std::int64_t all = blocks.count();
   const bool varlen = problem.q_offsets != nullptr;
-  const ForwardScales scales = scales_of(problem, kUnit);
+  const ScoreScales scales = scales_of(problem, kUnit);
   HopperForward p{.q = encode_tensor_map(kOp, layouts.q),
                   .k = encode_tensor_map(kOp, layouts.k),
                   .v = encode_tensor_map(kOp, layouts.v),

@@ -191,9 +191,9 @@ class ForwardExtras {
   // and queries behind the last get anything.
   template <class E, class Use>
   __device__ __forceinline__ void visit(const GroupTile& at, int block, const ScoreMap& map,
-                                        const ForwardMap& loaded, float (&s)[kSums],
+                                        const LoadedMap& loaded, float (&s)[kSums],
                                         Use&& use) const {
-    if (loaded.place < 0) {
+    if (loaded.piece_keys == 0) {
       visit_global<E>(at, block, map, s, use);
     } else {
       visit_shared<E>(maps_.data() + loaded.place * kMapPieceBytes, s, use);

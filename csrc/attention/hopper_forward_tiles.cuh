@@ -4,19 +4,12 @@
 #pragma once
 
 #include "attention/hopper_forward.h"
+#include "attention/hopper_scores.h"
 #include "attention/row_blocks.h"
 #include "core/cuda/hopper.cuh"
 #include "core/cuda/tile_ring.cuh"
 
 namespace transformer_kernels::cuda {
-
-// Bias or mask, as the loading thread and the warpgroups see it.
-struct ForwardMap {
-  CUtensorMap map;
-  int place;  // the piece of a warpgroup's room where it begins; -1: not loaded by TMA
-  int piece_keys;
-  int head_step, batch_step;  // 0: the same for all
-};
 
 struct HopperForward {
   CUtensorMap q, k, v, out;
@@ -37,14 +30,11 @@ struct HopperForward {
   float kept;           // 1 over the probability that dropout keeps an element
   bool batches_inside;  // tiles of one head and all batches follow each other
   int map_bytes;        // of a block, for one warpgroup, that TMA loads
-  ForwardMap bias, mask;
+  LoadedMap bias, mask;
 };
 
 // Sequences are shorter, so sums of two do not overflow.
 inline constexpr int kUnbounded = 1 << 29;
-
-// 64 rows of 128 bytes, under the 128-byte swizzle.
-inline constexpr int kMapPieceBytes = 8192;
 
 // kWindow: causal and windows.
 template <class T, int kPlanIndex, bool kTheWindow>
@@ -312,10 +302,10 @@ __device__ __forceinline__ void load_v(const HopperForward& p, const ForwardShar
 
 // 64 rows of bias or mask, kKeys columns from `key` on.
 template <class C>
-__device__ __forceinline__ void load_map(const ForwardMap& map, std::uint32_t to,
+__device__ __forceinline__ void load_map(const LoadedMap& map, std::uint32_t to,
                                          const ForwardTile& t, int query, int key,
                                          std::uint32_t barrier) {
-  if (map.place < 0) return;
+  if (map.piece_keys == 0) return;
   std::uint32_t piece = to + map.place * kMapPieceBytes;
 #pragma unroll 1
   for (int i = 0; i < C::kKeys; i += map.piece_keys, piece += kMapPieceBytes) {

@@ -21,7 +21,8 @@ namespace transformer_kernels::testing {
 struct AttentionOptions {
   AttentionNumbers numbers{};
   bool bias = false;
-  bool dbias = true;  // of a bias, the gradient
+  bool dbias = true;       // of a bias, the gradient
+  bool wide_bias = false;  // in the dtype of statistics
   bool mask = false;
   // Of bias and mask, over batch, heads, queries, keys; elsewhere they are broadcast.
   std::array<bool, 4> varies = {true, true, true, true};
@@ -63,7 +64,8 @@ class AttentionRun {
         q_(backend, dtype, s.rows(), s.dim, operands_.q, o.layout),
         k_(backend, dtype, s.kv_rows(), s.dim, operands_.k, o.layout),
         v_(backend, dtype, s.kv_rows(), s.value_dim, operands_.v, o.layout),
-        bias_(backend, dtype, o.bias ? map_size() / map_[3] : 0, map_[3], compact_bias_, o.layout),
+        bias_(backend, o.wide_bias ? statistics() : dtype, o.bias ? map_size() / map_[3] : 0,
+              map_[3], compact_bias_, o.layout),
         mask_(backend, DType::kBool, o.mask ? map_size() / map_[3] : 0, map_[3], compact_mask_,
               o.layout),
         slopes_(backend, statistics(), o.slopes ? s.batch : 0, s.heads, operands_.slopes),
@@ -180,9 +182,9 @@ inline std::string describe_attention(DType dtype, AttentionShape s, const Atten
          "/" + std::to_string(s.kv_heads) + " D" + std::to_string(s.dim) + "/" +
          std::to_string(s.value_dim) + " window " + std::to_string(n.window_left) + ", " +
          std::to_string(n.window_right) + (n.bottom_right ? "" : " top left") +
-         (o.bias ? " bias" : "") + (o.mask ? " mask" : "") + (o.slopes ? " alibi" : "") +
-         (o.sinks ? " sinks" : "") + (n.softcap != 0 ? " softcap" : "") +
-         (n.dropout != 0 ? " dropout" : "");
+         (o.bias ? o.wide_bias ? " wide bias" : " bias" : "") + (o.mask ? " mask" : "") +
+         (o.slopes ? " alibi" : "") + (o.sinks ? " sinks" : "") +
+         (n.softcap != 0 ? " softcap" : "") + (n.dropout != 0 ? " dropout" : "");
 }
 
 inline double largest_of(const Values& values) {

@@ -99,6 +99,7 @@ TEST_P(AttentionOp, features_in_aligned_rows) {
     check(s, {.numbers = {.dropout = 0.3, .seed = 7, .offset = 9}});
     check(s, {.mask = true});
     check(s, {.bias = true, .dbias = false});
+    check(s, {.bias = true, .dbias = false, .wide_bias = true, .mask = true});
     check(s, {.numbers = {.softcap = 3,
                           .window_left = 90,
                           .window_right = 0,
@@ -110,6 +111,26 @@ TEST_P(AttentionOp, features_in_aligned_rows) {
               .mask = true,
               .slopes = true,
               .sinks = true});
+  }
+}
+
+// As above, but TMA can load neither bias nor mask.
+TEST_P(AttentionOp, biases_and_masks_in_any_rows) {
+  if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
+  constexpr std::array<bool, 4> kOneQuery = {true, true, false, true};
+  constexpr std::array<bool, 4> kOneKey = {true, false, true, false};
+  const AttentionNumbers dropout{.dropout = 0.3, .seed = 7, .offset = 9};
+  for (std::int64_t dim : {64, 128}) {
+    const AttentionShape odd{1, 100, 203, 2, 1, dim, dim};
+    check(odd, {.bias = true, .dbias = false});
+    check(odd, {.numbers = dropout, .bias = true, .dbias = false});
+    check(odd, {.bias = true, .dbias = false, .wide_bias = true});
+    check(odd, {.bias = true, .dbias = false, .varies = kOneKey});
+    check(odd, {.bias = true, .dbias = false, .wide_bias = true, .varies = kOneQuery});
+    const AttentionShape eights{1, 100, 200, 2, 1, dim, dim};
+    check(eights, {.mask = true});
+    check(eights, {.mask = true, .varies = kOneQuery});
+    check(eights, {.numbers = dropout, .bias = true, .dbias = false, .mask = true});
   }
 }
 

@@ -30,6 +30,7 @@ AttentionBackwardProblem problem(std::int64_t dim) {
 
 constexpr const char* kUnaligned = "wants a mask in aligned eights of keys";
 
+ScoreMap bias_of(DType dtype) { return {reinterpret_cast<void*>(0x10000), dtype, 0, 0, 1000, 1}; }
 ScoreMap aligned_mask() { return {reinterpret_cast<void*>(0x10000), DType::kBool, 0, 0, 1000, 1}; }
 
 std::string refusal(const AttentionBackwardProblem& p, const DeviceLimits& device = kHopper) {
@@ -67,6 +68,37 @@ TEST(HopperBackward, TakesPackedSequencesAndFeaturesUpToTheDimOfACta) {
     p.softcap = 30;
     p.drop_below = 1;
     p.mask = aligned_mask();
+    EXPECT_EQ(refusal(p), "") << dim;
+  }
+}
+
+TEST(HopperBackward, TakesBiasesInAnyRows) {
+  for (const std::int64_t dim : {64, 128}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+      AttentionBackwardProblem p = problem(dim);
+      p.bias = bias_of(dtype);
+      p.mask = aligned_mask();
+      EXPECT_EQ(refusal(p), "");
+      p.bias.row_stride = 1001;
+      EXPECT_EQ(refusal(p), "");
+      p.bias.row_stride = p.bias.col_stride = 0;
+      EXPECT_EQ(refusal(p), "");
+    }
+  }
+}
+
+TEST(HopperBackward, HasNoRoomForWideBiasesBesideOtherWeights) {
+  constexpr const char* kNoRoom =
+      "has no room for a float32 bias beside softcap or dropout above 64 columns";
+  for (const std::int64_t dim : {64, 72, 128}) {
+    AttentionBackwardProblem p = problem(dim);
+    p.drop_below = 1;
+    p.bias = bias_of(DType::kFloat32);
+    EXPECT_EQ(refusal(p), dim > 64 ? kNoRoom : "") << dim;
+    p.drop_below = 0;
+    p.softcap = 30;
+    EXPECT_EQ(refusal(p), dim > 64 ? kNoRoom : "") << dim;
+    p.bias = bias_of(DType::kBFloat16);
     EXPECT_EQ(refusal(p), "") << dim;
   }
 }

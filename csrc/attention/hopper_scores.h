@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// What both passes on Hopper make of a problem's scores: maps of bias and mask that TMA loads, and
+// where the scale goes.
+#pragma once
+
+#include <cuda.h>
+
+#include "attention/attention_problem.h"
+#include "core/cuda/tensor_map.h"
+
+namespace transformer_kernels::cuda {
+
+// Bias and mask come to shared memory in pieces: 64 queries of 128 bytes, swizzled.
+inline constexpr int kMapPieceRows = 64;
+inline constexpr int kMapRowBytes = 128;
+inline constexpr int kMapPieceBytes = kMapPieceRows * kMapRowBytes;
+
+struct LoadedMap {
+  CUtensorMap map;
+  int place;                  // of its first piece in the room for all maps
+  int piece_keys;             // 0: TMA does not load it
+  int head_step, batch_step;  // 0: the same for all
+};
+
+// What is the same for all heads, or batches, has one.
+inline TensorMapLayout layout_of(const AttentionProblem& p, const ScoreMap& map) {
+  const auto size = [](std::int64_t stride, std::int64_t all) { return stride == 0 ? 1 : all; };
+  return {.dtype = map.dtype,
+          .data = map.data,
+          .sizes = {p.keys, p.queries, size(map.head_stride, p.heads),
+                    size(map.batch_stride, p.batch), 1},
+          .strides = {map.row_stride, map.head_stride, map.batch_stride, 0},
+          .box = {kMapRowBytes / static_cast<int>(size_of(map.dtype)), kMapPieceRows, 1, 1, 1}};
+}
+
+inline bool is_loadable(const AttentionProblem& p, const ScoreMap& map) {
+  return map.defined() && map.col_stride == 1 && fits_tensor_map(layout_of(p, map));
+}
+
+// Pieces of `keys` keys.
+inline int pieces_of(const ScoreMap& map, int keys) {
+  if (!map.defined()) return 0;
+  const int bytes = keys * static_cast<int>(size_of(map.dtype));
+  return (bytes + kMapRowBytes - 1) / kMapRowBytes;
+}
+
+inline LoadedMap loaded_map(const char* op, const AttentionProblem& p, const ScoreMap& map,
+                            int place) {
+  const TensorMapLayout layout = layout_of(p, map);
+  return {.map = encode_tensor_map(op, layout),
+          .place = place,
+          .piece_keys = layout.box[0],
+          .head_step = map.head_stride == 0 ? 0 : 1,
+          .batch_step = map.batch_stride == 0 ? 0 : 1};
+}
+
+// Scores in a unit are `outer` times f of `inner` times a product.
+struct ScoreScales {
+  double inner, outer;
+};
+
+// Where the scale can be left to the exponential: numbers that are added are divided by it.
+inline ScoreScales scales_of(const AttentionProblem& p, double unit) {
+  constexpr double kLeastScale = 1e-30;
+  if (p.softcap != 0) return {p.scale / p.softcap, p.softcap * unit};
+  if (p.scale > kLeastScale) return {1, p.scale * unit};
+  return {p.scale * unit, 1};
+}
+
+}  // namespace transformer_kernels::cuda
