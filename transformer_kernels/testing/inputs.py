@@ -22,11 +22,11 @@ def randn(
     Drawn in float64 on the CPU, so that every device gets the same; on the device itself where
     that would take minutes.
     """
-    device = device or torch.get_default_device()
+    where = device or torch.get_default_device()
     if math.prod(shape) > _MOST_DRAWN_ON_CPU:
-        return torch.randn(*shape, dtype=dtype, device=device) + mean
+        return torch.randn(*shape, dtype=dtype, device=where) + mean
     drawn = torch.randn(*shape, dtype=torch.float64, device="cpu") + mean
-    return drawn.to(dtype).to(device)
+    return drawn.to(dtype).to(where)
 
 
 def _strided(x: Tensor) -> Tensor:
