@@ -90,14 +90,7 @@ class _Run:
         present = self._present_providers()
         if "ours" in present and self._settings.find_kernels:
             self._kernels = kernels.chosen_kernels(problems, self._device)
-        deadline = time.monotonic() + (self._settings.budget_seconds or math.inf)
-        with Progress("measuring", len(problems), quiet) as progress:
-            for problem in sorted(problems, key=self._size):
-                if time.monotonic() < deadline:
-                    self._measure(problem, present)
-                else:
-                    self._skipped.append(Skip(str(problem), "all", "the time was used up"))
-                progress.advance(str(problem))
+        self._measure_all(sorted(problems, key=self._size), present, quiet)
         return machine.new_result(
             self._device,
             settings=self._describe_settings(),
@@ -105,6 +98,25 @@ class _Run:
             rows=[row for problem in problems for row in self._rows.get(problem, [])],
             skipped=self._skipped,
         )
+
+    def _measure_all(
+        self, problems: Sequence[Problem], present: Sequence[str], quiet: bool
+    ) -> None:
+        """What is measured before the budget is used up, or the user interrupts, is kept."""
+        deadline = time.monotonic() + (self._settings.budget_seconds or math.inf)
+        ended = None
+        with Progress("measuring", len(problems), quiet) as progress:
+            for problem in problems:
+                if time.monotonic() >= deadline:
+                    ended = ended or "the time was used up"
+                if ended is None:
+                    try:
+                        self._measure(problem, present)
+                    except KeyboardInterrupt:
+                        ended = "interrupted"
+                if ended is not None:
+                    self._skipped.append(Skip(str(problem), "all", ended))
+                progress.advance(str(problem))
 
     def _size(self, problem: Problem) -> int:
         return self._ops[problem.op].elements(problem.shape)

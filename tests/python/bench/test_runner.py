@@ -98,6 +98,21 @@ def test_the_budget_ends_the_run(monkeypatch):
     assert [skip.reason for skip in result.skipped] == ["the time was used up"] * 2
 
 
+def test_an_interrupted_run_keeps_what_is_measured(monkeypatch):
+    interleave, measured = runner.interleave, []
+
+    def interrupted_second(*arguments):
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(interleave(*arguments))
+        return measured[0]
+
+    monkeypatch.setattr(runner, "interleave", interrupted_second)
+    result = runner.run(_settings(shapes=((64, 64), (8, 64), (32, 64))), quiet=True)
+    assert {row.shape[0] for row in result.rows} == {8}
+    assert [skip.reason for skip in result.skipped] == ["interrupted"] * 2
+
+
 def test_weight_dtypes_reach_the_norms_only():
     settings = _settings(ops=("softmax", "rms_norm"), weight_dtypes=[None, torch.float64])
     dtypes = [(p.op, p.weight_dtype) for p in settings.problems()]
