@@ -17,22 +17,17 @@
 namespace transformer_kernels::cuda {
 
 template <class C>
-struct BackwardConsumer : BackwardShared<C> {
+struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
   using S = BackwardShared<C>;
+  using Base = ConsumerThread<C, S>;
+  using Base::columns_of, Base::rows_of, Base::store_columns, Base::store_gradient;
+  using Base::lane, Base::release, Base::warp;
   using T = typename C::T;
 
   static constexpr int kShareSums = 64 * kBlockQueries;
 
-  // Queries that a key is seen by, counted from the thread's first column.
-  struct Seen {
-    int first;
-    int last;
-  };
-
   const HopperBackward& p;
-  const int own;  // which consumer
-  const int warp;
-  const int lane;
+  const int own;            // which consumer
   std::uint32_t count = 0;  // of blocks
   std::uint32_t items = 0;
   BlockRange unmasked;  // of the item, where kept
@@ -43,9 +38,6 @@ struct BackwardConsumer : BackwardShared<C> {
   std::uint32_t p_packed[16], ds_packed[16];
   BackwardAhead ahead;
 
-  static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
-    return __shfl_sync(kAllLanes, address, 0);
-  }
   // The same for all lanes, which the compiler has to be told: of what an item holds, or, where
   // that is a lot, of what follows from it.
   static __device__ __forceinline__ int same(int v) { return __reduce_max_sync(kAllLanes, v); }
@@ -63,10 +55,9 @@ struct BackwardConsumer : BackwardShared<C> {
   }
 
   __device__ BackwardConsumer(const HopperBackward& problem, int consumer, int warp_, int lane_)
-      : p(problem),
-        own(consumer),
-        warp(warp_),
-        lane(lane_) {}
+      : Base(warp_, lane_),
+        p(problem),
+        own(consumer) {}
 
   // ---------------------------------------------------------------- memory
 
@@ -86,28 +77,7 @@ struct BackwardConsumer : BackwardShared<C> {
                               lane % 4 * 16);
   }
 
-  template <int kStages>
-  __device__ __forceinline__ void release(int first, std::uint32_t n) const {
-    if (lane == 0) mbarrier_arrive(S::template barrier<kStages>(first, n));
-  }
-
-  // Sixteen rows of a warp to shared memory, two matrices of 16 columns at a time.
-  __device__ __forceinline__ void store_columns(int rows, int columns_16,
-                                                const std::uint32_t* words) const {
-    const int row = warp * 16 + lane % 16;
-    const int piece = (columns_16 % 4 * 2 + lane / 16) ^ (lane % 8);
-    store_matrices(S::at(rows) + columns_16 / 4 * C::kChunkBytes + row * kSwizzleRow + piece * 16,
-                   words[0], words[1], words[2], words[3]);
-  }
-
   // ---------------------------------------------------------------- steps of products
-
-  static __device__ __forceinline__ std::uint64_t rows_of(int block) {
-    return matrix_descriptor(uniform(S::at(block)));
-  }
-  static __device__ __forceinline__ std::uint64_t columns_of(int block) {
-    return matrix_descriptor(uniform(S::at(block)), C::kChunkBytes);
-  }
 
   // Of all keys, the columns of dq that this consumer makes.
   __device__ __forceinline__ std::uint64_t dq_keys() const {
@@ -223,24 +193,17 @@ struct BackwardConsumer : BackwardShared<C> {
     for (int i = 0; i < C::kDim / 2; ++i) dk[i] = dv[i] = 0;
   }
 
-  static __device__ __forceinline__ Seen seen(const HopperBackwardPlan& plan, int key, int column) {
-    if (key >= plan.keys) return {kNoBound, -kNoBound};
-    return {key - plan.shift - plan.window_right - column,
-            key - plan.shift + plan.window_left - column};
-  }
-
   // Products and exponentials of what is not seen may be anything: they are replaced.
   __device__ __forceinline__ void hide_unseen(int block, int own_first_key) {
     const int column = block * kBlockQueries + lane % 4 * 2;
     const int key = own_first_key + warp * 16 + lane / 4;
     typename S::Plan of_item = plan();
-    const Seen upper = seen(of_item, key, column);
-    const Seen lower = seen(of_item, key + 8, column);
+    const HopperBackwardPlan::Seen upper = of_item.seen_by(key, column);
+    const HopperBackwardPlan::Seen lower = of_item.seen_by(key + 8, column);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int at = i / 4 * 8 + i % 2;
-      const Seen& of = i % 4 < 2 ? upper : lower;
-      if (at < of.first || at > of.last) s[i] = 0;
+      if (!(i % 4 < 2 ? upper : lower).has(at)) s[i] = 0;
     }
   }
 
@@ -516,20 +479,6 @@ struct BackwardConsumer : BackwardShared<C> {
   }
 
   // ---------------------------------------------------------------- results
-
-  __device__ __forceinline__ void store_gradient(int rows, const float (&sums)[C::kDim / 2],
-                                                 float factor) const {
-#pragma unroll
-    for (int i = 0; i < C::kDim / 16; ++i) {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float pair[2] = {sums[8 * i + 2 * j] * factor, sums[8 * i + 2 * j + 1] * factor};
-        words[j] = narrow_word<T>(pair);
-      }
-      store_columns(rows, i, words);
-    }
-  }
 
   __device__ __forceinline__ void send_rows(const CUtensorMap& map, int rows, BoxOrigin box) const {
 #pragma unroll

@@ -15,8 +15,10 @@
 namespace transformer_kernels::cuda {
 
 template <class C, int kOwn>
-struct PairConsumer : PairShared<C> {
+struct PairConsumer : ConsumerThread<C, PairShared<C>> {
   using S = PairShared<C>;
+  using Base = ConsumerThread<C, S>;
+  using Base::columns_of, Base::lane, Base::release, Base::rows_of, Base::warp;
   using T = typename C::T;
 
   static constexpr int kDqColumns = C::dq_columns(kOwn);
@@ -26,8 +28,6 @@ struct PairConsumer : PairShared<C> {
 
   const HopperBackward& p;
   const int rank;
-  const int warp;
-  const int lane;
   std::uint32_t count = 0;  // of blocks
   std::uint32_t items = 0;
 
@@ -37,22 +37,12 @@ struct PairConsumer : PairShared<C> {
   std::uint32_t factors[16];  // P^T or dS^T
 
   __device__ PairConsumer(const HopperBackward& problem, int rank_, int warp_, int lane_)
-      : p(problem),
-        rank(rank_),
-        warp(warp_),
-        lane(lane_) {}
+      : Base(warp_, lane_),
+        p(problem),
+        rank(rank_) {}
 
   // ---------------------------------------------------------------- memory
 
-  static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
-    return __shfl_sync(kAllLanes, address, 0);
-  }
-  static __device__ __forceinline__ std::uint64_t rows_of(int block) {
-    return matrix_descriptor(uniform(S::at(block)));
-  }
-  static __device__ __forceinline__ std::uint64_t columns_of(int block) {
-    return matrix_descriptor(uniform(S::at(block)), C::kChunkBytes);
-  }
   static __device__ __forceinline__ int ds_block(std::uint32_t n) {
     return C::kDs + static_cast<int>(n % C::kDsStages) * C::kDsBytes;
   }
@@ -62,10 +52,6 @@ struct PairConsumer : PairShared<C> {
     return load_shared_floats(S::at(S::statistics(turn)) + columns_16 * 64 + lane % 4 * 16);
   }
 
-  template <int kStages>
-  __device__ __forceinline__ void release(int first, std::uint32_t n) const {
-    if (lane == 0) mbarrier_arrive(S::template barrier<kStages>(first, n));
-  }
   template <int kStages>
   __device__ __forceinline__ void release_pair(int first, std::uint32_t n) const {
     if (lane < C::kCtas) {
@@ -77,15 +63,6 @@ struct PairConsumer : PairShared<C> {
   }
   __device__ __forceinline__ void wait_rows(std::uint32_t turn) const {
     S::template wait_full<C::kSlots>(C::kRowsFull, turn);
-  }
-
-  // Sixteen rows of a warp to shared memory, two matrices of 16 columns at a time.
-  __device__ __forceinline__ void store_columns(int rows, int columns_16,
-                                                const std::uint32_t* words) const {
-    const int row = warp * 16 + lane % 16;
-    const int piece = (columns_16 % 4 * 2 + lane / 16) ^ (lane % 8);
-    store_matrices(S::at(rows) + columns_16 / 4 * C::kChunkBytes + row * kSwizzleRow + piece * 16,
-                   words[0], words[1], words[2], words[3]);
   }
 
   // ---------------------------------------------------------------- products, one group each
@@ -174,23 +151,10 @@ struct PairConsumer : PairShared<C> {
 
   // ---------------------------------------------------------------- results
 
-  __device__ __forceinline__ void store_gradient(int rows, float factor) const {
-#pragma unroll
-    for (int i = 0; i < C::kDim / 16; ++i) {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float pair[2] = {sums[8 * i + 2 * j] * factor, sums[8 * i + 2 * j + 1] * factor};
-        words[j] = narrow_word<T>(pair);
-      }
-      store_columns(rows, i, words);
-    }
-  }
-
   // Over the rows of v, or k, when nobody reads them any more.
   __device__ __forceinline__ void send_gradient(const CUtensorMap& map, int rows, float factor,
                                                 const KeyTile& tile) const {
-    store_gradient(rows, factor);
+    Base::store_gradient(rows, sums, factor);
     fence_async_shared();
     named_barrier(1 + kOwn, 128);
     if (warp != 0 || lane != 0) return;
@@ -268,30 +232,16 @@ struct PairValues : PairConsumer<C, 0> {
   using typename Base::S;
   using typename Base::T;
 
-  // Queries that a key is seen by, counted from the thread's first column.
-  struct Seen {
-    int first;
-    int last;
-  };
-
-  __device__ __forceinline__ Seen seen(int key, int column) const {
-    const HopperBackwardPlan& plan = p.plan;
-    if (key >= plan.keys) return {kNoBound, -kNoBound};
-    return {key - plan.shift - plan.window_right - column,
-            key - plan.shift + plan.window_left - column};
-  }
-
   // Where the product may be anything, the exponential is 0: scale is above 0.
   __device__ __forceinline__ void hide_unseen(int block) {
     const int column = block * kBlockQueries + lane % 4 * 2;
     const int key = Base::own_key() + warp * 16 + lane / 4;
-    const Seen upper = seen(key, column);
-    const Seen lower = seen(key + 8, column);
+    const HopperBackwardPlan::Seen upper = p.plan.seen_by(key, column);
+    const HopperBackwardPlan::Seen lower = p.plan.seen_by(key + 8, column);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int at = i / 4 * 8 + i % 2;
-      const Seen& of = i % 4 < 2 ? upper : lower;
-      if (at < of.first || at > of.last) Base::scores[i] = -INFINITY;
+      if (!(i % 4 < 2 ? upper : lower).has(at)) Base::scores[i] = -INFINITY;
     }
   }
 

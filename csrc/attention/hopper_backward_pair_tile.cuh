@@ -125,10 +125,7 @@ struct PairShared : BackwardShared<C> {
   static __device__ __forceinline__ BackwardItem read_item(std::uint32_t count) {
     mbarrier_wait_cluster(S::template barrier<C::kItemStages>(C::kItemFull, count),
                           S::template parity<C::kItemStages>(count));
-    const std::uint32_t from = S::item_address(count);
-    return {{load_shared_int(from), load_shared_int(from + 4), load_shared_int(from + 8)},
-            load_shared_int(from + 12),
-            load_shared_int(from + 16)};
+    return S::peek_item(count);
   }
   static __device__ __forceinline__ void release_item(std::uint32_t count) {
     mbarrier_arrive_remote(

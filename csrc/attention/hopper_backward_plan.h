@@ -132,6 +132,18 @@ struct HopperBackwardPlan {
             std::max(end_query, 0) / kBlockQueries};
   }
 
+  // The queries that a key is seen by, counted from this one on; both ends count.
+  struct Seen {
+    int first;
+    int last;
+
+    constexpr bool has(int query) const { return query >= first && query <= last; }
+  };
+  constexpr Seen seen_by(int key, int query) const {
+    if (key >= keys) return {kNoBound, -kNoBound};
+    return {key - shift - window_right - query, key - shift + window_left - query};
+  }
+
   // Numbers the blocks of all heads. There are fewer than 2^30.
   constexpr int block_place(int in_batch, int head, int block) const {
     return (in_batch * heads + head) * query_blocks + block;

@@ -6,6 +6,7 @@
 #include "attention/hopper_backward_plan.h"
 #include "attention/hopper_scores.h"
 #include "core/cuda/hopper.cuh"
+#include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 
 namespace transformer_kernels::cuda {
@@ -301,6 +302,53 @@ struct BackwardShared {
       store_shared_int(to + 36, item.place);
     }
     mbarrier_arrive(barrier<C::kItemStages>(C::kItemFull, count));
+  }
+};
+
+// A thread of a consumer, whose shared memory is as S says.
+template <class C, class S>
+struct ConsumerThread : S {
+  const int warp;  // of the warpgroup
+  const int lane;
+
+  __device__ ConsumerThread(int warp_, int lane_) : warp(warp_), lane(lane_) {}
+
+  static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
+    return __shfl_sync(kAllLanes, address, 0);
+  }
+  static __device__ __forceinline__ std::uint64_t rows_of(int block) {
+    return matrix_descriptor(uniform(S::at(block)));
+  }
+  static __device__ __forceinline__ std::uint64_t columns_of(int block) {
+    return matrix_descriptor(uniform(S::at(block)), C::kChunkBytes);
+  }
+
+  template <int kStages>
+  __device__ __forceinline__ void release(int first, std::uint32_t n) const {
+    if (lane == 0) mbarrier_arrive(S::template barrier<kStages>(first, n));
+  }
+
+  // Sixteen rows of a warp to shared memory, two matrices of 16 columns at a time.
+  __device__ __forceinline__ void store_columns(int rows, int columns_16,
+                                                const std::uint32_t* words) const {
+    const int row = warp * 16 + lane % 16;
+    const int piece = (columns_16 % 4 * 2 + lane / 16) ^ (lane % 8);
+    store_matrices(S::at(rows) + columns_16 / 4 * C::kChunkBytes + row * kSwizzleRow + piece * 16,
+                   words[0], words[1], words[2], words[3]);
+  }
+
+  __device__ __forceinline__ void store_gradient(int rows, const float (&sums)[C::kDim / 2],
+                                                 float factor) const {
+#pragma unroll
+    for (int i = 0; i < C::kDim / 16; ++i) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float pair[2] = {sums[8 * i + 2 * j] * factor, sums[8 * i + 2 * j + 1] * factor};
+        words[j] = narrow_word<typename C::T>(pair);
+      }
+      store_columns(rows, i, words);
+    }
   }
 };
 
