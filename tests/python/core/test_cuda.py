@@ -57,6 +57,28 @@ def test_graph_capture(case: Case) -> None:
             assert torch.equal(a, b)
 
 
+@each_main_case
+@pytest.mark.parametrize("cols", [32768, 131072])
+def test_many_wide_rows(case: Case, cols: int, dtype: torch.dtype) -> None:
+    """A CTA that takes one row after another gives what CTAs with one row each do, in any launch:
+    the next row must not arrive before the last one is read, however long stores take."""
+    at_once, launches = 64, 12
+    problem = case.build(torch.randn(2**26 // cols, cols, dtype=dtype, device="cuda"))
+    full = tuple(t.detach() for t in problem.tensors)
+    few = [
+        tuple(t[first : first + at_once] if t.ndim == 2 else t for t in full)  # not the weights
+        for first in range(0, full[0].shape[0], at_once)
+    ]
+    with torch.no_grad():
+        parts = zip(*(as_tuple(problem.ours(*tensors)) for tensors in few), strict=True)
+        expected = [torch.cat(part) for part in parts]
+        for _ in range(launches):
+            for a, b in zip(as_tuple(problem.ours(*full)), expected, strict=True):
+                # Fewer rows may run another plan, which rounds in another order.
+                size = b.abs().mean(dtype=torch.float32).item()
+                torch.testing.assert_close(a, b, rtol=2**-6, atol=2**-6 * size)
+
+
 @pytest.mark.parametrize("captured", [False, True], ids=["stream", "graph"])
 def test_chain(captured: bool) -> None:
     """Small kernels start while the one before them ends, and still see all that it wrote."""
