@@ -21,7 +21,7 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
   using S = BackwardShared<C>;
   using Base = ConsumerThread<C, S>;
   using Base::columns_of, Base::rows_of, Base::store_columns, Base::store_gradient;
-  using Base::lane, Base::release, Base::warp;
+  using Base::lane, Base::release, Base::same, Base::warp;
   using T = typename C::T;
 
   static constexpr int kShareSums = 64 * kBlockQueries;
@@ -38,9 +38,7 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
   std::uint32_t p_packed[16], ds_packed[16];
   BackwardAhead ahead;
 
-  // The same for all lanes, which the compiler has to be told: of what an item holds, or, where
-  // that is a lot, of what follows from it.
-  static __device__ __forceinline__ int same(int v) { return __reduce_max_sync(kAllLanes, v); }
+  // same() of what an item holds, or, where that is a lot, of what follows from it.
   static __device__ __forceinline__ int same_of_item(int v) { return C::kRagged ? v : same(v); }
   static __device__ __forceinline__ int same_result(int v) { return C::kRagged ? same(v) : v; }
 

@@ -18,7 +18,7 @@ template <class C, int kOwn>
 struct PairConsumer : ConsumerThread<C, PairShared<C>> {
   using S = PairShared<C>;
   using Base = ConsumerThread<C, S>;
-  using Base::columns_of, Base::lane, Base::release, Base::rows_of, Base::warp;
+  using Base::columns_of, Base::lane, Base::release, Base::rows_of, Base::same, Base::warp;
   using T = typename C::T;
 
   static constexpr int kDqColumns = C::dq_columns(kOwn);
@@ -173,16 +173,14 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
 
   // ---------------------------------------------------------------- items
 
-  // The same for all lanes, which the compiler has to be told.
   __device__ __forceinline__ BackwardItem read_item() const {
     const BackwardItem item = S::read_item(items);
-    const auto same = [](int v) { return __reduce_max_sync(kAllLanes, v); };
     return {{same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)},
             same(item.head),
             same(item.bits)};
   }
   __device__ __forceinline__ int own_key() const {
-    return __reduce_max_sync(kAllLanes, S::tile_index(items)) * kTileKeys + 64 * rank;
+    return same(S::tile_index(items)) * kTileKeys + 64 * rank;
   }
 
   template <class Role>

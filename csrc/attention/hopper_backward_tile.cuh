@@ -313,6 +313,8 @@ struct ConsumerThread : S {
 
   __device__ ConsumerThread(int warp_, int lane_) : warp(warp_), lane(lane_) {}
 
+  // The same for all lanes, which the compiler has to be told.
+  static __device__ __forceinline__ int same(int v) { return __reduce_max_sync(kAllLanes, v); }
   static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
     return __shfl_sync(kAllLanes, address, 0);
   }

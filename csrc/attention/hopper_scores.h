@@ -7,6 +7,7 @@
 
 #include "attention/attention_problem.h"
 #include "core/cuda/tensor_map.h"
+#include "core/rounding.h"
 
 namespace transformer_kernels::cuda {
 
@@ -41,7 +42,7 @@ inline bool is_loadable(const AttentionProblem& p, const ScoreMap& map) {
 inline int pieces_of(const ScoreMap& map, int keys) {
   if (!map.defined()) return 0;
   const int bytes = keys * static_cast<int>(size_of(map.dtype));
-  return (bytes + kMapRowBytes - 1) / kMapRowBytes;
+  return static_cast<int>(divide_up(bytes, kMapRowBytes));
 }
 
 inline LoadedMap loaded_map(const char* op, const AttentionProblem& p, const ScoreMap& map,
