@@ -144,12 +144,12 @@ def _ours(causal: bool, q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") 
     return out
 
 
-def _torch(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _torch(causal: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """PyTorch takes heads before time, and gives them back so."""
     query, key, value = (x.transpose(1, 2) for x in (q, k, v))
     shared = q.shape[2] != k.shape[2]
     return torch_functional.scaled_dot_product_attention(
-        query, key, value, is_causal=causal, enable_gqa=shared
+        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared
     ).transpose(1, 2)
 
 
@@ -294,10 +294,7 @@ def _ours_with(options: Options, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _torch_with(options: Options, option: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
-    return torch_functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=options(q)[option], enable_gqa=q.shape[2] != k.shape[2]
-    ).transpose(1, 2)
+    return _torch(False, q, k, v, options(q)[option])
 
 
 def _exact_with(options: Options, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
