@@ -8,34 +8,36 @@
 // to shared memory as well, where wgmma reads it as dS: the consumers' keys meet there, and only
 // there. dQ of a block is made one block later, so that no consumer waits for another. The second
 // consumer begins a little later than the first: each has products while the other has none.
+//
+// What one block takes, in the order of products; a bar is a wait, * what runs beside products:
+//
+//   step_ahead()    dP^T, next S^T and dV | *dS | dK and dQ | *next P^T | dQ leaves
+//   step_behind()   dP^T, dQ and dV | *dS | dQ leaves | dK and next S^T | next P^T
 #pragma once
 
 #include "attention/hopper_backward_extras.cuh"
-#include "attention/hopper_backward_tile.cuh"
+#include "attention/hopper_backward_products.cuh"
 #include "core/cuda/pack.cuh"
 
 namespace transformer_kernels::cuda {
 
 template <class C>
-struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
-  using S = BackwardShared<C>;
-  using Base = ConsumerThread<C, S>;
-  using Base::columns_of, Base::rows_of, Base::store_columns, Base::store_gradient;
-  using Base::lane, Base::release, Base::same, Base::warp;
-  using T = typename C::T;
+struct BackwardConsumer : BackwardProducts<C> {
+  using Base = BackwardProducts<C>;
+  using Base::count, Base::dk, Base::dp, Base::ds_packed, Base::dv, Base::own, Base::p_packed;
+  using Base::dout_block, Base::dq, Base::ds_block, Base::q_block, Base::s;
+  using Base::lane, Base::release, Base::same, Base::store_columns, Base::store_gradient;
+  using Base::multiply_dp, Base::multiply_dq, Base::multiply_first_scores, Base::warp;
+  using Base::multiply_dq_and_gradient, Base::multiply_gradient;
+  using Base::multiply_scores_and_gradient;
+  using typename Base::S;
+  using typename Base::T;
 
   static constexpr int kShareSums = 64 * kBlockQueries;
 
   const HopperBackward& p;
-  const int own;            // which consumer
-  std::uint32_t count = 0;  // of blocks
   std::uint32_t items = 0;
   BlockRange unmasked;  // of the item, where kept
-
-  float dk[C::kDim / 2], dv[C::kDim / 2];
-  float s[32];   // S^T, then P^T; and between them dQ of the block before
-  float dp[32];  // dP^T
-  std::uint32_t p_packed[16], ds_packed[16];
   BackwardAhead ahead;
 
   // same() of what an item holds, or, where that is a lot, of what follows from it.
@@ -53,120 +55,17 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
   }
 
   __device__ BackwardConsumer(const HopperBackward& problem, int consumer, int warp_, int lane_)
-      : Base(warp_, lane_),
-        p(problem),
-        own(consumer) {}
+      : Base(consumer, warp_, lane_),
+        p(problem) {}
 
-  // ---------------------------------------------------------------- memory
+  // ---------------------------------------------------------------- between products
 
-  static __device__ __forceinline__ int q_block(std::uint32_t n) {
-    return C::kQ + static_cast<int>(n % C::kQStages) * C::kRowsBytes;
-  }
-  static __device__ __forceinline__ int dout_block(std::uint32_t n) {
-    return C::kDout + static_cast<int>(n % C::kDoutStages) * C::kRowsBytes;
-  }
-  static __device__ __forceinline__ int ds_block(std::uint32_t n) {
-    return C::kDs + static_cast<int>(n % C::kDsStages) * C::kDsBytes;
-  }
   // Of two columns of each 8 among 16: lse; -delta lies kBlockQueries behind.
   __device__ __forceinline__ float4 statistic(std::uint32_t n, int columns_16, int which) const {
     const int at = C::kStatistics + static_cast<int>(n % C::kQStages) * C::kStatisticBytes;
     return load_shared_floats(S::at(at) + which * kBlockQueries * 4 + columns_16 * 64 +
                               lane % 4 * 16);
   }
-
-  // ---------------------------------------------------------------- steps of products
-
-  // Of all keys, the columns of dq that this consumer makes.
-  __device__ __forceinline__ std::uint64_t dq_keys() const {
-    return columns_of(C::kK + (C::kShares == 1 ? 0 : own * C::kChunkBytes));
-  }
-
-  static constexpr int kScoreSteps = C::kDim / 16;
-  static constexpr int kQuerySteps = kBlockQueries / 16;
-  static constexpr int kKeySteps = kTileKeys / 16;
-
-  // S^T or dP^T: 16 columns of D.
-  static __device__ __forceinline__ void score_step(float (&sums)[32], std::uint64_t keys,
-                                                    std::uint64_t queries, int step) {
-    const int at = step / 4 * (C::kChunkBytes / 16) + step % 4 * 2;
-    if (step == 0) {
-      wgmma_first<T>(sums, keys, queries);
-    } else {
-      wgmma<T>(sums, keys + at, queries + at);
-    }
-  }
-  // dV or dK: 16 queries.
-  static __device__ __forceinline__ void gradient_step(float (&sums)[C::kDim / 2],
-                                                       const std::uint32_t* factors,
-                                                       std::uint64_t queries, int step) {
-    wgmma<T, Major::kOther>(sums, factors + 4 * step, queries + step * 128);
-  }
-  // dQ: 16 keys.
-  __device__ __forceinline__ void dq_step(std::uint64_t ds, std::uint64_t keys, int step) {
-    const int at = step / 4 * (C::kRowsBytes / 16) + step % 4 * 128;
-    if (step == 0) {
-      wgmma_first<T, Major::kOther, Major::kOther>(s, ds, keys);
-    } else {
-      wgmma<T, Major::kOther, Major::kOther>(s, ds + step * 128, keys + at);
-    }
-  }
-
-  // ---------------------------------------------------------------- products, one group each
-  // Those with both operands in shared memory take all of its bandwidth, those with one in
-  // registers half of it: taking turns, they hide each other.
-
-  __device__ __forceinline__ void multiply_scores(float (&sums)[32], int own_rows, int block) {
-    const std::uint64_t keys = rows_of(own_rows + own * C::kRowsBytes);
-    const std::uint64_t queries = rows_of(block);
-#pragma unroll
-    for (int step = 0; step < kScoreSteps; ++step) score_step(sums, keys, queries, step);
-    wgmma_commit();
-  }
-
-  static __device__ __forceinline__ void multiply_gradient(float (&sums)[C::kDim / 2],
-                                                           const std::uint32_t* factors,
-                                                           int block) {
-    const std::uint64_t queries = columns_of(block);
-#pragma unroll
-    for (int step = 0; step < kQuerySteps; ++step) gradient_step(sums, factors, queries, step);
-    wgmma_commit();
-  }
-
-  __device__ __forceinline__ void multiply_dq_and_dv(std::uint32_t dq_count) {
-    const std::uint64_t ds = rows_of(ds_block(dq_count));
-    const std::uint64_t keys = dq_keys();
-    const std::uint64_t queries = columns_of(dout_block(count));
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) {
-      dq_step(ds, keys, step);
-      if (step % 2 == 1) gradient_step(dv, p_packed, queries, step / 2);
-    }
-    wgmma_commit();
-  }
-
-  __device__ __forceinline__ void multiply_dq(std::uint32_t dq_count) {
-    const std::uint64_t ds = rows_of(ds_block(dq_count));
-    const std::uint64_t keys = dq_keys();
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) dq_step(ds, keys, step);
-    wgmma_commit();
-  }
-
-  __device__ __forceinline__ void multiply_scores_and_dk() {
-    constexpr int kEvery = kScoreSteps / kQuerySteps;
-    const std::uint64_t keys = rows_of(C::kK + own * C::kRowsBytes);
-    const std::uint64_t next = rows_of(q_block(count + 1));
-    const std::uint64_t queries = columns_of(q_block(count));
-#pragma unroll
-    for (int step = 0; step < kScoreSteps; ++step) {
-      score_step(s, keys, next, step);
-      if (step % kEvery == kEvery - 1) gradient_step(dk, ds_packed, queries, step / kEvery);
-    }
-    wgmma_commit();
-  }
-
-  // ---------------------------------------------------------------- between products
 
   // What follows from the item is computed anew where it is needed: registers are scarcer.
   __device__ __forceinline__ int own_key() const {
@@ -189,6 +88,7 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
     mbarrier_wait(S::barrier(C::kKeysFull), item.parity());
 #pragma unroll
     for (int i = 0; i < C::kDim / 2; ++i) dk[i] = dv[i] = 0;
+    if constexpr (C::kKeepsKeys) Base::keep_rows();
   }
 
   // Products and exponentials of what is not seen may be anything: they are replaced.
@@ -237,7 +137,16 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
 
   // S^T of block number n -> P^T. lse is infinite for rows past the end and such that see no key.
   __device__ __forceinline__ void exponentiate(int block, std::uint32_t n) {
-    if constexpr (C::kExtras) scores(block).finish_scores(ahead, s, ds_packed);
+    if constexpr (C::kScoresAhead) {
+      std::uint32_t slopes[16];
+      exponentiate(block, n, slopes);
+    } else {
+      exponentiate(block, n, ds_packed);
+    }
+  }
+  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n,
+                                               [[maybe_unused]] std::uint32_t (&slopes)[16]) {
+    if constexpr (C::kExtras) scores(block).finish_scores(ahead, s, slopes);
     const float scale = C::kExtras ? p.extras.outer : p.scale_in_bits;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -252,7 +161,7 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
     hide_where_unseen(block);
 #pragma unroll
     for (int i = 0; i < 16; ++i) p_packed[i] = narrow_word<T>(s + 2 * i);
-    if constexpr (C::kExtras) scores(block).finish_probabilities(ahead, p_packed, ds_packed);
+    if constexpr (C::kExtras) scores(block).finish_probabilities(ahead, p_packed, slopes);
     pin(p_packed);
   }
 
@@ -314,7 +223,7 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
   // Sums are added as they lie in registers; each warp has 4 KB of its own in a block, which is
   // number `place` among those of all heads; in ragged configurations, of the head.
   __device__ __forceinline__ void add_dq(int place, std::uint32_t dq_count) {
-    pin(s);
+    pin(dq());
     release<C::kDsStages>(C::kDsEmpty, dq_count);
     const bool ordered = C::ordered(p);
     if (ordered) mbarrier_wait(S::barrier(C::kTurn + own), C::dq_parity(dq_count));
@@ -324,8 +233,8 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
                       (warp * 1024 + lane * 4);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      global_reduce_add(to + i * 128,
-                        make_float4(s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]));
+      const float* const sums = dq() + 4 * i;
+      global_reduce_add(to + i * 128, make_float4(sums[0], sums[1], sums[2], sums[3]));
     }
     if (ordered) {
       __syncwarp();
@@ -335,12 +244,6 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
 
   // ---------------------------------------------------------------- blocks
 
-  // Products that still run while dS is made: that of dV reads P^T, which the plain dS does too.
-  // Where it is other weights that are read, the compiler would load them over P^T.
-  static constexpr int kBesideDs = C::kWeights ? 0 : 1;
-  // Where nothing runs beside, dQ may leave first, and its registers serve dS.
-  static constexpr bool kAddsDqFirst = C::kWeights && !C::kStoresDsFirst;
-
   // One block. On entry p_packed holds its P^T, on return that of the next, unless it is the last.
   // kWithDq: and dQ of the block before. `head_place` is the place of the head's block 0 in dq.
   template <bool kWithDq, bool kLast>
@@ -348,12 +251,69 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
     S::template wait_full<C::kDoutStages>(C::kDoutFull, count);
     if constexpr (!kLast) S::template wait_full<C::kQStages>(C::kQFull, count + 1);
     if constexpr (kWithDq) S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
+    if constexpr (C::kScoresAhead) {
+      step_ahead<kWithDq, kLast>(block, head_place);
+    } else {
+      step_behind<kWithDq, kLast>(block, head_place);
+    }
+    ++count;
+  }
+
+  // Factors in registers are pinned behind the wait for their products, lest others take their
+  // places meanwhile.
+  template <bool kWithDq, bool kLast>
+  __device__ __forceinline__ void step_ahead(int block, int head_place) {
     pin(p_packed);
     pin(dv);
     wgmma_fence();
-    multiply_scores(dp, C::kV, dout_block(count));
+    multiply_dp();
+    if constexpr (kLast) {
+      multiply_gradient(dv, p_packed, dout_block(count));
+    } else {
+      multiply_scores_and_gradient(dv, p_packed, dout_block(count));
+      draw(block - 1);
+    }
+    wgmma_wait<1>();
+    pin(dp);
+    differentiate();
+    store_ds();
+    wgmma_wait<0>();
+    pin(dv);
+    pin(p_packed);
+    release<C::kDoutStages>(C::kDoutEmpty, count);
+    pin(ds_packed);
+    pin(dk);
+    wgmma_fence();
     if constexpr (kWithDq) {
-      multiply_dq_and_dv(count - 1);
+      multiply_dq_and_gradient(count - 1, dk, ds_packed, q_block(count));
+    } else {
+      multiply_gradient(dk, ds_packed, q_block(count));
+    }
+    if constexpr (!kLast) {
+      look_ahead(block - 1, count + 1);
+      pin(s);
+      exponentiate(block - 1, count + 1);
+    }
+    wgmma_wait<0>();
+    pin(dk);
+    pin(ds_packed);
+    release<C::kQStages>(C::kQEmpty, count);
+    if constexpr (kWithDq) add_dq(head_place + block + 1, count - 1);
+  }
+
+  // Products that still run while dS is made: that of dV reads P^T, which the plain dS does too.
+  // Where it is other weights that are read, the compiler would load them over P^T. Where nothing
+  // runs beside, dQ may leave first, and its registers serve dS.
+  static constexpr int kBesideDs = C::kWeights ? 0 : 1;
+
+  template <bool kWithDq, bool kLast>
+  __device__ __forceinline__ void step_behind(int block, int head_place) {
+    pin(p_packed);
+    pin(dv);
+    wgmma_fence();
+    multiply_dp();
+    if constexpr (kWithDq) {
+      multiply_dq_and_gradient(count - 1, dv, p_packed, dout_block(count));
     } else {
       multiply_gradient(dv, p_packed, dout_block(count));
     }
@@ -361,13 +321,12 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
     wgmma_wait<kBesideDs>();
     pin(dp);
     if constexpr (C::kWeights) pin(p_packed);
-    if constexpr (kWithDq && kAddsDqFirst) add_dq(head_place + block + 1, count - 1);
+    if constexpr (kWithDq && C::kWeights) add_dq(head_place + block + 1, count - 1);
     differentiate();
-    if constexpr (C::kStoresDsFirst) store_ds();
     wgmma_wait<0>();
     pin(dv);
     release<C::kDoutStages>(C::kDoutEmpty, count);
-    if constexpr (kWithDq && !kAddsDqFirst) add_dq(head_place + block + 1, count - 1);
+    if constexpr (kWithDq && !C::kWeights) add_dq(head_place + block + 1, count - 1);
     pin(ds_packed);
     pin(dk);
     if constexpr (kWithDq && C::kSumsFirst) __syncwarp();
@@ -375,9 +334,9 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
     if constexpr (kLast) {
       multiply_gradient(dk, ds_packed, q_block(count));
     } else {
-      multiply_scores_and_dk();
+      multiply_scores_and_gradient(dk, ds_packed, q_block(count));
     }
-    if constexpr (!C::kStoresDsFirst) store_ds();
+    store_ds();
     if constexpr (!kLast) look_ahead(block - 1, count + 1);
     wgmma_wait<0>();
     pin(dk);
@@ -386,7 +345,6 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
       pin(s);
       exponentiate(block - 1, count + 1);
     }
-    ++count;
   }
 
   // The second consumer begins an item when the first one has its probabilities of a block.
@@ -401,7 +359,7 @@ struct BackwardConsumer : ConsumerThread<C, BackwardShared<C>> {
     follow();
     S::template wait_full<C::kQStages>(C::kQFull, count);
     wgmma_fence();
-    multiply_scores(s, C::kK, q_block(count));
+    multiply_first_scores();
     draw(block);
     look_ahead(block, count);
     wgmma_wait<0>();

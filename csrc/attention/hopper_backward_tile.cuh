@@ -83,17 +83,19 @@ struct HopperBackwardConfig {
   // Of a thread. The sums of a consumer take 2 kDim and more; what is left is for the producers.
   static constexpr int kConsumerRegisters = kDim > 64 ? 240 : 232;
   static constexpr int kProducerRegisters = kDim > 64 ? 24 : 40;
-  // dS leaves before dK begins, the shorter way to the next block's dQ. With 128 columns there are
-  // no registers for that: it leaves while S and dK are made.
-  static constexpr bool kStoresDsFirst = kDim <= 64;
+  // S^T of the next block is made beside dV, so that its exponentials run while dK and dQ are made.
+  // With 128 columns there are no registers for that: see step_behind().
+  static constexpr bool kScoresAhead = kDim <= 64;
+  // K and V are read from registers, which halves what S^T and dP^T take of shared memory.
+  static constexpr bool kKeepsKeys = kScoresAhead && kForm == BackwardForm::kFree;
   // The second consumer begins an item later than the first, so that each has products while the
   // other has none; and each keeps the range of blocks that its mask does not touch. In order and
   // for packed sequences there are no registers for either, in kScores none for the range.
   static constexpr bool kStaggered = kForm == BackwardForm::kFree || kExtras;
   static constexpr bool kKeepsRange = kStaggered && !(kForm == BackwardForm::kScores && kDim > 64);
   // The compiler issues the sums of dq behind the products that follow. Kept before them they leave
-  // sooner, which is worth 7 % with 128 columns and costs 2 % with 64.
-  static constexpr bool kSumsFirst = kDim > 64 && !kWeights;
+  // sooner, which is worth 7 %.
+  static constexpr bool kSumsFirst = !kWeights;
   // Blocks of q live from the product before their own until the last one, those of dout shorter.
   static constexpr int kQStages = 4;
   static constexpr int kDoutStages = 2;

@@ -170,6 +170,20 @@ __device__ __forceinline__ void wgmma(float (&d)[kSums], const std::uint32_t* a,
 #undef TFK_FORM
 }
 
+template <class T, Major kMajorB, int kSums>
+__device__ __forceinline__ void wgmma_first(float (&d)[kSums], const std::uint32_t* a,
+                                            std::uint64_t b) {
+#define TFK_FORM(n, sums, i0, i1, i2, i3, i4, i5, i6, i7)                                          \
+  if constexpr (kSums == sums)                                                                     \
+    asm volatile(TFK_WGMMA(n, sums, i0) "{%" #i1 ", %" #i2 ", %" #i3 ", %" #i4 "}, %" #i5          \
+                                        ", 0, 1, 1, %" #i6 ";"                                     \
+                 : TFK_OPERANDS_##sums("=f", d)                                                    \
+                 : "C"(WgmmaElement<T>::text), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), \
+                   "n"(static_cast<int>(kMajorB)));
+  TFK_EACH_WIDTH(TFK_FORM)
+#undef TFK_FORM
+}
+
 #undef TFK_EACH_WIDTH
 #undef TFK_WGMMA
 #undef TFK_EIGHT

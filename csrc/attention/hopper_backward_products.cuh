@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+// The products of a consumer of the backward kernel on Hopper, and the registers that they work on.
+#pragma once
+
+#include "attention/hopper_backward_tile.cuh"
+#include "core/cuda/mma.cuh"
+
+namespace transformer_kernels::cuda {
+
+template <class C>
+struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
+  using S = BackwardShared<C>;
+  using Base = ConsumerThread<C, S>;
+  using Base::columns_of, Base::lane, Base::rows_of, Base::warp;
+  using T = typename C::T;
+
+  // Factors in registers, of all 64 columns.
+  struct KeptRows {
+    std::uint32_t words[16];
+  };
+  struct NoRows {};
+  using OwnRows = std::conditional_t<C::kKeepsKeys, KeptRows, NoRows>;
+
+  const int own;            // which consumer
+  std::uint32_t count = 0;  // of blocks
+
+  float dk[C::kDim / 2], dv[C::kDim / 2];
+  float s[32];   // S^T, then P^T
+  float dp[32];  // dP^T
+  std::uint32_t p_packed[16], ds_packed[16];
+  OwnRows own_k, own_v;
+
+  __device__ BackwardProducts(int consumer, int warp_, int lane_)
+      : Base(warp_, lane_),
+        own(consumer) {}
+
+  // ---------------------------------------------------------------- factors
+
+  static __device__ __forceinline__ int q_block(std::uint32_t n) {
+    return C::kQ + static_cast<int>(n % C::kQStages) * C::kRowsBytes;
+  }
+  static __device__ __forceinline__ int dout_block(std::uint32_t n) {
+    return C::kDout + static_cast<int>(n % C::kDoutStages) * C::kRowsBytes;
+  }
+  static __device__ __forceinline__ int ds_block(std::uint32_t n) {
+    return C::kDs + static_cast<int>(n % C::kDsStages) * C::kDsBytes;
+  }
+  // The own rows of K and V, from shared memory.
+  __device__ __forceinline__ void keep_rows() {
+    own_k = kept_rows(C::kK);
+    own_v = kept_rows(C::kV);
+  }
+  __device__ __forceinline__ KeptRows kept_rows(int rows) const {
+    const std::uint32_t row =
+        S::at(rows) + own * C::kRowsBytes + (warp * 16 + lane % 16) * kSwizzleRow;
+    KeptRows kept;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      std::uint32_t words[4];
+      ldmatrix_x4(words, row + ((2 * i + lane / 16) ^ lane % 8) * 16);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) kept.words[4 * i + j] = words[j];
+    }
+    return kept;
+  }
+
+  // ---------------------------------------------------------------- steps of products
+
+  // Of all keys, the columns of dq that this consumer makes.
+  __device__ __forceinline__ std::uint64_t dq_keys() const {
+    return columns_of(C::kK + (C::kShares == 1 ? 0 : own * C::kChunkBytes));
+  }
+
+  static constexpr int kScoreSteps = C::kDim / 16;
+  static constexpr int kQuerySteps = kBlockQueries / 16;
+  static constexpr int kKeySteps = kTileKeys / 16;
+
+  // S^T or dP^T: 16 columns of D.
+  static __device__ __forceinline__ void score_step(float (&sums)[32], std::uint64_t keys,
+                                                    std::uint64_t queries, int step) {
+    const int at = step / 4 * (C::kChunkBytes / 16) + step % 4 * 2;
+    if (step == 0) {
+      wgmma_first<T>(sums, keys, queries);
+    } else {
+      wgmma<T>(sums, keys + at, queries + at);
+    }
+  }
+  static __device__ __forceinline__ void score_step(float (&sums)[32], const KeptRows& keys,
+                                                    std::uint64_t queries, int step) {
+    if (step == 0) {
+      wgmma_first<T, Major::kK>(sums, keys.words, queries);
+    } else {
+      wgmma<T, Major::kK>(sums, keys.words + 4 * step, queries + 2 * step);
+    }
+  }
+  // The own rows of K or V, as score_step() takes them.
+  __device__ __forceinline__ auto factor(const OwnRows& kept, int rows) const {
+    if constexpr (C::kKeepsKeys) {
+      return kept;
+    } else {
+      return rows_of(rows + own * C::kRowsBytes);
+    }
+  }
+  // dV or dK: 16 queries.
+  static __device__ __forceinline__ void gradient_step(float (&sums)[C::kDim / 2],
+                                                       const std::uint32_t* factors,
+                                                       std::uint64_t queries, int step) {
+    wgmma<T, Major::kOther>(sums, factors + 4 * step, queries + step * 128);
+  }
+  // dQ: 16 keys. Its sums lie where those of scores do not.
+  __device__ __forceinline__ float (&dq())[32] {
+    if constexpr (C::kScoresAhead) {
+      return dp;
+    } else {
+      return s;
+    }
+  }
+  __device__ __forceinline__ void dq_step(std::uint64_t ds, std::uint64_t keys, int step) {
+    const int at = step / 4 * (C::kRowsBytes / 16) + step % 4 * 128;
+    if (step == 0) {
+      wgmma_first<T, Major::kOther, Major::kOther>(dq(), ds, keys);
+    } else {
+      wgmma<T, Major::kOther, Major::kOther>(dq(), ds + step * 128, keys + at);
+    }
+  }
+
+  // ---------------------------------------------------------------- products, one group each
+  // Those with both operands in shared memory take all of its bandwidth, those with one in
+  // registers half of it: taking turns, they hide each other.
+
+  __device__ __forceinline__ void multiply_first_scores() {
+    const auto keys = factor(own_k, C::kK);
+    const std::uint64_t queries = rows_of(q_block(count));
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step) score_step(s, keys, queries, step);
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void multiply_dp() {
+    const auto keys = factor(own_v, C::kV);
+    const std::uint64_t queries = rows_of(dout_block(count));
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step) score_step(dp, keys, queries, step);
+    wgmma_commit();
+  }
+
+  static __device__ __forceinline__ void multiply_gradient(float (&sums)[C::kDim / 2],
+                                                           const std::uint32_t* factors,
+                                                           int block) {
+    const std::uint64_t queries = columns_of(block);
+#pragma unroll
+    for (int step = 0; step < kQuerySteps; ++step) gradient_step(sums, factors, queries, step);
+    wgmma_commit();
+  }
+
+  // dQ of the block before, alone.
+  __device__ __forceinline__ void multiply_dq(std::uint32_t dq_count) {
+    const std::uint64_t ds = rows_of(ds_block(dq_count));
+    const std::uint64_t keys = dq_keys();
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) dq_step(ds, keys, step);
+    wgmma_commit();
+  }
+
+  // dQ of the block before, and dV or dK.
+  __device__ __forceinline__ void multiply_dq_and_gradient(std::uint32_t dq_count,
+                                                           float (&sums)[C::kDim / 2],
+                                                           const std::uint32_t* factors,
+                                                           int block) {
+    const std::uint64_t ds = rows_of(ds_block(dq_count));
+    const std::uint64_t keys = dq_keys();
+    const std::uint64_t queries = columns_of(block);
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+      dq_step(ds, keys, step);
+      if (step % 2 == 1) gradient_step(sums, factors, queries, step / 2);
+    }
+    wgmma_commit();
+  }
+
+  // S^T of the next block, and dV or dK.
+  __device__ __forceinline__ void multiply_scores_and_gradient(float (&sums)[C::kDim / 2],
+                                                               const std::uint32_t* factors,
+                                                               int block) {
+    constexpr int kEvery = kScoreSteps / kQuerySteps;
+    const auto keys = factor(own_k, C::kK);
+    const std::uint64_t next = rows_of(q_block(count + 1));
+    const std::uint64_t queries = columns_of(block);
+#pragma unroll
+    for (int step = 0; step < kScoreSteps; ++step) {
+      score_step(s, keys, next, step);
+      if (step % kEvery == kEvery - 1) gradient_step(sums, factors, queries, step / kEvery);
+    }
+    wgmma_commit();
+  }
+};
+
+}  // namespace transformer_kernels::cuda
