@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <array>
+
 #include "attention/hopper_backward.h"
 #include "attention/hopper_forward.h"
 #include "attention/plain.h"
@@ -15,16 +17,19 @@ namespace {
 constexpr const char* kOp = "attention";
 
 // Best first.
-const AttentionEngine<AttentionForwardProblem>* const kForwardEngines[] = {
-    &kHopperForward[0], &kHopperForward[1],  &kHopperForward[2], &kHopperForward[3],
-    &kHopperForward[4], &kHopperForward[5],  &kHopperForward[6], &kHopperForward[7],
-    &kHopperForward[8], &kTensorCoreForward, &kPlainForward};
-const AttentionEngine<AttentionBackwardProblem>* const kBackwardEngines[] = {
+constexpr auto kForwardEngines = [] {
+  std::array<const AttentionEngine<AttentionForwardProblem>*, kHopperForwards + 2> engines{};
+  for (int i = 0; i < kHopperForwards; ++i) engines[i] = &kHopperForward[i];
+  engines[kHopperForwards] = &kTensorCoreForward;
+  engines[kHopperForwards + 1] = &kPlainForward;
+  return engines;
+}();
+constexpr std::array<const AttentionEngine<AttentionBackwardProblem>*, 3> kBackwardEngines = {
     &kHopperBackward, &kTensorCoreBackward, &kPlainBackward};
 
 template <std::size_t kEngines, class Problem>
-void run_best(const AttentionEngine<Problem>* const (&engines)[kEngines], const Context& context,
-              const Problem& problem) {
+void run_best(const std::array<const AttentionEngine<Problem>*, kEngines>& engines,
+              const Context& context, const Problem& problem) {
   constexpr std::int64_t kMostRows = 0x7fffffff;
   check_value(problem.queries <= kMostRows && problem.keys <= kMostRows, kOp,
               ": a sequence has more than ", kMostRows, " rows, which CUDA kernels do not take");
@@ -32,8 +37,8 @@ void run_best(const AttentionEngine<Problem>* const (&engines)[kEngines], const 
   // The last row alone has to know what to do without a score.
   const bool empty = problem.rows() == 0 || problem.keys == 0 || problem.batch == 0;
   const std::size_t chosen = choose(kOp, engines, problem, [&](const auto* engine) {
-    return empty && engine != engines[kEngines - 1] ? "there is no score"
-                                                    : engine->refusal(problem, device);
+    return empty && engine != engines.back() ? "there is no score"
+                                             : engine->refusal(problem, device);
   });
   engines[chosen]->run(context, problem);
 }

@@ -187,6 +187,7 @@ BackwardExtras extras_of(const AttentionProblem& p, int pieces) {
           .bias = bias_by_tma ? loaded_map(kOp, p, p.bias, 0) : LoadedMap{},
           .mask = mask_by_tma ? loaded_map(kOp, p, p.mask, of_bias) : LoadedMap{},
           .map_bytes = static_cast<std::uint32_t>(loaded * kMapPieceBytes),
+          .capped = p.softcap != 0,
           .inner = static_cast<float>(scales.inner),
           .outer = static_cast<float>(scales.outer),
           .added = static_cast<float>(kUnit / scales.outer),

@@ -88,7 +88,7 @@ struct BackwardScores {
   __device__ __forceinline__ void finish_scores(const BackwardAhead& ahead, float (&s)[32],
                                                 std::uint32_t (&slopes)[16]) const {
     const AttentionProblem& p = of.problem;
-    if (C::kWeights && p.softcap != 0) {
+    if (C::kWeights && of.capped) {
       cap(s, slopes);
     } else if (of.inner != 1) {
 #pragma unroll
@@ -116,7 +116,7 @@ struct BackwardScores {
     const auto keep = [&](int i, std::uint32_t ones) { probabilities[i] &= ones; };
     if (p.mask.defined()) for_each_pair_of_bits(ahead.visible, keep);
     if constexpr (C::kWeights) {
-      if (p.softcap != 0) {
+      if (of.capped) {
 #pragma unroll
         for (int i = 0; i < 16; ++i) slopes[i] = multiply_words<T>(slopes[i], probabilities[i]);
         keep_weights(slopes);

@@ -37,6 +37,7 @@ struct BackwardExtras {
   AttentionProblem problem;
   LoadedMap bias, mask;
   std::uint32_t map_bytes;  // of a block, that TMA loads
+  bool capped;              // whether there is a softcap: comparing doubles takes long
   float inner;
   float outer;
   float added;
@@ -87,7 +88,7 @@ struct HopperBackwardConfig {
   // With 128 columns there are no registers for that: see step_behind().
   static constexpr bool kScoresAhead = kDim <= 64;
   // K and V are read from registers, which halves what S^T and dP^T take of shared memory.
-  static constexpr bool kKeepsKeys = kScoresAhead && kForm == BackwardForm::kFree;
+  static constexpr bool kKeepsKeys = kScoresAhead;
   // The second consumer begins an item later than the first, so that each has products while the
   // other has none; and each keeps the range of blocks that its mask does not touch. In order and
   // for packed sequences there are no registers for either, in kScores none for the range.

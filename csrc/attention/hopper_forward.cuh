@@ -472,7 +472,7 @@ __global__ void __launch_bounds__(C::kPlan.threads(), 1)
     if (threadIdx.x == 0) load_q_and_k<C>(p, shared);
     if (threadIdx.x == 32) load_v<C>(p, shared);
     if (threadIdx.x == 64) store_tiles<C>(p, shared);
-    if constexpr (C::kExtras) {
+    if constexpr (C::kLoadsMaps) {
       if (threadIdx.x == 96) load_maps<C>(p, shared);
     }
   } else {

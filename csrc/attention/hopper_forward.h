@@ -3,23 +3,36 @@
 #pragma once
 
 #include <array>
+#include <bit>
 
 #include "attention/attention_cuda.h"
 
 namespace transformer_kernels::cuda {
 
+// What a problem has beside products and a positive scale.
+enum ForwardFeature : unsigned {
+  kAlibi = 1,
+  kSoftcap = 2,
+  kBias = 4,
+  kMask = 8,
+  kDropout = 16,
+  kOtherScale = 32,  // not positive, or next to 0
+  kMaps = kBias | kMask,
+  kEveryFeature = 63,
+};
+
 // How a CTA cuts the work: tiles of 64 queries a warpgroup, looped over blocks of keys.
 struct HopperForwardPlan {
   const char* name;
-  int dim;          // the most of D and Dv
-  int groups;       // warpgroups that multiply
-  int block_keys;   // keys of a block
-  int stages;       // blocks of k, and of v, in shared memory
-  int q_buffers;    // tiles of q in shared memory
-  bool extras;      // scores are more than a product and a positive scale, or dropout
-  int least_keys;   // pays from so many on, and without a window; 0: always
-  int map_pieces;   // pieces of bias and mask in shared memory for each warpgroup
-  int polynomials;  // of 8 exponentials behind a softcap, how many are no MUFU instruction
+  int dim;            // the most of D and Dv
+  int groups;         // warpgroups that multiply
+  int block_keys;     // keys of a block
+  int stages;         // blocks of k, and of v, in shared memory
+  int q_buffers;      // tiles of q in shared memory
+  int least_keys;     // pays from so many on, and without a window; 0: always
+  unsigned features;  // that its kernel has code for; where it is one, a problem has it
+  int map_pieces;     // of bias and mask in shared memory for each warpgroup
+  int polynomials;    // of 8 exponentials behind a softcap, how many are no MUFU instruction
 
   constexpr int tile_queries() const { return 64 * groups; }
   constexpr int threads() const { return 128 * (groups + 1); }
@@ -28,6 +41,7 @@ struct HopperForwardPlan {
   // Registers of a thread that multiplies, and of one that moves data.
   constexpr int compute_registers() const { return groups == 2 ? 232 : 160; }
   constexpr int move_registers() const { return groups == 2 ? 40 : 32; }
+  constexpr bool has_one_feature() const { return std::has_single_bit(features); }
 
   constexpr bool operator==(const HopperForwardPlan&) const = default;
 };
@@ -35,16 +49,26 @@ struct HopperForwardPlan {
 // The first plan that fits a problem runs it.
 // clang-format off
 inline constexpr HopperForwardPlan kHopperForwardPlans[] = {
-    //                              dim groups keys stages q extras least maps polynomials
-    {"hopper_forward_64",           64, 3, 128, 3, 2, false,  0, 0, 0},
-    {"hopper_forward_96",           96, 2, 128, 2, 2, false,  0, 0, 0},
-    {"hopper_forward_128_long",    128, 3,  80, 2, 2, false,  2048, 0, 0},
-    {"hopper_forward_128",         128, 2, 128, 2, 2, false,  0, 0, 0},
-    {"hopper_forward_192",         192, 2,  96, 2, 1, false,  0, 0, 0},
-    {"hopper_forward_256",         256, 2,  80, 2, 1, false,  0, 0, 0},
-    {"hopper_forward_64_extras",    64, 3,  96, 3, 2, true,   0, 4, 4},
-    {"hopper_forward_128_extras",  128, 2, 128, 2, 2, true,   0, 2, 2},
-    {"hopper_forward_256_extras",  256, 2,  64, 2, 1, true,   0, 2, 0},
+    //                             dim groups keys stages q  least features maps polynomials
+    {"hopper_forward_64",           64, 3, 128, 3, 2,     0, 0,             0, 0},
+    {"hopper_forward_96",           96, 2, 128, 2, 2,     0, 0,             0, 0},
+    {"hopper_forward_128_long",    128, 3,  80, 2, 2,  2048, 0,             0, 0},
+    {"hopper_forward_128",         128, 2, 128, 2, 2,     0, 0,             0, 0},
+    {"hopper_forward_192",         192, 2,  96, 2, 1,     0, 0,             0, 0},
+    {"hopper_forward_256",         256, 2,  80, 2, 1,     0, 0,             0, 0},
+    {"hopper_forward_64_alibi",     64, 3, 128, 3, 2,     0, kAlibi,        0, 0},
+    {"hopper_forward_64_softcap",   64, 3, 128, 3, 2,     0, kSoftcap,      0, 3},
+    {"hopper_forward_64_bias",      64, 3, 128, 2, 2,     0, kBias,         4, 0},
+    {"hopper_forward_64_mask",      64, 3, 128, 3, 2,     0, kMask,         1, 0},
+    {"hopper_forward_64_dropout",   64, 3,  96, 3, 2,     0, kDropout,      1, 0},
+    {"hopper_forward_64_extras",    64, 3,  96, 3, 2,     0, kEveryFeature, 4, 4},
+    {"hopper_forward_128_alibi",   128, 2, 128, 2, 2,     0, kAlibi,        0, 0},
+    {"hopper_forward_128_softcap", 128, 3,  80, 2, 2,     0, kSoftcap,      0, 2},
+    {"hopper_forward_128_bias",    128, 2, 128, 2, 2,     0, kBias,         2, 0},
+    {"hopper_forward_128_mask",    128, 2, 128, 2, 2,     0, kMask,         1, 0},
+    {"hopper_forward_128_dropout", 128, 2, 128, 2, 2,     0, kDropout,      1, 0},
+    {"hopper_forward_128_extras",  128, 2, 128, 2, 2,     0, kEveryFeature, 2, 2},
+    {"hopper_forward_256_extras",  256, 2,  64, 2, 1,     0, kEveryFeature, 2, 0},
 };
 // clang-format on
 

@@ -18,9 +18,10 @@ constexpr const char* kOp = "attention";
 
 bool has_window(const AttentionProblem& p) { return p.window_left >= 0 || p.window_right >= 0; }
 
-// A row's maximum times the scale is that of its scores if the scale is positive.
-bool has_extras(const AttentionProblem& p) {
-  return !has_plain_scores(p) || !(p.scale > 0) || p.drop_below != 0;
+unsigned features_of(const AttentionProblem& p) {
+  return (p.slopes.data != nullptr ? kAlibi : 0u) | (p.softcap != 0 ? kSoftcap : 0u) |
+         (p.bias.defined() ? kBias : 0u) | (p.mask.defined() ? kMask : 0u) |
+         (p.drop_below != 0 ? kDropout : 0u) | (leaves_scale(p) ? 0u : kOtherScale);
 }
 
 // Whether ForwardExtras can load pairs of numbers.
@@ -66,7 +67,9 @@ const char* refusal(const HopperForwardPlan& plan, const AttentionForwardProblem
                     const DeviceLimits& device) {
   if (device.architecture != 90) return "needs sm_90";
   if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
-  if (has_extras(p) && !plan.extras) return "takes plain scores without dropout";
+  const unsigned features = features_of(p);
+  if ((features & ~plan.features) != 0) return "takes fewer features";
+  if (plan.has_one_feature() && features == 0) return "takes what has its feature";
   for (const ScoreMap* map : {&p.bias, &p.mask}) {
     if (!loads_in_pairs(*map, p.queries, p.keys)) return "bias or mask is not in aligned pairs";
   }
@@ -123,6 +126,7 @@ bool is_shared(const AttentionProblem& p, const ScoreMap& map) {
 void add_extras(HopperForward& p, const HopperForwardPlan& plan, const ScoreScales& scales,
                 double unit) {
   const AttentionProblem& problem = p.problem;
+  p.features = features_of(problem);
   p.inner = static_cast<float>(scales.inner);
   p.added = static_cast<float>(unit / scales.outer);
   const std::uint32_t values = 65536;
@@ -178,7 +182,7 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
 template <int kIndex, class T>
 void run_with(const Context& context, const AttentionForwardProblem& problem) {
   constexpr HopperForwardPlan kPlan = kHopperForwardPlans[kIndex];
-  if constexpr (kPlan.extras) {
+  if constexpr (kPlan.features != 0) {
     launch_forward<HopperForwardConfig<T, kIndex, true>>(context, problem);
   } else {
     if constexpr (kPlan.least_keys == 0) {

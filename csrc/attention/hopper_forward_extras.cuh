@@ -49,50 +49,58 @@ class ForwardExtras {
         warp_(warp),
         lane_(lane) {}
 
+  // Whether the problem has one of these features.
+  template <unsigned kFeatures>
+  __device__ __forceinline__ bool has() const {
+    if constexpr ((C::kFeatures & kFeatures) == 0) return false;
+    if constexpr (C::kPlan.has_one_feature()) return true;
+    return (p_.features & kFeatures) != 0;
+  }
+
   __device__ __forceinline__ void begin(const GroupTile& at) {
+    if constexpr ((C::kFeatures & kAlibi) == 0) return;
     slope_ = p_.problem.slopes.at(at.tile.batch, at.tile.head, 0.0f) * p_.added;
     shift_[0] = shift_[1] = 0;
   }
 
   // What is to be added to a row's scores after p.scale.
-  __device__ __forceinline__ float shift(int half) const { return shift_[half]; }
+  __device__ __forceinline__ float shift(int half) const {
+    return (C::kFeatures & kAlibi) != 0 ? shift_[half] : 0;
+  }
 
   // Whether no score is -inf but by its place.
-  __device__ __forceinline__ bool is_bounded() const {
-    return p_.problem.softcap != 0 && !p_.problem.bias.defined() && !p_.problem.mask.defined();
-  }
+  __device__ __forceinline__ bool is_bounded() const { return has<kSoftcap>() && !has<kMaps>(); }
 
   // A block that the warpgroup does not need.
   __device__ __forceinline__ void skip() {
-    if (p_.map_bytes == 0) return;
+    if (!loads_maps()) return;
     maps_.wait_full();
     release();
   }
 
   // Products become scores.
   __device__ __forceinline__ void apply(const GroupTile& at, int block, float (&s)[kSums]) {
-    const AttentionProblem& problem = p_.problem;
-    if (problem.softcap != 0) {
+    if (has<kSoftcap>()) {
 #pragma unroll
       for (float& v : s) v = tanh_approximate(v * p_.inner);
-    } else if (p_.inner != 1) {
+    } else if (has<kOtherScale>()) {
 #pragma unroll
       for (float& v : s) v *= p_.inner;
     }
-    if (problem.slopes.data != nullptr) add_alibi(at, block, s);
-    if (p_.map_bytes != 0) maps_.wait_full();
-    if (problem.bias.defined()) {
-      problem.bias.dtype == DType::kFloat32 ? add_bias<float>(at, block, s)
-                                            : add_bias<T>(at, block, s);
+    if (has<kAlibi>()) add_alibi(at, block, s);
+    if (loads_maps()) maps_.wait_full();
+    if (has<kBias>()) {
+      p_.problem.bias.dtype == DType::kFloat32 ? add_bias<float>(at, block, s)
+                                               : add_bias<T>(at, block, s);
     }
-    if (problem.mask.defined()) hide_masked(at, block, s);
-    if (p_.map_bytes != 0) release();
+    if (has<kMask>()) hide_masked(at, block, s);
+    if (loads_maps()) release();
   }
 
   // Elements that dropout does not keep become 0. Each lane draws for 8 keys of a row, as Philox
   // gives them, and ldmatrix hands them out as the fragment wants them.
   __device__ __forceinline__ void drop(const GroupTile& at, int block, float (&s)[kSums]) const {
-    if (p_.problem.drop_below == 0) return;
+    if (!has<kDropout>()) return;
     constexpr int kBatch = C::kGroups == 2 && kKeys % 64 == 0 ? 4 : 2;
     // In the upper half of a word; whatever the lower half holds then.
     const std::uint32_t dropped = (p_.problem.drop_below << 16) - 1;
@@ -129,6 +137,8 @@ class ForwardExtras {
   }
 
  private:
+  // Whether TMA does: where it cannot, the warps load for themselves.
+  __device__ __forceinline__ bool loads_maps() const { return C::kLoadsMaps && p_.map_bytes != 0; }
   __device__ __forceinline__ void release() {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(maps_.empty());

@@ -25,6 +25,7 @@ struct HopperForward {
   float scale;  // what scores are multiplied with: then they are in units of Exponent
 
   // Extras alone.
+  unsigned features;
   float inner;          // what a product is multiplied with before anything else
   float added;          // what is added to a score is in units of this
   float kept;           // 1 over the probability that dropout keeps an element
@@ -42,7 +43,9 @@ struct HopperForwardConfig {
   using Element = T;
   static constexpr HopperForwardPlan kPlan = kHopperForwardPlans[kPlanIndex];
   static constexpr bool kWindow = kTheWindow;
-  static constexpr bool kExtras = kPlan.extras;
+  static constexpr unsigned kFeatures = kPlan.features;
+  static constexpr bool kExtras = kFeatures != 0;
+  static constexpr bool kLoadsMaps = (kFeatures & kMaps) != 0;
 
   static constexpr int kGroups = kPlan.groups;
   static constexpr int kKeys = kPlan.block_keys;
@@ -55,14 +58,14 @@ struct HopperForwardConfig {
   static constexpr int kTileBytes = 32;
   static constexpr int kK = kPlan.q_buffers * kGroups * kGroupBytes;
   static constexpr int kV = kK + kPlan.stages * kBlockBytes;
-  static constexpr int kMaps = kV + kPlan.stages * kBlockBytes;
-  static constexpr int kTileAt = kMaps + kGroups * kMapBytes;
+  static constexpr int kMapsAt = kV + kPlan.stages * kBlockBytes;
+  static constexpr int kTileAt = kMapsAt + kGroups * kMapBytes;
   static constexpr int kQBarriers = kTileAt + kPlan.q_buffers * kTileBytes;
   static constexpr int kKBarriers = kQBarriers + kPlan.q_buffers * 16;
   static constexpr int kVBarriers = kKBarriers + kPlan.stages * 16;
   static constexpr int kOutBarriers = kVBarriers + kPlan.stages * 16;
   static constexpr int kMapBarriers = kOutBarriers + kPlan.q_buffers * kGroups * 8;
-  static constexpr int kSharedBytes = kMapBarriers + (kExtras ? kGroups * 16 : 0);
+  static constexpr int kSharedBytes = kMapBarriers + (kLoadsMaps ? kGroups * 16 : 0);
 };
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -186,7 +189,7 @@ struct ForwardShared {
   __device__ __forceinline__ KeyRing v() const { return {base + C::kV, base + C::kVBarriers}; }
   // Of one warpgroup.
   __device__ __forceinline__ MapRing maps(int group) const {
-    return {base + C::kMaps + group * C::kMapBytes, base + C::kMapBarriers + group * 16};
+    return {base + C::kMapsAt + group * C::kMapBytes, base + C::kMapBarriers + group * 16};
   }
   __device__ __forceinline__ std::uint32_t tile(int buffer) const {
     return base + C::kTileAt + buffer * C::kTileBytes;
@@ -197,13 +200,13 @@ struct ForwardShared {
   }
 
   __device__ __forceinline__ void init() const {
-    q().init(C::kExtras ? 3 : 2);
+    q().init(C::kLoadsMaps ? 3 : 2);
     k().init(4 * C::kGroups);
     v().init(4 * C::kGroups);
     for (int i = 0; i < C::kPlan.q_buffers * C::kGroups; ++i) {
       mbarrier_init(out_full(0, i), 128);
     }
-    if constexpr (C::kExtras) {
+    if constexpr (C::kLoadsMaps) {
       for (int i = 0; i < C::kGroups; ++i) maps(i).init(4);
     }
     fence_mbarrier_init();

@@ -60,11 +60,16 @@ struct ScoreScales {
   double inner, outer;
 };
 
-// Where the scale can be left to the exponential: numbers that are added are divided by it.
-inline ScoreScales scales_of(const AttentionProblem& p, double unit) {
+// Whether the scale can be left to the exponential: a row's maximum times the scale is that of its
+// scores if the scale is positive, and numbers that are added are divided by it.
+inline bool leaves_scale(const AttentionProblem& p) {
   constexpr double kLeastScale = 1e-30;
+  return p.scale > kLeastScale;
+}
+
+inline ScoreScales scales_of(const AttentionProblem& p, double unit) {
   if (p.softcap != 0) return {p.scale / p.softcap, p.softcap * unit};
-  if (p.scale > kLeastScale) return {1, p.scale * unit};
+  if (leaves_scale(p)) return {1, p.scale * unit};
   return {p.scale * unit, 1};
 }
 

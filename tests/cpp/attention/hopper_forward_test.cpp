@@ -68,20 +68,40 @@ TEST(HopperForward, LongSequencesWithoutAWindowHaveAPlanOfTheirOwn) {
 }
 
 TEST(HopperForward, WhatIsMoreThanAScaleHasPlansOfItsOwn) {
-  AttentionForwardProblem p = problem(64);
-  p.softcap = 30;
-  EXPECT_EQ(chosen(p), "hopper_forward_64_extras");
-  EXPECT_EQ(chosen(causal(p)), "hopper_forward_64_extras");
-  p = problem(96);
-  p.scale = -1;
-  EXPECT_EQ(chosen(p), "hopper_forward_128_extras");
-  p = problem(128);
-  p.drop_below = 1;
-  EXPECT_EQ(chosen(p), "hopper_forward_128_extras");
+  AttentionForwardProblem p = problem(96);
+  for (const double scale : {-1.0, 0.0, 1e-31}) {
+    p.scale = scale;
+    EXPECT_EQ(chosen(p), "hopper_forward_128_extras");
+  }
   p = problem(200);
   float slope = 1;
   p.slopes = {&slope, 0, 0};
   EXPECT_EQ(chosen(p), "hopper_forward_256_extras");
+}
+
+TEST(HopperForward, OneFeatureAloneHasAPlanForIt) {
+  float slope = 1;
+  const ScoreMap map{reinterpret_cast<void*>(0x10000), DType::kBFloat16, 0, 0, 1000, 1};
+  AttentionForwardProblem p = problem(64);
+  p.softcap = 30;
+  EXPECT_EQ(chosen(p), "hopper_forward_64_softcap");
+  EXPECT_EQ(chosen(causal(p)), "hopper_forward_64_softcap");
+  p.slopes = {&slope, 0, 0};
+  EXPECT_EQ(chosen(p), "hopper_forward_64_extras");
+  p.softcap = 0;
+  EXPECT_EQ(chosen(p), "hopper_forward_64_alibi");
+  p = problem(72);
+  p.drop_below = 1;
+  EXPECT_EQ(chosen(p), "hopper_forward_128_dropout");
+  p = problem(128);
+  p.bias = map;
+  EXPECT_EQ(chosen(p), "hopper_forward_128_bias");
+  p.scale = -1;
+  EXPECT_EQ(chosen(p), "hopper_forward_128_extras");
+  p = problem(128);
+  p.mask = map;
+  p.mask.dtype = DType::kBool;
+  EXPECT_EQ(chosen(p), "hopper_forward_128_mask");
 }
 
 TEST(HopperForward, LoadsBiasAndMaskInPairs) {
@@ -121,7 +141,7 @@ TEST(HopperForward, SaysWhatItDoesNotTake) {
   EXPECT_EQ(refusal(p), "more than 2^29 rows");
   p = problem(64);
   p.softcap = 30;
-  EXPECT_STREQ(kHopperForward.front().refusal(p, kHopper), "takes plain scores without dropout");
+  EXPECT_STREQ(kHopperForward.front().refusal(p, kHopper), "takes fewer features");
 }
 
 }  // namespace
