@@ -29,7 +29,7 @@ struct HopperForwardPlan {
   int block_keys;     // keys of a block
   int stages;         // blocks of k, and of v, in shared memory
   int q_buffers;      // tiles of q in shared memory
-  int least_keys;     // pays from so many on, and without a window; 0: always
+  int least_keys;     // pays from so many on
   unsigned features;  // that its kernel has code for; where it is one, a problem has it
   int map_pieces;     // of bias and mask in shared memory for each warpgroup
   int polynomials;    // of 8 exponentials behind a softcap, how many are no MUFU instruction

@@ -75,9 +75,7 @@ const char* refusal(const HopperForwardPlan& plan, const AttentionForwardProblem
   }
   if (std::max(p.dim, p.value_dim) > plan.dim) return "dim is larger";
   if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "dim is no multiple of 8";
-  if (p.keys < plan.least_keys || (plan.least_keys > 0 && has_window(p))) {
-    return "pays for long sequences without a window";
-  }
+  if (p.keys < plan.least_keys) return "pays for longer sequences";
   if (std::max(p.queries, p.keys) >= kUnbounded) return "more than 2^29 rows";
   if (p.keys == 0) return "k is empty";
   const ForwardLayouts layouts = layouts_of(plan, p);
@@ -185,12 +183,8 @@ void run_with(const Context& context, const AttentionForwardProblem& problem) {
   if constexpr (kPlan.features != 0) {
     launch_forward<HopperForwardConfig<T, kIndex, true>>(context, problem);
   } else {
-    if constexpr (kPlan.least_keys == 0) {
-      if (has_window(problem)) {
-        return launch_forward<HopperForwardConfig<T, kIndex, true>>(context, problem);
-      }
-    }
-    launch_forward<HopperForwardConfig<T, kIndex, false>>(context, problem);
+    has_window(problem) ? launch_forward<HopperForwardConfig<T, kIndex, true>>(context, problem)
+                        : launch_forward<HopperForwardConfig<T, kIndex, false>>(context, problem);
   }
 }
 

@@ -126,10 +126,17 @@ struct WgmmaElement<Half> {
 #define TFK_WGMMA(n, sums, element) \
   "wgmma.mma_async.sync.aligned.m64n" #n "k16.%" #element " {" TFK_NUMBERS_##sums "}, "
 
+// Whether there is a form below for so many sums of a thread: without one nothing would be done.
+#define TFK_FORM(n, sums, ...) kSums == sums ||
+template <int kSums>
+inline constexpr bool kHasWgmma = TFK_EACH_WIDTH(TFK_FORM) false;
+#undef TFK_FORM
+
 // d (+)= a b, both from shared memory. Without `accumulate` the old sums do not count.
 template <class T, Major kMajorA = Major::kK, Major kMajorB = Major::kK, int kSums>
 __device__ __forceinline__ void wgmma(float (&d)[kSums], std::uint64_t a, std::uint64_t b,
                                       bool accumulate = true) {
+  static_assert(kHasWgmma<kSums>);
 #define TFK_FORM(n, sums, i0, i1, i2, i3, i4, i5, i6, i7)                                         \
   if constexpr (kSums == sums)                                                                    \
     asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #i1 ", 0;\n" TFK_WGMMA(                       \
@@ -144,6 +151,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kSums], std::uint64_t a, std::u
 // d = a b. The old sums are no operands, so no register has to hold them until here.
 template <class T, Major kMajorA = Major::kK, Major kMajorB = Major::kK, int kSums>
 __device__ __forceinline__ void wgmma_first(float (&d)[kSums], std::uint64_t a, std::uint64_t b) {
+  static_assert(kHasWgmma<kSums>);
 #define TFK_FORM(n, sums, i0, i1, i2, i3, i4, i5, i6, i7)                                      \
   if constexpr (kSums == sums)                                                                 \
     asm volatile(TFK_WGMMA(n, sums, i0) "%" #i1 ", %" #i2 ", 0, 1, 1, %" #i3 ", %" #i4 ";"     \
@@ -158,6 +166,7 @@ __device__ __forceinline__ void wgmma_first(float (&d)[kSums], std::uint64_t a, 
 template <class T, Major kMajorB, int kSums>
 __device__ __forceinline__ void wgmma(float (&d)[kSums], const std::uint32_t* a, std::uint64_t b,
                                       bool accumulate = true) {
+  static_assert(kHasWgmma<kSums>);
 #define TFK_FORM(n, sums, i0, i1, i2, i3, i4, i5, i6, i7)                                          \
   if constexpr (kSums == sums)                                                                     \
     asm volatile("{.reg .pred p;\nsetp.ne.b32 p, %" #i1                                            \
@@ -173,6 +182,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kSums], const std::uint32_t* a,
 template <class T, Major kMajorB, int kSums>
 __device__ __forceinline__ void wgmma_first(float (&d)[kSums], const std::uint32_t* a,
                                             std::uint64_t b) {
+  static_assert(kHasWgmma<kSums>);
 #define TFK_FORM(n, sums, i0, i1, i2, i3, i4, i5, i6, i7)                                          \
   if constexpr (kSums == sums)                                                                     \
     asm volatile(TFK_WGMMA(n, sums, i0) "{%" #i1 ", %" #i2 ", %" #i3 ", %" #i4 "}, %" #i5          \

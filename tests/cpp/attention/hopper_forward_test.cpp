@@ -61,10 +61,11 @@ TEST(HopperForward, TakesTheSmallestPlanThatHoldsBothDims) {
   EXPECT_EQ(chosen(wide), "hopper_forward_128");
 }
 
-TEST(HopperForward, LongSequencesWithoutAWindowHaveAPlanOfTheirOwn) {
+TEST(HopperForward, LongSequencesHaveAPlanOfTheirOwn) {
   EXPECT_EQ(chosen(problem(128, 2047)), "hopper_forward_128");
   EXPECT_EQ(chosen(problem(128, 2048)), "hopper_forward_128_long");
-  EXPECT_EQ(chosen(causal(problem(128, 2048))), "hopper_forward_128");
+  EXPECT_EQ(chosen(causal(problem(128, 2047))), "hopper_forward_128");
+  EXPECT_EQ(chosen(causal(problem(128, 2048))), "hopper_forward_128_long");
 }
 
 TEST(HopperForward, WhatIsMoreThanAScaleHasPlansOfItsOwn) {
