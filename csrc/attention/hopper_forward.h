@@ -51,11 +51,11 @@ struct HopperForwardPlan {
 inline constexpr HopperForwardPlan kHopperForwardPlans[] = {
     //                             dim groups keys stages q  least features maps polynomials
     {"hopper_forward_64",           64, 3, 128, 3, 2,     0, 0,             0, 0},
-    {"hopper_forward_96",           96, 2, 128, 2, 2,     0, 0,             0, 0},
+    {"hopper_forward_96",           96, 3,  96, 2, 2,     0, 0,             0, 0},
     {"hopper_forward_128_long",    128, 3,  80, 2, 2,  2048, 0,             0, 0},
     {"hopper_forward_128",         128, 2, 128, 2, 2,     0, 0,             0, 0},
-    {"hopper_forward_192",         192, 2,  96, 2, 1,     0, 0,             0, 0},
-    {"hopper_forward_256",         256, 2,  80, 2, 1,     0, 0,             0, 0},
+    {"hopper_forward_192",         192, 2,  64, 2, 2,     0, 0,             0, 0},
+    {"hopper_forward_256",         256, 2,  64, 2, 1,     0, 0,             0, 0},
     {"hopper_forward_64_alibi",     64, 3, 128, 3, 2,     0, kAlibi,        0, 0},
     {"hopper_forward_64_softcap",   64, 3, 128, 3, 2,     0, kSoftcap,      0, 3},
     {"hopper_forward_64_bias",      64, 3, 128, 2, 2,     0, kBias,         4, 0},
