@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/attention/attention.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -57,8 +58,9 @@ class Checker {
                 const char* of) const {
     check_.typed(name, view, s.dtype, "the dtype of q");
     check_sizes(name, view, s.with_offsets, sizes, of);
-    check_value(sizes[3] <= 1 || view.strides[view.rank - 1] == 1, kOp, ": ", name,
-                " has a last stride of ", view.strides[view.rank - 1], ", expected 1");
+    const bool even = sizes[3] <= 1 || view.numel() == 0 || view.strides[view.rank - 1] == 1;
+    check_value(even, kOp, ": ", name, " has a last stride of ", view.strides[view.rank - 1],
+                ", expected 1");
     const TensorView v = with_batch(view);
     return {v.data, v.strides[0], v.strides[1], v.strides[2]};
   }
@@ -184,6 +186,7 @@ HeadNumbers Checker::slopes(const TensorView& view, const Shape& s, std::int64_t
 HeadNumbers Checker::sinks(const TensorView& view, const Shape& s) const {
   if (!view.defined()) return {};
   check_.typed("sinks", view, accumulate_dtype(s.dtype), "what sums are kept in");
+  check_value(view.rank == 1, kOp, ": sinks has ", view.rank, " dimensions, expected 1");
   check_.packed("sinks", view, s.heads, "the heads of q");
   return {view.data, 0, 1};
 }
@@ -214,6 +217,12 @@ void check_options(const AttentionInputs& a) {
        {std::pair{"window_left", a.window_left}, std::pair{"window_right", a.window_right}}) {
     check_value(size >= -1, kOp, ": ", name, " is ", size, ", expected -1 (no bound) or above");
   }
+}
+
+// A bound that hides nothing is none: plans without windows take it, and no sum of it and a place
+// overflows.
+std::int64_t bound_of(std::int64_t window, const Shape& s) {
+  return window < std::max(s.queries, s.keys) ? window : -1;
 }
 
 AttentionProblem Checker::problem(const AttentionInputs& a, const Shape& s) const {
@@ -256,8 +265,8 @@ AttentionProblem Checker::problem(const AttentionInputs& a, const Shape& s) cons
   check_options(a);
   p.scale = a.scale.value_or(1 / std::sqrt(static_cast<double>(s.dim)));
   p.softcap = a.softcap;
-  p.window_left = a.window_left;
-  p.window_right = a.causal ? 0 : a.window_right;
+  p.window_left = bound_of(a.window_left, s);
+  p.window_right = bound_of(a.causal ? 0 : a.window_right, s);
   p.bottom_right = a.diagonal == Diagonal::kBottomRight;
   p.drop_below = static_cast<std::uint32_t>(std::lround(a.dropout * 65536));
   p.seed = a.seed;

@@ -21,6 +21,11 @@ def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
 
 
+def _is_mask(mask: Any, dtype: torch.dtype) -> bool:
+    """Whether PyTorch takes it beside a query of this dtype."""
+    return isinstance(mask, Tensor) and mask.dtype in (torch.bool, torch.float32, dtype)
+
+
 class MultiheadAttention(nn.MultiheadAttention):
     """:class:`torch.nn.MultiheadAttention`: its constructor, arguments, results and state_dict.
 
@@ -87,18 +92,20 @@ class MultiheadAttention(nn.MultiheadAttention):
         query = query.transpose(0, 1)
         key, value = (query, query) if same else (key.transpose(0, 1), value.transpose(0, 1))
         projected = self._attend((query, key, value), key_padding_mask, attn_mask, causal)
-        return projected.transpose(0, 1), None
+        return projected.transpose(0, 1).contiguous(), None
 
     def _why_not(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
+        query: Any,
+        key: Any,
+        value: Any,
+        key_padding_mask: Any,
+        attn_mask: Any,
+        is_causal: Any,
     ) -> str | None:
         """What PyTorch alone takes, or refuses, or where its own kernels are the only ones."""
+        if not all(isinstance(x, Tensor) for x in (query, key, value)):
+            return "an argument that is no tensor"
         if self.backend == "auto" and not is_served(query):
             return "the device"
         if self.bias_k is not None or self.add_zero_attn:
@@ -107,8 +114,15 @@ class MultiheadAttention(nn.MultiheadAttention):
             return "a nested tensor"
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             return "the number of dimensions"
+        if not isinstance(is_causal, bool):
+            return "is_causal"
         if is_causal and attn_mask is None:
             return "is_causal without attn_mask"
+        if self.training and not 0 <= self.dropout <= 1:
+            return "dropout"
+        for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+            if mask is not None and not _is_mask(mask, query.dtype):
+                return f"the dtype of {name}"
         batch_axis = 0 if self.batch_first else 1
         batch = query.shape[batch_axis] if query.dim() == 3 else 1
         queries, keys = (x.shape[-2 if self.batch_first else 0] for x in (query, key))
@@ -118,7 +132,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         masks = ((queries, keys), (batch * self.num_heads, queries, keys))
         if attn_mask is not None and tuple(attn_mask.shape) not in masks:
             return "the shape of attn_mask"
-        if key.shape[:-1] != value.shape[:-1]:
+        shared = None if self._qkv_same_embed_dim else -1
+        if query.shape[-1] != self.embed_dim or key.shape[:shared] != value.shape[:shared]:
             return "the shapes"
         if query.dim() == 3 and key.shape[batch_axis] != batch:
             return "the shapes"

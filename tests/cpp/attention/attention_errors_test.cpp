@@ -73,6 +73,8 @@ TEST(AttentionErrors, of_features) {
                "broadcast by strides of 0");
   expect_error([](Forward& a) { a.inputs.sinks.sizes[0] = 3; },
                "attention: sinks has 3 elements, expected 4 (the heads of q)");
+  expect_error([](Forward& a) { a.inputs.sinks.rank = 2; },
+               "attention: sinks has 2 dimensions, expected 1");
   expect_error([](Forward& a) { a.inputs.scale = kInfinity; },
                "attention: scale is inf, expected a finite number");
   expect_error([](Forward& a) { a.inputs.softcap = -1; },

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -127,10 +128,28 @@ def test_sizes_of_zero(empty: str, backend: str) -> None:
     leaves = [x.requires_grad_() for x in (q, k, v, bias, sinks)]
     with poisoned():
         out = attention(*leaves[:3], bias=bias, sinks=sinks, backend=backend)
-        gradients = torch.autograd.grad(out, leaves, torch.randn_like(out))
+        # The gradient of a sum is one number, expanded: PyTorch does not copy it where it is empty.
+        gradients = torch.autograd.grad(out.sum(), leaves)
     assert out.shape == q.shape
     assert not out.any()
     assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("sizes", [(20, 30), (30, 20)], ids=str)
+def test_windows_that_hide_nothing(sizes: tuple[int, int]) -> None:
+    """Whatever the number: sums of it and a place do not overflow."""
+    q, k, v = tensors(*sizes, dim=8)
+    gradient = torch.randn_like(q)
+    for causal in (False, True):
+        plain, wide = (
+            differentiate(
+                attention, Call(q, k, v), gradient, None, return_lse=True, causal=causal,
+                window=window, deterministic=True,
+            )
+            for window in ((-1, -1), (sys.maxsize, sys.maxsize))
+        )  # fmt: skip
+        for a, b in zip(plain, wide, strict=True):
+            assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_large_scores() -> None:

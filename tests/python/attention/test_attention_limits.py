@@ -39,6 +39,7 @@ def test_memory_grows_with_the_length_alone() -> None:
 Q, K, V = tensors(6, 9, 4, 2, dim=8)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "q": ({"q": "q"}, "q is str, expected a Tensor"),
+    "no k": ({"k": None}, "k is NoneType, expected a Tensor"),
     "rank": ({"q": Q[0]}, "q has 3 dimensions, expected 4 (batch, time, heads, dim)"),
     "dtype": ({"k": K.half()}, "k is float16, expected float32 (the dtype of q)"),
     "integers": ({"q": Q.int()}, "q is int32, expected a floating-point dtype"),
@@ -69,7 +70,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"alibi_slopes": torch.zeros(4, requires_grad=True)},
         "alibi_slopes requires a gradient, expected constants (it has none)",
     ),
+    "slopes' dtype": (
+        {"alibi_slopes": torch.zeros(4).int()},
+        "alibi_slopes is int32, expected a floating-point dtype",
+    ),
     "sinks": ({"sinks": torch.zeros(3)}, "sinks has 3 elements, expected 4 (the heads of q)"),
+    "sinks' shape": ({"sinks": torch.zeros(2, 2)}, "sinks has 2 dimensions, expected 1"),
     "softcap": ({"softcap": -1.0}, "softcap is -1, expected a finite number, 0 or above"),
     "dropout": ({"dropout": 1.5}, "dropout is 1.5, expected a number from 0 to 1"),
     "scale": ({"scale": float("inf")}, "scale is inf, expected a finite number"),
@@ -77,6 +83,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "window": ({"window": (-2, 0)}, "window_left is -2, expected -1 (no bound) or above"),
     "window's type": (
         {"window": 3}, "window is 3, expected two ints (left, right), -1 for no bound",
+    ),
+    "window's numbers": (
+        {"window": ("a", 0)},
+        "window is ('a', 0), expected two ints (left, right), -1 for no bound",
+    ),
+    "seed": (
+        {"dropout": 0.5, "seed": torch.zeros(3, dtype=torch.int64)},
+        "seed is not a seed and an offset, expected 2 int64 on the CPU or beside q",
     ),
 }  # fmt: skip
 
@@ -110,8 +124,26 @@ def test_offsets_are_checked(backend: str) -> None:
     assert message([0, 10]) == f"cu_seqlens_q ends with 10, {wanted}"
     wanted = "expected 1 (those of cu_seqlens_q)"
     assert message([0, 9], [0, 4, 9]) == f"cu_seqlens_k has 2 sequences, {wanted}"
+    assert message([]) == (
+        "cu_seqlens_q has 1 dimensions and 0 elements, expected contiguous memory of one dimension,"
+        " one more than sequences"
+    )
     with pytest.raises(TypeError, match="cu_seqlens_q is int64, expected int32"):
         tfk.functional.attention_varlen(q, k, v, torch.tensor([0, 9]), backend=backend)
+    with pytest.raises(TypeError, match="cu_seqlens_q is NoneType, expected a Tensor"):
+        tfk.functional.attention_varlen(q, k, v, None, backend=backend)
+
+
+@pytest.mark.parametrize("name", ["k", "mask", "sinks", "seed"])
+def test_a_tensor_without_memory_is_refused(name: str) -> None:
+    """Where one is on the meta device PyTorch asks for shapes alone: no result would be written."""
+    arguments: dict[str, Any] = {
+        "q": Q, "k": K, "v": V, "mask": torch.ones(9, dtype=torch.bool), "sinks": torch.zeros(4),
+        "dropout": 0.5, "seed": torch.tensor([1, 2]),
+    }  # fmt: skip
+    arguments[name] = arguments[name].to("meta")
+    with pytest.raises(ValueError, match="on meta, expected cpu"):
+        attention(**arguments)
 
 
 def test_backends_without_a_kernel_are_named() -> None:

@@ -121,7 +121,13 @@ def test_signatures_begin_as_torchs() -> None:
         {"is_causal": True},
         {"attn_mask": torch.zeros(3, 3)},
         {"key_padding_mask": torch.zeros(3, 4, dtype=torch.bool)},
+        {"attn_mask": torch.zeros(7, 9, dtype=torch.uint8)},
+        {"attn_mask": torch.zeros(7, 9, dtype=torch.float64)},
+        {"attn_mask": [0.0]},
+        {"key_padding_mask": torch.zeros(3, 9, dtype=torch.int64)},
+        {"attn_mask": torch.zeros(7, 9), "is_causal": 1},
     ],
+    ids=str,
 )
 def test_what_torch_refuses(options: dict[str, Any]) -> None:
     ours, theirs = _pair()
@@ -131,6 +137,31 @@ def test_what_torch_refuses(options: dict[str, Any]) -> None:
     with pytest.raises(type(torchs.value)) as caught:
         ours(*operands, need_weights=False, **options)
     assert str(caught.value) == str(torchs.value)
+
+
+def test_what_torch_refuses_of_operands() -> None:
+    ours, theirs = _pair()
+    q, k, v = _operands(ours)
+    for operands in ((q[..., :12], k, v), (q, k, v[..., :12]), (q, k, v[:8]), (q, k[:, :2], v)):
+        with pytest.raises(AssertionError) as torchs:
+            theirs(*operands, need_weights=False)
+        with pytest.raises(AssertionError) as caught:
+            ours(*operands, need_weights=False)
+        assert str(caught.value) == str(torchs.value)
+    theirs.dropout = ours.dropout = 1.5
+    with pytest.raises(RuntimeError, match="has to be between 0 and 1"):
+        theirs(q, k, v, need_weights=False)
+    with pytest.raises(RuntimeError, match="has to be between 0 and 1"):
+        ours(q, k, v, need_weights=False)
+
+
+@on_each_device
+def test_results_are_contiguous_where_torchs_are() -> None:
+    """Time before batch, as by default: callers join both with view()."""
+    ours, theirs = _pair()
+    operands = _operands(ours)
+    a, b = (m(*operands, need_weights=False)[0] for m in (ours, theirs))
+    assert a.stride() == b.stride()
 
 
 @on_each_device

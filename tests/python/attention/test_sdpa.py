@@ -52,6 +52,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "dropout": ((Q, K, V, None, 1.5), {}),
     "integers": ((Q.int(), K.int(), V.int()), {}),
     "no tensor": (("q", K, V), {}),
+    "flag of causal": ((Q, K, V), {"is_causal": 1}),
+    "flag of groups": ((Q, K, V), {"enable_gqa": None}),
+    "scale": ((Q, K, V), {"scale": "s"}),
+    "mask's type": ((Q, K, V), {"attn_mask": [0.0]}),
 }
 
 
@@ -116,6 +120,12 @@ def test_rows_without_a_key(device: str) -> None:
     a, b = ours(q, k, v, seen), F.scaled_dot_product_attention(q, k, v, seen)
     assert not a[:, :, 3].any()
     torch.testing.assert_close(a, b)
+
+
+def test_scales_that_are_no_number(device: str) -> None:
+    q, k, v = (x.to(device) for x in (Q, K, V))
+    for scale in (float("inf"), float("nan")):
+        assert ours(q, k, v, scale=scale).isnan().all()
 
 
 def test_dropout(device: str) -> None:

@@ -14,6 +14,7 @@ from ..._errors import (
     ArgumentValueError,
     check_floating,
     dtype_name,
+    not_floating,
     or_float32,
     shape_text,
 )
@@ -93,20 +94,31 @@ def _check_features(inputs: Inputs) -> None:
             _fail(f"{name} is given, expected none with cu_seqlens (sequences share no scores)")
         shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
         _check_broadcast(name, x, shape, "batch, heads, queries, keys")
+    for name in ("alibi_slopes", "sinks"):
+        x = getattr(inputs, name)
+        if x is not None and not x.is_floating_point():
+            raise not_floating(_OP, name, x.dtype)
     if inputs.alibi_slopes is not None:
         offsets = inputs.cu_seqlens_q
         batch = q.shape[0] if offsets is None else offsets.shape[0] - 1
         _check_broadcast(
             "alibi_slopes", inputs.alibi_slopes, (batch, q.shape[-2]), "batch and heads of q"
         )
-    if inputs.sinks is not None and inputs.sinks.numel() != q.shape[-2]:
-        count, heads = inputs.sinks.numel(), q.shape[-2]
-        _fail(f"sinks has {count} elements, expected {heads} (the heads of q)")
+    sinks, heads = inputs.sinks, q.shape[-2]
+    if sinks is not None and sinks.dim() != 1:
+        _fail(f"sinks has {sinks.dim()} dimensions, expected 1")
+    if sinks is not None and sinks.numel() != heads:
+        _fail(f"sinks has {sinks.numel()} elements, expected {heads} (the heads of q)")
 
 
 def _check_offsets(name: str, offsets: Tensor, rows: int, of: str) -> None:
     if offsets.dtype is not torch.int32:
         raise ArgumentTypeError(f"{_OP}: {name} is {dtype_name(offsets.dtype)}, expected int32")
+    if offsets.dim() != 1 or offsets.numel() == 0:
+        _fail(
+            f"{name} has {offsets.dim()} dimensions and {offsets.numel()} elements, expected"
+            " contiguous memory of one dimension, one more than sequences"
+        )
     at = offsets.tolist()
     if at[0] != 0:
         _fail(f"{name} starts with {at[0]}, expected 0")
@@ -134,6 +146,15 @@ def _check_sequences(inputs: Inputs) -> None:
         _check_offsets("cu_seqlens_k", k_at, inputs.k.shape[0], "k")
 
 
+def _check_seed(inputs: Inputs, options: Options) -> None:
+    seed = inputs.seed
+    if not options.dropout or seed is None:
+        return
+    near = seed.device.type == "cpu" or seed.device == inputs.q.device
+    if not near or seed.dtype is not torch.int64 or seed.numel() != 2:
+        _fail("seed is not a seed and an offset, expected 2 int64 on the CPU or beside q")
+
+
 def _check_options(options: Options) -> None:
     if not math.isfinite(options.scale):
         _fail(f"scale is {options.scale:g}, expected a finite number")
@@ -154,3 +175,4 @@ def check(inputs: Inputs, options: Options) -> None:
     _check_sequences(inputs)
     _check_features(inputs)
     _check_options(options)
+    _check_seed(inputs, options)

@@ -28,7 +28,9 @@ class Kernels(NamedTuple):
 
 
 def fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    check_same_device("attention", q, k, v, *rest[:4])
+    seed = rest[6]
+    far_seed = None if seed is None or seed.is_cpu else seed
+    check_same_device("attention", q, k, v, *rest[:6], far_seed)
     *batch, time, heads, _ = q.shape
     out = _formula.empty_heads(q, *q.shape[:-1], v.shape[-1])
     return out, q.new_empty((*batch, heads, time), dtype=accumulate_dtype(q))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..._library import log_dispatch
 from .attention import attention, is_served
 
 _MOST_DIM = 256
+_LARGEST = sys.float_info.max
 _OP = "scaled_dot_product_attention"
 
 
@@ -35,9 +37,10 @@ def _why_not(
     key: Any,
     value: Any,
     mask: Any,
-    dropout_p: float,
-    is_causal: bool,
-    gqa: bool,
+    dropout_p: Any,
+    is_causal: Any,
+    scale: Any,
+    gqa: Any,
     backend: str,
 ) -> str | None:
     """What only PyTorch can take, or refuse; none where our kernels do."""
@@ -61,6 +64,10 @@ def _why_not(
         return "the head dim"
     if not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p <= 1:
         return "dropout_p"
+    if not (isinstance(is_causal, bool) and isinstance(gqa, bool)):
+        return "a flag that is no bool"
+    if not (scale is None or (isinstance(scale, (int, float)) and abs(scale) <= _LARGEST)):
+        return "scale"
     return None if _mask_fits(query, key, mask, is_causal) else "attn_mask"
 
 
@@ -91,7 +98,9 @@ def scaled_dot_product_attention(
             attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
             enable_gqa=enable_gqa, backend=backend,
         )  # fmt: skip
-    reason = _why_not(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, backend)
+    reason = _why_not(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, backend
+    )
     if reason is not None:
         if backend != "auto":
             raise ArgumentValueError(
@@ -99,8 +108,9 @@ def scaled_dot_product_attention(
             )
         log_dispatch(f"{_OP}: PyTorch's own runs, because of {reason}")
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
+            scale=scale, enable_gqa=enable_gqa,
+        )  # fmt: skip
     if query.dim() == 3:
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(1)
         query, key, value = (x.unsqueeze(1) for x in (query, key, value))

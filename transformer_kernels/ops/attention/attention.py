@@ -83,11 +83,15 @@ def run(
     return Attention.apply(*inputs, *options, deterministic, kernels)
 
 
+def _not_a_window(window: Any) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"attention: window is {window!r}, expected two ints (left, right), -1 for no bound"
+    )
+
+
 def _window(window: Any, causal: bool) -> tuple[int, int]:
     if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise ArgumentTypeError(
-            f"attention: window is {window!r}, expected two ints (left, right), -1 for no bound"
-        )
+        raise _not_a_window(window)
     left, right = window
     return left, 0 if causal else right
 
@@ -101,6 +105,13 @@ def _statistics(name: str, x: Tensor | None, q: Tensor) -> Tensor | None:
             "attention: alibi_slopes requires a gradient, expected constants (it has none)"
         )
     return x.to(accumulate_dtype(q)) if x.is_floating_point() else x
+
+
+def _check_types(inputs: Inputs) -> None:
+    for name in ("q", "k", "v"):
+        if getattr(inputs, name) is None:
+            raise ArgumentTypeError(f"attention: {name} is NoneType, expected a Tensor")
+    check_tensors("attention", inputs._asdict())
 
 
 def _call(
@@ -134,9 +145,11 @@ def _call(
     except (RuntimeError, AttributeError, TypeError) as error:
         if isinstance(error, (ArgumentValueError, ArgumentTypeError)):
             raise
-        check_tensors("attention", inputs._asdict())
+        _check_types(inputs)
         for name, value in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
             check_number("attention", name, value)
+        if not all(isinstance(size, (int, torch.SymInt)) for size in window):
+            raise _not_a_window(window) from None
         raise translate("attention", error) from None
 
 
@@ -203,7 +216,7 @@ def attention(
             return_lse=return_lse, deterministic=deterministic, backend=backend,
         )  # fmt: skip
     if heads_first:
-        check_tensors("attention", {"q": q, "k": k, "v": v})
+        _check_types(Inputs(q, k, v, *[None] * 7))
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.dim() != 4:
                 raise ArgumentValueError(
@@ -260,6 +273,8 @@ def attention_varlen(
             dropout=dropout, seed=seed, top_left=top_left, return_lse=return_lse,
             deterministic=deterministic, backend=backend,
         )  # fmt: skip
+    if cu_seqlens_q is None:
+        raise ArgumentTypeError("attention: cu_seqlens_q is NoneType, expected a Tensor")
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
     inputs = Inputs(q, k, v, None, None, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed)
