@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ._errors import ArgumentValueError
 
@@ -26,6 +27,7 @@ BACKENDS = ("auto", "cuda", "cpu", "triton", "reference")
 BUILD_HINT = "build it with `make build`, or name a built one in TFK_LIBRARY"
 
 _fragment = torch.library.Library(NAMESPACE, "FRAGMENT")
+_functorch_active = torch._C._are_functorch_transforms_active
 _log_dispatch = "dispatch" in os.environ.get("TFK_LOG", "")
 
 
@@ -65,6 +67,12 @@ has_cuda_kernels = has_kernels and torch._C._dispatch_has_kernel_for_dispatch_ke
 def have_kernels_for(x: torch.Tensor) -> bool:
     """Whether the native library is here, and serves the device of ``x``."""
     return (has_kernels and x.is_cpu) or (has_cuda_kernels and x.is_cuda)
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation follows the call: it sees into formulas,
+    not into kernels."""
+    return _functorch_active() or forward_ad._current_level >= 0
 
 
 def log_dispatch(line: str) -> None:

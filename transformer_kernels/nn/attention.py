@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from .._errors import ArgumentValueError
 from .._library import log_dispatch
+from ..ops.attention._arguments import MOST_DIM
 from ..ops.attention.attention import attention, is_served
 
 
@@ -110,6 +111,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             return "the device"
         if self.bias_k is not None or self.add_zero_attn:
             return "add_bias_kv or add_zero_attn"
+        if self.head_dim > MOST_DIM:
+            return "the head dim"
         if query.is_nested or key.is_nested or value.is_nested:
             return "a nested tensor"
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import transformer_kernels as tfk
 from transformer_kernels.functional import attention, attention_varlen
@@ -114,6 +115,9 @@ def test_torch_func() -> None:
     (expected,) = torch.autograd.grad(loss(leaf), leaf)
     torch.testing.assert_close(torch.func.grad(loss)(q), expected)
     _, tangent = torch.func.jvp(loss, (q,), (q,))
+    torch.testing.assert_close(tangent, (expected * q).sum())
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(loss(forward_ad.make_dual(q, q))).tangent
     torch.testing.assert_close(tangent, (expected * q).sum())
     stacked = torch.stack([q, 2 * q])
     mapped = torch.func.vmap(lambda x: attention(x, k, v))(stacked)

@@ -22,7 +22,7 @@ t = 32768
 q, k, v = (torch.randn(1, t, 1, 16, requires_grad=True) for _ in range(3))
 tfk.functional.attention(q[:, :64], k[:, :64], v[:, :64]).sum().backward()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-tfk.functional.attention(q, k, v, window=(64, 64)).sum().backward()
+tfk.functional.attention(q, k, v, causal=True).sum().backward()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

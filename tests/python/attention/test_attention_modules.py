@@ -164,6 +164,15 @@ def test_results_are_contiguous_where_torchs_are() -> None:
     assert a.stride() == b.stride()
 
 
+def test_wide_heads_are_pytorchs() -> None:
+    ours = tfk.nn.MultiheadAttention(600, 2)
+    x = torch.randn(3, 2, 600)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours(x, x, x, need_weights=False)[0], ours(x, x, x, need_weights=True)[0]
+        )
+
+
 @on_each_device
 def test_inside_torchs_encoder_layer() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)

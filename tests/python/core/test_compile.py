@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import transformer_kernels as tfk
 from transformer_kernels.testing.cases import MAIN_CASES, Case, as_tuple, run
@@ -108,7 +109,7 @@ def test_fx_tracing_keeps_one_node_a_call() -> None:
 
 @each_main_case
 def test_torch_func(case: Case) -> None:
-    """vmap, grad and jvp run the formula."""
+    """vmap, grad, jvp and forward-mode differentiation run the formula."""
     problem = case.build(torch.randn(5, 8, dtype=torch.float64))
     x, *rest = problem.tensors
     stacked = torch.stack([x, 2 * x])
@@ -125,6 +126,9 @@ def test_torch_func(case: Case) -> None:
     (expected_gradient,) = torch.autograd.grad(loss(leaf), leaf)
     torch.testing.assert_close(torch.func.grad(loss)(x), expected_gradient)
     _, tangent = torch.func.jvp(loss, (x,), (x,))
+    torch.testing.assert_close(tangent, (expected_gradient * x).sum())
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(loss(forward_ad.make_dual(x, x))).tangent
     torch.testing.assert_close(tangent, (expected_gradient * x).sum())
 
 

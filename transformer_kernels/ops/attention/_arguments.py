@@ -22,7 +22,7 @@ from .._dtype import accumulate_dtype
 from ._formula import Inputs, Options
 
 _OP = "attention"
-_MOST_DIM = 256
+MOST_DIM = 256
 
 
 def _fail(message: str) -> None:
@@ -57,8 +57,8 @@ def _check_shapes(inputs: Inputs) -> None:
         if x.dim() != rank:
             _fail(f"{name} has {x.dim()} dimensions, expected {rank} {axes}")
     for name, x in (("q", q), ("v", v)):
-        if not 1 <= x.shape[-1] <= _MOST_DIM:
-            _fail(f"{name} has a head dim of {x.shape[-1]}, expected 1 to {_MOST_DIM}")
+        if not 1 <= x.shape[-1] <= MOST_DIM:
+            _fail(f"{name} has a head dim of {x.shape[-1]}, expected 1 to {MOST_DIM}")
     heads, kv_heads = q.shape[-2], k.shape[-2]
     if heads % kv_heads if kv_heads else heads:
         _fail(f"q has {heads} heads, expected a multiple of {kv_heads} (the heads of k)")

@@ -13,9 +13,9 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
+from ._arguments import MOST_DIM
 from .attention import attention, is_served
 
-_MOST_DIM = 256
 _LARGEST = sys.float_info.max
 _OP = "scaled_dot_product_attention"
 
@@ -60,7 +60,7 @@ def _why_not(
     shared = heads == kv_heads or (gqa and rank == 4 and kv_heads > 0 and heads % kv_heads == 0)
     if not (shared and q[:-3] == k[:-3] and k[:-1] == v[:-1] and q[-1] == k[-1]):
         return "the shapes"
-    if not (1 <= q[-1] <= _MOST_DIM and 1 <= v[-1] <= _MOST_DIM):
+    if not (1 <= q[-1] <= MOST_DIM and 1 <= v[-1] <= MOST_DIM):
         return "the head dim"
     if not isinstance(dropout_p, (int, float)) or not 0 <= dropout_p <= 1:
         return "dropout_p"

@@ -22,7 +22,7 @@ from ..._errors import (
     check_tensors,
     translate,
 )
-from ..._library import have_kernels_for, require_backend
+from ..._library import have_kernels_for, is_transformed, require_backend
 from .._dtype import accumulate_dtype
 from . import _formula
 from ._arguments import check
@@ -30,7 +30,6 @@ from ._autograd import Attention, apply_eagerly, public
 from ._formula import Inputs, Options
 from ._kernels import DIRECT, RAW, triton_kernels
 
-_functorch_active = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled
 _MOST_SEED = 2**63 - 1
 
@@ -63,7 +62,7 @@ def run(
     """The output and the log-sum-exp, by the kernels of the backend."""
     compiling = torch.compiler.is_compiling()
     kernels = RAW if compiling else DIRECT
-    plain = _functorch_active()
+    plain = is_transformed()
     if backend != "auto" or plain or not have_kernels_for(inputs.q):
         check(inputs, options)
         require_backend("attention", backend, inputs.q)

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from ..._errors import MAX_RANK, check_number, translate
-from ..._library import require_backend
+from ..._library import is_transformed, require_backend
 from . import _formula
 from ._arguments import check_residual, check_rest, check_shapes
 from ._autograd import AddNorm, Norm, apply_add_norm, apply_norm, define_public
 from ._kernels import Kernels, direct_kernels, raw_kernels
-
-functorch_active = torch._C._are_functorch_transforms_active
 
 Pair = tuple[Tensor, Tensor]
 
@@ -42,8 +40,8 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def _kernels(op: NormOp, backend: str) -> Kernels | None:
-    """None stands for the formula. It also serves torch.func, which needs every derivative."""
-    if backend == "reference" or functorch_active():
+    """None stands for the formula. It also serves what needs every derivative."""
+    if backend == "reference" or is_transformed():
         return None
     if backend == "triton":
         return op.triton()

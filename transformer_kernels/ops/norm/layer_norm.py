@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from ..._library import has_kernels
+from ..._library import has_kernels, is_transformed
 from . import _norm
 from ._autograd import apply_norm
 from ._kernels import Kernels
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_functorch_active = _norm.functorch_active
 
 
 def _triton_kernels() -> Kernels:
@@ -73,7 +72,7 @@ def layer_norm(
             and len(normalized_shape) == 1
             and input.shape[-1] == normalized_shape[0]
             and (weight is None or weight.dim() == 1)
-            and not _functorch_active()
+            and not is_transformed()
             and not _is_compiling()
         ):
             if _is_grad_enabled() and (

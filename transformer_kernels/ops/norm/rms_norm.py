@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from ..._library import has_kernels
+from ..._library import has_kernels, is_transformed
 from .._dtype import accumulate_dtype
 from . import _norm
 from ._arguments import check_shapes
@@ -18,7 +18,6 @@ from ._kernels import Kernels
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_functorch_active = _norm.functorch_active
 
 
 def _triton_kernels() -> Kernels:
@@ -85,7 +84,7 @@ def rms_norm(
             and len(normalized_shape) == 1
             and input.shape[-1] == normalized_shape[0]
             and (weight is None or (weight.dim() == 1 and weight.dtype is input.dtype))
-            and not _functorch_active()
+            and not is_transformed()
             and not _is_compiling()
         ):
             if _is_grad_enabled() and (

@@ -33,11 +33,18 @@ from ..._errors import (
     shape_text,
     translate,
 )
-from ..._library import direct, has_kernels, log_dispatch, public_op, raw_op, require_backend
+from ..._library import (
+    direct,
+    has_kernels,
+    is_transformed,
+    log_dispatch,
+    public_op,
+    raw_op,
+    require_backend,
+)
 from .._dtype import accumulate_dtype
 from . import _formula
 
-_functorch_active = torch._C._are_functorch_transforms_active
 _any_autocast = torch._C._is_any_autocast_enabled
 
 
@@ -204,10 +211,10 @@ def _last_dim(
     log = op == "log_softmax"
     compiling = torch.compiler.is_compiling()
     kernels = _RAW if compiling else _DIRECT
-    if not has_kernels or backend != "auto" or _functorch_active():
+    if not has_kernels or backend != "auto" or is_transformed():
         _check(op, x, mask, scale, causal)
         require_backend(op, backend, x)
-        if backend == "reference" or _functorch_active():
+        if backend == "reference" or is_transformed():
             return _formula.forward(x, mask, scale, causal, log)
         if backend == "triton":
             kernels = _triton_kernels()
