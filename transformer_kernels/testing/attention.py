@@ -16,6 +16,8 @@ from . import reference
 from .inputs import poisoned, randn
 from .tolerance import FLOOR_UNITS, assert_close_to_reference
 
+Outcome = tuple[dict[str, Tensor], dict[str, Tensor]]  # results and gradients, by name
+
 _DEVIATIONS = 4.0  # that a sum of rounding errors may be from its mean: once in 16,000
 
 
@@ -112,7 +114,7 @@ def differentiate(
     gradient: Tensor,
     dtype: torch.dtype | None,
     **more: Any,
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+) -> Outcome:
     """Results, and the gradients of all that has one, in ``dtype`` or as they are."""
     leaves = {
         name: (x if dtype is None else x.to(dtype)).detach().requires_grad_()
@@ -194,6 +196,17 @@ def check(
         ours = differentiate(
             attention, there, gradient.to(there.q.device), None, return_lse=True, backend=backend
         )
+    check_outcome(call, gradient, ours, keep, magnitude)
+
+
+def check_outcome(
+    call: Call,
+    gradient: Tensor,
+    ours: Outcome,
+    keep: Tensor | None = None,
+    magnitude: float = 1.0,
+) -> None:
+    """What a call gave, and the gradients that it made of one of its result, by the rule."""
     plain = Call(**{**call.__dict__, "options": dict(call.options)})
     for name in ("dropout", "seed"):
         plain.options.pop(name, None)

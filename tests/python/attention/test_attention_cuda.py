@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.functional import attention, attention_varlen
-from transformer_kernels.testing.attention import Call, check, exact, tensors
+from transformer_kernels.testing.attention import Call, check, differentiate, exact, tensors
 from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import randn
 
@@ -120,18 +120,42 @@ def test_the_same_elements_drop_as_on_the_cpu(low: torch.dtype) -> None:
     torch.testing.assert_close(here.cpu(), there, rtol=tolerance, atol=tolerance)
 
 
-@each_dtype
-def test_a_thousand_runs_agree(low: torch.dtype) -> None:
-    leaves = [x.requires_grad_() for x in tensors(150, 170, 4, 2, dtype=low)]
-    gradient = randn(leaves[0].shape, low)
-    seed = torch.tensor([1, 2])
-    first = _step(leaves, gradient, causal=True, dropout=0.1, seed=seed)
-    different = torch.zeros((), dtype=torch.int64)
-    for _ in range(1000):
-        again = _step(leaves, gradient, causal=True, dropout=0.1, seed=seed)
-        for a, b in zip(again, first, strict=True):
-            different += (a != b).count_nonzero()
-    assert not different.item()
+LONG_MASKS: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (300, 40)}, {"softcap": 15.0}]
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("time", [4096, 4224])
+@pytest.mark.parametrize("options", LONG_MASKS, ids=str)
+def test_long_sequences(options: dict[str, Any], time: int, dim: int) -> None:
+    leaves = tensors(time, time, 2, 1, dim=dim, batch=1, dtype=torch.bfloat16)
+    check(Call(*leaves, options=options))
+
+
+@pytest.mark.slow
+def test_tensors_of_more_than_2_to_the_31_elements() -> None:
+    """The last queries of the last head: a window keeps what they depend on within reach."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    if total < 80 << 30:
+        pytest.skip("needs 80 GiB of GPU memory")
+    time, heads, dim, window, last = (1 << 17) + 64, 128, 128, 127, 64
+    options: dict[str, Any] = {"causal": True, "window": (window, 0)}
+    leaves = [
+        x.requires_grad_()
+        for x in tensors(time, time, heads, heads, dim=dim, batch=1, dtype=torch.bfloat16)
+    ]
+    gradient = randn(leaves[0].shape, torch.bfloat16)
+    out, dq, dk, dv = _step(leaves, gradient, **options)
+    seen = last + window
+    ends = [
+        x.detach()[:, -rows:, -1:].clone()
+        for x, rows in zip(leaves, (last, seen, seen), strict=True)
+    ]
+    call = Call(*ends, options=options)
+    expected, gradients = differentiate(exact, call, gradient[:, -last:, -1:], torch.float64)
+    wanted = (expected["out"], gradients["q"], gradients["k"], gradients["v"])
+    for x, y in zip((out, dq, dk, dv), wanted, strict=True):
+        found = x[:, -last:, -1:].double()
+        torch.testing.assert_close(found, y[:, -last:], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "softcap": 20.0}], ids=str)

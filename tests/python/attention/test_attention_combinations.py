@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Every combination of features, by the kernels and by the formula."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_kernels.functional import attention, attention_varlen
+from transformer_kernels.testing.attention import tensors
+from transformer_kernels.testing.inputs import randn
+
+pytestmark = pytest.mark.usefixtures("default_device", "_one_thread")
+
+QUERIES, KEYS, HEADS, KV_HEADS = 40, 72, 4, 2  # rows of a mask that TMA can load
+OFFSETS = ([0, 9, 9, 40], [0, 16, 20, 70])
+LARGEST_ERROR = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of the largest number
+BIAS = ("no bias", "a bias", "a bias and its gradient")
+SWITCHES: dict[str, Callable[[], dict[str, Any]]] = {
+    "causal": lambda: {"causal": True},
+    "window": lambda: {"window": (30, 9)},
+    "softcap": lambda: {"softcap": 2.0},
+    "alibi": lambda: {"alibi_slopes": torch.rand(HEADS)},
+    "sinks": lambda: {"sinks": torch.randn(HEADS).requires_grad_()},
+    "dropout": lambda: {"dropout": 0.2, "seed": torch.tensor([3, 4])},
+}
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """So small that handing the work out takes longest."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=[16, 64, 128, 192])
+def dim(request: pytest.FixtureRequest, default_device: None) -> int:
+    """One for each form of the kernels on CUDA; a CPU has one for all."""
+    if request.param != 16 and torch.get_default_device().type == "cpu":
+        pytest.skip("for plans of CUDA")
+    return int(request.param)
+
+
+def _switched() -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """The names and the options of every subset."""
+    for bits in itertools.product((False, True), repeat=len(SWITCHES)):
+        names = [name for name, on in zip(SWITCHES, bits, strict=True) if on]
+        options: dict[str, Any] = {}
+        for name in names:
+            options |= SWITCHES[name]()
+        yield names, options
+
+
+def _outcome(run: Callable[..., Any], leaves: list[Tensor], backend: str) -> list[Tensor]:
+    """Results and gradients; a loss of both results."""
+    out, lse = run(backend)
+    seen = lse.masked_fill(lse == -torch.inf, 0.0)
+    weight = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    loss = (out * weight).sum() + seen.sin().sum()
+    return [out, seen, *torch.autograd.grad(loss, leaves)]
+
+
+def _errors(run: Callable[..., Any], leaves: list[Tensor]) -> list[float]:
+    """Each result's and each gradient's largest error, in units of its largest number."""
+    ours, expected = (_outcome(run, leaves, backend) for backend in ("auto", "reference"))
+    return [
+        ((a - b).abs().max() / b.abs().max().clamp(min=1e-2)).item()
+        for a, b in zip(ours, expected, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("bias", BIAS)
+@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
+@pytest.mark.parametrize("low", LARGEST_ERROR, ids=str)
+def test_every_combination(low: torch.dtype, masked: bool, bias: str, dim: int) -> None:
+    q, k, v = (
+        x.requires_grad_()
+        for x in tensors(QUERIES, KEYS, HEADS, KV_HEADS, dim=dim, batch=1, dtype=low)
+    )
+    added: dict[str, Any] = {"mask": torch.rand(QUERIES, KEYS) > 0.2} if masked else {}
+    if bias != BIAS[0]:
+        added["bias"] = randn((HEADS, QUERIES, KEYS), low).requires_grad_(bias == BIAS[2])
+    for names, options in _switched():
+        options |= added
+        wanted = [x for x in options.values() if isinstance(x, Tensor) and x.requires_grad]
+
+        def run(backend: str, options: dict[str, Any] = options) -> Any:
+            return attention(q, k, v, return_lse=True, backend=backend, **options)
+
+        errors = _errors(run, [q, k, v, *wanted])
+        assert max(errors) < LARGEST_ERROR[low], (names, errors)
+
+
+@pytest.mark.parametrize("low", LARGEST_ERROR, ids=str)
+def test_every_combination_of_varlen(low: torch.dtype, dim: int) -> None:
+    q = randn((QUERIES, HEADS, dim), low).requires_grad_()
+    k, v = (randn((KEYS, KV_HEADS, dim), low).requires_grad_() for _ in range(2))
+    offsets = [torch.tensor(at, dtype=torch.int32) for at in OFFSETS]
+    for names, options in _switched():
+        wanted = [x for x in options.values() if isinstance(x, Tensor) and x.requires_grad]
+
+        def run(backend: str, options: dict[str, Any] = options) -> Any:
+            return attention_varlen(q, k, v, *offsets, return_lse=True, backend=backend, **options)
+
+        errors = _errors(run, [q, k, v, *wanted])
+        assert max(errors) < LARGEST_ERROR[low], (names, errors)
+
+
+@pytest.mark.parametrize("name", ["bias", "mask"])
+def test_what_varlen_does_not_take_is_named(name: str) -> None:
+    x = torch.zeros(5, 2, 8)
+    offsets = torch.tensor([0, 5], dtype=torch.int32)
+    with pytest.raises(TypeError, match=f"'{name}'"):
+        attention_varlen(x, x, x, offsets, **{name: torch.zeros(5, 5)})
