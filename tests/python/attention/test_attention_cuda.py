@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +110,39 @@ def test_no_call_waits_for_the_device() -> None:
         torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+FORCED = """
+import os, sys, torch
+from transformer_kernels.functional import attention
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, 2100, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+expected = attention(q, k, v, backend="reference")
+for name in sys.argv[1:]:
+    print(f"[asked] {name}", file=sys.stderr, flush=True)
+    os.environ["TFK_KERNEL"] = name
+    torch.testing.assert_close(attention(q, k, v), expected, rtol=2e-2, atol=2e-3)
+"""
+
+
+def test_engines_and_plans_can_be_asked_for() -> None:
+    """Each says that it runs, though for `128` that is `128_long`; a name of none is refused."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("for Hopper's plans")
+    names = [f"hopper_forward_{of}" for of in ("64", "96", "128", "128_long", "192", "256")]
+    names += [f"hopper_forward_{of}_extras" for of in ("64", "128", "256")]
+    names += ["tensor_core", "plain"]
+    environment = {**os.environ, "TFK_KERNEL": "any", "TFK_LOG": "dispatch"}
+
+    def run(*asked: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", FORCED, *asked]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    found = run(*names)
+    assert found.returncode == 0, found.stderr
+    for name, lines in zip(names, found.stderr.split("[asked] ")[1:], strict=True):
+        assert re.search(rf": {name}\w* runs$", lines, re.MULTILINE), lines
+    assert "no kernel takes" in run("none_of_these").stderr
 
 
 @each_dtype
