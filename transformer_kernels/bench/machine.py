@@ -25,6 +25,7 @@ _PACKAGES = (
     "liger_kernel",
     "quack-kernels",
     "fa3_fwd",
+    "flash-attn-3",
     "flash-attn-4",
     "transformers",
 )

@@ -25,15 +25,22 @@ def _needs_gpu(device: torch.device) -> str | None:
     return None if device.type == "cuda" else "runs on a GPU only"
 
 
-def _needs_gpu_and(module: str) -> Callable[[torch.device], str | None]:
+def _why_not_importable(module: str) -> str | None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a package beside the wrong torch can raise anything
+        return f"not importable ({type(error).__name__}: {error})"
+    return None
+
+
+def _needs_gpu_and(*modules: str) -> Callable[[torch.device], str | None]:
+    """One of them."""
+
     def reason(device: torch.device) -> str | None:
         if (missing := _needs_gpu(device)) is not None:
             return missing
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # a package beside the wrong torch can raise anything
-            return f"not importable ({type(error).__name__}: {error})"
-        return None
+        reasons = [_why_not_importable(module) for module in modules]
+        return None if None in reasons else reasons[-1]
 
     return reason
 
@@ -53,7 +60,7 @@ _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "math": lambda _: None,
     "cudnn": _needs_gpu,
     "flash": _needs_gpu,
-    "fa3": _needs_gpu_and("fa3_fwd_interface"),
+    "fa3": _needs_gpu_and("flash_attn_interface", "fa3_fwd_interface"),
     "fa4": _needs_gpu_and("flash_attn.cute"),
     "liger": _needs_gpu_and("liger_kernel"),
     "quack": _needs_gpu_and("quack"),

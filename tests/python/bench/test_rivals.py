@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The calls of rival packages, with stand-ins that have their signatures.
 
-Those of Liger 0.8.5, QuACK 0.6.5, fa3_fwd 0.0.3 and flash-attn-4 4.0.0b36.
+Those of Liger 0.8.5, QuACK 0.6.5, fa3_fwd 0.0.3, flash-attn-3 3.0.0 and flash-attn-4 4.0.0b36.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from transformer_kernels.bench import cases, providers
-from transformer_kernels.bench.case import PASSES, Problem
+from transformer_kernels.bench.case import PASSES, Problem, UnsupportedError
 from transformer_kernels.bench.verify import Reference
 
 CPU = torch.device("cpu")
@@ -177,6 +177,13 @@ def fa3():
     return {"flash_attn_func": flash_attn_func}
 
 
+def fa3_of_both_passes():
+    def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
+        return _attention(q, k, v, causal), None
+
+    return {"flash_attn_func": flash_attn_func}
+
+
 def fa4():
     def flash_attn_func(q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False):
         return _attention(q, k, v, causal), None
@@ -233,6 +240,21 @@ def test_a_rival_gets_its_arguments_in_their_order(provider, name, pass_, shape)
     with torch.no_grad():
         call = op.build(provider, pass_, lambda f: f)(arguments)
         assert Reference(op, pass_, arguments).check(call) < 1e-5
+
+
+@pytest.mark.usefixtures("rivals")
+@pytest.mark.parametrize("pass_", PASSES)
+def test_fa3_of_both_passes_comes_first(pass_, monkeypatch):
+    op = cases.all_ops()["causal_attention"]
+    arguments = op.make(Problem(op.name, pass_, torch.float32, torch.float32, _HEADS), CPU)
+    if pass_ == "backward":
+        with pytest.raises(UnsupportedError, match="fa3_fwd has no backward pass"):
+            op.build("fa3", pass_, lambda f: f)(arguments)
+    package = types.ModuleType("flash_attn_interface")
+    vars(package).update(fa3_of_both_passes())
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    call = op.build("fa3", pass_, lambda f: f)(arguments)
+    assert Reference(op, pass_, arguments).check(call) < 1e-5
 
 
 def test_a_missing_package_is_a_reason():

@@ -4,13 +4,16 @@ heads of q share those of k.
 
 `torch` is scaled_dot_product_attention with what it chooses, `cudnn`, `flash` and `math` the same
 held to one of its kernels; `math` is standard attention, which materialises the scores. `fa3` and
-`fa4` are FlashAttention's own packages (fa3_fwd, forward only, and flash-attn-4).
+`fa4` are FlashAttention's own packages (flash-attn-3, or fa3_fwd, which has the forward pass alone,
+and flash-attn-4).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -158,10 +161,16 @@ def _torch_by(kernel: SDPBackend, causal: bool, q: Tensor, k: Tensor, v: Tensor)
         return _torch(causal, q, k, v)
 
 
-def _flash_attention_3(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Any:
-    from fa3_fwd_interface import flash_attn_func
+def _fa3() -> ModuleType:
+    try:
+        return importlib.import_module("flash_attn_interface")
+    except ImportError:
+        return importlib.import_module("fa3_fwd_interface")
 
-    return flash_attn_func(q, k, v, causal=causal)
+
+def _flash_attention_3(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    out = _fa3().flash_attn_func(q, k, v, causal=causal)
+    return out[0] if isinstance(out, tuple) else out  # with its log-sum-exp, in some versions
 
 
 def _flash_attention_4(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -190,6 +199,12 @@ def _ours_backward(causal: bool, arguments: Arguments) -> Call:
 
 def _no_compiled_backward(_: Compiler) -> Build:
     raise UnsupportedError("compile has no attention backward of its own")
+
+
+def _fa3_backward(causal: bool, arguments: Arguments) -> Call:
+    if _fa3().__name__ != "flash_attn_interface":
+        raise UnsupportedError("fa3_fwd has no backward pass")
+    return differentiate(partial(_flash_attention_3, causal), _INPUTS, ("dout",))(arguments)
 
 
 def _op(
@@ -233,13 +248,14 @@ def _plain(name: str, causal: bool) -> Op:
         "fa4": partial(_flash_attention_4, causal),
         "triton": partial(_ours, causal, backend="triton"),
     }
-    forward_only = {"fa3": partial(_flash_attention_3, causal)}
+    fa3 = {"fa3": partial(_flash_attention_3, causal)}
+    backward = {"fa3": partial(_fa3_backward, causal), "ours": partial(_ours_backward, causal)}
     return _op(
         name,
         partial(_exact, causal),
         partial(_save, causal),
-        {**rivals, **forward_only, "ours": partial(_ours, causal)},
-        {**_differentiated(rivals), "ours": partial(_ours_backward, causal)},
+        {**rivals, **fa3, "ours": partial(_ours, causal)},
+        {**_differentiated(rivals), **backward},
         partial(_flops, causal),
     )
 
