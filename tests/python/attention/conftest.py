@@ -16,3 +16,12 @@ def default_device(device: str) -> Iterator[None]:
         return
     with torch.device(device):
         yield
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Where problems are so small that handing them out takes longest."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

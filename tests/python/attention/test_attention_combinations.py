@@ -15,7 +15,7 @@ from transformer_kernels.functional import attention, attention_varlen
 from transformer_kernels.testing.attention import tensors
 from transformer_kernels.testing.inputs import randn
 
-pytestmark = pytest.mark.usefixtures("default_device", "_one_thread")
+pytestmark = pytest.mark.usefixtures("default_device", "one_thread")
 
 QUERIES, KEYS, HEADS, KV_HEADS = 40, 72, 4, 2  # rows of a mask that TMA can load
 OFFSETS = ([0, 9, 9, 40], [0, 16, 20, 70])
@@ -29,15 +29,6 @@ SWITCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "sinks": lambda: {"sinks": torch.randn(HEADS).requires_grad_()},
     "dropout": lambda: {"dropout": 0.2, "seed": torch.tensor([3, 4])},
 }
-
-
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """So small that handing the work out takes longest."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=[16, 64, 128, 192])

@@ -16,7 +16,7 @@ from transformer_kernels.functional import attention, attention_varlen
 from transformer_kernels.testing.attention import Call, check, check_outcome, differentiate, tensors
 from transformer_kernels.testing.inputs import poisoned, randn
 
-pytestmark = pytest.mark.usefixtures("default_device")
+pytestmark = pytest.mark.usefixtures("default_device", "one_thread")
 
 
 def _on_cuda_alone(default_device: None) -> None:
