@@ -4,8 +4,8 @@
 // One CTA an SM, which takes tiles of 128 keys of one head of k and v and goes through the blocks
 // of 64 queries that see them, for all query heads of the group: dk and dv are sums in registers
 // and need no atomics. dq is a sum over tiles in global memory.
-//   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; keeps the order in
-//                 which tiles add to dq, so that the result is the same in every run
+//   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; and two, one for
+//                 each consumer, keep the order in which tiles add to dq, if it matters
 //   the others    64 keys each, see hopper_backward_consumer.cuh
 #pragma once
 
@@ -31,7 +31,13 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const BackwardProducer<C> producer(p);
     if (warp == 0) producer.schedule();
     if (warp == 1) producer.load_queries();
-    if (C::ordered(p) && warp >= 2) producer.keep_order(warp - 2, (warp - 2) % C::kShares);
+    if (!C::ordered(p) || warp < 2) return;
+    const int consumer = warp - 2;
+    if constexpr (C::kSumsInShared) {
+      producer.add_in_order(consumer, consumer % C::kShares);
+    } else {
+      producer.keep_order(consumer, consumer % C::kShares);
+    }
   } else {
     take_registers<C::kConsumerRegisters>();
     BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();

@@ -33,8 +33,6 @@ struct BackwardConsumer : BackwardProducts<C> {
   using typename Base::S;
   using typename Base::T;
 
-  static constexpr int kShareSums = 64 * kBlockQueries;
-
   const HopperBackward& p;
   std::uint32_t items = 0;
   BlockRange unmasked;  // of the item, where kept
@@ -51,7 +49,7 @@ struct BackwardConsumer : BackwardProducts<C> {
   }
   // Of the warpgroup.
   __device__ __forceinline__ bool leads() const {
-    return (C::kExtras ? anew(warp) : warp) == 0 && lane == 0;
+    return (C::kExtras || C::kSumsInShared ? anew(warp) : warp) == 0 && lane == 0;
   }
 
   __device__ BackwardConsumer(const HopperBackward& problem, int consumer, int warp_, int lane_)
@@ -220,23 +218,64 @@ struct BackwardConsumer : BackwardProducts<C> {
     release<C::kDsStages>(C::kDsFull, count);
   }
 
-  // Sums are added as they lie in registers; each warp has 4 KB of its own in a block, which is
-  // number `place` among those of all heads; in ragged configurations, of the head.
+  // ---------------------------------------------------------------- sums of dq
+
+  // dQ leaves. Its block is number `place` among those of all heads; in ragged configurations, of
+  // the head.
   __device__ __forceinline__ void add_dq(int place, std::uint32_t dq_count) {
+    put_dq(place, dq_count);
+    if constexpr (C::kSumsInShared) {
+      fence_async_shared();
+      __syncwarp();
+      show_dq(dq_count);
+    }
+  }
+  // The same in two parts, for a step that has a fence and a __syncwarp() between them anyway.
+  __device__ __forceinline__ void put_dq(int place, std::uint32_t dq_count) {
     pin(dq());
     release<C::kDsStages>(C::kDsEmpty, dq_count);
-    const bool ordered = C::ordered(p);
-    if (ordered) mbarrier_wait(S::barrier(C::kTurn + own), C::dq_parity(dq_count));
-    if constexpr (C::kRagged) place += S::item_word(items, BackwardItem::kPlace);
-    const int share = C::kShares == 1 ? 0 : own;
-    float* const to = p.dq + static_cast<std::int64_t>(place * C::kShares + share) * kShareSums +
-                      (warp * 1024 + lane * 4);
+    if constexpr (C::kSumsInShared) {
+      store_dq(C::dq_number(dq_count));
+    } else {
+      add_dq_to_memory(place, dq_count);
+    }
+  }
+  __device__ __forceinline__ void show_dq(std::uint32_t dq_count) {
+    if constexpr (C::kSumsInShared) {
+      release<C::kSumStages>(S::sums_full(anew(own)), C::dq_number(dq_count));
+    }
+  }
+
+  // Sums lie in a share of a block as they do in registers, each warp's in 4 KB of its own.
+  static __device__ __forceinline__ int first_sum(int of_warp, int of_lane) {
+    return of_warp * 1024 + of_lane * 4;
+  }
+  static constexpr int kSumStep = 128;
+
+  __device__ __forceinline__ void store_dq(std::uint32_t n) {
+    S::template wait_empty<C::kSumStages>(S::sums_empty(anew(own)), n);
+    const std::uint32_t to = S::sums(anew(own), n) + first_sum(anew(warp), anew(lane)) * 4;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float* const sums = dq() + 4 * i;
-      global_reduce_add(to + i * 128, make_float4(sums[0], sums[1], sums[2], sums[3]));
+      store_shared(to + i * kSumStep * 4, {__float_as_uint(sums[0]), __float_as_uint(sums[1]),
+                                           __float_as_uint(sums[2]), __float_as_uint(sums[3])});
     }
-    if (ordered) {
+  }
+
+  __device__ __forceinline__ void add_dq_to_memory(int place, std::uint32_t dq_count) {
+    const bool in_turn = C::takes_turns(p);
+    if (in_turn) S::template wait_full<1>(C::kTurn + own, C::dq_number(dq_count));
+    if constexpr (C::kRagged) place += S::item_word(items, BackwardItem::kPlace);
+    const int share = C::kShares == 1 ? 0 : own;
+    float* const to = p.dq + static_cast<std::int64_t>(place * C::kShares + share) * C::kShareSums +
+                      first_sum(warp, lane);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float* const sums = dq() + 4 * i;
+      global_reduce_add(to + i * kSumStep, make_float4(sums[0], sums[1], sums[2], sums[3]));
+    }
+    if (in_turn) {
       __syncwarp();
       if (lane == 0) mbarrier_arrive(S::barrier(C::kAdded + own));
     }
@@ -326,7 +365,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     wgmma_wait<0>();
     pin(dv);
     release<C::kDoutStages>(C::kDoutEmpty, count);
-    if constexpr (kWithDq && !C::kWeights) add_dq(head_place + block + 1, count - 1);
+    if constexpr (kWithDq && !C::kWeights) put_dq(head_place + block + 1, count - 1);
     pin(ds_packed);
     pin(dk);
     if constexpr (kWithDq && C::kSumsFirst) __syncwarp();
@@ -337,6 +376,7 @@ struct BackwardConsumer : BackwardProducts<C> {
       multiply_scores_and_gradient(dk, ds_packed, q_block(count));
     }
     store_ds();
+    if constexpr (kWithDq) show_dq(count - 1);
     if constexpr (!kLast) look_ahead(block - 1, count + 1);
     wgmma_wait<0>();
     pin(dk);

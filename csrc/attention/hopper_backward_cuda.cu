@@ -80,6 +80,12 @@ bool has_extras(const AttentionProblem& p) { return !has_plain_scores(p) || p.dr
 // Whether dS is made of other weights than P.
 bool has_weights(const AttentionProblem& p) { return p.softcap != 0 || p.drop_below != 0; }
 
+// Whether tiles add to dq in order. Plain scores of up to 64 columns always do: see BackwardForm.
+bool adds_in_order(const AttentionBackwardProblem& p) {
+  const bool plain = p.q_offsets == nullptr && !has_extras(p);
+  return p.deterministic || (plain && padded_dim_of(p) == 64);
+}
+
 // What only the kernel for up to 128 columns knows.
 const char* refusal_of_pairs(const AttentionBackwardProblem& p) {
   if (p.q_offsets != nullptr) return "knows no sequences of different lengths above 128 columns";
@@ -127,9 +133,9 @@ int section_of(const AttentionBackwardProblem& p) {
   const std::int64_t bytes = p.group() * queries * padded_dim * (2 + 2 + 4);  // q, dout, dq
   const std::int64_t most = kMostColumns / padded_dim;
   const bool all_seen = p.window_left < 0 && p.window_right < 0;
-  const std::int64_t wanted = p.deterministic ? most
-                              : all_seen      ? std::min(kColumnsInStep / padded_dim, kMostInStep)
-                                              : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
+  const std::int64_t wanted = adds_in_order(p) ? most
+                              : all_seen       ? std::min(kColumnsInStep / padded_dim, kMostInStep)
+                                               : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
   const std::int64_t heads = (p.q_offsets ? 1 : p.batch) * p.kv_heads;
   const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);
   return static_cast<int>(divide_up(heads, sections));
@@ -217,7 +223,7 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
   float* const sums = scratch.as<float>();
   float* const statistics = sums + memory.sums / sizeof(float);
   int* const next_tile = reinterpret_cast<int*>(statistics + memory.statistics / sizeof(float));
-  int* const tiles_added = p.deterministic ? next_tile + 1 : nullptr;
+  int* const tiles_added = adds_in_order(p) ? next_tile + 1 : nullptr;
 
   const float scale = static_cast<float>(p.scale);
   const BackwardLayouts layouts(p);
@@ -271,8 +277,10 @@ void run_tiles(const Context& context, const AttentionBackwardProblem& p) {
   if (has_weights(p)) return run_form<T, kDim, BackwardForm::kWeights>(context, p);
   if (has_extras(p)) return run_form<T, kDim, BackwardForm::kScores>(context, p);
   if (p.q_offsets != nullptr) return run_form<T, kDim, BackwardForm::kRagged>(context, p);
-  if (p.deterministic) return run_form<T, kDim, BackwardForm::kOrdered>(context, p);
-  run_form<T, kDim, BackwardForm::kFree>(context, p);
+  if constexpr (kDim > 64) {
+    if (!adds_in_order(p)) return run_form<T, kDim, BackwardForm::kFree>(context, p);
+  }
+  run_form<T, kDim, BackwardForm::kOrdered>(context, p);
 }
 
 template <class T, int kDim, bool kOrdered>

@@ -126,7 +126,7 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
   __device__ __forceinline__ void add_dq(int place, std::uint32_t n) {
     pin(dq);
     release_pair<C::kDsStages>(C::kDsEmpty, n);
-    if constexpr (C::kOrdered) mbarrier_wait(S::barrier(C::kTurn + kOwn), C::dq_parity(n));
+    if constexpr (C::kOrdered) S::template wait_full<1>(C::kTurn + kOwn, C::dq_number(n));
     const int column = C::dq_first_column(kOwn, rank);
     float* const to = p.dq + static_cast<std::int64_t>(place) * (C::kDim * kBlockQueries) +
                       (column / 64 * 4096 + warp * 1024 + column % 64 * 16 + lane * 4);

@@ -30,7 +30,7 @@ struct BackwardPairConfig {
   static constexpr int kShares = kCtas * kConsumers;
   static constexpr int kMapPieces = 0;  // it knows no bias and no mask
   static constexpr __device__ bool makes_dq(int, std::uint32_t) { return true; }
-  static constexpr __device__ std::uint32_t dq_parity(std::uint32_t count) { return count & 1; }
+  static constexpr __device__ std::uint32_t dq_number(std::uint32_t count) { return count; }
   // Columns of dq of a consumer: a chunk. Of three chunks, the last one is cut in two.
   static constexpr int dq_columns(int consumer) { return kChunks == 3 && consumer == 1 ? 32 : 64; }
   static constexpr __device__ int dq_first_column(int consumer, int rank) {

@@ -56,7 +56,7 @@ struct BlockProducer : S {
       while (load_acquire(added) != turn) {
       }
       mbarrier_arrive(S::barrier(C::kTurn + consumer));
-      mbarrier_wait(S::barrier(C::kAdded + consumer), C::dq_parity(count));
+      S::template wait_full<1>(C::kAdded + consumer, C::dq_number(count));
       store_release(added, turn + 1);
     });
   }
@@ -188,6 +188,38 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
       box.at[0] += map.piece_keys;
       piece += kMapPieceBytes;
     }
+  }
+
+  // Instead of keep_order(), where sums of dq leave by way of shared memory: adds them in the same
+  // order itself. With one buffer the next turn is looked for while the last sums are on their way.
+  __device__ void add_in_order(int consumer, int share) const {
+    int* last = nullptr;
+    int turn_after_last = 0;
+    const auto end_last = [&] {
+      if (last == nullptr) return;
+      bulk_wait<0>();
+      store_release(last, turn_after_last);
+    };
+    for_each_block([&](const ItemAt& item, int block, std::uint32_t count) {
+      if (!C::makes_dq(consumer, count)) return;
+      const std::uint32_t n = C::dq_number(count);
+      const std::int64_t place = (S::place_of(p, item()) + block) * C::kShares + share;
+      int* const added = p.tiles_added + place;
+      const int turn = p.plan.turn(item().tile.index, block);
+      bool own_turn = C::kSumStages == 1 && load_acquire(added) == turn;
+      end_last();
+      S::template wait_full<C::kSumStages>(S::sums_full(consumer), n);
+      while (!own_turn) own_turn = load_acquire(added) == turn;
+      // The load that saw the turn orders what this thread does, but bulk copies by a fence only.
+      fence_async_global();
+      bulk_reduce_add(p.dq + place * C::kShareSums, S::sums(consumer, n), C::kShareBytes);
+      bulk_commit();
+      bulk_wait_read<0>();
+      mbarrier_arrive(S::template barrier<C::kSumStages>(S::sums_empty(consumer), n));
+      last = added;
+      turn_after_last = turn + 1;
+    });
+    end_last();
   }
 };
 

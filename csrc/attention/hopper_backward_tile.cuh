@@ -52,17 +52,17 @@ struct HopperBackward {
   const float* statistics;
   float* dq;         // sums over tiles, each block in the order of a thread's sums
   int* next_tile;    // all below are 0 at first
-  int* tiles_added;  // of each block, and each half of dq that is made at once
+  int* tiles_added;  // of each block, and each half of dq that is made at once; or null
   float scale;
   float scale_in_bits;  // scale * log2(e)
   BackwardExtras extras;
 };
 
 // What a kernel is made for. The first two are the fastest, for sequences of one length and scores
-// that are products times a positive scale; the second one sums dq up in the order of tiles. The
-// others ask for that order at run time.
+// that are products times a positive scale; the second one sums dq up in the order of tiles, which
+// with 64 columns costs so little that there is no other. The rest ask for that order at run time.
 enum class BackwardForm : std::uint8_t {
-  kFree,
+  kFree,  // of 128 columns
   kOrdered,
   kRagged,   // sequences of any lengths
   kScores,   // and features that only add to scores, or hide them
@@ -90,10 +90,15 @@ struct HopperBackwardConfig {
   // K and V are read from registers, which halves what S^T and dP^T take of shared memory.
   static constexpr bool kKeepsKeys = kScoresAhead;
   // The second consumer begins an item later than the first, so that each has products while the
-  // other has none; and each keeps the range of blocks that its mask does not touch. In order and
-  // for packed sequences there are no registers for either, in kScores none for the range.
-  static constexpr bool kStaggered = kForm == BackwardForm::kFree || kExtras;
-  static constexpr bool kKeepsRange = kStaggered && !(kForm == BackwardForm::kScores && kDim > 64);
+  // other has none; and each keeps the range of blocks that its mask does not touch. For packed
+  // sequences there are no registers for either, in two forms of 128 columns none for the range.
+  static constexpr bool kStaggered = kForm != BackwardForm::kRagged;
+  static constexpr bool kKeepsRange =
+      kStaggered && (kDim <= 64 || kForm == BackwardForm::kFree || kWeights);
+  // Sums of dq leave by way of shared memory, from where a producer adds them when it is their
+  // turn: a consumer never waits for a turn, only for a free buffer.
+  static constexpr bool kSumsInShared = kForm == BackwardForm::kOrdered;
+  static constexpr int kSumStages = !kSumsInShared ? 0 : kDim > 64 ? 1 : 2;  // a consumer
   // The compiler issues the sums of dq behind the products that follow. Kept before them they leave
   // sooner, which is worth 7 %.
   static constexpr bool kSumsFirst = !kWeights;
@@ -110,6 +115,8 @@ struct HopperBackwardConfig {
   static constexpr int kKeysBytes = kConsumers * kRowsBytes;
   static constexpr int kDsBytes = kConsumers * kChunkBytes;
   static constexpr int kStatisticBytes = 2 * kBlockQueries * 4;
+  static constexpr int kShareSums = 64 * kBlockQueries;  // of dq, that a consumer makes at once
+  static constexpr int kShareBytes = kShareSums * 4;
   // Weights of the block at work, then pieces of bias and mask of the next one.
   static constexpr int kWeightPieces = kWeights ? 2 : 0;
   static constexpr int kMapPieces = !kExtras ? 0 : (kDim > 64 ? 4 : 7) - kWeightPieces;
@@ -122,7 +129,8 @@ struct HopperBackwardConfig {
   static constexpr int kDs = kDout + kDoutStages * kRowsBytes;
   static constexpr int kWeightsAt = kDs + kDsStages * kDsBytes;
   static constexpr int kMaps = kWeightsAt + kWeightPieces * kMapPieceBytes;
-  static constexpr int kStatistics = kMaps + kMapPieces * kMapPieceBytes;
+  static constexpr int kSums = kMaps + kMapPieces * kMapPieceBytes;
+  static constexpr int kStatistics = kSums + kConsumers * kSumStages * kShareBytes;
   static constexpr int kItem = kStatistics + kQStages * kStatisticBytes;
   static constexpr int kBarriers = kItem + kItemStages * kItemWords * 4;
 
@@ -142,13 +150,18 @@ struct HopperBackwardConfig {
   static constexpr int kAdded = kTurn + kConsumers;
   static constexpr int kMapsFull = kAdded + kConsumers;
   static constexpr int kMapsEmpty = kMapsFull + 1;
-  static constexpr int kBarrierCount = kMapsEmpty + 1;
+  static constexpr int kSumsFull = kMapsEmpty + 1;  // a ring a consumer, as the next
+  static constexpr int kSumsEmpty = kSumsFull + kConsumers * kSumStages;
+  static constexpr int kBarrierCount = kSumsEmpty + kConsumers * kSumStages;
 
   static constexpr int kSharedBytes = (kBarriers + kBarrierCount * 8 + 15) / 16 * 16;
 
-  // Whether dq is summed up in the order of tiles.
+  // Whether dq is summed up in the order of tiles, and whether consumers wait for their turns.
   static __device__ __forceinline__ bool ordered(const HopperBackward& p) {
-    return kRagged ? p.tiles_added != nullptr : kForm == BackwardForm::kOrdered;
+    return kSumsInShared || takes_turns(p);
+  }
+  static __device__ __forceinline__ bool takes_turns(const HopperBackward& p) {
+    return kRagged && p.tiles_added != nullptr;
   }
 
   // A consumer makes its 64 columns of dq for every block; with 64 columns in all, every second
@@ -157,8 +170,9 @@ struct HopperBackwardConfig {
   static constexpr __device__ bool makes_dq(int consumer, std::uint32_t count) {
     return kShares == kConsumers || static_cast<int>(count % kConsumers) == consumer;
   }
-  static constexpr __device__ std::uint32_t dq_parity(std::uint32_t count) {
-    return kShares == kConsumers ? count & 1 : count / kConsumers & 1;
+  // Among those of a consumer.
+  static constexpr __device__ std::uint32_t dq_number(std::uint32_t count) {
+    return kShares == kConsumers ? count : count / kConsumers;
   }
 };
 
@@ -213,7 +227,21 @@ struct BackwardShared {
       init(C::kMapsFull, 1, 1);
       init(C::kMapsEmpty, 1, C::kConsumerWarps);
     }
+    init(C::kSumsFull, C::kConsumers * C::kSumStages, 4);
+    init(C::kSumsEmpty, C::kConsumers * C::kSumStages, 1);
     fence_mbarrier_init();
+  }
+
+  // A consumer's rings, and where its sums of dq number `n` lie.
+  static __device__ __forceinline__ int sums_full(int consumer) {
+    return C::kSumsFull + consumer * C::kSumStages;
+  }
+  static __device__ __forceinline__ int sums_empty(int consumer) {
+    return C::kSumsEmpty + consumer * C::kSumStages;
+  }
+  static __device__ __forceinline__ std::uint32_t sums(int consumer, std::uint32_t n) {
+    const int stage = consumer * C::kSumStages + static_cast<int>(n % C::kSumStages);
+    return at(C::kSums) + stage * C::kShareBytes;
   }
 
   static __device__ __forceinline__ std::uint32_t item_address(std::uint32_t count) {

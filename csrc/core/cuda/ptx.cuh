@@ -203,6 +203,15 @@ __device__ __forceinline__ void bulk_store(void* destination, std::uint32_t sour
                : "memory");
 }
 
+// Adds float32s to those in global memory.
+__device__ __forceinline__ void bulk_reduce_add(float* destination, std::uint32_t source,
+                                                std::uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   destination),
+               "r"(source), "r"(bytes)
+               : "memory");
+}
+
 // Bulk copies out of shared memory are waited for in groups, by the thread that started them.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -224,6 +233,11 @@ __device__ __forceinline__ void bulk_wait() {
 // write to the same place.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Between what this thread knows to be in global memory and bulk copies that add to it.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // ------------------------------------------------------------------ clusters

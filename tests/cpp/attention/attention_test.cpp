@@ -203,6 +203,22 @@ TEST_P(AttentionOp, repeatable) {
   }
 }
 
+// Of dims up to 64, which nobody has to ask for: tiles of keys that add to one gradient.
+TEST_P(AttentionOp, repeatable_sums_of_tiles) {
+  constexpr int kRuns = 20;
+  if (backend().context().device.type == DeviceType::kCpu) GTEST_SKIP() << "CUDA alone has tiles";
+  for (const std::int64_t window_right : {-1, 0}) {
+    AttentionBackwardRun run(backend(), dtype(), {1, 200, 700, 4, 2, 64, 64},
+                             {.numbers = {.window_right = window_right}});
+    std::vector<std::uint8_t> first;
+    for (int i = 0; i < kRuns; ++i) {
+      unless_refused([&] { attention_backward(backend().context(), run.arguments()); });
+      if (first.empty()) first = run.dq.bytes();
+      EXPECT_EQ(run.dq.bytes(), first);
+    }
+  }
+}
+
 // A seed in device memory stands for the numbers that it holds.
 TEST_P(AttentionOp, seed_of_the_device) {
   if (backend().context().device.type == DeviceType::kCpu) GTEST_SKIP() << "CUDA alone has one";

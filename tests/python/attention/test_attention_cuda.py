@@ -32,7 +32,7 @@ def _on_cuda() -> Iterator[None]:
 
 
 def _step(leaves: list[Tensor], gradient: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    out = attention(*leaves, deterministic=True, **options)
+    out = attention(*leaves, **{"deterministic": True, **options})
     return (out.detach(), *torch.autograd.grad(out, leaves, gradient))
 
 
@@ -193,6 +193,25 @@ def test_tensors_of_more_than_2_to_the_31_elements() -> None:
     for x, y in zip((out, dq, dk, dv), wanted, strict=True):
         found = x[:, -last:, -1:].double()
         torch.testing.assert_close(found, y[:, -last:], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("heads", [(16, 16), (32, 4)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (300, 20)}], ids=str)
+@pytest.mark.parametrize(("dim", "asks"), [(64, False), (40, False), (128, True), (256, True)])
+def test_sums_of_many_tiles_agree(
+    dim: int, asks: bool, options: dict[str, Any], heads: tuple[int, int]
+) -> None:
+    """More tiles than a GPU has room for at once. Up to 64 columns nobody has to ask."""
+    shape = {"dim": dim, "batch": 4, "dtype": torch.bfloat16}
+    leaves = [x.requires_grad_() for x in tensors(900, 1000, *heads, **shape)]
+    gradient = randn(leaves[0].shape, torch.bfloat16)
+    first = _step(leaves, gradient, deterministic=asks, **options)
+    different = torch.zeros((), dtype=torch.int64)
+    for _ in range(100):
+        again = _step(leaves, gradient, deterministic=asks, **options)
+        for a, b in zip(again, first, strict=True):
+            different += (a != b).count_nonzero()
+    assert not different.item()
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "softcap": 20.0}], ids=str)

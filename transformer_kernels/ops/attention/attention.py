@@ -195,8 +195,9 @@ def attention(
             the same on every device; default: from the generator of ``q``'s device.
         heads_first: tensors are (B, H, T, D) instead, and so is the result.
         return_lse: return the log-sum-exp of the scores, (B, H, Tq), as well. Differentiable.
-        deterministic: whether the gradient of ``q`` is the same bits in every run on Hopper too,
-            at some cost; elsewhere, and all other results, always are.
+        deterministic: whether the gradient of ``q`` is the same bits in every run on Hopper too
+            where that costs time: above a head dim of 64, for packed sequences and with features of
+            scores. Elsewhere it always is, and so are all other results.
             :func:`torch.use_deterministic_algorithms` asks for it as well.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``, the formula;
             ``"auto"`` is the kernels of ``q``'s device, or the formula where there are none.
