@@ -202,7 +202,7 @@ def test_sums_of_many_tiles_agree(
     dim: int, asks: bool, options: dict[str, Any], heads: tuple[int, int]
 ) -> None:
     """More tiles than a GPU has room for at once. Up to 64 columns nobody has to ask."""
-    shape = {"dim": dim, "batch": 4, "dtype": torch.bfloat16}
+    shape: dict[str, Any] = {"dim": dim, "batch": 4, "dtype": torch.bfloat16}
     leaves = [x.requires_grad_() for x in tensors(900, 1000, *heads, **shape)]
     gradient = randn(leaves[0].shape, torch.bfloat16)
     first = _step(leaves, gradient, deterministic=asks, **options)
