@@ -247,7 +247,8 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
 
   const LaunchShape rows{.ctas = plan.all_blocks(), .threads = kRowThreads};
   launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,
-         BackwardPrologue{p, plan, statistics, sums, next_tile, tiles_added, C::kShares});
+         BackwardPrologue{p, plan, statistics, sums, C::kStoresFirst, next_tile, tiles_added,
+                          C::kShares});
   const int processors = device_limits(context.device.index).processors;
   const LaunchShape persistent{.ctas = std::min(processors / kCtas, plan.tiles()) * kCtas,
                                .threads = C::kThreads,

@@ -29,6 +29,7 @@ struct BackwardPairConfig {
   // dq of a block is cut into one share for each consumer of the pair.
   static constexpr int kShares = kCtas * kConsumers;
   static constexpr int kMapPieces = 0;  // it knows no bias and no mask
+  static constexpr bool kStoresFirst = false;
   static constexpr __device__ bool makes_dq(int, std::uint32_t) { return true; }
   static constexpr __device__ std::uint32_t dq_number(std::uint32_t count) { return count; }
   // Columns of dq of a consumer: a chunk. Of three chunks, the last one is cut in two.

@@ -151,8 +151,17 @@ struct HopperBackwardPlan {
   constexpr int all_blocks() const { return block_place(batch, 0, 0); }
 
   // How many tiles of the head come before this one at a block of queries that it goes through.
-  constexpr int turn(int tile, int block) const {
-    return tile - std::max(block * kBlockQueries + shift - window_left, 0) / kTileKeys;
+  constexpr int turn(int tile, int block) const { return tile - first_tile_of(block); }
+  // Whether any does.
+  constexpr bool has_tile(int block) const {
+    const int first = first_tile_of(block);
+    const BlockRange blocks = blocks_of(first);
+    return first < key_tiles && block >= blocks.begin && block < blocks.end;
+  }
+
+ private:
+  constexpr int first_tile_of(int block) const {
+    return std::max(block * kBlockQueries + shift - window_left, 0) / kTileKeys;
   }
 };
 

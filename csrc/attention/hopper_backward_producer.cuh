@@ -212,7 +212,12 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
       while (!own_turn) own_turn = load_acquire(added) == turn;
       // The load that saw the turn orders what this thread does, but bulk copies by a fence only.
       fence_async_global();
-      bulk_reduce_add(p.dq + place * C::kShareSums, S::sums(consumer, n), C::kShareBytes);
+      float* const sums = p.dq + place * C::kShareSums;
+      if (C::kStoresFirst && turn == 0) {
+        bulk_store(sums, S::sums(consumer, n), C::kShareBytes);
+      } else {
+        bulk_reduce_add(sums, S::sums(consumer, n), C::kShareBytes);
+      }
       bulk_commit();
       bulk_wait_read<0>();
       mbarrier_arrive(S::template barrier<C::kSumStages>(S::sums_empty(consumer), n));

@@ -74,7 +74,8 @@ struct BackwardPrologue {
   AttentionBackwardProblem problem;
   HopperBackwardPlan plan;
   float* statistics;
-  float* dq;  // sums, to be cleared
+  float* dq;    // sums, to be cleared
+  bool stores;  // the first tile of a block stores its sums, and adds them to nothing
   int* next_tile;
   int* tiles_added;  // may be null
   int shares;        // of tiles_added in a block
@@ -101,10 +102,12 @@ __global__ void __launch_bounds__(kRowThreads)
     out[i] = P::load(at.address<T>(p.out, row, column));
     dout[i] = P::load(at.address<T>(p.dout, row, column));
   }
-  float4* const sums = reinterpret_cast<float4*>(a.dq + at.place * (kDim * kBlockQueries));
+  if (!a.stores || !a.plan.has_tile(at.block)) {
+    float4* const sums = reinterpret_cast<float4*>(a.dq + at.place * (kDim * kBlockQueries));
 #pragma unroll
-  for (int i = 0; i < kDim * kBlockQueries / 4 / kRowThreads; ++i) {
-    sums[threadIdx.x + i * kRowThreads] = make_float4(0, 0, 0, 0);
+    for (int i = 0; i < kDim * kBlockQueries / 4 / kRowThreads; ++i) {
+      sums[threadIdx.x + i * kRowThreads] = make_float4(0, 0, 0, 0);
+    }
   }
   if (a.tiles_added != nullptr && threadIdx.x < a.shares) {
     a.tiles_added[at.place * a.shares + threadIdx.x] = 0;

@@ -99,6 +99,8 @@ struct HopperBackwardConfig {
   // turn: a consumer never waits for a turn, only for a free buffer.
   static constexpr bool kSumsInShared = kForm == BackwardForm::kOrdered;
   static constexpr int kSumStages = !kSumsInShared ? 0 : kDim > 64 ? 1 : 2;  // a consumer
+  // The first tile of a block stores its sums, so that nobody has to clear what it would add to.
+  static constexpr bool kStoresFirst = kSumsInShared && kDim <= 64;
   // The compiler issues the sums of dq behind the products that follow. Kept before them they leave
   // sooner, which is worth 7 %.
   static constexpr bool kSumsFirst = !kWeights;

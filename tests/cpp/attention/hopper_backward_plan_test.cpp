@@ -67,6 +67,9 @@ void check_blocks(const HopperBackwardPlan& p) {
       }
     }
   }
+  for (int block = 0; block < p.query_blocks; ++block) {
+    EXPECT_EQ(p.has_tile(block), added[block] > 0) << "block " << block;
+  }
 }
 
 TEST(HopperBackwardPlan, blocks_cover_what_is_seen_and_tiles_take_turns) {
