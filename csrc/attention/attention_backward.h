@@ -38,20 +38,28 @@ struct BackwardScratch {
   F* dout;
   F* dk;
   F* dv;
+  F* k_rows;  // copies of the keys of a tile
+  F* k_columns;
+  F* v_columns;
 
   BackwardScratch(const AttentionProblem& problem, void* memory)
       : scores(static_cast<F*>(memory), kQueryBlock),
         q(scores.end()),
         dout(q + kQueryBlock * padded_dim(problem.dim)),
         dk(dout + kQueryBlock * padded_dim(problem.value_dim)),
-        dv(dk + kKeyBlock * padded_dim(problem.dim)) {}
+        dv(dk + kKeyBlock * padded_dim(problem.dim)),
+        k_rows(dv + kKeyBlock * padded_dim(problem.value_dim)),
+        k_columns(k_rows + kKeyBlock * padded_dim(problem.dim)),
+        v_columns(k_columns + kKeyBlock * padded_dim(problem.dim)) {}
 };
 
 template <class F>
 std::size_t backward_scratch(const AttentionProblem& p) {
-  const std::int64_t numbers =
-      (kQueryBlock + kKeyBlock) * (padded_dim(p.dim) + padded_dim(p.value_dim)) +
-      3 * kQueryBlock * kKeyBlock + 2 * kKeyBlock;
+  const std::int64_t dim = padded_dim(p.dim);
+  const std::int64_t value_dim = padded_dim(p.value_dim);
+  const std::int64_t numbers = kQueryBlock * (dim + value_dim) +
+                               kKeyBlock * (3 * dim + 2 * value_dim) + 3 * kQueryBlock * kKeyBlock +
+                               2 * kKeyBlock;
   return static_cast<std::size_t>(numbers) * sizeof(F);
 }
 
@@ -67,7 +75,13 @@ struct BackwardTile {
   const ScoreScratch<F>& scores;
 
   std::int64_t first_row() const {
-    return problem.row(item.batch, head) + queries.begin;  // of lse, delta and dq
+    return problem.row(item.batch, head) + queries.begin;  // of lse and delta
+  }
+
+  F* dq() const {
+    const std::int64_t shared_head = head - item.kv_head * problem.group();
+    const std::int64_t row = shared_head * problem.queries + queries.begin;
+    return static_cast<F*>(item.dq) + row * padded_dim(problem.dim);
   }
 };
 
@@ -123,20 +137,19 @@ void backward_tile(const BackwardTile<F>& t, const BackwardScratch<F>& scratch) 
   const std::int64_t dim = padded_dim(p.dim);
   const std::int64_t value_dim = padded_dim(p.value_dim);
   const std::int64_t first = t.sequence.q_begin + t.queries.begin;
-  widen_rows(p.q, p.dtype, t.item.batch, first, t.head, queries, p.dim, scratch.q, dim);
+  const std::int64_t end = first + queries;
+  widen_rows(p.q, p.dtype, t.item.batch, first, t.head, queries, p.dim, scratch.q, dim, end);
   widen_rows(p.dout, p.dtype, t.item.batch, first, t.head, queries, p.value_dim, scratch.dout,
-             value_dim);
-  multiply_by_keys(scratch.q, queries, t.item.packed.k, p.dim, t.tile, t.scores.p);
-  multiply_by_keys(scratch.dout, queries, t.item.packed.v, p.value_dim, t.tile, t.scores.ds);
+             value_dim, end);
+  multiply_by_keys(scratch.q, queries, scratch.k_columns, p.dim, keys, t.scores.p);
+  multiply_by_keys(scratch.dout, queries, scratch.v_columns, p.value_dim, keys, t.scores.ds);
   for (std::int64_t r = 0; r < queries; ++r) differentiate_row(t, r);
   multiply<true>(LeftMatrix<F>{t.scores.p, 1, kKeyBlock}, RightMatrix<F>{scratch.dout, value_dim},
                  OutMatrix<F>{scratch.dv, value_dim}, keys, value_dim, queries);
   multiply<true>(LeftMatrix<F>{t.scores.ds, 1, kKeyBlock}, RightMatrix<F>{scratch.q, dim},
                  OutMatrix<F>{scratch.dk, dim}, keys, dim, queries);
-  const F* const k = static_cast<const F*>(t.item.packed.k.rows) + t.tile.key * dim;
-  F* const dq = static_cast<F*>(t.item.dq) + t.first_row() * dim;
-  multiply<true>(LeftMatrix<F>{t.scores.ds, kKeyBlock, 1}, RightMatrix<F>{k, dim},
-                 OutMatrix<F>{dq, dim}, queries, dim, keys);
+  multiply<true>(LeftMatrix<F>{t.scores.ds, kKeyBlock, 1}, RightMatrix<F>{scratch.k_rows, dim},
+                 OutMatrix<F>{t.dq(), dim}, queries, dim, keys);
 }
 
 // Calls body(head, queries) for the blocks of queries that may see some key of the tile.
@@ -153,6 +166,17 @@ void for_each_seeing(const AttentionBackwardProblem& p, const BackwardItem& item
       body(head, queries);
     }
   }
+}
+
+// Packs `count` keys from `key` on.
+inline void pack_keys(const AttentionBackwardProblem& p, const BackwardItem& item, std::int64_t key,
+                      std::int64_t count, decltype(AttentionKernels::pack) pack, PackedRows k,
+                      PackedRows v) {
+  const std::int64_t row = p.sequence(item.batch).k_begin + key;
+  pack(p.k.address(p.dtype, item.batch, row, item.kv_head), p.dtype, p.k.row_stride, count, p.dim,
+       k);
+  pack(p.v.address(p.dtype, item.batch, row, item.kv_head), p.dtype, p.v.row_stride, count,
+       p.value_dim, v);
 }
 
 // Rows of the gradients of k and v, `count` keys from `key` on; those of k are not scaled yet.
@@ -176,12 +200,15 @@ void backward_keys(const AttentionBackwardProblem& p, const BackwardItem& item,
                    const BackwardScratch<F>& scratch, std::int64_t key) {
   const Sequence s = p.sequence(item.batch);
   const KeyTile tile = KeyTile::at(key, s.keys, kTileCols<F>);
+  const std::int64_t count = std::min(tile.width, s.keys - key);
+  pack_keys(p, item, key, count, pack<F>, {scratch.k_columns, scratch.k_rows},
+            {scratch.v_columns, nullptr});
   fill_row(scratch.dk, F{0}, tile.width * padded_dim(p.dim));
   fill_row(scratch.dv, F{0}, tile.width * padded_dim(p.value_dim));
   for_each_seeing(p, item, tile, kQueryBlock, [&](std::int64_t head, Range queries) {
     backward_tile<F>({p, item, s, head, queries, tile, scratch.scores}, scratch);
   });
-  write_key_gradients(p, item, key, std::min(tile.width, s.keys - key), scratch.dk, scratch.dv);
+  write_key_gradients(p, item, key, count, scratch.dk, scratch.dv);
 }
 
 // Calls body(first key) for the item's key blocks, when its rows of dq are 0.
@@ -189,9 +216,8 @@ template <class F, class Body>
 void for_each_key_block(const AttentionBackwardProblem& p, const BackwardItem& item, Body&& body) {
   const Sequence s = p.sequence(item.batch);
   const std::int64_t dim = padded_dim(p.dim);
-  F* const dq = static_cast<F*>(item.dq) + p.row(item.batch, item.kv_head * p.group()) * dim;
   for (std::int64_t h = 0; h < p.group(); ++h) {
-    fill_row(dq + h * p.queries * dim, F{0}, s.queries * dim);
+    fill_row(static_cast<F*>(item.dq) + h * p.queries * dim, F{0}, s.queries * dim);
   }
   for (std::int64_t block = item.first_key_block; block * kKeyBlock < s.keys;
        block += item.key_block_step) {
@@ -227,10 +253,10 @@ template <class F>
 void add_shares(const AttentionBackwardProblem& p, const QueryItem& item, const void* shares,
                 std::int64_t count, std::int64_t share_step, void* memory) {
   const Sequence s = p.sequence(item.batch);
-  const std::int64_t first = p.row(item.batch, item.head);
   F* const sum = static_cast<F*>(memory);
-  for (std::int64_t query = item.queries.begin; query < item.queries.end; ++query) {
-    const F* const row = static_cast<const F*>(shares) + (first + query) * padded_dim(p.dim);
+  const F* row = static_cast<const F*>(shares);
+  for (std::int64_t query = item.queries.begin; query < item.queries.end;
+       ++query, row += padded_dim(p.dim)) {
     fill_row(sum, F{0}, p.dim);
     for (std::int64_t share = 0; share < count; ++share) {
       add_rows(sum, row + share * share_step, p.dim);

@@ -16,6 +16,9 @@ constexpr std::size_t kCacheLine = 64;
 
 // Of accumulation precision.
 std::int64_t number_bytes(const AttentionProblem& p) { return p.dtype == DType::kFloat64 ? 8 : 4; }
+std::size_t bytes_of(const AttentionProblem& p, std::int64_t numbers) {
+  return static_cast<std::size_t>(numbers * number_bytes(p));
+}
 
 const AttentionKernels& kernels(DType dtype) {
   constexpr const AttentionKernelTable* kTables[] = TFK_PER_ISA(attention_kernels);
@@ -58,73 +61,116 @@ class CallScratch {
   Scratch scratch_;
 };
 
-// The copies that a pass needs of k and v.
-struct WantedCopies {
-  bool k_rows;
-  bool v_rows;
-  bool v_columns;  // those of k are always needed
+// Makes the forward pass' copies of k and v.
+class Packer {
+ public:
+  explicit Packer(const AttentionProblem& p)
+      : problem_(p),
+        kernels_(kernels(p.dtype)),
+        key_bytes_(rounded_up(p.dim, kernels_.column_step) * kernels_.copy_bytes),
+        value_bytes_(padded_dim(p.value_dim) * kernels_.copy_bytes) {}
+
+  std::size_t bytes(std::int64_t keys) const {
+    return static_cast<std::size_t>(keys * (key_bytes_ + value_bytes_));
+  }
+
+  // From key `key` of `room` keys on.
+  PackedHead at(void* memory, std::int64_t room, std::int64_t key) const {
+    return {advance(memory, key, key_bytes_),
+            advance(memory, room * key_bytes_ + key * value_bytes_, 1)};
+  }
+
+  void pack(std::int64_t batch, std::int64_t kv_head, Range keys, PackedHead target) const {
+    const AttentionProblem& p = problem_;
+    const std::int64_t row = p.sequence(batch).k_begin + keys.begin;
+    kernels_.pack(p.k.address(p.dtype, batch, row, kv_head), p.dtype, p.k.row_stride, keys.size(),
+                  p.dim, {target.keys, nullptr});
+    kernels_.pack(p.v.address(p.dtype, batch, row, kv_head), p.dtype, p.v.row_stride, keys.size(),
+                  p.value_dim, {nullptr, target.values});
+  }
+
+ private:
+  const AttentionProblem& problem_;
+  const AttentionKernels& kernels_;
+  std::int64_t key_bytes_;
+  std::int64_t value_bytes_;
 };
 
-// Copies of k and v of all heads and sequences, each packed once for all queries.
-class PackedCopies {
+// Copies of all heads and sequences, each packed once for all threads.
+class SharedCopies {
  public:
-  PackedCopies(const Context& context, const AttentionProblem& p, WantedCopies wanted)
-      : kernels_(kernels(p.dtype)),
-        dim_(p.dim),
-        value_dim_(p.value_dim),
+  SharedCopies(const Context& context, const AttentionProblem& p)
+      : packer_(p),
         steps_(key_steps(p)),
-        k_columns_(context, part(true, column_dim(dim_))),
-        k_rows_(context, part(wanted.k_rows, padded_dim(dim_))),
-        v_columns_(context, part(wanted.v_columns, column_dim(value_dim_))),
-        v_rows_(context, part(wanted.v_rows, padded_dim(value_dim_))) {
+        memory_(context, packer_.bytes(room())) {
     const std::int64_t grain = rows_per_range(kKeyStep * (p.dim + p.value_dim));
     parallel_for(context, steps_.size(), grain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const RowBlock at = steps_[i];
-        const Sequence s = p.sequence(at.batch);
         const std::int64_t key = at.block * kKeyStep;
-        const std::int64_t count = std::min(kKeyStep, s.keys - key);
-        const std::int64_t row = s.k_begin + key;
-        const PackedHead target = from_step(i);
-        kernels_.pack(p.k.address(p.dtype, at.batch, row, at.head), p.dtype, p.k.row_stride, count,
-                      p.dim, target.k);
-        kernels_.pack(p.v.address(p.dtype, at.batch, row, at.head), p.dtype, p.v.row_stride, count,
-                      p.value_dim, target.v);
+        const std::int64_t keys = p.sequence(at.batch).keys;
+        packer_.pack(at.batch, at.head, {key, std::min(key + kKeyStep, keys)}, from_step(i));
       }
     });
   }
 
-  PackedHead head(std::int64_t batch, std::int64_t kv_head) const {
+  PackedHead of(std::int64_t batch, std::int64_t kv_head) const {
     return from_step(steps_.first(batch, kv_head));
   }
 
  private:
-  std::size_t part(bool wanted, std::int64_t width) const {
-    const std::int64_t numbers = wanted ? steps_.size() * kKeyStep * width : 0;
-    return static_cast<std::size_t>(numbers * kernels_.copy_bytes);
-  }
-
-  std::int64_t column_dim(std::int64_t dim) const { return rounded_up(dim, kernels_.column_step); }
-
-  void* at_step(const CallScratch& part, std::int64_t step, std::int64_t width) const {
-    void* const data = part.data();
-    return data == nullptr ? nullptr : advance(data, step * kKeyStep * width, kernels_.copy_bytes);
-  }
+  std::int64_t room() const { return steps_.size() * kKeyStep; }
 
   PackedHead from_step(std::int64_t step) const {
-    return {{at_step(k_columns_, step, column_dim(dim_)), at_step(k_rows_, step, padded_dim(dim_))},
-            {at_step(v_columns_, step, column_dim(value_dim_)),
-             at_step(v_rows_, step, padded_dim(value_dim_))}};
+    return packer_.at(memory_.data(), room(), step * kKeyStep);
   }
 
-  const AttentionKernels& kernels_;
-  std::int64_t dim_;
-  std::int64_t value_dim_;
+  Packer packer_;
   BlockList steps_;
-  CallScratch k_columns_;
-  CallScratch k_rows_;
-  CallScratch v_columns_;
-  CallScratch v_rows_;
+  CallScratch memory_;
+};
+
+// The rows of k of the longest sequence.
+std::int64_t most_keys(const AttentionProblem& p) {
+  std::int64_t most = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) most = std::max(most, p.sequence(b).keys);
+  return most;
+}
+
+// Whether one copy of k and v serves all threads: where it would not fit a thread's caches, or
+// where so few heads would be packed by many threads each.
+bool shares_copies(const AttentionProblem& p) {
+  constexpr std::int64_t kFewHeads = 8;
+  constexpr std::size_t kMostOwnBytes = std::size_t{512} * 1024;
+  return p.batch * p.kv_heads < kFewHeads || Packer(p).bytes(most_keys(p)) > kMostOwnBytes;
+}
+
+// A thread's own copy of the head that it works on, in its second cache.
+class OwnCopy {
+ public:
+  explicit OwnCopy(const AttentionProblem& p)
+      : problem_(p),
+        packer_(p),
+        room_(rounded_up(most_keys(p), kKeyStep)),
+        memory_(packer_.bytes(room_)) {}
+
+  PackedHead of(std::int64_t batch, std::int64_t kv_head) {
+    const PackedHead head = packer_.at(memory_.data(), room_, 0);
+    if (batch != batch_ || kv_head != kv_head_) {
+      packer_.pack(batch, kv_head, {0, problem_.sequence(batch).keys}, head);
+      batch_ = batch;
+      kv_head_ = kv_head;
+    }
+    return head;
+  }
+
+ private:
+  const AttentionProblem& problem_;
+  Packer packer_;
+  std::int64_t room_;
+  ThreadScratch memory_;
+  std::int64_t batch_ = -1;
+  std::int64_t kv_head_ = -1;
 };
 
 // Block `block` of `size` queries.
@@ -137,7 +183,7 @@ Range query_range(const AttentionProblem& p, const RowBlock& at, std::int64_t bl
 template <class Body>
 void for_each_query_item(const Context& context, const AttentionProblem& p, Body&& body) {
   const BlockList list = query_blocks(p, kQueryBlock);
-  const auto bytes = static_cast<std::size_t>(2 * padded_dim(kMostDim) * number_bytes(p));
+  const std::size_t bytes = bytes_of(p, 2 * padded_dim(kMostDim));
   const std::int64_t grain = rows_per_range(kQueryBlock * (p.dim + p.value_dim));
   parallel_for(context, list.size(), grain, [&](std::int64_t begin, std::int64_t end) {
     const ThreadScratch scratch(bytes);
@@ -148,22 +194,80 @@ void for_each_query_item(const Context& context, const AttentionProblem& p, Body
   });
 }
 
-// Every item of the plan, for all the heads and sequences that it owns.
-void run_backward_item(const AttentionBackwardProblem& p, const BackwardPlan& plan,
-                       const PackedCopies& copies, const void* delta, void* dq, std::int64_t index,
-                       void* scratch) {
-  const std::int64_t share = index % plan.shares;
+std::int64_t dq_numbers(const AttentionProblem& p, std::int64_t rows) {
+  return rows * padded_dim(p.dim);
+}
+
+// dq of some queries of one head, from shares that lie one after the other.
+void finish_dq(const AttentionBackwardProblem& p, const QueryItem& item, const void* first_share,
+               std::int64_t shares, void* scratch) {
+  kernels(p.dtype).add_shares(p, item, first_share, shares, dq_numbers(p, p.rows()), scratch);
+}
+
+// What the items of the backward pass have in common.
+struct BackwardPass {
+  const AttentionBackwardProblem& problem;
+  BackwardPlan plan;
+  const void* delta;
+  void* shares;  // of dq, beside lse; null where a head's queries have but one
+
+  // Of the heads that share a head of k; for a share that is not shared.
+  std::int64_t own_dq_numbers() const {
+    return shares == nullptr ? dq_numbers(problem, problem.group() * problem.queries) : 0;
+  }
+
+  void* dq_of(std::int64_t share, std::int64_t row) const {
+    return advance(shares, dq_numbers(problem, share * problem.rows() + row),
+                   number_bytes(problem));
+  }
+};
+
+// The gradients of the keys of one head that are those of `share`.
+void run_backward_head(const BackwardPass& pass, std::int64_t batch, std::int64_t kv_head,
+                       std::int64_t share, void* own_dq, void* scratch) {
+  const AttentionBackwardProblem& p = pass.problem;
+  const std::int64_t first_head = kv_head * p.group();
+  void* const dq = pass.shares == nullptr ? own_dq : pass.dq_of(share, p.row(batch, first_head));
+  kernels(p.dtype).backward(p, {batch, kv_head, share, pass.plan.shares, pass.delta, dq}, scratch);
+  for (std::int64_t h = 0; pass.shares == nullptr && h < p.group(); ++h) {
+    finish_dq(p, {batch, first_head + h, {0, p.sequence(batch).queries}},
+              advance(dq, dq_numbers(p, h * p.queries), number_bytes(p)), 1, scratch);
+  }
+}
+
+// Item `index` of the plan, for all the heads and sequences that it owns.
+void run_backward_item(const BackwardPass& pass, std::int64_t index, void* own_dq, void* scratch) {
+  const BackwardPlan& plan = pass.plan;
   const std::int64_t owner = index / plan.shares;
-  const std::int64_t owners_per_batch = p.kv_heads / plan.kv_heads_per_item;
+  const std::int64_t owners_per_batch = pass.problem.kv_heads / plan.kv_heads_per_item;
   const std::int64_t first_batch = owner / owners_per_batch * plan.batches_per_item;
   const std::int64_t first_head = owner % owners_per_batch * plan.kv_heads_per_item;
-  void* const own_dq = advance(dq, share * p.rows() * padded_dim(p.dim), number_bytes(p));
   for (std::int64_t b = first_batch; b < first_batch + plan.batches_per_item; ++b) {
     for (std::int64_t h = first_head; h < first_head + plan.kv_heads_per_item; ++h) {
-      kernels(p.dtype).backward(p, {b, h, share, plan.shares, copies.head(b, h), delta, own_dq},
-                                scratch);
+      run_backward_head(pass, b, h, index % plan.shares, own_dq, scratch);
     }
   }
+}
+
+// Every block of queries; a thread takes copies of k and v from what make_copies() returns.
+template <class MakeCopies>
+void run_forward(const Context& context, const AttentionForwardProblem& p,
+                 MakeCopies&& make_copies) {
+  const AttentionKernels& run = kernels(p.dtype);
+  const std::int64_t size = run.query_block;
+  const BlockList list = query_blocks(p, size);
+  const std::int64_t grain = rows_per_range(size * p.keys);
+  parallel_for(context, list.size(), grain, [&](std::int64_t begin, std::int64_t end) {
+    const ThreadScratch scratch(run.forward_scratch(p));
+    auto&& copies = make_copies();
+    for (std::int64_t i = begin; i < end; ++i) {
+      const RowBlock at = list[i];
+      const std::int64_t count = divide_up(p.sequence(at.batch).queries, size);
+      const Range queries = query_range(p, at, from_both_ends(at.block, count), size);
+      const PackedHead packed = copies.of(at.batch, at.head / p.group());
+      run.forward(p, {at.batch, at.head, queries, packed}, scratch.data());
+    }
+  });
 }
 
 // d lse / d sink is exp(sink - lse); each sum has one owner, so its order is fixed.
@@ -207,22 +311,12 @@ void hide_tail(void* lse, Range rows, std::int64_t heads) {
 
 void attention_forward(const Context& context, const AttentionForwardProblem& p) {
   log_cpu_kernel("attention", p);
-  const PackedCopies copies(context, p, {.k_rows = false, .v_rows = true, .v_columns = false});
-  const AttentionKernels& run = kernels(p.dtype);
-  const std::int64_t size = run.query_block;
-  const BlockList list = query_blocks(p, size);
-  const std::size_t bytes = run.forward_scratch(p);
-  const std::int64_t grain = rows_per_range(size * p.keys);
-  parallel_for(context, list.size(), grain, [&](std::int64_t begin, std::int64_t end) {
-    const ThreadScratch scratch(bytes);
-    for (std::int64_t i = begin; i < end; ++i) {
-      const RowBlock at = list[i];
-      const std::int64_t count = divide_up(p.sequence(at.batch).queries, size);
-      const Range queries = query_range(p, at, from_both_ends(at.block, count), size);
-      const PackedHead packed = copies.head(at.batch, at.head / p.group());
-      run.forward(p, {at.batch, at.head, queries, packed}, scratch.data());
-    }
-  });
+  if (shares_copies(p)) {
+    const SharedCopies copies(context, p);
+    run_forward(context, p, [&]() -> const SharedCopies& { return copies; });
+  } else {
+    run_forward(context, p, [&] { return OwnCopy(p); });
+  }
   if (p.q_offsets == nullptr) return;
   const Range tail{p.q_offsets[p.batch], p.queries};
   clear_tail(p.out, p.dtype, tail, p.heads, p.value_dim);
@@ -233,29 +327,29 @@ void attention_forward(const Context& context, const AttentionForwardProblem& p)
 
 void attention_backward(const Context& context, const AttentionBackwardProblem& p) {
   log_cpu_kernel("attention", p);
-  const BackwardPlan plan = backward_plan(p);
-  const std::int64_t dq_numbers = p.rows() * padded_dim(p.dim);
-  const CallScratch delta(context, static_cast<std::size_t>(p.rows() * number_bytes(p)));
-  const CallScratch dq(context,
-                       static_cast<std::size_t>(plan.shares * dq_numbers * number_bytes(p)));
-  const PackedCopies copies(context, p, {.k_rows = true, .v_rows = false, .v_columns = true});
   const AttentionKernels& run = kernels(p.dtype);
+  const BackwardPlan plan = backward_plan(p);
+  const std::int64_t shared_numbers = plan.shares == 1 ? 0 : dq_numbers(p, plan.shares * p.rows());
+  const CallScratch delta(context, bytes_of(p, p.rows()));
+  const CallScratch shares(context, bytes_of(p, shared_numbers));
+  const BackwardPass pass{p, plan, delta.data(), shares.data()};
   for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
     run.delta(p, item, delta.data(), scratch);
   });
-  if (p.dbias.defined()) {
-    std::memset(p.dbias.data, 0, static_cast<std::size_t>(p.dbias_count * number_bytes(p)));
-  }
-  const std::size_t bytes = run.backward_scratch(p);
+  if (p.dbias.defined()) std::memset(p.dbias.data, 0, bytes_of(p, p.dbias_count));
   parallel_for(context, plan.items, 1, [&](std::int64_t begin, std::int64_t end) {
-    const ThreadScratch scratch(bytes);
+    const ThreadScratch scratch(run.backward_scratch(p));
+    const ThreadScratch own_dq(bytes_of(p, pass.own_dq_numbers()));
     for (std::int64_t i = begin; i < end; ++i) {
-      run_backward_item(p, plan, copies, delta.data(), dq.data(), i, scratch.data());
+      run_backward_item(pass, i, own_dq.data(), scratch.data());
     }
   });
-  for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
-    run.add_shares(p, item, dq.data(), plan.shares, dq_numbers, scratch);
-  });
+  if (plan.shares > 1) {
+    for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
+      const std::int64_t row = p.row(item.batch, item.head) + item.queries.begin;
+      finish_dq(p, item, pass.dq_of(0, row), plan.shares, scratch);
+    });
+  }
   if (p.q_offsets != nullptr) {
     const Range keys{p.k_offsets[p.batch], p.keys};
     clear_tail(p.dq, p.dtype, {p.q_offsets[p.batch], p.queries}, p.heads, p.dim);

@@ -3,13 +3,12 @@
 // set.
 #pragma once
 
-#include "attention/multiply.h"
+#include "attention/pack_rows.h"
 #include "attention/score_row.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// The keys of a tile: `width` columns of the packed copies, some of which may lie past the last
-// key.
+// The keys of a tile: `width` columns of a packed copy, some of which may lie past the last key.
 struct KeyTile {
   std::int64_t key;
   std::int64_t width;
@@ -20,18 +19,17 @@ struct KeyTile {
   }
 };
 
-// `rows` are `dim` numbers each; scores = rows k^T, or rows v^T. Long rows are summed up in parts:
-// the rounding error of one chain would grow with its length.
+// `rows` are `dim` numbers each; scores = rows k^T, or rows v^T, of `width` packed keys. Long rows
+// are summed up in parts: the rounding error of one chain would grow with its length.
 template <class F>
-void multiply_by_keys(const F* rows, std::int64_t count, const PackedRows& keys, std::int64_t dim,
-                      KeyTile tile, F* scores) {
+void multiply_by_keys(const F* rows, std::int64_t count, const F* panels, std::int64_t dim,
+                      std::int64_t width, F* scores) {
   constexpr std::int64_t kPart = 128;
   constexpr std::int64_t kPanel = kTileCols<F>;
-  const F* const panels = static_cast<const F*>(keys.columns) + tile.key * dim;
   for (std::int64_t first = 0; first < dim; first += kPart) {
     const auto add_part = first == 0 ? multiply<false, F> : multiply<true, F>;
     add_part({rows + first, padded_dim(dim), 1}, {panels + first * kPanel, kPanel, kPanel * dim},
-             {scores, kKeyBlock}, count, tile.width, std::min(kPart, dim - first));
+             {scores, kKeyBlock}, count, width, std::min(kPart, dim - first));
   }
 }
 
@@ -93,7 +91,8 @@ template <class F>
 void forward_tile(const AttentionForwardProblem& p, const ForwardItem& item, const Sequence& s,
                   KeyTile tile, const ForwardScratch<F>& scratch) {
   const std::int64_t queries = item.queries.size();
-  multiply_by_keys(scratch.q, queries, item.packed.k, p.dim, tile, scratch.scores);
+  const F* const keys = static_cast<const F*>(item.packed.keys) + tile.key * p.dim;
+  multiply_by_keys(scratch.q, queries, keys, p.dim, tile.width, scratch.scores);
   for (std::int64_t r = 0; r < queries; ++r) {
     F* const scores = scratch.scores + r * kKeyBlock;
     const std::int64_t query = item.queries.begin + r;
@@ -107,7 +106,7 @@ void forward_tile(const AttentionForwardProblem& p, const ForwardItem& item, con
     }
   }
   const std::int64_t width = padded_dim(p.value_dim);
-  const F* const values = static_cast<const F*>(item.packed.v.rows) + tile.key * width;
+  const F* const values = static_cast<const F*>(item.packed.values) + tile.key * width;
   multiply<true>(LeftMatrix<F>{scratch.scores, kKeyBlock, 1}, RightMatrix<F>{values, width},
                  OutMatrix<F>{scratch.out, width}, queries, width, tile.width);
 }
@@ -118,7 +117,7 @@ void forward_item(const AttentionForwardProblem& p, const ForwardItem& item, voi
   const Sequence s = p.sequence(item.batch);
   const std::int64_t queries = item.queries.size();
   widen_rows(p.q, p.dtype, item.batch, s.q_begin + item.queries.begin, item.head, queries, p.dim,
-             scratch.q, padded_dim(p.dim));
+             scratch.q, padded_dim(p.dim), s.q_begin + item.queries.end);
   fill_row(scratch.out, F{0}, queries * padded_dim(p.value_dim));
   const F sink = p.sinks.at<F>(item.batch, item.head, kMinusInfinity<F>);
   fill_row(scratch.top, sink, queries);

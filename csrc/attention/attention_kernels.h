@@ -19,19 +19,19 @@ inline constexpr std::int64_t kKeyStep = 64;
 // Columns of a row in scratch memory: whole vectors, and rows that start at a cache line.
 constexpr std::int64_t padded_dim(std::int64_t dim) { return rounded_up(dim, 16); }
 
-// Copies of k and v in blocks of kKeyStep keys, in accumulation precision or, of bfloat16, in pairs
-// (pair_rows.h). `columns` holds panels of keys: a number of each key, for all dimensions in turn,
-// as the product with rows of q wants it. `rows` holds rows of padded_dim() numbers. What lies past
-// the last key is 0.
+// A copy of rows of k or v, in blocks of kKeyStep keys, in accumulation precision or, of bfloat16,
+// in pairs (pair_rows.h). `columns` holds panels of keys: a number of each key, for all dimensions
+// in turn, as the product with rows of q wants it. `rows` holds rows of padded_dim() numbers. What
+// lies past the last key is 0.
 struct PackedRows {
   void* columns = nullptr;
   void* rows = nullptr;
 };
 
-// A sequence's keys and values of one head.
+// A sequence's keys, in columns, and values, in rows, of one head.
 struct PackedHead {
-  PackedRows k;
-  PackedRows v;
+  void* keys;
+  void* values;
 };
 
 struct ForwardItem {
@@ -41,15 +41,16 @@ struct ForwardItem {
   PackedHead packed;
 };
 
-// Some key blocks of one head of k and v, for all queries that see them.
+// Some key blocks of one head of k and v, for all queries that see them. `dq` has rows of
+// padded_dim() for the queries of all heads that share these keys, a head p.queries rows after the
+// one before, to be added to.
 struct BackwardItem {
   std::int64_t batch;
   std::int64_t kv_head;
   std::int64_t first_key_block;
   std::int64_t key_block_step;
-  PackedHead packed;
   const void* delta;  // beside lse
-  void* dq;           // rows of padded_dim(), beside lse, to be added to
+  void* dq;
 };
 
 // Queries of one head: what the passes before and after the backward items go through.
@@ -66,7 +67,7 @@ struct AttentionKernels {
   std::int64_t column_step;  // columns have as many numbers as dimensions, rounded up to this
   std::size_t (*forward_scratch)(const AttentionProblem& problem);  // bytes
   std::size_t (*backward_scratch)(const AttentionProblem& problem);
-  // Packs `keys` rows, at most kKeyStep, from `source` on; either target may be null.
+  // Packs `keys` rows from `source` on, and zeros up to a whole block; either target may be null.
   void (*pack)(const void* source, DType dtype, std::int64_t row_stride, std::int64_t keys,
                std::int64_t dim, PackedRows target);
   void (*forward)(const AttentionForwardProblem& problem, const ForwardItem& item, void* scratch);
@@ -75,7 +76,8 @@ struct AttentionKernels {
   // sum(out * dout) - dlse, which stands beside lse.
   void (*delta)(const AttentionBackwardProblem& problem, const QueryItem& item, void* delta,
                 void* scratch);
-  // dq, the scaled sum of shares that lie `share_step` numbers apart.
+  // dq, the scaled sum of `count` shares: those of the item's queries begin at `shares`, and
+  // `share_step` numbers apart.
   void (*add_shares)(const AttentionBackwardProblem& problem, const QueryItem& item,
                      const void* shares, std::int64_t count, std::int64_t share_step,
                      void* scratch);

@@ -24,6 +24,9 @@ struct PairBackwardScratch {
   BFloat16* dout;
   BFloat16Pair* q_columns;
   BFloat16Pair* dout_columns;
+  BFloat16Pair* k_rows;  // copies of the keys of a tile
+  BFloat16Pair* k_columns;
+  BFloat16Pair* v_columns;
 
   PairBackwardScratch(const AttentionProblem& p, void* memory)
       : scores(static_cast<float*>(memory), kPairBackwardQueries),
@@ -36,7 +39,10 @@ struct PairBackwardScratch {
         dout(q + kPairBackwardQueries * paired_dim(p.dim)),
         q_columns(
             reinterpret_cast<BFloat16Pair*>(dout + kPairBackwardQueries * paired_dim(p.value_dim))),
-        dout_columns(q_columns + kPairBackwardQueries / 2 * padded_dim(p.dim)) {}
+        dout_columns(q_columns + kPairBackwardQueries / 2 * padded_dim(p.dim)),
+        k_rows(dout_columns + kPairBackwardQueries / 2 * padded_dim(p.value_dim)),
+        k_columns(k_rows + kKeyBlock / 2 * padded_dim(p.dim)),
+        v_columns(k_columns + kKeyBlock / 2 * paired_dim(p.dim)) {}
 };
 
 inline std::size_t pair_backward_scratch(const AttentionProblem& p) {
@@ -44,7 +50,9 @@ inline std::size_t pair_backward_scratch(const AttentionProblem& p) {
   const std::int64_t dims = padded_dim(p.dim) + padded_dim(p.value_dim);
   const std::int64_t numbers = 3 * kQueries * kKeyBlock + 2 * kKeyBlock +
                                kQueries * padded_dim(p.dim) + 2 * kKeyBlock * dims;
-  const std::int64_t elements = kQueries * (paired_dim(p.dim) + paired_dim(p.value_dim) + dims);
+  const std::int64_t paired_dims = paired_dim(p.dim) + paired_dim(p.value_dim);
+  const std::int64_t elements =
+      kQueries * (paired_dims + dims) + kKeyBlock * (paired_dims + padded_dim(p.dim));
   return static_cast<std::size_t>(numbers) * sizeof(float) +
          static_cast<std::size_t>(elements) * sizeof(BFloat16);
 }
@@ -76,21 +84,22 @@ inline void load_tile_rows(const BackwardTile<float>& t, const PairBackwardScrat
   constexpr std::int64_t kRows = kPairBackwardQueries;
   const std::int64_t dim = paired_dim(p.dim);
   const std::int64_t value_dim = paired_dim(p.value_dim);
-  copy_rows(p.q, t.item.batch, first, t.head, queries, p.dim, scratch.q, kRows, dim);
+  const std::int64_t end = first + queries;
+  copy_rows(p.q, t.item.batch, first, t.head, queries, p.dim, scratch.q, kRows, dim, end);
   copy_rows(p.dout, t.item.batch, first, t.head, queries, p.value_dim, scratch.dout, kRows,
-            value_dim);
+            value_dim, end);
   transpose_elements(scratch.q, dim, kRows, padded_dim(p.dim), scratch.q_columns, kRows / 2);
   transpose_elements(scratch.dout, value_dim, kRows, padded_dim(p.value_dim), scratch.dout_columns,
                      kRows / 2);
 }
 
 // The products of rows of q with the keys, or of dout with the values.
-inline void multiply_by_key_pairs(const BFloat16* rows, std::int64_t count, const PackedRows& keys,
-                                  std::int64_t dim, KeyTile tile, float* scores) {
+inline void multiply_by_key_pairs(const BFloat16* rows, std::int64_t count,
+                                  const BFloat16Pair* columns, std::int64_t dim, std::int64_t width,
+                                  float* scores) {
   const std::int64_t depth = paired_dim(dim) / 2;
-  const BFloat16Pair* const columns = as_pairs(keys.columns) + tile.key * depth;
   multiply_pairs<false>({as_pairs(rows), depth}, {columns, kKeyStep, kKeyStep * depth},
-                        {scores, kKeyBlock}, count, tile.width, depth);
+                        {scores, kKeyBlock}, count, width, depth);
 }
 
 inline void pair_backward_tile(const BackwardTile<float>& t, const PairBackwardScratch& scratch) {
@@ -102,8 +111,8 @@ inline void pair_backward_tile(const BackwardTile<float>& t, const PairBackwardS
   float* const scores = t.scores.p;
   float* const ds = t.scores.ds;
   load_tile_rows(t, scratch);
-  multiply_by_key_pairs(scratch.q, rows, t.item.packed.k, p.dim, t.tile, scores);
-  multiply_by_key_pairs(scratch.dout, rows, t.item.packed.v, p.value_dim, t.tile, ds);
+  multiply_by_key_pairs(scratch.q, rows, scratch.k_columns, p.dim, width, scores);
+  multiply_by_key_pairs(scratch.dout, rows, scratch.v_columns, p.value_dim, width, ds);
   for (std::int64_t r = 0; r < queries; ++r) differentiate_row(t, r);
   fill_row(scores + queries * kKeyBlock, 0.0f, (rows - queries) * kKeyBlock);
   fill_row(ds + queries * kKeyBlock, 0.0f, (rows - queries) * kKeyBlock);
@@ -115,10 +124,9 @@ inline void pair_backward_tile(const BackwardTile<float>& t, const PairBackwardS
                        {scratch.dv_columns, kKeyBlock}, padded_dim(p.value_dim), width, rows / 2);
   multiply_pairs<true>({scratch.q_columns, kColumns}, {as_pairs(scores + kKeyBlock), 2 * kKeyBlock},
                        {scratch.dk_columns, kKeyBlock}, dim, width, rows / 2);
-  const BFloat16Pair* const k = as_pairs(t.item.packed.k.rows) + t.tile.key / 2 * dim;
-  multiply_pairs<false>({as_pairs(ds), kKeyBlock}, {k, dim}, {scratch.dq, dim}, rows, dim,
-                        width / 2);
-  add_rows(static_cast<float*>(t.item.dq) + t.first_row() * dim, scratch.dq, queries * dim);
+  multiply_pairs<false>({as_pairs(ds), kKeyBlock}, {scratch.k_rows, dim}, {scratch.dq, dim}, rows,
+                        dim, width / 2);
+  add_rows(t.dq(), scratch.dq, queries * dim);
 }
 
 inline void pair_backward_keys(const AttentionBackwardProblem& p, const BackwardItem& item,
@@ -127,6 +135,9 @@ inline void pair_backward_keys(const AttentionBackwardProblem& p, const Backward
   const KeyTile tile = KeyTile::at(key, s.keys, kKeyStep);
   const std::int64_t dim = padded_dim(p.dim);
   const std::int64_t value_dim = padded_dim(p.value_dim);
+  const std::int64_t count = std::min(tile.width, s.keys - key);
+  pack_keys(p, item, key, count, pack_pairs, {scratch.k_columns, scratch.k_rows},
+            {scratch.v_columns, nullptr});
   fill_row(scratch.dk_columns, 0.0f, dim * kKeyBlock);
   fill_row(scratch.dv_columns, 0.0f, value_dim * kKeyBlock);
   for_each_seeing(p, item, tile, kPairBackwardQueries, [&](std::int64_t head, Range queries) {
@@ -134,7 +145,7 @@ inline void pair_backward_keys(const AttentionBackwardProblem& p, const Backward
   });
   transpose_floats(scratch.dk_columns, kKeyBlock, dim, tile.width, scratch.dk, dim);
   transpose_floats(scratch.dv_columns, kKeyBlock, value_dim, tile.width, scratch.dv, value_dim);
-  write_key_gradients(p, item, key, std::min(tile.width, s.keys - key), scratch.dk, scratch.dv);
+  write_key_gradients(p, item, key, count, scratch.dk, scratch.dv);
 }
 
 inline void pair_backward_item(const AttentionBackwardProblem& p, const BackwardItem& item,

@@ -87,7 +87,7 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
   const std::int64_t queries = item.queries.size();
   const std::int64_t rows = rounded_up(queries, kPairSide);
   const std::int64_t depth = paired_dim(p.dim) / 2;
-  const BFloat16Pair* const columns = as_pairs(item.packed.k.columns) + tile.key * depth;
+  const BFloat16Pair* const columns = as_pairs(item.packed.keys) + tile.key * depth;
   multiply_pairs<false>({as_pairs(scratch.q), depth}, {columns, kKeyStep, kKeyStep * depth},
                         {scratch.scores, kScoreStep}, rows, tile.width, depth);
   for (std::int64_t r = 0; r < queries; ++r) {
@@ -105,7 +105,7 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
               scratch.sum + r * kPairSide);
   }
   const std::int64_t width = padded_dim(p.value_dim);
-  const BFloat16Pair* const values = as_pairs(item.packed.v.rows) + tile.key / 2 * width;
+  const BFloat16Pair* const values = as_pairs(item.packed.values) + tile.key / 2 * width;
   multiply_pairs<true>({as_pairs(scratch.scores), kScoreStep}, {values, width},
                        {scratch.out, width}, rows, width, tile.width / 2);
 }
@@ -117,7 +117,7 @@ inline void pair_forward_item(const AttentionForwardProblem& p, const ForwardIte
   const Sequence s = p.sequence(item.batch);
   const std::int64_t queries = item.queries.size();
   copy_rows(p.q, item.batch, s.q_begin + item.queries.begin, item.head, queries, p.dim, scratch.q,
-            kPairQueries, paired_dim(p.dim));
+            kPairQueries, paired_dim(p.dim), s.q_begin + item.queries.end);
   fill_row(scratch.out, 0.0f, kPairQueries * padded_dim(p.value_dim));
   fill_row(scratch.sum, 0.0f, queries * kPairSide);
   const float sink = p.sinks.at<float>(item.batch, item.head, kMinusInfinity<float>);

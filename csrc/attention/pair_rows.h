@@ -17,13 +17,14 @@ TFK_INLINE const BFloat16Pair* as_pairs(const void* elements) {
   return static_cast<const BFloat16Pair*>(elements);
 }
 
-// `rows` rows of a head, with zeros past `dim` and past the first `count` rows.
+// `rows` rows of a head, with zeros past `dim` and past the first `count` rows, and a request for
+// those that follow, up to row `end`.
 inline void copy_rows(const HeadRows& source, std::int64_t batch, std::int64_t first,
                       std::int64_t head, std::int64_t count, std::int64_t dim, BFloat16* target,
-                      std::int64_t rows, std::int64_t step) {
+                      std::int64_t rows, std::int64_t step, std::int64_t end) {
   constexpr DType kType = DType::kBFloat16;
   for (std::int64_t r = 0; r < count; ++r) {
-    const std::int64_t later = first + std::min(r + kRowsAhead, count - 1);
+    const std::int64_t later = std::min(first + r + kRowsAhead, end - 1);
     prefetch_row(source.address(kType, batch, later, head), dim * size_of(kType));
     BFloat16* const row = target + r * step;
     __builtin_memcpy(row, source.address(kType, batch, first + r, head), dim * sizeof(BFloat16));
@@ -104,18 +105,19 @@ TFK_FLATTEN inline void transpose_floats(const float* source, std::int64_t step,
   }
 }
 
-// Packs a block of kKeyStep keys of k or v. `columns` holds pairs along a row, for all keys in
-// turn, `rows` pairs of neighbouring keys, in rows of padded_dim().
+// Packs keys of k or v. `columns` holds pairs along a row, for all keys of a block in turn, `rows`
+// pairs of neighbouring keys, in rows of padded_dim().
 inline void pack_pairs(const void* source, DType, std::int64_t row_stride, std::int64_t keys,
                        std::int64_t dim, PackedRows target) {
   const std::int64_t step = paired_dim(dim);
   const HeadRows rows{const_cast<void*>(source), 0, row_stride, 0};
   BFloat16 block[kPairSide * paired_dim(kMostDim)];
-  for (std::int64_t key = 0; key < kKeyStep; key += kPairSide) {
+  for (std::int64_t key = 0; key < rounded_up(keys, kKeyStep); key += kPairSide) {
     const std::int64_t count = std::clamp<std::int64_t>(keys - key, 0, kPairSide);
-    copy_rows(rows, 0, key, 0, count, dim, block, kPairSide, step);
+    copy_rows(rows, 0, key, 0, count, dim, block, kPairSide, step, keys);
     if (target.columns != nullptr) {
-      auto* const columns = static_cast<BFloat16Pair*>(target.columns) + key;
+      auto* const columns = static_cast<BFloat16Pair*>(target.columns) +
+                            key / kKeyStep * kKeyStep * step / 2 + key % kKeyStep;
       transpose_pairs(block, step, step, columns, kKeyStep);
     }
     if (target.rows != nullptr) {

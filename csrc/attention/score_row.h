@@ -66,15 +66,16 @@ TFK_INLINE void prefetch_row(const char* row, std::int64_t bytes) {
   PrefetchRow<char>{row}(0, bytes);
 }
 
-// Rows of a head into scratch rows, `step` numbers apart. Products read numbers past `dim` only
-// into columns that nobody reads, but those may hold anything: they are set to 0, which is finite.
+// Rows of a head into scratch rows, `step` numbers apart, with a request for those that follow, up
+// to row `end`. Products read numbers past `dim` only into columns that nobody reads, but those may
+// hold anything: they are set to 0, which is finite.
 template <class F>
 void widen_rows(const HeadRows& rows, DType dtype, std::int64_t batch, std::int64_t first,
                 std::int64_t head, std::int64_t count, std::int64_t dim, F* target,
-                std::int64_t step) {
+                std::int64_t step, std::int64_t end) {
   for (std::int64_t r = 0; r < count; ++r) {
     F* const row = target + r * step;
-    const std::int64_t later = first + std::min(r + kRowsAhead, count - 1);
+    const std::int64_t later = std::min(first + r + kRowsAhead, end - 1);
     prefetch_row(rows.address(dtype, batch, later, head), dim * size_of(dtype));
     widen_row(dtype, rows.address(dtype, batch, first + r, head), dim, row);
     for (std::int64_t i = dim; i < step; ++i) row[i] = 0;
