@@ -45,11 +45,11 @@ struct BackwardScratch {
   BackwardScratch(const AttentionProblem& problem, void* memory)
       : scores(static_cast<F*>(memory), kQueryBlock),
         q(scores.end()),
-        dout(q + kQueryBlock * padded_dim(problem.dim)),
-        dk(dout + kQueryBlock * padded_dim(problem.value_dim)),
+        dout(q + kQueryBlock * spread_dim(problem.dim)),
+        dk(dout + kQueryBlock * spread_dim(problem.value_dim)),
         dv(dk + kKeyBlock * padded_dim(problem.dim)),
         k_rows(dv + kKeyBlock * padded_dim(problem.value_dim)),
-        k_columns(k_rows + kKeyBlock * padded_dim(problem.dim)),
+        k_columns(k_rows + kKeyBlock * spread_dim(problem.dim)),
         v_columns(k_columns + kKeyBlock * padded_dim(problem.dim)) {}
 };
 
@@ -57,9 +57,10 @@ template <class F>
 std::size_t backward_scratch(const AttentionProblem& p) {
   const std::int64_t dim = padded_dim(p.dim);
   const std::int64_t value_dim = padded_dim(p.value_dim);
-  const std::int64_t numbers = kQueryBlock * (dim + value_dim) +
-                               kKeyBlock * (3 * dim + 2 * value_dim) + 3 * kQueryBlock * kKeyBlock +
-                               2 * kKeyBlock;
+  const std::int64_t q_step = spread_dim(p.dim);
+  const std::int64_t numbers = kQueryBlock * (q_step + spread_dim(p.value_dim)) +
+                               kKeyBlock * (q_step + 2 * dim + 2 * value_dim) +
+                               3 * kQueryBlock * kKeyBlock + 2 * kKeyBlock;
   return static_cast<std::size_t>(numbers) * sizeof(F);
 }
 
@@ -116,7 +117,7 @@ void differentiate_row(const BackwardTile<F>& t, std::int64_t r) {
                              scores, slope, scratch.row);
   const F lse = static_cast<const F*>(p.lse)[t.first_row() + r];
   // A query that saw nothing has an lse of -inf, and scores of -inf: exp of their sum is 0.
-  const F origin = lse == kMinusInfinity<F> ? -lse : lse;
+  const F origin = lse == kMinusInfinity<F> ? -lse : to_base_two(lse);
   exponentiate_row(scores, factor, origin, width);
   if (p.drop_below != 0) {
     dropout_factors(p, t.first_row() + r, t.tile.key, width, scratch.factors);
@@ -138,17 +139,25 @@ void backward_tile(const BackwardTile<F>& t, const BackwardScratch<F>& scratch) 
   const std::int64_t value_dim = padded_dim(p.value_dim);
   const std::int64_t first = t.sequence.q_begin + t.queries.begin;
   const std::int64_t end = first + queries;
-  widen_rows(p.q, p.dtype, t.item.batch, first, t.head, queries, p.dim, scratch.q, dim, end);
+  const std::int64_t q_step = spread_dim(p.dim);
+  const std::int64_t dout_step = spread_dim(p.value_dim);
+  widen_rows(p.q, p.dtype, t.item.batch, first, t.head, queries, p.dim, scratch.q, q_step, end);
   widen_rows(p.dout, p.dtype, t.item.batch, first, t.head, queries, p.value_dim, scratch.dout,
-             value_dim, end);
-  multiply_by_keys(scratch.q, queries, scratch.k_columns, p.dim, keys, t.scores.p);
-  multiply_by_keys(scratch.dout, queries, scratch.v_columns, p.value_dim, keys, t.scores.ds);
-  for (std::int64_t r = 0; r < queries; ++r) differentiate_row(t, r);
-  multiply<true>(LeftMatrix<F>{t.scores.p, 1, kKeyBlock}, RightMatrix<F>{scratch.dout, value_dim},
+             dout_step, end);
+  multiply_by_keys(scratch.q, queries, scratch.k_columns, p.dim, keys, {t.scores.p, kKeyBlock});
+  multiply_by_keys(scratch.dout, queries, scratch.v_columns, p.value_dim, keys,
+                   {t.scores.ds, kKeyBlock});
+  for (std::int64_t r = 0; r < queries; ++r) {
+    const std::int64_t later = t.queries.end + r;
+    request_query(p, p.q, t.item.batch, t.head, later, p.dim);
+    request_query(p, p.dout, t.item.batch, t.head, later, p.value_dim);
+    differentiate_row(t, r);
+  }
+  multiply<true>(LeftMatrix<F>{t.scores.p, 1, kKeyBlock}, RightMatrix<F>{scratch.dout, dout_step},
                  OutMatrix<F>{scratch.dv, value_dim}, keys, value_dim, queries);
-  multiply<true>(LeftMatrix<F>{t.scores.ds, 1, kKeyBlock}, RightMatrix<F>{scratch.q, dim},
+  multiply<true>(LeftMatrix<F>{t.scores.ds, 1, kKeyBlock}, RightMatrix<F>{scratch.q, q_step},
                  OutMatrix<F>{scratch.dk, dim}, keys, dim, queries);
-  multiply<true>(LeftMatrix<F>{t.scores.ds, kKeyBlock, 1}, RightMatrix<F>{scratch.k_rows, dim},
+  multiply<true>(LeftMatrix<F>{t.scores.ds, kKeyBlock, 1}, RightMatrix<F>{scratch.k_rows, q_step},
                  OutMatrix<F>{t.dq(), dim}, queries, dim, keys);
 }
 
@@ -182,14 +191,13 @@ inline void pack_keys(const AttentionBackwardProblem& p, const BackwardItem& ite
 // Rows of the gradients of k and v, `count` keys from `key` on; those of k are not scaled yet.
 template <class F>
 void write_key_gradients(const AttentionBackwardProblem& p, const BackwardItem& item,
-                         std::int64_t key, std::int64_t count, F* dk, F* dv) {
+                         std::int64_t key, std::int64_t count, const F* dk, const F* dv) {
   const Sequence s = p.sequence(item.batch);
   for (std::int64_t r = 0; r < count; ++r) {
     const std::int64_t row = s.k_begin + key + r;
-    F* const dk_row = dk + r * padded_dim(p.dim);
-    scale_row(dk_row, static_cast<F>(p.scale), p.dim);
-    narrow_row(p.dtype, dk_row, p.dim, p.dk.address(p.dtype, item.batch, row, item.kv_head));
-    narrow_row(p.dtype, dv + r * padded_dim(p.value_dim), p.value_dim,
+    narrow_row(p.dtype, dk + r * padded_dim(p.dim), static_cast<F>(p.scale), p.dim,
+               p.dk.address(p.dtype, item.batch, row, item.kv_head));
+    narrow_row(p.dtype, dv + r * padded_dim(p.value_dim), F{1}, p.value_dim,
                p.dv.address(p.dtype, item.batch, row, item.kv_head));
   }
 }
@@ -199,7 +207,7 @@ template <class F>
 void backward_keys(const AttentionBackwardProblem& p, const BackwardItem& item,
                    const BackwardScratch<F>& scratch, std::int64_t key) {
   const Sequence s = p.sequence(item.batch);
-  const KeyTile tile = KeyTile::at(key, s.keys, kTileCols<F>);
+  const KeyTile tile = KeyTile::at(key, s.keys, kKeyBlock, kTileCols<F>);
   const std::int64_t count = std::min(tile.width, s.keys - key);
   pack_keys(p, item, key, count, pack<F>, {scratch.k_columns, scratch.k_rows},
             {scratch.v_columns, nullptr});
@@ -242,6 +250,8 @@ void delta_of_rows(const AttentionBackwardProblem& p, const QueryItem& item, voi
   F* const dout = out + padded_dim(p.value_dim);
   for (std::int64_t query = item.queries.begin; query < item.queries.end; ++query) {
     const std::int64_t row = s.q_begin + query;
+    request_query(p, p.out, item.batch, item.head, query + kRowsAhead, p.value_dim);
+    request_query(p, p.dout, item.batch, item.head, query + kRowsAhead, p.value_dim);
     widen_row(p.dtype, p.out.address(p.dtype, item.batch, row, item.head), p.value_dim, out);
     widen_row(p.dtype, p.dout.address(p.dtype, item.batch, row, item.head), p.value_dim, dout);
     const F dlse = p.dlse == nullptr ? F{0} : static_cast<const F*>(p.dlse)[first + query];
@@ -261,8 +271,7 @@ void add_shares(const AttentionBackwardProblem& p, const QueryItem& item, const 
     for (std::int64_t share = 0; share < count; ++share) {
       add_rows(sum, row + share * share_step, p.dim);
     }
-    scale_row(sum, static_cast<F>(p.scale), p.dim);
-    narrow_row(p.dtype, sum, p.dim,
+    narrow_row(p.dtype, sum, static_cast<F>(p.scale), p.dim,
                p.dq.address(p.dtype, item.batch, s.q_begin + query, item.head));
   }
 }

@@ -68,7 +68,7 @@ class Packer {
       : problem_(p),
         kernels_(kernels(p.dtype)),
         key_bytes_(rounded_up(p.dim, kernels_.column_step) * kernels_.copy_bytes),
-        value_bytes_(padded_dim(p.value_dim) * kernels_.copy_bytes) {}
+        value_bytes_(spread_dim(p.value_dim) * kernels_.copy_bytes) {}
 
   std::size_t bytes(std::int64_t keys) const {
     return static_cast<std::size_t>(keys * (key_bytes_ + value_bytes_));

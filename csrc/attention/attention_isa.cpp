@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention in tiles: kQueryBlock queries against kKeyBlock keys, with a running maximum and sum of
-// each query, so that scores never leave the caches. Compiled once per instruction set; see
+// Attention in tiles: some queries against some keys, with a running maximum and sum of each query,
+// so that scores never leave the caches. Compiled once per instruction set; see
 // core/cpu/isa.h.
 #include "attention/attention_backward.h"
 #include "attention/attention_forward.h"
@@ -14,7 +14,7 @@ namespace {
 
 template <class F>
 constexpr AttentionKernels kernels_of() {
-  return {kQueryBlock,        sizeof(F),           1,
+  return {kForwardQueries,    sizeof(F),           1,
           forward_scratch<F>, backward_scratch<F>, pack<F>,
           forward_item<F>,    backward_item<F>,    delta_of_rows<F>,
           add_shares<F>};

@@ -8,9 +8,9 @@
 
 namespace transformer_kernels::cpu {
 
-// A tile of scores is kQueryBlock x kKeyBlock numbers. Both are multiples of the register tile's
-// rows (6), and keys of its columns (8 to 64). A tile of the forward pass and its rows of q and out
-// stay in the second cache, and so do the tiles and the gradients of the backward pass.
+// A tile of scores of the backward pass is kQueryBlock x kKeyBlock numbers. Queries are a multiple
+// of the register tile's rows (6), keys of kKeyStep. The tiles, what they read and the gradients
+// stay in the second cache.
 inline constexpr std::int64_t kQueryBlock = 48;
 inline constexpr std::int64_t kKeyBlock = 192;
 // Tiles begin at multiples of this: the widest panel, and a multiple of what Philox gives at once.
@@ -18,11 +18,16 @@ inline constexpr std::int64_t kKeyStep = 64;
 
 // Columns of a row in scratch memory: whole vectors, and rows that start at a cache line.
 constexpr std::int64_t padded_dim(std::int64_t dim) { return rounded_up(dim, 16); }
+// From one row to the next where a product reads the same few columns of many rows: an odd number
+// of cache lines, so that these columns lie in different sets of a cache.
+constexpr std::int64_t spread_dim(std::int64_t dim) {
+  return padded_dim(dim) / 16 % 2 == 0 ? padded_dim(dim) + 16 : padded_dim(dim);
+}
 
 // A copy of rows of k or v, in blocks of kKeyStep keys, in accumulation precision or, of bfloat16,
 // in pairs (pair_rows.h). `columns` holds panels of keys: a number of each key, for all dimensions
-// in turn, as the product with rows of q wants it. `rows` holds rows of padded_dim() numbers. What
-// lies past the last key is 0.
+// in turn, as the product with rows of q wants it. `rows` holds rows, spread_dim() numbers apart.
+// What lies past the last key is 0.
 struct PackedRows {
   void* columns = nullptr;
   void* rows = nullptr;

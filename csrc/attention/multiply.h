@@ -4,6 +4,8 @@
 // of A for every row of the tile. For sources that are compiled once per instruction set.
 #pragma once
 
+#include <algorithm>
+
 #include "core/cpu/simd.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
@@ -127,6 +129,19 @@ void multiply(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64_t ro
     if (rest == 0) continue;
     Tiles<F, kAdd>::get(rest, vectors)(a_rest, panel, {target.data + done * c.row_step, c.row_step},
                                        1, depth);
+  }
+}
+
+// The same, with long sums in parts: the rounding error of one chain would grow with its length.
+template <bool kAdd, class F>
+void multiply_in_parts(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64_t rows,
+                       std::int64_t cols, std::int64_t depth) {
+  constexpr std::int64_t kPart = 128;
+  multiply<kAdd>(a, b, c, rows, cols, std::min(kPart, depth));
+  for (std::int64_t k = kPart; k < depth; k += kPart) {
+    multiply<true>(LeftMatrix<F>{a.data + k * a.k_step, a.row_step, a.k_step},
+                   RightMatrix<F>{b.data + k * b.k_step, b.k_step, b.panel_step}, c, rows, cols,
+                   std::min(kPart, depth - k));
   }
 }
 

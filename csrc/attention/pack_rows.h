@@ -8,11 +8,11 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// `block` holds a vector's lanes of keys, in rows of padded_dim().
+// `block` holds a vector's lanes of keys, in rows spread_dim() numbers apart.
 template <class F>
 TFK_FLATTEN void pack_columns(const F* block, std::int64_t dim, F* columns) {
   constexpr int kLanes = Vec<F>::kLanes;
-  const std::int64_t width = padded_dim(dim);
+  const std::int64_t width = spread_dim(dim);
   for (std::int64_t first = 0; first < dim; first += kLanes) {
     Vec<F> square[kLanes];
 #pragma GCC unroll 16
@@ -30,10 +30,10 @@ void pack(const void* source, DType dtype, std::int64_t row_stride, std::int64_t
           std::int64_t dim, PackedRows target) {
   constexpr int kLanes = Vec<F>::kLanes;
   constexpr int kPanel = kTileCols<F>;
-  const std::int64_t width = padded_dim(dim);
+  const std::int64_t width = spread_dim(dim);
   const HeadRows rows{const_cast<void*>(source), 0, row_stride, 0};
   F* const columns = static_cast<F*>(target.columns);
-  F block[kLanes * padded_dim(kMostDim)];
+  F block[kLanes * spread_dim(kMostDim)];
   for (std::int64_t key = 0; key < rounded_up(keys, kKeyStep); key += kLanes) {
     const std::int64_t count = std::clamp<std::int64_t>(keys - key, 0, kLanes);
     F* const packed = target.rows == nullptr ? block : static_cast<F*>(target.rows) + key * width;

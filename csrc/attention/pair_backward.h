@@ -41,7 +41,7 @@ struct PairBackwardScratch {
             reinterpret_cast<BFloat16Pair*>(dout + kPairBackwardQueries * paired_dim(p.value_dim))),
         dout_columns(q_columns + kPairBackwardQueries / 2 * padded_dim(p.dim)),
         k_rows(dout_columns + kPairBackwardQueries / 2 * padded_dim(p.value_dim)),
-        k_columns(k_rows + kKeyBlock / 2 * padded_dim(p.dim)),
+        k_columns(k_rows + kKeyBlock / 2 * spread_dim(p.dim)),
         v_columns(k_columns + kKeyBlock / 2 * paired_dim(p.dim)) {}
 };
 
@@ -52,7 +52,7 @@ inline std::size_t pair_backward_scratch(const AttentionProblem& p) {
                                kQueries * padded_dim(p.dim) + 2 * kKeyBlock * dims;
   const std::int64_t paired_dims = paired_dim(p.dim) + paired_dim(p.value_dim);
   const std::int64_t elements =
-      kQueries * (paired_dims + dims) + kKeyBlock * (paired_dims + padded_dim(p.dim));
+      kQueries * (paired_dims + dims) + kKeyBlock * (paired_dims + spread_dim(p.dim));
   return static_cast<std::size_t>(numbers) * sizeof(float) +
          static_cast<std::size_t>(elements) * sizeof(BFloat16);
 }
@@ -124,15 +124,15 @@ inline void pair_backward_tile(const BackwardTile<float>& t, const PairBackwardS
                        {scratch.dv_columns, kKeyBlock}, padded_dim(p.value_dim), width, rows / 2);
   multiply_pairs<true>({scratch.q_columns, kColumns}, {as_pairs(scores + kKeyBlock), 2 * kKeyBlock},
                        {scratch.dk_columns, kKeyBlock}, dim, width, rows / 2);
-  multiply_pairs<false>({as_pairs(ds), kKeyBlock}, {scratch.k_rows, dim}, {scratch.dq, dim}, rows,
-                        dim, width / 2);
+  multiply_pairs<false>({as_pairs(ds), kKeyBlock}, {scratch.k_rows, spread_dim(p.dim)},
+                        {scratch.dq, dim}, rows, dim, width / 2);
   add_rows(t.dq(), scratch.dq, queries * dim);
 }
 
 inline void pair_backward_keys(const AttentionBackwardProblem& p, const BackwardItem& item,
                                const PairBackwardScratch& scratch, std::int64_t key) {
   const Sequence s = p.sequence(item.batch);
-  const KeyTile tile = KeyTile::at(key, s.keys, kKeyStep);
+  const KeyTile tile = KeyTile::at(key, s.keys, kKeyBlock, kKeyStep);
   const std::int64_t dim = padded_dim(p.dim);
   const std::int64_t value_dim = padded_dim(p.value_dim);
   const std::int64_t count = std::min(tile.width, s.keys - key);

@@ -15,9 +15,6 @@ inline constexpr std::int64_t kPairQueries = 32;
 inline constexpr std::int64_t kPairKeys = 256;
 inline constexpr std::int64_t kScoreStep = kPairKeys + kPairSide;
 
-inline constexpr float kLog2E = 1.44269504f;
-inline constexpr float kLn2 = 0.693147181f;
-
 struct PairForwardScratch {
   float* out;
   float* scores;
@@ -72,7 +69,7 @@ inline void weigh_row(const AttentionProblem& p, float factor, std::int64_t widt
                       const float* dropout, float* out, float& top, float* sums) {
   const float highest = largest_of_row(scores, width) * factor;
   if (highest > top) {
-    const float shrink = __builtin_exp2f(top - highest);
+    const float shrink = power_of_two(top - highest);
     top = highest;
     scale_row(sums, shrink, VecF::kLanes);
     scale_row(out, shrink, padded_dim(p.value_dim));
@@ -100,14 +97,14 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
       dropout_factors(p, p.row(item.batch, item.head) + query, tile.key, tile.width, scratch.row);
       dropout = scratch.row;
     }
-    weigh_row(p, factor * kLog2E, tile.width, scores, dropout,
-              scratch.out + r * padded_dim(p.value_dim), scratch.top[r],
-              scratch.sum + r * kPairSide);
+    weigh_row(p, factor, tile.width, scores, dropout, scratch.out + r * padded_dim(p.value_dim),
+              scratch.top[r], scratch.sum + r * kPairSide);
   }
   const std::int64_t width = padded_dim(p.value_dim);
-  const BFloat16Pair* const values = as_pairs(item.packed.values) + tile.key / 2 * width;
-  multiply_pairs<true>({as_pairs(scratch.scores), kScoreStep}, {values, width},
-                       {scratch.out, width}, rows, width, tile.width / 2);
+  const std::int64_t step = spread_dim(p.value_dim);
+  const BFloat16Pair* const values = as_pairs(item.packed.values) + tile.key / 2 * step;
+  multiply_pairs<true>({as_pairs(scratch.scores), kScoreStep}, {values, step}, {scratch.out, width},
+                       rows, width, tile.width / 2);
 }
 
 inline void pair_forward_item(const AttentionForwardProblem& p, const ForwardItem& item,
@@ -121,7 +118,7 @@ inline void pair_forward_item(const AttentionForwardProblem& p, const ForwardIte
   fill_row(scratch.out, 0.0f, kPairQueries * padded_dim(p.value_dim));
   fill_row(scratch.sum, 0.0f, queries * kPairSide);
   const float sink = p.sinks.at<float>(item.batch, item.head, kMinusInfinity<float>);
-  fill_row(scratch.top, sink * kLog2E, queries);
+  fill_row(scratch.top, to_base_two(sink), queries);
   for (std::int64_t r = 0; sink != kMinusInfinity<float> && r < queries; ++r) {
     scratch.sum[r * kPairSide] = 1;
   }
@@ -132,7 +129,7 @@ inline void pair_forward_item(const AttentionForwardProblem& p, const ForwardIte
   }
   for (std::int64_t r = 0; r < queries; ++r) {
     finish_row(p, item, item.queries.begin + r, scratch.out + r * padded_dim(p.value_dim),
-               scratch.top[r] * kLn2, sum_of_row(scratch.sum + r * kPairSide, VecF::kLanes));
+               scratch.top[r], sum_of_row(scratch.sum + r * kPairSide, VecF::kLanes));
   }
 }
 

@@ -106,7 +106,7 @@ TFK_FLATTEN inline void transpose_floats(const float* source, std::int64_t step,
 }
 
 // Packs keys of k or v. `columns` holds pairs along a row, for all keys of a block in turn, `rows`
-// pairs of neighbouring keys, in rows of padded_dim().
+// pairs of neighbouring keys, in rows spread_dim() pairs apart.
 inline void pack_pairs(const void* source, DType, std::int64_t row_stride, std::int64_t keys,
                        std::int64_t dim, PackedRows target) {
   const std::int64_t step = paired_dim(dim);
@@ -121,9 +121,9 @@ inline void pack_pairs(const void* source, DType, std::int64_t row_stride, std::
       transpose_pairs(block, step, step, columns, kKeyStep);
     }
     if (target.rows != nullptr) {
-      const std::int64_t width = padded_dim(dim);
-      auto* const packed = static_cast<BFloat16Pair*>(target.rows) + key / 2 * width;
-      pair_rows(block, step, kPairSide, width, packed, width);
+      const std::int64_t spread = spread_dim(dim);
+      auto* const packed = static_cast<BFloat16Pair*>(target.rows) + key / 2 * spread;
+      pair_rows(block, step, kPairSide, padded_dim(dim), packed, spread);
     }
   }
 }

@@ -13,10 +13,23 @@ namespace transformer_kernels::cpu::TFK_ISA {
 template <class F>
 inline constexpr F kMinusInfinity = -static_cast<F>(__builtin_inff());
 
+inline constexpr double kLog2E = 1.4426950408889634;
+inline constexpr double kLn2 = 0.6931471805599453;
+
 inline float natural_log(float value) { return __builtin_logf(value); }
 inline double natural_log(double value) { return __builtin_log(value); }
-inline float natural_exp(float value) { return __builtin_expf(value); }
-inline double natural_exp(double value) { return __builtin_exp(value); }
+inline float power_of_two(float value) { return __builtin_exp2f(value); }
+inline double power_of_two(double value) { return __builtin_exp2(value); }
+
+// Logarithms of base e and of base 2, rounded once.
+template <class F>
+F to_base_two(F natural) {
+  return static_cast<F>(natural * kLog2E);
+}
+template <class F>
+F to_base_e(F binary) {
+  return static_cast<F>(binary * kLn2);
+}
 
 // ---------------------------------------------------------------------------- rows of any dtype
 
@@ -29,10 +42,11 @@ TFK_FLATTEN void widen_elements(const void* source, std::int64_t count, F* targe
 }
 
 template <class F, class T>
-TFK_FLATTEN void narrow_elements(const F* source, std::int64_t count, void* target) {
+TFK_FLATTEN void narrow_elements(const F* source, F factor, std::int64_t count, void* target) {
   T* const to = static_cast<T*>(target);
+  const auto scale = vec_t<T>::of(factor);
   for_each_vector<T>(count, [&](std::int64_t i, int, auto lanes) {
-    store(to + i, load_as<T>(source + i, lanes), lanes);
+    store(to + i, load_as<T>(source + i, lanes) * scale, lanes);
   });
 }
 
@@ -47,14 +61,15 @@ void widen_row(DType dtype, const void* source, std::int64_t count, F* target) {
   }
 }
 
+// target = source * factor
 template <class F>
-void narrow_row(DType dtype, const F* source, std::int64_t count, void* target) {
+void narrow_row(DType dtype, const F* source, F factor, std::int64_t count, void* target) {
   if constexpr (sizeof(F) == sizeof(double)) {
-    narrow_elements<F, double>(source, count, target);
+    narrow_elements<F, double>(source, factor, count, target);
   } else {
-    if (dtype == DType::kFloat32) return narrow_elements<F, float>(source, count, target);
-    if (dtype == DType::kFloat16) return narrow_elements<F, Half>(source, count, target);
-    narrow_elements<F, BFloat16>(source, count, target);
+    if (dtype == DType::kFloat32) return narrow_elements<F, float>(source, factor, count, target);
+    if (dtype == DType::kFloat16) return narrow_elements<F, Half>(source, factor, count, target);
+    narrow_elements<F, BFloat16>(source, factor, count, target);
   }
 }
 
@@ -142,15 +157,15 @@ TFK_FLATTEN F sum_of_row(const F* row, std::int64_t count) {
   return sum.sum();
 }
 
-// row = exp(row * factor - origin); the sum of it.
+// row = 2^(row * factor - origin); the sum of it.
 template <class F>
 TFK_FLATTEN F exponentiate_row(F* row, F factor, F origin, std::int64_t count) {
-  constexpr int kSlots = 2;  // the constants of exp take most of the registers
+  constexpr int kSlots = 2;  // the constants of exp2 take most of the registers
   const Vec<F> scale = Vec<F>::of(factor);
   const Vec<F> shift = Vec<F>::of(-origin);
   auto sum = Slots<F, kSlots>::of(0);
   for_each_vector<F, kSlots>(count, [&](std::int64_t i, int slot, auto lanes) {
-    const Vec<F> e = exp(fma(load(row + i, lanes), scale, shift));
+    const Vec<F> e = exp2(fma(load(row + i, lanes), scale, shift));
     store(row + i, e, lanes);
     sum[slot] = sum[slot] + keep<F>(e, lanes, Vec<F>::of(0));
   });
@@ -257,8 +272,8 @@ void hide_outside(Range visible, std::int64_t key, std::int64_t width, F* row) {
 }
 
 // Products of a query with the columns of a tile, some of which may lie past the last key, become
-// its scores, -inf where it sees no key. They still lack a factor, which is returned: exponentials
-// take it in for nothing.
+// its scores, -inf where it sees no key. They still lack the factor that makes powers of 2 their
+// exponentials, and may lack the scale, which are returned: exponentials take them in for nothing.
 template <class F>
 F score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, F* row, F* slope,
             F* scratch) {
@@ -269,7 +284,7 @@ F score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, 
     finish_scores(p, s, keys, row, slope, scratch);
   }
   hide_outside(p.visible(s, at.query), at.key, at.count, row);
-  return plain ? static_cast<F>(p.scale) : F{1};
+  return static_cast<F>(plain ? p.scale * kLog2E : kLog2E);
 }
 
 // 0 where dropout drops, else 1 over the probability of keeping. `key` is a multiple of 8.

@@ -20,7 +20,7 @@ INSTANTIATE_TEST_SUITE_P(on, AttentionOp, all_backends_and_dtypes(), name_of_bac
 
 TEST_P(AttentionOp, lengths_at_the_edges_of_tiles) {
   for (std::int64_t queries : {1, 47, 49, 97}) {
-    for (std::int64_t keys : {1, 16, 63, 65, 193}) {
+    for (std::int64_t keys : {1, 16, 63, 65, 193, 257}) {
       check({1, queries, keys, 2, 2, 16, 16}, {});
       check({1, queries, keys, 1, 1, 16, 16}, {.numbers = {.window_right = 0}});
     }
@@ -154,6 +154,12 @@ TEST_P(AttentionOp, features_alone_and_together) {
             .slopes = true,
             .sinks = true,
             .dlse = true});
+}
+
+// Enough heads for a thread of the CPU to copy those that it works on for itself.
+TEST_P(AttentionOp, heads_of_several_blocks_and_tiles) {
+  check({4, 110, 300, 4, 2, 24, 40}, {});
+  check({2, 110, 300, 8, 4, 40, 24}, {.numbers = {.window_right = 0}});
 }
 
 // More heads than a GPU has room for: kernels that stay and walk over tiles take several each.

@@ -21,6 +21,8 @@ struct SimdProbe {
   void (*copy_double)(const double* in, double* out, std::int64_t count);
   void (*exp_float)(const float* in, float* out, std::int64_t count);
   void (*exp_double)(const double* in, double* out, std::int64_t count);
+  void (*exp2_float)(const float* in, float* out, std::int64_t count);
+  void (*exp2_double)(const double* in, double* out, std::int64_t count);
   // For rows of Half and of BFloat16.
   void (*exp_for_16_bits[2])(const float* in, float* out, std::int64_t count);
   void (*stream_float)(const float* in, float* out, std::int64_t count);
@@ -37,7 +39,7 @@ struct SimdProbe {
   // Matrices of as many rows and columns as a vector has lanes.
   void (*transpose_float)(const float* in, float* out);
   void (*transpose_double)(const double* in, double* out);
-  // 2^x; null where there is none.
+  // 2^x for 16 bits; null where there is none.
   void (*short_exp2)(const float* in, float* out, std::int64_t count);
 };
 

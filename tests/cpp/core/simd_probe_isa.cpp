@@ -26,6 +26,13 @@ void exponential(const A* in, A* out, std::int64_t count) {
   });
 }
 
+template <class A>
+void power_of_two(const A* in, A* out, std::int64_t count) {
+  for_each_vector<A>(count, [&](std::int64_t i, int, auto lanes) {
+    store(out + i, exp2(load(in + i, lanes)), lanes);
+  });
+}
+
 template <class Out>
 void stream_out(const float* in, Out* out, std::int64_t count) {
   for_each_vector<Out>(count, [&](std::int64_t i, int, auto lanes) {
@@ -99,6 +106,8 @@ const SimdProbe simd_probe = {Vec<float>::kLanes,
                               convert<double, double>,
                               exponential<float>,
                               exponential<double>,
+                              power_of_two<float>,
+                              power_of_two<double>,
                               {exponential_for<Half>, exponential_for<BFloat16>},
                               stream_out<float>,
                               stream_out<BFloat16>,

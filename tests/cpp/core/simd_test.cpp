@@ -117,6 +117,17 @@ TEST_P(Simd, exp_is_within_two_units_in_the_last_place) {
   EXPECT_LE(worst, 4.0) << "halves of a unit in the last place";
 }
 
+TEST_P(Simd, exp2_is_within_two_units_in_the_last_place) {
+  std::vector<float> in;
+  for (float x = -125.9f; x < 127.0f; x += 0.000731f) in.push_back(x);
+  std::vector<float> out(in.size());
+  probe().exp2_float(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const double exact = std::exp2(static_cast<double>(in[i]));
+    ASSERT_LE(std::abs(out[i] - exact), 4 * 0x1p-24 * exact) << in[i];
+  }
+}
+
 TEST_P(Simd, exp_for_16_bits_hardly_adds_to_their_rounding) {
   std::vector<float> in;
   for (float x = -87.3f; x < 88.0f; x += 0.000731f) in.push_back(x);
@@ -132,8 +143,8 @@ TEST_P(Simd, exp_for_16_bits_hardly_adds_to_their_rounding) {
 
 TEST_P(Simd, exp_at_the_ends) {
   const std::vector<float> in = {0.0f, -0.0f, -INFINITY, -1e30f, -200.0f, NAN, -NAN, -87.0f};
-  for (const auto exp :
-       {probe().exp_float, probe().exp_for_16_bits[0], probe().exp_for_16_bits[1]}) {
+  for (const auto exp : {probe().exp_float, probe().exp2_float, probe().exp_for_16_bits[0],
+                         probe().exp_for_16_bits[1]}) {
     std::vector<float> out(in.size());
     exp(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
     EXPECT_EQ(out[0], 1.0f);
@@ -150,6 +161,10 @@ TEST_P(Simd, exp_at_the_ends) {
   EXPECT_TRUE(std::isnan(out64[2]));
   EXPECT_EQ(out64[3], std::exp(-700.0));
   EXPECT_EQ(out64[4], std::exp(1.0));
+  probe().exp2_double(in64.data(), out64.data(), static_cast<std::int64_t>(in64.size()));
+  EXPECT_EQ(out64[1], 0.0);
+  EXPECT_TRUE(std::isnan(out64[2]));
+  EXPECT_EQ(out64[4], 2.0);
 }
 
 template <class T, class Function>
