@@ -183,11 +183,11 @@ def test_tensors_of_more_than_2_to_the_31_elements() -> None:
     gradient = randn(leaves[0].shape, torch.bfloat16)
     out, dq, dk, dv = _step(leaves, gradient, **options)
     seen = last + window
-    ends = [
+    q, k, v = (
         x.detach()[:, -rows:, -1:].clone()
         for x, rows in zip(leaves, (last, seen, seen), strict=True)
-    ]
-    call = Call(*ends, options=options)
+    )
+    call = Call(q, k, v, options=options)
     expected, gradients = differentiate(exact, call, gradient[:, -last:, -1:], torch.float64)
     wanted = (expected["out"], gradients["q"], gradients["k"], gradients["v"])
     for x, y in zip((out, dq, dk, dv), wanted, strict=True):
