@@ -69,7 +69,7 @@ template <class T>
 __device__ __forceinline__ RowEnd finish_row(float largest, float sum, float sink) {
   using E = Exponent<T>;
   const float top = fmaxf(largest, sink * E::kPerNatural);
-  if (top == -INFINITY) return {0, -INFINITY};
+  if (top == -INFINITY && sum == 0) return {0, -INFINITY};  // else there was a NaN
   const float decay = E::power(largest - top);
   const float total = fmaf(sum, decay, E::power(sink * E::kPerNatural - top));
   return {decay / total, (top + E::log(total)) * E::kNatural};
