@@ -177,17 +177,6 @@ void for_each_seeing(const AttentionBackwardProblem& p, const BackwardItem& item
   }
 }
 
-// Packs `count` keys from `key` on.
-inline void pack_keys(const AttentionBackwardProblem& p, const BackwardItem& item, std::int64_t key,
-                      std::int64_t count, decltype(AttentionKernels::pack) pack, PackedRows k,
-                      PackedRows v) {
-  const std::int64_t row = p.sequence(item.batch).k_begin + key;
-  pack(p.k.address(p.dtype, item.batch, row, item.kv_head), p.dtype, p.k.row_stride, count, p.dim,
-       k);
-  pack(p.v.address(p.dtype, item.batch, row, item.kv_head), p.dtype, p.v.row_stride, count,
-       p.value_dim, v);
-}
-
 // Rows of the gradients of k and v, `count` keys from `key` on; those of k are not scaled yet.
 template <class F>
 void write_key_gradients(const AttentionBackwardProblem& p, const BackwardItem& item,
@@ -209,8 +198,8 @@ void backward_keys(const AttentionBackwardProblem& p, const BackwardItem& item,
   const Sequence s = p.sequence(item.batch);
   const KeyTile tile = KeyTile::at(key, s.keys, kKeyBlock, kTileCols<F>);
   const std::int64_t count = std::min(tile.width, s.keys - key);
-  pack_keys(p, item, key, count, pack<F>, {scratch.k_columns, scratch.k_rows},
-            {scratch.v_columns, nullptr});
+  pack_keys(p, item.batch, item.kv_head, {key, key + count}, pack<F>,
+            {scratch.k_columns, scratch.k_rows}, {scratch.v_columns, nullptr});
   fill_row(scratch.dk, F{0}, tile.width * padded_dim(p.dim));
   fill_row(scratch.dv, F{0}, tile.width * padded_dim(p.value_dim));
   for_each_seeing(p, item, tile, kQueryBlock, [&](std::int64_t head, Range queries) {

@@ -81,12 +81,8 @@ class Packer {
   }
 
   void pack(std::int64_t batch, std::int64_t kv_head, Range keys, PackedHead target) const {
-    const AttentionProblem& p = problem_;
-    const std::int64_t row = p.sequence(batch).k_begin + keys.begin;
-    kernels_.pack(p.k.address(p.dtype, batch, row, kv_head), p.dtype, p.k.row_stride, keys.size(),
-                  p.dim, {target.keys, nullptr});
-    kernels_.pack(p.v.address(p.dtype, batch, row, kv_head), p.dtype, p.v.row_stride, keys.size(),
-                  p.value_dim, {nullptr, target.values});
+    pack_keys(problem_, batch, kv_head, keys, kernels_.pack, {target.keys, nullptr},
+              {nullptr, target.values});
   }
 
  private:

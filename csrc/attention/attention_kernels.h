@@ -65,6 +65,20 @@ struct QueryItem {
   Range queries;
 };
 
+// Packs `keys` rows from `source` on, and zeros up to a whole block; either target may be null.
+using PackRows = void (*)(const void* source, DType dtype, std::int64_t row_stride,
+                          std::int64_t keys, std::int64_t dim, PackedRows target);
+
+// Packs these keys of a head, and their values.
+[[gnu::always_inline]] inline void pack_keys(const AttentionProblem& p, std::int64_t batch,
+                                             std::int64_t kv_head, Range keys, PackRows pack,
+                                             PackedRows k, PackedRows v) {
+  const std::int64_t row = p.sequence(batch).k_begin + keys.begin;
+  pack(p.k.address(p.dtype, batch, row, kv_head), p.dtype, p.k.row_stride, keys.size(), p.dim, k);
+  pack(p.v.address(p.dtype, batch, row, kv_head), p.dtype, p.v.row_stride, keys.size(), p.value_dim,
+       v);
+}
+
 // The kernels of one engine, and what the host has to know of it.
 struct AttentionKernels {
   std::int64_t query_block;  // of the forward pass
@@ -72,9 +86,7 @@ struct AttentionKernels {
   std::int64_t column_step;  // columns have as many numbers as dimensions, rounded up to this
   std::size_t (*forward_scratch)(const AttentionProblem& problem);  // bytes
   std::size_t (*backward_scratch)(const AttentionProblem& problem);
-  // Packs `keys` rows from `source` on, and zeros up to a whole block; either target may be null.
-  void (*pack)(const void* source, DType dtype, std::int64_t row_stride, std::int64_t keys,
-               std::int64_t dim, PackedRows target);
+  PackRows pack;
   void (*forward)(const AttentionForwardProblem& problem, const ForwardItem& item, void* scratch);
   void (*backward)(const AttentionBackwardProblem& problem, const BackwardItem& item,
                    void* scratch);

@@ -128,20 +128,20 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   // Those with both operands in shared memory take all of its bandwidth, those with one in
   // registers half of it: taking turns, they hide each other.
 
-  __device__ __forceinline__ void multiply_first_scores() {
-    const auto keys = factor(own_k, C::kK);
-    const std::uint64_t queries = rows_of(q_block(count));
+  // S^T or dP^T, alone.
+  __device__ __forceinline__ void multiply_scores(float (&sums)[32], const OwnRows& kept, int rows,
+                                                  int block) {
+    const auto keys = factor(kept, rows);
+    const std::uint64_t queries = rows_of(block);
 #pragma unroll
-    for (int step = 0; step < kScoreSteps; ++step) score_step(s, keys, queries, step);
+    for (int step = 0; step < kScoreSteps; ++step) score_step(sums, keys, queries, step);
     wgmma_commit();
   }
-
+  __device__ __forceinline__ void multiply_first_scores() {
+    multiply_scores(s, own_k, C::kK, q_block(count));
+  }
   __device__ __forceinline__ void multiply_dp() {
-    const auto keys = factor(own_v, C::kV);
-    const std::uint64_t queries = rows_of(dout_block(count));
-#pragma unroll
-    for (int step = 0; step < kScoreSteps; ++step) score_step(dp, keys, queries, step);
-    wgmma_commit();
+    multiply_scores(dp, own_v, C::kV, dout_block(count));
   }
 
   static __device__ __forceinline__ void multiply_gradient(float (&sums)[C::kDim / 2],

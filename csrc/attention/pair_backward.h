@@ -136,8 +136,8 @@ inline void pair_backward_keys(const AttentionBackwardProblem& p, const Backward
   const std::int64_t dim = padded_dim(p.dim);
   const std::int64_t value_dim = padded_dim(p.value_dim);
   const std::int64_t count = std::min(tile.width, s.keys - key);
-  pack_keys(p, item, key, count, pack_pairs, {scratch.k_columns, scratch.k_rows},
-            {scratch.v_columns, nullptr});
+  pack_keys(p, item.batch, item.kv_head, {key, key + count}, pack_pairs,
+            {scratch.k_columns, scratch.k_rows}, {scratch.v_columns, nullptr});
   fill_row(scratch.dk_columns, 0.0f, dim * kKeyBlock);
   fill_row(scratch.dv_columns, 0.0f, value_dim * kKeyBlock);
   for_each_seeing(p, item, tile, kPairBackwardQueries, [&](std::int64_t head, Range queries) {

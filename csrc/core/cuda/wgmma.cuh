@@ -179,6 +179,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kSums], const std::uint32_t* a,
 #undef TFK_FORM
 }
 
+// d = a b, a from four registers.
 template <class T, Major kMajorB, int kSums>
 __device__ __forceinline__ void wgmma_first(float (&d)[kSums], const std::uint32_t* a,
                                             std::uint64_t b) {
