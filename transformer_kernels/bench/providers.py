@@ -12,7 +12,8 @@ from transformer_kernels import _library
 from transformer_kernels.bench.case import Function
 
 PROVIDERS = (
-    "torch", "compile", "triton", "math", "cudnn", "flash", "fa3", "fa4", "liger", "quack", "ours",
+    "torch", "compile", "triton", "math", "cudnn", "flash", "flex", "fa3", "fa4", "liger", "quack",
+    "ours",
 )  # fmt: skip
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 
@@ -60,6 +61,7 @@ _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "math": lambda _: None,
     "cudnn": _needs_gpu,
     "flash": _needs_gpu,
+    "flex": _needs_gpu_and("triton"),
     "fa3": _needs_gpu_and("flash_attn_interface", "fa3_fwd_interface"),
     "fa4": _needs_gpu_and("flash_attn.cute"),
     "liger": _needs_gpu_and("liger_kernel"),

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sys
 import types
+from itertools import pairwise
 
 import pytest
 import torch
 
 from transformer_kernels.bench import cases, providers
 from transformer_kernels.bench.case import PASSES, Problem, UnsupportedError
+from transformer_kernels.bench.cases import _attention_rivals
 from transformer_kernels.bench.verify import Reference
+from transformer_kernels.testing import reference
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten
@@ -162,33 +165,61 @@ def quack_rmsnorm():
     }
 
 
-def _attention(q, k, v, causal):
-    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
-    out = torch.nn.functional.scaled_dot_product_attention(
-        *heads_first, is_causal=causal, enable_gqa=True
-    )
-    return out.transpose(1, 2)
+def _attention(q, k, v, causal, window_size, softcap=0.0, sinks=None):
+    left, right = ((-1 if of is None else of) for of in window_size)
+    window = (left, 0 if causal else right)
+    return reference.attention(q, k, v, window=window, softcap=softcap, sinks=sinks)[0].to(q.dtype)
+
+
+def _packed_attention(q, k, v, offsets):
+    sequences = [slice(*pair) for pair in pairwise(offsets.tolist())]
+    outs = [_attention(q[None, s], k[None, s], v[None, s], True, (-1, -1))[0] for s in sequences]
+    return torch.cat(outs)
 
 
 def fa3():
-    def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
-        return _attention(q, k, v, causal)
+    def flash_attn_func(
+        q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None,
+        v_descale=None, window_size=(-1, -1), attention_chunk=0, softcap=0.0,
+    ):  # fmt: skip
+        return _attention(q, k, v, causal, window_size, softcap)
 
-    return {"flash_attn_func": flash_attn_func}
+    def flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None,
+        seqused_k=None, softmax_scale=None, causal=False,
+    ):  # fmt: skip
+        assert causal
+        assert cu_seqlens_q is cu_seqlens_k
+        assert max_seqlen_q == max_seqlen_k
+        return _packed_attention(q, k, v, cu_seqlens_q)
+
+    return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
 
 
 def fa3_of_both_passes():
     def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
-        return _attention(q, k, v, causal), None
+        return _attention(q, k, v, causal, (-1, -1)), None
 
     return {"flash_attn_func": flash_attn_func}
 
 
 def fa4():
-    def flash_attn_func(q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False):
-        return _attention(q, k, v, causal), None
+    def flash_attn_func(
+        q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False,
+        window_size=(None, None), learnable_sink=None, softcap=0.0,
+    ):  # fmt: skip
+        return _attention(q, k, v, causal, window_size, softcap, learnable_sink), None
 
-    return {"flash_attn_func": flash_attn_func}
+    def flash_attn_varlen_func(
+        q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+        max_seqlen_k=None, causal=False,
+    ):  # fmt: skip
+        assert causal
+        assert cu_seqlens_q is cu_seqlens_k
+        assert max_seqlen_q == max_seqlen_k
+        return _packed_attention(q, k, v, cu_seqlens_q), None
+
+    return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
 
 
 _MODULES = {
@@ -218,10 +249,13 @@ _OFFERED = (
     + [
         (provider, name, pass_, _HEADS)
         for provider, passes in (("fa3", PASSES[:1]), ("fa4", PASSES))
-        for name in ("attention", "causal_attention")
+        for name in (
+            "attention", "causal_attention", "windowed_attention", "softcap_attention",
+            "packed_attention", *(["sink_attention"] if provider == "fa4" else []),
+        )
         for pass_ in passes
     ]
-)
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -255,6 +289,46 @@ def test_fa3_of_both_passes_comes_first(pass_, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
     call = op.build("fa3", pass_, lambda f: f)(arguments)
     assert Reference(op, pass_, arguments).check(call) < 1e-5
+
+
+_FLEX = [op.name for op in cases.all_ops().values() if "flex" in op.providers]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", _FLEX)
+def test_flex_attention_has_the_feature(name, monkeypatch):
+    """Not compiled: what it is asked for is the same. It has no backward pass on a CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(_attention_rivals, "_compiled_flex_attention", lambda: flex_attention)
+    op = cases.all_ops()[name]
+    shape = (2, 70, 4, 2, 16)
+    arguments = op.make(Problem(name, "forward", torch.float32, torch.float32, shape), CPU)
+    with torch.no_grad():
+        call = op.build("flex", "forward", lambda f: f)(arguments)
+        assert Reference(op, "forward", arguments).check(call) < 1e-5
+
+
+@pytest.mark.parametrize("argument", ["window_size", "is_causal"])
+def test_packed_attention_in_torch_is_causal(argument, monkeypatch):
+    """PyTorch 2.10 says so in another way than later ones, and runs it on a GPU alone."""
+
+    def by_window(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size=(-1, -1)):
+        assert window_size == (-1, 0)
+        return _packed_attention(q, k, v, cu_seq_q)
+
+    def by_flag(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False):
+        assert is_causal
+        return _packed_attention(q, k, v, cu_seq_q)
+
+    run = by_window if argument == "window_size" else by_flag
+    module = types.ModuleType("torch.nn.attention.varlen")
+    vars(module)["varlen_attn"] = run
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    op = cases.all_ops()["packed_attention"]
+    arguments = op.make(Problem(op.name, "both", torch.float32, torch.float32, _HEADS), CPU)
+    call = op.build("flash", "both", lambda f: f)(arguments)
+    assert Reference(op, "both", arguments).check(call) < 1e-5
 
 
 def test_a_missing_package_is_a_reason():

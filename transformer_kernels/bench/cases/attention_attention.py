@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: MIT
 """Attention, full, causal and with each feature of scores: a shape is BxTxHxD, or BxTxHxHkxD where
-heads of q share those of k.
+heads of q share those of k. See ``_attention_features`` for the features.
 
 `torch` is scaled_dot_product_attention with what it chooses, `cudnn`, `flash` and `math` the same
-held to one of its kernels; `math` is standard attention, which materialises the scores. `fa3` and
-`fa4` are FlashAttention's own packages (flash-attn-3, or fa3_fwd, which has the forward pass alone,
-and flash-attn-4).
+held to one of its kernels; `math` is standard attention, which materialises the scores, and `flex`
+FlexAttention, compiled, for the features. `fa3` and `fa4` are FlashAttention's own packages
+(flash-attn-3, or fa3_fwd, which has the forward pass alone, and flash-attn-4).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
-from types import ModuleType
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as torch_functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
@@ -32,6 +30,13 @@ from transformer_kernels.bench.case import (
     Part,
     UnsupportedError,
     differentiate,
+)
+from transformer_kernels.bench.cases._attention_features import FEATURES, Feature
+from transformer_kernels.bench.cases._attention_rivals import (
+    fa3,
+    flash_attention_3,
+    flash_attention_4,
+    in_torch,
 )
 from transformer_kernels.bench.sweeps import Grid, Shape, Sweep
 from transformer_kernels.bench.timing import Call
@@ -116,6 +121,12 @@ def _last_heads(arguments: Arguments) -> Part:
     return lambda name, x: x[-1:, :, -1 if name in _OF_KEYS else -shared :]
 
 
+def _first_heads(arguments: Arguments) -> Part:
+    """Those that share the first head of k, in the first sequence."""
+    shared = arguments["q"].shape[2] // arguments["k"].shape[2]
+    return lambda name, x: x[:1, :, : 1 if name in _OF_KEYS else shared]
+
+
 def _exact(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Some rows of one head at a time, their scores made again in the backward pass: those of all
     would not fit."""
@@ -147,37 +158,9 @@ def _ours(causal: bool, q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") 
     return out
 
 
-def _torch(causal: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """PyTorch takes heads before time, and gives them back so."""
-    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
-    shared = q.shape[2] != k.shape[2]
-    return torch_functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=shared
-    ).transpose(1, 2)
-
-
 def _torch_by(kernel: SDPBackend, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with sdpa_kernel(kernel):
-        return _torch(causal, q, k, v)
-
-
-def _fa3() -> ModuleType:
-    try:
-        return importlib.import_module("flash_attn_interface")
-    except ImportError:
-        return importlib.import_module("fa3_fwd_interface")
-
-
-def _flash_attention_3(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Any:
-    out = _fa3().flash_attn_func(q, k, v, causal=causal)
-    return out[0] if isinstance(out, tuple) else out  # with its log-sum-exp, in some versions
-
-
-def _flash_attention_4(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Any:
-    from flash_attn.cute import flash_attn_func
-
-    out, _ = flash_attn_func(q, k, v, causal=causal)
-    return out
+        return in_torch(q, k, v, is_causal=causal)
 
 
 def _save(causal: bool, arguments: Arguments) -> Arguments:
@@ -202,9 +185,9 @@ def _no_compiled_backward(_: Compiler) -> Build:
 
 
 def _fa3_backward(causal: bool, arguments: Arguments) -> Call:
-    if _fa3().__name__ != "flash_attn_interface":
+    if fa3().__name__ != "flash_attn_interface":
         raise UnsupportedError("fa3_fwd has no backward pass")
-    return differentiate(partial(_flash_attention_3, causal), _INPUTS, ("dout",))(arguments)
+    return differentiate(partial(flash_attention_3, causal=causal), _INPUTS, ("dout",))(arguments)
 
 
 def _op(
@@ -243,110 +226,51 @@ def _differentiated(functions: Mapping[str, Function]) -> dict[str, Build]:
 
 def _plain(name: str, causal: bool) -> Op:
     rivals = {
-        "torch": partial(_torch, causal),
+        "torch": partial(in_torch, is_causal=causal),
         **{rival: partial(_torch_by, kernel, causal) for rival, kernel in _KERNELS.items()},
-        "fa4": partial(_flash_attention_4, causal),
+        "fa4": partial(flash_attention_4, causal=causal),
         "triton": partial(_ours, causal, backend="triton"),
     }
-    fa3 = {"fa3": partial(_flash_attention_3, causal)}
     backward = {"fa3": partial(_fa3_backward, causal), "ours": partial(_ours_backward, causal)}
     return _op(
         name,
         partial(_exact, causal),
         partial(_save, causal),
-        {**rivals, **fa3, "ours": partial(_ours, causal)},
+        {
+            **rivals,
+            "fa3": partial(flash_attention_3, causal=causal),
+            "ours": partial(_ours, causal),
+        },
         {**_differentiated(rivals), **backward},
         partial(_flops, causal),
     )
 
 
-# ---- features -----------------------------------------------------------------------------------
-# What a feature needs beside q, k and v is made once: nothing of it is timed.
-
-_SEEN_KEYS = 1024  # of a sliding window
-_CAP = 30.0
-_HIDDEN_BELOW = -0.84  # a fifth of normal numbers
-
-Options = Callable[[Tensor], dict[str, Any]]  # of q, as our call and the reference name them
-
-
-@lru_cache(maxsize=2)
-def _noise(time: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(T, T), numbers that every dtype holds."""
-    generator = torch.Generator(device).manual_seed(time)
-    return torch.randn(time, time, generator=generator, device=device).bfloat16().to(dtype)
-
-
-@lru_cache(maxsize=2)
-def _visible(time: int, device: torch.device) -> Tensor:
-    return _noise(time, torch.bfloat16, device) > _HIDDEN_BELOW
-
-
-@lru_cache(maxsize=2)
-def _slopes(heads: int, device: torch.device) -> Tensor:
-    """From 2**-8 on, the last head's: so that a head has the same among the last ones alone."""
-    return torch.exp2(-8.0 + torch.arange(heads - 1, -1, -1, device=device).clamp(max=7))
-
-
-@lru_cache(maxsize=2)
-def _sinks(heads: int, device: torch.device) -> Tensor:
-    return torch.zeros(heads, device=device)
-
-
-_FEATURES: dict[str, Options] = {
-    "windowed_attention": lambda _: {"window": (_SEEN_KEYS - 1, 0)},
-    "sink_attention": lambda q: {"sinks": _sinks(q.shape[2], q.device)},
-    "alibi_attention": lambda q: {"alibi_slopes": _slopes(q.shape[2], q.device)},
-    "softcap_attention": lambda _: {"softcap": _CAP},
-    "masked_attention": lambda q: {"mask": _visible(q.shape[1], q.device)},
-    "biased_attention": lambda q: {"bias": _noise(q.shape[1], q.dtype, q.device)},
-}
-_IN_TORCH = {"masked_attention": "mask", "biased_attention": "bias"}  # as its attn_mask
-
-
-def _ours_with(options: Options, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = F.attention(q, k, v, **options(q))
-    return out
-
-
-def _torch_with(options: Options, option: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return _torch(False, q, k, v, options(q)[option])
-
-
-def _exact_with(options: Options, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return reference.attention(q, k, v, **options(q))[0]
-
-
-def _flops_with(name: str, pass_: str, shape: Shape) -> float:
-    """Of the scores that are left."""
-    if name != "windowed_attention":
-        return _flops(False, pass_, shape)
-    time = shape[1]
-    seen = min(_SEEN_KEYS, time)
-    return _flops(False, pass_, shape) * (seen * time - seen * (seen - 1) / 2) / time**2
-
-
-def _feature(name: str, options: Options) -> Op:
-    functions: dict[str, Function] = {"ours": partial(_ours_with, options)}
-    if name in _IN_TORCH:
-        functions["torch"] = partial(_torch_with, options, _IN_TORCH[name])
-
+def _feature(feature: Feature) -> Op:
     def save(arguments: Arguments) -> Arguments:
-        return {"out": _ours_with(options, *(arguments[n] for n in _INPUTS))}
+        return {"out": feature.functions["ours"](*(arguments[n] for n in _INPUTS))}
 
-    return _op(
-        name,
-        partial(_exact_with, options),
-        save,
-        functions,
-        _differentiated(functions),
-        partial(_flops_with, name),
-        feature=True,
+    return replace(
+        _op(
+            feature.name,
+            feature.reference,
+            save,
+            feature.functions,
+            _differentiated(feature.functions),
+            partial(_flops_of_feature, feature),
+            feature=True,
+        ),
+        verified=_first_heads if feature.verifies_first_heads else _last_heads,
     )
+
+
+def _flops_of_feature(feature: Feature, pass_: str, shape: Shape) -> float:
+    """Of the scores that are left."""
+    return feature.share(shape[1]) * _flops(False, pass_, shape)
 
 
 OPS = (
     _plain("attention", causal=False),
     _plain("causal_attention", causal=True),
-    *(_feature(name, options) for name, options in _FEATURES.items()),
+    *(_feature(feature) for feature in FEATURES),
 )
