@@ -250,7 +250,7 @@ template <class MakeCopies>
 void run_forward(const Context& context, const AttentionForwardProblem& p,
                  MakeCopies&& make_copies) {
   const AttentionKernels& run = kernels(p.dtype);
-  const std::int64_t size = run.query_block;
+  const std::int64_t size = run.forward_block.queries;
   const BlockList list = query_blocks(p, size);
   const std::int64_t grain = rows_per_range(size * p.keys);
   parallel_for(context, list.size(), grain, [&](std::int64_t begin, std::int64_t end) {
@@ -306,7 +306,7 @@ void hide_tail(void* lse, Range rows, std::int64_t heads) {
 }  // namespace
 
 void attention_forward(const Context& context, const AttentionForwardProblem& p) {
-  log_cpu_kernel("attention", p);
+  log_cpu_kernel("attention", p, kernels(p.dtype).forward_block);
   if (shares_copies(p)) {
     const SharedCopies copies(context, p);
     run_forward(context, p, [&]() -> const SharedCopies& { return copies; });
@@ -322,8 +322,8 @@ void attention_forward(const Context& context, const AttentionForwardProblem& p)
 }
 
 void attention_backward(const Context& context, const AttentionBackwardProblem& p) {
-  log_cpu_kernel("attention", p);
   const AttentionKernels& run = kernels(p.dtype);
+  log_cpu_kernel("attention", p, run.backward_block);
   const BackwardPlan plan = backward_plan(p);
   const std::int64_t shared_numbers = plan.shares == 1 ? 0 : dq_numbers(p, plan.shares * p.rows());
   const CallScratch delta(context, bytes_of(p, p.rows()));

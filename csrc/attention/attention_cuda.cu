@@ -16,16 +16,19 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-// Best first.
-constexpr auto kForwardEngines = [] {
-  std::array<const AttentionEngine<AttentionForwardProblem>*, kHopperForwards + 2> engines{};
-  for (int i = 0; i < kHopperForwards; ++i) engines[i] = &kHopperForward[i];
-  engines[kHopperForwards] = &kTensorCoreForward;
-  engines[kHopperForwards + 1] = &kPlainForward;
+// Best first: Hopper's, the tensor cores', then what takes the rest.
+template <class Problem, std::size_t kHoppers>
+constexpr auto in_order(const std::array<AttentionEngine<Problem>, kHoppers>& hopper,
+                        const AttentionEngine<Problem>& tensor_core,
+                        const AttentionEngine<Problem>& plain) {
+  std::array<const AttentionEngine<Problem>*, kHoppers + 2> engines{};
+  for (std::size_t i = 0; i < kHoppers; ++i) engines[i] = &hopper[i];
+  engines[kHoppers] = &tensor_core;
+  engines[kHoppers + 1] = &plain;
   return engines;
-}();
-constexpr std::array<const AttentionEngine<AttentionBackwardProblem>*, 3> kBackwardEngines = {
-    &kHopperBackward, &kTensorCoreBackward, &kPlainBackward};
+}
+constexpr auto kForwardEngines = in_order(kHopperForward, kTensorCoreForward, kPlainForward);
+constexpr auto kBackwardEngines = in_order(kHopperBackward, kTensorCoreBackward, kPlainBackward);
 
 template <std::size_t kEngines, class Problem>
 void run_best(const std::array<const AttentionEngine<Problem>*, kEngines>& engines,

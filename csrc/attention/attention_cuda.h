@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention/attention_problem.h"
+#include "core/check.h"
 #include "core/cuda/device.h"
 
 namespace transformer_kernels::cuda {
@@ -11,6 +12,7 @@ namespace transformer_kernels::cuda {
 template <class Problem>
 struct AttentionEngine {
   const char* name;
+  BlockSizes block;  // of a CTA
   // Null where the engine runs the problem on the device, else why not.
   const char* (*refusal)(const Problem& problem, const DeviceLimits& device);
   void (*run)(const Context& context, const Problem& problem);
@@ -18,7 +20,8 @@ struct AttentionEngine {
 
 template <class Problem>
 std::string name_of(const AttentionEngine<Problem>* engine) {
-  return engine->name;
+  if (engine->block.queries == 0) return engine->name;
+  return concat(engine->name, " ", describe(engine->block));
 }
 
 }  // namespace transformer_kernels::cuda

@@ -14,17 +14,32 @@ namespace {
 
 template <class F>
 constexpr AttentionKernels kernels_of() {
-  return {kForwardQueries,    sizeof(F),           1,
-          forward_scratch<F>, backward_scratch<F>, pack<F>,
-          forward_item<F>,    backward_item<F>,    delta_of_rows<F>,
-          add_shares<F>};
+  return {.forward_block = {kForwardQueries, kForwardKeys},
+          .backward_block = {kQueryBlock, kKeyBlock},
+          .copy_bytes = sizeof(F),
+          .column_step = 1,
+          .forward_scratch = forward_scratch<F>,
+          .backward_scratch = backward_scratch<F>,
+          .pack = pack<F>,
+          .forward = forward_item<F>,
+          .backward = backward_item<F>,
+          .delta = delta_of_rows<F>,
+          .add_shares = add_shares<F>};
 }
 
 #if TFK_ISA_LEVEL >= 4
 constexpr AttentionKernels kernels_of_bfloat16() {
-  return {kPairQueries,          sizeof(BFloat16), paired_dim(1),     pair_forward_scratch,
-          pair_backward_scratch, pack_pairs,       pair_forward_item, pair_backward_item,
-          delta_of_rows<float>,  add_shares<float>};
+  return {.forward_block = {kPairQueries, kPairKeys},
+          .backward_block = {kPairBackwardQueries, kKeyBlock},
+          .copy_bytes = sizeof(BFloat16),
+          .column_step = paired_dim(1),
+          .forward_scratch = pair_forward_scratch,
+          .backward_scratch = pair_backward_scratch,
+          .pack = pack_pairs,
+          .forward = pair_forward_item,
+          .backward = pair_backward_item,
+          .delta = delta_of_rows<float>,
+          .add_shares = add_shares<float>};
 }
 #else
 constexpr AttentionKernels kernels_of_bfloat16() { return kernels_of<float>(); }

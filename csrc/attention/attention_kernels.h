@@ -81,7 +81,8 @@ using PackRows = void (*)(const void* source, DType dtype, std::int64_t row_stri
 
 // The kernels of one engine, and what the host has to know of it.
 struct AttentionKernels {
-  std::int64_t query_block;  // of the forward pass
+  BlockSizes forward_block;
+  BlockSizes backward_block;
   std::int64_t copy_bytes;   // of a number in the copies of k and v
   std::int64_t column_step;  // columns have as many numbers as dimensions, rounded up to this
   std::size_t (*forward_scratch)(const AttentionProblem& problem);  // bytes

@@ -22,6 +22,16 @@ struct Range {
   constexpr bool empty() const { return end <= begin; }
 };
 
+// Rows of q and of k that a kernel takes at a time.
+struct BlockSizes {
+  int queries;
+  int keys;
+};
+
+inline std::string describe(const BlockSizes& block) {
+  return std::to_string(block.queries) + "x" + std::to_string(block.keys);
+}
+
 // Rows of heads: q, k, v, out and their gradients. Strides are in elements.
 struct HeadRows {
   void* data = nullptr;

@@ -2,6 +2,7 @@
 #include "attention/hopper_backward.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "attention/hopper_backward.cuh"
 #include "attention/hopper_backward_pair.cuh"
@@ -80,27 +81,36 @@ bool has_extras(const AttentionProblem& p) { return !has_plain_scores(p) || p.dr
 // Whether dS is made of other weights than P.
 bool has_weights(const AttentionProblem& p) { return p.softcap != 0 || p.drop_below != 0; }
 
-// Whether tiles add to dq in order. Plain scores of up to 64 columns always do: see BackwardForm.
-bool adds_in_order(const AttentionBackwardProblem& p) {
-  const bool plain = p.q_offsets == nullptr && !has_extras(p);
-  return p.deterministic || (plain && padded_dim_of(p) == 64);
+// Whether tiles add to dq in order.
+bool adds_in_order(const HopperBackwardKernel& kernel, const AttentionBackwardProblem& p) {
+  return p.deterministic || kernel.form == BackwardForm::kOrdered;
 }
 
-// What only the kernel for up to 128 columns knows.
-const char* refusal_of_pairs(const AttentionBackwardProblem& p) {
-  if (p.q_offsets != nullptr) return "knows no sequences of different lengths above 128 columns";
-  if (has_extras(p)) return "knows no softcap, bias, mask, slopes or dropout above 128 columns";
-  if (!(p.scale > 0)) return "wants a scale above 0 above 128 columns";
+// What keeps a problem from a form: null, or the reason.
+const char* refusal_of_form(BackwardForm form, const AttentionBackwardProblem& p) {
+  using enum BackwardForm;
+  const bool packed = p.q_offsets != nullptr;
+  if (form != kWeights && has_weights(p)) return "knows no softcap and no dropout";
+  if (form < kScores && has_extras(p)) return "knows no bias, mask or slopes";
+  if (form < kRagged && packed) return "knows no sequences of different lengths";
+  if (form == kFree && p.deterministic) return "adds to dq in any order";
+  if (form == kRagged && !packed) return "takes sequences of different lengths";
+  if (form == kScores && !has_extras(p)) return "takes bias, mask or slopes";
+  if (form == kWeights && !has_weights(p)) return "takes softcap or dropout";
   return nullptr;
 }
 
-const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& device) {
+const char* refusal(const HopperBackwardKernel& kernel, const AttentionBackwardProblem& p,
+                    const DeviceLimits& device) {
   constexpr std::int64_t kVector = 8;
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
   if (device.architecture != 90) return "runs on compute capability 9.0 only";
   if (size_of(p.dtype) != 2) return "takes float16 and bfloat16 only";
   if (p.dim != p.value_dim) return "wants v of the dim of q";
   if (p.dim % kVector != 0) return "wants a dim that is a multiple of 8";
+  if (padded_dim_of(p) != kernel.dim) return "is for another dim";
+  if (const char* reason = refusal_of_form(kernel.form, p)) return reason;
+  if (kernel.dim > kMostTileDim && !(p.scale > 0)) return "wants a scale above 0 above 128 columns";
   if (p.queries == 0 || p.keys == 0 || p.batch == 0 || p.heads == 0) return "wants some rows";
   if (p.queries > kMostRows || p.keys > kMostRows) return "counts rows up to 2^28";
   const std::int64_t rows = (p.q_offsets ? 1 : p.batch) * (p.queries + p.keys);
@@ -113,35 +123,41 @@ const char* refusal(const AttentionBackwardProblem& p, const DeviceLimits& devic
       p.bias.dtype == DType::kFloat32) {
     return "has no room for a float32 bias beside softcap or dropout above 64 columns";
   }
-  if (!BackwardLayouts(p).fit()) return "wants addresses and strides in steps of 16 bytes";
-  return padded_dim_of(p) > kMostTileDim ? refusal_of_pairs(p) : nullptr;
+  return BackwardLayouts(p).fit() ? nullptr : "wants addresses and strides in steps of 16 bytes";
 }
 
 // Heads of k and v whose tiles are mixed. Where every query sees every key, tiles are equally long
 // and go through the queries of a few heads in step. Else the longest tiles of many heads come
 // first, so that all CTAs end together: of as many as the L2 cache holds half of, which is about
 // what is seen. Tiles of one head that add to dq in order wait for each other: the most heads leave
-// fewest of those.
-int section_of(const AttentionBackwardProblem& p) {
+// fewest of those. Sums that leave through shared memory wait for themselves, and where tiles are
+// equally long they stay in step: then the heads are as many as the cache likes.
+int section_of(const HopperBackwardKernel& kernel, const AttentionBackwardProblem& p) {
   constexpr std::int64_t kColumnsInStep = 512;
   constexpr std::int64_t kMostInStep = 4;
+  constexpr std::int64_t kLeastInOrder = 12;
   constexpr std::int64_t kBytes = 64 << 20;
+  constexpr std::int64_t kBytesInOrder = 16 << 20;
   constexpr std::int64_t kMostColumns = 4096;
   constexpr std::int64_t kBlock = kBlockQueries;
-  const std::int64_t padded_dim = padded_dim_of(p);
   const std::int64_t queries = p.q_offsets ? std::max(p.queries / p.batch, kBlock) : p.queries;
-  const std::int64_t bytes = p.group() * queries * padded_dim * (2 + 2 + 4);  // q, dout, dq
-  const std::int64_t most = kMostColumns / padded_dim;
+  const std::int64_t bytes = p.group() * queries * kernel.dim * (2 + 2 + 4);  // q, dout, dq
+  const std::int64_t most = kMostColumns / kernel.dim;
   const bool all_seen = p.window_left < 0 && p.window_right < 0;
-  const std::int64_t wanted = adds_in_order(p) ? most
-                              : all_seen       ? std::min(kColumnsInStep / padded_dim, kMostInStep)
-                                               : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
+  const auto wanted = [&]() -> std::int64_t {
+    if (!adds_in_order(kernel, p)) {
+      return all_seen ? std::min(kColumnsInStep / kernel.dim, kMostInStep)
+                      : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
+    }
+    const bool in_step = all_seen && kernel.dim == 64 && kernel.form == BackwardForm::kOrdered;
+    return in_step ? std::clamp(kBytesInOrder / bytes, kLeastInOrder, most) : most;
+  }();
   const std::int64_t heads = (p.q_offsets ? 1 : p.batch) * p.kv_heads;
   const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);
   return static_cast<int>(divide_up(heads, sections));
 }
 
-HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
+HopperBackwardPlan plan_of(const HopperBackwardKernel& kernel, const AttentionBackwardProblem& p) {
   const auto bound = [](std::int64_t window) {
     return window < 0 ? kNoBound : static_cast<int>(std::min<std::int64_t>(window, kNoBound));
   };
@@ -158,7 +174,7 @@ HopperBackwardPlan plan_of(const AttentionBackwardProblem& p) {
                           .window_right = bound(p.window_right),
                           .query_blocks = blocks(p.queries, kBlockQueries),
                           .key_tiles = blocks(p.keys, kTileKeys),
-                          .section = section_of(p),
+                          .section = section_of(kernel, p),
                           .bottom_right = p.bottom_right};
   if (p.q_offsets == nullptr) return plan;
   plan.sequences = plan.batch;
@@ -213,17 +229,18 @@ struct BackwardMemory {
   std::size_t bytes() const { return sums + statistics + counters; }
 };
 
-// Kernel is called with what configuration it is for; a tile is one of `kCtas` CTAs.
+// `run` is called with configuration C; a tile is one of `kCtas` CTAs.
 template <class C, int kCtas>
-void launch_backward(void (*kernel)(HopperBackward), const Context& context,
-                     const AttentionBackwardProblem& p, const HopperBackwardPlan& plan) {
+void launch_backward(void (*run)(HopperBackward), const Context& context,
+                     const HopperBackwardKernel& kernel, const AttentionBackwardProblem& p) {
   using T = typename C::T;
+  const HopperBackwardPlan plan = plan_of(kernel, p);
   const BackwardMemory memory(plan, C::kDim, C::kShares);
   const Scratch scratch(kOp, context, memory.bytes());
   float* const sums = scratch.as<float>();
   float* const statistics = sums + memory.sums / sizeof(float);
   int* const next_tile = reinterpret_cast<int*>(statistics + memory.statistics / sizeof(float));
-  int* const tiles_added = adds_in_order(p) ? next_tile + 1 : nullptr;
+  int* const tiles_added = adds_in_order(kernel, p) ? next_tile + 1 : nullptr;
 
   const float scale = static_cast<float>(p.scale);
   const BackwardLayouts layouts(p);
@@ -255,7 +272,7 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
                                .cluster = kCtas,
                                .shared_bytes = C::kSharedBytes,
                                .after_previous = true};
-  launch(kOp, context, persistent, kernel, arguments);
+  launch(kOp, context, persistent, run, arguments);
   LaunchShape after = rows;
   after.after_previous = true;
   launch(kOp, context, after, &backward_epilogue_kernel<T, C::kDim>,
@@ -267,56 +284,41 @@ void launch_backward(void (*kernel)(HopperBackward), const Context& context,
          BackwardSinks{plan, statistics, p.sinks, static_cast<float*>(p.dsinks)});
 }
 
-template <class T, int kDim, BackwardForm kForm>
-void run_form(const Context& context, const AttentionBackwardProblem& p) {
-  using C = HopperBackwardConfig<T, kDim, kForm>;
-  launch_backward<C, 1>(&hopper_backward_kernel<C>, context, p, plan_of(p));
-}
-
-template <class T, int kDim>
-void run_tiles(const Context& context, const AttentionBackwardProblem& p) {
-  if (has_weights(p)) return run_form<T, kDim, BackwardForm::kWeights>(context, p);
-  if (has_extras(p)) return run_form<T, kDim, BackwardForm::kScores>(context, p);
-  if (p.q_offsets != nullptr) return run_form<T, kDim, BackwardForm::kRagged>(context, p);
-  if constexpr (kDim > 64) {
-    if (!adds_in_order(p)) return run_form<T, kDim, BackwardForm::kFree>(context, p);
-  }
-  run_form<T, kDim, BackwardForm::kOrdered>(context, p);
-}
-
-template <class T, int kDim, bool kOrdered>
-void run_pairs(const Context& context, const AttentionBackwardProblem& p) {
-  using C = BackwardPairConfig<T, kDim, kOrdered>;
-  launch_backward<C, C::kCtas>(&hopper_backward_pair_kernel<C>, context, p, plan_of(p));
-}
-
-template <class T, int kDim>
-void run_pairs(const Context& context, const AttentionBackwardProblem& p) {
-  if (p.deterministic) return run_pairs<T, kDim, true>(context, p);
-  run_pairs<T, kDim, false>(context, p);
-}
-
-template <class T>
-void run_typed(const Context& context, const AttentionBackwardProblem& p) {
-  switch (padded_dim_of(p)) {
-    case 64: return run_tiles<T, 64>(context, p);
-    case 128: return run_tiles<T, 128>(context, p);
-    case 192: return run_pairs<T, 192>(context, p);
-    default: return run_pairs<T, 256>(context, p);
-  }
-}
-
-void run(const Context& context, const AttentionBackwardProblem& p) {
-  if (p.dtype == DType::kBFloat16) {
-    run_typed<BFloat16>(context, p);
+template <class T, int kIndex>
+void run_with(const Context& context, const AttentionBackwardProblem& p) {
+  constexpr HopperBackwardKernel kKernel = kHopperBackwardKernels[kIndex];
+  if constexpr (kKernel.dim <= kMostTileDim) {
+    using C = HopperBackwardConfig<T, kKernel.dim, kKernel.form>;
+    launch_backward<C, 1>(&hopper_backward_kernel<C>, context, kKernel, p);
   } else {
-    run_typed<Half>(context, p);
+    using C = BackwardPairConfig<T, kKernel.dim, kKernel.form == BackwardForm::kOrdered>;
+    launch_backward<C, C::kCtas>(&hopper_backward_pair_kernel<C>, context, kKernel, p);
   }
+}
+
+template <int kIndex>
+void run(const Context& context, const AttentionBackwardProblem& p) {
+  if (p.dtype == DType::kBFloat16) return run_with<BFloat16, kIndex>(context, p);
+  run_with<Half, kIndex>(context, p);
+}
+
+template <int kIndex>
+const char* refusal_of(const AttentionBackwardProblem& p, const DeviceLimits& device) {
+  return refusal(kHopperBackwardKernels[kIndex], p, device);
+}
+
+template <int... kIndex>
+constexpr std::array<AttentionEngine<AttentionBackwardProblem>, kHopperBackwards> engines(
+    std::integer_sequence<int, kIndex...>) {
+  return {{{kHopperBackwardKernels[kIndex].name,
+            {kBlockQueries, kTileKeys},
+            refusal_of<kIndex>,
+            run<kIndex>}...}};
 }
 
 }  // namespace
 
-const AttentionEngine<AttentionBackwardProblem> kHopperBackward = {"hopper backward", &refusal,
-                                                                   &run};
+const std::array<AttentionEngine<AttentionBackwardProblem>, kHopperBackwards> kHopperBackward =
+    engines(std::make_integer_sequence<int, kHopperBackwards>());
 
 }  // namespace transformer_kernels::cuda

@@ -3,6 +3,7 @@
 // tiles that the scheduler hands out.
 #pragma once
 
+#include "attention/hopper_backward.h"
 #include "attention/hopper_backward_plan.h"
 #include "attention/hopper_scores.h"
 #include "core/cuda/hopper.cuh"
@@ -56,17 +57,6 @@ struct HopperBackward {
   float scale;
   float scale_in_bits;  // scale * log2(e)
   BackwardExtras extras;
-};
-
-// What a kernel is made for. The first two are the fastest, for sequences of one length and scores
-// that are products times a positive scale; the second one sums dq up in the order of tiles, which
-// with 64 columns costs so little that there is no other. The rest ask for that order at run time.
-enum class BackwardForm : std::uint8_t {
-  kFree,  // of 128 columns
-  kOrdered,
-  kRagged,   // sequences of any lengths
-  kScores,   // and features that only add to scores, or hide them
-  kWeights,  // and softcap and dropout, with which dS is made of other weights than P
 };
 
 template <class T_, int kDim_, BackwardForm kForm_>

@@ -35,6 +35,7 @@ struct HopperForwardPlan {
   int polynomials;    // of 8 exponentials behind a softcap, how many are no MUFU instruction
 
   constexpr int tile_queries() const { return 64 * groups; }
+  constexpr BlockSizes block() const { return {tile_queries(), block_keys}; }
   constexpr int threads() const { return 128 * (groups + 1); }
   // Pieces of 64 columns, the 128 bytes of a swizzled row.
   constexpr int pieces() const { return (dim + 63) / 64; }

@@ -202,7 +202,8 @@ const char* refusal_of(const AttentionForwardProblem& problem, const DeviceLimit
 template <int... kIndex>
 constexpr std::array<AttentionEngine<AttentionForwardProblem>, kHopperForwards> engines(
     std::integer_sequence<int, kIndex...>) {
-  return {{{kHopperForwardPlans[kIndex].name, refusal_of<kIndex>, run<kIndex>}...}};
+  return {{{kHopperForwardPlans[kIndex].name, kHopperForwardPlans[kIndex].block(),
+            refusal_of<kIndex>, run<kIndex>}...}};
 }
 
 }  // namespace

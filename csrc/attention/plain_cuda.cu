@@ -88,8 +88,8 @@ void run_backward(const Context& context, const AttentionBackwardProblem& proble
 }  // namespace
 
 const AttentionEngine<AttentionForwardProblem> kPlainForward = {
-    "plain", &takes_everything<AttentionForwardProblem>, &run_forward};
+    "plain", {kPlainTile, kPlainTile}, &takes_everything<AttentionForwardProblem>, &run_forward};
 const AttentionEngine<AttentionBackwardProblem> kPlainBackward = {
-    "plain", &takes_everything<AttentionBackwardProblem>, &run_backward};
+    "plain", {kPlainTile, kPlainTile}, &takes_everything<AttentionBackwardProblem>, &run_backward};
 
 }  // namespace transformer_kernels::cuda

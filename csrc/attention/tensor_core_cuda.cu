@@ -73,8 +73,8 @@ void run_backward(const Context& context, const AttentionBackwardProblem& p) {
 }  // namespace
 
 const AttentionEngine<AttentionForwardProblem> kTensorCoreForward = {
-    "tensor_core", &refuses_forward, &run_forward};
+    "tensor_core", {}, &refuses_forward, &run_forward};
 const AttentionEngine<AttentionBackwardProblem> kTensorCoreBackward = {
-    "tensor_core", &refuses_backward, &run_backward};
+    "tensor_core", {}, &refuses_backward, &run_backward};
 
 }  // namespace transformer_kernels::cuda

@@ -34,11 +34,13 @@ Isa choose_isa(const char* requested, Isa best);
 // The set in use: choose_isa(TFK_CPU_ISA, best_isa()), evaluated once.
 Isa isa();
 
-// For TFK_LOG=dispatch.
-template <class Problem>
-void log_cpu_kernel(const char* op, const Problem& problem) {
+// For TFK_LOG=dispatch; `plan` is what the kernel was chosen with, where there is a choice.
+template <class Problem, class... Plan>
+void log_cpu_kernel(const char* op, const Problem& problem, const Plan&... plan) {
   if (!log_dispatch()) return;
-  log_line(std::string(op) + ' ' + describe(problem) + ": cpu_" + name_of(isa()) + " runs");
+  const std::string name =
+      std::string("cpu_") + name_of(isa()) + ((' ' + describe(plan)) + ... + "");
+  log_line(std::string(op) + ' ' + describe(problem) + ": " + name + " runs");
 }
 
 }  // namespace transformer_kernels::cpu

@@ -28,20 +28,37 @@ AttentionBackwardProblem problem(std::int64_t dim) {
   return p;
 }
 
-constexpr const char* kUnaligned = "wants a mask in aligned eights of keys";
-
 ScoreMap bias_of(DType dtype) { return {reinterpret_cast<void*>(0x10000), dtype, 0, 0, 1000, 1}; }
 ScoreMap aligned_mask() { return {reinterpret_cast<void*>(0x10000), DType::kBool, 0, 0, 1000, 1}; }
 
-std::string refusal(const AttentionBackwardProblem& p, const DeviceLimits& device = kHopper) {
-  const char* const reason = kHopperBackward.refusal(p, device);
-  return reason == nullptr ? "" : reason;
+// The kernel that runs it, or nothing.
+std::string chosen(const AttentionBackwardProblem& p) {
+  for (const auto& engine : kHopperBackward) {
+    if (engine.refusal(p, kHopper) == nullptr) return engine.name;
+  }
+  return "";
+}
+
+// Whether nobody takes it, and the kernel of this name for this reason.
+bool is_refused(const AttentionBackwardProblem& p, const std::string& name,
+                const std::string& reason, const DeviceLimits& device = kHopper) {
+  bool found = false;
+  for (const auto& engine : kHopperBackward) {
+    const char* const said = engine.refusal(p, device);
+    if (said == nullptr) return false;
+    if (engine.name == name) found = said == reason;
+  }
+  return found;
 }
 
 TEST(HopperBackward, TakesAllMultiplesOfEightUpToTheMost) {
-  for (std::int64_t dim = 8; dim <= kMostDim; dim += 8) EXPECT_EQ(refusal(problem(dim)), "") << dim;
+  for (std::int64_t dim = 8; dim <= kMostDim; dim += 8) {
+    const std::int64_t columns = (dim + 63) / 64 * 64;
+    EXPECT_EQ(chosen(problem(dim)), "hopper_backward_" + std::to_string(columns));
+  }
   for (const std::int64_t dim : {4, 60, 130, 252}) {
-    EXPECT_EQ(refusal(problem(dim)), "wants a dim that is a multiple of 8");
+    EXPECT_TRUE(
+        is_refused(problem(dim), "hopper_backward_64", "wants a dim that is a multiple of 8"));
   }
 }
 
@@ -51,24 +68,32 @@ TEST(HopperBackward, TakesWindowsAndGroupsAtEveryDim) {
     p.window_left = 70;
     p.window_right = 0;
     p.kv_heads = 2;
+    const std::string name = "hopper_backward_" + std::to_string(dim);
+    EXPECT_EQ(chosen(p), name);
     p.deterministic = true;
-    EXPECT_EQ(refusal(p), "") << dim;
+    EXPECT_EQ(chosen(p), dim == 64 ? name : name + "_ordered");
   }
 }
 
 TEST(HopperBackward, TakesPackedSequencesAndFeaturesUpToTheDimOfACta) {
   const std::int32_t offsets[] = {0, 300, 1000};
   for (const std::int64_t dim : {8, 64, 96, 128}) {
+    const std::string name = dim > 64 ? "hopper_backward_128" : "hopper_backward_64";
     AttentionBackwardProblem p = problem(dim);
     p.q_offsets = p.k_offsets = offsets;
-    EXPECT_EQ(refusal(p), "") << dim;
+    EXPECT_EQ(chosen(p), name + "_packed");
+    p.deterministic = true;
+    EXPECT_EQ(chosen(p), name + "_packed");
+    p.mask = aligned_mask();
+    EXPECT_EQ(chosen(p), name + "_scores");
     p = problem(dim);
     p.scale = -1;
-    EXPECT_EQ(refusal(p), "") << dim;
+    EXPECT_EQ(chosen(p), name);
     p.softcap = 30;
+    EXPECT_EQ(chosen(p), name + "_weights");
     p.drop_below = 1;
     p.mask = aligned_mask();
-    EXPECT_EQ(refusal(p), "") << dim;
+    EXPECT_EQ(chosen(p), name + "_weights");
   }
 }
 
@@ -78,11 +103,11 @@ TEST(HopperBackward, TakesBiasesInAnyRows) {
       AttentionBackwardProblem p = problem(dim);
       p.bias = bias_of(dtype);
       p.mask = aligned_mask();
-      EXPECT_EQ(refusal(p), "");
+      EXPECT_NE(chosen(p), "");
       p.bias.row_stride = 1001;
-      EXPECT_EQ(refusal(p), "");
+      EXPECT_NE(chosen(p), "");
       p.bias.row_stride = p.bias.col_stride = 0;
-      EXPECT_EQ(refusal(p), "");
+      EXPECT_NE(chosen(p), "");
     }
   }
 }
@@ -92,14 +117,14 @@ TEST(HopperBackward, HasNoRoomForWideBiasesBesideOtherWeights) {
       "has no room for a float32 bias beside softcap or dropout above 64 columns";
   for (const std::int64_t dim : {64, 72, 128}) {
     AttentionBackwardProblem p = problem(dim);
-    p.drop_below = 1;
     p.bias = bias_of(DType::kFloat32);
-    EXPECT_EQ(refusal(p), dim > 64 ? kNoRoom : "") << dim;
-    p.drop_below = 0;
-    p.softcap = 30;
-    EXPECT_EQ(refusal(p), dim > 64 ? kNoRoom : "") << dim;
+    for (const bool drops : {false, true}) {
+      p.drop_below = drops ? 1 : 0;
+      p.softcap = drops ? 0 : 30;
+      EXPECT_EQ(is_refused(p, "hopper_backward_128_weights", kNoRoom), dim > 64) << dim;
+    }
     p.bias = bias_of(DType::kBFloat16);
-    EXPECT_EQ(refusal(p), "") << dim;
+    EXPECT_NE(chosen(p), "") << dim;
   }
 }
 
@@ -109,55 +134,63 @@ TEST(HopperBackward, TakesGradientsOfSinksAtEveryDim) {
     AttentionBackwardProblem p = problem(dim);
     p.sinks = {&number, 0, 0};
     p.dsinks = &number;
-    EXPECT_EQ(refusal(p), "") << dim;
+    EXPECT_NE(chosen(p), "") << dim;
   }
 }
 
 TEST(HopperBackward, LoadsMasksInEights) {
   AttentionBackwardProblem p = problem(64);
   p.mask = aligned_mask();
-  EXPECT_EQ(refusal(p), "");
+  EXPECT_EQ(chosen(p), "hopper_backward_64_scores");
+  const auto expect_refusal = [&] {
+    EXPECT_TRUE(
+        is_refused(p, "hopper_backward_64_scores", "wants a mask in aligned eights of keys"));
+  };
   p.mask.row_stride = 1004;
-  EXPECT_EQ(refusal(p), kUnaligned);
+  expect_refusal();
   p.mask = aligned_mask();
   p.mask.col_stride = 0;
-  EXPECT_EQ(refusal(p), kUnaligned);
+  expect_refusal();
   p.mask = aligned_mask();
   p.mask.data = reinterpret_cast<void*>(0x10004);
-  EXPECT_EQ(refusal(p), kUnaligned);
-  p = problem(64);
-  p.keys = 996;
+  expect_refusal();
   p.mask = aligned_mask();
-  EXPECT_EQ(refusal(p), kUnaligned);
+  p.keys = 996;
+  expect_refusal();
 }
 
 TEST(HopperBackward, SaysWhatItDoesNotTake) {
-  EXPECT_EQ(refusal(problem(256), {.architecture = 100}), "runs on compute capability 9.0 only");
+  EXPECT_TRUE(is_refused(problem(256), "hopper_backward_256", "runs on compute capability 9.0 only",
+                         {.architecture = 100}));
+  const auto expect_refusal = [](const AttentionBackwardProblem& p, const char* reason) {
+    EXPECT_TRUE(is_refused(p, "hopper_backward_256_ordered", reason)) << reason;
+  };
   AttentionBackwardProblem p = problem(256);
   p.dtype = DType::kFloat32;
-  EXPECT_EQ(refusal(p), "takes float16 and bfloat16 only");
+  expect_refusal(p, "takes float16 and bfloat16 only");
   p = problem(256);
   p.value_dim = 128;
-  EXPECT_EQ(refusal(p), "wants v of the dim of q");
+  expect_refusal(p, "wants v of the dim of q");
   p = problem(256);
   p.softcap = 30;
-  EXPECT_EQ(refusal(p), "knows no softcap, bias, mask, slopes or dropout above 128 columns");
-  p = problem(136);
+  expect_refusal(p, "knows no softcap and no dropout");
+  p = problem(200);
   p.drop_below = 1;
-  EXPECT_EQ(refusal(p), "knows no softcap, bias, mask, slopes or dropout above 128 columns");
+  expect_refusal(p, "knows no softcap and no dropout");
   p = problem(256);
   p.scale = -1;
-  EXPECT_EQ(refusal(p), "wants a scale above 0 above 128 columns");
-  p = problem(192);
+  expect_refusal(p, "wants a scale above 0 above 128 columns");
   const std::int32_t offsets[] = {0, 300, 1000};
+  p = problem(256);
   p.q_offsets = p.k_offsets = offsets;
-  EXPECT_EQ(refusal(p), "knows no sequences of different lengths above 128 columns");
-  p = problem(64);
+  expect_refusal(p, "knows no sequences of different lengths");
+  p = problem(256);
   p.dbias = {reinterpret_cast<void*>(0x10000), DType::kFloat32, 0, 0, 1000, 1};
-  EXPECT_EQ(refusal(p), "gives no gradient of bias");
+  expect_refusal(p, "gives no gradient of bias");
   p = problem(256);
   p.dk.row_stride += 4;
-  EXPECT_EQ(refusal(p), "wants addresses and strides in steps of 16 bytes");
+  expect_refusal(p, "wants addresses and strides in steps of 16 bytes");
+  EXPECT_TRUE(is_refused(p, "hopper_backward_64", "is for another dim"));
 }
 
 }  // namespace

@@ -61,6 +61,11 @@ TEST(HopperForward, TakesTheSmallestPlanThatHoldsBothDims) {
   EXPECT_EQ(chosen(wide), "hopper_forward_128");
 }
 
+TEST(HopperForward, NamesSayTheBlockSizes) {
+  EXPECT_EQ(name_of(&kHopperForward.front()), "hopper_forward_64 192x128");
+  EXPECT_EQ(name_of(&kHopperForward.back()), "hopper_forward_256_extras 128x64");
+}
+
 TEST(HopperForward, LongSequencesHaveAPlanOfTheirOwn) {
   EXPECT_EQ(chosen(problem(128, 2047)), "hopper_forward_128");
   EXPECT_EQ(chosen(problem(128, 2048)), "hopper_forward_128_long");
