@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/bias_gradient.h"
 #include "attention/hopper_backward.cuh"
 #include "attention/hopper_backward_pair.cuh"
 #include "attention/hopper_backward_rows.cuh"
@@ -117,7 +118,6 @@ const char* refusal(const HopperBackwardKernel& kernel, const AttentionBackwardP
   if (p.heads * (rows / kBlockQueries + 2 * p.batch) > kMostBlocks) {
     return "counts blocks of rows up to 2^30";
   }
-  if (p.dbias.defined()) return "gives no gradient of bias";
   if (!comes_in_eights(p)) return "wants a mask in aligned eights of keys";
   if (padded_dim_of(p) > 64 && has_weights(p) && p.bias.defined() &&
       p.bias.dtype == DType::kFloat32) {
@@ -294,6 +294,7 @@ void run_with(const Context& context, const AttentionBackwardProblem& p) {
     using C = BackwardPairConfig<T, kKernel.dim, kKernel.form == BackwardForm::kOrdered>;
     launch_backward<C, C::kCtas>(&hopper_backward_pair_kernel<C>, context, kKernel, p);
   }
+  if (p.dbias.defined()) run_bias_gradient(context, p);
 }
 
 template <int kIndex>

@@ -38,16 +38,6 @@ const char* refuses_forward(const AttentionForwardProblem& p, const DeviceLimits
   return in_pieces(p.out, p.dtype) ? nullptr : "rows of out are not aligned to 16 bytes";
 }
 
-// Elements of dbias that sum over scores of several CTAs.
-bool sums_bias(const AttentionBackwardProblem& p) {
-  const ScoreMap& d = p.dbias;
-  const auto broadcast = [](std::int64_t size, std::int64_t stride) {
-    return size > 1 && stride == 0;
-  };
-  return d.defined() && (broadcast(p.batch, d.batch_stride) || broadcast(p.heads, d.head_stride) ||
-                         broadcast(p.queries, d.row_stride) || broadcast(p.keys, d.col_stride));
-}
-
 const char* refuses_backward(const AttentionBackwardProblem& p, const DeviceLimits& device) {
   if (const char* reason = refusal_of_both(p, device)) return reason;
   for (const HeadRows* rows : {&p.out, &p.dout, &p.dq, &p.dk, &p.dv}) {
@@ -55,7 +45,7 @@ const char* refuses_backward(const AttentionBackwardProblem& p, const DeviceLimi
       return "rows of out or of a gradient are not aligned to 16 bytes";
     }
   }
-  return sums_bias(p) ? "the bias is broadcast and its gradient wanted" : nullptr;
+  return nullptr;
 }
 
 void run_forward(const Context& context, const AttentionForwardProblem& p) {

@@ -2,6 +2,7 @@
 // Launches of the tensor-core engine for elements of type T; each type is compiled on its own.
 #pragma once
 
+#include "attention/bias_gradient.h"
 #include "attention/tensor_core_backward.cuh"
 #include "attention/tensor_core_forward.cuh"
 #include "core/cuda/launch.cuh"
@@ -54,25 +55,17 @@ void run_gradients(const Context& context, const TensorCoreBackward& a) {
   launch_tensor_core_backward<T, Queries, kDq, kExtras>(kTensorCoreOp, context, a);
 }
 
-// Scores that no query sees have no owner among the tiles.
-inline void clear_bias_gradient(const Context& context, const AttentionBackwardProblem& p) {
-  const std::size_t bytes = p.dbias_count * sizeof(float);
-  if (!p.dbias.defined() || bytes == 0) return;
-  check_cuda(kTensorCoreOp,
-             cudaMemsetAsync(p.dbias.data, 0, bytes, static_cast<cudaStream_t>(context.stream)));
-}
-
 template <class T>
 void run_tensor_core_backward(const Context& context, const AttentionBackwardProblem& p) {
   const std::size_t rows = static_cast<std::size_t>(p.rows());
   const Scratch scratch(kTensorCoreOp, context,
                         std::max<std::size_t>(rows, 1) * sizeof(RowStatistics));
   const TensorCoreBackward a{p, scratch.as<RowStatistics>()};
-  clear_bias_gradient(context, p);
   if (rows > 0) launch_row_statistics<T>(kTensorCoreOp, context, a);
   dispatch_tensor_core<T>(p, [&]<std::size_t kIndex, bool kExtras>() {
     run_gradients<T, kIndex, kExtras>(context, a);
   });
+  if (p.dbias.defined()) run_bias_gradient(context, p, a.statistics);
   if (p.dsinks != nullptr && p.heads > 0) launch_dsinks<T>(kTensorCoreOp, context, a);
 }
 

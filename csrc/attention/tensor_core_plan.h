@@ -54,7 +54,7 @@ struct TensorCoreTiles<2> {
       TensorCoreTile{128, 4, 16, 16},
       TensorCoreTile{256, 4, 16, 16},
   };
-  // For dq and dbias, which own queries.
+  // For dq, which owns queries.
   static constexpr std::array queries = {
       TensorCoreTile{64, 4, 32, 32},
       TensorCoreTile{128, 4, 32, 32},

@@ -42,14 +42,7 @@ struct ScoreBlock {
       });
     }
     if (p.slopes.data != nullptr) subtract_distances(scores);
-    if (p.bias.defined()) {
-      const auto add = [](float& x, auto bias) { x = fmaf(widen(bias), HeadScores<T>::kUnit, x); };
-      if (std::is_same_v<T, float> || p.bias.dtype == DType::kFloat32) {
-        visit<float>(scores, p.bias, add);
-      } else {
-        visit<T>(scores, p.bias, add);
-      }
-    }
+    if (p.bias.defined()) add_map(scores, p.bias);
     if (p.mask.defined()) {
       visit<std::uint8_t>(scores, p.mask, [](float& x, std::uint8_t visible) {
         if (visible == 0) x = -INFINITY;
@@ -57,27 +50,15 @@ struct ScoreBlock {
     }
   }
 
-  // The products of a and b into a map of float32, where they exist.
+  // Adds a map of T or float32, in units of scores.
   template <int kRows, int kCols>
-  __device__ __forceinline__ void store_product(const ScoreMap& map, Fragment<kRows, kCols>& a,
-                                                Fragment<kRows, kCols>& b) const {
-    static_assert(kOwnQueries);
-    float* const first = static_cast<float*>(map.data) + map.offset(batch, head, row, col);
-    const bool pairs = in_pairs<float, kCols>(map, first - col);
-#pragma unroll
-    for (int slot = 0; slot < kRows / 8; ++slot) {
-      if (row + slot * 8 >= rows) break;
-      float* const at = first + slot * 8 * map.row_stride;
-#pragma unroll
-      for (int c = 0; c < kCols; c += 8) {
-        const MapPair<float> pair{a(slot, c) * b(slot, c), a(slot, c + 1) * b(slot, c + 1)};
-        if (pairs) {
-          *reinterpret_cast<MapPair<float>*>(at + c) = pair;
-        } else {
-          if (col + c < cols) at[c] = pair.at[0];
-          if (col + c + 1 < cols) at[c + 1] = pair.at[1];
-        }
-      }
+  __device__ __forceinline__ void add_map(Fragment<kRows, kCols>& scores,
+                                          const ScoreMap& map) const {
+    const auto add = [](float& x, auto bias) { x = fmaf(widen(bias), HeadScores<T>::kUnit, x); };
+    if (std::is_same_v<T, float> || map.dtype == DType::kFloat32) {
+      visit<float>(scores, map, add);
+    } else {
+      visit<T>(scores, map, add);
     }
   }
 

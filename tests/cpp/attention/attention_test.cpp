@@ -86,8 +86,7 @@ TEST_P(AttentionOp, bias_and_mask_in_aligned_rows) {
   }
 }
 
-// Over several blocks of queries and tiles of keys. With no gradient of the bias they are for the
-// backward pass on Hopper.
+// Over several blocks of queries and tiles of keys.
 TEST_P(AttentionOp, features_in_aligned_rows) {
   if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
   for (std::int64_t dim : {64, 128}) {
@@ -131,6 +130,106 @@ TEST_P(AttentionOp, biases_and_masks_in_any_rows) {
     check(eights, {.mask = true});
     check(eights, {.mask = true, .varies = kOneQuery});
     check(eights, {.numbers = dropout, .bias = true, .dbias = false, .mask = true});
+  }
+}
+
+// Gradients of biases: tiles of every size, all or some of their rows and columns, one term and
+// many, and each way of sharing a sum.
+class AttentionBias : public AttentionOp {
+ protected:
+  static constexpr std::array<bool, 4> kLearned = {false, true, true, true};
+
+  static void check(AttentionShape s, AttentionOptions o) {
+    o.bias = true;
+    o.numbers.scale = 1 / std::sqrt(static_cast<double>(s.dim));
+    unless_refused([&] { check_attention_backward(backend(), dtype(), s, o); });
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(on, AttentionBias, all_backends_and_dtypes(), name_of_backend_test);
+
+TEST_P(AttentionBias, is_shared_in_every_way) {
+  for (int bits = 0; bits < 16; ++bits) {
+    const std::array<bool, 4> varies = {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0,
+                                        (bits & 8) != 0};
+    check({2, 50, 70, 4, 2, 16, 16}, {.varies = varies});
+    check({2, 140, 150, 2, 1, 16, 16}, {.numbers = {.window_right = 0}, .varies = varies});
+  }
+}
+
+TEST_P(AttentionBias, tiles) {
+  for (std::int64_t queries : {1, 33, 64, 65, 129}) {
+    for (std::int64_t keys : {1, 32, 63, 65, 130, 257}) {
+      check({2, queries, keys, 2, 2, 8, 8}, {.varies = kLearned});
+    }
+  }
+}
+
+TEST_P(AttentionBias, head_dims) {
+  for (std::int64_t dim : {8, 40, 64, 72, 128, 200, 256}) {
+    check({3, 70, 140, 2, 1, dim, dim}, {.varies = kLearned});
+  }
+  check({3, 140, 70, 2, 1, 40, 136}, {.varies = kLearned});
+  check({3, 140, 70, 2, 1, 96, 24}, {.varies = kLearned});
+}
+
+TEST_P(AttentionBias, windows) {
+  for (bool bottom_right : {true, false}) {
+    for (auto [left, right] : {std::pair{-1, 0}, {0, 0}, {5, -1}, {70, 3}, {3, 70}}) {
+      const AttentionNumbers n{
+          .window_left = left, .window_right = right, .bottom_right = bottom_right};
+      for (const std::array<bool, 4>& varies :
+           {kLearned, {true, true, false, true}, {true, true, true, false}}) {
+        check({1, 60, 330, 1, 1, 8, 8}, {.numbers = n, .varies = varies});
+        check({1, 330, 60, 1, 1, 8, 8}, {.numbers = n, .varies = varies});
+      }
+    }
+  }
+}
+
+TEST_P(AttentionBias, features) {
+  const AttentionShape s{3, 140, 208, 4, 2, 64, 64};
+  check(s, {.wide_bias = true, .varies = kLearned});
+  check(s, {.mask = true, .varies = kLearned});
+  check(s, {.varies = kLearned, .slopes = true, .sinks = true, .dlse = true});
+  check(s, {.numbers = {.softcap = 3}, .varies = kLearned});
+  check(s, {.numbers = {.dropout = 0.3, .seed = 7, .offset = 9}, .varies = kLearned});
+  check(s, {.numbers = {.softcap = 3,
+                        .window_left = 90,
+                        .window_right = 0,
+                        .dropout = 0.2,
+                        .seed = 7,
+                        .offset = 9},
+            .mask = true,
+            .varies = {true, false, true, true},
+            .slopes = true,
+            .sinks = true,
+            .dlse = true,
+            .layout = {3, 5}});
+}
+
+TEST_P(AttentionBias, many_terms) {
+  check({3, 200, 270, 16, 4, 8, 8}, {.varies = kLearned});
+  check({40, 49, 49, 3, 3, 32, 32}, {.varies = kLearned});
+  check({20, 20, 30, 8, 8, 8, 8}, {.numbers = {.window_right = 0}, .varies = {}});
+}
+
+TEST_P(AttentionBias, queries_without_a_key_add_nothing) {
+  check({2, 140, 40, 2, 1, 8, 8}, {.numbers = {.window_right = 0}, .varies = kLearned});
+  check({2, 30, 5, 2, 2, 8, 8}, {.mask = true, .varies = kLearned, .share_visible = 0.1});
+  check({2, 5, 9, 1, 1, 8, 8}, {.mask = true, .varies = kLearned, .share_visible = 0});
+}
+
+TEST_P(AttentionBias, is_repeatable) {
+  for (const std::array<bool, 4>& varies : {kLearned, {false, false, false, true}}) {
+    AttentionBackwardRun run(backend(), dtype(), {6, 200, 300, 4, 2, 16, 16},
+                             {.bias = true, .varies = varies});
+    std::vector<std::uint8_t> first;
+    for (const Context& context : contexts_with_different_threads(backend())) {
+      unless_refused([&] { attention_backward(context, run.arguments()); });
+      if (first.empty()) first = run.dbias.bytes();
+      EXPECT_EQ(run.dbias.bytes(), first);
+    }
   }
 }
 
@@ -197,10 +296,12 @@ TEST_P(AttentionOp, repeatable) {
   const AttentionOptions o{.numbers = {.window_right = 0, .dropout = 0.1, .seed = 3}, .bias = true};
   AttentionRun forward(backend(), dtype(), {2, 150, 400, 4, 2, 16, 16}, o);
   AttentionBackwardRun backward(backend(), dtype(), {1, 100, 400, 2, 1, 16, 16}, o);
+  AttentionBackward wanted = backward.arguments();
+  wanted.deterministic = true;
   std::vector<std::vector<std::uint8_t>> first;
   for (const Context& context : contexts_with_different_threads(backend())) {
     unless_refused([&] { attention_forward(context, forward.arguments()); });
-    unless_refused([&] { attention_backward(context, backward.arguments()); });
+    unless_refused([&] { attention_backward(context, wanted); });
     const std::vector<std::vector<std::uint8_t>> bytes = {
         forward.out.bytes(), forward.lse.bytes(), backward.dq.bytes(),
         backward.dk.bytes(), backward.dv.bytes(), backward.dbias.bytes()};

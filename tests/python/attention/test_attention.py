@@ -70,6 +70,15 @@ def test_bias_and_its_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> No
     check(Call(*tensors(60, 90, 4, 2, dim=16, dtype=dtype), bias=randn(shape, dtype)))
 
 
+@pytest.mark.parametrize("shape", [(4, 150, 200), (150, 200), (4, 1, 200), (4, 150, 1)], ids=str)
+@pytest.mark.parametrize("dim", [64, 128])
+@each_mask
+def test_bias_of_several_tiles(shape: tuple[int, ...], dim: int, mask: str) -> None:
+    """The gradient sums over both sequences, and over heads, queries or keys."""
+    q, k, v = tensors(150, 200, 4, 2, dim=dim, dtype=torch.bfloat16)
+    check(Call(q, k, v, bias=randn(shape, torch.bfloat16), options=MASKS[mask]))
+
+
 def test_bias_of_float32_and_expanded() -> None:
     q, k, v = tensors(60, 90, dim=16, dtype=torch.bfloat16)
     check(Call(q, k, v, bias=randn((60, 90), torch.float32)))

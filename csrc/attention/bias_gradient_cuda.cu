@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+#include "attention/bias_gradient.h"
+
+#include <optional>
+
+#include "attention/bias_gradient.cuh"
+#include "core/cuda/launch.cuh"
+#include "core/cuda/scratch.h"
+#include "core/dispatch.h"
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr const char* kOp = "attention";
+
+template <class T>
+BiasFactors factors_of(const HeadRows& queries, const HeadRows& keys, std::int64_t dim) {
+  return {queries, keys, static_cast<int>(dim), static_cast<int>(divide_up(dim, kBiasChunk<T>))};
+}
+
+template <class T, class Plan>
+void run_tiles(const Context& context, const AttentionBackwardProblem& p,
+               const RowStatistics* statistics) {
+  constexpr BiasTile kTile = Plan::tile;
+  const BiasGradientPlan plan(p, kTile);
+  float* const dbias = static_cast<float*>(p.dbias.data);
+  std::optional<Scratch> sums;
+  if (plan.shares > 1) sums.emplace(kOp, context, plan.shares * p.dbias_count * sizeof(float));
+  BiasGradient a{
+      .problem = p,
+      .bias = p.bias,
+      .plan = plan,
+      .factors = {factors_of<T>(p.q, p.k, p.dim), factors_of<T>(p.dout, p.v, p.value_dim)},
+      .group = static_cast<int>(p.group()),
+      .statistics = statistics,
+      .sums = sums ? sums->as<float>() : dbias};
+  a.problem.bias = {};
+  launch(kOp, context,
+         LaunchShape{.ctas = plan.ctas(),
+                     .threads = kTile.threads(),
+                     .shared_bytes = static_cast<std::size_t>(kTile.shared_bytes())},
+         &bias_gradient_kernel<T, Plan>, a);
+  if (!sums) return;
+  launch(kOp, context,
+         LaunchShape{.ctas = divide_up(p.dbias_count, kBiasSumThreads), .threads = kBiasSumThreads},
+         &bias_sum_kernel, static_cast<const float*>(sums->as<float>()), p.dbias_count, plan.shares,
+         dbias);
+}
+
+template <class T>
+void run_typed(const Context& context, const AttentionBackwardProblem& p,
+               const RowStatistics* statistics) {
+  std::optional<Scratch> own;
+  if (statistics == nullptr) {
+    own.emplace(kOp, context, p.rows() * sizeof(RowStatistics));
+    launch_row_statistics<T>(kOp, context, {p, own->as<RowStatistics>()});
+    statistics = own->as<RowStatistics>();
+  }
+  constexpr auto& kTiles = kBiasTiles<sizeof(T)>;
+  const int shared_bytes = device_limits(context.device.index).shared_bytes_per_cta;
+  dispatch_index<kTiles.size()>(
+      bias_tile_index<sizeof(T)>(p, shared_bytes),
+      [&]<std::size_t kIndex>() { run_tiles<T, BiasTilePlan<T, kIndex>>(context, p, statistics); });
+}
+
+}  // namespace
+
+void run_bias_gradient(const Context& context, const AttentionBackwardProblem& p,
+                       const RowStatistics* statistics) {
+  if (p.dtype == DType::kFloat32) return run_typed<float>(context, p, statistics);
+  if (p.dtype == DType::kFloat16) return run_typed<Half>(context, p, statistics);
+  run_typed<BFloat16>(context, p, statistics);
+}
+
+}  // namespace transformer_kernels::cuda
