@@ -102,6 +102,8 @@ _GRID = Grid(
 
 def _sizes(name: str, shape: Shape) -> Shape:
     batch, time, *heads, dim = shape
+    if name == "bias":
+        return heads[0], time, time
     return batch, time, heads[-1] if name in _OF_KEYS else heads[0], dim
 
 
@@ -125,6 +127,16 @@ def _first_heads(arguments: Arguments) -> Part:
     """Those that share the first head of k, in the first sequence."""
     shared = arguments["q"].shape[2] // arguments["k"].shape[2]
     return lambda name, x: x[:1, :, : 1 if name in _OF_KEYS else shared]
+
+
+def _last_heads_of_all(arguments: Arguments) -> Part:
+    """The same of every sequence, with their bias."""
+    shared = arguments["q"].shape[2] // arguments["k"].shape[2]
+
+    def part(name: str, x: Tensor) -> Tensor:
+        return x[-shared:] if name == "bias" else x[:, :, -1 if name in _OF_KEYS else -shared :]
+
+    return part
 
 
 def _exact(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -220,8 +232,10 @@ def _op(
     )
 
 
-def _differentiated(functions: Mapping[str, Function]) -> dict[str, Build]:
-    return {who: differentiate(run, _INPUTS, ("dout",)) for who, run in functions.items()}
+def _differentiated(
+    functions: Mapping[str, Function], inputs: tuple[str, ...] = _INPUTS
+) -> dict[str, Build]:
+    return {who: differentiate(run, inputs, ("dout",)) for who, run in functions.items()}
 
 
 def _plain(name: str, causal: bool) -> Op:
@@ -269,8 +283,54 @@ def _flops_of_feature(feature: Feature, pass_: str, shape: Shape) -> float:
     return feature.share(shape[1]) * _flops(False, pass_, shape)
 
 
+# ---- a bias that is learned ---------------------------------------------------------------------
+
+
+def _torch_learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return in_torch(q, k, v, attn_mask=bias)
+
+
+def _ours_learned(backend: str, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    out: Tensor = F.attention(q, k, v, bias=bias, backend=backend)
+    return out
+
+
+def _exact_learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return reference.attention(q, k, v, bias=bias)[0]
+
+
+def _learned() -> Op:
+    """One bias a head for all sequences, with its gradient: relative positions."""
+    inputs = (*_INPUTS, "bias")
+    functions: dict[str, Function] = {
+        "torch": _torch_learned,
+        "triton": partial(_ours_learned, "triton"),
+        "ours": partial(_ours_learned, "auto"),
+    }
+
+    def save(arguments: Arguments) -> Arguments:
+        return {"out": functions["ours"](*(arguments[n] for n in inputs))}
+
+    return replace(
+        _op(
+            "learned_bias_attention",
+            _exact_learned,
+            save,
+            functions,
+            _differentiated(functions, inputs),
+            partial(_flops, False),
+            feature=True,
+        ),
+        inputs=inputs,
+        backward_reads=("dout", "out", *inputs),
+        gradients=len(inputs),
+        verified=_last_heads_of_all,
+    )
+
+
 OPS = (
     _plain("attention", causal=False),
     _plain("causal_attention", causal=True),
     *(_feature(feature) for feature in FEATURES),
+    _learned(),
 )
