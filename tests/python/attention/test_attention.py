@@ -71,11 +71,10 @@ def test_bias_and_its_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("shape", [(4, 150, 200), (150, 200), (4, 1, 200), (4, 150, 1)], ids=str)
-@pytest.mark.parametrize("dim", [64, 128])
-@each_mask
-def test_bias_of_several_tiles(shape: tuple[int, ...], dim: int, mask: str) -> None:
+@pytest.mark.parametrize("mask", ["full", "window"])
+def test_bias_of_several_tiles(shape: tuple[int, ...], mask: str) -> None:
     """The gradient sums over both sequences, and over heads, queries or keys."""
-    q, k, v = tensors(150, 200, 4, 2, dim=dim, dtype=torch.bfloat16)
+    q, k, v = tensors(150, 200, 4, 2, dim=64, dtype=torch.bfloat16)
     check(Call(q, k, v, bias=randn(shape, torch.bfloat16), options=MASKS[mask]))
 
 
