@@ -18,10 +18,9 @@
 
 namespace transformer_kernels::cuda {
 
-// Rows of queries and keys that are multiplied with each other.
+// Rows of queries and of keys that are multiplied with each other.
 struct BiasFactors {
-  HeadRows queries;
-  HeadRows keys;
+  HeadRows rows[2];
   int dim;
   int chunks;
 };
@@ -39,26 +38,39 @@ struct BiasGradient {
 template <class T>
 inline constexpr int kBiasChunk = kBiasChunkBytes / static_cast<int>(sizeof(T));
 
+// Float32 takes twice the registers.
+template <class T>
+inline constexpr int kBiasCtas = sizeof(T) == 4 ? 2 : 3;
+
+// A tile of scores, and where its operands begin: those of each product, of queries and of keys.
+struct BiasTerm {
+  ScoreTile at;    // among the terms
+  ScoreTile tile;  // in the problem
+  char* rows[2][2];
+};
+
+// A warp's quarter of a tile.
+using BiasFragment = Fragment<kBiasWarpTile, kBiasWarpTile>;
+
 // The lane's numbers of the bias, in the order of a fragment.
-template <int kRows, int kCols, int kThreads>
 struct KeptBias {
-  float2* own;  // a pair of neighbours every kThreads
+  float2* own;  // a pair of neighbours every kBiasThreads
 
   template <class Body>
-  __device__ __forceinline__ void for_each_pair(Fragment<kRows, kCols>& values, Body&& body) const {
+  __device__ __forceinline__ void for_each_pair(BiasFragment& values, Body&& body) const {
     int index = 0;
 #pragma unroll
-    for (int slot = 0; slot < kRows / 8; ++slot) {
+    for (int slot = 0; slot < kBiasWarpTile / 8; ++slot) {
 #pragma unroll
-      for (int col = 0; col < kCols; col += 8) {
-        body(own[index++ * kThreads], values(slot, col), values(slot, col + 1));
+      for (int col = 0; col < kBiasWarpTile; col += 8) {
+        body(own[index++ * kBiasThreads], values(slot, col), values(slot, col + 1));
       }
     }
   }
-  __device__ __forceinline__ void keep(Fragment<kRows, kCols>& bias) const {
+  __device__ __forceinline__ void keep(BiasFragment& bias) const {
     for_each_pair(bias, [](float2& kept, float x, float y) { kept = make_float2(x, y); });
   }
-  __device__ __forceinline__ void add_to(Fragment<kRows, kCols>& scores) const {
+  __device__ __forceinline__ void add_to(BiasFragment& scores) const {
     for_each_pair(scores, [](const float2& kept, float& x, float& y) {
       x += kept.x;
       y += kept.y;
@@ -67,102 +79,123 @@ struct KeptBias {
 };
 
 // Takes from a warp's scores, from `first_query` and `first_key` on, those out of sight.
-template <int kRows, int kCols>
 __device__ __forceinline__ void hide_unseen(const Band& band, int queries, int first_query,
-                                            int first_key, Fragment<kRows, kCols>& scores) {
-  const int last_query = first_query + kRows - 1;
+                                            int first_key, BiasFragment& scores) {
+  const int last_query = first_query + kBiasWarpTile - 1;
   if (last_query < queries && first_key >= band.begin(last_query) &&
-      first_key + kCols <= band.end(first_query)) {
+      first_key + kBiasWarpTile <= band.end(first_query)) {
     return;
   }
   const Lane lane;
 #pragma unroll
-  for (int slot = 0; slot < kRows / 8; ++slot) {
+  for (int slot = 0; slot < kBiasWarpTile / 8; ++slot) {
     const int query = first_query + lane.row(slot);
     const int begin = band.begin(query) - first_key - lane.col();
     const int end = query < queries ? band.end(query) - first_key - lane.col() : 0;
 #pragma unroll
-    for (int i = 0; i < kCols / 4; ++i) {
+    for (int i = 0; i < kBiasWarpTile / 4; ++i) {
       const int col = i / 2 * 8 + i % 2;
       if (col < begin || col >= end) scores(slot, col) = -INFINITY;
     }
   }
 }
 
-// Writes a CTA's tile of sums, one row or column of it where the bias is broadcast along the other.
-// `memory` has room for the tile.
-template <BiasTile kTile, int kRows, int kCols>
-__device__ __forceinline__ void store_bias_gradient(const ScoreMap& map, float* to, int rows,
-                                                    int cols, int warp_row, int warp_col,
-                                                    Fragment<kRows, kCols>& sums, float* memory) {
-  constexpr int kThreads = kTile.threads();
-  const Lane lane;
-  const int own_row = warp_row + lane.row(0);
-  const int own_col = warp_col + lane.col();
-  if (map.row_stride != 0 && map.col_stride != 0) {
-    sums.for_each([&](float& x, int slot, int col) {
-      const int row = own_row + slot * 8;
-      if (row < rows && own_col + col < cols) to[row * map.row_stride + own_col + col] = x;
-    });
-    return;
+// Writes the lane's sums, the first of which is that of `row` and `col`, to a tile at `to`.
+__device__ __forceinline__ void store_sums(float* to, std::int64_t row_stride,
+                                           const BiasExtent& extent, int row, int col,
+                                           BiasFragment& sums) {
+  const bool in_pairs = row_stride % 2 == 0 && extent.cols % 2 == 0 &&
+                        reinterpret_cast<std::uintptr_t>(to) % sizeof(float2) == 0;
+#pragma unroll
+  for (int slot = 0; slot < kBiasWarpTile / 8; ++slot) {
+    if (row + slot * 8 >= extent.rows) break;
+    float* const at = to + (row + slot * 8) * row_stride + col;
+#pragma unroll
+    for (int c = 0; c < kBiasWarpTile; c += 8) {
+      const float2 pair = make_float2(sums(slot, c), sums(slot, c + 1));
+      if (in_pairs) {
+        if (col + c < extent.cols) *reinterpret_cast<float2*>(at + c) = pair;
+      } else {
+        if (col + c < extent.cols) at[c] = pair.x;
+        if (col + c + 1 < extent.cols) at[c + 1] = pair.y;
+      }
+    }
   }
+}
+
+// The same where the bias is broadcast along rows or columns, whose sums add up in `memory`, which
+// has room for the tile.
+__device__ __forceinline__ void store_reduced_sums(const ScoreMap& map, float* to,
+                                                   const BiasExtent& extent, int own_row,
+                                                   int own_col, BiasFragment& sums, float* memory) {
   sums.for_each([&](float& x, int slot, int col) {
-    memory[(own_row + slot * 8) * kTile.cols() + own_col + col] = x;
+    memory[(own_row + slot * 8) * kBiasTile + own_col + col] = x;
   });
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x);
   if (map.col_stride == 0) {
-    for (int row = thread; row < kTile.rows(); row += kThreads) {
-      float* const first = memory + row * kTile.cols();
-      for (int col = 1; col < kTile.cols(); ++col) *first += first[col];
-      if (map.row_stride != 0 && row < rows) to[row * map.row_stride] = *first;
+    for (int row = thread; row < kBiasTile; row += kBiasThreads) {
+      float* const first = memory + row * kBiasTile;
+      for (int col = 1; col < kBiasTile; ++col) *first += first[col];
+      if (map.row_stride != 0 && row < extent.rows) to[row * map.row_stride] = *first;
     }
     __syncthreads();
   }
   if (map.row_stride != 0) return;
-  const int kept_cols = map.col_stride != 0 ? cols : 1;
-  for (int col = thread; col < kept_cols; col += kThreads) {
+  for (int col = thread; col < extent.cols; col += kBiasThreads) {
     float sum = 0;
-    for (int row = 0; row < kTile.rows(); ++row) sum += memory[row * kTile.cols() + col];
+    for (int row = 0; row < kBiasTile; ++row) sum += memory[row * kBiasTile + col];
     to[col] = sum;
   }
 }
 
-template <class T, class Plan>
-__global__ void __launch_bounds__(Plan::tile.threads(), Plan::tile.ctas)
+template <class T>
+__global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
     bias_gradient_kernel(const __grid_constant__ BiasGradient a) {
-  constexpr BiasTile kTile = Plan::tile;
   constexpr int kChunk = kBiasChunk<T>;
-  constexpr int kRows = kTile.rows();
-  constexpr int kCols = kTile.cols();
-  constexpr int kThreads = kTile.threads();
-  constexpr int kStages = kTile.stages;
   constexpr int kPitch = kBiasChunkBytes;
-  using Scores = Fragment<kTile.warp_rows, kTile.warp_cols>;
-  using Kept = KeptScores<kTile.warp_rows, kTile.warp_cols, true>;
-  static_assert(kRows <= kThreads);
-  static_assert(kStages <= 3);  // chunks of a third term would meet the statistics of the first
-  static_assert(kStages * kTile.stage_bytes() >= kRows * kCols * static_cast<int>(sizeof(float)));
+  constexpr int kWarpsAcross = kBiasTile / kBiasWarpTile;
+  constexpr int kKeysOffset = kBiasTile * kPitch;
+  using Kept = KeptScores<kBiasWarpTile, kBiasWarpTile, true>;
 
   // Stages, of rows of queries and of keys each, then the tile of the bias.
   extern __shared__ __align__(128) unsigned char shared[];
   // Registers are scarce: what the loop seldom needs waits here.
+  __shared__ ScoreTile own;
   __shared__ BiasTerms terms;
-  __shared__ ScoreTile tiles[4];  // of the last four terms whose loads have begun, or are next
-  __shared__ RowStatistics query_statistics[2][kRows];  // of even and odd terms
-  __shared__ std::uint16_t kept_words[kTile.warps() * Kept::kBytes / 2];
+  __shared__ BiasTerm ring[4];  // whose loads have begun, or are next; a term of now stays
+  __shared__ RowStatistics query_statistics[2][kBiasTile];  // of even and odd terms
+  __shared__ std::uint16_t kept_words[kBiasThreads / kWarp * Kept::kBytes / 2];
 
   const AttentionBackwardProblem& p = a.problem;
   const Sequence s{0, p.queries, 0, p.keys};
   const int queries = static_cast<int>(p.queries);
   const int keys = static_cast<int>(p.keys);
   const Lane lane;
-  const int warp_row = lane.warp / kTile.warps_across * kTile.warp_rows;
-  const int warp_col = lane.warp % kTile.warps_across * kTile.warp_cols;
+  const int warp_row = lane.warp / kWarpsAcross * kBiasWarpTile;
+  const int warp_col = lane.warp % kWarpsAcross * kBiasWarpTile;
+  // Done by kNoting threads at once.
+  constexpr int kNoting = 4;
+  const auto note = [&](BiasTerm& term, const ScoreTile& at) {
+    const int product = static_cast<int>(threadIdx.x) / 2;
+    const int side = static_cast<int>(threadIdx.x) % 2;
+    const ScoreTile tile = terms.first + at;
+    const GlobalRows<T> rows(a.factors[product].rows[side], tile.batch,
+                             (side == 0 ? tile.query_tile : tile.key_tile) * kBiasTile,
+                             side == 0 ? tile.head : tile.head / a.group, 0);
+    term.rows[product][side] = rows.data;
+    if (threadIdx.x == 0) {
+      term.at = at;
+      term.tile = tile;
+    }
+  };
   if (threadIdx.x == 0) {
+    own = a.plan.tile(blockIdx.x);
     terms = a.plan.terms(p, blockIdx.x);
-    if (terms.count > 0) tiles[0] = terms.grid[terms.begin];
   }
+  __syncthreads();
+  if (threadIdx.x < kNoting && terms.count > 0) note(ring[0], terms.grid[terms.begin]);
+  __syncthreads();
   __syncthreads();
 
   const std::uint32_t stages = shared_address(shared);
@@ -170,32 +203,30 @@ __global__ void __launch_bounds__(Plan::tile.threads(), Plan::tile.ctas)
   int next_chunk = 0;
   const auto fetch = [&](int stage) {
     if (next_term < terms.count) {
-      const bool scores = next_chunk < a.factors[0].chunks;
-      const BiasFactors& factors = a.factors[scores ? 0 : 1];
-      const int chunk = scores ? next_chunk : next_chunk - a.factors[0].chunks;
-      const ScoreTile at = tiles[next_term % 4];
-      const ScoreTile tile = terms.first + at;
-      const int first_query = tile.query_tile * kRows;
-      const auto chunk_of = [&](const HeadRows& rows, int head) {
-        GlobalRows<T> from(rows, tile.batch, 0, head, factors.dim - chunk * kChunk);
-        from.data += chunk * kBiasChunkBytes;
-        return from;
+      const int product = next_chunk < a.factors[0].chunks ? 0 : 1;
+      const BiasFactors& factors = a.factors[product];
+      const int chunk = product == 0 ? next_chunk : next_chunk - a.factors[0].chunks;
+      const BiasTerm& term = ring[next_term % 4];
+      const auto copy = [&](int side, int count) {
+        GlobalRows<T> from;
+        from.data = term.rows[product][side] + chunk * kBiasChunkBytes;
+        from.stride = factors.rows[side].row_stride * static_cast<int>(sizeof(T));
+        from.dim = factors.dim - chunk * kChunk;
+        const std::uint32_t target = stages + stage * kBiasStageBytes + side * kKeysOffset;
+        copy_rows<kChunk, kBiasTile, kBiasThreads>(target, from, 0, count);
       };
-      const std::uint32_t target = stages + stage * kTile.stage_bytes();
-      copy_rows<kChunk, kRows, kThreads>(target, chunk_of(factors.queries, tile.head), first_query,
-                                         queries);
-      copy_rows<kChunk, kCols, kThreads>(target + kRows * kPitch,
-                                         chunk_of(factors.keys, tile.head / a.group),
-                                         tile.key_tile * kCols, keys);
+      const int first_query = term.tile.query_tile * kBiasTile;
+      copy(0, queries - first_query);
+      copy(1, keys - term.tile.key_tile * kBiasTile);
       if (next_chunk == 0) {
         const int i = static_cast<int>(threadIdx.x);
-        if (i < kRows) {
+        if (i < kBiasTile) {
           const bool valid = first_query + i < queries;
-          const std::int64_t row = p.row(tile.batch, tile.head) + first_query + i;
+          const std::int64_t row = p.row(term.tile.batch, term.tile.head) + first_query + i;
           cp_async<8>(shared_address(&query_statistics[next_term % 2][i]),
                       a.statistics + (valid ? row : 0), valid);
         }
-        if (i == 0) tiles[(next_term + 1) % 4] = terms.grid.after(at);
+        if (i < kNoting) note(ring[(next_term + 1) % 4], terms.grid.after(term.at));
       }
       if (++next_chunk == a.factors[0].chunks + a.factors[1].chunks) {
         next_chunk = 0;
@@ -207,20 +238,20 @@ __global__ void __launch_bounds__(Plan::tile.threads(), Plan::tile.ctas)
   int stage = 0;
   // The next chunk of both operands; the stage of the one before it is free for another.
   const auto take = [&] {
-    cp_async_wait_group<kStages - 2>();
+    cp_async_wait_group<kBiasStages - 2>();
     __syncthreads();
-    fetch(stage == 0 ? kStages - 1 : stage - 1);
-    const std::uint32_t taken = stages + stage * kTile.stage_bytes();
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    fetch(stage == 0 ? kBiasStages - 1 : stage - 1);
+    const std::uint32_t taken = stages + stage * kBiasStageBytes;
+    stage = stage + 1 == kBiasStages ? 0 : stage + 1;
     return taken;
   };
-  const auto multiply = [&](Scores& product, const BiasFactors& factors) {
+  const auto multiply = [&](BiasFragment& product, const BiasFactors& factors) {
     product.clear();
 #pragma unroll 1
     for (int chunk = 0; chunk < factors.chunks; ++chunk) {
       const std::uint32_t rows = take();
       multiply_rows<T, kChunk>(product, rows + warp_row * kPitch,
-                               rows + (kRows + warp_col) * kPitch);
+                               rows + kKeysOffset + warp_col * kPitch);
     }
   };
   const auto block_of = [&](const HeadScores<T>& head_scores, const ScoreTile& tile) {
@@ -228,33 +259,33 @@ __global__ void __launch_bounds__(Plan::tile.threads(), Plan::tile.ctas)
                                head_scores,
                                tile.batch,
                                tile.head,
-                               tile.query_tile * kRows + warp_row + lane.row(0),
-                               tile.key_tile * kCols + warp_col + lane.col(),
+                               tile.query_tile * kBiasTile + warp_row + lane.row(0),
+                               tile.key_tile * kBiasTile + warp_col + lane.col(),
                                queries,
                                keys};
   };
 
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) fetch(i);
-  const KeptBias<kTile.warp_rows, kTile.warp_cols, kThreads> bias{
-      reinterpret_cast<float2*>(shared + kStages * kTile.stage_bytes()) + threadIdx.x};
-  Scores sums;
+  for (int i = 0; i < kBiasStages - 1; ++i) fetch(i);
+  const KeptBias bias{reinterpret_cast<float2*>(shared + kBiasStages * kBiasStageBytes) +
+                      threadIdx.x};
+  BiasFragment sums;
   sums.clear();
-  block_of(HeadScores<T>(p, s, 0, 0), terms.first).add_map(sums, a.bias);
+  block_of(HeadScores<T>(p, s, 0, 0), own).add_map(sums, a.bias);
   bias.keep(sums);
   sums.clear();
 
-  for (int term = 0; term < terms.count; ++term) {
-    Scores probability;  // q k^T at first
+  for (int index = 0; index < terms.count; ++index) {
+    BiasFragment probability;  // q k^T at first
     multiply(probability, a.factors[0]);
-    const ScoreTile tile = terms.first + tiles[term % 4];
-    const int first_query = tile.query_tile * kRows + warp_row;
-    const int first_key = tile.key_tile * kCols + warp_col;
+    const ScoreTile tile = ring[index % 4].tile;
+    const int first_query = tile.query_tile * kBiasTile + warp_row;
+    const int first_key = tile.key_tile * kBiasTile + warp_col;
     const HeadScores<T> head_scores(p, s, tile.batch, tile.head);
     block_of(head_scores, tile).finish(probability, [](int, int, float) {});
     bias.add_to(probability);
     hide_unseen(Band::of_queries(p, s), queries, first_query, first_key, probability);
-    const RowStatistics* const statistics = query_statistics[term % 2] + warp_row + lane.row(0);
+    const RowStatistics* const statistics = query_statistics[index % 2] + warp_row + lane.row(0);
     probability.for_each(
         [&](float& x, int slot, int) { x = Exponent<T>::power(x - statistics[slot * 8].origin); });
     const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};
@@ -262,7 +293,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), Plan::tile.ctas)
       kept.draw(Dropout<float>(p), p.row(tile.batch, tile.head) + first_query, first_key);
     }
 
-    Scores weight;  // f dout v^T
+    BiasFragment weight;  // f dout v^T
     multiply(weight, a.factors[1]);
     if (p.drop_below != 0) {
       const float grown = Dropout<float>(p).kept();
@@ -275,13 +306,18 @@ __global__ void __launch_bounds__(Plan::tile.threads(), Plan::tile.ctas)
 
   cp_async_wait_group<0>();
   __syncthreads();  // stages become memory for sums
-  const ScoreTile own = a.plan.tile(blockIdx.x);
-  const int first_query = own.query_tile * kRows;
-  const int first_key = own.key_tile * kCols;
-  float* const to = a.sums + a.plan.share(blockIdx.x) * p.dbias_count +
-                    p.dbias.offset(own.batch, own.head, first_query, first_key);
-  store_bias_gradient<kTile>(p.dbias, to, queries - first_query, keys - first_key, warp_row,
-                             warp_col, sums, reinterpret_cast<float*>(shared));
+  const BiasExtent extent = a.plan.extent(p, own);
+  const ScoreMap& map = p.dbias;
+  float* const to =
+      a.sums + a.plan.share(blockIdx.x) * p.dbias_count +
+      map.offset(own.batch, own.head, own.query_tile * kBiasTile, own.key_tile * kBiasTile);
+  const int row = warp_row + lane.row(0);
+  const int col = warp_col + lane.col();
+  if (map.row_stride != 0 && map.col_stride != 0) {
+    store_sums(to, map.row_stride, extent, row, col, sums);
+  } else {
+    store_reduced_sums(map, to, extent, row, col, sums, reinterpret_cast<float*>(shared));
+  }
 }
 
 inline constexpr int kBiasSumThreads = 256;

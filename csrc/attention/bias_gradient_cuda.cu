@@ -6,7 +6,6 @@
 #include "attention/bias_gradient.cuh"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/scratch.h"
-#include "core/dispatch.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -15,14 +14,13 @@ constexpr const char* kOp = "attention";
 
 template <class T>
 BiasFactors factors_of(const HeadRows& queries, const HeadRows& keys, std::int64_t dim) {
-  return {queries, keys, static_cast<int>(dim), static_cast<int>(divide_up(dim, kBiasChunk<T>))};
+  return {{queries, keys}, static_cast<int>(dim), static_cast<int>(divide_up(dim, kBiasChunk<T>))};
 }
 
-template <class T, class Plan>
+template <class T>
 void run_tiles(const Context& context, const AttentionBackwardProblem& p,
                const RowStatistics* statistics) {
-  constexpr BiasTile kTile = Plan::tile;
-  const BiasGradientPlan plan(p, kTile);
+  const BiasGradientPlan plan(p);
   float* const dbias = static_cast<float*>(p.dbias.data);
   std::optional<Scratch> sums;
   if (plan.shares > 1) sums.emplace(kOp, context, plan.shares * p.dbias_count * sizeof(float));
@@ -35,11 +33,10 @@ void run_tiles(const Context& context, const AttentionBackwardProblem& p,
       .statistics = statistics,
       .sums = sums ? sums->as<float>() : dbias};
   a.problem.bias = {};
-  launch(kOp, context,
-         LaunchShape{.ctas = plan.ctas(),
-                     .threads = kTile.threads(),
-                     .shared_bytes = static_cast<std::size_t>(kTile.shared_bytes())},
-         &bias_gradient_kernel<T, Plan>, a);
+  launch(
+      kOp, context,
+      LaunchShape{.ctas = plan.ctas(), .threads = kBiasThreads, .shared_bytes = kBiasSharedBytes},
+      &bias_gradient_kernel<T>, a);
   if (!sums) return;
   launch(kOp, context,
          LaunchShape{.ctas = divide_up(p.dbias_count, kBiasSumThreads), .threads = kBiasSumThreads},
@@ -56,11 +53,7 @@ void run_typed(const Context& context, const AttentionBackwardProblem& p,
     launch_row_statistics<T>(kOp, context, {p, own->as<RowStatistics>()});
     statistics = own->as<RowStatistics>();
   }
-  constexpr auto& kTiles = kBiasTiles<sizeof(T)>;
-  const int shared_bytes = device_limits(context.device.index).shared_bytes_per_cta;
-  dispatch_index<kTiles.size()>(
-      bias_tile_index<sizeof(T)>(p, shared_bytes),
-      [&]<std::size_t kIndex>() { run_tiles<T, BiasTilePlan<T, kIndex>>(context, p, statistics); });
+  run_tiles<T>(context, p, statistics);
 }
 
 }  // namespace

@@ -6,8 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdint>
 
 #include "attention/attention_problem.h"
@@ -15,60 +13,21 @@
 
 namespace transformer_kernels::cuda {
 
-// Warps stand in a grid over the tile. Rows of operands come in pieces of kBiasChunkBytes.
+// Rows of operands come in pieces of kBiasChunkBytes, kBiasStages of them in shared memory.
 inline constexpr int kBiasChunkBytes = 128;
+inline constexpr int kBiasStages = 2;
 
-struct BiasTile {
-  int warps_down;
-  int warps_across;
-  int warp_rows;
-  int warp_cols;
-  int stages;  // chunks of both operands in shared memory
-  int ctas;    // that registers leave room for on one SM
+// Four warps own a quarter of a tile each: larger tiles read less for each product, but their sums,
+// scores and weights leave too few registers for the warps that hide each other's waits.
+inline constexpr int kBiasTile = 64;  // queries and keys
+inline constexpr int kBiasWarpTile = 32;
+inline constexpr int kBiasThreads = 128;
 
-  constexpr int rows() const { return warps_down * warp_rows; }
-  constexpr int cols() const { return warps_across * warp_cols; }
-  constexpr int warps() const { return warps_down * warps_across; }
-  constexpr int threads() const { return warps() * 32; }
-  constexpr int stage_bytes() const { return (rows() + cols()) * kBiasChunkBytes; }
-  // Stages, and the tile of the bias in float32.
-  constexpr int shared_bytes() const {
-    return stages * stage_bytes() + rows() * cols() * static_cast<int>(sizeof(float));
-  }
-};
-
-// Largest first: the larger a tile, the less is read for each product. A warp's sums, scores and
-// weights take 96 registers, which leaves room for 12 warps on an SM.
-template <int kElementBytes>
-inline constexpr std::array kBiasTiles = {
-    BiasTile{4, 3, 32, 32, 3, 1},
-    BiasTile{3, 2, 32, 32, 2, 2},
-    BiasTile{2, 2, 32, 32, 2, 3},
-};
-// Operands in two parts take more.
-template <>
-inline constexpr std::array kBiasTiles<4> = {
-    BiasTile{2, 2, 32, 32, 2, 2},
-};
-
-// The first tile that fits into shared memory and of which neither half would do, or the last one.
-template <int kElementBytes>
-constexpr std::size_t bias_tile_index(const AttentionProblem& p, int shared_bytes_per_cta) {
-  constexpr auto& kTiles = kBiasTiles<kElementBytes>;
-  constexpr int kStaticBytes = 5 * 1024;
-  const auto fits = [&](const BiasTile& tile) {
-    return tile.shared_bytes() + kStaticBytes <= shared_bytes_per_cta &&
-           2 * p.queries > tile.rows() && 2 * p.keys > tile.cols();
-  };
-  std::size_t index = 0;
-  while (index + 1 < kTiles.size() && !fits(kTiles[index])) ++index;
-  return index;
-}
-
-template <class T, std::size_t kIndex>
-struct BiasTilePlan {
-  static constexpr BiasTile tile = kBiasTiles<sizeof(T)>[kIndex];
-};
+// Both operands of a stage.
+inline constexpr int kBiasStageBytes = 2 * kBiasTile * kBiasChunkBytes;
+// Stages, and the tile of the bias in float32.
+inline constexpr int kBiasSharedBytes =
+    kBiasStages * kBiasStageBytes + kBiasTile * kBiasTile * static_cast<int>(sizeof(float));
 
 // A tile of the scores of one head.
 struct ScoreTile {
@@ -94,9 +53,10 @@ struct ScoreTileGrid {
   }
   constexpr ScoreTile operator[](std::int64_t index) const {
     const std::int64_t row = index / key_tiles;
-    const std::int64_t map = row / query_tiles;
-    return {static_cast<int>(map / heads), static_cast<int>(map % heads),
-            static_cast<int>(row % query_tiles), static_cast<int>(index % key_tiles)};
+    const int map = static_cast<int>(row) / query_tiles;  // there are less than 2^31 rows
+    const int batch = map / heads;
+    return {batch, map - batch * heads, static_cast<int>(row) - map * query_tiles,
+            static_cast<int>(index - row * key_tiles)};
   }
   // The one behind it.
   constexpr ScoreTile after(ScoreTile at) const {
@@ -119,22 +79,24 @@ struct BiasTerms {
   int count;
 };
 
-struct BiasGradientPlan {
-  int rows;  // of a tile
+// Of a tile of dbias.
+struct BiasExtent {
+  int rows;
   int cols;
+};
+
+struct BiasGradientPlan {
   ScoreTileGrid owned;
   ScoreTileGrid summed;
   int shares;
 
   BiasGradientPlan() = default;
-  BiasGradientPlan(const AttentionBackwardProblem& p, const BiasTile& tile)
-      : rows(tile.rows()),
-        cols(tile.cols()) {
-    const auto tiles = [](std::int64_t size, int tile_size) {
-      return static_cast<int>(divide_up(size, tile_size));
+  explicit BiasGradientPlan(const AttentionBackwardProblem& p) {
+    const auto tiles = [](std::int64_t size) {
+      return static_cast<int>(divide_up(size, kBiasTile));
     };
     const ScoreTileGrid all = {static_cast<int>(p.batch), static_cast<int>(p.heads),
-                               tiles(p.queries, rows), tiles(p.keys, cols)};
+                               tiles(p.queries), tiles(p.keys)};
     const auto sum_over = [](std::int64_t stride, int& own, int& sum) {
       (stride == 0 ? own : sum) = 1;
     };
@@ -144,24 +106,33 @@ struct BiasGradientPlan {
     sum_over(p.dbias.row_stride, owned.query_tiles, summed.query_tiles);
     sum_over(p.dbias.col_stride, owned.key_tiles, summed.key_tiles);
     // Depends on sizes alone, and bounds the memory for sums by that of as many tiles.
-    constexpr std::int64_t kCtasWanted = 256;
+    constexpr std::int64_t kCtasWanted = 384;
     const std::int64_t wanted = kCtasWanted / std::max<std::int64_t>(owned.count(), 1);
     shares = static_cast<int>(
         std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(summed.count(), 1)));
   }
 
   constexpr std::int64_t ctas() const { return owned.count() * shares; }
-  constexpr int share(std::int64_t cta) const { return static_cast<int>(cta / owned.count()); }
-  constexpr ScoreTile tile(std::int64_t cta) const { return owned[cta % owned.count()]; }
+  constexpr int share(int cta) const { return cta / static_cast<int>(owned.count()); }
+  constexpr ScoreTile tile(int cta) const { return owned[cta % static_cast<int>(owned.count())]; }
+
+  // What a CTA writes of dbias: no more than its tile, and of a broadcast side one element.
+  constexpr BiasExtent extent(const AttentionBackwardProblem& p, const ScoreTile& own) const {
+    const auto size = [](std::int64_t stride, int tile, std::int64_t end) {
+      return stride == 0 ? 1 : static_cast<int>(span(tile, 1, end).size());
+    };
+    return {size(p.dbias.row_stride, own.query_tile, p.queries),
+            size(p.dbias.col_stride, own.key_tile, p.keys)};
+  }
 
   // A CTA's part of the terms of which some query sees some key by its place.
-  constexpr BiasTerms terms(const AttentionProblem& p, std::int64_t cta) const {
+  constexpr BiasTerms terms(const AttentionProblem& p, int cta) const {
     const Sequence s = p.sequence(0);
     const ScoreTile own = tile(cta);
-    const Range queries = span(own.query_tile, summed.query_tiles, rows, s.queries);
-    const Range keys = span(own.key_tile, summed.key_tiles, cols, s.keys);
-    const Range query_tiles = tiles_of(queries, p.seeing(s, keys), rows);
-    const Range key_tiles = tiles_of(keys, p.visible(s, queries), cols);
+    const Range queries = span(own.query_tile, summed.query_tiles, s.queries);
+    const Range keys = span(own.key_tile, summed.key_tiles, s.keys);
+    const Range query_tiles = tiles_of(queries, p.seeing(s, keys));
+    const Range key_tiles = tiles_of(keys, p.visible(s, queries));
     BiasTerms terms{own, summed, 0, 0};
     terms.first.query_tile = static_cast<int>(query_tiles.begin);
     terms.first.key_tile = static_cast<int>(key_tiles.begin);
@@ -174,15 +145,15 @@ struct BiasGradientPlan {
   }
 
  private:
-  static constexpr Range span(int tile, int tiles, int size, std::int64_t end) {
-    const std::int64_t first = static_cast<std::int64_t>(tile) * size;
-    return {first, std::min(first + static_cast<std::int64_t>(tiles) * size, end)};
+  static constexpr Range span(int tile, int tiles, std::int64_t end) {
+    const std::int64_t first = static_cast<std::int64_t>(tile) * kBiasTile;
+    return {first, std::min(first + static_cast<std::int64_t>(tiles) * kBiasTile, end)};
   }
   // Tiles that have a part of both, [0, 0) where there is none.
-  static constexpr Range tiles_of(const Range& a, const Range& b, int size) {
+  static constexpr Range tiles_of(const Range& a, const Range& b) {
     const Range both = {std::max(a.begin, b.begin), std::min(a.end, b.end)};
     if (both.empty()) return {0, 0};
-    return {both.begin / size, (both.end + size - 1) / size};
+    return {both.begin / kBiasTile, (both.end + kBiasTile - 1) / kBiasTile};
   }
 };
 

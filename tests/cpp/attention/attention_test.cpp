@@ -133,8 +133,8 @@ TEST_P(AttentionOp, biases_and_masks_in_any_rows) {
   }
 }
 
-// Gradients of biases: tiles of every size, all or some of their rows and columns, one term and
-// many, and each way of sharing a sum.
+// Gradients of biases: parts of tiles and several tiles, one term and many, and each way of sharing
+// a sum.
 class AttentionBias : public AttentionOp {
  protected:
   static constexpr std::array<bool, 4> kLearned = {false, true, true, true};
@@ -152,14 +152,14 @@ TEST_P(AttentionBias, is_shared_in_every_way) {
   for (int bits = 0; bits < 16; ++bits) {
     const std::array<bool, 4> varies = {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0,
                                         (bits & 8) != 0};
-    check({2, 50, 70, 4, 2, 16, 16}, {.varies = varies});
-    check({2, 140, 150, 2, 1, 16, 16}, {.numbers = {.window_right = 0}, .varies = varies});
+    check({2, 50, 70, 4, 2, 8, 8}, {.varies = varies});
+    check({2, 70, 130, 2, 1, 8, 8}, {.numbers = {.window_right = 0}, .varies = varies});
   }
 }
 
 TEST_P(AttentionBias, tiles) {
   for (std::int64_t queries : {1, 33, 64, 65, 129}) {
-    for (std::int64_t keys : {1, 32, 63, 65, 130, 257}) {
+    for (std::int64_t keys : {1, 63, 64, 65, 130}) {
       check({2, queries, keys, 2, 2, 8, 8}, {.varies = kLearned});
     }
   }
@@ -167,10 +167,10 @@ TEST_P(AttentionBias, tiles) {
 
 TEST_P(AttentionBias, head_dims) {
   for (std::int64_t dim : {8, 40, 64, 72, 128, 200, 256}) {
-    check({3, 70, 140, 2, 1, dim, dim}, {.varies = kLearned});
+    check({2, 66, 70, 2, 1, dim, dim}, {.varies = kLearned});
   }
-  check({3, 140, 70, 2, 1, 40, 136}, {.varies = kLearned});
-  check({3, 140, 70, 2, 1, 96, 24}, {.varies = kLearned});
+  check({2, 70, 66, 2, 1, 40, 136}, {.varies = kLearned});
+  check({2, 70, 66, 2, 1, 96, 24}, {.varies = kLearned});
 }
 
 TEST_P(AttentionBias, windows) {
@@ -188,7 +188,7 @@ TEST_P(AttentionBias, windows) {
 }
 
 TEST_P(AttentionBias, features) {
-  const AttentionShape s{3, 140, 208, 4, 2, 64, 64};
+  const AttentionShape s{2, 70, 136, 2, 1, 64, 64};
   check(s, {.wide_bias = true, .varies = kLearned});
   check(s, {.mask = true, .varies = kLearned});
   check(s, {.varies = kLearned, .slopes = true, .sinks = true, .dlse = true});
@@ -209,9 +209,9 @@ TEST_P(AttentionBias, features) {
 }
 
 TEST_P(AttentionBias, many_terms) {
-  check({3, 200, 270, 16, 4, 8, 8}, {.varies = kLearned});
-  check({40, 49, 49, 3, 3, 32, 32}, {.varies = kLearned});
-  check({20, 20, 30, 8, 8, 8, 8}, {.numbers = {.window_right = 0}, .varies = {}});
+  check({3, 5, 6, 200, 200, 8, 8}, {.varies = kLearned});
+  check({300, 5, 7, 2, 2, 8, 8}, {.varies = kLearned});
+  check({60, 20, 30, 8, 8, 8, 8}, {.numbers = {.window_right = 0}, .varies = {}});
 }
 
 TEST_P(AttentionBias, queries_without_a_key_add_nothing) {
@@ -222,7 +222,7 @@ TEST_P(AttentionBias, queries_without_a_key_add_nothing) {
 
 TEST_P(AttentionBias, is_repeatable) {
   for (const std::array<bool, 4>& varies : {kLearned, {false, false, false, true}}) {
-    AttentionBackwardRun run(backend(), dtype(), {6, 200, 300, 4, 2, 16, 16},
+    AttentionBackwardRun run(backend(), dtype(), {6, 70, 130, 2, 1, 8, 8},
                              {.bias = true, .varies = varies});
     std::vector<std::uint8_t> first;
     for (const Context& context : contexts_with_different_threads(backend())) {

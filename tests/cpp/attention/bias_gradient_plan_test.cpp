@@ -6,13 +6,10 @@
 
 #include <map>
 #include <tuple>
-
-#include "device_limits.h"
+#include <vector>
 
 namespace transformer_kernels::cuda {
 namespace {
-
-constexpr BiasTile kTile{2, 2, 32, 32, 2, 4};
 
 AttentionBackwardProblem problem(int varies) {
   AttentionBackwardProblem p{};
@@ -30,9 +27,9 @@ using Place = std::tuple<int, int, int, int>;
 
 // How often each tile is a term of some CTA.
 std::map<Place, int> terms_of(const AttentionBackwardProblem& p) {
-  const BiasGradientPlan plan(p, kTile);
+  const BiasGradientPlan plan(p);
   std::map<Place, int> counts;
-  for (std::int64_t cta = 0; cta < plan.ctas(); ++cta) {
+  for (int cta = 0; cta < plan.ctas(); ++cta) {
     const BiasTerms terms = plan.terms(p, cta);
     ScoreTile at{};
     if (terms.count > 0) at = terms.grid[terms.begin];
@@ -73,30 +70,50 @@ TEST(BiasGradientPlan, TilesOutOfSightAreNoTerms) {
 
 TEST(BiasGradientPlan, SharesFillADeviceAndNoMore) {
   AttentionBackwardProblem p = problem(0b1110);
-  EXPECT_EQ(BiasGradientPlan(p, kTile).shares, 3);  // as many as terms
+  EXPECT_EQ(BiasGradientPlan(p).shares, 3);  // as many as terms
   p.batch = 1000;
-  const BiasGradientPlan plan(p, kTile);
+  const BiasGradientPlan plan(p);
   EXPECT_EQ(plan.owned.count(), 80);
-  EXPECT_EQ(plan.ctas(), 240);
+  EXPECT_EQ(plan.ctas(), 320);
   p.queries = p.keys = 2000;
-  EXPECT_EQ(BiasGradientPlan(p, kTile).shares, 1);
+  EXPECT_EQ(BiasGradientPlan(p).shares, 1);
   p.dbias.batch_stride = 1;
-  EXPECT_EQ(BiasGradientPlan(p, kTile).shares, 1);
+  EXPECT_EQ(BiasGradientPlan(p).shares, 1);
 }
 
-TEST(BiasGradientPlan, TilesFitTheProblemAndTheDevice) {
-  constexpr auto& kTiles = kBiasTiles<2>;
-  const auto rows_of = [](std::int64_t queries, std::int64_t keys, const DeviceLimits& device) {
-    AttentionProblem p{};
-    p.queries = queries;
-    p.keys = keys;
-    return kTiles[bias_tile_index<2>(p, device.shared_bytes_per_cta)].cols();
-  };
-  EXPECT_EQ(rows_of(1000, 1000, kHopper), kTiles.front().cols());
-  EXPECT_EQ(rows_of(65, 65, kHopper), kTiles.front().cols());
-  EXPECT_EQ(rows_of(49, 49, kHopper), kTiles.back().cols());
-  EXPECT_EQ(rows_of(1, 1000, kHopper), kTiles.back().cols());
-  EXPECT_LT(rows_of(1000, 1000, kAda), kTiles.front().cols());
+// Ends of rows that are no tile's end, or one tile's only part.
+TEST(BiasGradientPlan, EveryElementIsWrittenOnce) {
+  for (int varies = 0; varies < 16; ++varies) {
+    for (const std::int64_t keys : {1, 63, 64, 65, 200}) {
+      AttentionBackwardProblem p = problem(varies);
+      p.keys = keys;
+      std::int64_t count = 1;
+      const auto stride = [&](std::int64_t& at, std::int64_t size) {
+        const bool owned = at != 0;
+        at = owned ? count : 0;
+        if (owned) count *= size;
+      };
+      stride(p.dbias.col_stride, keys);
+      stride(p.dbias.row_stride, p.queries);
+      stride(p.dbias.head_stride, p.heads);
+      stride(p.dbias.batch_stride, p.batch);
+
+      const BiasGradientPlan plan(p);
+      std::vector<int> written(static_cast<std::size_t>(count));
+      for (int cta = 0; cta < plan.owned.count(); ++cta) {
+        const ScoreTile own = plan.tile(cta);
+        const BiasExtent extent = plan.extent(p, own);
+        for (int row = 0; row < extent.rows; ++row) {
+          for (int col = 0; col < extent.cols; ++col) {
+            ++written.at(static_cast<std::size_t>(p.dbias.offset(own.batch, own.head,
+                                                                 own.query_tile * kBiasTile + row,
+                                                                 own.key_tile * kBiasTile + col)));
+          }
+        }
+      }
+      EXPECT_EQ(written, std::vector<int>(written.size(), 1)) << varies << " " << keys;
+    }
+  }
 }
 
 }  // namespace
