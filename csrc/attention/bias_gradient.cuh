@@ -123,7 +123,7 @@ __device__ __forceinline__ void store_sums(float* to, std::int64_t row_stride,
   }
 }
 
-// The same where the bias is broadcast along rows or columns, whose sums add up in `memory`, which
+// The same where the bias is broadcast along rows or columns: these are added up in `memory`, which
 // has room for the tile.
 __device__ __forceinline__ void store_reduced_sums(const ScoreMap& map, float* to,
                                                    const BiasExtent& extent, int own_row,
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
   // Registers are scarce: what the loop seldom needs waits here.
   __shared__ ScoreTile own;
   __shared__ BiasTerms terms;
-  __shared__ BiasTerm ring[4];  // whose loads have begun, or are next; a term of now stays
+  __shared__ BiasTerm ring[4];  // of the last terms whose loads have begun, and the one behind them
   __shared__ RowStatistics query_statistics[2][kBiasTile];  // of even and odd terms
   __shared__ std::uint16_t kept_words[kBiasThreads / kWarp * Kept::kBytes / 2];
 
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
   const Lane lane;
   const int warp_row = lane.warp / kWarpsAcross * kBiasWarpTile;
   const int warp_col = lane.warp % kWarpsAcross * kBiasWarpTile;
-  // Done by kNoting threads at once.
+  // A thread for each operand notes where it begins.
   constexpr int kNoting = 4;
   const auto note = [&](BiasTerm& term, const ScoreTile& at) {
     const int product = static_cast<int>(threadIdx.x) / 2;
@@ -195,7 +195,6 @@ __global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
   }
   __syncthreads();
   if (threadIdx.x < kNoting && terms.count > 0) note(ring[0], terms.grid[terms.begin]);
-  __syncthreads();
   __syncthreads();
 
   const std::uint32_t stages = shared_address(shared);
