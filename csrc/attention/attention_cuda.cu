@@ -16,15 +16,15 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-// Best first: Hopper's, the tensor cores', then what takes the rest.
-template <class Problem, std::size_t kHoppers>
-constexpr auto in_order(const std::array<AttentionEngine<Problem>, kHoppers>& hopper,
-                        const AttentionEngine<Problem>& tensor_core,
+// Best first: Hopper's, those for the tensor cores of every architecture, what takes the rest.
+template <class Problem, std::size_t kHopper, std::size_t kTensorCore>
+constexpr auto in_order(const std::array<AttentionEngine<Problem>, kHopper>& hopper,
+                        const std::array<AttentionEngine<Problem>, kTensorCore>& tensor_core,
                         const AttentionEngine<Problem>& plain) {
-  std::array<const AttentionEngine<Problem>*, kHoppers + 2> engines{};
-  for (std::size_t i = 0; i < kHoppers; ++i) engines[i] = &hopper[i];
-  engines[kHoppers] = &tensor_core;
-  engines[kHoppers + 1] = &plain;
+  std::array<const AttentionEngine<Problem>*, kHopper + kTensorCore + 1> engines{};
+  for (std::size_t i = 0; i < kHopper; ++i) engines[i] = &hopper[i];
+  for (std::size_t i = 0; i < kTensorCore; ++i) engines[kHopper + i] = &tensor_core[i];
+  engines.back() = &plain;
   return engines;
 }
 constexpr auto kForwardEngines = in_order(kHopperForward, kTensorCoreForward, kPlainForward);

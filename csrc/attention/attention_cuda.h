@@ -20,7 +20,6 @@ struct AttentionEngine {
 
 template <class Problem>
 std::string name_of(const AttentionEngine<Problem>* engine) {
-  if (engine->block.queries == 0) return engine->name;
   return concat(engine->name, " ", describe(engine->block));
 }
 

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "attention/tensor_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "attention/row_blocks.h"
 #include "attention/tensor_core_float32.h"
 #include "attention/tensor_core_launch.cuh"
 
@@ -13,18 +18,25 @@ bool in_pieces(const HeadRows& rows, DType dtype) {
          rows.row_stride % piece == 0 && rows.head_stride % piece == 0;
 }
 
-constexpr int kSharedBytes = std::max(tensor_core_shared_bytes<2>(), tensor_core_shared_bytes<4>());
-constexpr int kMostDimOfFloat32 = TensorCoreTiles<4>::forward.back().dim;
+// Scores that are more than products times a scale, which has to be positive for the largest
+// product to be the largest score.
+bool has_extras(const AttentionProblem& p) {
+  return !has_plain_scores(p) || p.drop_below != 0 || p.scale <= 0;
+}
 
-const char* refusal_of_both(const AttentionProblem& p, const DeviceLimits& device) {
+template <class Plan>
+const char* refusal_of_both(const Plan& plan, const AttentionProblem& p,
+                            const DeviceLimits& device) {
   if (device.architecture < 80) return "it needs sm_80 or later";
   if (p.dtype == DType::kFloat64) return "it does not multiply float64";
-  if (device.shared_bytes_per_cta < kSharedBytes) return "the device has too little shared memory";
+  if (static_cast<int>(size_of(p.dtype)) != plan.element_bytes) return "it is for another dtype";
+  if (std::max(p.dim, p.value_dim) > plan.most_dim()) return "a head dim is larger";
+  if (!plan.extras && has_extras(p)) return "it knows no features of scores";
+  if (device.shared_bytes_per_cta < kTensorCoreStaticBytes + plan.shared_bytes()) {
+    return "the device has too little shared memory";
+  }
   if (p.dim * size_of(p.dtype) % 16 != 0 || p.value_dim * size_of(p.dtype) % 16 != 0) {
     return "a head dim is no multiple of 16 bytes";
-  }
-  if (p.dtype == DType::kFloat32 && std::max(p.dim, p.value_dim) > kMostDimOfFloat32) {
-    return "a float32 head dim is above 128";
   }
   for (const HeadRows* rows : {&p.q, &p.k, &p.v}) {
     if (!in_pieces(*rows, p.dtype)) return "rows of q, k or v are not aligned to 16 bytes";
@@ -33,13 +45,18 @@ const char* refusal_of_both(const AttentionProblem& p, const DeviceLimits& devic
   return nullptr;
 }
 
-const char* refuses_forward(const AttentionForwardProblem& p, const DeviceLimits& device) {
-  if (const char* reason = refusal_of_both(p, device)) return reason;
-  return in_pieces(p.out, p.dtype) ? nullptr : "rows of out are not aligned to 16 bytes";
+const char* refusal(const TensorCoreForwardPlan& plan, const AttentionForwardProblem& p,
+                    const DeviceLimits& device) {
+  if (const char* reason = refusal_of_both(plan, p, device)) return reason;
+  if (!in_pieces(p.out, p.dtype)) return "rows of out are not aligned to 16 bytes";
+  const RowBlocks blocks{p.q_offsets, p.batch, p.queries, plan.tile.rows()};
+  const bool many = p.heads * blocks.count() >= device.processors;
+  return plan.wants_many && !many ? "it leaves multiprocessors idle" : nullptr;
 }
 
-const char* refuses_backward(const AttentionBackwardProblem& p, const DeviceLimits& device) {
-  if (const char* reason = refusal_of_both(p, device)) return reason;
+const char* refusal(const TensorCoreBackwardPlan& plan, const AttentionBackwardProblem& p,
+                    const DeviceLimits& device) {
+  if (const char* reason = refusal_of_both(plan, p, device)) return reason;
   for (const HeadRows* rows : {&p.out, &p.dout, &p.dq, &p.dk, &p.dv}) {
     if (!in_pieces(*rows, p.dtype)) {
       return "rows of out or of a gradient are not aligned to 16 bytes";
@@ -48,23 +65,55 @@ const char* refuses_backward(const AttentionBackwardProblem& p, const DeviceLimi
   return nullptr;
 }
 
-void run_forward(const Context& context, const AttentionForwardProblem& p) {
-  if (p.dtype == DType::kFloat32) return run_tensor_core_float32(context, p);
-  if (p.dtype == DType::kFloat16) return run_tensor_core_forward<Half>(context, p);
-  run_tensor_core_forward<BFloat16>(context, p);
+template <int kIndex>
+const char* refuses_forward(const AttentionForwardProblem& p, const DeviceLimits& device) {
+  return refusal(kTensorCoreForwardPlans[kIndex], p, device);
 }
 
+template <int kIndex>
+const char* refuses_backward(const AttentionBackwardProblem& p, const DeviceLimits& device) {
+  return refusal(kTensorCoreBackwardPlans[kIndex], p, device);
+}
+
+template <int kIndex>
+void run_forward(const Context& context, const AttentionForwardProblem& p) {
+  if constexpr (kTensorCoreForwardPlans[kIndex].element_bytes == sizeof(float)) {
+    kTensorCoreFloat32Forward[kIndex](context, p);
+  } else {
+    p.dtype == DType::kFloat16 ? run_tensor_core_forward<Half, kIndex>(context, p)
+                               : run_tensor_core_forward<BFloat16, kIndex>(context, p);
+  }
+}
+
+template <int kIndex>
 void run_backward(const Context& context, const AttentionBackwardProblem& p) {
-  if (p.dtype == DType::kFloat32) return run_tensor_core_float32(context, p);
-  if (p.dtype == DType::kFloat16) return run_tensor_core_backward<Half>(context, p);
-  run_tensor_core_backward<BFloat16>(context, p);
+  if constexpr (kTensorCoreBackwardPlans[kIndex].element_bytes == sizeof(float)) {
+    kTensorCoreFloat32Backward[kIndex](context, p);
+  } else {
+    p.dtype == DType::kFloat16 ? run_tensor_core_backward<Half, kIndex>(context, p)
+                               : run_tensor_core_backward<BFloat16, kIndex>(context, p);
+  }
+}
+
+template <int... kIndex>
+constexpr std::array<AttentionEngine<AttentionForwardProblem>, kTensorCoreForwards> forward_engines(
+    std::integer_sequence<int, kIndex...>) {
+  return {{{kTensorCoreForwardPlans[kIndex].name, kTensorCoreForwardPlans[kIndex].block(),
+            refuses_forward<kIndex>, run_forward<kIndex>}...}};
+}
+
+template <int... kIndex>
+constexpr std::array<AttentionEngine<AttentionBackwardProblem>, kTensorCoreBackwards>
+backward_engines(std::integer_sequence<int, kIndex...>) {
+  return {{{kTensorCoreBackwardPlans[kIndex].name, kTensorCoreBackwardPlans[kIndex].block(),
+            refuses_backward<kIndex>, run_backward<kIndex>}...}};
 }
 
 }  // namespace
 
-const AttentionEngine<AttentionForwardProblem> kTensorCoreForward = {
-    "tensor_core", {}, &refuses_forward, &run_forward};
-const AttentionEngine<AttentionBackwardProblem> kTensorCoreBackward = {
-    "tensor_core", {}, &refuses_backward, &run_backward};
+const std::array<AttentionEngine<AttentionForwardProblem>, kTensorCoreForwards> kTensorCoreForward =
+    forward_engines(std::make_integer_sequence<int, kTensorCoreForwards>());
+const std::array<AttentionEngine<AttentionBackwardProblem>, kTensorCoreBackwards>
+    kTensorCoreBackward = backward_engines(std::make_integer_sequence<int, kTensorCoreBackwards>());
 
 }  // namespace transformer_kernels::cuda

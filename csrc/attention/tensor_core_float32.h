@@ -2,12 +2,20 @@
 // The tensor-core engine's kernels for float32, compiled beside those of 16 bits.
 #pragma once
 
-#include "attention/attention_problem.h"
+#include <array>
+
+#include "attention/tensor_core_plan.h"
 #include "transformer_kernels/context.h"
 
 namespace transformer_kernels::cuda {
 
-void run_tensor_core_float32(const Context& context, const AttentionForwardProblem& p);
-void run_tensor_core_float32(const Context& context, const AttentionBackwardProblem& p);
+template <class Problem>
+using RunAttention = void (*)(const Context& context, const Problem& problem);
+
+// How each plan runs; null for those of 16 bits.
+extern const std::array<RunAttention<AttentionForwardProblem>, kTensorCoreForwards>
+    kTensorCoreFloat32Forward;
+extern const std::array<RunAttention<AttentionBackwardProblem>, kTensorCoreBackwards>
+    kTensorCoreFloat32Backward;
 
 }  // namespace transformer_kernels::cuda

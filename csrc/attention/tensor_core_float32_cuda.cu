@@ -1,15 +1,47 @@
 // SPDX-License-Identifier: MIT
 #include "attention/tensor_core_float32.h"
+
+#include <utility>
+
 #include "attention/tensor_core_launch.cuh"
 
 namespace transformer_kernels::cuda {
+namespace {
 
-void run_tensor_core_float32(const Context& context, const AttentionForwardProblem& p) {
-  run_tensor_core_forward<float>(context, p);
+template <int kIndex>
+constexpr RunAttention<AttentionForwardProblem> forward() {
+  if constexpr (kTensorCoreForwardPlans[kIndex].element_bytes != sizeof(float))
+    return nullptr;
+  else
+    return &run_tensor_core_forward<float, kIndex>;
 }
 
-void run_tensor_core_float32(const Context& context, const AttentionBackwardProblem& p) {
-  run_tensor_core_backward<float>(context, p);
+template <int kIndex>
+constexpr RunAttention<AttentionBackwardProblem> backward() {
+  if constexpr (kTensorCoreBackwardPlans[kIndex].element_bytes != sizeof(float))
+    return nullptr;
+  else
+    return &run_tensor_core_backward<float, kIndex>;
 }
+
+template <int... kIndex>
+constexpr std::array<RunAttention<AttentionForwardProblem>, kTensorCoreForwards> all_forward(
+    std::integer_sequence<int, kIndex...>) {
+  return {forward<kIndex>()...};
+}
+
+template <int... kIndex>
+constexpr std::array<RunAttention<AttentionBackwardProblem>, kTensorCoreBackwards> all_backward(
+    std::integer_sequence<int, kIndex...>) {
+  return {backward<kIndex>()...};
+}
+
+}  // namespace
+
+const std::array<RunAttention<AttentionForwardProblem>, kTensorCoreForwards>
+    kTensorCoreFloat32Forward = all_forward(std::make_integer_sequence<int, kTensorCoreForwards>());
+const std::array<RunAttention<AttentionBackwardProblem>, kTensorCoreBackwards>
+    kTensorCoreFloat32Backward =
+        all_backward(std::make_integer_sequence<int, kTensorCoreBackwards>());
 
 }  // namespace transformer_kernels::cuda

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdint>
+#include <iterator>
+
+#include "attention/attention_problem.h"
 
 namespace transformer_kernels::cuda {
 
@@ -24,107 +25,95 @@ struct TensorCoreTile {
   }
 };
 
-// By head dim, smallest first. Two CTAs a multiprocessor keep its tensor cores busy where one
-// waits; all fit the 99 KB of sm_86, sm_89 and sm_120. 32 rows a warp halve what is read from
-// shared memory, where registers last.
-template <int kElementBytes>
-struct TensorCoreTiles;
+struct TensorCoreForwardPlan {
+  const char* name;
+  int element_bytes;
+  bool extras;  // knows bias, mask, softcap, ALiBi, dropout, and scales that are not positive
+  TensorCoreTile tile;
+  bool wants_many;  // pays where there is a tile for each multiprocessor
 
-template <>
-struct TensorCoreTiles<2> {
-  static constexpr std::array forward = {
-      TensorCoreTile{64, 4, 32, 64},
-      TensorCoreTile{128, 4, 32, 32},
-      TensorCoreTile{256, 4, 16, 32},
-  };
-  // With bias, mask, softcap, ALiBi or dropout.
-  static constexpr std::array forward_extras = {
-      TensorCoreTile{64, 4, 32, 32},
-      TensorCoreTile{128, 4, 16, 64},
-      TensorCoreTile{256, 4, 16, 32},
-  };
-  // For dk and dv, which own keys.
-  static constexpr std::array keys = {
-      TensorCoreTile{64, 4, 16, 64},
-      TensorCoreTile{128, 4, 16, 32},
-      TensorCoreTile{256, 4, 16, 16},
-  };
-  static constexpr std::array keys_extras = {
-      TensorCoreTile{64, 4, 16, 32},
-      TensorCoreTile{128, 4, 16, 16},
-      TensorCoreTile{256, 4, 16, 16},
-  };
-  // For dq, which owns queries.
-  static constexpr std::array queries = {
-      TensorCoreTile{64, 4, 32, 32},
-      TensorCoreTile{128, 4, 32, 32},
-      TensorCoreTile{256, 4, 16, 16},
-  };
-  static constexpr std::array queries_extras = {
-      TensorCoreTile{64, 4, 16, 32},
-      TensorCoreTile{128, 4, 16, 32},
-      TensorCoreTile{256, 4, 16, 16},
-  };
+  constexpr BlockSizes block() const { return {tile.rows(), tile.cols}; }
+  constexpr int most_dim() const { return tile.dim; }
+  constexpr int shared_bytes() const { return tile.shared_bytes(element_bytes, 1, 2); }
 };
 
-// A head dim of 256 has more results than registers hold beside operands in two parts.
-template <>
-struct TensorCoreTiles<4> {
-  static constexpr std::array forward = {
-      TensorCoreTile{64, 4, 32, 32},
-      TensorCoreTile{128, 4, 16, 32},
-  };
-  static constexpr std::array forward_extras = {
-      TensorCoreTile{64, 4, 16, 32},
-      TensorCoreTile{128, 4, 16, 32},
-  };
-  static constexpr std::array keys = {
-      TensorCoreTile{64, 4, 16, 32},
-      TensorCoreTile{128, 4, 16, 16},
-  };
-  static constexpr std::array keys_extras = keys;
-  static constexpr std::array queries = {
-      TensorCoreTile{64, 4, 32, 32},
-      TensorCoreTile{128, 4, 16, 16},
-  };
-  static constexpr std::array queries_extras = {
-      TensorCoreTile{64, 4, 16, 32},
-      TensorCoreTile{128, 4, 16, 16},
-  };
-};
+struct TensorCoreBackwardPlan {
+  const char* name;
+  int element_bytes;
+  bool extras;
+  TensorCoreTile keys;     // for dk and dv, which own keys
+  TensorCoreTile queries;  // for dq, which owns queries
 
-// Shared memory that a CTA needs at most.
-template <int kElementBytes>
-constexpr int tensor_core_shared_bytes() {
-  using Tiles = TensorCoreTiles<kElementBytes>;
-  constexpr int kStaticBytes = 3 * 1024;
-  int most = 0;
-  for (std::size_t i = 0; i < Tiles::forward.size(); ++i) {
-    for (const TensorCoreTile& tile : {Tiles::forward[i], Tiles::forward_extras[i]}) {
-      most = std::max(most, tile.shared_bytes(kElementBytes, 1, 2));
-    }
-    for (const TensorCoreTile& tile :
-         {Tiles::keys[i], Tiles::keys_extras[i], Tiles::queries[i], Tiles::queries_extras[i]}) {
-      most = std::max(most, tile.shared_bytes(kElementBytes, 2, 2));
-    }
+  constexpr BlockSizes block() const { return {keys.cols, keys.rows()}; }
+  constexpr int most_dim() const { return keys.dim; }
+  constexpr int shared_bytes() const {
+    return std::max(keys.shared_bytes(element_bytes, 2, 2),
+                    queries.shared_bytes(element_bytes, 2, 2));
   }
-  return kStaticBytes + most;
+};
+
+// The first plan that fits a problem runs it. Two CTAs a multiprocessor keep its tensor cores busy
+// where one waits; all fit the 99 KB of sm_86, sm_89 and sm_120. 32 rows a warp halve what is read
+// from shared memory, where registers last. A float32 head dim of 256 has more results than
+// registers hold beside operands in two parts.
+// clang-format off
+inline constexpr TensorCoreForwardPlan kTensorCoreForwardPlans[] = {
+    //                                            dim warps rows cols
+    {"tensor_core_64",             2, false, { 64, 4, 32, 64}, true},
+    {"tensor_core_64",             2, false, { 64, 4, 16, 64}, false},
+    {"tensor_core_128",            2, false, {128, 4, 32, 32}, true},
+    {"tensor_core_128",            2, false, {128, 4, 16, 64}, false},
+    {"tensor_core_256",            2, false, {256, 4, 16, 32}, false},
+    {"tensor_core_64_extras",      2, true,  { 64, 4, 32, 32}, false},
+    {"tensor_core_128_extras",     2, true,  {128, 4, 16, 64}, false},
+    {"tensor_core_256_extras",     2, true,  {256, 4, 16, 32}, false},
+    {"tensor_core_64_float32",     4, false, { 64, 4, 32, 32}, false},
+    {"tensor_core_128_float32",    4, false, {128, 4, 16, 32}, false},
+    {"tensor_core_64_float32_extras",  4, true, { 64, 4, 16, 32}, false},
+    {"tensor_core_128_float32_extras", 4, true, {128, 4, 16, 32}, false},
+};
+
+inline constexpr TensorCoreBackwardPlan kTensorCoreBackwardPlans[] = {
+    //                                                keys              queries
+    {"tensor_core_64",                 2, false, { 64, 4, 16, 64}, { 64, 4, 32, 32}},
+    {"tensor_core_128",                2, false, {128, 4, 16, 32}, {128, 4, 32, 32}},
+    {"tensor_core_256",                2, false, {256, 4, 16, 16}, {256, 4, 16, 16}},
+    {"tensor_core_64_extras",          2, true,  { 64, 4, 16, 32}, { 64, 4, 16, 32}},
+    {"tensor_core_128_extras",         2, true,  {128, 4, 16, 16}, {128, 4, 16, 32}},
+    {"tensor_core_256_extras",         2, true,  {256, 4, 16, 16}, {256, 4, 16, 16}},
+    {"tensor_core_64_float32",         4, false, { 64, 4, 16, 32}, { 64, 4, 32, 32}},
+    {"tensor_core_128_float32",        4, false, {128, 4, 16, 16}, {128, 4, 16, 16}},
+    {"tensor_core_64_float32_extras",  4, true,  { 64, 4, 16, 32}, { 64, 4, 16, 32}},
+    {"tensor_core_128_float32_extras", 4, true,  {128, 4, 16, 16}, {128, 4, 16, 16}},
+};
+// clang-format on
+
+inline constexpr int kTensorCoreForwards = static_cast<int>(std::size(kTensorCoreForwardPlans));
+inline constexpr int kTensorCoreBackwards = static_cast<int>(std::size(kTensorCoreBackwardPlans));
+
+constexpr int most_tensor_core_dim(int element_bytes) {
+  int most = 0;
+  for (const TensorCoreBackwardPlan& plan : kTensorCoreBackwardPlans) {
+    if (plan.element_bytes == element_bytes) most = std::max(most, plan.most_dim());
+  }
+  return most;
 }
 
-template <class T, bool kExtras, int kIndex>
-struct ForwardPlan {
-  using Tiles = TensorCoreTiles<sizeof(T)>;
-  static constexpr TensorCoreTile tile = (kExtras ? Tiles::forward_extras : Tiles::forward)[kIndex];
+// Beside the tiles.
+inline constexpr int kTensorCoreStaticBytes = 3 * 1024;
+
+// The tiles of a plan, for kernels.
+template <int kIndex>
+struct ForwardTileOf {
+  static constexpr TensorCoreTile tile = kTensorCoreForwardPlans[kIndex].tile;
 };
-template <class T, bool kExtras, int kIndex>
-struct KeyPlan {
-  using Tiles = TensorCoreTiles<sizeof(T)>;
-  static constexpr TensorCoreTile tile = (kExtras ? Tiles::keys_extras : Tiles::keys)[kIndex];
+template <int kIndex>
+struct KeyTileOf {
+  static constexpr TensorCoreTile tile = kTensorCoreBackwardPlans[kIndex].keys;
 };
-template <class T, bool kExtras, int kIndex>
-struct QueryPlan {
-  using Tiles = TensorCoreTiles<sizeof(T)>;
-  static constexpr TensorCoreTile tile = (kExtras ? Tiles::queries_extras : Tiles::queries)[kIndex];
+template <int kIndex>
+struct QueryTileOf {
+  static constexpr TensorCoreTile tile = kTensorCoreBackwardPlans[kIndex].queries;
 };
 
 // Places, distances and their sums fit 32 bits.

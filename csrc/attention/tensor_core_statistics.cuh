@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(256)
   const int lane = threadIdx.x % kWarp;
   float sum = 0;
   constexpr int kPerPiece = GlobalRows<T>::kPerPiece;
-  static_assert(kWarp * kPerPiece >= TensorCoreTiles<sizeof(T)>::forward.back().dim);
+  static_assert(kWarp * kPerPiece >= most_tensor_core_dim(sizeof(T)));
   if (lane * kPerPiece < out.dim) {
     using Piece = Pack<T, kPerPiece>;
     float x[kPerPiece], y[kPerPiece];
