@@ -45,6 +45,15 @@ TEST_P(AttentionOp, wide_heads_over_several_tiles) {
   }
 }
 
+// Plans for tiles of many queries want one for each multiprocessor.
+TEST_P(AttentionOp, many_tiles) {
+  if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
+  for (std::int64_t dim : {64, 128}) {
+    check({12, 140, 90, 8, 4, dim, dim}, {});
+    check({12, 140, 150, 8, 8, dim, dim}, {.numbers = {.window_right = 0}});
+  }
+}
+
 TEST_P(AttentionOp, query_heads_share_key_heads) {
   check({2, 50, 33, 6, 2, 16, 16}, {});
   check({2, 50, 33, 4, 1, 16, 16}, {.numbers = {.window_right = 0}});
