@@ -13,10 +13,10 @@ namespace transformer_kernels::cuda {
 // that are products times a scale; the second one sums dq up in the order of tiles, which with 64
 // columns costs so little that there is no other. The rest ask for that order at run time.
 enum class BackwardForm : std::uint8_t {
-  kFree,  // of 128 columns and more
+  kFree,  // of more than 64 columns
   kOrdered,
   kRagged,   // sequences of any lengths
-  kScores,   // and features that only add to scores, or hide them
+  kScores,   // and features that only add to scores, or hide them; of up to 128 columns
   kWeights,  // and softcap and dropout, with which dS is made of other weights than P
 };
 
@@ -39,8 +39,12 @@ inline constexpr HopperBackwardKernel kHopperBackwardKernels[] = {
     {"hopper_backward_128_weights", 128, BackwardForm::kWeights},
     {"hopper_backward_192",         192, BackwardForm::kFree},
     {"hopper_backward_192_ordered", 192, BackwardForm::kOrdered},
+    {"hopper_backward_192_packed",  192, BackwardForm::kRagged},
+    {"hopper_backward_192_weights", 192, BackwardForm::kWeights},
     {"hopper_backward_256",         256, BackwardForm::kFree},
     {"hopper_backward_256_ordered", 256, BackwardForm::kOrdered},
+    {"hopper_backward_256_packed",  256, BackwardForm::kRagged},
+    {"hopper_backward_256_weights", 256, BackwardForm::kWeights},
 };
 // clang-format on
 

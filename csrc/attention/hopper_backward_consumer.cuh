@@ -26,10 +26,11 @@ struct BackwardConsumer : BackwardProducts<C> {
   using Base = BackwardProducts<C>;
   using Base::count, Base::dk, Base::dp, Base::ds_packed, Base::dv, Base::own, Base::p_packed;
   using Base::dout_block, Base::dq, Base::ds_block, Base::q_block, Base::s;
-  using Base::lane, Base::release, Base::same, Base::store_columns, Base::store_gradient;
+  using Base::lane, Base::release, Base::same, Base::same_of_item, Base::same_result;
   using Base::multiply_dp, Base::multiply_dq, Base::multiply_first_scores, Base::warp;
   using Base::multiply_dq_and_gradient, Base::multiply_gradient;
   using Base::multiply_scores_and_gradient;
+  using Base::store_columns, Base::store_gradient;
   using typename Base::S;
   using typename Base::T;
 
@@ -37,10 +38,6 @@ struct BackwardConsumer : BackwardProducts<C> {
   std::uint32_t items = 0;
   BlockRange unmasked;  // of the item, where kept
   BackwardAhead ahead;
-
-  // same() of what an item holds, or, where that is a lot, of what follows from it.
-  static __device__ __forceinline__ int same_of_item(int v) { return C::kRagged ? v : same(v); }
-  static __device__ __forceinline__ int same_result(int v) { return C::kRagged ? same(v) : v; }
 
   // Keeps what follows from it out of registers: it is computed where it is needed.
   static __device__ __forceinline__ int anew(int v) {
@@ -69,13 +66,7 @@ struct BackwardConsumer : BackwardProducts<C> {
   __device__ __forceinline__ int own_key() const {
     return same_of_item(S::tile_index(items)) * kTileKeys + 64 * own;
   }
-  __device__ __forceinline__ typename S::Plan plan() const {
-    if constexpr (!C::kRagged) {
-      return p.plan;
-    } else {
-      return p.plan.of(S::item_sequence(items));
-    }
-  }
+  __device__ __forceinline__ typename S::Plan plan() const { return S::plan_at(p, items); }
   __device__ __forceinline__ int own_begin() const {
     typename S::Plan of = plan();
     const int key = own_key();
@@ -159,7 +150,11 @@ struct BackwardConsumer : BackwardProducts<C> {
     hide_where_unseen(block);
 #pragma unroll
     for (int i = 0; i < 16; ++i) p_packed[i] = narrow_word<T>(s + 2 * i);
-    if constexpr (C::kExtras) scores(block).finish_probabilities(ahead, p_packed, slopes);
+    if constexpr (C::kExtras) scores(block).hide(ahead, p_packed);
+    if constexpr (C::kWeights) {
+      scores(block).weigh(p_packed, slopes, [&](const auto& weights) { keep_weights(weights); });
+      scores(block).drop(ahead, [&](int i, std::uint32_t ones) { p_packed[i] &= ones; });
+    }
     pin(p_packed);
   }
 
@@ -173,31 +168,34 @@ struct BackwardConsumer : BackwardProducts<C> {
   }
   template <bool kDrops>
   __device__ __forceinline__ void differentiate() {
-    std::uint32_t weights_at = 0;
-    if constexpr (C::kWeights) weights_at = scores(0).weights_at(0);
+    const std::uint32_t at = C::kWeights ? weights_at() : 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 delta = statistic(count, i, 1);
-      const float minus[4] = {delta.x, delta.y, delta.z, delta.w};
-      const uint4 words = weights(weights_at, i);
+      const uint4 words = weights(at, i);
       const std::uint32_t weight[4] = {words.x, words.y, words.z, words.w};
+      if constexpr (kDrops) {
+        std::uint32_t kept[4];
 #pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        float x[2];
-        widen_word<T>(weight[j / 2], x);
-        if constexpr (kDrops) {
-          // In units of what is kept: dK and dQ grow instead.
-          float kept[2];
-          widen_word<T>(weight[j / 2] & nonzero_halves<T>(p_packed[4 * i + j / 2]), kept);
-          const float shrunk = p.extras.shrunk_by;
-          x[0] = __fmaf_rn(x[0], minus[j / 4 * 2] * shrunk, kept[0] * dp[8 * i + j]);
-          x[1] = __fmaf_rn(x[1], minus[j / 4 * 2 + 1] * shrunk, kept[1] * dp[8 * i + j + 1]);
-        } else {
-          x[0] *= dp[8 * i + j] + minus[j / 4 * 2];
-          x[1] *= dp[8 * i + j + 1] + minus[j / 4 * 2 + 1];
-        }
-        ds_packed[4 * i + j / 2] = narrow_word<T>(x);
+        for (int j = 0; j < 4; ++j) kept[j] = weight[j] & nonzero_halves<T>(p_packed[4 * i + j]);
+        differentiate_scores<T>(weight, kept, dp + 8 * i, delta, p.extras.shrunk_by,
+                                ds_packed + 4 * i);
+      } else {
+        differentiate_scores<T>(weight, dp + 8 * i, delta, ds_packed + 4 * i);
       }
+    }
+  }
+
+  // Weights 8 i to 8 i + 7 of a lane, which no other lane reads.
+  __device__ __forceinline__ std::uint32_t weights_at() const {
+    return S::at(C::kWeightsAt) + (anew(own * 4 + warp) * 4 * kWarp + anew(lane)) * 16;
+  }
+  __device__ __forceinline__ void keep_weights(const std::uint32_t (&words)[16]) const {
+    const std::uint32_t to = weights_at();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      store_shared(to + i * kWarp * 16,
+                   {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]});
     }
   }
   __device__ __forceinline__ uint4 weights(std::uint32_t from, int i) const {

@@ -87,17 +87,20 @@ bool adds_in_order(const HopperBackwardKernel& kernel, const AttentionBackwardPr
   return p.deterministic || kernel.form == BackwardForm::kOrdered;
 }
 
-// What keeps a problem from a form: null, or the reason.
-const char* refusal_of_form(BackwardForm form, const AttentionBackwardProblem& p) {
+// What keeps a problem from a kernel's form: null, or the reason.
+const char* refusal_of_form(const HopperBackwardKernel& kernel, const AttentionBackwardProblem& p) {
   using enum BackwardForm;
-  const bool packed = p.q_offsets != nullptr;
-  if (form != kWeights && has_weights(p)) return "knows no softcap and no dropout";
-  if (form < kScores && has_extras(p)) return "knows no bias, mask or slopes";
-  if (form < kRagged && packed) return "knows no sequences of different lengths";
-  if (form == kFree && p.deterministic) return "adds to dq in any order";
-  if (form == kRagged && !packed) return "takes sequences of different lengths";
-  if (form == kScores && !has_extras(p)) return "takes bias, mask or slopes";
-  if (form == kWeights && !has_weights(p)) return "takes softcap or dropout";
+  const bool pair = kernel.dim > kMostTileDim;
+  if (kernel.form < kWeights && has_weights(p)) return "knows no softcap and no dropout";
+  if (kernel.form < kScores && has_extras(p)) return "knows no bias, mask or slopes";
+  if (kernel.form < kRagged && p.q_offsets) return "knows no sequences of different lengths";
+  if (kernel.form < kRagged && pair && !(p.scale > 0)) return "wants a scale above 0";
+  if (kernel.form == kFree && p.deterministic) return "adds to dq in any order";
+  if (pair && p.bias.defined()) return "has no room for a bias above 128 columns";
+  if (kernel.form == kWeights && kernel.dim > 64 && p.bias.defined() &&
+      p.bias.dtype == DType::kFloat32) {
+    return "has no room for a float32 bias beside softcap or dropout above 64 columns";
+  }
   return nullptr;
 }
 
@@ -110,8 +113,7 @@ const char* refusal(const HopperBackwardKernel& kernel, const AttentionBackwardP
   if (p.dim != p.value_dim) return "wants v of the dim of q";
   if (p.dim % kVector != 0) return "wants a dim that is a multiple of 8";
   if (padded_dim_of(p) != kernel.dim) return "is for another dim";
-  if (const char* reason = refusal_of_form(kernel.form, p)) return reason;
-  if (kernel.dim > kMostTileDim && !(p.scale > 0)) return "wants a scale above 0 above 128 columns";
+  if (const char* reason = refusal_of_form(kernel, p)) return reason;
   if (p.queries == 0 || p.keys == 0 || p.batch == 0 || p.heads == 0) return "wants some rows";
   if (p.queries > kMostRows || p.keys > kMostRows) return "counts rows up to 2^28";
   const std::int64_t rows = (p.q_offsets ? 1 : p.batch) * (p.queries + p.keys);
@@ -119,10 +121,6 @@ const char* refusal(const HopperBackwardKernel& kernel, const AttentionBackwardP
     return "counts blocks of rows up to 2^30";
   }
   if (!comes_in_eights(p)) return "wants a mask in aligned eights of keys";
-  if (padded_dim_of(p) > 64 && has_weights(p) && p.bias.defined() &&
-      p.bias.dtype == DType::kFloat32) {
-    return "has no room for a float32 bias beside softcap or dropout above 64 columns";
-  }
   return BackwardLayouts(p).fit() ? nullptr : "wants addresses and strides in steps of 16 bytes";
 }
 
@@ -291,7 +289,7 @@ void run_with(const Context& context, const AttentionBackwardProblem& p) {
     using C = HopperBackwardConfig<T, kKernel.dim, kKernel.form>;
     launch_backward<C, 1>(&hopper_backward_kernel<C>, context, kKernel, p);
   } else {
-    using C = BackwardPairConfig<T, kKernel.dim, kKernel.form == BackwardForm::kOrdered>;
+    using C = BackwardPairConfig<T, kKernel.dim, kKernel.form>;
     launch_backward<C, C::kCtas>(&hopper_backward_pair_kernel<C>, context, kKernel, p);
   }
   if (p.dbias.defined()) run_bias_gradient(context, p);

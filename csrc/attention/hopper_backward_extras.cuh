@@ -36,6 +36,48 @@ __device__ __forceinline__ std::uint32_t nonzero_halves(std::uint32_t word) {
   return __hne2_mask(pair_of<T>(word), pair_of<T>(0));
 }
 
+// Zeros in the halves that are below 0.
+template <class T>
+__device__ __forceinline__ std::uint32_t positive_halves(std::uint32_t word) {
+  const PackedPair<T> positive = __hmax2(pair_of<T>(word), pair_of<T>(0));
+  return *reinterpret_cast<const std::uint32_t*>(&positive);
+}
+
+// Eight of dS^T from weights and dP^T.
+template <class T>
+__device__ __forceinline__ void differentiate_scores(const std::uint32_t (&weights)[4],
+                                                     const float* dp, const float4& minus_delta,
+                                                     std::uint32_t* ds) {
+  const float minus[4] = {minus_delta.x, minus_delta.y, minus_delta.z, minus_delta.w};
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    float x[2];
+    widen_word<T>(weights[j / 2], x);
+    x[0] *= dp[j] + minus[j / 4 * 2];
+    x[1] *= dp[j + 1] + minus[j / 4 * 2 + 1];
+    ds[j / 2] = narrow_word<T>(x);
+  }
+}
+
+// The same with dropout: `kept` are the weights that it keeps, else 0. In units of what it keeps:
+// dK and dQ grow instead.
+template <class T>
+__device__ __forceinline__ void differentiate_scores(const std::uint32_t (&weights)[4],
+                                                     const std::uint32_t (&kept)[4],
+                                                     const float* dp, const float4& minus_delta,
+                                                     float shrunk_by, std::uint32_t* ds) {
+  const float minus[4] = {minus_delta.x, minus_delta.y, minus_delta.z, minus_delta.w};
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    float x[2], y[2];
+    widen_word<T>(weights[j / 2], x);
+    widen_word<T>(kept[j / 2], y);
+    x[0] = __fmaf_rn(x[0], minus[j / 4 * 2] * shrunk_by, y[0] * dp[j]);
+    x[1] = __fmaf_rn(x[1], minus[j / 4 * 2 + 1] * shrunk_by, y[1] * dp[j + 1]);
+    ds[j / 2] = narrow_word<T>(x);
+  }
+}
+
 // What is known of the next block's scores before its products are.
 struct BackwardAhead {
   std::uint32_t visible;  // bits
@@ -49,11 +91,12 @@ template <class C>
 struct BackwardScores {
   using T = typename C::T;
   using S = BackwardShared<C>;
+  static constexpr bool kLoadsMaps = C::kMapPieces > 0;  // else there is no bias
 
   const BackwardExtras& of;
   std::uint32_t item;
   int first_query;
-  int warp;  // of all consumers'
+  int warp;  // which 16 of the tile's keys
   int lane;
 
   // The next block's maps are number `n` of this CTA.
@@ -67,12 +110,13 @@ struct BackwardScores {
       ahead.slope = p.slopes.at(batch(), head(), 0.0f) * -of.added;
       ahead.place = static_cast<float>(first_key() + lane / 4 - query(0) - shift);
     }
-    wait_for_maps(n);
-    if (p.bias.defined() && of.bias.piece_keys == 0) {
-      p.bias.dtype == DType::kFloat32 ? copy_bias<float>() : copy_bias<T>();
+    if constexpr (kLoadsMaps) {
+      wait_for_maps(n);
+      if (p.bias.defined() && of.bias.piece_keys == 0) {
+        p.bias.dtype == DType::kFloat32 ? copy_bias<float>() : copy_bias<T>();
+      }
     }
-    if (!p.mask.defined()) return;
-    ahead.visible = of.mask.piece_keys == 0 ? visible() : visible_in_shared();
+    if (p.mask.defined()) ahead.visible = visible();
   }
 
   // Half of what dropout wants: the bits of one of the two eights of keys.
@@ -95,10 +139,12 @@ struct BackwardScores {
       for (float& x : s) x *= of.inner;
     }
     if (p.slopes.data != nullptr) add_alibi(ahead, s);
-    if (p.bias.defined()) {
-      p.bias.dtype == DType::kFloat32 ? add_bias(s, float{}) : add_bias(s, T{});
+    if constexpr (kLoadsMaps) {
+      if (p.bias.defined()) {
+        p.bias.dtype == DType::kFloat32 ? add_bias(s, float{}) : add_bias(s, T{});
+      }
+      release_maps();
     }
-    release_maps();
   }
 
   // Instead of all of the above, for a block that is not made.
@@ -107,30 +153,32 @@ struct BackwardScores {
     release_maps();
   }
 
-  // Takes what the mask hides from probabilities, and then what dropout does. Where weights differ
-  // from probabilities they are kept; `slopes` are those of scores.
-  __device__ __forceinline__ void finish_probabilities(const BackwardAhead& ahead,
-                                                       std::uint32_t (&probabilities)[16],
-                                                       std::uint32_t (&slopes)[16]) const {
-    const AttentionProblem& p = of.problem;
-    const auto keep = [&](int i, std::uint32_t ones) { probabilities[i] &= ones; };
-    if (p.mask.defined()) for_each_pair_of_bits(ahead.visible, keep);
-    if constexpr (C::kWeights) {
-      if (of.capped) {
+  // Takes what the mask hides from probabilities.
+  __device__ __forceinline__ void hide(const BackwardAhead& ahead,
+                                       std::uint32_t (&probabilities)[16]) const {
+    if (!of.problem.mask.defined()) return;
+    for_each_pair_of_bits(ahead.visible,
+                          [&](int i, std::uint32_t ones) { probabilities[i] &= ones; });
+  }
+
+  // What the gradients of probabilities are multiplied with: those before dropout, times slopes,
+  // which are those of scores. keep(weights) takes them.
+  template <class Keep>
+  __device__ __forceinline__ void weigh(const std::uint32_t (&probabilities)[16],
+                                        std::uint32_t (&slopes)[16], Keep&& keep) const {
+    if (of.capped) {
 #pragma unroll
-        for (int i = 0; i < 16; ++i) slopes[i] = multiply_words<T>(slopes[i], probabilities[i]);
-        keep_weights(slopes);
-      } else {
-        keep_weights(probabilities);
-      }
-      if (p.drop_below != 0) for_each_pair_of_bits(ahead.kept, keep);
+      for (int i = 0; i < 16; ++i) slopes[i] = multiply_words<T>(slopes[i], probabilities[i]);
+      keep(slopes);
+    } else {
+      keep(probabilities);
     }
   }
 
-  // What the gradients of probabilities 8 i to 8 i + 7 of a lane are multiplied with: those before
-  // dropout, times slopes.
-  __device__ __forceinline__ std::uint32_t weights_at(int i) const {
-    return S::at(C::kWeightsAt) + ((warp * 4 + i) * kWarp + lane) * 16;
+  // For each pair keep(i, ones): ones are those bits that dropout keeps.
+  template <class Keep>
+  __device__ __forceinline__ void drop(const BackwardAhead& ahead, Keep&& keep) const {
+    if (of.problem.drop_below != 0) for_each_pair_of_bits(ahead.kept, keep);
   }
 
  private:
@@ -141,15 +189,6 @@ struct BackwardScores {
     if (of.map_bytes == 0) return;
     __syncwarp();
     if (lane == 0) mbarrier_arrive(S::barrier(C::kMapsEmpty));
-  }
-
-  // No other lane reads them.
-  __device__ __forceinline__ void keep_weights(const std::uint32_t (&words)[16]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      store_shared(weights_at(i),
-                   {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]});
-    }
   }
 
   __device__ __forceinline__ int query(int i) const { return first_query + 8 * i + lane % 4 * 2; }
@@ -204,8 +243,15 @@ struct BackwardScores {
     return word;
   }
 
-  // The mask comes in aligned eights, which end where the keys do.
   __device__ __forceinline__ std::uint32_t visible() const {
+    if constexpr (kLoadsMaps) {
+      if (of.mask.piece_keys != 0) return visible_in_shared();
+    }
+    return visible_in_memory();
+  }
+
+  // The mask comes in aligned eights, which end where the keys do.
+  __device__ __forceinline__ std::uint32_t visible_in_memory() const {
     const ScoreMap& map = of.problem.mask;
     const BackwardSequence sequence = S::item_sequence(item);
     const std::uint8_t* const base =

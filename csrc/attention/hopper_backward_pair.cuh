@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / kWarp % 4, 0);
   const int lane = threadIdx.x % kWarp;
   const int rank = static_cast<int>(cluster_rank());
-  if (threadIdx.x == 0) PairShared<C>::init_barriers();
+  if (threadIdx.x == 0) PairShared<C>::init_barriers(C::ordered(p));
   cluster_arrive();
   cluster_wait();
   wait_for_previous_kernel();
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     const PairProducer<C> producer(p, rank);
     if (warp == 0) producer.load_tiles();
     if (warp == 1) producer.load_queries();
-    if (C::kOrdered && warp >= 2) producer.keep_order(warp - 2, rank * C::kConsumers + warp - 2);
+    if (C::ordered(p) && warp >= 2) producer.keep_order(warp - 2, rank * C::kConsumers + warp - 2);
   } else {
     take_registers<C::kConsumerRegisters>();
     if (warpgroup == 1) {

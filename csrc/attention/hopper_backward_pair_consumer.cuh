@@ -4,11 +4,13 @@
 //   0, of values:  S^T = K Q^T,    P^T = exp(S^T - lse),        dV += P^T dO
 //   1, of keys:    dP^T = V dO^T,  dS^T = P^T (dP^T - delta),   dK += dS^T Q
 //
-// P^T goes from 0 to 1 through shared memory, thread by thread. dS^T goes to the shared memory of
-// both CTAs, where each makes half of the columns of dQ = dS K of all 128 keys: half as many sums
-// as a CTA alone would add to dq in memory.
+// P^T goes from 0 to 1 through shared memory, thread by thread; where dS^T is made of other
+// weights, those go instead. dS^T goes to the shared memory of both CTAs, where each makes half of
+// the columns of dQ = dS K of all 128 keys: half as many sums as a CTA alone would add to dq in
+// memory.
 #pragma once
 
+#include "attention/hopper_backward_extras.cuh"
 #include "attention/hopper_backward_pair_tile.cuh"
 #include "core/cuda/pack.cuh"
 
@@ -18,7 +20,8 @@ template <class C, int kOwn>
 struct PairConsumer : ConsumerThread<C, PairShared<C>> {
   using S = PairShared<C>;
   using Base = ConsumerThread<C, S>;
-  using Base::columns_of, Base::lane, Base::release, Base::rows_of, Base::same, Base::warp;
+  using Base::columns_of, Base::lane, Base::release, Base::rows_of, Base::same, Base::same_result;
+  using Base::warp;
   using T = typename C::T;
 
   static constexpr int kDqColumns = C::dq_columns(kOwn);
@@ -122,11 +125,14 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
   }
 
   // Sums are added as they lie in registers. A block of queries, which is number `place` among
-  // those of all heads, has 4 KB for each warp and 64 columns.
+  // those of all heads, in ragged configurations of the head, has 4 KB for each warp and 64
+  // columns.
   __device__ __forceinline__ void add_dq(int place, std::uint32_t n) {
     pin(dq);
     release_pair<C::kDsStages>(C::kDsEmpty, n);
-    if constexpr (C::kOrdered) S::template wait_full<1>(C::kTurn + kOwn, C::dq_number(n));
+    const bool in_turn = C::ordered(p);
+    if (in_turn) S::template wait_full<1>(C::kTurn + kOwn, C::dq_number(n));
+    if constexpr (C::kRagged) place += S::item_word(items, BackwardItem::kPlace);
     const int column = C::dq_first_column(kOwn, rank);
     float* const to = p.dq + static_cast<std::int64_t>(place) * (C::kDim * kBlockQueries) +
                       (column / 64 * 4096 + warp * 1024 + column % 64 * 16 + lane * 4);
@@ -135,7 +141,7 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
       global_reduce_add(to + i * 128,
                         make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]));
     }
-    if constexpr (C::kOrdered) {
+    if (in_turn) {
       __syncwarp();
       if (lane == 0) mbarrier_arrive(S::barrier(C::kAdded + kOwn));
     }
@@ -151,19 +157,23 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
 
   // ---------------------------------------------------------------- results
 
+  // What gradients lack where dropout's factor is left to the end.
+  __device__ __forceinline__ float grown_by() const { return C::kWeights ? p.extras.grown_by : 1; }
+
   // Over the rows of v, or k, when nobody reads them any more.
   __device__ __forceinline__ void send_gradient(const CUtensorMap& map, int rows, float factor,
-                                                const KeyTile& tile) const {
+                                                const BackwardItem& item) const {
     Base::store_gradient(rows, sums, factor);
     fence_async_shared();
     named_barrier(1 + kOwn, 128);
     if (warp != 0 || lane != 0) return;
-    const int key = tile.first_key() + 64 * rank;
-    if (key < p.plan.keys) {
+    const int key = item.tile.first_key() + 64 * rank;
+    if (key < S::plan_of(p, item).keys) {
+      BoxOrigin box = S::box_of_keys(p, item, rank);
 #pragma unroll
       for (int i = 0; i < C::kChunks; ++i) {
-        tensor_store(map, {64 * i, key, tile.kv_head, tile.batch, 0},
-                     S::at(rows + i * C::kChunkBytes));
+        box.at[0] = 64 * i;
+        tensor_store(map, box, S::at(rows + i * C::kChunkBytes));
       }
     }
     bulk_commit();
@@ -174,11 +184,13 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
   // ---------------------------------------------------------------- items
 
   __device__ __forceinline__ BackwardItem read_item() const {
-    const BackwardItem item = S::read_item(items);
-    return {{same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)},
-            same(item.head),
-            same(item.bits)};
+    BackwardItem item = S::read_item(items);
+    item.tile = {same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)};
+    item.head = same(item.head);
+    item.bits = same(item.bits);
+    return item;
   }
+  __device__ __forceinline__ typename S::Plan plan() const { return S::plan_at(p, items); }
   __device__ __forceinline__ int own_key() const {
     return same(S::tile_index(items)) * kTileKeys + 64 * rank;
   }
@@ -193,11 +205,12 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
 #pragma unroll
         for (int i = 0; i < C::kDim / 2; ++i) sums[i] = 0;
       }
-      const BlockRange blocks = p.plan.blocks_of(item.tile.index);
-      const int place = p.plan.block_place(item.tile.batch, item.head, 0);
+      const BlockRange seen = plan().blocks_of(item.tile.index);
+      const BlockRange blocks = {same_result(seen.begin), same_result(seen.end)};
+      const int place = C::kRagged ? 0 : S::place_of(p, item);
       if (blocks.size() > 0) role.run_blocks(blocks, place);
       const BackwardItem done = read_item();
-      if (done.last()) role.finish_tile(done.tile);
+      if (done.last()) role.finish_tile(done);
       __syncwarp();
       if (lane == 0) S::release_item(items);
     }
@@ -226,35 +239,57 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
 template <class C>
 struct PairValues : PairConsumer<C, 0> {
   using Base = PairConsumer<C, 0>;
-  using Base::Base, Base::count, Base::lane, Base::p, Base::warp;
+  using Base::Base, Base::count, Base::lane, Base::p, Base::plan, Base::rank, Base::warp;
   using typename Base::S;
   using typename Base::T;
 
-  // Where the product may be anything, the exponential is 0: scale is above 0.
-  __device__ __forceinline__ void hide_unseen(int block) {
+  // Of the next block.
+  bool masked;  // whether some query does not see some own key
+  BackwardAhead ahead;
+  std::uint32_t weights[16];  // of dS^T, where they are not P^T
+
+  // Products may be anything where they are not seen.
+  __device__ __forceinline__ void hide_unseen(int block, float hidden) {
     const int column = block * kBlockQueries + lane % 4 * 2;
     const int key = Base::own_key() + warp * 16 + lane / 4;
-    const HopperBackwardPlan::Seen upper = p.plan.seen_by(key, column);
-    const HopperBackwardPlan::Seen lower = p.plan.seen_by(key + 8, column);
+    typename S::Plan of_item = plan();
+    const HopperBackwardPlan::Seen upper = of_item.seen_by(key, column);
+    const HopperBackwardPlan::Seen lower = of_item.seen_by(key + 8, column);
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int at = i / 4 * 8 + i % 2;
-      if (!(i % 4 < 2 ? upper : lower).has(at)) Base::scores[i] = -INFINITY;
+      if (!(i % 4 < 2 ? upper : lower).has(at)) Base::scores[i] = hidden;
     }
   }
 
-  // Whether some query of a block does not see some own key. Asked for while products are made.
   __device__ __forceinline__ bool is_masked(int block) const {
     const int key = Base::own_key();
-    const BlockRange unmasked = p.plan.unmasked_blocks(key, key + 63);
-    return block < unmasked.begin || block >= unmasked.end;
+    const BlockRange unmasked = plan().unmasked_blocks(key, key + 63);
+    return Base::same_result(block < unmasked.begin || block >= unmasked.end);
+  }
+
+  __device__ __forceinline__ BackwardScores<C> features(int block) const {
+    return {p.extras, Base::items, block * kBlockQueries, 4 * rank + warp, lane};
+  }
+
+  // What can be had of block number n while its products are made.
+  __device__ __forceinline__ void look_ahead(int block, std::uint32_t n) {
+    masked = is_masked(block);
+    if constexpr (C::kWeights) {
+      features(block).look_ahead(n, ahead);
+      features(block).template draw<0>(ahead);
+      features(block).template draw<1>(ahead);
+    }
   }
 
   // S^T of block number n -> P^T. lse is infinite for rows past the end and such that see no key.
-  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n, bool masked) {
+  // What is not seen has a product of -inf where the scale is known to be above 0 and all there is,
+  // else its exponential is replaced.
+  __device__ __forceinline__ void exponentiate(int block, std::uint32_t n) {
     pin(Base::scores);
-    if (masked) hide_unseen(block);
-    const float scale = p.scale_in_bits;
+    if (!C::kRagged && masked) hide_unseen(block, -INFINITY);
+    if constexpr (C::kWeights) features(block).finish_scores(ahead, Base::scores, weights);
+    const float scale = C::kWeights ? p.extras.outer : p.scale_in_bits;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 lse = Base::statistic(S::q_turn(n), i);
@@ -265,19 +300,35 @@ struct PairValues : PairConsumer<C, 0> {
         x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
       }
     }
+    if (C::kRagged && masked) hide_unseen(block, 0);
 #pragma unroll
     for (int i = 0; i < 16; ++i) Base::factors[i] = narrow_word<T>(Base::scores + 2 * i);
+    if constexpr (C::kWeights) weigh(block);
     __syncwarp();
     Base::release_rows(S::q_turn(n));
   }
 
+  // A weight has a sign where dropout drops it.
+  __device__ __forceinline__ void weigh(int block) {
+    features(block).hide(ahead, Base::factors);
+    features(block).weigh(Base::factors, weights, [&](const std::uint32_t(&words)[16]) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) weights[i] = words[i];
+    });
+    features(block).drop(ahead, [&](int i, std::uint32_t ones) {
+      Base::factors[i] &= ones;
+      weights[i] |= ~ones & C::kDropped;
+    });
+  }
+
   __device__ __forceinline__ void send_p(std::uint32_t n) const {
+    const std::uint32_t* const sent = C::kWeights ? weights : Base::factors;
     S::template wait_empty<C::kPStages>(C::kPEmpty, n);
     const std::uint32_t to =
         S::at(C::kP + static_cast<int>(n % C::kPStages) * C::kPBytes) + (warp * kWarp + lane) * 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const std::uint32_t* const words = Base::factors + 4 * i;
+      const std::uint32_t* const words = sent + 4 * i;
       store_shared(to + i * (128 * 16), make_uint4(words[0], words[1], words[2], words[3]));
     }
     __syncwarp();
@@ -287,9 +338,9 @@ struct PairValues : PairConsumer<C, 0> {
   __device__ __forceinline__ void begin_blocks(int block) {
     Base::wait_rows(S::q_turn(count));
     Base::multiply_scores(C::kK, S::q_turn(count));
-    const bool masked = is_masked(block);
+    look_ahead(block, count);
     wgmma_wait<0>();
-    exponentiate(block, count, masked);
+    exponentiate(block, count);
     send_p(count);
   }
 
@@ -305,6 +356,7 @@ struct PairValues : PairConsumer<C, 0> {
     }
     wgmma_wait<kFirst ? 0 : 1>();
     pin(Base::sums);
+    if constexpr (C::kWeights) pin(Base::factors);
     Base::release_rows(S::dout_turn(count));
     if constexpr (!kFirst) {
       wgmma_wait<0>();
@@ -320,9 +372,9 @@ struct PairValues : PairConsumer<C, 0> {
     }
     if constexpr (!kFirst && !C::kSumsFirst) Base::add_dq(head_place + block + 1, count - 1);
     if constexpr (!kLast) {
-      const bool masked = is_masked(block - 1);
+      look_ahead(block - 1, count + 1);
       wgmma_wait<0>();
-      exponentiate(block - 1, count + 1, masked);
+      exponentiate(block - 1, count + 1);
       send_p(count + 1);
     }
     ++count;
@@ -332,8 +384,8 @@ struct PairValues : PairConsumer<C, 0> {
     Base::run_steps(*this, blocks, place);
   }
   // The keys' dP^T, which read v, came before the last dS.
-  __device__ __forceinline__ void finish_tile(const KeyTile& tile) const {
-    Base::send_gradient(p.dv, C::kV, 1, tile);
+  __device__ __forceinline__ void finish_tile(const BackwardItem& item) const {
+    Base::send_gradient(p.dv, C::kV, Base::grown_by(), item);
   }
   __device__ __forceinline__ void run() { Base::run_items(*this); }
 };
@@ -349,22 +401,33 @@ struct PairKeys : PairConsumer<C, 1> {
 
   // dS^T from dP^T, with P^T as it was rounded for dV.
   __device__ __forceinline__ void differentiate() {
+    if (C::kWeights && p.extras.problem.drop_below != 0) {
+      differentiate<true>();
+    } else {
+      differentiate<false>();
+    }
+  }
+  template <bool kDrops>
+  __device__ __forceinline__ void differentiate() {
     S::template wait_full<C::kPStages>(C::kPFull, count);
     const std::uint32_t from = S::at(C::kP + static_cast<int>(count % C::kPStages) * C::kPBytes) +
                                (warp * kWarp + lane) * 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint4 words = load_shared(from + i * (128 * 16));
-      const std::uint32_t pairs[4] = {words.x, words.y, words.z, words.w};
       const float4 delta = Base::statistic(S::dout_turn(count), i);
-      const float minus[4] = {delta.x, delta.y, delta.z, delta.w};
+      std::uint32_t weight[4] = {words.x, words.y, words.z, words.w};
+      if constexpr (kDrops) {
+        std::uint32_t kept[4];
 #pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        float x[2];
-        widen_word<T>(pairs[j / 2], x);
-        x[0] *= Base::scores[8 * i + j] + minus[j / 4 * 2];
-        x[1] *= Base::scores[8 * i + j + 1] + minus[j / 4 * 2 + 1];
-        Base::factors[4 * i + j / 2] = narrow_word<T>(x);
+        for (int j = 0; j < 4; ++j) {
+          kept[j] = positive_halves<T>(weight[j]);
+          weight[j] &= ~C::kDropped;
+        }
+        differentiate_scores<T>(weight, kept, Base::scores + 8 * i, delta, p.extras.shrunk_by,
+                                Base::factors + 4 * i);
+      } else {
+        differentiate_scores<T>(weight, Base::scores + 8 * i, delta, Base::factors + 4 * i);
       }
     }
     __syncwarp();
@@ -434,9 +497,9 @@ struct PairKeys : PairConsumer<C, 1> {
     Base::run_steps(*this, blocks, place);
   }
   // Both consumers read k, for the last dQ.
-  __device__ __forceinline__ void finish_tile(const KeyTile& tile) const {
+  __device__ __forceinline__ void finish_tile(const BackwardItem& item) const {
     S::template wait_empty<C::kDsStages>(C::kDsEmpty, count - 1 + C::kDsStages);
-    Base::send_gradient(p.dk, C::kK, p.scale, tile);
+    Base::send_gradient(p.dk, C::kK, p.scale * Base::grown_by(), item);
   }
   __device__ __forceinline__ void run() { Base::run_items(*this); }
 };

@@ -22,39 +22,43 @@ struct PairProducer : BlockProducer<C, PairShared<C>> {
 
   // ---------------------------------------------------------------- keys
 
-  __device__ __forceinline__ void load_chunk(int to, const CUtensorMap& map, int column, int row,
-                                             const KeyTile& tile) const {
-    tensor_load(S::at(to), map, {column, row, tile.kv_head, tile.batch, 0},
-                S::barrier(C::kKeysFull), l2_evict_first());
+  static __device__ __forceinline__ void load_chunk(int to, const CUtensorMap& map, int column,
+                                                    BoxOrigin box) {
+    box.at[0] = column;
+    tensor_load(S::at(to), map, box, S::barrier(C::kKeysFull), l2_evict_first());
   }
 
-  __device__ __forceinline__ void load_keys(const KeyTile& tile) const {
+  __device__ __forceinline__ void load_keys(const ItemAt& item) const {
     mbarrier_arrive_expect(S::barrier(C::kKeysFull), C::kKeysBytes);
-    const int row = tile.first_key() + 64 * rank;
-    const int other_row = tile.first_key() + 64 * (1 - rank);
+    const BoxOrigin box = S::box_of_keys(p, item(), rank);
 #pragma unroll 1
     for (int i = 0; i < C::kChunks; ++i) {
-      load_chunk(C::kK + i * C::kChunkBytes, p.k, 64 * i, row, tile);
-      load_chunk(C::kV + i * C::kChunkBytes, p.v, 64 * i, row, tile);
+      load_chunk(C::kK + i * C::kChunkBytes, p.k, 64 * i, box);
+      load_chunk(C::kV + i * C::kChunkBytes, p.v, 64 * i, box);
     }
+    const BoxOrigin other_box = S::box_of_keys(p, item(), 1 - rank);
 #pragma unroll 1
     for (int i = 0; i < C::kConsumers; ++i) {
       const int column = C::dq_first_column(i, rank) / 64 * 64;
-      load_chunk(C::kOtherK + i * C::kChunkBytes, p.k, column, other_row, tile);
+      load_chunk(C::kOtherK + i * C::kChunkBytes, p.k, column, other_box);
     }
   }
 
-  // What comes after an item: the next head of its tile or the first of a new tile, until there are
-  // none.
-  __device__ __forceinline__ BackwardItem following(const BackwardItem& item) const {
+  // What comes after an item of these bits: the next head of its tile or the first of a new tile,
+  // until there are none.
+  __device__ __forceinline__ BackwardItem following(const ItemAt& item, int bits) const {
     const int group = p.plan.group();
-    BackwardItem next{item.tile, item.head + 1, item.bits & BackwardItem::kParity};
-    if (item.last()) {
-      const int number = atomicAdd(p.next_tile, 1);
-      if (number >= p.plan.tiles()) return {{-1, 0, 0}, 0, 0};
-      next.tile = p.plan.tile(number);
+    BackwardItem next;
+    if (bits & BackwardItem::kLast) {
+      if (!Base::take_tile(next)) return {{-1, 0, 0}, 0, 0};
       next.head = next.tile.kv_head * group;
-      next.bits = BackwardItem::kFirst | (next.bits ^ BackwardItem::kParity);
+      next.bits = BackwardItem::kFirst | (~bits & BackwardItem::kParity);
+      if constexpr (C::kRagged) next.place = p.plan.first_place(next.tile.batch, next.head);
+    } else {
+      next = item();
+      ++next.head;
+      next.bits = bits & BackwardItem::kParity;
+      if constexpr (C::kRagged) next.place += p.plan.query_blocks;
     }
     if (next.head % group == group - 1) next.bits |= BackwardItem::kLast;
     return next;
@@ -64,31 +68,35 @@ struct PairProducer : BlockProducer<C, PairShared<C>> {
   __device__ void load_tiles() const {
     BackwardItem item{{}, 0, BackwardItem::kLast | BackwardItem::kParity};
     for (std::uint32_t items = 0;; ++items) {
-      if (rank == 0) S::write_item(items, following(item));
+      if (rank == 0) S::write_item(items, following({item, items - 1}, item.bits));
       item = S::read_item(items);
-      S::release_item(items);
+      if (!C::kRagged) S::release_item(items);
       if (item.none()) return;
-      if (!item.first()) continue;
-      mbarrier_wait(S::barrier(C::kKeysEmpty), item.parity() ^ 1);
-      load_keys(item.tile);
+      if (item.first()) {
+        mbarrier_wait(S::barrier(C::kKeysEmpty), item.parity() ^ 1);
+        load_keys({item, items});
+      }
+      if (C::kRagged) S::release_item(items);
     }
   }
 
   // ---------------------------------------------------------------- queries
 
   __device__ void load_queries() const {
-    for_each_block([&](const ItemAt& item, int block, std::uint32_t count) {
+    std::uint32_t turn = S::dout_turn(0);
+    for_each_block([&](const ItemAt& item, int block, std::uint32_t) {
 #pragma unroll 1
-      for (std::uint32_t turn = S::dout_turn(count); turn <= S::q_turn(count); ++turn) {
-        load_rows(item(), block, turn);
-      }
+      do {
+        load_rows(item, block, turn);
+      } while (!S::is_q(turn++));
     });
   }
 
   // A block of q or dout, of which each CTA loads every second chunk for both, and its statistic.
-  __device__ __forceinline__ void load_rows(const BackwardItem& item, int block,
+  __device__ __forceinline__ void load_rows(const ItemAt& item, int block,
                                             std::uint32_t turn) const {
-    const bool is_q = turn % 2 == 1;
+    const bool is_q = S::is_q(turn);
+    BoxOrigin box = S::box_of_queries(p, item(), block);
     const std::uint32_t full = S::template barrier<C::kSlots>(C::kRowsFull, turn);
     S::template wait_empty<C::kSlots>(C::kRowsEmpty, turn);
     mbarrier_arrive_expect(full, C::kRowsBytes + C::kStatisticBytes);
@@ -98,11 +106,11 @@ struct PairProducer : BlockProducer<C, PairShared<C>> {
     for (int i = 0; i < C::kChunks; i += C::kCtas) {
       const int chunk = i + (turn + rank) % C::kCtas;
       if (chunk >= C::kChunks) break;
-      tensor_load_multicast(S::at(S::slot(turn) + chunk * C::kChunkBytes), map,
-                            {64 * chunk, block * kBlockQueries, item.head, item.tile.batch, 0},
-                            full, kBothCtas, policy);
+      box.at[0] = 64 * chunk;
+      tensor_load_multicast(S::at(S::slot(turn) + chunk * C::kChunkBytes), map, box, full,
+                            kBothCtas, policy);
     }
-    const int place = p.plan.block_place(item.tile.batch, item.head, block);
+    const int place = S::place_of(p, item()) + block;
     const float* const statistics =
         p.statistics + static_cast<std::int64_t>(place) * (2 * kBlockQueries);
     bulk_load(S::at(S::statistics(turn)), statistics + (is_q ? 0 : kBlockQueries),

@@ -7,12 +7,15 @@
 
 namespace transformer_kernels::cuda {
 
-template <class T_, int kDim_, bool kOrdered_>
+template <class T_, int kDim_, BackwardForm kForm_>
 struct BackwardPairConfig {
   using T = T_;
-  static constexpr int kDim = kDim_;           // columns in shared memory, 192 or 256
-  static constexpr bool kOrdered = kOrdered_;  // dq is summed up in the order of tiles
-  static constexpr bool kRagged = false;       // see BackwardForm
+  static constexpr int kDim = kDim_;  // columns in shared memory, 192 or 256
+  static constexpr BackwardForm kForm = kForm_;
+  static constexpr bool kRagged = kForm >= BackwardForm::kRagged;
+  static constexpr bool kWeights = kForm == BackwardForm::kWeights;
+  // The signs of weights, which are not below 0 themselves: where dropout drops them.
+  static constexpr std::uint32_t kDropped = 0x80008000;
   static constexpr int kCtas = 2;
   static constexpr int kChunks = kDim / 64;
   static constexpr int kConsumers = 2;  // warpgroups
@@ -28,7 +31,7 @@ struct BackwardPairConfig {
 
   // dq of a block is cut into one share for each consumer of the pair.
   static constexpr int kShares = kCtas * kConsumers;
-  static constexpr int kMapPieces = 0;  // it knows no bias and no mask
+  static constexpr int kMapPieces = 0;  // no bias; masks are read from memory
   static constexpr bool kStoresFirst = false;
   static constexpr __device__ bool makes_dq(int, std::uint32_t) { return true; }
   static constexpr __device__ std::uint32_t dq_number(std::uint32_t count) { return count; }
@@ -44,7 +47,7 @@ struct BackwardPairConfig {
   static constexpr int kPStages = 2;
   static constexpr int kDsStages = 2;
   static constexpr int kItemStages = 2;
-  static constexpr int kItemWords = 8;
+  static constexpr int kItemWords = kRagged ? 16 : 8;
 
   // Bytes. 64 rows are kChunks pieces of 64 columns.
   static constexpr int kChunkBytes = 64 * kSwizzleRow;
@@ -82,6 +85,11 @@ struct BackwardPairConfig {
 
   static constexpr int kSharedBytes = kBarriers + kBarrierCount * 8;
   static_assert(kSharedBytes <= 227 * 1024);
+
+  // Whether dq is summed up in the order of tiles.
+  static __device__ __forceinline__ bool ordered(const HopperBackward& p) {
+    return kForm == BackwardForm::kOrdered || (kRagged && p.tiles_added != nullptr);
+  }
 };
 
 template <class C>
@@ -96,6 +104,7 @@ struct PairShared : BackwardShared<C> {
   static __device__ __forceinline__ std::uint32_t q_turn(std::uint32_t count) {
     return 2 * count + 1;
   }
+  static __device__ __forceinline__ bool is_q(std::uint32_t turn) { return turn % 2 == 1; }
   static __device__ __forceinline__ int slot(std::uint32_t turn) {
     return C::kRows + static_cast<int>(turn % C::kSlots) * C::kRowsBytes;
   }
@@ -103,15 +112,15 @@ struct PairShared : BackwardShared<C> {
     return C::kStatistics + static_cast<int>(turn % C::kSlots) * C::kStatisticBytes;
   }
 
-  static __device__ __forceinline__ void init_barriers() {
+  static __device__ __forceinline__ void init_barriers(bool ordered) {
     const auto init = [](int first, int count, int arrivals) {
       for (int i = 0; i < count; ++i) mbarrier_init(S::barrier(first + i), arrivals);
     };
-    constexpr int kReaders = 2 + C::kConsumerWarps + (C::kOrdered ? C::kConsumers : 0);
+    const int readers = 2 + C::kConsumerWarps + (ordered ? C::kConsumers : 0);
     init(C::kKeysFull, 1, 1);
     init(C::kKeysEmpty, 1, C::kConsumers);
     init(C::kItemFull, C::kItemStages, 1);
-    init(C::kItemEmpty, C::kItemStages, C::kCtas * kReaders);
+    init(C::kItemEmpty, C::kItemStages, C::kCtas * readers);
     init(C::kRowsFull, C::kSlots, 1);
     init(C::kRowsEmpty, C::kSlots, C::kCtas * C::kConsumerWarps);
     init(C::kPFull, C::kPStages, 4);
@@ -138,11 +147,7 @@ struct PairShared : BackwardShared<C> {
 #pragma unroll 1
     for (int rank = 0; rank < C::kCtas; ++rank) {
       const std::uint32_t to = map_to_rank(S::item_address(count), rank);
-      store_cluster_int(to, item.tile.index);
-      store_cluster_int(to + 4, item.tile.kv_head);
-      store_cluster_int(to + 8, item.tile.batch);
-      store_cluster_int(to + 12, item.head);
-      store_cluster_int(to + 16, item.bits);
+      S::for_each_word(item, [&](int word, int value) { store_cluster_int(to + 4 * word, value); });
       mbarrier_arrive_cluster(
           map_to_rank(S::template barrier<C::kItemStages>(C::kItemFull, count), rank));
     }

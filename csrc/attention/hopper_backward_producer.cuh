@@ -44,6 +44,22 @@ struct BlockProducer : S {
     }
   }
 
+  // The next tile that there is; false where there is none left.
+  __device__ __forceinline__ bool take_tile(BackwardItem& item) const {
+    for (;;) {
+      const int number = atomicAdd(p.next_tile, 1);
+      if (number >= p.plan.tiles()) return false;
+      if constexpr (!C::kRagged) {
+        item.tile = p.plan.tile(number);
+        return true;
+      } else {
+        item.tile = p.plan.tile_in_sequence(number);
+        item.sequence = p.plan.sequence(item.tile.batch);
+        if (item.tile.first_key() < item.sequence.keys) return true;
+      }
+    }
+  }
+
   // Lets `consumer` add its `share` of dq when the tiles before its own have, and the next tile
   // after it. A tile waits for lower ones of its head only, and the lowest unfinished one is always
   // at work: whatever runs at a time, there is no deadlock.
@@ -96,7 +112,7 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
     std::uint32_t count = 0;
     for (std::uint32_t tiles = 0;; ++tiles) {
       BackwardItem item;
-      if (!take_tile(item)) break;
+      if (!Base::take_tile(item)) break;
       item.head = item.tile.kv_head * group;
       item.bits = BackwardItem::kFirst | (group == 1 ? BackwardItem::kLast : 0) |
                   (tiles % 2 == 1 ? BackwardItem::kParity : 0);
@@ -116,22 +132,6 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
     BackwardItem end{};
     end.tile.index = -1;
     S::write_item(count, end);
-  }
-
-  // False where there is none left.
-  __device__ __forceinline__ bool take_tile(BackwardItem& item) const {
-    for (;;) {
-      const int number = atomicAdd(p.next_tile, 1);
-      if (number >= p.plan.tiles()) return false;
-      if constexpr (!C::kRagged) {
-        item.tile = p.plan.tile(number);
-        return true;
-      } else {
-        item.tile = p.plan.tile_in_sequence(number);
-        item.sequence = p.plan.sequence(item.tile.batch);
-        if (item.tile.first_key() < item.sequence.keys) return true;
-      }
-    }
   }
 
   // q, dout and their statistics, and what bias and mask hold for them.

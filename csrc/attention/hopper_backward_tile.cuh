@@ -273,6 +273,13 @@ struct BackwardShared {
       return p.plan.of(item.sequence);
     }
   }
+  static __device__ __forceinline__ Plan plan_at(const HopperBackward& p, std::uint32_t count) {
+    if constexpr (!C::kRagged) {
+      return p.plan;
+    } else {
+      return p.plan.of(item_sequence(count));
+    }
+  }
   static __device__ __forceinline__ int place_of(const HopperBackward& p,
                                                  const BackwardItem& item) {
     if constexpr (C::kRagged) return item.place;
@@ -312,19 +319,24 @@ struct BackwardShared {
   static __device__ __forceinline__ void write_item(std::uint32_t count, const BackwardItem& item) {
     wait_empty<C::kItemStages>(C::kItemEmpty, count);
     const std::uint32_t to = item_address(count);
-    store_shared_int(to, item.tile.index);
-    store_shared_int(to + 4, item.tile.kv_head);
-    store_shared_int(to + 8, item.tile.batch);
-    store_shared_int(to + 12, item.head);
-    store_shared_int(to + 16, item.bits);
-    if constexpr (C::kRagged) {
-      store_shared_int(to + 20, item.sequence.queries);
-      store_shared_int(to + 24, item.sequence.keys);
-      store_shared_int(to + 28, item.sequence.q_begin);
-      store_shared_int(to + 32, item.sequence.k_begin);
-      store_shared_int(to + 36, item.place);
-    }
+    for_each_word(item, [&](int word, int value) { store_shared_int(to + 4 * word, value); });
     mbarrier_arrive(barrier<C::kItemStages>(C::kItemFull, count));
+  }
+  // Calls store(word, value) for what item_word() finds.
+  template <class Store>
+  static __device__ __forceinline__ void for_each_word(const BackwardItem& item, Store&& store) {
+    store(0, item.tile.index);
+    store(1, item.tile.kv_head);
+    store(BackwardItem::kBatch, item.tile.batch);
+    store(BackwardItem::kHead, item.head);
+    store(BackwardItem::kBits, item.bits);
+    if constexpr (C::kRagged) {
+      store(BackwardItem::kSequence, item.sequence.queries);
+      store(BackwardItem::kSequence + 1, item.sequence.keys);
+      store(BackwardItem::kSequence + 2, item.sequence.q_begin);
+      store(BackwardItem::kSequence + 3, item.sequence.k_begin);
+      store(BackwardItem::kPlace, item.place);
+    }
   }
 };
 
@@ -338,6 +350,9 @@ struct ConsumerThread : S {
 
   // The same for all lanes, which the compiler has to be told.
   static __device__ __forceinline__ int same(int v) { return __reduce_max_sync(kAllLanes, v); }
+  // same() of what an item holds, or, where that is a lot, of what follows from it.
+  static __device__ __forceinline__ int same_of_item(int v) { return C::kRagged ? v : same(v); }
+  static __device__ __forceinline__ int same_result(int v) { return C::kRagged ? same(v) : v; }
   static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
     return __shfl_sync(kAllLanes, address, 0);
   }

@@ -54,6 +54,24 @@ TEST_P(AttentionOp, many_tiles) {
   }
 }
 
+TEST_P(AttentionOp, wide_heads_with_features) {
+  if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
+  const AttentionNumbers capped{.softcap = 3, .window_left = 90, .window_right = 0};
+  const AttentionNumbers dropout{.dropout = 0.3, .seed = 7, .offset = 9};
+  AttentionNumbers both = capped;
+  both.dropout = 0.2;
+  both.seed = 5;
+  for (std::int64_t dim : {136, 192, 200, 256}) {
+    const AttentionShape s{1, 100, 200, 4, 2, dim, dim};
+    check(s, {.numbers = {.softcap = 3}});
+    check(s, {.numbers = capped, .slopes = true, .sinks = true, .dlse = true});
+    check(s, {.numbers = {.scale = -0.1, .window_right = 0}});
+    check(s, {.numbers = dropout});
+    check(s, {.mask = true, .slopes = true});
+    check({2, 70, 144, 2, 2, dim, dim}, {.numbers = both, .mask = true});
+  }
+}
+
 TEST_P(AttentionOp, query_heads_share_key_heads) {
   check({2, 50, 33, 6, 2, 16, 16}, {});
   check({2, 50, 33, 4, 1, 16, 16}, {.numbers = {.window_right = 0}});

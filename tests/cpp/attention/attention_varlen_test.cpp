@@ -6,9 +6,17 @@
 namespace transformer_kernels::testing {
 namespace {
 
+// Where sequences begin, and where the last one ends: at least two rows before the tensors do.
+struct Offsets {
+  std::vector<std::int32_t> q;
+  std::vector<std::int32_t> k;
+};
+
 class AttentionVarlen : public BackendTest {
  protected:
-  static void check_sequences(std::int64_t dim, std::int64_t value_dim, AttentionNumbers n);
+  static void check_sequences(std::int64_t dim, std::int64_t value_dim, AttentionNumbers n,
+                              const Offsets& at = {{0, 7, 7, 60, 61, 161},
+                                                   {0, 70, 75, 75, 140, 141}});
 };
 
 INSTANTIATE_TEST_SUITE_P(on, AttentionVarlen, all_backends_and_dtypes(), name_of_backend_test);
@@ -40,11 +48,11 @@ bool is_zero(const Values& values) {
   return std::all_of(values.begin(), values.end(), [](double value) { return value == 0; });
 }
 
-void AttentionVarlen::check_sequences(std::int64_t dim, std::int64_t value_dim,
-                                      AttentionNumbers n) {
-  const std::vector<std::int32_t> q_at = {0, 7, 7, 60, 61, 161};
-  const std::vector<std::int32_t> k_at = {0, 70, 75, 75, 140, 141};
-  const AttentionShape all{1, 170, 150, 4, 2, dim, value_dim};
+void AttentionVarlen::check_sequences(std::int64_t dim, std::int64_t value_dim, AttentionNumbers n,
+                                      const Offsets& at) {
+  constexpr std::int64_t kTail = 9;
+  const auto& [q_at, k_at] = at;
+  const AttentionShape all{1, q_at.back() + kTail, k_at.back() + kTail, 4, 2, dim, value_dim};
   AttentionBackwardRun whole(backend(), dtype(), all, {.numbers = n});
   AttentionBackward a = whole.arguments();
   for (TensorView* view :
@@ -85,13 +93,13 @@ void AttentionVarlen::check_sequences(std::int64_t dim, std::int64_t value_dim,
     EXPECT_TRUE(close(dtype(), rows_of(whole.dq.values(), q_at[b], s.queries, 4 * dim),
                       one.dq.values(), size));
   }
-  EXPECT_TRUE(is_zero(rows_of(whole.run.out.values(), 161, 9, 4 * value_dim)));
-  EXPECT_TRUE(is_zero(rows_of(whole.dq.values(), 161, 9, 4 * dim)));
-  EXPECT_TRUE(is_zero(rows_of(whole.dk.values(), 141, 9, 2 * dim)));
-  EXPECT_TRUE(is_zero(rows_of(whole.dv.values(), 141, 9, 2 * value_dim)));
+  EXPECT_TRUE(is_zero(rows_of(whole.run.out.values(), q_at.back(), kTail, 4 * value_dim)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dq.values(), q_at.back(), kTail, 4 * dim)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dk.values(), k_at.back(), kTail, 2 * dim)));
+  EXPECT_TRUE(is_zero(rows_of(whole.dv.values(), k_at.back(), kTail, 2 * value_dim)));
   const Values lse = whole.run.lse.values();
   for (std::int64_t head = 0; head < 4; ++head) {
-    EXPECT_EQ(rows_of(lse, head * 170 + 161, 9, 1), Values(9, -kInfinity));
+    EXPECT_EQ(rows_of(lse, head * all.queries + q_at.back(), kTail, 1), Values(kTail, -kInfinity));
   }
 }
 
@@ -101,6 +109,19 @@ TEST_P(AttentionVarlen, equals_one_call_for_each_sequence) {
   for (std::int64_t dim : {64, 128}) {
     unless_refused([&] { check_sequences(dim, dim, {.scale = 0.25}); });
     unless_refused([&] { check_sequences(dim, dim, {.scale = 0.25, .window_right = 0}); });
+    unless_refused([&] { check_sequences(dim, dim, capped); });
+  }
+}
+
+// For pairs of CTAs on Hopper: sequences of several tiles, of one half of a tile and of none.
+TEST_P(AttentionVarlen, wide_heads_over_several_tiles) {
+  if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
+  const Offsets at{{0, 130, 130, 131, 290}, {0, 210, 250, 250, 400}};
+  const AttentionNumbers capped{.scale = 0.1, .softcap = 5, .window_left = 90, .window_right = 0};
+  for (std::int64_t dim : {136, 192, 200, 256}) {
+    unless_refused([&] { check_sequences(dim, dim, {.scale = 0.1}, at); });
+    unless_refused([&] { check_sequences(dim, dim, {.scale = 0.1, .window_right = 0}, at); });
+    unless_refused([&] { check_sequences(dim, dim, capped, at); });
     unless_refused([&] { check_sequences(dim, dim, capped); });
   }
 }

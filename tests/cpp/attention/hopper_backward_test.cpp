@@ -75,20 +75,21 @@ TEST(HopperBackward, TakesWindowsAndGroupsAtEveryDim) {
   }
 }
 
-TEST(HopperBackward, TakesPackedSequencesAndFeaturesUpToTheDimOfACta) {
+TEST(HopperBackward, TakesPackedSequencesAndFeaturesAtEveryDim) {
   const std::int32_t offsets[] = {0, 300, 1000};
-  for (const std::int64_t dim : {8, 64, 96, 128}) {
-    const std::string name = dim > 64 ? "hopper_backward_128" : "hopper_backward_64";
+  for (const std::int64_t dim : {8, 64, 96, 128, 136, 256}) {
+    const std::string name = "hopper_backward_" + std::to_string((dim + 63) / 64 * 64);
+    const bool pair = dim > 128;
     AttentionBackwardProblem p = problem(dim);
     p.q_offsets = p.k_offsets = offsets;
     EXPECT_EQ(chosen(p), name + "_packed");
     p.deterministic = true;
     EXPECT_EQ(chosen(p), name + "_packed");
     p.mask = aligned_mask();
-    EXPECT_EQ(chosen(p), name + "_scores");
+    EXPECT_EQ(chosen(p), name + (pair ? "_weights" : "_scores"));
     p = problem(dim);
     p.scale = -1;
-    EXPECT_EQ(chosen(p), name);
+    EXPECT_EQ(chosen(p), name + (pair ? "_packed" : ""));
     p.softcap = 30;
     EXPECT_EQ(chosen(p), name + "_weights");
     p.drop_below = 1;
@@ -171,7 +172,7 @@ TEST(HopperBackward, SaysWhatItDoesNotTake) {
   EXPECT_TRUE(is_refused(problem(256), "hopper_backward_256", "runs on compute capability 9.0 only",
                          {.architecture = 100}));
   const auto expect_refusal = [](const AttentionBackwardProblem& p, const char* reason) {
-    EXPECT_TRUE(is_refused(p, "hopper_backward_256_ordered", reason)) << reason;
+    EXPECT_TRUE(is_refused(p, "hopper_backward_256_weights", reason)) << reason;
   };
   AttentionBackwardProblem p = problem(256);
   p.dtype = DType::kFloat32;
@@ -180,22 +181,36 @@ TEST(HopperBackward, SaysWhatItDoesNotTake) {
   p.value_dim = 128;
   expect_refusal(p, "wants v of the dim of q");
   p = problem(256);
-  p.softcap = 30;
-  expect_refusal(p, "knows no softcap and no dropout");
-  p = problem(200);
-  p.drop_below = 1;
-  expect_refusal(p, "knows no softcap and no dropout");
-  p = problem(256);
-  p.scale = -1;
-  expect_refusal(p, "wants a scale above 0 above 128 columns");
-  const std::int32_t offsets[] = {0, 300, 1000};
-  p = problem(256);
-  p.q_offsets = p.k_offsets = offsets;
-  expect_refusal(p, "knows no sequences of different lengths");
+  p.bias = bias_of(DType::kBFloat16);
+  expect_refusal(p, "has no room for a bias above 128 columns");
   p = problem(256);
   p.dk.row_stride += 4;
   expect_refusal(p, "wants addresses and strides in steps of 16 bytes");
   EXPECT_TRUE(is_refused(p, "hopper_backward_64", "is for another dim"));
+}
+
+TEST(HopperBackward, PrefersWhatKnowsLess) {
+  AttentionBackwardProblem p = problem(256);
+  p.scale = -1;
+  EXPECT_EQ(chosen(p), "hopper_backward_256_packed");
+  const auto said = [&](const std::string& name) {
+    for (const auto& engine : kHopperBackward) {
+      if (engine.name == name) return std::string(engine.refusal(p, kHopper));
+    }
+    return std::string();
+  };
+  EXPECT_EQ(said("hopper_backward_256"), "wants a scale above 0");
+  p.softcap = 30;
+  EXPECT_EQ(said("hopper_backward_256_packed"), "knows no softcap and no dropout");
+  p = problem(128);
+  p.mask = aligned_mask();
+  EXPECT_EQ(said("hopper_backward_128_packed"), "knows no bias, mask or slopes");
+  p.deterministic = true;
+  p.mask = {};
+  EXPECT_EQ(said("hopper_backward_128"), "adds to dq in any order");
+  const std::int32_t offsets[] = {0, 300, 1000};
+  p.q_offsets = p.k_offsets = offsets;
+  EXPECT_EQ(said("hopper_backward_128_ordered"), "knows no sequences of different lengths");
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ def test_a_thousand_runs_agree(name: str, dim: int, deterministic: bool, low: to
 @pytest.mark.cuda
 @each_dtype
 @each_order
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, 128, 256])
 def test_a_thousand_runs_of_sequences_agree(
     dim: int, deterministic: bool, low: torch.dtype
 ) -> None:
