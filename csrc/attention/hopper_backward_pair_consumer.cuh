@@ -100,6 +100,11 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
     wgmma_commit();
   }
 
+  // Behind the wait for their product: lest what is loaded meanwhile take their places.
+  __device__ __forceinline__ void keep_factors() {
+    if constexpr (C::kRagged) pin(factors);
+  }
+
   // The own columns of dQ: keys of this CTA, then those of the other.
   __device__ __forceinline__ void multiply_dq(std::uint32_t n) {
     const int column = C::dq_first_column(kOwn, rank);
@@ -356,7 +361,7 @@ struct PairValues : PairConsumer<C, 0> {
     }
     wgmma_wait<kFirst ? 0 : 1>();
     pin(Base::sums);
-    if constexpr (C::kWeights) pin(Base::factors);
+    Base::keep_factors();
     Base::release_rows(S::dout_turn(count));
     if constexpr (!kFirst) {
       wgmma_wait<0>();
@@ -489,6 +494,7 @@ struct PairKeys : PairConsumer<C, 1> {
     }
     wgmma_wait<0>();
     pin(Base::sums);
+    Base::keep_factors();
     Base::release_rows(S::q_turn(count));
     ++count;
   }
