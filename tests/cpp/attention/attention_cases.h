@@ -333,6 +333,8 @@ class AttentionBackwardRun {
     return a;
   }
 
+  const Values& dout() const { return dout_; }
+
   AttentionReference reference(const AttentionOperands& operands) const {
     return attention_gradients(operands, out_, lse_, dout_, dlse_);
   }
