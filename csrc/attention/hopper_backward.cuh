@@ -6,10 +6,12 @@
 // and need no atomics. dq is a sum over tiles in global memory.
 //   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; and two, one for
 //                 each consumer, keep the order in which tiles add to dq, if it matters
-//   the others    64 keys each, see hopper_backward_consumer.cuh
+//   two more      64 keys each, see hopper_backward_consumer.cuh
+//   the last one  where there is one, makes dq, see hopper_backward_dq.cuh
 #pragma once
 
 #include "attention/hopper_backward_consumer.cuh"
+#include "attention/hopper_backward_dq.cuh"
 #include "attention/hopper_backward_producer.cuh"
 
 namespace transformer_kernels::cuda {
@@ -38,10 +40,17 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     } else {
       producer.keep_order(consumer, consumer % C::kShares);
     }
-  } else {
-    take_registers<C::kConsumerRegisters>();
-    BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();
+    return;
   }
+  if constexpr (C::kHasDqMaker) {
+    if (warpgroup > C::kConsumers) {
+      give_registers<C::kDqRegisters>();
+      BackwardDqMaker<C>(p, warp, lane).run();
+      return;
+    }
+  }
+  take_registers<C::kConsumerRegisters>();
+  BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();
 #endif
 }
 

@@ -6,8 +6,9 @@
 //
 // Rows of the first four are keys: P^T and dS^T stay in registers, as the A of dV and dK. dS^T goes
 // to shared memory as well, where wgmma reads it as dS: the consumers' keys meet there, and only
-// there. dQ of a block is made one block later, so that no consumer waits for another. The second
-// consumer begins a little later than the first: each has products while the other has none.
+// there. dQ of a block is made one block later, so that no consumer waits for another, or by a
+// warpgroup of its own. The second consumer begins a little later than the first: each has products
+// while the other has none.
 //
 // What one block takes, in the order of products; a bar is a wait, * what runs beside products:
 //
@@ -26,6 +27,7 @@ struct BackwardConsumer : BackwardProducts<C> {
   using Base = BackwardProducts<C>;
   using Base::count, Base::dk, Base::dp, Base::ds_packed, Base::dv, Base::own, Base::p_packed;
   using Base::dout_block, Base::dq, Base::ds_block, Base::q_block, Base::s;
+  using Base::first_sum, Base::kSumStep, Base::store_sums;
   using Base::lane, Base::release, Base::same, Base::same_of_item, Base::same_result;
   using Base::multiply_dp, Base::multiply_dq, Base::multiply_first_scores, Base::warp;
   using Base::multiply_dq_and_gradient, Base::multiply_gradient;
@@ -77,7 +79,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     mbarrier_wait(S::barrier(C::kKeysFull), item.parity());
 #pragma unroll
     for (int i = 0; i < C::kDim / 2; ++i) dk[i] = dv[i] = 0;
-    if constexpr (C::kKeepsKeys) Base::keep_rows();
+    Base::keep_rows();
   }
 
   // Products and exponentials of what is not seen may be anything: they are replaced.
@@ -244,21 +246,9 @@ struct BackwardConsumer : BackwardProducts<C> {
     }
   }
 
-  // Sums lie in a share of a block as they do in registers, each warp's in 4 KB of its own.
-  static __device__ __forceinline__ int first_sum(int of_warp, int of_lane) {
-    return of_warp * 1024 + of_lane * 4;
-  }
-  static constexpr int kSumStep = 128;
-
   __device__ __forceinline__ void store_dq(std::uint32_t n) {
     S::template wait_empty<C::kSumStages>(S::sums_empty(anew(own)), n);
-    const std::uint32_t to = S::sums(anew(own), n) + first_sum(anew(warp), anew(lane)) * 4;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float* const sums = dq() + 4 * i;
-      store_shared(to + i * kSumStep * 4, {__float_as_uint(sums[0]), __float_as_uint(sums[1]),
-                                           __float_as_uint(sums[2]), __float_as_uint(sums[3])});
-    }
+    store_sums(S::sums(anew(own), n) + first_sum(anew(warp), anew(lane)) * 4, dq());
   }
 
   __device__ __forceinline__ void add_dq_to_memory(int place, std::uint32_t dq_count) {
@@ -408,6 +398,7 @@ struct BackwardConsumer : BackwardProducts<C> {
 
   // dQ of the block before, with no other product beside it.
   __device__ __forceinline__ void finish_dq(int place) {
+    if constexpr (C::kHasDqMaker) return;
     const std::uint32_t before = count - 1;
     if (!C::makes_dq(own, before)) {
       release<C::kDsStages>(C::kDsEmpty, before);
@@ -454,7 +445,10 @@ struct BackwardConsumer : BackwardProducts<C> {
     }
     if (block >= begin) {
       begin_head(block);
-      if (block == begin) {
+      if constexpr (C::kHasDqMaker) {
+        for (; block > begin; --block) step<false, false>(block, head_place);
+        step<false, true>(block, head_place);
+      } else if (block == begin) {
         step<false, true>(block, head_place);
       } else {
         step<false, false>(block, head_place);
@@ -511,13 +505,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     if (lane == 0) S::release_item(items);
   }
 
-  __device__ __forceinline__ BackwardItem read_item() const {
-    BackwardItem item = S::read_item(items);
-    item.tile = {same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)};
-    item.head = same(item.head);
-    item.bits = same(item.bits);
-    return item;
-  }
+  __device__ __forceinline__ BackwardItem read_item() const { return same(S::read_item(items)); }
 
   __device__ __forceinline__ void run() {
     for (;; ++items) {

@@ -273,7 +273,9 @@ void launch_backward(void (*run)(HopperBackward), const Context& context,
   launch(kOp, context, persistent, run, arguments);
   LaunchShape after = rows;
   after.after_previous = true;
-  launch(kOp, context, after, &backward_epilogue_kernel<T, C::kDim>,
+  launch(kOp, context, after,
+         C::kDqTransposed ? &backward_transposed_epilogue_kernel<T>
+                          : &backward_epilogue_kernel<T, C::kDim>,
          BackwardEpilogue{plan, sums, p.dq, static_cast<int>(p.dim),
                           scale * arguments.extras.grown_by});
   if (p.dsinks == nullptr) return;

@@ -188,13 +188,7 @@ struct PairConsumer : ConsumerThread<C, PairShared<C>> {
 
   // ---------------------------------------------------------------- items
 
-  __device__ __forceinline__ BackwardItem read_item() const {
-    BackwardItem item = S::read_item(items);
-    item.tile = {same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)};
-    item.head = same(item.head);
-    item.bits = same(item.bits);
-    return item;
-  }
+  __device__ __forceinline__ BackwardItem read_item() const { return same(S::read_item(items)); }
   __device__ __forceinline__ typename S::Plan plan() const { return S::plan_at(p, items); }
   __device__ __forceinline__ int own_key() const {
     return same(S::tile_index(items)) * kTileKeys + 64 * rank;

@@ -33,6 +33,7 @@ struct BackwardPairConfig {
   static constexpr int kShares = kCtas * kConsumers;
   static constexpr int kMapPieces = 0;  // no bias; masks are read from memory
   static constexpr bool kStoresFirst = false;
+  static constexpr bool kDqTransposed = false;
   static constexpr __device__ bool makes_dq(int, std::uint32_t) { return true; }
   static constexpr __device__ std::uint32_t dq_number(std::uint32_t count) { return count; }
   // Columns of dq of a consumer: a chunk. Of three chunks, the last one is cut in two.

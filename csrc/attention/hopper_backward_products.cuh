@@ -2,6 +2,8 @@
 // The products of a consumer of the backward kernel on Hopper, and the registers that they work on.
 #pragma once
 
+#include <array>
+
 #include "attention/hopper_backward_tile.cuh"
 #include "core/cuda/mma.cuh"
 
@@ -11,15 +13,14 @@ template <class C>
 struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   using S = BackwardShared<C>;
   using Base = ConsumerThread<C, S>;
-  using Base::columns_of, Base::lane, Base::rows_of, Base::warp;
+  using Base::columns_of, Base::ds_block, Base::lane, Base::rows_of, Base::warp;
   using T = typename C::T;
 
-  // Factors in registers, of all 64 columns.
+  // Of the own rows of K or V, the first pieces of 16 columns.
+  template <int kPieces>
   struct KeptRows {
-    std::uint32_t words[16];
+    std::array<std::uint32_t, 4 * kPieces> words;
   };
-  struct NoRows {};
-  using OwnRows = std::conditional_t<C::kKeepsKeys, KeptRows, NoRows>;
 
   const int own;            // which consumer
   std::uint32_t count = 0;  // of blocks
@@ -28,7 +29,8 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   float s[32];   // S^T, then P^T
   float dp[32];  // dP^T
   std::uint32_t p_packed[16], ds_packed[16];
-  OwnRows own_k, own_v;
+  KeptRows<C::kKeptOfK> own_k;
+  KeptRows<C::kKeptOfV> own_v;
 
   __device__ BackwardProducts(int consumer, int warp_, int lane_)
       : Base(warp_, lane_),
@@ -42,26 +44,21 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   static __device__ __forceinline__ int dout_block(std::uint32_t n) {
     return C::kDout + static_cast<int>(n % C::kDoutStages) * C::kRowsBytes;
   }
-  static __device__ __forceinline__ int ds_block(std::uint32_t n) {
-    return C::kDs + static_cast<int>(n % C::kDsStages) * C::kDsBytes;
-  }
-  // The own rows of K and V, from shared memory.
   __device__ __forceinline__ void keep_rows() {
-    own_k = kept_rows(C::kK);
-    own_v = kept_rows(C::kV);
+    keep_rows(own_k, C::kK);
+    keep_rows(own_v, C::kV);
   }
-  __device__ __forceinline__ KeptRows kept_rows(int rows) const {
+  template <int kPieces>
+  __device__ __forceinline__ void keep_rows(KeptRows<kPieces>& kept, int rows) const {
     const std::uint32_t row =
         S::at(rows) + own * C::kRowsBytes + (warp * 16 + lane % 16) * kSwizzleRow;
-    KeptRows kept;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kPieces; ++i) {
       std::uint32_t words[4];
       ldmatrix_x4(words, row + ((2 * i + lane / 16) ^ lane % 8) * 16);
 #pragma unroll
       for (int j = 0; j < 4; ++j) kept.words[4 * i + j] = words[j];
     }
-    return kept;
   }
 
   // ---------------------------------------------------------------- steps of products
@@ -75,30 +72,30 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   static constexpr int kQuerySteps = kBlockQueries / 16;
   static constexpr int kKeySteps = kTileKeys / 16;
 
+  // Of the own rows of K or V, what is not kept.
+  template <int kPieces>
+  __device__ __forceinline__ std::uint64_t rows_beside(const KeptRows<kPieces>&, int rows) const {
+    if constexpr (kPieces == kScoreSteps) {
+      return 0;
+    } else {
+      return rows_of(rows + own * C::kRowsBytes);
+    }
+  }
   // S^T or dP^T: 16 columns of D.
-  static __device__ __forceinline__ void score_step(float (&sums)[32], std::uint64_t keys,
-                                                    std::uint64_t queries, int step) {
+  template <int kPieces>
+  static __device__ __forceinline__ void score_step(float (&sums)[32],
+                                                    const KeptRows<kPieces>& kept,
+                                                    std::uint64_t keys, std::uint64_t queries,
+                                                    int step) {
     const int at = step / 4 * (C::kChunkBytes / 16) + step % 4 * 2;
-    if (step == 0) {
+    if (step == 0 && kPieces > 0) {
+      wgmma_first<T, Major::kK>(sums, kept.words.data(), queries);
+    } else if (step < kPieces) {
+      wgmma<T, Major::kK>(sums, kept.words.data() + 4 * step, queries + at);
+    } else if (step == 0) {
       wgmma_first<T>(sums, keys, queries);
     } else {
       wgmma<T>(sums, keys + at, queries + at);
-    }
-  }
-  static __device__ __forceinline__ void score_step(float (&sums)[32], const KeptRows& keys,
-                                                    std::uint64_t queries, int step) {
-    if (step == 0) {
-      wgmma_first<T, Major::kK>(sums, keys.words, queries);
-    } else {
-      wgmma<T, Major::kK>(sums, keys.words + 4 * step, queries + 2 * step);
-    }
-  }
-  // The own rows of K or V, as score_step() takes them.
-  __device__ __forceinline__ auto factor(const OwnRows& kept, int rows) const {
-    if constexpr (C::kKeepsKeys) {
-      return kept;
-    } else {
-      return rows_of(rows + own * C::kRowsBytes);
     }
   }
   // dV or dK: 16 queries.
@@ -129,12 +126,13 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   // registers half of it: taking turns, they hide each other.
 
   // S^T or dP^T, alone.
-  __device__ __forceinline__ void multiply_scores(float (&sums)[32], const OwnRows& kept, int rows,
-                                                  int block) {
-    const auto keys = factor(kept, rows);
+  template <int kPieces>
+  __device__ __forceinline__ void multiply_scores(float (&sums)[32], const KeptRows<kPieces>& kept,
+                                                  int rows, int block) {
+    const std::uint64_t keys = rows_beside(kept, rows);
     const std::uint64_t queries = rows_of(block);
 #pragma unroll
-    for (int step = 0; step < kScoreSteps; ++step) score_step(sums, keys, queries, step);
+    for (int step = 0; step < kScoreSteps; ++step) score_step(sums, kept, keys, queries, step);
     wgmma_commit();
   }
   __device__ __forceinline__ void multiply_first_scores() {
@@ -183,12 +181,12 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
                                                                const std::uint32_t* factors,
                                                                int block) {
     constexpr int kEvery = kScoreSteps / kQuerySteps;
-    const auto keys = factor(own_k, C::kK);
+    const std::uint64_t keys = rows_beside(own_k, C::kK);
     const std::uint64_t next = rows_of(q_block(count + 1));
     const std::uint64_t queries = columns_of(block);
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step) {
-      score_step(s, keys, next, step);
+      score_step(s, own_k, keys, next, step);
       if (step % kEvery == kEvery - 1) gradient_step(sums, factors, queries, step / kEvery);
     }
     wgmma_commit();

@@ -7,6 +7,7 @@
 #include "attention/attention_problem.h"
 #include "attention/hopper_backward_plan.h"
 #include "core/cuda/exponent.cuh"
+#include "core/cuda/mma.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/ptx.cuh"
 #include "core/cuda/reduce.cuh"
@@ -208,6 +209,15 @@ __device__ __forceinline__ void transpose_quad(std::uint32_t (&words)[4], int la
   }
 }
 
+// Eight columns of a row of dq, where they exist.
+template <class T>
+__device__ __forceinline__ void store_dq(const BackwardEpilogue& a, const QueryBlock& at, int row,
+                                         int column, const std::uint32_t (&words)[4]) {
+  if (column >= a.dim || !at.exists(row)) return;
+  Pack<T, 8>::store(at.address<T>(a.dq, row, column),
+                    make_uint4(words[0], words[1], words[2], words[3]));
+}
+
 // Sums lie as wgmma leaves them: pieces of 64 columns, then 16 rows of a warp, then 8 columns, then
 // a lane's four: two columns of a row and of that 8 below. A warp takes 16 rows, and of each piece
 // 32 columns; its quads turn what they read into eight columns a lane.
@@ -244,14 +254,39 @@ __global__ void __launch_bounds__(kRowThreads)
     transpose_quad(lower, lane);
     const int row = 16 * rows + lane / 4;
     const int column = 64 * i + 32 * half + lane % 4 * 8;
-    if (column >= a.dim) continue;
-    const auto store = [&](int to_row, const std::uint32_t(&words)[4]) {
-      if (!at.exists(to_row)) return;
-      Pack<T, 8>::store(at.address<T>(a.dq, to_row, column),
-                        make_uint4(words[0], words[1], words[2], words[3]));
-    };
-    store(row, upper);
-    store(row + 8, lower);
+    store_dq<T>(a, at, row, column, upper);
+    store_dq<T>(a, at, row + 8, column, lower);
+  }
+#endif
+}
+
+// The same for sums of dQ^T, of 64 columns: 16 columns of a warp, then 8 rows, then a lane's four:
+// two rows of a column and of that 8 further. A warp takes 8 rows, whose 8x8 pieces it transposes.
+template <class T>
+__global__ void __launch_bounds__(kRowThreads)
+    backward_transposed_epilogue_kernel(const __grid_constant__ BackwardEpilogue a) {
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
+  const QueryBlock at(a.plan);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  wait_for_previous_kernel();
+  const float4* const from = reinterpret_cast<const float4*>(a.sums) +
+                             at.place * (64 * kBlockQueries / 4) + warp * 32 + lane;
+  float4 sums[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] = from[i * 256];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float4 v = sums[2 * i + j];
+      const float pairs[4] = {v.x * a.scale, v.y * a.scale, v.z * a.scale, v.w * a.scale};
+      words[2 * j] = movmatrix_trans(narrow_word<T>(pairs));
+      words[2 * j + 1] = movmatrix_trans(narrow_word<T>(pairs + 2));
+    }
+    transpose_quad(words, lane);
+    store_dq<T>(a, at, 8 * warp + lane / 4, 32 * i + lane % 4 * 8, words);
   }
 #endif
 }

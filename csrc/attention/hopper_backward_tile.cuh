@@ -70,15 +70,26 @@ struct HopperBackwardConfig {
   static constexpr int kChunks = kDim / 64;
   static constexpr int kConsumers = 2;  // warpgroups, of 64 keys each
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
+  // A warpgroup of its own makes dq, instead of the consumers, and sums are those of dQ^T: see
+  // hopper_backward_dq.cuh.
+  static constexpr bool kHasDqMaker = kForm == BackwardForm::kOrdered && kDim <= 64;
+  static constexpr bool kDqTransposed = kHasDqMaker;
+  static constexpr int kDqWarps = kHasDqMaker ? 4 : 0;
+  static constexpr int kThreads = 128 + 32 * (kConsumerWarps + kDqWarps);
   // Of a thread. The sums of a consumer take 2 kDim and more; what is left is for the producers.
-  static constexpr int kConsumerRegisters = kDim > 64 ? 240 : 232;
-  static constexpr int kProducerRegisters = kDim > 64 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kHasDqMaker ? 200 : kDim > 64 ? 240 : 232;
+  static constexpr int kDqRegisters = kHasDqMaker ? 88 : 0;
+  static constexpr int kProducerRegisters = kHasDqMaker || kDim > 64 ? 24 : 40;
+  // A kernel starts with equal shares of the registers, in steps of 8: no more are there to take.
+  static_assert(128 * (kConsumers * kConsumerRegisters + kDqRegisters + kProducerRegisters) <=
+                kThreads * (65536 / kThreads / 8 * 8));
   // S^T of the next block is made beside dV, so that its exponentials run while dK and dQ are made.
   // With 128 columns there are no registers for that: see step_behind().
   static constexpr bool kScoresAhead = kDim <= 64;
-  // K and V are read from registers, which halves what S^T and dP^T take of shared memory.
-  static constexpr bool kKeepsKeys = kScoresAhead;
+  // K and V are read from registers, which halves what S^T and dP^T take of shared memory: so many
+  // pieces of 16 columns. Beside a warpgroup for dq there is no room for the last piece of V.
+  static constexpr int kKeptOfK = kScoresAhead ? 4 : 0;
+  static constexpr int kKeptOfV = kHasDqMaker ? 3 : kKeptOfK;
   // The second consumer begins an item later than the first, so that each has products while the
   // other has none; and each keeps the range of blocks that its mask does not touch. For packed
   // sequences there are no registers for either, in two forms of 128 columns none for the range.
@@ -157,10 +168,14 @@ struct HopperBackwardConfig {
   }
 
   // A consumer makes its 64 columns of dq for every block; with 64 columns in all, every second
-  // block's dq. This is the share of `consumer` in block number `count` of this CTA.
+  // block's dq. This is the share of `consumer` in block number `count` of this CTA. A warpgroup of
+  // its own leaves dq where that consumer would.
   static constexpr int kShares = kChunks;
   static constexpr __device__ bool makes_dq(int consumer, std::uint32_t count) {
-    return kShares == kConsumers || static_cast<int>(count % kConsumers) == consumer;
+    return kShares == kConsumers || maker_of_dq(count) == consumer;
+  }
+  static constexpr __device__ int maker_of_dq(std::uint32_t count) {
+    return static_cast<int>(count % kConsumers);
   }
   // Among those of a consumer.
   static constexpr __device__ std::uint32_t dq_number(std::uint32_t count) {
@@ -201,9 +216,9 @@ struct BackwardShared {
     const auto init = [](int first, int count, int arrivals) {
       for (int i = 0; i < count; ++i) mbarrier_init(barrier(first + i), arrivals);
     };
-    const int readers = 1 + C::kConsumerWarps + (ordered ? C::kConsumers : 0);
+    const int readers = 1 + C::kConsumerWarps + C::kDqWarps + (ordered ? C::kConsumers : 0);
     init(C::kKeysFull, 1, 1);
-    init(C::kKeysEmpty, 1, C::kConsumers);
+    init(C::kKeysEmpty, 1, C::kConsumers + C::kDqWarps);
     init(C::kItemFull, C::kItemStages, 1);
     init(C::kItemEmpty, C::kItemStages, readers);
     init(C::kQFull, C::kQStages, 1);
@@ -211,7 +226,7 @@ struct BackwardShared {
     init(C::kDoutFull, C::kDoutStages, 1);
     init(C::kDoutEmpty, C::kDoutStages, C::kConsumerWarps);
     init(C::kDsFull, C::kDsStages, C::kConsumerWarps);
-    init(C::kDsEmpty, C::kDsStages, C::kConsumerWarps);
+    init(C::kDsEmpty, C::kDsStages, C::kHasDqMaker ? C::kDqWarps : C::kConsumerWarps);
     init(C::kBegun, C::kItemStages, C::kConsumerWarps / C::kConsumers);
     init(C::kTurn, C::kConsumers, 1);
     init(C::kAdded, C::kConsumers, 4);
@@ -222,6 +237,10 @@ struct BackwardShared {
     init(C::kSumsFull, C::kConsumers * C::kSumStages, 4);
     init(C::kSumsEmpty, C::kConsumers * C::kSumStages, 1);
     fence_mbarrier_init();
+  }
+
+  static __device__ __forceinline__ int ds_block(std::uint32_t n) {
+    return C::kDs + static_cast<int>(n % C::kDsStages) * C::kDsBytes;
   }
 
   // A consumer's rings, and where its sums of dq number `n` lie.
@@ -353,6 +372,12 @@ struct ConsumerThread : S {
   // same() of what an item holds, or, where that is a lot, of what follows from it.
   static __device__ __forceinline__ int same_of_item(int v) { return C::kRagged ? v : same(v); }
   static __device__ __forceinline__ int same_result(int v) { return C::kRagged ? same(v) : v; }
+  static __device__ __forceinline__ BackwardItem same(BackwardItem item) {
+    item.tile = {same(item.tile.index), same(item.tile.kv_head), same(item.tile.batch)};
+    item.head = same(item.head);
+    item.bits = same(item.bits);
+    return item;
+  }
   static __device__ __forceinline__ std::uint32_t uniform(std::uint32_t address) {
     return __shfl_sync(kAllLanes, address, 0);
   }
@@ -366,6 +391,22 @@ struct ConsumerThread : S {
   template <int kStages>
   __device__ __forceinline__ void release(int first, std::uint32_t n) const {
     if (lane == 0) mbarrier_arrive(S::template barrier<kStages>(first, n));
+  }
+
+  // Sums of dq lie in a share of a block as they do in registers, each warp's in 4 KB of its own.
+  static __device__ __forceinline__ int first_sum(int of_warp, int of_lane) {
+    return of_warp * 1024 + of_lane * 4;
+  }
+  static constexpr int kSumStep = 128;
+
+  // From a thread's first sum in shared memory on.
+  static __device__ __forceinline__ void store_sums(std::uint32_t to, const float (&sums)[32]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float* const of = sums + 4 * i;
+      store_shared(to + i * kSumStep * 4, {__float_as_uint(of[0]), __float_as_uint(of[1]),
+                                           __float_as_uint(of[2]), __float_as_uint(of[3])});
+    }
   }
 
   // Sixteen rows of a warp to shared memory, two matrices of 16 columns at a time.

@@ -27,6 +27,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::ui
                : "memory");
 }
 
+// The transpose of an 8x8 matrix of 16-bit elements, before and after as ldmatrix gives it.
+__device__ __forceinline__ std::uint32_t movmatrix_trans(std::uint32_t a) {
+  std::uint32_t d;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+}
+
 // c += a b, with a 16x16, b 16x8 and c 16x8. Of c a lane has elements 2 * (lane % 4) and the one
 // after it of rows lane / 4 (c[0], c[1]) and lane / 4 + 8 (c[2], c[3]).
 template <class T>

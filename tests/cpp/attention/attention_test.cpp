@@ -35,11 +35,12 @@ TEST_P(AttentionOp, head_dims) {
   check({1, 13, 70, 2, 1, 5, 129}, {});
 }
 
-// For pairs of CTAs on Hopper.
-TEST_P(AttentionOp, wide_heads_over_several_tiles) {
+// For Hopper, which up to 64 columns has a warpgroup for dq, and above 128 pairs of CTAs.
+TEST_P(AttentionOp, heads_over_several_tiles) {
   if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
-  for (std::int64_t dim : {136, 192, 256}) {
+  for (std::int64_t dim : {8, 40, 64, 136, 192, 256}) {
     check({1, 150, 300, 4, 2, dim, dim}, {.numbers = {.window_right = 0}});
+    check({1, 301, 277, 4, 1, dim, dim}, {.numbers = {.window_left = 70, .window_right = 30}});
     check({2, 130, 70, 1, 1, dim, dim}, {});
     check({1, 70, 130, 2, 1, dim, dim}, {.sinks = true, .dlse = true});
   }
