@@ -5,7 +5,8 @@
 // of 64 queries that see them, for all query heads of the group: dk and dv are sums in registers
 // and need no atomics. dq is a sum over tiles in global memory.
 //   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; and two, one for
-//                 each consumer, keep the order in which tiles add to dq, if it matters
+//                 the part of dq of each consumer, keep the order in which tiles add to it, if it
+//                 matters
 //   two more      64 keys each, see hopper_backward_consumer.cuh
 //   the last one  where there is one, makes dq, see hopper_backward_dq.cuh
 #pragma once

@@ -11,7 +11,8 @@ namespace transformer_kernels::cuda {
 
 // What a kernel is made for. The first two are the fastest, for sequences of one length and scores
 // that are products times a scale; the second one sums dq up in the order of tiles, which with 64
-// columns costs so little that there is no other. The rest ask for that order at run time.
+// columns costs so little that there is no other. The others ask for that order at run time, the
+// first one with 128 columns only.
 enum class BackwardForm : std::uint8_t {
   kFree,  // of more than 64 columns
   kOrdered,
@@ -33,7 +34,6 @@ inline constexpr HopperBackwardKernel kHopperBackwardKernels[] = {
     {"hopper_backward_64_scores",    64, BackwardForm::kScores},
     {"hopper_backward_64_weights",   64, BackwardForm::kWeights},
     {"hopper_backward_128",         128, BackwardForm::kFree},
-    {"hopper_backward_128_ordered", 128, BackwardForm::kOrdered},
     {"hopper_backward_128_packed",  128, BackwardForm::kRagged},
     {"hopper_backward_128_scores",  128, BackwardForm::kScores},
     {"hopper_backward_128_weights", 128, BackwardForm::kWeights},

@@ -14,6 +14,7 @@
 //
 //   step_ahead()    dP^T, next S^T and dV | *dS | dK and dQ | *next P^T | dQ leaves
 //   step_behind()   dP^T, dQ and dV | *dS | dQ leaves | dK and next S^T | next P^T
+//   step_beside()   dP^T and dV | *dS | next S^T and dK | *next P^T
 #pragma once
 
 #include "attention/hopper_backward_extras.cuh"
@@ -25,11 +26,11 @@ namespace transformer_kernels::cuda {
 template <class C>
 struct BackwardConsumer : BackwardProducts<C> {
   using Base = BackwardProducts<C>;
+  using Base::add_sums, Base::begin_turn, Base::end_turn;
   using Base::count, Base::dk, Base::dp, Base::ds_packed, Base::dv, Base::own, Base::p_packed;
   using Base::dout_block, Base::dq, Base::ds_block, Base::q_block, Base::s;
-  using Base::first_sum, Base::kSumStep, Base::store_sums;
   using Base::lane, Base::release, Base::same, Base::same_of_item, Base::same_result;
-  using Base::multiply_dp, Base::multiply_dq, Base::multiply_first_scores, Base::warp;
+  using Base::multiply_dp, Base::multiply_dq, Base::multiply_scores, Base::warp;
   using Base::multiply_dq_and_gradient, Base::multiply_gradient;
   using Base::multiply_scores_and_gradient;
   using Base::store_columns, Base::store_gradient;
@@ -80,6 +81,18 @@ struct BackwardConsumer : BackwardProducts<C> {
 #pragma unroll
     for (int i = 0; i < C::kDim / 2; ++i) dk[i] = dv[i] = 0;
     Base::keep_rows();
+  }
+
+  // Where sums of dP^T begin with -delta.
+  __device__ __forceinline__ void begin_dp() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 delta = statistic(count, i, 1);
+      const float minus[4] = {delta.x, delta.y, delta.z, delta.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) dp[8 * i + j] = minus[j / 4 * 2 + j % 2];
+    }
+    pin(dp);
   }
 
   // Products and exponentials of what is not seen may be anything: they are replaced.
@@ -173,7 +186,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     const std::uint32_t at = C::kWeights ? weights_at() : 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float4 delta = statistic(count, i, 1);
+      const float4 delta = C::kDpBegun ? float4{} : statistic(count, i, 1);
       const uint4 words = weights(at, i);
       const std::uint32_t weight[4] = {words.x, words.y, words.z, words.w};
       if constexpr (kDrops) {
@@ -182,6 +195,9 @@ struct BackwardConsumer : BackwardProducts<C> {
         for (int j = 0; j < 4; ++j) kept[j] = weight[j] & nonzero_halves<T>(p_packed[4 * i + j]);
         differentiate_scores<T>(weight, kept, dp + 8 * i, delta, p.extras.shrunk_by,
                                 ds_packed + 4 * i);
+      } else if constexpr (C::kDpBegun) {
+        const auto change = [&](int j) { return dp[8 * i + j]; };
+        differentiate_scores<T>(weight, change, ds_packed + 4 * i);
       } else {
         differentiate_scores<T>(weight, dp + 8 * i, delta, ds_packed + 4 * i);
       }
@@ -220,68 +236,32 @@ struct BackwardConsumer : BackwardProducts<C> {
 
   // ---------------------------------------------------------------- sums of dq
 
-  // dQ leaves. Its block is number `place` among those of all heads; in ragged configurations, of
-  // the head.
-  __device__ __forceinline__ void add_dq(int place, std::uint32_t dq_count) {
-    put_dq(place, dq_count);
-    if constexpr (C::kSumsInShared) {
-      fence_async_shared();
-      __syncwarp();
-      show_dq(dq_count);
-    }
-  }
-  // The same in two parts, for a step that has a fence and a __syncwarp() between them anyway.
-  __device__ __forceinline__ void put_dq(int place, std::uint32_t dq_count) {
+  // dQ of a block of the head leaves.
+  __device__ __forceinline__ void add_dq(int block, std::uint32_t dq_count) {
     pin(dq());
     release<C::kDsStages>(C::kDsEmpty, dq_count);
-    if constexpr (C::kSumsInShared) {
-      store_dq(C::dq_number(dq_count));
-    } else {
-      add_dq_to_memory(place, dq_count);
-    }
-  }
-  __device__ __forceinline__ void show_dq(std::uint32_t dq_count) {
-    if constexpr (C::kSumsInShared) {
-      release<C::kSumStages>(S::sums_full(anew(own)), C::dq_number(dq_count));
-    }
-  }
-
-  __device__ __forceinline__ void store_dq(std::uint32_t n) {
-    S::template wait_empty<C::kSumStages>(S::sums_empty(anew(own)), n);
-    store_sums(S::sums(anew(own), n) + first_sum(anew(warp), anew(lane)) * 4, dq());
-  }
-
-  __device__ __forceinline__ void add_dq_to_memory(int place, std::uint32_t dq_count) {
     const bool in_turn = C::takes_turns(p);
-    if (in_turn) S::template wait_full<1>(C::kTurn + own, C::dq_number(dq_count));
-    if constexpr (C::kRagged) place += S::item_word(items, BackwardItem::kPlace);
-    const int share = C::kShares == 1 ? 0 : own;
-    float* const to = p.dq + static_cast<std::int64_t>(place * C::kShares + share) * C::kShareSums +
-                      first_sum(warp, lane);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float* const sums = dq() + 4 * i;
-      global_reduce_add(to + i * kSumStep, make_float4(sums[0], sums[1], sums[2], sums[3]));
-    }
-    if (in_turn) {
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(S::barrier(C::kAdded + own));
-    }
+    if (in_turn) begin_turn(own, C::dq_number(dq_count));
+    const int place = S::item_word(items, BackwardItem::kPlace) + block;
+    add_sums(p, place, C::kShares == 1 ? 0 : own, dq());
+    if (in_turn) end_turn(own);
   }
 
   // ---------------------------------------------------------------- blocks
 
   // One block. On entry p_packed holds its P^T, on return that of the next, unless it is the last.
-  // kWithDq: and dQ of the block before. `head_place` is the place of the head's block 0 in dq.
+  // kWithDq: and dQ of the block before.
   template <bool kWithDq, bool kLast>
-  __device__ __forceinline__ void step(int block, int head_place) {
+  __device__ __forceinline__ void step(int block) {
     S::template wait_full<C::kDoutStages>(C::kDoutFull, count);
     if constexpr (!kLast) S::template wait_full<C::kQStages>(C::kQFull, count + 1);
     if constexpr (kWithDq) S::template wait_full<C::kDsStages>(C::kDsFull, count - 1);
     if constexpr (C::kScoresAhead) {
-      step_ahead<kWithDq, kLast>(block, head_place);
+      step_ahead<kWithDq, kLast>(block);
+    } else if constexpr (C::kHasDqMaker) {
+      step_beside<kLast>(block);
     } else {
-      step_behind<kWithDq, kLast>(block, head_place);
+      step_behind<kWithDq, kLast>(block);
     }
     ++count;
   }
@@ -289,7 +269,7 @@ struct BackwardConsumer : BackwardProducts<C> {
   // Factors in registers are pinned behind the wait for their products, lest others take their
   // places meanwhile.
   template <bool kWithDq, bool kLast>
-  __device__ __forceinline__ void step_ahead(int block, int head_place) {
+  __device__ __forceinline__ void step_ahead(int block) {
     pin(p_packed);
     pin(dv);
     wgmma_fence();
@@ -325,7 +305,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     pin(dk);
     pin(ds_packed);
     release<C::kQStages>(C::kQEmpty, count);
-    if constexpr (kWithDq) add_dq(head_place + block + 1, count - 1);
+    if constexpr (kWithDq) add_dq(block + 1, count - 1);
   }
 
   // Products that still run while dS is made: that of dV reads P^T, which the plain dS does too.
@@ -334,7 +314,7 @@ struct BackwardConsumer : BackwardProducts<C> {
   static constexpr int kBesideDs = C::kWeights ? 0 : 1;
 
   template <bool kWithDq, bool kLast>
-  __device__ __forceinline__ void step_behind(int block, int head_place) {
+  __device__ __forceinline__ void step_behind(int block) {
     pin(p_packed);
     pin(dv);
     wgmma_fence();
@@ -348,12 +328,12 @@ struct BackwardConsumer : BackwardProducts<C> {
     wgmma_wait<kBesideDs>();
     pin(dp);
     if constexpr (C::kWeights) pin(p_packed);
-    if constexpr (kWithDq && C::kWeights) add_dq(head_place + block + 1, count - 1);
+    if constexpr (kWithDq && C::kWeights) add_dq(block + 1, count - 1);
     differentiate();
     wgmma_wait<0>();
     pin(dv);
     release<C::kDoutStages>(C::kDoutEmpty, count);
-    if constexpr (kWithDq && !C::kWeights) put_dq(head_place + block + 1, count - 1);
+    if constexpr (kWithDq && !C::kWeights) add_dq(block + 1, count - 1);
     pin(ds_packed);
     pin(dk);
     if constexpr (kWithDq && C::kSumsFirst) __syncwarp();
@@ -364,7 +344,6 @@ struct BackwardConsumer : BackwardProducts<C> {
       multiply_scores_and_gradient(dk, ds_packed, q_block(count));
     }
     store_ds();
-    if constexpr (kWithDq) show_dq(count - 1);
     if constexpr (!kLast) look_ahead(block - 1, count + 1);
     wgmma_wait<0>();
     pin(dk);
@@ -373,6 +352,40 @@ struct BackwardConsumer : BackwardProducts<C> {
       pin(s);
       exponentiate(block - 1, count + 1);
     }
+  }
+
+  // Another warpgroup makes dQ: there are registers for S^T in a group of its own, which ends
+  // first.
+  template <bool kLast>
+  __device__ __forceinline__ void step_beside(int block) {
+    begin_dp();
+    pin(p_packed);
+    pin(dv);
+    wgmma_fence();
+    multiply_dp();
+    multiply_gradient(dv, p_packed, dout_block(count));
+    wgmma_wait<1>();
+    pin(dp);
+    differentiate();
+    wgmma_wait<0>();
+    pin(dv);
+    pin(p_packed);
+    release<C::kDoutStages>(C::kDoutEmpty, count);
+    pin(ds_packed);
+    pin(dk);
+    wgmma_fence();
+    if constexpr (!kLast) multiply_scores(count + 1);
+    multiply_gradient(dk, ds_packed, q_block(count));
+    store_ds();
+    if constexpr (!kLast) {
+      wgmma_wait<1>();
+      pin(s);
+      exponentiate(block - 1, count + 1);
+    }
+    wgmma_wait<0>();
+    pin(dk);
+    pin(ds_packed);
+    release<C::kQStages>(C::kQEmpty, count);
   }
 
   // The second consumer begins an item when the first one has its probabilities of a block.
@@ -387,7 +400,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     follow();
     S::template wait_full<C::kQStages>(C::kQFull, count);
     wgmma_fence();
-    multiply_first_scores();
+    multiply_scores(count);
     draw(block);
     look_ahead(block, count);
     wgmma_wait<0>();
@@ -397,7 +410,7 @@ struct BackwardConsumer : BackwardProducts<C> {
   }
 
   // dQ of the block before, with no other product beside it.
-  __device__ __forceinline__ void finish_dq(int place) {
+  __device__ __forceinline__ void finish_dq(int block) {
     if constexpr (C::kHasDqMaker) return;
     const std::uint32_t before = count - 1;
     if (!C::makes_dq(own, before)) {
@@ -408,7 +421,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     wgmma_fence();
     multiply_dq(before);
     wgmma_wait<0>();
-    add_dq(place, before);
+    add_dq(block, before);
   }
 
   // A block that sees keys of other consumers only.
@@ -425,18 +438,17 @@ struct BackwardConsumer : BackwardProducts<C> {
   }
 
   template <bool kLast>
-  __device__ __forceinline__ void later_step(int block, int head_place) {
+  __device__ __forceinline__ void later_step(int block) {
     if (C::makes_dq(own, count - 1)) {
-      step<true, kLast>(block, head_place);
+      step<true, kLast>(block);
     } else {
       release<C::kDsStages>(C::kDsEmpty, count - 1);
-      step<false, kLast>(block, head_place);
+      step<false, kLast>(block);
     }
   }
 
   // All blocks of a tile and a query head, the last one first.
   __device__ __forceinline__ void run_item(const BackwardItem& item) {
-    const int head_place = C::kRagged ? 0 : S::place_of(p, item);
     int block = same_result(plan().blocks_of(item.tile.index).end) - 1;
     const int begin = own_begin();
     if constexpr (C::kKeepsRange) {
@@ -446,23 +458,23 @@ struct BackwardConsumer : BackwardProducts<C> {
     if (block >= begin) {
       begin_head(block);
       if constexpr (C::kHasDqMaker) {
-        for (; block > begin; --block) step<false, false>(block, head_place);
-        step<false, true>(block, head_place);
+        for (; block > begin; --block) step<false, false>(block);
+        step<false, true>(block);
       } else if (block == begin) {
-        step<false, true>(block, head_place);
+        step<false, true>(block);
       } else {
-        step<false, false>(block, head_place);
-        for (--block; block > begin; --block) later_step<false>(block, head_place);
-        later_step<true>(block, head_place);
+        step<false, false>(block);
+        for (--block; block > begin; --block) later_step<false>(block);
+        later_step<true>(block);
       }
-      finish_dq(head_place + block);
+      finish_dq(block);
     } else {
       let_follow();
     }
     const int first = same_result(plan().blocks_of(own_key() / kTileKeys).begin);
     if (own_begin() > first) {
       skip_block();
-      finish_dq(head_place + first);
+      finish_dq(first);
     }
   }
 

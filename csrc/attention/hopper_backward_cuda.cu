@@ -95,7 +95,7 @@ const char* refusal_of_form(const HopperBackwardKernel& kernel, const AttentionB
   if (kernel.form < kScores && has_extras(p)) return "knows no bias, mask or slopes";
   if (kernel.form < kRagged && p.q_offsets) return "knows no sequences of different lengths";
   if (kernel.form < kRagged && pair && !(p.scale > 0)) return "wants a scale above 0";
-  if (kernel.form == kFree && p.deterministic) return "adds to dq in any order";
+  if (kernel.form == kFree && pair && p.deterministic) return "adds to dq in any order";
   if (pair && p.bias.defined()) return "has no room for a bias above 128 columns";
   if (kernel.form == kWeights && kernel.dim > 64 && p.bias.defined() &&
       p.bias.dtype == DType::kFloat32) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The warpgroup of the backward kernel on Hopper that makes dq of every block, where consumers make
-// none: dQ^T = K^T dS, of all keys of the tile and 64 columns.
+// none: of all keys of the tile, 64 columns at a time. Consumers leave dS in shared memory, and go
+// on.
 //
-// Consumers leave dS in shared memory, and go on. Made this way round, the factor that registers
-// can hold is K^T, which serves a whole tile: dS K would read K anew for every block.
+// With 64 columns it makes dQ^T = K^T dS: the factor that registers can hold is then K^T, which
+// serves a whole tile. With 128 there are no registers for that, and it makes dQ = dS K.
 #pragma once
 
 #include "attention/hopper_backward_tile.cuh"
@@ -15,8 +16,9 @@ template <class C>
 struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
   using S = BackwardShared<C>;
   using Base = ConsumerThread<C, S>;
-  using Base::columns_of, Base::ds_block, Base::first_sum, Base::lane, Base::release;
-  using Base::same, Base::store_sums, Base::warp;
+  using Base::add_sums, Base::begin_turn, Base::end_turn, Base::store_sums;
+  using Base::columns_of, Base::ds_block, Base::first_sum, Base::key_step, Base::lane;
+  using Base::release, Base::same, Base::warp;
   using T = typename C::T;
 
   static constexpr int kSteps = kTileKeys / 16;
@@ -25,7 +27,7 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
   const HopperBackward& p;
   std::uint32_t count = 0;  // of blocks
   float dq[32];
-  std::uint32_t keys[4 * kKept];  // K^T, 16 keys a step
+  std::uint32_t keys[4 * kKept];  // K^T, 16 keys a step, where it is kept
 
   __device__ BackwardDqMaker(const HopperBackward& problem, int warp_, int lane_)
       : Base(warp_, lane_),
@@ -45,23 +47,51 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
   }
 
   // dQ^T of one block.
-  __device__ __forceinline__ void multiply() {
+  __device__ __forceinline__ void multiply_transposed() {
     const std::uint64_t ds = columns_of(ds_block(count));
+    const std::uint64_t k = columns_of(C::kK);
     wgmma_fence();
     wgmma_first<T, Major::kOther>(dq, keys, ds);
 #pragma unroll
     for (int i = 1; i < kKept; ++i) wgmma<T, Major::kOther>(dq, keys + 4 * i, ds + i * 128);
-    wgmma<T, Major::kOther, Major::kOther>(dq, columns_of(C::kK) + kKept * 128, ds + kKept * 128);
+    wgmma<T, Major::kOther, Major::kOther>(dq, k + key_step(kKept), ds + kKept * 128);
     wgmma_commit();
     wgmma_wait<0>();
     pin(dq);
     pin(keys);
   }
 
-  __device__ __forceinline__ void run_block() {
-    S::template wait_full<C::kDsStages>(C::kDsFull, count);
-    multiply();
-    release<C::kDsStages>(C::kDsEmpty, count);
+  // dQ of one block, 64 columns of it.
+  __device__ __forceinline__ void multiply(int share) {
+    const std::uint64_t ds = columns_of(ds_block(count));
+    const std::uint64_t k = columns_of(C::kK + share * C::kChunkBytes);
+    wgmma_fence();
+    wgmma_first<T, Major::kOther, Major::kOther>(dq, ds, k);
+#pragma unroll
+    for (int i = 1; i < kSteps; ++i) {
+      wgmma<T, Major::kOther, Major::kOther>(dq, ds + i * 128, k + key_step(i));
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(dq);
+  }
+
+  // 64 columns of dq of a block, which is number `place` among those of all heads.
+  __device__ __forceinline__ void make_share(int place, int share) {
+    if constexpr (C::kDqTransposed) {
+      multiply_transposed();
+    } else {
+      multiply(share);
+    }
+    if (share == C::kShares - 1) release<C::kDsStages>(C::kDsEmpty, count);
+    if constexpr (C::kSumsInShared) {
+      put_sums();
+    } else {
+      add_share(place, share);
+    }
+  }
+
+  __device__ __forceinline__ void put_sums() {
     const int ring = C::maker_of_dq(count);
     const std::uint32_t n = C::dq_number(count);
     S::template wait_empty<C::kSumStages>(S::sums_empty(ring), n);
@@ -69,7 +99,14 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
     fence_async_shared();
     __syncwarp();
     release<C::kSumStages>(S::sums_full(ring), n);
-    ++count;
+  }
+
+  __device__ __forceinline__ void add_share(int place, int share) {
+    const bool in_turn = C::takes_turns(p);
+    if (in_turn) begin_turn(share, count);
+    add_sums(p, place, share, dq);
+    if (in_turn) end_turn(share);
+    __syncwarp();  // keeps the sums before the next products, which take their registers
   }
 
   __device__ __forceinline__ void run() {
@@ -80,11 +117,17 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
       if (item.none()) return;
       if (item.first()) {
         mbarrier_wait(S::barrier(C::kKeysFull), item.parity());
-        keep_keys();
+        if constexpr (C::kDqTransposed) keep_keys();
       }
-      const int blocks = p.plan.blocks_of(item.tile.index).size();
+      const int head_place = S::place_of(p, item);
+      const BlockRange blocks = p.plan.blocks_of(item.tile.index);
 #pragma unroll 1
-      for (int i = 0; i < blocks; ++i) run_block();
+      for (int block = blocks.end - 1; block >= blocks.begin; --block) {
+        S::template wait_full<C::kDsStages>(C::kDsFull, count);
+#pragma unroll
+        for (int share = 0; share < C::kShares; ++share) make_share(head_place + block, share);
+        ++count;
+      }
       if (item.last() && lane == 0) mbarrier_arrive(S::barrier(C::kKeysEmpty));
     }
   }

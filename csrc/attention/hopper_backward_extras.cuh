@@ -43,20 +43,28 @@ __device__ __forceinline__ std::uint32_t positive_halves(std::uint32_t word) {
   return *reinterpret_cast<const std::uint32_t*>(&positive);
 }
 
-// Eight of dS^T from weights and dP^T.
+// Eight of dS^T from weights and dP^T - delta, which change(j) gives.
+template <class T, class Change>
+__device__ __forceinline__ void differentiate_scores(const std::uint32_t (&weights)[4],
+                                                     Change&& change, std::uint32_t* ds) {
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    float x[2];
+    widen_word<T>(weights[j / 2], x);
+    x[0] *= change(j);
+    x[1] *= change(j + 1);
+    ds[j / 2] = narrow_word<T>(x);
+  }
+}
+
+// The same from dP^T.
 template <class T>
 __device__ __forceinline__ void differentiate_scores(const std::uint32_t (&weights)[4],
                                                      const float* dp, const float4& minus_delta,
                                                      std::uint32_t* ds) {
   const float minus[4] = {minus_delta.x, minus_delta.y, minus_delta.z, minus_delta.w};
-#pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    float x[2];
-    widen_word<T>(weights[j / 2], x);
-    x[0] *= dp[j] + minus[j / 4 * 2];
-    x[1] *= dp[j + 1] + minus[j / 4 * 2 + 1];
-    ds[j / 2] = narrow_word<T>(x);
-  }
+  const auto change = [&](int j) { return dp[j] + minus[j / 4 * 2 + j % 2]; };
+  differentiate_scores<T>(weights, change, ds);
 }
 
 // The same with dropout: `kept` are the weights that it keeps, else 0. In units of what it keeps:

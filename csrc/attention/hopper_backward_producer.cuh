@@ -191,7 +191,7 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
   }
 
   // Instead of keep_order(), where sums of dq leave by way of shared memory: adds them in the same
-  // order itself. With one buffer the next turn is looked for while the last sums are on their way.
+  // order itself.
   __device__ void add_in_order(int consumer, int share) const {
     int* last = nullptr;
     int turn_after_last = 0;
@@ -206,10 +206,10 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
       const std::int64_t place = (S::place_of(p, item()) + block) * C::kShares + share;
       int* const added = p.tiles_added + place;
       const int turn = p.plan.turn(item().tile.index, block);
-      bool own_turn = C::kSumStages == 1 && load_acquire(added) == turn;
       end_last();
       S::template wait_full<C::kSumStages>(S::sums_full(consumer), n);
-      while (!own_turn) own_turn = load_acquire(added) == turn;
+      while (load_acquire(added) != turn) {
+      }
       // The load that saw the turn orders what this thread does, but bulk copies by a fence only.
       fence_async_global();
       float* const sums = p.dq + place * C::kShareSums;

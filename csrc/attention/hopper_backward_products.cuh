@@ -13,7 +13,7 @@ template <class C>
 struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   using S = BackwardShared<C>;
   using Base = ConsumerThread<C, S>;
-  using Base::columns_of, Base::ds_block, Base::lane, Base::rows_of, Base::warp;
+  using Base::columns_of, Base::ds_block, Base::key_step, Base::lane, Base::rows_of, Base::warp;
   using T = typename C::T;
 
   // Of the own rows of K or V, the first pieces of 16 columns.
@@ -81,18 +81,19 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
       return rows_of(rows + own * C::kRowsBytes);
     }
   }
-  // S^T or dP^T: 16 columns of D.
-  template <int kPieces>
+  // S^T or dP^T: 16 columns of D. kBegun: sums hold what they begin with.
+  template <bool kBegun, int kPieces>
   static __device__ __forceinline__ void score_step(float (&sums)[32],
                                                     const KeptRows<kPieces>& kept,
                                                     std::uint64_t keys, std::uint64_t queries,
                                                     int step) {
     const int at = step / 4 * (C::kChunkBytes / 16) + step % 4 * 2;
-    if (step == 0 && kPieces > 0) {
+    const bool first = step == 0 && !kBegun;
+    if (first && kPieces > 0) {
       wgmma_first<T, Major::kK>(sums, kept.words.data(), queries);
     } else if (step < kPieces) {
       wgmma<T, Major::kK>(sums, kept.words.data() + 4 * step, queries + at);
-    } else if (step == 0) {
+    } else if (first) {
       wgmma_first<T>(sums, keys, queries);
     } else {
       wgmma<T>(sums, keys + at, queries + at);
@@ -113,11 +114,10 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
     }
   }
   __device__ __forceinline__ void dq_step(std::uint64_t ds, std::uint64_t keys, int step) {
-    const int at = step / 4 * (C::kRowsBytes / 16) + step % 4 * 128;
     if (step == 0) {
       wgmma_first<T, Major::kOther, Major::kOther>(dq(), ds, keys);
     } else {
-      wgmma<T, Major::kOther, Major::kOther>(dq(), ds + step * 128, keys + at);
+      wgmma<T, Major::kOther, Major::kOther>(dq(), ds + step * 128, keys + key_step(step));
     }
   }
 
@@ -126,20 +126,22 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   // registers half of it: taking turns, they hide each other.
 
   // S^T or dP^T, alone.
-  template <int kPieces>
-  __device__ __forceinline__ void multiply_scores(float (&sums)[32], const KeptRows<kPieces>& kept,
-                                                  int rows, int block) {
+  template <bool kBegun, int kPieces>
+  __device__ __forceinline__ void multiply_alone(float (&sums)[32], const KeptRows<kPieces>& kept,
+                                                 int rows, int block) {
     const std::uint64_t keys = rows_beside(kept, rows);
     const std::uint64_t queries = rows_of(block);
 #pragma unroll
-    for (int step = 0; step < kScoreSteps; ++step) score_step(sums, kept, keys, queries, step);
+    for (int step = 0; step < kScoreSteps; ++step) {
+      score_step<kBegun>(sums, kept, keys, queries, step);
+    }
     wgmma_commit();
   }
-  __device__ __forceinline__ void multiply_first_scores() {
-    multiply_scores(s, own_k, C::kK, q_block(count));
+  __device__ __forceinline__ void multiply_scores(std::uint32_t n) {
+    multiply_alone<false>(s, own_k, C::kK, q_block(n));
   }
   __device__ __forceinline__ void multiply_dp() {
-    multiply_scores(dp, own_v, C::kV, dout_block(count));
+    multiply_alone<C::kDpBegun>(dp, own_v, C::kV, dout_block(count));
   }
 
   static __device__ __forceinline__ void multiply_gradient(float (&sums)[C::kDim / 2],
@@ -186,7 +188,7 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
     const std::uint64_t queries = columns_of(block);
 #pragma unroll
     for (int step = 0; step < kScoreSteps; ++step) {
-      score_step(s, own_k, keys, next, step);
+      score_step<false>(s, own_k, keys, next, step);
       if (step % kEvery == kEvery - 1) gradient_step(sums, factors, queries, step / kEvery);
     }
     wgmma_commit();

@@ -70,45 +70,49 @@ struct HopperBackwardConfig {
   static constexpr int kChunks = kDim / 64;
   static constexpr int kConsumers = 2;  // warpgroups, of 64 keys each
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  // A warpgroup of its own makes dq, instead of the consumers, and sums are those of dQ^T: see
-  // hopper_backward_dq.cuh.
-  static constexpr bool kHasDqMaker = kForm == BackwardForm::kOrdered && kDim <= 64;
-  static constexpr bool kDqTransposed = kHasDqMaker;
+  // A warpgroup of its own makes dq, instead of the consumers; with 64 columns sums are those of
+  // dQ^T: see hopper_backward_dq.cuh.
+  static constexpr bool kHasDqMaker = kForm <= BackwardForm::kOrdered;
+  static constexpr bool kDqTransposed = kHasDqMaker && kDim <= 64;
   static constexpr int kDqWarps = kHasDqMaker ? 4 : 0;
   static constexpr int kThreads = 128 + 32 * (kConsumerWarps + kDqWarps);
   // Of a thread. The sums of a consumer take 2 kDim and more; what is left is for the producers.
-  static constexpr int kConsumerRegisters = kHasDqMaker ? 200 : kDim > 64 ? 240 : 232;
-  static constexpr int kDqRegisters = kHasDqMaker ? 88 : 0;
+  static constexpr int kConsumerRegisters =
+      kHasDqMaker ? (kDim > 64 ? 208 : 200) : (kDim > 64 ? 240 : 232);
+  static constexpr int kDqRegisters = !kHasDqMaker ? 0 : kDim > 64 ? 72 : 88;
   static constexpr int kProducerRegisters = kHasDqMaker || kDim > 64 ? 24 : 40;
   // A kernel starts with equal shares of the registers, in steps of 8: no more are there to take.
   static_assert(128 * (kConsumers * kConsumerRegisters + kDqRegisters + kProducerRegisters) <=
                 kThreads * (65536 / kThreads / 8 * 8));
   // S^T of the next block is made beside dV, so that its exponentials run while dK and dQ are made.
-  // With 128 columns there are no registers for that: see step_behind().
+  // With 128 columns there are no registers for that: see step_behind() and step_beside().
   static constexpr bool kScoresAhead = kDim <= 64;
+  // Sums of dP^T begin with -delta: that leaves more registers while dS is made, and so room for
+  // the range of unmasked blocks in step_beside().
+  static constexpr bool kDpBegun = kHasDqMaker && !kScoresAhead;
   // K and V are read from registers, which halves what S^T and dP^T take of shared memory: so many
   // pieces of 16 columns. Beside a warpgroup for dq there is no room for the last piece of V.
   static constexpr int kKeptOfK = kScoresAhead ? 4 : 0;
-  static constexpr int kKeptOfV = kHasDqMaker ? 3 : kKeptOfK;
+  static constexpr int kKeptOfV = kDqTransposed ? 3 : kKeptOfK;
   // The second consumer begins an item later than the first, so that each has products while the
   // other has none; and each keeps the range of blocks that its mask does not touch. For packed
-  // sequences there are no registers for either, in two forms of 128 columns none for the range.
+  // sequences there are no registers for either, in a form of 128 columns none for the range.
   static constexpr bool kStaggered = kForm != BackwardForm::kRagged;
-  static constexpr bool kKeepsRange =
-      kStaggered && (kDim <= 64 || kForm == BackwardForm::kFree || kWeights);
+  static constexpr bool kKeepsRange = kStaggered && (kDim <= 64 || kHasDqMaker || kWeights);
   // Sums of dq leave by way of shared memory, from where a producer adds them when it is their
-  // turn: a consumer never waits for a turn, only for a free buffer.
+  // turn: who makes them never waits for a turn, only for a free buffer.
   static constexpr bool kSumsInShared = kForm == BackwardForm::kOrdered;
-  static constexpr int kSumStages = !kSumsInShared ? 0 : kDim > 64 ? 1 : 2;  // a consumer
+  static constexpr int kSumStages = kSumsInShared ? 2 : 0;  // of a ring, one for each producer
   // The first tile of a block stores its sums, so that nobody has to clear what it would add to.
-  static constexpr bool kStoresFirst = kSumsInShared && kDim <= 64;
+  static constexpr bool kStoresFirst = kSumsInShared;
   // The compiler issues the sums of dq behind the products that follow. Kept before them they leave
   // sooner, which is worth 7 %.
   static constexpr bool kSumsFirst = !kWeights;
   // Blocks of q live from the product before their own until the last one, those of dout shorter.
   static constexpr int kQStages = 4;
   static constexpr int kDoutStages = 2;
-  static constexpr int kDsStages = 2;
+  // Where the warpgroup that makes dq may wait for a turn, consumers go on meanwhile.
+  static constexpr int kDsStages = kHasDqMaker && !kSumsInShared ? 4 : 2;
   static constexpr int kItemStages = 2;
   static constexpr int kItemWords = kRagged ? 16 : 8;
 
@@ -158,13 +162,14 @@ struct HopperBackwardConfig {
   static constexpr int kBarrierCount = kSumsEmpty + kConsumers * kSumStages;
 
   static constexpr int kSharedBytes = (kBarriers + kBarrierCount * 8 + 15) / 16 * 16;
+  static_assert(kSharedBytes <= 227 * 1024);
 
-  // Whether dq is summed up in the order of tiles, and whether consumers wait for their turns.
+  // Whether dq is summed up in the order of tiles, and whether who makes it waits for its turns.
   static __device__ __forceinline__ bool ordered(const HopperBackward& p) {
     return kSumsInShared || takes_turns(p);
   }
   static __device__ __forceinline__ bool takes_turns(const HopperBackward& p) {
-    return kRagged && p.tiles_added != nullptr;
+    return !kSumsInShared && p.tiles_added != nullptr;
   }
 
   // A consumer makes its 64 columns of dq for every block; with 64 columns in all, every second
@@ -388,6 +393,11 @@ struct ConsumerThread : S {
     return matrix_descriptor(uniform(S::at(block)), C::kChunkBytes);
   }
 
+  // How far behind the first keys of K those of a step of 16 lie, in units of a descriptor.
+  static constexpr __device__ int key_step(int step) {
+    return step / 4 * (C::kRowsBytes / 16) + step % 4 * 128;
+  }
+
   template <int kStages>
   __device__ __forceinline__ void release(int first, std::uint32_t n) const {
     if (lane == 0) mbarrier_arrive(S::template barrier<kStages>(first, n));
@@ -407,6 +417,26 @@ struct ConsumerThread : S {
       store_shared(to + i * kSumStep * 4, {__float_as_uint(of[0]), __float_as_uint(of[1]),
                                            __float_as_uint(of[2]), __float_as_uint(of[3])});
     }
+  }
+
+  // Adds them to a share of a block in memory.
+  __device__ __forceinline__ void add_sums(const HopperBackward& p, int place, int share,
+                                           const float (&sums)[32]) const {
+    float* const to = p.dq + static_cast<std::int64_t>(place * C::kShares + share) * C::kShareSums +
+                      first_sum(warp, lane);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float* const of = sums + 4 * i;
+      global_reduce_add(to + i * kSumStep, make_float4(of[0], of[1], of[2], of[3]));
+    }
+  }
+  // Before and behind sums number `n` of a consumer's, where tiles take turns.
+  static __device__ __forceinline__ void begin_turn(int consumer, std::uint32_t n) {
+    S::template wait_full<1>(C::kTurn + consumer, n);
+  }
+  __device__ __forceinline__ void end_turn(int consumer) const {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(S::barrier(C::kAdded + consumer));
   }
 
   // Sixteen rows of a warp to shared memory, two matrices of 16 columns at a time.
