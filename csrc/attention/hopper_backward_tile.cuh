@@ -111,8 +111,7 @@ struct HopperBackwardConfig {
   // Blocks of q live from the product before their own until the last one, those of dout shorter.
   static constexpr int kQStages = 4;
   static constexpr int kDoutStages = 2;
-  // Where the warpgroup that makes dq may wait for a turn, consumers go on meanwhile.
-  static constexpr int kDsStages = kHasDqMaker && !kSumsInShared ? 4 : 2;
+  static constexpr int kDsStages = 2;
   static constexpr int kItemStages = 2;
   static constexpr int kItemWords = kRagged ? 16 : 8;
 

@@ -122,9 +122,10 @@ void AttentionVarlen::check_results(AttentionBackwardRun& whole, const SequenceR
   EXPECT_TRUE(rule(dv, b.dv, eager_b.dv, b.dv_size * extent)) << "dv";
 }
 
-// To the last bit: gradients of keys and values against those of a call of the sequence alone, with
-// the very same out and lse. Those of such a call may have other last bits, since a forward kernel
-// may decide for some rows at once, with rows behind the sequence among them.
+// Gradients of keys and values against those of a call of the sequence alone, with the very same
+// out and lse: those of such a call may have other last bits, since a forward kernel may decide for
+// some rows at once, with rows behind the sequence among them. dv is the same to the last bit; dk
+// may be rounded in another way, where sums of dP begin with -delta.
 void AttentionVarlen::check_alone(AttentionBackwardRun& whole, const SequenceRows& rows) {
   const AttentionShape& s = rows.s;
   const TestTensor lse(backend(), whole.run.statistics(), 1, s.queries * s.heads,
@@ -145,7 +146,10 @@ void AttentionVarlen::check_alone(AttentionBackwardRun& whole, const SequenceRow
   one.dk = whole.run.heads_of(dk, s.keys, s.kv_heads);
   one.dv = whole.run.heads_of(dv, s.keys, s.kv_heads);
   attention_backward(backend().context(), one);
-  EXPECT_TRUE(equal(rows.of_keys(whole.dk.values(), s.dim), dk.values())) << "dk";
+  const Values dk_alone = dk.values();
+  EXPECT_TRUE(
+      close(dtype(), rows.of_keys(whole.dk.values(), s.dim), dk_alone, largest_of(dk_alone)))
+      << "dk";
   EXPECT_TRUE(equal(rows.of_keys(whole.dv.values(), s.value_dim), dv.values())) << "dv";
 }
 

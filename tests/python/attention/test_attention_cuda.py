@@ -131,7 +131,7 @@ def test_engines_and_plans_can_be_asked_for() -> None:
         pytest.skip("for Hopper's plans")
     names = [f"hopper_forward_{of}" for of in ("64", "96", "128", "128_long", "192", "256")]
     names += [f"hopper_forward_{of}_extras" for of in ("64", "128", "256")]
-    names += ["tensor_core", "plain", "192x80"]
+    names += ["tensor_core", "tensor_core_64 64x64", "tensor_core_256_extras", "plain", "192x80"]
     environment = {**os.environ, "TFK_KERNEL": "any", "TFK_LOG": "dispatch"}
 
     def run(*asked: str) -> subprocess.CompletedProcess[str]:
@@ -143,6 +143,47 @@ def test_engines_and_plans_can_be_asked_for() -> None:
     for name, lines in zip(names, found.stderr.split("[asked] ")[1:], strict=True):
         assert re.search(rf": [\w ]*{name}[\w ]* runs$", lines, re.MULTILINE), lines
     assert "no kernel takes" in run("none_of_these").stderr
+
+
+FORCED_BACKWARD = """
+import os, sys, torch
+from transformer_kernels.functional import attention
+torch.manual_seed(0)
+def gradients(backend, name):
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    os.environ["TFK_KERNEL"] = "hopper_forward"
+    out = attention(*leaves, causal=True, backend=backend)
+    os.environ["TFK_KERNEL"] = name
+    out.backward(dout)
+    return [x.grad for x in leaves]
+for name in sys.argv[1:]:
+    dim = int(next(part for part in name.split("_") if part.isdigit()))
+    q, k, v, dout = (
+        torch.randn(1, 300, 2, dim, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+    )
+    expected = gradients("reference", "any")
+    print(f"[asked] {name}", file=sys.stderr, flush=True)
+    for got, wanted in zip(gradients("auto", name), expected):
+        torch.testing.assert_close(got, wanted, rtol=3e-2, atol=3e-2)
+"""
+
+
+def test_kernels_for_more_take_less_too() -> None:
+    """Those of packed sequences and of features, asked for plain causal attention."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("for Hopper's kernels")
+    names = [f"hopper_backward_{dim}" for dim in (64, 128, 192, 256)]
+    names += [f"{name}_{of}" for name in names for of in ("packed", "weights")]
+    names += ["hopper_backward_64_scores", "hopper_backward_128_scores"]
+    names += ["tensor_core_64", "tensor_core_64_extras", "tensor_core_128_extras"]
+    environment = {**os.environ, "TFK_KERNEL": "any", "TFK_LOG": "dispatch"}
+    found = subprocess.run(
+        [sys.executable, "-c", FORCED_BACKWARD, *names],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    for name, lines in zip(names, found.stderr.split("[asked] ")[1:], strict=True):
+        assert re.search(rf"backward.*: {name} \d+x\d+ runs$", lines, re.MULTILINE), lines
 
 
 @each_dtype
