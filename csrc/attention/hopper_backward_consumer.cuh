@@ -266,8 +266,25 @@ struct BackwardConsumer : BackwardProducts<C> {
     ++count;
   }
 
-  // Factors in registers are pinned behind the wait for their products, lest others take their
-  // places meanwhile.
+  // The ends of the products for dv, behind which those for dk may begin, and for dk. Factors in
+  // registers are pinned behind the wait for their products, lest others take their places
+  // meanwhile.
+  __device__ __forceinline__ void end_dv() {
+    wgmma_wait<0>();
+    pin(dv);
+    pin(p_packed);
+    release<C::kDoutStages>(C::kDoutEmpty, count);
+    pin(ds_packed);
+    pin(dk);
+    wgmma_fence();
+  }
+  __device__ __forceinline__ void end_dk() {
+    wgmma_wait<0>();
+    pin(dk);
+    pin(ds_packed);
+    release<C::kQStages>(C::kQEmpty, count);
+  }
+
   template <bool kWithDq, bool kLast>
   __device__ __forceinline__ void step_ahead(int block) {
     pin(p_packed);
@@ -284,13 +301,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     pin(dp);
     differentiate();
     store_ds();
-    wgmma_wait<0>();
-    pin(dv);
-    pin(p_packed);
-    release<C::kDoutStages>(C::kDoutEmpty, count);
-    pin(ds_packed);
-    pin(dk);
-    wgmma_fence();
+    end_dv();
     if constexpr (kWithDq) {
       multiply_dq_and_gradient(count - 1, dk, ds_packed, q_block(count));
     } else {
@@ -301,10 +312,7 @@ struct BackwardConsumer : BackwardProducts<C> {
       pin(s);
       exponentiate(block - 1, count + 1);
     }
-    wgmma_wait<0>();
-    pin(dk);
-    pin(ds_packed);
-    release<C::kQStages>(C::kQEmpty, count);
+    end_dk();
     if constexpr (kWithDq) add_dq(block + 1, count - 1);
   }
 
@@ -367,13 +375,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     wgmma_wait<1>();
     pin(dp);
     differentiate();
-    wgmma_wait<0>();
-    pin(dv);
-    pin(p_packed);
-    release<C::kDoutStages>(C::kDoutEmpty, count);
-    pin(ds_packed);
-    pin(dk);
-    wgmma_fence();
+    end_dv();
     if constexpr (!kLast) multiply_scores(count + 1);
     multiply_gradient(dk, ds_packed, q_block(count));
     store_ds();
@@ -382,10 +384,7 @@ struct BackwardConsumer : BackwardProducts<C> {
       pin(s);
       exponentiate(block - 1, count + 1);
     }
-    wgmma_wait<0>();
-    pin(dk);
-    pin(ds_packed);
-    release<C::kQStages>(C::kQEmpty, count);
+    end_dk();
   }
 
   // The second consumer begins an item when the first one has its probabilities of a block.

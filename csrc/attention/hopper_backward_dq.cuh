@@ -16,7 +16,7 @@ template <class C>
 struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
   using S = BackwardShared<C>;
   using Base = ConsumerThread<C, S>;
-  using Base::add_sums, Base::begin_turn, Base::end_turn, Base::store_sums;
+  using Base::add_sums, Base::begin_turn, Base::end_turn, Base::kSumStep;
   using Base::columns_of, Base::ds_block, Base::first_sum, Base::key_step, Base::lane;
   using Base::release, Base::same, Base::warp;
   using T = typename C::T;
@@ -95,7 +95,13 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
     const int ring = C::maker_of_dq(count);
     const std::uint32_t n = C::dq_number(count);
     S::template wait_empty<C::kSumStages>(S::sums_empty(ring), n);
-    store_sums(S::sums(ring, n) + first_sum(warp, lane) * 4, dq);
+    const std::uint32_t to = S::sums(ring, n) + first_sum(warp, lane) * 4;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float* const of = dq + 4 * i;
+      store_shared(to + i * kSumStep * 4, {__float_as_uint(of[0]), __float_as_uint(of[1]),
+                                           __float_as_uint(of[2]), __float_as_uint(of[3])});
+    }
     fence_async_shared();
     __syncwarp();
     release<C::kSumStages>(S::sums_full(ring), n);

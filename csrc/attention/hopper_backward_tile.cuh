@@ -408,16 +408,6 @@ struct ConsumerThread : S {
   }
   static constexpr int kSumStep = 128;
 
-  // From a thread's first sum in shared memory on.
-  static __device__ __forceinline__ void store_sums(std::uint32_t to, const float (&sums)[32]) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float* const of = sums + 4 * i;
-      store_shared(to + i * kSumStep * 4, {__float_as_uint(of[0]), __float_as_uint(of[1]),
-                                           __float_as_uint(of[2]), __float_as_uint(of[3])});
-    }
-  }
-
   // Adds them to a share of a block in memory.
   __device__ __forceinline__ void add_sums(const HopperBackward& p, int place, int share,
                                            const float (&sums)[32]) const {

@@ -166,14 +166,13 @@ __device__ __forceinline__ void copy_rows(std::uint32_t target, const GlobalRows
                                           int first, int end) {
   using Rows = SharedRows<T, kDim>;
   constexpr int kStep = kThreads / Rows::kPieces;  // rows at once
-  static_assert(kThreads % Rows::kPieces == 0);
+  static_assert(kThreads % Rows::kPieces == 0 && kRows % kStep == 0);
   const int row = static_cast<int>(threadIdx.x) / Rows::kPieces;
   const int piece = static_cast<int>(threadIdx.x) % Rows::kPieces;
   const int rows = piece * GlobalRows<T>::kPerPiece < from.dim ? end - first - row : 0;
   const char* source = from.data + (first + row) * from.stride + piece * 16;
 #pragma unroll
   for (int i = 0; i < kRows; i += kStep) {
-    if (kRows % kStep != 0 && row + i >= kRows) break;
     cp_async<16>(target + Rows::offset(row + i, piece), source, i < rows);
     source += kStep * from.stride;
   }

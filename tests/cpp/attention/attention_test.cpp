@@ -18,6 +18,9 @@ class AttentionOp : public BackendTest {
 
 INSTANTIATE_TEST_SUITE_P(on, AttentionOp, all_backends_and_dtypes(), name_of_backend_test);
 
+constexpr AttentionNumbers kEveryNumber{
+    .softcap = 3, .window_left = 90, .window_right = 0, .dropout = 0.2, .seed = 7, .offset = 9};
+
 TEST_P(AttentionOp, lengths_at_the_edges_of_tiles) {
   for (std::int64_t queries : {1, 47, 49, 97}) {
     for (std::int64_t keys : {1, 16, 63, 65, 193, 257}) {
@@ -127,12 +130,7 @@ TEST_P(AttentionOp, features_in_aligned_rows) {
     check(s, {.mask = true});
     check(s, {.bias = true, .dbias = false});
     check(s, {.bias = true, .dbias = false, .wide_bias = true, .mask = true});
-    check(s, {.numbers = {.softcap = 3,
-                          .window_left = 90,
-                          .window_right = 0,
-                          .dropout = 0.2,
-                          .seed = 7,
-                          .offset = 9},
+    check(s, {.numbers = kEveryNumber,
               .bias = true,
               .dbias = false,
               .mask = true,
@@ -222,12 +220,7 @@ TEST_P(AttentionBias, features) {
   check(s, {.varies = kLearned, .slopes = true, .sinks = true, .dlse = true});
   check(s, {.numbers = {.softcap = 3}, .varies = kLearned});
   check(s, {.numbers = {.dropout = 0.3, .seed = 7, .offset = 9}, .varies = kLearned});
-  check(s, {.numbers = {.softcap = 3,
-                        .window_left = 90,
-                        .window_right = 0,
-                        .dropout = 0.2,
-                        .seed = 7,
-                        .offset = 9},
+  check(s, {.numbers = kEveryNumber,
             .mask = true,
             .varies = {true, false, true, true},
             .slopes = true,
