@@ -133,9 +133,12 @@ const char* refusal(const HopperBackwardKernel& kernel, const AttentionBackwardP
 int section_of(const HopperBackwardKernel& kernel, const AttentionBackwardProblem& p) {
   constexpr std::int64_t kColumnsInStep = 512;
   constexpr std::int64_t kMostInStep = 4;
-  constexpr std::int64_t kLeastInOrder = 12;
   constexpr std::int64_t kBytes = 64 << 20;
-  constexpr std::int64_t kBytesInOrder = 16 << 20;
+  struct InOrder {
+    std::int64_t bytes, least;
+  };
+  constexpr InOrder kAllSeen{16 << 20, 12};
+  constexpr InOrder kCausal{96 << 20, 32};
   constexpr std::int64_t kMostColumns = 4096;
   constexpr std::int64_t kBlock = kBlockQueries;
   const std::int64_t queries = p.q_offsets ? std::max(p.queries / p.batch, kBlock) : p.queries;
@@ -147,8 +150,10 @@ int section_of(const HopperBackwardKernel& kernel, const AttentionBackwardProble
       return all_seen ? std::min(kColumnsInStep / kernel.dim, kMostInStep)
                       : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
     }
-    const bool in_step = all_seen && kernel.dim == 64 && kernel.form == BackwardForm::kOrdered;
-    return in_step ? std::clamp(kBytesInOrder / bytes, kLeastInOrder, most) : most;
+    const bool sums_wait = kernel.dim == 64 && kernel.form == BackwardForm::kOrdered;
+    if (!sums_wait || p.window_left >= 0) return most;
+    const InOrder& heads = all_seen ? kAllSeen : kCausal;
+    return std::clamp(heads.bytes / bytes, heads.least, most);
   }();
   const std::int64_t heads = (p.q_offsets ? 1 : p.batch) * p.kv_heads;
   const std::int64_t sections = std::max<std::int64_t>(1, (heads + wanted / 2) / wanted);

@@ -50,26 +50,27 @@ struct HopperForwardPlan {
 // The first plan that fits a problem runs it.
 // clang-format off
 inline constexpr HopperForwardPlan kHopperForwardPlans[] = {
-    //                             dim groups keys stages q  least features maps polynomials
-    {"hopper_forward_64",           64, 3, 128, 3, 2,     0, 0,             0, 0},
-    {"hopper_forward_96",           96, 3,  96, 2, 2,     0, 0,             0, 0},
-    {"hopper_forward_128_long",    128, 3,  80, 2, 2,  2048, 0,             0, 0},
-    {"hopper_forward_128",         128, 2, 128, 2, 2,     0, 0,             0, 0},
-    {"hopper_forward_192",         192, 2,  64, 2, 2,     0, 0,             0, 0},
-    {"hopper_forward_256",         256, 2,  64, 2, 1,     0, 0,             0, 0},
-    {"hopper_forward_64_alibi",     64, 3, 128, 3, 2,     0, kAlibi,        0, 0},
-    {"hopper_forward_64_softcap",   64, 3, 128, 3, 2,     0, kSoftcap,      0, 3},
-    {"hopper_forward_64_bias",      64, 3, 128, 2, 2,     0, kBias,         4, 0},
-    {"hopper_forward_64_mask",      64, 3, 128, 3, 2,     0, kMask,         1, 0},
-    {"hopper_forward_64_dropout",   64, 3,  96, 3, 2,     0, kDropout,      1, 0},
-    {"hopper_forward_64_extras",    64, 3,  96, 3, 2,     0, kEveryFeature, 4, 4},
-    {"hopper_forward_128_alibi",   128, 2, 128, 2, 2,     0, kAlibi,        0, 0},
-    {"hopper_forward_128_softcap", 128, 3,  80, 2, 2,     0, kSoftcap,      0, 2},
-    {"hopper_forward_128_bias",    128, 2, 128, 2, 2,     0, kBias,         2, 0},
-    {"hopper_forward_128_mask",    128, 2, 128, 2, 2,     0, kMask,         1, 0},
-    {"hopper_forward_128_dropout", 128, 2, 128, 2, 2,     0, kDropout,      1, 0},
-    {"hopper_forward_128_extras",  128, 2, 128, 2, 2,     0, kEveryFeature, 2, 2},
-    {"hopper_forward_256_extras",  256, 2,  64, 2, 1,     0, kEveryFeature, 2, 0},
+    //                                dim groups keys stages q  least features maps polynomials
+    {"hopper_forward_64",              64, 3, 128, 3, 2,     0, 0,             0, 0},
+    {"hopper_forward_96",              96, 3,  96, 2, 2,     0, 0,             0, 0},
+    {"hopper_forward_128_long",       128, 3,  80, 2, 2,  2048, 0,             0, 0},
+    {"hopper_forward_128",            128, 2, 128, 2, 2,     0, 0,             0, 0},
+    {"hopper_forward_192",            192, 2,  64, 2, 2,     0, 0,             0, 0},
+    {"hopper_forward_256",            256, 2,  64, 2, 1,     0, 0,             0, 0},
+    {"hopper_forward_64_alibi",        64, 3, 128, 3, 2,     0, kAlibi,        0, 0},
+    {"hopper_forward_64_softcap",      64, 3, 128, 3, 2,     0, kSoftcap,      0, 3},
+    {"hopper_forward_64_bias",         64, 3, 128, 2, 2,     0, kBias,         4, 0},
+    {"hopper_forward_64_mask",         64, 3, 128, 3, 2,     0, kMask,         1, 0},
+    {"hopper_forward_64_dropout",      64, 3,  96, 3, 2,     0, kDropout,      1, 0},
+    {"hopper_forward_64_extras",       64, 3,  96, 3, 2,     0, kEveryFeature, 4, 4},
+    {"hopper_forward_128_alibi_long", 128, 3,  80, 2, 2,  2048, kAlibi,        0, 0},
+    {"hopper_forward_128_alibi",      128, 2, 128, 2, 2,     0, kAlibi,        0, 0},
+    {"hopper_forward_128_softcap",    128, 3,  80, 2, 2,     0, kSoftcap,      0, 2},
+    {"hopper_forward_128_bias",       128, 2, 128, 2, 2,     0, kBias,         2, 0},
+    {"hopper_forward_128_mask",       128, 2, 128, 2, 2,     0, kMask,         1, 0},
+    {"hopper_forward_128_dropout",    128, 2, 128, 2, 2,     0, kDropout,      1, 0},
+    {"hopper_forward_128_extras",     128, 2, 128, 2, 2,     0, kEveryFeature, 2, 2},
+    {"hopper_forward_256_extras",     256, 2,  64, 2, 1,     0, kEveryFeature, 2, 0},
 };
 // clang-format on
 

@@ -122,10 +122,11 @@ void AttentionVarlen::check_results(AttentionBackwardRun& whole, const SequenceR
   EXPECT_TRUE(rule(dv, b.dv, eager_b.dv, b.dv_size * extent)) << "dv";
 }
 
-// Gradients of keys and values against those of a call of the sequence alone, with the very same
-// out and lse: those of such a call may have other last bits, since a forward kernel may decide for
-// some rows at once, with rows behind the sequence among them. dv is the same to the last bit; dk
-// may be rounded in another way, where sums of dP begin with -delta.
+// The gradient of values is to the last bit that of a call of the sequence alone, with the very
+// same out and lse: those of such a call may have other last bits, since a forward kernel may
+// decide for some rows at once, with rows behind the sequence among them. Gradients of keys and
+// queries may be rounded in another way: sums of dP may begin with -delta, and those of dq come in
+// any order.
 void AttentionVarlen::check_alone(AttentionBackwardRun& whole, const SequenceRows& rows) {
   const AttentionShape& s = rows.s;
   const TestTensor lse(backend(), whole.run.statistics(), 1, s.queries * s.heads,
@@ -146,10 +147,6 @@ void AttentionVarlen::check_alone(AttentionBackwardRun& whole, const SequenceRow
   one.dk = whole.run.heads_of(dk, s.keys, s.kv_heads);
   one.dv = whole.run.heads_of(dv, s.keys, s.kv_heads);
   attention_backward(backend().context(), one);
-  const Values dk_alone = dk.values();
-  EXPECT_TRUE(
-      close(dtype(), rows.of_keys(whole.dk.values(), s.dim), dk_alone, largest_of(dk_alone)))
-      << "dk";
   EXPECT_TRUE(equal(rows.of_keys(whole.dv.values(), s.value_dim), dv.values())) << "dv";
 }
 

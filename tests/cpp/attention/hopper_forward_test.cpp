@@ -71,6 +71,13 @@ TEST(HopperForward, LongSequencesHaveAPlanOfTheirOwn) {
   EXPECT_EQ(chosen(problem(128, 2048)), "hopper_forward_128_long");
   EXPECT_EQ(chosen(causal(problem(128, 2047))), "hopper_forward_128");
   EXPECT_EQ(chosen(causal(problem(128, 2048))), "hopper_forward_128_long");
+  float slope = 1;
+  for (const auto& [keys, name] : {std::pair{2047, "hopper_forward_128_alibi"},
+                                   std::pair{2048, "hopper_forward_128_alibi_long"}}) {
+    AttentionForwardProblem p = causal(problem(128, keys));
+    p.slopes = {&slope, 0, 0};
+    EXPECT_EQ(chosen(p), name);
+  }
 }
 
 TEST(HopperForward, WhatIsMoreThanAScaleHasPlansOfItsOwn) {
