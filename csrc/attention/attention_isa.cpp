@@ -4,7 +4,7 @@
 // core/cpu/isa.h.
 #include "attention/attention_backward.h"
 #include "attention/attention_forward.h"
-#if TFK_ISA_LEVEL >= 4
+#if TFK_ISA_LEVEL >= 3
 #include "attention/pair_backward.h"
 #include "attention/pair_forward.h"
 #endif
@@ -27,8 +27,8 @@ constexpr AttentionKernels kernels_of() {
           .add_shares = add_shares<F>};
 }
 
-#if TFK_ISA_LEVEL >= 4
-constexpr AttentionKernels kernels_of_bfloat16() {
+#if TFK_ISA_LEVEL >= 3
+constexpr AttentionKernels kernels_of_pairs() {
   return {.forward_block = {kPairQueries, kPairKeys},
           .backward_block = {kPairBackwardQueries, kKeyBlock},
           .copy_bytes = sizeof(BFloat16),
@@ -42,12 +42,12 @@ constexpr AttentionKernels kernels_of_bfloat16() {
           .add_shares = add_shares<float>};
 }
 #else
-constexpr AttentionKernels kernels_of_bfloat16() { return kernels_of<float>(); }
+constexpr AttentionKernels kernels_of_pairs() { return kernels_of<float>(); }
 #endif
 
 }  // namespace
 
 const AttentionKernelTable attention_kernels = {kernels_of<float>(), kernels_of<double>(),
-                                                kernels_of_bfloat16()};
+                                                kernels_of_pairs()};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -101,16 +101,16 @@ struct AttentionKernels {
                      void* scratch);
 };
 
-// One engine computes in float and one in double; where the instruction set has tiles of bfloat16,
-// one multiplies by them.
+// One engine computes in float and one in double; where the instruction set multiplies pairs of
+// bfloat16, one does so, if that is fast.
 struct AttentionKernelTable {
   AttentionKernels in_float;
   AttentionKernels in_double;
-  AttentionKernels of_bfloat16;
+  AttentionKernels of_pairs;
 
-  constexpr const AttentionKernels& of(DType dtype) const {
+  const AttentionKernels& of(DType dtype) const {
     if (dtype == DType::kFloat64) return in_double;
-    return dtype == DType::kBFloat16 ? of_bfloat16 : in_float;
+    return dtype == DType::kBFloat16 && multiplies_pairs_fast() ? of_pairs : in_float;
   }
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Small matrix products in the first two caches: C (+)= A B. A tile of C, kTileRows rows of
 // kTileVectors vectors, stays in registers; each step takes one row of B as vectors and one number
-// of A for every row of the tile. For sources that are compiled once per instruction set.
+// of A for every row of the tile. Elements of A and B may be several numbers each, along the terms
+// of the sums. For sources that are compiled once per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,14 @@ inline constexpr int kTileVectors = TFK_ISA_LEVEL >= 2 ? 4 : 2;
 
 template <class F>
 inline constexpr int kTileCols = kTileVectors* Vec<F>::kLanes;
+
+// What products of elements are summed up in.
+template <class F>
+struct SumOf {
+  using Type = F;
+};
+template <class F>
+using sum_t = typename SumOf<F>::Type;
 
 // Element (row, k) stands at data[row * row_step + k * k_step].
 template <class F>
@@ -42,14 +51,16 @@ struct OutMatrix {
 
 // Sums are formed beside C and added at the end: that rounds less than adding to C term by term.
 template <class F, bool kAdd, int kRows, int kVectors>
-TFK_INLINE void multiply_tile(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c,
+TFK_INLINE void multiply_tile(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<sum_t<F>> c,
                               std::int64_t depth) {
   using V = Vec<F>;
-  V sum[kRows][kVectors];
+  using S = Vec<sum_t<F>>;
+  static_assert(V::kLanes == S::kLanes);
+  S sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = V::of(0);
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = S::of(0);
   }
   for (std::int64_t k = 0; k < depth; ++k) {
     V row[kVectors];
@@ -66,7 +77,7 @@ TFK_INLINE void multiply_tile(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c,
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      F* const place = c.data + r * c.row_step + v * V::kLanes;
+      sum_t<F>* const place = c.data + r * c.row_step + v * V::kLanes;
       store(place, kAdd ? load(place, All{}) + sum[r][v] : sum[r][v], All{});
     }
   }
@@ -74,7 +85,7 @@ TFK_INLINE void multiply_tile(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c,
 
 // `tiles` tiles below each other. A call for each one would cost a tenth of a product of 64 terms.
 template <class F, bool kAdd, int kRows, int kVectors>
-void multiply_tiles(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64_t tiles,
+void multiply_tiles(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<sum_t<F>> c, std::int64_t tiles,
                     std::int64_t depth) {
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
     multiply_tile<F, kAdd, kRows, kVectors>(a, b, c, depth);
@@ -84,7 +95,8 @@ void multiply_tiles(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int6
 }
 
 template <class F>
-using TilesFunction = void(LeftMatrix<F>, RightMatrix<F>, OutMatrix<F>, std::int64_t, std::int64_t);
+using TilesFunction = void(LeftMatrix<F>, RightMatrix<F>, OutMatrix<sum_t<F>>, std::int64_t,
+                           std::int64_t);
 
 // The tiles of every size up to the largest.
 template <class F, bool kAdd>
@@ -113,7 +125,7 @@ struct Tiles {
 // C, rows x cols, becomes A B, or C + A B; `cols` is a multiple of the lanes of a vector. A panel
 // of B stays in the first cache while all rows of A pass.
 template <bool kAdd, class F>
-void multiply(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64_t rows,
+void multiply(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<sum_t<F>> c, std::int64_t rows,
               std::int64_t cols, std::int64_t depth) {
   const std::int64_t tiles = rows / kTileRows;
   const std::int64_t done = tiles * kTileRows;
@@ -124,7 +136,7 @@ void multiply(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64_t ro
     const int vectors =
         left < kTileCols<F> ? static_cast<int>(left / Vec<F>::kLanes) : kTileVectors;
     const RightMatrix<F> panel{b.data + col / kTileCols<F> * b.panel_step, b.k_step};
-    const OutMatrix<F> target{c.data + col, c.row_step};
+    const OutMatrix<sum_t<F>> target{c.data + col, c.row_step};
     Tiles<F, kAdd>::get(kTileRows, vectors)(a, panel, target, tiles, depth);
     if (rest == 0) continue;
     Tiles<F, kAdd>::get(rest, vectors)(a_rest, panel, {target.data + done * c.row_step, c.row_step},
@@ -134,7 +146,7 @@ void multiply(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64_t ro
 
 // The same, with long sums in parts: the rounding error of one chain would grow with its length.
 template <bool kAdd, class F>
-void multiply_in_parts(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<F> c, std::int64_t rows,
+void multiply_in_parts(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<sum_t<F>> c, std::int64_t rows,
                        std::int64_t cols, std::int64_t depth) {
   constexpr std::int64_t kPart = 128;
   multiply<kAdd>(a, b, c, rows, cols, std::min(kPart, depth));

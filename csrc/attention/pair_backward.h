@@ -10,8 +10,8 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// Terms of the sums over queries: whole tiles of pairs.
-inline constexpr std::int64_t kPairBackwardQueries = 64;
+// Terms of the sums over queries: whole blocks of transposed pairs.
+inline constexpr std::int64_t kPairBackwardQueries = TFK_ISA_LEVEL >= 4 ? 64 : 96;
 
 struct PairBackwardScratch {
   ScoreScratch<float> scores;
@@ -150,7 +150,7 @@ inline void pair_backward_keys(const AttentionBackwardProblem& p, const Backward
 
 inline void pair_backward_item(const AttentionBackwardProblem& p, const BackwardItem& item,
                                void* memory) {
-  const TileScope tiles;
+  const PairScope products;
   const PairBackwardScratch scratch(p, memory);
   for_each_key_block<float>(p, item,
                             [&](std::int64_t key) { pair_backward_keys(p, item, scratch, key); });

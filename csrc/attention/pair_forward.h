@@ -9,9 +9,9 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// A tile of scores, which become the weights where they stand, stays in the first cache with the
-// queries. Its rows begin in different sets of the cache.
-inline constexpr std::int64_t kPairQueries = 32;
+// A tile of scores, which become the weights where they stand. Of AMX it stays in the first cache
+// with the queries. Its rows begin in different sets of the cache.
+inline constexpr std::int64_t kPairQueries = TFK_ISA_LEVEL >= 4 ? 32 : 48;
 inline constexpr std::int64_t kPairKeys = 256;
 inline constexpr std::int64_t kScoreStep = kPairKeys + kPairSide;
 
@@ -109,7 +109,7 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
 
 inline void pair_forward_item(const AttentionForwardProblem& p, const ForwardItem& item,
                               void* memory) {
-  const TileScope tiles;
+  const PairScope products;
   const PairForwardScratch scratch(p, memory);
   const Sequence s = p.sequence(item.batch);
   const std::int64_t queries = item.queries.size();

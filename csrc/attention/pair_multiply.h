@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Products of matrices of bfloat16 by AMX, in pairs: C (+)= A B, where A has pairs of neighbouring
-// columns and B pairs of neighbouring rows. Blocks of C, up to 2 x 2 tiles, stay in tile registers,
-// each with one tile of A and of B a step. For sources that are compiled once per instruction set.
+// Products of matrices of bfloat16 in pairs: C (+)= A B, where A has pairs of neighbouring columns
+// and B pairs of neighbouring rows. AMX keeps blocks of C, up to 2 x 2 tiles, in tile registers,
+// each with one tile of A and of B a step; AVX512-BF16 goes as products of float do. For sources
+// that are compiled once per instruction set.
 #pragma once
 
 #include "attention/attention_kernels.h"
 #include "attention/multiply.h"
+#include "core/cpu/bfloat16_pair.h"
+#if TFK_ISA_LEVEL >= 4
 #include "core/cpu/tiles.h"
+#endif
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
@@ -25,6 +29,10 @@ struct PairRight {
 };
 
 using PairOut = OutMatrix<float>;
+
+#if TFK_ISA_LEVEL >= 4
+
+using PairScope = TileScope;
 
 // Tile registers: C in 0 to 3, row by row, A in 4 and 5, B in 6 and 7.
 template <bool kAdd, int kRowTiles, int kColTiles>
@@ -104,5 +112,25 @@ void multiply_pairs(PairLeft a, PairRight b, PairOut c, std::int64_t rows, std::
   }
   tile_fence();
 }
+
+#else
+
+template <>
+struct SumOf<BFloat16Pair> {
+  using Type = float;
+};
+
+// Products are possible while this lives: vectors need nothing.
+struct [[maybe_unused]] PairScope {};
+
+template <bool kAdd>
+void multiply_pairs(PairLeft a, PairRight b, PairOut c, std::int64_t rows, std::int64_t cols,
+                    std::int64_t depth) {
+  static_assert(kTileCols<BFloat16Pair> == kKeyStep);
+  multiply<kAdd>(LeftMatrix<BFloat16Pair>{a.data, a.row_step, 1},
+                 RightMatrix<BFloat16Pair>{b.data, b.k_step, b.panel_step}, c, rows, cols, depth);
+}
+
+#endif
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Pairs of bfloat16, which AMX multiplies and sums up in float, and what makes them of float. For
-// instruction sets that have AVX512-BF16.
+// Pairs of bfloat16, which AVX512-BF16 and AMX multiply and sum up in float, and what makes them of
+// float. For instruction sets that have AVX512-BF16.
 #pragma once
 
 #include "core/cpu/simd.h"
@@ -17,11 +17,20 @@ template <>
 struct Vec<BFloat16Pair> {
   static constexpr int kLanes = 16;
   __m512i v;
+  TFK_INLINE static Vec of(BFloat16Pair value) {
+    return {_mm512_set1_epi32(__builtin_bit_cast(int, value))};
+  }
 };
 using VecP = Vec<BFloat16Pair>;
 
 TFK_INLINE VecP load(const BFloat16Pair* p, All) { return {_mm512_loadu_si512(p)}; }
 TFK_INLINE void store(BFloat16Pair* p, VecP a, All) { _mm512_storeu_si512(p, a.v); }
+
+// Both products of a pair are added; subnormal factors are 0.
+TFK_INLINE VecF fma(VecP a, VecP b, VecF c) {
+  return {_mm512_dpbf16_ps(c.v, __builtin_bit_cast(__m512bh, a.v),
+                           __builtin_bit_cast(__m512bh, b.v))};
+}
 
 // Elements of a, then of b, rounded.
 TFK_INLINE VecP rounded(VecF a, VecF b) {

@@ -89,4 +89,14 @@ Isa isa() {
   return chosen;
 }
 
+bool multiplies_pairs_fast() {
+#if defined(TFK_EMULATE_AVX512)
+  return isa() >= Isa::kAvx512Bf16;
+#elif TFK_ISA_COUNT > 1
+  return isa() == Isa::kAmx || (isa() == Isa::kAvx512Bf16 && __builtin_cpu_is("amd"));
+#else
+  return false;
+#endif
+}
+
 }  // namespace transformer_kernels::cpu

@@ -34,6 +34,10 @@ Isa choose_isa(const char* requested, Isa best);
 // The set in use: choose_isa(TFK_CPU_ISA, best_isa()), evaluated once.
 Isa isa();
 
+// Whether the set in use multiplies pairs of bfloat16 at twice the rate of float: AMX by far, and
+// AVX512-BF16 on AMD's processors. On Intel's its products take twice as long as those of float.
+bool multiplies_pairs_fast();
+
 // For TFK_LOG=dispatch; `plan` is what the kernel was chosen with, where there is a choice.
 template <class Problem, class... Plan>
 void log_cpu_kernel(const char* op, const Problem& problem, const Plan&... plan) {

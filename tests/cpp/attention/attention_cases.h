@@ -231,10 +231,10 @@ inline ::testing::AssertionResult as_good_as_eager(DType dtype, const Values& go
 }
 
 // Whether weights are rounded to the dtype on the way: where 16-bit numbers are multiplied as such,
-// by all CUDA engines, and by the CPU's where it has tiles.
+// by all CUDA engines, and by the CPU's where that is fast.
 inline bool rounds_weights(DeviceType device, DType dtype) {
   if (device == DeviceType::kCuda) return size_of(dtype) == 2;
-  return dtype == DType::kBFloat16 && cpu::isa() >= cpu::Isa::kAmx;
+  return dtype == DType::kBFloat16 && cpu::multiplies_pairs_fast();
 }
 
 // Holds results to the exact ones, by the rule that fits what may be rounded on the way.

@@ -46,5 +46,10 @@ TEST(Isa, others_are_refused_in_words) {
 
 TEST(Isa, the_one_in_use_is_not_above_the_best) { EXPECT_LE(isa(), best_isa()); }
 
+TEST(Isa, pairs_are_fast_by_tiles_and_not_without_their_instructions) {
+  EXPECT_TRUE(multiplies_pairs_fast() || isa() != Isa::kAmx);
+  EXPECT_TRUE(!multiplies_pairs_fast() || isa() >= Isa::kAvx512Bf16);
+}
+
 }  // namespace
 }  // namespace transformer_kernels::cpu
