@@ -9,8 +9,8 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// A tile of scores, which become the weights where they stand. Of AMX it stays in the first cache
-// with the queries. Its rows begin in different sets of the cache.
+// A tile of scores, which become the weights where they stand. With AMX it stays in the first cache
+// beside the queries. Its rows begin in different sets of the cache.
 inline constexpr std::int64_t kPairQueries = TFK_ISA_LEVEL >= 4 ? 32 : 48;
 inline constexpr std::int64_t kPairKeys = 256;
 inline constexpr std::int64_t kScoreStep = kPairKeys + kPairSide;
