@@ -28,8 +28,8 @@ TFK_INLINE void store(BFloat16Pair* p, VecP a, All) { _mm512_storeu_si512(p, a.v
 
 // Both products of a pair are added; subnormal factors are 0.
 TFK_INLINE VecF fma(VecP a, VecP b, VecF c) {
-  return {_mm512_dpbf16_ps(c.v, __builtin_bit_cast(__m512bh, a.v),
-                           __builtin_bit_cast(__m512bh, b.v))};
+  return {
+      _mm512_dpbf16_ps(c.v, __builtin_bit_cast(__m512bh, a.v), __builtin_bit_cast(__m512bh, b.v))};
 }
 
 // Elements of a, then of b, rounded.
