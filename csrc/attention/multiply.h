@@ -31,7 +31,7 @@ template <class F>
 struct LeftMatrix {
   const F* data;
   std::int64_t row_step;
-  std::int64_t k_step;
+  std::int64_t k_step = 1;
 };
 
 // Element (k, col) stands at data[k * k_step + col], where all columns follow each other, or in

@@ -14,21 +14,16 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// Pair (row, k) stands at data[row * row_step + k].
-struct PairLeft {
-  const BFloat16Pair* data;
-  std::int64_t row_step;
+template <>
+struct SumOf<BFloat16Pair> {
+  using Type = float;
 };
 
-// Pair (k, col) stands at data[k * k_step + col], where all columns follow each other, or in panels
-// of kKeyStep columns, panel_step apart.
-struct PairRight {
-  const BFloat16Pair* data;
-  std::int64_t k_step;
-  std::int64_t panel_step = kKeyStep;
-};
-
+// Pairs of a row follow each other.
+using PairLeft = LeftMatrix<BFloat16Pair>;
+using PairRight = RightMatrix<BFloat16Pair>;
 using PairOut = OutMatrix<float>;
+static_assert(kTileCols<BFloat16Pair> == kKeyStep);
 
 #if TFK_ISA_LEVEL >= 4
 
@@ -115,20 +110,13 @@ void multiply_pairs(PairLeft a, PairRight b, PairOut c, std::int64_t rows, std::
 
 #else
 
-template <>
-struct SumOf<BFloat16Pair> {
-  using Type = float;
-};
-
 // Products are possible while this lives: vectors need nothing.
 struct [[maybe_unused]] PairScope {};
 
 template <bool kAdd>
 void multiply_pairs(PairLeft a, PairRight b, PairOut c, std::int64_t rows, std::int64_t cols,
                     std::int64_t depth) {
-  static_assert(kTileCols<BFloat16Pair> == kKeyStep);
-  multiply<kAdd>(LeftMatrix<BFloat16Pair>{a.data, a.row_step, 1},
-                 RightMatrix<BFloat16Pair>{b.data, b.k_step, b.panel_step}, c, rows, cols, depth);
+  multiply<kAdd>(a, b, c, rows, cols, depth);
 }
 
 #endif
