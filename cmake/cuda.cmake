@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# The CUDA kernels: every csrc/<family>/*_cuda.cu, built into the core's objects.
+# The CUDA kernels: every *_cuda.cu of a family, built into the core's objects.
 
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -7,7 +7,7 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-file(GLOB TFK_CUDA_SOURCES CONFIGURE_DEPENDS csrc/core/cuda/*.cu csrc/*/*_cuda.cu)
+file(GLOB_RECURSE TFK_CUDA_SOURCES CONFIGURE_DEPENDS csrc/core/cuda/*.cu csrc/*_cuda.cu)
 target_sources(tfk_objects PRIVATE ${TFK_CUDA_SOURCES})
 target_compile_definitions(tfk_objects PUBLIC TFK_WITH_CUDA)
 target_link_libraries(tfk_objects PUBLIC CUDA::cudart_static)

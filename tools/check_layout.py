@@ -30,18 +30,34 @@ MADE_BY_TOOLS = {
     "__pycache__", "_build", "_generated", "build", "dist", "lib", "node_modules",
 }  # fmt: skip
 
-# The rooms of an op with the key <family>/<op>.
-ROOMS = (
-    "csrc/include/transformer_kernels/{family}/{op}.h",
-    "csrc/{family}/{op}.cpp",
-    "csrc/{family}/{op}_cpu.cpp",
-    "csrc/{family}/{op}_cuda.cu",
-    "csrc/torch/{family}/{op}.cpp",
-    "transformer_kernels/ops/{family}/{op}.py",
-    "tests/cpp/{family}/{op}_test.cpp",
-    "tests/python/{family}/test_{op}.py",
-    "transformer_kernels/bench/cases/{family}_{op}.py",
+# A family includes its own folder, core/, public headers, and families of a lower rank.
+FAMILY_RANKS = {
+    "pointwise": 1, "rope": 1,
+    "softmax": 2, "norm": 2, "loss": 2, "embedding": 2, "attention": 2, "linear": 2,
+    "mlp": 3, "linear_loss": 3,
+    "moe": 4, "decode": 4, "graph": 4, "optimizer": 4,
+}  # fmt: skip
+
+# What a family has at least: a file whose path starts and ends like this.
+FAMILY_ROOMS = (
+    ("csrc/include/transformer_kernels/{family}/", (".h",)),
+    ("csrc/{family}/", (".cpp",)),
+    ("csrc/{family}/", ("_isa.cpp", "_cpu.cpp")),
+    ("csrc/{family}/", ("_cuda.cu",)),
+    ("csrc/torch/{family}/", (".cpp",)),
+    ("transformer_kernels/ops/{family}/", (".py",)),
+    ("tests/cpp/{family}/", ("_test.cpp",)),
+    ("tests/python/{family}/", (".py",)),
+    ("transformer_kernels/bench/cases/{family}", (".py",)),
 )
+# Folders of these hold families, and these besides.
+FAMILY_TREES = {
+    "csrc": {"core", "include", "torch"},
+    "csrc/include/transformer_kernels": set(),
+    "csrc/torch": set(),
+    "transformer_kernels/ops": set(),
+    "tests/cpp": {"core", "emulation"},
+}
 
 # A module of the package imports modules of its own rank or a lower one.
 PYTHON_RANKS = {
@@ -64,30 +80,30 @@ def cxx_sources(root: Path) -> list[Path]:
     return files(root, *CXX_SUFFIXES)
 
 
-def op_keys(root: Path) -> list[tuple[str, str]]:
-    public = root / "csrc/include/transformer_kernels"
-    return sorted((path.parent.name, path.stem) for path in public.glob("*/*.h"))
+def families(root: Path) -> list[str]:
+    """The folders of any tree that hold a family's files."""
+    found: set[str] = set()
+    for tree, others in FAMILY_TREES.items():
+        inside = files(root, *CXX_SUFFIXES, ".py", under=tree)
+        parts = (path.relative_to(root / tree).parts for path in inside)
+        found |= {part[0] for part in parts if len(part) > 1} - others
+    return sorted(found)
+
+
+def rank_of(family: str) -> int:
+    return FAMILY_RANKS.get(family, 0)
 
 
 def mirror(root: Path) -> Iterator[str]:
-    keys = op_keys(root)
-    for family, op in keys:
-        for room in ROOMS:
-            path = room.format(family=family, op=op)
-            if not (root / path).exists():
-                yield f"{path}: missing, expected because {family}/{op} has a public header"
-    known = set(keys)
-    sources = [
-        (path, path.stem.removesuffix("_triton"))
-        for path in files(root, ".py", under="transformer_kernels/ops")
-    ] + [
-        (path, re.sub(r"_(cpu|cuda)$", "", path.stem))
-        for path in files(root, "_cpu.cpp", "_cuda.cu", under="csrc")
-    ]
-    for source, name in sources:
-        engine = name.startswith("_") or source.with_name(f"{name}.h").exists()
-        if not engine and (source.parent.name, name) not in known:
-            yield f"{source.relative_to(root)}: belongs to no op, expected a public header for it"
+    paths = [path.relative_to(root).as_posix() for path in files(root, *CODE_SUFFIXES)]
+    for family in families(root):
+        if family not in FAMILY_RANKS:
+            yield f"{family}: has no rank in FAMILY_RANKS"
+        for room, suffixes in FAMILY_ROOMS:
+            start = room.format(family=family)
+            if not any(path.startswith(start) and path.endswith(suffixes) for path in paths):
+                wanted = " or ".join(f"{start}*{suffix}" for suffix in suffixes)
+                yield f"{wanted}: missing, expected one because {family} is a family"
 
 
 def includes(path: Path) -> Iterator[tuple[int, str]]:
@@ -99,7 +115,7 @@ def includes(path: Path) -> Iterator[tuple[int, str]]:
 
 def include_rules(root: Path) -> Iterator[str]:
     csrc = root / "csrc"
-    families = {family for family, _ in op_keys(root)}
+    known = set(families(root))
     for path in files(root, *CXX_SUFFIXES, under="csrc"):
         room = path.relative_to(csrc).parts[0]
         for number, include in includes(path):
@@ -109,11 +125,11 @@ def include_rules(root: Path) -> Iterator[str]:
                 yield f"{where}; only csrc/torch may see PyTorch"
             if room == "include" and re.match(r"cuda|cub/|cooperative_groups|nv", include):
                 yield f"{where}; public headers know no CUDA"
-            if room == "include" and first in {*families, "core", "torch"}:
+            if room == "include" and first in {*known, "core", "torch"}:
                 yield f"{where}; public headers include only public headers"
-            if room in families and first in families - {room}:
-                yield f"{where}; a family includes its own folder, core/ and public headers"
-            if room == "core" and first in families:
+            if room in known and first in known - {room} and rank_of(first) >= rank_of(room):
+                yield f"{where}; a family includes families of a lower rank than its own"
+            if room == "core" and first in known:
                 yield f"{where}; core/ knows no family"
 
 

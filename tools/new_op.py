@@ -12,6 +12,7 @@ import re
 import sys
 from pathlib import Path
 
+from check_layout import FAMILY_RANKS
 from setup_env import ROOT
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -78,6 +79,8 @@ def main() -> int:
         return 1
     print("Laid:", *(f"  {place}" for place in laid), sep="\n")
     print(f"Add to transformer_kernels/functional.py:\n  {public_line(family, op)}")
+    if family not in FAMILY_RANKS:
+        print(f"Give {family} a rank in tools/check_layout.py, FAMILY_RANKS.")
     print("Then `make format`: line breaks depend on the length of the names.")
     return 0
 

@@ -6,12 +6,18 @@
 #include <cmath>
 
 #include "attention/attention_problem.h"
+#include "core/backends.h"
 #include "core/dispatch.h"
 
 namespace transformer_kernels {
 namespace {
 
 constexpr const char* kOp = "attention";
+
+constexpr Backends<AttentionForwardProblem> kForward{
+    .cpu = cpu::attention_forward, .cuda = kHasCuda ? cuda::attention_forward : nullptr};
+constexpr Backends<AttentionBackwardProblem> kBackward{
+    .cpu = cpu::attention_backward, .cuda = kHasCuda ? cuda::attention_backward : nullptr};
 
 using Sizes = std::array<std::int64_t, 4>;
 
@@ -125,6 +131,7 @@ class Checker {
   }
 
   ScoreMap scores(const char* name, const TensorView& view, const Shape& s) const;
+  void numbers(const char* name, const TensorView& view, const Shape& s) const;
   HeadNumbers slopes(const TensorView& view, const Shape& s, std::int64_t batch) const;
   HeadNumbers sinks(const TensorView& view, const Shape& s) const;
   void offsets(const char* name, const SequenceOffsets& offsets, std::int64_t rows,
@@ -174,9 +181,15 @@ ScoreMap Checker::scores(const char* name, const TensorView& view, const Shape& 
   return {view.data, view.dtype, stride(0), stride(1), stride(2), stride(3)};
 }
 
+void Checker::numbers(const char* name, const TensorView& view, const Shape& s) const {
+  check_type(is_floating(view.dtype), kOp, ": ", name, " is ", name_of(view.dtype),
+             ", expected a floating-point dtype");
+  check_.typed(name, view, accumulate_dtype(s.dtype), "what sums are kept in");
+}
+
 HeadNumbers Checker::slopes(const TensorView& view, const Shape& s, std::int64_t batch) const {
   if (!view.defined()) return {};
-  check_.typed("alibi_slopes", view, accumulate_dtype(s.dtype), "what sums are kept in");
+  numbers("alibi_slopes", view, s);
   check_value(view.rank == 2 && view.sizes[0] == batch && view.sizes[1] == s.heads, kOp,
               ": alibi_slopes has shape ", shape_of(view), ", expected (", batch, ", ", s.heads,
               ") (batch and heads of q), broadcast by strides of 0");
@@ -185,7 +198,7 @@ HeadNumbers Checker::slopes(const TensorView& view, const Shape& s, std::int64_t
 
 HeadNumbers Checker::sinks(const TensorView& view, const Shape& s) const {
   if (!view.defined()) return {};
-  check_.typed("sinks", view, accumulate_dtype(s.dtype), "what sums are kept in");
+  numbers("sinks", view, s);
   check_value(view.rank == 1, kOp, ": sinks has ", view.rank, " dimensions, expected 1");
   check_.packed("sinks", view, s.heads, "the heads of q");
   return {view.data, 0, 1};
@@ -344,20 +357,12 @@ std::string describe(const AttentionBackwardProblem& p) {
 void attention_forward(const Context& context, const AttentionForward& arguments) {
   const AttentionForwardProblem problem = check_forward(context.device, arguments);
   if (problem.rows() == 0) return;
-  dispatch_device(
-      kOp, context.device, [&] { cpu::attention_forward(context, problem); },
-      [&] {
-        if constexpr (kHasCuda) cuda::attention_forward(context, problem);
-      });
+  run_on(kOp, kForward, context, problem);
 }
 
 void attention_backward(const Context& context, const AttentionBackward& arguments) {
   const AttentionBackwardProblem problem = check_backward(context.device, arguments);
-  dispatch_device(
-      kOp, context.device, [&] { cpu::attention_backward(context, problem); },
-      [&] {
-        if constexpr (kHasCuda) cuda::attention_backward(context, problem);
-      });
+  run_on(kOp, kBackward, context, problem);
 }
 
 }  // namespace transformer_kernels

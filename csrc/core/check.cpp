@@ -24,7 +24,7 @@ void check_present(const char* op, const char* argument, const TensorView& view,
 
 void ArgumentChecker::floating(const char* argument, const TensorView& view) const {
   check_present(op_, argument, view, device_);
-  check_type(view.dtype != DType::kBool, op_, ": ", argument, " is ", name_of(view.dtype),
+  check_type(is_floating(view.dtype), op_, ": ", argument, " is ", name_of(view.dtype),
              ", expected a floating-point dtype");
   check_value(view.rank >= 1, op_, ": ", argument, " has 0 dimensions, expected at least 1");
 }
@@ -56,6 +56,32 @@ void ArgumentChecker::packed(const char* argument, const TensorView& view, std::
                 " has gaps, expected contiguous memory");
     stride *= view.sizes[i];
   }
+}
+
+void ArgumentChecker::quantized(const char* argument, const Quantized& matrix) const {
+  const auto& [values, scales, group, bits] = matrix;
+  check_value(bits == 4 || bits == 8, op_, ": ", argument, " has ", bits, " bits, expected 4 or 8");
+  const std::string names[] = {concat(argument, ".values"), concat(argument, ".scales")};
+  for (const auto& [name, view] : {std::pair{&names[0], &values}, std::pair{&names[1], &scales}}) {
+    check_present(op_, name->c_str(), *view, device_);
+    check_value(view->rank == 2, op_, ": ", *name, " has ", view->rank, " dimensions, expected 2");
+    check_value(view->sizes[1] <= 1 || view->strides[1] == 1, op_, ": ", *name,
+                " has a last stride of ", view->strides[1], ", expected 1");
+  }
+  const bool stored = bits == 4
+                          ? values.dtype == DType::kUInt8
+                          : values.dtype == DType::kInt8 || values.dtype == DType::kFloat8E4M3 ||
+                                values.dtype == DType::kFloat8E5M2;
+  check_type(stored, op_, ": ", names[0], " is ", name_of(values.dtype), ", expected ",
+             bits == 4 ? "uint8 (two numbers a byte)" : "int8, float8_e4m3fn or float8_e5m2");
+  check_type(is_floating(scales.dtype) && scales.dtype != DType::kFloat64, op_, ": ", names[1],
+             " is ", name_of(scales.dtype), ", expected float32, float16 or bfloat16");
+  check_value(group >= 1 && matrix.cols() % group == 0, op_, ": ", argument, " has a group of ",
+              group, ", expected a divisor of ", matrix.cols(), " (its columns)");
+  const std::int64_t groups = matrix.cols() / group;
+  check_value(scales.sizes[0] == matrix.rows() && scales.sizes[1] == groups, op_, ": ", names[1],
+              " has shape ", shape_of(scales), ", expected (", matrix.rows(), ", ", groups,
+              ") (rows, groups of ", group, " columns)");
 }
 
 }  // namespace transformer_kernels

@@ -7,6 +7,7 @@
 
 #include "transformer_kernels/api.h"
 #include "transformer_kernels/error.h"
+#include "transformer_kernels/quantized.h"
 #include "transformer_kernels/tensor.h"
 
 namespace transformer_kernels {
@@ -48,6 +49,8 @@ class ArgumentChecker {
   // One-dimensional or not, `count` elements without gaps.
   void packed(const char* argument, const TensorView& view, std::int64_t count,
               const char* reason) const;
+  // Present, on the context's device and as quantized.h says.
+  void quantized(const char* argument, const Quantized& matrix) const;
 
  private:
   const char* op_;

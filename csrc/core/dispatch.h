@@ -7,7 +7,7 @@
 
 #include "core/check.h"
 #include "core/types.h"
-#include "transformer_kernels/context.h"
+#include "transformer_kernels/tensor.h"
 
 namespace transformer_kernels {
 
@@ -15,12 +15,6 @@ namespace transformer_kernels {
 constexpr DType accumulate_dtype(DType dtype) {
   return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
-
-#ifdef TFK_WITH_CUDA
-inline constexpr bool kHasCuda = true;
-#else
-inline constexpr bool kHasCuda = false;
-#endif
 
 // Calls body.operator()<T>() with the storage type of a floating-point dtype.
 template <class Body>
@@ -30,7 +24,13 @@ decltype(auto) dispatch_float(DType dtype, Body&& body) {
     case DType::kFloat32: return body.template operator()<float>();
     case DType::kFloat16: return body.template operator()<Half>();
     case DType::kBFloat16: return body.template operator()<BFloat16>();
-    case DType::kBool: break;
+    case DType::kBool:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: break;
   }
   throw Error(Error::Kind::kType, concat("dtype ", name_of(dtype), " is not a floating point"));
 }
@@ -51,14 +51,6 @@ void dispatch_index(std::size_t index, Body&& body) {
     (attempt.template operator()<kIndex>(), ...);
   }
   (std::make_index_sequence<kCount>());
-}
-
-// Runs on the backend of the context's device. An op without CUDA in this build says so.
-template <class OnCpu, class OnCuda>
-void dispatch_device(const char* op, Device device, OnCpu&& on_cpu, OnCuda&& on_cuda) {
-  if (device.type == DeviceType::kCpu) return on_cpu();
-  check_value(kHasCuda, op, ": device is cuda, expected cpu (this build has no CUDA kernels)");
-  on_cuda();
 }
 
 }  // namespace transformer_kernels

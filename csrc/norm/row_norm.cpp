@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "norm/row_norm.h"
 
+#include "core/backends.h"
 #include "core/dispatch.h"
 
 namespace transformer_kernels {
 namespace {
+
+constexpr Backends<NormForwardProblem> kForward{.cpu = cpu::norm_forward,
+                                                .cuda = kHasCuda ? cuda::norm_forward : nullptr};
+constexpr Backends<NormBackwardProblem> kBackward{.cpu = cpu::norm_backward,
+                                                  .cuda = kHasCuda ? cuda::norm_backward : nullptr};
 
 // An operand of x's dtype and shape.
 Rows matrix(const ArgumentChecker& check, const char* op, const char* name, const TensorView& view,
@@ -84,6 +90,7 @@ NormForwardProblem check_norm_forward(Device device, const NormForwardArguments&
   p.rstd = statistics(check, "rstd", a.rstd, a.x, rows);
   p.eps = a.eps;
   p.zero_centered_weight = a.zero_centered_weight;
+  p.op = a.op;
   return p;
 }
 
@@ -110,7 +117,16 @@ NormBackwardProblem check_norm_backward(Device device, const NormBackwardArgumen
   p.dweight = parameter(check, a.op, "dweight", a.dweight, a.x, weight_dtype);
   p.dbias = parameter(check, a.op, "dbias", a.dbias, a.x, weight_dtype);
   p.zero_centered_weight = a.zero_centered_weight;
+  p.op = a.op;
   return p;
+}
+
+void run_norm(const Context& context, const NormForwardProblem& problem) {
+  if (problem.rows > 0) run_on(problem.op, kForward, context, problem);
+}
+
+void run_norm(const Context& context, const NormBackwardProblem& problem) {
+  run_on(problem.op, kBackward, context, problem);
 }
 
 std::string describe(const NormForwardProblem& p) {

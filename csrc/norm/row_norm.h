@@ -26,6 +26,7 @@ struct NormForwardProblem {
   void* rstd;
   double eps;
   bool zero_centered_weight;
+  const char* op;  // names the member in messages
 };
 
 struct NormBackwardProblem {
@@ -44,6 +45,7 @@ struct NormBackwardProblem {
   void* dweight;
   void* dbias;
   bool zero_centered_weight;
+  const char* op;
 };
 
 std::string describe(const NormForwardProblem& problem);
@@ -68,5 +70,18 @@ struct NormBackwardArguments {
 // Check everything once; throw Error with nothing written.
 NormForwardProblem check_norm_forward(Device device, const NormForwardArguments& arguments);
 NormBackwardProblem check_norm_backward(Device device, const NormBackwardArguments& arguments);
+
+// Run on the backend of the context's device.
+void run_norm(const Context& context, const NormForwardProblem& problem);
+void run_norm(const Context& context, const NormBackwardProblem& problem);
+
+namespace cpu {
+void norm_forward(const Context& context, const NormForwardProblem& problem);
+void norm_backward(const Context& context, const NormBackwardProblem& problem);
+}  // namespace cpu
+namespace cuda {
+void norm_forward(const Context& context, const NormForwardProblem& problem);
+void norm_backward(const Context& context, const NormBackwardProblem& problem);
+}  // namespace cuda
 
 }  // namespace transformer_kernels

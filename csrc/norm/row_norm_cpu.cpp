@@ -92,10 +92,10 @@ void reduce_partials(const Context& context, const NormBackwardTask& task, std::
 
 }  // namespace
 
-void norm_forward(const char* op, const Context& context, const NormForwardProblem& problem) {
+void norm_forward(const Context& context, const NormForwardProblem& problem) {
   using P = NormForwardProblem;
   const P p = without_empty_strides(problem, &P::x, &P::residual, &P::y, &P::sum);
-  log_cpu_kernel(op, p);
+  log_cpu_kernel(p.op, p);
   const WideParameter weight(context, p.dtype, weight_of(p));
   const WideParameter bias(context, p.dtype, bias_of(p));
   const bool stream = exceeds_cache(p.rows * p.cols * size_of(p.dtype));
@@ -106,10 +106,10 @@ void norm_forward(const char* op, const Context& context, const NormForwardProbl
   });
 }
 
-void norm_backward(const char* op, const Context& context, const NormBackwardProblem& problem) {
+void norm_backward(const Context& context, const NormBackwardProblem& problem) {
   using P = NormBackwardProblem;
   const P p = without_empty_strides(problem, &P::dy, &P::dsum, &P::x, &P::dx);
-  log_cpu_kernel(op, p);
+  log_cpu_kernel(p.op, p);
   const std::int64_t chunk_rows = rows_per_chunk(p);
   const std::int64_t chunks = divide_up(p.rows, chunk_rows);
   const bool wanted = p.dweight != nullptr || p.dbias != nullptr;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The family's engine on the CPU: what the sources compiled once per instruction set export, and
-// the two functions that run it.
+// The family's engine on the CPU: what the sources compiled once per instruction set export.
 #pragma once
 
 #include "core/cpu/isa.h"
@@ -59,8 +58,5 @@ struct NormKernels {
 };
 
 TFK_DECLARE_PER_ISA(extern const NormKernels norm_kernels)
-
-void norm_forward(const char* op, const Context& context, const NormForwardProblem& problem);
-void norm_backward(const char* op, const Context& context, const NormBackwardProblem& problem);
 
 }  // namespace transformer_kernels::cpu

@@ -3,11 +3,16 @@
 
 #include <cmath>
 
-#include "core/dispatch.h"
+#include "core/backends.h"
 #include "softmax/row_softmax.h"
 
 namespace transformer_kernels {
 namespace {
+
+constexpr Backends<SoftmaxForwardProblem> kForward{
+    .cpu = cpu::softmax_forward, .cuda = kHasCuda ? cuda::softmax_forward : nullptr};
+constexpr Backends<SoftmaxBackwardProblem> kBackward{
+    .cpu = cpu::softmax_backward, .cuda = kHasCuda ? cuda::softmax_backward : nullptr};
 
 MaskKind mask_kind(const TensorView& mask, DType dtype) {
   if (mask.dtype == DType::kBool) return MaskKind::kBool;
@@ -115,21 +120,13 @@ std::string describe(const SoftmaxBackwardProblem& p) {
 void softmax_forward(const Context& context, const SoftmaxForward& arguments) {
   const SoftmaxForwardProblem problem = check_forward(context.device, arguments);
   if (problem.rows == 0 || problem.cols == 0) return;
-  dispatch_device(
-      "softmax", context.device, [&] { cpu::softmax_forward(context, problem); },
-      [&] {
-        if constexpr (kHasCuda) cuda::softmax_forward(context, problem);
-      });
+  run_on("softmax", kForward, context, problem);
 }
 
 void softmax_backward(const Context& context, const SoftmaxBackward& arguments) {
   const SoftmaxBackwardProblem problem = check_backward(context.device, arguments);
   if (problem.rows == 0 || problem.cols == 0) return;
-  dispatch_device(
-      "softmax", context.device, [&] { cpu::softmax_backward(context, problem); },
-      [&] {
-        if constexpr (kHasCuda) cuda::softmax_backward(context, problem);
-      });
+  run_on("softmax", kBackward, context, problem);
 }
 
 }  // namespace transformer_kernels

@@ -17,26 +17,31 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
-std::optional<DType> dtype_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::Double: return DType::kFloat64;
-    case ScalarType::Float: return DType::kFloat32;
-    case ScalarType::Half: return DType::kFloat16;
-    case ScalarType::BFloat16: return DType::kBFloat16;
-    case ScalarType::Bool: return DType::kBool;
-    default: return std::nullopt;
-  }
-}
+// torch's name and number of each DType, in its order.
+struct TorchDType {
+  ScalarType scalar;
+  std::int32_t (*code)();
+};
+constexpr TorchDType kTorchDTypes[] = {
+    {ScalarType::Double, aoti_torch_dtype_float64},
+    {ScalarType::Float, aoti_torch_dtype_float32},
+    {ScalarType::Half, aoti_torch_dtype_float16},
+    {ScalarType::BFloat16, aoti_torch_dtype_bfloat16},
+    {ScalarType::Bool, aoti_torch_dtype_bool},
+    {ScalarType::Int, aoti_torch_dtype_int32},
+    {ScalarType::Long, aoti_torch_dtype_int64},
+    {ScalarType::Char, aoti_torch_dtype_int8},
+    {ScalarType::Byte, aoti_torch_dtype_uint8},
+    {ScalarType::Float8_e4m3fn, aoti_torch_dtype_float8_e4m3fn},
+    {ScalarType::Float8_e5m2, aoti_torch_dtype_float8_e5m2},
+};
+static_assert(std::size(kTorchDTypes) == kDTypeCount);
 
-std::int32_t torch_code(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64: return aoti_torch_dtype_float64();
-    case DType::kFloat32: return aoti_torch_dtype_float32();
-    case DType::kFloat16: return aoti_torch_dtype_float16();
-    case DType::kBFloat16: return aoti_torch_dtype_bfloat16();
-    case DType::kBool: break;
+std::optional<DType> dtype_of(ScalarType type) {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    if (kTorchDTypes[i].scalar == type) return static_cast<DType>(i);
   }
-  return aoti_torch_dtype_bool();
+  return std::nullopt;
 }
 
 Device device_of(const Tensor& tensor) {
@@ -147,9 +152,10 @@ Tensor empty(const Tensor& x, std::span<const std::int64_t> sizes, DType dtype) 
   std::int32_t device_type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device_type));
   AtenTensorHandle handle = nullptr;
+  const std::int32_t code = kTorchDTypes[static_cast<int>(dtype)].code();
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()),
-                                                  sizes.data(), strides.data(), torch_code(dtype),
-                                                  device_type, x.get_device_index(), &handle));
+                                                  sizes.data(), strides.data(), code, device_type,
+                                                  x.get_device_index(), &handle));
   Tensor tensor(handle);
   if (x.is_cpu()) cpu::advise_huge_pages(tensor.data_ptr(), numel * size_of(dtype));
   return tensor;

@@ -16,11 +16,19 @@ std::int64_t bytes(const TensorMapLayout& layout, std::int64_t elements) {
 
 CUtensorMapDataType type_of(DType dtype) {
   switch (dtype) {
-    case DType::kBool: return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    case DType::kFloat64: return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
     case DType::kFloat32: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case DType::kFloat16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::kBFloat16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    default: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case DType::kInt32: return CU_TENSOR_MAP_DATA_TYPE_INT32;
+    case DType::kInt64: return CU_TENSOR_MAP_DATA_TYPE_INT64;
+    case DType::kBool:
+    case DType::kInt8:
+    case DType::kUInt8:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: break;
   }
+  return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
 // Asked of the runtime, so that the library does not depend on the driver's.

@@ -14,7 +14,7 @@ namespace transformer_kernels::cuda {
 // Dimensions from the closest on. The first is contiguous, and a box has 128 bytes of it, which
 // come to shared memory under the 128-byte swizzle.
 struct TensorMapLayout {
-  DType dtype;  // bool, float32 or of 16 bits
+  DType dtype;
   void* data;
   std::array<std::int64_t, 5> sizes;
   std::array<std::int64_t, 4> strides;  // of dimensions 1 to 4, in elements

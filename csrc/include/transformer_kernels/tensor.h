@@ -8,17 +8,37 @@
 
 namespace transformer_kernels {
 
-enum class DType : std::uint8_t { kFloat64, kFloat32, kFloat16, kBFloat16, kBool };
+enum class DType : std::uint8_t {
+  kFloat64,
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kBool,  // a byte, 0 or 1
+  kInt32,
+  kInt64,
+  kInt8,
+  kUInt8,
+  kFloat8E4M3,  // without infinities: float8_e4m3fn
+  kFloat8E5M2,
+};
+inline constexpr int kDTypeCount = 11;
 
 constexpr std::int64_t size_of(DType dtype) {
-  constexpr std::int64_t kBytes[] = {8, 4, 2, 2, 1};
+  constexpr std::int64_t kBytes[kDTypeCount] = {8, 4, 2, 2, 1, 4, 8, 1, 1, 1, 1};
   return kBytes[static_cast<int>(dtype)];
 }
 
 constexpr const char* name_of(DType dtype) {
-  constexpr const char* kNames[] = {"float64", "float32", "float16", "bfloat16", "bool"};
+  constexpr const char* kNames[kDTypeCount] = {"float64", "float32",       "float16",    "bfloat16",
+                                               "bool",    "int32",         "int64",      "int8",
+                                               "uint8",   "float8_e4m3fn", "float8_e5m2"};
   return kNames[static_cast<int>(dtype)];
 }
+
+// Whether kernels compute in it, or in a wider format that holds each of its numbers: float64,
+// float32, float16, bfloat16. The 8-bit formats are not: numbers are stored in them together with
+// a scale (quantized.h), and mean little without it.
+constexpr bool is_floating(DType dtype) { return dtype <= DType::kBFloat16; }
 
 enum class DeviceType : std::uint8_t { kCpu, kCuda };
 

@@ -5,6 +5,7 @@
 
 #include <tuple>
 
+#include "core/backends.h"
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "core/log.h"

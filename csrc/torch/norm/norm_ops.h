@@ -10,8 +10,8 @@
 #include <string>
 #include <tuple>
 
+#include "core/backends.h"
 #include "core/check.h"
-#include "core/dispatch.h"
 #include "torch/convert.h"
 
 namespace transformer_kernels::torch_ops {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/softmax/softmax.h"
 
-#include "core/dispatch.h"
+#include "core/backends.h"
 #include "torch/convert.h"
 
 #include <torch/csrc/stable/ops.h>

@@ -89,6 +89,53 @@ TEST(Check, packed_vectors) {
   kCheck.packed("w", single, 1, "columns");
 }
 
+Quantized matrix(int bits, std::int64_t rows, std::int64_t cols, int group) {
+  const DType dtype = bits == 4 ? DType::kUInt8 : DType::kInt8;
+  return {.values = TensorView::contiguous(storage, dtype, {}, {rows, cols * bits / 8}),
+          .scales = tensor({rows, cols / group}),
+          .group = group,
+          .bits = bits};
+}
+
+void expect_refused(Error::Kind kind, const std::string& message, Quantized w, auto&& spoil) {
+  spoil(w);
+  expect_error(kind, message, [&] { kCheck.quantized("w", w); });
+}
+
+TEST(Check, quantised_matrices) {
+  for (const int bits : {4, 8}) {
+    for (const int group : {2, 8}) kCheck.quantized("w", matrix(bits, 3, 8, group));
+    EXPECT_EQ(matrix(bits, 3, 8, 2).cols(), 8);
+  }
+  Quantized stored = matrix(8, 3, 8, 8);
+  for (const DType dtype : {DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    stored.values.dtype = dtype;
+    kCheck.quantized("w", stored);
+  }
+}
+
+TEST(Check, quantised_matrices_that_are_none) {
+  const Quantized bytes = matrix(8, 3, 8, 4);
+  const Quantized nibbles = matrix(4, 3, 8, 4);
+  expect_refused(kValue, "op: w has 3 bits, expected 4 or 8", bytes, [](auto& w) { w.bits = 3; });
+  expect_refused(kValue, "op: w.scales is missing", bytes, [](auto& w) { w.scales = {}; });
+  expect_refused(kValue, "op: w.values has 1 dimensions, expected 2", bytes,
+                 [](auto& w) { w.values = tensor({8}); });
+  expect_refused(kValue, "op: w.values has a last stride of 3, expected 1", bytes,
+                 [](auto& w) { w.values.strides[1] = 3; });
+  expect_refused(kType, "op: w.values is uint8, expected int8, float8_e4m3fn or float8_e5m2", bytes,
+                 [](auto& w) { w.values.dtype = DType::kUInt8; });
+  expect_refused(kType, "op: w.values is int8, expected uint8 (two numbers a byte)", nibbles,
+                 [](auto& w) { w.values.dtype = DType::kInt8; });
+  expect_refused(kType, "op: w.scales is float64, expected float32, float16 or bfloat16", nibbles,
+                 [](auto& w) { w.scales.dtype = DType::kFloat64; });
+  expect_refused(kValue, "op: w has a group of 3, expected a divisor of 8 (its columns)", nibbles,
+                 [](auto& w) { w.group = 3; });
+  expect_refused(kValue,
+                 "op: w.scales has shape (3, 2), expected (3, 1) (rows, groups of 8 columns)",
+                 nibbles, [](auto& w) { w.group = 8; });
+}
+
 TensorView strided(std::initializer_list<std::int64_t> sizes,
                    std::initializer_list<std::int64_t> strides) {
   TensorView view = tensor(sizes);

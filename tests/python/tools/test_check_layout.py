@@ -25,19 +25,27 @@ def violations(rule: Rule, root: Path, files: dict[str, str]) -> list[str]:
     return list(rule(tree(root, files)))
 
 
-def test_an_op_has_all_its_rooms(tmp_path: Path) -> None:
+def test_a_family_has_all_its_rooms(tmp_path: Path) -> None:
     new_op.lay(tmp_path, "norm", "group_norm")
     assert list(check_layout.mirror(tmp_path)) == []
     (tmp_path / "csrc/norm/group_norm_cuda.cu").unlink()
-    assert [v.split(":")[0] for v in check_layout.mirror(tmp_path)] == [
-        "csrc/norm/group_norm_cuda.cu"
-    ]
+    assert [v.split(":")[0] for v in check_layout.mirror(tmp_path)] == ["csrc/norm/*_cuda.cu"]
+    kernels = tmp_path / "csrc/norm/sm90/forward_cuda.cu"
+    kernels.parent.mkdir()
+    kernels.touch()
+    assert list(check_layout.mirror(tmp_path)) == []
 
 
-def test_a_room_has_an_op(tmp_path: Path) -> None:
-    found = violations(check_layout.mirror, tmp_path, {"transformer_kernels/ops/norm/x.py": ""})
-    assert len(found) == 1
-    assert "belongs to no op" in found[0]
+def test_a_family_has_a_rank(tmp_path: Path) -> None:
+    new_op.lay(tmp_path, "probe", "one")
+    assert list(check_layout.mirror(tmp_path)) == ["probe: has no rank in FAMILY_RANKS"]
+
+
+@pytest.mark.parametrize("tree", check_layout.FAMILY_TREES)
+def test_no_room_stands_alone(tmp_path: Path, tree: str) -> None:
+    found = violations(check_layout.mirror, tmp_path, {f"{tree}/norm/x.cpp": ""})
+    assert found
+    assert all("because norm is a family" in violation for violation in found)
 
 
 HEADER = "csrc/include/transformer_kernels/norm/layer_norm.h"
@@ -49,13 +57,14 @@ HEADER = "csrc/include/transformer_kernels/norm/layer_norm.h"
         ("csrc/norm/layer_norm.cpp", "torch/all.h"),
         ("csrc/core/check.h", "norm/row_norm.h"),
         ("csrc/norm/layer_norm.cpp", "softmax/row_softmax.h"),
+        ("csrc/norm/layer_norm.cpp", "mlp/mlp.h"),
         (HEADER, "cuda_runtime.h"),
         (HEADER, "core/check.h"),
     ],
 )
 def test_a_forbidden_include(tmp_path: Path, place: str, include: str) -> None:
-    softmax = {"csrc/include/transformer_kernels/softmax/softmax.h": ""}
-    sources = {HEADER: "", **softmax, place: f"#pragma once\n#include <{include}>\n"}
+    others = {f"csrc/{family}/{family}.h": "" for family in ("softmax", "mlp")}
+    sources = {HEADER: "", **others, place: f"#pragma once\n#include <{include}>\n"}
     found = violations(check_layout.include_rules, tmp_path, sources)
     assert len(found) == 1
     assert f"{place}:2: includes {include}" in found[0]
@@ -64,7 +73,9 @@ def test_a_forbidden_include(tmp_path: Path, place: str, include: str) -> None:
 def test_allowed_includes(tmp_path: Path) -> None:
     sources = {
         HEADER: "#include <cstdint>\n",
+        "csrc/pointwise/ops.h": "",
         "csrc/norm/layer_norm.cpp": '#include "norm/row_norm.h"\n#include "core/check.h"\n',
+        "csrc/norm/gated_norm.h": '#include "pointwise/ops.h"\n',
         "csrc/torch/convert.h": "#include <torch/csrc/stable/tensor.h>\n",
     }
     assert violations(check_layout.include_rules, tmp_path, sources) == []

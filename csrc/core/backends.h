@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+// The backends of an op as data. Each family has a table for each kind of problem; a new backend is
+// a member here and a row in the tables, and no op knows of it.
+#pragma once
+
+#include "core/check.h"
+#include "transformer_kernels/context.h"
+
+namespace transformer_kernels {
+
+#ifdef TFK_WITH_CUDA
+inline constexpr bool kHasCuda = true;
+#else
+inline constexpr bool kHasCuda = false;
+#endif
+
+// What runs a checked problem, null where this build has no such backend. Tables are constexpr, so
+// that a function that this build lacks may be named in `kHasCuda ? function : nullptr`.
+template <class Problem>
+struct Backends {
+  using Run = void (*)(const Context& context, const Problem& problem);
+
+  Run cpu = nullptr;
+  Run cuda = nullptr;
+};
+
+// Runs the problem on the backend of the context's device; says so where this build lacks it.
+template <class Problem>
+void run_on(const char* op, const Backends<Problem>& backends, const Context& context,
+            const Problem& problem) {
+  switch (context.device.type) {
+    case DeviceType::kCpu: return backends.cpu(context, problem);
+    case DeviceType::kCuda:
+      check_value(backends.cuda != nullptr, op,
+                  ": device is cuda, expected cpu (this build has no CUDA kernels)");
+      return backends.cuda(context, problem);
+  }
+}
+
+}  // namespace transformer_kernels
