@@ -3,18 +3,57 @@
 # each set's code lives in a namespace of its own (TFK_ISA) and shares no inline symbol with
 # another; tools/check_isa_symbols.py proves that on the object files.
 
-set(TFK_ISAS scalar)
+# In the order of `enum class Isa` (csrc/core/cpu/isa.h).
+set(TFK_ALL_ISAS scalar avx2 avx512 avx512_bf16 amx)
+
+set(TFK_COMPILER_ISAS scalar)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
-  set(TFK_ISAS scalar avx2 avx512 avx512_bf16)
+  set(TFK_COMPILER_ISAS scalar avx2 avx512 avx512_bf16)
   include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag("-mamx-tile -mamx-bf16" TFK_COMPILER_HAS_AMX)
   if(TFK_COMPILER_HAS_AMX)
-    list(APPEND TFK_ISAS amx)
+    list(APPEND TFK_COMPILER_ISAS amx)
   endif()
 endif()
 
-# In the order of `enum class Isa` (csrc/core/cpu/isa.h). Without contraction, a value does not
-# depend on whether the compiler saw a product next to a sum.
+set(TFK_ISAS all CACHE STRING
+    "CPU instruction sets to build: all, or a list of ${TFK_ALL_ISAS} and native (this CPU's best)")
+
+# tfk_native_isa(result): the best instruction set that this CPU and this compiler have.
+function(tfk_native_isa result)
+  set(flags "")
+  if(EXISTS /proc/cpuinfo)
+    file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
+  endif()
+  set(needs_scalar "")
+  set(needs_avx2 " avx2 ")
+  set(needs_avx512 " avx512dq ")
+  set(needs_avx512_bf16 " avx512_bf16 ")
+  set(needs_amx " amx_bf16 ")
+  set(best scalar)
+  foreach(isa IN LISTS TFK_COMPILER_ISAS)
+    if("${flags} " MATCHES "${needs_${isa}}")
+      set(best ${isa})
+    endif()
+  endforeach()
+  set(${result} ${best} PARENT_SCOPE)
+endfunction()
+
+set(TFK_BUILT_ISAS ${TFK_COMPILER_ISAS})
+if(NOT TFK_ISAS STREQUAL "all")
+  tfk_native_isa(TFK_NATIVE_ISA)
+  set(TFK_BUILT_ISAS ${TFK_ISAS})
+  list(TRANSFORM TFK_BUILT_ISAS REPLACE "^native$" ${TFK_NATIVE_ISA})
+  list(REMOVE_DUPLICATES TFK_BUILT_ISAS)
+  foreach(isa IN LISTS TFK_BUILT_ISAS)
+    if(NOT isa IN_LIST TFK_COMPILER_ISAS)
+      message(FATAL_ERROR "TFK_ISAS has ${isa}, expected native or some of ${TFK_COMPILER_ISAS}")
+    endif()
+  endforeach()
+endif()
+message(STATUS "CPU instruction sets: ${TFK_BUILT_ISAS}")
+
+# Without contraction, a value does not depend on whether the compiler saw a product next to a sum.
 set(TFK_ISA_FLAGS_scalar -ffp-contract=off)
 set(TFK_ISA_FLAGS_avx2 ${TFK_ISA_FLAGS_scalar} -mavx2 -mfma -mf16c)
 set(TFK_ISA_FLAGS_avx512 ${TFK_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
@@ -39,31 +78,32 @@ if(TFK_EMULATE_AVX512)
 endif()
 
 # tfk_add_isa_sources(target file...): adds the files to `target`, once per instruction set, with
-# the target's own options, and tells the rest of the target how many sets there are. Once per
-# target.
+# the target's own options, and tells the target which sets there are. Once per target.
 function(tfk_add_isa_sources target)
-  list(LENGTH TFK_ISAS count)
-  target_compile_definitions(
-    ${target} PRIVATE TFK_ISA_COUNT=${count}
-                      $<$<BOOL:${TFK_EMULATE_AVX512}>:TFK_EMULATE_AVX512>)
+  set(builds $<$<BOOL:${TFK_EMULATE_AVX512}>:TFK_EMULATE_AVX512>)
+  foreach(isa IN LISTS TFK_ALL_ISAS)
+    string(TOUPPER TFK_BUILDS_${isa} name)
+    list(FIND TFK_BUILT_ISAS ${isa} place)
+    list(APPEND builds ${name}=$<NOT:$<EQUAL:${place},-1>>)
+  endforeach()
+  target_compile_definitions(${target} PRIVATE ${builds})
   # Objects of an object library reach those who link it only as a part of its interface.
   get_target_property(type ${target} TYPE)
   set(scope PRIVATE)
   if(type STREQUAL "OBJECT_LIBRARY")
     set(scope INTERFACE)
   endif()
-  set(level 0)
-  foreach(isa IN LISTS TFK_ISAS)
+  foreach(isa IN LISTS TFK_BUILT_ISAS)
+    list(FIND TFK_ALL_ISAS ${isa} level)
     set(objects ${target}_${isa})
     add_library(${objects} OBJECT ${ARGN})
     target_compile_definitions(
-      ${objects} PRIVATE TFK_ISA=${isa} TFK_ISA_LEVEL=${level} TFK_ISA_COUNT=${count}
+      ${objects} PRIVATE TFK_ISA=${isa} TFK_ISA_LEVEL=${level}
                          $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>)
     target_compile_options(${objects} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_OPTIONS>
                                               ${TFK_ISA_FLAGS_${isa}})
     target_include_directories(${objects}
                                PRIVATE $<TARGET_PROPERTY:${target},INCLUDE_DIRECTORIES>)
     target_sources(${target} ${scope} $<TARGET_OBJECTS:${objects}>)
-    math(EXPR level "${level} + 1")
   endforeach()
 endfunction()

@@ -9,7 +9,8 @@ set(TFK_CUDA_ARCHITECTURES "80-real;86-real;89-real;90a-real;100f-real;120" CACH
     "CUDA architectures to build for")
 set(CMAKE_CUDA_ARCHITECTURES ${TFK_CUDA_ARCHITECTURES})
 
-find_program(TFK_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda/bin)
+find_program(TFK_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda
+             PATH_SUFFIXES bin)
 if(TFK_NVCC)
   set(TFK_CUDA_DEFAULT ON)
   set(CMAKE_CUDA_COMPILER ${TFK_NVCC} CACHE FILEPATH "nvcc")

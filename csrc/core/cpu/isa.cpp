@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "core/cpu/isa.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
 #include "core/check.h"
 
-#if TFK_ISA_COUNT >= 5 && defined(__linux__)
+#ifdef __x86_64__
 #include <cpuid.h>
+#endif
+#ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -15,19 +18,16 @@
 namespace transformer_kernels::cpu {
 namespace {
 
-std::string names_up_to(Isa best) {
+constexpr bool kIsBuilt[] = {TFK_BUILDS_SCALAR != 0, TFK_BUILDS_AVX2 != 0, TFK_BUILDS_AVX512 != 0,
+                             TFK_BUILDS_AVX512_BF16 != 0, TFK_BUILDS_AMX != 0};
+
+std::string names_of(const std::vector<Isa>& isas) {
   std::string names;
-  for (int i = 0; i <= static_cast<int>(best); ++i) {
-    names += concat(i ? ", " : "", name_of(static_cast<Isa>(i)));
-  }
-  return names;
+  for (const Isa isa : isas) names += concat(names.empty() ? "" : ", ", name_of(isa));
+  return names.empty() ? "none" : names;
 }
 
-#if TFK_ISA_COUNT >= 5 && defined(TFK_EMULATE_AVX512)
-
-bool may_use_tiles() { return true; }
-
-#elif TFK_ISA_COUNT >= 5 && defined(__linux__) && defined(SYS_arch_prctl)
+#ifdef __x86_64__
 
 bool processor_has_amx_bf16() {
   constexpr unsigned kAmxBf16 = 1u << 22;
@@ -40,59 +40,80 @@ bool processor_has_amx_bf16() {
 // Linux gives a process the tile registers when it asks, for all its threads. Whoever has asked
 // before is told yes again; a system without AMX says no.
 bool may_use_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
   return processor_has_amx_bf16() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+// The compiler's run-time support also asks the operating system whether it saves the registers.
+bool processor_has(Isa isa) {
+  __builtin_cpu_init();
+  switch (isa) {
+    case Isa::kScalar: return true;
+    case Isa::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c");
+    case Isa::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    case Isa::kAvx512Bf16:
+      return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    case Isa::kAmx: return may_use_tiles();
+  }
+  return false;
 }
 
 #else
 
-bool may_use_tiles() { return false; }
+bool processor_has(Isa isa) { return isa == Isa::kScalar; }
 
 #endif
+
+// Emulated sets run wherever AVX2 does.
+Isa needed_of_processor(Isa isa) {
+#ifdef TFK_EMULATE_AVX512
+  return std::min(isa, Isa::kAvx2);
+#else
+  return isa;
+#endif
+}
 
 }  // namespace
 
-// The compiler's run-time support also asks the operating system whether it saves the registers.
-Isa best_isa() {
-#if TFK_ISA_COUNT > 1
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  if (!avx2) return Isa::kScalar;
-#ifdef TFK_EMULATE_AVX512
-  return may_use_tiles() ? Isa::kAmx : Isa::kAvx512Bf16;
-#endif
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (!avx512) return Isa::kAvx2;
-  const bool bf16 = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  if (!bf16) return Isa::kAvx512;
-  return may_use_tiles() ? Isa::kAmx : Isa::kAvx512Bf16;
-#else
-  return Isa::kScalar;
-#endif
+std::vector<Isa> usable_isas() {
+  std::vector<Isa> usable;
+  for (int i = 0; i <= static_cast<int>(Isa::kAmx); ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    if (!processor_has(needed_of_processor(isa))) break;
+    if (kIsBuilt[i]) usable.push_back(isa);
+  }
+  return usable;
 }
 
-Isa choose_isa(const char* requested, Isa best) {
+Isa choose_isa(const char* requested, const std::vector<Isa>& usable) {
   const std::string_view name = requested == nullptr ? "" : requested;
-  if (name.empty()) return best;
-  for (int i = 0; i <= static_cast<int>(best); ++i) {
-    if (name == name_of(static_cast<Isa>(i))) return static_cast<Isa>(i);
+  if (name.empty() && !usable.empty()) return usable.back();
+  for (const Isa isa : usable) {
+    if (name == name_of(isa)) return isa;
   }
-  throw Error(Error::Kind::kValue, concat("TFK_CPU_ISA is ", name, ", expected one of ",
-                                          names_up_to(best), " (what this CPU and build have)"));
+  throw Error(Error::Kind::kValue,
+              concat("TFK_CPU_ISA is ", name.empty() ? "unset" : name, ", expected one of ",
+                     names_of(usable), " (what this CPU and build have)"));
 }
 
 Isa isa() {
-  static const Isa chosen = choose_isa(std::getenv("TFK_CPU_ISA"), best_isa());
+  static const Isa chosen = choose_isa(std::getenv("TFK_CPU_ISA"), usable_isas());
   return chosen;
 }
 
 bool multiplies_pairs_fast() {
 #if defined(TFK_EMULATE_AVX512)
   return isa() >= Isa::kAvx512Bf16;
-#elif TFK_ISA_COUNT > 1
+#elif defined(__x86_64__)
   return isa() == Isa::kAmx || (isa() == Isa::kAvx512Bf16 && __builtin_cpu_is("amd"));
 #else
   return false;

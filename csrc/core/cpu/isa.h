@@ -2,36 +2,31 @@
 // Which instruction set the CPU kernels use. Sources named *_isa.cpp are compiled once per set,
 // each into a namespace named after it, and export a table of kernels; the rest of the library
 // picks the table of isa(). TFK_CPU_ISA=scalar|avx2|avx512|avx512_bf16|amx asks for a lower set
-// than the best. Builds by a compiler without AMX end at avx512_bf16.
+// than the best. A build may lack some (TFK_ISAS of cmake/cpu_isa.cmake).
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/log.h"
-
-#ifndef TFK_ISA_COUNT
-#define TFK_ISA_COUNT 1
-#endif
 
 namespace transformer_kernels::cpu {
 
 enum class Isa : std::uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
-
-inline constexpr int kIsaCount = TFK_ISA_COUNT;
 
 constexpr const char* name_of(Isa isa) {
   constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
   return kNames[static_cast<int>(isa)];
 }
 
-// The best set that both this build and this CPU have.
-Isa best_isa();
+// The sets that both this build and this CPU have, the best last.
+std::vector<Isa> usable_isas();
 
-// The set named `requested`; `best` where it is null or empty. Throws Error when the name is
-// unknown or above `best`.
-Isa choose_isa(const char* requested, Isa best);
+// The set named `requested`; the last of `usable` where it is null or empty. Throws Error when
+// there is no such set.
+Isa choose_isa(const char* requested, const std::vector<Isa>& usable);
 
-// The set in use: choose_isa(TFK_CPU_ISA, best_isa()), evaluated once.
+// The set in use: choose_isa(TFK_CPU_ISA, usable_isas()), evaluated once.
 Isa isa();
 
 // Whether the set in use multiplies pairs of bfloat16 at twice the rate of float: AMX by far, and
@@ -49,30 +44,28 @@ void log_cpu_kernel(const char* op, const Problem& problem, const Plan&... plan)
 
 }  // namespace transformer_kernels::cpu
 
-// Declares something once in the namespace of each instruction set of this build, and lists the
-// addresses of what was declared in the order of Isa.
+// Declares something once in the namespace of each instruction set.
 #define TFK_DECLARE_IN(isa, declaration) \
   namespace isa {                        \
   declaration;                           \
   }
-#if TFK_ISA_COUNT >= 5
-#define TFK_DECLARE_IN_AMX(declaration) TFK_DECLARE_IN(amx, declaration)
-#define TFK_AND_AMX(name) , &amx::name
-#else
-#define TFK_DECLARE_IN_AMX(declaration)
-#define TFK_AND_AMX(name)
-#endif
-#if TFK_ISA_COUNT > 1
 #define TFK_DECLARE_PER_ISA(declaration)   \
   TFK_DECLARE_IN(scalar, declaration)      \
   TFK_DECLARE_IN(avx2, declaration)        \
   TFK_DECLARE_IN(avx512, declaration)      \
   TFK_DECLARE_IN(avx512_bf16, declaration) \
-  TFK_DECLARE_IN_AMX(declaration)
-#define TFK_PER_ISA(name) \
-  { &scalar::name, &avx2::name, &avx512::name, &avx512_bf16::name TFK_AND_AMX(name) }
-#else
-#define TFK_DECLARE_PER_ISA(declaration) TFK_DECLARE_IN(scalar, declaration)
-#define TFK_PER_ISA(name) \
-  { &scalar::name }
-#endif
+  TFK_DECLARE_IN(amx, declaration)
+
+// The addresses of what was declared, in the order of Isa; null where this build lacks the set.
+// The build defines TFK_BUILDS_<set> as 1 or 0.
+#define TFK_ADDRESS_1(name) &name
+#define TFK_ADDRESS_0(name) nullptr
+#define TFK_ADDRESS_OF_BUILT(built, name) TFK_ADDRESS_##built(name)
+#define TFK_ADDRESS_IF(built, name) TFK_ADDRESS_OF_BUILT(built, name)
+#define TFK_PER_ISA(name)                                                                         \
+  {                                                                                               \
+    TFK_ADDRESS_IF(TFK_BUILDS_SCALAR, scalar::name), TFK_ADDRESS_IF(TFK_BUILDS_AVX2, avx2::name), \
+        TFK_ADDRESS_IF(TFK_BUILDS_AVX512, avx512::name),                                          \
+        TFK_ADDRESS_IF(TFK_BUILDS_AVX512_BF16, avx512_bf16::name),                                \
+        TFK_ADDRESS_IF(TFK_BUILDS_AMX, amx::name)                                                 \
+  }

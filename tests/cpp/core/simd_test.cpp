@@ -14,19 +14,13 @@ namespace {
 using cpu::Isa;
 using cpu::SimdProbe;
 
-// Every instruction set that this CPU has.
+// Every instruction set that this CPU and this build have.
 class Simd : public ::testing::TestWithParam<Isa> {
  protected:
   static const SimdProbe& probe() { return cpu::simd_probe_of(GetParam()); }
 };
 
-std::vector<Isa> isas_of_this_cpu() {
-  std::vector<Isa> isas;
-  for (int i = 0; i <= static_cast<int>(cpu::best_isa()); ++i) isas.push_back(static_cast<Isa>(i));
-  return isas;
-}
-
-INSTANTIATE_TEST_SUITE_P(cpu, Simd, ::testing::ValuesIn(isas_of_this_cpu()),
+INSTANTIATE_TEST_SUITE_P(cpu, Simd, ::testing::ValuesIn(cpu::usable_isas()),
                          [](const auto& info) { return name_of(info.param); });
 
 float float_of(std::uint32_t bits) {
