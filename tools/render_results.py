@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from setup_env import ROOT
+from transformer_kernels.bench import host
 from transformer_kernels.bench.schema import Result, Row, load
 from transformer_kernels.bench.table import render
 
@@ -62,17 +63,19 @@ def keep(result: Result, filters: Iterable[tuple[str, str]]) -> Result:
 def block(result: Result) -> str:
     """In the unit that its ceiling has: rows that count operations stand against a product."""
     unit = "tflops" if any(row.tflops is not None for row in result.rows) else "us"
-    return f"```text\n{render(result, unit=unit)}\n```\n\n{provenance(result)}\n"
+    table = host.render(result) if result.host else render(result, unit=unit)
+    return f"```text\n{table}\n```\n\n{provenance(result)}\n"
 
 
 def page(name: str, result: Result) -> str:
     lines = [f"## {result.machine.device_name} ({name})", ""]
     if result.ceilings is not None:
-        lines += [
-            f"Ceilings of the run: copy {result.ceilings.copy_gbps:.0f} GB/s, matmul "
-            f"{result.ceilings.matmul_tflops:.1f} TFLOP/s ({result.ceilings.matmul_dtype}).",
-            "",
+        products = [
+            f"matmul {tflops:.1f} TFLOP/s ({dtype})"
+            for dtype, tflops in result.ceilings.all_products.items()
         ]
+        copy = f"copy {result.ceilings.copy_gbps:.0f} GB/s"
+        lines += [f"Ceilings of the run: {', '.join([copy, *products])}.", ""]
     return "\n".join([*lines, block(result)])
 
 

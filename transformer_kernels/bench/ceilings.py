@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from transformer_kernels.bench.timing import Call, Timer, interleave
 
 _COPY_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 _MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
+_MATMUL_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 _SECONDS = 0.5
 
 
@@ -50,20 +51,27 @@ def copy_calls(bytes_moved: int, sets: int, device: torch.device) -> Mapping[str
     }
 
 
-def measure_ceilings(timer: Timer, device: torch.device) -> Ceilings:
+def measure_ceilings(
+    timer: Timer, device: torch.device, computed: Collection[torch.dtype] = ()
+) -> Ceilings:
+    """The copy, and products in the device's own dtype and in those that operations count in."""
     bytes_moved = _COPY_BYTES[device.type]
-    calls: dict[str, list[Call]] = {**copy_calls(bytes_moved, 1, device)}
-    size = _MATMUL_SIZE[device.type]
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-    calls["matmul"] = [lambda: a @ b]
-    watches = {name: timer.stopwatch(variants) for name, variants in calls.items()}
-    times = {n: s.median for n, s in interleave(watches, timer, _SECONDS).items()}
-    matmul = times.pop("matmul")
+    copies = copy_calls(bytes_moved, 1, device)
+    size, main = _MATMUL_SIZE[device.type], _MATMUL_DTYPE[device.type]
+    products = {dtype_name(d): _product(size, d, device) for d in {main, *computed}}
+    watches = {name: timer.stopwatch(calls) for name, calls in {**copies, **products}.items()}
+    times = {name: s.median for name, s in interleave(watches, timer, _SECONDS).items()}
+    tflops = {name: 2 * size**3 / times[name] / 1e6 for name in products}
     return Ceilings(
-        copy_gbps=bytes_moved / min(times.values()) / 1e3,
+        copy_gbps=bytes_moved / min(times[name] for name in copies) / 1e3,
         copy_bytes=bytes_moved,
-        matmul_tflops=2 * size**3 / matmul / 1e6,
+        matmul_tflops=tflops.pop(dtype_name(main)),
         matmul_size=size,
-        matmul_dtype=dtype_name(dtype),
+        matmul_dtype=dtype_name(main),
+        products=tflops,
     )
+
+
+def _product(size: int, dtype: torch.dtype, device: torch.device) -> list[Call]:
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    return [partial(torch.matmul, a, b)]

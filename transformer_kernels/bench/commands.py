@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import transformer_kernels
-from transformer_kernels.bench import cases, host, machine, runner, schema, sweeps, table
+from transformer_kernels.bench import cases, host, machine, runner, schema, summary, sweeps, table
 from transformer_kernels.bench.case import PASSES, Op
 from transformer_kernels.bench.compare import Comparison, Verdict, has_regression
 from transformer_kernels.bench.compare import compare as compare_results
@@ -31,6 +31,8 @@ def bench(arguments: argparse.Namespace) -> int:
         print(table.render(result, arguments.unit))
         for line in table.skipped_lines(result):
             print(line)
+        if (means := summary.render(result)) is not None:
+            print(means)
     if arguments.json:
         schema.save(result, arguments.json)
     if arguments.plots:

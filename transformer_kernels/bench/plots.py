@@ -18,7 +18,7 @@ from transformer_kernels.bench import style
 from transformer_kernels.bench.providers import PROVIDERS
 from transformer_kernels.bench.schema import Ceilings, Result, Row, Training
 from transformer_kernels.bench.stats import geometric_mean
-from transformer_kernels.bench.table import Problem, of_matmul, problems, short_dtype
+from transformer_kernels.bench.table import Problem, problems, short_dtype
 
 Draw = Callable[[], AbstractContextManager[Figure]]
 
@@ -89,8 +89,8 @@ def _peak_gib(row: Row) -> float:
 
 
 def _matmul(rows: Sequence[Row], ceilings: Ceilings | None) -> float | None:
-    comparable = any(of_matmul(row, ceilings) is not None for row in rows)
-    return ceilings.matmul_tflops if ceilings is not None and comparable else None
+    """All rows have one dtype."""
+    return ceilings.product_tflops(rows[0].dtype) if ceilings is not None else None
 
 
 def write(result: Result, folder: Path) -> list[Path]:

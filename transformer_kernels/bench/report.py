@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from transformer_kernels.bench import host, plots, style, table
+from transformer_kernels.bench import host, plots, style, summary, table
 from transformer_kernels.bench.schema import Result
 
 
@@ -26,6 +26,7 @@ def render(result: Result) -> str:
     return environment.get_template("report.html.j2").render(
         result=result,
         figures=figures,
+        summary=summary.render(result),
         table=table.render(result) if result.rows else None,
         skipped=table.skipped_lines(result),
         host_table=host.render(result) if result.host else None,

@@ -86,7 +86,8 @@ class _Run:
 
     def result(self, quiet: bool) -> Result:
         problems = self._settings.problems()
-        measured = ceilings.measure_ceilings(self._timer, self._device)
+        computed = {p.dtype for p in problems if self._ops[p.op].flops is not None}
+        measured = ceilings.measure_ceilings(self._timer, self._device, computed)
         present = self._present_providers()
         if "ours" in present and self._settings.find_kernels:
             self._kernels = kernels.chosen_kernels(problems, self._device)

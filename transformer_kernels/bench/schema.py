@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 SCHEMA_VERSION = 1
 
+_SIXTEEN_BITS = {"float16": "bfloat16", "bfloat16": "float16"}
+
 T = TypeVar("T")
 
 
@@ -41,6 +43,17 @@ class Ceilings:
     matmul_tflops: float
     matmul_size: int
     matmul_dtype: str
+    products: dict[str, float] = field(default_factory=dict)  # TFLOP/s by other dtypes, same size
+
+    @property
+    def all_products(self) -> dict[str, float]:
+        """TFLOP/s by dtype."""
+        return {self.matmul_dtype: self.matmul_tflops, **self.products}
+
+    def product_tflops(self, dtype: str) -> float | None:
+        """Of a matrix product in that dtype, or in the other 16-bit one, if none is of its own."""
+        measured = self.all_products
+        return measured.get(dtype, measured.get(_SIXTEEN_BITS.get(dtype, dtype)))
 
 
 @dataclass(frozen=True)

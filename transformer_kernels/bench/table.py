@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from transformer_kernels.bench.schema import Ceilings, Result, Row
 from transformer_kernels.bench.sweeps import shape_text
@@ -12,7 +13,7 @@ from transformer_kernels.bench.sweeps import shape_text
 TITLE = "TRANSFORMER KERNEL PACK BENCHMARK"
 ABSENT = "-"
 
-# Heading and narrowest width of the columns; those of the last providers only where measured.
+# Heading and narrowest width of the columns.
 _KERNEL = ("Kernel", 31)
 _PROVIDERS = {
     "torch": ("PyTorch", 7),
@@ -21,21 +22,21 @@ _PROVIDERS = {
     "math": ("math", 7),
     "cudnn": ("cuDNN", 7),
     "flash": ("flash", 7),
+    "flex": ("Flex", 7),
     "fa3": ("FA3", 7),
     "fa4": ("FA4", 7),
     "liger": ("Liger", 6),
     "quack": ("QuACK", 6),
     "ours": ("Ours", 6),
 }
-_OPTIONAL_PROVIDERS = ("math", "cudnn", "flash", "fa3", "fa4", "liger", "quack")
 _OF_CEILING = ("of ceiling", 10)
 _VS_BEST = ("vs best", 7)
-_PASS_WORDS = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd"}
+PASS_WORDS = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd"}
 _DTYPE_WORDS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 _UNITS = {
-    "us": "microseconds per call, median; ceiling = a copy of the same bytes",
-    "gbps": "GB/s at the median; ceiling = a copy of the same bytes",
-    "tflops": "TFLOP/s at the median; ceiling = a matrix product",
+    "us": "microseconds per call, median",
+    "gbps": "GB/s at the median",
+    "tflops": "TFLOP/s at the median",
 }
 
 
@@ -52,6 +53,11 @@ class Problem:
     @property
     def ours(self) -> Row | None:
         return self.rows.get("ours")
+
+    @property
+    def computes(self) -> bool:
+        """Whether arithmetic is its bound, not memory."""
+        return any(row.tflops is not None for row in self.rows.values())
 
     @property
     def best_rival(self) -> Row | None:
@@ -71,7 +77,7 @@ def short_dtype(dtype: str) -> str:
 
 
 def label(row: Row) -> str:
-    name = f"{row.op} {_PASS_WORDS[row.pass_]} {short_dtype(row.dtype)}"
+    name = f"{row.op} {PASS_WORDS[row.pass_]} {short_dtype(row.dtype)}"
     if row.weight_dtype not in (None, row.dtype):
         name += f"/{short_dtype(str(row.weight_dtype))}"
     return f"{name} {shape_text(row.shape)}"
@@ -89,7 +95,13 @@ def problems(rows: Iterable[Row]) -> list[Problem]:
 def box(
     title: str, subtitle: str, headings: Sequence[tuple[str, int]], body: Sequence[Sequence[str]]
 ) -> str:
-    """Draws the box. The first column is flush left, the others flush right."""
+    """Draws the box. The first column is flush left, the others flush right.
+
+    A column that no line fills is left out.
+    """
+    filled = [i == 0 or any(line[i] != ABSENT for line in body) for i in range(len(headings))]
+    headings = list(compress(headings, filled))
+    body = [list(compress(line, filled)) for line in body]
     widths = [
         max([width, len(heading), *(len(line[i]) for line in body)])
         for i, (heading, width) in enumerate(headings)
@@ -119,33 +131,34 @@ def _inner(widths: Sequence[int]) -> int:
 
 def render(result: Result, unit: str = "us") -> str:
     lines = problems(result.rows)
-    present = {name for problem in lines for name in problem.rows}
-    providers = [p for p in _PROVIDERS if p in present or p not in _OPTIONAL_PROVIDERS]
-    headings = [_KERNEL, *(_PROVIDERS[p] for p in providers), _OF_CEILING, _VS_BEST]
+    headings = [_KERNEL, *_PROVIDERS.values(), _OF_CEILING, _VS_BEST]
     title = f"{TITLE} ({result.machine.device_name})"
-    body = [_cells(p, providers, unit, result.ceilings) for p in lines]
-    return box(title, _UNITS[unit], headings, body)
+    body = [_cells(problem, unit, result.ceilings) for problem in lines]
+    return box(title, f"{_UNITS[unit]}; {_ceiling_words(lines)}", headings, body)
+
+
+def _ceiling_words(lines: Sequence[Problem]) -> str:
+    ceilings = {True: "a matrix product", False: "a copy of the same bytes"}
+    if {problem.computes for problem in lines} == {False, True}:
+        return f"ceiling = {ceilings[False]}, or {ceilings[True]} of as many operations"
+    return f"ceiling = {ceilings[bool(lines) and lines[0].computes]}"
 
 
 def of_matmul(row: Row, ceilings: Ceilings | None) -> float | None:
     """The share of the measured matrix product, in percent, where that has the same arithmetic."""
     if ceilings is None or row.tflops is None:
         return None
-    has_its_arithmetic = row.dtype == ceilings.matmul_dtype or (
-        {row.dtype, ceilings.matmul_dtype} == {"float16", "bfloat16"}
-    )
-    return 100 * row.tflops / ceilings.matmul_tflops if has_its_arithmetic else None
+    product = ceilings.product_tflops(row.dtype)
+    return 100 * row.tflops / product if product is not None else None
 
 
-def _cells(
-    problem: Problem, providers: Sequence[str], unit: str, ceilings: Ceilings | None
-) -> list[str]:
+def _cells(problem: Problem, unit: str, ceilings: Ceilings | None) -> list[str]:
     ours, share = problem.ours, None
     if ours is not None:
-        share = of_matmul(ours, ceilings) if unit == "tflops" else ours.pct_copy
+        share = of_matmul(ours, ceilings) if problem.computes else ours.pct_copy
     of_ceiling = f"{share:.1f} %" if share is not None else ABSENT
     vs_best = f"{problem.speed_up:.2f}x" if problem.speed_up is not None else ABSENT
-    figures = [_figure(problem.rows.get(provider), unit) for provider in providers]
+    figures = [_figure(problem.rows.get(provider), unit) for provider in _PROVIDERS]
     return [label(problem.any_row), *figures, of_ceiling, vs_best]
 
 

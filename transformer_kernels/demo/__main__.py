@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from transformer_kernels.bench import cases, report, runner, schema, sweeps, table
+from transformer_kernels.bench import cases, report, runner, schema, summary, sweeps, table
 from transformer_kernels.bench.case import Op
 from transformer_kernels.bench.commands import pick_device
 from transformer_kernels.bench.schema import Training
@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     settings = _bench_settings(device, size, parsed.quick)
     result = dataclasses.replace(runner.run(settings), training=training)
+    if (means := summary.render(result)) is not None:
+        print(f"{means}\n")
     print(table.render(result))
     for line in table.skipped_lines(result):
         print(line)

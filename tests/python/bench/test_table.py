@@ -6,15 +6,16 @@ import re
 import pytest
 
 from transformer_kernels.bench import table
+from transformer_kernels.bench.providers import PROVIDERS
 from transformer_kernels.bench.schema import Ceilings, Skip
 
 _EMPTY = """\
-╔══════════════════════════════════════════════════════════════════════════════════════════════╗
-║                         TRANSFORMER KERNEL PACK BENCHMARK (Test CPU)                         ║
-║              microseconds per call, median; ceiling = a copy of the same bytes               ║
-╠══════════════════════════════════════════════════════════════════════════════════════════════╣
-║ Kernel                          │ PyTorch │ compile │ Triton │   Ours │ of ceiling │ vs best ║
-╚══════════════════════════════════════════════════════════════════════════════════════════════╝"""
+╔═══════════════════════════════════════════════════════════════════╗
+║            TRANSFORMER KERNEL PACK BENCHMARK (Test CPU)           ║
+║ microseconds per call, median; ceiling = a copy of the same bytes ║
+╠═══════════════════════════════════════════════════════════════════╣
+║ Kernel                                                            ║
+╚═══════════════════════════════════════════════════════════════════╝"""
 
 
 def _cells(line: str) -> list[str]:
@@ -33,7 +34,7 @@ def test_a_line_holds_the_figures_of_one_problem(make_row, make_result):
     rows = [make_row("copy", 90), make_row("torch", 250), make_row("compile", 125.04),
             make_row("ours", 100, pct_copy=90.0)]  # fmt: skip
     assert _body(table.render(make_result(rows))) == [
-        ["layer_norm fwd bf16 8192x768", "250.0", "125.0", "-", "100.0", "90.0 %", "1.25x"]
+        ["layer_norm fwd bf16 8192x768", "250.0", "125.0", "100.0", "90.0 %", "1.25x"]
     ]
 
 
@@ -43,22 +44,51 @@ def test_gigabytes_per_second_on_request(make_row, make_result):
     assert _body(text)[0][1] == "12.3"
 
 
+@pytest.mark.parametrize("unit", ["us", "tflops"])
 @pytest.mark.parametrize(
     ("name", "share"), [("bfloat16", "75.0 %"), ("float16", "75.0 %"), ("float32", "-")]
 )
-def test_operations_are_held_to_the_matrix_product(make_row, make_result, name, share):
-    row = make_row("ours", dtype=name, tflops=600.0, pct_copy=3.0)
+def test_operations_are_held_to_the_matrix_product(make_row, make_result, name, share, unit):
+    rows = [make_row("ours", 10, dtype=name, tflops=600.0, pct_copy=3.0),
+            make_row("ours", 10, dtype="bfloat16", tflops=400.0, shape=[1, 8])]  # fmt: skip
     ceilings = Ceilings(4000.0, 1 << 30, 800.0, 8192, "bfloat16")
-    text = table.render(make_result([row], ceilings=ceilings), unit="tflops")
+    text = table.render(make_result(rows, ceilings=ceilings), unit=unit)
     assert "ceiling = a matrix product" in text
-    assert _body(text)[0][-3:-1] == ["600.000", share]
+    figure = {"us": "10.0", "tflops": "600.000"}[unit]
+    assert _body(text)[0][-2:] == [figure, share]
+    assert _body(text)[1][-1] == "50.0 %"
 
 
-def test_columns_of_other_libraries_appear_only_when_measured(make_row, make_result):
+def test_a_product_in_the_dtype_of_the_row_comes_first(make_row):
+    ceilings = Ceilings(40.0, 1 << 28, 0.2, 1024, "float32", {"bfloat16": 0.8, "float16": 0.1})
+    shares = {
+        name: table.of_matmul(make_row(dtype=name, tflops=0.1), ceilings)
+        for name in ("float32", "bfloat16", "float16", "float64")
+    }
+    assert shares == {
+        "float32": pytest.approx(50), "bfloat16": pytest.approx(12.5),
+        "float16": pytest.approx(100), "float64": None,
+    }  # fmt: skip
+
+
+def test_a_table_of_both_kinds_says_so(make_row, make_result):
+    rows = [make_row("ours"), make_row("ours", op="attention", tflops=0.25, dtype="float32")]
+    text = table.render(make_result(rows))
+    assert "a copy of the same bytes, or a matrix product of as many operations" in text
+    assert [line[-1] for line in _body(text)] == ["90.0 %", "50.0 %"]
+
+
+def test_columns_that_no_line_fills_are_left_out(make_row, make_result):
     text = table.render(make_result([make_row("ours"), make_row("quack", 80)]))
-    assert _cells(text.splitlines()[4])[4:6] == ["QuACK", "Ours"]
-    assert "Liger" not in text
+    assert _cells(text.splitlines()[4]) == ["Kernel", "QuACK", "Ours", "of ceiling", "vs best"]
     assert _body(text)[0][-1] == "0.80x"
+    alone = table.render(make_result([make_row("ours")]))
+    assert _cells(alone.splitlines()[4]) == ["Kernel", "Ours", "of ceiling"]
+
+
+def test_every_provider_has_a_column(make_row, make_result):
+    text = table.render(make_result([make_row(provider) for provider in PROVIDERS]))
+    assert len(_cells(text.splitlines()[4])) == len(PROVIDERS) + 3
 
 
 def test_every_line_is_as_wide_as_the_box(full_result):

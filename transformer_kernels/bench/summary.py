@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""One line per op and dtype before a long table: how many times longer PyTorch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformer_kernels.bench.schema import Result
+from transformer_kernels.bench.stats import geometric_mean
+from transformer_kernels.bench.table import ABSENT, PASS_WORDS, box, problems, short_dtype
+
+_TITLE = "SPEED-UP OVER PYTORCH"
+
+Passes = dict[str, list[float]]  # pass -> time of torch over ours, of each problem
+
+
+def render(result: Result) -> str | None:
+    """Geometric means over the shapes, by pass and over all; none where there is one of each."""
+    groups = _speed_ups(result)
+    if all(len(_all(passes)) < 2 for passes in groups.values()):
+        return None
+    headings = [("Op", 31), ("problems", 8), *((word, 7) for word in PASS_WORDS.values()),
+                ("all", 7)]  # fmt: skip
+    body = [_cells(op, dtype, passes) for (op, dtype), passes in groups.items()]
+    subtitle = "time of PyTorch over ours, geometric mean"
+    return box(f"{_TITLE} ({result.machine.device_name})", subtitle, headings, body)
+
+
+def _speed_ups(result: Result) -> dict[tuple[str, str], Passes]:
+    groups: dict[tuple[str, str], Passes] = {}
+    for problem in problems(result.rows):
+        torch, ours = problem.rows.get("torch"), problem.ours
+        if torch is not None and ours is not None:
+            passes = groups.setdefault((ours.op, ours.dtype), {})
+            passes.setdefault(ours.pass_, []).append(torch.median_us / ours.median_us)
+    return groups
+
+
+def _cells(op: str, dtype: str, passes: Passes) -> list[str]:
+    every = _all(passes)
+    means = [_mean(passes.get(pass_, [])) for pass_ in PASS_WORDS]
+    return [f"{op} {short_dtype(dtype)}", str(len(every)), *means, _mean(every)]
+
+
+def _all(passes: Passes) -> list[float]:
+    return [ratio for ratios in passes.values() for ratio in ratios]
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return f"{geometric_mean(ratios):.2f}x" if ratios else ABSENT
