@@ -66,7 +66,6 @@ class Op:
     backward: Mapping[str, Build]  # provider -> the backward pass alone
     compiled_backward: Callable[[Compiler], Build]
     forward: Mapping[str, Build] = field(default_factory=dict)  # where there is no gradient
-    reused: Mapping[str, Build] = field(default_factory=dict)  # pass -> torch's out= form
     gradients: int = 1  # of the inputs, from the backward pass: one where they are all the same
     grid: Grid = ROWS  # the shapes that it is measured at
     sizes: Callable[[str, Shape], Shape] = _rows_and_columns  # of an input or an output

@@ -11,6 +11,7 @@ from pathlib import Path
 from transformer_kernels.bench import commands
 from transformer_kernels.bench.case import PASSES
 from transformer_kernels.bench.compare import DEFAULT_TOLERANCE
+from transformer_kernels.bench.heap import OUTPUTS
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
 from transformer_kernels.bench.sweeps import SWEEPS
 
@@ -81,6 +82,9 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
                         help=f"of {', '.join(SWEEPS)}")  # fmt: skip
     bench.add_argument("--providers", type=_names,
                        help=f"of {', '.join(PROVIDERS)}; default: who has the ops")  # fmt: skip
+    bench.add_argument("--outputs", type=_names, default=list(OUTPUTS[:1]),
+                       help=f"of {', '.join(OUTPUTS)}: memory that the system gives anew from 32 MB"
+                       " on, or that is kept; on a CPU")  # fmt: skip
     bench.add_argument("--compile-mode", choices=COMPILE_MODES)
     bench.add_argument("--timer", choices=("graph", "events"), default="graph",
                        help="on a GPU; a CPU is timed by the wall clock")  # fmt: skip

@@ -10,7 +10,17 @@ from pathlib import Path
 import torch
 
 import transformer_kernels
-from transformer_kernels.bench import cases, host, machine, runner, schema, summary, sweeps, table
+from transformer_kernels.bench import (
+    cases,
+    heap,
+    host,
+    machine,
+    runner,
+    schema,
+    summary,
+    sweeps,
+    table,
+)
 from transformer_kernels.bench.case import PASSES, Op
 from transformer_kernels.bench.compare import Comparison, Verdict, has_regression
 from transformer_kernels.bench.compare import compare as compare_results
@@ -100,6 +110,9 @@ def _settings(arguments: argparse.Namespace, device: torch.device) -> runner.Set
     _require_known("--weights", arguments.weights, list(WEIGHTS))
     _require_known("--sweep", arguments.sweep, sweeps.SWEEPS)
     _require_known("--providers", arguments.providers or (), PROVIDERS)
+    _require_known("--outputs", arguments.outputs, heap.OUTPUTS)
+    if "reused" in arguments.outputs and not (device.type == "cpu" and heap.is_known()):
+        raise ValueError("--outputs is 'reused', expected 'fresh': only a CPU with glibc has both")
     dtypes = [getattr(torch, name) for name in arguments.dtype]
     ops = cases.select(arguments.ops)
 
@@ -116,6 +129,7 @@ def _settings(arguments: argparse.Namespace, device: torch.device) -> runner.Set
         device=device,
         providers=arguments.providers
         or [p for p in PROVIDERS if any(p in op.providers for op in ops)],
+        outputs=arguments.outputs,
         weight_dtypes=[WEIGHTS[name] for name in arguments.weights],
         timer=arguments.timer,
         seconds=arguments.seconds,

@@ -39,8 +39,9 @@ def figures(result: Result) -> dict[str, tuple[str, Draw]]:
             "Training loss, stock and with our kernels",
             partial(loss_curves, result.training),
         )
-    for dtype in dict.fromkeys(row.dtype for row in result.rows):
-        rows = [row for row in result.rows if row.dtype == dtype]
+    shown = [row for row in result.rows if row.outputs == "fresh" or row.provider == "copy"]
+    for dtype in dict.fromkeys(row.dtype for row in shown):
+        rows = [row for row in shown if row.dtype == dtype]
         name = short_dtype(dtype)
         found |= _size_figures(rows, name, result.ceilings)
         if any(p.speed_up is not None for p in problems(rows)):
@@ -106,8 +107,7 @@ def bandwidth(rows: Sequence[Row]) -> Iterator[Figure]:
     """A panel per op and pass: GB/s of every provider, under the ceiling of the copy."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row.outputs == "fresh" or row.provider == "copy":
-            groups.setdefault((row.op, row.pass_), []).append(row)
+        groups.setdefault((row.op, row.pass_), []).append(row)
     with _panels(len(groups)) as (drawn, panels):
         for panel, ((op, pass_), members) in zip(panels, groups.items(), strict=False):
             _draw_bandwidth(panel, members)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from transformer_kernels.bench import ceilings, kernels, machine, providers
+from transformer_kernels.bench import ceilings, heap, kernels, machine, providers
 from transformer_kernels.bench.case import Arguments, Op, Problem, UnsupportedError, dtype_name
 from transformer_kernels.bench.console import Progress
 from transformer_kernels.bench.schema import Result, Row, Skip
@@ -24,7 +24,6 @@ _GRAPH_CALLS = 20
 _SAMPLE_FLOPS = 2e13  # some tens of milliseconds; a sample of more has fewer calls
 _L2_MULTIPLE = 3
 _MEMORY_SHARE = 0.4
-_REUSED = "torch, reused"
 # A rival that rounds more often than we do is measured all the same; its error stands in the row.
 _RIVALS = [name for name in providers.PROVIDERS if name not in ("triton", "ours")]
 _ALLOWANCE = dict.fromkeys(_RIVALS, 4)
@@ -38,6 +37,7 @@ class Settings:
     shapes: Callable[[Op, torch.dtype], Sequence[Shape]]
     device: torch.device
     providers: Sequence[str] = providers.PROVIDERS
+    outputs: Sequence[str] = heap.OUTPUTS[:1]  # on a CPU; a GPU's allocator keeps its memory
     weight_dtypes: Sequence[torch.dtype | None] = (None,)  # none: that of the input
     timer: str = "graph"
     seconds: float = 0.5  # per problem
@@ -67,7 +67,6 @@ def run(settings: Settings, quiet: bool = False) -> Result:
 @dataclass(frozen=True)
 class _Candidate:
     provider: str
-    outputs: str
     calls: Sequence[Call]
     error: float | None
     peak_bytes: int | None = None
@@ -79,6 +78,7 @@ class _Run:
         self._device = settings.device
         self._ops = {op.name: op for op in settings.ops}
         self._timer: Timer = make_timer(settings.device, settings.timer)
+        self._heap = heap.Heap()
         self._compiled = providers.Compiled(settings.compile_mode)
         self._rows: dict[Problem, list[Row]] = {}
         self._skipped: list[Skip] = []
@@ -145,6 +145,8 @@ class _Run:
         self._compiled.reset()
         self._timer = make_timer(self._device, self._settings.timer)
         _release_memory(self._device)
+        if self._device.type == "cpu":
+            self._heap.keep_apart()
         if not self._fits(op, problem):
             self._skipped.append(Skip(str(problem), "all", "does not fit into the memory"))
             return
@@ -152,14 +154,20 @@ class _Run:
         moved = op.bytes_moved(problem.pass_, first)
         sets = [first, *(op.make(problem, self._device) for _ in range(self._extra_sets(moved)))]
         candidates = self._candidates(op, problem, present, sets)
-        started = [(c, self._start_watch(problem, c)) for c in candidates]
-        watches = {c.provider: watch for c, watch in started if watch is not None}
-        kept = {c.provider: c for c in candidates if c.provider in watches}
-        for name, calls in ceilings.copy_calls(moved, len(sets), self._device).items():
-            watches[f"copy {name}"] = self._timer.stopwatch(self._cycle(calls, moved, 0))
-        summaries = interleave(watches, self._timer, self._settings.seconds)
         cold = self._device.type == "cuda" and self._is_cold(moved, len(sets))
-        self._add_rows(problem, moved, cold, kept, summaries)
+        copies = {
+            f"copy {name}": self._cycle(calls, moved, 0)
+            for name, calls in ceilings.copy_calls(moved, len(sets), self._device).items()
+        }
+        for outputs in self._settings.outputs:
+            if self._device.type == "cpu":
+                self._heap.choose(outputs)
+            started = [(c, self._start_watch(problem, c)) for c in candidates]
+            watches = {c.provider: watch for c, watch in started if watch is not None}
+            kept = {c.provider: c for c in candidates if c.provider in watches}
+            watches |= {name: self._timer.stopwatch(calls) for name, calls in copies.items()}
+            summaries = interleave(watches, self._timer, self._settings.seconds)
+            self._add_rows(problem, moved, cold, kept, summaries, outputs)
 
     def _start_watch(self, problem: Problem, candidate: _Candidate) -> Stopwatch | None:
         try:
@@ -175,13 +183,9 @@ class _Run:
         moved = op.bytes_moved(problem.pass_, sets[0])
         flops = self._flops(problem)
         found = [self._candidate(op, problem, name, sets, reference) for name in present]
-        candidates = [
+        return [
             replace(c, calls=self._cycle(c.calls, moved, flops)) for c in found if c is not None
         ]
-        if self._device.type == "cpu" and "torch" in present and problem.pass_ in op.reused:
-            call = op.reused[problem.pass_](sets[0])
-            candidates.append(_Candidate(_REUSED, "reused", [call], None))
-        return candidates
 
     def _candidate(
         self,
@@ -199,7 +203,7 @@ class _Run:
         except Exception as reason:  # a rival may fail in any way, and the others go on
             self._skip(problem, provider, reason)
             return None
-        return _Candidate(provider, "fresh", calls, error, peak)
+        return _Candidate(provider, calls, error, peak)
 
     def _skip(self, problem: Problem, provider: str, error: Exception) -> None:
         lines = str(error).splitlines() or [""]
@@ -236,18 +240,21 @@ class _Run:
         cold: bool,
         candidates: Mapping[str, _Candidate],
         summaries: Mapping[str, Summary],
+        outputs: str,
     ) -> None:
         copies = {n: s for n, s in summaries.items() if n not in candidates}
         best_copy = min(copies, key=lambda name: copies[name].median)
         copy = self._row(problem, copies[best_copy], moved, cold)
-        rows = [replace(copy, kernel=best_copy.removeprefix("copy "))]
+        rows = self._rows.setdefault(problem, [])
+        if not rows:
+            rows.append(replace(copy, kernel=best_copy.removeprefix("copy ")))
         for name, candidate in candidates.items():
             row = self._row(problem, summaries[name], moved, cold)
             rows.append(
                 replace(
                     row,
-                    provider="torch" if name == _REUSED else name,
-                    outputs=candidate.outputs,
+                    provider=name,
+                    outputs=outputs,
                     pct_copy=100 * copy.median_us / row.median_us,
                     tflops=self._tflops(problem, row.median_us),
                     error=candidate.error,
@@ -255,7 +262,6 @@ class _Run:
                     kernel=self._kernels.get(problem) if name == "ours" else None,
                 )
             )
-        self._rows[problem] = rows
 
     def _flops(self, problem: Problem) -> float:
         """0 where they are not the bound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transformer_kernels.bench.heap import OUTPUTS
 from transformer_kernels.bench.schema import Result
 from transformer_kernels.bench.stats import geometric_mean
 from transformer_kernels.bench.table import ABSENT, PASS_WORDS, box, problems, short_dtype
@@ -21,25 +22,26 @@ def render(result: Result) -> str | None:
         return None
     headings = [("Op", 31), ("problems", 8), *((word, 7) for word in PASS_WORDS.values()),
                 ("all", 7)]  # fmt: skip
-    body = [_cells(op, dtype, passes) for (op, dtype), passes in groups.items()]
+    body = [_cells(name, passes) for name, passes in groups.items()]
     subtitle = "time of PyTorch over ours, geometric mean"
     return box(f"{_TITLE} ({result.machine.device_name})", subtitle, headings, body)
 
 
-def _speed_ups(result: Result) -> dict[tuple[str, str], Passes]:
-    groups: dict[tuple[str, str], Passes] = {}
-    for problem in problems(result.rows):
+def _speed_ups(result: Result) -> dict[str, Passes]:
+    groups: dict[str, Passes] = {}
+    for problem in (p for outputs in OUTPUTS for p in problems(result.rows, outputs)):
         torch, ours = problem.rows.get("torch"), problem.ours
         if torch is not None and ours is not None:
-            passes = groups.setdefault((ours.op, ours.dtype), {})
+            reused = " reused" if ours.outputs == "reused" else ""
+            passes = groups.setdefault(f"{ours.op} {short_dtype(ours.dtype)}{reused}", {})
             passes.setdefault(ours.pass_, []).append(torch.median_us / ours.median_us)
     return groups
 
 
-def _cells(op: str, dtype: str, passes: Passes) -> list[str]:
+def _cells(name: str, passes: Passes) -> list[str]:
     every = _all(passes)
     means = [_mean(passes.get(pass_, [])) for pass_ in PASS_WORDS]
-    return [f"{op} {short_dtype(dtype)}", str(len(every)), *means, _mean(every)]
+    return [name, str(len(every)), *means, _mean(every)]
 
 
 def _all(passes: Passes) -> list[float]:

@@ -80,14 +80,16 @@ def label(row: Row) -> str:
     name = f"{row.op} {PASS_WORDS[row.pass_]} {short_dtype(row.dtype)}"
     if row.weight_dtype not in (None, row.dtype):
         name += f"/{short_dtype(str(row.weight_dtype))}"
-    return f"{name} {shape_text(row.shape)}"
+    reused = " reused" if row.outputs == "reused" and row.provider != "copy" else ""
+    return f"{name} {shape_text(row.shape)}{reused}"
 
 
-def problems(rows: Iterable[Row]) -> list[Problem]:
+def problems(rows: Iterable[Row], outputs: str = "fresh") -> list[Problem]:
     """Groups the rows by problem, in the order in which they were measured."""
     grouped: dict[object, dict[str, Row]] = {}
     for row in rows:
-        if row.outputs == "fresh" or row.provider == "copy":
+        belongs = outputs == "fresh" if row.provider == "copy" else row.outputs == outputs
+        if belongs:
             grouped.setdefault(row.problem, {})[row.provider] = row
     return [Problem(group) for group in grouped.values()]
 
@@ -130,7 +132,9 @@ def _inner(widths: Sequence[int]) -> int:
 
 
 def render(result: Result, unit: str = "us") -> str:
-    lines = problems(result.rows)
+    """Reused outputs stand below, where ours are among them."""
+    reused = problems(result.rows, "reused")
+    lines = problems(result.rows) + [problem for problem in reused if problem.ours]
     headings = [_KERNEL, *_PROVIDERS.values(), _OF_CEILING, _VS_BEST]
     title = f"{TITLE} ({result.machine.device_name})"
     body = [_cells(problem, unit, result.ceilings) for problem in lines]

@@ -52,6 +52,7 @@ def test_compare_by_ceiling_and_tolerance(files):
     [
         (["report", "absent.json"], "absent.json"),
         (["bench", "gelu"], "unknown op 'gelu'"),
+        (["bench", "--outputs", "old"], "--outputs is 'old', expected one of fresh, reused"),
         (["bench", "--dtype", "int8"], "--dtype is 'int8', expected one of"),
         (["bench", "--passes", "sideways"], "--passes is 'sideways'"),
         (["bench", "--providers", "me"], "--providers is 'me'"),

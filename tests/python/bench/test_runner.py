@@ -55,7 +55,8 @@ def test_a_run_measures_the_copy_and_the_providers():
 
 
 def test_fresh_and_reused_outputs_are_told_apart():
-    result = runner.run(_settings(passes=("forward", "backward")), quiet=True)
+    settings = _settings(passes=("forward", "backward"), outputs=("fresh", "reused"))
+    result = runner.run(settings, quiet=True)
     outputs = [(row.pass_, row.outputs) for row in result.rows if row.provider == "torch"]
     assert outputs == [(p, o) for p in ("forward", "backward") for o in ("fresh", "reused")]
 
@@ -76,7 +77,7 @@ def test_a_provider_that_is_not_here_is_reported_once():
 def test_a_wrong_provider_is_not_timed():
     softmax = cases.all_ops()["softmax"]
     wrong = {**softmax.functions, "torch": lambda x: torch.softmax(x, 0)}
-    op = dataclasses.replace(softmax, functions=wrong, reused={})
+    op = dataclasses.replace(softmax, functions=wrong)
     result = runner.run(dataclasses.replace(_settings(), ops=[op]), quiet=True)
     assert [row.provider for row in result.rows] == ["copy"]
     assert "VerificationError: relative error" in result.skipped[0].reason

@@ -49,6 +49,15 @@ def test_only_what_both_have_run_counts(make_row, make_result):
     ]
 
 
+def test_reused_outputs_are_summed_up_apart(make_row, make_result):
+    rows = [row for shape in ([1, 1], [2, 2]) for outputs, time in (("fresh", 200), ("reused", 400))
+            for row in _pair(make_row, time, shape=shape, outputs=outputs)]  # fmt: skip
+    assert _lines(summary.render(make_result(rows)))[1:] == [
+        ["layer_norm bf16", "2", "2.00x", "2.00x"],
+        ["layer_norm bf16 reused", "2", "4.00x", "4.00x"],
+    ]
+
+
 def test_single_problems_need_no_summary(make_row, make_result):
     rows = [*_pair(make_row, 200), *_pair(make_row, 200, op="softmax")]
     assert summary.render(make_result(rows)) is None

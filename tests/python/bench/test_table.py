@@ -108,6 +108,15 @@ def test_reused_outputs_stay_out_of_the_table(make_row, make_result):
     assert _body(table.render(make_result(rows)))[0][1] == "200.0"
 
 
+def test_our_reused_outputs_have_lines_of_their_own(make_row, make_result):
+    rows = [make_row("copy", 50), *(make_row(p, t, outputs=o) for o in ("fresh", "reused")
+            for p, t in (("torch", 100.0 if o == "fresh" else 80.0), ("ours", 40.0)))]  # fmt: skip
+    assert [(line[0], line[-1]) for line in _body(table.render(make_result(rows)))] == [
+        ("layer_norm fwd bf16 8192x768", "2.50x"),
+        ("layer_norm fwd bf16 8192x768 reused", "2.00x"),
+    ]
+
+
 def test_mixed_weights_show_in_the_label(make_row):
     label = table.label(make_row(weight_dtype="float32", pass_="both"))
     assert label == "layer_norm fwd+bwd bf16/fp32 8192x768"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Build, Function, Op, bind
+from transformer_kernels.bench.case import Arguments, Function, Op, bind
 from transformer_kernels.bench.timing import Call
 from transformer_kernels.testing import reference
 
@@ -76,25 +76,6 @@ def _quack_backward(dy: Tensor, y: Tensor) -> Any:
     return softmax_bwd(dy, y)
 
 
-def _into(function: Function, *names: str) -> Build:
-    """The out= form: every call writes one and the same tensor."""
-
-    def build(arguments: Arguments) -> Call:
-        operands = [arguments[name] for name in names]
-        out = torch.empty_like(operands[0])
-        return lambda: function(*operands, out=out)
-
-    return build
-
-
-def _torch_into(x: Tensor, *, out: Tensor) -> Tensor:
-    return torch.softmax(x, -1, out=out)
-
-
-def _torch_backward_into(dy: Tensor, y: Tensor, *, out: Tensor) -> Any:
-    return _aten._softmax_backward_data.out(dy, y, -1, y.dtype, grad_input=out)
-
-
 SOFTMAX = Op(
     name="softmax",
     key="softmax/softmax",
@@ -119,10 +100,6 @@ SOFTMAX = Op(
         "quack": bind(_quack_backward, "dy", "y"),
     },
     compiled_backward=lambda compiled: bind(compiled(_formula_backward), "dy", "y"),
-    reused={
-        "forward": _into(_torch_into, "x"),
-        "backward": _into(_torch_backward_into, "dy", "y"),
-    },
 )
 
 LOG_SOFTMAX = Op(
