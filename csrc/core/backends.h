@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/check.h"
+#include "core/cuda/device.h"
 #include "transformer_kernels/context.h"
 
 namespace transformer_kernels {
@@ -24,16 +25,21 @@ struct Backends {
   Run cuda = nullptr;
 };
 
-// Runs the problem on the backend of the context's device; says so where this build lacks it.
+// Runs the problem on the backend of the context's device, which is the current one meanwhile; says
+// so where this build lacks it.
 template <class Problem>
 void run_on(const char* op, const Backends<Problem>& backends, const Context& context,
             const Problem& problem) {
   switch (context.device.type) {
     case DeviceType::kCpu: return backends.cpu(context, problem);
     case DeviceType::kCuda:
-      check_value(backends.cuda != nullptr, op,
+      check_value(kHasCuda && backends.cuda != nullptr, op,
                   ": device is cuda, expected cpu (this build has no CUDA kernels)");
-      return backends.cuda(context, problem);
+      if constexpr (kHasCuda) {
+        const cuda::CurrentDevice current(op, context.device.index);
+        backends.cuda(context, problem);
+      }
+      return;
   }
 }
 

@@ -82,14 +82,14 @@ def _key_mask(x: Tensor) -> Tensor:
 
 
 def _additive_mask(x: Tensor) -> Tensor:
-    mask = randn(x.shape, x.dtype, x.device.type)
+    mask = randn(x.shape, x.dtype, x.device)
     return mask.masked_fill(mask > 1.0, -torch.inf)
 
 
 def _additive_float32_column(x: Tensor) -> Tensor:
     """One value a row, of the wider dtype."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-    return randn((*x.shape[:-1], 1), dtype, x.device.type)
+    return randn((*x.shape[:-1], 1), dtype, x.device)
 
 
 def _softmax_case(
@@ -188,7 +188,7 @@ def _norm_case(
 
     def build(x: Tensor) -> Problem:
         dtype = torch.float32 if float32 and x.dtype is not torch.float64 else x.dtype
-        device, cols = x.device.type, x.shape[-1:]
+        device, cols = x.device, x.shape[-1:]
         tensors = [x]
         if add:
             tensors.append(randn(x.shape, x.dtype, device))

@@ -15,7 +15,10 @@ _MOST_DRAWN_ON_CPU = 2**26
 
 
 def randn(
-    shape: Sequence[int], dtype: torch.dtype, device: str | None = None, mean: float = 0.0
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | str | None = None,
+    mean: float = 0.0,
 ) -> Tensor:
     """Fresh normal values, on the default device unless another is named.
 

@@ -32,6 +32,15 @@ const DeviceLimits& device_limits(int device) {
                                : limits.emplace(device, read_limits(device)).first->second;
 }
 
+CurrentDevice::CurrentDevice(const char* op, int device) : device_(device) {
+  check_cuda(op, cudaGetDevice(&previous_));
+  check_cuda(op, cudaSetDevice(device));
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (previous_ != device_) cudaSetDevice(previous_);
+}
+
 Scratch::Scratch(const char* op, const Context& context, std::size_t bytes) : context_(context) {
   if (context_.workspace.allocate != nullptr) {
     memory_ = context_.workspace.allocate(context_.workspace.user, bytes);

@@ -15,4 +15,19 @@ struct DeviceLimits {
 // Read once for each device.
 const DeviceLimits& device_limits(int device);
 
+// Makes a device the current one of this thread, and its context with it, which driver calls ask
+// for: a thread that has only been handed memory, as one of autograd's may be, has none yet. The
+// device that was current comes back at the end.
+class CurrentDevice {
+ public:
+  CurrentDevice(const char* op, int device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int device_;
+  int previous_ = 0;
+};
+
 }  // namespace transformer_kernels::cuda

@@ -31,19 +31,29 @@ CUtensorMapDataType type_of(DType dtype) {
   return CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-// Asked of the runtime, so that the library does not depend on the driver's.
-auto encoder(const char* op) {
-  static void* const function = [op] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    constexpr unsigned kSinceCuda = 12000;
-    check_cuda(op, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, kSinceCuda,
-                                                    cudaEnableDefault, &found));
-    check_cuda(op,
-               found == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorInsufficientDriver);
-    return entry;
-  }();
-  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+// A function of the driver, asked of the runtime, so that the library does not depend on the
+// driver's. `Function` is the type of its declaration in cuda.h.
+template <class Function>
+Function* driver_function(const char* op, const char* name) {
+  constexpr unsigned kSinceCuda = 12000;
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  check_cuda(op,
+             cudaGetDriverEntryPointByVersion(name, &entry, kSinceCuda, cudaEnableDefault, &found));
+  check_cuda(op, found == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorInsufficientDriver);
+  return reinterpret_cast<Function*>(entry);
+}
+
+// Throws with the driver's own words where one of its functions fails.
+void check_driver(const char* op, const char* function, CUresult status) {
+  if (status == CUDA_SUCCESS) return;
+  const char* name = nullptr;
+  const char* text = nullptr;
+  driver_function<decltype(cuGetErrorName)>(op, "cuGetErrorName")(status, &name);
+  driver_function<decltype(cuGetErrorString)>(op, "cuGetErrorString")(status, &text);
+  throw Error(Error::Kind::kRuntime,
+              concat(op, ": ", function, " reports ", name ? name : "an unknown error", ", ",
+                     text ? text : "which the driver does not explain"));
 }
 
 }  // namespace
@@ -74,13 +84,14 @@ CUtensorMap encode_tensor_map(const char* op, const TensorMapLayout& layout) {
   for (std::size_t i = 0; i < strides.size(); ++i) {
     strides[i] = layout.sizes[i + 1] > 1 ? bytes(layout, layout.strides[i]) : kStep;
   }
+  constexpr const char* kEncode = "cuTensorMapEncodeTiled";
+  static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>(op, kEncode);
   CUtensorMap map;
-  const CUresult status =
-      encoder(op)(&map, type_of(layout.dtype), static_cast<cuuint32_t>(sizes.size()), layout.data,
-                  sizes.data(), strides.data(), box.data(), every.data(),
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check_cuda(op, status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue);
+  check_driver(op, kEncode,
+               encode(&map, type_of(layout.dtype), static_cast<cuuint32_t>(sizes.size()),
+                      layout.data, sizes.data(), strides.data(), box.data(), every.data(),
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
   return map;
 }
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "backend.h"
+
 namespace transformer_kernels {
 namespace {
 
@@ -15,16 +17,27 @@ void on_cuda(const Context& context, const Problem& problem) {
   *problem.ran_on = concat("cuda:", context.device.index);
 }
 
-constexpr Context kCuda{.device = {DeviceType::kCuda, 2}};
+constexpr Context kCuda{.device = {DeviceType::kCuda, 0}};
+constexpr Backends<Problem> kBoth{.cpu = on_cpu, .cuda = on_cuda};
 
 TEST(Backends, the_device_chooses) {
-  constexpr Backends<Problem> kBoth{.cpu = on_cpu, .cuda = on_cuda};
-  std::string ran_on;
-  run_on("op", kBoth, {}, {&ran_on});
-  EXPECT_EQ(ran_on, "cpu");
-  run_on("op", kBoth, kCuda, {&ran_on});
-  EXPECT_EQ(ran_on, "cuda:2");
+  for (testing::Backend* backend : testing::backends()) {
+    const bool on_cuda = testing::is_on_cuda(*backend);
+    std::string ran_on;
+    run_on("op", kBoth, backend->context(), {&ran_on});
+    EXPECT_EQ(ran_on, on_cuda ? "cuda:0" : "cpu");
+  }
 }
+
+#ifdef TFK_WITH_CUDA
+TEST(Backends, the_device_is_current_meanwhile) {
+  if (testing::cuda_backend() == nullptr) GTEST_SKIP() << "no CUDA device";
+  std::string ran_on;
+  constexpr Context kNoSuchDevice{.device = {DeviceType::kCuda, 99}};
+  EXPECT_THROW(run_on("op", kBoth, kNoSuchDevice, {&ran_on}), Error);
+  EXPECT_EQ(ran_on, "");
+}
+#endif
 
 TEST(Backends, a_build_without_one_says_so) {
   constexpr Backends<Problem> kCpuAlone{.cpu = on_cpu};
