@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from .. import _torch
 from .._errors import ArgumentValueError
 from .._library import log_dispatch
 from ..ops.attention._arguments import MOST_DIM
+from ..ops.attention._kinds import is_causal_bias
 from ..ops.attention.attention import attention, is_served
 
 
@@ -20,6 +21,11 @@ def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype is not torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
+
+
+def _in_memory(mask: Any, device: torch.device) -> Any:
+    """PyTorch's causal masks, which are two lengths, as its modules take masks: true is hidden."""
+    return ~mask._materialize(device) if is_causal_bias(mask) else mask
 
 
 def _is_mask(mask: Any, dtype: torch.dtype) -> bool:
@@ -70,6 +76,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
+        attn_mask = _in_memory(attn_mask, query.device)
         reason = self._why_not(query, key, value, key_padding_mask, attn_mask, is_causal)
         if need_weights or reason is not None:
             log_dispatch(
@@ -145,7 +152,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         bias = self.in_proj_bias
         if self._qkv_same_embed_dim and query is key and key is value:
-            return F.linear(query, self.in_proj_weight, bias).chunk(3, -1)
+            return _torch.linear(query, self.in_proj_weight, bias).chunk(3, -1)
         weights = (
             self.in_proj_weight.chunk(3)
             if self._qkv_same_embed_dim
@@ -153,7 +160,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         biases = (None, None, None) if bias is None else bias.chunk(3)
         pairs = zip((query, key, value), weights, biases, strict=True)
-        return tuple(F.linear(*pair) for pair in pairs)
+        return tuple(_torch.linear(*pair) for pair in pairs)
 
     def _bias(
         self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
@@ -183,7 +190,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             bias=self._bias(key_padding_mask, attn_mask, q.dtype),
             dropout=self.dropout if self.training else 0.0, backend=self.backend,
         )  # fmt: skip
-        return F.linear(out.flatten(-2), self.out_proj.weight, self.out_proj.bias)
+        return _torch.linear(out.flatten(-2), self.out_proj.weight, self.out_proj.bias)
 
 
 class CausalSelfAttention(nn.Module):
@@ -243,10 +250,10 @@ class CausalSelfAttention(nn.Module):
             )  # fmt: skip
         else:  # PyTorch's kernels, where there are none of ours
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+            out = _torch.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
             out = out.transpose(1, 2)
         projected: Tensor = self.c_proj(out.flatten(-2))
-        return F.dropout(projected, self.dropout, self.training)
+        return _torch.dropout(projected, self.dropout, self.training)
 
     def extra_repr(self) -> str:
         text = f"{self.embed_dim}, {self.num_heads}"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import transformer_kernels as tfk
+from transformer_kernels import _torch
 
 BOOLEAN = torch.rand(7, 9) > 0.7
 BOOLEAN[:, 0] = False
@@ -228,7 +229,8 @@ def test_devices_without_kernels_of_ours_run_pytorchs(monkeypatch: pytest.Monkey
         calls.append(arguments[0].device.type)
         return pytorchs(*arguments, **options)
 
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", recorded)
+    for owner in (nn.functional, _torch):  # PyTorch's module looks it up there, ours keeps it
+        monkeypatch.setattr(owner, "scaled_dot_product_attention", recorded)
     x = torch.empty(3, 7, 16, device="meta")
     assert tfk.nn.CausalSelfAttention(16, 2, device="meta")(x).shape == x.shape
     multihead = tfk.nn.MultiheadAttention(16, 2, batch_first=True, device="meta")

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
-from transformer_kernels import _library
+from transformer_kernels import _library, _torch
 from transformer_kernels.testing.inputs import randn
 
 ours = tfk.functional.scaled_dot_product_attention
@@ -164,7 +164,7 @@ def test_tensor_subclasses_are_asked() -> None:
 
 def test_a_library_without_cuda_leaves_it_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "has_cuda_kernels", False)
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda query, *_, **__: query)
+    monkeypatch.setattr(_torch, "scaled_dot_product_attention", lambda query, *_, **__: query)
     with FakeTensorMode():
         x = torch.empty(2, 7, 16, device="cuda")
     assert ours(x, x, x) is x

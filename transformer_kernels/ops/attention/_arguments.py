@@ -20,6 +20,7 @@ from ..._errors import (
 )
 from .._dtype import accumulate_dtype
 from ._formula import Inputs, Options
+from ._kinds import require_memory
 
 _OP = "attention"
 MOST_DIM = 256
@@ -170,6 +171,7 @@ def _check_options(options: Options) -> None:
 
 def check(inputs: Inputs, options: Options) -> None:
     """Raise where the op cannot take the arguments."""
+    require_memory(inputs._asdict())
     _check_tensors(inputs)
     _check_shapes(inputs)
     _check_sequences(inputs)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._library import public_op
+from ..._torch import eager_apply
 from . import _formula
 from ._formula import Options
 from ._kernels import ARGUMENTS, RAW, Kernels, fake_forward
@@ -60,9 +61,7 @@ class Attention(torch.autograd.Function):
         return (*_gradients(ctx, ctx.kernels, dout, dlse), None)
 
 
-# Function.apply without its Python half, which serves torch.func alone and costs half of the call.
-# torch.compile knows only the whole.
-apply_eagerly = super(torch.autograd.Function, Attention).apply
+apply_eagerly = eager_apply(Attention)
 
 
 def _public_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

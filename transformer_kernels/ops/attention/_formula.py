@@ -291,7 +291,7 @@ def backward(
     """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for."""
     inputs, options = _split(arguments)
     with_bias, with_sinks, _ = arguments[16:]
-    dbias = dsinks = lse.new_empty(0)
+    dbias = dsinks = inputs.q.new_empty(0)
     if inputs.cu_seqlens_q is not None:
         dq, dk, dv, delta = _varlen_backward(dout, dlse, out, lse, inputs, options)
     else:

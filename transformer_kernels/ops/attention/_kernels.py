@@ -12,6 +12,8 @@ from ..._errors import check_same_device
 from ..._library import direct, raw_op
 from .._dtype import accumulate_dtype
 from . import _formula
+from ._formula import Inputs
+from ._kinds import require_memory
 
 ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, "
@@ -46,15 +48,21 @@ def _fake_backward(
         _formula.empty_heads(q, *q.shape),
         _formula.empty_heads(k, *k.shape),
         _formula.empty_heads(v, *v.shape),
-        lse.new_empty(_formula.bias_shape(bias) if with_bias else (0,)),
-        lse.new_empty(sinks.shape if with_sinks else (0,)),
+        lse.new_empty(_formula.bias_shape(bias)) if with_bias else q.new_empty(0),
+        lse.new_empty(sinks.shape) if with_sinks else q.new_empty(0),
     )
+
+
+def _formula_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Tensors without memory to read, which have no kernel, come here as well."""
+    require_memory(Inputs(*arguments[:10])._asdict())
+    return _formula.forward(*arguments)
 
 
 RAW = Kernels(
     raw_op(
         f"attention_forward({ARGUMENTS}) -> (Tensor, Tensor)",
-        reference=_formula.forward,
+        reference=_formula_forward,
         fake=fake_forward,
     ),
     raw_op(

@@ -8,22 +8,50 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from ... import _torch
 from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
 from ._arguments import MOST_DIM
+from ._kinds import is_causal_bias, is_jagged, is_top_left
 from .attention import attention, is_served
 
 _LARGEST = sys.float_info.max
 _OP = "scaled_dot_product_attention"
 
 
+def _is_top_left(query: Any, key: Any, bias: Any, is_causal: Any) -> bool:
+    """Where a CausalBias stands. PyTorch refuses tensors without queries and keys before it."""
+    if is_causal:
+        raise ArgumentValueError(
+            f"{_OP}: is_causal is {is_causal!r}, expected False (attn_mask is a CausalBias)"
+        )
+    if not all(isinstance(x, Tensor) and x.dim() > 1 for x in (query, key)):
+        return True
+    return is_top_left(bias, query.shape[-2], key.shape[-2])
+
+
+def _lower_right(query: Tensor, key: Tensor) -> Tensor:
+    """The mask of PyTorch's ``causal_lower_right`` in memory."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+    return seen.tril(keys - queries)
+
+
+def _is_readable(x: Any) -> bool:
+    """Strided, or (batch, heads, time, dim) jagged in time without gaps, which are sequences."""
+    if not isinstance(x, Tensor) or not _torch.knows_ops_of_others(type(x)):
+        return (
+            is_jagged(x) and x.dim() == 4 and _torch.ragged_axis(x) == 2 and not _torch.has_gaps(x)
+        )
+    return x.layout is torch.strided and not x.is_nested
+
+
 def _mask_fits(query: Tensor, key: Tensor, mask: Any, is_causal: bool) -> bool:
     if mask is None:
         return True
-    if is_causal or not isinstance(mask, Tensor) or mask.device != query.device:
+    if is_causal or query.is_nested or not _is_readable(mask) or mask.device != query.device:
         return False
     if mask.dtype not in (torch.bool, query.dtype) or not 2 <= mask.dim() <= query.dim():
         return False
@@ -45,8 +73,8 @@ def _why_not(
 ) -> str | None:
     """What only PyTorch can take, or refuse; none where our kernels do."""
     for x in (query, key, value):
-        if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
-            return "an argument is no strided tensor"
+        if not _is_readable(x) or x.is_nested != query.is_nested:
+            return "a tensor that is neither strided nor jagged"
         if x.device != query.device or (backend == "auto" and not is_served(x)):
             return "the device"
         if x.dtype is not query.dtype:
@@ -86,16 +114,25 @@ def scaled_dot_product_attention(
     """:func:`torch.nn.functional.scaled_dot_product_attention`, with its arguments.
 
     Tensors are (N, H, L, E) or (N, L, E); ``is_causal`` lines the first query up with the first
-    key. What our kernels do not take (other devices than CPU and CUDA, broadcast batches, head dims
-    above 256, and all that PyTorch refuses) is PyTorch's own call; ``TFK_LOG=dispatch`` says so.
+    key. ``attn_mask`` may be ``causal_upper_left`` or ``causal_lower_right`` of
+    :mod:`torch.nn.attention.bias`, which is not put into memory; a query that sees no key gives 0.
+    Nested tensors jagged in L run as sequences. What our kernels do not take (other devices than
+    CPU and CUDA, broadcast batches, head dims above 256, and all that PyTorch refuses) is PyTorch's
+    own call; ``TFK_LOG=dispatch`` says so.
 
     Args:
         backend: as for :func:`attention`; any but ``"auto"`` refuses what only PyTorch takes.
     """
-    if has_torch_function_variadic(query, key, value, attn_mask):
+    given, top_left = (attn_mask, is_causal), True
+    if attn_mask is not None and is_causal_bias(attn_mask):
+        top_left = _is_top_left(query, key, attn_mask, is_causal)
+        attn_mask, is_causal = None, True
+    tensors = (query, key, value, attn_mask)
+    # A jagged one would ask without its overload, by which alone PyTorch serves it.
+    if has_torch_function_variadic(*tensors) and not any(map(is_jagged, tensors)):
         return handle_torch_function(
-            scaled_dot_product_attention, (query, key, value, attn_mask), query, key, value,
-            attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            scaled_dot_product_attention, tensors, query, key, value,
+            attn_mask=given[0], dropout_p=dropout_p, is_causal=given[1], scale=scale,
             enable_gqa=enable_gqa, backend=backend,
         )  # fmt: skip
     reason = _why_not(
@@ -107,15 +144,18 @@ def scaled_dot_product_attention(
                 f"{_OP}: backend is {backend!r}, expected 'auto' ({reason}: PyTorch's alone)"
             )
         log_dispatch(f"{_OP}: PyTorch's own runs, because of {reason}")
-        return F.scaled_dot_product_attention(
+        if not top_left:
+            attn_mask, is_causal = _lower_right(query, key), False
+        return _torch.scaled_dot_product_attention(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal,
             scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
     if query.dim() == 3:
         mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(1)
         query, key, value = (x.unsqueeze(1) for x in (query, key, value))
-        return _attend(query, key, value, mask, dropout_p, is_causal, scale, backend).squeeze(1)
-    return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, backend)
+        out = _attend(query, key, value, mask, dropout_p, is_causal, top_left, scale, backend)
+        return out.squeeze(1)
+    return _attend(query, key, value, attn_mask, dropout_p, is_causal, top_left, scale, backend)
 
 
 def _attend(
@@ -125,12 +165,13 @@ def _attend(
     attn_mask: Tensor | None,
     dropout_p: float,
     is_causal: bool,
+    top_left: bool,
     scale: float | None,
     backend: str,
 ) -> Tensor:
     boolean = attn_mask is not None and attn_mask.dtype is torch.bool
     result: Tensor = attention(
-        query, key, value, causal=is_causal, top_left=True, scale=scale,
+        query, key, value, causal=is_causal, top_left=top_left, scale=scale,
         bias=None if boolean else attn_mask, mask=attn_mask if boolean else None,
         dropout=dropout_p, heads_first=True, backend=backend,
     )  # fmt: skip

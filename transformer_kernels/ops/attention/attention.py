@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import has_torch_function_variadic
 
 from ..._errors import (
     ArgumentTypeError,
@@ -23,14 +23,15 @@ from ..._errors import (
     translate,
 )
 from ..._library import have_kernels_for, is_transformed, require_backend
+from ..._torch import any_autocast, has_memory, is_tracing, knows_ops_of_others
 from .._dtype import accumulate_dtype
-from . import _formula
+from . import _formula, _jagged
 from ._arguments import check
 from ._autograd import Attention, apply_eagerly, public
 from ._formula import Inputs, Options
 from ._kernels import DIRECT, RAW, triton_kernels
+from ._kinds import ask_overloads, is_jagged, refuse_dispatch, require_memory
 
-_any_autocast = torch._C._is_any_autocast_enabled
 _MOST_SEED = 2**63 - 1
 
 
@@ -67,6 +68,7 @@ def run(
         check(inputs, options)
         require_backend("attention", backend, inputs.q)
         if backend == "triton":
+            refuse_dispatch(inputs._asdict(), has_memory, "which Triton's kernels cannot read")
             kernels = triton_kernels()
         if backend == "reference" or plain:
             return _formula.forward(*inputs, *options)
@@ -75,9 +77,9 @@ def run(
         x is not None and x.requires_grad for x in differentiated
     ):
         return kernels.forward(*inputs, *options)
-    if not compiling:
+    if not compiling and not is_tracing():
         return apply_eagerly(*inputs, *options, deterministic, kernels)
-    if torch.compiler.is_exporting():
+    if not compiling or torch.compiler.is_exporting():
         return public(*inputs, *options, deterministic)
     return Attention.apply(*inputs, *options, deterministic, kernels)
 
@@ -111,6 +113,7 @@ def _check_types(inputs: Inputs) -> None:
         if getattr(inputs, name) is None:
             raise ArgumentTypeError(f"attention: {name} is NoneType, expected a Tensor")
     check_tensors("attention", inputs._asdict())
+    require_memory(inputs._asdict())
 
 
 def _call(
@@ -125,7 +128,9 @@ def _call(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     try:
-        if _any_autocast():
+        if inputs.bias is not None and type(inputs.bias) is not Tensor:
+            require_memory({"bias": inputs.bias})
+        if any_autocast():
             q, k, v = _autocast(inputs.q, inputs.k, inputs.v)
             inputs = inputs._replace(q=q, k=k, v=v)
         q = inputs.q
@@ -149,7 +154,10 @@ def _call(
             check_number("attention", name, value)
         if not all(isinstance(size, (int, torch.SymInt)) for size in window):
             raise _not_a_window(window) from None
-        raise translate("attention", error) from None
+        translated = translate("attention", error)
+        if translated is error:
+            refuse_dispatch(inputs._asdict(), knows_ops_of_others, "which does not know this op")
+        raise translated from None
 
 
 def attention(
@@ -176,7 +184,8 @@ def attention(
     """Attention of ``q`` (B, Tq, H, D) to ``k`` (B, Tk, Hk, D) and ``v`` (B, Tk, Hk, Dv).
 
     Strides are free where the last one is 1; other tensors are copied. Query head ``h`` reads head
-    ``h // (H // Hk)`` of ``k`` and ``v``. D and Dv are 1 to 256.
+    ``h // (H // Hk)`` of ``k`` and ``v``. D and Dv are 1 to 256. Jagged nested tensors run as
+    :func:`attention_varlen`; results are nested with the offsets of ``q``.
 
     Args:
         q, k, v: of one floating-point dtype; the arithmetic is in float32 (float64 for float64).
@@ -208,13 +217,17 @@ def attention(
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument that the op cannot take, by name.
     """
-    if has_torch_function_variadic(q, k, v):
-        return handle_torch_function(
-            attention, (q, k, v), q, k, v, causal=causal, window=window, scale=scale,
-            softcap=softcap, bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks,
-            dropout=dropout, seed=seed, top_left=top_left, heads_first=heads_first,
-            return_lse=return_lse, deterministic=deterministic, backend=backend,
-        )  # fmt: skip
+    jagged = type(q) is not Tensor and is_jagged(q) and is_jagged(k) and is_jagged(v)
+    if jagged or has_torch_function_variadic(q, k, v, bias, mask, alibi_slopes, sinks, seed):
+        named: dict[str, Any] = {
+            "causal": causal, "window": window, "scale": scale, "softcap": softcap, "bias": bias,
+            "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks, "dropout": dropout,
+            "seed": seed, "top_left": top_left, "heads_first": heads_first,
+            "return_lse": return_lse, "deterministic": deterministic, "backend": backend,
+        }  # fmt: skip
+        if jagged:
+            return _jagged.attention(attention_varlen, q, k, v, **named)
+        return ask_overloads(attention, {"q": q, "k": k, "v": v}, named)
     if heads_first:
         _check_types(Inputs(q, k, v, *[None] * 7))
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -266,13 +279,17 @@ def attention_varlen(
     Returns:
         (total Tq, H, Dv), or the pair of that and the log-sum-exp, (H, total Tq).
     """
-    if has_torch_function_variadic(q, k, v):
-        return handle_torch_function(
-            attention_varlen, (q, k, v), q, k, v, cu_seqlens_q, cu_seqlens_k, causal=causal,
-            window=window, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-            dropout=dropout, seed=seed, top_left=top_left, return_lse=return_lse,
-            deterministic=deterministic, backend=backend,
-        )  # fmt: skip
+    if has_torch_function_variadic(q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, seed):
+        tensors = {
+            "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+        }  # fmt: skip
+        named = {
+            "causal": causal, "window": window, "scale": scale, "softcap": softcap,
+            "alibi_slopes": alibi_slopes, "sinks": sinks, "dropout": dropout, "seed": seed,
+            "top_left": top_left, "return_lse": return_lse, "deterministic": deterministic,
+            "backend": backend,
+        }  # fmt: skip
+        return ask_overloads(attention_varlen, tensors, named)
     if cu_seqlens_q is None:
         raise ArgumentTypeError("attention: cu_seqlens_q is NoneType, expected a Tensor")
     if cu_seqlens_k is None:

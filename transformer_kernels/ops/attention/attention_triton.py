@@ -522,7 +522,13 @@ def _check(q: Tensor) -> None:
         )
 
 
+def _resolved(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """With the sign of lazily negated tensors in memory, where alone a kernel sees it."""
+    return tuple(x.resolve_neg() if isinstance(x, Tensor) else x for x in arguments)
+
+
 def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    arguments = _resolved(arguments)
     inputs, options = Inputs(*arguments[:10]), Options(*arguments[10:16])
     _check(inputs.q)
     if not (inputs.q.numel() and inputs.k.numel()):
@@ -540,6 +546,8 @@ def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 def attention_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dout, dlse, out, lse, *rest = _resolved((dout, dlse, out, lse, *arguments))
+    arguments = tuple(rest)
     inputs, options = Inputs(*arguments[:10]), Options(*arguments[10:16])
     with_bias, with_sinks, _ = arguments[16:]
     if not (inputs.q.numel() and inputs.k.numel()):
@@ -556,7 +564,7 @@ def attention_backward(
     problem.launch(_backward_queries, QUERIES, "queries", sizes.heads, *shared, _rows(dq))
     kv_heads = sizes.heads // sizes.group
     problem.launch(_backward_keys, KEYS, "keys", kv_heads, *shared, _rows(dk), _rows(dv))
-    dbias = dsinks = lse.new_empty(0)
+    dbias = dsinks = inputs.q.new_empty(0)
     if with_bias:
         dbias = _gradient_of_bias(problem, shared, lse)
     if with_sinks:
