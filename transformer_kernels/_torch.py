@@ -7,6 +7,7 @@ call what stood there when the package was imported, never what stands there now
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,12 @@ def nested_like(x: Any, rows: torch.Tensor) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(
         rows, x.offsets(), jagged_dim=1, min_seqlen=shortest, max_seqlen=longest
     )
+
+
+def is_distributed(x: Any) -> bool:
+    """Whether it is a DTensor; importing its module takes seconds."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
 
 
 def has_memory(kind: Any) -> bool:

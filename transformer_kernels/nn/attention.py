@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _torch
-from .._errors import ArgumentValueError
+from .._errors import ArgumentTypeError, ArgumentValueError
 from .._library import log_dispatch
 from ..ops.attention._arguments import MOST_DIM
 from ..ops.attention._kinds import is_causal_bias
@@ -101,6 +101,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         key, value = (query, query) if same else (key.transpose(0, 1), value.transpose(0, 1))
         projected = self._attend((query, key, value), key_padding_mask, attn_mask, causal)
         return projected.transpose(0, 1).contiguous(), None
+
+    def __prepare_scriptable__(self) -> nn.MultiheadAttention:
+        """What torch.jit.script compiles: PyTorch's module, with these parameters."""
+        log_dispatch("MultiheadAttention: PyTorch's own is scripted")
+        module = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
+        module.__dict__ = self.__dict__.copy()
+        return module
 
     def _why_not(
         self,
@@ -235,13 +242,14 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(embed_dim, embed_dim, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C). q, k and v are read where the projection left them."""
+        """(B, T, C) -> (B, T, C); jagged nested tensors as well. q, k and v are read where the
+        projection left them."""
         if x.dim() != 3:
             raise ArgumentValueError(
                 f"CausalSelfAttention: x has {x.dim()} dimensions, expected 3 (batch, time,"
                 " channels)"
             )
-        q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        q, k, v = (rows.unflatten(-1, (self.num_heads, -1)) for rows in self.c_attn(x).chunk(3, -1))
         dropout = self.dropout if self.training else 0.0
         if is_served(x) or self.window >= 0 or self.backend != "auto":
             out = attention(
@@ -254,6 +262,12 @@ class CausalSelfAttention(nn.Module):
             out = out.transpose(1, 2)
         projected: Tensor = self.c_proj(out.flatten(-2))
         return _torch.dropout(projected, self.dropout, self.training)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise ArgumentTypeError(
+            "CausalSelfAttention: the compiler is torch.jit.script, expected torch.jit.trace,"
+            " torch.export or torch.compile"
+        )
 
     def extra_repr(self) -> str:
         text = f"{self.embed_dim}, {self.num_heads}"

@@ -154,3 +154,18 @@ def test_compile() -> None:
     compiled = torch.compile(lambda x: attention(x.sin(), x, x), backend="aot_eager")
     out, expected = compiled(q), attention(q.sin(), q, q)
     torch.testing.assert_close(out.values(), expected.values())
+
+
+def test_a_module_of_sequences() -> None:
+    layer = tfk.nn.CausalSelfAttention(16, 2, window=4)
+    parts = [torch.randn(n, 16) for n in LENGTHS]
+    out = layer(torch.nested.nested_tensor(parts, layout=torch.jagged))
+    out.values().sin().sum().backward()
+    found = [x.grad for x in layer.parameters()]
+    layer.zero_grad()
+    for x, rows in zip(parts, out.unbind(), strict=True):
+        expected = layer(x.unsqueeze(0))[0]
+        torch.testing.assert_close(rows, expected)
+        expected.sin().sum().backward()
+    for x, gradient in zip(layer.parameters(), found, strict=True):
+        torch.testing.assert_close(gradient, x.grad)

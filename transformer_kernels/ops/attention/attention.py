@@ -9,6 +9,7 @@ A query that sees no key gives 0, a log-sum-exp of -inf, and gradient 0.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from ..._errors import (
     translate,
 )
 from ..._library import have_kernels_for, is_transformed, require_backend
-from ..._torch import any_autocast, has_memory, is_tracing, knows_ops_of_others
+from ..._torch import any_autocast, has_memory, is_distributed, is_tracing, knows_ops_of_others
 from .._dtype import accumulate_dtype
 from . import _formula, _jagged
 from ._arguments import check
@@ -57,10 +58,27 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) if x.dtype in lower else x for x in tensors)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _prepare_for_distributed(dropout: float, backend: str) -> None:
+    """Tell PyTorch how the ops are split."""
+    if dropout:
+        raise ArgumentValueError(
+            f"attention: dropout is {dropout:g}, expected 0 with DTensors (local_map gives every"
+            " device a call of its own, with its own seed)"
+        )
+    if backend not in ("auto", "cpu", "cuda"):
+        raise ArgumentValueError(
+            f"attention: backend is {backend!r}, expected 'auto' with DTensors"
+        )
+    importlib.import_module(f"{__package__}._sharding")
+
+
 def run(
     inputs: Inputs, options: Options, deterministic: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp, by the kernels of the backend."""
+    if type(inputs.q) is not Tensor and is_distributed(inputs.q):
+        _prepare_for_distributed(options.dropout, backend)
     compiling = torch.compiler.is_compiling()
     kernels = RAW if compiling else DIRECT
     plain = is_transformed()
@@ -72,14 +90,16 @@ def run(
             kernels = triton_kernels()
         if backend == "reference" or plain:
             return _formula.forward(*inputs, *options)
+    if not compiling and is_tracing():  # whose check asks without gradients for the same graph
+        return public(*inputs, *options, deterministic)
     differentiated = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
     if not torch.is_grad_enabled() or not any(
         x is not None and x.requires_grad for x in differentiated
     ):
         return kernels.forward(*inputs, *options)
-    if not compiling and not is_tracing():
+    if not compiling:
         return apply_eagerly(*inputs, *options, deterministic, kernels)
-    if not compiling or torch.compiler.is_exporting():
+    if torch.compiler.is_exporting():
         return public(*inputs, *options, deterministic)
     return Attention.apply(*inputs, *options, deterministic, kernels)
 
