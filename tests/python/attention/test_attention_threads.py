@@ -31,18 +31,18 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_first_backward_of_a_process(dtype: str) -> None:
-    command = [sys.executable, "-c", FIRST_BACKWARD, dtype]
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_first_backward_of_a_process(name: str) -> None:
+    command = [sys.executable, "-c", FIRST_BACKWARD, name]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stdout == "done\n"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_fresh_thread(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("of", [torch.float32, torch.bfloat16], ids=str)
+def test_fresh_thread(of: torch.dtype) -> None:
     """The same bits from a thread that has only been handed tensors."""
-    q, k, v = (randn((2, 130, 2, 64), dtype, "cuda") for _ in range(3))
+    q, k, v = (randn((2, 130, 2, 64), of, "cuda") for _ in range(3))
     expected = attention(q, k, v)
     results: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: results.append(attention(q, k, v)))
