@@ -66,8 +66,6 @@ def is_distributed(x: Any) -> bool:
 def has_memory(kind: Any) -> bool:
     """Whether a kernel may read tensors of this class by their pointers: others decide themselves
     what an op does."""
-    if kind in (torch.Tensor, torch.nn.Parameter):
-        return True
     return bool(kind.__torch_dispatch__ is _NO_DISPATCH)
 
 

@@ -39,19 +39,23 @@ def _lower_right(query: Tensor, key: Tensor) -> Tensor:
     return seen.tril(keys - queries)
 
 
-def _is_readable(x: Any) -> bool:
-    """Strided, or (batch, heads, time, dim) jagged in time without gaps, which are sequences."""
-    if not isinstance(x, Tensor) or not _torch.knows_ops_of_others(type(x)):
-        return (
-            is_jagged(x) and x.dim() == 4 and _torch.ragged_axis(x) == 2 and not _torch.has_gaps(x)
-        )
+def _is_sequences(x: Any) -> bool:
+    """Whether it is (batch, heads, time, dim), jagged in time without gaps."""
+    return is_jagged(x) and x.dim() == 4 and _torch.ragged_axis(x) == 2 and not _torch.has_gaps(x)
+
+
+def _is_memory(x: Any) -> bool:
+    if type(x) is not Tensor and not (
+        isinstance(x, Tensor) and _torch.knows_ops_of_others(type(x))
+    ):
+        return False
     return x.layout is torch.strided and not x.is_nested
 
 
 def _mask_fits(query: Tensor, key: Tensor, mask: Any, is_causal: bool) -> bool:
     if mask is None:
         return True
-    if is_causal or query.is_nested or not _is_readable(mask) or mask.device != query.device:
+    if is_causal or query.is_nested or not _is_memory(mask) or mask.device != query.device:
         return False
     if mask.dtype not in (torch.bool, query.dtype) or not 2 <= mask.dim() <= query.dim():
         return False
@@ -72,8 +76,9 @@ def _why_not(
     backend: str,
 ) -> str | None:
     """What only PyTorch can take, or refuse; none where our kernels do."""
+    sequences = type(query) is not Tensor and all(map(_is_sequences, (query, key, value)))
     for x in (query, key, value):
-        if not _is_readable(x) or x.is_nested != query.is_nested:
+        if not (sequences or _is_memory(x)):
             return "a tensor that is neither strided nor jagged"
         if x.device != query.device or (backend == "auto" and not is_served(x)):
             return "the device"

@@ -249,8 +249,10 @@ def attention(
             return _jagged.attention(attention_varlen, q, k, v, **named)
         return ask_overloads(attention, {"q": q, "k": k, "v": v}, named)
     if heads_first:
-        _check_types(Inputs(q, k, v, *[None] * 7))
-        for name, x in (("q", q), ("k", k), ("v", v)):
+        given: dict[str, Any] = {"q": q, "k": k, "v": v}
+        for name, x in given.items():
+            if not isinstance(x, Tensor):
+                _check_types(Inputs(q, k, v, *[None] * 7))
             if x.dim() != 4:
                 raise ArgumentValueError(
                     f"attention: {name} has {x.dim()} dimensions, expected 4"
