@@ -132,6 +132,33 @@ def test_torch_func(case: Case) -> None:
     torch.testing.assert_close(tangent, (expected_gradient * x).sum())
 
 
+@each_main_case
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("low", [torch.float32, torch.float16, torch.bfloat16])
+def test_derivatives_keep_the_dtype(case: Case, rank: int, low: torch.dtype) -> None:
+    """Of every order and mode, for a row alone too, whose statistics have no dimension."""
+    problem = case.build(torch.randn((3, 8)[2 - rank :], dtype=low))
+    x, *rest = problem.tensors
+
+    def first(x: Tensor) -> Tensor:
+        return as_tuple(problem.ours(x, *rest))[0]
+
+    def loss(x: Tensor) -> Tensor:
+        return first(x).sin().sum()
+
+    derivatives = [
+        torch.func.jvp(first, (x,), (x,))[1],
+        torch.func.vjp(first, x)[1](x)[0],
+        torch.func.jacfwd(first)(x),
+        torch.func.jacrev(first)(x),
+        torch.func.hessian(loss)(x),
+        torch.func.jacrev(torch.func.grad(loss))(x),
+    ]
+    with forward_ad.dual_level():
+        derivatives.append(forward_ad.unpack_dual(first(forward_ad.make_dual(x, x))).tangent)
+    assert [d.dtype for d in derivatives] == [low] * 7
+
+
 def _public_calls(x: Tensor, w: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
     return [
         (OPS.softmax.default, (x, None, 0.5, False, False)),

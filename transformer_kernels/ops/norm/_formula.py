@@ -18,13 +18,16 @@ from .._dtype import accumulate_dtype
 
 def statistics(s: Tensor, eps: float, center: bool) -> tuple[Tensor, ...]:
     """(mean, rstd), or (rstd,) where the mean stays; one element a row."""
+    # The dimension is kept until the end: PyTorch's forward-mode derivative of a sum of a float32
+    # tensor without dimensions and a Python number is float64.
     h = s.to(accumulate_dtype(s))
     if not center:
-        return (torch.rsqrt(h.square().mean(-1) + eps),)
-    mean = h.mean(-1)
+        return (torch.rsqrt(h.square().mean(-1, keepdim=True) + eps).squeeze(-1),)
+    mean = h.mean(-1, keepdim=True)
     # What rounding left in the mean is taken off: it matters where the mean is large.
-    mean = mean + (h - mean.unsqueeze(-1)).mean(-1)
-    return mean, torch.rsqrt((h - mean.unsqueeze(-1)).square().mean(-1) + eps)
+    mean = mean + (h - mean).mean(-1, keepdim=True)
+    variance = (h - mean).square().mean(-1, keepdim=True)
+    return mean.squeeze(-1), torch.rsqrt(variance + eps).squeeze(-1)
 
 
 def _normalized(s: Tensor, stats: tuple[Tensor, ...]) -> Tensor:
