@@ -68,7 +68,6 @@ DType first_dtype(DType otherwise, std::initializer_list<const TensorView*> view
 NormForwardProblem check_norm_forward(Device device, const NormForwardArguments& a) {
   const ArgumentChecker check(a.op, device);
   check.floating("x", a.x);
-  check_value(a.eps >= 0, a.op, ": eps is ", a.eps, ", expected a number that is not negative");
   check_value(a.residual.defined() == a.sum.defined(), a.op, ": ",
               a.sum.defined() ? "residual" : "sum", " is missing, expected with ",
               a.sum.defined() ? "sum" : "residual");

@@ -22,6 +22,7 @@ TEST_P(LayerNormOp, in_place) { suite().in_place(); }
 TEST_P(LayerNormOp, far_from_zero) { suite().far_from_zero(); }
 TEST_P(LayerNormOp, outliers) { suite().outliers(); }
 TEST_P(LayerNormOp, constant_rows) { suite().constant_rows(); }
+TEST_P(LayerNormOp, negative_eps) { suite().negative_eps(); }
 TEST_P(LayerNormOp, not_finite) { suite().not_finite(); }
 TEST_P(LayerNormOp, repeatable) { suite().repeatable(); }
 TEST_P(LayerNormOp, many_rows) { suite().many_rows(); }

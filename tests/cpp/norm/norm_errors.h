@@ -51,8 +51,6 @@ class Errors {
     forward([](Forward& a) { a.x = {}; }, op + ": x is missing");
     forward([](Forward& a) { a.y = {}; }, op + ": y is missing");
     forward([](Forward& a) { a.x.data = nullptr; }, op + ": x is a null pointer");
-    forward([](Forward& a) { a.eps = -1; },
-            op + ": eps is -1, expected a number that is not negative");
     forward([](Forward& a) { a.weight.sizes[0] = 7; },
             op + ": weight has 7 elements, expected 8 (the last dimension of x)");
     forward([](Forward& a) { a.weight.strides[0] = 2; },

@@ -98,6 +98,29 @@ class NormSuite {
     }
   }
 
+  // A negative eps is a number like others: it spoils the rows whose variance it exceeds.
+  void negative_eps() const {
+    for (std::int64_t cols : {100, 4096}) {
+      Values x = random_normal(3 * cols, dtype_);
+      for (std::int64_t c = 0; c < cols; ++c) x[cols + c] *= 0.125;
+      NormForwardRun<Op> run(backend_, dtype_, {3, cols}, {}, x);
+      auto arguments = run.arguments();
+      arguments.eps = -0.25;
+      Op::forward(backend_.context(), arguments);
+      const Values y = run.y.values(), rstd = run.rstd.values();
+      const NormReference expected = run.reference(arguments.eps);
+      for (std::int64_t row : {0, 2}) {
+        const auto part = [&](const Values& of) {
+          return Values(of.begin() + row * cols, of.begin() + (row + 1) * cols);
+        };
+        EXPECT_TRUE(close(dtype_, part(y), part(expected.y), expected.largest_term));
+        EXPECT_TRUE(rstd[row] > 0);
+      }
+      for (std::int64_t c = 0; c < cols; ++c) EXPECT_TRUE(std::isnan(y[cols + c])) << c;
+      EXPECT_TRUE(std::isnan(rstd[1]));
+    }
+  }
+
   // A NaN or an infinity spoils its own row and no other.
   void not_finite() const {
     for (double bad : {kNan, kInfinity, -kInfinity}) {

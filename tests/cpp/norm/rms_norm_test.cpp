@@ -22,6 +22,7 @@ TEST_P(RmsNormOp, in_place) { suite().in_place(); }
 TEST_P(RmsNormOp, far_from_zero) { suite().far_from_zero(); }
 TEST_P(RmsNormOp, outliers) { suite().outliers(); }
 TEST_P(RmsNormOp, constant_rows) { suite().constant_rows(); }
+TEST_P(RmsNormOp, negative_eps) { suite().negative_eps(); }
 TEST_P(RmsNormOp, not_finite) { suite().not_finite(); }
 TEST_P(RmsNormOp, repeatable) { suite().repeatable(); }
 TEST_P(RmsNormOp, many_rows) { suite().many_rows(); }
