@@ -7,6 +7,7 @@ mistake, so that ``except`` clauses written for ``torch.nn.functional`` keep wor
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class ArgumentTypeError(TypeError, NotImplementedError):
 
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_NUMPY_BOOLS = ("bool_", "bool")  # before NumPy 2, and since
 _KINDS = {"ValueError: ": ArgumentValueError, "TypeError: ": ArgumentTypeError}
 
 
@@ -37,9 +39,26 @@ def check_tensors(op: str, tensors: dict[str, Any]) -> None:
             raise ArgumentTypeError(f"{op}: {name} is {type(value).__name__}, expected a Tensor")
 
 
+def _shown(value: Any) -> str:
+    """A value in a message: an array by its class alone."""
+    return type(value).__name__ if hasattr(value, "shape") else repr(value)
+
+
 def check_number(op: str, name: str, value: Any) -> None:
-    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.Tensor)):
-        raise ArgumentTypeError(f"{op}: {name} is {value!r}, expected a number")
+    if type(value) in (float, int):
+        return
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ArgumentTypeError(
+                f"{op}: {name} is a tensor of {value.numel()} elements, expected a number"
+            )
+    elif not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
+        raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected a number")
+
+
+def check_flag(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, (bool, torch.SymBool)) and type(value).__name__ not in _NUMPY_BOOLS:
+        raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected True or False")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from ._errors import ArgumentValueError
+from ._errors import ArgumentTypeError, ArgumentValueError
 
 NAMESPACE = "transformer_kernels"
 BACKENDS = ("auto", "cuda", "cpu", "triton", "reference")
@@ -92,6 +92,8 @@ def _require_triton(op: str, x: torch.Tensor) -> None:
 
 def require_backend(op: str, backend: str, x: torch.Tensor) -> None:
     """Raise where ``backend`` is unknown or cannot serve ``x``."""
+    if not isinstance(backend, str):
+        raise ArgumentTypeError(f"{op}: backend is {backend!r}, expected a str")
     if backend not in BACKENDS:
         raise ArgumentValueError(
             f"{op}: backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}"

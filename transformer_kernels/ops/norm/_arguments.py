@@ -6,6 +6,7 @@ The messages are those of the C++ checks, which the direct path relies on.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..._errors import (
     FLOATING,
     ArgumentTypeError,
     ArgumentValueError,
+    check_flag,
     check_floating,
     check_number,
     check_tensors,
@@ -23,17 +25,28 @@ from ..._errors import (
     not_floating,
     or_float32,
 )
+from .._kinds import require_memory
+
+
+def _size(n: Any) -> Any:
+    """A size of any integer type, as PyTorch takes it."""
+    if isinstance(n, bool):
+        raise TypeError
+    return n if isinstance(n, torch.SymInt) else operator.index(n)
 
 
 def _shape(op: str, normalized_shape: Any) -> tuple[int, ...]:
-    is_sequence = isinstance(normalized_shape, Sequence) and not isinstance(normalized_shape, str)
-    if not is_sequence or not all(isinstance(n, (int, torch.SymInt)) for n in normalized_shape):
+    try:
+        if isinstance(normalized_shape, str) or not isinstance(normalized_shape, Sequence):
+            raise TypeError
+        shape = tuple(map(_size, normalized_shape))
+    except TypeError:
         raise ArgumentTypeError(
             f"{op}: normalized_shape is {normalized_shape!r}, expected a sequence of ints"
-        )
-    if not normalized_shape:
+        ) from None
+    if not shape:
         raise ArgumentValueError(f"{op}: normalized_shape is empty, expected at least 1 dimension")
-    return tuple(normalized_shape)
+    return shape
 
 
 def _check_parameter_shape(op: str, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
@@ -70,11 +83,20 @@ def _check_device(op: str, name: str, value: Tensor, x: Tensor) -> None:
         raise ArgumentValueError(f"{op}: {name} is on {value.device}, expected {x.device}")
 
 
+def check_types(op: str, tensors: dict[str, Any]) -> None:
+    """Raise where an argument is no tensor, or none that has memory."""
+    for name in ("x", "residual"):
+        if name in tensors and tensors[name] is None:
+            raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
+    check_tensors(op, tensors)
+    require_memory(op, tensors, jagged=("x", "residual"))
+
+
 def check_shapes(
     op: str, x: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[int, ...]:
     """``normalized_shape`` as a tuple, when x and the parameters fit it."""
-    check_tensors(op, {"x": x, "weight": weight, "bias": bias})
+    check_types(op, {"x": x, "weight": weight, "bias": bias})
     shape = _shape(op, normalized_shape)
     if x.dim() < len(shape) or x.shape[x.dim() - len(shape) :] != shape:
         raise ArgumentValueError(
@@ -87,12 +109,14 @@ def check_shapes(
     return shape
 
 
-def check_rest(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: Any) -> None:
-    """Dtypes, devices and eps."""
-    check_floating(op, "x", x)
+def check_options(op: str, eps: Any, zero_centered: Any) -> None:
     check_number(op, "eps", eps)
-    if not eps >= 0:
-        raise ArgumentValueError(f"{op}: eps is {eps:g}, expected a number that is not negative")
+    check_flag(op, "zero_centered_weight", zero_centered)
+
+
+def check_rest(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    """Dtypes and devices."""
+    check_floating(op, "x", x)
     parameters = {"weight": weight, "bias": bias}
     present = {name: value for name, value in parameters.items() if value is not None}
     for name, value in present.items():
@@ -104,7 +128,7 @@ def check_rest(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, e
 
 
 def check_residual(op: str, x: Tensor, residual: Tensor) -> None:
-    check_tensors(op, {"x": x, "residual": residual})
+    check_types(op, {"residual": residual})
     _check_device(op, "residual", residual, x)
     if residual.dtype is not x.dtype:
         raise ArgumentTypeError(

@@ -11,6 +11,7 @@ from torch import Tensor, is_tensor
 from ..._errors import check_same_device
 from ..._library import direct, raw_op
 from .._dtype import accumulate_dtype
+from .._kinds import on_memory
 from . import _formula
 from ._formula import statistics
 
@@ -79,24 +80,24 @@ def raw_kernels(name: str, center: bool) -> Kernels:
         center,
         raw_op(
             f"{name}_inference(Tensor x, {FORWARD_ARGUMENTS}) -> Tensor",
-            reference=inference,
+            reference=on_memory(name, inference),
             fake=fake_inference,
         ),
         raw_op(
             f"{name}_forward(Tensor x, {FORWARD_ARGUMENTS}) -> (Tensor y, {stats_schema})",
-            reference=forward,
+            reference=on_memory(name, forward),
             fake=fake_forward,
         ),
         raw_op(
             f"add_{name}_forward(Tensor x, Tensor residual, {FORWARD_ARGUMENTS})"
             f" -> (Tensor y, Tensor sum, {stats_schema})",
-            reference=add_forward,
+            reference=on_memory(name, add_forward),
             fake=fake_add_forward,
         ),
         raw_op(
             f"{name}_backward(Tensor dy, Tensor? dsum, Tensor x, {stats_schema},"
             f" {_BACKWARD_ARGUMENTS}) -> (Tensor dx, Tensor dweight, Tensor dbias)",
-            reference=backward,
+            reference=on_memory(name, backward),
             fake=fake_backward,
         ),
     )

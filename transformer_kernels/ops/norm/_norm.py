@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._errors import MAX_RANK, check_number, translate
+from ..._errors import MAX_RANK, ArgumentValueError, translate
 from ..._library import is_transformed, require_backend
+from .._kinds import is_jagged, jagged_like, jagged_values, ragged_dim
 from . import _formula
-from ._arguments import check_residual, check_rest, check_shapes
+from ._arguments import check_options, check_residual, check_rest, check_shapes, check_types
 from ._autograd import AddNorm, Norm, apply_add_norm, apply_norm, define_public
 from ._kernels import Kernels, direct_kernels, raw_kernels
 
@@ -90,11 +91,11 @@ def _packed(parameter: Tensor | None) -> bool:
 
 
 def explain(
-    op: NormOp, error: RuntimeError, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: Any
+    op: NormOp, error: RuntimeError, x: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> None:
     """Raise what ``error`` of a direct call means, unless ``norm`` can do better by copying."""
-    check_number(op.name, "eps", eps)
-    if x.dim() <= MAX_RANK and _packed(weight) and _packed(bias):
+    check_types(op.name, {"x": x, "weight": weight, "bias": bias})
+    if x.dim() <= MAX_RANK and not is_jagged(x) and _packed(weight) and _packed(bias):
         raise translate(op.name, error) from None
 
 
@@ -108,12 +109,30 @@ def _rows(x: Tensor, dims: int) -> Tensor:
     return rows if rows.dim() <= MAX_RANK else rows.flatten(0, -2)
 
 
+def _numbers(op: str, eps: Any, zero_centered: Any) -> tuple[Any, bool]:
+    check_options(op, eps, zero_centered)
+    return eps if isinstance(eps, torch.SymFloat) else float(eps), bool(zero_centered)
+
+
+def _check_jagged(op: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    if x.dim() - len(shape) <= ragged_dim(x):
+        raise ArgumentValueError(
+            f"{op}: normalized_shape is {shape}, expected dimensions after the ragged one of x,"
+            f" which is {ragged_dim(x)}"
+        )
+
+
 def norm(
     op: NormOp, x: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None,
     eps: float, zero_centered: bool, backend: str,
 ) -> Tensor:  # fmt: skip
     shape = check_shapes(op.name, x, normalized_shape, weight, bias)
-    check_rest(op.name, x, weight, bias, eps)
+    eps, zero_centered = _numbers(op.name, eps, zero_centered)
+    if is_jagged(x):
+        _check_jagged(op.name, x, shape)
+        values = jagged_values(op.name, "x", x)
+        return jagged_like(x, norm(op, values, shape, weight, bias, eps, zero_centered, backend))
+    check_rest(op.name, x, weight, bias)
     require_backend(op.name, backend, x)
     dims = len(shape)
     y = _call(op, _rows(x, dims), _vector(weight), _vector(bias), eps, zero_centered, backend)
@@ -125,9 +144,18 @@ def add_norm(
     bias: Tensor | None, eps: float, zero_centered: bool, backend: str,
 ) -> Pair:  # fmt: skip
     """The same of a sum: (y, sum)."""
-    check_residual(op.name, x, residual)
     shape = check_shapes(op.name, x, normalized_shape, weight, bias)
-    check_rest(op.name, x, weight, bias, eps)
+    check_residual(op.name, x, residual)
+    eps, zero_centered = _numbers(op.name, eps, zero_centered)
+    if is_jagged(x):
+        _check_jagged(op.name, x, shape)
+        x_rows, r_rows = (
+            jagged_values(op.name, "x", x),
+            jagged_values(op.name, "residual", residual),
+        )
+        y, s = add_norm(op, x_rows, r_rows, shape, weight, bias, eps, zero_centered, backend)
+        return jagged_like(x, y), jagged_like(x, s)
+    check_rest(op.name, x, weight, bias)
     require_backend(op.name, backend, x)
     dims = len(shape)
     y, s = _add_call(

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import has_torch_function_variadic
 
 from ..._library import has_kernels, is_transformed
 from .._dtype import accumulate_dtype
+from .._kinds import ask_overloads, only_jagged
+from .._torchscript import graph_op, tracing_state
 from . import _norm
 from ._arguments import check_shapes
 from ._autograd import apply_norm
@@ -71,33 +73,43 @@ def rms_norm(
     float64. A weight of yet another dtype is cast to that of the arithmetic.
     """
     if has_torch_function_variadic(input, weight, bias):
-        return handle_torch_function(
-            rms_norm, (input, weight, bias), input, normalized_shape, weight=weight, eps=eps,
+        if not only_jagged(input, weight, bias):
+            return ask_overloads(
+                "rms_norm", rms_norm, {"x": input, "weight": weight, "bias": bias}, input,
+                normalized_shape, weight=weight, eps=eps,
+                bias=bias, zero_centered_weight=zero_centered_weight, backend=backend,
+            )  # fmt: skip
+    elif tracing_state() is not None:
+        result: Tensor = _graph_op(
+            input, normalized_shape, weight=weight, eps=eps,
             bias=bias, zero_centered_weight=zero_centered_weight, backend=backend,
         )  # fmt: skip
-    # Straight to the kernel where nothing needs a second look; C++ checks the rest.
-    try:
-        if (
-            has_kernels
-            and backend == "auto"
-            and eps is not None
-            and len(normalized_shape) == 1
-            and input.shape[-1] == normalized_shape[0]
-            and (weight is None or (weight.dim() == 1 and weight.dtype is input.dtype))
-            and not is_transformed()
-            and not _is_compiling()
-        ):
-            if _is_grad_enabled() and (
-                input.requires_grad
-                or (weight is not None and weight.requires_grad)
-                or (bias is not None and bias.requires_grad)
+        return result
+    else:
+        # Straight to the kernel where nothing needs a second look; C++ checks the rest.
+        try:
+            if (
+                has_kernels
+                and backend == "auto"
+                and type(eps) is float
+                and type(zero_centered_weight) is bool
+                and len(normalized_shape) == 1
+                and input.shape[-1] == normalized_shape[0]
+                and (weight is None or (weight.dim() == 1 and weight.dtype is input.dtype))
+                and not is_transformed()
+                and not _is_compiling()
             ):
-                return apply_norm(input, weight, bias, eps, zero_centered_weight, _DIRECT)
-            return _inference(input, weight, bias, eps, zero_centered_weight)
-    except RuntimeError as error:
-        _norm.explain(_OP, error, input, weight, bias, eps)
-    except (AttributeError, IndexError, TypeError):
-        pass  # norm() says what is wrong
+                if _is_grad_enabled() and (
+                    input.requires_grad
+                    or (weight is not None and weight.requires_grad)
+                    or (bias is not None and bias.requires_grad)
+                ):
+                    return apply_norm(input, weight, bias, eps, zero_centered_weight, _DIRECT)
+                return _inference(input, weight, bias, eps, zero_centered_weight)
+        except RuntimeError as error:
+            _norm.explain(_OP, error, input, weight, bias)
+        except (AttributeError, IndexError, TypeError, ValueError):
+            pass  # norm() says what is wrong
     check_shapes("rms_norm", input, normalized_shape, weight, bias)
     weight, bias, eps = _like_torch(input, weight, bias, eps)
     return _norm.norm(
@@ -121,14 +133,25 @@ def add_rms_norm(
     ``residual`` has the shape and dtype of ``x``; the other arguments are those of
     :func:`rms_norm`. Gradients of both results reach ``x`` and ``residual``.
     """
-    tensors = (x, residual, weight, bias)
-    if has_torch_function_variadic(*tensors):
-        return handle_torch_function(
-            add_rms_norm, tensors, x, residual, normalized_shape, weight=weight, eps=eps,
+    if has_torch_function_variadic(x, residual, weight, bias):
+        if not only_jagged(x, residual, weight, bias):
+            tensors = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+            return ask_overloads(
+                "rms_norm", add_rms_norm, tensors, x, residual, normalized_shape, weight=weight,
+                eps=eps, bias=bias, zero_centered_weight=zero_centered_weight, backend=backend,
+            )  # fmt: skip
+    elif tracing_state() is not None:
+        results: tuple[Tensor, Tensor] = _add_graph_op(
+            x, residual, normalized_shape, weight=weight, eps=eps,
             bias=bias, zero_centered_weight=zero_centered_weight, backend=backend,
         )  # fmt: skip
+        return results
     check_shapes("rms_norm", x, normalized_shape, weight, bias)
     weight, bias, eps = _like_torch(x, weight, bias, eps)
     return _norm.add_norm(
         _OP, x, residual, normalized_shape, weight, bias, eps, zero_centered_weight, backend
     )
+
+
+_graph_op = graph_op(rms_norm)
+_add_graph_op = graph_op(add_rms_norm)

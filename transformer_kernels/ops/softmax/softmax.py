@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import _get_softmax_dim  # type: ignore[attr-defined]
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import has_torch_function_variadic
 
 from ..._errors import (
     MAX_RANK,
     ArgumentIndexError,
     ArgumentTypeError,
     ArgumentValueError,
+    check_flag,
     check_floating,
     check_number,
     check_same_device,
@@ -43,6 +44,17 @@ from ..._library import (
     require_backend,
 )
 from .._dtype import accumulate_dtype
+from .._kinds import (
+    ask_overloads,
+    is_jagged,
+    jagged_like,
+    jagged_values,
+    on_memory,
+    only_jagged,
+    ragged_dim,
+    require_memory,
+)
+from .._torchscript import graph_op, tracing_state
 from . import _formula
 
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -76,12 +88,12 @@ BACKWARD_SCHEMA = (
 _RAW = Kernels(
     raw_op(
         FORWARD_SCHEMA,
-        reference=_formula.forward,
+        reference=on_memory("softmax", _formula.forward),
         fake=_fake_forward,
     ),
     raw_op(
         BACKWARD_SCHEMA,
-        reference=_formula.backward,
+        reference=on_memory("softmax", _formula.backward),
         fake=_fake_backward,
     ),
 )
@@ -194,9 +206,7 @@ def _check_mask(op: str, x: Tensor, mask: Tensor) -> None:
 
 def _check(op: str, x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> None:
     """What C++ checks on the direct path, with the same messages."""
-    check_tensors(op, {"x": x, "mask": mask})
     check_floating(op, "x", x)
-    check_number(op, "scale", scale)
     if not math.isfinite(scale):
         raise ArgumentValueError(f"{op}: scale is {scale:g}, expected a finite number")
     if causal and x.dim() < 2:
@@ -287,6 +297,24 @@ def _autocast(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return x.float(), mask
 
 
+def _check_types(op: str, x: Any, mask: Any, dtype: Any) -> None:
+    if x is None:
+        raise ArgumentTypeError(f"{op}: x is NoneType, expected a Tensor")
+    check_tensors(op, {"x": x, "mask": mask})
+    require_memory(op, {"x": x, "mask": mask})
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ArgumentTypeError(f"{op}: dtype is {dtype!r}, expected a torch.dtype")
+
+
+def _options(op: str, scale: Any, causal: Any, backend: Any) -> tuple[Any, bool]:
+    """What a call that is not the plainest may give in other types."""
+    check_number(op, "scale", scale)
+    check_flag(op, "causal", causal)
+    if not isinstance(backend, str):
+        raise ArgumentTypeError(f"{op}: backend is {backend!r}, expected a str")
+    return scale if isinstance(scale, torch.SymFloat) else float(scale), bool(causal)
+
+
 def _run(
     op: str,
     x: Tensor,
@@ -298,9 +326,11 @@ def _run(
     causal: bool,
     backend: str,
 ) -> Tensor:
-    if dim is None:
-        dim = _get_softmax_dim(op, x.dim(), stacklevel)
+    if type(scale) is not float or type(causal) is not bool or type(backend) is not str:
+        scale, causal = _options(op, scale, causal, backend)
     try:
+        if dim is None:
+            dim = _get_softmax_dim(op, x.dim(), stacklevel)
         if dtype is not None:
             x = x.to(dtype)
         elif _any_autocast():
@@ -308,10 +338,56 @@ def _run(
         if dim == -1 and type(dim) is int and 0 < x.dim() <= MAX_RANK:
             return _last_dim(op, x, mask, scale, causal, backend)
         return _any_dim(op, x, _wrapped_dim(op, dim, x.dim()), mask, scale, causal, backend)
-    except (RuntimeError, AttributeError) as error:
-        check_tensors(op, {"x": x, "mask": mask})
-        check_number(op, "scale", scale)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        _check_types(op, x, mask, dtype)
         raise translate(op, error) from None
+
+
+# ---- jagged nested tensors ----------------------------------------------------------------------
+
+
+def _jagged_mask(op: str, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask of the values of ``x``."""
+    dense = x.dim() - ragged_dim(x) - 1
+    if mask is None or (not is_jagged(mask) and mask.dim() <= dense):
+        return mask
+    if is_jagged(mask) and mask.shape[:-dense] == x.shape[:-dense]:
+        return jagged_values(op, "mask", mask)
+    raise ArgumentValueError(
+        f"{op}: mask has shape {shape_text(mask)}, expected one that broadcasts to"
+        f" {tuple(x.shape[-dense:])}, or the sequences of x"
+    )
+
+
+def _run_jagged(
+    op: str,
+    x: Tensor,
+    dim: int | None,
+    stacklevel: int,
+    dtype: torch.dtype | None,
+    scale: float,
+    mask: Tensor | None,
+    causal: bool,
+    backend: str,
+) -> Tensor:
+    check_tensors(op, {"mask": mask})
+    require_memory(op, {"x": x, "mask": mask}, jagged=("x", "mask") if is_jagged(x) else ())
+    if dim is None:
+        dim = _get_softmax_dim(op, x.dim(), stacklevel)
+    ragged, index = ragged_dim(x), _wrapped_dim(op, dim, x.dim())
+    if index <= ragged:
+        raise ArgumentValueError(
+            f"{op}: dim is {dim}, expected a dimension after the ragged one of x, which is {ragged}"
+            f" (torch.{op} serves the ragged one)"
+        )
+    if causal and x.dim() - ragged <= 2:
+        raise ArgumentValueError(
+            f"{op}: x has {x.dim() - ragged - 1} dimensions after the ragged one, expected at"
+            " least 2 (causal)"
+        )
+    values, mask = jagged_values(op, "x", x), _jagged_mask(op, x, mask)
+    y = _run(op, values, index - 1, stacklevel, dtype, scale, mask, causal, backend)
+    return jagged_like(x, y)
 
 
 def softmax(
@@ -341,10 +417,20 @@ def softmax(
     Under CUDA autocast the result is float32, as PyTorch's is.
     """
     if has_torch_function_variadic(input, mask):
-        return handle_torch_function(
-            softmax, (input, mask), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype,
-            scale=scale, mask=mask, causal=causal, backend=backend,
-        )  # fmt: skip
+        if not only_jagged(input, mask):
+            return ask_overloads(
+                "softmax", softmax, {"x": input, "mask": mask}, input, dim=dim,
+                _stacklevel=_stacklevel, dtype=dtype, scale=scale, mask=mask, causal=causal,
+                backend=backend,
+            )  # fmt: skip
+        return _run_jagged(
+            "softmax", input, dim, _stacklevel + 1, dtype, scale, mask, causal, backend
+        )
+    if tracing_state() is not None:
+        result: Tensor = _softmax_graph_op(
+            input, dim, _stacklevel, dtype, scale=scale, mask=mask, causal=causal, backend=backend
+        )
+        return result
     return _run("softmax", input, dim, _stacklevel + 1, dtype, scale, mask, causal, backend)
 
 
@@ -361,8 +447,22 @@ def log_softmax(
 ) -> Tensor:
     """:func:`torch.nn.functional.log_softmax`, with the arguments of :func:`softmax`."""
     if has_torch_function_variadic(input, mask):
-        return handle_torch_function(
-            log_softmax, (input, mask), input, dim=dim, _stacklevel=_stacklevel, dtype=dtype,
-            scale=scale, mask=mask, causal=causal, backend=backend,
-        )  # fmt: skip
+        if not only_jagged(input, mask):
+            return ask_overloads(
+                "log_softmax", log_softmax, {"x": input, "mask": mask}, input, dim=dim,
+                _stacklevel=_stacklevel, dtype=dtype, scale=scale, mask=mask, causal=causal,
+                backend=backend,
+            )  # fmt: skip
+        return _run_jagged(
+            "log_softmax", input, dim, _stacklevel + 1, dtype, scale, mask, causal, backend
+        )
+    if tracing_state() is not None:
+        result: Tensor = _log_softmax_graph_op(
+            input, dim, _stacklevel, dtype, scale=scale, mask=mask, causal=causal, backend=backend
+        )
+        return result
     return _run("log_softmax", input, dim, _stacklevel + 1, dtype, scale, mask, causal, backend)
+
+
+_softmax_graph_op = graph_op(softmax)
+_log_softmax_graph_op = graph_op(log_softmax)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""TorchScript: a call of a public function is one node of scripted and of traced graphs.
+
+The node is an op with the function's own signature, and calls the function where the graph runs: it
+checks, differentiates and chooses a backend as an eager call does, with any gradient mode. A saved
+graph is loaded after ``import transformer_kernels``, which defines the op.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from .._library import NAMESPACE
+
+tracing_state = torch._C._get_tracing_state  # None where torch.jit.trace does not follow
+
+_fragment = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+@functools.cache
+def _scriptable(op: Any) -> Callable[..., Any]:
+    """A function that calls ``op``, of a source that torch.jit.script can read: it takes no
+    keyword-only arguments with defaults, so all may stand in their place."""
+    arguments = op._schema.arguments
+    parameters = ", ".join(
+        f"{a.name}: {a.type.annotation_str}"
+        + (f" = {a.default_value!r}" if a.has_default_value() else "")
+        for a in arguments
+    )
+    handed_on = ", ".join(f"{a.name}={a.name}" for a in arguments)
+    name = op._schema.name.replace("::", ".")
+    source = f"def {op._opname}({parameters}):\n    return torch.ops.{name}({handed_on})\n"
+    filename = f"<torch.jit.script of {name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    scope: dict[str, Any] = {
+        "__name__": __name__, "torch": torch, "Tensor": Tensor, "Optional": Optional, "List": list,
+    }  # fmt: skip
+    exec(compile(source, filename, "exec"), scope)
+    function: Callable[..., Any] = scope[op._opname]
+    return function
+
+
+def graph_op(function: Callable[..., Any]) -> Any:
+    """Define ``function``'s op, and have torch.jit.script compile the function to it."""
+    name = f"{function.__name__}.functional"
+    schema = torch.library.infer_schema(function, mutates_args=(), op_name=name)
+    _fragment.define(schema)
+    _fragment.impl(name, function, "CompositeImplicitAutograd")
+    op = getattr(getattr(torch.ops, NAMESPACE), function.__name__).functional
+    function.__prepare_scriptable__ = lambda: _scriptable(op)  # type: ignore[attr-defined]
+    return op
