@@ -16,7 +16,7 @@ from .._errors import ArgumentTypeError, ArgumentValueError
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _is_a(x: Any, module: str, name: str) -> bool:
+def is_a(x: Any, module: str, name: str) -> bool:
     """Whether it is of this class, which exists where its module was imported; some take a second.
 
     Properties would tell as much, but ``__torch_function__`` is asked for each.
@@ -25,7 +25,7 @@ def _is_a(x: Any, module: str, name: str) -> bool:
 
 
 def is_jagged(x: Any) -> bool:
-    return _is_a(x, "torch.nested._internal.nested_tensor", "NestedTensor")
+    return is_a(x, "torch.nested._internal.nested_tensor", "NestedTensor")
 
 
 def ragged_dim(x: Tensor) -> int:
@@ -56,9 +56,9 @@ def jagged_like(x: Tensor, values: Tensor) -> Tensor:
 
 def _kind_without_memory(x: Tensor) -> str | None:
     """What to give instead of a subclass that knows PyTorch's functions alone."""
-    if _is_a(x, "torch.nn.attention.bias", "CausalBias"):  # nobody wrote its memory
+    if is_a(x, "torch.nn.attention.bias", "CausalBias"):  # nobody wrote its memory
         return "a CausalBias, expected a plain tensor (causal=True hides the future)"
-    if _is_a(x, "torch.masked", "MaskedTensor"):
+    if is_a(x, "torch.masked", "MaskedTensor"):
         return "a MaskedTensor, expected a plain tensor (get_data() gives it)"
     return None
 

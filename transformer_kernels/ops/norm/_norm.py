@@ -12,6 +12,7 @@ from torch import Tensor
 from ..._errors import MAX_RANK, ArgumentValueError, translate
 from ..._library import is_transformed, require_backend
 from .._kinds import is_jagged, jagged_like, jagged_values, ragged_dim
+from .._sharding import Shards, is_sharded
 from . import _formula
 from ._arguments import check_options, check_residual, check_rest, check_shapes, check_types
 from ._autograd import AddNorm, Norm, apply_add_norm, apply_norm, define_public
@@ -95,7 +96,9 @@ def explain(
 ) -> None:
     """Raise what ``error`` of a direct call means, unless ``norm`` can do better by copying."""
     check_types(op.name, {"x": x, "weight": weight, "bias": bias})
-    if x.dim() <= MAX_RANK and not is_jagged(x) and _packed(weight) and _packed(bias):
+    if is_jagged(x) or is_sharded(x, weight, bias):
+        return
+    if x.dim() <= MAX_RANK and _packed(weight) and _packed(bias):
         raise translate(op.name, error) from None
 
 
@@ -122,6 +125,10 @@ def _check_jagged(op: str, x: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
+def _shards(op: str, x: Tensor, shape: tuple[int, ...]) -> Shards:
+    return Shards(op, x, lambda dim: dim < x.dim() - len(shape))
+
+
 def norm(
     op: NormOp, x: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None,
     eps: float, zero_centered: bool, backend: str,
@@ -132,6 +139,11 @@ def norm(
         _check_jagged(op.name, x, shape)
         values = jagged_values(op.name, "x", x)
         return jagged_like(x, norm(op, values, shape, weight, bias, eps, zero_centered, backend))
+    if is_sharded(x, weight, bias):
+        shards = _shards(op.name, x, shape)
+        w, b = shards.beside("weight", weight), shards.beside("bias", bias)
+        y = norm(op, shards.rows("x", x), shape, w, b, eps, zero_centered, backend)
+        return shards.like_x(y)
     check_rest(op.name, x, weight, bias)
     require_backend(op.name, backend, x)
     dims = len(shape)
@@ -149,12 +161,16 @@ def add_norm(
     eps, zero_centered = _numbers(op.name, eps, zero_centered)
     if is_jagged(x):
         _check_jagged(op.name, x, shape)
-        x_rows, r_rows = (
-            jagged_values(op.name, "x", x),
-            jagged_values(op.name, "residual", residual),
-        )
-        y, s = add_norm(op, x_rows, r_rows, shape, weight, bias, eps, zero_centered, backend)
+        rows = jagged_values(op.name, "x", x)
+        r = jagged_values(op.name, "residual", residual)
+        y, s = add_norm(op, rows, r, shape, weight, bias, eps, zero_centered, backend)
         return jagged_like(x, y), jagged_like(x, s)
+    if is_sharded(x, residual, weight, bias):
+        shards = _shards(op.name, x, shape)
+        rows, r = shards.rows("x", x), shards.rows("residual", residual)
+        w, b = shards.beside("weight", weight), shards.beside("bias", bias)
+        y, s = add_norm(op, rows, r, shape, w, b, eps, zero_centered, backend)
+        return shards.like_x(y), shards.like_x(s)
     check_rest(op.name, x, weight, bias)
     require_backend(op.name, backend, x)
     dims = len(shape)

@@ -54,6 +54,7 @@ from .._kinds import (
     ragged_dim,
     require_memory,
 )
+from .._sharding import Shards, is_sharded
 from .._torchscript import graph_op, tracing_state
 from . import _formula
 
@@ -340,7 +341,32 @@ def _run(
         return _any_dim(op, x, _wrapped_dim(op, dim, x.dim()), mask, scale, causal, backend)
     except (RuntimeError, AttributeError, TypeError) as error:
         _check_types(op, x, mask, dtype)
+        if is_sharded(x, mask):
+            index = _wrapped_dim(op, dim, x.dim())
+            return _run_on_shards(op, x, index, stacklevel, scale, mask, causal, backend)
         raise translate(op, error) from None
+
+
+# ---- DTensor ------------------------------------------------------------------------------------
+
+
+def _run_on_shards(
+    op: str,
+    x: Tensor,
+    dim: int,
+    stacklevel: int,
+    scale: float,
+    mask: Tensor | None,
+    causal: bool,
+    backend: str,
+) -> Tensor:
+    rank = x.dim()
+    shards = Shards(op, x, lambda d: d != dim and not (causal and d >= rank - 2))
+    rows, own_mask = shards.rows("x", x), shards.beside("mask", mask)
+    y: Tensor = shards.like_x(
+        _run(op, rows, dim, stacklevel, None, scale, own_mask, causal, backend)
+    )
+    return y
 
 
 # ---- jagged nested tensors ----------------------------------------------------------------------
