@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/cpu/simd.h"
+#include "core/cpu/simd_group.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
@@ -55,6 +56,20 @@ TFK_INLINE void for_each_vector(std::int64_t count, Body&& body, Prefetch prefet
   if (i < count) body(i, 0, First{count - i});
 }
 
+// Calls body(column, lanes) for groups of whole vectors (simd_group.h), then for single ones and
+// the rest: for loops of many operations an element and without a sum.
+template <class T, class Body>
+TFK_INLINE void for_each_group(std::int64_t count, Body&& body) {
+  constexpr int kLanes = vec_t<T>::kLanes;
+  constexpr int kGroupLanes = GroupOf<T>::kLanes;
+  std::int64_t i = 0;
+  for (; i + kGroupLanes <= count; i += kGroupLanes) body(i, GroupOf<T>::lanes());
+  if constexpr (kGroupLanes > kLanes) {
+    for (; i + kLanes <= count; i += kLanes) body(i, All{});
+  }
+  if (i < count) body(i, First{count - i});
+}
+
 // Calls body(first column, columns) for each block of a row. Sums are formed block by block, 128
 // terms to an accumulator: their rounding error then hardly grows with the length of the row.
 template <class T, class Body>
@@ -102,6 +117,10 @@ struct CachedStore {
 struct StreamingStore {
   template <class T>
   TFK_INLINE static void put(T* p, vec_t<T> v, All) {
+    stream(p, v);
+  }
+  template <class T, class V, class Lanes>
+  TFK_INLINE static void put(T* p, Two<V> v, Twice<Lanes>) {
     stream(p, v);
   }
   template <class T>

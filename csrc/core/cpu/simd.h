@@ -9,7 +9,8 @@
 // kept wide, in the order of the lanes: load_wide() and store_wide() then move nothing about.
 //
 //   vec_t<T>::of(a)                      all lanes a
-//   + - *  fma(a, b, c)  max(a, b)  exp  lane by lane; max returns b where a is NaN
+//   + - *  fma(a, b, c)  abs  exp        lane by lane
+//   max(a, b)  min(a, b)                 the same; b where a or b is NaN
 //   /  tanh                              the same, of Vec alone
 //   n = round_product(a, b)              the nearest whole number, in a form of the set's own, for
 //   whole(n)  times_power_of_two(v, n)   the number itself and v * 2^n, n in [-127, 127]
@@ -21,12 +22,14 @@
 //                                        of a wide row, which has room for wide_cols() columns
 //   stream(p, v)                         store past the caches; p aligned to kLanes elements
 //   transpose(rows)                      kLanes Vec become the columns of what they were
-//   nonzero<T>(bytes, lanes)  equal(a, b)  first<T>(lanes)  ->  for select(mask, yes, no)
+//   nonzero<T>(bytes, lanes)  equal(a, b)  is_negative(a)  first<T>(lanes)
+//                                        masks for select(mask, yes, no); -0 is negative
 //   keep<T>(v, lanes, otherwise)         v where lanes are, otherwise elsewhere
 #pragma once
 
 #include <cstdint>
 
+#include "core/inline.h"
 #include "core/types.h"
 
 #ifndef TFK_ISA
@@ -35,13 +38,10 @@
 #endif
 
 // Kernels become one loop each: TFK_INLINE functions always, all others where a TFK_FLATTEN
-// function calls them. Builds that check or count every access keep functions apart, since such
-// loops would take minutes to compile.
+// function calls them, but for builds that check or count every access.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(TFK_COVERAGE)
-#define TFK_INLINE [[gnu::noinline]] inline
 #define TFK_FLATTEN
 #else
-#define TFK_INLINE [[gnu::always_inline]] inline
 #define TFK_FLATTEN [[gnu::flatten]]
 #endif
 
@@ -51,6 +51,8 @@ struct All {};
 struct First {
   std::int64_t count;  // fewer than kLanes
 };
+template <class Lanes>
+concept OneVector = __is_same(Lanes, All) || __is_same(Lanes, First);
 
 template <class A>
 struct Vec;
@@ -122,15 +124,15 @@ TFK_INLINE void transpose(Vec<A> (&rows)[kRows]) {
   }
 }
 
-template <InOrder T, class Element, class Lanes>
+template <InOrder T, class Element, OneVector Lanes>
 TFK_INLINE vec_t<T> load_as(const Element* p, Lanes lanes) {
   return load(p, lanes);
 }
-template <InOrder T, class Lanes>
+template <InOrder T, OneVector Lanes>
 TFK_INLINE vec_t<T> load_wide(const accumulate_t<T>* p, Lanes lanes) {
   return load(p, lanes);
 }
-template <InOrder T, class Lanes>
+template <InOrder T, OneVector Lanes>
 TFK_INLINE void store_wide(accumulate_t<T>* p, vec_t<T> v, Lanes lanes) {
   store(p, v, lanes);
 }
@@ -148,3 +150,4 @@ TFK_INLINE vec_t<T> keep(vec_t<T> v, First lanes, vec_t<T> otherwise) {
 }  // namespace transformer_kernels::cpu::TFK_ISA
 
 #include "core/cpu/simd_exp.h"
+#include "core/cpu/simd_math.h"

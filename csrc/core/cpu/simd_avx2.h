@@ -47,6 +47,10 @@ TFK_INLINE VecF fma(VecF a, VecF b, VecF c) { return {_mm256_fmadd_ps(a.v, b.v, 
 TFK_INLINE VecD fma(VecD a, VecD b, VecD c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
 TFK_INLINE VecF max(VecF a, VecF b) { return {_mm256_max_ps(a.v, b.v)}; }
 TFK_INLINE VecD max(VecD a, VecD b) { return {_mm256_max_pd(a.v, b.v)}; }
+TFK_INLINE VecF min(VecF a, VecF b) { return {_mm256_min_ps(a.v, b.v)}; }
+TFK_INLINE VecD min(VecD a, VecD b) { return {_mm256_min_pd(a.v, b.v)}; }
+TFK_INLINE VecF abs(VecF a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+TFK_INLINE VecD abs(VecD a) { return {_mm256_andnot_pd(_mm256_set1_pd(-0.0), a.v)}; }
 
 TFK_INLINE float reduce_add(VecF a) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
@@ -102,6 +106,8 @@ TFK_INLINE Mask<accumulate_t<T>> nonzero(const std::uint8_t* bytes, First lanes)
 }
 TFK_INLINE Mask<float> equal(VecF a, VecF b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)}; }
 TFK_INLINE Mask<double> equal(VecD a, VecD b) { return {_mm256_cmp_pd(a.v, b.v, _CMP_EQ_OQ)}; }
+TFK_INLINE Mask<float> is_negative(VecF a) { return {a.v}; }
+TFK_INLINE Mask<double> is_negative(VecD a) { return {a.v}; }
 TFK_INLINE VecF select(Mask<float> mask, VecF yes, VecF no) {
   return {_mm256_blendv_ps(no.v, yes.v, mask.v)};
 }

@@ -34,6 +34,8 @@ TFK_INLINE Pair fma(Pair a, Pair b, Pair c) {
   return {fma(a.even, b.even, c.even), fma(a.odd, b.odd, c.odd)};
 }
 TFK_INLINE Pair max(Pair a, Pair b) { return {max(a.even, b.even), max(a.odd, b.odd)}; }
+TFK_INLINE Pair min(Pair a, Pair b) { return {min(a.even, b.even), min(a.odd, b.odd)}; }
+TFK_INLINE Pair abs(Pair a) { return {abs(a.even), abs(a.odd)}; }
 TFK_INLINE Pair round_product(Pair a, Pair b) {
   return {round_product(a.even, b.even), round_product(a.odd, b.odd)};
 }
@@ -58,6 +60,7 @@ TFK_INLINE PairMask nonzero(const std::uint8_t* bytes, First lanes) {
   return nonzero<T>(Staged<std::uint8_t, Pair::kLanes>::from(bytes, lanes).data, All{});
 }
 TFK_INLINE PairMask equal(Pair a, Pair b) { return {equal(a.even, b.even), equal(a.odd, b.odd)}; }
+TFK_INLINE PairMask is_negative(Pair a) { return {is_negative(a.even), is_negative(a.odd)}; }
 TFK_INLINE Pair select(PairMask mask, Pair yes, Pair no) {
   return {select(mask.even, yes.even, no.even), select(mask.odd, yes.odd, no.odd)};
 }
@@ -82,7 +85,7 @@ TFK_INLINE Pair load(const BFloat16* p, First lanes) {
   return load(Staged<BFloat16, Pair::kLanes>::from(p, lanes).data, All{});
 }
 
-template <Paired T, class Lanes>
+template <Paired T, OneVector Lanes>
 TFK_INLINE Pair load_as(const T* p, Lanes lanes) {
   return load(p, lanes);
 }
@@ -98,11 +101,11 @@ TFK_INLINE Pair load_as(const float* p, First lanes) {
 }
 
 // Wide rows are whole pairs.
-template <Paired T, class Lanes>
+template <Paired T, OneVector Lanes>
 TFK_INLINE Pair load_wide(const float* p, Lanes) {
   return {load(p, All{}), load(p + VecF::kLanes, All{})};
 }
-template <Paired T, class Lanes>
+template <Paired T, OneVector Lanes>
 TFK_INLINE void store_wide(float* p, Pair a, Lanes) {
   store(p, a.even, All{});
   store(p + VecF::kLanes, a.odd, All{});

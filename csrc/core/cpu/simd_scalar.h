@@ -60,6 +60,16 @@ TFK_INLINE Vec<A> max(Vec<A> a, Vec<A> b) {
   return Vec<A>::make([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
 template <class A>
+TFK_INLINE Vec<A> min(Vec<A> a, Vec<A> b) {
+  return Vec<A>::make([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+TFK_INLINE float magnitude(float a) { return __builtin_fabsf(a); }
+TFK_INLINE double magnitude(double a) { return __builtin_fabs(a); }
+template <class A>
+TFK_INLINE Vec<A> abs(Vec<A> a) {
+  return Vec<A>::make([&](int i) { return magnitude(a.lane[i]); });
+}
+template <class A>
 TFK_INLINE A reduce_add(Vec<A> v) {
   A total = v.lane[0];
   for (int i = 1; i < Vec<A>::kLanes; ++i) total += v.lane[i];
@@ -79,6 +89,10 @@ TFK_INLINE Mask<accumulate_t<T>> first(First lanes) {
 template <class A>
 TFK_INLINE Mask<A> equal(Vec<A> a, Vec<A> b) {
   return Mask<A>::make([&](int i) { return a.lane[i] == b.lane[i]; });
+}
+template <class A>
+TFK_INLINE Mask<A> is_negative(Vec<A> a) {
+  return Mask<A>::make([&](int i) { return __builtin_signbit(a.lane[i]) != 0; });
 }
 template <class T>
 TFK_INLINE Mask<accumulate_t<T>> nonzero(const std::uint8_t* bytes, All) {

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+// Several vectors that take each operation together. In a long chain of operations each waits for
+// the one before; the scheduler of a processor holds too few of them to find those of the next
+// vector by itself.
+//
+// Two<V> is a vector made of two, which may be such vectors in turn. Twice<Lanes> stands for all
+// its lanes, where load, store, load_wide and store_wide take All{} of a single one. It has the
+// operations that core/math needs. It is no array: compilers keep its parts in registers.
+#pragma once
+
+#include "core/cpu/simd.h"
+
+namespace transformer_kernels::cpu::TFK_ISA {
+
+template <class Lanes>
+struct Twice {};
+
+template <class V>
+struct Two {
+  static constexpr int kLanes = 2 * V::kLanes;
+  V a;
+  V b;
+  template <class A>
+  TFK_INLINE static Two of(A value) {
+    return {V::of(value), V::of(value)};
+  }
+};
+template <class M>
+struct TwoMasks {
+  M a;
+  M b;
+};
+
+// What the registers hold of rows of T: lanes for all of it, and how many that are. Vectors of
+// double stand alone, since their functions are calls.
+template <class T>
+struct GroupOf {
+  static constexpr int kVectors = TFK_ISA_LEVEL == 0 || sizeof(T) == 8
+                                      ? 1
+                                      : (TFK_ISA_LEVEL == 1 ? 2 : 4) / (InOrder<T> ? 1 : 2);
+  static constexpr int kLanes = kVectors * vec_t<T>::kLanes;
+  static constexpr auto lanes() {
+    if constexpr (kVectors == 4) {
+      return Twice<Twice<All>>{};
+    } else if constexpr (kVectors == 2) {
+      return Twice<All>{};
+    } else {
+      return All{};
+    }
+  }
+};
+
+template <class V>
+TFK_INLINE Two<V> operator+(Two<V> x, Two<V> y) {
+  return {x.a + y.a, x.b + y.b};
+}
+template <class V>
+TFK_INLINE Two<V> operator-(Two<V> x, Two<V> y) {
+  return {x.a - y.a, x.b - y.b};
+}
+template <class V>
+TFK_INLINE Two<V> operator*(Two<V> x, Two<V> y) {
+  return {x.a * y.a, x.b * y.b};
+}
+template <class V>
+TFK_INLINE Two<V> fma(Two<V> x, Two<V> y, Two<V> z) {
+  return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b)};
+}
+template <class V>
+TFK_INLINE Two<V> max(Two<V> x, Two<V> y) {
+  return {max(x.a, y.a), max(x.b, y.b)};
+}
+template <class V>
+TFK_INLINE Two<V> min(Two<V> x, Two<V> y) {
+  return {min(x.a, y.a), min(x.b, y.b)};
+}
+template <class V>
+TFK_INLINE Two<V> abs(Two<V> x) {
+  return {abs(x.a), abs(x.b)};
+}
+template <class V>
+TFK_INLINE Two<V> reciprocal(Two<V> x) {
+  return {reciprocal(x.a), reciprocal(x.b)};
+}
+template <class V>
+TFK_INLINE Two<V> round_product(Two<V> x, Two<V> y) {
+  return {round_product(x.a, y.a), round_product(x.b, y.b)};
+}
+template <class V>
+TFK_INLINE Two<V> whole(Two<V> n) {
+  return {whole(n.a), whole(n.b)};
+}
+template <class V>
+TFK_INLINE Two<V> times_power_of_two(Two<V> x, Two<V> n) {
+  return {times_power_of_two(x.a, n.a), times_power_of_two(x.b, n.b)};
+}
+
+template <class V>
+TFK_INLINE auto equal(Two<V> x, Two<V> y) {
+  return TwoMasks<decltype(equal(x.a, y.a))>{equal(x.a, y.a), equal(x.b, y.b)};
+}
+template <class V>
+TFK_INLINE auto is_negative(Two<V> x) {
+  return TwoMasks<decltype(is_negative(x.a))>{is_negative(x.a), is_negative(x.b)};
+}
+template <class M, class V>
+TFK_INLINE Two<V> select(TwoMasks<M> mask, Two<V> yes, Two<V> no) {
+  return {select(mask.a, yes.a, no.a), select(mask.b, yes.b, no.b)};
+}
+
+template <class T, class Lanes>
+TFK_INLINE auto load(const T* p, Twice<Lanes>) {
+  using V = decltype(load(p, Lanes{}));
+  return Two<V>{load(p, Lanes{}), load(p + V::kLanes, Lanes{})};
+}
+template <class T, class Lanes>
+TFK_INLINE auto load_wide(const accumulate_t<T>* p, Twice<Lanes>) {
+  using V = decltype(load_wide<T>(p, Lanes{}));
+  return Two<V>{load_wide<T>(p, Lanes{}), load_wide<T>(p + V::kLanes, Lanes{})};
+}
+template <class T, class V, class Lanes>
+TFK_INLINE void store(T* p, Two<V> x, Twice<Lanes>) {
+  store(p, x.a, Lanes{});
+  store(p + V::kLanes, x.b, Lanes{});
+}
+template <class T, class V, class Lanes>
+TFK_INLINE void store_wide(accumulate_t<T>* p, Two<V> x, Twice<Lanes>) {
+  store_wide<T>(p, x.a, Lanes{});
+  store_wide<T>(p + V::kLanes, x.b, Lanes{});
+}
+template <class T, class V>
+TFK_INLINE void stream(T* p, Two<V> x) {
+  stream(p, x.a);
+  stream(p + V::kLanes, x.b);
+}
+
+}  // namespace transformer_kernels::cpu::TFK_ISA
