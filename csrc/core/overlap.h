@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// Whether operands share memory, for ops that write some of them.
+#pragma once
+
+#include <cstdint>
+
+#include "core/check.h"
+#include "core/rows.h"
+
+namespace transformer_kernels {
+
+// The memory of one operand; `name` is for messages.
+struct Extent {
+  const char* name;
+  Rows matrix;  // data may be null: nothing is there
+  std::int64_t rows;
+  std::int64_t row_bytes;
+  std::int64_t element_bytes;
+
+  std::int64_t step() const { return matrix.stride * element_bytes; }
+  std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(matrix.data); }
+  std::uintptr_t end() const { return begin() + (rows - 1) * step() + row_bytes; }
+  bool empty() const { return matrix.data == nullptr || rows == 0 || row_bytes == 0; }
+};
+
+// Rows of a and of b may take turns in memory, as the halves of a packed tensor do.
+inline bool take_turns(const Extent& a, const Extent& b) {
+  if (a.rows <= 1 || b.rows <= 1 || a.step() != b.step()) return false;
+  const std::int64_t step = a.step();
+  const auto distance = static_cast<std::int64_t>(b.begin() - a.begin()) % step;
+  const std::int64_t ahead = distance < 0 ? distance + step : distance;
+  return ahead >= a.row_bytes && ahead + b.row_bytes <= step;
+}
+
+inline bool overlap(const Extent& a, const Extent& b) {
+  if (a.empty() || b.empty()) return false;
+  return a.begin() < b.end() && b.begin() < a.end() && !take_turns(a, b);
+}
+
+inline bool same_memory(const Extent& a, const Extent& b) {
+  return a.begin() == b.begin() && a.rows == b.rows && a.row_bytes == b.row_bytes &&
+         a.element_bytes == b.element_bytes && (a.rows <= 1 || a.matrix.stride == b.matrix.stride);
+}
+
+// Of an op that reads each element before it writes it: an output is an input's memory, or shares
+// none with it.
+inline void check_output_over_input(const char* op, const Extent& output, const Extent& input) {
+  check_value(!overlap(output, input) || same_memory(output, input), op, ": ", output.name,
+              " overlaps ", input.name, " in part, expected its memory exactly or none of it");
+}
+
+inline void check_outputs_apart(const char* op, const Extent& a, const Extent& b) {
+  check_value(!overlap(a, b), op, ": ", b.name, " overlaps ", a.name,
+              ", expected memory of its own");
+}
+
+}  // namespace transformer_kernels

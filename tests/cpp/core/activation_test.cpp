@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// The activations on plain numbers, of which a matrix product's epilogue may have a few; vectors
+// are tested through the pointwise ops.
+#include "core/math/activation.h"
+
+#include <gtest/gtest.h>
+
+#include "pointwise/pointwise_problem.h"
+#include "pointwise/pointwise_reference.h"
+
+namespace transformer_kernels::testing {
+namespace {
+
+template <Pointwise kOp, class A>
+void check_range(long double unit) {
+  using Activation = typename PointwiseOp<kOp>::Activation;
+  for (A x = -30; x < 30; x += A{1} / 64) {
+    const auto [value, slope] = Activation::value_and_slope(math::Accurate{}, x);
+    const Dual exact = activation(kOp, {x, 1});
+    const auto allowed = [&](long double number) {
+      return 8 * unit * std::max(std::abs(number), 1.0L);
+    };
+    ASSERT_LE(std::abs(value - exact.value), allowed(exact.value)) << x;
+    ASSERT_LE(std::abs(slope - exact.slope), allowed(exact.slope)) << x;
+    ASSERT_EQ(value, Activation::value(math::Accurate{}, x));
+  }
+}
+
+TEST(Activation, of_plain_numbers) {
+  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
+    (check_range<static_cast<Pointwise>(kIndex), float>(0x1p-24L), ...);
+    (check_range<static_cast<Pointwise>(kIndex), double>(0x1p-53L), ...);
+  }
+  (std::make_index_sequence<kPointwiseCount>());
+}
+
+}  // namespace
+}  // namespace transformer_kernels::testing
