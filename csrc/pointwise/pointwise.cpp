@@ -13,8 +13,10 @@
 namespace transformer_kernels {
 namespace {
 
-constexpr Backends<PointwiseForwardProblem> kForward{.cpu = cpu::pointwise_forward};
-constexpr Backends<PointwiseBackwardProblem> kBackward{.cpu = cpu::pointwise_backward};
+constexpr Backends<PointwiseForwardProblem> kForward{
+    .cpu = cpu::pointwise_forward, .cuda = kHasCuda ? cuda::pointwise_forward : nullptr};
+constexpr Backends<PointwiseBackwardProblem> kBackward{
+    .cpu = cpu::pointwise_backward, .cuda = kHasCuda ? cuda::pointwise_backward : nullptr};
 
 bool is_gated(Pointwise op) {
   constexpr auto kGated = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {

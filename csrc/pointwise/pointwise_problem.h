@@ -66,5 +66,9 @@ namespace cpu {
 void pointwise_forward(const Context& context, const PointwiseForwardProblem& problem);
 void pointwise_backward(const Context& context, const PointwiseBackwardProblem& problem);
 }  // namespace cpu
+namespace cuda {
+void pointwise_forward(const Context& context, const PointwiseForwardProblem& problem);
+void pointwise_backward(const Context& context, const PointwiseBackwardProblem& problem);
+}  // namespace cuda
 
 }  // namespace transformer_kernels

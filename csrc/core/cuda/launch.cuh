@@ -23,6 +23,9 @@ inline void check_cuda(const char* op, cudaError_t status) {
 struct LaunchShape {
   std::int64_t ctas = 1;
   int threads = 1;
+  int threads_y = 1;
+  int ctas_y = 1;  // at most 65535, and so the next
+  int ctas_z = 1;
   int cluster = 1;               // CTAs a cluster
   std::size_t shared_bytes = 0;  // dynamic
   bool after_previous = false;   // may start while the kernel before it ends (griddepcontrol)
@@ -69,8 +72,8 @@ void launch(const char* op, const Context& context, const LaunchShape& shape,
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.gridDim = dim3(static_cast<unsigned>(shape.ctas), shape.ctas_y, shape.ctas_z);
+  config.blockDim = dim3(shape.threads, shape.threads_y);
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(context.stream);
   config.attrs = attributes;
