@@ -5,9 +5,13 @@ from .ops.attention._sdpa import scaled_dot_product_attention
 from .ops.attention.attention import attention, attention_varlen
 from .ops.norm.layer_norm import add_layer_norm, layer_norm
 from .ops.norm.rms_norm import add_rms_norm, rms_norm
+from .ops.pointwise.pointwise import FUNCTIONS as _ACTIVATIONS
 from .ops.softmax.softmax import log_softmax, softmax
 
+globals().update(_ACTIVATIONS)  # one for each row of the table
+
 __all__ = [
+    *_ACTIVATIONS,
     "add_layer_norm",
     "add_rms_norm",
     "attention",

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Modules: drop-in for :mod:`torch.nn`, with the same constructors and state_dict keys."""
 
+from .activation import MODULES as _ACTIVATIONS
 from .attention import CausalSelfAttention, MultiheadAttention
 from .norm import LayerNorm, RMSNorm
 from .softmax import LogSoftmax, Softmax
 
+globals().update(_ACTIVATIONS)  # one for each activation
+
 __all__ = [
+    *_ACTIVATIONS,
     "CausalSelfAttention",
     "LayerNorm",
     "LogSoftmax",

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,37 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import functional as tfk
-from . import reference
+from . import pointwise, reference
+from .case import Case, Problem, Results, as_tuple
 from .inputs import randn
 
-Results = tuple[Tensor, ...]
 EPS = 1e-5
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One call: differentiable tensors, and the three functions that take them."""
-
-    tensors: tuple[Tensor, ...]
-    ours: Callable[..., Any]  # with backend= by keyword
-    torch: Callable[..., Any]
-    reference: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Case:
-    """An op with its options; ``build`` makes a problem around a given x."""
-
-    name: str
-    build: Callable[[Tensor], Problem]
-    min_rank: int = 1
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def as_tuple(result: Any) -> Results:
-    return result if isinstance(result, tuple) else (result,)
 
 
 # ---- softmax ------------------------------------------------------------------------------------
@@ -223,6 +196,8 @@ CASES = [
     *_softmax_cases(log=True),
     *_norm_cases(center=True),
     *_norm_cases(center=False),
+    *pointwise.MAIN,
+    *(case for case in pointwise.VARIANTS if case.name.startswith(("gelu-", "swiglu-"))),
 ]
 MAIN_CASES = [case for case in CASES if "-" not in case.name or case.name.endswith("-residual")]
 

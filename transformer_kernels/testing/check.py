@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..ops._dtype import accumulate_dtype
-from .cases import Problem, as_tuple, run
+from .case import Problem, as_tuple
+from .cases import run
 from .inputs import poisoned
 from .tolerance import assert_close_to_reference
 

@@ -141,3 +141,28 @@ def attention(
         outs.append(p @ v1)
         lses.append(torch.where(empty, -torch.inf, lse))
     return torch.stack(outs, 2), torch.stack(lses, 1)
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x.double() * torch.special.erfc(x.double() * -(0.5**0.5)) / 2
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    x = x.double()
+    return x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
+
+
+def silu(x: Tensor) -> Tensor:
+    return x.double() * torch.sigmoid(x.double())
+
+
+def relu(x: Tensor) -> Tensor:
+    return torch.where(x <= 0, 0.0, x.double())
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    return relu(x) ** 2
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    return x.double() * torch.sigmoid(1.702 * x.double())

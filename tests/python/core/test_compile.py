@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import transformer_kernels as tfk
-from transformer_kernels.testing.cases import MAIN_CASES, Case, as_tuple, run
+from transformer_kernels.testing.case import Case, as_tuple
+from transformer_kernels.testing.cases import MAIN_CASES, run
 from transformer_kernels.testing.check import random_gradients
 from transformer_kernels.testing.inputs import randn
 

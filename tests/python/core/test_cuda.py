@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.functional import add_layer_norm, rms_norm, softmax
-from transformer_kernels.testing.cases import MAIN_CASES, Case, as_tuple, run
+from transformer_kernels.testing.case import Case, as_tuple
+from transformer_kernels.testing.cases import MAIN_CASES, run
 from transformer_kernels.testing.check import (
     check_problem,
     check_same_but_rounded,

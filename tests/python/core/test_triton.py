@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from transformer_kernels.ops import _triton_rows
 from transformer_kernels.ops.norm import _norm_triton
 from transformer_kernels.ops.softmax import softmax_triton
-from transformer_kernels.testing.cases import CASES, MAIN_CASES, Case, run
+from transformer_kernels.testing.case import Case
+from transformer_kernels.testing.cases import CASES, MAIN_CASES, run
 from transformer_kernels.testing.check import check_problem, random_gradients
 from transformer_kernels.testing.inputs import LAYOUTS, randn
 

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: MIT
+"""What follows from a declaration: for every declared op, and for one that has all kinds."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_kernels import _library, functional
+from transformer_kernels.ops._declare import DECLARED, Op, as_tuple, declare
+from transformer_kernels.ops._declare_arguments import (
+    Flag,
+    Like,
+    Number,
+    Param,
+    Result,
+    Rows,
+    saved_rows,
+)
+from transformer_kernels.ops._public import overridable
+from transformer_kernels.testing.declared import bad, combinations, good
+
+OPS = list(DECLARED.values())
+each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+
+
+# ---- every declared op --------------------------------------------------------------------------
+
+
+@each_op
+def test_schemas_are_those_of_cpp(op: Op) -> None:
+    for text in op.schemas:
+        registered = getattr(torch.ops.transformer_kernels, text.partition("(")[0]).default
+        assert registered._schema == torch._C.parse_schema(f"transformer_kernels::{text}")
+
+
+BAD = [
+    pytest.param(op, argument.name, what, value, id=f"{op.name}-{argument.name}-{what}")
+    for op in OPS
+    for argument in op.arguments
+    for what, value in bad(argument).items()
+]
+
+
+@pytest.mark.parametrize(("op", "name", "what", "value"), BAD)
+def test_cpp_and_python_refuse_in_the_same_words(op: Op, name: str, what: str, value: Any) -> None:
+    arguments = {argument.name: good(argument) for argument in op.arguments} | {name: value}
+    caught = []
+    for backend in ("auto", "reference"):
+        with pytest.raises((ValueError, TypeError), match=f"^{op.name}: {name} ") as info:
+            op.call(*arguments.values(), backend)
+        caught.append(info.value)
+    assert str(caught[0]) == str(caught[1])
+    assert type(caught[0]) is type(caught[1])
+
+
+@each_op
+def test_opcheck(op: Op, device: str) -> None:
+    """Schemas, fakes and autograd registrations, over every choice of optional arguments."""
+    for given in combinations(op, device):
+        results = as_tuple(op.raw.forward(*given.values()))
+        torch.library.opcheck(op.raw.forward, tuple(given.values()))
+        torch.library.opcheck(op.raw.inference, tuple(given.values()))
+        values = given | dict(zip((*op.returned, *op.saved), results, strict=True))
+        values |= {f"d{name}": torch.ones_like(values[name]) for name in op.returned}
+        for flag in (False, True):
+            inputs = tuple(values.get(name, flag) for name in op.backward_inputs)
+            torch.library.opcheck(op.raw.backward, inputs)
+        leaves = {
+            name: value.clone().requires_grad_() if name in op.differentiable and value is not None
+            else value
+            for name, value in given.items()
+        }  # fmt: skip
+        torch.library.opcheck(op.public, tuple(leaves.values()))
+
+
+@each_op
+@pytest.mark.parametrize("wanted", [0, -1], ids=["first", "last"])
+def test_one_gradient_alone(op: Op, wanted: int) -> None:
+    """Of the first or the last argument, as when all require one; ways to differentiate agree."""
+    for given in combinations(op):
+        names = [name for name in op.differentiable if given[name] is not None]
+
+        def gradients(*of: str, call: Any = op.call, given: Any = given) -> tuple[Tensor, ...]:
+            leaves = {name: given[name].clone().requires_grad_() for name in of}
+            results = as_tuple(call(*(given | leaves).values()))
+            return torch.autograd.grad([r.sum() for r in results], list(leaves.values()))
+
+        every = dict(zip(names, gradients(*names), strict=True))
+        name = names[wanted]
+        torch.testing.assert_close(gradients(name)[0], every[name])
+        torch.testing.assert_close(gradients(name, call=op.public)[0], every[name])
+
+
+@each_op
+def test_eager_calls_have_a_source(op: Op) -> None:
+    """Tracebacks and debuggers show what was generated."""
+    assert f"def call({', '.join(op.names)}" in inspect.getsource(op.call)
+
+
+# ---- an op of every kind ------------------------------------------------------------------------
+
+
+def _rstd(x: Tensor, residual: Tensor | None, gain: Tensor | None, eps: float, _: bool) -> Tensor:
+    s = x if residual is None else x + residual
+    return torch.rsqrt(s.square().mean(-1) + eps)
+
+
+def _probe(
+    x: Tensor, residual: Tensor | None, gain: Tensor | None, eps: float, negate: bool
+) -> tuple[Tensor, Tensor]:
+    s = x.clone() if residual is None else x + residual
+    y = s * _rstd(x, residual, gain, eps, negate).unsqueeze(-1)
+    y = y if gain is None else y * gain
+    return (-y if negate else y).to(x.dtype), s
+
+
+@pytest.fixture(scope="module")
+def probe() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        op = declare(
+            "declare_probe",
+            arguments=(
+                Rows("x"), Like("residual", optional=True), Param("gain"), Number("eps", least=0.0),
+                Flag("negate"),
+            ),
+            results=(Result("y"), Result("s"), saved_rows("rstd")),
+            backward=(
+                "(dy, ds, x, residual, rstd, gain, eps, negate, need_dgain)"
+                " -> dx, dresidual, dgain"
+            ),
+            formula=_probe,
+            statistics=_rstd,
+        )  # fmt: skip
+    yield op
+    del DECLARED[op.name]
+
+
+def test_probe_has_the_schemas_of_its_declaration(probe: Op) -> None:
+    arguments = "Tensor x, Tensor? residual, Tensor? gain, float eps, bool negate"
+    assert probe.schemas == (
+        f"declare_probe_forward({arguments}) -> (Tensor y, Tensor s, Tensor rstd)",
+        f"declare_probe_inference({arguments}) -> (Tensor y, Tensor s)",
+        "declare_probe_backward(Tensor dy, Tensor ds, Tensor x, Tensor? residual, Tensor rstd,"
+        " Tensor? gain, float eps, bool negate, bool need_dgain)"
+        " -> (Tensor dx, Tensor dresidual, Tensor dgain)",
+    )
+
+
+def test_probe_through_all_layers(probe: Op) -> None:
+    test_schemas_are_those_of_cpp(probe)
+    test_opcheck(probe, "cpu")
+    test_one_gradient_alone(probe, 0)
+    test_one_gradient_alone(probe, -1)
+    for argument in probe.arguments:
+        for what, value in bad(argument).items():
+            test_cpp_and_python_refuse_in_the_same_words(probe, argument.name, what, value)
+
+
+@pytest.mark.parametrize("way", ["call", "public"])
+def test_probe_is_differentiable_twice(probe: Op, way: str) -> None:
+    x, residual = (torch.randn(3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    gain = torch.randn(5, dtype=torch.float64, requires_grad=True)
+
+    def function(x: Tensor, residual: Tensor, gain: Tensor) -> Any:
+        return getattr(probe, way)(x, residual, gain, 0.1, True)
+
+    assert torch.autograd.gradcheck(function, (x, residual, gain))
+    assert torch.autograd.gradgradcheck(function, (x, residual, gain))
+    # Also where one argument was made of another: each gradient is that of its own way.
+    assert torch.autograd.gradgradcheck(lambda x: function(x, x.sin(), gain)[0], (x,))
+
+
+def test_probe_in_graphs(probe: Op) -> None:
+    torch._dynamo.reset()
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, gain: Tensor) -> Tensor:
+            y, s = probe.call(x * 2, None, gain, 0.1, False)
+            return y + s
+
+    model = Model()
+    leaves = [torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)]
+    expected = torch.autograd.grad(model(*leaves).sum(), leaves)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves).sum(), leaves), expected)
+    exported = torch.export.export(model, tuple(leaves))
+    targets = {str(node.target) for node in exported.graph.nodes}
+    assert "transformer_kernels.declare_probe.default" in targets
+    traced = torch.jit.trace(model, tuple(leaves))
+    torch.testing.assert_close(torch.autograd.grad(traced(*leaves).sum(), leaves), expected)
+    torch.testing.assert_close(
+        torch.func.grad(lambda x: model(x, leaves[1]).sum())(leaves[0]), expected[0]
+    )
+
+
+def test_rows_of_no_dimension_or_too_many(probe: Op) -> None:
+    for shape in ((), (1, 2) * 5):
+        x = torch.randn(shape)
+        for backend in ("auto", "reference"):
+            y, s = probe.call(x, x, None, 0.1, False, backend)
+            assert y.shape == s.shape == shape
+            torch.testing.assert_close(s, 2 * x)
+
+
+# ---- public functions ---------------------------------------------------------------------------
+
+
+class _Overriding:
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        return function, args, kwargs
+
+
+def test_every_tensor_may_override() -> None:
+    @overridable
+    def f(x: Tensor, scale: float = 2.0, *, y: Tensor | None = None, n: int = 3) -> Any:
+        """Doc."""
+        return x, scale, y, n
+
+    assert f.__doc__ == "Doc."
+    assert f(1) == (1, 2.0, None, 3)
+    assert f(1, 5.0, y=6, n=7) == (1, 5.0, 6, 7)
+    other = _Overriding()
+    assert f(other) == (f, (other,), {"scale": 2.0, "y": None, "n": 3})
+    assert f(1, y=other) == (f, (1,), {"scale": 2.0, "y": other, "n": 3})
+    assert str(inspect.signature(f)).startswith("(x: 'Tensor', scale: 'float' = 2.0, *, y:")
+
+
+def test_an_older_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "has_kernels", True)
+    with pytest.warns(RuntimeWarning, match="older than the package"):
+        assert not _library._is_registered("transformer_kernels::no_such_op")
+    assert _library._is_registered("transformer_kernels::softmax")
+
+
+def test_functions_can_be_copied() -> None:
+    for name in functional.__all__:
+        function = getattr(functional, name)
+        assert pickle.loads(pickle.dumps(function)) is function
+        assert copy.deepcopy(function) is function

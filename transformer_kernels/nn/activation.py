@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""The activations as modules, one for each function; subclasses of PyTorch's where it has one."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.pointwise.pointwise import FUNCTIONS
+from ..ops.pointwise.table import ACTIVATIONS, Activation
+
+
+def _zeros(features: int | None, device: Any, dtype: torch.dtype | None) -> nn.Parameter | None:
+    if features is None:
+        return None
+    return nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+
+
+class _Pointwise(nn.Module):
+    """With ``features``, a bias of that many columns is added first; a parameter, zeros at first.
+
+    A module of PyTorch's that becomes one of these has neither a bias nor a backend of its own.
+    """
+
+    function: ClassVar[Any]
+    backend: str = "auto"
+
+    def __init__(
+        self,
+        *arguments: Any,
+        features: int | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.backend = backend
+        self.register_parameter("bias", _zeros(features, device, dtype))
+
+    def _options(self) -> dict[str, Any]:
+        return {"bias": getattr(self, "bias", None), "backend": self.backend}
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def extra_repr(self) -> str:
+        parts = [super().extra_repr()]
+        for name, parameter in self.named_parameters(recurse=False):
+            parts.append(f"{name.replace('bias', 'features')}={parameter.numel()}")
+        if self.backend != "auto":
+            parts.append(f"backend={self.backend!r}")
+        return ", ".join(filter(None, parts))
+
+
+class _Plain(_Pointwise):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return self.function(input, **self._options())
+
+
+class _InPlace(_Pointwise):
+    inplace: bool
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return self.function(input, self.inplace, **self._options())
+
+
+class _Gated(_Pointwise):
+    """``gate`` and ``up`` may come as one tensor; its bias has as many features as it."""
+
+    def __init__(self, *, up_features: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        up_bias = _zeros(up_features, options.get("device"), options.get("dtype"))
+        self.register_parameter("up_bias", up_bias)
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        return self.function(gate, up, up_bias=self.up_bias, **self._options())
+
+
+class GELU(_Pointwise, nn.GELU):
+    """:class:`torch.nn.GELU`; with ``features`` it adds a bias of that many columns first."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return FUNCTIONS["gelu"](input, self.approximate, **self._options())
+
+
+class GEGLU(_Gated):
+    """:func:`transformer_kernels.functional.geglu`, of two tensors or a packed pair."""
+
+    def __init__(self, approximate: str = "none", **options: Any) -> None:
+        super().__init__(**options)
+        self.approximate = approximate
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        return FUNCTIONS["geglu"](
+            gate, up, self.approximate, up_bias=self.up_bias, **self._options()
+        )
+
+    def extra_repr(self) -> str:
+        parts = [f"approximate={self.approximate!r}", super().extra_repr()]
+        return ", ".join(filter(None, parts))
+
+
+def _modules_of(row: Activation) -> dict[str, type[nn.Module]]:
+    bases: tuple[type, ...] = (_InPlace if row.has_in_place else _Plain, *row.replaces[1:])
+    modules = {row.module: _module(row.module, row.name, bases)}
+    if row.gated:
+        modules[row.gated_module] = _module(row.gated_module, row.gated, (_Gated,))
+    return modules
+
+
+def _module(name: str, function: str, bases: tuple[type, ...]) -> type[nn.Module]:
+    doc = f":func:`transformer_kernels.functional.{function}` as a module."
+    return type(name, bases, {"__doc__": doc, "function": staticmethod(FUNCTIONS[function])})
+
+
+MODULES: dict[str, type[nn.Module]] = {"GELU": GELU, "GEGLU": GEGLU}
+for _row in ACTIVATIONS:
+    if _row.module not in MODULES:
+        MODULES |= _modules_of(_row)
+globals().update(MODULES)

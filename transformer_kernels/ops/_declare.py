@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: MIT
+"""An op from its declaration.
+
+From the arguments, the results, the signature of the backward pass and the formula come the raw ops
+with their schemas and fakes, ``torch.autograd.Function``, the op of exported graphs, the choice of
+a backend and the translation of errors. By hand stay the formula, and the public function's
+signature and docstring.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._errors import check_same_device
+from .._library import direct, public_op, raw_op, with_autograd
+from ._declare_arguments import Argument, Given, Result
+from ._declare_call import Call, make_call
+
+Tensors = tuple[Tensor, ...]
+Formula = Callable[..., Any]
+
+
+class Kernels(NamedTuple):
+    """One backend of one op, with the signatures of the raw ops."""
+
+    forward: Callable[..., Any]  # (*arguments) -> results, saved ones last
+    backward: Callable[..., Any]
+    inference: Callable[..., Any]  # (*arguments) -> results that are not saved
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _one_or_all(results: Sequence[Any]) -> Any:
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+@dataclass(eq=False)
+class Op:
+    """A declared op; ``call`` takes every argument in its place, and the backend.
+
+    The backward pass is declared as ``(dy, x, bias, need_dbias, need_y) -> dx, dbias, y``, that is
+    gradients of results, arguments, results and flags by name. A flag asks for the gradients that
+    ``flags`` names, by default for the one in its own name; ``need_y`` for a result, computed once
+    more. What nobody asks for has no elements.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    backward: str
+    formula: Formula  # (*arguments) -> results, without the saved ones
+    statistics: Formula | None = None  # (*arguments) -> the saved ones
+    check: Callable[[str, Given], None] | None = None  # beyond the arguments one by one
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    triton: Callable[[], Kernels] | None = None  # imports Triton on first use
+    replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
+    raw: Kernels = field(init=False, repr=False)
+    public: Any = field(init=False, repr=False)  # one node of exported graphs
+    call: Call = field(init=False, repr=False)
+
+    # ---- names ----------------------------------------------------------------------------------
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(argument.name for argument in self.arguments)
+
+    @cached_property
+    def returned(self) -> tuple[str, ...]:
+        return tuple(result.name for result in self.results if not result.saved)
+
+    @cached_property
+    def saved(self) -> tuple[str, ...]:
+        return tuple(result.name for result in self.results if result.saved)
+
+    @cached_property
+    def backward_inputs(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"\w+", self.backward.partition("->")[0]))
+
+    @cached_property
+    def backward_outputs(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"\w+", self.backward.partition("->")[2]))
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The arguments that the backward pass gives a gradient of."""
+        return tuple(name for name in self.names if f"d{name}" in self.backward_outputs)
+
+    @cached_property
+    def flag_of(self) -> dict[str, str]:
+        """The flag that asks for an argument's gradient, where there is one."""
+        flags = [name for name in self.backward_inputs if name.startswith("need_d")]
+        asked = {flag: (flag.removeprefix("need_d"),) for flag in flags} | {**self.flags}
+        return {name: flag for flag, names in asked.items() for name in names}
+
+    # ---- schemas --------------------------------------------------------------------------------
+
+    @property
+    def _arguments_schema(self) -> str:
+        return ", ".join(argument.schema for argument in self.arguments)
+
+    @property
+    def public_schema(self) -> str:
+        return f"{self.name}({self._arguments_schema}) -> {_tensors(self.returned)}"
+
+    @property
+    def forward_schema(self) -> str:
+        results = (*self.returned, *self.saved)
+        return f"{self.name}_forward({self._arguments_schema}) -> {_tensors(results)}"
+
+    @property
+    def inference_schema(self) -> str:
+        return f"{self.name}_inference({self._arguments_schema}) -> {_tensors(self.returned)}"
+
+    @property
+    def backward_schema(self) -> str:
+        declared = {argument.name: argument.schema for argument in self.arguments}
+        inputs = (
+            declared.get(name, f"{'bool' if name.startswith('need_') else 'Tensor'} {name}")
+            for name in self.backward_inputs
+        )
+        return f"{self.name}_backward({', '.join(inputs)}) -> {_tensors(self.backward_outputs)}"
+
+    @property
+    def schemas(self) -> tuple[str, ...]:
+        """Those of the raw ops, which C++ registers."""
+        inference = (self.inference_schema,) if self.saved else ()
+        return (self.forward_schema, *inference, self.backward_schema)
+
+    # ---- checks ---------------------------------------------------------------------------------
+
+    def given(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.names, arguments, strict=True))
+
+    def check_types(self, given: Given) -> None:
+        for argument in self.arguments:
+            argument.check_type(self.name, given[argument.name])
+
+    def check_values(self, given: Given) -> None:
+        """What C++ checks where it runs."""
+        for argument in self.arguments:
+            if given[argument.name] is not None:
+                argument.check(self.name, given[argument.name], given)
+        if self.check is not None:
+            self.check(self.name, given)
+
+    # ---- the formula as a backend ---------------------------------------------------------------
+
+    def formula_inference(self, *arguments: Any) -> Any:
+        self.check_values(self.given(arguments))
+        return self.formula(*arguments)
+
+    def formula_forward(self, *arguments: Any) -> Any:
+        results = as_tuple(self.formula_inference(*arguments))
+        more = () if self.statistics is None else as_tuple(self.statistics(*arguments))
+        return _one_or_all((*results, *more))
+
+    def _is_needed(self, name: str, values: Given) -> bool:
+        return name not in self.flag_of or values[self.flag_of[name]]
+
+    def formula_backward(self, *inputs: Any) -> Any:
+        values = dict(zip(self.backward_inputs, inputs, strict=True))
+        with torch.no_grad(), with_autograd():
+            return _one_or_all(self.derive(values))
+
+    def derive(self, values: dict[str, Any]) -> list[Tensor]:
+        """The results of the backward pass through autograd of the formula.
+
+        They can be differentiated again where gradients are enabled.
+        """
+        again = torch.is_grad_enabled()
+        given = {name: values.get(name) for name in self.names}
+        # Aliases end the graph here, also where one argument was computed from another.
+        aliases = {
+            name: value.view_as(value)
+            if again and value.requires_grad
+            else value.detach().requires_grad_()
+            for name in self.differentiable
+            if (value := given[name]) is not None
+        }
+        with torch.enable_grad():
+            results = as_tuple(self.formula(**{**given, **aliases}))
+        wanted = [name for name in aliases if self._is_needed(name, values)]
+        gradients = torch.autograd.grad(
+            results,
+            [aliases[name] for name in wanted],
+            [values[f"d{name}"] for name in self.returned],
+            create_graph=again,
+            materialize_grads=True,
+        )
+        found = {f"d{n}": g.contiguous() for n, g in zip(wanted, gradients, strict=True)}
+        for name, result in zip(self.returned, results, strict=True):
+            if values.get(f"need_{name}"):
+                found[name] = result.detach()
+        return [
+            found[name] if name in found else results[0].new_empty(0)
+            for name in self.backward_outputs
+        ]
+
+    # ---- fakes ----------------------------------------------------------------------------------
+
+    def fake_forward(self, *arguments: Any) -> Any:
+        given = self.given(arguments)
+        self.check_values(given)
+        return _one_or_all([result.empty(given) for result in self.results])
+
+    def fake_inference(self, *arguments: Any) -> Any:
+        return _one_or_all(as_tuple(self.fake_forward(*arguments))[: len(self.returned)])
+
+    def fake_backward(self, *inputs: Any) -> Any:
+        values = dict(zip(self.backward_inputs, inputs, strict=True))
+        first, *others = (v for v in inputs if isinstance(v, Tensor))
+        check_same_device(self.name, first, *others)
+        results = {result.name: result for result in self.results}
+
+        def empty(name: str) -> Tensor:
+            if name in results and values[f"need_{name}"]:
+                return results[name].empty(values)
+            of = name.removeprefix("d")
+            if values.get(of) is None or not self._is_needed(of, values):
+                return first.new_empty(0)
+            return values[of].new_empty(values[of].shape)
+
+        return _one_or_all([empty(name) for name in self.backward_outputs])
+
+
+DECLARED: dict[str, Op] = {}
+
+
+def declare(name: str, **declaration: Any) -> Op:
+    """Register the ops of a declaration, which are the fields of :class:`Op`."""
+    op = Op(name, **declaration)
+    op.raw = _raw_kernels(op)
+    op.public = _define_public(op)
+    op.call = make_call(op, Kernels(*map(direct, op.raw)), gradients_of)
+    DECLARED[name] = op
+    return op
+
+
+def _tensors(names: Sequence[str]) -> str:
+    text = ", ".join(f"Tensor {name}" for name in names)
+    return text if len(names) == 1 else f"({text})"
+
+
+def _raw_kernels(op: Op) -> Kernels:
+    forward = raw_op(op.forward_schema, reference=op.formula_forward, fake=op.fake_forward)
+    inference = forward
+    if op.saved:
+        inference = raw_op(
+            op.inference_schema, reference=op.formula_inference, fake=op.fake_inference
+        )
+    backward = raw_op(op.backward_schema, reference=op.formula_backward, fake=op.fake_backward)
+    return Kernels(forward, backward, inference)
+
+
+def _define_public(op: Op) -> Any:
+    """The op as one node of a graph. It returns no statistics: its backward pass computes them once
+    more."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        values = {**op.given(inputs), **dict(zip(op.returned, as_tuple(output), strict=True))}
+        tensors = {n: v for n, v in values.items() if isinstance(v, Tensor)}
+        kept = [n for n in tensors if n in op.names or n in op.backward_inputs]
+        ctx.save_for_backward(*(tensors[name] for name in kept))
+        ctx.kept = kept
+        ctx.others = {n: v for n, v in values.items() if n not in tensors}
+
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values = dict(zip(ctx.kept, ctx.saved_tensors, strict=True)) | ctx.others
+        values |= {f"d{n}": g for n, g in zip(op.returned, gradients, strict=True)}
+        if op.saved and not torch.is_grad_enabled():
+            results = as_tuple(op.raw.forward(*(values[name] for name in op.names)))
+            values |= zip(op.saved, results[len(op.returned) :], strict=True)
+        needed = dict(zip(op.names, ctx.needs_input_grad, strict=True))
+        return tuple(gradients_of(op, op.raw, values, needed))
+
+    return public_op(
+        op.public_schema,
+        impl=op.raw.inference,
+        fake=op.fake_inference,
+        setup_context=setup_context,
+        backward=backward,
+    )
+
+
+def gradients_of(
+    op: Op, kernels: Kernels, values: dict[str, Any], needed: dict[str, bool]
+) -> list[Tensor | None]:
+    """One for each argument; by the formula where they will be differentiated again."""
+    values |= {f"need_{name}": False for name in op.returned}
+    for flag in set(op.flag_of.values()):
+        values[flag] = any(needed[name] for name, of in op.flag_of.items() if of == flag)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        results: Sequence[Tensor] = op.derive(values)
+    else:
+        results = as_tuple(kernels.backward(*(values[name] for name in op.backward_inputs)))
+    found = dict(zip(op.backward_outputs, results, strict=True))
+    return [found[f"d{name}"] if needed[name] else None for name in op.names]

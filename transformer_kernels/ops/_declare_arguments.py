@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""What an op takes and gives: kinds of arguments and results.
+
+Each kind knows its schema and, in the words of C++, what C++ refuses about it. Those checks run
+where no C++ does: in formulas, fakes and Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .._errors import (
+    FLOATING,
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_floating,
+    check_number,
+    dtype_name,
+    not_floating,
+    or_float32,
+    shape_text,
+)
+from ._dtype import accumulate_dtype
+
+Given = Mapping[str, Any]  # the arguments of a call by their names
+
+
+@dataclass(frozen=True)
+class Argument:
+    name: str
+    optional: bool = False
+    kind: ClassVar[str] = "Tensor"
+    has_rows: ClassVar[bool] = False
+
+    @property
+    def schema(self) -> str:
+        return f"{self.kind}{'?' if self.optional else ''} {self.name}"
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind == "Tensor"
+
+    def check_type(self, op: str, value: Any) -> None:
+        """What a schema of PyTorch says of Python types, by the argument's name."""
+        if not (isinstance(value, Tensor) or (value is None and self.optional)):
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {type(value).__name__}, expected a Tensor"
+            )
+
+    def check(self, op: str, value: Any, given: Given) -> None:
+        """What C++ says of a value of the right type that is not None."""
+
+
+@dataclass(frozen=True)
+class Rows(Argument):
+    """A floating-point tensor of any strides; its last dimension holds rows."""
+
+    has_rows: ClassVar[bool] = True
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:  # noqa: ARG002
+        check_floating(op, self.name, value)
+
+
+def _check_device(op: str, name: str, value: Tensor, of: Tensor) -> None:
+    if value.device != of.device:
+        raise ArgumentValueError(f"{op}: {name} is on {value.device}, expected {of.device}")
+
+
+@dataclass(frozen=True)
+class Like(Argument):
+    """A tensor of the dtype and shape of another argument."""
+
+    of: str = "x"
+    has_rows: ClassVar[bool] = True
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        of = given[self.of]
+        _check_device(op, self.name, value, of)
+        if value.dtype is not of.dtype:
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
+                f" (the dtype of {self.of})"
+            )
+        if value.shape != of.shape:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has shape {shape_text(value)}, expected {shape_text(of)}"
+                f" (the shape of {self.of})"
+            )
+
+
+@dataclass(frozen=True)
+class Param(Argument):
+    """One value for each column of another argument, of its dtype or float32."""
+
+    optional: bool = True
+    of: str = "x"
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        of = given[self.of]
+        if of is None:
+            raise ArgumentValueError(f"{op}: {self.name} is given, expected none without {self.of}")
+        _check_device(op, self.name, value, of)
+        if value.dtype not in FLOATING:
+            raise not_floating(op, self.name, value.dtype)
+        if value.dtype not in (of.dtype, accumulate_dtype(of)):
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
+                f"{or_float32(of.dtype)} (the dtype of {self.of})"
+            )
+        if value.numel() != of.shape[-1]:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has {value.numel()} elements, expected {of.shape[-1]}"
+                f" (the last dimension of {self.of})"
+            )
+        if value.dim() != 1:
+            raise ArgumentValueError(f"{op}: {self.name} has {value.dim()} dimensions, expected 1")
+
+
+@dataclass(frozen=True)
+class Number(Argument):
+    """A float, with a bound or without."""
+
+    least: float | None = None
+    kind: ClassVar[str] = "float"
+
+    def check_type(self, op: str, value: Any) -> None:
+        check_number(op, self.name, value)
+
+    def check(self, op: str, value: Any, given: Given) -> None:  # noqa: ARG002
+        if self.least is not None and not value >= self.least:
+            raise ArgumentValueError(
+                f"{op}: {self.name} is {value:g}, expected a number of {self.least:g} or more"
+            )
+
+
+@dataclass(frozen=True)
+class Flag(Argument):
+    kind: ClassVar[str] = "bool"
+
+    def check_type(self, op: str, value: Any) -> None:
+        if not isinstance(value, (bool, torch.SymBool)):
+            raise ArgumentTypeError(f"{op}: {self.name} is {value!r}, expected True or False")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that the op gives, on the device of the argument that it is like."""
+
+    name: str
+    like: str = "x"
+    shape: Callable[[Given], Sequence[int]] | None = None  # default: that of ``like``
+    saved: bool = False  # for the backward pass alone, in the dtype of the arithmetic
+
+    def empty(self, given: Given) -> Tensor:
+        of: Tensor = given[self.like]
+        shape = of.shape if self.shape is None else self.shape(given)
+        return of.new_empty(shape, dtype=accumulate_dtype(of) if self.saved else of.dtype)
+
+
+def saved_rows(name: str, of: str = "x") -> Result:
+    """A statistic of each row, which the backward pass reads."""
+    return Result(name, of, lambda given: given[of].shape[:-1], saved=True)

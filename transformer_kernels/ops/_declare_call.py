@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""Calls of a declared op: the eager one, which is generated, and every other."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._errors import MAX_RANK, translate
+from .._library import is_eager, is_traced, is_transformed, lean_apply, require_backend
+
+if TYPE_CHECKING:
+    from ._declare import Kernels, Op
+
+Call = Callable[..., Any]
+
+# An eager call is short where it loops over no arguments: its source is written out for each op, as
+# it would be by hand.
+_SOURCE = """\
+def make_function(gradients_of, is_grad_enabled, is_compiling):
+    def forward(ctx, {arguments}, kernels):
+        {results} = kernels.forward({arguments})
+        ctx.save_for_backward({tensors})
+        ctx.others = ({others},)
+        return {returned}
+
+    def backward(ctx, {gradients}):
+        {tensors}, = ctx.saved_tensors
+        {others}, = ctx.others
+        {needs}, _ = ctx.needs_input_grad
+        if is_grad_enabled() and not is_compiling():
+            return (*gradients_of(kernels, {values}, {needed}), None)
+        {outputs} = kernels.backward({inputs})
+        return {chosen}, None
+
+    return forward, backward
+
+
+def make_call(apply, kernels, recover, run, is_eager, is_grad_enabled):
+    inference = kernels.inference
+
+    def call({arguments}, backend="auto"):
+        if backend == "auto" and is_eager():
+            try:
+                if is_grad_enabled() and ({requires_grad}):
+                    return apply({arguments}, kernels)
+                return inference({arguments})
+            except (RuntimeError, AttributeError, TypeError) as error:
+                return recover(error, ({arguments},))
+        return run(backend, ({arguments},))
+
+    return call
+"""
+
+
+def _commas(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _dict(pairs: Mapping[str, str]) -> str:
+    return "{" + _commas(f"{name!r}: {value}" for name, value in pairs.items()) + "}"
+
+
+def _source(op: Op) -> str:
+    # All tensors are kept: a second derivative goes through the formula, which reads them.
+    tensors = [argument.name for argument in op.arguments if argument.is_tensor]
+    tensors += [result.name for result in op.results if result.name in op.backward_inputs]
+    numbers = [argument.name for argument in op.arguments if not argument.is_tensor]
+    gradients = [f"d{name}" for name in op.returned]
+    needs = {name: f"need_d{name}" for name in op.names}
+    inputs = {name: name for name in op.backward_inputs}
+    inputs |= {f"need_{name}": "False" for name in op.returned if f"need_{name}" in inputs}
+    for flag in set(op.flag_of.values()):
+        inputs[flag] = " or ".join(needs[name] for name, of in op.flag_of.items() if of == flag)
+    optional = {argument.name for argument in op.arguments if argument.optional}
+    return _SOURCE.format(
+        arguments=_commas(op.names),
+        results=_commas((*op.returned, *op.saved)),
+        returned=_commas(op.returned),
+        tensors=_commas(tensors),
+        others=_commas([*numbers, "kernels"]),
+        gradients=_commas(gradients),
+        needs=_commas(needs.values()),
+        values=_dict({name: name for name in (*tensors, *numbers, *gradients)}),
+        needed=_dict(needs),
+        outputs=_commas(op.backward_outputs),
+        inputs=_commas(inputs.values()),
+        chosen=_commas(
+            f"d{name} if {need} else None" if name in op.differentiable else "None"
+            for name, need in needs.items()
+        ),
+        requires_grad=" or ".join(
+            f"({name} is not None and {name}.requires_grad)"
+            if name in optional
+            else f"{name}.requires_grad"
+            for name in op.differentiable
+        ),
+    )
+
+
+def _generate(op: Op) -> dict[str, Callable[..., Any]]:
+    """The functions of ``op``'s source, which tracebacks and debuggers show."""
+    source, file = _source(op), f"<declared {op.name}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    functions: dict[str, Callable[..., Any]] = {}
+    exec(compile(source, file, "exec"), functions)
+    return functions
+
+
+class _Runner:
+    """The calls of an op that are not plain: other backends, graphs, transforms, errors."""
+
+    def __init__(self, op: Op, direct: Kernels, function: Any) -> None:
+        self.op = op
+        self.direct = direct
+        self.apply_in_graph = function.apply
+        self.apply = lean_apply(function)
+
+    def run(self, backend: str, arguments: tuple[Any, ...]) -> Any:
+        op = self.op
+        compiling = torch.compiler.is_compiling()
+        if not compiling:  # fakes check there
+            op.check_types(op.given(arguments))
+        if not 0 < arguments[0].dim() <= MAX_RANK:
+            return self._fold(backend, arguments)
+        require_backend(op.name, backend, arguments[0])
+        if backend == "reference" or is_transformed():
+            return op.formula_inference(*arguments)
+        if backend == "triton":
+            assert op.triton is not None
+            op.check_values(op.given(arguments))
+            kernels = op.triton()
+        elif torch.compiler.is_exporting() or is_traced():
+            return op.public(*arguments)
+        else:
+            kernels = op.raw if compiling else self.direct
+        if not torch.is_grad_enabled() or not any(
+            isinstance(value, Tensor) and value.requires_grad for value in arguments
+        ):
+            return kernels.inference(*arguments)
+        apply = self.apply_in_graph if compiling else self.apply
+        return apply(*arguments, kernels)
+
+    def recover(self, error: Exception, arguments: tuple[Any, ...]) -> Any:
+        """What ``error`` of a plain call means; the result where more work gives one."""
+        self.op.check_types(self.op.given(arguments))
+        if not 0 < arguments[0].dim() <= MAX_RANK:
+            return self._fold("auto", arguments)
+        raise translate(self.op.name, error) from None
+
+    def _fold(self, backend: str, arguments: tuple[Any, ...]) -> Any:
+        """Rows of no dimension, or of more than C++ takes, as rows of one or two."""
+        x = arguments[0]
+        if x.dim():
+            self.op.check_values(self.op.given(arguments))
+        folded = (
+            (value.flatten(0, -2) if x.dim() else value.reshape(1))
+            if argument.has_rows and value is not None
+            else value
+            for argument, value in zip(self.op.arguments, arguments, strict=True)
+        )
+        results = self.run(backend, tuple(folded))
+        leading = x.shape[:-1]
+        if isinstance(results, Tensor):
+            return results.reshape((*leading, results.shape[-1]) if x.dim() else ())
+        return tuple(r.reshape((*leading, r.shape[-1]) if x.dim() else ()) for r in results)
+
+
+def make_call(op: Op, direct: Kernels, gradients_of: Callable[..., Any]) -> Call:
+    """``call(*arguments, backend="auto")``."""
+    generated = _generate(op)
+    forward, backward = generated["make_function"](
+        partial(gradients_of, op), torch.is_grad_enabled, torch.compiler.is_compiling
+    )
+    camel = op.name.title().replace("_", "")
+    passes = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(camel, (torch.autograd.Function,), passes)
+    runner = _Runner(op, direct, function)
+    call: Call = generated["make_call"](
+        runner.apply, direct, runner.recover, runner.run, is_eager, torch.is_grad_enabled
+    )
+    return call

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""Public functions: what every one of them does before its own work."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any, TypeVar, cast
+
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# The signature is the function's own: to collect and to spread arguments costs more than the rest.
+_SOURCE = """\
+def make(function, has_torch_function, handle_torch_function):
+    def {name}({signature}):
+        if has_torch_function({tensors}):
+            return handle_torch_function({name}, ({tensors},), {by_name})
+        return function({by_place})
+
+    return {name}
+"""
+
+
+def overridable(function: Function) -> Function:
+    """Ask ``__torch_function__`` of every argument that is annotated as a tensor."""
+    parameters = inspect.signature(function).parameters.values()
+    placed = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    tensors = [p.name for p in parameters if "Tensor" in str(p.annotation)]
+
+    def with_default(name: str) -> str:
+        default = inspect.signature(function).parameters[name].default
+        return name if default is inspect.Parameter.empty else f"{name}=None"
+
+    keywords = [f"{name}={name}" for name in named]
+    optional = [f"{name}={name}" for name in placed if "=" in with_default(name)]
+    required = [name for name in placed if "=" not in with_default(name)]
+    signature = [with_default(name) for name in placed]
+    signature += ["*", *map(with_default, named)] if named else []
+    source = _SOURCE.format(
+        name=function.__name__,
+        signature=", ".join(signature),
+        tensors=", ".join(tensors),
+        by_name=", ".join([*required, *optional, *keywords]),
+        by_place=", ".join([*placed, *keywords]),
+    )
+    file = f"<public {function.__name__}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    made: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), made)
+    public = made["make"](function, has_torch_function_variadic, handle_torch_function)
+    public.__defaults__ = function.__defaults__
+    public.__kwdefaults__ = function.__kwdefaults__
+    update_wrapper(public, function)
+    return cast(Function, public)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""The ops of the table's rows.
+
+    plain   y = act(x + bias)
+    gated   y = act(gate + bias) * (up + up_bias)
+
+Without ``up``, ``gate`` is the packed pair (..., 2I) = [gate | up], and ``bias`` is that of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from ..._errors import ArgumentValueError
+from .._declare import Kernels, Op, declare
+from .._declare_arguments import Given, Like, Param, Result, Rows
+from .._dtype import accumulate_dtype
+from .table import ACTIVATIONS, Activation
+
+Activate = Callable[[Tensor], Tensor]
+
+
+def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
+    wide = x.to(accumulate_dtype(x))
+    return wide if bias is None else wide + bias.to(wide.dtype)
+
+
+def _plain(activate: Activate, x: Tensor, bias: Tensor | None) -> Tensor:
+    return activate(_biased(x, bias)).to(x.dtype).contiguous()
+
+
+def _gated(
+    activate: Activate,
+    gate: Tensor,
+    up: Tensor | None,
+    bias: Tensor | None,
+    up_bias: Tensor | None,
+) -> Tensor:
+    if up is None:
+        a, b = _biased(gate, bias).chunk(2, -1)
+    else:
+        a, b = _biased(gate, bias), _biased(up, up_bias)
+    return (activate(a) * b).to(gate.dtype).contiguous()
+
+
+def _check_packed(op: str, given: Given) -> None:
+    columns = given["gate"].shape[-1]
+    if given["up"] is None and columns % 2:
+        raise ArgumentValueError(
+            f"{op}: gate has {columns} columns, expected an even number (gate and up)"
+        )
+
+
+def _shape_of_gated(given: Given) -> Sequence[int]:
+    *leading, columns = given["gate"].shape
+    return (*leading, columns if given["up"] is not None else columns // 2)
+
+
+def _plain_triton(name: str) -> Kernels:
+    from .pointwise_triton import plain_kernels
+
+    return plain_kernels(name)
+
+
+def _gated_triton(name: str) -> Kernels:
+    from .pointwise_triton import gated_kernels
+
+    return gated_kernels(name)
+
+
+def _declare_plain(row: Activation) -> Op:
+    return declare(
+        row.name,
+        arguments=(Rows("x"), Param("bias")),
+        results=(Result("y"),),
+        backward="(dy, x, bias, need_dbias, need_y) -> dx, dbias, y",
+        formula=partial(_plain, row.formula),
+        triton=partial(_plain_triton, row.name),
+        replaces=row.replaces,
+    )
+
+
+def _declare_gated(name: str, row: Activation) -> Op:
+    return declare(
+        name,
+        arguments=(
+            Rows("gate"),
+            Like("up", optional=True, of="gate"),
+            Param("bias", of="gate"),
+            Param("up_bias", of="up"),
+        ),
+        results=(Result("y", like="gate", shape=_shape_of_gated),),
+        backward=(
+            "(dy, gate, up, bias, up_bias, need_dbias, need_y)"
+            " -> dgate, dup, dbias, dup_bias, y"
+        ),
+        flags={"need_dbias": ("bias", "up_bias")},
+        formula=partial(_gated, row.formula),
+        check=_check_packed,
+        triton=partial(_gated_triton, row.name),
+    )
+
+
+PLAIN = {row.name: _declare_plain(row) for row in ACTIVATIONS}
+GATED = {row.gated: _declare_gated(row.gated, row) for row in ACTIVATIONS if row.gated}

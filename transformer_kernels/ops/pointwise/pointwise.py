@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: MIT
+"""The activations as functions: those of the table's rows, and the two that choose between rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._errors import ArgumentTypeError, ArgumentValueError
+from ..._library import is_traced
+from .._declare_call import Call
+from .._public import overridable
+from ._ops import GATED, PLAIN
+from .table import ACTIVATIONS, Activation
+
+Function = Callable[..., Tensor]
+
+_DOC = """``{formula}``.
+
+Args:
+{arguments}
+    backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+"""
+_INPUT = "    input: a floating-point tensor, of any strides."
+_IN_PLACE = """
+    inplace: write the result to ``input`` and return that. To autograd it means what it means
+        in PyTorch; it saves no memory, because the kernel's result is copied."""
+_BIAS = "\n    bias: one value for each column, of ``input``'s dtype or float32; added first."
+_GATED = """\
+    gate: (..., I); without ``up`` the packed pair (..., 2I) = [gate | up].
+    up: of the shape and dtype of ``gate``.
+    bias: (I), or (2I) for the packed pair; of ``gate``'s dtype or float32; added first.
+    up_bias: (I), the same for ``up``."""
+
+
+def _chosen(op: str, approximate: Any, exact: Call, tanh: Call) -> Call:
+    if approximate == "none":
+        return exact
+    if approximate == "tanh":
+        return tanh
+    kind = ArgumentValueError if isinstance(approximate, str) else ArgumentTypeError
+    raise kind(f"{op}: approximate is {approximate!r}, expected 'none' or 'tanh'")
+
+
+@overridable
+def gelu(
+    input: Tensor,  # noqa: A002
+    approximate: str = "none",
+    *,
+    bias: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """:func:`torch.nn.functional.gelu`, with a bias.
+
+    ``x / 2 * (1 + erf(x / sqrt(2)))``, or with ``approximate="tanh"``
+    ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))``.
+
+    Args:
+        input: a floating-point tensor, of any strides.
+        approximate: ``"none"`` or ``"tanh"``.
+        bias: one value for each column, of ``input``'s dtype or float32; added first.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+    """
+    call = _chosen("gelu", approximate, PLAIN["gelu"].call, PLAIN["gelu_tanh"].call)
+    return call(input, bias, backend)
+
+
+@overridable
+def geglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    approximate: str = "none",
+    *,
+    bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """``gelu(gate) * up``, with the approximations of :func:`gelu`.
+
+    Args:
+        gate: (..., I); without ``up`` the packed pair (..., 2I) = [gate | up].
+        up: of the shape and dtype of ``gate``.
+        approximate: ``"none"`` or ``"tanh"``.
+        bias: (I), or (2I) for the packed pair; of ``gate``'s dtype or float32; added first.
+        up_bias: (I), the same for ``up``.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+    """
+    call = _chosen("geglu", approximate, GATED["geglu"].call, GATED["geglu_tanh"].call)
+    return call(gate, up, bias, up_bias, backend)
+
+
+def _plain_function(call: Call) -> Function:
+    def plain(
+        input: Tensor,  # noqa: A002
+        *,
+        bias: Tensor | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        return call(input, bias, backend)
+
+    return plain
+
+
+def _in_place_function(call: Call) -> Function:
+    def in_place(
+        input: Tensor,  # noqa: A002
+        inplace: bool = False,
+        *,
+        bias: Tensor | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        if not inplace:
+            return call(input, bias, backend)
+        # What autograd keeps must not be overwritten; a traced graph is one for all gradients.
+        keep = is_traced() or (torch.is_grad_enabled() and input.requires_grad)
+        kept = input.clone() if keep else input
+        return input.copy_(call(kept, bias, backend))
+
+    return in_place
+
+
+def _gated_function(call: Call) -> Function:
+    def gated(
+        gate: Tensor,
+        up: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        up_bias: Tensor | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        return call(gate, up, bias, up_bias, backend)
+
+    return gated
+
+
+def _public(function: Function, name: str, formula: str, arguments: str) -> Function:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = _DOC.format(formula=formula, arguments=arguments)
+    return overridable(function)
+
+
+def _functions_of(row: Activation) -> dict[str, Function]:
+    plain = PLAIN[row.name].call
+    functions = {
+        row.name: _public(_in_place_function(plain), row.name, row.text, _INPUT + _IN_PLACE + _BIAS)
+        if row.has_in_place
+        else _public(_plain_function(plain), row.name, row.text, _INPUT + _BIAS)
+    }
+    if row.gated:
+        gated, formula = GATED[row.gated].call, f"act(gate) * up, act(x) = {row.text}"
+        functions[row.gated] = _public(_gated_function(gated), row.gated, formula, _GATED)
+    return functions
+
+
+_CHOSEN = ("gelu", "gelu_tanh")  # the rows of one function, above
+
+FUNCTIONS: dict[str, Function] = {"gelu": gelu, "geglu": geglu}
+for _row in ACTIVATIONS:
+    if _row.name not in _CHOSEN:
+        FUNCTIONS |= _functions_of(_row)
+globals().update(FUNCTIONS)

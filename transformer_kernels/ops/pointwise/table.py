@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""The activations. A row becomes the ops, functions, modules, tests and documentation of one, alone
+and, where ``gated`` names that op, as the gate of another tensor.
+
+Its Triton function has the row's name in ``activation_triton.py``; its kernels are those of a
+functor in ``csrc/core/math``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Activation(NamedTuple):
+    name: str
+    formula: Callable[[Tensor], Tensor]  # differentiable any number of times
+    text: str  # the formula, for the documentation
+    module: str  # the name of its module
+    gated: str | None = None  # the op of two tensors that it is the gate of
+    gated_module: str = ""
+    replaces: tuple[Any, ...] = ()  # the function and the module of PyTorch that it stands in for
+
+    @property
+    def has_in_place(self) -> bool:
+        """Whether PyTorch's function can write to its input."""
+        return "inplace" in getattr(next(iter(self.replaces), None), "__annotations__", ())
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS = (
+    Activation(
+        "gelu", F.gelu, "x / 2 * (1 + erf(x / sqrt(2)))", "GELU", "geglu", "GEGLU",
+        (F.gelu, nn.GELU),
+    ),
+    Activation(
+        "gelu_tanh", partial(F.gelu, approximate="tanh"),
+        "x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))", "GELU", "geglu_tanh", "GEGLU",
+        (partial(F.gelu, approximate="tanh"), nn.GELU),
+    ),
+    Activation(
+        "silu", F.silu, "x / (1 + exp(-x))", "SiLU", "swiglu", "SwiGLU", (F.silu, nn.SiLU)
+    ),
+    Activation("relu", F.relu, "max(x, 0)", "ReLU", "reglu", "ReGLU", (F.relu, nn.ReLU)),
+    Activation("relu_squared", _squared_relu, "max(x, 0) ** 2", "ReLUSquared"),
+    Activation("quick_gelu", _quick_gelu, "x / (1 + exp(-1.702 * x))", "QuickGELU"),
+)  # fmt: skip

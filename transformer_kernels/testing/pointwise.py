@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""The cases of the pointwise ops, from their table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.pointwise._ops import GATED, PLAIN
+from ..ops.pointwise.table import ACTIVATIONS, Activation
+from . import reference
+from .case import Case, Problem
+from .inputs import randn
+
+ROWS = {row.name: row for row in ACTIVATIONS} | {row.gated: row for row in ACTIVATIONS if row.gated}
+
+
+def exact(row: Activation) -> Callable[[Tensor], Tensor]:
+    """The activation in float64: its definition, or PyTorch's own function where that is one."""
+    function: Callable[[Tensor], Tensor] = getattr(reference, row.name, None) or row.replaces[0]
+    return function
+
+
+def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias.to(torch.promote_types(x.dtype, bias.dtype))
+
+
+def _parameter(x: Tensor, float32: bool) -> Tensor:
+    dtype = torch.float32 if float32 and x.dtype is not torch.float64 else x.dtype
+    return randn(x.shape[-1:], dtype, x.device.type)
+
+
+def plain_case(name: str, variant: str = "", bias: bool = True, float32: bool = False) -> Case:
+    row, call = ROWS[name], PLAIN[name].call
+
+    def build(x: Tensor) -> Problem:
+        def ours(x: Tensor, bias: Tensor | None = None, backend: str = "auto") -> Tensor:
+            return call(x, bias, backend)
+
+        def with_(activation: Any) -> Callable[..., Tensor]:
+            return lambda x, bias=None: activation(_biased(x, bias)).to(x.dtype)
+
+        parameters = [_parameter(x, float32)] if bias else []
+        return Problem((x, *parameters), ours, with_(row.formula), with_(exact(row)))
+
+    return Case(name + variant, build)
+
+
+def gated_case(
+    name: str, variant: str = "", bias: bool = True, float32: bool = False, packed: bool = False
+) -> Case:
+    """A packed pair has an even number of columns: the last of an odd number is left out."""
+    row, call = ROWS[name], GATED[name].call
+
+    def split(tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rest = iter(tensors)
+        return (
+            None if packed else next(rest),
+            next(rest) if bias else None,
+            next(rest) if bias and not packed else None,
+        )
+
+    def ours(gate: Tensor, *tensors: Tensor, backend: str = "auto") -> Tensor:
+        return call(gate, *split(tensors), backend)
+
+    def with_(activation: Any) -> Callable[..., Tensor]:
+        def function(gate: Tensor, *tensors: Tensor) -> Tensor:
+            up, first, second = split(tensors)
+            dtype, a = gate.dtype, _biased(gate, first)
+            if up is None:
+                a, b = a.chunk(2, -1)
+            else:
+                b = _biased(up, second)
+            return (activation(a) * b).to(dtype)
+
+        return function
+
+    def build(x: Tensor) -> Problem:
+        gate = x[..., : x.shape[-1] // 2 * 2] if packed else x
+        tensors = [gate]
+        if not packed:
+            tensors.append(randn(x.shape, x.dtype, x.device.type))
+        if bias:
+            tensors += [_parameter(gate, float32) for _ in range(1 if packed else 2)]
+        return Problem(tuple(tensors), ours, with_(row.formula), with_(exact(row)))
+
+    return Case(name + variant, build)
+
+
+MAIN = [*map(plain_case, PLAIN), *map(gated_case, GATED)]
+VARIANTS = [
+    variant
+    for name in PLAIN
+    for variant in (
+        plain_case(name, "-plain", bias=False),
+        plain_case(name, "-float32", float32=True),
+    )
+] + [
+    variant
+    for name in GATED
+    for variant in (
+        gated_case(name, "-plain", bias=False),
+        gated_case(name, "-packed", packed=True),
+        gated_case(name, "-packed_plain", bias=False, packed=True),
+        gated_case(name, "-float32", float32=True),
+    )
+]
