@@ -36,7 +36,7 @@ class _Call:
 
 _ROWS, _HEADS = (4, 64), (1, 64, 4, 64)
 _MEASURED = (
-    *(_Call(op, _ROWS, grad) for op in ("softmax", "layer_norm", "rms_norm")
+    *(_Call(op, _ROWS, grad) for op in ("softmax", "layer_norm", "rms_norm", "gelu")
       for grad in (False, True)),
     _Call("attention", _HEADS, grad=False),
     _Call("attention", _HEADS, grad=True),

@@ -63,6 +63,7 @@ class Op:
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
+    text: str = ""  # the formula, for the documentation
     raw: Kernels = field(init=False, repr=False)
     public: Any = field(init=False, repr=False)  # one node of exported graphs
     call: Call = field(init=False, repr=False)

@@ -8,6 +8,7 @@ import torch
 
 from transformer_kernels.bench import cases
 from transformer_kernels.bench.case import PASSES, Problem, UnsupportedError
+from transformer_kernels.bench.cases import pointwise
 from transformer_kernels.bench.sweeps import SWEEPS
 from transformer_kernels.bench.verify import Reference
 
@@ -40,6 +41,19 @@ def test_a_provider_computes_the_op(name, pass_, precision, provider):
         call = op.build(provider, pass_, _eager)(arguments)
         error = reference.check(call, allowance=1 if provider == "ours" else 4)
     assert error > 0 or precision is torch.float64
+
+
+@pytest.mark.parametrize("op", pointwise.OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("provider", ["torch", "compile", "ours"])
+def test_a_provider_computes_an_activation(op, pass_, precision, provider):
+    """Some of them without an error."""
+    arguments = op.make(_problem(op.name, pass_, precision), CPU)
+    with torch.no_grad():
+        call = op.build(provider, pass_, _eager)(arguments)
+        Reference(op, pass_, arguments).check(call, allowance=1 if provider == "ours" else 4)
+    assert op in cases.select(["pointwise"])
 
 
 @pytest.mark.parametrize("name", [op.name for op in cases.all_ops().values() if op.feature])

@@ -80,6 +80,7 @@ def _declare_plain(row: Activation) -> Op:
         formula=partial(_plain, row.formula),
         triton=partial(_plain_triton, row.name),
         replaces=row.replaces,
+        text=row.text,
     )
 
 
@@ -101,6 +102,7 @@ def _declare_gated(name: str, row: Activation) -> Op:
         formula=partial(_gated, row.formula),
         check=_check_packed,
         triton=partial(_gated_triton, row.name),
+        text=f"{row.name}(gate) * up",
     )
 
 
