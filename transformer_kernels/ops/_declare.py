@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._errors import check_same_device
+from .._errors import ArgumentTypeError, check_same_device, dtype_name
 from .._library import direct, public_op, raw_op, with_autograd
-from ._declare_arguments import Argument, Given, Result
+from ._declare_arguments import Argument, Given, Param, Result
 from ._declare_call import Call, make_call
 
 Tensors = tuple[Tensor, ...]
@@ -150,8 +150,20 @@ class Op:
         for argument in self.arguments:
             if given[argument.name] is not None:
                 argument.check(self.name, given[argument.name], given)
+        self._check_parameters(given)
         if self.check is not None:
             self.check(self.name, given)
+
+    def _check_parameters(self, given: Given) -> None:
+        parameters = {a.name: given[a.name] for a in self.arguments if isinstance(a, Param)}
+        present = {name: value for name, value in parameters.items() if value is not None}
+        for name, value in present.items():
+            first = next(iter(present.values())).dtype
+            if value.dtype is not first:
+                raise ArgumentTypeError(
+                    f"{self.name}: {name} is {dtype_name(value.dtype)}, expected"
+                    f" {dtype_name(first)} (all parameters and their gradients share one dtype)"
+                )
 
     # ---- the formula as a backend ---------------------------------------------------------------
 

@@ -95,15 +95,19 @@ class Like(Argument):
 
 @dataclass(frozen=True)
 class Param(Argument):
-    """One value for each column of another argument, of its dtype or float32."""
+    """One value for each column of another argument, of its dtype or float32.
+
+    One ``beside`` an optional argument is checked where that is given.
+    """
 
     optional: bool = True
     of: str = "x"
+    beside: str = ""
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
+        if self.beside and given[self.beside] is None:
+            return
         of = given[self.of]
-        if of is None:
-            raise ArgumentValueError(f"{op}: {self.name} is given, expected none without {self.of}")
         _check_device(op, self.name, value, of)
         if value.dtype not in FLOATING:
             raise not_floating(op, self.name, value.dtype)

@@ -33,7 +33,7 @@ def combinations(op: Op, device: str = "cpu") -> Iterator[Values]:
     for chosen in itertools.product((True, False), repeat=len(optional)):
         present = dict(zip((argument.name for argument in optional), chosen, strict=True))
         lonely = any(
-            present.get(argument.name) and not present.get(getattr(argument, "of", ""), True)
+            present.get(argument.name) and not present.get(getattr(argument, "beside", ""), True)
             for argument in optional
         )
         if not lonely:

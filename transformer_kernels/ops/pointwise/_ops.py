@@ -47,10 +47,17 @@ def _gated(
 
 
 def _check_packed(op: str, given: Given) -> None:
+    if given["up"] is not None:
+        return
     columns = given["gate"].shape[-1]
-    if given["up"] is None and columns % 2:
+    if columns % 2:
         raise ArgumentValueError(
-            f"{op}: gate has {columns} columns, expected an even number (gate and up)"
+            f"{op}: gate has a last dimension of {columns}, expected an even number"
+            " (gate and up side by side)"
+        )
+    if given["up_bias"] is not None:
+        raise ArgumentValueError(
+            f"{op}: up_bias is present, expected none (bias is of gate and up)"
         )
 
 
@@ -91,7 +98,7 @@ def _declare_gated(name: str, row: Activation) -> Op:
             Rows("gate"),
             Like("up", optional=True, of="gate"),
             Param("bias", of="gate"),
-            Param("up_bias", of="up"),
+            Param("up_bias", of="gate", beside="up"),
         ),
         results=(Result("y", like="gate", shape=_shape_of_gated),),
         backward=(

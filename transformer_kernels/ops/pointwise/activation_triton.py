@@ -13,8 +13,10 @@ import triton.language as tl
 @triton.jit
 def _times_sigmoid(x, z, slope_of_z):
     """x * sigmoid(z), and its slope."""
-    s = 1 / (1 + tl.exp(-z))
-    return x * s, s + x * (s * (1 - s)) * slope_of_z
+    e = tl.exp(-tl.abs(z))
+    near, far = 1 / (1 + e), e / (1 + e)  # of sigmoid(z) and 1 - sigmoid(z)
+    s = tl.where(z >= 0, near, far)
+    return x * s, s + x * (near * far) * slope_of_z
 
 
 @triton.jit
