@@ -205,7 +205,7 @@ def test_packed_pairs_are_checked() -> None:
     for backend in ("auto", "reference"):
         with pytest.raises(ValueError, match=r"^swiglu: gate has a last dimension of 5, "):
             tfk.functional.swiglu(torch.randn(3, 5), backend=backend)
-        with pytest.raises(ValueError, match=r"^swiglu: up_bias is present, expected none \(bias is"):
+        with pytest.raises(ValueError, match=r"^swiglu: up_bias is present, expected none"):
             tfk.functional.swiglu(torch.randn(3, 6), up_bias=torch.ones(3), backend=backend)
 
 
