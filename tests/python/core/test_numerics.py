@@ -85,14 +85,11 @@ def test_one_dimension_and_many(case: Case, device: str) -> None:
 @each_case
 def test_large_mean(case: Case, dtype: torch.dtype, device: str) -> None:
     """Mean 1e4 with unit variance: sums of squares without a shift lose every digit here."""
-    if dtype is torch.float16 and "norm" in case.name:
-        pytest.skip("the spacing of float16 at 1e4 is 8")
+    if dtype is torch.float16 and "softmax" not in case.name:
+        pytest.skip("the spacing of float16 at 1e4 is 8, and it ends at 65504")
     # Where x resolves less than a unit at 1e4, its own rounding is most of the variance.
     magnitude = 1e4 if dtype in (torch.float64, torch.float32) and "norm" in case.name else 0.0
-    problem = case.build(randn((7, 1000), dtype, device, mean=1e4))
-    if not all(torch.isfinite(r).all() for r in as_tuple(problem.torch(*problem.tensors))):
-        pytest.skip("float16 has no such numbers")
-    check_problem(problem, magnitude=magnitude)
+    check_problem(case.build(randn((7, 1000), dtype, device, mean=1e4)), magnitude=magnitude)
 
 
 @each_main_case
