@@ -15,8 +15,7 @@
 
 #include "copy.h"
 #include "core/cpu/parallel.h"
-#include "transformer_kernels/norm/layer_norm.h"
-#include "transformer_kernels/norm/rms_norm.h"
+#include "transformer_kernels/norm/norm.h"
 #include "transformer_kernels/softmax/softmax.h"
 
 namespace transformer_kernels {
@@ -111,31 +110,31 @@ void bench(DType dtype, std::int64_t rows, std::int64_t cols, int rounds) {
   const auto vector = [&](const Memory& m, std::int64_t count) {
     return TensorView::contiguous(m.data(), DType::kFloat32, {}, {count});
   };
-  const LayerNormForward layer{.x = matrix(x),
-                               .weight = vector(weight, cols),
-                               .bias = vector(bias, cols),
-                               .y = matrix(y),
-                               .mean = vector(mean, rows),
-                               .rstd = vector(rstd, rows)};
-  LayerNormForward add = layer;
+  const NormForward layer{.x = matrix(x),
+                          .weight = vector(weight, cols),
+                          .bias = vector(bias, cols),
+                          .y = matrix(y),
+                          .mean = vector(mean, rows),
+                          .rstd = vector(rstd, rows)};
+  NormForward add = layer;
   add.residual = matrix(dy);
   add.sum = matrix(sum);
-  const RmsNormForward rms{
+  const NormForward rms{
       .x = matrix(x), .weight = vector(weight, cols), .y = matrix(y), .rstd = vector(rstd, rows)};
-  const LayerNormBackward layer_back{.dy = matrix(dy),
-                                     .x = matrix(x),
-                                     .mean = vector(mean, rows),
-                                     .rstd = vector(rstd, rows),
-                                     .weight = vector(weight, cols),
-                                     .dx = matrix(y),
-                                     .dweight = vector(dweight, cols),
-                                     .dbias = vector(dbias, cols)};
-  const RmsNormBackward rms_back{.dy = matrix(dy),
-                                 .x = matrix(x),
-                                 .rstd = vector(rstd, rows),
-                                 .weight = vector(weight, cols),
-                                 .dx = matrix(y),
-                                 .dweight = vector(dweight, cols)};
+  const NormBackward layer_back{.dy = matrix(dy),
+                                .x = matrix(x),
+                                .mean = vector(mean, rows),
+                                .rstd = vector(rstd, rows),
+                                .weight = vector(weight, cols),
+                                .dx = matrix(y),
+                                .dweight = vector(dweight, cols),
+                                .dbias = vector(dbias, cols)};
+  const NormBackward rms_back{.dy = matrix(dy),
+                              .x = matrix(x),
+                              .rstd = vector(rstd, rows),
+                              .weight = vector(weight, cols),
+                              .dx = matrix(y),
+                              .dweight = vector(dweight, cols)};
   const SoftmaxForward softmax{.x = matrix(x), .y = matrix(y)};
   const SoftmaxForward log_softmax{.x = matrix(x), .y = matrix(y), .log = true};
   const SoftmaxBackward softmax_back{.dy = matrix(dy), .y = matrix(x), .dx = matrix(y)};

@@ -134,15 +134,17 @@ class Checker {
   void numbers(const char* name, const TensorView& view, const Shape& s) const;
   HeadNumbers slopes(const TensorView& view, const Shape& s, std::int64_t batch) const;
   HeadNumbers sinks(const TensorView& view, const Shape& s) const;
-  void offsets(const char* name, const SequenceOffsets& offsets, std::int64_t rows,
-               const char* of) const;
+  const std::int32_t* offsets(const char* name, const TensorView& view, std::int64_t rows,
+                              const char* of) const;
+  void add_offsets(const AttentionInputs& a, const Shape& s, AttentionProblem& p) const;
+  void add_dropout(const AttentionInputs& a, AttentionProblem& p) const;
 
   Device device_;
   ArgumentChecker check_;
 };
 
 Shape Checker::shape(const AttentionInputs& a) const {
-  const bool with_offsets = a.cu_seqlens_q.data != nullptr || a.cu_seqlens_k.data != nullptr;
+  const bool with_offsets = a.cu_seqlens_q.defined() || a.cu_seqlens_k.defined();
   const int rank = with_offsets ? 3 : 4;
   check_.floating("q", a.q);
   for (const auto& [name, view] : {std::pair{"k", &a.k}, std::pair{"v", &a.v}}) {
@@ -205,18 +207,54 @@ HeadNumbers Checker::sinks(const TensorView& view, const Shape& s) const {
 }
 
 // The numbers themselves can be read on the host alone.
-void Checker::offsets(const char* name, const SequenceOffsets& offsets, std::int64_t rows,
-                      const char* of) const {
-  if (device_.type != DeviceType::kCpu) return;
-  const std::int32_t* const at = offsets.data;
+const std::int32_t* Checker::offsets(const char* name, const TensorView& view, std::int64_t rows,
+                                     const char* of) const {
+  check_.typed(name, view, DType::kInt32, "rows of sequences");
+  const bool packed =
+      view.rank == 1 && view.numel() > 0 && (view.numel() == 1 || view.strides[0] == 1);
+  check_value(packed, kOp, ": ", name, " has ", view.rank, " dimensions and ", view.numel(),
+              " elements, expected contiguous memory of one dimension, one more than sequences");
+  const auto* const at = static_cast<const std::int32_t*>(view.data);
+  if (device_.type != DeviceType::kCpu) return at;
   check_value(at[0] == 0, kOp, ": ", name, " starts with ", at[0], ", expected 0");
-  for (std::int64_t i = 0; i < offsets.sequences; ++i) {
+  const std::int64_t last = view.numel() - 1;
+  for (std::int64_t i = 0; i < last; ++i) {
     check_value(at[i] <= at[i + 1], kOp, ": ", name, " falls from ", at[i], " to ", at[i + 1],
                 ", expected ascending numbers");
   }
-  const std::int32_t last = at[offsets.sequences];
-  check_value(last <= rows, kOp, ": ", name, " ends with ", last, ", expected at most ", rows,
-              " (the rows of ", of, ")");
+  check_value(at[last] <= rows, kOp, ": ", name, " ends with ", at[last], ", expected at most ",
+              rows, " (the rows of ", of, ")");
+  return at;
+}
+
+void Checker::add_offsets(const AttentionInputs& a, const Shape& s, AttentionProblem& p) const {
+  check_value(a.cu_seqlens_q.defined() && a.cu_seqlens_k.defined(), kOp,
+              ": one of cu_seqlens_q and cu_seqlens_k is missing, expected both or neither");
+  p.q_offsets = offsets("cu_seqlens_q", a.cu_seqlens_q, s.queries, "q");
+  p.k_offsets = offsets("cu_seqlens_k", a.cu_seqlens_k, s.keys, "k");
+  p.batch = a.cu_seqlens_q.numel() - 1;
+  check_value(a.cu_seqlens_k.numel() - 1 == p.batch, kOp, ": cu_seqlens_k has ",
+              a.cu_seqlens_k.numel() - 1, " sequences, expected ", p.batch,
+              " (those of cu_seqlens_q)");
+}
+
+void Checker::add_dropout(const AttentionInputs& a, AttentionProblem& p) const {
+  p.drop_below = static_cast<std::uint32_t>(std::lround(a.dropout * 65536));
+  check_value(a.seed.defined() || a.dropout == 0, kOp,
+              ": seed is missing, expected one for dropout");
+  if (!a.seed.defined()) return;
+  const bool on_cpu = a.seed.device.type == DeviceType::kCpu;
+  const bool fits = (on_cpu || a.seed.device == device_) && a.seed.dtype == DType::kInt64 &&
+                    a.seed.rank == 1 && a.seed.sizes[0] == 2 && a.seed.strides[0] == 1;
+  check_value(fits, kOp,
+              ": seed is not a seed and an offset, expected 2 int64 on the CPU or beside q");
+  const auto* const numbers = static_cast<const std::uint64_t*>(a.seed.data);
+  if (!on_cpu) {
+    p.seed_data = numbers;
+    return;
+  }
+  p.seed = numbers[0];
+  p.offset = numbers[1];
 }
 
 void check_options(const AttentionInputs& a) {
@@ -241,7 +279,7 @@ std::int64_t bound_of(std::int64_t window, const Shape& s) {
 AttentionProblem Checker::problem(const AttentionInputs& a, const Shape& s) const {
   AttentionProblem p{};
   p.dtype = s.dtype;
-  p.batch = s.with_offsets ? a.cu_seqlens_q.sequences : s.batch;
+  p.batch = s.batch;
   p.heads = s.heads;
   p.kv_heads = s.kv_heads;
   p.dim = s.dim;
@@ -251,17 +289,7 @@ AttentionProblem Checker::problem(const AttentionInputs& a, const Shape& s) cons
   p.q = rows("q", a.q, s, s.q(), "its own");
   p.k = rows("k", a.k, s, s.k(), "q and the heads of k");
   p.v = rows("v", a.v, s, s.v(), "k and the dim of v");
-  if (s.with_offsets) {
-    check_value(a.cu_seqlens_q.data != nullptr && a.cu_seqlens_k.data != nullptr, kOp,
-                ": one of cu_seqlens_q and cu_seqlens_k is missing, expected both or neither");
-    check_value(a.cu_seqlens_q.sequences == a.cu_seqlens_k.sequences, kOp, ": cu_seqlens_k has ",
-                a.cu_seqlens_k.sequences, " sequences, expected ", a.cu_seqlens_q.sequences,
-                " (those of cu_seqlens_q)");
-    offsets("cu_seqlens_q", a.cu_seqlens_q, s.queries, "q");
-    offsets("cu_seqlens_k", a.cu_seqlens_k, s.keys, "k");
-    p.q_offsets = a.cu_seqlens_q.data;
-    p.k_offsets = a.cu_seqlens_k.data;
-  }
+  if (s.with_offsets) add_offsets(a, s, p);
   if (a.bias.defined()) {
     check_type(a.bias.dtype == s.dtype || a.bias.dtype == accumulate_dtype(s.dtype), kOp,
                ": bias is ", name_of(a.bias.dtype), ", expected ", name_of(s.dtype),
@@ -281,10 +309,7 @@ AttentionProblem Checker::problem(const AttentionInputs& a, const Shape& s) cons
   p.window_left = bound_of(a.window_left, s);
   p.window_right = bound_of(a.causal ? 0 : a.window_right, s);
   p.bottom_right = a.diagonal == Diagonal::kBottomRight;
-  p.drop_below = static_cast<std::uint32_t>(std::lround(a.dropout * 65536));
-  p.seed = a.seed;
-  p.offset = a.offset;
-  p.seed_data = a.seed_data;
+  add_dropout(a, p);
   return p;
 }
 

@@ -51,30 +51,6 @@ struct NormBackwardProblem {
 std::string describe(const NormForwardProblem& problem);
 std::string describe(const NormBackwardProblem& problem);
 
-// The union of the members' arguments; a member without a mean leaves it absent.
-struct NormForwardArguments {
-  const char* op;
-  bool center;
-  const TensorView &x, &residual, &weight, &bias, &y, &sum, &mean, &rstd;
-  double eps;
-  bool zero_centered_weight;
-};
-
-struct NormBackwardArguments {
-  const char* op;
-  bool center;
-  const TensorView &dy, &dsum, &x, &mean, &rstd, &weight, &dx, &dweight, &dbias;
-  bool zero_centered_weight;
-};
-
-// Check everything once; throw Error with nothing written.
-NormForwardProblem check_norm_forward(Device device, const NormForwardArguments& arguments);
-NormBackwardProblem check_norm_backward(Device device, const NormBackwardArguments& arguments);
-
-// Run on the backend of the context's device.
-void run_norm(const Context& context, const NormForwardProblem& problem);
-void run_norm(const Context& context, const NormBackwardProblem& problem);
-
 namespace cpu {
 void norm_forward(const Context& context, const NormForwardProblem& problem);
 void norm_backward(const Context& context, const NormBackwardProblem& problem);

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/cpu/huge_pages.h"
+#include "core/dispatch.h"
 #include "core/log.h"
 #include "core/rows.h"
 
@@ -47,10 +48,6 @@ std::optional<DType> dtype_of(ScalarType type) {
 Device device_of(const Tensor& tensor) {
   if (tensor.is_cuda()) return {DeviceType::kCuda, static_cast<int>(tensor.get_device_index())};
   return {};
-}
-
-DType floating_dtype(const Tensor& tensor) {
-  return dtype_of(tensor.scalar_type()).value_or(DType::kFloat32);
 }
 
 void run_in_torch_pool(void*, std::int64_t count, std::int64_t grain, RangeBody body,
@@ -100,6 +97,12 @@ TensorView view_of(const char* op, const char* name, const std::optional<Tensor>
   return tensor ? view_of(op, name, *tensor) : TensorView{};
 }
 
+Tensor as_it_is(const char*, const char*, const Tensor& tensor) { return tensor; }
+
+Tensor contiguous(const char*, const char*, const Tensor& tensor) {
+  return torch::stable::contiguous(tensor);
+}
+
 Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
   const TensorView view = view_of(op, name, tensor);
@@ -108,10 +111,16 @@ Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor) {
   return torch::stable::contiguous(tensor);
 }
 
-std::optional<Tensor> with_even_rows(const char* op, const char* name,
-                                     const std::optional<Tensor>& tensor) {
-  if (!tensor) return std::nullopt;
-  return with_even_rows(op, name, *tensor);
+Tensor with_even_columns(const char* op, const char* name, const Tensor& tensor) {
+  const std::int64_t last = tensor.dim() - 1;
+  if (last < 0 || tensor.size(last) <= 1 || tensor.stride(last) == 1) return tensor;
+  if (log_dispatch()) log_line(concat(op, ": ", name, " has a last stride above 1: copied"));
+  return torch::stable::contiguous(tensor);
+}
+
+Tensor with_broadcast_columns(const char* op, const char* name, const Tensor& tensor) {
+  const std::int64_t last = tensor.dim() - 1;
+  return last >= 0 && tensor.stride(last) == 0 ? tensor : with_even_columns(op, name, tensor);
 }
 
 TensorView broadcast_to(const char* op, const char* name, const TensorView& view,
@@ -132,15 +141,7 @@ TensorView broadcast_to(const char* op, const char* name, const TensorView& view
   return wide;
 }
 
-std::optional<Tensor> with_even_columns(const std::optional<Tensor>& tensor) {
-  if (!tensor || tensor->dim() == 0) return tensor;
-  const std::int64_t last = tensor->dim() - 1;
-  const bool even =
-      tensor->size(last) == 1 || tensor->stride(last) == 1 || tensor->stride(last) == 0;
-  return even ? tensor : torch::stable::contiguous(*tensor);
-}
-
-Tensor empty(const Tensor& x, std::span<const std::int64_t> sizes, DType dtype) {
+Tensor empty(Device device, std::span<const std::int64_t> sizes, DType dtype) {
   std::array<std::int64_t, TensorView::kMaxRank> strides;
   check_value(sizes.size() <= strides.size(), "an output has ", sizes.size(),
               " dimensions, expected at most ", strides.size());
@@ -149,36 +150,35 @@ Tensor empty(const Tensor& x, std::span<const std::int64_t> sizes, DType dtype) 
     strides[i] = numel;
     numel *= std::max<std::int64_t>(sizes[i], 1);
   }
-  std::int32_t device_type = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device_type));
+  const bool on_cpu = device.type == DeviceType::kCpu;
+  const std::int32_t type = on_cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
   AtenTensorHandle handle = nullptr;
   const std::int32_t code = kTorchDTypes[static_cast<int>(dtype)].code();
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()),
-                                                  sizes.data(), strides.data(), code, device_type,
-                                                  x.get_device_index(), &handle));
+                                                  sizes.data(), strides.data(), code, type,
+                                                  on_cpu ? -1 : device.index, &handle));
   Tensor tensor(handle);
-  if (x.is_cpu()) cpu::advise_huge_pages(tensor.data_ptr(), numel * size_of(dtype));
+  if (on_cpu) cpu::advise_huge_pages(tensor.data_ptr(), numel * size_of(dtype));
   return tensor;
 }
 
-Tensor new_rows_like(const Tensor& x) {
-  const auto sizes = x.sizes();
-  return empty(x, {sizes.data(), sizes.size()}, floating_dtype(x));
+Tensor new_rows_like(const TensorView& x) {
+  return empty(x.device, {x.sizes.data(), static_cast<std::size_t>(x.rank)}, x.dtype);
 }
 
-Tensor empty_statistics(const Tensor& x) {
-  const auto sizes = x.sizes();
-  const DType dtype = floating_dtype(x) == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  return empty(x, {sizes.data(), sizes.size() - (sizes.empty() ? 0 : 1)}, dtype);
+Tensor empty_statistics(const TensorView& x) {
+  const int rank = std::max(x.rank - 1, 0);
+  return empty(x.device, {x.sizes.data(), static_cast<std::size_t>(rank)},
+               accumulate_dtype(x.dtype));
 }
 
-Tensor absent(const Tensor& x) {
+Tensor absent(const TensorView& x) {
   constexpr std::int64_t kNoElements[] = {0};
-  return empty(x, kNoElements, floating_dtype(x));
+  return empty(x.device, kNoElements, x.dtype);
 }
 
-CallContext::CallContext(const Tensor& x) : x_(x) {
-  context_.device = device_of(x);
+CallContext::CallContext(Device device) {
+  context_.device = device;
   context_.workspace = {&CallContext::allocate, [](void*, void*) {}, this};
   if (context_.device.type == DeviceType::kCpu) {
     context_.parallel_for = {&run_in_torch_pool, nullptr};
@@ -193,7 +193,7 @@ CallContext::CallContext(const Tensor& x) : x_(x) {
 void* CallContext::allocate(void* self, std::size_t bytes) {
   CallContext& call = *static_cast<CallContext*>(self);
   const std::int64_t sizes[] = {static_cast<std::int64_t>((bytes + 3) / 4)};
-  call.scratch_.push_back(empty(call.x_, sizes, DType::kFloat32));
+  call.scratch_.push_back(empty(call.context_.device, sizes, DType::kFloat32));
   return call.scratch_.back().data_ptr();
 }
 

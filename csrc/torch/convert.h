@@ -28,29 +28,29 @@ TensorView view_of(const char* op, const char* name, const std::optional<Tensor>
 // "int64": torch's name, where the library has none as well.
 std::string name_of_scalar(torch::headeronly::ScalarType type);
 
-// `tensor` itself where its rows can be read in place, else a contiguous copy (logged).
+// What a tensor becomes before it is looked at: itself, or a copy, for the time of the call, where
+// kernels could not read it in place (logged). `op` and `name` are for the log.
+Tensor as_it_is(const char* op, const char* name, const Tensor& tensor);
+Tensor contiguous(const char* op, const char* name, const Tensor& tensor);
 Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor);
-std::optional<Tensor> with_even_rows(const char* op, const char* name,
-                                     const std::optional<Tensor>& tensor);
+Tensor with_even_columns(const char* op, const char* name, const Tensor& tensor);
+Tensor with_broadcast_columns(const char* op, const char* name, const Tensor& tensor);
 
 // `view` broadcast to `like`'s shape by strides of 0, as torch broadcasts: aligned at the last
 // dimension. `reason` says in a message what that shape is.
 TensorView broadcast_to(const char* op, const char* name, const TensorView& view,
                         const TensorView& like, const char* reason);
 
-// The tensor, copied where its last stride is neither 0 nor 1.
-std::optional<Tensor> with_even_columns(const std::optional<Tensor>& tensor);
-
-// Uninitialised contiguous memory on x's device; float32 for statistics, float64 where x is.
-Tensor empty(const Tensor& x, std::span<const std::int64_t> sizes, DType dtype);
-Tensor new_rows_like(const Tensor& x);
-Tensor empty_statistics(const Tensor& x);  // one element a row
-Tensor absent(const Tensor& x);            // a tensor of 0 elements, for an output nobody wants
+// Uninitialised contiguous memory; float32 for statistics, float64 where x is.
+Tensor empty(Device device, std::span<const std::int64_t> sizes, DType dtype);
+Tensor new_rows_like(const TensorView& x);
+Tensor empty_statistics(const TensorView& x);  // one element a row
+Tensor absent(const TensorView& x);            // 0 elements, for an output nobody wants
 
 // torch's current device, stream, allocator and thread pool for the time of one call.
 class CallContext {
  public:
-  explicit CallContext(const Tensor& x);
+  explicit CallContext(Device device);
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 
@@ -59,7 +59,6 @@ class CallContext {
  private:
   static void* allocate(void* self, std::size_t bytes);
 
-  const Tensor& x_;
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
   std::vector<Tensor> scratch_;
   Context context_;

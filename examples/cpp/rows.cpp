@@ -2,7 +2,7 @@
 // The library without PyTorch: a row of attention scores through softmax, activations through
 // add + LayerNorm, on threads of the program's own, and what a wrong argument gives.
 #include <transformer_kernels/error.h>
-#include <transformer_kernels/norm/layer_norm.h>
+#include <transformer_kernels/norm/norm.h>
 #include <transformer_kernels/softmax/softmax.h>
 
 #include <algorithm>

@@ -110,6 +110,7 @@ class DeviceArray {
  public:
   DeviceArray(Backend& backend, const T* values, std::size_t count)
       : backend_(backend),
+        count_(static_cast<std::int64_t>(count)),
         data_(static_cast<T*>(backend.allocate(count * sizeof(T)))) {
     backend.upload(data_, values, count * sizeof(T));
   }
@@ -117,10 +118,13 @@ class DeviceArray {
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 
-  const T* data() const { return data_; }
+  TensorView vector(DType dtype) const {
+    return TensorView::contiguous(data_, dtype, backend_.context().device, {count_});
+  }
 
  private:
   Backend& backend_;
+  std::int64_t count_;
   T* data_;
 };
 

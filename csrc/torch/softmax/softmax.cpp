@@ -1,69 +1,56 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/softmax/softmax.h"
 
-#include "core/backends.h"
-#include "torch/convert.h"
-
-#include <torch/csrc/stable/ops.h>
+#include "torch/fields.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
 
-constexpr const char* kOp = "softmax";
+struct Forward {
+  using Arguments = SoftmaxForward;
+  static constexpr const char* kOp = "softmax";
+  static constexpr auto kLike = &Arguments::x;
+  static constexpr auto kFields = std::tuple(
+      tensor("x", &Arguments::x, with_even_rows),
+      optional("mask", &Arguments::mask, with_broadcast_columns), real("scale", &Arguments::scale),
+      flag("causal", &Arguments::causal), flag("log", &Arguments::log));
+  static std::string name() { return "softmax_forward"; }
+  static std::string returns() { return "Tensor"; }
 
-Tensor softmax_forward_op(const Tensor& x_in, std::optional<Tensor> mask_in, double scale,
-                          bool causal, bool log) {
-  return translate_errors([&] {
-    const Tensor x = with_even_rows(kOp, "x", x_in);
-    const std::optional<Tensor> mask = with_even_columns(mask_in);
-    const CallContext context(x);
-    Tensor y = new_rows_like(x);
-    const TensorView x_view = view_of(kOp, "x", x);
-    softmax_forward(context, {.x = x_view,
-                              .mask = mask ? broadcast_to(kOp, "mask", view_of(kOp, "mask", *mask),
-                                                          x_view, "the shape of x")
-                                           : TensorView{},
-                              .y = view_of(kOp, "y", y),
-                              .scale = scale,
-                              .causal = causal,
-                              .log = log});
+  static auto run(const Context& context, Arguments& a) {
+    if (a.mask.defined()) a.mask = broadcast_to(kOp, "mask", a.mask, a.x, "the shape of x");
+    auto y = result(a.y, new_rows_like, a.x);
+    softmax_forward(context, a);
     return y;
-  });
-}
+  }
+};
 
-Tensor softmax_backward_op(const Tensor& dy_in, const Tensor& y_in, double scale, bool masked,
-                           bool log) {
-  return translate_errors([&] {
-    const Tensor dy = with_even_rows(kOp, "dy", dy_in);
-    const Tensor y = with_even_rows(kOp, "y", y_in);
-    const CallContext context(y);
-    Tensor dx = new_rows_like(y);
-    softmax_backward(context, {.dy = view_of(kOp, "dy", dy),
-                               .y = view_of(kOp, "y", y),
-                               .dx = view_of(kOp, "dx", dx),
-                               .scale = scale,
-                               .masked = masked,
-                               .log = log});
+struct Backward {
+  using Arguments = SoftmaxBackward;
+  static constexpr const char* kOp = "softmax";
+  static constexpr auto kLike = &Arguments::y;
+  static constexpr auto kFields =
+      std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
+                 tensor("y", &Arguments::y, with_even_rows), real("scale", &Arguments::scale),
+                 flag("masked", &Arguments::masked), flag("log", &Arguments::log));
+  static std::string name() { return "softmax_backward"; }
+  static std::string returns() { return "Tensor"; }
+
+  static auto run(const Context& context, Arguments& a) {
+    auto dx = result(a.dx, new_rows_like, a.y);
+    softmax_backward(context, a);
     return dx;
-  });
-}
+  }
+};
 
-template <class Library>
-void implement(Library& m) {
-  m.impl("softmax_forward", TORCH_BOX(&softmax_forward_op));
-  m.impl("softmax_backward", TORCH_BOX(&softmax_backward_op));
-}
+using Ops = RawOps<Forward, Backward>;
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
-  m.def("softmax_forward(Tensor x, Tensor? mask, float scale, bool causal, bool log) -> Tensor");
-  m.def("softmax_backward(Tensor dy, Tensor y, float scale, bool masked, bool log) -> Tensor");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
-  if constexpr (kHasCuda) implement(m);
+  if constexpr (kHasCuda) Ops::implement(m);
 }
 
 }  // namespace transformer_kernels::torch_ops

@@ -70,6 +70,7 @@ class AttentionRun {
               o.layout),
         slopes_(backend, statistics(), o.slopes ? s.batch : 0, s.heads, operands_.slopes),
         sinks_(backend, statistics(), 1, o.sinks ? s.heads : 0, operands_.sinks),
+        seed_(*cpu_backend(), std::array{o.numbers.seed, o.numbers.offset}.data(), 2),
         out(backend, dtype, s.rows(), s.value_dim, o.layout),
         lse(backend, statistics(), 1, s.rows()) {}
 
@@ -97,8 +98,7 @@ class AttentionRun {
     in.diagonal = n.bottom_right ? Diagonal::kBottomRight : Diagonal::kTopLeft;
     in.softcap = n.softcap;
     in.dropout = n.dropout;
-    in.seed = n.seed;
-    in.offset = n.offset;
+    in.seed = seed_.vector(DType::kInt64);
     return in;
   }
 
@@ -170,6 +170,7 @@ class AttentionRun {
   Values compact_bias_, compact_mask_;
   AttentionOperands operands_;
   TestTensor q_, k_, v_, bias_, mask_, slopes_, sinks_;
+  DeviceArray<std::uint64_t> seed_;
 
  public:
   TestTensor out, lse;

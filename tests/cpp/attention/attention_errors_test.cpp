@@ -85,6 +85,27 @@ TEST(AttentionErrors, of_features) {
                "attention: window_left is -2, expected -1 (no bound) or above");
 }
 
+TEST(AttentionErrors, of_seeds) {
+  const auto refuses = [](auto&& spoil, const std::string& expected) {
+    std::int64_t numbers[] = {1, 2};
+    expect_error(
+        [&](Forward& a) {
+          a.inputs.dropout = 0.5;
+          a.inputs.seed = TensorView::contiguous(numbers, DType::kInt64, {}, {2});
+          spoil(a.inputs.seed);
+        },
+        expected);
+  };
+  refuses([](TensorView& seed) { seed = {}; },
+          "attention: seed is missing, expected one for dropout");
+  const std::string other =
+      "attention: seed is not a seed and an offset, expected 2 int64 on the CPU or beside q";
+  refuses([](TensorView& seed) { seed.dtype = DType::kInt32; }, other);
+  refuses([](TensorView& seed) { seed.sizes[0] = 1; }, other);
+  refuses([](TensorView& seed) { seed.strides[0] = 2; }, other);
+  refuses([](TensorView& seed) { seed.device = {DeviceType::kCuda, 0}; }, other);
+}
+
 class AttentionOffsets {
  public:
   AttentionOffsets() : run_(*cpu_backend(), DType::kFloat32, {1, 6, 9, 2, 2, 8, 8}, {}) {}
@@ -99,8 +120,8 @@ class AttentionOffsets {
       view->sizes = {view->sizes[1], view->sizes[2], view->sizes[3]};
       view->strides = {view->strides[1], view->strides[2], view->strides[3]};
     }
-    a.inputs.cu_seqlens_q = {q_at.data(), 2};
-    a.inputs.cu_seqlens_k = {k_at.data(), 2};
+    a.inputs.cu_seqlens_q = TensorView::contiguous(q_at.data(), DType::kInt32, {}, {3});
+    a.inputs.cu_seqlens_k = TensorView::contiguous(k_at.data(), DType::kInt32, {}, {3});
     spoil(a.inputs, q_at, k_at);
     try {
       attention_forward({}, a);
@@ -121,8 +142,21 @@ TEST(AttentionErrors, of_offsets) {
   test.expect([](auto& in, Offsets&, Offsets&) { in.cu_seqlens_k = {}; },
               "attention: one of cu_seqlens_q and cu_seqlens_k is missing, expected both or "
               "neither");
-  test.expect([](auto& in, Offsets&, Offsets&) { in.cu_seqlens_k.sequences = 1; },
+  test.expect([](auto& in, Offsets&, Offsets&) { in.cu_seqlens_k.sizes[0] = 2; },
               "attention: cu_seqlens_k has 1 sequences, expected 2 (those of cu_seqlens_q)");
+  test.expect([](auto& in, Offsets&, Offsets&) { in.cu_seqlens_q.dtype = DType::kInt64; },
+              "attention: cu_seqlens_q is int64, expected int32 (rows of sequences)");
+  test.expect(
+      [](auto& in, Offsets&, Offsets&) {
+        in.cu_seqlens_q.device = {DeviceType::kCuda, 0};
+      },
+      "attention: cu_seqlens_q is on cuda:0, expected cpu:0");
+  const std::string wanted =
+      "elements, expected contiguous memory of one dimension, one more than sequences";
+  test.expect([](auto& in, Offsets&, Offsets&) { in.cu_seqlens_k.strides[0] = 2; },
+              "attention: cu_seqlens_k has 1 dimensions and 3 " + wanted);
+  test.expect([](auto& in, Offsets&, Offsets&) { in.cu_seqlens_k.rank = 0; },
+              "attention: cu_seqlens_k has 0 dimensions and 1 " + wanted);
   test.expect([](auto&, Offsets& q_at, Offsets&) { q_at[0] = 1; },
               "attention: cu_seqlens_q starts with 1, expected 0");
   test.expect([](auto&, Offsets& q_at, Offsets&) { q_at[2] = 1; },

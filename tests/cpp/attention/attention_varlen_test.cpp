@@ -173,8 +173,8 @@ void AttentionVarlen::check_sequences(std::int64_t dim, std::int64_t value_dim, 
   }
   const DeviceArray q_offsets(backend(), q_at.data(), q_at.size());
   const DeviceArray k_offsets(backend(), k_at.data(), k_at.size());
-  a.inputs.cu_seqlens_q = {q_offsets.data(), std::ssize(q_at) - 1};
-  a.inputs.cu_seqlens_k = {k_offsets.data(), std::ssize(k_at) - 1};
+  a.inputs.cu_seqlens_q = q_offsets.vector(DType::kInt32);
+  a.inputs.cu_seqlens_k = k_offsets.vector(DType::kInt32);
   a.lse = whole.run.lse.vector();
   attention_forward(backend().context(), {a.inputs, a.out, a.lse});
   attention_backward(backend().context(), a);
@@ -227,7 +227,7 @@ void check_without_a_sequence(Backend& backend, DType dtype) {
   }
   const std::int32_t zero = 0;
   const DeviceArray offsets(backend, &zero, 1);
-  a.inputs.cu_seqlens_q = a.inputs.cu_seqlens_k = {offsets.data(), 0};
+  a.inputs.cu_seqlens_q = a.inputs.cu_seqlens_k = offsets.vector(DType::kInt32);
   attention_backward(backend.context(), a);
   a.out = without_batch(run.run.arguments().out);
   attention_forward(backend.context(), {a.inputs, a.out, run.run.lse.vector()});

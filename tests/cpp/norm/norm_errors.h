@@ -23,8 +23,8 @@ std::string error_of(Call&& call) {
 template <class Op>
 class Errors {
  public:
-  using Forward = typename Op::Forward;
-  using Backward = typename Op::Backward;
+  using Forward = NormForward;
+  using Backward = NormBackward;
 
   // `spoil` changes one argument of a call that is right otherwise.
   template <class Spoil>

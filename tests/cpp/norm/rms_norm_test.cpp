@@ -28,7 +28,13 @@ TEST_P(RmsNormOp, repeatable) { suite().repeatable(); }
 TEST_P(RmsNormOp, many_rows) { suite().many_rows(); }
 TEST_P(RmsNormOp, odd_widths) { suite().odd_widths(); }
 
-TEST(RmsNormErrors, have_exact_words_and_touch_nothing) { Errors<RmsNorm>().common("rms_norm"); }
+TEST(RmsNormErrors, have_exact_words_and_touch_nothing) {
+  Errors<RmsNorm> errors;
+  errors.common("rms_norm");
+  errors.forward([](NormForward& a) { a.mean = a.rstd; }, "rms_norm: mean is given, expected none");
+  errors.backward([](NormBackward& a) { a.mean = a.rstd; },
+                  "rms_norm: mean is given, expected none");
+}
 
 }  // namespace
 }  // namespace transformer_kernels::testing

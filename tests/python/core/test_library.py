@@ -30,6 +30,23 @@ def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@needs_library
+@pytest.mark.parametrize(
+    "name", ["int32", "int64", "int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2", "int16"]
+)
+def test_dtypes_that_no_kernel_computes_in(name: str) -> None:
+    x = torch.zeros(2, 3).to(getattr(torch, name))
+    with pytest.raises(RuntimeError, match=f"softmax: x is {name}, expected a floating-point"):
+        torch.ops.transformer_kernels.softmax_forward(x, None, 1.0, False, False)
+
+
+@needs_library
+def test_a_mask_of_integers_is_no_mask() -> None:
+    x = torch.zeros(2, 3)
+    with pytest.raises(RuntimeError, match="softmax: mask is uint8, expected bool or float32"):
+        torch.ops.transformer_kernels.softmax_forward(x, x.byte(), 1.0, False, False)
+
+
 def test_info_says_what_is_in_use() -> None:
     info = tfk.info()
     assert info.library_loaded == _library.has_kernels

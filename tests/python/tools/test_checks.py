@@ -46,7 +46,7 @@ def test_a_spill_or_an_empty_log_fails(
 
 
 def test_only_the_stable_abi_and_the_core_may_be_undefined() -> None:
-    core = {"_ZN19transformer_kernels18layer_norm_forwardERKNS_7ContextERKNS_16LayerNormForwardE"}
+    core = {"_ZN19transformer_kernels18layer_norm_forwardERKNS_7ContextERKNS_11NormForwardE"}
     allowed = [
         "aoti_torch_get_sizes",
         "torch_call_dispatcher",

@@ -18,17 +18,21 @@
 // (B, H, Tq, Tk), broadcast by strides of 0, with a last stride of 1 or 0. alibi_slopes is (B, H),
 // broadcast by strides of 0; sinks is (H,).
 // Sequences of different lengths: with cu_seqlens_q and cu_seqlens_k, q is (total Tq, H, D), and
-// likewise k, v and out; lse is (H, total Tq). Sequence b holds the rows from cu_seqlens[b] up to
-// cu_seqlens[b + 1]; rows past the last are not read, and results are 0 there (-inf in lse).
+// likewise k, v and out; lse is (H, total Tq). Both are (sequences + 1,) and contiguous; the first
+// number is 0, and none is below the one before it. Sequence b holds the rows from cu_seqlens[b] up
+// to cu_seqlens[b + 1]; rows past the last are not read, and results are 0 there (-inf in lse).
 // Dtypes: q, k, v, out and their gradients are all float64, float32, float16 or bfloat16; mask is
 // bool; bias is of q's dtype or float32; lse, sinks, alibi_slopes and the gradients of lse, sinks
-// and bias are float32 (float64 with float64). Arithmetic is in float32 (float64 for float64).
+// and bias are float32 (float64 with float64); cu_seqlens are int32, seed is int64. Arithmetic is
+// in float32 (float64 for float64).
 //
 // Dropout drops an element where 16 random bits are below round(65536 dropout), and `1 - dropout`
 // above stands for the probability that follows. The bits are word e % 8 of Philox4x32-10 with key
-// `seed` and counter (e / 8, offset), 64 bits each, e = row * pitch + j: row counts the elements of
-// lse, pitch is Tk (the rows of k) rounded up to a multiple of 8. So the mask depends on no tile,
-// thread or device, and the backward pass makes it again.
+// seed[0] and counter (e / 8, seed[1]), 64 bits each, e = row * pitch + j: row counts the elements
+// of lse, pitch is Tk (the rows of k) rounded up to a multiple of 8. So the mask depends on no
+// tile, thread or device, and the backward pass makes it again. seed is (2,) and contiguous, in
+// memory of the CPU, which is read before the call returns, or of the device, which the kernels
+// read: a CUDA graph that draws new numbers there drops other elements at each replay.
 //
 // Results do not depend on the number of threads. Memory beyond the arguments grows with T, not
 // with its square. Outputs may not overlap inputs.
@@ -45,34 +49,25 @@ namespace transformer_kernels {
 
 enum class Diagonal : std::uint8_t { kBottomRight, kTopLeft };
 
-// Where each of `sequences` sequences begins, and where the last one ends: sequences + 1 numbers,
-// the first 0, none below the one before it. Memory of the context's device.
-struct SequenceOffsets {
-  const std::int32_t* data = nullptr;
-  std::int64_t sequences = 0;
-};
-
 // What the forward and the backward pass share.
 struct AttentionInputs {
   TensorView q;
   TensorView k;
   TensorView v;
-  TensorView bias{};               // optional, like all below
-  TensorView mask{};               // true: takes part
-  TensorView alibi_slopes{};       //
-  TensorView sinks{};              // a logit of every row that has no value
-  SequenceOffsets cu_seqlens_q{};  // both or neither; without bias and mask
-  SequenceOffsets cu_seqlens_k{};  //
-  std::optional<double> scale{};   // default: 1 / sqrt(D)
+  TensorView bias{};              // optional, like all below
+  TensorView mask{};              // true: takes part
+  TensorView alibi_slopes{};      //
+  TensorView sinks{};             // a logit of every row that has no value
+  TensorView cu_seqlens_q{};      // both or neither; without bias and mask
+  TensorView cu_seqlens_k{};      //
+  TensorView seed{};              // needed with dropout
+  std::optional<double> scale{};  // default: 1 / sqrt(D)
   bool causal = false;
   Diagonal diagonal = Diagonal::kBottomRight;
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   double softcap = 0.0;
   double dropout = 0.0;
-  std::uint64_t seed = 0;
-  std::uint64_t offset = 0;
-  const std::uint64_t* seed_data = nullptr;  // CUDA: both in device memory, read by the kernels
 };
 
 struct AttentionForward {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Layer normalisation over the last dimension (Ba, Kiros and Hinton 2016, arXiv:1607.06450),
-// optionally of the sum of two tensors (the "add + norm" of a pre-norm residual block).
+// Normalisation over the last dimension, optionally of the sum of two tensors (the "add + norm" of
+// a pre-norm residual block): layer normalisation (Ba, Kiros and Hinton 2016, arXiv:1607.06450) and
+// root-mean-square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467).
 //
 //   s    = x + residual                      (s = x where there is no residual)
-//   mean = sum(s) / C,  rstd = 1 / sqrt(sum((s - mean)^2) / C + eps)
+//   mean = sum(s) / C                        (rms_norm: 0)
+//   rstd = 1 / sqrt(sum((s - mean)^2) / C + eps)
 //   y    = (s - mean) * rstd * w + bias      w = weight, 1 + weight, or 1
 //
 // Shapes: x, residual, y, sum, dy, dsum, dx are (..., C) with a last stride of 1 and leading
@@ -17,30 +19,32 @@
 // Results do not depend on the number of threads or on timing: two calls give the same bits.
 #pragma once
 
+#include <optional>
+
 #include "transformer_kernels/api.h"
 #include "transformer_kernels/context.h"
 #include "transformer_kernels/tensor.h"
 
 namespace transformer_kernels {
 
-struct LayerNormForward {
+struct NormForward {
   TensorView x;
   TensorView residual{};  // optional; needs `sum`
   TensorView weight{};    // optional
   TensorView bias{};      // optional
   TensorView y;
-  TensorView sum{};   // x + residual; present exactly when `residual` is
-  TensorView mean{};  // optional, for the backward pass
-  TensorView rstd{};  // optional, for the backward pass
-  double eps = 1e-5;
+  TensorView sum{};                   // x + residual; present exactly when `residual` is
+  TensorView mean{};                  // optional, for layer_norm's backward pass; rms_norm has none
+  TensorView rstd{};                  // optional, for the backward pass
+  std::optional<double> eps{};        // default: 1e-5 in layer_norm, 1e-6 in rms_norm
   bool zero_centered_weight = false;  // scale by 1 + weight
 };
 
-struct LayerNormBackward {
+struct NormBackward {
   TensorView dy;
   TensorView dsum{};  // optional: gradient that reaches the sum by another path; added to dx
   TensorView x;       // what was normalised: x, or the stored sum
-  TensorView mean;
+  TensorView mean{};  // of layer_norm
   TensorView rstd;
   TensorView weight{};   // optional
   TensorView dx;         // gradient of x, and of the residual as well
@@ -49,8 +53,10 @@ struct LayerNormBackward {
   bool zero_centered_weight = false;
 };
 
-// Throws Error, with nothing written, when an argument does not meet the contract above.
-TFK_API void layer_norm_forward(const Context& context, const LayerNormForward& arguments);
-TFK_API void layer_norm_backward(const Context& context, const LayerNormBackward& arguments);
+// Throw Error, with nothing written, when an argument does not meet the contract above.
+TFK_API void layer_norm_forward(const Context& context, const NormForward& arguments);
+TFK_API void layer_norm_backward(const Context& context, const NormBackward& arguments);
+TFK_API void rms_norm_forward(const Context& context, const NormForward& arguments);
+TFK_API void rms_norm_backward(const Context& context, const NormBackward& arguments);
 
 }  // namespace transformer_kernels

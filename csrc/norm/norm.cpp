@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+#include "transformer_kernels/norm/norm.h"
+
+#include "core/backends.h"
+#include "core/dispatch.h"
+#include "norm/row_norm.h"
+
+namespace transformer_kernels {
+namespace {
+
+constexpr Backends<NormForwardProblem> kForward{.cpu = cpu::norm_forward,
+                                                .cuda = kHasCuda ? cuda::norm_forward : nullptr};
+constexpr Backends<NormBackwardProblem> kBackward{.cpu = cpu::norm_backward,
+                                                  .cuda = kHasCuda ? cuda::norm_backward : nullptr};
+
+// What tells the members of the family apart.
+struct Member {
+  const char* op;
+  bool center;
+  double eps;
+};
+constexpr Member kLayerNorm{.op = "layer_norm", .center = true, .eps = 1e-5};
+constexpr Member kRmsNorm{.op = "rms_norm", .center = false, .eps = 1e-6};
+
+DType first_dtype(DType otherwise, std::initializer_list<const TensorView*> views) {
+  for (const TensorView* view : views) {
+    if (view->defined()) return view->dtype;
+  }
+  return otherwise;
+}
+
+// Checks the operands of one call against its x.
+class Operands {
+ public:
+  Operands(const Member& member, Device device, const TensorView& x)
+      : member_(member),
+        check_(member.op, device),
+        x_(x) {
+    check_.floating("x", x);
+  }
+
+  Rows input(const char* name, const TensorView& view) const {
+    if (!view.defined()) return {};
+    like_x(name, view);
+    return {view.data, checked_row_stride(member_.op, name, view)};
+  }
+
+  Rows output(const char* name, const TensorView& view) const {
+    like_x(name, view);
+    return {view.data, checked_output_stride(member_.op, name, view)};
+  }
+
+  // A parameter or its gradient: one value a column, of x's dtype or float32. `dtype` is that of
+  // the others.
+  void* parameter(const char* name, const TensorView& view, DType dtype) const {
+    if (!view.defined()) return nullptr;
+    const char* const op = member_.op;
+    check_.floating(name, view);
+    const bool allowed =
+        view.dtype == x_.dtype || (view.dtype == DType::kFloat32 && x_.dtype != DType::kFloat64);
+    check_type(allowed, op, ": ", name, " is ", name_of(view.dtype), ", expected ",
+               name_of(x_.dtype), size_of(x_.dtype) < 4 ? " or float32" : "", " (the dtype of x)");
+    check_type(view.dtype == dtype, op, ": ", name, " is ", name_of(view.dtype), ", expected ",
+               name_of(dtype), " (all parameters and their gradients share one dtype)");
+    check_.packed(name, view, rows_and_cols(x_).cols, "the last dimension of x");
+    return view.data;
+  }
+
+  void* statistics(const char* name, const TensorView& view) const {
+    if (!view.defined()) return nullptr;
+    check_.typed(name, view, accumulate_dtype(x_.dtype), "the dtype of statistics");
+    check_.packed(name, view, rows_and_cols(x_).rows, "one for each row of x");
+    return view.data;
+  }
+
+  void* mean(const TensorView& view) const {
+    check_value(member_.center || !view.defined(), member_.op, ": mean is given, expected none");
+    return statistics("mean", view);
+  }
+
+ private:
+  void like_x(const char* name, const TensorView& view) const {
+    check_.typed(name, view, x_.dtype, "the dtype of x");
+    check_.same_shape(name, view, "x", x_);
+  }
+
+  const Member& member_;
+  ArgumentChecker check_;
+  const TensorView& x_;
+};
+
+NormForwardProblem problem_of(const Member& member, Device device, const NormForward& a) {
+  const char* const op = member.op;
+  const Operands check(member, device, a.x);
+  check_value(a.residual.defined() == a.sum.defined(), op, ": ",
+              a.sum.defined() ? "residual" : "sum", " is missing, expected with ",
+              a.sum.defined() ? "sum" : "residual");
+  const auto [rows, cols] = rows_and_cols(a.x);
+  const DType weight_dtype = first_dtype(a.x.dtype, {&a.weight, &a.bias});
+  return {.center = member.center,
+          .dtype = a.x.dtype,
+          .weight_dtype = weight_dtype,
+          .rows = rows,
+          .cols = cols,
+          .x = check.input("x", a.x),
+          .residual = check.input("residual", a.residual),
+          .y = check.output("y", a.y),
+          .sum = a.sum.defined() ? check.output("sum", a.sum) : Rows{},
+          .weight = check.parameter("weight", a.weight, weight_dtype),
+          .bias = check.parameter("bias", a.bias, weight_dtype),
+          .mean = check.mean(a.mean),
+          .rstd = check.statistics("rstd", a.rstd),
+          .eps = a.eps.value_or(member.eps),
+          .zero_centered_weight = a.zero_centered_weight,
+          .op = op};
+}
+
+NormBackwardProblem problem_of(const Member& member, Device device, const NormBackward& a) {
+  const char* const op = member.op;
+  const Operands check(member, device, a.x);
+  check_value(a.dy.defined(), op, ": dy is missing");
+  check_value(a.mean.defined() || !member.center, op, ": mean is missing");
+  check_value(a.rstd.defined(), op, ": rstd is missing");
+  const auto [rows, cols] = rows_and_cols(a.x);
+  const DType weight_dtype = first_dtype(a.x.dtype, {&a.weight, &a.dweight, &a.dbias});
+  return {.center = member.center,
+          .dtype = a.x.dtype,
+          .weight_dtype = weight_dtype,
+          .rows = rows,
+          .cols = cols,
+          .dy = check.input("dy", a.dy),
+          .dsum = check.input("dsum", a.dsum),
+          .x = check.input("x", a.x),
+          .dx = check.output("dx", a.dx),
+          .mean = check.mean(a.mean),
+          .rstd = check.statistics("rstd", a.rstd),
+          .weight = check.parameter("weight", a.weight, weight_dtype),
+          .dweight = check.parameter("dweight", a.dweight, weight_dtype),
+          .dbias = check.parameter("dbias", a.dbias, weight_dtype),
+          .zero_centered_weight = a.zero_centered_weight,
+          .op = op};
+}
+
+void forward(const Member& member, const Context& context, const NormForward& arguments) {
+  const NormForwardProblem problem = problem_of(member, context.device, arguments);
+  if (problem.rows > 0) run_on(member.op, kForward, context, problem);
+}
+
+void backward(const Member& member, const Context& context, const NormBackward& arguments) {
+  const NormBackwardProblem problem = problem_of(member, context.device, arguments);
+  run_on(member.op, kBackward, context, problem);
+}
+
+}  // namespace
+
+void layer_norm_forward(const Context& context, const NormForward& arguments) {
+  forward(kLayerNorm, context, arguments);
+}
+
+void layer_norm_backward(const Context& context, const NormBackward& arguments) {
+  backward(kLayerNorm, context, arguments);
+}
+
+void rms_norm_forward(const Context& context, const NormForward& arguments) {
+  forward(kRmsNorm, context, arguments);
+}
+
+void rms_norm_backward(const Context& context, const NormBackward& arguments) {
+  backward(kRmsNorm, context, arguments);
+}
+
+std::string describe(const NormForwardProblem& p) {
+  return concat("forward ", name_of(p.dtype), " ", p.rows, "x", p.cols,
+                p.residual.data ? " + residual" : "");
+}
+
+std::string describe(const NormBackwardProblem& p) {
+  return concat("backward ", name_of(p.dtype), " ", p.rows, "x", p.cols,
+                p.dsum.data ? " + dsum" : "");
+}
+
+}  // namespace transformer_kernels

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+#include "transformer_kernels/norm/norm.h"
+
+#include "core/check.h"
+#include "torch/fields.h"
+
+namespace transformer_kernels::torch_ops {
+namespace {
+
+struct LayerNorm {
+  static constexpr const char* kOp = "layer_norm";
+  static constexpr bool kMean = true;
+  static constexpr auto* kForward = layer_norm_forward;
+  static constexpr auto* kBackward = layer_norm_backward;
+};
+
+struct RmsNorm {
+  static constexpr const char* kOp = "rms_norm";
+  static constexpr bool kMean = false;
+  static constexpr auto* kForward = rms_norm_forward;
+  static constexpr auto* kBackward = rms_norm_backward;
+};
+
+// `fields` where the op has them.
+template <bool kHas, class... Field>
+constexpr auto fields_if(const Field&... field) {
+  if constexpr (kHas) {
+    return std::tuple(field...);
+  } else {
+    return std::tuple<>();
+  }
+}
+
+std::string statistics_of(bool mean) { return mean ? "Tensor mean, Tensor rstd" : "Tensor rstd"; }
+
+// With a residual it is "add + norm"; without statistics there is nothing to differentiate from.
+template <class Norm, bool kResidual, bool kStatistics>
+struct Forward {
+  using Arguments = NormForward;
+  static constexpr const char* kOp = Norm::kOp;
+  static constexpr bool kMean = kStatistics && Norm::kMean;
+  static constexpr auto kLike = &Arguments::x;
+  static constexpr auto kFields =
+      std::tuple_cat(std::tuple(tensor("x", &Arguments::x, with_even_rows)),
+                     fields_if<kResidual>(tensor("residual", &Arguments::residual, with_even_rows)),
+                     std::tuple(optional("weight", &Arguments::weight),
+                                optional("bias", &Arguments::bias), real("eps", &Arguments::eps),
+                                flag("zero_centered_weight", &Arguments::zero_centered_weight)));
+
+  static std::string name() {
+    return std::string(kResidual ? "add_" : "") + kOp + (kStatistics ? "_forward" : "_inference");
+  }
+  static std::string returns() {
+    if (!kStatistics) return "Tensor";
+    return std::string("(Tensor y, ") + (kResidual ? "Tensor sum, " : "") +
+           statistics_of(Norm::kMean) + ")";
+  }
+
+  static auto run(const Context& context, Arguments& a) {
+    auto results = std::tuple_cat(result(a.y, new_rows_like, a.x),
+                                  result<kResidual>(a.sum, new_rows_like, a.x),
+                                  result<kMean>(a.mean, empty_statistics, a.x),
+                                  result<kStatistics>(a.rstd, empty_statistics, a.x));
+    Norm::kForward(context, a);
+    return results;
+  }
+};
+
+struct BackwardArguments : NormBackward {
+  bool need_dweight;
+  bool need_dbias;
+};
+
+// Of a parameter: (C,) of the weight's dtype, of x's where there is no weight.
+Tensor parameter_gradient(const char* op, const NormBackward& a, TensorView& view, bool needed) {
+  if (!needed) return absent(a.x);
+  check_value(a.x.rank >= 1, op, ": x has 0 dimensions, expected at least 1");
+  const std::int64_t sizes[] = {a.x.sizes[a.x.rank - 1]};
+  const Tensor gradient = empty(a.x.device, sizes, a.weight.defined() ? a.weight.dtype : a.x.dtype);
+  view = view_of(op, "gradient", gradient);
+  return gradient;
+}
+
+template <class Norm>
+struct Backward {
+  using Arguments = BackwardArguments;
+  static constexpr const char* kOp = Norm::kOp;
+  static constexpr auto kLike = &Arguments::x;
+  static constexpr auto kFields = std::tuple_cat(
+      std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
+                 optional("dsum", &Arguments::dsum, with_even_rows),
+                 tensor("x", &Arguments::x, with_even_rows)),
+      fields_if<Norm::kMean>(tensor("mean", &Arguments::mean)),
+      std::tuple(tensor("rstd", &Arguments::rstd), optional("weight", &Arguments::weight),
+                 flag("zero_centered_weight", &Arguments::zero_centered_weight),
+                 flag("need_dweight", &Arguments::need_dweight),
+                 flag("need_dbias", &Arguments::need_dbias)));
+
+  static std::string name() { return std::string(kOp) + "_backward"; }
+  static std::string returns() { return "(Tensor dx, Tensor dweight, Tensor dbias)"; }
+
+  static auto run(const Context& context, Arguments& a) {
+    auto dx = result(a.dx, new_rows_like, a.x);
+    const Tensor dweight = parameter_gradient(kOp, a, a.dweight, a.need_dweight);
+    const Tensor dbias = parameter_gradient(kOp, a, a.dbias, a.need_dbias);
+    Norm::kBackward(context, a);
+    return std::tuple_cat(dx, std::tuple(dweight, dbias));
+  }
+};
+
+using Ops =
+    RawOps<Forward<LayerNorm, false, false>, Forward<LayerNorm, false, true>,
+           Forward<LayerNorm, true, true>, Backward<LayerNorm>, Forward<RmsNorm, false, false>,
+           Forward<RmsNorm, false, true>, Forward<RmsNorm, true, true>, Backward<RmsNorm>>;
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
+  if constexpr (kHasCuda) Ops::implement(m);
+}
+
+}  // namespace transformer_kernels::torch_ops
