@@ -7,6 +7,7 @@ Templates that nothing builds would rot.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,9 @@ LEFT_OUT = shutil.ignore_patterns(
 
 def call(*command: str) -> None:
     print(f"[new_op] {' '.join(command)}", flush=True)
-    if subprocess.run(command, cwd=SCRATCH, check=False).returncode != 0:
+    # Relative to the copy, its sources are those that the compiler's cache knows.
+    environment = {**os.environ, "CCACHE_BASEDIR": str(SCRATCH)}
+    if subprocess.run(command, cwd=SCRATCH, env=environment, check=False).returncode != 0:
         sys.exit(1)
 
 
@@ -54,7 +57,7 @@ def main() -> None:
     make_public(SCRATCH / "transformer_kernels" / "functional.py")
     call(python, "tools/lint.py", "--fix")
     call(python, "tools/lint.py", "layout", "ruff")
-    call(python, "tools/build.py", "cpu")
+    call(python, "tools/build.py", "cpu", "-D", "TFK_ISAS=native")
     call("build/cpu/tests/cpp/tfk_tests", f"--gtest_filter=*{new_op.camel(OP)}*")
     call(python, "-m", "pytest", "-q", f"tests/python/{FAMILY}")
 

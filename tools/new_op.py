@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Lay the files of a new op, filled with one that builds, runs and passes its tests (y = x).
+"""Lay the files of an op with kernels of its own, filled with one that builds, runs and passes its
+tests (y = x). An op that the engine of its family runs needs none: see CONTRIBUTING.md.
 
-new_op.py norm/group_norm
+new_op.py loss/cross_entropy
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PLACES = {
     "header.h.in": "csrc/include/transformer_kernels/{family}/{op}.h",
     "cpp_test.cpp.in": "tests/cpp/{family}/{op}_test.cpp",
-    "backends.h.in": "csrc/{family}/{op}_backends.h",
+    "problem.h.in": "csrc/{family}/{op}_problem.h",
     "entry.cpp.in": "csrc/{family}/{op}.cpp",
     "cpu.cpp.in": "csrc/{family}/{op}_cpu.cpp",
     "cuda.cu.in": "csrc/{family}/{op}_cuda.cu",
@@ -66,7 +67,7 @@ def lay(root: Path, family: str, op: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Lay the files of a new op.")
-    parser.add_argument("key", help="<family>/<op>, for instance norm/group_norm")
+    parser.add_argument("key", help="<family>/<op>, for instance loss/cross_entropy")
     key = parser.parse_args().key
     family, _, op = key.partition("/")
     if not (NAME.fullmatch(family) and NAME.fullmatch(op)):
