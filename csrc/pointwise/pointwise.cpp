@@ -130,6 +130,7 @@ class Operands {
                " (all parameters and their gradients share one dtype)");
     check_.packed(name, view, shape_.cols,
                   gated_ ? "the last dimension of gate" : "the last dimension of x");
+    check_value(view.rank == 1, op_, ": ", name, " has ", view.rank, " dimensions, expected 1");
     const std::int64_t bytes = size_of(view.dtype);
     extents.at[extents.count++] = {name, {view.data, 0}, 1, shape_.cols * bytes, bytes};
     return view.data;
