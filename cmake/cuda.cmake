@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-# The CUDA kernels: every *_cuda.cu of a family, built into the core's objects.
+# The CUDA kernels, as objects of the core: every .cu under csrc.
+#
+# A source is compiled for the architectures that can run its kernels, which its path says:
+#   sm90a  Hopper alone          sm90  9.0 and later          sm80  8.0 and later          else all
+# *_typed.cu are compiled once per storage type (TFK_TYPE), so that no unit is much longer than
+# another; float64 only has kernels for all architectures.
 
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -7,14 +12,67 @@ set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-file(GLOB_RECURSE TFK_CUDA_SOURCES CONFIGURE_DEPENDS csrc/core/cuda/*.cu csrc/*_cuda.cu)
-target_sources(tfk_objects PRIVATE ${TFK_CUDA_SOURCES})
-target_compile_definitions(tfk_objects PUBLIC TFK_WITH_CUDA)
-target_link_libraries(tfk_objects PUBLIC CUDA::cudart_static)
-
 # A register spill fails the build: a kernel that needs one wants another configuration.
 set(TFK_NVCC_OPTIONS --expt-relaxed-constexpr -Xptxas=-warn-spills -Xptxas=-Werror)
 if(TFK_PTXAS_VERBOSE)
   list(APPEND TFK_NVCC_OPTIONS -Xptxas=-v)
 endif()
-target_compile_options(tfk_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${TFK_NVCC_OPTIONS}>)
+
+set(TFK_PATH_sm90a "[/_](sm90a|hopper)[/_.]")
+set(TFK_PATH_sm90 "[/_]sm90[/_.]")
+set(TFK_PATH_sm80 "[/_](sm80|tensor_core|bias_gradient)[/_.]")
+set(TFK_PATH_all ".")
+set(TFK_NUMBER_sm90a "^90$")
+set(TFK_NUMBER_sm90 "^(9[0-9]|1[0-9][0-9])$")
+set(TFK_NUMBER_sm80 "^([89][0-9]|1[0-9][0-9])$")
+set(TFK_NUMBER_all ".")
+
+# tfk_add_cuda_objects(name architectures definitions sources): compiles into the core's objects.
+function(tfk_add_cuda_objects name architectures definitions sources)
+  add_library(${name} OBJECT ${sources})
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+  target_include_directories(${name} PRIVATE csrc/include csrc)
+  target_compile_definitions(${name} PRIVATE TFK_WITH_CUDA ${TFK_CUDA_SETS} ${definitions})
+  target_compile_options(${name} PRIVATE ${TFK_NVCC_OPTIONS})
+  target_sources(tfk_objects INTERFACE $<TARGET_OBJECTS:${name}>)
+endfunction()
+
+# Which architectures each set has; what it is compiled with says which sets there are.
+set(TFK_CUDA_SETS "")
+foreach(set IN ITEMS sm90a sm90 sm80 all)
+  set(TFK_ARCHITECTURES_${set} "")
+  foreach(architecture IN LISTS TFK_CUDA_ARCHITECTURES)
+    string(REGEX MATCH "^[0-9]+" number "${architecture}")
+    if(number MATCHES "${TFK_NUMBER_${set}}")
+      list(APPEND TFK_ARCHITECTURES_${set} ${architecture})
+    endif()
+  endforeach()
+  string(TOUPPER TFK_CUDA_${set} name)
+  list(APPEND TFK_CUDA_SETS ${name}=$<BOOL:${TFK_ARCHITECTURES_${set}}>)
+endforeach()
+list(REMOVE_ITEM TFK_CUDA_SETS TFK_CUDA_ALL=$<BOOL:${TFK_ARCHITECTURES_all}>)
+
+file(GLOB_RECURSE TFK_CUDA_SOURCES CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} csrc/*.cu)
+foreach(set IN ITEMS sm90a sm90 sm80 all)
+  set(sources ${TFK_CUDA_SOURCES})
+  list(FILTER sources INCLUDE REGEX "${TFK_PATH_${set}}")
+  list(REMOVE_ITEM TFK_CUDA_SOURCES ${sources})
+  set(architectures "${TFK_ARCHITECTURES_${set}}")
+  if(NOT architectures OR NOT sources)
+    continue()
+  endif()
+  set(typed ${sources})
+  list(FILTER typed INCLUDE REGEX "_typed.cu$")
+  list(REMOVE_ITEM sources ${typed})
+  if(sources)
+    tfk_add_cuda_objects(tfk_cuda_${set} "${architectures}" "" "${sources}")
+  endif()
+  foreach(type IN ITEMS Half BFloat16 float double)
+    if(typed AND (set STREQUAL all OR NOT type STREQUAL double))
+      tfk_add_cuda_objects(tfk_cuda_${set}_${type} "${architectures}" TFK_TYPE=${type} "${typed}")
+    endif()
+  endforeach()
+endforeach()
+
+target_compile_definitions(tfk_objects PUBLIC TFK_WITH_CUDA ${TFK_CUDA_SETS})
+target_link_libraries(tfk_objects PUBLIC CUDA::cudart_static)

@@ -7,6 +7,7 @@
 #include "attention/tail.cuh"
 #include "attention/tensor_core.h"
 #include "core/check.h"
+#include "core/cuda/built.h"
 #include "core/cuda/launch.cuh"
 #include "core/dispatch.h"
 #include "core/select.h"
@@ -16,14 +17,17 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-// Best first: Hopper's, those for the tensor cores of every architecture, what takes the rest.
+// Best first: Hopper's, those for the tensor cores of every architecture, what takes the rest. What
+// this build lacks is not named.
 template <class Problem, std::size_t kHopper, std::size_t kTensorCore>
 constexpr auto in_order(const std::array<AttentionEngine<Problem>, kHopper>& hopper,
                         const std::array<AttentionEngine<Problem>, kTensorCore>& tensor_core,
                         const AttentionEngine<Problem>& plain) {
-  std::array<const AttentionEngine<Problem>*, kHopper + kTensorCore + 1> engines{};
-  for (std::size_t i = 0; i < kHopper; ++i) engines[i] = &hopper[i];
-  for (std::size_t i = 0; i < kTensorCore; ++i) engines[kHopper + i] = &tensor_core[i];
+  constexpr std::size_t kFirst = kBuildsSm90a ? kHopper : 0;
+  constexpr std::size_t kSecond = kBuildsSm80 ? kTensorCore : 0;
+  std::array<const AttentionEngine<Problem>*, kFirst + kSecond + 1> engines{};
+  for (std::size_t i = 0; i != kFirst; ++i) engines[i] = &hopper[i];
+  for (std::size_t i = 0; i != kSecond; ++i) engines[kFirst + i] = &tensor_core[i];
   engines.back() = &plain;
   return engines;
 }

@@ -20,7 +20,6 @@ namespace transformer_kernels::cuda {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     hopper_backward_kernel(const __grid_constant__ HopperBackward p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / kWarp % 4, 0);
   const int lane = threadIdx.x % kWarp;
@@ -52,7 +51,6 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   }
   take_registers<C::kConsumerRegisters>();
   BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();
-#endif
 }
 
 }  // namespace transformer_kernels::cuda

@@ -11,7 +11,6 @@ namespace transformer_kernels::cuda {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     hopper_backward_pair_kernel(const __grid_constant__ HopperBackward p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / kWarp % 4, 0);
   const int lane = threadIdx.x % kWarp;
@@ -39,7 +38,6 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     cluster_arrive();
     cluster_wait();
   }
-#endif
 }
 
 }  // namespace transformer_kernels::cuda

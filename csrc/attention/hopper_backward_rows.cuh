@@ -87,7 +87,6 @@ struct BackwardPrologue {
 template <class T, int kDim>
 __global__ void __launch_bounds__(kRowThreads)
     backward_prologue_kernel(const __grid_constant__ BackwardPrologue a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 8>;
   using Threads = RowThreads<kDim>;
   const AttentionBackwardProblem& p = a.problem;
@@ -140,7 +139,6 @@ __global__ void __launch_bounds__(kRowThreads)
     statistics[statistic_place(of_block)] = lse;
     statistics[kBlockQueries + statistic_place(of_block)] = -delta;
   }
-#endif
 }
 
 struct BackwardSinks {
@@ -157,7 +155,6 @@ inline constexpr int kSinkThreads = 1024;
 template <class T>
 __global__ void __launch_bounds__(kSinkThreads)
     backward_sinks_kernel(const __grid_constant__ BackwardSinks a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   constexpr int kWarps = kSinkThreads / kWarp;
   constexpr int kQuads = kBlockQueries / 4;
   const int head = static_cast<int>(blockIdx.x);
@@ -184,7 +181,6 @@ __global__ void __launch_bounds__(kSinkThreads)
   if (thread >= kWarp) return;
   sum = reduce_lanes<Add>(sums[thread]);
   if (thread == 0) a.dsinks[head] = sum;
-#endif
 }
 
 struct BackwardEpilogue {
@@ -224,7 +220,6 @@ __device__ __forceinline__ void store_dq(const BackwardEpilogue& a, const QueryB
 template <class T, int kDim>
 __global__ void __launch_bounds__(kRowThreads)
     backward_epilogue_kernel(const __grid_constant__ BackwardEpilogue a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   constexpr int kPieces = kDim / 64;
   const QueryBlock at(a.plan);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -257,7 +252,6 @@ __global__ void __launch_bounds__(kRowThreads)
     store_dq<T>(a, at, row, column, upper);
     store_dq<T>(a, at, row + 8, column, lower);
   }
-#endif
 }
 
 // The same for sums of dQ^T, of 64 columns: 16 columns of a warp, then 8 rows, then a lane's four:
@@ -265,7 +259,6 @@ __global__ void __launch_bounds__(kRowThreads)
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     backward_transposed_epilogue_kernel(const __grid_constant__ BackwardEpilogue a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   const QueryBlock at(a.plan);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -288,7 +281,6 @@ __global__ void __launch_bounds__(kRowThreads)
     transpose_quad(words, lane);
     store_dq<T>(a, at, 8 * warp + lane / 4, 32 * i + lane % 4 * 8, words);
   }
-#endif
 }
 
 }  // namespace transformer_kernels::cuda

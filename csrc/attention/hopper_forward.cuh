@@ -461,7 +461,6 @@ class ForwardGroup {
 template <class C>
 __global__ void __launch_bounds__(C::kPlan.threads(), 1)
     hopper_forward_kernel(const __grid_constant__ HopperForward p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
   const ForwardShared<C> shared{shared_address(memory)};
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -479,7 +478,6 @@ __global__ void __launch_bounds__(C::kPlan.threads(), 1)
     take_registers<C::kPlan.compute_registers()>();
     ForwardGroup<C>(p, shared, group - 1).run();
   }
-#endif
 }
 
 }  // namespace transformer_kernels::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "core/check.h"
@@ -33,6 +34,14 @@ decltype(auto) dispatch_float(DType dtype, Body&& body) {
     case DType::kFloat8E5M2: break;
   }
   throw Error(Error::Kind::kType, concat("dtype ", name_of(dtype), " is not a floating point"));
+}
+
+// The same without float64, for what has no kernels of it.
+template <class Body>
+void dispatch_below_double(DType dtype, Body&& body) {
+  dispatch_float(dtype, [&]<class T>() {
+    if constexpr (!std::is_same_v<T, double>) body.template operator()<T>();
+  });
 }
 
 // Calls body.operator()<value>() with `value` as a compile-time bool.

@@ -90,7 +90,7 @@ __device__ __forceinline__ V reciprocal_deviation(V variance, double eps) {
 }
 
 // weight and bias of one pack. A Problem says which of the two there are.
-template <class T, class W, int kSize>
+template <class W, int kSize>
 struct Affine {
   ParameterPack<W, kSize> weight;
   ParameterPack<W, kSize> bias;
@@ -104,6 +104,11 @@ struct Affine {
   __device__ __forceinline__ void load_shifted(const NormForwardProblem& p, std::int64_t col) {
     if (p.weight) weight.load_shifted(static_cast<const W*>(p.weight), col, p.cols);
     if (p.bias) bias.load_shifted(static_cast<const W*>(p.bias), col, p.cols);
+  }
+
+  // The same as floats.
+  __device__ __forceinline__ Affine<float, kSize> widened() const {
+    return {weight.widened(), bias.widened()};
   }
 
   // value = value * w + b, one after the other: few registers matter more than one instruction.

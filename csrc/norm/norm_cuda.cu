@@ -1,14 +1,72 @@
 // SPDX-License-Identifier: MIT
-#include "norm/norm_cuda.h"
+// The choice between the engines of the norms.
+#include "core/cuda/built.h"
+#include "core/cuda/device.h"
+#include "core/select.h"
+#include "norm/norm_chunk_plan.h"
+#include "norm/norm_kernels.h"
+#include "norm/row_norm.h"
 
 namespace transformer_kernels::cuda {
+namespace {
+
+// Chunks come before what the other tables have.
+template <class Table, class Problem>
+std::optional<std::size_t> find_chunk_plan(const Table& table, const Problem& p,
+                                           const DeviceLimits& device) {
+  return find_kernel(p.op, table, p,
+                     [&](const auto& row) { return chunk_refusal(row, p, device); });
+}
+
+}  // namespace
 
 void norm_forward(const Context& context, const NormForwardProblem& p) {
-  p.center ? norm_forward<true>(p.op, context, p) : norm_forward<false>(p.op, context, p);
+  const DeviceLimits& device = device_limits(context.device.index);
+  if constexpr (kBuildsSm90a) {
+    if (const auto chunk = find_chunk_plan(kNormForwardChunks, p, device)) {
+      return dispatch_below_double(
+          p.dtype, [&]<class T>() { run_norm_forward_chunk<T>(context, p, *chunk); });
+    }
+  }
+  const std::size_t plan = choose(p.op, kNormForwardPlans, p, [&](const NormForwardPlan& entry) {
+    return norm_forward_refusal(entry, p, device);
+  });
+  const NormForwardPlan& entry = kNormForwardPlans[plan];
+  if (is_rows(entry)) {
+    return dispatch_float(p.dtype, [&]<class T>() { run_norm_forward_rows<T>(context, p, plan); });
+  }
+  dispatch_below_double(p.dtype, [&]<class T>() {
+    if (is_direct(entry)) return run_norm_forward_direct<T>(context, p, plan);
+    if constexpr (kBuildsSm90a) {
+      if (is_ring(entry)) return run_norm_forward_ring<T>(context, p, plan);
+    }
+    if constexpr (kBuildsSm90) run_norm_forward_bulk<T>(context, p, plan);
+  });
 }
 
 void norm_backward(const Context& context, const NormBackwardProblem& p) {
-  p.center ? norm_backward<true>(p.op, context, p) : norm_backward<false>(p.op, context, p);
+  const DeviceLimits& device = device_limits(context.device.index);
+  if constexpr (kBuildsSm90a) {
+    if (const auto chunk = find_chunk_plan(kNormBackwardChunks, p, device)) {
+      return dispatch_below_double(
+          p.dtype, [&]<class T>() { run_norm_backward_chunk<T>(context, p, *chunk); });
+    }
+  }
+  const std::size_t plan = choose(p.op, kNormBackwardPlans, p, [&](const NormBackwardPlan& entry) {
+    return norm_backward_refusal(entry, p, device);
+  });
+  const NormBackwardPlan& entry = kNormBackwardPlans[plan];
+  if (is_direct(entry)) {
+    return dispatch_below_double(p.dtype,
+                                 [&]<class T>() { run_norm_backward_direct<T>(context, p, plan); });
+  }
+  if constexpr (kBuildsSm90a) {
+    if (is_ring(entry)) {
+      return dispatch_below_double(p.dtype,
+                                   [&]<class T>() { run_norm_backward_ring<T>(context, p, plan); });
+    }
+  }
+  dispatch_float(p.dtype, [&]<class T>() { run_norm_backward_plain<T>(context, p); });
 }
 
 }  // namespace transformer_kernels::cuda

@@ -48,6 +48,23 @@ constexpr bool moves_single_elements(const NormForwardPlan& entry) {
   return plan != nullptr && !plan->wide;
 }
 
+// Kinds of plans, as template arguments.
+inline constexpr auto is_direct = [](const auto& entry) {
+  return std::holds_alternative<DirectPlan>(entry.plan);
+};
+inline constexpr auto is_ring = [](const auto& entry) {
+  return std::holds_alternative<RingPlan>(entry.plan);
+};
+constexpr bool is_bulk(const NormForwardPlan& entry) {
+  const RowPlan* plan = std::get_if<RowPlan>(&entry.plan);
+  return plan != nullptr && plan->needs_sm90();
+}
+// One-shot, on any architecture.
+constexpr bool is_rows(const NormForwardPlan& entry) {
+  const RowPlan* plan = std::get_if<RowPlan>(&entry.plan);
+  return plan != nullptr && !plan->needs_sm90();
+}
+
 inline std::string name_of(const NormForwardPlan& entry) {
   return std::visit([](const auto& plan) { return name_of(plan); }, entry.plan);
 }
@@ -75,20 +92,21 @@ inline constexpr NormForwardPlan kNormForwardPlans[] = {
     {16384,       RowPlan{ 256,  1,  1,  4,   4,  true,  true,  true}},
     {32768,       RowPlan{ 256,  1,  2,  0,   3,  true,  true, false, 2}, kLayerNormOfFloats},
     {32768,       RowPlan{ 256,  1,  1,  8,   3,  true,  true, false},    kRmsNormOfFloats},
-    {32768,       RowPlan{ 256,  1,  1,  0,   3,  true,  true, false},    kFloatParameters},
+    {32768,       RowPlan{ 256,  1,  1,  0,   3,  true,  true, false},
+     kFloatParameters | kWithResidual},
     {32768,       RowPlan{ 512,  1,  1,  4,   2,  true,  true,  true},    kAddEqual},
-    {32768,       RowPlan{ 512,  1,  1,  0,   3,  true,  true, false},    kEqualParameters},
+    {32768,       RowPlan{ 512,  1,  1,  0,   3,  true,  true, false},
+     kEqualParameters | kNoResidual},
     {65536,       RowPlan{ 512,  1,  1,  8,   1,  true,  true,  true},    kAddEqual},
     {65536,       RowPlan{ 512,  1,  1,  8,   2,  true,  true, false},
      kRmsNorm | kEqualParameters | kNoResidual},
     {65536,       RowPlan{ 512,  1,  1,  0,   3,  true,  true, false},    kLayerNorm | kFourBytes},
     {65536,      RingPlan{   2, 16,  1,  4,   4},                         kRmsNormOfFloats},
-    {65536,      RingPlan{   4,  8,  1,  4,   2,  2}},
+    {65536,      RingPlan{   4,  8,  1,  4,   2,  2},                     kTwoBytes},
     {131072,     RingPlan{   4,  8,  1,  8,   2,  2}},
     {262144,     RingPlan{   4,  8,  1, 16,   2,  2}},
     {524288,     RingPlan{   4, 16,  1, 16,   2}},
-    {kAnyWidth,   RowPlan{ 512,  1,  8,  0,   3,  true,  true, false},    kEqualParameters},
-    {kAnyWidth,   RowPlan{ 256,  1,  8,  0,   3,  true,  true, false, 2}},
+    {kAnyWidth,   RowPlan{ 512,  1,  8,  0,   2,  true,  true, false}},
     {2048,        RowPlan{  32,  8,  1,  4,   4,  true, false, false}},
     {16384,       RowPlan{ 256,  1,  1,  4,   4,  true, false, false}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2,  true, false, false}},
@@ -97,8 +115,7 @@ inline constexpr NormForwardPlan kNormForwardPlans[] = {
     {8192,        RowPlan{ 128,  1,  1,  0,   8,  true,  true, false, 1, true}},
     {32768,       RowPlan{ 256,  1,  1,  0,   4,  true,  true, false, 1, true}},
     {65536,       RowPlan{ 512,  1,  1,  0,   2,  true,  true, false, 1, true}},
-    {131072,      RowPlan{ 256,  1,  4,  0,   4,  true,  true, false, 1, true}},
-    {kAnyWidth,   RowPlan{ 512,  1,  8,  0,   2,  true,  true, false, 1, true}},
+    {kAnyWidth,   RowPlan{ 256,  1,  4,  0,   4,  true,  true, false, 1, true}},
     {2048,        RowPlan{  32,  8,  1,  0,   3,  true, false, false, 1, true}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2,  true, false, false, 1, true}},
     {kAnyWidth,   RowPlan{ 512,  1,  1,  0,   2, false, false, false}},
@@ -195,36 +212,34 @@ inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
     {DirectPlan{4, 512, 1,  64, 2, 256}},
     {RingPlan{1,  1, 15,  1, 2}},
     {RingPlan{1,  3,  9,  1, 2}, kNoResidual},
-    {RingPlan{1,  3,  8,  1, 2}},
+    {RingPlan{1,  3,  8,  1, 2}, kWithResidual},
     {RingPlan{1,  4,  6,  1, 2}},
     {RingPlan{2,  3,  5,  1, 2}},
     {RingPlan{2,  4,  4,  1, 2}, kLayerNorm},
-    {RingPlan{1,  8,  3,  1, 2}},
+    {RingPlan{1,  8,  3,  1, 2}, kRmsNorm},
     {RingPlan{2,  8,  2,  1, 2}},
     {RingPlan{1, 32,  1,  1, 2}, kNoResidual | kFourBytes},
     {RingPlan{1, 32,  1,  1, 2}, kRmsNorm | kNoResidual | kTwoBytes, 16384},
     {RingPlan{2, 16,  1,  1, 2}},
     {RingPlan{1, 32,  1,  2, 2}, kRmsNorm | kNoResidual},
     {RingPlan{2,  8,  1,  4, 2, 2}, kFourBytes},
-    {RingPlan{2, 16,  1,  2, 2}},
+    {RingPlan{2, 16,  1,  2, 2}, kTwoBytes},
     {RingPlan{2, 16,  1,  4, 2}},
     {RingPlan{2, 16,  1,  8, 2}, kNoResidual | kFourBytes, 131072},
     {RingPlan{4, 16,  1,  4, 2}, kNoResidual},
-    {RingPlan{2, 16,  1,  8, 2}},
+    {RingPlan{2, 16,  1,  8, 2}, kWithResidual},
     {RingPlan{2, 16,  1, 16, 2}, kTwoBytes | kWithResidual},
     {RingPlan{4, 16,  1,  8, 2}},
     {RingPlan{4, 16,  1, 16, 2}},
-    {RingPlan{1,  1, 15,  1, 2, 1, true}},
     {RingPlan{1,  4,  4,  1, 2, 1, true}},
     {RingPlan{1,  8,  2,  1, 2, 1, true}},
     {RingPlan{1, 16,  1,  1, 2, 1, true}},
     {RingPlan{2, 16,  1,  1, 2, 1, true}, kNoResidual},
-    {RingPlan{1, 16,  1,  2, 2, 1, true}},
+    {RingPlan{1, 16,  1,  2, 2, 1, true}, kWithResidual},
     {RingPlan{2, 16,  1,  2, 2, 1, true}, kNoResidual},
-    {RingPlan{1, 16,  1,  4, 2, 1, true}},
+    {RingPlan{1, 16,  1,  4, 2, 1, true}, kWithResidual},
     {RingPlan{2, 16,  1,  8, 2, 1, true}, kNoResidual},
-    {RingPlan{1, 16,  1,  8, 2, 1, true}},
-    {RingPlan{1, 16,  1, 16, 2, 1, true}},
+    {RingPlan{1, 16,  1,  8, 2, 1, true}, kWithResidual},
     {PlainPlan{}},
 };
 // clang-format on
@@ -235,14 +250,9 @@ struct NormBackwardShape {
   int shared_bytes;  // dynamic
 };
 
-// A weight in shared memory is a float, ready for use, where a thread owns few of them.
-constexpr int ring_weight_size(const RingPlan& plan, int weight_bytes) {
-  return plan.packs == 1 ? 4 : weight_bytes;
-}
-
-// Bytes of shared memory that hold the weights of one CTA's columns.
-constexpr int ring_weight_bytes(const RingPlan& plan, int element_bytes, int weight_bytes) {
-  return plan.cta_row_bytes() / element_bytes * ring_weight_size(plan, weight_bytes);
+// Bytes of shared memory that hold the weights of one CTA's columns, as floats ready for use.
+constexpr int ring_weight_bytes(const RingPlan& plan, int element_bytes) {
+  return plan.cta_row_bytes() / element_bytes * 4;
 }
 
 inline NormBackwardShape norm_backward_shape(const RingPlan& plan, const NormBackwardProblem& p,
@@ -250,8 +260,7 @@ inline NormBackwardShape norm_backward_shape(const RingPlan& plan, const NormBac
   constexpr int kMessageBytes = 8;
   const int element_bytes = static_cast<int>(size_of(p.dtype));
   const int tensors = p.dsum.data != nullptr ? 3 : 2;
-  const int weight_bytes =
-      ring_weight_bytes(plan, element_bytes, static_cast<int>(size_of(p.weight_dtype)));
+  const int weight_bytes = ring_weight_bytes(plan, element_bytes);
   const int stages =
       ring_stages(plan, tensors, ring_static_bytes(plan, kMessageBytes) + weight_bytes, device);
   // At the end the groups' sums of dweight and dbias meet in the ring's memory.

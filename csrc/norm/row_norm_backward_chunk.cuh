@@ -4,10 +4,12 @@
 // row_norm_backward_ring.cuh, the layout in core/cuda/row_chunk.cuh.
 #pragma once
 
+#include "core/cuda/chunk_launch.cuh"
 #include "core/cuda/row_chunk.cuh"
 #include "core/cuda/scratch.h"
-#include "norm/column_sum.cuh"
+#include "norm/column_sum.h"
 #include "norm/norm_chunk_plan.h"
+#include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -23,7 +25,6 @@ struct NormBackwardChunkCall {
 template <class T, bool kCenter, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
     norm_backward_chunk_kernel(const __grid_constant__ NormBackwardChunkCall a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
   constexpr ChunkPlan kPlan = Plan::plan;
   constexpr int kSize = P::size;
@@ -149,7 +150,37 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
     }
     a.partial[(static_cast<std::int64_t>(blockIdx.x) * 2 + which) * a.pitch + col] = sum;
   }
-#endif
+}
+
+template <class T, bool kCenter, class Plan>
+void launch_norm_backward_chunk(const Context& context, const NormBackwardProblem& p,
+                                const ChunkShape& shape, const LaunchShape& launch_shape) {
+  const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
+  const std::int64_t pitch = rounded_up(p.cols, 4);
+  const std::size_t bytes = parameters ? launch_shape.ctas * 2 * pitch * sizeof(float) : 0;
+  const Scratch scratch(p.op, context, std::max<std::size_t>(bytes, 16));
+  float* const partial = parameters ? scratch.as<float>() : nullptr;
+  launch(p.op, context, launch_shape, &norm_backward_chunk_kernel<T, kCenter, Plan>,
+         NormBackwardChunkCall{p, shape, partial, pitch});
+  if (!parameters) return;
+  sum_columns(p.op, context, p.weight_dtype,
+              PartialGradients<float>{partial, static_cast<int>(launch_shape.ctas), pitch, p.cols,
+                                      p.dweight, p.dbias},
+              true);
+}
+
+template <class T>
+void run_norm_backward_chunk(const Context& context, const NormBackwardProblem& p,
+                             std::size_t plan) {
+  dispatch_chunk<kNormBackwardChunks, T>(
+      context, chunk_load(p), plan,
+      [&]<class Plan>(const ChunkShape& shape, const LaunchShape& launch_shape) {
+        dispatch_bool(p.center, [&]<bool kCenter>() {
+          if constexpr (traits_suit<T>(Plan::row.traits, kCenter, false)) {
+            launch_norm_backward_chunk<T, kCenter, Plan>(context, p, shape, launch_shape);
+          }
+        });
+      });
 }
 
 }  // namespace transformer_kernels::cuda

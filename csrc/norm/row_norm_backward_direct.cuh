@@ -6,7 +6,7 @@
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
-#include "norm/row_norm.h"
+#include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -204,8 +204,7 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
 }
 
 template <class T, class W, bool kCenter, class Plan>
-void launch_norm_backward_direct(const char* op, const Context& context,
-                                 const NormBackwardProblem& p) {
+void launch_norm_backward_direct(const Context& context, const NormBackwardProblem& p) {
   const int packs = static_cast<int>(p.cols / DirectRow<T, Plan>::kSize);
   const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
   const std::int64_t column_ctas = parameters ? divide_up(p.cols, kDirectColumns<T>) : 0;
@@ -222,8 +221,22 @@ void launch_norm_backward_direct(const char* op, const Context& context,
                                    .cols = static_cast<int>(p.cols),
                                    .packs = packs,
                                    .zero_centered_weight = p.zero_centered_weight};
-  launch_direct<Plan>(op, context, p.rows + column_ctas, packs,
+  launch_direct<Plan>(p.op, context, p.rows + column_ctas, packs,
                       &direct_norm_backward_kernel<T, W, kCenter, Plan>, problem);
+}
+
+template <class T>
+void run_norm_backward_direct(const Context& context, const NormBackwardProblem& p,
+                              std::size_t plan) {
+  if constexpr (!std::is_same_v<T, double>) {
+    dispatch_norm_backward<T, is_direct>(p, plan, [&]<class Plan, bool kCenter, bool kResidual>() {
+      if (has_float_parameters<T>(p)) {
+        launch_norm_backward_direct<T, float, kCenter, Plan>(context, p);
+      } else {
+        launch_norm_backward_direct<T, T, kCenter, Plan>(context, p);
+      }
+    });
+  }
 }
 
 }  // namespace transformer_kernels::cuda

@@ -4,10 +4,11 @@
 // chunks. x and dy are read three times, the second and third time mostly from the caches.
 #pragma once
 
+#include "core/cuda/launch.cuh"
 #include "core/cuda/row.cuh"
 #include "core/cuda/scratch.h"
-#include "norm/column_sum.cuh"
-#include "norm/norm_plan.h"
+#include "norm/column_sum.h"
+#include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -25,7 +26,7 @@ struct GradientSums {
   V gx;  // sum of dy * w * xhat
 };
 
-template <class T, class W, bool kCenter, class Plan>
+template <class T, bool kCenter, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads())
     norm_backward_rows_kernel(const __grid_constant__ NormBackwardProblem p) {
   using V = accumulate_t<T>;
@@ -36,14 +37,18 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads())
   const auto at = [&](const Rows& m) { return static_cast<T*>(m.data) + row.index * m.stride; };
   const T* x = at(p.x);
   const T* dy = at(p.dy);
-  const W* weight = static_cast<const W*>(p.weight);
   const V mean = kCenter ? static_cast<const V*>(p.mean)[row.index] : V(0);
   const V rstd = static_cast<const V*>(p.rstd)[row.index];
   const V offset = p.zero_centered_weight ? V(1) : V(0);
   // Rounded as a number of its own: fused into a later sum, it would not cancel against its mean in
   // a row of one element.
   const auto g_of = [&](Index col) {
-    return product(widen(dy[col]), weight ? static_cast<V>(widen(weight[col])) + offset : V(1));
+    V weight = V(1) - offset;
+    if (p.weight != nullptr) {
+      weight = has_float_parameters<T>(p) ? static_cast<V>(static_cast<const float*>(p.weight)[col])
+                                          : widen(static_cast<const T*>(p.weight)[col]);
+    }
+    return product(widen(dy[col]), weight + offset);
   };
   const auto xhat_of = [&](Index col) { return (widen(x[col]) - mean) * rstd; };
 
@@ -73,7 +78,8 @@ template <class V>
 struct ColumnsLaunch {
   NormBackwardProblem problem;
   std::int64_t chunk_rows;
-  V* partial;  // [chunks][2][cols]
+  V* partial;  // [chunks][2][pitch]
+  std::int64_t pitch;
 };
 
 inline constexpr int kColumnThreads = 128;
@@ -94,14 +100,15 @@ __global__ void __launch_bounds__(kColumnThreads)
 #pragma unroll 4
   for (std::int64_t row = begin; row < end; ++row) {
     const V dy = widen(static_cast<const T*>(p.dy.data)[row * p.dy.stride + col]);
+    dbias += dy;
+    if (p.dweight == nullptr) continue;
     const V x = widen(static_cast<const T*>(p.x.data)[row * p.x.stride + col]);
     const V mean = kCenter ? static_cast<const V*>(p.mean)[row] : V(0);
     dweight += dy * ((x - mean) * static_cast<const V*>(p.rstd)[row]);
-    dbias += dy;
   }
-  V* out = a.partial + chunk * 2 * p.cols + col;
+  V* out = a.partial + chunk * 2 * a.pitch + col;
   out[0] = dweight;
-  out[p.cols] = dbias;
+  out[a.pitch] = dbias;
 }
 
 // Chunks depend on the shape alone, not on the device, so that sums are the same on every card.
@@ -112,35 +119,55 @@ inline std::int64_t column_chunks(std::int64_t rows, std::int64_t cols) {
                                   std::max<std::int64_t>(1, kCtas / blocks));
 }
 
-template <class T, class W, bool kCenter>
-void launch_norm_backward_plain(const char* op, const Context& context,
-                                const NormBackwardProblem& p) {
+// The parameter gradients that `p` wants.
+template <class T, bool kCenter>
+void launch_norm_backward_columns(const Context& context, const NormBackwardProblem& p) {
   using V = accumulate_t<T>;
+  const std::int64_t chunks = column_chunks(p.rows, p.cols);
+  const std::int64_t pitch = rounded_up(p.cols, 4);
+  const Scratch scratch(p.op, context, chunks * 2 * pitch * sizeof(V));
+  const ColumnsLaunch<V> columns{p, divide_up(p.rows, chunks), scratch.as<V>(), pitch};
+  const LaunchShape shape{.ctas = chunks * divide_up(p.cols, kColumnThreads),
+                          .threads = kColumnThreads};
+  launch(p.op, context, shape, &norm_backward_columns_kernel<T, kCenter>, columns);
+  sum_columns(p.op, context, p.weight_dtype,
+              PartialGradients<V>{scratch.as<V>(), static_cast<int>(chunks), pitch, p.cols,
+                                  p.dweight, p.dbias},
+              false);
+}
+
+template <class T, bool kCenter>
+void launch_norm_backward_rows(const Context& context, const NormBackwardProblem& p) {
   constexpr std::int64_t kNarrow = 512;
-  // The parameter gradients first: dx may be dy's memory.
-  if (p.cols > 0 && (p.dweight != nullptr || p.dbias != nullptr)) {
-    const std::int64_t chunks = column_chunks(p.rows, p.cols);
-    const Scratch scratch(op, context, chunks * 2 * p.cols * sizeof(V));
-    const ColumnsLaunch<V> columns{p, divide_up(p.rows, chunks), scratch.as<V>()};
-    const LaunchShape shape{.ctas = chunks * divide_up(p.cols, kColumnThreads),
-                            .threads = kColumnThreads};
-    launch(op, context, shape, &norm_backward_columns_kernel<T, kCenter>, columns);
-    launch_column_sum<W, V>(
-        op, context,
-        {scratch.as<V>(), static_cast<int>(chunks), p.cols, p.cols, p.dweight, p.dbias}, false);
+  const auto run = [&]<class Plan>() {
+    const LaunchShape shape{.ctas = divide_up(p.rows, Plan::plan.rows),
+                            .threads = Plan::plan.cta_threads()};
+    launch(p.op, context, shape, &norm_backward_rows_kernel<T, kCenter, Plan>, p);
+  };
+  if (p.cols <= kNarrow) {
+    run.template operator()<PlainBackwardNarrowRows>();
+  } else {
+    run.template operator()<PlainBackwardRows>();
   }
-  if (p.rows > 0 && p.cols > 0) {
-    const auto run = [&]<class Plan>() {
-      const LaunchShape shape{.ctas = divide_up(p.rows, Plan::plan.rows),
-                              .threads = Plan::plan.cta_threads()};
-      launch(op, context, shape, &norm_backward_rows_kernel<T, W, kCenter, Plan>, p);
-    };
-    if (p.cols <= kNarrow) {
-      run.template operator()<PlainBackwardNarrowRows>();
-    } else {
-      run.template operator()<PlainBackwardRows>();
+}
+
+template <class T>
+void run_norm_backward_plain(const Context& context, const NormBackwardProblem& p) {
+  if (p.cols == 0) return;
+  dispatch_bool(p.center, [&]<bool kCenter>() {
+    // The parameter gradients first: dx may be dy's memory.
+    if (p.dweight != nullptr || p.dbias != nullptr) {
+      launch_norm_backward_columns<T, kCenter>(context, p);
     }
-  }
+    if (p.rows > 0) launch_norm_backward_rows<T, kCenter>(context, p);
+  });
+}
+
+template <class T>
+void sum_norm_bias_gradient(const Context& context, const NormBackwardProblem& p) {
+  NormBackwardProblem bias_alone = p;
+  bias_alone.dweight = nullptr;
+  launch_norm_backward_columns<T, false>(context, bias_alone);
 }
 
 }  // namespace transformer_kernels::cuda

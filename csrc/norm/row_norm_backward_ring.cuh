@@ -14,8 +14,8 @@
 
 #include "core/cuda/row_ring.cuh"
 #include "core/cuda/scratch.h"
-#include "norm/column_sum.cuh"
-#include "norm/norm_plan.h"
+#include "norm/column_sum.h"
+#include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -96,11 +96,10 @@ struct SingleSum {
   static __device__ __forceinline__ float of_gx(float sum) { return sum; }
 };
 
-// T, W: storage of matrices and parameters. kBias: dbias is wanted.
-template <class T, class W, bool kCenter, bool kBias, bool kDsum, class Plan>
+// T: storage of the matrices. dbias is of LayerNorm alone.
+template <class T, bool kCenter, bool kDsum, class Plan>
 __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     norm_backward_ring_kernel(const __grid_constant__ NormBackwardRing a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
   constexpr RingPlan kPlan = Plan::plan;
   constexpr int kSize = P::size;
@@ -109,12 +108,10 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   constexpr bool kKeep = kOwned <= 24;
   constexpr bool kShifted = kPlan.shifted;
   using Ring = RowRing<Plan, T, kDsum ? 3 : 2>;
-  // Weights in shared memory: as floats, with their offset, where there is room for it.
-  constexpr int kWeightBytes = ring_weight_bytes(kPlan, sizeof(T), sizeof(W));
-  using Stored = std::conditional_t<ring_weight_size(kPlan, sizeof(W)) == 4, float, W>;
-  constexpr bool kOffsetStored = std::is_same_v<Stored, float>;
-  constexpr int kPieces = kSize * sizeof(Stored) / 16;
-  using Piece = Pack<Stored, kSize / kPieces>;
+  // Weights in shared memory: as floats, whatever they are stored as, with their offset.
+  constexpr int kWeightBytes = ring_weight_bytes(kPlan, sizeof(T));
+  using Piece = Pack<float, 4>;
+  constexpr int kPieces = kSize / Piece::size;
 
   const NormBackwardProblem& p = a.problem;
   extern __shared__ __align__(128) unsigned char shared[];  // weights, then the ring
@@ -137,22 +134,27 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   // The weights of this CTA's columns, once; groups share them. Piece i of a pack lies a plane
   // behind piece 0, so that a warp reads 512 bytes in a row.
   const float offset = p.zero_centered_weight ? 1.0f : 0.0f;
-  const float stored_offset = kOffsetStored ? offset : 0.0f;
   for (int slot = 0; slot < kPacks && own.group == 0; ++slot) {
     if (!own.owns(slot)) break;
     float w[kSize];
 #pragma unroll
     for (int k = 0; k < kSize; ++k) w[k] = 1.0f - offset;
-    if (p.weight != nullptr) {
+    const auto read = [&]<class W>(const W* weight) {
       ParameterPack<W, kSize> pack;
-      const auto* const weight = static_cast<const W*>(p.weight);
       const std::int64_t col = static_cast<std::int64_t>(own.first + lane + slot * kWarp) * kSize;
       if constexpr (kShifted) pack.load_shifted(weight, col, cols);
       if constexpr (!kShifted) pack.load(weight + col);
       pack.unpack(w);
+    };
+    if (p.weight != nullptr) {
+      if (has_float_parameters<T>(p)) {
+        read(static_cast<const float*>(p.weight));
+      } else {
+        read(static_cast<const T*>(p.weight));
+      }
     }
 #pragma unroll
-    for (int k = 0; k < kSize; ++k) w[k] += stored_offset;
+    for (int k = 0; k < kSize; ++k) w[k] += offset;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       store_shared(weights + (slot * kPieces + i) * kWarp * 16, Piece::pack(w + i * Piece::size));
@@ -175,10 +177,6 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       Piece::unpack(load_shared(weights + (slot * kPieces + i) * kWarp * 16), w + i * Piece::size);
-    }
-    if (!kOffsetStored && p.zero_centered_weight) {
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) w[k] += 1.0f;
     }
   };
   // The last pack of a row may reach out of it.
@@ -207,7 +205,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   };
 
   float dweight[kOwned] = {};
-  float dbias[kBias ? kOwned : 1] = {};
+  float dbias[kCenter ? kOwned : 1] = {};
   const float inverse_cols = reciprocal(static_cast<float>(p.cols));
   const float* next_mean = kCenter ? static_cast<const float*>(p.mean) + own.row : nullptr;
   const float* next_rstd = static_cast<const float*>(p.rstd) + own.row;
@@ -240,7 +238,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
         dweight[slot * kSize + k] += dy[k] * xp[k];
-        if constexpr (kBias) dbias[slot * kSize + k] += dy[k];
+        if constexpr (kCenter) dbias[slot * kSize + k] += dy[k];
         if constexpr (kCenter) sum_g += gp[k];
         sum_gx += gp[k] * xp[k];
       }
@@ -302,7 +300,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     for (int k = 0; k < kSize; k += 4) {
       const float* w = dweight + slot * kSize + k;
       *reinterpret_cast<float4*>(at + k) = make_float4(w[0], w[1], w[2], w[3]);
-      if constexpr (kBias) {
+      if constexpr (kCenter) {
         const float* b = dbias + slot * kSize + k;
         *reinterpret_cast<float4*>(at + kColumns + k) = make_float4(b[0], b[1], b[2], b[3]);
       }
@@ -311,7 +309,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   __syncthreads();
   const int first_column = own.rank * kColumns;
   const int columns = max(0, min(cols - first_column, kColumns));
-  for (int i = threadIdx.x * 4; i < (kBias ? 2 : 1) * kColumns; i += kPlan.threads() * 4) {
+  for (int i = threadIdx.x * 4; i < (kCenter ? 2 : 1) * kColumns; i += kPlan.threads() * 4) {
     const int which = i / kColumns;
     const int column = i % kColumns;
     if (column >= columns) continue;
@@ -326,31 +324,42 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     float* out = a.partial + (static_cast<std::int64_t>(own.cluster) * 2 + which) * a.pitch;
     *reinterpret_cast<float4*>(out + first_column + column) = sum;
   }
-#endif
 }
 
-template <class T, class W, bool kCenter, bool kBias, bool kDsum, class Plan>
-void launch_norm_backward_ring(const char* op, const Context& context,
-                               const NormBackwardProblem& p) {
-  const auto kernel = &norm_backward_ring_kernel<T, W, kCenter, kBias, kDsum, Plan>;
+template <class T, bool kCenter, bool kDsum, class Plan>
+void launch_norm_backward_ring(const Context& context, const NormBackwardProblem& p) {
+  const auto kernel = &norm_backward_ring_kernel<T, kCenter, kDsum, Plan>;
   constexpr RingPlan kPlan = Plan::plan;
   const int device = context.device.index;
   const NormBackwardShape shape = norm_backward_shape(kPlan, p, device_limits(device));
-  const int resident = resident_clusters(op, kernel, kPlan, shape.shared_bytes, device);
+  const int resident = resident_clusters(p.op, kernel, kPlan, shape.shared_bytes, device);
   const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
-  const bool parameters = p.dweight != nullptr || p.dbias != nullptr;
+  void* const dbias = kCenter ? p.dbias : nullptr;
+  const bool parameters = p.dweight != nullptr || dbias != nullptr;
   const std::int64_t pitch = rounded_up(p.cols, 4);
   const std::size_t bytes = parameters ? clusters * 2 * pitch * sizeof(float) : 0;
-  const Scratch scratch(op, context, std::max<std::size_t>(bytes, 16));
+  const Scratch scratch(p.op, context, std::max<std::size_t>(bytes, 16));
   float* partial = parameters ? scratch.as<float>() : nullptr;
   const LaunchShape launch_shape{.ctas = clusters * kPlan.cluster,
                                  .threads = kPlan.threads(),
                                  .cluster = kPlan.cluster,
                                  .shared_bytes = static_cast<std::size_t>(shape.shared_bytes)};
-  launch(op, context, launch_shape, kernel, NormBackwardRing{p, shape, partial, pitch});
+  launch(p.op, context, launch_shape, kernel, NormBackwardRing{p, shape, partial, pitch});
   if (!parameters) return;
-  launch_column_sum<W, float>(
-      op, context, {partial, static_cast<int>(clusters), pitch, p.cols, p.dweight, p.dbias}, true);
+  sum_columns(
+      p.op, context, p.weight_dtype,
+      PartialGradients<float>{partial, static_cast<int>(clusters), pitch, p.cols, p.dweight, dbias},
+      true);
+}
+
+template <class T>
+void run_norm_backward_ring(const Context& context, const NormBackwardProblem& p,
+                            std::size_t plan) {
+  // RMSNorm comes without a bias as a rule, which is not worth kernels. First: dx may be dy.
+  if (!p.center && p.dbias != nullptr) sum_norm_bias_gradient<T>(context, p);
+  dispatch_norm_backward<T, is_ring>(p, plan, [&]<class Plan, bool kCenter, bool kDsum>() {
+    launch_norm_backward_ring<T, kCenter, kDsum, Plan>(context, p);
+  });
 }
 
 }  // namespace transformer_kernels::cuda

@@ -3,9 +3,11 @@
 // core/cuda/row_chunk.cuh.
 #pragma once
 
+#include "core/cuda/chunk_launch.cuh"
 #include "core/cuda/row_chunk.cuh"
 #include "norm/moments.cuh"
 #include "norm/norm_chunk_plan.h"
+#include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -48,7 +50,6 @@ __device__ __forceinline__ Moments<float> moments_of_lanes(const float* off, flo
 template <class T, bool kCenter, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
     norm_forward_chunk_kernel(const __grid_constant__ NormForwardChunkCall a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
   constexpr ChunkPlan kPlan = Plan::plan;
   constexpr int kSize = P::size;
@@ -117,7 +118,18 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
     }
   }
   ring.finish();
-#endif
+}
+
+template <class T>
+void run_norm_forward_chunk(const Context& context, const NormForwardProblem& p, std::size_t plan) {
+  dispatch_chunk<kNormForwardChunks, T>(
+      context, chunk_load(p), plan,
+      [&]<class Plan>(const ChunkShape& shape, const LaunchShape& launch_shape) {
+        dispatch_bool(p.center, [&]<bool kCenter>() {
+          launch(p.op, context, launch_shape, &norm_forward_chunk_kernel<T, kCenter, Plan>,
+                 NormForwardChunkCall{p, shape});
+        });
+      });
 }
 
 }  // namespace transformer_kernels::cuda

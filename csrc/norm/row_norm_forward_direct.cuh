@@ -7,6 +7,7 @@
 
 #include "core/cuda/direct_row.cuh"
 #include "norm/moments.cuh"
+#include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -79,6 +80,17 @@ __device__ __forceinline__ void add_pack(Raw& raw, const Raw& more) {
   raw.piece[0] = P::pack(a);
 }
 
+// Whether parameters are read while the row is under way. The compiler for sm_75 needs a few
+// registers more, which float32 parameters beside 16-bit rows do not leave.
+template <class T, class W>
+constexpr bool loads_parameters_early() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  return sizeof(W) <= sizeof(T);
+#else
+  return true;
+#endif
+}
+
 // T: storage of the matrices. W: storage of weight and bias. Grid: rows. `sum` may be `residual`:
 // it is written when every thread of the row has read.
 template <class T, class W, bool kCenter, bool kResidual, class Plan>
@@ -103,8 +115,11 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
     if constexpr (kCenter) residual_head.load_in_order(at(p.residual));
   }
   ParameterPack<W, kSize> weight[kPacks], bias[kPacks];
-  if (p.weight != nullptr) row.load(static_cast<const W*>(p.weight), weight);
-  if (p.bias != nullptr) row.load(static_cast<const W*>(p.bias), bias);
+  const auto load_parameters = [&] {
+    if (p.weight != nullptr) row.load(static_cast<const W*>(p.weight), weight);
+    if (p.bias != nullptr) row.load(static_cast<const W*>(p.bias), bias);
+  };
+  if constexpr (loads_parameters_early<T, W>()) load_parameters();
 
   if constexpr (kResidual) {
 #pragma unroll
@@ -139,6 +154,7 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
     if (p.rstd != nullptr) p.rstd[blockIdx.x] = rstd;
   }
 
+  if constexpr (!loads_parameters_early<T, W>()) load_parameters();
 #pragma unroll
   for (int slot = 0; slot < kPacks; ++slot) {
     if constexpr (kResidual) row.store(at(p.sum), slot, x[slot].piece[0]);
@@ -148,14 +164,13 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
     for (int k = 0; k < kSize; ++k) {
       value[k] = fmaf(value[k] - moments.anchor, rstd, -moments.mean * rstd);
     }
-    Affine<T, W, kSize>{weight[slot], bias[slot]}.apply(p, value);
+    Affine<W, kSize>{weight[slot], bias[slot]}.apply(p, value);
     row.store(at(p.y), slot, P::pack(value));
   }
 }
 
 template <class T, class W, bool kCenter, bool kResidual, class Plan>
-void launch_norm_forward_direct(const char* op, const Context& context,
-                                const NormForwardProblem& p) {
+void launch_norm_forward_direct(const Context& context, const NormForwardProblem& p) {
   const int packs = static_cast<int>(p.cols / DirectRow<T, Plan>::kSize);
   const DirectNormForward parameters{.x = p.x,
                                      .residual = p.residual,
@@ -169,8 +184,24 @@ void launch_norm_forward_direct(const char* op, const Context& context,
                                      .packs = packs,
                                      .eps = static_cast<float>(p.eps),
                                      .zero_centered_weight = p.zero_centered_weight};
-  launch_direct<Plan>(op, context, p.rows, packs,
+  launch_direct<Plan>(p.op, context, p.rows, packs,
                       &direct_norm_forward_kernel<T, W, kCenter, kResidual, Plan>, parameters);
+}
+
+// The dtype of the parameters is a template argument here alone: code that does not run costs these
+// kernels time as well.
+template <class T>
+void run_norm_forward_direct(const Context& context, const NormForwardProblem& p,
+                             std::size_t plan) {
+  if constexpr (!std::is_same_v<T, double>) {
+    dispatch_norm_forward<T, is_direct>(p, plan, [&]<class Plan, bool kCenter, bool kResidual>() {
+      if (has_float_parameters<T>(p)) {
+        launch_norm_forward_direct<T, float, kCenter, kResidual, Plan>(context, p);
+      } else {
+        launch_norm_forward_direct<T, T, kCenter, kResidual, Plan>(context, p);
+      }
+    });
+  }
 }
 
 }  // namespace transformer_kernels::cuda

@@ -6,7 +6,7 @@
 #include "core/cuda/launch.cuh"
 #include "core/cuda/row.cuh"
 #include "norm/moments.cuh"
-#include "norm/norm_plan.h"
+#include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -49,22 +49,20 @@ constexpr int oneshot_ctas(const RowPlan& plan) {
 #endif
 }
 
-// T: storage of the matrices. W: storage of weight and bias. Grid: ceil(rows / plan.cta_rows()) *
-// cluster.
-template <class T, class W, bool kCenter, bool kResidual, class Plan>
+// T: storage of the matrices. Grid: ceil(rows / plan.cta_rows()) * cluster.
+template <class T, bool kCenter, bool kResidual, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::plan))
     norm_forward_oneshot_kernel(const __grid_constant__ NormForwardProblem p) {
-#if __CUDA_ARCH__ < 900
-  if constexpr (Plan::plan.bulk) return;
-#endif
   using RowT = Row<Plan, T>;
   using P = Pack<T, RowT::kPackSize>;
   using V = typename P::Value;
   using Index = typename RowT::Index;
   constexpr int kSize = P::size;
   constexpr int kStaged = kResidual ? 2 : 1;
-  // float32 parameters beside 16-bit rows take more registers than the early read is worth.
-  constexpr bool kPrefetch = Plan::plan.prefetch && sizeof(W) <= sizeof(T);
+  // float32 parameters beside 16-bit rows take more registers than an early read is worth.
+  constexpr bool kPrefetch = Plan::plan.prefetch;
+  const bool float_parameters =
+      (Plan::kEntry.traits & kEqualParameters) == 0 && has_float_parameters<T>(p);
 
   constexpr int kStack = Plan::plan.stack;
   static_assert(kStack == 1 || (Plan::plan.bulk && Plan::plan.packs == 0));
@@ -90,16 +88,16 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   }
   if (!row.inside) return;
 
-  const auto load_affine = [&](Affine<T, W, kSize>& affine, Index pack) {
+  const auto load_affine = [&](auto& affine, Index pack) {
     if constexpr (RowT::kShifted) {
       affine.load_shifted(p, row.column(pack));
     } else {
       affine.load(p, slice + row.column(pack));
     }
   };
-  Affine<T, W, kSize> affine[kPrefetch ? Plan::plan.packs : 1];
-  if constexpr (kPrefetch) {
-    row.for_each_pack([&](int slot, Index pack) { load_affine(affine[slot], pack); });
+  Affine<T, kSize> ahead[kPrefetch ? Plan::plan.packs : 1];
+  if (kPrefetch && !float_parameters) {
+    row.for_each_pack([&](int slot, Index pack) { load_affine(ahead[slot], pack); });
   }
   if constexpr (Plan::plan.bulk) wait_for_row(row, scratch);
 
@@ -221,8 +219,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     }
   }
 
-  row.for_each_pack([&](int slot, Index pack) {
-    if constexpr (!kPrefetch) load_affine(affine[0], pack);
+  const auto finish = [&](int slot, Index pack, const auto& affine) {
 #pragma unroll
     for (int r = 0; r < kStack; ++r) {
       if (r >= row.count) break;
@@ -232,21 +229,51 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
       for (int k = 0; k < kSize; ++k) {
         value[k] = fma(value[k] - moments[r].anchor, rstd[r], -moments[r].mean * rstd[r]);
       }
-      affine[kPrefetch ? slot : 0].apply(p, value);
+      affine.apply(p, value);
       store_pack<P>(row, at(p.y, r) + slice, pack, P::pack(value));
+    }
+  };
+  if constexpr (sizeof(T) == 2) {
+    if (float_parameters) {
+      row.for_each_pack([&](int slot, Index pack) {
+        Affine<float, kSize> affine;
+        load_affine(affine, pack);
+        finish(slot, pack, affine);
+      });
+      return;
+    }
+  }
+  if constexpr ((Plan::kEntry.traits & kFloatParameters) == 0) {
+    row.for_each_pack([&](int slot, Index pack) {
+      if constexpr (!kPrefetch) load_affine(ahead[0], pack);
+      finish(slot, pack, ahead[kPrefetch ? slot : 0]);
+    });
+  }
+}
+
+template <class T, auto kRuns>
+void run_norm_forward_oneshot(const Context& context, const NormForwardProblem& p,
+                              std::size_t plan) {
+  dispatch_norm_forward<T, kRuns>(p, plan, [&]<class Plan, bool kCenter, bool kResidual>() {
+    if constexpr (!std::is_same_v<T, double> || moves_single_elements(Plan::kEntry)) {
+      const LaunchShape shape{
+          .ctas = divide_up(p.rows, Plan::plan.cta_rows()) * Plan::plan.cluster,
+          .threads = Plan::plan.cta_threads(),
+          .cluster = Plan::plan.cluster,
+          .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p)))};
+      launch(p.op, context, shape, &norm_forward_oneshot_kernel<T, kCenter, kResidual, Plan>, p);
     }
   });
 }
 
-template <class T, class W, bool kCenter, bool kResidual, class Plan>
-void launch_norm_forward_oneshot(const char* op, const Context& context,
-                                 const NormForwardProblem& p) {
-  const LaunchShape shape{
-      .ctas = divide_up(p.rows, Plan::plan.cta_rows()) * Plan::plan.cluster,
-      .threads = Plan::plan.cta_threads(),
-      .cluster = Plan::plan.cluster,
-      .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p)))};
-  launch(op, context, shape, &norm_forward_oneshot_kernel<T, W, kCenter, kResidual, Plan>, p);
+template <class T>
+void run_norm_forward_rows(const Context& context, const NormForwardProblem& p, std::size_t plan) {
+  run_norm_forward_oneshot<T, is_rows>(context, p, plan);
+}
+
+template <class T>
+void run_norm_forward_bulk(const Context& context, const NormForwardProblem& p, std::size_t plan) {
+  run_norm_forward_oneshot<T, is_bulk>(context, p, plan);
 }
 
 }  // namespace transformer_kernels::cuda

@@ -8,7 +8,7 @@
 
 #include "core/cuda/row_ring.cuh"
 #include "norm/moments.cuh"
-#include "norm/norm_plan.h"
+#include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -44,11 +44,10 @@ struct NormForwardRing {
   int stages;
 };
 
-// T: storage of the matrices. W: storage of weight and bias.
-template <class T, class W, bool kCenter, bool kResidual, class Plan>
+// T: storage of the matrices.
+template <class T, bool kCenter, bool kResidual, class Plan>
 __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     norm_forward_ring_kernel(const __grid_constant__ NormForwardRing a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
   constexpr RingPlan kPlan = Plan::plan;
   constexpr int kSize = P::size;
@@ -79,11 +78,18 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   if constexpr (kResidual) operands[1] = p.residual;
   Ring ring(own, p, a.stages, shared_address(shared), filled, operands);
 
-  Affine<T, W, kSize> affine[kPacks];
+  // As floats, whatever they are stored as.
+  Affine<float, kSize> affine[kPacks];
 #pragma unroll
   for (int slot = 0; slot < kPacks; ++slot) {
-    if (own.owns(slot)) {
-      affine[slot].load(p, static_cast<std::int64_t>(own.first + own.lane + slot * kWarp) * kSize);
+    if (!own.owns(slot)) continue;
+    const auto col = static_cast<std::int64_t>(own.first + own.lane + slot * kWarp) * kSize;
+    if (has_float_parameters<T>(p)) {
+      affine[slot].load(p, col);
+    } else {
+      Affine<T, kSize> stored;
+      stored.load(p, col);
+      affine[slot] = stored.widened();
     }
   }
 
@@ -156,23 +162,24 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     if constexpr (kResidual) sum += own.walkers * p.sum.stride;
     ring.advance(own);
   }
-#endif
 }
 
-template <class T, class W, bool kCenter, bool kResidual, class Plan>
-void launch_norm_forward_ring(const char* op, const Context& context, const NormForwardProblem& p) {
-  const auto kernel = &norm_forward_ring_kernel<T, W, kCenter, kResidual, Plan>;
-  constexpr RingPlan kPlan = Plan::plan;
-  const int device = context.device.index;
-  const int stages = norm_forward_ring_stages(kPlan, kResidual, device_limits(device));
-  const int shared_bytes = stages * kPlan.stage_bytes() * (kResidual ? 2 : 1);
-  const int resident = resident_clusters(op, kernel, kPlan, shared_bytes, device);
-  const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
-  const LaunchShape shape{.ctas = clusters * kPlan.cluster,
-                          .threads = kPlan.threads(),
-                          .cluster = kPlan.cluster,
-                          .shared_bytes = static_cast<std::size_t>(shared_bytes)};
-  launch(op, context, shape, kernel, NormForwardRing{p, stages});
+template <class T>
+void run_norm_forward_ring(const Context& context, const NormForwardProblem& p, std::size_t plan) {
+  dispatch_norm_forward<T, is_ring>(p, plan, [&]<class Plan, bool kCenter, bool kResidual>() {
+    const auto kernel = &norm_forward_ring_kernel<T, kCenter, kResidual, Plan>;
+    constexpr RingPlan kPlan = Plan::plan;
+    const int device = context.device.index;
+    const int stages = norm_forward_ring_stages(kPlan, kResidual, device_limits(device));
+    const int shared_bytes = stages * kPlan.stage_bytes() * (kResidual ? 2 : 1);
+    const int resident = resident_clusters(p.op, kernel, kPlan, shared_bytes, device);
+    const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
+    const LaunchShape shape{.ctas = clusters * kPlan.cluster,
+                            .threads = kPlan.threads(),
+                            .cluster = kPlan.cluster,
+                            .shared_bytes = static_cast<std::size_t>(shared_bytes)};
+    launch(p.op, context, shape, kernel, NormForwardRing{p, stages});
+  });
 }
 
 }  // namespace transformer_kernels::cuda

@@ -39,9 +39,6 @@ __device__ __forceinline__ V add_over_row(const Row<Plan, T>& row,
 template <class T, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
     softmax_backward_kernel(const __grid_constant__ SoftmaxBackwardProblem p) {
-#if __CUDA_ARCH__ < 900
-  if constexpr (Plan::plan.needs_sm90()) return;
-#endif
   using RowT = Row<Plan, T>;
   using P = Pack<T, RowT::kPackSize>;
   using V = typename P::Value;

@@ -2,9 +2,10 @@
 // Both passes over narrow rows of any width that lie without gaps. See core/cuda/row_chunk.cuh.
 #pragma once
 
+#include "core/cuda/chunk_launch.cuh"
 #include "core/cuda/row_chunk.cuh"
 #include "softmax/row_softmax_forward.cuh"
-#include "softmax/softmax_chunk_plan.h"
+#include "softmax/softmax_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -14,12 +15,11 @@ struct SoftmaxChunkCall {
   ChunkShape shape;
 };
 
-// T: storage. kLog: log-softmax. Grid: as many CTAs as are resident at a time.
-template <class T, bool kLog, class Plan>
+// T: storage. Grid: as many CTAs as are resident at a time.
+template <class T, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
     softmax_forward_chunk_kernel(
         const __grid_constant__ SoftmaxChunkCall<SoftmaxForwardProblem> a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
   using E = Exponent<T>;
   constexpr ChunkPlan kPlan = Plan::plan;
@@ -51,35 +51,40 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
       max = reduce_lanes<Max, kPlan.lanes>(max);
       const float base = anchor(max);
       float sum = 0;
+      const auto raise = [&]<bool kLog>() {
 #pragma unroll
-      for (int k = 0; k < kOwned; ++k) {
-        const float exponent = v[k] - base;
-        const float power = E::power(exponent);
-        sum += power;
-        v[k] = kLog ? exponent : power;
+        for (int k = 0; k < kOwned; ++k) {
+          const float exponent = v[k] - base;
+          const float power = E::power(exponent);
+          sum += power;
+          v[k] = kLog ? exponent : power;
+        }
+      };
+      if (p.log) {
+        raise.template operator()<true>();
+      } else {
+        raise.template operator()<false>();
       }
       sum = reduce_lanes<Add, kPlan.lanes>(sum);
-      const Finish<float> finish = finish_of<T, false, false>(kLog, 0.0f, sum);
+      const Finish<float> finish = finish_of<T, false, false>(p.log, 0.0f, sum);
 #pragma unroll
       for (int slot = 0; slot < kPlan.packs; ++slot) {
 #pragma unroll
         for (int k = 0; k < kSize; ++k) {
           float& out = v[slot * kSize + k];
-          out = kLog ? fmaf(out, finish.gain, finish.offset) : out * finish.gain;
+          out = fmaf(out, finish.gain, finish.offset);
         }
         own.store(y, slot, P::pack(v + slot * kSize));
       }
     }
   }
   ring.finish();
-#endif
 }
 
-template <class T, bool kLog, class Plan>
+template <class T, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
     softmax_backward_chunk_kernel(
         const __grid_constant__ SoftmaxChunkCall<SoftmaxBackwardProblem> a) {
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1000
   using P = Pack<T, 16 / sizeof(T)>;
   using E = Exponent<T>;
   constexpr ChunkPlan kPlan = Plan::plan;
@@ -108,8 +113,13 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
         float* const g = gradient + (kKeep ? slot * kSize : 0);
         P::unpack(own.load(y, slot, 0), o);
         P::unpack(own.load(dy, slot, 0), g);
+        if (p.log) {
 #pragma unroll
-        for (int k = 0; k < kSize; ++k) sum = fmaf(kLog ? 1.0f : o[k], g[k], sum);
+          for (int k = 0; k < kSize; ++k) sum += g[k];
+        } else {
+#pragma unroll
+          for (int k = 0; k < kSize; ++k) sum = fmaf(o[k], g[k], sum);
+        }
       }
       sum = reduce_lanes<Add, kPlan.lanes>(sum);
 #pragma unroll
@@ -120,18 +130,39 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
           P::unpack(own.load(y, slot), o);
           P::unpack(own.load(dy, slot), g);
         }
+        if (p.log) {
 #pragma unroll
-        for (int k = 0; k < kSize; ++k) {
-          const float change =
-              kLog ? fmaf(-E::power(o[k] * E::kPerNatural), sum, g[k]) : o[k] * (g[k] - sum);
-          o[k] = scale * change;
+          for (int k = 0; k < kSize; ++k) {
+            o[k] = scale * fmaf(-E::power(o[k] * E::kPerNatural), sum, g[k]);
+          }
+        } else {
+#pragma unroll
+          for (int k = 0; k < kSize; ++k) o[k] = scale * (o[k] * (g[k] - sum));
         }
         own.store(dx, slot, P::pack(o));
       }
     }
   }
   ring.finish();
-#endif
+}
+
+template <class T, class Plan>
+auto softmax_chunk_kernel(const SoftmaxForwardProblem&) {
+  return &softmax_forward_chunk_kernel<T, Plan>;
+}
+template <class T, class Plan>
+auto softmax_chunk_kernel(const SoftmaxBackwardProblem&) {
+  return &softmax_backward_chunk_kernel<T, Plan>;
+}
+
+template <class T, class Problem>
+void run_softmax_chunk(const Context& context, const Problem& p, std::size_t plan) {
+  dispatch_chunk<kSoftmaxChunks<Problem>, T>(
+      context, chunk_load(p), plan,
+      [&]<class Plan>(const ChunkShape& shape, const LaunchShape& launch_shape) {
+        launch("softmax", context, launch_shape, softmax_chunk_kernel<T, Plan>(p),
+               SoftmaxChunkCall<Problem>{p, shape});
+      });
 }
 
 }  // namespace transformer_kernels::cuda

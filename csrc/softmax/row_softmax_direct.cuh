@@ -5,6 +5,7 @@
 #include "core/cuda/direct_row.cuh"
 #include "core/dispatch.h"
 #include "softmax/row_softmax_forward.cuh"
+#include "softmax/softmax_kernels.h"
 
 namespace transformer_kernels::cuda {
 
@@ -129,26 +130,33 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
 }
 
 template <class T, class Plan>
-void launch_softmax_direct(const char* op, const Context& context, const SoftmaxForwardProblem& p) {
+void launch_softmax_direct(const Context& context, const SoftmaxForwardProblem& p) {
   const int packs = static_cast<int>(p.cols / DirectRow<T, Plan>::kSize);
   const DirectSoftmaxForward parameters{p.x,        p.y,   p.x_stride,
                                         p.y_stride, packs, static_cast<float>(p.scale)};
   dispatch_bool(p.log, [&]<bool kLog>() {
-    launch_direct<Plan>(op, context, p.rows, packs, &direct_softmax_forward_kernel<T, kLog, Plan>,
-                        parameters);
+    launch_direct<Plan>("softmax", context, p.rows, packs,
+                        &direct_softmax_forward_kernel<T, kLog, Plan>, parameters);
   });
 }
 
 template <class T, class Plan>
-void launch_softmax_direct(const char* op, const Context& context,
-                           const SoftmaxBackwardProblem& p) {
+void launch_softmax_direct(const Context& context, const SoftmaxBackwardProblem& p) {
   const int packs = static_cast<int>(p.cols / DirectRow<T, Plan>::kSize);
   const DirectSoftmaxBackward parameters{
       p.y, p.dy, p.dx, p.y_stride, p.dy_stride, p.dx_stride, packs, static_cast<float>(p.scale)};
   dispatch_bool(p.log, [&]<bool kLog>() {
-    launch_direct<Plan>(op, context, p.rows, packs, &direct_softmax_backward_kernel<T, kLog, Plan>,
-                        parameters);
+    launch_direct<Plan>("softmax", context, p.rows, packs,
+                        &direct_softmax_backward_kernel<T, kLog, Plan>, parameters);
   });
+}
+
+template <class T, class Problem>
+void run_softmax_direct(const Context& context, const Problem& p, std::size_t plan) {
+  if constexpr (!std::is_same_v<T, double>) {
+    dispatch_softmax<is_direct_softmax>(
+        p, plan, [&]<class Plan>() { launch_softmax_direct<T, Plan>(context, p); });
+  }
 }
 
 }  // namespace transformer_kernels::cuda

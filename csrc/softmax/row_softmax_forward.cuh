@@ -87,9 +87,6 @@ __device__ __forceinline__ Row<Plan, T> visible_part(Row<Plan, T> row, std::int6
 template <class T, bool kMasked, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::plan.min_ctas)
     softmax_forward_kernel(const __grid_constant__ SoftmaxForwardProblem p) {
-#if __CUDA_ARCH__ < 900
-  if constexpr (Plan::plan.needs_sm90()) return;
-#endif
   using RowT = Row<Plan, T>;
   using P = Pack<T, RowT::kPackSize>;
   using V = typename P::Value;

@@ -23,6 +23,18 @@ constexpr bool moves_single_elements(const SoftmaxPlan& entry) {
   return plan != nullptr && !plan->wide;
 }
 
+// Kinds of plans, as template arguments. Rows: one-shot, on any architecture.
+inline constexpr auto is_direct_softmax = [](const SoftmaxPlan& entry) {
+  return std::holds_alternative<DirectPlan>(entry.plan);
+};
+inline constexpr auto is_bulk_softmax = [](const SoftmaxPlan& entry) {
+  const RowPlan* plan = std::get_if<RowPlan>(&entry.plan);
+  return plan != nullptr && plan->needs_sm90();
+};
+inline constexpr auto is_rows_softmax = [](const SoftmaxPlan& entry) {
+  return !is_direct_softmax(entry) && !is_bulk_softmax(entry);
+};
+
 inline std::string name_of(const SoftmaxPlan& entry) {
   return std::visit([](const auto& plan) { return name_of(plan); }, entry.plan);
 }

@@ -196,6 +196,16 @@ struct ParameterPack {
     }
   }
 
+  // As floats, bit for bit.
+  __device__ __forceinline__ ParameterPack<float, kSize> widened() const {
+    float value[kSize];
+    unpack(value);
+    ParameterPack<float, kSize> wide;
+#pragma unroll
+    for (int i = 0; i < wide.kPieces; ++i) wide.piece[i] = Pack<float, 4>::pack(value + i * 4);
+    return wide;
+  }
+
   __device__ __forceinline__ void unpack(typename Piece::Value* out) const {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) Piece::unpack(piece[i], out + i * Piece::size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What the backward pass on Hopper takes, and why not the rest. Needs no GPU.
-#ifdef TFK_WITH_CUDA
+#if TFK_CUDA_SM90A
 
 #include "attention/hopper_backward.h"
 

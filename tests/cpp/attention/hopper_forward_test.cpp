@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Which of Hopper's forward plans takes which problem. Needs no GPU.
-#ifdef TFK_WITH_CUDA
+#if TFK_CUDA_SM90A
 
 #include "attention/hopper_forward.h"
 

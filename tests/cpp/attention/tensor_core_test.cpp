@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What the tensor-core engine takes, and the tiles it chooses from.
-#ifdef TFK_WITH_CUDA
+#if TFK_CUDA_SM80
 
 #include "attention/tensor_core.h"
 

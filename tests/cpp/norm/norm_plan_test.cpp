@@ -6,6 +6,7 @@
 
 #include <iterator>
 #include <random>
+#include <set>
 
 #include "device_limits.h"
 
@@ -221,6 +222,40 @@ TEST(NormPlan, WithoutTheRingThereIsTheKernelThatRunsAnywhere) {
   EXPECT_TRUE(is_plain(backward(DType::kFloat32, kMany, std::int64_t{1} << 33), kHopper));
   EXPECT_TRUE(is_plain(backward(DType::kFloat32, 0, 1024), kHopper));
   EXPECT_TRUE(is_plain(backward(DType::kFloat32, kMany, 0), kHopper));
+}
+
+// Kernels that no problem runs are not worth their place.
+TEST(NormPlan, EveryPlanIsTheChoiceOfAProblem) {
+  std::set<const NormForwardPlan*> forwards;
+  std::set<const NormBackwardPlan*> backwards;
+  const auto visit = [&](DType dtype, std::int64_t rows, std::int64_t cols, bool center,
+                         bool residual, bool float_parameters, std::int64_t gap) {
+    NormForwardProblem f = forward(dtype, rows, cols, center);
+    NormBackwardProblem b = backward(dtype, rows, cols, center);
+    if (residual) f.residual = f.sum = b.dsum = rows_at(0x40000, cols);
+    if (float_parameters) f.weight_dtype = b.weight_dtype = DType::kFloat32;
+    f.y.stride += gap;
+    for (const DeviceLimits& device : {kAmpere, kHopper}) {
+      forwards.insert(chosen(f, device));
+      backwards.insert(chosen(b, device));
+    }
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (std::int64_t bytes = 512; bytes <= 1 << 20; bytes += bytes < 32768 ? 512 : 16384) {
+      for (unsigned kind = 0; kind < 32; ++kind) {
+        const std::int64_t cols = bytes / size_of(dtype) - (kind >> 3 & 1);
+        const std::int64_t gap = (kind >> 3 & 1) && (kind >> 4 & 1) ? 1 : 0;
+        const std::int64_t rows = (kind >> 4 & 1) ? 1 : kMany;
+        visit(dtype, rows, cols, kind & 1, kind >> 1 & 1, kind >> 2 & 1, gap);
+      }
+    }
+  }
+  for (const NormForwardPlan& plan : kNormForwardPlans) {
+    EXPECT_TRUE(forwards.contains(&plan)) << name_of(plan);
+  }
+  for (const NormBackwardPlan& plan : kNormBackwardPlans) {
+    EXPECT_TRUE(backwards.contains(&plan)) << name_of(plan);
+  }
 }
 
 void expect_well_formed(const RowPlan& plan) {

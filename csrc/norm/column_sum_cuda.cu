@@ -1,26 +1,16 @@
 // SPDX-License-Identifier: MIT
-// The last step of a parameter gradient: partial rows summed to one, in a fixed order.
-#pragma once
+#include "norm/column_sum.h"
 
 #include "core/cuda/launch.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
-#include "core/cuda/row_plan.h"
+#include "core/dispatch.h"
+#include "core/rounding.h"
 
 namespace transformer_kernels::cuda {
+namespace {
 
-// `rows` partial rows of dweight and dbias side by side: partial[row][which][pitch].
-template <class V>
-struct PartialGradients {
-  const V* partial;
-  int rows;
-  std::int64_t pitch;  // at least cols
-  std::int64_t cols;
-  void* dweight;  // either may be null
-  void* dbias;
-};
-
-inline constexpr int kColumnSumWarps = 16;
+constexpr int kColumnSumWarps = 16;
 
 // A warp reads 32 * kSize columns of every 16th row; the CTA's warps meet in shared memory.
 // W: storage of the gradients. Grid: x over columns, y over {dweight, dbias}.
@@ -67,18 +57,28 @@ __global__ void __launch_bounds__(kColumnSumWarps* kWarp)
   }
 }
 
-template <class W, class V>
-void launch_column_sum(const char* op, const Context& context, const PartialGradients<V>& p,
-                       bool after_previous) {
-  const bool by_four = std::is_same_v<V, float> && p.pitch % 4 == 0;
-  const LaunchShape shape{.ctas = 2 * divide_up(p.cols, kWarp * (by_four ? 4 : 1)),
+template <class W, int kSize, class V>
+void run(const char* op, const Context& context, const PartialGradients<V>& p,
+         bool after_previous) {
+  if (p.cols == 0) return;
+  const LaunchShape shape{.ctas = 2 * divide_up(p.cols, kWarp * kSize),
                           .threads = kColumnSumWarps * kWarp,
                           .after_previous = after_previous};
-  if (p.cols == 0) return;
-  if constexpr (std::is_same_v<V, float>) {
-    if (by_four) return launch(op, context, shape, &column_sum_kernel<W, V, 4>, p);
-  }
-  launch(op, context, shape, &column_sum_kernel<W, V, 1>, p);
+  launch(op, context, shape, &column_sum_kernel<W, V, kSize>, p);
+}
+
+}  // namespace
+
+void sum_columns(const char* op, const Context& context, DType dtype,
+                 const PartialGradients<float>& p, bool after_previous) {
+  dispatch_float(dtype, [&]<class W>() {
+    if constexpr (!std::is_same_v<W, double>) run<W, 4>(op, context, p, after_previous);
+  });
+}
+
+void sum_columns(const char* op, const Context& context, DType, const PartialGradients<double>& p,
+                 bool after_previous) {
+  run<double, 1>(op, context, p, after_previous);
 }
 
 }  // namespace transformer_kernels::cuda
