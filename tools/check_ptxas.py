@@ -1,18 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Fail on any register spill in the log of a build with TFK_PTXAS_VERBOSE.
+"""Fail on register spills and on more kernels than tools/kernel_budget.toml grants.
 
-check_ptxas.py build.log        prints the kernel with the most registers of each architecture
+check_ptxas.py build.log        reads Ninja's log of a build with TFK_PTXAS_VERBOSE; prints kernels
+                                by family, and the one with the most registers, by architecture
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Python 3.10 has it by another name, which comes with pytest.
+toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+BUDGET = Path(__file__).with_name("kernel_budget.toml")
+UNIT = re.compile(r"Building CUDA object \S*csrc/(\w+)/")
 ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
@@ -22,15 +31,19 @@ REGISTERS = re.compile(r"Used (\d+) registers")
 class Resources:
     name: str
     architecture: str
+    family: str = ""  # its folder of csrc
     spills: int = 0
     registers: int = 0
 
 
 def parse(log: str) -> list[Resources]:
     kernels: list[Resources] = []
+    family = ""
     for line in log.splitlines():
-        if match := ENTRY.search(line):
-            kernels.append(Resources(match[1], match[2]))
+        if match := UNIT.search(line):
+            family = match[1]
+        elif match := ENTRY.search(line):
+            kernels.append(Resources(match[1], match[2], family))
         elif not kernels:
             continue
         elif match := FRAME.search(line):
@@ -48,25 +61,58 @@ def readable(name: str) -> str:
     return answer.stdout.strip()
 
 
+def over_budget(
+    kernels: Sequence[Resources], budget: Mapping[str, Mapping[str, int | str]]
+) -> list[str]:
+    """What is wrong with the number of kernels of one architecture, in words."""
+    errors = []
+    for family, count in sorted(Counter(kernel.family for kernel in kernels).items()):
+        own = budget.get(family)
+        if own is None:
+            errors.append(
+                f"{family or 'unknown'}: {count} kernels, expected a family with a budget"
+            )
+        elif "kernels" in own:
+            if count > int(own["kernels"]):
+                errors.append(f"{family}: {count} kernels, expected at most {own['kernels']}")
+        else:
+            names = [readable(kernel.name) for kernel in kernels if kernel.family == family]
+            found = (re.search(str(own["op"]), name) for name in names)
+            ops = Counter(match[1] if match else "common" for match in found)
+            errors += [
+                f"{family}: {op} has {many} kernels, expected at most {own['kernels_per_op']}"
+                for op, many in sorted(ops.items())
+                if many > int(own["kernels_per_op"])
+            ]
+    return errors
+
+
 def main() -> int:
     kernels = parse(Path(sys.argv[1]).read_text())
+    budget = toml.loads(BUDGET.read_text())
     if not kernels:
         print("[ptxas] the log names no kernel, expected a build with TFK_PTXAS_VERBOSE=ON")
         return 1
+    errors = []
     for architecture in sorted({kernel.architecture for kernel in kernels}):
         own = [kernel for kernel in kernels if kernel.architecture == architecture]
         most = max(own, key=lambda kernel: kernel.registers)
+        families = Counter(kernel.family for kernel in own)
+        counts = ", ".join(f"{family} {count}" for family, count in sorted(families.items()))
         print(
-            f"[ptxas] {architecture}: {len(own)} kernels, at most {most.registers} registers "
-            f"({readable(most.name)})"
+            f"[ptxas] {architecture}: {len(own)} kernels ({counts}), at most {most.registers} "
+            f"registers ({readable(most.name)})"
         )
-    spilling = [kernel for kernel in kernels if kernel.spills]
-    for kernel in spilling:
-        print(
-            f"[ptxas] {kernel.architecture} {readable(kernel.name)}: "
-            f"{kernel.spills} bytes spilled, expected none"
-        )
-    return 1 if spilling else 0
+        errors += [f"{architecture} {error}" for error in over_budget(own, budget)]
+    errors += [
+        f"{kernel.architecture} {readable(kernel.name)}: {kernel.spills} bytes spilled, "
+        "expected none"
+        for kernel in kernels
+        if kernel.spills
+    ]
+    for error in errors:
+        print(f"[ptxas] {error}")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

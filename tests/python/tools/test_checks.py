@@ -13,10 +13,12 @@ import check_symbols
 import new_op
 
 PTXAS = """\
+[1/2] Building CUDA object CMakeFiles/tfk_cuda_sm90a_Half.dir/csrc/norm/x_sm90a_typed.cu.o
 ptxas info    : Compiling entry function '_Z1aPf' for 'sm_90a'
 ptxas info    : Function properties for _Z1aPf
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 40 registers, used 1 barriers
+[2/2] Building CUDA object CMakeFiles/tfk_cuda_all.dir/csrc/attention/plain/y.cu.o
 ptxas info    : Compiling entry function '_Z1bPf' for 'sm_80'
 ptxas info    : Function properties for _Z1bPf
     16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
@@ -26,16 +28,13 @@ ptxas info    : Used 255 registers
 
 def test_spills_are_found() -> None:
     kept, spilled = check_ptxas.parse(PTXAS)
-    assert (kept.name, kept.architecture, kept.registers, kept.spills) == (
-        "_Z1aPf",
-        "sm_90a",
-        40,
-        0,
-    )
-    assert (spilled.architecture, spilled.registers, spilled.spills) == ("sm_80", 255, 20)
+    assert kept == check_ptxas.Resources("_Z1aPf", "sm_90a", "norm", 0, 40)
+    assert spilled == check_ptxas.Resources("_Z1bPf", "sm_80", "attention", 20, 255)
 
 
-@pytest.mark.parametrize(("log", "status"), [(PTXAS, 1), (PTXAS[:220], 0), ("no kernel", 1)])
+@pytest.mark.parametrize(
+    ("log", "status"), [(PTXAS, 1), (PTXAS[: PTXAS.index("[2/2]")], 0), ("no kernel", 1)]
+)
 def test_a_spill_or_an_empty_log_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, status: int
 ) -> None:
@@ -43,6 +42,27 @@ def test_a_spill_or_an_empty_log_fails(
     file.write_text(log)
     monkeypatch.setattr("sys.argv", ["check_ptxas.py", str(file)])
     assert check_ptxas.main() == status
+
+
+def test_kernels_are_counted_against_the_budget() -> None:
+    def kernels(family: str, *names: str) -> list[check_ptxas.Resources]:
+        return [check_ptxas.Resources(name, "sm_80", family) for name in names]
+
+    budget: dict[str, dict[str, int | str]] = {
+        "norm": {"kernels": 2},
+        "pointwise": {"kernels_per_op": 1, "op": r"math::(\w+)"},
+    }
+    gelu, silu = "_Z4passIN4math4GeluEfEvv", "_Z4passIN4math4SiluEfEvv"
+    within = kernels("norm", "a", "b") + kernels("pointwise", gelu, silu, "sums")
+    assert check_ptxas.over_budget(within, budget) == []
+    beyond = [*within, *kernels("norm", "c"), *kernels("pointwise", "_Z4passIN4math4GeluEdEvv")]
+    assert check_ptxas.over_budget(beyond, budget) == [
+        "norm: 3 kernels, expected at most 2",
+        "pointwise: Gelu has 2 kernels, expected at most 1",
+    ]
+    assert check_ptxas.over_budget(kernels("rope", "d"), budget) == [
+        "rope: 1 kernels, expected a family with a budget"
+    ]
 
 
 def test_only_the_stable_abi_and_the_core_may_be_undefined() -> None:
