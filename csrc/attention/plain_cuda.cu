@@ -12,9 +12,14 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
+// Everything that fits: float64 takes more shared memory than sm_75 has.
 template <class Problem>
-const char* takes_everything(const Problem&, const DeviceLimits&) {
-  return nullptr;
+const char* refusal(const Problem& p, const DeviceLimits& device) {
+  const std::size_t bytes =
+      p.dtype == DType::kFloat64 ? sizeof(PlainShared<double>) : sizeof(PlainShared<float>);
+  return bytes > static_cast<std::size_t>(device.shared_bytes_per_cta)
+             ? "its tiles take more shared memory than the device has"
+             : nullptr;
 }
 
 // Calls body.operator()<kGroups>(slices): CTAs that hold kGroups tiles of columns, and how many of
@@ -88,8 +93,8 @@ void run_backward(const Context& context, const AttentionBackwardProblem& proble
 }  // namespace
 
 const AttentionEngine<AttentionForwardProblem> kPlainForward = {
-    "plain", {kPlainTile, kPlainTile}, &takes_everything<AttentionForwardProblem>, &run_forward};
+    "plain", {kPlainTile, kPlainTile}, &refusal<AttentionForwardProblem>, &run_forward};
 const AttentionEngine<AttentionBackwardProblem> kPlainBackward = {
-    "plain", {kPlainTile, kPlainTile}, &takes_everything<AttentionBackwardProblem>, &run_backward};
+    "plain", {kPlainTile, kPlainTile}, &refusal<AttentionBackwardProblem>, &run_backward};
 
 }  // namespace transformer_kernels::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "core/cuda/device.h"
 
+#include <algorithm>
 #include <map>
 
 #include "core/cuda/launch.cuh"
@@ -9,14 +10,26 @@
 namespace transformer_kernels::cuda {
 namespace {
 
+__global__ void probe_kernel() {}
+
+// What the code that runs on the device may use: where there is none for its own architecture, it
+// was compiled when loaded, from that of an earlier one, and later kernels are not there.
+int architecture_of(int device, int capability) {
+  const CurrentDevice current("device", device);
+  cudaFuncAttributes probe{};
+  check_cuda("device", cudaFuncGetAttributes(&probe, &probe_kernel));
+  return std::min(capability, probe.ptxVersion);
+}
+
 DeviceLimits read_limits(int device) {
   const auto get = [device](cudaDeviceAttr attribute) {
     int value = 0;
     check_cuda("device", cudaDeviceGetAttribute(&value, attribute, device));
     return value;
   };
-  return {.architecture =
-              10 * get(cudaDevAttrComputeCapabilityMajor) + get(cudaDevAttrComputeCapabilityMinor),
+  const int capability =
+      10 * get(cudaDevAttrComputeCapabilityMajor) + get(cudaDevAttrComputeCapabilityMinor);
+  return {.architecture = architecture_of(device, capability),
           .processors = get(cudaDevAttrMultiProcessorCount),
           .shared_bytes_per_cta = get(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
 }

@@ -7,7 +7,7 @@
 namespace transformer_kernels::cuda {
 
 struct DeviceLimits {
-  int architecture = 0;          // 90 for compute capability 9.0
+  int architecture = 0;          // 90 for compute capability 9.0; of our code, where that is older
   int processors = 0;            // streaming multiprocessors
   int shared_bytes_per_cta = 0;  // the most one CTA may ask for
 };

@@ -82,10 +82,15 @@ __device__ __forceinline__ V gather_warps(V (&slots)[kWarps], V mine, V nothing)
   return from < warps ? slots[from] : nothing;
 }
 
-// The maximum over a warp in one instruction, as the order of the bits. There may be no NaN.
+// The maximum over a warp: in one instruction, as the order of the bits, from sm_80 on. There may
+// be no NaN.
 __device__ __forceinline__ float warp_maximum(float value) {
+#if __CUDA_ARCH__ >= 800
   const auto ordered = [](int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); };
   return __int_as_float(ordered(__reduce_max_sync(kAllLanes, ordered(__float_as_int(value)))));
+#else
+  return reduce_lanes<Max>(value);
+#endif
 }
 
 }  // namespace transformer_kernels::cuda
