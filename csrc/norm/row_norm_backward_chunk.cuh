@@ -5,9 +5,9 @@
 #pragma once
 
 #include "core/cuda/chunk_launch.cuh"
+#include "core/cuda/column_sum.h"
 #include "core/cuda/row_chunk.cuh"
 #include "core/cuda/scratch.h"
-#include "norm/column_sum.h"
 #include "norm/norm_chunk_plan.h"
 #include "norm/norm_kernels.h"
 

@@ -4,10 +4,10 @@
 // chunks. x and dy are read three times, the second and third time mostly from the caches.
 #pragma once
 
+#include "core/cuda/column_sum.h"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/row.cuh"
 #include "core/cuda/scratch.h"
-#include "norm/column_sum.h"
 #include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {

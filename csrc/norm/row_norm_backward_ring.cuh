@@ -12,9 +12,9 @@
 // for pass 2 where it fits, and then the stage is refilled before the sums are even exchanged.
 #pragma once
 
+#include "core/cuda/column_sum.h"
 #include "core/cuda/row_ring.cuh"
 #include "core/cuda/scratch.h"
-#include "norm/column_sum.h"
 #include "norm/norm_kernels.h"
 
 namespace transformer_kernels::cuda {

@@ -36,8 +36,8 @@ struct PlainForward {
   using Arguments = PointwiseForward;
   static constexpr const char* kOp = name_of(kRow);
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields = std::tuple(tensor("x", &Arguments::x, with_even_rows),
-                                             optional("bias", &Arguments::bias));
+  static constexpr auto kFields =
+      std::tuple(tensor("x", &Arguments::x, with_even_rows), optional("bias", &Arguments::bias));
   static std::string name() { return std::string(kOp) + "_forward"; }
   static std::string returns() { return "Tensor y"; }
 
@@ -54,10 +54,10 @@ struct PlainBackward {
   using Arguments = BackwardArguments;
   static constexpr const char* kOp = name_of(kRow);
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields = std::tuple(
-      tensor("dy", &Arguments::dy, with_even_rows), tensor("x", &Arguments::x, with_even_rows),
-      optional("bias", &Arguments::bias), flag("need_dbias", &Arguments::need_dbias),
-      flag("need_y", &Arguments::need_y));
+  static constexpr auto kFields =
+      std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
+                 tensor("x", &Arguments::x, with_even_rows), optional("bias", &Arguments::bias),
+                 flag("need_dbias", &Arguments::need_dbias), flag("need_y", &Arguments::need_y));
   static std::string name() { return std::string(kOp) + "_backward"; }
   static std::string returns() { return "(Tensor dx, Tensor dbias, Tensor y)"; }
 
@@ -104,10 +104,9 @@ struct GatedForward {
   using Arguments = PointwiseForward;
   static constexpr const char* kOp = name_of(kRow);
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields =
-      std::tuple(tensor("gate", &Arguments::x, with_even_rows),
-                 optional("up", &Arguments::up, with_even_rows),
-                 optional("bias", &Arguments::bias), optional("up_bias", &Arguments::up_bias));
+  static constexpr auto kFields = std::tuple(
+      tensor("gate", &Arguments::x, with_even_rows), optional("up", &Arguments::up, with_even_rows),
+      optional("bias", &Arguments::bias), optional("up_bias", &Arguments::up_bias));
   static std::string name() { return std::string(kOp) + "_forward"; }
   static std::string returns() { return "Tensor y"; }
 

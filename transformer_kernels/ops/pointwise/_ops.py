@@ -102,8 +102,7 @@ def _declare_gated(name: str, row: Activation) -> Op:
         ),
         results=(Result("y", like="gate", shape=_shape_of_gated),),
         backward=(
-            "(dy, gate, up, bias, up_bias, need_dbias, need_y)"
-            " -> dgate, dup, dbias, dup_bias, y"
+            "(dy, gate, up, bias, up_bias, need_dbias, need_y) -> dgate, dup, dbias, dup_bias, y"
         ),
         flags={"need_dbias": ("bias", "up_bias")},
         formula=partial(_gated, row.formula),
