@@ -14,23 +14,19 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from ._errors import ArgumentTypeError, ArgumentValueError
+from ._torch import has_kernel, is_defined
 
 NAMESPACE = "transformer_kernels"
 BACKENDS = ("auto", "cuda", "cpu", "triton", "reference")
 BUILD_HINT = "build it with `make build`, or name a built one in TFK_LIBRARY"
 
 _fragment = torch.library.Library(NAMESPACE, "FRAGMENT")
-_is_compiling = torch.compiler.is_compiling
-_tracing_state = torch._C._get_tracing_state
-_functorch_active = torch._C._are_functorch_transforms_active
 _log_dispatch = "dispatch" in os.environ.get("TFK_LOG", "")
 
 
@@ -62,44 +58,12 @@ if missing_reason is not None:
 
 
 # A library built without CUDA registers no kernels for it.
-has_cuda_kernels = has_kernels and torch._C._dispatch_has_kernel_for_dispatch_key(
-    f"{NAMESPACE}::softmax_forward", "CUDA"
-)
+has_cuda_kernels = has_kernels and has_kernel(f"{NAMESPACE}::softmax_forward", "CUDA")
 
 
 def have_kernels_for(x: torch.Tensor) -> bool:
     """Whether the native library is here, and serves the device of ``x``."""
     return (has_kernels and x.is_cpu) or (has_cuda_kernels and x.is_cuda)
-
-
-def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation follows the call: it sees into formulas,
-    not into kernels."""
-    return _functorch_active() or forward_ad._current_level >= 0
-
-
-def is_eager() -> bool:
-    """Whether a call is run as it stands: no graph is made of it, and nothing transforms it."""
-    return not (_is_compiling() or is_transformed() or _tracing_state() is not None)
-
-
-def lean_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` without its Python half, which serves torch.func alone and costs half of
-    the call. torch.compile knows only the whole."""
-    base: Any = super(torch.autograd.Function, function)
-    apply: Callable[..., Any] = base.apply
-    return apply
-
-
-def is_traced() -> bool:
-    """Whether torch.jit.trace follows the call."""
-    return _tracing_state() is not None
-
-
-def with_autograd() -> AbstractContextManager[Any]:
-    """Autograd works in it, also in a kernel that was called from below autograd."""
-    key = torch._C.DispatchKey.AutogradFunctionality
-    return torch._C._SetExcludeDispatchKeyGuard(key, False)
 
 
 def log_dispatch(line: str) -> None:
@@ -148,17 +112,15 @@ def _is_registered(qualified: str) -> bool:
     """Whether the library in use has the op; one that is older than the package may not."""
     if not has_kernels:
         return False
-    try:
-        torch._C._dispatch_find_schema_or_throw(qualified, "")
-    except RuntimeError:
+    found = is_defined(qualified)
+    if not found:
         warnings.warn(
             f"some ops run PyTorch formulas instead of kernels: {library_path()} is older than the"
             f" package; {BUILD_HINT}",
             RuntimeWarning,
             stacklevel=2,
         )
-        return False
-    return True
+    return found
 
 
 def raw_op(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> Any:

@@ -9,20 +9,53 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+# ---- functions that others may replace ----------------------------------------------------------
+
 dropout = F.dropout
+layer_norm = F.layer_norm
 linear = F.linear
+log_softmax = torch.log_softmax
+relu = torch.relu
+rms_norm = F.rms_norm
 scaled_dot_product_attention = F.scaled_dot_product_attention
+softmax = torch.softmax
+
+softmax_dim: Callable[[str, int, int], int] = F._get_softmax_dim  # type: ignore[attr-defined]
+
+
+# ---- what follows a call ------------------------------------------------------------------------
 
 any_autocast = torch._C._is_any_autocast_enabled
-is_tracing: Callable[[], bool] = torch._C._is_tracing
+tracing_state = torch._C._get_tracing_state  # None where torch.jit.trace does not follow
 
-_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
-_TRANSPARENT = ("FakeTensor", "FunctionalTensor", "DTensor")
+_functorch_active = torch._C._are_functorch_transforms_active
+_is_compiling = torch.compiler.is_compiling
+
+
+def is_traced() -> bool:
+    """Whether torch.jit.trace follows the call."""
+    return tracing_state() is not None
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation follows the call: it sees into formulas,
+    not into kernels."""
+    return _functorch_active() or forward_ad._current_level >= 0
+
+
+def is_eager() -> bool:
+    """Whether a call is run as it stands: no graph is made of it, and nothing transforms it."""
+    return not (_is_compiling() or is_transformed() or tracing_state() is not None)
+
+
+# ---- autograd and the dispatcher ----------------------------------------------------------------
 
 
 def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -32,10 +65,39 @@ def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
-def jagged_offsets(x: Any) -> torch.Tensor:
-    """Of a jagged nested tensor: where each sequence begins, and where the last ends."""
-    offsets: torch.Tensor = x.offsets()
-    return offsets
+def with_autograd() -> AbstractContextManager[Any]:
+    """Autograd works in it, also in a kernel that was called from below autograd."""
+    key = torch._C.DispatchKey.AutogradFunctionality
+    return torch._C._SetExcludeDispatchKeyGuard(key, False)
+
+
+def has_kernel(op: str, key: str) -> bool:
+    """Whether an op of this name has a kernel of its own for a dispatch key."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op, key)
+
+
+def is_defined(op: str) -> bool:
+    try:
+        torch._C._dispatch_find_schema_or_throw(op, "")
+    except RuntimeError:
+        return False
+    return True
+
+
+# ---- kinds of tensors ---------------------------------------------------------------------------
+
+NESTED_MODULE = "torch.nested._internal.nested_tensor"  # of the class of jagged tensors
+
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+_TRANSPARENT = ("FakeTensor", "FunctionalTensor", "DTensor")
+
+
+def is_a(x: Any, module: str, name: str) -> bool:
+    """Whether it is of this class, which exists where its module was imported; some take a second.
+
+    Properties would tell as much, but ``__torch_function__`` is asked for each.
+    """
+    return type(x) is not torch.Tensor and isinstance(x, getattr(sys.modules.get(module), name, ()))
 
 
 def has_gaps(x: Any) -> bool:
@@ -43,24 +105,18 @@ def has_gaps(x: Any) -> bool:
     return x.lengths() is not None
 
 
-def ragged_axis(x: Any) -> int:
+def ragged_dim(x: Any) -> int:
     """The dimension of a jagged nested tensor that has a length for each sequence."""
-    axis: int = x._ragged_idx
-    return axis
+    dim: int = x._ragged_idx
+    return dim
 
 
-def nested_like(x: Any, rows: torch.Tensor) -> torch.Tensor:
-    """Rows (total T, ...) as the sequences (B, T, ...) of a jagged nested tensor."""
-    shortest, longest = x._maybe_min_seqlen, x._maybe_max_seqlen
+def jagged_like(x: Any, values: torch.Tensor) -> torch.Tensor:
+    """``values`` with the sequences of ``x``, to which they can be added."""
     return torch.nested.nested_tensor_from_jagged(
-        rows, x.offsets(), jagged_dim=1, min_seqlen=shortest, max_seqlen=longest
-    )
-
-
-def is_distributed(x: Any) -> bool:
-    """Whether it is a DTensor; importing its module takes seconds."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(x, module.DTensor)
+        values, x.offsets(), jagged_dim=ragged_dim(x), min_seqlen=x._maybe_min_seqlen,
+        max_seqlen=x._maybe_max_seqlen,
+    )  # fmt: skip
 
 
 def has_memory(kind: Any) -> bool:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from .. import _torch
 from .._errors import ArgumentTypeError, ArgumentValueError
 from .._library import log_dispatch
+from ..ops._kinds import is_causal_bias
 from ..ops.attention._arguments import MOST_DIM
-from ..ops.attention._kinds import is_causal_bias
 from ..ops.attention.attention import attention, is_served
 
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from .._errors import ArgumentTypeError, check_same_device, dtype_name
-from .._library import direct, public_op, raw_op, with_autograd
+from .._library import direct, public_op, raw_op
+from .._torch import with_autograd
 from ._declare_arguments import Argument, Given, Param, Result
 from ._declare_call import Call, make_call
 

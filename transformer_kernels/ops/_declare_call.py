@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .._errors import MAX_RANK, translate
-from .._library import is_eager, is_traced, is_transformed, lean_apply, require_backend
+from .._library import require_backend
+from .._torch import eager_apply, is_eager, is_traced, is_transformed
 
 if TYPE_CHECKING:
     from ._declare import Kernels, Op
@@ -119,7 +120,7 @@ class _Runner:
         self.op = op
         self.direct = direct
         self.apply_in_graph = function.apply
-        self.apply = lean_apply(function)
+        self.apply = eager_apply(function)
 
     def run(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         op = self.op

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Tensors that are more than strided memory: understood, left to their own, or refused by name."""
+"""Tensors that are more than strided memory: understood, left to their own, or refused by name.
+
+A plain subclass of Tensor is memory; its ``__torch_function__`` is asked first, as everywhere in
+PyTorch. What is listed here is not: read as memory it would give wrong numbers.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -12,69 +16,67 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import ArgumentTypeError, ArgumentValueError
+from .._torch import NESTED_MODULE, has_gaps, is_a
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def is_a(x: Any, module: str, name: str) -> bool:
-    """Whether it is of this class, which exists where its module was imported; some take a second.
-
-    Properties would tell as much, but ``__torch_function__`` is asked for each.
-    """
-    return type(x) is not Tensor and isinstance(x, getattr(sys.modules.get(module), name, ()))
-
-
 def is_jagged(x: Any) -> bool:
-    return is_a(x, "torch.nested._internal.nested_tensor", "NestedTensor")
+    """Whether it is a nested tensor that holds its sequences one after the other."""
+    return is_a(x, NESTED_MODULE, "NestedTensor")
 
 
-def ragged_dim(x: Tensor) -> int:
-    """The dimension of a jagged tensor that has a length for each sequence."""
-    dim: int = x._ragged_idx  # type: ignore[attr-defined]
-    return dim
+def is_distributed(x: Any) -> bool:
+    return is_a(x, "torch.distributed.tensor", "DTensor")
 
 
-def jagged_values(op: str, name: str, x: Tensor) -> Tensor:
-    """The memory of a jagged tensor; the batch and the ragged dimension are one."""
-    if x.lengths() is not None:  # type: ignore[attr-defined]
-        raise ArgumentValueError(
-            f"{op}: {name} is jagged with gaps between its sequences, expected none"
-            " (contiguous() closes them)"
-        )
-    return x.values()
+def is_causal_bias(x: Any) -> bool:
+    """Whether it is PyTorch's ``causal_upper_left`` or ``causal_lower_right``: a tensor with two
+    lengths for its meaning, and memory that nobody wrote."""
+    return is_a(x, "torch.nn.attention.bias", "CausalBias")
 
 
-def jagged_like(x: Tensor, values: Tensor) -> Tensor:
-    """``values`` with the sequences of ``x``, to which they can be added."""
-    nested: Tensor = torch.nested.nested_tensor_from_jagged(
-        values, x.offsets(), jagged_dim=ragged_dim(x),  # type: ignore[attr-defined]
-        min_seqlen=x._maybe_min_seqlen,  # type: ignore[attr-defined]
-        max_seqlen=x._maybe_max_seqlen,  # type: ignore[attr-defined]
-    )  # fmt: skip
-    return nested
+# ---- what is refused ----------------------------------------------------------------------------
+
+# What is no memory, and what to give instead.
+_WORDS = {
+    "causal": "is a CausalBias, expected a plain tensor (causal=True hides the future)",
+    "masked": "is a MaskedTensor, expected a plain tensor (get_data() gives it)",
+    "jagged": "is a jagged nested tensor, expected a dense one",
+    "nested": "is a nested tensor of strided layout, expected layout=torch.jagged",
+    "layout": "is of layout {layout}, expected strided (to_dense() gives it)",
+    "quantized": "is quantized, expected a floating-point tensor (dequantize() gives it)",
+}
+_WORDS_OF: dict[str, dict[str, str]] = {}
+
+
+def refuse_in_words(op: str, **words: str) -> None:
+    """Have ``op`` say more of a kind than that others are expected."""
+    _WORDS_OF[op] = {**_WORDS, **words}
+
+
+def _refusal(op: str, name: str, x: Tensor, kind: str) -> ArgumentTypeError:
+    layout = str(x.layout).removeprefix("torch.").removeprefix("_")
+    words = _WORDS_OF.get(op, _WORDS)[kind].format(layout=layout)
+    return ArgumentTypeError(f"{op}: {name} {words}")
 
 
 def _kind_without_memory(x: Tensor) -> str | None:
-    """What to give instead of a subclass that knows PyTorch's functions alone."""
-    if is_a(x, "torch.nn.attention.bias", "CausalBias"):  # nobody wrote its memory
-        return "a CausalBias, expected a plain tensor (causal=True hides the future)"
-    if is_a(x, "torch.masked", "MaskedTensor"):
-        return "a MaskedTensor, expected a plain tensor (get_data() gives it)"
-    return None
+    """Of a subclass that knows PyTorch's functions alone."""
+    if is_causal_bias(x):
+        return "causal"
+    return "masked" if is_a(x, "torch.masked", "MaskedTensor") else None
 
 
-def _fault(x: Tensor, jagged: bool) -> str | None:
-    """What keeps a tensor from being memory, and what to give instead."""
+def _fault(x: Tensor) -> str | None:
+    """What keeps a tensor from being memory."""
     if is_jagged(x):
-        return None if jagged else "a jagged nested tensor, expected a dense one"
+        return "jagged"
     if x.is_nested:
-        return "a nested tensor of strided layout, expected layout=torch.jagged"
+        return "nested"
     if x.layout is not torch.strided:
-        layout = str(x.layout).removeprefix("torch.").removeprefix("_")
-        return f"of layout {layout}, expected strided (to_dense() gives it)"
-    if x.is_quantized:
-        return "quantized, expected a floating-point tensor (dequantize() gives it)"
-    return _kind_without_memory(x)
+        return "layout"
+    return "quantized" if x.is_quantized else _kind_without_memory(x)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -86,21 +88,44 @@ def require_memory(op: str, named: Mapping[str, Any], jagged: Collection[str] = 
     for name, x in named.items():
         if not isinstance(x, Tensor) or _is_plain(x):
             continue
-        fault = _fault(x, name in jagged)
-        if fault is not None:
-            raise ArgumentTypeError(f"{op}: {name} is {fault}")
+        kind = _fault(x)
+        if kind is not None and not (kind == "jagged" and name in jagged):
+            raise _refusal(op, name, x, kind)
 
 
-def on_memory(op: str, formula: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_dispatch(
+    op: str, named: Mapping[str, Any], accepts: Callable[[type], bool], why: str
+) -> None:
+    """Raise where a subclass decides itself what an op does, by the tensor's name."""
+    for name, x in named.items():
+        if isinstance(x, Tensor) and not accepts(type(x)):
+            raise ArgumentTypeError(
+                f"{op}: {name} is a {type(x).__name__}, {why}, expected a plain tensor"
+            )
+
+
+def on_memory(op: str, formula: Callable[..., Any], *names: str) -> Callable[..., Any]:
     """A formula that the dispatcher also calls where a tensor is not memory, and refuses it."""
 
     def checked(*arguments: Any) -> Any:
-        for x in arguments:
-            if isinstance(x, Tensor):
-                require_memory(op, {"a tensor": x})
+        for x, name in zip_longest(arguments, names, fillvalue="a tensor"):
+            require_memory(op, {name: x})
         return formula(*arguments)
 
     return checked
+
+
+# ---- what is understood -------------------------------------------------------------------------
+
+
+def jagged_values(op: str, name: str, x: Tensor) -> Tensor:
+    """The memory of a jagged tensor; the batch and the ragged dimension are one."""
+    if has_gaps(x):
+        raise ArgumentValueError(
+            f"{op}: {name} is jagged with gaps between its sequences, expected none"
+            " (contiguous() closes them)"
+        )
+    return x.values()
 
 
 def only_jagged(*tensors: Any) -> bool:
@@ -114,7 +139,7 @@ def ask_overloads(
 ) -> Any:
     """What ``__torch_function__`` of a tensor or of a mode makes of the call."""
     for name, x in named.items():
-        fault = _kind_without_memory(x) if isinstance(x, Tensor) else None
-        if fault is not None:
-            raise ArgumentTypeError(f"{op}: {name} is {fault}")
+        kind = _kind_without_memory(x) if isinstance(x, Tensor) else None
+        if kind is not None:
+            raise _refusal(op, name, x, kind)
     return handle_torch_function(function, tuple(named.values()), *args, **kwargs)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from .._errors import ArgumentTypeError, ArgumentValueError
-from ._kinds import is_a
+from ._kinds import is_distributed
 
 
 def is_sharded(*tensors: Any) -> bool:
-    return any(is_a(x, "torch.distributed.tensor", "DTensor") for x in tensors)
+    return any(map(is_distributed, tensors))
 
 
 class Shards:

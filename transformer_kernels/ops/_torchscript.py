@@ -18,8 +18,6 @@ from torch import Tensor
 
 from .._library import NAMESPACE
 
-tracing_state = torch._C._get_tracing_state  # None where torch.jit.trace does not follow
-
 _fragment = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 

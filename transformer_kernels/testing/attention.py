@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _torch
 from ..functional import attention
 from . import reference
 from .inputs import poisoned, randn
@@ -102,7 +103,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tens
         z = torch.cat([z, sinks], -1)
     empty = (z == -torch.inf).all(-1, keepdim=True)
     lse = z.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
-    p = torch.softmax(z.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)[..., :keys]
+    p = _torch.softmax(z.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)[..., :keys]
     if options.get("keep") is not None:
         p = p * options["keep"].to(p.dtype)
     return (p @ v).transpose(1, 2), lse.masked_fill(empty, -torch.inf).squeeze(-1)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from .. import _torch
 from .. import functional as tfk
 from . import pointwise, reference
 from .case import Case, Problem, Results, as_tuple
@@ -24,7 +24,7 @@ EPS = 1e-5
 def _torch_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool, log: bool) -> Tensor:
     """PyTorch operations in x's dtype, with the rule for rows without an element."""
     if mask is None and scale == 1.0 and not causal:
-        return torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
+        return _torch.log_softmax(x, -1) if log else _torch.softmax(x, -1)
     z = x * scale
     if mask is not None:
         z = z.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else z + mask.to(z.dtype)
@@ -33,7 +33,7 @@ def _torch_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool, l
         z = z.masked_fill(future.triu(1 + x.shape[-1] - x.shape[-2]), -torch.inf)
     empty = (z == -torch.inf).all(-1, keepdim=True)
     z = z.masked_fill(empty, 0.0)
-    y = torch.log_softmax(z, -1) if log else torch.softmax(z, -1)
+    y = _torch.log_softmax(z, -1) if log else _torch.softmax(z, -1)
     return y.masked_fill(empty, -torch.inf if log else 0.0)
 
 
@@ -110,12 +110,12 @@ def _torch_norm(
     if center:
         if scale is not None and bias is None:
             bias = torch.zeros_like(scale)
-        y = F.layer_norm(x.to(_common(x, scale)), shape, scale, bias, EPS)
+        y = _torch.layer_norm(x.to(_common(x, scale)), shape, scale, bias, EPS)
         return y.to(x.dtype)
     y = (
-        F.rms_norm(x, shape, scale, EPS)
+        _torch.rms_norm(x, shape, scale, EPS)
         if scale is None
-        else F.rms_norm(x.to(_common(x, scale)), shape, scale, EPS)
+        else _torch.rms_norm(x.to(_common(x, scale)), shape, scale, EPS)
     )
     return (y if bias is None else y + bias).to(x.dtype)
 

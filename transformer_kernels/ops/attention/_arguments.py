@@ -19,8 +19,8 @@ from ..._errors import (
     shape_text,
 )
 from .._dtype import accumulate_dtype
+from .._kinds import require_memory
 from ._formula import Inputs, Options
-from ._kinds import require_memory
 
 _OP = "attention"
 MOST_DIM = 256
@@ -171,7 +171,7 @@ def _check_options(options: Options) -> None:
 
 def check(inputs: Inputs, options: Options) -> None:
     """Raise where the op cannot take the arguments."""
-    require_memory(inputs._asdict())
+    require_memory(_OP, inputs._asdict())
     _check_tensors(inputs)
     _check_shapes(inputs)
     _check_sequences(inputs)

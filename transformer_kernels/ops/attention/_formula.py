@@ -95,7 +95,7 @@ def _scores(inputs: Inputs, options: Options, rows: Tensor, pitch: int) -> _Scor
     z = (q @ k.transpose(-1, -2)) * options.scale
     slope = None
     if options.softcap:
-        tanh = torch.tanh(z / options.softcap)
+        tanh = (z / options.softcap).tanh()
         z, slope = tanh * options.softcap, 1 - tanh * tanh
     if inputs.alibi_slopes is not None:
         slopes = inputs.alibi_slopes.to(z.dtype).unsqueeze(-1).unsqueeze(-1)

@@ -10,31 +10,29 @@ import torch
 from torch import Tensor
 
 from ..._errors import ArgumentValueError
-from ..._torch import has_gaps, jagged_offsets, nested_like, ragged_axis
+from ..._torch import jagged_like, ragged_dim
+from .._kinds import jagged_values
 
 _TIME = 1  # the dimension of (B, T, H, D)
 
 
-def _check(name: str, x: Tensor) -> None:
+def _rows(name: str, x: Tensor) -> Tensor:
+    """(total T, H, D)"""
     if x.dim() != 4:
         raise ArgumentValueError(
             f"attention: {name} has {x.dim()} dimensions, expected 4 (batch, time, heads, dim)"
         )
-    if ragged_axis(x) != _TIME:
+    if ragged_dim(x) != _TIME:
         raise ArgumentValueError(
             f"attention: {name} is jagged in another dimension than time, expected (batch, time,"
             " heads, dim), or (batch, heads, time, dim) with heads_first=True"
         )
-    if has_gaps(x):
-        raise ArgumentValueError(
-            f"attention: {name} is jagged with gaps between its sequences, expected none"
-            " (contiguous() closes them)"
-        )
+    return jagged_values("attention", name, x)
 
 
 def offsets_of(x: Tensor) -> Tensor:
     """Where each sequence begins, and where the last ends, as attention_varlen takes it."""
-    return jagged_offsets(x).to(torch.int32)
+    return x.offsets().to(torch.int32)
 
 
 def attention(
@@ -58,15 +56,14 @@ def attention(
             )
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check(name, x)
+    rows = [_rows(name, x) for name, x in (("q", q), ("k", k), ("v", v))]
     if k.shape[_TIME] != v.shape[_TIME]:
         raise ArgumentValueError(
             "attention: v has sequences of its own, expected those of k (the same offsets tensor)"
         )
     q_at = offsets_of(q)
     k_at = q_at if k.shape[_TIME] == q.shape[_TIME] else offsets_of(k)
-    out, lse = varlen(q.values(), k.values(), v.values(), q_at, k_at, return_lse=True, **options)
-    out = nested_like(q, out)
+    out, lse = varlen(*rows, q_at, k_at, return_lse=True, **options)
+    out = jagged_like(q, out)
     out = out.transpose(1, 2) if heads_first else out
-    return (out, nested_like(q, lse.transpose(0, 1)).transpose(1, 2)) if return_lse else out
+    return (out, jagged_like(q, lse.transpose(0, 1)).transpose(1, 2)) if return_lse else out

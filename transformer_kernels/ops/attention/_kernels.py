@@ -11,9 +11,8 @@ from torch import Tensor
 from ..._errors import check_same_device
 from ..._library import direct, raw_op
 from .._dtype import accumulate_dtype
+from .._kinds import on_memory
 from . import _formula
-from ._formula import Inputs
-from ._kinds import require_memory
 
 ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, "
@@ -53,23 +52,17 @@ def _fake_backward(
     )
 
 
-def _formula_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Tensors without memory to read, which have no kernel, come here as well."""
-    require_memory(Inputs(*arguments[:10])._asdict())
-    return _formula.forward(*arguments)
-
-
 RAW = Kernels(
     raw_op(
         f"attention_forward({ARGUMENTS}) -> (Tensor, Tensor)",
-        reference=_formula_forward,
+        reference=on_memory("attention", _formula.forward, *_formula.Inputs._fields),
         fake=fake_forward,
     ),
     raw_op(
         f"attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {ARGUMENTS}, "
         "bool with_bias, bool with_sinks, bool deterministic)"
         " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-        reference=_formula.backward,
+        reference=on_memory("attention", _formula.backward),
         fake=_fake_backward,
     ),
 )

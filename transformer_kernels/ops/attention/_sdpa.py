@@ -13,8 +13,9 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from ... import _torch
 from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
+from .._kinds import is_causal_bias, is_jagged
 from ._arguments import MOST_DIM
-from ._kinds import is_causal_bias, is_jagged, is_top_left
+from ._kinds import is_top_left
 from .attention import attention, is_served
 
 _LARGEST = sys.float_info.max
@@ -41,7 +42,7 @@ def _lower_right(query: Tensor, key: Tensor) -> Tensor:
 
 def _is_sequences(x: Any) -> bool:
     """Whether it is (batch, heads, time, dim), jagged in time without gaps."""
-    return is_jagged(x) and x.dim() == 4 and _torch.ragged_axis(x) == 2 and not _torch.has_gaps(x)
+    return is_jagged(x) and x.dim() == 4 and _torch.ragged_dim(x) == 2 and not _torch.has_gaps(x)
 
 
 def _is_memory(x: Any) -> bool:

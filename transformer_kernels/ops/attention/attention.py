@@ -23,16 +23,17 @@ from ..._errors import (
     check_tensors,
     translate,
 )
-from ..._library import have_kernels_for, is_transformed, require_backend
-from ..._torch import any_autocast, has_memory, is_distributed, is_tracing, knows_ops_of_others
+from ..._library import have_kernels_for, require_backend
+from ..._torch import any_autocast, has_memory, is_traced, is_transformed, knows_ops_of_others
 from .._dtype import accumulate_dtype
+from .._kinds import ask_overloads, is_distributed, is_jagged, refuse_dispatch, require_memory
 from . import _formula, _jagged
 from ._arguments import check
 from ._autograd import Attention, apply_eagerly, public
 from ._formula import Inputs, Options
 from ._kernels import DIRECT, RAW, triton_kernels
-from ._kinds import ask_overloads, is_jagged, refuse_dispatch, require_memory
 
+_OP = "attention"
 _MOST_SEED = 2**63 - 1
 
 
@@ -77,7 +78,7 @@ def run(
     inputs: Inputs, options: Options, deterministic: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp, by the kernels of the backend."""
-    if type(inputs.q) is not Tensor and is_distributed(inputs.q):
+    if is_distributed(inputs.q):
         _prepare_for_distributed(options.dropout, backend)
     compiling = torch.compiler.is_compiling()
     kernels = RAW if compiling else DIRECT
@@ -86,11 +87,11 @@ def run(
         check(inputs, options)
         require_backend("attention", backend, inputs.q)
         if backend == "triton":
-            refuse_dispatch(inputs._asdict(), has_memory, "which Triton's kernels cannot read")
+            refuse_dispatch(_OP, inputs._asdict(), has_memory, "which Triton's kernels cannot read")
             kernels = triton_kernels()
         if backend == "reference" or plain:
             return _formula.forward(*inputs, *options)
-    if not compiling and is_tracing():  # whose check asks without gradients for the same graph
+    if not compiling and is_traced():  # whose check asks without gradients for the same graph
         return public(*inputs, *options, deterministic)
     differentiated = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
     if not torch.is_grad_enabled() or not any(
@@ -133,7 +134,7 @@ def _check_types(inputs: Inputs) -> None:
         if getattr(inputs, name) is None:
             raise ArgumentTypeError(f"attention: {name} is NoneType, expected a Tensor")
     check_tensors("attention", inputs._asdict())
-    require_memory(inputs._asdict())
+    require_memory(_OP, inputs._asdict())
 
 
 def _call(
@@ -149,7 +150,7 @@ def _call(
 ) -> tuple[Tensor, Tensor]:
     try:
         if inputs.bias is not None and type(inputs.bias) is not Tensor:
-            require_memory({"bias": inputs.bias})
+            require_memory(_OP, {"bias": inputs.bias})
         if any_autocast():
             q, k, v = _autocast(inputs.q, inputs.k, inputs.v)
             inputs = inputs._replace(q=q, k=k, v=v)
@@ -176,7 +177,8 @@ def _call(
             raise _not_a_window(window) from None
         translated = translate("attention", error)
         if translated is error:
-            refuse_dispatch(inputs._asdict(), knows_ops_of_others, "which does not know this op")
+            why = "which does not know this op"
+            refuse_dispatch(_OP, inputs._asdict(), knows_ops_of_others, why)
         raise translated from None
 
 
@@ -247,7 +249,8 @@ def attention(
         }  # fmt: skip
         if jagged:
             return _jagged.attention(attention_varlen, q, k, v, **named)
-        return ask_overloads(attention, {"q": q, "k": k, "v": v}, named)
+        tensors = {"q": q, "k": k, "v": v, **named}
+        return ask_overloads(_OP, attention, tensors, q, k, v, **named)
     if heads_first:
         given: dict[str, Any] = {"q": q, "k": k, "v": v}
         for name, x in given.items():
@@ -311,7 +314,8 @@ def attention_varlen(
             "top_left": top_left, "return_lse": return_lse, "deterministic": deterministic,
             "backend": backend,
         }  # fmt: skip
-        return ask_overloads(attention_varlen, tensors, named)
+        placed = tuple(tensors.values())
+        return ask_overloads(_OP, attention_varlen, {**tensors, **named}, *placed, **named)
     if cu_seqlens_q is None:
         raise ArgumentTypeError("attention: cu_seqlens_q is NoneType, expected a Tensor")
     if cu_seqlens_k is None:

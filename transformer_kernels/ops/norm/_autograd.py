@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._library import public_op
+from ..._torch import eager_apply
 from . import _formula
 from ._kernels import FORWARD_ARGUMENTS, Kernels
 
@@ -102,10 +103,8 @@ class AddNorm(torch.autograd.Function):
         return dx, dx, dweight, dbias, None, None, None
 
 
-# Function.apply without its Python half, which serves torch.func alone and costs half of the call.
-# torch.compile knows only the whole.
-apply_norm = super(torch.autograd.Function, Norm).apply
-apply_add_norm = super(torch.autograd.Function, AddNorm).apply
+apply_norm = eager_apply(Norm)
+apply_add_norm = eager_apply(AddNorm)
 
 
 def define_public(name: str, raw: Kernels) -> Any:

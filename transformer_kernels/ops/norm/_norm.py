@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..._errors import MAX_RANK, ArgumentValueError, translate
-from ..._library import is_transformed, require_backend
-from .._kinds import is_jagged, jagged_like, jagged_values, ragged_dim
+from ..._library import require_backend
+from ..._torch import is_transformed, jagged_like, ragged_dim
+from .._kinds import is_jagged, jagged_values
 from .._sharding import Shards, is_sharded
 from . import _formula
 from ._arguments import check_options, check_residual, check_rest, check_shapes, check_types

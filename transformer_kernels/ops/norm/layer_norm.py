@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function_variadic
 
-from ..._library import has_kernels, is_transformed
+from ..._library import has_kernels
+from ..._torch import is_transformed, tracing_state
 from .._kinds import ask_overloads, only_jagged
-from .._torchscript import graph_op, tracing_state
+from .._torchscript import graph_op
 from . import _norm
 from ._autograd import apply_norm
 from ._kernels import Kernels

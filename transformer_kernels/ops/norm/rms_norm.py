@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function_variadic
 
-from ..._library import has_kernels, is_transformed
+from ..._library import has_kernels
+from ..._torch import is_transformed, tracing_state
 from .._dtype import accumulate_dtype
 from .._kinds import ask_overloads, only_jagged
-from .._torchscript import graph_op, tracing_state
+from .._torchscript import graph_op
 from . import _norm
 from ._arguments import check_shapes
 from ._autograd import apply_norm

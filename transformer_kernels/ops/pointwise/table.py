@@ -12,9 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ... import _torch
 
 
 class Activation(NamedTuple):
@@ -33,11 +34,11 @@ class Activation(NamedTuple):
 
 
 def _squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
+    return _torch.relu(x).square()
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
+    return x * (1.702 * x).sigmoid()
 
 
 ACTIVATIONS = (
@@ -53,7 +54,7 @@ ACTIVATIONS = (
     Activation(
         "silu", F.silu, "x / (1 + exp(-x))", "SiLU", "swiglu", "SwiGLU", (F.silu, nn.SiLU)
     ),
-    Activation("relu", F.relu, "max(x, 0)", "ReLU", "reglu", "ReGLU", (F.relu, nn.ReLU)),
+    Activation("relu", _torch.relu, "max(x, 0)", "ReLU", "reglu", "ReGLU", (F.relu, nn.ReLU)),
     Activation("relu_squared", _squared_relu, "max(x, 0) ** 2", "ReLUSquared"),
     Activation("quick_gelu", _quick_gelu, "x / (1 + exp(-1.702 * x))", "QuickGELU"),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..._torch import log_softmax, softmax
 from .._dtype import accumulate_dtype
 
 
@@ -25,7 +26,7 @@ def _masked_scores(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -
 def forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool, log: bool) -> Tensor:
     """The formula in PyTorch operations, differentiable any number of times."""
     z = _masked_scores(x, mask, scale, causal)
-    normalize = torch.log_softmax if log else torch.softmax
+    normalize = log_softmax if log else softmax
     if mask is None and not causal:
         return normalize(z, -1).to(x.dtype).contiguous()
     # Masked elements leave the graph, so that no NaN of theirs reaches a gradient.

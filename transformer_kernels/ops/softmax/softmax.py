@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import _get_softmax_dim  # type: ignore[attr-defined]
 from torch.overrides import has_torch_function_variadic
 
 from ..._errors import (
@@ -37,29 +36,32 @@ from ..._errors import (
 from ..._library import (
     direct,
     has_kernels,
-    is_transformed,
     log_dispatch,
     public_op,
     raw_op,
     require_backend,
 )
+from ..._torch import (
+    any_autocast,
+    eager_apply,
+    is_transformed,
+    jagged_like,
+    ragged_dim,
+    softmax_dim,
+    tracing_state,
+)
 from .._dtype import accumulate_dtype
 from .._kinds import (
     ask_overloads,
     is_jagged,
-    jagged_like,
     jagged_values,
     on_memory,
     only_jagged,
-    ragged_dim,
     require_memory,
 )
 from .._sharding import Shards, is_sharded
-from .._torchscript import graph_op, tracing_state
+from .._torchscript import graph_op
 from . import _formula
-
-_any_autocast = torch._C._is_any_autocast_enabled
-
 
 # ---- the kernels --------------------------------------------------------------------------------
 
@@ -152,9 +154,7 @@ class _Softmax(torch.autograd.Function):
         return dx, dmask, None, None, None, None
 
 
-# Function.apply without its Python half, which serves torch.func alone and costs half of the call.
-# torch.compile knows only the whole.
-_apply_softmax = super(torch.autograd.Function, _Softmax).apply
+_apply_softmax = eager_apply(_Softmax)
 
 
 def _public_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -331,10 +331,10 @@ def _run(
         scale, causal = _options(op, scale, causal, backend)
     try:
         if dim is None:
-            dim = _get_softmax_dim(op, x.dim(), stacklevel)
+            dim = softmax_dim(op, x.dim(), stacklevel)
         if dtype is not None:
             x = x.to(dtype)
-        elif _any_autocast():
+        elif any_autocast():
             x, mask = _autocast(x, mask)
         if dim == -1 and type(dim) is int and 0 < x.dim() <= MAX_RANK:
             return _last_dim(op, x, mask, scale, causal, backend)
@@ -399,7 +399,7 @@ def _run_jagged(
     check_tensors(op, {"mask": mask})
     require_memory(op, {"x": x, "mask": mask}, jagged=("x", "mask") if is_jagged(x) else ())
     if dim is None:
-        dim = _get_softmax_dim(op, x.dim(), stacklevel)
+        dim = softmax_dim(op, x.dim(), stacklevel)
     ragged, index = ragged_dim(x), _wrapped_dim(op, dim, x.dim())
     if index <= ragged:
         raise ArgumentValueError(
