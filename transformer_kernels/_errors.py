@@ -56,9 +56,16 @@ def check_number(op: str, name: str, value: Any) -> None:
         raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected a number")
 
 
-def check_flag(op: str, name: str, value: Any) -> None:
+def as_number(op: str, name: str, value: Any) -> Any:
+    """A number of any type as a float, or as the symbol of one."""
+    check_number(op, name, value)
+    return value if isinstance(value, torch.SymFloat) else float(value)
+
+
+def as_flag(op: str, name: str, value: Any) -> bool:
     if not isinstance(value, (bool, torch.SymBool)) and type(value).__name__ not in _NUMPY_BOOLS:
         raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected True or False")
+    return bool(value)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

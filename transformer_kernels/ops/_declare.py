@@ -23,6 +23,7 @@ from .._library import direct, public_op, raw_op
 from .._torch import with_autograd
 from ._declare_arguments import Argument, Given, Param, Result
 from ._declare_call import Call, make_call
+from ._kinds import is_jagged, on_memory, require_memory
 
 Tensors = tuple[Tensor, ...]
 Formula = Callable[..., Any]
@@ -61,6 +62,7 @@ class Op:
     formula: Formula  # (*arguments) -> results, without the saved ones
     statistics: Formula | None = None  # (*arguments) -> the saved ones
     check: Callable[[str, Given], None] | None = None  # beyond the arguments one by one
+    columnwise: Callable[[Given], bool] = lambda _: False  # whether no column needs another
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
@@ -142,9 +144,14 @@ class Op:
     def given(self, arguments: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.names, arguments, strict=True))
 
-    def check_types(self, given: Given) -> None:
-        for argument in self.arguments:
-            argument.check_type(self.name, given[argument.name])
+    def as_declared(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments in the types of their schema; what has no rows to read is refused."""
+        pairs = list(zip(self.arguments, arguments, strict=True))
+        declared = tuple(argument.as_declared(self.name, value) for argument, value in pairs)
+        rows = [argument.name for argument in self.arguments if argument.has_rows]
+        jagged = rows if is_jagged(declared[0]) else ()
+        require_memory(self.name, self.given(declared), jagged)
+        return declared
 
     def check_values(self, given: Given) -> None:
         """What C++ checks where it runs."""
@@ -265,13 +272,14 @@ def _tensors(names: Sequence[str]) -> str:
 
 
 def _raw_kernels(op: Op) -> Kernels:
-    forward = raw_op(op.forward_schema, reference=op.formula_forward, fake=op.fake_forward)
+    def define(schema: str, formula: Formula, fake: Formula) -> Any:
+        return raw_op(schema, reference=on_memory(op.name, formula), fake=fake)
+
+    forward = define(op.forward_schema, op.formula_forward, op.fake_forward)
     inference = forward
     if op.saved:
-        inference = raw_op(
-            op.inference_schema, reference=op.formula_inference, fake=op.fake_inference
-        )
-    backward = raw_op(op.backward_schema, reference=op.formula_backward, fake=op.fake_backward)
+        inference = define(op.inference_schema, op.formula_inference, op.fake_inference)
+    backward = define(op.backward_schema, op.formula_backward, op.fake_backward)
     return Kernels(forward, backward, inference)
 
 

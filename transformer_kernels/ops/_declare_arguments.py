@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from .._errors import (
     FLOATING,
     ArgumentTypeError,
     ArgumentValueError,
+    as_flag,
+    as_number,
     check_floating,
-    check_number,
     dtype_name,
     not_floating,
     or_float32,
@@ -45,12 +45,13 @@ class Argument:
     def is_tensor(self) -> bool:
         return self.kind == "Tensor"
 
-    def check_type(self, op: str, value: Any) -> None:
-        """What a schema of PyTorch says of Python types, by the argument's name."""
+    def as_declared(self, op: str, value: Any) -> Any:
+        """``value`` in the schema's type, which others may stand for; refused by its name."""
         if not (isinstance(value, Tensor) or (value is None and self.optional)):
             raise ArgumentTypeError(
                 f"{op}: {self.name} is {type(value).__name__}, expected a Tensor"
             )
+        return value
 
     def check(self, op: str, value: Any, given: Given) -> None:
         """What C++ says of a value of the right type that is not None."""
@@ -132,8 +133,8 @@ class Number(Argument):
     least: float | None = None
     kind: ClassVar[str] = "float"
 
-    def check_type(self, op: str, value: Any) -> None:
-        check_number(op, self.name, value)
+    def as_declared(self, op: str, value: Any) -> Any:
+        return as_number(op, self.name, value)
 
     def check(self, op: str, value: Any, given: Given) -> None:  # noqa: ARG002
         if self.least is not None and not value >= self.least:
@@ -146,9 +147,8 @@ class Number(Argument):
 class Flag(Argument):
     kind: ClassVar[str] = "bool"
 
-    def check_type(self, op: str, value: Any) -> None:
-        if not isinstance(value, (bool, torch.SymBool)):
-            raise ArgumentTypeError(f"{op}: {self.name} is {value!r}, expected True or False")
+    def as_declared(self, op: str, value: Any) -> Any:
+        return as_flag(op, self.name, value)
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,15 @@ class Result:
     shape: Callable[[Given], Sequence[int]] | None = None  # default: that of ``like``
     saved: bool = False  # for the backward pass alone, in the dtype of the arithmetic
 
+    def shape_of(self, given: Given) -> Sequence[int]:
+        shape: Sequence[int] = given[self.like].shape if self.shape is None else self.shape(given)
+        return shape
+
     def empty(self, given: Given) -> Tensor:
         of: Tensor = given[self.like]
-        shape = of.shape if self.shape is None else self.shape(given)
-        return of.new_empty(shape, dtype=accumulate_dtype(of) if self.saved else of.dtype)
+        return of.new_empty(
+            self.shape_of(given), dtype=accumulate_dtype(of) if self.saved else of.dtype
+        )
 
 
 def saved_rows(name: str, of: str = "x") -> Result:

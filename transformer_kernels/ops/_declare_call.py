@@ -14,6 +14,7 @@ from torch import Tensor
 from .._errors import MAX_RANK, translate
 from .._library import require_backend
 from .._torch import eager_apply, is_eager, is_traced, is_transformed
+from ._declare_kinds import has_kinds, run_kinds
 
 if TYPE_CHECKING:
     from ._declare import Kernels, Op
@@ -46,7 +47,7 @@ def make_call(apply, kernels, recover, run, is_eager, is_grad_enabled):
     inference = kernels.inference
 
     def call({arguments}, backend="auto"):
-        if backend == "auto" and is_eager():
+        if backend == "auto" and is_eager(){flags_are_bools}:
             try:
                 if is_grad_enabled() and ({requires_grad}):
                     return apply({arguments}, kernels)
@@ -95,6 +96,11 @@ def _source(op: Op) -> str:
             f"d{name} if {need} else None" if name in op.differentiable else "None"
             for name, need in needs.items()
         ),
+        flags_are_bools="".join(
+            f" and type({argument.name}) is bool"  # PyTorch takes numbers for them
+            for argument in op.arguments
+            if argument.kind == "bool"
+        ),
         requires_grad=" or ".join(
             f"({name} is not None and {name}.requires_grad)"
             if name in optional
@@ -113,6 +119,10 @@ def _generate(op: Op) -> dict[str, Callable[..., Any]]:
     return functions
 
 
+def _differ(declared: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
+    return any(a is not b for a, b in zip(declared, arguments, strict=True))
+
+
 class _Runner:
     """The calls of an op that are not plain: other backends, graphs, transforms, errors."""
 
@@ -126,7 +136,11 @@ class _Runner:
         op = self.op
         compiling = torch.compiler.is_compiling()
         if not compiling:  # fakes check there
-            op.check_types(op.given(arguments))
+            declared = op.as_declared(arguments)
+            if _differ(declared, arguments):
+                return op.call(*declared, backend)
+        if has_kinds(arguments):
+            return run_kinds(op, arguments, backend)
         if not 0 < arguments[0].dim() <= MAX_RANK:
             return self._fold(backend, arguments)
         require_backend(op.name, backend, arguments[0])
@@ -149,7 +163,11 @@ class _Runner:
 
     def recover(self, error: Exception, arguments: tuple[Any, ...]) -> Any:
         """What ``error`` of a plain call means; the result where more work gives one."""
-        self.op.check_types(self.op.given(arguments))
+        declared = self.op.as_declared(arguments)
+        if has_kinds(arguments):
+            return run_kinds(self.op, declared, "auto")
+        if _differ(declared, arguments):
+            return self.op.call(*declared)
         if not 0 < arguments[0].dim() <= MAX_RANK:
             return self._fold("auto", arguments)
         raise translate(self.op.name, error) from None

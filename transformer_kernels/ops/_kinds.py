@@ -40,7 +40,7 @@ def is_causal_bias(x: Any) -> bool:
 
 # What is no memory, and what to give instead.
 _WORDS = {
-    "causal": "is a CausalBias, expected a plain tensor (causal=True hides the future)",
+    "causal": "is a CausalBias, expected a plain tensor",
     "masked": "is a MaskedTensor, expected a plain tensor (get_data() gives it)",
     "jagged": "is a jagged nested tensor, expected a dense one",
     "nested": "is a nested tensor of strided layout, expected layout=torch.jagged",

@@ -9,16 +9,20 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, TypeVar, cast
 
-from torch.overrides import handle_torch_function, has_torch_function_variadic
+from torch.overrides import has_torch_function_variadic
+
+from ._kinds import ask_overloads, only_jagged
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_SHOWN = {"input": "x"}  # in messages
+
 # The signature is the function's own: to collect and to spread arguments costs more than the rest.
 _SOURCE = """\
-def make(function, has_torch_function, handle_torch_function):
+def make(function, has_torch_function, only_jagged, ask_overloads):
     def {name}({signature}):
-        if has_torch_function({tensors}):
-            return handle_torch_function({name}, ({tensors},), {by_name})
+        if has_torch_function({tensors}) and not only_jagged({tensors}):
+            return ask_overloads({name!r}, {name}, {{{shown}}}, {by_name})
         return function({by_place})
 
     return {name}
@@ -45,6 +49,7 @@ def overridable(function: Function) -> Function:
         name=function.__name__,
         signature=", ".join(signature),
         tensors=", ".join(tensors),
+        shown=", ".join(f"{_SHOWN.get(name, name)!r}: {name}" for name in tensors),
         by_name=", ".join([*required, *optional, *keywords]),
         by_place=", ".join([*placed, *keywords]),
     )
@@ -52,7 +57,7 @@ def overridable(function: Function) -> Function:
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     made: dict[str, Any] = {}
     exec(compile(source, file, "exec"), made)
-    public = made["make"](function, has_torch_function_variadic, handle_torch_function)
+    public = made["make"](function, has_torch_function_variadic, only_jagged, ask_overloads)
     public.__defaults__ = function.__defaults__
     public.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(public, function)

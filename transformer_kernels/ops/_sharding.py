@@ -7,7 +7,7 @@ are replicated; where rows are sharded, their gradients wait to be summed over t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,15 +27,15 @@ class Shards:
     ``may_shard`` says of a dimension of ``x`` whether its elements need not know each other.
     """
 
-    def __init__(self, op: str, x: Any, may_shard: Callable[[int], bool]) -> None:
+    def __init__(self, op: str, x: Any, may_shard: Callable[[int], bool], name: str = "x") -> None:
         if not is_sharded(x):
             raise ArgumentTypeError(
-                f"{op}: x is a Tensor, expected a DTensor as other arguments are"
+                f"{op}: {name} is a Tensor, expected a DTensor as other arguments are"
                 " (distribute_tensor() gives it)"
             )
         from torch.distributed.tensor import Partial, Replicate, Shard
 
-        self._op, self._x = op, x
+        self._op, self._x, self._name = op, x, name
         self._shard, self._replicate, self._partial = Shard, Replicate(), Partial()
         self.placements: list[Any] = [
             p if type(p) is Shard and may_shard(p.dim % x.dim()) else self._replicate
@@ -59,12 +59,12 @@ class Shards:
             of_gradient.append(self._partial if p.is_shard() and not own else placements[-1])
         return self._local(name, value, placements, of_gradient)
 
-    def like_x(self, local: Tensor) -> Any:
-        """A result of ``x``'s shape as a DTensor."""
-        whole = torch.empty(self._x.shape, device="meta")
+    def like_x(self, local: Tensor, shape: Sequence[int] | None = None) -> Any:
+        """A result as a DTensor that lies as ``x`` does; by default of its shape."""
+        whole = torch.empty(self._x.shape if shape is None else shape, device="meta")
         return type(self._x).from_local(
             local, self._x.device_mesh, self.placements, run_check=False,
-            shape=self._x.shape, stride=whole.stride(),
+            shape=whole.shape, stride=whole.stride(),
         )  # fmt: skip
 
     def _local(
@@ -72,8 +72,8 @@ class Shards:
     ) -> Tensor:
         if not is_sharded(value):
             raise ArgumentTypeError(
-                f"{self._op}: {name} is a {type(value).__name__}, expected a DTensor as x is"
-                " (distribute_tensor() gives it)"
+                f"{self._op}: {name} is a {type(value).__name__}, expected a DTensor as"
+                f" {self._name} is (distribute_tensor() gives it)"
             )
         if value.device_mesh != self._x.device_mesh:
             raise ArgumentValueError(

@@ -69,6 +69,6 @@ def bad(argument: Argument) -> dict[str, Any]:
 
 def _bad_number(argument: Argument) -> dict[str, Any]:
     if not isinstance(argument, Number):
-        return {}
+        return {"None": None, "number": 1, "list": []}
     below = {} if argument.least is None else {"below": argument.least - 1.0, "nan": float("nan")}
     return {"None": None, **below}

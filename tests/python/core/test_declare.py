@@ -202,6 +202,16 @@ def test_probe_in_graphs(probe: Op) -> None:
     )
 
 
+def test_numbers_and_flags_of_any_type(probe: Op) -> None:
+    numpy = pytest.importorskip("numpy")
+    x = torch.randn(3, 5, requires_grad=True)
+    expected, _ = probe.call(x, None, None, 1.0, True)
+    for one in (1, True, numpy.float32(1), numpy.int64(1), torch.tensor(1.0)):
+        for backend in ("auto", "reference"):
+            y, _ = probe.call(x, None, None, one, numpy.bool_(True), backend)
+            torch.testing.assert_close(y, expected)
+
+
 def test_rows_of_no_dimension_or_too_many(probe: Op) -> None:
     for shape in ((), (1, 2) * 5):
         x = torch.randn(shape)

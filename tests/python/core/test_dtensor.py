@@ -17,10 +17,13 @@ from torch import Tensor
 from transformer_kernels.functional import (
     add_layer_norm,
     add_rms_norm,
+    gelu,
     layer_norm,
     log_softmax,
     rms_norm,
+    silu,
     softmax,
+    swiglu,
 )
 
 SHAPE = (3, 5, 8)  # neither process has as many rows as the other
@@ -38,6 +41,10 @@ CALLS: dict[str, Any] = {
     "softmax, mask": lambda x, _, m: softmax(x, -1, mask=m),
     "softmax, key mask": lambda x, w, _: softmax(x, -1, mask=w),
     "log_softmax over 1": lambda x, *_: log_softmax(x, 1),
+    "gelu": lambda x, *_: gelu(x),
+    "silu, bias": lambda x, w, _: silu(x, bias=w),
+    "swiglu": lambda x, w, _: swiglu(x, x * 2, bias=w, up_bias=w),
+    "swiglu, packed": lambda x, w, _: swiglu(torch.cat((x, x), -1), bias=torch.cat((w, w))),
 }
 
 
@@ -88,6 +95,8 @@ def _run_rank(rank: int, file: str) -> None:
         kept = call(*sharded).placements[0]
         if where == "0" and name != "softmax over 0":
             assert kept == Shard(0), name
+        if where == "last" and name in ("gelu", "silu, bias", "swiglu"):
+            assert kept == Shard(2), name
     _check_other_calls(mesh, Partial(), Replicate(), distribute_tensor)
     dist.destroy_process_group()
 
@@ -104,6 +113,9 @@ def _check_other_calls(mesh: Any, partial: Any, replicate: Any, distribute: Any)
             "layer_norm: x is a Tensor",
         ),
         (lambda: add_rms_norm(there, x, (8,)), "rms_norm: residual is a Tensor, expected a DTen"),
+        (lambda: gelu(there, bias=w), "gelu: bias is a Tensor, expected a DTensor as x is"),
+        (lambda: swiglu(there, x), "swiglu: up is a Tensor, expected a DTensor as gate is"),
+        (lambda: swiglu(x, there), "swiglu: gate is a Tensor, expected a DTensor as other"),
         (lambda: softmax(there, -1, mask=w), "softmax: mask is a Tensor, expected a DTensor"),
     ):
         with pytest.raises(TypeError, match=words):

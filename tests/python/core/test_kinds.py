@@ -17,10 +17,14 @@ from torch.overrides import TorchFunctionMode
 from transformer_kernels.functional import (
     add_layer_norm,
     add_rms_norm,
+    gelu,
     layer_norm,
     log_softmax,
+    relu,
     rms_norm,
+    silu,
     softmax,
+    swiglu,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -45,7 +49,14 @@ PLACES: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "softmax mask": ("softmax", "mask", lambda t: softmax(X, -1, mask=t)),
     "log_softmax x": ("log_softmax", "x", lambda t: log_softmax(t, -1, scale=2.0)),
     "log_softmax mask": ("log_softmax", "mask", lambda t: log_softmax(X, 0, mask=t)),
+    "gelu x": ("gelu", "x", gelu),
+    "gelu bias": ("gelu", "bias", lambda t: gelu(X, bias=t)),
+    "silu x": ("silu", "x", lambda t: silu(t, backend="reference")),
+    "swiglu gate": ("swiglu", "gate", swiglu),
+    "swiglu up": ("swiglu", "up", lambda t: swiglu(X, t)),
+    "swiglu up_bias": ("swiglu", "up_bias", lambda t: swiglu(X, X, bias=W, up_bias=t)),
 }
+PARAMETERS = ("weight", "bias", "up_bias")
 each_place = pytest.mark.parametrize("place", PLACES)
 
 
@@ -71,7 +82,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 def test_refused_by_name(place: str, kind: str, grad: bool) -> None:
     op, name, call = PLACES[place]
     make, words = KINDS[kind]
-    value = make(W if name in ("weight", "bias") else X.detach())
+    value = make(W if name in PARAMETERS else X.detach())
     with torch.set_grad_enabled(grad), pytest.raises(TypeError) as caught:
         call(value)
     assert str(caught.value).startswith(f"{op}: {name} is {words}")
@@ -91,13 +102,14 @@ class _Asked(Tensor):
 FUNCTIONS = {
     "layer_norm": layer_norm, "rms_norm": rms_norm, "add_layer_norm": add_layer_norm,
     "add_rms_norm": add_rms_norm, "softmax": softmax, "log_softmax": log_softmax,
+    "gelu": gelu, "silu": silu, "swiglu": swiglu,
 }  # fmt: skip
 
 
 @each_place
 def test_torch_function_of_every_argument(place: str) -> None:
     _, name, call = PLACES[place]
-    value = W if name in ("weight", "bias") else X.detach()
+    value = W if name in PARAMETERS else X.detach()
     _Asked.asked = []
     result = call(value.as_subclass(_Asked))
     expected = call(value)
@@ -153,6 +165,14 @@ JAGGED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "softmax, mask": (
         lambda x, w: softmax(x, -1, mask=w, scale=0.5), lambda x, w: torch.softmax(x * 0.5 + w, -1),
     ),
+    "gelu": (lambda x, w: gelu(x * w), lambda x, w: F.gelu(x * w)),
+    "silu, bias": (lambda x, w: silu(x, bias=w), lambda x, w: F.silu(x + w)),
+    "relu, in place": (
+        lambda x, w: relu(x * w, inplace=True), lambda x, w: F.relu(x * w),
+    ),
+    "swiglu": (
+        lambda x, w: swiglu(x, x * 2, bias=w, up_bias=w), lambda x, w: F.silu(x + w) * (x * 2 + w),
+    ),
     "softmax, jagged mask": (
         lambda x, w: softmax(x, -1, mask=x * w), lambda x, w: torch.softmax(x + x * w, -1),
     ),
@@ -189,6 +209,16 @@ def test_jagged_causal_and_two_dense_dims() -> None:
     torch.testing.assert_close(y.values(), F.layer_norm(x.values(), (4, 4)))
 
 
+def test_jagged_columns_of_a_declared_op() -> None:
+    x, ragged = _jagged(), _jagged(columns=())
+    for t in (x.transpose(1, 2), ragged):
+        torch.testing.assert_close(silu(t).values(), F.silu(t.values()))
+    packed = swiglu(x)
+    gate, up = x.values().chunk(2, -1)
+    assert packed.shape == (*x.shape[:-1], 4)
+    torch.testing.assert_close(packed.values(), F.silu(gate) * up)
+
+
 def test_jagged_faults_are_named() -> None:
     x, other = _jagged(), _jagged()
     turned = x.transpose(1, 2)
@@ -211,6 +241,11 @@ def test_jagged_faults_are_named() -> None:
         (lambda: softmax(x, -1, causal=True), "softmax: x has 1 dimensions after the ragged one"),
         (lambda: softmax(x, -1, mask=other), r"softmax: mask has shape \(3, j\d+, 8\), expected"),
         (lambda: softmax(x, -1, mask=X), r"softmax: mask has shape \(4, 8\), expected"),
+        (lambda: swiglu(_jagged(columns=())), "swiglu: gate is ragged in its last dimension"),
+        (lambda: gelu(turned, bias=W), "gelu: x is ragged in its last dimension, expected one"),
+        (lambda: swiglu(x, other), r"swiglu: up has shape \(3, j\d+, 8\), expected \(3, j"),
+        (lambda: swiglu(X, x), "swiglu: up is a jagged nested tensor, expected a dense one"),
+        (lambda: silu(gaps), "silu: x is jagged with gaps"),
         (lambda: softmax(X, -1, mask=x), "softmax: mask is a jagged nested tensor, expected"),
     ]
     for call, words in refused:

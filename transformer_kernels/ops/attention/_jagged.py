@@ -32,7 +32,8 @@ def _rows(name: str, x: Tensor) -> Tensor:
 
 def offsets_of(x: Tensor) -> Tensor:
     """Where each sequence begins, and where the last ends, as attention_varlen takes it."""
-    return x.offsets().to(torch.int32)
+    offsets: Tensor = x.offsets()  # type: ignore[attr-defined]
+    return offsets.to(torch.int32)
 
 
 def attention(

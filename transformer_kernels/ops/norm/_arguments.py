@@ -17,9 +17,9 @@ from ..._errors import (
     FLOATING,
     ArgumentTypeError,
     ArgumentValueError,
-    check_flag,
+    as_flag,
+    as_number,
     check_floating,
-    check_number,
     check_tensors,
     dtype_name,
     not_floating,
@@ -109,9 +109,9 @@ def check_shapes(
     return shape
 
 
-def check_options(op: str, eps: Any, zero_centered: Any) -> None:
-    check_number(op, "eps", eps)
-    check_flag(op, "zero_centered_weight", zero_centered)
+def numbers(op: str, eps: Any, zero_centered: Any) -> tuple[Any, bool]:
+    """Both in the types of the kernels, from any that PyTorch takes."""
+    return as_number(op, "eps", eps), as_flag(op, "zero_centered_weight", zero_centered)
 
 
 def check_rest(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:

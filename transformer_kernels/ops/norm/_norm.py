@@ -15,7 +15,7 @@ from ..._torch import is_transformed, jagged_like, ragged_dim
 from .._kinds import is_jagged, jagged_values
 from .._sharding import Shards, is_sharded
 from . import _formula
-from ._arguments import check_options, check_residual, check_rest, check_shapes, check_types
+from ._arguments import check_residual, check_rest, check_shapes, check_types, numbers
 from ._autograd import AddNorm, Norm, apply_add_norm, apply_norm, define_public
 from ._kernels import Kernels, direct_kernels, raw_kernels
 
@@ -113,11 +113,6 @@ def _rows(x: Tensor, dims: int) -> Tensor:
     return rows if rows.dim() <= MAX_RANK else rows.flatten(0, -2)
 
 
-def _numbers(op: str, eps: Any, zero_centered: Any) -> tuple[Any, bool]:
-    check_options(op, eps, zero_centered)
-    return eps if isinstance(eps, torch.SymFloat) else float(eps), bool(zero_centered)
-
-
 def _check_jagged(op: str, x: Tensor, shape: tuple[int, ...]) -> None:
     if x.dim() - len(shape) <= ragged_dim(x):
         raise ArgumentValueError(
@@ -135,7 +130,7 @@ def norm(
     eps: float, zero_centered: bool, backend: str,
 ) -> Tensor:  # fmt: skip
     shape = check_shapes(op.name, x, normalized_shape, weight, bias)
-    eps, zero_centered = _numbers(op.name, eps, zero_centered)
+    eps, zero_centered = numbers(op.name, eps, zero_centered)
     if is_jagged(x):
         _check_jagged(op.name, x, shape)
         values = jagged_values(op.name, "x", x)
@@ -159,7 +154,7 @@ def add_norm(
     """The same of a sum: (y, sum)."""
     shape = check_shapes(op.name, x, normalized_shape, weight, bias)
     check_residual(op.name, x, residual)
-    eps, zero_centered = _numbers(op.name, eps, zero_centered)
+    eps, zero_centered = numbers(op.name, eps, zero_centered)
     if is_jagged(x):
         _check_jagged(op.name, x, shape)
         rows = jagged_values(op.name, "x", x)

@@ -85,6 +85,7 @@ def _declare_plain(row: Activation) -> Op:
         results=(Result("y"),),
         backward="(dy, x, bias, need_dbias, need_y) -> dx, dbias, y",
         formula=partial(_plain, row.formula),
+        columnwise=lambda _: True,
         triton=partial(_plain_triton, row.name),
         replaces=row.replaces,
         text=row.text,
@@ -107,6 +108,7 @@ def _declare_gated(name: str, row: Activation) -> Op:
         flags={"need_dbias": ("bias", "up_bias")},
         formula=partial(_gated, row.formula),
         check=_check_packed,
+        columnwise=lambda given: given["up"] is not None,
         triton=partial(_gated_triton, row.name),
         text=f"{row.name}(gate) * up",
     )

@@ -23,9 +23,9 @@ from ..._errors import (
     ArgumentIndexError,
     ArgumentTypeError,
     ArgumentValueError,
-    check_flag,
+    as_flag,
+    as_number,
     check_floating,
-    check_number,
     check_same_device,
     check_tensors,
     dtype_name,
@@ -57,11 +57,18 @@ from .._kinds import (
     jagged_values,
     on_memory,
     only_jagged,
+    refuse_in_words,
     require_memory,
 )
 from .._sharding import Shards, is_sharded
 from .._torchscript import graph_op
 from . import _formula
+
+for _op in ("softmax", "log_softmax"):
+    refuse_in_words(
+        _op, causal="is a CausalBias, expected a plain tensor (causal=True hides the future)"
+    )
+
 
 # ---- the kernels --------------------------------------------------------------------------------
 
@@ -309,11 +316,10 @@ def _check_types(op: str, x: Any, mask: Any, dtype: Any) -> None:
 
 def _options(op: str, scale: Any, causal: Any, backend: Any) -> tuple[Any, bool]:
     """What a call that is not the plainest may give in other types."""
-    check_number(op, "scale", scale)
-    check_flag(op, "causal", causal)
+    options = as_number(op, "scale", scale), as_flag(op, "causal", causal)
     if not isinstance(backend, str):
         raise ArgumentTypeError(f"{op}: backend is {backend!r}, expected a str")
-    return scale if isinstance(scale, torch.SymFloat) else float(scale), bool(causal)
+    return options
 
 
 def _run(
