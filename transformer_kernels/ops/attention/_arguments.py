@@ -19,11 +19,24 @@ from ..._errors import (
     shape_text,
 )
 from .._dtype import accumulate_dtype
-from .._kinds import require_memory
+from .._kinds import refuse_in_words, require_memory
 from ._formula import Inputs, Options
 
 _OP = "attention"
 MOST_DIM = 256
+
+refuse_in_words(
+    _OP,
+    causal=(
+        "is a CausalBias, expected causal=True instead, with top_left=True for causal_upper_left"
+    ),
+    masked="is a MaskedTensor, which does not know this op, expected a plain tensor",
+    jagged=(
+        "is a jagged nested tensor, expected a strided one (attention() takes jagged ones as q, k"
+        " and v, all three)"
+    ),
+    layout="has the layout {layout}, expected strided (to_dense() gives it)",
+)
 
 
 def _fail(message: str) -> None:

@@ -15,11 +15,24 @@ from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
 from .._kinds import is_causal_bias, is_jagged
 from ._arguments import MOST_DIM
-from ._kinds import is_top_left
 from .attention import attention, is_served
 
 _LARGEST = sys.float_info.max
 _OP = "scaled_dot_product_attention"
+
+
+def _stands_top_left(bias: Any, queries: int, keys: int) -> bool:
+    """Whether a CausalBias stands in the top left corner. PyTorch reads its lengths as we do: one
+    of the lower right corner counts by their difference, any other not at all."""
+    shift = bias.seq_len_kv - bias.seq_len_q
+    if bias.variant.name == "UPPER_LEFT":
+        return True
+    if shift == keys - queries:
+        return False
+    raise ArgumentValueError(
+        f"{_OP}: attn_mask is causal_lower_right"
+        f"({bias.seq_len_q}, {bias.seq_len_kv}), expected ({queries}, {keys}) (queries, keys)"
+    )
 
 
 def _is_top_left(query: Any, key: Any, bias: Any, is_causal: Any) -> bool:
@@ -30,7 +43,7 @@ def _is_top_left(query: Any, key: Any, bias: Any, is_causal: Any) -> bool:
         )
     if not all(isinstance(x, Tensor) and x.dim() > 1 for x in (query, key)):
         return True
-    return is_top_left(bias, query.shape[-2], key.shape[-2])
+    return _stands_top_left(bias, query.shape[-2], key.shape[-2])
 
 
 def _lower_right(query: Tensor, key: Tensor) -> Tensor:
