@@ -14,7 +14,8 @@ namespace {
 template <Pointwise kOp, class A>
 void check_range(long double unit) {
   using Activation = typename PointwiseOp<kOp>::Activation;
-  for (A x = -30; x < 30; x += A{1} / 64) {
+  for (int i = -30 * 64; i < 30 * 64; ++i) {
+    const A x = static_cast<A>(i) / 64;
     const auto [value, slope] = Activation::value_and_slope(math::Accurate{}, x);
     const Dual exact = activation(kOp, {x, 1});
     const auto allowed = [&](long double number) {

@@ -60,10 +60,11 @@ TEST_P(PointwiseOps, bias_in_float32) {
 
 TEST_P(PointwiseOps, whole_range) {
   Values x;
-  for (double v = -20; v <= 20; v += 1.0 / 512) x.push_back(rounded_to(dtype(), v));
-  for (double v = 1e-30; v < 1e30; v *= 1.7) {
-    x.push_back(rounded_to(dtype(), v));
-    x.push_back(rounded_to(dtype(), -v));
+  for (int i = -20 * 512; i <= 20 * 512; ++i) x.push_back(rounded_to(dtype(), i / 512.0));
+  for (int exponent = -100; exponent <= 100; ++exponent) {
+    for (double sign : {1.0, -1.0}) {
+      x.push_back(rounded_to(dtype(), std::ldexp(sign * 1.3, exponent)));
+    }
   }
   check_all({1, static_cast<std::int64_t>(x.size())}, {.y = true}, x);
 }
