@@ -30,7 +30,7 @@ def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
 
 def _parameter(x: Tensor, float32: bool) -> Tensor:
     dtype = torch.float32 if float32 and x.dtype is not torch.float64 else x.dtype
-    return randn(x.shape[-1:], dtype, x.device.type)
+    return randn(x.shape[-1:], dtype, x.device)
 
 
 def plain_case(name: str, variant: str = "", bias: bool = True, float32: bool = False) -> Case:
@@ -82,7 +82,7 @@ def gated_case(
         gate = x[..., : x.shape[-1] // 2 * 2] if packed else x
         tensors = [gate]
         if not packed:
-            tensors.append(randn(x.shape, x.dtype, x.device.type))
+            tensors.append(randn(x.shape, x.dtype, x.device))
         if bias:
             tensors += [_parameter(gate, float32) for _ in range(1 if packed else 2)]
         return Problem(tuple(tensors), ours, with_(row.formula), with_(exact(row)))
