@@ -20,6 +20,7 @@ class Problem:
     ours: Callable[..., Any]  # with backend= by keyword
     torch: Callable[..., Any]
     reference: Callable[..., Any]
+    term_error: float = 0.0  # of each term of a parameter's gradient, where above the arithmetic's
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,11 @@ def exact(row: Activation) -> Callable[[Tensor], Tensor]:
     return function
 
 
+def _term_error(x: Tensor) -> float:
+    """Of the slope of an activation: 16-bit tensors take approximations (docs/numerics.md)."""
+    return 2.0**-20 if x.dtype.itemsize == 2 else 0.0
+
+
 def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias.to(torch.promote_types(x.dtype, bias.dtype))
 
@@ -44,7 +49,8 @@ def plain_case(name: str, variant: str = "", bias: bool = True, float32: bool = 
             return lambda x, bias=None: activation(_biased(x, bias)).to(x.dtype)
 
         parameters = [_parameter(x, float32)] if bias else []
-        return Problem((x, *parameters), ours, with_(row.formula), with_(exact(row)))
+        problem = (ours, with_(row.formula), with_(exact(row)))
+        return Problem((x, *parameters), *problem, term_error=_term_error(x))
 
     return Case(name + variant, build)
 
@@ -85,7 +91,8 @@ def gated_case(
             tensors.append(randn(x.shape, x.dtype, x.device))
         if bias:
             tensors += [_parameter(gate, float32) for _ in range(1 if packed else 2)]
-        return Problem(tuple(tensors), ours, with_(row.formula), with_(exact(row)))
+        problem = (ours, with_(row.formula), with_(exact(row)))
+        return Problem(tuple(tensors), *problem, term_error=_term_error(x))
 
     return Case(name + variant, build)
 
