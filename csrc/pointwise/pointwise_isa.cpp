@@ -10,8 +10,13 @@ namespace {
 
 template <class T>
 T* element_of(const Rows& matrix, std::int64_t row, std::int64_t col) {
-  return matrix.data == nullptr ? nullptr
-                                : static_cast<T*>(matrix.data) + row * matrix.stride + col;
+  return static_cast<T*>(matrix.data) + row * matrix.stride + col;
+}
+
+// Null where the op has no such operand.
+template <class T>
+T* element_if(bool present, const Rows& matrix, std::int64_t row, std::int64_t col) {
+  return present ? element_of<T>(matrix, row, col) : nullptr;
 }
 
 template <class T>
@@ -74,7 +79,7 @@ void forward(const PointwiseForwardTask& task, std::int64_t begin, std::int64_t 
   for (std::int64_t tile = begin; tile < end; ++tile) {
     const std::int64_t row = tile / tiles;
     const std::int64_t col = tile % tiles * kTileCols;
-    run({element_of<const T>(p.x, row, col), element_of<const T>(p.up, row, col),
+    run({element_of<const T>(p.x, row, col), element_if<const T>(Op::kGated, p.up, row, col),
          column_of<T>(task.bias, col), column_of<T>(task.up_bias, col),
          element_of<T>(p.y, row, col), p.cols - col < kTileCols ? p.cols - col : kTileCols,
          stream});
@@ -135,7 +140,7 @@ TFK_FLATTEN void backward_part(const BackwardPart<T>& arguments) {
   });
 }
 
-template <class T>
+template <class T, class Op>
 BackwardPart<T> part_of(const PointwiseBackwardTask& task, std::int64_t row, std::int64_t col,
                         std::int64_t cols) {
   using A = accumulate_t<T>;
@@ -149,12 +154,12 @@ BackwardPart<T> part_of(const PointwiseBackwardTask& task, std::int64_t row, std
                        : nullptr;
   return {.dy = element_of<const T>(p.dy, row, col),
           .x = element_of<const T>(p.x, row, col),
-          .up = element_of<const T>(p.up, row, col),
+          .up = element_if<const T>(Op::kGated, p.up, row, col),
           .bias = column_of<T>(task.bias, col),
           .up_bias = column_of<T>(task.up_bias, col),
           .dx = element_of<T>(p.dx, row, col),
-          .dup = element_of<T>(p.dup, row, col),
-          .y = element_of<T>(p.y, row, col),
+          .dup = element_if<T>(Op::kGated, p.dup, row, col),
+          .y = element_if<T>(p.y.data != nullptr, p.y, row, col),
           .dbias = dbias,
           .dup_bias = dbias != nullptr ? dbias + task.wide_cols : nullptr,
           .cols = cols,
@@ -168,7 +173,7 @@ void backward(const PointwiseBackwardTask& task, std::int64_t begin, std::int64_
   const std::int64_t tiles = tiles_of_row(cols);
   for (std::int64_t tile = begin; tile < end; ++tile) {
     const std::int64_t col = tile % tiles * kTileCols;
-    run(part_of<T>(task, tile / tiles, col, cols - col < kTileCols ? cols - col : kTileCols));
+    run(part_of<T, Op>(task, tile / tiles, col, cols - col < kTileCols ? cols - col : kTileCols));
   }
   stream_fence();
 }
@@ -183,7 +188,7 @@ void backward_chunks(const PointwiseBackwardTask& task, std::int64_t begin, std:
     auto* const sums = static_cast<accumulate_t<T>*>(task.partials) + chunk * 2 * task.wide_cols;
     __builtin_memset(sums, 0, 2 * task.wide_cols * sizeof(*sums));
     for (std::int64_t row = first; row < last; ++row) {
-      backward_part<T, Op, true>(part_of<T>(task, row, 0, p.cols));
+      backward_part<T, Op, true>(part_of<T, Op>(task, row, 0, p.cols));
     }
   }
   stream_fence();
@@ -235,7 +240,7 @@ void widen(const void* bias, bool is_wide, std::int64_t cols, void* wide) {
 // ---------------------------------------------------------------------------- the table
 
 template <class Op>
-constexpr PointwiseOpKernels kernels_of = {
+constexpr PointwiseOpKernels kKernelsOf = {
     {forward<double, Op>, forward<float, Op>, forward<Half, Op>, forward<BFloat16, Op>},
     {backward<double, Op>, backward<float, Op>, backward<Half, Op>, backward<BFloat16, Op>},
     {backward_chunks<double, Op>, backward_chunks<float, Op>, backward_chunks<Half, Op>,
@@ -243,7 +248,7 @@ constexpr PointwiseOpKernels kernels_of = {
 
 template <std::size_t... kIndex>
 constexpr PointwiseKernels all_kernels(std::index_sequence<kIndex...>) {
-  return {{kernels_of<PointwiseOp<static_cast<Pointwise>(kIndex)>>...},
+  return {{kKernelsOf<PointwiseOp<static_cast<Pointwise>(kIndex)>>...},
           {reduce<double>, reduce<float>, reduce<Half>, reduce<BFloat16>},
           {widen<double>, widen<float>, widen<Half>, widen<BFloat16>}};
 }
