@@ -86,6 +86,11 @@ inline std::uint16_t bfloat16_of(std::uint32_t bits) {
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// An estimate of 14 bits: the reciprocal without the end of its significand.
+inline float reciprocal_estimate(float x) {
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(1 / x) & ~0x1ffu);
+}
+
 // What is left of x when the whole numbers at or below it are taken off; 0 for infinities.
 inline float above_floor(float x) { return std::isinf(x) ? 0.0f : x - std::floor(x); }
 
@@ -200,6 +205,8 @@ inline void tile_dot(int c, int a, int b) {
   (TFK_EMULATED::converted<__m256i, std::uint16_t, std::uint32_t>(a, TFK_EMULATED::bfloat16_of))
 #define _mm512_reduce_ps(a, rounding) \
   (TFK_EMULATED::converted<__m512, float, float>(a, TFK_EMULATED::above_floor))
+#define _mm512_rcp14_ps(a) \
+  (TFK_EMULATED::converted<__m512, float, float>(a, TFK_EMULATED::reciprocal_estimate))
 #define _mm512_cvtne2ps_pbh(a, b) TFK_EMULATED::bfloat16_of_two(a, b)
 
 #undef _tile_loadconfig
