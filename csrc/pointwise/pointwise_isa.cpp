@@ -20,8 +20,8 @@ T* element_if(bool present, const Rows& matrix, std::int64_t row, std::int64_t c
 }
 
 template <class T>
-const accumulate_t<T>* column_of(const void* bias, std::int64_t col) {
-  return bias == nullptr ? nullptr : static_cast<const accumulate_t<T>*>(bias) + col;
+const accumulate_t<T>* column_if(bool present, const void* bias, std::int64_t col) {
+  return present ? static_cast<const accumulate_t<T>*>(bias) + col : nullptr;
 }
 
 template <class T, class V, class Lanes>
@@ -80,7 +80,8 @@ void forward(const PointwiseForwardTask& task, std::int64_t begin, std::int64_t 
     const std::int64_t row = tile / tiles;
     const std::int64_t col = tile % tiles * kTileCols;
     run({element_of<const T>(p.x, row, col), element_if<const T>(Op::kGated, p.up, row, col),
-         column_of<T>(task.bias, col), column_of<T>(task.up_bias, col),
+         column_if<T>(task.bias != nullptr, task.bias, col),
+         column_if<T>(Op::kGated && task.bias != nullptr, task.up_bias, col),
          element_of<T>(p.y, row, col), p.cols - col < kTileCols ? p.cols - col : kTileCols,
          stream});
   }
@@ -155,8 +156,8 @@ BackwardPart<T> part_of(const PointwiseBackwardTask& task, std::int64_t row, std
   return {.dy = element_of<const T>(p.dy, row, col),
           .x = element_of<const T>(p.x, row, col),
           .up = element_if<const T>(Op::kGated, p.up, row, col),
-          .bias = column_of<T>(task.bias, col),
-          .up_bias = column_of<T>(task.up_bias, col),
+          .bias = column_if<T>(task.bias != nullptr, task.bias, col),
+          .up_bias = column_if<T>(Op::kGated && task.bias != nullptr, task.up_bias, col),
           .dx = element_of<T>(p.dx, row, col),
           .dup = element_if<T>(Op::kGated, p.dup, row, col),
           .y = element_if<T>(p.y.data != nullptr, p.y, row, col),
