@@ -13,15 +13,15 @@ T* element_of(const Rows& matrix, std::int64_t row, std::int64_t col) {
   return static_cast<T*>(matrix.data) + row * matrix.stride + col;
 }
 
-// Null where the op has no such operand.
+// Those that the op does not have are null.
 template <class T>
 T* element_if(bool present, const Rows& matrix, std::int64_t row, std::int64_t col) {
   return present ? element_of<T>(matrix, row, col) : nullptr;
 }
 
 template <class T>
-const accumulate_t<T>* column_if(bool present, const void* bias, std::int64_t col) {
-  return present ? static_cast<const accumulate_t<T>*>(bias) + col : nullptr;
+const accumulate_t<T>* column_of(const void* bias, std::int64_t col) {
+  return bias != nullptr ? static_cast<const accumulate_t<T>*>(bias) + col : nullptr;
 }
 
 template <class T, class V, class Lanes>
@@ -53,17 +53,17 @@ struct ForwardPart {
   bool stream;
 };
 
-template <class T, class Op, bool kBias>
+template <class T, class Op>
 TFK_FLATTEN void forward_part(const ForwardPart<T>& arguments) {
   constexpr math::precision_of<T> kPrecision;
   const ForwardPart<T> part = arguments;  // no store can change it
   for_each_group<T>(part.cols, [&](std::int64_t i, auto lanes) {
     auto x = load(part.x + i, lanes);
-    if constexpr (kBias) x = x + load_wide<T>(part.bias + i, lanes);
+    if (part.bias != nullptr) x = x + load_wide<T>(part.bias + i, lanes);
     auto y = Op::Activation::value(kPrecision, x);
     if constexpr (Op::kGated) {
       auto up = load(part.up + i, lanes);
-      if constexpr (kBias) up = up + load_wide<T>(part.up_bias + i, lanes);
+      if (part.up_bias != nullptr) up = up + load_wide<T>(part.up_bias + i, lanes);
       y = y * up;
     }
     put(part.y + i, y, lanes, part.stream);
@@ -74,16 +74,17 @@ template <class T, class Op>
 void forward(const PointwiseForwardTask& task, std::int64_t begin, std::int64_t end) {
   const PointwiseForwardProblem& p = task.problem;
   const bool stream = streams<T>(task.stream, p.y, p.x, p.up);
-  const auto run = task.bias != nullptr ? forward_part<T, Op, true> : forward_part<T, Op, false>;
   const std::int64_t tiles = tiles_of_row(p.cols);
   for (std::int64_t tile = begin; tile < end; ++tile) {
     const std::int64_t row = tile / tiles;
     const std::int64_t col = tile % tiles * kTileCols;
-    run({element_of<const T>(p.x, row, col), element_if<const T>(Op::kGated, p.up, row, col),
-         column_if<T>(task.bias != nullptr, task.bias, col),
-         column_if<T>(Op::kGated && task.bias != nullptr, task.up_bias, col),
-         element_of<T>(p.y, row, col), p.cols - col < kTileCols ? p.cols - col : kTileCols,
-         stream});
+    forward_part<T, Op>({.x = element_of<const T>(p.x, row, col),
+                         .up = element_if<const T>(Op::kGated, p.up, row, col),
+                         .bias = column_of<T>(task.bias, col),
+                         .up_bias = column_of<T>(task.up_bias, col),
+                         .y = element_of<T>(p.y, row, col),
+                         .cols = p.cols - col < kTileCols ? p.cols - col : kTileCols,
+                         .stream = stream});
   }
   stream_fence();
 }
@@ -114,26 +115,26 @@ TFK_INLINE void add_to(accumulate_t<T>* total, V term, Lanes lanes) {
   store_wide<T>(total, load_wide<T>(total, lanes) + term, lanes);
 }
 
-template <class T, class Op, bool kBias>
+template <class T, class Op>
 TFK_FLATTEN void backward_part(const BackwardPart<T>& arguments) {
   constexpr math::precision_of<T> kPrecision;
   const BackwardPart<T> part = arguments;  // no store can change it
   for_each_group<T>(part.cols, [&](std::int64_t i, auto lanes) {
     auto x = load(part.x + i, lanes);
-    if constexpr (kBias) x = x + load_wide<T>(part.bias + i, lanes);
+    if (part.bias != nullptr) x = x + load_wide<T>(part.bias + i, lanes);
     const auto f = Op::Activation::value_and_slope(kPrecision, x);
     const auto dy = load(part.dy + i, lanes);
     const auto write = [&](auto dx, auto y) {
       put(part.dx + i, dx, lanes, part.stream);
-      if (kBias && part.dbias != nullptr) add_to<T>(part.dbias + i, dx, lanes);
+      if (part.dbias != nullptr) add_to<T>(part.dbias + i, dx, lanes);
       if (part.y != nullptr) put(part.y + i, y, lanes, part.stream);
     };
     if constexpr (Op::kGated) {
       auto up = load(part.up + i, lanes);
-      if constexpr (kBias) up = up + load_wide<T>(part.up_bias + i, lanes);
+      if (part.up_bias != nullptr) up = up + load_wide<T>(part.up_bias + i, lanes);
       const auto dup = dy * f.value;
       put(part.dup + i, dup, lanes, part.stream);
-      if (kBias && part.dup_bias != nullptr) add_to<T>(part.dup_bias + i, dup, lanes);
+      if (part.dup_bias != nullptr) add_to<T>(part.dup_bias + i, dup, lanes);
       write(dy * up * f.slope, f.value * up);
     } else {
       write(dy * f.slope, f.value);
@@ -156,8 +157,8 @@ BackwardPart<T> part_of(const PointwiseBackwardTask& task, std::int64_t row, std
   return {.dy = element_of<const T>(p.dy, row, col),
           .x = element_of<const T>(p.x, row, col),
           .up = element_if<const T>(Op::kGated, p.up, row, col),
-          .bias = column_if<T>(task.bias != nullptr, task.bias, col),
-          .up_bias = column_if<T>(Op::kGated && task.bias != nullptr, task.up_bias, col),
+          .bias = column_of<T>(task.bias, col),
+          .up_bias = column_of<T>(task.up_bias, col),
           .dx = element_of<T>(p.dx, row, col),
           .dup = element_if<T>(Op::kGated, p.dup, row, col),
           .y = element_if<T>(p.y.data != nullptr, p.y, row, col),
@@ -169,12 +170,12 @@ BackwardPart<T> part_of(const PointwiseBackwardTask& task, std::int64_t row, std
 
 template <class T, class Op>
 void backward(const PointwiseBackwardTask& task, std::int64_t begin, std::int64_t end) {
-  const auto run = task.bias != nullptr ? backward_part<T, Op, true> : backward_part<T, Op, false>;
   const std::int64_t cols = task.problem.cols;
   const std::int64_t tiles = tiles_of_row(cols);
   for (std::int64_t tile = begin; tile < end; ++tile) {
     const std::int64_t col = tile % tiles * kTileCols;
-    run(part_of<T, Op>(task, tile / tiles, col, cols - col < kTileCols ? cols - col : kTileCols));
+    const std::int64_t tile_cols = cols - col < kTileCols ? cols - col : kTileCols;
+    backward_part<T, Op>(part_of<T, Op>(task, tile / tiles, col, tile_cols));
   }
   stream_fence();
 }
@@ -189,7 +190,7 @@ void backward_chunks(const PointwiseBackwardTask& task, std::int64_t begin, std:
     auto* const sums = static_cast<accumulate_t<T>*>(task.partials) + chunk * 2 * task.wide_cols;
     __builtin_memset(sums, 0, 2 * task.wide_cols * sizeof(*sums));
     for (std::int64_t row = first; row < last; ++row) {
-      backward_part<T, Op, true>(part_of<T, Op>(task, row, 0, p.cols));
+      backward_part<T, Op>(part_of<T, Op>(task, row, 0, p.cols));
     }
   }
   stream_fence();

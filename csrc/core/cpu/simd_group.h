@@ -31,13 +31,19 @@ struct TwoMasks {
   M b;
 };
 
+// How many vectors of float the registers hold beside constants. An emulated vector is several.
+#ifdef TFK_EMULATE_AVX512
+inline constexpr int kRegisterVectors = 1;
+#else
+inline constexpr int kRegisterVectors = TFK_ISA_LEVEL == 0 ? 1 : (TFK_ISA_LEVEL == 1 ? 2 : 4);
+#endif
+
 // What the registers hold of rows of T: lanes for all of it, and how many that are. Vectors of
 // double stand alone, since their functions are calls.
 template <class T>
 struct GroupOf {
-  static constexpr int kVectors = TFK_ISA_LEVEL == 0 || sizeof(T) == 8
-                                      ? 1
-                                      : (TFK_ISA_LEVEL == 1 ? 2 : 4) / (InOrder<T> ? 1 : 2);
+  static constexpr int kVectors =
+      kRegisterVectors == 1 || sizeof(T) == 8 ? 1 : kRegisterVectors / (InOrder<T> ? 1 : 2);
   static constexpr int kLanes = kVectors * vec_t<T>::kLanes;
   static constexpr auto lanes() {
     if constexpr (kVectors == 4) {

@@ -51,7 +51,7 @@ def test_compare_by_ceiling_and_tolerance(files):
     ("arguments", "message"),
     [
         (["report", "absent.json"], "absent.json"),
-        (["bench", "gelu"], "unknown op 'gelu'"),
+        (["bench", "no_such_op"], "unknown op 'no_such_op'"),
         (["bench", "--outputs", "old"], "--outputs is 'old', expected one of fresh, reused"),
         (["bench", "--dtype", "int8"], "--dtype is 'int8', expected one of"),
         (["bench", "--passes", "sideways"], "--passes is 'sideways'"),
@@ -107,7 +107,10 @@ def test_bench_host_compares_the_cost_of_a_call(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "layer_norm, with gradient" in out
     assert "attention and its backward pass, with gradient" in out
-    assert len(schema.load(path).host) == 18
+    calls = [(row.call, row.grad) for row in schema.load(path).host if row.provider == "ours"]
+    for op in ("softmax", "layer_norm", "rms_norm", "gelu", "attention"):
+        assert {(op, False), (op, True)} <= set(calls)
+    assert len(schema.load(path).host) == 2 * len(calls)
 
 
 def test_plot_writes_every_figure_twice(full_result, tmp_path, capsys):
