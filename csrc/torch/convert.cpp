@@ -100,7 +100,7 @@ TensorView view_of(const char* op, const char* name, const std::optional<Tensor>
 Tensor as_it_is(const char*, const char*, const Tensor& tensor) { return tensor; }
 
 Tensor contiguous(const char*, const char*, const Tensor& tensor) {
-  return torch::stable::contiguous(tensor);
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
 Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor) {

@@ -167,4 +167,13 @@ auto result(TensorView& view, Tensor (*make)(const TensorView& like), const Tens
   }
 }
 
+// A result like `like`, with a view of it, or one of 0 elements.
+inline Tensor result_if(bool wanted, TensorView& view, const TensorView& like,
+                        const TensorView& x) {
+  if (!wanted) return absent(x);
+  const Tensor tensor = new_rows_like(like);
+  view = view_of("", "result", tensor);
+  return tensor;
+}
+
 }  // namespace transformer_kernels::torch_ops

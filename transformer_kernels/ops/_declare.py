@@ -49,10 +49,16 @@ def _one_or_all(results: Sequence[Any]) -> Any:
 class Op:
     """A declared op; ``call`` takes every argument in its place, and the backend.
 
-    The backward pass is declared as ``(dy, x, bias, need_dbias, need_y) -> dx, dbias, y``, that is
-    gradients of results, arguments, results and flags by name. A flag asks for the gradients that
-    ``flags`` names, by default for the one in its own name; ``need_y`` for a result, computed once
-    more. What nobody asks for has no elements.
+    The backward pass is declared as ``(dy, dsum?, x, bias, need_dbias, need_y) -> dx, dbias, y``,
+    that is gradients of results, arguments, results and flags by name. A gradient with a question
+    mark may be absent: nobody differentiates that result, or the op has no such result. Where the
+    gradient of one of ``sums`` is the only one, it is the gradient of that result's terms. A flag
+    asks for the gradients that ``flags`` names, by default for the one in its own name; ``need_y``
+    for a result, computed once more. What nobody asks for has no elements. An input of another
+    kind, as ``bool masked``, is for ``gradients`` to give.
+
+    By default the backward pass as a formula is autograd of ``formula``, for which a call keeps all
+    its tensors. With ``gradient`` it keeps what the backward pass reads.
     """
 
     name: str
@@ -60,10 +66,21 @@ class Op:
     results: tuple[Result, ...]
     backward: str
     formula: Formula  # (*arguments) -> results, without the saved ones
-    statistics: Formula | None = None  # (*arguments) -> the saved ones
+    statistics: Callable[[Given], Any] | None = None  # arguments and results -> the saved ones
+    gradient: Formula | None = None  # (*inputs of the backward pass) -> its results
     check: Callable[[str, Given], None] | None = None  # beyond the arguments one by one
     columnwise: Callable[[Given], bool] = lambda _: False  # whether no column needs another
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # results: their terms
+    same: Mapping[str, str] = field(default_factory=dict)  # arguments with the gradient of another
+    backward_of: Op | None = None  # has the raw op of the backward pass
+    has_inference: bool = True  # a raw op that saves nothing, where there is something to save
+    shown: str | Callable[[Given], str] = ""  # its name in messages, where that is another's
+    dims: Callable[[Given], int] = lambda _: 1  # how many last dimensions of rows belong together
+    # Gradients by argument, from (backward, values, needed) where the inputs of the backward pass
+    # are not the values of these names; `more` has arguments that only this differentiates.
+    gradients: Callable[[Formula, Given, Given], Given] | None = None
+    more: tuple[str, ...] = ()
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
@@ -72,6 +89,15 @@ class Op:
     call: Call = field(init=False, repr=False)
 
     # ---- names ----------------------------------------------------------------------------------
+
+    @cached_property
+    def title(self) -> str:
+        """Its name in messages that know no arguments."""
+        return self.name if callable(self.shown) else self.shown or self.name
+
+    def title_of(self, given: Given) -> str:
+        """Its name in messages."""
+        return self.shown(given) if callable(self.shown) else self.title
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -86,8 +112,18 @@ class Op:
         return tuple(result.name for result in self.results if result.saved)
 
     @cached_property
+    def _inputs(self) -> list[tuple[str, str, str]]:
+        """(type, name, question mark) of what the backward pass takes."""
+        return re.findall(r"(?:(bool) )?(\w+)(\??)", self.backward.partition("->")[0])
+
+    @cached_property
     def backward_inputs(self) -> tuple[str, ...]:
-        return tuple(re.findall(r"\w+", self.backward.partition("->")[0]))
+        return tuple(name for _, name, _ in self._inputs)
+
+    @cached_property
+    def may_be_absent(self) -> tuple[str, ...]:
+        """Gradients that the backward pass does without."""
+        return tuple(name for _, name, mark in self._inputs if mark)
 
     @cached_property
     def backward_outputs(self) -> tuple[str, ...]:
@@ -95,8 +131,23 @@ class Op:
 
     @property
     def differentiable(self) -> tuple[str, ...]:
-        """The arguments that the backward pass gives a gradient of."""
-        return tuple(name for name in self.names if f"d{name}" in self.backward_outputs)
+        """The arguments that have a gradient."""
+        direct = {n for n in self.names if self.gradient_of(n) in self.backward_outputs}
+        return tuple(name for name in self.names if name in direct or name in self.more)
+
+    def gradient_of(self, name: str) -> str:
+        """Which result of the backward pass is an argument's gradient."""
+        return f"d{self.same.get(name, name)}"
+
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The tensors that the backward pass and its derivative read."""
+        tensors = [argument.name for argument in self.arguments if argument.is_tensor]
+        results = [result.name for result in self.results]
+        if self.gradient is None:
+            return (*tensors, *(name for name in results if name in self.backward_inputs))
+        read = (*self.backward_inputs, *self.more)
+        return tuple(name for name in (*tensors, *results) if name in read)
 
     @cached_property
     def flag_of(self) -> dict[str, str]:
@@ -127,17 +178,20 @@ class Op:
     @property
     def backward_schema(self) -> str:
         declared = {argument.name: argument.schema for argument in self.arguments}
-        inputs = (
-            declared.get(name, f"{'bool' if name.startswith('need_') else 'Tensor'} {name}")
-            for name in self.backward_inputs
-        )
+
+        def schema(kind: str, name: str, mark: str) -> str:
+            kind = kind or ("bool" if name.startswith("need_") else "Tensor")
+            return declared.get(name, f"{kind}{mark} {name}")
+
+        inputs = (schema(*parts) for parts in self._inputs)
         return f"{self.name}_backward({', '.join(inputs)}) -> {_tensors(self.backward_outputs)}"
 
     @property
     def schemas(self) -> tuple[str, ...]:
         """Those of the raw ops, which C++ registers."""
-        inference = (self.inference_schema,) if self.saved else ()
-        return (self.forward_schema, *inference, self.backward_schema)
+        inference = (self.inference_schema,) if self.saved and self.has_inference else ()
+        backward = (self.backward_schema,) if self.backward_of is None else ()
+        return (self.forward_schema, *inference, *backward)
 
     # ---- checks ---------------------------------------------------------------------------------
 
@@ -146,30 +200,32 @@ class Op:
 
     def as_declared(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments in the types of their schema; what has no rows to read is refused."""
-        pairs = list(zip(self.arguments, arguments, strict=True))
-        declared = tuple(argument.as_declared(self.name, value) for argument, value in pairs)
+        title = self.title_of(self.given(arguments))
+        pairs = zip(self.arguments, arguments, strict=True)
+        declared = tuple(argument.as_declared(title, value) for argument, value in pairs)
         rows = [argument.name for argument in self.arguments if argument.has_rows]
         jagged = rows if is_jagged(declared[0]) else ()
-        require_memory(self.name, self.given(declared), jagged)
+        require_memory(title, self.given(declared), jagged)
         return declared
 
     def check_values(self, given: Given) -> None:
         """What C++ checks where it runs."""
+        title = self.title_of(given)
         for argument in self.arguments:
             if given[argument.name] is not None:
-                argument.check(self.name, given[argument.name], given)
-        self._check_parameters(given)
+                argument.check(title, given[argument.name], given)
+        self._check_parameters(title, given)
         if self.check is not None:
-            self.check(self.name, given)
+            self.check(title, given)
 
-    def _check_parameters(self, given: Given) -> None:
+    def _check_parameters(self, title: str, given: Given) -> None:
         parameters = {a.name: given[a.name] for a in self.arguments if isinstance(a, Param)}
         present = {name: value for name, value in parameters.items() if value is not None}
         for name, value in present.items():
             first = next(iter(present.values())).dtype
             if value.dtype is not first:
                 raise ArgumentTypeError(
-                    f"{self.name}: {name} is {dtype_name(value.dtype)}, expected"
+                    f"{title}: {name} is {dtype_name(value.dtype)}, expected"
                     f" {dtype_name(first)} (all parameters and their gradients share one dtype)"
                 )
 
@@ -180,23 +236,37 @@ class Op:
         return self.formula(*arguments)
 
     def formula_forward(self, *arguments: Any) -> Any:
-        results = as_tuple(self.formula_inference(*arguments))
-        more = () if self.statistics is None else as_tuple(self.statistics(*arguments))
-        return _one_or_all((*results, *more))
+        values = self.given(arguments)
+        values |= zip(self.returned, as_tuple(self.formula_inference(*arguments)), strict=True)
+        values |= self._statistics_of(values)
+        return _one_or_all([values[name] for name in (*self.returned, *self.saved)])
+
+    def _statistics_of(self, values: Given) -> dict[str, Tensor]:
+        found = () if self.statistics is None else as_tuple(self.statistics(values))
+        return dict(zip(self.saved, found, strict=True))
 
     def _is_needed(self, name: str, values: Given) -> bool:
         return name not in self.flag_of or values[self.flag_of[name]]
 
     def formula_backward(self, *inputs: Any) -> Any:
+        if self.gradient is not None:
+            return self.gradient(*inputs)
         values = dict(zip(self.backward_inputs, inputs, strict=True))
         with torch.no_grad(), with_autograd():
-            return _one_or_all(self.derive(values))
+            return _one_or_all(self._derive_formula(values))
 
-    def derive(self, values: dict[str, Any]) -> list[Tensor]:
-        """The results of the backward pass through autograd of the formula.
+    def derive(self, values: dict[str, Any]) -> Sequence[Tensor]:
+        """The results of the backward pass by its formula, which can be differentiated again.
 
-        They can be differentiated again where gradients are enabled.
+        So can what it reads: kernels cut off from the arguments what they save.
         """
+        if self.gradient is None:
+            return self._derive_formula(values)
+        values |= self._statistics_of(values)
+        return as_tuple(self.gradient(*(values[name] for name in self.backward_inputs)))
+
+    def _derive_formula(self, values: dict[str, Any]) -> list[Tensor]:
+        """The results of the backward pass through autograd of the formula."""
         again = torch.is_grad_enabled()
         given = {name: values.get(name) for name in self.names}
         # Aliases end the graph here, also where one argument was computed from another.
@@ -239,16 +309,17 @@ class Op:
     def fake_backward(self, *inputs: Any) -> Any:
         values = dict(zip(self.backward_inputs, inputs, strict=True))
         first, *others = (v for v in inputs if isinstance(v, Tensor))
-        check_same_device(self.name, first, *others)
+        check_same_device(self.title, first, *others)
         results = {result.name: result for result in self.results}
 
         def empty(name: str) -> Tensor:
-            if name in results and values[f"need_{name}"]:
-                return results[name].empty(values)
+            if name in results:
+                return results[name].empty(values) if values[f"need_{name}"] else first.new_empty(0)
             of = name.removeprefix("d")
-            if values.get(of) is None or not self._is_needed(of, values):
+            like = values.get(of, first)  # where the argument itself is not read
+            if like is None or not self._is_needed(of, values):
                 return first.new_empty(0)
-            return values[of].new_empty(values[of].shape)
+            return like.new_empty(like.shape)
 
         return _one_or_all([empty(name) for name in self.backward_outputs])
 
@@ -261,9 +332,16 @@ def declare(name: str, **declaration: Any) -> Op:
     op = Op(name, **declaration)
     op.raw = _raw_kernels(op)
     op.public = _define_public(op)
-    op.call = make_call(op, Kernels(*map(direct, op.raw)), gradients_of)
+    op.call = make_call(op, _direct_kernels(op), gradients_of)
     DECLARED[name] = op
     return op
+
+
+def _direct_kernels(op: Op) -> Kernels:
+    forward, backward = direct(op.raw.forward), direct(op.raw.backward)
+    if op.saved and not op.has_inference:
+        return Kernels(forward, backward, without_saved(op, forward))
+    return Kernels(forward, backward, direct(op.raw.inference))
 
 
 def _tensors(names: Sequence[str]) -> str:
@@ -273,14 +351,29 @@ def _tensors(names: Sequence[str]) -> str:
 
 def _raw_kernels(op: Op) -> Kernels:
     def define(schema: str, formula: Formula, fake: Formula) -> Any:
-        return raw_op(schema, reference=on_memory(op.name, formula), fake=fake)
+        return raw_op(schema, reference=on_memory(op.title, formula), fake=fake)
 
     forward = define(op.forward_schema, op.formula_forward, op.fake_forward)
     inference = forward
-    if op.saved:
+    if op.saved and op.has_inference:
         inference = define(op.inference_schema, op.formula_inference, op.fake_inference)
-    backward = define(op.backward_schema, op.formula_backward, op.fake_backward)
+    elif op.saved:
+        inference = without_saved(op, forward)
+    if op.backward_of is not None:
+        backward = op.backward_of.raw.backward
+    else:
+        backward = define(op.backward_schema, op.formula_backward, op.fake_backward)
     return Kernels(forward, backward, inference)
+
+
+def without_saved(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """What a forward pass returns to the user."""
+    returned = len(op.returned)
+
+    def inference(*arguments: Any) -> Any:
+        return _one_or_all(forward(*arguments)[:returned])
+
+    return inference
 
 
 def _define_public(op: Op) -> Any:
@@ -290,6 +383,7 @@ def _define_public(op: Op) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         values = {**op.given(inputs), **dict(zip(op.returned, as_tuple(output), strict=True))}
         tensors = {n: v for n, v in values.items() if isinstance(v, Tensor)}
+        # All arguments: the statistics are computed from them once more.
         kept = [n for n in tensors if n in op.names or n in op.backward_inputs]
         ctx.save_for_backward(*(tensors[name] for name in kept))
         ctx.kept = kept
@@ -318,11 +412,16 @@ def gradients_of(
 ) -> list[Tensor | None]:
     """One for each argument; by the formula where they will be differentiated again."""
     values |= {f"need_{name}": False for name in op.returned}
+    values |= {name: None for name in op.may_be_absent if name not in values}
     for flag in set(op.flag_of.values()):
         values[flag] = any(needed[name] for name, of in op.flag_of.items() if of == flag)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if op.gradients is not None:
+        backward = op.gradient if again and op.gradient is not None else kernels.backward
+        return [op.gradients(backward, values, needed).get(name) for name in op.names]
+    if again:
         results: Sequence[Tensor] = op.derive(values)
     else:
         results = as_tuple(kernels.backward(*(values[name] for name in op.backward_inputs)))
     found = dict(zip(op.backward_outputs, results, strict=True))
-    return [found[f"d{name}"] if needed[name] else None for name in op.names]
+    return [found[op.gradient_of(name)] if needed[name] else None for name in op.names]

@@ -7,10 +7,12 @@ where no C++ does: in formulas, fakes and Triton.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from .._errors import (
@@ -56,6 +58,14 @@ class Argument:
     def check(self, op: str, value: Any, given: Given) -> None:
         """What C++ says of a value of the right type that is not None."""
 
+    def fold(self, value: Any, x: Tensor, last: int) -> Any:  # noqa: ARG002
+        """Beside an ``x`` of which only the ``last`` dimensions stay and one before them."""
+        return value
+
+
+def _folded(rows: Tensor, last: int) -> Tensor:
+    return rows.flatten(0, -last - 1) if rows.dim() else rows.reshape(1)
+
 
 @dataclass(frozen=True)
 class Rows(Argument):
@@ -65,6 +75,9 @@ class Rows(Argument):
 
     def check(self, op: str, value: Tensor, given: Given) -> None:  # noqa: ARG002
         check_floating(op, self.name, value)
+
+    def fold(self, value: Tensor, x: Tensor, last: int) -> Tensor:  # noqa: ARG002
+        return _folded(value, last)
 
 
 def _check_device(op: str, name: str, value: Tensor, of: Tensor) -> None:
@@ -92,6 +105,36 @@ class Like(Argument):
                 f"{op}: {self.name} has shape {shape_text(value)}, expected {shape_text(of)}"
                 f" (the shape of {self.of})"
             )
+
+    def fold(self, value: Tensor, x: Tensor, last: int) -> Tensor:  # noqa: ARG002
+        return _folded(value, last)
+
+
+@dataclass(frozen=True)
+class Mask(Argument):
+    """Broadcasts to ``x``: booleans, or numbers of its dtype or float32."""
+
+    optional: bool = True
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        x = given["x"]
+        _check_device(op, self.name, value, x)
+        if value.dtype not in (torch.bool, x.dtype, accumulate_dtype(x)):
+            more = or_float32(x.dtype)
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected bool"
+                f"{',' if more else ' or'} {dtype_name(x.dtype)}{more}"
+            )
+        rank = value.dim()
+        trailing = zip(value.shape, x.shape[x.dim() - rank :], strict=False)
+        if rank > x.dim() or not all(size in (1, expected) for size, expected in trailing):
+            raise ArgumentValueError(
+                f"{op}: {self.name} has shape {shape_text(value)}, expected one that broadcasts to"
+                f" {shape_text(x)} (the shape of x)"
+            )
+
+    def fold(self, value: Tensor, x: Tensor, last: int) -> Tensor:
+        return _folded(value.expand(x.shape), last)
 
 
 @dataclass(frozen=True)
@@ -131,6 +174,7 @@ class Number(Argument):
     """A float, with a bound or without."""
 
     least: float | None = None
+    finite: bool = False
     kind: ClassVar[str] = "float"
 
     def as_declared(self, op: str, value: Any) -> Any:
@@ -141,6 +185,8 @@ class Number(Argument):
             raise ArgumentValueError(
                 f"{op}: {self.name} is {value:g}, expected a number of {self.least:g} or more"
             )
+        if self.finite and not math.isfinite(value):
+            raise ArgumentValueError(f"{op}: {self.name} is {value:g}, expected a finite number")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ Call = Callable[..., Any]
 _SOURCE = """\
 def make_function(gradients_of, is_grad_enabled, is_compiling):
     def forward(ctx, {arguments}, kernels):
-        {results} = kernels.forward({arguments})
+        {results} = kernels.forward({arguments}){absent}
         ctx.save_for_backward({tensors})
         ctx.others = ({others},)
         return {returned}
@@ -34,8 +34,8 @@ def make_function(gradients_of, is_grad_enabled, is_compiling):
     def backward(ctx, {gradients}):
         {tensors}, = ctx.saved_tensors
         {others}, = ctx.others
-        {needs}, _ = ctx.needs_input_grad
-        if is_grad_enabled() and not is_compiling():
+        {needs}, _ = ctx.needs_input_grad{alone}
+        if {indirect}:
             return (*gradients_of(kernels, {values}, {needed}), None)
         {outputs} = kernels.backward({inputs})
         return {chosen}, None
@@ -64,18 +64,27 @@ def _commas(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+def _lines(statements: Iterable[str]) -> str:
+    return "".join(f"\n        {statement}" for statement in statements)
+
+
 def _dict(pairs: Mapping[str, str]) -> str:
     return "{" + _commas(f"{name!r}: {value}" for name, value in pairs.items()) + "}"
 
 
 def _source(op: Op) -> str:
-    # All tensors are kept: a second derivative goes through the formula, which reads them.
-    tensors = [argument.name for argument in op.arguments if argument.is_tensor]
-    tensors += [result.name for result in op.results if result.name in op.backward_inputs]
+    tensors = op.kept
     numbers = [argument.name for argument in op.arguments if not argument.is_tensor]
     gradients = [f"d{name}" for name in op.returned]
     needs = {name: f"need_d{name}" for name in op.names}
+    absent = [f"d{name}" for name in op.returned if f"d{name}" in op.may_be_absent]
+    alone = []
+    for result, terms in op.sums.items():
+        others = " and ".join(f"d{name} is None" for name in op.returned if name != result)
+        passed = [f"d{result}" if name in terms else "None" for name in op.names]
+        alone += [f"if {others}:", f"    return {_commas(passed)}, None"]
     inputs = {name: name for name in op.backward_inputs}
+    inputs |= {name: "None" for name in op.may_be_absent if name not in absent}
     inputs |= {f"need_{name}": "False" for name in op.returned if f"need_{name}" in inputs}
     for flag in set(op.flag_of.values()):
         inputs[flag] = " or ".join(needs[name] for name, of in op.flag_of.items() if of == flag)
@@ -83,6 +92,8 @@ def _source(op: Op) -> str:
     return _SOURCE.format(
         arguments=_commas(op.names),
         results=_commas((*op.returned, *op.saved)),
+        absent=_lines(["ctx.set_materialize_grads(False)"] if absent else []),
+        alone=_lines(alone),
         returned=_commas(op.returned),
         tensors=_commas(tensors),
         others=_commas([*numbers, "kernels"]),
@@ -90,10 +101,11 @@ def _source(op: Op) -> str:
         needs=_commas(needs.values()),
         values=_dict({name: name for name in (*tensors, *numbers, *gradients)}),
         needed=_dict(needs),
+        indirect="is_grad_enabled() and not is_compiling()" if op.gradients is None else "True",
         outputs=_commas(op.backward_outputs),
         inputs=_commas(inputs.values()),
         chosen=_commas(
-            f"d{name} if {need} else None" if name in op.differentiable else "None"
+            f"{op.gradient_of(name)} if {need} else None" if name in op.differentiable else "None"
             for name, need in needs.items()
         ),
         flags_are_bools="".join(
@@ -123,6 +135,15 @@ def _differ(declared: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
     return any(a is not b for a, b in zip(declared, arguments, strict=True))
 
 
+def _distinct(arguments: tuple[Any, ...]) -> list[Any]:
+    """torch.compile loses track of a tensor that a Function takes twice."""
+    distinct: list[Any] = []
+    for value in arguments:
+        twice = isinstance(value, Tensor) and any(value is other for other in distinct)
+        distinct.append(value.view_as(value) if twice else value)
+    return distinct
+
+
 class _Runner:
     """The calls of an op that are not plain: other backends, graphs, transforms, errors."""
 
@@ -143,7 +164,7 @@ class _Runner:
             return run_kinds(op, arguments, backend)
         if not 0 < arguments[0].dim() <= MAX_RANK:
             return self._fold(backend, arguments)
-        require_backend(op.name, backend, arguments[0])
+        require_backend(op.title_of(op.given(arguments)), backend, arguments[0])
         if backend == "reference" or is_transformed():
             return op.formula_inference(*arguments)
         if backend == "triton":
@@ -158,8 +179,9 @@ class _Runner:
             isinstance(value, Tensor) and value.requires_grad for value in arguments
         ):
             return kernels.inference(*arguments)
-        apply = self.apply_in_graph if compiling else self.apply
-        return apply(*arguments, kernels)
+        if compiling:
+            return self.apply_in_graph(*_distinct(arguments), kernels)
+        return self.apply(*arguments, kernels)
 
     def recover(self, error: Exception, arguments: tuple[Any, ...]) -> Any:
         """What ``error`` of a plain call means; the result where more work gives one."""
@@ -170,24 +192,26 @@ class _Runner:
             return self.op.call(*declared)
         if not 0 < arguments[0].dim() <= MAX_RANK:
             return self._fold("auto", arguments)
-        raise translate(self.op.name, error) from None
+        raise translate(self.op.title_of(self.op.given(arguments)), error) from None
 
     def _fold(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         """Rows of no dimension, or of more than C++ takes, as rows of one or two."""
-        x = arguments[0]
+        op, x = self.op, arguments[0]
+        given = op.given(arguments)
         if x.dim():
-            self.op.check_values(self.op.given(arguments))
+            op.check_values(given)
+        last = op.dims(given)
         folded = (
-            (value.flatten(0, -2) if x.dim() else value.reshape(1))
-            if argument.has_rows and value is not None
-            else value
-            for argument, value in zip(self.op.arguments, arguments, strict=True)
+            value if value is None else argument.fold(value, x, last)
+            for argument, value in zip(op.arguments, arguments, strict=True)
         )
         results = self.run(backend, tuple(folded))
-        leading = x.shape[:-1]
-        if isinstance(results, Tensor):
-            return results.reshape((*leading, results.shape[-1]) if x.dim() else ())
-        return tuple(r.reshape((*leading, r.shape[-1]) if x.dim() else ()) for r in results)
+        leading = x.shape[:-last]
+
+        def unfolded(result: Tensor) -> Tensor:
+            return result.reshape((*leading, *result.shape[-last:]) if x.dim() else ())
+
+        return unfolded(results) if isinstance(results, Tensor) else tuple(map(unfolded, results))
 
 
 def make_call(op: Op, direct: Kernels, gradients_of: Callable[..., Any]) -> Call:

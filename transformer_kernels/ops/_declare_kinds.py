@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._errors import ArgumentValueError
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from ._declare import Op
 
 Arguments = tuple[Any, ...]
+Call = Callable[..., Any]
 
 
 def has_kinds(arguments: Arguments) -> bool:
@@ -22,46 +25,53 @@ def has_kinds(arguments: Arguments) -> bool:
     return any(is_jagged(x) or is_distributed(x) for x in arguments)
 
 
-def run_kinds(op: Op, arguments: Arguments, backend: str) -> Any:
-    """The results, which are of the kind of the first argument."""
+def run_kinds(
+    op: Op, arguments: Arguments, backend: str, call: Call | None = None, dims: int = 0
+) -> Any:
+    """The results, which are of the kind of the first argument.
+
+    ``call`` runs what lies in memory, by default the op itself; the last ``dims`` dimensions belong
+    together, by default those that the op says.
+    """
+    run = partial(op.call if call is None else call, backend=backend)
     given = op.given(arguments)
+    dims = dims or op.dims(given)
     for argument in op.arguments:
         if isinstance(argument, Like) and given[argument.name] is not None:
-            argument.check(op.name, given[argument.name], given)
+            argument.check(op.title_of(given), given[argument.name], given)
     jagged = any(map(is_jagged, arguments))
-    results = (_on_values if jagged else _on_shards)(op, given, backend)
+    results = (_on_values if jagged else _on_shards)(op, given, run, dims)
     return results[0] if len(results) == 1 else results
 
 
-def _call(op: Op, arguments: list[Any], backend: str) -> tuple[Any, ...]:
-    results = op.call(*arguments, backend)
+def _as_tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def _on_values(op: Op, given: Given, backend: str) -> tuple[Any, ...]:
+def _on_values(op: Op, given: Given, run: Call, dims: int) -> tuple[Any, ...]:
     name = op.names[0]
     x = given[name]
     parameters = [a.name for a in op.arguments if isinstance(a, Param)]
-    if ragged_dim(x) == x.dim() - 1 and not (
+    if ragged_dim(x) >= x.dim() - dims and not (
         op.columnwise(given) and all(given[p] is None for p in parameters)
     ):
         raise ArgumentValueError(
-            f"{op.name}: {name} is ragged in its last dimension, expected one before it"
+            f"{op.title_of(given)}: {name} is ragged in its last dimension, expected one before it"
         )
     values = [
-        jagged_values(op.name, argument.name, given[argument.name])
+        jagged_values(op.title_of(given), argument.name, given[argument.name])
         if argument.has_rows and given[argument.name] is not None
         else given[argument.name]
         for argument in op.arguments
     ]
-    return tuple(jagged_like(x, y) for y in _call(op, values, backend))
+    return tuple(jagged_like(x, y) for y in _as_tuple(run(*values)))
 
 
-def _on_shards(op: Op, given: Given, backend: str) -> tuple[Any, ...]:
+def _on_shards(op: Op, given: Given, run: Call, dims: int) -> tuple[Any, ...]:
     name = op.names[0]
     x = given[name]
     columnwise = op.columnwise(given)
-    shards = Shards(op.name, x, lambda dim: columnwise or dim < x.dim() - 1, name)
+    shards = Shards(op.title_of(given), x, lambda dim: columnwise or dim < x.dim() - dims, name)
     local: list[Any] = []
     for argument in op.arguments:
         value = given[argument.name]
@@ -70,5 +80,5 @@ def _on_shards(op: Op, given: Given, backend: str) -> tuple[Any, ...]:
             value = place(argument.name, value)
         local.append(value)
     shapes = [result.shape_of(given) for result in op.results if not result.saved]
-    results = _call(op, local, backend)
+    results = _as_tuple(run(*local))
     return tuple(shards.like_x(y, shape) for y, shape in zip(results, shapes, strict=True))

@@ -21,6 +21,11 @@ from .._torch import NESTED_MODULE, has_gaps, is_a
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
+def is_plain_tensor(x: Any) -> bool:
+    """Whether its class is PyTorch's own."""
+    return type(x) in _PLAIN
+
+
 def is_jagged(x: Any) -> bool:
     """Whether it is a nested tensor that holds its sequences one after the other."""
     return is_a(x, NESTED_MODULE, "NestedTensor")

@@ -11,18 +11,25 @@ from typing import Any, TypeVar, cast
 
 from torch.overrides import has_torch_function_variadic
 
+from .._torch import tracing_state
 from ._kinds import ask_overloads, only_jagged
+from ._torchscript import graph_op
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SHOWN = {"input": "x"}  # in messages
 
+# torch.jit.trace follows the call.
+_TRACED = """
+        if tracing_state() is not None:
+            return {name}.in_graph({by_name})"""
+
 # The signature is the function's own: to collect and to spread arguments costs more than the rest.
 _SOURCE = """\
-def make(function, has_torch_function, only_jagged, ask_overloads):
+def make(function, has_torch_function, only_jagged, ask_overloads, tracing_state):
     def {name}({signature}):
         if has_torch_function({tensors}) and not only_jagged({tensors}):
-            return ask_overloads({name!r}, {name}, {{{shown}}}, {by_name})
+            return ask_overloads({op!r}, {name}, {{{shown}}}, {by_name}){traced}
         return function({by_place})
 
     return {name}
@@ -31,6 +38,22 @@ def make(function, has_torch_function, only_jagged, ask_overloads):
 
 def overridable(function: Function) -> Function:
     """Ask ``__torch_function__`` of every argument that is annotated as a tensor."""
+    return _overridable(function, function.__name__, "")
+
+
+def one_node(op: str) -> Callable[[Function], Function]:
+    """The same; besides, a call is one node of TorchScript's graphs. ``op`` is the name that
+    messages have."""
+
+    def make(function: Function) -> Function:
+        public = _overridable(function, op, _TRACED)
+        public.in_graph = graph_op(public)  # type: ignore[attr-defined]
+        return public
+
+    return make
+
+
+def _overridable(function: Function, op: str, traced: str) -> Function:
     parameters = inspect.signature(function).parameters.values()
     placed = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -45,19 +68,24 @@ def overridable(function: Function) -> Function:
     required = [name for name in placed if "=" not in with_default(name)]
     signature = [with_default(name) for name in placed]
     signature += ["*", *map(with_default, named)] if named else []
+    by_name = ", ".join([*required, *optional, *keywords])
     source = _SOURCE.format(
         name=function.__name__,
+        op=op,
+        traced=traced.format(name=function.__name__, by_name=by_name),
         signature=", ".join(signature),
         tensors=", ".join(tensors),
         shown=", ".join(f"{_SHOWN.get(name, name)!r}: {name}" for name in tensors),
-        by_name=", ".join([*required, *optional, *keywords]),
+        by_name=by_name,
         by_place=", ".join([*placed, *keywords]),
     )
     file = f"<public {function.__name__}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     made: dict[str, Any] = {}
     exec(compile(source, file, "exec"), made)
-    public = made["make"](function, has_torch_function_variadic, only_jagged, ask_overloads)
+    public = made["make"](
+        function, has_torch_function_variadic, only_jagged, ask_overloads, tracing_state
+    )
     public.__defaults__ = function.__defaults__
     public.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(public, function)

@@ -9,6 +9,7 @@ graph is loaded after ``import transformer_kernels``, which defines the op.
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 from collections.abc import Callable
 from typing import Any, Optional
@@ -47,7 +48,8 @@ def _scriptable(op: Any) -> Callable[..., Any]:
 def graph_op(function: Callable[..., Any]) -> Any:
     """Define ``function``'s op, and have torch.jit.script compile the function to it."""
     name = f"{function.__name__}.functional"
-    schema = torch.library.infer_schema(function, mutates_args=(), op_name=name)
+    written = inspect.unwrap(function)  # its annotations are names of its own module
+    schema = torch.library.infer_schema(written, mutates_args=(), op_name=name)
     _fragment.define(schema)
     _fragment.impl(name, function, "CompositeImplicitAutograd")
     op = getattr(getattr(torch.ops, NAMESPACE), function.__name__).functional

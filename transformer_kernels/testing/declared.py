@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..ops._declare import Op
-from ..ops._declare_arguments import Argument, Flag, Like, Number, Param, Rows
+from ..ops._declare_arguments import Argument, Flag, Like, Mask, Number, Param, Rows
 from .inputs import randn
 
 SHAPE = (3, 8)
@@ -20,7 +20,7 @@ Values = dict[str, Any]
 
 def good(argument: Argument, device: str = "cpu") -> Any:
     """A value that suits those of the other arguments."""
-    if isinstance(argument, (Rows, Like)):
+    if isinstance(argument, (Rows, Like, Mask)):
         return randn(SHAPE, torch.float32, device)
     if isinstance(argument, Param):
         return randn(SHAPE[-1:], torch.float32, device)
@@ -56,6 +56,8 @@ def bad(argument: Argument) -> dict[str, Any]:
     }
     if not argument.optional:
         values["None"] = None
+    if isinstance(argument, Mask):
+        del values["booleans"]
     if not isinstance(argument, Rows):
         values |= {
             "half": x.half(),
@@ -71,4 +73,5 @@ def _bad_number(argument: Argument) -> dict[str, Any]:
     if not isinstance(argument, Number):
         return {"None": None, "number": 1, "list": []}
     below = {} if argument.least is None else {"below": argument.least - 1.0, "nan": float("nan")}
-    return {"None": None, **below}
+    beyond = {"infinite": float("inf"), "nan": float("nan")} if argument.finite else {}
+    return {"None": None, **below, **beyond}

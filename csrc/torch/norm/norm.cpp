@@ -40,18 +40,18 @@ struct Forward {
   static constexpr const char* kOp = Norm::kOp;
   static constexpr bool kMean = kStatistics && Norm::kMean;
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields =
-      std::tuple_cat(std::tuple(tensor("x", &Arguments::x, with_even_rows)),
-                     fields_if<kResidual>(tensor("residual", &Arguments::residual, with_even_rows)),
-                     std::tuple(optional("weight", &Arguments::weight),
-                                optional("bias", &Arguments::bias), real("eps", &Arguments::eps),
-                                flag("zero_centered_weight", &Arguments::zero_centered_weight)));
+  static constexpr auto kFields = std::tuple_cat(
+      std::tuple(tensor("x", &Arguments::x, with_even_rows)),
+      fields_if<kResidual>(tensor("residual", &Arguments::residual, with_even_rows)),
+      std::tuple(optional("weight", &Arguments::weight, contiguous),
+                 optional("bias", &Arguments::bias, contiguous), real("eps", &Arguments::eps),
+                 flag("zero_centered_weight", &Arguments::zero_centered_weight)));
 
   static std::string name() {
     return std::string(kResidual ? "add_" : "") + kOp + (kStatistics ? "_forward" : "_inference");
   }
   static std::string returns() {
-    if (!kStatistics) return "Tensor";
+    if (!kStatistics) return "Tensor y";
     return std::string("(Tensor y, ") + (kResidual ? "Tensor sum, " : "") +
            statistics_of(Norm::kMean) + ")";
   }
@@ -67,42 +67,36 @@ struct Forward {
 };
 
 struct BackwardArguments : NormBackward {
+  TensorView bias;  // for its dtype
   bool need_dweight;
   bool need_dbias;
 };
-
-// Of a parameter: (C,) of the weight's dtype, of x's where there is no weight.
-Tensor parameter_gradient(const char* op, const NormBackward& a, TensorView& view, bool needed) {
-  if (!needed) return absent(a.x);
-  check_value(a.x.rank >= 1, op, ": x has 0 dimensions, expected at least 1");
-  const std::int64_t sizes[] = {a.x.sizes[a.x.rank - 1]};
-  const Tensor gradient = empty(a.x.device, sizes, a.weight.defined() ? a.weight.dtype : a.x.dtype);
-  view = view_of(op, "gradient", gradient);
-  return gradient;
-}
 
 template <class Norm>
 struct Backward {
   using Arguments = BackwardArguments;
   static constexpr const char* kOp = Norm::kOp;
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields = std::tuple_cat(
-      std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
-                 optional("dsum", &Arguments::dsum, with_even_rows),
-                 tensor("x", &Arguments::x, with_even_rows)),
-      fields_if<Norm::kMean>(tensor("mean", &Arguments::mean)),
-      std::tuple(tensor("rstd", &Arguments::rstd), optional("weight", &Arguments::weight),
-                 flag("zero_centered_weight", &Arguments::zero_centered_weight),
-                 flag("need_dweight", &Arguments::need_dweight),
-                 flag("need_dbias", &Arguments::need_dbias)));
+  static constexpr auto kFields =
+      std::tuple_cat(std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
+                                optional("dsum", &Arguments::dsum, with_even_rows),
+                                tensor("x", &Arguments::x, with_even_rows)),
+                     fields_if<Norm::kMean>(tensor("mean", &Arguments::mean)),
+                     std::tuple(tensor("rstd", &Arguments::rstd),
+                                optional("weight", &Arguments::weight, contiguous),
+                                optional("bias", &Arguments::bias),
+                                flag("zero_centered_weight", &Arguments::zero_centered_weight),
+                                flag("need_dweight", &Arguments::need_dweight),
+                                flag("need_dbias", &Arguments::need_dbias)));
 
   static std::string name() { return std::string(kOp) + "_backward"; }
   static std::string returns() { return "(Tensor dx, Tensor dweight, Tensor dbias)"; }
 
   static auto run(const Context& context, Arguments& a) {
     auto dx = result(a.dx, new_rows_like, a.x);
-    const Tensor dweight = parameter_gradient(kOp, a, a.dweight, a.need_dweight);
-    const Tensor dbias = parameter_gradient(kOp, a, a.dbias, a.need_dbias);
+    const Tensor dweight =
+        result_if(a.need_dweight && a.weight.defined(), a.dweight, a.weight, a.x);
+    const Tensor dbias = result_if(a.need_dbias && a.bias.defined(), a.dbias, a.bias, a.x);
     Norm::kBackward(context, a);
     return std::tuple_cat(dx, std::tuple(dweight, dbias));
   }

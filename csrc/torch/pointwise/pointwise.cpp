@@ -21,14 +21,6 @@ struct BackwardArguments : PointwiseBackward {
   bool need_y;
 };
 
-// A result like `like`, with a view of it, or one of 0 elements.
-Tensor result_if(bool wanted, TensorView& view, const TensorView& like, const TensorView& x) {
-  if (!wanted) return absent(x);
-  const Tensor tensor = new_rows_like(like);
-  view = view_of("", "result", tensor);
-  return tensor;
-}
-
 // ---- plain ops ----------------------------------------------------------------------------------
 
 template <Pointwise kRow>

@@ -15,7 +15,7 @@ struct Forward {
       optional("mask", &Arguments::mask, with_broadcast_columns), real("scale", &Arguments::scale),
       flag("causal", &Arguments::causal), flag("log", &Arguments::log));
   static std::string name() { return "softmax_forward"; }
-  static std::string returns() { return "Tensor"; }
+  static std::string returns() { return "Tensor y"; }
 
   static auto run(const Context& context, Arguments& a) {
     if (a.mask.defined()) a.mask = broadcast_to(kOp, "mask", a.mask, a.x, "the shape of x");
@@ -34,7 +34,7 @@ struct Backward {
                  tensor("y", &Arguments::y, with_even_rows), real("scale", &Arguments::scale),
                  flag("masked", &Arguments::masked), flag("log", &Arguments::log));
   static std::string name() { return "softmax_backward"; }
-  static std::string returns() { return "Tensor"; }
+  static std::string returns() { return "Tensor dx"; }
 
   static auto run(const Context& context, Arguments& a) {
     auto dx = result(a.dx, new_rows_like, a.y);

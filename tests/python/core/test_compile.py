@@ -182,13 +182,13 @@ def _raw_calls(x: Tensor, w: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
         (OPS.layer_norm_inference.default, (x, *rest)),
         (OPS.layer_norm_forward.default, (x, *rest)),
         (OPS.add_layer_norm_forward.default, (x, x.clone(), *rest)),
-        (OPS.layer_norm_backward.default, (x, None, x, row, row, w, False, True, True)),
-        (OPS.layer_norm_backward.default, (x, x, x, row, row, None, False, False, True)),
+        (OPS.layer_norm_backward.default, (x, None, x, row, row, w, w, False, True, True)),
+        (OPS.layer_norm_backward.default, (x, x, x, row, row, None, w, False, False, True)),
         (OPS.rms_norm_inference.default, (x, *rest)),
         (OPS.rms_norm_forward.default, (x, *rest)),
         (OPS.add_rms_norm_forward.default, (x, x.clone(), *rest)),
-        (OPS.rms_norm_backward.default, (x, None, x, row, w, False, True, False)),
-        (OPS.rms_norm_backward.default, (x, x, x, row, None, True, False, False)),
+        (OPS.rms_norm_backward.default, (x, None, x, row, w, None, False, True, False)),
+        (OPS.rms_norm_backward.default, (x, x, x, row, None, None, True, False, False)),
     ]
 
 

@@ -153,27 +153,6 @@ for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
     assert result.returncode == 0, result.stderr
 
 
-@needs_library
-def test_python_and_cpp_agree_on_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schemas that stand in for C++ where it is absent are those of C++."""
-    seen: list[str] = []
-
-    def record(schema: str, **_: Any) -> None:
-        seen.append(schema)
-
-    from transformer_kernels.ops.norm import _kernels
-
-    monkeypatch.setattr(_kernels, "raw_op", record)
-    _kernels.raw_kernels("layer_norm", True)
-    _kernels.raw_kernels("rms_norm", False)
-    seen += [softmax.FORWARD_SCHEMA, softmax.BACKWARD_SCHEMA]
-    assert len(seen) == 10
-    for text in seen:
-        ours = torch._C.parse_schema(f"transformer_kernels::{text}")
-        name = text.partition("(")[0]
-        assert getattr(torch.ops.transformer_kernels, name).default._schema == ours
-
-
 def test_modules_hold_their_functions() -> None:
     assert tfk.functional.layer_norm is layer_norm.layer_norm
     assert tfk.functional.rms_norm is rms_norm.rms_norm

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from transformer_kernels.ops import _triton_rows
-from transformer_kernels.ops.norm import _norm_triton
+from transformer_kernels.ops.norm import norm_triton
 from transformer_kernels.ops.softmax import softmax_triton
 from transformer_kernels.testing.case import Case
 from transformer_kernels.testing.cases import CASES, MAIN_CASES, run
@@ -59,7 +59,7 @@ def test_rows_wider_than_a_program(case: Case, monkeypatch: pytest.MonkeyPatch) 
         return 32, False, 4
 
     monkeypatch.setattr(softmax_triton, "shape_of", narrow)
-    monkeypatch.setattr(_norm_triton, "shape_of", narrow)
+    monkeypatch.setattr(norm_triton, "shape_of", narrow)
     problem = case.build(randn((4, 75), torch.float64, DEVICE))
     check_problem(problem, backend="triton", magnitude=1.0)
 

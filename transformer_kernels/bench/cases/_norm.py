@@ -72,6 +72,7 @@ def bind_backward(backward: Function, statistics: tuple[str, ...], need_dbias: b
             saved,
             *(arguments[name] for name in statistics),
             arguments["weight"],
+            arguments.get("bias"),
             False,
             True,
             need_dbias,

@@ -60,13 +60,14 @@ def _torch_backward(arguments: Arguments) -> Call:
 
 
 def _triton_backward(*arguments: Any) -> Any:
-    from transformer_kernels.ops.norm.layer_norm_triton import layer_norm_backward
+    from transformer_kernels.ops.norm.norm_triton import norm_kernels
 
-    return layer_norm_backward(*arguments)
+    alone, _ = norm_kernels("layer_norm", True)
+    return alone.backward(*arguments)
 
 
 def _formula(
-    dy: Tensor, dsum: Any, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, *_: bool
+    dy: Tensor, dsum: Any, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, *_: Any
 ) -> Any:
     return _norm.formula_backward(dy, dsum, x, mean, rstd, weight, need_dbias=True)
 

@@ -61,12 +61,13 @@ def _torch_backward(arguments: Arguments) -> Call:
 
 
 def _triton_backward(*arguments: Any) -> Any:
-    from transformer_kernels.ops.norm.rms_norm_triton import rms_norm_backward
+    from transformer_kernels.ops.norm.norm_triton import norm_kernels
 
-    return rms_norm_backward(*arguments)
+    alone, _ = norm_kernels("rms_norm", False)
+    return alone.backward(*arguments)
 
 
-def _formula(dy: Tensor, dsum: Any, x: Tensor, rstd: Tensor, weight: Tensor, *_: bool) -> Any:
+def _formula(dy: Tensor, dsum: Any, x: Tensor, rstd: Tensor, weight: Tensor, *_: Any) -> Any:
     return _norm.formula_backward(dy, dsum, x, None, rstd, weight, need_dbias=False)
 
 

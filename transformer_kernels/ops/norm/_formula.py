@@ -57,34 +57,34 @@ def affine(
     return y.to(s.dtype).contiguous()
 
 
-def _sum_of_rows(x: Tensor) -> Tensor:
-    return x if x.dim() == 1 else x.flatten(0, -2).sum(0)
+def _sum_of_rows(terms: Tensor, dtype: torch.dtype) -> Tensor:
+    return (terms if terms.dim() == 1 else terms.flatten(0, -2).sum(0)).to(dtype)
 
 
 def backward(
-    center: bool,
     dy: Tensor,
     dsum: Tensor | None,
     x: Tensor,
     stats: tuple[Tensor, ...],
     weight: Tensor | None,
+    bias: Tensor | None,
     zero_centered: bool,
     need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     xhat = _normalized(x, stats)
     g = dy.to(xhat.dtype)
-    parameter_dtype = x.dtype if weight is None else weight.dtype
-    dweight = _sum_of_rows(g * xhat) if need_dweight else x.new_empty(0)
-    dbias = _sum_of_rows(g) if need_dbias else x.new_empty(0)
+    dweight = dbias = x.new_empty(0)
+    if need_dweight and weight is not None:
+        dweight = _sum_of_rows(g * xhat, weight.dtype)
+    if need_dbias and bias is not None:
+        dbias = _sum_of_rows(g, bias.dtype)
     if weight is not None:
         g = g * _scale_of(weight, g.dtype, zero_centered)
     dx = g - xhat * (g * xhat).mean(-1, keepdim=True)
-    if center:
+    if len(stats) == 2:
         dx = dx - g.mean(-1, keepdim=True)
     dx = dx * stats[-1].unsqueeze(-1)
     if dsum is not None:
         dx = dx + dsum.to(dx.dtype)
-    gradients = (dweight.to(parameter_dtype) if need_dweight else dweight,
-                 dbias.to(parameter_dtype) if need_dbias else dbias)  # fmt: skip
-    return (dx.to(x.dtype).contiguous(), *gradients)
+    return dx.to(x.dtype).contiguous(), dweight, dbias

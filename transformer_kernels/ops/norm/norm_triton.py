@@ -13,6 +13,7 @@ results repeat bit for bit.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._declare import Kernels
 from .._dtype import accumulate_dtype
 from .._triton_rows import accumulate_type, as_rows, shape_of
 
@@ -235,13 +237,18 @@ def _backward_columns(
 # ---- launches -----------------------------------------------------------------------------------
 
 
+def _vector(parameter: Tensor | None, x: Tensor) -> Tensor:
+    """What a kernel is given for a parameter; memory that it does not read where that is absent."""
+    return x if parameter is None else parameter.contiguous()
+
+
 def _statistics_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape[:-1], dtype=accumulate_dtype(x), device=x.device)
 
 
-def forward(
-    op: str, center: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None,
-    bias: Tensor | None, eps: float, zero_centered: bool, keep: bool,
+def _run_forward(
+    keep: bool, op: str, center: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None,
+    bias: Tensor | None, eps: float, zero_centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(y, sum, mean, rstd); those that nobody asked for hold nothing."""
     acc = accumulate_type(op, x)
@@ -255,8 +262,8 @@ def forward(
     block, whole, warps = shape_of(rows.shape[1])
     with torch.cuda.device_of(x):
         _forward[(rows.shape[0],)](
-            rows, stride, residual_rows, residual_stride, x if weight is None else weight,
-            x if bias is None else bias, y, s, mean, rstd, rows.shape[1],
+            rows, stride, residual_rows, residual_stride, _vector(weight, x), _vector(bias, x), y,
+            s, mean, rstd, rows.shape[1],
             EPS=eps, CENTER=center, HAS_RESIDUAL=residual is not None,
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
             ZERO_CENTERED=zero_centered, KEEP=keep, ACC=acc, BLOCK=block, WHOLE=whole,
@@ -272,14 +279,16 @@ def _programs(x: Tensor) -> int:
     return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
 
 
-def _gradient_of_parameter(partials: Tensor, dtype: torch.dtype, x: Tensor, need: bool) -> Tensor:
-    return partials.sum(0).to(dtype) if need else x.new_empty(0)
+def _gradient_of(parameter: Tensor | None, partials: Tensor, needed: bool, x: Tensor) -> Tensor:
+    if parameter is None or not needed:
+        return x.new_empty(0)
+    return partials.sum(0).to(parameter.dtype)
 
 
-def backward(
+def _run_backward(
     op: str, center: bool, dy: Tensor, dsum: Tensor | None, x: Tensor, mean: Tensor | None,
-    rstd: Tensor, weight: Tensor | None, zero_centered: bool, need_dweight: bool,
-    need_dbias: bool,
+    rstd: Tensor, weight: Tensor | None, bias: Tensor | None, zero_centered: bool,
+    need_dweight: bool, need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     acc = accumulate_type(op, x)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -292,9 +301,9 @@ def backward(
         dy_rows, dy_stride = as_rows(dy)
         dsum_rows, dsum_stride = (dx, 0) if dsum is None else as_rows(dsum)
         mean = rstd if mean is None else mean
-        scale = x if weight is None else weight
         inputs = (
-            dy_rows, dy_stride, dsum_rows, dsum_stride, x_rows, x_stride, mean, rstd, scale,
+            dy_rows, dy_stride, dsum_rows, dsum_stride, x_rows, x_stride, mean, rstd,
+            _vector(weight, x),
         )  # fmt: skip
         options: dict[str, Any] = {"CENTER": center, "ACC": acc}
         affine = {
@@ -322,7 +331,34 @@ def backward(
                         partials[1], rows, cols, triton.cdiv(rows, sections),
                         **options, **needs, ROWS=_ROWS_AT_ONCE, BLOCK=_COLUMN_BLOCK,
                     )  # fmt: skip
-    dtype = x.dtype if weight is None else weight.dtype
-    dweight = _gradient_of_parameter(partials[0], dtype, x, need_dweight)
-    dbias = _gradient_of_parameter(partials[1], dtype, x, need_dbias)
+    dweight = _gradient_of(weight, partials[0], need_dweight, x)
+    dbias = _gradient_of(bias, partials[1], need_dbias, x)
     return dx, dweight, dbias
+
+
+@cache
+def norm_kernels(op: str, center: bool) -> tuple[Kernels, Kernels]:
+    """Those of the norm alone and of a sum."""
+
+    def forward(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
+        y, _, mean, rstd = _run_forward(True, op, center, x, None, *options)
+        return (y, mean, rstd) if center else (y, rstd)
+
+    def inference(x: Tensor, *options: Any) -> Tensor:
+        return _run_forward(False, op, center, x, None, *options)[0]
+
+    def add_forward(*arguments: Any) -> tuple[Tensor, ...]:
+        y, s, mean, rstd = _run_forward(True, op, center, *arguments)
+        return (y, s, mean, rstd) if center else (y, s, rstd)
+
+    def add_inference(*arguments: Any) -> tuple[Tensor, ...]:
+        return _run_forward(False, op, center, *arguments)[:2]
+
+    def backward(dy: Tensor, dsum: Tensor | None, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        rest = rest if center else (None, *rest)
+        return _run_backward(op, center, dy, dsum, x, *rest)
+
+    return (
+        Kernels(forward, backward, inference),
+        Kernels(add_forward, backward, add_inference),
+    )

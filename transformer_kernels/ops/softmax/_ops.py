@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""softmax and log_softmax over the last dimension: one op, with a flag.
+
+    z = x * scale + mask        (-inf where a boolean or the causal mask is false)
+    softmax = exp(z - max(z)) / sum(exp(z - max(z)))        log_softmax = log(softmax)
+
+A row of which every element is masked gives 0 (softmax) or -inf (log_softmax), and gradient 0.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..._errors import ArgumentValueError
+from .._declare import Formula, Kernels, declare
+from .._declare_arguments import Flag, Given, Mask, Number, Result, Rows
+from . import _formula
+
+
+def _name(given: Given) -> str:
+    return "log_softmax" if given["log"] else "softmax"
+
+
+def _dims(given: Given) -> int:
+    return 2 if given["causal"] else 1
+
+
+def _check_causal(op: str, given: Given) -> None:
+    dims = given["x"].dim()
+    if given["causal"] and dims < 2:
+        raise ArgumentValueError(f"{op}: x has {dims} dimensions, expected at least 2 (causal)")
+
+
+def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
+    """Those of x and of an additive mask."""
+    mask, scale = values["mask"], values["scale"]
+    masked = values["causal"] or mask is not None
+    if not needed["mask"]:
+        return {"x": backward(values["dy"], values["y"], scale, masked, values["log"])}
+    dz = backward(values["dy"], values["y"], 1.0, masked, values["log"])
+    return {"x": dz * scale, "mask": dz.to(mask.dtype).sum_to_size(mask.shape)}
+
+
+def _triton() -> Kernels:
+    from .softmax_triton import softmax_backward, softmax_forward
+
+    return Kernels(softmax_forward, softmax_backward, softmax_forward)
+
+
+SOFTMAX = declare(
+    "softmax",
+    shown=_name,
+    arguments=(
+        Rows("x"), Mask("mask"), Number("scale", finite=True), Flag("causal"), Flag("log"),
+    ),
+    results=(Result("y"),),
+    backward="(dy, y, scale, bool masked, log) -> dx",
+    gradients=_gradients,
+    more=("mask",),
+    formula=_formula.forward,
+    gradient=_formula.backward,
+    check=_check_causal,
+    dims=_dims,
+    triton=_triton,
+    replaces=(F.softmax, F.log_softmax, nn.Softmax, nn.LogSoftmax),
+    text="exp(z - max(z)) / sum(exp(z - max(z))), z = x * scale + mask",
+)  # fmt: skip
