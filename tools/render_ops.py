@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from render_results import GENERATED
+from transformer_kernels.nn.activation import MODULES
 from transformer_kernels.ops._declare import Op
 from transformer_kernels.ops.pointwise._ops import GATED, PLAIN
 from transformer_kernels.ops.pointwise.pointwise import FUNCTIONS
@@ -24,17 +25,18 @@ def row(op: Op) -> str:
     return f"| `{op.name}` | `{op.text}` | {replaced} | {raw} |"
 
 
-def page(functions: list[str], ops: list[Op]) -> str:
+def page(functions: list[str], modules: list[str], ops: list[Op]) -> str:
     listed = [f".. autofunction:: {name}" for name in functions]
     directives = [".. currentmodule:: transformer_kernels.functional", *listed]
     table = ["| op | formula | in place of | raw ops |", "| --- | --- | --- | --- |"]
-    lines = ["```{eval-rst}", *directives, "```", "", *table, *map(row, ops), ""]
-    return "\n".join(lines)
+    of_nn = f"As modules of `transformer_kernels.nn`: {', '.join(f'`{name}`' for name in modules)}."
+    fenced = ["```{eval-rst}", *directives, "```"]
+    return "\n".join([*fenced, "", *table, *map(row, ops), "", of_nn, ""])
 
 
 def write_pages() -> None:
     GENERATED.mkdir(parents=True, exist_ok=True)
-    pointwise = page(list(FUNCTIONS), [*PLAIN.values(), *GATED.values()])
+    pointwise = page(list(FUNCTIONS), list(MODULES), [*PLAIN.values(), *GATED.values()])
     (GENERATED / "ops_pointwise.md").write_text(pointwise)
 
 

@@ -19,8 +19,8 @@ ROWS = {row.name: row for row in ACTIVATIONS} | {row.gated: row for row in ACTIV
 
 
 def exact(row: Activation) -> Callable[[Tensor], Tensor]:
-    """The activation in float64: its definition, or PyTorch's own function where that is one."""
-    function: Callable[[Tensor], Tensor] = getattr(reference, row.name, None) or row.replaces[0]
+    """The activation of float64: its definition, or the formula of its row where that is one."""
+    function: Callable[[Tensor], Tensor] = getattr(reference, row.name, row.formula)
     return function
 
 

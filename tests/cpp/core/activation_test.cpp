@@ -27,6 +27,17 @@ void check_range(long double unit) {
   }
 }
 
+TEST(Activation, reference_has_the_slopes_of_its_functions) {
+  for (Dual (*f)(Dual) : {tanh, sigmoid, normal_cdf, softplus, positive}) {
+    for (long double x : {-3.0L, -0.25L, 0.75L, 2.0L, 5.0L}) {
+      const long double h = 0x1p-20L;
+      const long double slope = (f(x + h).value - f(x - h).value) / (2 * h);
+      EXPECT_NEAR(f({x, 1}).slope, slope, 1e-11) << x;
+      EXPECT_EQ(f({x, 3}).slope, 3 * f({x, 1}).slope) << x;
+    }
+  }
+}
+
 TEST(Activation, of_plain_numbers) {
   [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
     (check_range<static_cast<Pointwise>(kIndex), float>(0x1p-24L), ...);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The activations as formulas, one line each, evaluated in long double together with their
-// derivatives: nothing here is shared with the library.
+// The formulas of TFK_ACTIVATIONS in long double, together with their derivatives. What they are
+// made of stands here; nothing of it is shared with the library.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
-#include <string_view>
+#include <numbers>
 
 #include "transformer_kernels/pointwise/pointwise.h"
 
@@ -22,6 +23,9 @@ inline Dual operator+(Dual a, Dual b) { return {a.value + b.value, a.slope + b.s
 inline Dual operator*(Dual a, Dual b) {
   return {a.value * b.value, a.value * b.slope + a.slope * b.value};
 }
+inline Dual operator/(Dual a, long double divisor) {
+  return {a.value / divisor, a.slope / divisor};
+}
 inline Dual tanh(Dual x) {
   const long double y = std::tanh(x.value);
   return {y, (1 - y * y) * x.slope};
@@ -32,31 +36,33 @@ inline Dual sigmoid(Dual x) {
 }
 // erfc keeps its digits where erf comes near -1.
 inline Dual normal_cdf(Dual x) {
-  const long double density = std::exp(-x.value * x.value / 2) / std::sqrt(2 * std::acos(-1.0L));
+  const long double density =
+      std::exp(-x.value * x.value / 2) / std::sqrt(2 * std::numbers::pi_v<long double>);
   return {std::erfc(-x.value / std::sqrt(2.0L)) / 2, density * x.slope};
+}
+inline Dual softplus(Dual x) {
+  const long double y = std::max(x.value, 0.0L) + std::log1p(std::exp(-std::abs(x.value)));
+  return {y, sigmoid(x).value * x.slope};
 }
 inline Dual positive(Dual x) { return x.value <= 0 ? Dual(0) : x; }
 
-inline Dual gelu(Dual x) { return x * normal_cdf(x); }
-inline Dual gelu_tanh(Dual x) {
-  const Dual u = std::sqrt(2 / std::acos(-1.0L)) * (x + 0.044715L * x * x * x);
-  return 0.5L * x * (1 + tanh(u));
-}
+// A formula's name is that of its functor.
+namespace formulas {
+inline constexpr long double pi = std::numbers::pi_v<long double>;
+using std::sqrt;
+
+#define TFK_FORMULA(activation, formula) \
+  inline Dual activation(Dual x) { return formula; }
+TFK_ACTIVATIONS(TFK_FORMULA)
+#undef TFK_FORMULA
+}  // namespace formulas
 
 // The gate of a gated op, or the whole of another.
 inline Dual activation(Pointwise op, Dual x) {
-  switch (op) {
-    case Pointwise::kGelu:
-    case Pointwise::kGeGlu: return gelu(x);
-    case Pointwise::kGeluTanh:
-    case Pointwise::kGeGluTanh: return gelu_tanh(x);
-    case Pointwise::kSilu:
-    case Pointwise::kSwiGlu: return x * sigmoid(x);
-    case Pointwise::kRelu:
-    case Pointwise::kReGlu: return positive(x);
-    case Pointwise::kReluSquared: return positive(x) * positive(x);
-    case Pointwise::kQuickGelu: return x * sigmoid(1.702L * x);
-  }
+#define TFK_CASE(enumerator, name, activation, gated) \
+  case Pointwise::enumerator: return formulas::activation(x);
+  switch (op) { TFK_POINTWISE_OPS(TFK_CASE) }
+#undef TFK_CASE
   return x;
 }
 

@@ -4,12 +4,7 @@
 //   y = f(x + bias)                                     plain ops
 //   y = f(x + bias) * (up + up_bias)                    gated ops: x is the gate
 //
-//   gelu          x Phi(x), Phi the standard normal distribution     gated: geglu
-//   gelu_tanh     x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2  gated: geglu_tanh
-//   silu          x sigmoid(x)                                       gated: swiglu
-//   relu          max(x, 0)                                          gated: reglu
-//   relu_squared  max(x, 0)^2
-//   quick_gelu    x sigmoid(1.702 x)
+// The formula of f is in TFK_ACTIVATIONS, the f of an op in TFK_POINTWISE_OPS.
 //
 // The backward pass multiplies dy by the derivative: f'(0) of relu is 0, and where x is NaN, f' of
 // relu is 1. NaN in x makes y NaN; x of any finite size gives a finite f(x) unless that overflows.
@@ -35,8 +30,18 @@
 
 namespace transformer_kernels {
 
-// Every op of the family, in one row: OP(enumerator, name, activation in core/math/activation.h,
-// whether it is gated).
+// Every f, in one row: F(functor in core/math/activation.h, formula). The library has its own way
+// to compute f; its tests take the formula, in long double. normal_cdf is the standard normal
+// distribution, positive(x) is max(x, 0), softplus(x) is log(1 + exp(x)).
+#define TFK_ACTIVATIONS(F)                                                   \
+  F(Gelu, normal_cdf(x) * x)                                                 \
+  F(GeluTanh, x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))) \
+  F(Silu, sigmoid(x) * x)                                                    \
+  F(Relu, positive(x))                                                       \
+  F(ReluSquared, positive(x) * positive(x))                                  \
+  F(QuickGelu, sigmoid(1.702 * x) * x)
+
+// Every op of the family, in one row: OP(enumerator, name, its f, whether it is gated).
 #define TFK_POINTWISE_OPS(OP)                          \
   OP(kGelu, "gelu", Gelu, false)                       \
   OP(kGeluTanh, "gelu_tanh", GeluTanh, false)          \
