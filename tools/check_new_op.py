@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Lay a dummy op in a copy of the tree, build the copy and run the op's tests there.
+"""Carry out what CONTRIBUTING says of additions on a copy of the tree, build the copy and run the
+tests of what was added.
 
-Templates that nothing builds would rot.
+Added are a dummy op, laid from the templates, and the activation that is worked through: text that
+nothing builds would rot.
 """
 
 from __future__ import annotations
@@ -15,18 +17,24 @@ from pathlib import Path
 
 import new_op
 from setup_env import ROOT
+from worked_edits import Edit, carry_out, read_edits
 
 FAMILY, OP = "probe", "pass_through"
+ACTIVATION = "mish"
+HEADING = f"An activation, worked through: {ACTIVATION}"
+MOST_LINES, MOST_FILES = 40, 4
 SCRATCH = ROOT / "build" / "new_op"
 LEFT_OUT = shutil.ignore_patterns(
     "__pycache__", ".*_cache", ".git", ".hypothesis", ".venv", "build", "dist", "lib", "shared"
 )
+PYTHON = ".venv/bin/python"
+TESTS = "build/cpu/tests/cpp/tfk_tests"
 
 
 def call(*command: str) -> None:
     print(f"[new_op] {' '.join(command)}", flush=True)
     # Relative to the copy, its sources are those that the compiler's cache knows.
-    environment = {**os.environ, "CCACHE_BASEDIR": str(SCRATCH)}
+    environment = {**os.environ, "CCACHE_BASEDIR": str(SCRATCH), "PYTHONPATH": str(SCRATCH)}
     if subprocess.run(command, cwd=SCRATCH, env=environment, check=False).returncode != 0:
         sys.exit(1)
 
@@ -47,19 +55,57 @@ def make_public(names: Path) -> None:
     names.write_text("".join([*lines[:place], line, *lines[place:]]))
 
 
+def lay_op() -> None:
+    call(PYTHON, "tools/new_op.py", f"{FAMILY}/{OP}")
+    give_rank(SCRATCH / "tools" / "check_layout.py")
+    make_public(SCRATCH / "transformer_kernels" / "functional.py")
+    call(PYTHON, "tools/lint.py", "--fix")
+
+
+def too_many(edits: list[Edit]) -> str | None:
+    """What an activation costs more than it may, in words."""
+    lines, files = sum(edit.lines for edit in edits), len({edit.path for edit in edits})
+    print(f"[new_op] {ACTIVATION}: {lines} edited lines in {files} files")
+    if 0 < lines <= MOST_LINES and files <= MOST_FILES:
+        return None
+    return f"{lines} lines in {files} files, expected 1 to {MOST_LINES} in {MOST_FILES} at most"
+
+
+def work_activation() -> None:
+    edits = read_edits((ROOT / "CONTRIBUTING.md").read_text(), HEADING)
+    if excess := too_many(edits):
+        sys.exit(f"CONTRIBUTING.md, {HEADING}: {excess}")
+    for edit in edits:
+        carry_out(edit, SCRATCH)
+
+
+def run_cpp_tests(*names: str) -> None:
+    """A name without a test is a failure; to GoogleTest it would be a success."""
+    listed = subprocess.check_output([SCRATCH / TESTS, "--gtest_list_tests"], text=True)
+    if missing := [name for name in names if name not in listed]:
+        sys.exit(f"no C++ test has {missing[0]} in its name")
+    call(TESTS, "--gtest_brief=1", f"--gtest_filter={':'.join(f'*{name}*' for name in names)}")
+
+
+def check_page() -> None:
+    call(PYTHON, "tools/render_ops.py")
+    page = (SCRATCH / "docs" / "_generated" / "ops_pointwise.md").read_text()
+    if f"\n| `{ACTIVATION}` |" not in page:
+        sys.exit(f"docs/ops/pointwise.md has no row of {ACTIVATION}")
+
+
 def main() -> None:
     shutil.rmtree(SCRATCH, ignore_errors=True)
     shutil.copytree(ROOT, SCRATCH, ignore=LEFT_OUT)
     (SCRATCH / ".venv").symlink_to(ROOT / ".venv")
-    python = ".venv/bin/python"
-    call(python, "tools/new_op.py", f"{FAMILY}/{OP}")
-    give_rank(SCRATCH / "tools" / "check_layout.py")
-    make_public(SCRATCH / "transformer_kernels" / "functional.py")
-    call(python, "tools/lint.py", "--fix")
-    call(python, "tools/lint.py", "layout", "ruff")
-    call(python, "tools/build.py", "cpu", "-D", "TFK_ISAS=native")
-    call("build/cpu/tests/cpp/tfk_tests", f"--gtest_filter=*{new_op.camel(OP)}*")
-    call(python, "-m", "pytest", "-q", f"tests/python/{FAMILY}")
+    lay_op()
+    work_activation()
+    call(PYTHON, "tools/lint.py", "layout", "clang-format", "ruff-format", "ruff")
+    call(PYTHON, "tools/build.py", "cpu", "-D", "TFK_ISAS=native")
+    run_cpp_tests(new_op.camel(OP), "Activation", "Pointwise")
+    call(PYTHON, "-m", "pytest", "-q", f"tests/python/{FAMILY}")
+    call(PYTHON, "-m", "pytest", "-q", "-k", ACTIVATION, "tests/python")
+    check_page()
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import check_docs_commands
+import check_new_op
 import check_ptxas
 import check_symbols
 import new_op
+import worked_edits
 
 PTXAS = """\
 [1/2] Building CUDA object CMakeFiles/tfk_cuda_sm90a_Half.dir/csrc/norm/x_sm90a_typed.cu.o
@@ -117,3 +119,73 @@ def test_an_op_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="group_norm"):
         new_op.lay(tmp_path, "norm", "group_norm")
     assert new_op.camel("group_norm") == "GroupNorm"
+
+
+DOCUMENT = """\
+# A document
+
+`a.py`, below `elsewhere`:
+
+```python
+not_of_the_section = 1
+```
+
+## Worked
+
+What `a.py`, below `one`, is for.
+
+`a.py`, below `one =`:
+
+<!-- not run: an edit -->
+```python
+
+two = 2
+```
+
+`b.h`, below `{`:
+
+```cpp
+  int x;
+  int y;
+```
+
+```console
+$ true
+```
+
+## After
+
+`a.py`, below `one`:
+"""
+
+
+def test_edits_of_a_document_are_carried_out(tmp_path: Path) -> None:
+    edits = worked_edits.read_edits(DOCUMENT, "Worked")
+    assert [(edit.path, edit.lines) for edit in edits] == [("a.py", 2), ("b.h", 2)]
+    (tmp_path / "a.py").write_text("one = 1\nthree = 3\n")
+    (tmp_path / "b.h").write_text("struct S {\n};\n")
+    for edit in edits:
+        worked_edits.carry_out(edit, tmp_path)
+    assert (tmp_path / "a.py").read_text() == "one = 1\n\ntwo = 2\nthree = 3\n"
+    assert (tmp_path / "b.h").read_text() == "struct S {\n  int x;\n  int y;\n};\n"
+
+
+def test_edits_have_one_place_and_a_block(tmp_path: Path) -> None:
+    edit = worked_edits.Edit("a.py", "one", "two\n")
+    for text, count in (("zero\n", 0), ("one\none\n", 2)):
+        (tmp_path / "a.py").write_text(text)
+        with pytest.raises(ValueError, match=f"a.py: {count} lines contain 'one', expected 1"):
+            worked_edits.carry_out(edit, tmp_path)
+        assert (tmp_path / "a.py").read_text() == text
+    with pytest.raises(ValueError, match="has no block below it"):
+        worked_edits.read_edits(DOCUMENT, "After")
+    with pytest.raises(ValueError, match="no section 'Before'"):
+        worked_edits.read_edits(DOCUMENT, "Before")
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "allowed"), [(0, 0, 0), (10, 4, 1), (10, 5, 0), (11, 4, 0)]
+)
+def test_an_activation_has_a_price(lines: int, files: int, allowed: int) -> None:
+    edits = [worked_edits.Edit(f"{i % files}", "x", "y\n" * 4) for i in range(lines)]
+    assert (check_new_op.too_many(edits) is None) == bool(allowed)
