@@ -367,54 +367,10 @@ void backward(const NormBackwardTask& task, std::int64_t begin, std::int64_t end
   stream_fence();
 }
 
-template <class T, class Gradient>
-TFK_FLATTEN void sum_partials(const NormReduction& reduction, Gradient* gradient,
-                              std::int64_t begin, std::int64_t end) {
-  const auto* const partials = static_cast<const accumulate_t<T>*>(reduction.partials);
-  for_each_vector<T>(end - begin, [&](std::int64_t at, int, auto lanes) {
-    const std::int64_t i = begin + at;
-    auto total = vec_t<T>::of(0);
-    for (std::int64_t chunk = 0; chunk < reduction.chunks; ++chunk) {
-      total = total + load_wide<T>(partials + chunk * reduction.stride + i, lanes);
-    }
-    store(gradient + i, total, lanes);
-  });
-}
-
-template <class T>
-void reduce(const NormReduction& reduction, std::int64_t begin, std::int64_t end) {
-  if (reduction.is_wide) {
-    sum_partials<T>(reduction, static_cast<accumulate_t<T>*>(reduction.gradient), begin, end);
-  } else {
-    sum_partials<T>(reduction, static_cast<T*>(reduction.gradient), begin, end);
-  }
-}
-
-template <class T, class Parameter>
-TFK_FLATTEN void widen_from(const Parameter* parameter, const NormParameter& p, void* wide) {
-  using A = accumulate_t<T>;
-  const auto offset = vec_t<T>::of(static_cast<A>(p.offset));
-  for_each_vector<T>(p.cols, [&](std::int64_t i, int, auto lanes) {
-    const auto value = parameter == nullptr ? vec_t<T>::of(1) : load_as<T>(parameter + i, lanes);
-    store_wide<T>(static_cast<A*>(wide) + i, value + offset, lanes);
-  });
-}
-
-template <class T>
-void widen(const NormParameter& p, void* wide) {
-  if (p.is_wide) {
-    widen_from<T>(static_cast<const accumulate_t<T>*>(p.data), p, wide);
-  } else {
-    widen_from<T>(static_cast<const T*>(p.data), p, wide);
-  }
-}
-
 }  // namespace
 
 const NormKernels norm_kernels = {
     {forward<double>, forward<float>, forward<Half>, forward<BFloat16>},
-    {backward<double>, backward<float>, backward<Half>, backward<BFloat16>},
-    {reduce<double>, reduce<float>, reduce<Half>, reduce<BFloat16>},
-    {widen<double>, widen<float>, widen<Half>, widen<BFloat16>}};
+    {backward<double>, backward<float>, backward<Half>, backward<BFloat16>}};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -196,49 +196,6 @@ void backward_chunks(const PointwiseBackwardTask& task, std::int64_t begin, std:
   stream_fence();
 }
 
-// ---------------------------------------------------------------------------- biases
-
-template <class T, class Gradient>
-TFK_FLATTEN void sum_partials(const BiasReduction& reduction, Gradient* gradient,
-                              std::int64_t begin, std::int64_t end) {
-  const auto* const partials = static_cast<const accumulate_t<T>*>(reduction.partials);
-  for_each_vector<T, 1>(end - begin, [&](std::int64_t at, int, auto lanes) {
-    const std::int64_t i = begin + at;
-    auto total = vec_t<T>::of(0);
-    for (std::int64_t chunk = 0; chunk < reduction.chunks; ++chunk) {
-      total = total + load_wide<T>(partials + chunk * reduction.stride + i, lanes);
-    }
-    store(gradient + i, total, lanes);
-  });
-}
-
-template <class T>
-void reduce(const BiasReduction& reduction, std::int64_t begin, std::int64_t end) {
-  if (reduction.is_wide) {
-    sum_partials<T>(reduction, static_cast<accumulate_t<T>*>(reduction.gradient), begin, end);
-  } else {
-    sum_partials<T>(reduction, static_cast<T*>(reduction.gradient), begin, end);
-  }
-}
-
-template <class T, class Element>
-TFK_FLATTEN void widen_from(const Element* bias, std::int64_t cols, void* wide) {
-  using A = accumulate_t<T>;
-  for_each_vector<T, 1>(cols, [&](std::int64_t i, int, auto lanes) {
-    const auto v = bias == nullptr ? vec_t<T>::of(-0.0f) : load_as<T>(bias + i, lanes);
-    store_wide<T>(static_cast<A*>(wide) + i, v, lanes);
-  });
-}
-
-template <class T>
-void widen(const void* bias, bool is_wide, std::int64_t cols, void* wide) {
-  if (is_wide) {
-    widen_from<T>(static_cast<const accumulate_t<T>*>(bias), cols, wide);
-  } else {
-    widen_from<T>(static_cast<const T*>(bias), cols, wide);
-  }
-}
-
 // ---------------------------------------------------------------------------- the table
 
 template <class Op>
@@ -250,9 +207,7 @@ constexpr PointwiseOpKernels kKernelsOf = {
 
 template <std::size_t... kIndex>
 constexpr PointwiseKernels all_kernels(std::index_sequence<kIndex...>) {
-  return {{kKernelsOf<PointwiseOp<static_cast<Pointwise>(kIndex)>>...},
-          {reduce<double>, reduce<float>, reduce<Half>, reduce<BFloat16>},
-          {widen<double>, widen<float>, widen<Half>, widen<BFloat16>}};
+  return {{kKernelsOf<PointwiseOp<static_cast<Pointwise>(kIndex)>>...}};
 }
 
 }  // namespace
