@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One module an op, ``<family>/<op>.py``: the function, its formula, fakes and derivatives.
+"""A folder a family: declarations of its ops (``_declare.py``), formulas, public functions.
 
-``<op>_triton.py`` beside it has the same kernels in Triton.
+``*_triton.py`` has the same kernels in Triton.
 """
