@@ -29,6 +29,10 @@ class ArgumentTypeError(TypeError, NotImplementedError):
 
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_DTYPES_OF_CPP = (
+    *FLOATING, torch.bool, torch.int32, torch.int64, torch.int8, torch.uint8, torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)  # fmt: skip
 _NUMPY_BOOLS = ("bool_", "bool")  # before NumPy 2, and since
 _KINDS = {"ValueError: ": ArgumentValueError, "TypeError: ": ArgumentTypeError}
 
@@ -92,6 +96,12 @@ def not_floating(op: str, name: str, dtype: torch.dtype) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"{op}: {name} is {dtype_name(dtype)}, expected a floating-point dtype"
     )
+
+
+def check_known(op: str, name: str, x: torch.Tensor) -> None:
+    """Of tensors that need not be floating-point: their dtype is one that C++ has."""
+    if x.dtype not in _DTYPES_OF_CPP:
+        raise not_floating(op, name, x.dtype)
 
 
 def check_floating(op: str, name: str, x: torch.Tensor) -> None:

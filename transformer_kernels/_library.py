@@ -71,6 +71,12 @@ def log_dispatch(line: str) -> None:
         print(f"[tfk] {line}", file=sys.stderr)
 
 
+def log_copy(reason: str, made: Any, of: Any) -> None:
+    """Say where a tensor that was made to be read otherwise does not share the other's memory."""
+    if _log_dispatch and isinstance(made, torch.Tensor) and made.data_ptr() != of.data_ptr():
+        log_dispatch(f"{reason}: copied")
+
+
 def _require_triton(op: str, x: torch.Tensor) -> None:
     if importlib.util.find_spec("triton") is None:
         raise ArgumentValueError(f"{op}: backend is 'triton', expected an installed one")

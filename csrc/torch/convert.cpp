@@ -66,9 +66,11 @@ void run_in_torch_pool(void*, std::int64_t count, std::int64_t grain, RangeBody 
 }  // namespace
 
 std::string name_of_scalar(ScalarType type) {
-  constexpr const char* kIntegers[] = {"uint8", "int8", "int16", "int32", "int64"};
+  constexpr const char* kNames[] = {"uint8",     "int8",      "int16",     "int32",
+                                    "int64",     "float16",   "float32",   "float64",
+                                    "complex32", "complex64", "complex128"};
   const auto code = static_cast<std::size_t>(type);
-  return code < std::size(kIntegers) ? kIntegers[code] : torch::headeronly::toString(type);
+  return code < std::size(kNames) ? kNames[code] : torch::headeronly::toString(type);
 }
 
 TensorView view_of(const char* op, const char* name, const Tensor& tensor) {

@@ -21,7 +21,7 @@ from torch import Tensor
 from .._errors import ArgumentTypeError, check_same_device, dtype_name
 from .._library import direct, public_op, raw_op
 from .._torch import with_autograd
-from ._declare_arguments import Argument, Given, Param, Result
+from ._declare_arguments import Argument, Given, Param, Result, as_tuple
 from ._declare_call import Call, make_call
 from ._kinds import is_jagged, on_memory, require_memory
 
@@ -35,10 +35,6 @@ class Kernels(NamedTuple):
     forward: Callable[..., Any]  # (*arguments) -> results, saved ones last
     backward: Callable[..., Any]
     inference: Callable[..., Any]  # (*arguments) -> results that are not saved
-
-
-def as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _one_or_all(results: Sequence[Any]) -> Any:
@@ -55,7 +51,7 @@ class Op:
     gradient of one of ``sums`` is the only one, it is the gradient of that result's terms. A flag
     asks for the gradients that ``flags`` names, by default for the one in its own name; ``need_y``
     for a result, computed once more. What nobody asks for has no elements. An input of another
-    kind, as ``bool masked``, is for ``gradients`` to give.
+    kind, as ``bool masked``, is one of ``expressions``.
 
     By default the backward pass as a formula is autograd of ``formula``, for which a call keeps all
     its tensors. With ``gradient`` it keeps what the backward pass reads.
@@ -72,15 +68,16 @@ class Op:
     columnwise: Callable[[Given], bool] = lambda _: False  # whether no column needs another
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # results: their terms
-    same: Mapping[str, str] = field(default_factory=dict)  # arguments with the gradient of another
     backward_of: Op | None = None  # has the raw op of the backward pass
     has_inference: bool = True  # a raw op that saves nothing, where there is something to save
     shown: str | Callable[[Given], str] = ""  # its name in messages, where that is another's
-    dims: Callable[[Given], int] = lambda _: 1  # how many last dimensions of rows belong together
-    # Gradients by argument, from (backward, values, needed) where the inputs of the backward pass
-    # are not the values of these names; `more` has arguments that only this differentiates.
-    gradients: Callable[[Formula, Given, Given], Given] | None = None
+    last_dims: Callable[[Given], int] = lambda _: 1  # of rows, that belong together
+    # Inputs of the backward pass that are no arguments, as expressions of arguments.
+    expressions: Mapping[str, str] = field(default_factory=dict)
+    # Arguments whose gradients take more than a call of the backward pass, and all gradients where
+    # one of them is needed: (backward, values, needed) -> gradients by argument.
     more: tuple[str, ...] = ()
+    gradients: Callable[[Formula, Given, Given], Given] | None = None
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
@@ -137,7 +134,8 @@ class Op:
 
     def gradient_of(self, name: str) -> str:
         """Which result of the backward pass is an argument's gradient."""
-        return f"d{self.same.get(name, name)}"
+        first = next((terms[0] for terms in self.sums.values() if name in terms), name)
+        return f"d{first}"
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
@@ -245,6 +243,14 @@ class Op:
         found = () if self.statistics is None else as_tuple(self.statistics(values))
         return dict(zip(self.saved, found, strict=True))
 
+    def saved_again(self, values: Given) -> dict[str, Tensor]:
+        """The saved results, of what a call keeps."""
+        tensors = {argument.name for argument in self.arguments if argument.is_tensor}
+        if not tensors <= {*self.kept}:
+            return self._statistics_of(values)
+        results = as_tuple(self.raw.forward(*(values[name] for name in self.names)))
+        return dict(zip(self.saved, results[len(self.returned) :], strict=True))
+
     def _is_needed(self, name: str, values: Given) -> bool:
         return name not in self.flag_of or values[self.flag_of[name]]
 
@@ -309,7 +315,7 @@ class Op:
     def fake_backward(self, *inputs: Any) -> Any:
         values = dict(zip(self.backward_inputs, inputs, strict=True))
         first, *others = (v for v in inputs if isinstance(v, Tensor))
-        check_same_device(self.title, first, *others)
+        check_same_device(self.title_of(values), first, *others)
         results = {result.name: result for result in self.results}
 
         def empty(name: str) -> Tensor:
@@ -330,6 +336,7 @@ DECLARED: dict[str, Op] = {}
 def declare(name: str, **declaration: Any) -> Op:
     """Register the ops of a declaration, which are the fields of :class:`Op`."""
     op = Op(name, **declaration)
+    assert op.gradients is None or op.gradient is not None, "kernels have no derivative"
     op.raw = _raw_kernels(op)
     op.public = _define_public(op)
     op.call = make_call(op, _direct_kernels(op), gradients_of)
@@ -383,8 +390,7 @@ def _define_public(op: Op) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         values = {**op.given(inputs), **dict(zip(op.returned, as_tuple(output), strict=True))}
         tensors = {n: v for n, v in values.items() if isinstance(v, Tensor)}
-        # All arguments: the statistics are computed from them once more.
-        kept = [n for n in tensors if n in op.names or n in op.backward_inputs]
+        kept = [name for name in op.kept if name in tensors]
         ctx.save_for_backward(*(tensors[name] for name in kept))
         ctx.kept = kept
         ctx.others = {n: v for n, v in values.items() if n not in tensors}
@@ -393,8 +399,7 @@ def _define_public(op: Op) -> Any:
         values = dict(zip(ctx.kept, ctx.saved_tensors, strict=True)) | ctx.others
         values |= {f"d{n}": g for n, g in zip(op.returned, gradients, strict=True)}
         if op.saved and not torch.is_grad_enabled():
-            results = as_tuple(op.raw.forward(*(values[name] for name in op.names)))
-            values |= zip(op.saved, results[len(op.returned) :], strict=True)
+            values |= op.saved_again({**dict.fromkeys(op.names), **values})
         needed = dict(zip(op.names, ctx.needs_input_grad, strict=True))
         return tuple(gradients_of(op, op.raw, values, needed))
 
@@ -416,9 +421,10 @@ def gradients_of(
     for flag in set(op.flag_of.values()):
         values[flag] = any(needed[name] for name, of in op.flag_of.items() if of == flag)
     again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if op.gradients is not None:
-        backward = op.gradient if again and op.gradient is not None else kernels.backward
-        return [op.gradients(backward, values, needed).get(name) for name in op.names]
+    if op.gradients is not None and op.gradient is not None:
+        backward = op.gradient if again else kernels.backward
+        found = op.gradients(backward, values, needed)
+        return [found.get(name) for name in op.names]
     if again:
         results: Sequence[Tensor] = op.derive(values)
     else:

@@ -22,6 +22,7 @@ from .._errors import (
     as_flag,
     as_number,
     check_floating,
+    check_known,
     dtype_name,
     not_floating,
     or_float32,
@@ -30,6 +31,10 @@ from .._errors import (
 from ._dtype import accumulate_dtype
 
 Given = Mapping[str, Any]  # the arguments of a call by their names
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 @dataclass(frozen=True)
@@ -68,16 +73,19 @@ def _folded(rows: Tensor, last: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rows(Argument):
-    """A floating-point tensor of any strides; its last dimension holds rows."""
-
+class _OfRows(Argument):
     has_rows: ClassVar[bool] = True
-
-    def check(self, op: str, value: Tensor, given: Given) -> None:  # noqa: ARG002
-        check_floating(op, self.name, value)
 
     def fold(self, value: Tensor, x: Tensor, last: int) -> Tensor:  # noqa: ARG002
         return _folded(value, last)
+
+
+@dataclass(frozen=True)
+class Rows(_OfRows):
+    """A floating-point tensor of any strides; its last dimension holds rows."""
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:  # noqa: ARG002
+        check_floating(op, self.name, value)
 
 
 def _check_device(op: str, name: str, value: Tensor, of: Tensor) -> None:
@@ -86,14 +94,14 @@ def _check_device(op: str, name: str, value: Tensor, of: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Like(Argument):
+class Like(_OfRows):
     """A tensor of the dtype and shape of another argument."""
 
     of: str = "x"
-    has_rows: ClassVar[bool] = True
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         of = given[self.of]
+        check_known(op, self.name, value)
         _check_device(op, self.name, value, of)
         if value.dtype is not of.dtype:
             raise ArgumentTypeError(
@@ -106,9 +114,6 @@ class Like(Argument):
                 f" (the shape of {self.of})"
             )
 
-    def fold(self, value: Tensor, x: Tensor, last: int) -> Tensor:  # noqa: ARG002
-        return _folded(value, last)
-
 
 @dataclass(frozen=True)
 class Mask(Argument):
@@ -118,6 +123,7 @@ class Mask(Argument):
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         x = given["x"]
+        check_known(op, self.name, value)
         _check_device(op, self.name, value, x)
         if value.dtype not in (torch.bool, x.dtype, accumulate_dtype(x)):
             more = or_float32(x.dtype)
@@ -134,7 +140,7 @@ class Mask(Argument):
             )
 
     def fold(self, value: Tensor, x: Tensor, last: int) -> Tensor:
-        return _folded(value.expand(x.shape), last)
+        return _folded(value.expand(x.shape), last) if x.dim() else value
 
 
 @dataclass(frozen=True)

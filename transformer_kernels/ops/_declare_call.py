@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from .._errors import MAX_RANK, translate
-from .._library import require_backend
+from .._library import log_copy, require_backend
 from .._torch import eager_apply, is_eager, is_traced, is_transformed
+from ._declare_arguments import as_tuple
 from ._declare_kinds import has_kinds, run_kinds
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def make_call(apply, kernels, recover, run, is_eager, is_grad_enabled):
     def call({arguments}, backend="auto"):
         if backend == "auto" and is_eager(){flags_are_bools}:
             try:
+                if not 0 < {first}.dim() <= {most}:
+                    return run(backend, ({arguments},))
                 if is_grad_enabled() and ({requires_grad}):
                     return apply({arguments}, kernels)
                 return inference({arguments})
@@ -85,12 +88,15 @@ def _source(op: Op) -> str:
         alone += [f"if {others}:", f"    return {_commas(passed)}, None"]
     inputs = {name: name for name in op.backward_inputs}
     inputs |= {name: "None" for name in op.may_be_absent if name not in absent}
+    inputs |= op.expressions
     inputs |= {f"need_{name}": "False" for name in op.returned if f"need_{name}" in inputs}
     for flag in set(op.flag_of.values()):
         inputs[flag] = " or ".join(needs[name] for name, of in op.flag_of.items() if of == flag)
     optional = {argument.name for argument in op.arguments if argument.optional}
     return _SOURCE.format(
         arguments=_commas(op.names),
+        first=op.names[0],
+        most=MAX_RANK,
         results=_commas((*op.returned, *op.saved)),
         absent=_lines(["ctx.set_materialize_grads(False)"] if absent else []),
         alone=_lines(alone),
@@ -101,11 +107,15 @@ def _source(op: Op) -> str:
         needs=_commas(needs.values()),
         values=_dict({name: name for name in (*tensors, *numbers, *gradients)}),
         needed=_dict(needs),
-        indirect="is_grad_enabled() and not is_compiling()" if op.gradients is None else "True",
+        indirect=" or ".join(
+            [*(needs[name] for name in op.more), "(is_grad_enabled() and not is_compiling())"]
+        ),
         outputs=_commas(op.backward_outputs),
         inputs=_commas(inputs.values()),
         chosen=_commas(
-            f"{op.gradient_of(name)} if {need} else None" if name in op.differentiable else "None"
+            f"{op.gradient_of(name)} if {need} else None"
+            if op.gradient_of(name) in op.backward_outputs
+            else "None"
             for name, need in needs.items()
         ),
         flags_are_bools="".join(
@@ -131,10 +141,6 @@ def _generate(op: Op) -> dict[str, Callable[..., Any]]:
     return functions
 
 
-def _differ(declared: tuple[Any, ...], arguments: tuple[Any, ...]) -> bool:
-    return any(a is not b for a, b in zip(declared, arguments, strict=True))
-
-
 def _distinct(arguments: tuple[Any, ...]) -> list[Any]:
     """torch.compile loses track of a tensor that a Function takes twice."""
     distinct: list[Any] = []
@@ -156,10 +162,7 @@ class _Runner:
     def run(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         op = self.op
         compiling = torch.compiler.is_compiling()
-        if not compiling:  # fakes check there
-            declared = op.as_declared(arguments)
-            if _differ(declared, arguments):
-                return op.call(*declared, backend)
+        arguments = op.as_declared(arguments)
         if has_kinds(arguments):
             return run_kinds(op, arguments, backend)
         if not 0 < arguments[0].dim() <= MAX_RANK:
@@ -167,32 +170,34 @@ class _Runner:
         require_backend(op.title_of(op.given(arguments)), backend, arguments[0])
         if backend == "reference" or is_transformed():
             return op.formula_inference(*arguments)
+        exporting = torch.compiler.is_exporting()
         if backend == "triton":
             assert op.triton is not None
             op.check_values(op.given(arguments))
             kernels = op.triton()
-        elif torch.compiler.is_exporting() or is_traced():
+        elif is_traced():
             return op.public(*arguments)
         else:
-            kernels = op.raw if compiling else self.direct
+            kernels = op.raw if compiling or exporting else self.direct
         if not torch.is_grad_enabled() or not any(
             isinstance(value, Tensor) and value.requires_grad for value in arguments
         ):
             return kernels.inference(*arguments)
+        if exporting and backend != "triton":
+            return op.public(*arguments)
         if compiling:
             return self.apply_in_graph(*_distinct(arguments), kernels)
         return self.apply(*arguments, kernels)
 
     def recover(self, error: Exception, arguments: tuple[Any, ...]) -> Any:
         """What ``error`` of a plain call means; the result where more work gives one."""
-        declared = self.op.as_declared(arguments)
+        op = self.op
+        declared = op.as_declared(arguments)
         if has_kinds(arguments):
-            return run_kinds(self.op, declared, "auto")
-        if _differ(declared, arguments):
-            return self.op.call(*declared)
-        if not 0 < arguments[0].dim() <= MAX_RANK:
-            return self._fold("auto", arguments)
-        raise translate(self.op.title_of(self.op.given(arguments)), error) from None
+            return run_kinds(op, declared, "auto")
+        if any(a is not b for a, b in zip(declared, arguments, strict=True)):
+            return op.call(*declared)
+        raise translate(op.title_of(op.given(arguments)), error) from None
 
     def _fold(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         """Rows of no dimension, or of more than C++ takes, as rows of one or two."""
@@ -200,18 +205,20 @@ class _Runner:
         given = op.given(arguments)
         if x.dim():
             op.check_values(given)
-        last = op.dims(given)
-        folded = (
+        last = op.last_dims(given)
+        folded = [
             value if value is None else argument.fold(value, x, last)
             for argument, value in zip(op.arguments, arguments, strict=True)
-        )
-        results = self.run(backend, tuple(folded))
+        ]
+        for name, value in zip(op.names, folded, strict=True):
+            log_copy(f"{op.title_of(given)}: {name} has {x.dim()} dimensions", value, given[name])
         leading = x.shape[:-last]
 
         def unfolded(result: Tensor) -> Tensor:
             return result.reshape((*leading, *result.shape[-last:]) if x.dim() else ())
 
-        return unfolded(results) if isinstance(results, Tensor) else tuple(map(unfolded, results))
+        results = tuple(map(unfolded, as_tuple(op.call(*folded, backend))))
+        return results if len(results) > 1 else results[0]
 
 
 def make_call(op: Op, direct: Kernels, gradients_of: Callable[..., Any]) -> Call:

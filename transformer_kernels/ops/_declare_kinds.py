@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import ArgumentValueError
 from .._torch import jagged_like, ragged_dim
-from ._declare_arguments import Given, Like, Param
+from ._declare_arguments import Given, Like, Param, as_tuple
 from ._kinds import is_distributed, is_jagged, jagged_values
 from ._sharding import Shards
 
@@ -26,7 +26,7 @@ def has_kinds(arguments: Arguments) -> bool:
 
 
 def run_kinds(
-    op: Op, arguments: Arguments, backend: str, call: Call | None = None, dims: int = 0
+    op: Op, arguments: Arguments, backend: str, call: Call | None = None, dims: int | None = None
 ) -> Any:
     """The results, which are of the kind of the first argument.
 
@@ -35,17 +35,13 @@ def run_kinds(
     """
     run = partial(op.call if call is None else call, backend=backend)
     given = op.given(arguments)
-    dims = dims or op.dims(given)
+    dims = op.last_dims(given) if dims is None else dims
     for argument in op.arguments:
         if isinstance(argument, Like) and given[argument.name] is not None:
             argument.check(op.title_of(given), given[argument.name], given)
     jagged = any(map(is_jagged, arguments))
     results = (_on_values if jagged else _on_shards)(op, given, run, dims)
     return results[0] if len(results) == 1 else results
-
-
-def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def _on_values(op: Op, given: Given, run: Call, dims: int) -> tuple[Any, ...]:
@@ -64,7 +60,7 @@ def _on_values(op: Op, given: Given, run: Call, dims: int) -> tuple[Any, ...]:
         else given[argument.name]
         for argument in op.arguments
     ]
-    return tuple(jagged_like(x, y) for y in _as_tuple(run(*values)))
+    return tuple(jagged_like(x, y) for y in as_tuple(run(*values)))
 
 
 def _on_shards(op: Op, given: Given, run: Call, dims: int) -> tuple[Any, ...]:
@@ -80,5 +76,5 @@ def _on_shards(op: Op, given: Given, run: Call, dims: int) -> tuple[Any, ...]:
             value = place(argument.name, value)
         local.append(value)
     shapes = [result.shape_of(given) for result in op.results if not result.saved]
-    results = _as_tuple(run(*local))
+    results = as_tuple(run(*local))
     return tuple(shards.like_x(y, shape) for y, shape in zip(results, shapes, strict=True))

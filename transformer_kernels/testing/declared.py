@@ -53,6 +53,7 @@ def bad(argument: Argument) -> dict[str, Any]:
         "number": 3,
         "integers": torch.ones(x.shape, dtype=torch.int64),
         "booleans": torch.ones(x.shape, dtype=torch.bool),
+        "complex": x.to(torch.complex64),
     }
     if not argument.optional:
         values["None"] = None

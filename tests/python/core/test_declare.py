@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import _library, functional
-from transformer_kernels.ops._declare import DECLARED, Op, as_tuple, declare
+from transformer_kernels.ops._declare import DECLARED, Op, declare
 from transformer_kernels.ops._declare_arguments import (
     Flag,
     Like,
@@ -22,6 +22,7 @@ from transformer_kernels.ops._declare_arguments import (
     Param,
     Result,
     Rows,
+    as_tuple,
     saved_rows,
 )
 from transformer_kernels.ops._public import overridable
@@ -224,6 +225,33 @@ def test_rows_of_no_dimension_or_too_many(probe: Op) -> None:
             y, s = probe.call(x, x, None, 0.1, False, backend)
             assert y.shape == s.shape == shape
             torch.testing.assert_close(s, 2 * x)
+
+
+def test_numbers_of_any_type_in_compiled_calls(probe: Op) -> None:
+    numpy = pytest.importorskip("numpy")
+    torch._dynamo.reset()
+    x = torch.randn(3, 5)
+    expected, _ = probe.call(x, None, None, 0.5, True)
+    for eps in (0.5, torch.tensor(0.5), numpy.float32(0.5)):
+        compiled = torch.compile(lambda x, eps=eps: probe.call(x, None, None, eps, True)[0],
+                                 backend="eager")  # fmt: skip
+        torch.testing.assert_close(compiled(x), expected)
+    with pytest.raises(Exception, match="declare_probe: negate is 1, expected True or False"):
+        torch.compile(lambda x: probe.call(x, None, None, 0.5, 1)[0], backend="eager")(x)
+
+
+def test_exported_graphs_keep_what_eager_calls_keep(probe: Op) -> None:
+    """The sum of add_layer_norm, and neither of its terms."""
+    x, residual, weight = (torch.randn(shape, requires_grad=True) for shape in ((3, 8),) * 2 + (8,))
+    op = DECLARED["add_layer_norm"]
+    for call in (op.call, op.public):
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, k=kept: k.append(t) or t, lambda t: t
+        ):
+            y, _ = call(x, residual, weight, None, 1e-5, False)
+        assert not any(t.data_ptr() in (x.data_ptr(), residual.data_ptr()) for t in kept)
+        torch.autograd.grad(y.sum(), (x, residual, weight))
 
 
 # ---- public functions ---------------------------------------------------------------------------

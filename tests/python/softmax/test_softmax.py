@@ -219,3 +219,23 @@ def test_module_options(device: str) -> None:
     mask: Tensor = torch.rand(6, 6, device=device) > 0.2
     expected = tfk.functional.softmax(x, -1, scale=0.5, causal=True, mask=mask)
     torch.testing.assert_close(module(x, mask), expected)
+
+
+def test_a_single_number(device: str) -> None:
+    x = torch.tensor(2.0, device=device)
+    assert tfk.functional.softmax(x, -1) == 1
+    assert tfk.functional.softmax(x, -1, mask=torch.tensor([False], device=device)) == 0
+    for function, theirs in PAIRS:
+        name = theirs.__name__
+        with pytest.raises(TypeError, match=f"^{name}: x is int64"):
+            function(torch.tensor(1, device=device), -1)
+        with pytest.raises(ValueError, match=f"^{name}: x has 1 dimensions, expected at least 2"):
+            function(x, -1, causal=True)
+        with pytest.raises(ValueError, match=rf"^{name}: mask has shape \(3,\)"):
+            function(x, -1, mask=torch.ones(3, dtype=torch.bool, device=device))
+
+
+def test_dtype_may_be_a_type_of_python() -> None:
+    assert tfk.functional.softmax(torch.randn(3), -1, dtype=float).dtype is torch.float64
+    with pytest.raises(TypeError, match=r"softmax: dtype is 'float64', expected a torch.dtype"):
+        tfk.functional.softmax(torch.randn(3), -1, dtype="float64")

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..._errors import ArgumentValueError
 from ..._torch import ragged_dim
-from .._declare import Op, as_tuple
+from .._declare import Op
+from .._declare_arguments import as_tuple
 from .._declare_kinds import has_kinds, run_kinds
 from .._kinds import is_jagged
 from ._arguments import check_shapes

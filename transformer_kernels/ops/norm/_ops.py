@@ -81,7 +81,6 @@ def declare_norm(name: str, center: bool, replaces: tuple[Any, ...], text: str) 
         backward=_BACKWARD.format(of="sum", statistics=", ".join(names)),
         backward_of=op,
         sums={"sum": ("x", "residual")},
-        same={"residual": "x"},
         has_inference=False,
         formula=add,
         statistics=lambda given: _formula.statistics(given["sum"], given["eps"], center),

@@ -22,7 +22,7 @@ def _name(given: Given) -> str:
     return "log_softmax" if given["log"] else "softmax"
 
 
-def _dims(given: Given) -> int:
+def _last_dims(given: Given) -> int:
     return 2 if given["causal"] else 1
 
 
@@ -34,11 +34,11 @@ def _check_causal(op: str, given: Given) -> None:
 
 def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
     """Those of x and of an additive mask."""
-    mask, scale = values["mask"], values["scale"]
+    dy, y, mask, scale = (values[name] for name in ("dy", "y", "mask", "scale"))
     masked = values["causal"] or mask is not None
     if not needed["mask"]:
-        return {"x": backward(values["dy"], values["y"], scale, masked, values["log"])}
-    dz = backward(values["dy"], values["y"], 1.0, masked, values["log"])
+        return {"x": backward(dy, y, scale, masked, values["log"])}
+    dz = backward(dy, y, 1.0, masked, values["log"])
     return {"x": dz * scale, "mask": dz.to(mask.dtype).sum_to_size(mask.shape)}
 
 
@@ -56,12 +56,13 @@ SOFTMAX = declare(
     ),
     results=(Result("y"),),
     backward="(dy, y, scale, bool masked, log) -> dx",
-    gradients=_gradients,
+    expressions={"masked": "causal or mask is not None"},
     more=("mask",),
+    gradients=_gradients,
     formula=_formula.forward,
     gradient=_formula.backward,
     check=_check_causal,
-    dims=_dims,
+    last_dims=_last_dims,
     triton=_triton,
     replaces=(F.softmax, F.log_softmax, nn.Softmax, nn.LogSoftmax),
     text="exp(z - max(z)) / sum(exp(z - max(z))), z = x * scale + mask",

@@ -62,7 +62,7 @@ def _check_types(op: str, x: Any, mask: Any, dtype: Any) -> None:
         raise ArgumentTypeError(f"{op}: x is NoneType, expected a Tensor")
     check_tensors(op, {"x": x, "mask": mask})
     require_memory(op, {"x": x, "mask": mask}, jagged=("x", "mask") if is_jagged(x) else ())
-    if dtype is not None and not isinstance(dtype, torch.dtype):
+    if dtype is not None and not isinstance(dtype, (torch.dtype, type)):
         raise ArgumentTypeError(f"{op}: dtype is {dtype!r}, expected a torch.dtype")
 
 
@@ -70,10 +70,20 @@ def _along(
     op: str, x: Tensor, dim: Any, stacklevel: int, dtype: torch.dtype | None, scale: Any,
     mask: Tensor | None, causal: Any, backend: str,
 ) -> Tensor:  # fmt: skip
-    """Along any dimension. One other than the last is brought there and back by copies."""
-    _check_types(op, x, mask, dtype)
-    if dim is None:
-        dim = softmax_dim(op, x.dim(), stacklevel)
+    try:
+        if dim is None:
+            dim = softmax_dim(op, x.dim(), stacklevel)
+        return _along_dim(op, x, dim, dtype, scale, mask, causal, backend)
+    except (RuntimeError, AttributeError, TypeError):
+        _check_types(op, x, mask, dtype)
+        raise
+
+
+def _along_dim(
+    op: str, x: Tensor, dim: Any, dtype: torch.dtype | None, scale: Any, mask: Tensor | None,
+    causal: Any, backend: str,
+) -> Tensor:  # fmt: skip
+    """One other than the last is brought there and back by copies."""
     index = _wrapped_dim(op, dim, x.dim())
     if dtype is not None:
         x = x.to(dtype)
@@ -125,21 +135,24 @@ def _along_in_sequences(
             " least 2 (causal)"
         )
     values, mask = jagged_values(op, "x", x), _mask_of_values(op, x, mask)
-    return jagged_like(x, _along(op, values, index - 1, 0, None, scale, mask, causal, backend))
+    return jagged_like(x, _along_dim(op, values, index - 1, None, scale, mask, causal, backend))
 
 
 # ---- functions ----------------------------------------------------------------------------------
 
-# From _along() to who called the function, and to who called that.
+# Frames between _along() and the user's line: the function and what wraps it.
 _FRAMES = 2
 
 
-def _is_last(x: Any, dim: Any, dtype: Any) -> bool:
+def _is_plain(x: Any, dim: Any, dtype: Any) -> bool:
     """Whether the op takes the arguments as they are."""
     return (
-        type(dim) is int and dim == -1 and dtype is None and is_plain_tensor(x)
+        type(dim) is int
+        and is_plain_tensor(x)
+        and (dim == -1 or dim == x.dim() - 1)
+        and dtype is None
         and not any_autocast()
-    )  # fmt: skip
+    )
 
 
 @one_node("softmax")
@@ -169,7 +182,7 @@ def softmax(
 
     Under CUDA autocast the result is float32, as PyTorch's is.
     """
-    if _is_last(input, dim, dtype):
+    if _is_plain(input, dim, dtype):
         return _call(input, mask, scale, causal, False, backend)
     return _along("softmax", input, dim, _stacklevel + _FRAMES, dtype, scale, mask, causal, backend)
 
@@ -187,7 +200,7 @@ def log_softmax(
     backend: str = "auto",
 ) -> Tensor:
     """:func:`torch.nn.functional.log_softmax`, with the arguments of :func:`softmax`."""
-    if _is_last(input, dim, dtype):
+    if _is_plain(input, dim, dtype):
         return _call(input, mask, scale, causal, True, backend)
     return _along(
         "log_softmax", input, dim, _stacklevel + _FRAMES, dtype, scale, mask, causal, backend
