@@ -52,7 +52,12 @@ def is_transformed() -> bool:
 
 def is_eager() -> bool:
     """Whether a call is run as it stands: no graph is made of it, and nothing transforms it."""
-    return not (_is_compiling() or is_transformed() or tracing_state() is not None)
+    return not (
+        _is_compiling()
+        or _functorch_active()
+        or forward_ad._current_level >= 0
+        or tracing_state() is not None
+    )
 
 
 # ---- autograd and the dispatcher ----------------------------------------------------------------

@@ -18,12 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from .._errors import ArgumentTypeError, ArgumentValueError
 from .._torch import NESTED_MODULE, has_gaps, is_a
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def is_plain_tensor(x: Any) -> bool:
-    """Whether its class is PyTorch's own."""
-    return type(x) in _PLAIN
+PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
 
 
 def is_jagged(x: Any) -> bool:
@@ -85,7 +80,11 @@ def _fault(x: Tensor) -> str | None:
 
 
 def _is_plain(x: Tensor) -> bool:
-    return type(x) in _PLAIN and x.layout is torch.strided and not (x.is_quantized or x.is_nested)
+    return (
+        type(x) in PLAIN_CLASSES
+        and x.layout is torch.strided
+        and not (x.is_quantized or x.is_nested)
+    )
 
 
 def require_memory(op: str, named: Mapping[str, Any], jagged: Collection[str] = ()) -> None:

@@ -20,7 +20,7 @@ from ..._errors import (
 from ..._library import log_dispatch
 from ..._torch import any_autocast, jagged_like, ragged_dim, softmax_dim
 from .._declare_arguments import Mask
-from .._kinds import is_jagged, is_plain_tensor, jagged_values, refuse_in_words, require_memory
+from .._kinds import PLAIN_CLASSES, is_jagged, jagged_values, refuse_in_words, require_memory
 from .._public import one_node
 from ._ops import SOFTMAX
 
@@ -148,7 +148,7 @@ def _is_plain(x: Any, dim: Any, dtype: Any) -> bool:
     """Whether the op takes the arguments as they are."""
     return (
         type(dim) is int
-        and is_plain_tensor(x)
+        and type(x) in PLAIN_CLASSES
         and (dim == -1 or dim == x.dim() - 1)
         and dtype is None
         and not any_autocast()
