@@ -2,6 +2,7 @@
 #include "core/cpu/cache.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
+#include "core/dispatch.h"
 #include "softmax/row_softmax_cpu.h"
 
 namespace transformer_kernels::cpu {
@@ -18,7 +19,7 @@ void softmax_forward(const Context& context, const SoftmaxForwardProblem& p) {
   log_cpu_kernel("softmax", p);
   const auto run = kernels().forward[static_cast<int>(p.dtype)];
   const bool stream = exceeds_cache(p.rows * p.cols * size_of(p.dtype));
-  const std::int64_t row_bytes = wide_cols(p.cols) * (p.dtype == DType::kFloat64 ? 8 : 4);
+  const std::int64_t row_bytes = wide_cols(p.cols) * size_of(accumulate_dtype(p.dtype));
   parallel_for(context, p.rows, rows_per_range(p.cols), [&](std::int64_t begin, std::int64_t end) {
     RowScratch scratch(row_bytes);
     run(p, stream, scratch.data(), begin, end);

@@ -21,7 +21,7 @@ from torch import Tensor
 from .._errors import ArgumentTypeError, check_same_device, dtype_name
 from .._library import direct, public_op, raw_op
 from .._torch import with_autograd
-from ._declare_arguments import Argument, Given, Param, Result, as_tuple
+from ._declare_arguments import Argument, Given, Param, Result, as_tuple, one_or_all
 from ._declare_call import Call, make_call
 from ._kinds import is_jagged, on_memory, require_memory
 
@@ -35,10 +35,6 @@ class Kernels(NamedTuple):
     forward: Callable[..., Any]  # (*arguments) -> results, saved ones last
     backward: Callable[..., Any]
     inference: Callable[..., Any]  # (*arguments) -> results that are not saved
-
-
-def _one_or_all(results: Sequence[Any]) -> Any:
-    return results[0] if len(results) == 1 else tuple(results)
 
 
 @dataclass(eq=False)
@@ -237,7 +233,7 @@ class Op:
         values = self.given(arguments)
         values |= zip(self.returned, as_tuple(self.formula_inference(*arguments)), strict=True)
         values |= self._statistics_of(values)
-        return _one_or_all([values[name] for name in (*self.returned, *self.saved)])
+        return one_or_all([values[name] for name in (*self.returned, *self.saved)])
 
     def _statistics_of(self, values: Given) -> dict[str, Tensor]:
         found = () if self.statistics is None else as_tuple(self.statistics(values))
@@ -259,7 +255,7 @@ class Op:
             return self.gradient(*inputs)
         values = dict(zip(self.backward_inputs, inputs, strict=True))
         with torch.no_grad(), with_autograd():
-            return _one_or_all(self._derive_formula(values))
+            return one_or_all(self._derive_formula(values))
 
     def derive(self, values: dict[str, Any]) -> Sequence[Tensor]:
         """The results of the backward pass by its formula, which can be differentiated again.
@@ -307,10 +303,10 @@ class Op:
     def fake_forward(self, *arguments: Any) -> Any:
         given = self.given(arguments)
         self.check_values(given)
-        return _one_or_all([result.empty(given) for result in self.results])
+        return one_or_all([result.empty(given) for result in self.results])
 
     def fake_inference(self, *arguments: Any) -> Any:
-        return _one_or_all(as_tuple(self.fake_forward(*arguments))[: len(self.returned)])
+        return one_or_all(as_tuple(self.fake_forward(*arguments))[: len(self.returned)])
 
     def fake_backward(self, *inputs: Any) -> Any:
         values = dict(zip(self.backward_inputs, inputs, strict=True))
@@ -327,7 +323,7 @@ class Op:
                 return first.new_empty(0)
             return like.new_empty(like.shape)
 
-        return _one_or_all([empty(name) for name in self.backward_outputs])
+        return one_or_all([empty(name) for name in self.backward_outputs])
 
 
 DECLARED: dict[str, Op] = {}
@@ -378,7 +374,7 @@ def without_saved(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
     returned = len(op.returned)
 
     def inference(*arguments: Any) -> Any:
-        return _one_or_all(forward(*arguments)[:returned])
+        return one_or_all(forward(*arguments)[:returned])
 
     return inference
 

@@ -37,6 +37,11 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
+def one_or_all(results: Sequence[Any]) -> Any:
+    """The way back: a result alone, or a tuple of several."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
 @dataclass(frozen=True)
 class Argument:
     name: str

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,9 @@ from torch import Tensor
 from .._errors import MAX_RANK, translate
 from .._library import log_copy, require_backend
 from .._torch import eager_apply, is_eager, is_traced, is_transformed
-from ._declare_arguments import as_tuple
+from ._declare_arguments import as_tuple, one_or_all
 from ._declare_kinds import has_kinds, run_kinds
+from ._generated import run_source
 
 if TYPE_CHECKING:
     from ._declare import Kernels, Op
@@ -132,15 +132,6 @@ def _source(op: Op) -> str:
     )
 
 
-def _generate(op: Op) -> dict[str, Callable[..., Any]]:
-    """The functions of ``op``'s source, which tracebacks and debuggers show."""
-    source, file = _source(op), f"<declared {op.name}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    functions: dict[str, Callable[..., Any]] = {}
-    exec(compile(source, file, "exec"), functions)
-    return functions
-
-
 def _distinct(arguments: tuple[Any, ...]) -> list[Any]:
     """torch.compile loses track of a tensor that a Function takes twice."""
     distinct: list[Any] = []
@@ -170,7 +161,6 @@ class _Runner:
         require_backend(op.title_of(op.given(arguments)), backend, arguments[0])
         if backend == "reference" or is_transformed():
             return op.formula_inference(*arguments)
-        exporting = torch.compiler.is_exporting()
         if backend == "triton":
             assert op.triton is not None
             op.check_values(op.given(arguments))
@@ -178,12 +168,12 @@ class _Runner:
         elif is_traced():
             return op.public(*arguments)
         else:
-            kernels = op.raw if compiling or exporting else self.direct
+            kernels = op.raw if compiling else self.direct
         if not torch.is_grad_enabled() or not any(
             isinstance(value, Tensor) and value.requires_grad for value in arguments
         ):
             return kernels.inference(*arguments)
-        if exporting and backend != "triton":
+        if torch.compiler.is_exporting() and backend != "triton":
             return op.public(*arguments)
         if compiling:
             return self.apply_in_graph(*_distinct(arguments), kernels)
@@ -217,13 +207,12 @@ class _Runner:
         def unfolded(result: Tensor) -> Tensor:
             return result.reshape((*leading, *result.shape[-last:]) if x.dim() else ())
 
-        results = tuple(map(unfolded, as_tuple(op.call(*folded, backend))))
-        return results if len(results) > 1 else results[0]
+        return one_or_all([unfolded(result) for result in as_tuple(op.call(*folded, backend))])
 
 
 def make_call(op: Op, direct: Kernels, gradients_of: Callable[..., Any]) -> Call:
     """``call(*arguments, backend="auto")``."""
-    generated = _generate(op)
+    generated = run_source(_source(op), f"<declared {op.name}>")
     forward, backward = generated["make_function"](
         partial(gradients_of, op), torch.is_grad_enabled, torch.compiler.is_compiling
     )

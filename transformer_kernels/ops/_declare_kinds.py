@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import ArgumentValueError
 from .._torch import jagged_like, ragged_dim
-from ._declare_arguments import Given, Like, Param, as_tuple
+from ._declare_arguments import Given, Like, Param, as_tuple, one_or_all
 from ._kinds import is_distributed, is_jagged, jagged_values
 from ._sharding import Shards
 
@@ -41,7 +41,7 @@ def run_kinds(
             argument.check(op.title_of(given), given[argument.name], given)
     jagged = any(map(is_jagged, arguments))
     results = (_on_values if jagged else _on_shards)(op, given, run, dims)
-    return results[0] if len(results) == 1 else results
+    return one_or_all(results)
 
 
 def _on_values(op: Op, given: Given, run: Call, dims: int) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, TypeVar, cast
@@ -12,6 +11,7 @@ from typing import Any, TypeVar, cast
 from torch.overrides import has_torch_function_variadic
 
 from .._torch import tracing_state
+from ._generated import run_source
 from ._kinds import ask_overloads, only_jagged
 from ._torchscript import graph_op
 
@@ -55,17 +55,17 @@ def one_node(op: str) -> Callable[[Function], Function]:
 
 def _overridable(function: Function, op: str, traced: str) -> Function:
     parameters = inspect.signature(function).parameters.values()
+    has_default = {p.name: p.default is not p.empty for p in parameters}
     placed = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     tensors = [p.name for p in parameters if "Tensor" in str(p.annotation)]
 
     def with_default(name: str) -> str:
-        default = inspect.signature(function).parameters[name].default
-        return name if default is inspect.Parameter.empty else f"{name}=None"
+        return f"{name}=None" if has_default[name] else name
 
     keywords = [f"{name}={name}" for name in named]
-    optional = [f"{name}={name}" for name in placed if "=" in with_default(name)]
-    required = [name for name in placed if "=" not in with_default(name)]
+    optional = [f"{name}={name}" for name in placed if has_default[name]]
+    required = [name for name in placed if not has_default[name]]
     signature = [with_default(name) for name in placed]
     signature += ["*", *map(with_default, named)] if named else []
     by_name = ", ".join([*required, *optional, *keywords])
@@ -79,10 +79,7 @@ def _overridable(function: Function, op: str, traced: str) -> Function:
         by_name=by_name,
         by_place=", ".join([*placed, *keywords]),
     )
-    file = f"<public {function.__name__}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    made: dict[str, Any] = {}
-    exec(compile(source, file, "exec"), made)
+    made = run_source(source, f"<public {function.__name__}>")
     public = made["make"](
         function, has_torch_function_variadic, only_jagged, ask_overloads, tracing_state
     )

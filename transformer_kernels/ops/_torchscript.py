@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .._library import NAMESPACE
+from ._generated import run_source
 
 _fragment = torch.library.Library(NAMESPACE, "FRAGMENT")
 
@@ -35,13 +35,11 @@ def _scriptable(op: Any) -> Callable[..., Any]:
     handed_on = ", ".join(f"{a.name}={a.name}" for a in arguments)
     name = op._schema.name.replace("::", ".")
     source = f"def {op._opname}({parameters}):\n    return torch.ops.{name}({handed_on})\n"
-    filename = f"<torch.jit.script of {name}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {
         "__name__": __name__, "torch": torch, "Tensor": Tensor, "Optional": Optional, "List": list,
     }  # fmt: skip
-    exec(compile(source, filename, "exec"), scope)
-    function: Callable[..., Any] = scope[op._opname]
+    made = run_source(source, f"<torch.jit.script of {name}>", scope)
+    function: Callable[..., Any] = made[op._opname]
     return function
 
 

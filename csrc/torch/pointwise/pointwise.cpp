@@ -21,17 +21,30 @@ struct BackwardArguments : PointwiseBackward {
   bool need_y;
 };
 
-// ---- plain ops ----------------------------------------------------------------------------------
-
 template <Pointwise kRow>
-struct PlainForward {
+struct ForwardOf {
   using Arguments = PointwiseForward;
   static constexpr const char* kOp = name_of(kRow);
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields =
-      std::tuple(tensor("x", &Arguments::x, with_even_rows), optional("bias", &Arguments::bias));
   static std::string name() { return std::string(kOp) + "_forward"; }
   static std::string returns() { return "Tensor y"; }
+};
+
+template <Pointwise kRow>
+struct BackwardOf {
+  using Arguments = BackwardArguments;
+  static constexpr const char* kOp = name_of(kRow);
+  static constexpr auto kLike = &Arguments::x;
+  static std::string name() { return std::string(kOp) + "_backward"; }
+};
+
+// ---- plain ops ----------------------------------------------------------------------------------
+
+template <Pointwise kRow>
+struct PlainForward : ForwardOf<kRow> {
+  using Arguments = PointwiseForward;
+  static constexpr auto kFields =
+      std::tuple(tensor("x", &Arguments::x, with_even_rows), optional("bias", &Arguments::bias));
 
   static auto run(const Context& context, Arguments& a) {
     a.op = kRow;
@@ -42,15 +55,12 @@ struct PlainForward {
 };
 
 template <Pointwise kRow>
-struct PlainBackward {
+struct PlainBackward : BackwardOf<kRow> {
   using Arguments = BackwardArguments;
-  static constexpr const char* kOp = name_of(kRow);
-  static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
       std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
                  tensor("x", &Arguments::x, with_even_rows), optional("bias", &Arguments::bias),
                  flag("need_dbias", &Arguments::need_dbias), flag("need_y", &Arguments::need_y));
-  static std::string name() { return std::string(kOp) + "_backward"; }
   static std::string returns() { return "(Tensor dx, Tensor dbias, Tensor y)"; }
 
   static auto run(const Context& context, Arguments& a) {
@@ -92,20 +102,16 @@ TensorView halve(TensorView& packed) {
 }
 
 template <Pointwise kRow>
-struct GatedForward {
+struct GatedForward : ForwardOf<kRow> {
   using Arguments = PointwiseForward;
-  static constexpr const char* kOp = name_of(kRow);
-  static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(
       tensor("gate", &Arguments::x, with_even_rows), optional("up", &Arguments::up, with_even_rows),
       optional("bias", &Arguments::bias), optional("up_bias", &Arguments::up_bias));
-  static std::string name() { return std::string(kOp) + "_forward"; }
-  static std::string returns() { return "Tensor y"; }
 
   static auto run(const Context& context, Arguments& a) {
     a.op = kRow;
     if (!a.up.defined()) {
-      check_packed(kOp, a.x, a.bias, a.up_bias);
+      check_packed(name_of(kRow), a.x, a.bias, a.up_bias);
       a.up = halve(a.x);
       a.up_bias = halve(a.bias);
     }
@@ -116,16 +122,13 @@ struct GatedForward {
 };
 
 template <Pointwise kRow>
-struct GatedBackward {
+struct GatedBackward : BackwardOf<kRow> {
   using Arguments = BackwardArguments;
-  static constexpr const char* kOp = name_of(kRow);
-  static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(
       tensor("dy", &Arguments::dy, with_even_rows), tensor("gate", &Arguments::x, with_even_rows),
       optional("up", &Arguments::up, with_even_rows), optional("bias", &Arguments::bias),
       optional("up_bias", &Arguments::up_bias), flag("need_dbias", &Arguments::need_dbias),
       flag("need_y", &Arguments::need_y));
-  static std::string name() { return std::string(kOp) + "_backward"; }
   static std::string returns() {
     return "(Tensor dgate, Tensor dup, Tensor dbias, Tensor dup_bias, Tensor y)";
   }
@@ -133,7 +136,7 @@ struct GatedBackward {
   static auto run(const Context& context, Arguments& a) {
     a.op = kRow;
     const bool packed = !a.up.defined();
-    if (packed) check_packed(kOp, a.x, a.bias, a.up_bias);
+    if (packed) check_packed(name_of(kRow), a.x, a.bias, a.up_bias);
     const auto sum_if = [&](TensorView& view, const TensorView& bias) {
       return result_if(a.need_dbias && bias.defined(), view, bias, a.x);
     };

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._errors import ArgumentValueError
 from ..._torch import ragged_dim
 from .._declare import Op
-from .._declare_arguments import as_tuple
+from .._declare_arguments import as_tuple, one_or_all
 from .._declare_kinds import has_kinds, run_kinds
 from .._kinds import is_jagged
 from ._arguments import check_shapes
@@ -49,8 +49,7 @@ def over_dimensions(
 
     folded = [value.flatten(-len(shape)) for value in rows]
     results = op.call(*folded, vector(weight), vector(bias), eps, zero_centered, backend)
-    unfolded = tuple(result.reshape(x.shape) for result in as_tuple(results))
-    return unfolded if len(unfolded) > 1 else unfolded[0]
+    return one_or_all([result.reshape(x.shape) for result in as_tuple(results)])
 
 
 def _of_kinds(op: Op, arguments: tuple[Any, ...], shape: tuple[int, ...], backend: str) -> Any:

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The norms' ops: each member alone, and of a sum.
+"""The norms' ops, over one dimension: each member alone, and of a sum (formulas: ``_formula.py``).
 
-    s = x + residual                     (s = x where there is no residual)
-    y = (s - mean(s)) * rstd * w + bias  w = weight, 1 + weight or 1; rms_norm takes no mean off
-
-Over one dimension. A member differs in one bit, ``center``, and in the statistics that it keeps for
-the backward pass: (mean, rstd) or (rstd,). Both of its ops have the same backward pass.
+Both ops of a member have the same backward pass.
 """
 
 from __future__ import annotations
