@@ -47,7 +47,7 @@ const DeviceLimits& device_limits(int device) {
 
 CurrentDevice::CurrentDevice(const char* op, int device) : device_(device) {
   check_cuda(op, cudaGetDevice(&previous_));
-  check_cuda(op, cudaSetDevice(device));
+  if (previous_ != device) check_cuda(op, cudaSetDevice(device));
 }
 
 CurrentDevice::~CurrentDevice() {

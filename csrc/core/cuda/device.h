@@ -15,9 +15,9 @@ struct DeviceLimits {
 // Read once for each device.
 const DeviceLimits& device_limits(int device);
 
-// Makes a device the current one of this thread, and its context with it, which driver calls ask
-// for: a thread that has only been handed memory, as one of autograd's may be, has none yet. The
-// device that was current comes back at the end.
+// Makes a device the current one of this thread; the one before comes back at the end. Where it is
+// current already nothing is done, so the thread may have no context yet: the runtime makes it with
+// the first call that needs one, the driver does not.
 class CurrentDevice {
  public:
   CurrentDevice(const char* op, int device);

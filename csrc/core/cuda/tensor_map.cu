@@ -44,6 +44,14 @@ Function* driver_function(const char* op, const char* name) {
   return reinterpret_cast<Function*>(entry);
 }
 
+// The driver asks for a context, which a thread that has only been handed memory, as one of
+// autograd's may be, has not got yet: the runtime makes it with its first call that needs one.
+void make_context_current(const char* op) {
+  int device = 0;
+  check_cuda(op, cudaGetDevice(&device));
+  check_cuda(op, cudaSetDevice(device));
+}
+
 // Throws with the driver's own words where one of its functions fails.
 void check_driver(const char* op, const char* function, CUresult status) {
   if (status == CUDA_SUCCESS) return;
@@ -87,11 +95,18 @@ CUtensorMap encode_tensor_map(const char* op, const TensorMapLayout& layout) {
   constexpr const char* kEncode = "cuTensorMapEncodeTiled";
   static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>(op, kEncode);
   CUtensorMap map;
-  check_driver(op, kEncode,
-               encode(&map, type_of(layout.dtype), static_cast<cuuint32_t>(sizes.size()),
-                      layout.data, sizes.data(), strides.data(), box.data(), every.data(),
-                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  const auto attempt = [&] {
+    return encode(&map, type_of(layout.dtype), static_cast<cuuint32_t>(sizes.size()), layout.data,
+                  sizes.data(), strides.data(), box.data(), every.data(),
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult status = attempt();
+  if (status == CUDA_ERROR_INVALID_CONTEXT) {
+    make_context_current(op);
+    status = attempt();
+  }
+  check_driver(op, kEncode, status);
   return map;
 }
 
