@@ -7,7 +7,7 @@ mistake, so that ``except`` clauses written for ``torch.nn.functional`` keep wor
 
 from __future__ import annotations
 
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -64,6 +64,13 @@ def as_number(op: str, name: str, value: Any) -> Any:
     """A number of any type as a float, or as the symbol of one."""
     check_number(op, name, value)
     return value if isinstance(value, torch.SymFloat) else float(value)
+
+
+def as_integer(op: str, name: str, value: Any) -> Any:
+    """An integer of any type as an int, or as the symbol of one."""
+    if type(value) is bool or not isinstance(value, (Integral, torch.SymInt)):
+        raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected an int")
+    return value if isinstance(value, torch.SymInt) else int(value)
 
 
 def as_flag(op: str, name: str, value: Any) -> bool:

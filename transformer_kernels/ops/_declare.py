@@ -68,8 +68,12 @@ class Op:
     has_inference: bool = True  # a raw op that saves nothing, where there is something to save
     shown: str | Callable[[Given], str] = ""  # its name in messages, where that is another's
     last_dims: Callable[[Given], int] = lambda _: 1  # of rows, that belong together
-    # Inputs of the backward pass that are no arguments, as expressions of arguments.
+    # Inputs of the backward pass as expressions of arguments, beside torch.
     expressions: Mapping[str, str] = field(default_factory=dict)
+    # Results and gradients that are not contiguous ones of the shape and dtype of what they are of:
+    # uninitialised, from the arguments of the op and the flags of the backward pass.
+    memory: Mapping[str, Callable[[Given], Tensor]] = field(default_factory=dict)
+    has_kinds: bool = True  # runs jagged tensors and DTensors on their memory
     # Arguments whose gradients take more than a call of the backward pass, and all gradients where
     # one of them is needed: (backward, values, needed) -> gradients by argument.
     more: tuple[str, ...] = ()
@@ -303,25 +307,33 @@ class Op:
     def fake_forward(self, *arguments: Any) -> Any:
         given = self.given(arguments)
         self.check_values(given)
-        return one_or_all([result.empty(given) for result in self.results])
+        return one_or_all([self._empty_result(result, given) for result in self.results])
+
+    def _empty_result(self, result: Result, given: Given) -> Tensor:
+        make = self.memory.get(result.name, result.empty)
+        return make(given)
 
     def fake_inference(self, *arguments: Any) -> Any:
         return one_or_all(as_tuple(self.fake_forward(*arguments))[: len(self.returned)])
 
     def fake_backward(self, *inputs: Any) -> Any:
         values = dict(zip(self.backward_inputs, inputs, strict=True))
-        first, *others = (v for v in inputs if isinstance(v, Tensor))
+        anywhere = {argument.name for argument in self.arguments if argument.on_cpu}
+        first, *others = (
+            v for name, v in values.items() if isinstance(v, Tensor) and name not in anywhere
+        )
         check_same_device(self.title_of(values), first, *others)
         results = {result.name: result for result in self.results}
 
         def empty(name: str) -> Tensor:
             if name in results:
-                return results[name].empty(values) if values[f"need_{name}"] else first.new_empty(0)
+                needed = values[f"need_{name}"]
+                return self._empty_result(results[name], values) if needed else first.new_empty(0)
             of = name.removeprefix("d")
             like = values.get(of, first)  # where the argument itself is not read
             if like is None or not self._is_needed(of, values):
                 return first.new_empty(0)
-            return like.new_empty(like.shape)
+            return self.memory[name](values) if name in self.memory else like.new_empty(like.shape)
 
         return one_or_all([empty(name) for name in self.backward_outputs])
 
@@ -353,8 +365,10 @@ def _tensors(names: Sequence[str]) -> str:
 
 
 def _raw_kernels(op: Op) -> Kernels:
-    def define(schema: str, formula: Formula, fake: Formula) -> Any:
-        return raw_op(schema, reference=on_memory(op.title, formula), fake=fake)
+    def define(
+        schema: str, formula: Formula, fake: Formula, names: tuple[str, ...] = op.names
+    ) -> Any:
+        return raw_op(schema, reference=on_memory(op.title, formula, *names), fake=fake)
 
     forward = define(op.forward_schema, op.formula_forward, op.fake_forward)
     inference = forward
@@ -365,7 +379,9 @@ def _raw_kernels(op: Op) -> Kernels:
     if op.backward_of is not None:
         backward = op.backward_of.raw.backward
     else:
-        backward = define(op.backward_schema, op.formula_backward, op.fake_backward)
+        backward = define(
+            op.backward_schema, op.formula_backward, op.fake_backward, op.backward_inputs
+        )
     return Kernels(forward, backward, inference)
 
 

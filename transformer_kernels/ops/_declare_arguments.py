@@ -20,6 +20,7 @@ from .._errors import (
     ArgumentTypeError,
     ArgumentValueError,
     as_flag,
+    as_integer,
     as_number,
     check_floating,
     check_known,
@@ -46,6 +47,7 @@ def one_or_all(results: Sequence[Any]) -> Any:
 class Argument:
     name: str
     optional: bool = False
+    on_cpu: bool = False  # a tensor that may also lie there, beside others on a device
     kind: ClassVar[str] = "Tensor"
     has_rows: ClassVar[bool] = False
 
@@ -198,6 +200,14 @@ class Number(Argument):
             )
         if self.finite and not math.isfinite(value):
             raise ArgumentValueError(f"{op}: {self.name} is {value:g}, expected a finite number")
+
+
+@dataclass(frozen=True)
+class Integer(Argument):
+    kind: ClassVar[str] = "int"
+
+    def as_declared(self, op: str, value: Any) -> Any:
+        return as_integer(op, self.name, value)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,18 @@ from torch import Tensor
 
 from .._errors import MAX_RANK, translate
 from .._library import log_copy, require_backend
-from .._torch import eager_apply, is_eager, is_traced, is_transformed
+from .._torch import (
+    eager_apply,
+    has_memory,
+    is_eager,
+    is_traced,
+    is_transformed,
+    knows_ops_of_others,
+)
 from ._declare_arguments import as_tuple, one_or_all
 from ._declare_kinds import has_kinds, run_kinds
 from ._generated import run_source
+from ._kinds import refuse_dispatch
 
 if TYPE_CHECKING:
     from ._declare import Kernels, Op
@@ -82,6 +90,10 @@ def _source(op: Op) -> str:
     needs = {name: f"need_d{name}" for name in op.names}
     absent = [f"d{name}" for name in op.returned if f"d{name}" in op.may_be_absent]
     alone = []
+    if absent and not op.sums:
+        for name in op.returned:
+            if f"d{name}" not in absent:
+                alone += [f"if d{name} is None:", f"    d{name} = torch.zeros_like({name})"]
     for result, terms in op.sums.items():
         others = " and ".join(f"d{name} is None" for name in op.returned if name != result)
         passed = [f"d{result}" if name in terms else "None" for name in op.names]
@@ -154,16 +166,19 @@ class _Runner:
         op = self.op
         compiling = torch.compiler.is_compiling()
         arguments = op.as_declared(arguments)
-        if has_kinds(arguments):
+        if op.has_kinds and has_kinds(arguments):
             return run_kinds(op, arguments, backend)
-        if not 0 < arguments[0].dim() <= MAX_RANK:
+        if op.arguments[0].has_rows and not 0 < arguments[0].dim() <= MAX_RANK:
             return self._fold(backend, arguments)
-        require_backend(op.title_of(op.given(arguments)), backend, arguments[0])
+        given = op.given(arguments)
+        require_backend(op.title_of(given), backend, arguments[0])
         if backend == "reference" or is_transformed():
             return op.formula_inference(*arguments)
         if backend == "triton":
             assert op.triton is not None
-            op.check_values(op.given(arguments))
+            why = "which Triton's kernels cannot read"
+            refuse_dispatch(op.title_of(given), given, has_memory, why)
+            op.check_values(given)
             kernels = op.triton()
         elif is_traced():
             return op.public(*arguments)
@@ -183,11 +198,16 @@ class _Runner:
         """What ``error`` of a plain call means; the result where more work gives one."""
         op = self.op
         declared = op.as_declared(arguments)
-        if has_kinds(arguments):
+        if op.has_kinds and has_kinds(arguments):
             return run_kinds(op, declared, "auto")
         if any(a is not b for a, b in zip(declared, arguments, strict=True)):
             return op.call(*declared)
-        raise translate(op.title_of(op.given(arguments)), error) from None
+        given = op.given(arguments)
+        translated = translate(op.title_of(given), error)
+        if translated is error:
+            why = "which does not know this op"
+            refuse_dispatch(op.title_of(given), given, knows_ops_of_others, why)
+        raise translated from None
 
     def _fold(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         """Rows of no dimension, or of more than C++ takes, as rows of one or two."""
@@ -212,7 +232,7 @@ class _Runner:
 
 def make_call(op: Op, direct: Kernels, gradients_of: Callable[..., Any]) -> Call:
     """``call(*arguments, backend="auto")``."""
-    generated = run_source(_source(op), f"<declared {op.name}>")
+    generated = run_source(_source(op), f"<declared {op.name}>", {"torch": torch})
     forward, backward = generated["make_function"](
         partial(gradients_of, op), torch.is_grad_enabled, torch.compiler.is_compiling
     )

@@ -38,12 +38,16 @@ def make(function, has_torch_function, only_jagged, ask_overloads, tracing_state
 
 def overridable(function: Function) -> Function:
     """Ask ``__torch_function__`` of every argument that is annotated as a tensor."""
-    return _overridable(function, function.__name__, "")
+    return overridable_as(function.__name__)(function)
+
+
+def overridable_as(op: str) -> Callable[[Function], Function]:
+    """The same, with the name that messages have."""
+    return lambda function: _overridable(function, op, "")
 
 
 def one_node(op: str) -> Callable[[Function], Function]:
-    """The same; besides, a call is one node of TorchScript's graphs. ``op`` is the name that
-    messages have."""
+    """The same; besides, a call is one node of TorchScript's graphs."""
 
     def make(function: Function) -> Function:
         public = _overridable(function, op, _TRACED)

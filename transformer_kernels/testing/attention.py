@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from .. import _torch
 from ..functional import attention
+from ..ops.attention._ops import ATTENTION
 from . import reference
 from .inputs import poisoned, randn
 from .tolerance import FLOOR_UNITS, assert_close_to_reference
@@ -224,3 +226,66 @@ def check_outcome(
                 f"{kind} {name}",
                 magnitude * (sizes.get(name, 1.0) if index else 1.0),
             )
+
+
+# ---- arguments of the op ------------------------------------------------------------------------
+
+# Which optional arguments a call has: of batches, and of packed sequences.
+OPTIONAL = {
+    "all": ("bias", "mask", "alibi_slopes", "sinks", "seed"),
+    "plain": (),
+    "bias": ("bias",),
+    "wide bias": ("wide bias",),
+    "mask": ("mask",),
+    "slopes": ("alibi_slopes",),
+    "sinks": ("sinks",),
+    "dropout": ("seed",),
+}
+PACKED = {
+    "all": ("alibi_slopes", "sinks", "seed"),
+    **{name: OPTIONAL[name] for name in ("plain", "slopes", "sinks", "dropout")},
+}
+
+
+def op_arguments(
+    names: tuple[str, ...],
+    packed: bool,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Every argument of the op, by name; None for optional ones that are not in ``names``."""
+    wide = torch.promote_types(dtype, torch.float32)
+    given: dict[str, Any] = dict.fromkeys(ATTENTION.names)
+    with torch.device(device) if device else nullcontext():
+        if packed:
+            q, k, v = (randn((9, heads, 8), dtype) for heads in (4, 2, 2))
+            offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+            given |= {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets.clone()}
+        else:
+            q, k, v = tensors(6, 9, 4, 2, dim=8, value_dim=5, dtype=dtype)
+        optional = {
+            "bias": randn((4, 1, 9), dtype),
+            "wide bias": randn((4, 1, 9), wide),
+            "mask": torch.rand(6, 9) > 0.3,
+            "alibi_slopes": torch.rand(4, dtype=wide),
+            "sinks": torch.randn(4, dtype=wide),
+            "seed": torch.tensor([1, 2]),
+        }
+    given |= {name.removeprefix("wide "): optional[name] for name in names}
+    return given | {
+        "q": q, "k": k, "v": v, "scale": 0.3, "window_left": 20, "window_right": 0,
+        "top_left": False, "softcap": 2.0, "dropout": 0.5 if "seed" in names else 0.0,
+        "deterministic": False,
+    }  # fmt: skip
+
+
+def bad_numbers() -> dict[str, dict[str, Any]]:
+    """What the op refuses beyond the types of its numbers."""
+    infinite = {"infinite": math.inf, "nan": math.nan}
+    return {
+        "scale": infinite,
+        "window_left": {"below": -2},
+        "window_right": {"below": -2},
+        "softcap": {"below": -1.0, **infinite},
+        "dropout": {"below": -0.5, "above": 1.5, "nan": math.nan},
+    }

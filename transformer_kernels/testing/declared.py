@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..ops._declare import Op
-from ..ops._declare_arguments import Argument, Flag, Like, Mask, Number, Param, Rows
+from ..ops._declare_arguments import Argument, Flag, Integer, Like, Mask, Number, Param, Rows
+from . import attention
 from .inputs import randn
 
 SHAPE = (3, 8)
@@ -18,8 +19,7 @@ SHAPE = (3, 8)
 Values = dict[str, Any]
 
 
-def good(argument: Argument, device: str = "cpu") -> Any:
-    """A value that suits those of the other arguments."""
+def _good(argument: Argument, device: str) -> Any:
     if isinstance(argument, (Rows, Like, Mask)):
         return randn(SHAPE, torch.float32, device)
     if isinstance(argument, Param):
@@ -28,7 +28,13 @@ def good(argument: Argument, device: str = "cpu") -> Any:
 
 
 def combinations(op: Op, device: str = "cpu") -> Iterator[Values]:
-    """Every choice of optional arguments that the op takes."""
+    """Good values with every choice of optional arguments that the op takes, most of them first;
+    attention has many, and each is chosen alone."""
+    if op.name == "attention":
+        for packed, choices in ((False, attention.OPTIONAL), (True, attention.PACKED)):
+            for names in choices.values():
+                yield attention.op_arguments(names, packed, device=device)
+        return
     optional = [argument for argument in op.arguments if argument.optional]
     for chosen in itertools.product((True, False), repeat=len(optional)):
         present = dict(zip((argument.name for argument in optional), chosen, strict=True))
@@ -38,41 +44,46 @@ def combinations(op: Op, device: str = "cpu") -> Iterator[Values]:
         )
         if not lonely:
             yield {
-                argument.name: good(argument, device) if present.get(argument.name, True) else None
+                argument.name: _good(argument, device) if present.get(argument.name, True) else None
                 for argument in op.arguments
             }
 
 
-def bad(argument: Argument) -> dict[str, Any]:
+def good(op: Op, name: str) -> Values:
+    """Values that suit each other, among them one of an argument."""
+    return next(values for values in combinations(op) if values[name] is not None)
+
+
+def bad(op: Op, argument: Argument) -> Values:
     """What the op refuses beside good values of the other arguments, by what is wrong."""
     if not argument.is_tensor:
-        return {"text": "1"} | _bad_number(argument)
-    x = good(argument)
-    values = {
-        "text": "x",
-        "number": 3,
-        "integers": torch.ones(x.shape, dtype=torch.int64),
-        "booleans": torch.ones(x.shape, dtype=torch.bool),
-        "complex": x.to(torch.complex64),
-    }
+        return {"text": "1", "None": None} | _bad_number(op, argument)
+    x = good(op, argument.name)[argument.name]
+    values = {"text": "x", "number": 3, "complex": x.to(torch.complex64)}
     if not argument.optional:
         values["None"] = None
+    if argument is not op.arguments[0]:
+        values |= {"more dimensions": x.expand(2, 2, 2, *x.shape), "elsewhere": x.to("meta")}
+    if type(argument) is Argument:
+        return values
+    values |= {
+        "integers": torch.ones(x.shape, dtype=torch.int64),
+        "booleans": torch.ones(x.shape, dtype=torch.bool),
+    }
     if isinstance(argument, Mask):
         del values["booleans"]
     if not isinstance(argument, Rows):
-        values |= {
-            "half": x.half(),
-            "double": x.double(),
-            "short": x[..., 1:],
-            "more dimensions": x.expand(2, *x.shape),
-            "elsewhere": x.to("meta"),
-        }
+        values |= {"half": x.half(), "double": x.double(), "short": x[..., 1:]}
     return values
 
 
-def _bad_number(argument: Argument) -> dict[str, Any]:
+def _bad_number(op: Op, argument: Argument) -> Values:
+    if op.name == "attention" and not isinstance(argument, Flag):
+        return attention.bad_numbers()[argument.name]
+    if isinstance(argument, Integer):
+        return {"fraction": 0.5}
     if not isinstance(argument, Number):
-        return {"None": None, "number": 1, "list": []}
+        return {"number": 1, "list": []}
     below = {} if argument.least is None else {"below": argument.least - 1.0, "nan": float("nan")}
     beyond = {"infinite": float("inf"), "nan": float("nan")} if argument.finite else {}
-    return {"None": None, **below, **beyond}
+    return {**below, **beyond}

@@ -20,6 +20,7 @@ using Sizes = std::span<const std::int64_t>;
 struct SharedArguments : AttentionInputs {
   std::optional<Tensor> bias_tensor;
   bool top_left;
+  bool deterministic;  // the forward pass always is
 };
 
 template <class A>
@@ -33,7 +34,8 @@ constexpr auto shared_fields() {
       optional("cu_seqlens_q", &A::cu_seqlens_q), optional("cu_seqlens_k", &A::cu_seqlens_k),
       optional("seed", &A::seed), real("scale", &A::scale), integer("window_left", &A::window_left),
       integer("window_right", &A::window_right), flag("top_left", &A::top_left),
-      real("softcap", &A::softcap), real("dropout", &A::dropout));
+      real("softcap", &A::softcap), real("dropout", &A::dropout),
+      flag("deterministic", &A::deterministic));
 }
 
 void broadcast_scores(const char* name, const AttentionInputs& in, TensorView& view) {
@@ -62,10 +64,10 @@ bool is_expanded(const TensorView& view) {
 }
 
 // What C++ takes. The bias's memory stays with `a`.
-AttentionInputs inputs_of(SharedArguments& a, bool with_bias_gradient) {
+AttentionInputs inputs_of(SharedArguments& a, bool need_dbias) {
   AttentionInputs in = a;
   in.bias = view_of(kOp, "bias", a.bias_tensor);
-  if (with_bias_gradient && is_expanded(in.bias)) {
+  if (need_dbias && is_expanded(in.bias)) {
     a.bias_tensor = torch::stable::contiguous(*a.bias_tensor);
     in.bias = view_of(kOp, "bias", a.bias_tensor);
   }
@@ -103,7 +105,7 @@ struct Forward {
   static constexpr auto kLike = &Arguments::q;
   static constexpr auto kFields = shared_fields<Arguments>();
   static std::string name() { return "attention_forward"; }
-  static std::string returns() { return "(Tensor, Tensor)"; }
+  static std::string returns() { return "(Tensor out, Tensor lse)"; }
 
   static auto run(const Context& context, Arguments& a) {
     AttentionForward call{.inputs = inputs_of(a, false), .out = {}};
@@ -126,7 +128,7 @@ struct Forward {
 
 struct BackwardArguments : SharedArguments {
   TensorView dout, dlse, out, lse;
-  bool with_bias, with_sinks, deterministic;
+  bool need_dbias, need_dsinks;
 };
 
 // (batch, heads, queries, keys), 1 where the bias is broadcast.
@@ -146,14 +148,15 @@ struct Backward {
                                 tensor("out", &Arguments::out, with_even_columns),
                                 tensor("lse", &Arguments::lse, contiguous)),
                      shared_fields<Arguments>(),
-                     std::tuple(flag("with_bias", &Arguments::with_bias),
-                                flag("with_sinks", &Arguments::with_sinks),
-                                flag("deterministic", &Arguments::deterministic)));
+                     std::tuple(flag("need_dbias", &Arguments::need_dbias),
+                                flag("need_dsinks", &Arguments::need_dsinks)));
   static std::string name() { return "attention_backward"; }
-  static std::string returns() { return "(Tensor, Tensor, Tensor, Tensor, Tensor)"; }
+  static std::string returns() {
+    return "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)";
+  }
 
   static auto run(const Context& context, Arguments& a) {
-    AttentionBackward call{.inputs = inputs_of(a, a.with_bias),
+    AttentionBackward call{.inputs = inputs_of(a, a.need_dbias),
                            .out = a.out,
                            .lse = a.lse,
                            .dout = a.dout,
@@ -166,12 +169,12 @@ struct Backward {
     auto results = std::tuple_cat(result(call.dq, empty_heads_like, in.q),
                                   result(call.dk, empty_heads_like, in.k),
                                   result(call.dv, empty_heads_like, in.v));
-    const Tensor dbias = a.with_bias ? empty_bias_gradient(in) : absent(in.q);
-    if (a.with_bias) call.dbias = view_of(kOp, "dbias", dbias);
+    const Tensor dbias = a.need_dbias ? empty_bias_gradient(in) : absent(in.q);
+    if (a.need_dbias) call.dbias = view_of(kOp, "dbias", dbias);
     const std::int64_t heads[] = {in.sinks.sizes[0]};
     const Tensor dsinks =
-        a.with_sinks ? empty(in.q.device, heads, accumulate_dtype(in.q.dtype)) : absent(in.q);
-    if (a.with_sinks) call.dsinks = view_of(kOp, "dsinks", dsinks);
+        a.need_dsinks ? empty(in.q.device, heads, accumulate_dtype(in.q.dtype)) : absent(in.q);
+    if (a.need_dsinks) call.dsinks = view_of(kOp, "dsinks", dsinks);
     attention_backward(context, call);
     return std::tuple_cat(results, std::tuple(dbias, dsinks));
   }

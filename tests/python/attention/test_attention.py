@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import transformer_kernels as tfk
 from transformer_kernels.functional import attention
-from transformer_kernels.ops.attention import attention as module
-from transformer_kernels.ops.attention._kernels import DIRECT
+from transformer_kernels.ops.attention._ops import ATTENTION
 from transformer_kernels.testing.attention import Call, check, differentiate, tensors
 from transformer_kernels.testing.inputs import poisoned, randn
 
@@ -373,19 +373,23 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 
 @pytest.mark.parametrize("asked", ["by keyword", "of torch", "not at all"])
-def test_repeatable_gradients_are_asked_for(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeatable_gradients_are_asked_for(asked: str) -> None:
     seen = []
 
-    def backward(*arguments: Any) -> Any:
-        seen.append(arguments[-1])
-        return DIRECT.backward(*arguments)
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is ATTENTION.raw.backward:
+                seen.append(args[ATTENTION.backward_inputs.index("deterministic")])
+            return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(module, "DIRECT", DIRECT._replace(backward=backward))
     leaves = [x.requires_grad_() for x in tensors(6, 9, dim=8)]
     out = attention(*leaves, deterministic=asked == "by keyword")
     torch.use_deterministic_algorithms(asked == "of torch")
     try:
-        torch.autograd.grad(out.sum(), leaves)
+        with Watch():
+            torch.autograd.grad(out.sum(), leaves)
     finally:
         torch.use_deterministic_algorithms(False)
     assert seen == [asked != "not at all"]

@@ -16,7 +16,7 @@ from transformer_kernels.testing.attention import tensors
 from transformer_kernels.testing.inputs import randn
 
 OPS = torch.ops.transformer_kernels
-NUMBERS = (0.3, 20, 0, False, 2.0, 0.0)
+NUMBERS = (0.3, 20, 0, False, 2.0, 0.0, False)  # from scale to deterministic
 pytestmark = pytest.mark.usefixtures("default_device")
 
 
@@ -39,7 +39,7 @@ def _raw_arguments(kind: str) -> tuple[Any, ...]:
     bias, mask = randn((4, 1, 9), torch.float32), torch.rand(6, 9) > 0.3
     seed = torch.tensor([1, 2])
     rest = (bias, mask, torch.rand(4), torch.randn(4), None, None, seed)
-    return (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, *rest, *NUMBERS[:-1], 0.5)
+    return (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, *rest, *NUMBERS[:5], 0.5, False)
 
 
 @pytest.mark.parametrize("kind", ["plain", "all", "varlen"])
@@ -49,13 +49,13 @@ def test_opcheck(kind: str) -> None:
     out, lse = OPS.attention_forward(*arguments)
     everything = kind == "all"
     gradients = (torch.randn_like(out), torch.randn_like(lse), out, lse)
-    backward = (*gradients, *arguments, everything, everything, False)
+    backward = (*gradients, *arguments, everything, everything)
     torch.library.opcheck(OPS.attention_backward.default, backward)
     leaves = tuple(
         x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() and i != 5 else x
         for i, x in enumerate(arguments)
     )
-    torch.library.opcheck(OPS.attention.default, (*leaves, False))
+    torch.library.opcheck(OPS.attention.default, leaves)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

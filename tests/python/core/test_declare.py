@@ -46,13 +46,13 @@ BAD = [
     pytest.param(op, argument.name, what, value, id=f"{op.name}-{argument.name}-{what}")
     for op in OPS
     for argument in op.arguments
-    for what, value in bad(argument).items()
+    for what, value in bad(op, argument).items()
 ]
 
 
 @pytest.mark.parametrize(("op", "name", "what", "value"), BAD)
 def test_cpp_and_python_refuse_in_the_same_words(op: Op, name: str, what: str, value: Any) -> None:
-    arguments = {argument.name: good(argument) for argument in op.arguments} | {name: value}
+    arguments = good(op, name) | {name: value}
     caught = []
     for backend in ("auto", "reference"):
         with pytest.raises(
@@ -76,7 +76,9 @@ def test_opcheck(op: Op, device: str) -> None:
         values |= dict.fromkeys(op.may_be_absent)
         values |= {f"d{name}": torch.ones_like(values[name]) for name in op.returned}
         for flag in (False, True):
-            inputs = tuple(values.get(name, flag) for name in op.backward_inputs)
+            present = {f for name, f in op.flag_of.items() if given[name] is not None}
+            absent = dict.fromkeys({*op.flag_of.values()} - present, False)
+            inputs = tuple((values | absent).get(name, flag) for name in op.backward_inputs)
             torch.library.opcheck(op.raw.backward, inputs)
         leaves = {
             name: value.clone().requires_grad_() if name in op.differentiable and value is not None
@@ -167,7 +169,7 @@ def test_probe_through_all_layers(probe: Op) -> None:
     test_one_gradient_alone(probe, 0)
     test_one_gradient_alone(probe, -1)
     for argument in probe.arguments:
-        for what, value in bad(argument).items():
+        for what, value in bad(probe, argument).items():
             test_cpp_and_python_refuse_in_the_same_words(probe, argument.name, what, value)
 
 

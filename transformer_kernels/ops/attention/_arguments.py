@@ -13,13 +13,16 @@ from ..._errors import (
     ArgumentTypeError,
     ArgumentValueError,
     check_floating,
+    check_known,
     dtype_name,
     not_floating,
     or_float32,
     shape_text,
 )
+from ..._torch import has_memory
+from .._declare_arguments import Given
 from .._dtype import accumulate_dtype
-from .._kinds import refuse_in_words, require_memory
+from .._kinds import refuse_in_words
 from ._formula import Inputs, Options
 
 _OP = "attention"
@@ -45,6 +48,11 @@ def _fail(message: str) -> None:
 
 def _check_tensors(inputs: Inputs) -> None:
     q = inputs.q
+    for name, value in inputs._asdict().items():
+        if value is not None:
+            check_known(_OP, name, value)
+            if value.device != q.device and (name != "seed" or value.is_meta):
+                _fail(f"{name} is on {value.device}, expected {q.device}")
     check_floating(_OP, "q", q)
     for name in ("k", "v"):
         x = getattr(inputs, name)
@@ -53,9 +61,6 @@ def _check_tensors(inputs: Inputs) -> None:
                 f"{_OP}: {name} is {dtype_name(x.dtype)}, expected {dtype_name(q.dtype)}"
                 " (the dtype of q)"
             )
-    for name, value in inputs._asdict().items():
-        if value is not None and name != "seed" and value.device != q.device:
-            _fail(f"{name} is on {value.device}, expected {q.device}")
 
 
 def _check_shape(name: str, x: Tensor, expected: tuple[int, ...], reason: str) -> None:
@@ -133,7 +138,12 @@ def _check_offsets(name: str, offsets: Tensor, rows: int, of: str) -> None:
             f"{name} has {offsets.dim()} dimensions and {offsets.numel()} elements, expected"
             " contiguous memory of one dimension, one more than sequences"
         )
-    at = offsets.tolist()
+    readable = has_memory(type(offsets)) and not torch.compiler.is_compiling()
+    if offsets.is_cpu and readable:  # elsewhere reading them would wait
+        _check_places(name, offsets.tolist(), rows, of)
+
+
+def _check_places(name: str, at: list[int], rows: int, of: str) -> None:
     if at[0] != 0:
         _fail(f"{name} starts with {at[0]}, expected 0")
     for a, b in itertools.pairwise(at):
@@ -150,14 +160,13 @@ def _check_sequences(inputs: Inputs) -> None:
     if q_at is None or k_at is None:
         _fail("one of cu_seqlens_q and cu_seqlens_k is missing, expected both or neither")
         return
+    _check_offsets("cu_seqlens_q", q_at, inputs.q.shape[0], "q")
+    _check_offsets("cu_seqlens_k", k_at, inputs.k.shape[0], "k")
     if q_at.numel() != k_at.numel():
         _fail(
             f"cu_seqlens_k has {k_at.numel() - 1} sequences, expected {q_at.numel() - 1}"
             " (those of cu_seqlens_q)"
         )
-    if q_at.is_cpu and not torch.compiler.is_compiling():  # elsewhere reading them would wait
-        _check_offsets("cu_seqlens_q", q_at, inputs.q.shape[0], "q")
-        _check_offsets("cu_seqlens_k", k_at, inputs.k.shape[0], "k")
 
 
 def _check_seed(inputs: Inputs, options: Options) -> None:
@@ -182,9 +191,10 @@ def _check_options(options: Options) -> None:
             _fail(f"{name} is {size}, expected -1 (no bound) or above")
 
 
-def check(inputs: Inputs, options: Options) -> None:
+def check(op: str, given: Given) -> None:  # noqa: ARG001
     """Raise where the op cannot take the arguments."""
-    require_memory(_OP, inputs._asdict())
+    inputs = Inputs(*(given[name] for name in Inputs._fields))
+    options = Options(*(given[name] for name in Options._fields))
     _check_tensors(inputs)
     _check_shapes(inputs)
     _check_sequences(inputs)

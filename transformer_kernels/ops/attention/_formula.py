@@ -290,7 +290,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for."""
     inputs, options = _split(arguments)
-    with_bias, with_sinks, _ = arguments[16:]
+    _, need_dbias, need_dsinks = arguments[16:]
     dbias = dsinks = inputs.q.new_empty(0)
     if inputs.cu_seqlens_q is not None:
         dq, dk, dv, delta = _varlen_backward(dout, dlse, out, lse, inputs, options)
@@ -298,10 +298,10 @@ def backward(
         dq, dk, dv, dz, delta = _dense_backward(
             dout, dlse, out, lse, inputs, options, _row_places(inputs), inputs.k.shape[1]
         )
-        if with_bias:
+        if need_dbias:
             assert inputs.bias is not None
             dbias = dz.sum_to_size(bias_shape(inputs.bias))
-    if with_sinks:
+    if need_dsinks:
         assert inputs.sinks is not None
         sinks = inputs.sinks.to(lse.dtype).unsqueeze(-1)
         dead = lse == -torch.inf

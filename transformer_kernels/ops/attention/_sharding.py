@@ -12,14 +12,16 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from ._formula import Inputs, Options
-from ._kernels import RAW
+from ._formula import Inputs
+from ._ops import ATTENTION
 
 _Placements = list[Any]  # none where the argument is no tensor
 _Acceptable = list[tuple[_Placements, _Placements]]
 _forward_op: Any
 _backward_op: Any
-_forward_op, _backward_op = RAW
+_forward_op, _backward_op = ATTENTION.raw.forward, ATTENTION.raw.backward
+_TENSORS = len(Inputs._fields)
+_NUMBERS = len(ATTENTION.names) - _TENSORS
 
 # The dimension that is split, counted from the last as 1. Who has none is the same everywhere.
 _BATCH = {"q": 4, "k": 4, "v": 4, "bias": 4, "mask": 4, "alibi_slopes": 2, "lse": 3}
@@ -53,8 +55,8 @@ def _everywhere(tensors: tuple[Any, ...]) -> _Placements:
 
 @register_sharding(_forward_op)  # type: ignore[untyped-decorator]
 def _forward(*arguments: Any) -> _Acceptable:
-    inputs = Inputs(*arguments[:10])
-    numbers = [None] * len(Options._fields)
+    inputs = Inputs(*arguments[:_TENSORS])
+    numbers = [None] * _NUMBERS
     acceptable = [([Replicate()] * 2, [*_everywhere(inputs), *numbers])]
     rank = inputs.q.ndim - 1  # of the log-sum-exp
     for way in _ways(inputs):
@@ -74,16 +76,16 @@ def _summed(way: dict[str, int], name: str, x: Any, asked: bool, rank: int) -> A
 
 @register_sharding(_backward_op)  # type: ignore[untyped-decorator]
 def _backward(dout: Any, dlse: Any, out: Any, lse: Any, *arguments: Any) -> _Acceptable:
-    inputs, (with_bias, with_sinks, _) = Inputs(*arguments[:10]), arguments[16:]
+    inputs, (need_dbias, need_dsinks) = Inputs(*arguments[:_TENSORS]), arguments[-2:]
     results = (dout, dlse, out, lse)
-    numbers = [None] * (len(Options._fields) + 3)
+    numbers = [None] * (_NUMBERS + 2)
     acceptable = [([Replicate()] * 5, [*_everywhere((*results, *inputs)), *numbers])]
     for way in _ways(inputs):
         places = _places(way, inputs)
         rows, of_lse = places[0], _place(way, "lse", lse)
         sums = [
-            _summed(way, "bias", inputs.bias, with_bias, rank=4),
-            _summed(way, "sinks", inputs.sinks, with_sinks, rank=1),
+            _summed(way, "bias", inputs.bias, need_dbias, rank=4),
+            _summed(way, "sinks", inputs.sinks, need_dsinks, rank=1),
         ]
         own = [rows, None if dlse is None else of_lse, rows, of_lse]
         acceptable.append(([*places[:3], *sums], [*own, *places, *numbers]))

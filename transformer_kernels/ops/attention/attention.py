@@ -10,28 +10,20 @@ A query that sees no key gives 0, a log-sum-exp of -inf, and gradient 0.
 from __future__ import annotations
 
 import importlib
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import has_torch_function_variadic
 
-from ..._errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    check_number,
-    check_tensors,
-    translate,
-)
-from ..._library import have_kernels_for, require_backend
-from ..._torch import any_autocast, has_memory, is_traced, is_transformed, knows_ops_of_others
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag
+from ..._library import have_kernels_for
+from ..._torch import any_autocast
 from .._dtype import accumulate_dtype
-from .._kinds import ask_overloads, is_distributed, is_jagged, refuse_dispatch, require_memory
-from . import _formula, _jagged
-from ._arguments import check
-from ._autograd import Attention, apply_eagerly, public
-from ._formula import Inputs, Options
-from ._kernels import DIRECT, RAW, triton_kernels
+from .._kinds import is_distributed, is_jagged, require_memory
+from .._public import overridable_as
+from . import _jagged
+from ._ops import ATTENTION
 
 _OP = "attention"
 _MOST_SEED = 2**63 - 1
@@ -74,53 +66,29 @@ def _prepare_for_distributed(dropout: float, backend: str) -> None:
     importlib.import_module(f"{__package__}._sharding")
 
 
-def run(
-    inputs: Inputs, options: Options, deterministic: bool, backend: str
-) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp, by the kernels of the backend."""
-    if is_distributed(inputs.q):
-        _prepare_for_distributed(options.dropout, backend)
-    compiling = torch.compiler.is_compiling()
-    kernels = RAW if compiling else DIRECT
-    plain = is_transformed()
-    if backend != "auto" or plain or not have_kernels_for(inputs.q):
-        check(inputs, options)
-        require_backend("attention", backend, inputs.q)
-        if backend == "triton":
-            refuse_dispatch(_OP, inputs._asdict(), has_memory, "which Triton's kernels cannot read")
-            kernels = triton_kernels()
-        if backend == "reference" or plain:
-            return _formula.forward(*inputs, *options)
-    if not compiling and is_traced():  # whose check asks without gradients for the same graph
-        return public(*inputs, *options, deterministic)
-    differentiated = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
-    if not torch.is_grad_enabled() or not any(
-        x is not None and x.requires_grad for x in differentiated
-    ):
-        return kernels.forward(*inputs, *options)
-    if not compiling:
-        return apply_eagerly(*inputs, *options, deterministic, kernels)
-    if torch.compiler.is_exporting():
-        return public(*inputs, *options, deterministic)
-    return Attention.apply(*inputs, *options, deterministic, kernels)
+def _default_scale(q: Tensor) -> float:
+    try:
+        return float(q.shape[-1] ** -0.5)
+    except (IndexError, RuntimeError, ZeroDivisionError):
+        return 1.0  # of what has no head dim, which the op refuses by name
 
 
-def _not_a_window(window: Any) -> ArgumentTypeError:
-    return ArgumentTypeError(
-        f"attention: window is {window!r}, expected two ints (left, right), -1 for no bound"
-    )
+def _is_size(value: Any) -> bool:
+    return type(value) is int or isinstance(value, (Integral, torch.SymInt))
 
 
-def _window(window: Any, causal: bool) -> tuple[int, int]:
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise _not_a_window(window)
+def _window(window: Any, causal: Any) -> tuple[Any, Any]:
+    if not isinstance(window, (tuple, list)) or len(window) != 2 or not all(map(_is_size, window)):
+        raise ArgumentTypeError(
+            f"attention: window is {window!r}, expected two ints (left, right), -1 for no bound"
+        )
     left, right = window
-    return left, 0 if causal else right
+    return left, 0 if as_flag(_OP, "causal", causal) else right
 
 
 def _statistics(name: str, x: Tensor | None, q: Tensor) -> Tensor | None:
     """Slopes and sinks in the dtype of the arithmetic."""
-    if x is None or not isinstance(x, Tensor):
+    if not isinstance(x, Tensor):
         return x
     if name == "alibi_slopes" and x.requires_grad:
         raise ArgumentValueError(
@@ -129,16 +97,17 @@ def _statistics(name: str, x: Tensor | None, q: Tensor) -> Tensor | None:
     return x.to(accumulate_dtype(q)) if x.is_floating_point() else x
 
 
-def _check_types(inputs: Inputs) -> None:
-    for name in ("q", "k", "v"):
-        if getattr(inputs, name) is None:
-            raise ArgumentTypeError(f"attention: {name} is NoneType, expected a Tensor")
-    check_tensors("attention", inputs._asdict())
-    require_memory(_OP, inputs._asdict())
-
-
 def _call(
-    inputs: Inputs,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seed: Tensor | None,
     causal: bool,
     window: tuple[int, int],
     scale: float | None,
@@ -148,40 +117,28 @@ def _call(
     deterministic: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    try:
-        if inputs.bias is not None and type(inputs.bias) is not Tensor:
-            require_memory(_OP, {"bias": inputs.bias})
+    left, right = _window(window, causal)
+    if isinstance(q, Tensor):
+        if type(q) is not Tensor and is_distributed(q):
+            _prepare_for_distributed(dropout, backend)
         if any_autocast():
-            q, k, v = _autocast(inputs.q, inputs.k, inputs.v)
-            inputs = inputs._replace(q=q, k=k, v=v)
-        q = inputs.q
+            q, k, v = _autocast(q, k, v)
         if scale is None:
-            scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0
-        if dropout and inputs.seed is None:
-            inputs = inputs._replace(seed=fresh_seed(q.device))
-        if inputs.alibi_slopes is not None or inputs.sinks is not None:
-            inputs = inputs._replace(
-                alibi_slopes=_statistics("alibi_slopes", inputs.alibi_slopes, q),
-                sinks=_statistics("sinks", inputs.sinks, q),
-            )
-        left, right = _window(window, causal)
-        options = Options(scale, left, right, top_left, softcap, dropout)
-        return run(inputs, options, deterministic, backend)
-    except (RuntimeError, AttributeError, TypeError) as error:
-        if isinstance(error, (ArgumentValueError, ArgumentTypeError)):
-            raise
-        _check_types(inputs)
-        for name, value in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
-            check_number("attention", name, value)
-        if not all(isinstance(size, (int, torch.SymInt)) for size in window):
-            raise _not_a_window(window) from None
-        translated = translate("attention", error)
-        if translated is error:
-            why = "which does not know this op"
-            refuse_dispatch(_OP, inputs._asdict(), knows_ops_of_others, why)
-        raise translated from None
+            scale = _default_scale(q)
+        if dropout and seed is None:
+            seed = fresh_seed(q.device)
+        alibi_slopes = _statistics("alibi_slopes", alibi_slopes, q)
+        sinks = _statistics("sinks", sinks, q)
+    if bias is not None and type(bias) is not Tensor:
+        require_memory(_OP, {"bias": bias})
+    results: tuple[Tensor, Tensor] = ATTENTION.call(
+        q, k, v, bias, mask, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, scale, left,
+        right, top_left, softcap, dropout, deterministic, backend,
+    )  # fmt: skip
+    return results
 
 
+@overridable_as(_OP)
 def attention(
     q: Tensor,
     k: Tensor,
@@ -239,38 +196,31 @@ def attention(
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument that the op cannot take, by name.
     """
-    jagged = type(q) is not Tensor and is_jagged(q) and is_jagged(k) and is_jagged(v)
-    if jagged or has_torch_function_variadic(q, k, v, bias, mask, alibi_slopes, sinks, seed):
-        named: dict[str, Any] = {
-            "causal": causal, "window": window, "scale": scale, "softcap": softcap, "bias": bias,
-            "mask": mask, "alibi_slopes": alibi_slopes, "sinks": sinks, "dropout": dropout,
-            "seed": seed, "top_left": top_left, "heads_first": heads_first,
-            "return_lse": return_lse, "deterministic": deterministic, "backend": backend,
-        }  # fmt: skip
-        if jagged:
-            return _jagged.attention(attention_varlen, q, k, v, **named)
-        tensors = {"q": q, "k": k, "v": v, **named}
-        return ask_overloads(_OP, attention, tensors, q, k, v, **named)
+    if type(q) is not Tensor and is_jagged(q) and is_jagged(k) and is_jagged(v):
+        return _jagged.attention(
+            attention_varlen, q, k, v, causal=causal, window=window, scale=scale, softcap=softcap,
+            bias=bias, mask=mask, alibi_slopes=alibi_slopes, sinks=sinks, dropout=dropout,
+            seed=seed, top_left=top_left, heads_first=heads_first, return_lse=return_lse,
+            deterministic=deterministic, backend=backend,
+        )  # fmt: skip
     if heads_first:
-        given: dict[str, Any] = {"q": q, "k": k, "v": v}
-        for name, x in given.items():
-            if not isinstance(x, Tensor):
-                _check_types(Inputs(q, k, v, *[None] * 7))
-            if x.dim() != 4:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            rank = x.dim() if isinstance(x, Tensor) else 4
+            if rank != 4:
                 raise ArgumentValueError(
-                    f"attention: {name} has {x.dim()} dimensions, expected 4"
-                    " (batch, heads, time, dim)"
+                    f"attention: {name} has {rank} dimensions, expected 4 (batch, heads, time, dim)"
                 )
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    inputs = Inputs(q, k, v, bias, mask, alibi_slopes, sinks, None, None, seed)
+        q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) else x for x in (q, k, v))
     out, lse = _call(
-        inputs, causal, window, scale, softcap, dropout, top_left, deterministic, backend
-    )
+        q, k, v, bias, mask, alibi_slopes, sinks, None, None, seed, causal, window, scale, softcap,
+        dropout, top_left, deterministic, backend,
+    )  # fmt: skip
     if heads_first:
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
+@overridable_as(_OP)
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -304,24 +254,12 @@ def attention_varlen(
     Returns:
         (total Tq, H, Dv), or the pair of that and the log-sum-exp, (H, total Tq).
     """
-    if has_torch_function_variadic(q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, seed):
-        tensors = {
-            "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-        }  # fmt: skip
-        named = {
-            "causal": causal, "window": window, "scale": scale, "softcap": softcap,
-            "alibi_slopes": alibi_slopes, "sinks": sinks, "dropout": dropout, "seed": seed,
-            "top_left": top_left, "return_lse": return_lse, "deterministic": deterministic,
-            "backend": backend,
-        }  # fmt: skip
-        placed = tuple(tensors.values())
-        return ask_overloads(_OP, attention_varlen, {**tensors, **named}, *placed, **named)
     if cu_seqlens_q is None:
         raise ArgumentTypeError("attention: cu_seqlens_q is NoneType, expected a Tensor")
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
-    inputs = Inputs(q, k, v, None, None, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed)
     out, lse = _call(
-        inputs, causal, window, scale, softcap, dropout, top_left, deterministic, backend
-    )
+        q, k, v, None, None, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, causal, window,
+        scale, softcap, dropout, top_left, deterministic, backend,
+    )  # fmt: skip
     return (out, lse) if return_lse else out

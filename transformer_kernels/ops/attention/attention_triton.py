@@ -549,7 +549,7 @@ def attention_backward(
     dout, dlse, out, lse, *rest = _resolved((dout, dlse, out, lse, *arguments))
     arguments = tuple(rest)
     inputs, options = Inputs(*arguments[:10]), Options(*arguments[10:16])
-    with_bias, with_sinks, _ = arguments[16:]
+    _, need_dbias, need_dsinks = arguments[16:]
     if not (inputs.q.numel() and inputs.k.numel()):
         return _formula.backward(dout, dlse, out, lse, *arguments)
     problem = _Problem(inputs, options)
@@ -565,9 +565,9 @@ def attention_backward(
     kv_heads = sizes.heads // sizes.group
     problem.launch(_backward_keys, KEYS, "keys", kv_heads, *shared, _rows(dk), _rows(dv))
     dbias = dsinks = inputs.q.new_empty(0)
-    if with_bias:
+    if need_dbias:
         dbias = _gradient_of_bias(problem, shared, lse)
-    if with_sinks:
+    if need_dsinks:
         assert inputs.sinks is not None
         dsinks = _gradient_of_sinks(inputs.sinks.to(lse.dtype), lse, delta)
     return dq, dk, dv, dbias, dsinks
