@@ -30,9 +30,9 @@ __device__ __forceinline__ V anchor_in_pack(const V* value) {
 }
 
 // Sums around an anchor stand while its squared distance from the mean is at most so many times the
-// variance.
+// variance, of which the rounding of the squares would else cost too many digits (at 8, too many).
 template <class V>
-inline constexpr V kTrustedAnchor = 8;
+inline constexpr V kTrustedAnchor = 4;
 
 // The moments of one warp's elements, `count` in all: visit(body) calls body with each element that
 // this thread owns. An anchor far from the mean, an outlier, would cost the squares their digits:

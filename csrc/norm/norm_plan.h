@@ -231,6 +231,7 @@ inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
     {RingPlan{2, 16,  1, 16, 2}, kTwoBytes | kWithResidual},
     {RingPlan{4, 16,  1,  8, 2}},
     {RingPlan{4, 16,  1, 16, 2}},
+    {RingPlan{1,  1, 15,  1, 2, 1, true}},
     {RingPlan{1,  4,  4,  1, 2, 1, true}},
     {RingPlan{1,  8,  2,  1, 2, 1, true}},
     {RingPlan{1, 16,  1,  1, 2, 1, true}},

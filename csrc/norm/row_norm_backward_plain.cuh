@@ -26,7 +26,7 @@ struct GradientSums {
   V gx;  // sum of dy * w * xhat
 };
 
-template <class T, bool kCenter, class Plan>
+template <class T, class Plan>
 __global__ void __launch_bounds__(Plan::plan.cta_threads())
     norm_backward_rows_kernel(const __grid_constant__ NormBackwardProblem p) {
   using V = accumulate_t<T>;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads())
   const auto at = [&](const Rows& m) { return static_cast<T*>(m.data) + row.index * m.stride; };
   const T* x = at(p.x);
   const T* dy = at(p.dy);
-  const V mean = kCenter ? static_cast<const V*>(p.mean)[row.index] : V(0);
+  const V mean = p.center ? static_cast<const V*>(p.mean)[row.index] : V(0);
   const V rstd = static_cast<const V*>(p.rstd)[row.index];
   const V offset = p.zero_centered_weight ? V(1) : V(0);
   // Rounded as a number of its own: fused into a later sum, it would not cancel against its mean in
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads())
   GradientSums<V> sums{V(0), V(0)};
   row.for_each_pack([&](int, Index col) {
     const V g = g_of(col);
-    if constexpr (kCenter) sums.g += g;
+    if (p.center) sums.g += g;
     sums.gx += g * xhat_of(col);
   });
   sums = {reduce_lanes<Add>(sums.g), reduce_lanes<Add>(sums.gx)};
@@ -85,7 +85,7 @@ struct ColumnsLaunch {
 inline constexpr int kColumnThreads = 128;
 
 // Thread t of CTA (b, c) sums column b * kColumnThreads + t over the rows of chunk c.
-template <class T, bool kCenter>
+template <class T>
 __global__ void __launch_bounds__(kColumnThreads)
     norm_backward_columns_kernel(const ColumnsLaunch<accumulate_t<T>> a) {
   using V = accumulate_t<T>;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kColumnThreads)
     dbias += dy;
     if (p.dweight == nullptr) continue;
     const V x = widen(static_cast<const T*>(p.x.data)[row * p.x.stride + col]);
-    const V mean = kCenter ? static_cast<const V*>(p.mean)[row] : V(0);
+    const V mean = p.center ? static_cast<const V*>(p.mean)[row] : V(0);
     dweight += dy * ((x - mean) * static_cast<const V*>(p.rstd)[row]);
   }
   V* out = a.partial + chunk * 2 * a.pitch + col;
@@ -120,7 +120,7 @@ inline std::int64_t column_chunks(std::int64_t rows, std::int64_t cols) {
 }
 
 // The parameter gradients that `p` wants.
-template <class T, bool kCenter>
+template <class T>
 void launch_norm_backward_columns(const Context& context, const NormBackwardProblem& p) {
   using V = accumulate_t<T>;
   const std::int64_t chunks = column_chunks(p.rows, p.cols);
@@ -129,20 +129,20 @@ void launch_norm_backward_columns(const Context& context, const NormBackwardProb
   const ColumnsLaunch<V> columns{p, divide_up(p.rows, chunks), scratch.as<V>(), pitch};
   const LaunchShape shape{.ctas = chunks * divide_up(p.cols, kColumnThreads),
                           .threads = kColumnThreads};
-  launch(p.op, context, shape, &norm_backward_columns_kernel<T, kCenter>, columns);
+  launch(p.op, context, shape, &norm_backward_columns_kernel<T>, columns);
   sum_columns(p.op, context, p.weight_dtype,
               PartialGradients<V>{scratch.as<V>(), static_cast<int>(chunks), pitch, p.cols,
                                   p.dweight, p.dbias},
               false);
 }
 
-template <class T, bool kCenter>
+template <class T>
 void launch_norm_backward_rows(const Context& context, const NormBackwardProblem& p) {
   constexpr std::int64_t kNarrow = 512;
   const auto run = [&]<class Plan>() {
     const LaunchShape shape{.ctas = divide_up(p.rows, Plan::plan.rows),
                             .threads = Plan::plan.cta_threads()};
-    launch(p.op, context, shape, &norm_backward_rows_kernel<T, kCenter, Plan>, p);
+    launch(p.op, context, shape, &norm_backward_rows_kernel<T, Plan>, p);
   };
   if (p.cols <= kNarrow) {
     run.template operator()<PlainBackwardNarrowRows>();
@@ -154,20 +154,16 @@ void launch_norm_backward_rows(const Context& context, const NormBackwardProblem
 template <class T>
 void run_norm_backward_plain(const Context& context, const NormBackwardProblem& p) {
   if (p.cols == 0) return;
-  dispatch_bool(p.center, [&]<bool kCenter>() {
-    // The parameter gradients first: dx may be dy's memory.
-    if (p.dweight != nullptr || p.dbias != nullptr) {
-      launch_norm_backward_columns<T, kCenter>(context, p);
-    }
-    if (p.rows > 0) launch_norm_backward_rows<T, kCenter>(context, p);
-  });
+  // The parameter gradients first: dx may be dy's memory.
+  if (p.dweight != nullptr || p.dbias != nullptr) launch_norm_backward_columns<T>(context, p);
+  if (p.rows > 0) launch_norm_backward_rows<T>(context, p);
 }
 
 template <class T>
 void sum_norm_bias_gradient(const Context& context, const NormBackwardProblem& p) {
   NormBackwardProblem bias_alone = p;
   bias_alone.dweight = nullptr;
-  launch_norm_backward_columns<T, false>(context, bias_alone);
+  launch_norm_backward_columns<T>(context, bias_alone);
 }
 
 }  // namespace transformer_kernels::cuda
