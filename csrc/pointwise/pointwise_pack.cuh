@@ -32,13 +32,14 @@ struct PointwisePlace {
   }
 };
 
+// By plain loads: where stores are plain as well, loads that no cache keeps cost 2 to 6 %.
 template <class T, int kSize>
 __device__ __forceinline__ typename Pack<T, kSize>::Raw load_pack(const T* pointer,
                                                                   std::int64_t count) {
   if constexpr (kSize == 1) {
     return *pointer;
   } else {
-    if (count >= kSize) return load_global_in_order(pointer);
+    if (count >= kSize) return *reinterpret_cast<const uint4*>(pointer);
     alignas(16) T element[kSize] = {};
 #pragma unroll
     for (int k = 0; k < kSize - 1; ++k) {
