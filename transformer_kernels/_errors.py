@@ -118,8 +118,16 @@ def check_floating(op: str, name: str, x: torch.Tensor) -> None:
         raise ArgumentValueError(f"{op}: {name} has 0 dimensions, expected at least 1")
 
 
+def is_ours(error: BaseException | None) -> bool:
+    return isinstance(error, (ArgumentValueError, ArgumentTypeError))
+
+
 def translate(op: str, error: Exception) -> Exception:
-    """The exception that a C++ check named in its text; ``error`` where none did."""
+    """The exception that a C++ check named in its text, or that PyTorch made another of; else
+    ``error``."""
+    for source in (error.__cause__, error.__context__):
+        if isinstance(source, Exception) and is_ours(source) and not is_ours(error):
+            return source
     message = str(error)
     for prefix, kind in _KINDS.items():
         _, found, rest = message.partition(prefix)

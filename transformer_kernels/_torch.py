@@ -8,7 +8,7 @@ call what stood there when the package was imported, never what stands there now
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -122,6 +122,20 @@ def jagged_like(x: Any, values: torch.Tensor) -> torch.Tensor:
         values, x.offsets(), jagged_dim=ragged_dim(x), min_seqlen=x._maybe_min_seqlen,
         max_seqlen=x._maybe_max_seqlen,
     )  # fmt: skip
+
+
+def has_undecided_sizes(values: Iterable[Any]) -> bool:
+    """Whether a tensor among them has a size that depends on data, in a graph that has none yet."""
+    tensors = [
+        x
+        for x in values
+        if isinstance(x, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in x.shape)
+    ]
+    if not tensors:
+        return False
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return bool(free_unbacked_symbols(tensors))
 
 
 def has_memory(kind: Any) -> bool:

@@ -30,7 +30,7 @@ __device__ __forceinline__ V anchor_in_pack(const V* value) {
 }
 
 // Sums around an anchor stand while its squared distance from the mean is at most so many times the
-// variance, of which the rounding of the squares would else cost too many digits (at 8, too many).
+// variance: farther off, squares round away digits of it, at 8 too many (docs/decisions/0005).
 template <class V>
 inline constexpr V kTrustedAnchor = 4;
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .._errors import ArgumentTypeError, check_same_device, dtype_name
 from .._library import direct, public_op, raw_op
-from .._torch import with_autograd
+from .._torch import has_undecided_sizes, with_autograd
 from ._declare_arguments import Argument, Given, Param, Result, as_tuple, one_or_all
 from ._declare_call import Call, make_call
 from ._kinds import is_jagged, on_memory, require_memory
@@ -43,8 +43,9 @@ class Op:
 
     The backward pass is declared as ``(dy, dsum?, x, bias, need_dbias, need_y) -> dx, dbias, y``,
     that is gradients of results, arguments, results and flags by name. A gradient with a question
-    mark may be absent: nobody differentiates that result, or the op has no such result. Where the
-    gradient of one of ``sums`` is the only one, it is the gradient of that result's terms. A flag
+    mark may be absent: nobody differentiates that result, or the op has no such result. Beside one
+    that may, any other that is absent is zeros. Where the gradient of one of ``sums`` is the only
+    one, it is the gradient of that result's terms. A flag
     asks for the gradients that ``flags`` names, by default for the one in its own name; ``need_y``
     for a result, computed once more. What nobody asks for has no elements. An input of another
     kind, as ``bool masked``, is one of ``expressions``.
@@ -68,12 +69,12 @@ class Op:
     has_inference: bool = True  # a raw op that saves nothing, where there is something to save
     shown: str | Callable[[Given], str] = ""  # its name in messages, where that is another's
     last_dims: Callable[[Given], int] = lambda _: 1  # of rows, that belong together
-    # Inputs of the backward pass as expressions of arguments, beside torch.
+    # Inputs of the backward pass as expressions of the arguments; ``torch`` is in scope.
     expressions: Mapping[str, str] = field(default_factory=dict)
-    # Results and gradients that are not contiguous ones of the shape and dtype of what they are of:
-    # uninitialised, from the arguments of the op and the flags of the backward pass.
+    # How to allocate results and gradients that are not contiguous, or not of the shape and dtype
+    # of their argument; given all that the pass takes.
     memory: Mapping[str, Callable[[Given], Tensor]] = field(default_factory=dict)
-    has_kinds: bool = True  # runs jagged tensors and DTensors on their memory
+    runs_kinds: bool = True  # jagged tensors and DTensors, on their memory
     # Arguments whose gradients take more than a call of the backward pass, and all gradients where
     # one of them is needed: (backward, values, needed) -> gradients by argument.
     more: tuple[str, ...] = ()
@@ -121,6 +122,19 @@ class Op:
     def may_be_absent(self) -> tuple[str, ...]:
         """Gradients that the backward pass does without."""
         return tuple(name for _, name, mark in self._inputs if mark)
+
+    @cached_property
+    def zeroed(self) -> tuple[str, ...]:
+        """Results whose gradients are zeros where they are absent, as another result's may be."""
+        needed = tuple(name for name in self.returned if f"d{name}" not in self.may_be_absent)
+        return () if self.sums or needed == self.returned else needed
+
+    @cached_property
+    def evaluated(self) -> dict[str, Callable[..., Any]]:
+        """``expressions`` as functions of all arguments."""
+        names = ", ".join(self.names)
+        scope = {"torch": torch}
+        return {n: eval(f"lambda {names}: {e}", scope) for n, e in self.expressions.items()}
 
     @cached_property
     def backward_outputs(self) -> tuple[str, ...]:
@@ -306,7 +320,8 @@ class Op:
 
     def fake_forward(self, *arguments: Any) -> Any:
         given = self.given(arguments)
-        self.check_values(given)
+        if not has_undecided_sizes(arguments):  # which C++ checks where they are known
+            self.check_values(given)
         return one_or_all([self._empty_result(result, given) for result in self.results])
 
     def _empty_result(self, result: Result, given: Given) -> Tensor:
@@ -406,10 +421,14 @@ def _define_public(op: Op) -> Any:
         ctx.save_for_backward(*(tensors[name] for name in kept))
         ctx.kept = kept
         ctx.others = {n: v for n, v in values.items() if n not in tensors}
+        ctx.set_materialize_grads(not op.zeroed)
 
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         values = dict(zip(ctx.kept, ctx.saved_tensors, strict=True)) | ctx.others
         values |= {f"d{n}": g for n, g in zip(op.returned, gradients, strict=True)}
+        for name in op.zeroed:
+            if values[f"d{name}"] is None:
+                values[f"d{name}"] = torch.zeros_like(values[name])
         if op.saved and not torch.is_grad_enabled():
             values |= op.saved_again({**dict.fromkeys(op.names), **values})
         needed = dict(zip(op.names, ctx.needs_input_grad, strict=True))
@@ -430,6 +449,8 @@ def gradients_of(
     """One for each argument; by the formula where they will be differentiated again."""
     values |= {f"need_{name}": False for name in op.returned}
     values |= {name: None for name in op.may_be_absent if name not in values}
+    given = [values.get(name) for name in op.names]
+    values |= {name: evaluate(*given) for name, evaluate in op.evaluated.items()}
     for flag in set(op.flag_of.values()):
         values[flag] = any(needed[name] for name, of in op.flag_of.items() if of == flag)
     again = torch.is_grad_enabled() and not torch.compiler.is_compiling()

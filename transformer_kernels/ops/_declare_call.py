@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._errors import MAX_RANK, translate
+from .._errors import MAX_RANK, is_ours, translate
 from .._library import log_copy, require_backend
 from .._torch import (
     eager_apply,
@@ -89,11 +89,10 @@ def _source(op: Op) -> str:
     gradients = [f"d{name}" for name in op.returned]
     needs = {name: f"need_d{name}" for name in op.names}
     absent = [f"d{name}" for name in op.returned if f"d{name}" in op.may_be_absent]
+    zeros = []
+    for name in op.zeroed:
+        zeros += [f"if d{name} is None:", f"    d{name} = torch.zeros_like({name})"]
     alone = []
-    if absent and not op.sums:
-        for name in op.returned:
-            if f"d{name}" not in absent:
-                alone += [f"if d{name} is None:", f"    d{name} = torch.zeros_like({name})"]
     for result, terms in op.sums.items():
         others = " and ".join(f"d{name} is None" for name in op.returned if name != result)
         passed = [f"d{result}" if name in terms else "None" for name in op.names]
@@ -111,7 +110,7 @@ def _source(op: Op) -> str:
         most=MAX_RANK,
         results=_commas((*op.returned, *op.saved)),
         absent=_lines(["ctx.set_materialize_grads(False)"] if absent else []),
-        alone=_lines(alone),
+        alone=_lines(zeros + alone),
         returned=_commas(op.returned),
         tensors=_commas(tensors),
         others=_commas([*numbers, "kernels"]),
@@ -163,10 +162,18 @@ class _Runner:
         self.apply = eager_apply(function)
 
     def run(self, backend: str, arguments: tuple[Any, ...]) -> Any:
+        if torch.compiler.is_compiling():
+            return self._run(backend, arguments)
+        try:
+            return self._run(backend, arguments)
+        except RuntimeError as error:
+            raise self._explained(error, arguments) from None
+
+    def _run(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         op = self.op
         compiling = torch.compiler.is_compiling()
         arguments = op.as_declared(arguments)
-        if op.has_kinds and has_kinds(arguments):
+        if op.runs_kinds and has_kinds(arguments):
             return run_kinds(op, arguments, backend)
         if op.arguments[0].has_rows and not 0 < arguments[0].dim() <= MAX_RANK:
             return self._fold(backend, arguments)
@@ -198,16 +205,20 @@ class _Runner:
         """What ``error`` of a plain call means; the result where more work gives one."""
         op = self.op
         declared = op.as_declared(arguments)
-        if op.has_kinds and has_kinds(arguments):
+        if op.runs_kinds and has_kinds(arguments):
             return run_kinds(op, declared, "auto")
         if any(a is not b for a, b in zip(declared, arguments, strict=True)):
             return op.call(*declared)
-        given = op.given(arguments)
-        translated = translate(op.title_of(given), error)
-        if translated is error:
-            why = "which does not know this op"
-            refuse_dispatch(op.title_of(given), given, knows_ops_of_others, why)
-        raise translated from None
+        raise self._explained(error, arguments) from None
+
+    def _explained(self, error: Exception, arguments: tuple[Any, ...]) -> Exception:
+        """An error of C++ in our words and of our types."""
+        given = self.op.given(arguments)
+        title = self.op.title_of(given)
+        translated = translate(title, error)
+        if translated is error and not is_ours(error):
+            refuse_dispatch(title, given, knows_ops_of_others, "which does not know this op")
+        return translated
 
     def _fold(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         """Rows of no dimension, or of more than C++ takes, as rows of one or two."""

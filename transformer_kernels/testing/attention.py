@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -279,13 +279,26 @@ def op_arguments(
     }  # fmt: skip
 
 
-def bad_numbers() -> dict[str, dict[str, Any]]:
-    """What the op refuses beyond the types of its numbers."""
-    infinite = {"infinite": math.inf, "nan": math.nan}
-    return {
-        "scale": infinite,
-        "window_left": {"below": -2},
-        "window_right": {"below": -2},
-        "softcap": {"below": -1.0, **infinite},
-        "dropout": {"below": -0.5, "above": 1.5, "nan": math.nan},
-    }
+def combinations(device: str) -> Iterator[dict[str, Any]]:
+    """Arguments of batches and of packed sequences, with all that is optional, and each alone."""
+    for packed, choices in ((False, OPTIONAL), (True, PACKED)):
+        for names in choices.values():
+            yield op_arguments(names, packed, device=device)
+
+
+_INFINITE = {"infinite": math.inf, "nan": math.nan}
+# What the op refuses beyond the types of its numbers.
+BAD: dict[str, dict[str, Any]] = {
+    "scale": _INFINITE,
+    "window_left": {"below": -2},
+    "window_right": {"below": -2},
+    "softcap": {"below": -1.0, **_INFINITE},
+    "dropout": {"below": -0.5, "above": 1.5, "nan": math.nan},
+}
+# What it takes, or refuses by the name of another argument, where others like it do not.
+GOOD = {
+    "v": ("short",),  # its head dim is its own
+    "mask": ("booleans",),
+    "cu_seqlens_q": ("short",),
+    "seed": ("integers",),
+}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,13 +28,24 @@ def _good(argument: Argument, device: str) -> Any:
     return False if isinstance(argument, Flag) else 0.5
 
 
+# Ops whose arguments are of no kind that says what suits them.
+_OWN: dict[str, dict[str, Any]] = {
+    "attention": {
+        "combinations": attention.combinations,
+        "good": attention.GOOD,
+        "bad": attention.BAD,
+    },
+}
+
+
+def _own(op: Op) -> dict[str, Any]:
+    return _OWN.get(op.name, {})
+
+
 def combinations(op: Op, device: str = "cpu") -> Iterator[Values]:
-    """Good values with every choice of optional arguments that the op takes, most of them first;
-    attention has many, and each is chosen alone."""
-    if op.name == "attention":
-        for packed, choices in ((False, attention.OPTIONAL), (True, attention.PACKED)):
-            for names in choices.values():
-                yield attention.op_arguments(names, packed, device=device)
+    """Good values with every choice of optional arguments that the op takes, most of them first."""
+    if op.name in _OWN:
+        yield from _OWN[op.name]["combinations"](device)
         return
     optional = [argument for argument in op.arguments if argument.optional]
     for chosen in itertools.product((True, False), repeat=len(optional)):
@@ -59,31 +71,36 @@ def bad(op: Op, argument: Argument) -> Values:
     if not argument.is_tensor:
         return {"text": "1", "None": None} | _bad_number(op, argument)
     x = good(op, argument.name)[argument.name]
-    values = {"text": "x", "number": 3, "complex": x.to(torch.complex64)}
-    if not argument.optional:
-        values["None"] = None
-    if argument is not op.arguments[0]:
-        values |= {"more dimensions": x.expand(2, 2, 2, *x.shape), "elsewhere": x.to("meta")}
-    if type(argument) is Argument:
-        return values
-    values |= {
+    values = {
+        "text": "x",
+        "number": 3,
+        "complex": x.to(torch.complex64),
         "integers": torch.ones(x.shape, dtype=torch.int64),
         "booleans": torch.ones(x.shape, dtype=torch.bool),
     }
+    if not argument.optional:
+        values["None"] = None
     if isinstance(argument, Mask):
         del values["booleans"]
-    if not isinstance(argument, Rows):
-        values |= {"half": x.half(), "double": x.double(), "short": x[..., 1:]}
+    if argument is not op.arguments[0]:
+        values |= {
+            "half": x.half(),
+            "double": x.double(),
+            "short": x[..., 1:],
+            "more dimensions": x.expand(2, 2, 2, *x.shape),
+            "elsewhere": x.to("meta"),
+        }
+    for what in _own(op).get("good", {}).get(argument.name, ()):
+        del values[what]
     return values
 
 
 def _bad_number(op: Op, argument: Argument) -> Values:
-    if op.name == "attention" and not isinstance(argument, Flag):
-        return attention.bad_numbers()[argument.name]
-    if isinstance(argument, Integer):
-        return {"fraction": 0.5}
-    if not isinstance(argument, Number):
+    if isinstance(argument, Flag):
         return {"number": 1, "list": []}
-    below = {} if argument.least is None else {"below": argument.least - 1.0, "nan": float("nan")}
-    beyond = {"infinite": float("inf"), "nan": float("nan")} if argument.finite else {}
-    return {**below, **beyond}
+    if isinstance(argument, Integer):
+        return {"fraction": 0.5, **_own(op).get("bad", {}).get(argument.name, {})}
+    assert isinstance(argument, Number)
+    below = {} if argument.least is None else {"below": argument.least - 1.0, "nan": math.nan}
+    beyond = {"infinite": math.inf, "nan": math.nan} if argument.finite else {}
+    return {**below, **beyond, **_own(op).get("bad", {}).get(argument.name, {})}

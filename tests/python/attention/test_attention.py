@@ -372,8 +372,9 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
             assert all(torch.equal(group[name], first[name]) for name in first)
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("asked", ["by keyword", "of torch", "not at all"])
-def test_repeatable_gradients_are_asked_for(asked: str) -> None:
+def test_repeatable_gradients_are_asked_for(asked: str, with_bias: bool) -> None:
     seen = []
 
     class Watch(TorchDispatchMode):
@@ -385,7 +386,10 @@ def test_repeatable_gradients_are_asked_for(asked: str) -> None:
             return func(*args, **(kwargs or {}))
 
     leaves = [x.requires_grad_() for x in tensors(6, 9, dim=8)]
-    out = attention(*leaves, deterministic=asked == "by keyword")
+    if with_bias:
+        leaves.append(torch.randn(6, 9, requires_grad=True))
+    bias = leaves[3] if with_bias else None
+    out = attention(*leaves[:3], bias=bias, deterministic=asked == "by keyword")
     torch.use_deterministic_algorithms(asked == "of torch")
     try:
         with Watch():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import transformer_kernels as tfk
 from transformer_kernels.functional import attention, attention_varlen
@@ -96,6 +97,47 @@ def test_compile_of_varlen_and_sdpa() -> None:
     q, k, v = (randn((2, 3, 9, 8), torch.float32) for _ in range(3))
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v, is_causal=True), ours(q, k, v, is_causal=True))
+
+
+def test_sizes_that_depend_on_data() -> None:
+    """Packing by nonzero(), and keys that are selected: one graph, for any outcome."""
+
+    def packed(x: Tensor, starts: Tensor) -> Any:
+        return attention_varlen(x, x, x, torch.nonzero(starts).flatten().int())
+
+    def selected(q: Tensor, k: Tensor, bias: Tensor, chosen: Tensor) -> Any:
+        return attention(q, k[:, chosen], k[:, chosen], bias=bias[:, chosen])
+
+    torch._dynamo.reset()
+    x, starts = randn((9, 2, 8), torch.float32), torch.tensor([1, 0, 0, 0, 1, 0, 0, 0, 0, 1])
+    q, k, _ = tensors(6, 9, 4, 2, dim=8)
+    calls: list[Any] = [
+        (packed, (x, starts)),
+        (selected, (q, k, randn((6, 9), torch.float32), torch.arange(9) % 3 > 0)),
+    ]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for function, arguments in calls:
+            compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+            torch.testing.assert_close(compiled(*arguments), function(*arguments))
+
+
+def test_an_unused_log_sum_exp_has_no_gradient_in_graphs() -> None:
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is OPS.attention_backward.default:
+                seen.append([args[0].count_nonzero().item() > 0, args[1] is not None])
+            return func(*args, **(kwargs or {}))
+
+    q, *rest = _raw_arguments("plain")
+    for unused in (1, 0):
+        results = OPS.attention(q.clone().requires_grad_(), *rest)
+        with Watch():
+            results[1 - unused].sum().backward()
+    assert seen == [[True, False], [False, True]]
 
 
 def test_export_keeps_one_node_a_call() -> None:

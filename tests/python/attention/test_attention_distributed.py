@@ -123,6 +123,8 @@ def _refusals() -> None:
             attention(q, q, q, backend=backend)
     with pytest.raises(RuntimeError, match="DTensor"):
         attention(q, q.to_local(), q)
+    with pytest.raises(ValueError, match="attention: k has shape"):
+        attention(q, q[..., 1:], q)
 
 
 CASES = [

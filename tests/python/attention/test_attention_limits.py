@@ -96,10 +96,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "named", "reference"])
 def test_what_is_refused(name: str, backend: str, device: str) -> None:
     spoiled, message = REFUSED[name]
-    arguments = {"q": Q, "k": K, "v": V, "backend": backend, **spoiled}
+    named = {"named": device}.get(backend, backend)
+    arguments = {"q": Q, "k": K, "v": V, "backend": named, **spoiled}
     arguments = {
         n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in arguments.items()
     }
@@ -108,7 +109,7 @@ def test_what_is_refused(name: str, backend: str, device: str) -> None:
     assert str(caught.value) == f"attention: {message}"
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
 def test_offsets_are_checked(backend: str) -> None:
     q, k, v = (torch.zeros(9, 2, 8) for _ in range(3))
 
@@ -132,6 +133,29 @@ def test_offsets_are_checked(backend: str) -> None:
         tfk.functional.attention_varlen(q, k, v, torch.tensor([0, 9]), backend=backend)
     with pytest.raises(TypeError, match="cu_seqlens_q is NoneType, expected a Tensor"):
         tfk.functional.attention_varlen(q, k, v, None, backend=backend)
+
+
+FLAGS = ("causal", "top_left", "heads_first", "return_lse", "deterministic")
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
+def test_types_of_numbers_and_flags(backend: str) -> None:
+    for name in FLAGS:
+        with pytest.raises(TypeError, match=f"attention: {name} is 1, expected True or False"):
+            attention(Q, K, V, backend=backend, **{name: 1})
+    with pytest.raises(TypeError, match=r"attention: window is \(True, 3\), expected two ints"):
+        attention(Q, K, V, window=(True, 3), backend=backend)
+    with pytest.raises(TypeError, match="attention: dropout is a tensor of 2 elements, expected"):
+        attention(Q, K, V, dropout=torch.ones(2), backend=backend)  # type: ignore[arg-type]
+    low = torch.autocast("cpu", dtype=torch.bfloat16)
+    with low, pytest.raises(TypeError, match="attention: k is NoneType, expected a Tensor"):
+        attention(Q, None, V, backend=backend)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_traced_calls_refuse_in_the_same_words() -> None:
+    with pytest.raises(ValueError, match=r"attention: k has shape \(2, 9, 2, 7\), expected"):
+        torch.jit.trace(lambda q: attention(q, K[..., 1:], V), (Q,))
 
 
 @pytest.mark.parametrize("name", ["k", "mask", "sinks", "seed"])

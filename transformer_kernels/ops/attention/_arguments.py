@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..._errors import (
+    FLOATING,
     ArgumentTypeError,
     ArgumentValueError,
-    check_floating,
     check_known,
     dtype_name,
     not_floating,
@@ -53,7 +53,8 @@ def _check_tensors(inputs: Inputs) -> None:
             check_known(_OP, name, value)
             if value.device != q.device and (name != "seed" or value.is_meta):
                 _fail(f"{name} is on {value.device}, expected {q.device}")
-    check_floating(_OP, "q", q)
+    if q.dtype not in FLOATING:
+        raise not_floating(_OP, "q", q.dtype)
     for name in ("k", "v"):
         x = getattr(inputs, name)
         if x.dtype is not q.dtype:
@@ -115,8 +116,15 @@ def _check_features(inputs: Inputs) -> None:
         _check_broadcast(name, x, shape, "batch, heads, queries, keys")
     for name in ("alibi_slopes", "sinks"):
         x = getattr(inputs, name)
-        if x is not None and not x.is_floating_point():
+        if x is None:
+            continue
+        if not x.is_floating_point():
             raise not_floating(_OP, name, x.dtype)
+        if x.dtype is not accumulate_dtype(q):
+            raise ArgumentTypeError(
+                f"{_OP}: {name} is {dtype_name(x.dtype)}, expected"
+                f" {dtype_name(accumulate_dtype(q))} (what sums are kept in)"
+            )
     if inputs.alibi_slopes is not None:
         offsets = inputs.cu_seqlens_q
         batch = q.shape[0] if offsets is None else offsets.shape[0] - 1
@@ -132,8 +140,10 @@ def _check_features(inputs: Inputs) -> None:
 
 def _check_offsets(name: str, offsets: Tensor, rows: int, of: str) -> None:
     if offsets.dtype is not torch.int32:
-        raise ArgumentTypeError(f"{_OP}: {name} is {dtype_name(offsets.dtype)}, expected int32")
-    if offsets.dim() != 1 or offsets.numel() == 0:
+        raise ArgumentTypeError(
+            f"{_OP}: {name} is {dtype_name(offsets.dtype)}, expected int32 (rows of sequences)"
+        )
+    if offsets.dim() != 1 or offsets.numel() == 0 or not offsets.is_contiguous():
         _fail(
             f"{name} has {offsets.dim()} dimensions and {offsets.numel()} elements, expected"
             " contiguous memory of one dimension, one more than sequences"
@@ -169,12 +179,13 @@ def _check_sequences(inputs: Inputs) -> None:
         )
 
 
-def _check_seed(inputs: Inputs, options: Options) -> None:
+def _check_seed(inputs: Inputs) -> None:
     seed = inputs.seed
-    if not options.dropout or seed is None:
+    if seed is None:
         return
     near = seed.device.type == "cpu" or seed.device == inputs.q.device
-    if not near or seed.dtype is not torch.int64 or seed.numel() != 2:
+    two = seed.dim() == 1 and seed.numel() == 2 and seed.is_contiguous()
+    if not (near and two and seed.dtype is torch.int64):
         _fail("seed is not a seed and an offset, expected 2 int64 on the CPU or beside q")
 
 
@@ -200,4 +211,4 @@ def check(op: str, given: Given) -> None:  # noqa: ARG001
     _check_sequences(inputs)
     _check_features(inputs)
     _check_options(options)
-    _check_seed(inputs, options)
+    _check_seed(inputs)

@@ -18,7 +18,8 @@ from . import _philox
 
 
 class Options(NamedTuple):
-    """What is not a tensor, in the order of the schemas."""
+    """What is not a tensor, in the order of the schemas, but for what kernels alone ask: whether
+    gradients have to be deterministic."""
 
     scale: float
     window_left: int
@@ -268,13 +269,19 @@ def _varlen_backward(
 # ---- the raw ops --------------------------------------------------------------------------------
 
 
-def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options]:
-    return Inputs(*arguments[:10]), Options(*arguments[10:16])
+_TENSORS = len(Inputs._fields)
+_SHARED = _TENSORS + len(Options._fields)
+
+
+def split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]:
+    """Tensors, numbers and what follows: flags."""
+    inputs, options = Inputs(*arguments[:_TENSORS]), Options(*arguments[_TENSORS:_SHARED])
+    return inputs, options, arguments[_SHARED:]
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The output, of q's dtype, and the log-sum-exp."""
-    inputs, options = _split(arguments)
+    inputs, options, _ = split(arguments)
     if inputs.cu_seqlens_q is not None:
         return _varlen_forward(inputs, options)
     return _dense_forward(inputs, options, _row_places(inputs), inputs.k.shape[1])
@@ -289,8 +296,7 @@ def backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for."""
-    inputs, options = _split(arguments)
-    _, need_dbias, need_dsinks = arguments[16:]
+    inputs, options, (_, need_dbias, need_dsinks) = split(arguments)
     dbias = dsinks = inputs.q.new_empty(0)
     if inputs.cu_seqlens_q is not None:
         dq, dk, dv, delta = _varlen_backward(dout, dlse, out, lse, inputs, options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,12 +37,9 @@ def _empty_bias_gradient(given: Given) -> Tensor:
 
 def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
     """That of bias in its own shape and dtype."""
-    inputs = {name: values[name] for name in ATTENTION.backward_inputs}
-    inputs["deterministic"] = (
-        inputs["deterministic"] or torch.are_deterministic_algorithms_enabled()
-    )
-    results = zip(ATTENTION.backward_outputs, backward(*inputs.values()), strict=True)
-    found = {name.removeprefix("d"): gradient for name, gradient in results}
+    results = backward(*(values[name] for name in ATTENTION.backward_inputs))
+    named = zip(ATTENTION.backward_outputs, results, strict=True)
+    found = {name.removeprefix("d"): gradient for name, gradient in named}
     if needed["bias"]:
         bias = values["bias"]
         found["bias"] = found["bias"].to(bias.dtype).reshape(bias.shape)
@@ -88,7 +84,7 @@ ATTENTION = declare(
         **{f"d{name}": partial(_empty_gradient, name) for name in ("q", "k", "v")},
         "dbias": _empty_bias_gradient,
     },
-    has_kinds=False,
+    runs_kinds=False,
     triton=_triton,
     replaces=(F.scaled_dot_product_attention, nn.MultiheadAttention),
     text="softmax(softcap * tanh(scale * q @ k.T / softcap) + bias - slope * distance) @ v",

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number
 from ..._library import have_kernels_for
 from ..._torch import any_autocast
 from .._dtype import accumulate_dtype
@@ -48,7 +48,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     lower = (torch.float32, torch.float16, torch.bfloat16)
-    return tuple(x.to(dtype) if x.dtype in lower else x for x in tensors)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in lower else x for x in tensors)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -74,7 +74,9 @@ def _default_scale(q: Tensor) -> float:
 
 
 def _is_size(value: Any) -> bool:
-    return type(value) is int or isinstance(value, (Integral, torch.SymInt))
+    if type(value) is int:
+        return True
+    return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
 
 
 def _window(window: Any, causal: Any) -> tuple[Any, Any]:
@@ -125,10 +127,13 @@ def _call(
             q, k, v = _autocast(q, k, v)
         if scale is None:
             scale = _default_scale(q)
+        if type(dropout) is not float:
+            dropout = as_number(_OP, "dropout", dropout)
         if dropout and seed is None:
             seed = fresh_seed(q.device)
         alibi_slopes = _statistics("alibi_slopes", alibi_slopes, q)
         sinks = _statistics("sinks", sinks, q)
+    # Kernels would read the memory of a CausalBias, which nobody wrote, as numbers of its dtype.
     if bias is not None and type(bias) is not Tensor:
         require_memory(_OP, {"bias": bias})
     results: tuple[Tensor, Tensor] = ATTENTION.call(
@@ -203,12 +208,12 @@ def attention(
             seed=seed, top_left=top_left, heads_first=heads_first, return_lse=return_lse,
             deterministic=deterministic, backend=backend,
         )  # fmt: skip
-    if heads_first:
+    if as_flag(_OP, "heads_first", heads_first):
         for name, x in (("q", q), ("k", k), ("v", v)):
-            rank = x.dim() if isinstance(x, Tensor) else 4
-            if rank != 4:
+            if isinstance(x, Tensor) and x.dim() != 4:
                 raise ArgumentValueError(
-                    f"attention: {name} has {rank} dimensions, expected 4 (batch, heads, time, dim)"
+                    f"attention: {name} has {x.dim()} dimensions, expected 4"
+                    " (batch, heads, time, dim)"
                 )
         q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) else x for x in (q, k, v))
     out, lse = _call(
@@ -217,7 +222,7 @@ def attention(
     )  # fmt: skip
     if heads_first:
         out = out.transpose(1, 2)
-    return (out, lse) if return_lse else out
+    return (out, lse) if as_flag(_OP, "return_lse", return_lse) else out
 
 
 @overridable_as(_OP)
@@ -262,4 +267,4 @@ def attention_varlen(
         q, k, v, None, None, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, causal, window,
         scale, softcap, dropout, top_left, deterministic, backend,
     )  # fmt: skip
-    return (out, lse) if return_lse else out
+    return (out, lse) if as_flag(_OP, "return_lse", return_lse) else out

@@ -529,7 +529,7 @@ def _resolved(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     arguments = _resolved(arguments)
-    inputs, options = Inputs(*arguments[:10]), Options(*arguments[10:16])
+    inputs, options, _ = _formula.split(arguments)
     _check(inputs.q)
     if not (inputs.q.numel() and inputs.k.numel()):
         return _formula.forward(*arguments)
@@ -548,8 +548,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dout, dlse, out, lse, *rest = _resolved((dout, dlse, out, lse, *arguments))
     arguments = tuple(rest)
-    inputs, options = Inputs(*arguments[:10]), Options(*arguments[10:16])
-    _, need_dbias, need_dsinks = arguments[16:]
+    inputs, options, (_, need_dbias, need_dsinks) = _formula.split(arguments)
     if not (inputs.q.numel() and inputs.k.numel()):
         return _formula.backward(dout, dlse, out, lse, *arguments)
     problem = _Problem(inputs, options)

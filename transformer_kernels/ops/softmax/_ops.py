@@ -34,11 +34,11 @@ def _check_causal(op: str, given: Given) -> None:
 
 def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
     """Those of x and of an additive mask."""
-    dy, y, mask, scale = (values[name] for name in ("dy", "y", "mask", "scale"))
-    masked = values["causal"] or mask is not None
+    dy, y, scale, masked, log = (values[n] for n in ("dy", "y", "scale", "masked", "log"))
     if not needed["mask"]:
-        return {"x": backward(dy, y, scale, masked, values["log"])}
-    dz = backward(dy, y, 1.0, masked, values["log"])
+        return {"x": backward(dy, y, scale, masked, log)}
+    mask = values["mask"]
+    dz = backward(dy, y, 1.0, masked, log)
     return {"x": dz * scale, "mask": dz.to(mask.dtype).sum_to_size(mask.shape)}
 
 
