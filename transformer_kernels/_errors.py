@@ -8,7 +8,7 @@ mistake, so that ``except`` clauses written for ``torch.nn.functional`` keep wor
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -66,9 +66,16 @@ def as_number(op: str, name: str, value: Any) -> Any:
     return value if isinstance(value, torch.SymFloat) else float(value)
 
 
+def is_integer(value: Any) -> bool:
+    """Whether it is an integer of any type, or the symbol of one."""
+    if type(value) is int:
+        return True
+    return type(value) is not bool and isinstance(value, (Integral, torch.SymInt))
+
+
 def as_integer(op: str, name: str, value: Any) -> Any:
     """An integer of any type as an int, or as the symbol of one."""
-    if type(value) is bool or not isinstance(value, (Integral, torch.SymInt)):
+    if not is_integer(value):
         raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected an int")
     return value if isinstance(value, torch.SymInt) else int(value)
 
@@ -118,15 +125,17 @@ def check_floating(op: str, name: str, x: torch.Tensor) -> None:
         raise ArgumentValueError(f"{op}: {name} has 0 dimensions, expected at least 1")
 
 
-def is_ours(error: BaseException | None) -> bool:
+def is_ours(error: Any) -> TypeGuard[ArgumentValueError | ArgumentTypeError]:
     return isinstance(error, (ArgumentValueError, ArgumentTypeError))
 
 
 def translate(op: str, error: Exception) -> Exception:
     """The exception that a C++ check named in its text, or that PyTorch made another of; else
     ``error``."""
+    if is_ours(error):
+        return error
     for source in (error.__cause__, error.__context__):
-        if isinstance(source, Exception) and is_ours(source) and not is_ours(error):
+        if is_ours(source):
             return source
     message = str(error)
     for prefix, kind in _KINDS.items():

@@ -45,10 +45,10 @@ class Op:
     that is gradients of results, arguments, results and flags by name. A gradient with a question
     mark may be absent: nobody differentiates that result, or the op has no such result. Beside one
     that may, any other that is absent is zeros. Where the gradient of one of ``sums`` is the only
-    one, it is the gradient of that result's terms. A flag
-    asks for the gradients that ``flags`` names, by default for the one in its own name; ``need_y``
-    for a result, computed once more. What nobody asks for has no elements. An input of another
-    kind, as ``bool masked``, is one of ``expressions``.
+    one, it is the gradient of that result's terms. A flag asks for the gradients that ``flags``
+    names, by default for the one in its own name; ``need_y`` for a result, computed once more. What
+    nobody asks for has no elements. An input of another kind, as ``bool masked``, is one of
+    ``expressions``.
 
     By default the backward pass as a formula is autograd of ``formula``, for which a call keeps all
     its tensors. With ``gradient`` it keeps what the backward pass reads.

@@ -298,6 +298,8 @@ BAD: dict[str, dict[str, Any]] = {
 # What it takes, or refuses by the name of another argument, where others like it do not.
 GOOD = {
     "v": ("short",),  # its head dim is its own
+    "bias": ("one more dimension",),  # of heads as it is, of batches with one more
+    "alibi_slopes": ("one more dimension",),
     "mask": ("booleans",),
     "cu_seqlens_q": ("short",),
     "seed": ("integers",),

@@ -87,6 +87,7 @@ def bad(op: Op, argument: Argument) -> Values:
             "half": x.half(),
             "double": x.double(),
             "short": x[..., 1:],
+            "one more dimension": x.expand(2, *x.shape),
             "more dimensions": x.expand(2, 2, 2, *x.shape),
             "elsewhere": x.to("meta"),
         }

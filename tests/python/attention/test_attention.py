@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import transformer_kernels as tfk
 from transformer_kernels.functional import attention
 from transformer_kernels.ops.attention._ops import ATTENTION
 from transformer_kernels.testing.attention import Call, check, differentiate, tensors
+from transformer_kernels.testing.dispatch import CallsOf
 from transformer_kernels.testing.inputs import poisoned, randn
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -375,16 +375,6 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("asked", ["by keyword", "of torch", "not at all"])
 def test_repeatable_gradients_are_asked_for(asked: str, with_bias: bool) -> None:
-    seen = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func is ATTENTION.raw.backward:
-                seen.append(args[ATTENTION.backward_inputs.index("deterministic")])
-            return func(*args, **(kwargs or {}))
-
     leaves = [x.requires_grad_() for x in tensors(6, 9, dim=8)]
     if with_bias:
         leaves.append(torch.randn(6, 9, requires_grad=True))
@@ -392,8 +382,9 @@ def test_repeatable_gradients_are_asked_for(asked: str, with_bias: bool) -> None
     out = attention(*leaves[:3], bias=bias, deterministic=asked == "by keyword")
     torch.use_deterministic_algorithms(asked == "of torch")
     try:
-        with Watch():
+        with CallsOf(ATTENTION.raw.backward) as watch:
             torch.autograd.grad(out.sum(), leaves)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert seen == [asked != "not at all"]
+    at = ATTENTION.backward_inputs.index("deterministic")
+    assert [call[at] for call in watch.calls] == [asked != "not at all"]

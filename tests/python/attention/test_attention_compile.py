@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import transformer_kernels as tfk
 from transformer_kernels.functional import attention, attention_varlen
-from transformer_kernels.testing.attention import tensors
+from transformer_kernels.testing.attention import OPTIONAL, op_arguments, tensors
+from transformer_kernels.testing.dispatch import CallsOf
 from transformer_kernels.testing.inputs import randn
 
 OPS = torch.ops.transformer_kernels
-NUMBERS = (0.3, 20, 0, False, 2.0, 0.0, False)  # from scale to deterministic
 pytestmark = pytest.mark.usefixtures("default_device")
 
 
@@ -31,16 +30,11 @@ def _fresh_compiler() -> None:
 
 
 def _raw_arguments(kind: str) -> tuple[Any, ...]:
-    if kind == "varlen":
-        q, k, v = (randn((9, 2, 8), torch.float32) for _ in range(3))
-        return (q, k, v, None, None, None, None, _offsets(), _offsets(), None, *NUMBERS)
-    q, k, v = tensors(6, 9, 4, 2, dim=8)
-    if kind == "plain":
-        return (q, k, v, *[None] * 7, *NUMBERS)
-    bias, mask = randn((4, 1, 9), torch.float32), torch.rand(6, 9) > 0.3
-    seed = torch.tensor([1, 2])
-    rest = (bias, mask, torch.rand(4), torch.randn(4), None, None, seed)
-    return (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, *rest, *NUMBERS[:5], 0.5, False)
+    names = OPTIONAL["all" if kind == "all" else "plain"]
+    given = op_arguments(names, packed=kind == "varlen")
+    if kind == "all":
+        given["q"] = given["q"].transpose(1, 2).contiguous().transpose(1, 2)
+    return tuple(given.values())
 
 
 @pytest.mark.parametrize("kind", ["plain", "all", "varlen"])
@@ -122,21 +116,13 @@ def test_sizes_that_depend_on_data() -> None:
 
 
 def test_an_unused_log_sum_exp_has_no_gradient_in_graphs() -> None:
-    seen = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func is OPS.attention_backward.default:
-                seen.append([args[0].count_nonzero().item() > 0, args[1] is not None])
-            return func(*args, **(kwargs or {}))
-
     q, *rest = _raw_arguments("plain")
+    seen = []
     for unused in (1, 0):
         results = OPS.attention(q.clone().requires_grad_(), *rest)
-        with Watch():
+        with CallsOf(OPS.attention_backward.default) as watch:
             results[1 - unused].sum().backward()
+        seen += [[dout.count_nonzero() > 0, dlse is not None] for dout, dlse, *_ in watch.calls]
     assert seen == [[True, False], [False, True]]
 
 

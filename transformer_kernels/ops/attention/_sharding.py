@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from ._formula import Inputs
+from ._formula import Inputs, split
 from ._ops import ATTENTION
 
 _Placements = list[Any]  # none where the argument is no tensor
@@ -20,8 +20,6 @@ _Acceptable = list[tuple[_Placements, _Placements]]
 _forward_op: Any
 _backward_op: Any
 _forward_op, _backward_op = ATTENTION.raw.forward, ATTENTION.raw.backward
-_TENSORS = len(Inputs._fields)
-_NUMBERS = len(ATTENTION.names) - _TENSORS
 
 # The dimension that is split, counted from the last as 1. Who has none is the same everywhere.
 _BATCH = {"q": 4, "k": 4, "v": 4, "bias": 4, "mask": 4, "alibi_slopes": 2, "lse": 3}
@@ -55,8 +53,8 @@ def _everywhere(tensors: tuple[Any, ...]) -> _Placements:
 
 @register_sharding(_forward_op)  # type: ignore[untyped-decorator]
 def _forward(*arguments: Any) -> _Acceptable:
-    inputs = Inputs(*arguments[:_TENSORS])
-    numbers = [None] * _NUMBERS
+    inputs, _, _ = split(arguments)
+    numbers = [None] * (len(arguments) - len(inputs))
     acceptable = [([Replicate()] * 2, [*_everywhere(inputs), *numbers])]
     rank = inputs.q.ndim - 1  # of the log-sum-exp
     for way in _ways(inputs):
@@ -76,9 +74,9 @@ def _summed(way: dict[str, int], name: str, x: Any, asked: bool, rank: int) -> A
 
 @register_sharding(_backward_op)  # type: ignore[untyped-decorator]
 def _backward(dout: Any, dlse: Any, out: Any, lse: Any, *arguments: Any) -> _Acceptable:
-    inputs, (need_dbias, need_dsinks) = Inputs(*arguments[:_TENSORS]), arguments[-2:]
+    inputs, _, (_, need_dbias, need_dsinks) = split(arguments)
     results = (dout, dlse, out, lse)
-    numbers = [None] * (_NUMBERS + 2)
+    numbers = [None] * (len(arguments) - len(inputs))
     acceptable = [([Replicate()] * 5, [*_everywhere((*results, *inputs)), *numbers])]
     for way in _ways(inputs):
         places = _places(way, inputs)

@@ -10,13 +10,12 @@ A query that sees no key gives 0, a log-sum-exp of -inf, and gradient 0.
 from __future__ import annotations
 
 import importlib
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number, is_integer
 from ..._library import have_kernels_for
 from ..._torch import any_autocast
 from .._dtype import accumulate_dtype
@@ -73,14 +72,12 @@ def _default_scale(q: Tensor) -> float:
         return 1.0  # of what has no head dim, which the op refuses by name
 
 
-def _is_size(value: Any) -> bool:
-    if type(value) is int:
-        return True
-    return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
-
-
 def _window(window: Any, causal: Any) -> tuple[Any, Any]:
-    if not isinstance(window, (tuple, list)) or len(window) != 2 or not all(map(_is_size, window)):
+    if (
+        not isinstance(window, (tuple, list))
+        or len(window) != 2
+        or not all(map(is_integer, window))
+    ):
         raise ArgumentTypeError(
             f"attention: window is {window!r}, expected two ints (left, right), -1 for no bound"
         )
@@ -121,14 +118,14 @@ def _call(
 ) -> tuple[Tensor, Tensor]:
     left, right = _window(window, causal)
     if isinstance(q, Tensor):
+        if type(dropout) is not float:
+            dropout = as_number(_OP, "dropout", dropout)
         if type(q) is not Tensor and is_distributed(q):
             _prepare_for_distributed(dropout, backend)
         if any_autocast():
             q, k, v = _autocast(q, k, v)
         if scale is None:
             scale = _default_scale(q)
-        if type(dropout) is not float:
-            dropout = as_number(_OP, "dropout", dropout)
         if dropout and seed is None:
             seed = fresh_seed(q.device)
         alibi_slopes = _statistics("alibi_slopes", alibi_slopes, q)
@@ -201,6 +198,8 @@ def attention(
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument that the op cannot take, by name.
     """
+    heads_first = as_flag(_OP, "heads_first", heads_first)
+    return_lse = as_flag(_OP, "return_lse", return_lse)
     if type(q) is not Tensor and is_jagged(q) and is_jagged(k) and is_jagged(v):
         return _jagged.attention(
             attention_varlen, q, k, v, causal=causal, window=window, scale=scale, softcap=softcap,
@@ -208,7 +207,7 @@ def attention(
             seed=seed, top_left=top_left, heads_first=heads_first, return_lse=return_lse,
             deterministic=deterministic, backend=backend,
         )  # fmt: skip
-    if as_flag(_OP, "heads_first", heads_first):
+    if heads_first:
         for name, x in (("q", q), ("k", k), ("v", v)):
             if isinstance(x, Tensor) and x.dim() != 4:
                 raise ArgumentValueError(
@@ -222,7 +221,7 @@ def attention(
     )  # fmt: skip
     if heads_first:
         out = out.transpose(1, 2)
-    return (out, lse) if as_flag(_OP, "return_lse", return_lse) else out
+    return (out, lse) if return_lse else out
 
 
 @overridable_as(_OP)
@@ -259,6 +258,7 @@ def attention_varlen(
     Returns:
         (total Tq, H, Dv), or the pair of that and the log-sum-exp, (H, total Tq).
     """
+    return_lse = as_flag(_OP, "return_lse", return_lse)
     if cu_seqlens_q is None:
         raise ArgumentTypeError("attention: cu_seqlens_q is NoneType, expected a Tensor")
     if cu_seqlens_k is None:
@@ -267,4 +267,4 @@ def attention_varlen(
         q, k, v, None, None, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, seed, causal, window,
         scale, softcap, dropout, top_left, deterministic, backend,
     )  # fmt: skip
-    return (out, lse) if as_flag(_OP, "return_lse", return_lse) else out
+    return (out, lse) if return_lse else out
