@@ -3,8 +3,10 @@
 
 from .ops.attention._sdpa import scaled_dot_product_attention
 from .ops.attention.attention import attention, attention_varlen
+from .ops.norm.dropout_norm import bias_dropout_add_layer_norm, bias_dropout_add_rms_norm
 from .ops.norm.layer_norm import add_layer_norm, layer_norm
 from .ops.norm.rms_norm import add_rms_norm, rms_norm
+from .ops.pointwise.dropout import bias_dropout_add, dropout
 from .ops.pointwise.pointwise import FUNCTIONS as _ACTIVATIONS
 from .ops.softmax.softmax import log_softmax, softmax
 
@@ -16,6 +18,10 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "attention_varlen",
+    "bias_dropout_add",
+    "bias_dropout_add_layer_norm",
+    "bias_dropout_add_rms_norm",
+    "dropout",
     "layer_norm",
     "log_softmax",
     "rms_norm",

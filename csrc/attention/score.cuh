@@ -5,9 +5,9 @@
 #pragma once
 
 #include "attention/attention_problem.h"
-#include "attention/philox.h"
 #include "core/cuda/exponent.cuh"
 #include "core/cuda/pack.cuh"
+#include "core/math/philox.h"
 
 namespace transformer_kernels::cuda {
 

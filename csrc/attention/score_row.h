@@ -5,7 +5,7 @@
 #pragma once
 
 #include "attention/attention_kernels.h"
-#include "attention/philox.h"
+#include "core/cpu/philox_block.h"
 #include "core/cpu/row_loop.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
@@ -287,7 +287,8 @@ F score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, 
   return static_cast<F>(plain ? p.scale * kLog2E : kLog2E);
 }
 
-// 0 where dropout drops, else 1 over the probability of keeping. `key` is a multiple of 8.
+// 0 where dropout drops, else 1 over the probability of keeping. `key` is a multiple of 8, and
+// factors of whole counters are written.
 template <class F>
 void dropout_factors(const AttentionProblem& p, std::int64_t row, std::int64_t key,
                      std::int64_t count, F* factors) {
@@ -296,16 +297,16 @@ void dropout_factors(const AttentionProblem& p, std::int64_t row, std::int64_t k
   // Where everything is dropped nothing is kept, and the factor unused.
   const F kept = static_cast<F>(static_cast<double>(kValues) /
                                 (p.drop_below < kValues ? kValues - p.drop_below : kValues));
+  const std::uint32_t below = p.drop_below;
   const std::int64_t calls_per_row = (p.keys + kPerCall - 1) / kPerCall;
-  const std::uint64_t first = static_cast<std::uint64_t>(row * calls_per_row + key / kPerCall);
-  for (std::int64_t i = 0; i * kPerCall < count; ++i) {
-    const PhiloxWords bits = philox(p.seed, first + static_cast<std::uint64_t>(i), p.offset);
-    F* const block = factors + i * kPerCall;
-#pragma GCC unroll 8
-    for (int n = 0; n < kPerCall; ++n) {
-      const std::uint32_t number = bits.word[n / 2] >> (n % 2 * 16) & 0xffff;
-      block[n] = number < p.drop_below ? F{0} : kept;
-    }
+  const std::int64_t calls = (count + kPerCall - 1) / kPerCall;
+  const std::int64_t first = row * calls_per_row + key / kPerCall;
+  for (std::int64_t call = 0; call < calls; call += kPhiloxCounters) {
+    alignas(64) std::uint16_t numbers[kPhiloxNumbers];
+    philox_block(p.seed, static_cast<std::uint64_t>(first + call), p.offset, numbers);
+    const std::int64_t left = calls - call < kPhiloxCounters ? calls - call : kPhiloxCounters;
+    F* const block = factors + call * kPerCall;
+    for (std::int64_t n = 0; n < left * kPerCall; ++n) block[n] = numbers[n] < below ? F{0} : kept;
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include "core/backends.h"
 #include "core/dispatch.h"
-#include "norm/row_norm.h"
+#include "norm/dropout_norm.h"
 
 namespace transformer_kernels {
 namespace {
@@ -13,6 +13,11 @@ constexpr Backends<NormForwardProblem> kForward{.cpu = cpu::norm_forward,
 constexpr Backends<NormBackwardProblem> kBackward{.cpu = cpu::norm_backward,
                                                   .cuda = kHasCuda ? cuda::norm_backward : nullptr};
 
+constexpr Backends<DropoutNormForwardProblem> kDropoutForward{
+    .cpu = cpu::dropout_norm_forward, .cuda = kHasCuda ? cuda::dropout_norm_forward : nullptr};
+constexpr Backends<DropoutNormBackwardProblem> kDropoutBackward{
+    .cpu = cpu::dropout_norm_backward, .cuda = kHasCuda ? cuda::dropout_norm_backward : nullptr};
+
 // What tells the members of the family apart.
 struct Member {
   const char* op;
@@ -21,6 +26,11 @@ struct Member {
 };
 constexpr Member kLayerNorm{.op = "layer_norm", .center = true, .eps = 1e-5};
 constexpr Member kRmsNorm{.op = "rms_norm", .center = false, .eps = 1e-6};
+
+constexpr Member kDropoutLayerNorm{
+    .op = "bias_dropout_add_layer_norm", .center = true, .eps = kLayerNorm.eps};
+constexpr Member kDropoutRmsNorm{
+    .op = "bias_dropout_add_rms_norm", .center = false, .eps = kRmsNorm.eps};
 
 DType first_dtype(DType otherwise, std::initializer_list<const TensorView*> views) {
   for (const TensorView* view : views) {
@@ -141,6 +151,44 @@ NormBackwardProblem problem_of(const Member& member, Device device, const NormBa
           .op = op};
 }
 
+DropoutNormForwardProblem problem_of(const Member& member, const Context& context,
+                                     const BiasDropoutAddNormForward& a) {
+  check_value(a.residual.defined(), member.op, ": residual is missing");
+  const NormForwardProblem norm = problem_of(member, context.device, a);
+  const Operands check(member, context.device, a.x);
+  const DType bias_dtype = first_dtype(norm.dtype, {&a.x_bias});
+  return {.norm = norm,
+          .dropout = {.op = member.op,
+                      .dtype = norm.dtype,
+                      .bias_dtype = bias_dtype,
+                      .rows = norm.rows,
+                      .cols = norm.cols,
+                      .x = norm.x,
+                      .residual = norm.residual,
+                      .y = norm.sum,
+                      .bias = check.parameter("x_bias", a.x_bias, bias_dtype),
+                      .draw = checked_draw(member.op, context, a.p, a.seed, "x")}};
+}
+
+DropoutNormBackwardProblem problem_of(const Member& member, const Context& context,
+                                      const BiasDropoutAddNormBackward& a) {
+  NormBackwardProblem norm = problem_of(member, context.device, a);
+  const Operands check(member, context.device, a.x);
+  const DType bias_dtype = first_dtype(norm.dtype, {&a.dx_bias});
+  const Rows dx = norm.dx;
+  norm.dx = check.output("dresidual", a.dresidual);
+  return {.norm = norm,
+          .dropout = {.op = member.op,
+                      .dtype = norm.dtype,
+                      .bias_dtype = bias_dtype,
+                      .rows = norm.rows,
+                      .cols = norm.cols,
+                      .dy = norm.dx,
+                      .dx = dx,
+                      .dbias = check.parameter("dx_bias", a.dx_bias, bias_dtype),
+                      .draw = checked_draw(member.op, context, a.p, a.seed, "dy")}};
+}
+
 void forward(const Member& member, const Context& context, const NormForward& arguments) {
   const NormForwardProblem problem = problem_of(member, context.device, arguments);
   if (problem.rows > 0) run_on(member.op, kForward, context, problem);
@@ -149,6 +197,16 @@ void forward(const Member& member, const Context& context, const NormForward& ar
 void backward(const Member& member, const Context& context, const NormBackward& arguments) {
   const NormBackwardProblem problem = problem_of(member, context.device, arguments);
   run_on(member.op, kBackward, context, problem);
+}
+
+void forward(const Member& member, const Context& context, const BiasDropoutAddNormForward& a) {
+  const DropoutNormForwardProblem problem = problem_of(member, context, a);
+  if (problem.norm.rows > 0) run_on(member.op, kDropoutForward, context, problem);
+}
+
+void backward(const Member& member, const Context& context, const BiasDropoutAddNormBackward& a) {
+  const DropoutNormBackwardProblem problem = problem_of(member, context, a);
+  run_on(member.op, kDropoutBackward, context, problem);
 }
 
 }  // namespace
@@ -167,6 +225,26 @@ void rms_norm_forward(const Context& context, const NormForward& arguments) {
 
 void rms_norm_backward(const Context& context, const NormBackward& arguments) {
   backward(kRmsNorm, context, arguments);
+}
+
+void bias_dropout_add_layer_norm_forward(const Context& context,
+                                         const BiasDropoutAddNormForward& arguments) {
+  forward(kDropoutLayerNorm, context, arguments);
+}
+
+void bias_dropout_add_layer_norm_backward(const Context& context,
+                                          const BiasDropoutAddNormBackward& arguments) {
+  backward(kDropoutLayerNorm, context, arguments);
+}
+
+void bias_dropout_add_rms_norm_forward(const Context& context,
+                                       const BiasDropoutAddNormForward& arguments) {
+  forward(kDropoutRmsNorm, context, arguments);
+}
+
+void bias_dropout_add_rms_norm_backward(const Context& context,
+                                        const BiasDropoutAddNormBackward& arguments) {
+  backward(kDropoutRmsNorm, context, arguments);
 }
 
 std::string describe(const NormForwardProblem& p) {

@@ -44,6 +44,36 @@ void norm_forward(const Context& context, const NormForwardProblem& p) {
   });
 }
 
+void dropout_norm_forward(const Context& context, const DropoutNormForwardProblem& p) {
+  const DeviceLimits& device = device_limits(context.device.index);
+  const std::size_t plan = choose(
+      p.norm.op, kDropoutNormForwardPlans, p,
+      [&](const NormForwardPlan& entry) { return dropout_norm_forward_refusal(entry, p, device); });
+  if (is_rows(kDropoutNormForwardPlans[plan])) {
+    return dispatch_float(p.norm.dtype,
+                          [&]<class T>() { run_dropout_norm_forward_rows<T>(context, p, plan); });
+  }
+  if constexpr (kBuildsSm90) {
+    dispatch_below_double(p.norm.dtype,
+                          [&]<class T>() { run_dropout_norm_forward_bulk<T>(context, p, plan); });
+  }
+}
+
+void dropout_norm_backward(const Context& context, const DropoutNormBackwardProblem& p) {
+  if constexpr (kBuildsSm90a) {
+    const DeviceLimits& device = device_limits(context.device.index);
+    const auto ring = find_kernel(
+        p.norm.op, kDropoutNormBackwardPlans, p,
+        [&](const RingPlan& plan) { return dropout_norm_backward_refusal(plan, p, device); });
+    if (ring) {
+      return dispatch_below_double(
+          p.norm.dtype, [&]<class T>() { run_dropout_norm_backward_ring<T>(context, p, *ring); });
+    }
+  }
+  norm_backward(context, p.norm);
+  if (!is_empty(p.dropout)) dropout_backward(context, p.dropout);
+}
+
 void norm_backward(const Context& context, const NormBackwardProblem& p) {
   const DeviceLimits& device = device_limits(context.device.index);
   if constexpr (kBuildsSm90a) {

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "core/dispatch.h"
+#include "norm/dropout_norm_plan.h"
 #include "norm/norm_plan.h"
 
 namespace transformer_kernels::cuda {
@@ -21,6 +22,14 @@ void run_norm_forward_ring(const Context& context, const NormForwardProblem& p, 
 template <class T>
 void run_norm_forward_chunk(const Context& context, const NormForwardProblem& p, std::size_t plan);
 
+// Of the table of dropout_norm_plan.h.
+template <class T>
+void run_dropout_norm_forward_rows(const Context& context, const DropoutNormForwardProblem& p,
+                                   std::size_t plan);
+template <class T>
+void run_dropout_norm_forward_bulk(const Context& context, const DropoutNormForwardProblem& p,
+                                   std::size_t plan);
+
 template <class T>
 void run_norm_backward_direct(const Context& context, const NormBackwardProblem& p,
                               std::size_t plan);
@@ -31,6 +40,11 @@ void run_norm_backward_ring(const Context& context, const NormBackwardProblem& p
 template <class T>
 void run_norm_backward_chunk(const Context& context, const NormBackwardProblem& p,
                              std::size_t plan);
+
+// With dropout behind it, and a gradient of the sum.
+template <class T>
+void run_dropout_norm_backward_ring(const Context& context, const DropoutNormBackwardProblem& p,
+                                    std::size_t plan);
 
 // dbias alone, as a pass of its own over dy.
 template <class T>
@@ -45,9 +59,18 @@ struct NormForwardPlanAt {
   static constexpr auto plan = std::get<kEntry.plan.index()>(kEntry.plan);
 };
 template <std::size_t kIndex>
+struct DropoutNormForwardPlanAt {
+  static constexpr NormForwardPlan kEntry = kDropoutNormForwardPlans[kIndex];
+  static constexpr auto plan = std::get<RowPlan>(kEntry.plan);
+};
+template <std::size_t kIndex>
 struct NormBackwardPlanAt {
   static constexpr NormBackwardPlan kEntry = kNormBackwardPlans[kIndex];
   static constexpr auto plan = std::get<kEntry.plan.index()>(kEntry.plan);
+};
+template <std::size_t kIndex>
+struct DropoutNormBackwardPlanAt {
+  static constexpr RingPlan plan = kDropoutNormBackwardPlans[kIndex];
 };
 
 // Whether rows of T with parameters of either dtype may have the wanted traits.

@@ -16,6 +16,7 @@
 #include "core/cuda/row_ring.cuh"
 #include "core/cuda/scratch.h"
 #include "norm/norm_kernels.h"
+#include "pointwise/dropout_numbers.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -24,6 +25,12 @@ struct NormBackwardRing {
   NormBackwardShape shape;
   float* partial;  // [clusters][2][pitch]; null where no parameter gradient is wanted
   std::int64_t pitch;
+};
+
+// With dropout behind it: the gradient of the sum, which the norm gives, goes on to that of x.
+struct DropoutNormBackwardRing : NormBackwardRing {
+  DropoutBackwardProblem dropout;
+  float* bias_partial;  // [clusters][2][pitch], of which the first is used; null as `partial`
 };
 
 // LayerNorm's sums of g and of g * xhat. Lanes 0-15 hold the first and lanes 16-31 the second, so
@@ -96,16 +103,44 @@ struct SingleSum {
   static __device__ __forceinline__ float of_gx(float sum) { return sum; }
 };
 
-// T: storage of the matrices. dbias is of LayerNorm alone.
-template <class T, bool kCenter, bool kDsum, class Plan>
+// The sum of a column over the groups of a CTA, which meet in `fold`, group by group in order.
+template <class Plan, int kOwned, int kSize>
+__device__ __forceinline__ void fold_columns(const RingWarp<Plan>& own, float* fold, int cols,
+                                             const float (&sum)[kOwned], float* out) {
+  constexpr RingPlan kPlan = Plan::plan;
+  constexpr int kColumns = kPlan.warps * kPlan.packs * kWarp * kSize;
+  __syncthreads();
+#pragma unroll
+  for (int slot = 0; slot < kPlan.packs; ++slot) {
+    float* at =
+        fold + own.group * kColumns + ((own.warp * kPlan.packs + slot) * kWarp + own.lane) * kSize;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) at[k] = sum[slot * kSize + k];
+  }
+  __syncthreads();
+  const int first_column = own.rank * kColumns;
+  const int columns = max(0, min(cols - first_column, kColumns));
+  for (int column = threadIdx.x; column < columns; column += kPlan.threads()) {
+    float total = 0;
+    for (int group = 0; group < kPlan.groups; ++group) total += fold[group * kColumns + column];
+    out[first_column + column] = total;
+  }
+}
+
+// T: storage of the matrices. dbias is of LayerNorm alone. Launch: of the norm alone, or with
+// dropout.
+template <class T, bool kCenter, bool kDsum, class Plan, class Launch>
 __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
-    norm_backward_ring_kernel(const __grid_constant__ NormBackwardRing a) {
+    norm_backward_ring_kernel(const __grid_constant__ Launch a) {
+  constexpr bool kDropout = std::is_same_v<Launch, DropoutNormBackwardRing>;
   using P = Pack<T, 16 / sizeof(T)>;
   constexpr RingPlan kPlan = Plan::plan;
   constexpr int kSize = P::size;
   constexpr int kPacks = kPlan.packs;
   constexpr int kOwned = kPacks * kSize;
-  constexpr bool kKeep = kOwned <= 24;
+  // LayerNorm of 16-bit rows has three sums of each column when dropout is behind it.
+  constexpr bool kCrowded = kDropout && kCenter && sizeof(T) == 2;
+  constexpr bool kKeep = kOwned <= 24 && !kCrowded;
   constexpr bool kShifted = kPlan.shifted;
   using Ring = RowRing<Plan, T, kDsum ? 3 : 2>;
   // Weights in shared memory: as floats, whatever they are stored as, with their offset.
@@ -206,6 +241,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
 
   float dweight[kOwned] = {};
   float dbias[kCenter ? kOwned : 1] = {};
+  [[maybe_unused]] float dx_bias[kDropout ? kOwned : 1] = {};
   const float inverse_cols = reciprocal(static_cast<float>(p.cols));
   const float* next_mean = kCenter ? static_cast<const float*>(p.mean) + own.row : nullptr;
   const float* next_rstd = static_cast<const float*>(p.rstd) + own.row;
@@ -252,7 +288,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     const float mean_g = Sums::of_g(sums) * inverse_cols;
     const float mean_gx = Sums::of_gx(sums) * inverse_cols;
     uint4 last{};
-#pragma unroll(kKeep ? kPacks : 1)
+#pragma unroll(kKeep || kDropout ? kPacks : 1)
     for (int slot = 0; slot < kPacks; ++slot) {
       if (!kShifted && !own.owns(slot)) continue;
       float* gp = g + (kKeep ? slot * kSize : 0);
@@ -274,7 +310,25 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
       if constexpr (kShifted) {
         store_shifted(dx, ring.elements, lane, slot, P::pack(gp), last);
       } else {
-        P::store(dx + slot * kWarp * kSize, P::pack(gp));
+        const uint4 raw = P::pack(gp);
+        P::store(dx + slot * kWarp * kSize, raw);
+        if constexpr (kDropout) {
+          const std::int64_t row = own.row + static_cast<std::int64_t>(i) * own.walkers;
+          const std::int64_t col =
+              static_cast<std::int64_t>(own.first + lane + slot * kWarp) * kSize;
+          const DropoutDraw& draw = a.dropout.draw;
+          uint4 numbers{};
+          if (!draw.keeps_all() && !draw.keeps_none()) {
+            numbers = DropoutNumbers(draw).of_pack<kSize>(row * p.cols + col);
+          }
+          float dropped[kSize];
+          P::unpack(raw, dropped);
+          drop<0>(numbers, draw.below, static_cast<float>(draw.scale), dropped);
+          P::store(static_cast<T*>(a.dropout.dx.data) + row * a.dropout.dx.stride + col,
+                   P::pack(dropped));
+#pragma unroll
+          for (int k = 0; k < kSize; ++k) dx_bias[slot * kSize + k] += dropped[k];
+        }
       }
     }
     if constexpr (!kKeep) ring.refill(own);
@@ -286,6 +340,12 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   if constexpr (kPlan.cluster > 1) {
     cluster_arrive();
     cluster_wait();
+  }
+  if constexpr (kDropout) {
+    if (a.bias_partial != nullptr) {
+      fold_columns<Plan, kOwned, kSize>(own, reinterpret_cast<float*>(shared + kWeightBytes), cols,
+                                        dx_bias, a.bias_partial + own.cluster * 2 * a.pitch);
+    }
   }
   if (a.partial == nullptr) return;
   // The groups' sums meet in the ring's memory, group by group in order: one partial row a CTA.
@@ -326,30 +386,81 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   }
 }
 
+template <class Plan, class Kernel>
+std::int64_t ring_clusters(const Context& context, const NormBackwardProblem& p, Kernel kernel,
+                           int shared_bytes) {
+  const int resident =
+      resident_clusters(p.op, kernel, Plan::plan, shared_bytes, context.device.index);
+  return std::min<std::int64_t>(resident, divide_up(p.rows, Plan::plan.groups));
+}
+
+template <class Plan>
+LaunchShape ring_launch_shape(std::int64_t clusters, int shared_bytes) {
+  return {.ctas = clusters * Plan::plan.cluster,
+          .threads = Plan::plan.threads(),
+          .cluster = Plan::plan.cluster,
+          .shared_bytes = static_cast<std::size_t>(shared_bytes)};
+}
+
 template <class T, bool kCenter, bool kDsum, class Plan>
 void launch_norm_backward_ring(const Context& context, const NormBackwardProblem& p) {
-  const auto kernel = &norm_backward_ring_kernel<T, kCenter, kDsum, Plan>;
-  constexpr RingPlan kPlan = Plan::plan;
-  const int device = context.device.index;
-  const NormBackwardShape shape = norm_backward_shape(kPlan, p, device_limits(device));
-  const int resident = resident_clusters(p.op, kernel, kPlan, shape.shared_bytes, device);
-  const std::int64_t clusters = std::min<std::int64_t>(resident, divide_up(p.rows, kPlan.groups));
+  const auto kernel = &norm_backward_ring_kernel<T, kCenter, kDsum, Plan, NormBackwardRing>;
+  const NormBackwardShape shape =
+      norm_backward_shape(Plan::plan, p, device_limits(context.device.index));
+  const std::int64_t clusters = ring_clusters<Plan>(context, p, kernel, shape.shared_bytes);
   void* const dbias = kCenter ? p.dbias : nullptr;
   const bool parameters = p.dweight != nullptr || dbias != nullptr;
   const std::int64_t pitch = rounded_up(p.cols, 4);
   const std::size_t bytes = parameters ? clusters * 2 * pitch * sizeof(float) : 0;
   const Scratch scratch(p.op, context, std::max<std::size_t>(bytes, 16));
   float* partial = parameters ? scratch.as<float>() : nullptr;
-  const LaunchShape launch_shape{.ctas = clusters * kPlan.cluster,
-                                 .threads = kPlan.threads(),
-                                 .cluster = kPlan.cluster,
-                                 .shared_bytes = static_cast<std::size_t>(shape.shared_bytes)};
-  launch(p.op, context, launch_shape, kernel, NormBackwardRing{p, shape, partial, pitch});
+  launch(p.op, context, ring_launch_shape<Plan>(clusters, shape.shared_bytes), kernel,
+         NormBackwardRing{p, shape, partial, pitch});
   if (!parameters) return;
   sum_columns(
       p.op, context, p.weight_dtype,
       PartialGradients<float>{partial, static_cast<int>(clusters), pitch, p.cols, p.dweight, dbias},
       true);
+}
+
+template <class T, bool kCenter, class Plan>
+void launch_dropout_norm_backward_ring(const Context& context,
+                                       const DropoutNormBackwardProblem& problem) {
+  const NormBackwardProblem& p = problem.norm;
+  const auto kernel = &norm_backward_ring_kernel<T, kCenter, true, Plan, DropoutNormBackwardRing>;
+  const NormBackwardShape shape =
+      norm_backward_shape(Plan::plan, p, device_limits(context.device.index));
+  const std::int64_t clusters = ring_clusters<Plan>(context, p, kernel, shape.shared_bytes);
+  void* const dbias = kCenter ? p.dbias : nullptr;
+  const std::int64_t pitch = rounded_up(p.cols, 4);
+  const Scratch scratch(p.op, context, 2 * clusters * 2 * pitch * sizeof(float));
+  float* const partial = scratch.as<float>();
+  float* const bias_partial = partial + clusters * 2 * pitch;
+  const bool parameters = p.dweight != nullptr || dbias != nullptr;
+  void* const dx_bias = problem.dropout.dbias;
+  launch(p.op, context, ring_launch_shape<Plan>(clusters, shape.shared_bytes), kernel,
+         DropoutNormBackwardRing{{p, shape, parameters ? partial : nullptr, pitch},
+                                 problem.dropout,
+                                 dx_bias != nullptr ? bias_partial : nullptr});
+  const auto sum = [&](DType dtype, const float* of, void* first, void* second, bool after) {
+    sum_columns(
+        p.op, context, dtype,
+        PartialGradients<float>{of, static_cast<int>(clusters), pitch, p.cols, first, second},
+        after);
+  };
+  if (parameters) sum(p.weight_dtype, partial, p.dweight, dbias, true);
+  if (dx_bias) sum(problem.dropout.bias_dtype, bias_partial, dx_bias, nullptr, !parameters);
+}
+
+template <class T>
+void run_dropout_norm_backward_ring(const Context& context, const DropoutNormBackwardProblem& p,
+                                    std::size_t plan) {
+  if (!p.norm.center && p.norm.dbias != nullptr) sum_norm_bias_gradient<T>(context, p.norm);
+  dispatch_index<std::size(kDropoutNormBackwardPlans)>(plan, [&]<std::size_t kIndex>() {
+    dispatch_bool(p.norm.center, [&]<bool kCenter>() {
+      launch_dropout_norm_backward_ring<T, kCenter, DropoutNormBackwardPlanAt<kIndex>>(context, p);
+    });
+  });
 }
 
 template <class T>

@@ -9,6 +9,8 @@
 #include "core/cpu/scratch.h"
 #include "core/dispatch.h"
 #include "core/rounding.h"
+#include "norm/dropout_norm.h"
+#include "pointwise/dropout_cpu.h"
 
 namespace transformer_kernels::cpu {
 namespace {
@@ -42,41 +44,49 @@ Problem without_empty_strides(Problem problem, Members... members) {
   return problem;
 }
 
-}  // namespace
+// The loops of a norm, with what stands beside its kernels: before a row, `prepare` makes it, and
+// behind a chunk of rows `proceed` goes on with their gradients, while they are in the cache.
 
-void norm_forward(const Context& context, const NormForwardProblem& problem) {
+template <class Prepare>
+void forward_rows(const Context& context, const NormForwardProblem& problem, bool stream,
+                  Prepare&& prepare) {
   using P = NormForwardProblem;
   const P p = without_empty_strides(problem, &P::x, &P::residual, &P::y, &P::sum);
-  log_cpu_kernel(p.op, p);
   const WideParameter weight(context, p.dtype, weight_of(p));
   const WideParameter bias(context, p.dtype, bias_of(p));
-  const bool stream = exceeds_cache(p.rows * p.cols * size_of(p.dtype));
   const NormForwardTask task{p, weight.data(), p.bias != nullptr ? bias.data() : nullptr, stream};
+  const auto run = kernels().forward[index_of(p.dtype)];
   parallel_for(context, p.rows, rows_per_range(p.cols), [&](std::int64_t begin, std::int64_t end) {
     RowScratch scratch(stream && p.sum.data ? p.cols * size_of(p.dtype) : 0);
-    kernels().forward[index_of(p.dtype)](task, scratch.data(), begin, end);
+    prepare(begin, end,
+            [&](std::int64_t first, std::int64_t last) { run(task, scratch.data(), first, last); });
   });
 }
 
-void norm_backward(const Context& context, const NormBackwardProblem& problem) {
+std::int64_t chunk_rows_of(const NormBackwardProblem& p) {
+  constexpr std::int64_t kGroup = 4;  // rows that the kernel takes at once
+  return rounded_up(rows_per_chunk(p.rows, p.cols, p.dtype), kGroup);
+}
+
+template <class Proceed>
+void backward_chunks(const Context& context, const NormBackwardProblem& problem, bool stream,
+                     Proceed&& proceed) {
   using P = NormBackwardProblem;
   const P p = without_empty_strides(problem, &P::dy, &P::dsum, &P::x, &P::dx);
-  log_cpu_kernel(p.op, p);
-  constexpr std::int64_t kGroup = 4;  // rows that the kernel takes at once
-  const std::int64_t chunk_rows = rounded_up(rows_per_chunk(p.rows, p.cols, p.dtype), kGroup);
+  const std::int64_t chunk_rows = chunk_rows_of(p);
   const std::int64_t chunks = divide_up(p.rows, chunk_rows);
   const bool wanted = p.dweight != nullptr || p.dbias != nullptr;
   const std::int64_t wide = wide_cols(p.cols);
   const Scratch partials(context,
                          wanted ? chunks * 2 * wide * size_of(accumulate_dtype(p.dtype)) : 0);
   const WideParameter weight(context, p.dtype, weight_of(p));
-  const NormBackwardTask task{
-      p,    weight.data(), partials.data(),
-      wide, chunk_rows,    exceeds_cache(p.rows * p.cols * size_of(p.dtype))};
-  const std::int64_t grain = rows_per_range(chunk_rows * p.cols);
-  parallel_for(context, chunks, grain, [&](std::int64_t begin, std::int64_t end) {
-    kernels().backward[index_of(p.dtype)](task, begin, end);
-  });
+  const NormBackwardTask task{p, weight.data(), partials.data(), wide, chunk_rows, stream};
+  const auto run = kernels().backward[index_of(p.dtype)];
+  parallel_for(context, chunks, rows_per_range(chunk_rows * p.cols),
+               [&](std::int64_t begin, std::int64_t end) {
+                 proceed(begin, end,
+                         [&](std::int64_t first, std::int64_t last) { run(task, first, last); });
+               });
   if (!wanted) return;
   add_chunks(context, {.dtype = p.dtype,
                        .cols = p.cols,
@@ -84,6 +94,56 @@ void norm_backward(const Context& context, const NormBackwardProblem& problem) {
                        .partials = partials.data(),
                        .totals = {p.dweight, p.dbias},
                        .is_wide = p.weight_dtype != p.dtype});
+}
+
+constexpr auto all_at_once = [](std::int64_t begin, std::int64_t end, auto&& run) {
+  run(begin, end);
+};
+
+template <class Problem>
+bool leaves_cache(const Problem& p) {
+  return exceeds_cache(p.rows * p.cols * size_of(p.dtype));
+}
+
+}  // namespace
+
+void norm_forward(const Context& context, const NormForwardProblem& p) {
+  log_cpu_kernel(p.op, p);
+  forward_rows(context, p, leaves_cache(p), all_at_once);
+}
+
+void norm_backward(const Context& context, const NormBackwardProblem& p) {
+  log_cpu_kernel(p.op, p);
+  backward_chunks(context, p, leaves_cache(p), all_at_once);
+}
+
+// Each row of the sum is made, and normalised from the cache.
+void dropout_norm_forward(const Context& context, const DropoutNormForwardProblem& p) {
+  log_cpu_kernel(p.norm.op, p.norm);
+  const bool stream = leaves_cache(p.norm);
+  const DropoutForwardRows dropout(context, p.dropout, false);
+  NormForwardProblem norm = p.norm;
+  norm.x = p.norm.sum;
+  norm.residual = norm.sum = {};
+  forward_rows(context, norm, stream, [&](std::int64_t begin, std::int64_t end, auto&& run) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      dropout.row(row);
+      run(row, row + 1);
+    }
+  });
+}
+
+void dropout_norm_backward(const Context& context, const DropoutNormBackwardProblem& p) {
+  log_cpu_kernel(p.norm.op, p.norm);
+  const DropoutBackwardRows dropout(context, p.dropout, leaves_cache(p.norm),
+                                    chunk_rows_of(p.norm));
+  backward_chunks(context, p.norm, false, [&](std::int64_t begin, std::int64_t end, auto&& run) {
+    for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+      run(chunk, chunk + 1);
+      dropout.chunk(chunk);
+    }
+  });
+  dropout.finish(context);
 }
 
 }  // namespace transformer_kernels::cpu

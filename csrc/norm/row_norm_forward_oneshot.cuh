@@ -5,8 +5,11 @@
 
 #include "core/cuda/launch.cuh"
 #include "core/cuda/row.cuh"
+#include "norm/dropout_norm.h"
 #include "norm/moments.cuh"
 #include "norm/norm_kernels.h"
+#include "pointwise/dropout_numbers.cuh"
+#include "pointwise/pointwise_pack.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -49,10 +52,37 @@ constexpr int oneshot_ctas(const RowPlan& plan) {
 #endif
 }
 
-// T: storage of the matrices. Grid: ceil(rows / plan.cta_rows()) * cluster.
-template <class T, bool kCenter, bool kResidual, class Plan>
+__device__ __forceinline__ const NormForwardProblem& norm_of(const NormForwardProblem& p) {
+  return p;
+}
+__device__ __forceinline__ const NormForwardProblem& norm_of(const DropoutNormForwardProblem& p) {
+  return p.norm;
+}
+
+// x becomes dropout(x + x_bias) in a pack that begins with `element`, in column `col`.
+template <class T, int kSize, class V>
+__device__ __forceinline__ void drop_pack(const DropoutForwardProblem& p, std::int64_t element,
+                                          std::int64_t col, V (&x)[kSize]) {
+  uint4 numbers{};
+  if (!p.draw.keeps_all() && !p.draw.keeps_none()) {
+    numbers = DropoutNumbers(p.draw).of_pack<kSize>(element);
+  }
+  if (p.bias != nullptr) {
+    V bias[kSize];
+    load_bias<T>(p.bias, p.bias_dtype != p.dtype, col, kSize, bias);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) x[k] += bias[k];
+  }
+  drop<0>(numbers, p.draw.below, static_cast<V>(p.draw.scale), x);
+}
+
+// T: storage of the matrices. Problem: of a norm alone, or with dropout before the residual.
+// Grid: ceil(rows / plan.cta_rows()) * cluster.
+template <class T, bool kCenter, bool kResidual, class Plan, class Problem>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::plan))
-    norm_forward_oneshot_kernel(const __grid_constant__ NormForwardProblem p) {
+    norm_forward_oneshot_kernel(const __grid_constant__ Problem problem) {
+  constexpr bool kDropout = std::is_same_v<Problem, DropoutNormForwardProblem>;
+  const NormForwardProblem& p = norm_of(problem);
   using RowT = Row<Plan, T>;
   using P = Pack<T, RowT::kPackSize>;
   using V = typename P::Value;
@@ -119,6 +149,10 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
       V a[kSize], b[kSize];
       P::unpack(raw, a);
       P::unpack(read(p.residual, 1, r, pack), b);
+      if constexpr (kDropout) {
+        const std::int64_t col = slice + row.column(pack);
+        drop_pack<T>(problem.dropout, (row.index + r) * p.cols + col, col, a);
+      }
 #pragma unroll
       for (int k = 0; k < kSize; ++k) a[k] += b[k];
       raw = P::pack(a);
@@ -251,17 +285,21 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   }
 }
 
+template <class Plan, class Problem>
+LaunchShape oneshot_shape(const Problem& p) {
+  return {.ctas = divide_up(p.rows, Plan::plan.cta_rows()) * Plan::plan.cluster,
+          .threads = Plan::plan.cta_threads(),
+          .cluster = Plan::plan.cluster,
+          .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p)))};
+}
+
 template <class T, auto kRuns>
 void run_norm_forward_oneshot(const Context& context, const NormForwardProblem& p,
                               std::size_t plan) {
   dispatch_norm_forward<T, kRuns>(p, plan, [&]<class Plan, bool kCenter, bool kResidual>() {
     if constexpr (!std::is_same_v<T, double> || moves_single_elements(Plan::kEntry)) {
-      const LaunchShape shape{
-          .ctas = divide_up(p.rows, Plan::plan.cta_rows()) * Plan::plan.cluster,
-          .threads = Plan::plan.cta_threads(),
-          .cluster = Plan::plan.cluster,
-          .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p)))};
-      launch(p.op, context, shape, &norm_forward_oneshot_kernel<T, kCenter, kResidual, Plan>, p);
+      launch(p.op, context, oneshot_shape<Plan>(p),
+             &norm_forward_oneshot_kernel<T, kCenter, kResidual, Plan, NormForwardProblem>, p);
     }
   });
 }
@@ -274,6 +312,33 @@ void run_norm_forward_rows(const Context& context, const NormForwardProblem& p, 
 template <class T>
 void run_norm_forward_bulk(const Context& context, const NormForwardProblem& p, std::size_t plan) {
   run_norm_forward_oneshot<T, is_bulk>(context, p, plan);
+}
+
+template <class T, auto kRuns>
+void run_dropout_norm_forward_oneshot(const Context& context, const DropoutNormForwardProblem& p,
+                                      std::size_t plan) {
+  dispatch_index<std::size(kDropoutNormForwardPlans)>(plan, [&]<std::size_t kIndex>() {
+    using Plan = DropoutNormForwardPlanAt<kIndex>;
+    if constexpr (kRuns(Plan::kEntry) &&
+                  (!std::is_same_v<T, double> || moves_single_elements(Plan::kEntry))) {
+      dispatch_bool(p.norm.center, [&]<bool kCenter>() {
+        launch(p.norm.op, context, oneshot_shape<Plan>(p.norm),
+               &norm_forward_oneshot_kernel<T, kCenter, true, Plan, DropoutNormForwardProblem>, p);
+      });
+    }
+  });
+}
+
+template <class T>
+void run_dropout_norm_forward_rows(const Context& context, const DropoutNormForwardProblem& p,
+                                   std::size_t plan) {
+  run_dropout_norm_forward_oneshot<T, is_rows>(context, p, plan);
+}
+
+template <class T>
+void run_dropout_norm_forward_bulk(const Context& context, const DropoutNormForwardProblem& p,
+                                   std::size_t plan) {
+  run_dropout_norm_forward_oneshot<T, is_bulk>(context, p, plan);
 }
 
 }  // namespace transformer_kernels::cuda

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
+#include "pointwise/bias_sums.cuh"
 #include "pointwise/pointwise_pack.cuh"
 #include "pointwise/pointwise_plan.h"
 
@@ -66,34 +67,6 @@ __global__ void __launch_bounds__(kPointwiseThreads)
   pack.load(p, at, 0, count);
   accumulate_t<T> none[kSize], dx[kSize], dup[kSize];
   pack.template finish<false>(p, at, 0, count, none, none, dx, dup);
-}
-
-// The sums of each CTA row by row: partial[row block][which][pitch]; null where they are not
-// wanted.
-template <class A>
-struct BiasSums {
-  A* partial;
-  std::int64_t pitch;
-  int rows_per_thread;
-};
-
-// Adds up what the rows of threads of a CTA have, in their order.
-template <int kSize, class A>
-__device__ __forceinline__ void write_sums(A* out, std::int64_t count, const A (&sum)[kSize]) {
-  __shared__ A shared[kPointwiseThreads * kSize];
-  const int threads = blockDim.x * blockDim.y;
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < kSize; ++k) shared[k * threads + thread] = sum[k];
-  __syncthreads();
-  if (threadIdx.y != 0) return;
-#pragma unroll
-  for (int k = 0; k < kSize; ++k) {
-    A total = 0;
-    for (int y = 0; y < blockDim.y; ++y) total += shared[k * threads + y * blockDim.x + thread];
-    if (k < count) out[k] = total;
-  }
 }
 
 template <class T, int kSize, class Op>

@@ -2,44 +2,11 @@
 // Pointwise ops. Compiled once per instruction set; see core/cpu/isa.h.
 #include <utility>
 
-#include "core/cpu/row_loop.h"
+#include "pointwise/part_isa.h"
 #include "pointwise/pointwise_isa.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
-
-template <class T>
-T* element_of(const Rows& matrix, std::int64_t row, std::int64_t col) {
-  return static_cast<T*>(matrix.data) + row * matrix.stride + col;
-}
-
-// Those that the op does not have are null.
-template <class T>
-T* element_if(bool present, const Rows& matrix, std::int64_t row, std::int64_t col) {
-  return present ? element_of<T>(matrix, row, col) : nullptr;
-}
-
-template <class T>
-const accumulate_t<T>* column_of(const void* bias, std::int64_t col) {
-  return bias != nullptr ? static_cast<const accumulate_t<T>*>(bias) + col : nullptr;
-}
-
-template <class T, class V, class Lanes>
-TFK_INLINE void put(T* p, V v, Lanes lanes, bool past_caches) {
-  if (past_caches) {
-    StreamingStore::put(p, v, lanes);
-  } else {
-    store(p, v, lanes);
-  }
-}
-
-// Outputs that leave the cache are written past it where their rows are aligned, unless they are an
-// input's memory, whose lines are there already.
-template <class T>
-bool streams(bool stream, const Rows& output, const Rows& input, const Rows& other_input) {
-  return stream && can_stream<T>(output.data, output.stride) && output.data != input.data &&
-         output.data != other_input.data;
-}
 
 // Part of a row. All pointers are to its first element; those that the op does not need are null.
 template <class T, class A = accumulate_t<T>>
@@ -109,11 +76,6 @@ struct BackwardPart {
   std::int64_t cols;
   bool stream;
 };
-
-template <class T, class V, class Lanes>
-TFK_INLINE void add_to(accumulate_t<T>* total, V term, Lanes lanes) {
-  store_wide<T>(total, load_wide<T>(total, lanes) + term, lanes);
-}
 
 template <class T, class Op>
 TFK_FLATTEN void backward_part(const BackwardPart<T>& arguments) {

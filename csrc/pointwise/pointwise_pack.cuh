@@ -32,6 +32,11 @@ struct PointwisePlace {
   }
 };
 
+template <class T>
+__device__ __forceinline__ T* row_of(const Rows& matrix, std::int64_t row) {
+  return static_cast<T*>(matrix.data) + row * matrix.stride;
+}
+
 // By plain loads: where stores are plain as well, loads that no cache keeps cost 2 to 6 %.
 template <class T, int kSize>
 __device__ __forceinline__ typename Pack<T, kSize>::Raw load_pack(const T* pointer,

@@ -27,11 +27,13 @@ struct PointwiseGrid {
   int ctas_z() const { return static_cast<int>(divide_up(row_blocks, kMostCtas)); }
 };
 
-// Rows so narrow that a CTA's threads would be idle share one.
+// Rows so narrow that a CTA's threads would be idle share one. A CTA has a multiple of `together`
+// packs of a row.
 constexpr PointwiseGrid pointwise_grid(std::int64_t rows, std::int64_t packs,
-                                       std::int64_t rows_per_thread) {
+                                       std::int64_t rows_per_thread, int together = 1) {
   const std::int64_t column_blocks = std::max<std::int64_t>(1, divide_up(packs, kPointwiseThreads));
-  const auto threads = static_cast<int>(std::max<std::int64_t>(1, divide_up(packs, column_blocks)));
+  const auto threads = static_cast<int>(
+      std::max<std::int64_t>(together, rounded_up(divide_up(packs, column_blocks), together)));
   const auto threads_y = static_cast<int>(
       std::clamp<std::int64_t>(divide_up(rows, rows_per_thread), 1, kPointwiseThreads / threads));
   return {threads, threads_y, column_blocks, divide_up(rows, threads_y * rows_per_thread)};
@@ -39,10 +41,10 @@ constexpr PointwiseGrid pointwise_grid(std::int64_t rows, std::int64_t packs,
 
 // Rows that one thread takes where it sums up the gradients of biases: many, since each CTA writes
 // its sums, but few enough that all processors have some. Of the shape alone: so is the result.
-constexpr std::int64_t rows_per_sum(std::int64_t rows, std::int64_t packs) {
+constexpr std::int64_t rows_per_sum(std::int64_t rows, std::int64_t packs, int together = 1) {
   constexpr std::int64_t kMostRows = 128;
   constexpr std::int64_t kEnoughCtas = 1024;
-  const PointwiseGrid one = pointwise_grid(rows, packs, 1);
+  const PointwiseGrid one = pointwise_grid(rows, packs, 1, together);
   return std::clamp<std::int64_t>(one.row_blocks * one.column_blocks / kEnoughCtas, 1, kMostRows);
 }
 

@@ -2,28 +2,15 @@
 #include <type_traits>
 
 #include "core/cuda/column_sum.h"
-#include "core/cuda/launch.cuh"
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
 #include "pointwise/pointwise_backward.cuh"
 #include "pointwise/pointwise_forward.cuh"
 #include "pointwise/pointwise_kernels.h"
+#include "pointwise/pointwise_launch.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {
-
-bool may_overlap_launches(const Context& context) {
-  return device_limits(context.device.index).architecture >= 90;
-}
-
-LaunchShape shape_of(const Context& context, const PointwiseGrid& grid) {
-  return {.ctas = grid.column_blocks,
-          .threads = grid.threads,
-          .threads_y = grid.threads_y,
-          .ctas_y = grid.ctas_y(),
-          .ctas_z = grid.ctas_z(),
-          .after_previous = may_overlap_launches(context)};
-}
 
 // Calls body.operator()<kSize, Op>(), kSize the elements of a pack. There are no packs of double.
 template <class T, class Body>

@@ -29,6 +29,14 @@ Compiler = Callable[[Function], Function]  # torch.compile, in the mode of the r
 PASSES = ("forward", "backward", "both")
 
 
+@dataclass(frozen=True)
+class Draw:
+    """What a random op has dropped is found in what it gave; its reference takes that as well."""
+
+    p: float  # of an element to be dropped
+    kept: Callable[[str, Arguments, Sequence[Tensor]], Tensor]  # (pass, arguments, results) -> mask
+
+
 class UnsupportedError(Exception):
     """The provider has no such op, or not for these arguments."""
 
@@ -71,6 +79,7 @@ class Op:
     sizes: Callable[[str, Shape], Shape] = _rows_and_columns  # of an input or an output
     flops: Callable[[str, Shape], float] | None = None  # of a pass, where they are the bound
     verified: Callable[[Arguments], Part] | None = None  # what is checked, where rows need others
+    draw: Draw | None = None
     feature: bool = False  # of another op: measured where it is asked for by name
 
     @property

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.case import Arguments, Op, Part
+from transformer_kernels.bench.case import Arguments, Draw, Op, Part
 from transformer_kernels.bench.timing import Call
 
 # Largest ||result - reference|| / ||reference|| by the dtype of x. An element may be off by
@@ -23,6 +24,7 @@ _ELEMENT_FACTOR = 4
 _SAMPLED_ROWS = 192
 _CHUNK_ELEMENTS = 1 << 22
 _POISONED_COPIES = 2
+_DEVIATIONS = 5  # that the share of dropped elements may be off
 
 
 class VerificationError(Exception):
@@ -34,20 +36,22 @@ class Reference:
 
     def __init__(self, op: Op, pass_: str, arguments: Arguments) -> None:
         self._op = op
+        self._pass = pass_
         self._arguments = arguments
         x = arguments[op.inputs[0]]
         self._tolerance = TOLERANCES[x.dtype]
         self._device = x.device
         self._part = op.verified(arguments) if op.verified else _random_rows(x.shape[0], x.device)
+        inputs = op.inputs if pass_ == "both" else op.inputs[: op.gradients]
+        self._names = op.outputs if pass_ == "forward" else inputs + op.parameters
+        self._kept: Tensor | None = None  # what a random op has not dropped
+        self._expected = [] if op.draw else self._exact()
+
+    def _exact(self) -> list[Tensor]:
         with torch.enable_grad():
-            if pass_ == "forward":
-                self._expected = self._forward()
-                names = op.outputs
-            else:
-                inputs = op.inputs if pass_ == "both" else op.inputs[: op.gradients]
-                self._expected = self._gradients(len(inputs))
-                names = inputs + op.parameters
-        self._names = names
+            if self._pass == "forward":
+                return self._forward()
+            return self._gradients(len(self._names) - len(self._op.parameters))
 
     def check(self, call: Call, allowance: float = 1) -> float:
         """Runs the call into poisoned memory; the largest relative error of its results.
@@ -55,14 +59,26 @@ class Reference:
         Raises VerificationError past `allowance` times the tolerance, and on NaN.
         """
         results = _as_tuple(call())
-        if len(results) < len(self._expected):
-            raise VerificationError(f"gave {len(results)} results, expected {len(self._expected)}")
+        if len(results) < len(self._names):
+            raise VerificationError(f"gave {len(results)} results, expected {len(self._names)}")
         blanks = [torch.empty_like(result, device="meta") for result in results]
         del results
         _poison(blanks, self._device)
-        results = _as_tuple(call())[: len(self._expected)]
+        results = _as_tuple(call())[: len(self._names)]
+        if self._op.draw:
+            self._kept = self._draw(self._op.draw, results)
+            self._expected = self._exact()
         checked = zip(self._names, results, self._expected, strict=True)
         return max(self._error(*triple, allowance) for triple in checked)
+
+    def _draw(self, draw: Draw, results: Sequence[Tensor]) -> Tensor:
+        kept = draw.kept(self._pass, self._arguments, results)
+        share = 1 - float(kept.double().mean())
+        deviation = math.sqrt(draw.p * (1 - draw.p) / kept.numel())
+        hidden = torch.finfo(results[0].dtype).eps  # elements too small to be seen in a sum
+        if abs(share - draw.p) > _DEVIATIONS * deviation + hidden:
+            raise VerificationError(f"drops {share:.5f} of all elements, expected {draw.p}")
+        return kept
 
     def _error(self, name: str, result: Tensor, expected: Tensor, allowance: float) -> float:
         if not bool(torch.isfinite(result).all()):
@@ -83,13 +99,17 @@ class Reference:
         inputs = [part(name, self._arguments[name]).double() for name in self._op.inputs]
         return inputs + [self._arguments[name].double() for name in self._op.parameters]
 
+    def _outputs(self, part: Part, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        drawn = [] if self._kept is None else [part("kept", self._kept)]
+        return _as_tuple(self._op.reference(*operands, *drawn))
+
     def _forward(self) -> list[Tensor]:
         with torch.no_grad():
-            return list(_as_tuple(self._op.reference(*self._operands(self._part))))
+            return list(self._outputs(self._part, self._operands(self._part)))
 
     def _part_gradients(self, part: Part) -> tuple[Tensor, ...]:
         leaves = [tensor.requires_grad_() for tensor in self._operands(part)]
-        outputs = _as_tuple(self._op.reference(*leaves))
+        outputs = self._outputs(part, leaves)
         gradients = [
             part(of, self._arguments[name]).double()
             for name, of in zip(self._op.cotangents, self._op.outputs, strict=True)

@@ -3,6 +3,7 @@
 
 from .activation import MODULES as _ACTIVATIONS
 from .attention import CausalSelfAttention, MultiheadAttention
+from .dropout import Dropout, DropoutAdd
 from .norm import LayerNorm, RMSNorm
 from .softmax import LogSoftmax, Softmax
 
@@ -11,6 +12,8 @@ globals().update(_ACTIVATIONS)  # one for each activation
 __all__ = [
     *_ACTIVATIONS,
     "CausalSelfAttention",
+    "Dropout",
+    "DropoutAdd",
     "LayerNorm",
     "LogSoftmax",
     "MultiheadAttention",

@@ -65,6 +65,7 @@ class Op:
     columnwise: Callable[[Given], bool] = lambda _: False  # whether no column needs another
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # results: their terms
+    passed: Mapping[str, str] = field(default_factory=dict)  # arguments: whose gradient is theirs
     backward_of: Op | None = None  # has the raw op of the backward pass
     has_inference: bool = True  # a raw op that saves nothing, where there is something to save
     shown: str | Callable[[Given], str] = ""  # its name in messages, where that is another's
@@ -129,6 +130,12 @@ class Op:
         needed = tuple(name for name in self.returned if f"d{name}" not in self.may_be_absent)
         return () if self.sums or needed == self.returned else needed
 
+    def kept_like(self, name: str) -> str:
+        """What is kept of the shape and dtype of a result."""
+        result = next(result for result in self.results if result.name == name)
+        alike = [r.name for r in self.results if r.is_alike(result)]
+        return next(n for n in (name, *alike, result.like) if n in self.kept)
+
     @cached_property
     def evaluated(self) -> dict[str, Callable[..., Any]]:
         """``expressions`` as functions of all arguments."""
@@ -144,7 +151,7 @@ class Op:
     def differentiable(self) -> tuple[str, ...]:
         """The arguments that have a gradient."""
         direct = {n for n in self.names if self.gradient_of(n) in self.backward_outputs}
-        return tuple(name for name in self.names if name in direct or name in self.more)
+        return tuple(n for n in self.names if n in direct or n in self.more or n in self.passed)
 
     def gradient_of(self, name: str) -> str:
         """Which result of the backward pass is an argument's gradient."""
@@ -231,7 +238,11 @@ class Op:
             self.check(title, given)
 
     def _check_parameters(self, title: str, given: Given) -> None:
-        parameters = {a.name: given[a.name] for a in self.arguments if isinstance(a, Param)}
+        parameters = {
+            a.name: given[a.name]
+            for a in self.arguments
+            if isinstance(a, Param) and not a.own_dtype
+        }
         present = {name: value for name, value in parameters.items() if value is not None}
         for name, value in present.items():
             first = next(iter(present.values())).dtype
@@ -428,7 +439,7 @@ def _define_public(op: Op) -> Any:
         values |= {f"d{n}": g for n, g in zip(op.returned, gradients, strict=True)}
         for name in op.zeroed:
             if values[f"d{name}"] is None:
-                values[f"d{name}"] = torch.zeros_like(values[name])
+                values[f"d{name}"] = torch.zeros_like(values[op.kept_like(name)])
         if op.saved and not torch.is_grad_enabled():
             values |= op.saved_again({**dict.fromkeys(op.names), **values})
         needed = dict(zip(op.names, ctx.needs_input_grad, strict=True))
@@ -463,4 +474,5 @@ def gradients_of(
     else:
         results = as_tuple(kernels.backward(*(values[name] for name in op.backward_inputs)))
     found = dict(zip(op.backward_outputs, results, strict=True))
+    found |= {f"d{name}": values[f"d{result}"] for name, result in op.passed.items()}
     return [found[op.gradient_of(name)] if needed[name] else None for name in op.names]

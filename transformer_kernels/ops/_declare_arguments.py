@@ -160,6 +160,7 @@ class Param(Argument):
     optional: bool = True
     of: str = "x"
     beside: str = ""
+    own_dtype: bool = False  # whatever that of the others is
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         if self.beside and given[self.beside] is None:
@@ -183,10 +184,35 @@ class Param(Argument):
 
 
 @dataclass(frozen=True)
+class Seed(Argument):
+    """A seed and an offset of random numbers; needed where the number ``draws`` is from 0 to 1.
+
+    Which elements drop depends on their places: a shard knows only its own.
+    """
+
+    optional: bool = True
+    on_cpu: bool = True
+    of: str = "x"
+    draws: str = "p"
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        check_known(op, self.name, value)
+        of = given[self.of]
+        near = value.device.type == "cpu" or value.device == of.device
+        two = value.dim() == 1 and value.numel() == 2 and value.is_contiguous()
+        if not (near and two and value.dtype is torch.int64):
+            raise ArgumentValueError(
+                f"{op}: {self.name} is not a seed and an offset, expected 2 int64 on the CPU or"
+                f" beside {self.of}"
+            )
+
+
+@dataclass(frozen=True)
 class Number(Argument):
-    """A float, with a bound or without."""
+    """A float, with bounds or without."""
 
     least: float | None = None
+    most: float | None = None  # beside ``least``
     finite: bool = False
     kind: ClassVar[str] = "float"
 
@@ -194,6 +220,11 @@ class Number(Argument):
         return as_number(op, self.name, value)
 
     def check(self, op: str, value: Any, given: Given) -> None:  # noqa: ARG002
+        if self.most is not None and not self.least <= value <= self.most:
+            raise ArgumentValueError(
+                f"{op}: {self.name} is {value:g}, expected a number from {self.least:g} to"
+                f" {self.most:g}"
+            )
         if self.least is not None and not value >= self.least:
             raise ArgumentValueError(
                 f"{op}: {self.name} is {value:g}, expected a number of {self.least:g} or more"
@@ -226,6 +257,9 @@ class Result:
     like: str = "x"
     shape: Callable[[Given], Sequence[int]] | None = None  # default: that of ``like``
     saved: bool = False  # for the backward pass alone, in the dtype of the arithmetic
+
+    def is_alike(self, other: Result) -> bool:
+        return (self.like, self.shape, self.saved) == (other.like, other.shape, other.saved)
 
     def shape_of(self, given: Given) -> Sequence[int]:
         shape: Sequence[int] = given[self.like].shape if self.shape is None else self.shape(given)

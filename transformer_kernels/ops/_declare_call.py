@@ -91,7 +91,7 @@ def _source(op: Op) -> str:
     absent = [f"d{name}" for name in op.returned if f"d{name}" in op.may_be_absent]
     zeros = []
     for name in op.zeroed:
-        zeros += [f"if d{name} is None:", f"    d{name} = torch.zeros_like({name})"]
+        zeros += [f"if d{name} is None:", f"    d{name} = torch.zeros_like({op.kept_like(name)})"]
     alone = []
     for result, terms in op.sums.items():
         others = " and ".join(f"d{name} is None" for name in op.returned if name != result)
@@ -104,6 +104,8 @@ def _source(op: Op) -> str:
     for flag in set(op.flag_of.values()):
         inputs[flag] = " or ".join(needs[name] for name, of in op.flag_of.items() if of == flag)
     optional = {argument.name for argument in op.arguments if argument.optional}
+    given = {name: op.gradient_of(name) for name in op.names}
+    given |= {name: f"d{result}" for name, result in op.passed.items()}
     return _SOURCE.format(
         arguments=_commas(op.names),
         first=op.names[0],
@@ -124,8 +126,8 @@ def _source(op: Op) -> str:
         outputs=_commas(op.backward_outputs),
         inputs=_commas(inputs.values()),
         chosen=_commas(
-            f"{op.gradient_of(name)} if {need} else None"
-            if op.gradient_of(name) in op.backward_outputs
+            f"{given[name]} if {need} else None"
+            if given[name] in (*op.backward_outputs, *gradients)
             else "None"
             for name, need in needs.items()
         ),

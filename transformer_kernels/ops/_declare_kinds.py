@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import ArgumentValueError
 from .._torch import jagged_like, ragged_dim
-from ._declare_arguments import Given, Like, Param, as_tuple, one_or_all
+from ._declare_arguments import Given, Like, Param, Seed, as_tuple, one_or_all
 from ._kinds import is_distributed, is_jagged, jagged_values
 from ._sharding import Shards
 
@@ -71,6 +71,11 @@ def _on_shards(op: Op, given: Given, run: Call, dims: int) -> tuple[Any, ...]:
     local: list[Any] = []
     for argument in op.arguments:
         value = given[argument.name]
+        if isinstance(argument, Seed) and value is not None:
+            raise ArgumentValueError(
+                f"{op.title_of(given)}: {argument.draws} is {given[argument.draws]:g}, expected 0"
+                " with DTensors (local_map gives every device a call of its own, with its own seed)"
+            )
         if value is not None and argument.is_tensor:
             place = shards.rows if argument.has_rows else shards.beside
             value = place(argument.name, value)

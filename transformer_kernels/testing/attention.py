@@ -302,5 +302,4 @@ GOOD = {
     "alibi_slopes": ("one more dimension",),
     "mask": ("booleans",),
     "cu_seqlens_q": ("short",),
-    "seed": ("integers",),
 }

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 
 from ..ops._declare import Op
-from ..ops._declare_arguments import Argument, Flag, Integer, Like, Mask, Number, Param, Rows
+from ..ops._declare_arguments import (
+    Argument,
+    Flag,
+    Integer,
+    Like,
+    Mask,
+    Number,
+    Param,
+    Rows,
+    Seed,
+)
 from . import attention
 from .inputs import randn
 
@@ -25,6 +35,8 @@ def _good(argument: Argument, device: str) -> Any:
         return randn(SHAPE, torch.float32, device)
     if isinstance(argument, Param):
         return randn(SHAPE[-1:], torch.float32, device)
+    if isinstance(argument, Seed):
+        return torch.tensor([7, 3], device=device)
     return False if isinstance(argument, Flag) else 0.5
 
 
@@ -55,10 +67,12 @@ def combinations(op: Op, device: str = "cpu") -> Iterator[Values]:
             for argument in optional
         )
         if not lonely:
-            yield {
+            values = {
                 argument.name: _good(argument, device) if present.get(argument.name, True) else None
                 for argument in op.arguments
             }
+            seeds = [argument for argument in op.arguments if isinstance(argument, Seed)]
+            yield values | {seed.draws: 0.0 for seed in seeds if values[seed.name] is None}
 
 
 def good(op: Op, name: str) -> Values:
@@ -82,6 +96,8 @@ def bad(op: Op, argument: Argument) -> Values:
         values["None"] = None
     if isinstance(argument, Mask):
         del values["booleans"]
+    if isinstance(argument, Seed):
+        del values["integers"]
     if argument is not op.arguments[0]:
         values |= {
             "half": x.half(),
@@ -103,5 +119,6 @@ def _bad_number(op: Op, argument: Argument) -> Values:
         return {"fraction": 0.5, **_own(op).get("bad", {}).get(argument.name, {})}
     assert isinstance(argument, Number)
     below = {} if argument.least is None else {"below": argument.least - 1.0, "nan": math.nan}
+    below |= {} if argument.most is None else {"above": argument.most + 1.0}
     beyond = {"infinite": math.inf, "nan": math.nan} if argument.finite else {}
     return {**below, **beyond, **_own(op).get("bad", {}).get(argument.name, {})}

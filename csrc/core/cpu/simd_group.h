@@ -124,6 +124,11 @@ TFK_INLINE auto load_wide(const accumulate_t<T>* p, Twice<Lanes>) {
   using V = decltype(load_wide<T>(p, Lanes{}));
   return Two<V>{load_wide<T>(p, Lanes{}), load_wide<T>(p + V::kLanes, Lanes{})};
 }
+template <class T, class Element, class Lanes>
+TFK_INLINE auto load_as(const Element* p, Twice<Lanes>) {
+  using V = decltype(load_as<T>(p, Lanes{}));
+  return Two<V>{load_as<T>(p, Lanes{}), load_as<T>(p + V::kLanes, Lanes{})};
+}
 template <class T, class V, class Lanes>
 TFK_INLINE void store(T* p, Two<V> x, Twice<Lanes>) {
   store(p, x.a, Lanes{});

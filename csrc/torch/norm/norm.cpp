@@ -9,6 +9,9 @@ namespace {
 
 struct LayerNorm {
   static constexpr const char* kOp = "layer_norm";
+  static constexpr const char* kDropoutOp = "bias_dropout_add_layer_norm";
+  static constexpr auto* kDropoutForward = bias_dropout_add_layer_norm_forward;
+  static constexpr auto* kDropoutBackward = bias_dropout_add_layer_norm_backward;
   static constexpr bool kMean = true;
   static constexpr auto* kForward = layer_norm_forward;
   static constexpr auto* kBackward = layer_norm_backward;
@@ -16,6 +19,9 @@ struct LayerNorm {
 
 struct RmsNorm {
   static constexpr const char* kOp = "rms_norm";
+  static constexpr const char* kDropoutOp = "bias_dropout_add_rms_norm";
+  static constexpr auto* kDropoutForward = bias_dropout_add_rms_norm_forward;
+  static constexpr auto* kDropoutBackward = bias_dropout_add_rms_norm_backward;
   static constexpr bool kMean = false;
   static constexpr auto* kForward = rms_norm_forward;
   static constexpr auto* kBackward = rms_norm_backward;
@@ -102,10 +108,86 @@ struct Backward {
   }
 };
 
-using Ops =
-    RawOps<Forward<LayerNorm, false, false>, Forward<LayerNorm, false, true>,
-           Forward<LayerNorm, true, true>, Backward<LayerNorm>, Forward<RmsNorm, false, false>,
-           Forward<RmsNorm, false, true>, Forward<RmsNorm, true, true>, Backward<RmsNorm>>;
+// ---- of dropout(x + x_bias) + residual ----------------------------------------------------------
+
+template <class Norm>
+struct DropoutForward {
+  using Arguments = BiasDropoutAddNormForward;
+  static constexpr const char* kOp = Norm::kDropoutOp;
+  static constexpr auto kLike = &Arguments::x;
+  static constexpr auto kFields =
+      std::tuple(tensor("x", &Arguments::x, with_even_rows),
+                 optional("x_bias", &Arguments::x_bias, contiguous),
+                 tensor("residual", &Arguments::residual, with_even_rows),
+                 optional("weight", &Arguments::weight, contiguous),
+                 optional("bias", &Arguments::bias, contiguous), optional("seed", &Arguments::seed),
+                 real("p", &Arguments::p), real("eps", &Arguments::eps),
+                 flag("zero_centered_weight", &Arguments::zero_centered_weight));
+
+  static std::string name() { return std::string(kOp) + "_forward"; }
+  static std::string returns() {
+    return "(Tensor y, Tensor sum, " + statistics_of(Norm::kMean) + ")";
+  }
+
+  static auto run(const Context& context, Arguments& a) {
+    auto results = std::tuple_cat(
+        result(a.y, new_rows_like, a.x), result(a.sum, new_rows_like, a.x),
+        result<Norm::kMean>(a.mean, empty_statistics, a.x), result(a.rstd, empty_statistics, a.x));
+    Norm::kDropoutForward(context, a);
+    return results;
+  }
+};
+
+struct DropoutBackwardArguments : BiasDropoutAddNormBackward {
+  TensorView x_bias;  // as bias, for its dtype
+  TensorView bias;
+  bool need_dx_bias;
+  bool need_dweight;
+  bool need_dbias;
+};
+
+template <class Norm>
+struct DropoutBackward {
+  using Arguments = DropoutBackwardArguments;
+  static constexpr const char* kOp = Norm::kDropoutOp;
+  static constexpr auto kLike = &Arguments::x;
+  static constexpr auto kFields = std::tuple_cat(
+      std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
+                 optional("dsum", &Arguments::dsum, with_even_rows),
+                 tensor("sum", &Arguments::x, with_even_rows)),
+      fields_if<Norm::kMean>(tensor("mean", &Arguments::mean)),
+      std::tuple(tensor("rstd", &Arguments::rstd), optional("x_bias", &Arguments::x_bias),
+                 optional("weight", &Arguments::weight, contiguous),
+                 optional("bias", &Arguments::bias), optional("seed", &Arguments::seed),
+                 real("p", &Arguments::p),
+                 flag("zero_centered_weight", &Arguments::zero_centered_weight),
+                 flag("need_dx_bias", &Arguments::need_dx_bias),
+                 flag("need_dweight", &Arguments::need_dweight),
+                 flag("need_dbias", &Arguments::need_dbias)));
+
+  static std::string name() { return std::string(kOp) + "_backward"; }
+  static std::string returns() {
+    return "(Tensor dx, Tensor dx_bias, Tensor dresidual, Tensor dweight, Tensor dbias)";
+  }
+
+  static auto run(const Context& context, Arguments& a) {
+    auto dx = result(a.dx, new_rows_like, a.x);
+    const Tensor dx_bias =
+        result_if(a.need_dx_bias && a.x_bias.defined(), a.dx_bias, a.x_bias, a.x);
+    auto dresidual = result(a.dresidual, new_rows_like, a.x);
+    const Tensor dweight =
+        result_if(a.need_dweight && a.weight.defined(), a.dweight, a.weight, a.x);
+    const Tensor dbias = result_if(a.need_dbias && a.bias.defined(), a.dbias, a.bias, a.x);
+    Norm::kDropoutBackward(context, a);
+    return std::tuple_cat(dx, std::tuple(dx_bias), dresidual, std::tuple(dweight, dbias));
+  }
+};
+
+using Ops = RawOps<Forward<LayerNorm, false, false>, Forward<LayerNorm, false, true>,
+                   Forward<LayerNorm, true, true>, Backward<LayerNorm>,
+                   Forward<RmsNorm, false, false>, Forward<RmsNorm, false, true>,
+                   Forward<RmsNorm, true, true>, Backward<RmsNorm>, DropoutForward<LayerNorm>,
+                   DropoutBackward<LayerNorm>, DropoutForward<RmsNorm>, DropoutBackward<RmsNorm>>;
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "philox_reference.h"
 
 namespace transformer_kernels::testing {
 
@@ -30,33 +31,9 @@ struct AttentionNumbers {
   std::uint64_t offset = 0;
 };
 
-// Philox4x32-10 as its authors give it: ten rounds, the key raised between them.
-inline std::array<std::uint32_t, 4> reference_philox(std::array<std::uint32_t, 4> counter,
-                                                     std::array<std::uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    if (round > 0) {
-      key[0] += 0x9E3779B9u;
-      key[1] += 0xBB67AE85u;
-    }
-    const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * counter[0];
-    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {
-        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
-        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
-  }
-  return counter;
-}
-
 // Whether element `index` is dropped.
 inline bool is_dropped(const AttentionNumbers& n, std::uint64_t index) {
-  const std::uint64_t block = index / 8;
-  const auto bits = reference_philox(
-      {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-       static_cast<std::uint32_t>(n.offset), static_cast<std::uint32_t>(n.offset >> 32)},
-      {static_cast<std::uint32_t>(n.seed), static_cast<std::uint32_t>(n.seed >> 32)});
-  const int word = static_cast<int>(index % 8);
-  const std::uint32_t number = (bits[word / 2] >> (16 * (word % 2))) & 0xffff;
-  return number < std::lround(n.dropout * 65536);
+  return random_number(n.seed, n.offset, index) < std::lround(n.dropout * 65536);
 }
 
 // A number with the sum of the sizes of what it is the sum of.

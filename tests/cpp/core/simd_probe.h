@@ -39,6 +39,9 @@ struct SimdProbe {
   // Matrices of as many rows and columns as a vector has lanes.
   void (*transpose_float)(const float* in, float* out);
   void (*transpose_double)(const double* in, double* out);
+  // 64 numbers, of 8 counters.
+  void (*philox_block)(std::uint64_t key, std::uint64_t first, std::uint64_t offset,
+                       std::uint16_t* numbers);
   // 2^x for 16 bits; null where there is none.
   void (*short_exp2)(const float* in, float* out, std::int64_t count);
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <type_traits>
 
+#include "core/cpu/philox_block.h"
 #include "core/cpu/row_loop.h"
 #include "simd_probe.h"
 #if TFK_ISA_LEVEL >= 4
@@ -119,6 +120,7 @@ const SimdProbe simd_probe = {Vec<float>::kLanes,
                               largest<double>,
                               transposed<float>,
                               transposed<double>,
+                              philox_block,
                               short_power};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/math/philox.h"
 #include "numbers.h"
 #include "simd_probe.h"
 
@@ -260,6 +261,23 @@ TEST_P(Simd, short_exp2_hardly_adds_to_the_rounding_of_16_bits) {
     // The sum x + 1/2 is rounded to float.
     const double exact = std::exp2(static_cast<double>(in[i] + 0.5f) - 0.5);
     ASSERT_LE(std::abs(out[i] - exact), 0x1p-18 * exact) << in[i];
+  }
+}
+
+// Also where the low word of the counter runs over, and the counter itself.
+TEST_P(Simd, philox_block_has_the_numbers_of_each_counter) {
+  constexpr std::uint64_t kKey = 0x299f31d0a4093822, kOffset = 0x0370734413198a2e;
+  for (const std::uint64_t first :
+       {std::uint64_t{0}, std::uint64_t{0xfffffffd}, ~std::uint64_t{2}}) {
+    std::uint16_t numbers[64];
+    probe().philox_block(kKey, first, kOffset, numbers);
+    for (std::uint64_t i = 0; i < 8; ++i) {
+      const PhiloxWords expected = philox(kKey, first + i, kOffset);
+      for (std::uint64_t n = 0; n < 8; ++n) {
+        EXPECT_EQ(numbers[8 * i + n], expected.word[n / 2] >> (n % 2 * 16) & 0xffff)
+            << first + i << ", number " << n;
+      }
+    }
   }
 }
 

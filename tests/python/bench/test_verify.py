@@ -89,3 +89,22 @@ def test_the_allowance_widens_the_tolerance():
     with pytest.raises(VerificationError):
         reference.check(slightly_off)
     assert reference.check(slightly_off, allowance=4) == pytest.approx(2e-5, rel=0.1)
+
+
+def test_what_a_random_op_drops_is_its_own_choice_but_not_how_much():
+    reference, right = _setup("bias_dropout_add")
+    reference.check(right)
+    with pytest.raises(VerificationError, match=r"drops .* of all elements, expected 0.1"):
+        reference.check(lambda: right() * 0 + 3.0)
+
+
+def test_a_wrong_element_of_a_random_op_is_found():
+    reference, right = _setup("bias_dropout_add")
+    with pytest.raises(VerificationError, match="relative error"):
+        reference.check(_spoil(right, _set(0, (0, 5), 9.0)))
+
+
+def test_a_wrong_sum_of_a_random_op_is_found():
+    reference, right = _setup("bias_dropout_add", "backward")
+    with pytest.raises(VerificationError, match="relative error"):
+        reference.check(_spoil(right, _set(1, 5, 99.0)))

@@ -113,10 +113,12 @@ def test_dispatch_log_names_the_kernel() -> None:
 import torch, transformer_kernels.functional as F
 F.softmax(torch.randn(4, 8), -1)
 F.softmax(torch.randn(4, 8), 0)
+F.dropout(torch.randn(4, 8), 1e-6)
 """
     result = _python(code, TFK_LOG="dispatch")
     assert "[tfk] softmax forward float32 4x8" in result.stderr
     assert "[tfk] softmax: dim 0 is not the last: x is copied" in result.stderr
+    assert "[tfk] dropout: p is 1e-06, below 2^-17: nothing is dropped" in result.stderr
 
 
 @pytest.mark.parametrize("built", [False, True])

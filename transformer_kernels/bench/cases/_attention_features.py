@@ -26,7 +26,7 @@ from transformer_kernels.bench.cases._attention_rivals import (
     packed_flash_attention_4,
     packed_in_torch,
 )
-from transformer_kernels.ops.attention import _philox
+from transformer_kernels.ops import _philox
 from transformer_kernels.testing import reference
 
 _SEEN_KEYS = 1024  # of a sliding window

@@ -179,16 +179,6 @@ def _check_sequences(inputs: Inputs) -> None:
         )
 
 
-def _check_seed(inputs: Inputs) -> None:
-    seed = inputs.seed
-    if seed is None:
-        return
-    near = seed.device.type == "cpu" or seed.device == inputs.q.device
-    two = seed.dim() == 1 and seed.numel() == 2 and seed.is_contiguous()
-    if not (near and two and seed.dtype is torch.int64):
-        _fail("seed is not a seed and an offset, expected 2 int64 on the CPU or beside q")
-
-
 def _check_options(options: Options) -> None:
     if not math.isfinite(options.scale):
         _fail(f"scale is {options.scale:g}, expected a finite number")
@@ -211,4 +201,3 @@ def check(op: str, given: Given) -> None:  # noqa: ARG001
     _check_sequences(inputs)
     _check_features(inputs)
     _check_options(options)
-    _check_seed(inputs)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import _philox
 from .._dtype import accumulate_dtype
-from . import _philox
 
 
 class Options(NamedTuple):

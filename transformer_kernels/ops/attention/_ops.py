@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._declare import Formula, Kernels, declare
-from .._declare_arguments import Argument, Flag, Given, Integer, Number, Result
+from .._declare_arguments import Argument, Flag, Given, Integer, Number, Result, Seed
 from .._dtype import accumulate_dtype
 from . import _formula
 from ._arguments import check
@@ -60,7 +60,7 @@ ATTENTION = declare(
             Argument(name, optional=True)
             for name in ("bias", "mask", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k")
         ),
-        Argument("seed", optional=True, on_cpu=True),
+        Seed("seed", of="q", draws="dropout"),
         Number("scale"), Integer("window_left"), Integer("window_right"), Flag("top_left"),
         Number("softcap"), Number("dropout"), Flag("deterministic"),
     ),

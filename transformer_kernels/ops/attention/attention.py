@@ -20,18 +20,12 @@ from ..._library import have_kernels_for
 from ..._torch import any_autocast
 from .._dtype import accumulate_dtype
 from .._kinds import is_distributed, is_jagged, require_memory
+from .._philox import fresh_seed
 from .._public import overridable_as
 from . import _jagged
 from ._ops import ATTENTION
 
 _OP = "attention"
-_MOST_SEED = 2**63 - 1
-
-
-def fresh_seed(device: torch.device) -> Tensor:
-    """A seed and an offset for dropout, from the device's generator: a CUDA graph draws new ones at
-    each replay."""
-    return torch.randint(_MOST_SEED, (2,), dtype=torch.int64, device=device)
 
 
 def is_served(x: Tensor) -> bool:

@@ -21,8 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError
+from .. import _philox
 from .._dtype import accumulate_dtype
-from . import _formula, _philox
+from . import _formula
 from ._formula import Inputs, Options
 from ._scores_triton import (
     LN2,
@@ -439,7 +440,7 @@ class _Problem:
         fast = q.is_cuda and torch.backends.cuda.matmul.allow_tf32
         values = (
             options.scale, options.softcap, below,
-            _philox.VALUES / max(_philox.VALUES - below, 1),
+            _philox.scale(options.dropout),
             options.window_left >= 0, options.window_right >= 0, not options.top_left,
             q.shape[-1], v.shape[-1],
             max(triton.next_power_of_2(q.shape[-1]), _LEAST_DIM),

@@ -12,13 +12,13 @@ from .._public import one_node
 from ._norm import is_one, over_dimensions
 from ._ops import declare_norm
 
-_OPS = declare_norm(
+LAYER_NORM = declare_norm(
     "layer_norm",
     center=True,
     replaces=(F.layer_norm, nn.LayerNorm),
     text="(x - mean(x)) / sqrt(var(x) + eps) * weight + bias",
 )
-_call, _add_call = _OPS.alone.call, _OPS.add.call
+_call, _add_call = LAYER_NORM.alone.call, LAYER_NORM.add.call
 
 
 @one_node("layer_norm")
@@ -49,7 +49,14 @@ def layer_norm(
     if is_one(input, normalized_shape, weight, bias):
         return _call(input, weight, bias, eps, zero_centered_weight, backend)
     return over_dimensions(
-        _OPS.alone, (input,), normalized_shape, weight, bias, eps, zero_centered_weight, backend
+        LAYER_NORM.alone,
+        (input,),
+        normalized_shape,
+        weight,
+        bias,
+        eps,
+        zero_centered_weight,
+        backend,
     )
 
 
@@ -73,5 +80,12 @@ def add_layer_norm(
     if is_one(x, normalized_shape, weight, bias):
         return _add_call(x, residual, weight, bias, eps, zero_centered_weight, backend)
     return over_dimensions(
-        _OPS.add, (x, residual), normalized_shape, weight, bias, eps, zero_centered_weight, backend
+        LAYER_NORM.add,
+        (x, residual),
+        normalized_shape,
+        weight,
+        bias,
+        eps,
+        zero_centered_weight,
+        backend,
     )

@@ -17,13 +17,13 @@ from ._arguments import check_shapes
 from ._norm import is_one, over_dimensions
 from ._ops import declare_norm
 
-_OPS = declare_norm(
+RMS_NORM = declare_norm(
     "rms_norm",
     center=False,
     replaces=(F.rms_norm, nn.RMSNorm),
     text="x / sqrt(mean(x ** 2) + eps) * weight + bias",
 )
-_call, _add_call = _OPS.alone.call, _OPS.add.call
+_call, _add_call = RMS_NORM.alone.call, RMS_NORM.add.call
 
 
 def _is_plain(x: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float | None) -> bool:
@@ -73,7 +73,7 @@ def rms_norm(
     if _is_plain(input, normalized_shape, weight, bias, eps):
         return _call(input, weight, bias, eps, zero_centered_weight, backend)
     return _like_torch(
-        _OPS.alone, (input,), normalized_shape, weight, bias, eps, zero_centered_weight, backend
+        RMS_NORM.alone, (input,), normalized_shape, weight, bias, eps, zero_centered_weight, backend
     )
 
 
@@ -97,5 +97,12 @@ def add_rms_norm(
     if _is_plain(x, normalized_shape, weight, bias, eps):
         return _add_call(x, residual, weight, bias, eps, zero_centered_weight, backend)
     return _like_torch(
-        _OPS.add, (x, residual), normalized_shape, weight, bias, eps, zero_centered_weight, backend
+        RMS_NORM.add,
+        (x, residual),
+        normalized_shape,
+        weight,
+        bias,
+        eps,
+        zero_centered_weight,
+        backend,
     )

@@ -8,6 +8,9 @@
 //   rstd = 1 / sqrt(sum((s - mean)^2) / C + eps)
 //   y    = (s - mean) * rstd * w + bias      w = weight, 1 + weight, or 1
 //
+// bias_dropout_add_* normalise s = dropout(x + x_bias) + residual, where dropout and its seed are
+// those of pointwise/dropout.h; dresidual is the gradient of s, and dx and dx_bias follow from it.
+//
 // Shapes: x, residual, y, sum, dy, dsum, dx are (..., C) with a last stride of 1 and leading
 // dimensions that step by one common row stride; weight, bias, dweight, dbias are (C,) and
 // contiguous; mean and rstd are contiguous with one element a row.
@@ -40,6 +43,12 @@ struct NormForward {
   bool zero_centered_weight = false;  // scale by 1 + weight
 };
 
+struct BiasDropoutAddNormForward : NormForward {
+  TensorView x_bias{};  // optional; (C,), of x's dtype or float32 whatever weight and bias are
+  TensorView seed{};
+  double p = 0;  // 0 to 1
+};
+
 struct NormBackward {
   TensorView dy;
   TensorView dsum{};  // optional: gradient that reaches the sum by another path; added to dx
@@ -53,10 +62,26 @@ struct NormBackward {
   bool zero_centered_weight = false;
 };
 
+// dx is the gradient of x, which dropout has scaled; dx may be dy's memory, dresidual may not.
+struct BiasDropoutAddNormBackward : NormBackward {
+  TensorView dresidual;
+  TensorView dx_bias{};  // optional
+  TensorView seed{};
+  double p = 0;
+};
+
 // Throw Error, with nothing written, when an argument does not meet the contract above.
 TFK_API void layer_norm_forward(const Context& context, const NormForward& arguments);
 TFK_API void layer_norm_backward(const Context& context, const NormBackward& arguments);
 TFK_API void rms_norm_forward(const Context& context, const NormForward& arguments);
 TFK_API void rms_norm_backward(const Context& context, const NormBackward& arguments);
+TFK_API void bias_dropout_add_layer_norm_forward(const Context& context,
+                                                 const BiasDropoutAddNormForward& arguments);
+TFK_API void bias_dropout_add_layer_norm_backward(const Context& context,
+                                                  const BiasDropoutAddNormBackward& arguments);
+TFK_API void bias_dropout_add_rms_norm_forward(const Context& context,
+                                               const BiasDropoutAddNormForward& arguments);
+TFK_API void bias_dropout_add_rms_norm_backward(const Context& context,
+                                                const BiasDropoutAddNormBackward& arguments);
 
 }  // namespace transformer_kernels

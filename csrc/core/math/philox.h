@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011): random bits as a function of a key and a counter.
+// SC 2011): random bits as a function of a key and a counter. core/cpu/philox_block.h has many
+// counters at once.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,12 @@ namespace transformer_kernels {
 struct PhiloxWords {
   std::uint32_t word[4];
 };
+
+inline constexpr std::uint32_t kPhiloxFactor0 = 0xd2511f53;
+inline constexpr std::uint32_t kPhiloxFactor1 = 0xcd9e8d57;
+inline constexpr std::uint32_t kPhiloxWeyl0 = 0x9e3779b9;
+inline constexpr std::uint32_t kPhiloxWeyl1 = 0xbb67ae85;
+inline constexpr int kPhiloxRounds = 10;
 
 // Of 32 bits each. CUDA's compiler has to be told that one instruction does it.
 [[gnu::always_inline]] constexpr std::uint64_t wide_product(std::uint32_t a, std::uint32_t b) {
@@ -25,22 +32,17 @@ struct PhiloxWords {
 // `counter` are the low 64 bits of the counter, `offset` the high ones.
 [[gnu::always_inline]] constexpr PhiloxWords philox(std::uint64_t key, std::uint64_t counter,
                                                     std::uint64_t offset) {
-  constexpr std::uint32_t kFactor0 = 0xd2511f53;
-  constexpr std::uint32_t kFactor1 = 0xcd9e8d57;
-  constexpr std::uint32_t kWeyl0 = 0x9e3779b9;
-  constexpr std::uint32_t kWeyl1 = 0xbb67ae85;
-  constexpr int kRounds = 10;
   std::uint32_t key0 = static_cast<std::uint32_t>(key);
   std::uint32_t key1 = static_cast<std::uint32_t>(key >> 32);
   PhiloxWords x{{static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
                  static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(offset >> 32)}};
-  for (int round = 0; round < kRounds; ++round) {
-    const std::uint64_t a = wide_product(kFactor0, x.word[0]);
-    const std::uint64_t b = wide_product(kFactor1, x.word[2]);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const std::uint64_t a = wide_product(kPhiloxFactor0, x.word[0]);
+    const std::uint64_t b = wide_product(kPhiloxFactor1, x.word[2]);
     x = {{static_cast<std::uint32_t>(b >> 32) ^ x.word[1] ^ key0, static_cast<std::uint32_t>(b),
           static_cast<std::uint32_t>(a >> 32) ^ x.word[3] ^ key1, static_cast<std::uint32_t>(a)}};
-    key0 += kWeyl0;
-    key1 += kWeyl1;
+    key0 += kPhiloxWeyl0;
+    key1 += kPhiloxWeyl1;
   }
   return x;
 }

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// Dropout on CUDA. A thread owns eight elements of a row (dropout_eight.cuh); where the gradient of
+// a bias is wanted it walks down some rows, and sums up what it gives them.
+#pragma once
+
+#include "core/cuda/direct_row.cuh"
+#include "pointwise/bias_sums.cuh"
+#include "pointwise/dropout_eight.cuh"
+
+namespace transformer_kernels::cuda {
+
+// Of x, or of dy: y = drop(x).
+template <class T, bool kPacks>
+__global__ void __launch_bounds__(kPointwiseThreads)
+    dropout_kernel(const __grid_constant__ DropoutBackwardProblem p) {
+  using Eight = DropoutEight<T, kPacks>;
+  follow_previous_kernel();
+  const PointwisePlace at(Eight::kSize, 1);
+  const Eight eight{p.cols, at.col};
+  const std::int64_t row = at.first_row;
+  if (!eight.has_columns() || row >= p.rows) return;
+  typename Eight::Values value;
+  eight.load(row_of<const T>(p.dy, row), value);
+  Eight::drop(eight.numbers(p.draw, row * p.cols), p.draw, value);
+  eight.store(row_of<T>(p.dx, row), value);
+}
+
+// Of a processor, 5 CTAs or the 6 that its registers then have room for keep enough loads on their
+// way; more would take registers that the bias needs.
+template <class T, bool kPacks, bool kBias>
+__global__ void __launch_bounds__(kPointwiseThreads, kPacks ? (kBias || sizeof(T) == 4 ? 5 : 8) : 1)
+    bias_dropout_add_kernel(const __grid_constant__ DropoutForwardProblem p) {
+  using Eight = DropoutEight<T, kPacks>;
+  follow_previous_kernel();
+  const PointwisePlace at(Eight::kSize, 1);
+  const Eight eight{p.cols, at.col};
+  const std::int64_t row = at.first_row;
+  if (!eight.has_columns() || row >= p.rows) return;
+
+  typename Eight::Values y, residual;
+  eight.load(row_of<const T>(p.x, row), y);
+  eight.load(row_of<const T>(p.residual, row), residual);
+  const uint4 numbers = eight.numbers(p.draw, row * p.cols);  // while loads are on their way
+  if constexpr (kBias) {
+    typename Eight::Values bias;
+    eight.load_bias(p.bias, p.bias_dtype != p.dtype, bias);
+    Eight::add(y, bias);
+  }
+  Eight::drop(numbers, p.draw, y);
+  Eight::add(y, residual);
+  eight.store(row_of<T>(p.y, row), y);
+}
+
+// A thread walks down some rows, kAhead of which are on their way together.
+template <class T, bool kPacks>
+__global__ void __launch_bounds__(kPointwiseThreads, kPacks ? 3 : 2)
+    dropout_sums_kernel(const __grid_constant__ DropoutBackwardProblem p,
+                        const BiasSums<accumulate_t<T>> sums) {
+  using Eight = DropoutEight<T, kPacks>;
+  constexpr int kAhead = kPacks ? 8 / static_cast<int>(sizeof(T)) : 1;
+  follow_previous_kernel();
+  const PointwisePlace at(Eight::kSize, sums.rows_per_thread);
+  if (at.row(0) - threadIdx.y >= p.rows) return;
+  const Eight eight{p.cols, at.col};
+  typename Eight::Values dbias = {};
+  for (int i = 0; eight.has_columns() && i < sums.rows_per_thread; i += kAhead) {
+    typename Eight::Values dx[kAhead];
+    const auto exists = [&](int j) {
+      return i + j < sums.rows_per_thread && at.row(i + j) < p.rows;
+    };
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (exists(j)) eight.load(row_of<const T>(p.dy, at.row(i + j)), dx[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (!exists(j)) break;
+      const std::int64_t row = at.row(i + j);
+      Eight::drop(eight.numbers(p.draw, row * p.cols), p.draw, dx[j]);
+      eight.store(row_of<T>(p.dx, row), dx[j]);
+      Eight::add(dbias, dx[j]);
+    }
+  }
+  auto* const out = sums.partial + at.row_block() * 2 * sums.pitch;
+#pragma unroll
+  for (int part = 0; part < Eight::kParts; ++part) {
+    const std::int64_t count = eight.has_columns() ? eight.count_of(part) : 0;
+    write_sums(out + eight.col_of(part), count, dbias[part]);
+  }
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// The choice between kernels for packs of 16 bytes and for single elements.
+#include "core/dispatch.h"
+#include "core/log.h"
+#include "pointwise/dropout_kernels.h"
+#include "pointwise/pointwise_plan.h"
+
+namespace transformer_kernels::cuda {
+namespace {
+
+// A row begins with the numbers of a counter of its own.
+template <class Problem>
+bool rows_begin_counters(const Problem& p) {
+  return p.rows <= 1 || p.cols % 8 == 0;
+}
+
+bool has_packs(const DropoutForwardProblem& p) {
+  return packs_fit(p.dtype, p.rows, {p.x, p.residual, p.y}, {p.bias});
+}
+bool has_packs(const DropoutBackwardProblem& p) {
+  return packs_fit(p.dtype, p.rows, {p.dy, p.dx}, {});
+}
+
+template <class Problem>
+void run(const Context& context, const Problem& p) {
+  const bool packs = p.dtype != DType::kFloat64 && rows_begin_counters(p) && has_packs(p);
+  if (log_dispatch()) {
+    log_line(concat(p.op, " ", describe(p), ": ",
+                    packs ? "packs run"
+                          : "packs refused: not 16-byte aligned or columns not a multiple of 8,"
+                            " elements run"));
+  }
+  dispatch_float(p.dtype, [&]<class T>() { run_dropout<T>(context, p, packs); });
+}
+
+}  // namespace
+
+void dropout_forward(const Context& context, const DropoutForwardProblem& p) { run(context, p); }
+void dropout_backward(const Context& context, const DropoutBackwardProblem& p) { run(context, p); }
+
+}  // namespace transformer_kernels::cuda

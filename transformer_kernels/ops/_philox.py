@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""The random bits of dropout in PyTorch operations: the same elements drop as in every kernel.
+
+Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .._torch import is_eager
+
+_LOW = 0xFFFFFFFF
+_FACTORS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_PER_CALL = 8
+VALUES = 1 << 16
+_MOST_SEED = 2**63 - 1
+_MIX = 0x9E3779B97F4A7C15  # odd: what is multiplied by it modulo a power of 2 keeps its bits
+_OFFSET_STEP = 4  # PyTorch's own, of which offsets are multiples
+
+
+def fresh_seed(device: torch.device) -> Tensor:
+    """A seed and an offset for dropout, from the device's generator.
+
+    Without a kernel of its own where no graph is made. A graph draws new ones at each replay.
+    """
+    if device.type != "cuda" or not is_eager() or torch.cuda.is_current_stream_capturing():
+        return torch.randint(_MOST_SEED, (2,), dtype=torch.int64, device=device)
+    generator = torch.cuda.default_generators[device.index]
+    offset = generator.get_offset()
+    generator.set_offset(offset + _OFFSET_STEP)
+    # PyTorch's kernels draw from the generator's seed: ours from another, as good.
+    key = (generator.initial_seed() * _MIX + _MIX) & _MOST_SEED
+    return torch.tensor((key, offset))
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The low and the high 32 bits of an int64."""
+    return x & _LOW, (x >> 32) & _LOW
+
+
+def _words(key: Tensor, counter: Tensor, offset: Tensor) -> list[Tensor]:
+    """Four words of 32 random bits for each counter; products wrap around, as those of C do."""
+    key0, key1 = _halves(key)
+    x0, x1 = _halves(counter)
+    x2, x3 = (half.expand_as(counter) for half in _halves(offset))
+    for _ in range(_ROUNDS):
+        low_a, high_a = _halves(x0 * _FACTORS[0])
+        low_b, high_b = _halves(x2 * _FACTORS[1])
+        x0, x1, x2, x3 = high_b ^ x1 ^ key0, low_b, high_a ^ x3 ^ key1, low_a
+        key0, key1 = (key0 + _WEYL[0]) & _LOW, (key1 + _WEYL[1]) & _LOW
+    return [x0, x1, x2, x3]
+
+
+def _numbers(counters: Tensor, seed: Tensor) -> Tensor:
+    """The 16-bit numbers of each counter, side by side along the last dimension."""
+    key, offset = seed.to(counters.device).unbind()
+    words = _words(key, counters, offset)
+    return torch.stack([half for w in words for half in (w & 0xFFFF, w >> 16)], -1).flatten(-2)
+
+
+def threshold(dropout: float) -> int:
+    """An element is dropped where its 16 bits are below this."""
+    return round(dropout * VALUES)
+
+
+def scale(dropout: float) -> float:
+    """What makes up for the elements that are dropped; 1 where all are."""
+    below = threshold(dropout)
+    return VALUES / (VALUES - below) if below < VALUES else 1.0
+
+
+def kept(shape: Sequence[int], dropout: float, seed: Tensor | None, device: torch.device) -> Tensor:
+    """Which elements of a tensor of ``shape`` stay; ``seed`` is read for 0 < dropout < 1 alone."""
+    below = threshold(dropout)
+    if below in (0, VALUES) or seed is None:
+        return torch.full(shape, below == 0, device=device)
+    count = math.prod(shape)
+    counters = torch.arange(-(-count // _PER_CALL), device=device)
+    return (_numbers(counters, seed)[:count] >= below).reshape(shape)
+
+
+def factors(rows: Tensor, keys: int, pitch: int, dropout: float, seed: Tensor) -> Tensor:
+    """0 where an element is dropped, else 1 over the probability of keeping: (*rows, keys).
+
+    ``rows`` are the places of the queries in the log-sum-exp, ``pitch`` the rows of k.
+    """
+    calls_per_row = -(-pitch // _PER_CALL)
+    calls = torch.arange(-(-keys // _PER_CALL), device=rows.device)
+    numbers = _numbers(rows.unsqueeze(-1) * calls_per_row + calls, seed)
+    return (numbers[..., :keys] >= threshold(dropout)).double() * scale(dropout)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""The norms of ``dropout(x + x_bias, p) + residual``: the block around attention and MLP.
+
+The forward pass makes the sum and normalises it in one pass; the sum is what the backward pass
+keeps. Dropout is that of :func:`transformer_kernels.functional.dropout`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._declare import Kernels, Op, declare
+from .._declare_arguments import Flag, Given, Like, Number, Param, Result, Rows, Seed, saved_rows
+from .._dtype import accumulate_dtype
+from .._public import overridable
+from ..pointwise.dropout import (
+    P,
+    bias_dropout_add_formula,
+    bias_dropout_add_gradient,
+    check_seed,
+    drawn,
+)
+from . import _formula
+from .layer_norm import LAYER_NORM
+from .rms_norm import RMS_NORM
+
+_BACKWARD = (
+    "(dy, dsum?, sum, {statistics}, x_bias, weight, bias, seed, p, zero_centered_weight,"
+    " need_dx_bias, need_dweight, need_dbias) -> dx, dx_bias, dresidual, dweight, dbias"
+)
+
+
+def _triton(member: str, center: bool) -> Kernels:
+    """Dropout's kernels, and the norm's."""
+    from ..pointwise.dropout_triton import BIAS_DROPOUT_ADD
+    from .norm_triton import norm_kernels
+
+    norm, count = norm_kernels(member, center)[0], 2 if center else 1
+
+    def forward(
+        x: Tensor, x_bias: Tensor | None, residual: Tensor, weight: Tensor | None,
+        bias: Tensor | None, seed: Tensor | None, p: float, eps: float, zero_centered: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        s = BIAS_DROPOUT_ADD.forward(x, x_bias, residual, seed, p)
+        y, *stats = norm.forward(s, weight, bias, eps, zero_centered)
+        return y, s, *stats
+
+    def backward(dy: Tensor, dsum: Tensor | None, s: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        stats, rest = rest[:count], rest[count:]
+        x_bias, weight, bias, seed, p, zero_centered, need_dx_bias, *needs = rest
+        dresidual, dweight, dbias = norm.backward(
+            dy, dsum, s, *stats, weight, bias, zero_centered, *needs
+        )
+        dx, dx_bias = BIAS_DROPOUT_ADD.backward(dresidual, x_bias, seed, p, need_dx_bias)
+        return dx, dx_bias, dresidual, dweight, dbias
+
+    def inference(*arguments: Any) -> tuple[Tensor, ...]:
+        return forward(*arguments)[:2]
+
+    return Kernels(forward, backward, inference)
+
+
+def _declare(member: str, center: bool) -> Op:
+    name = f"bias_dropout_add_{member}"
+    names = ("mean", "rstd") if center else ("rstd",)
+
+    def formula(
+        x: Tensor, x_bias: Tensor | None, residual: Tensor, weight: Tensor | None,
+        bias: Tensor | None, seed: Tensor | None, p: float, eps: float, zero_centered: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        s = bias_dropout_add_formula(x, x_bias, residual, seed, p)
+        stats = _formula.statistics(s, eps, center)
+        return _formula.affine(s, stats, weight, bias, zero_centered), s
+
+    def gradient(
+        dy: Tensor, dsum: Tensor | None, s: Tensor, *rest: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        stats, rest = rest[: len(names)], rest[len(names) :]
+        x_bias, weight, bias, seed, p, zero_centered, need_dx_bias, *needs = rest
+        dresidual, dweight, dbias = _formula.backward(
+            dy, dsum, s, stats, weight, bias, zero_centered, *needs
+        )
+        dx, dx_bias = bias_dropout_add_gradient(dresidual, x_bias, seed, p, need_dx_bias)
+        return dx, dx_bias, dresidual, dweight, dbias
+
+    def statistics(given: Given) -> Any:
+        return _formula.statistics(given["sum"], given["eps"], center)
+
+    return declare(
+        name,
+        arguments=(
+            Rows("x"), Param("x_bias", own_dtype=True), Like("residual"), Param("weight"),
+            Param("bias"), Seed("seed"), P, Number("eps"), Flag("zero_centered_weight"),
+        ),
+        results=(Result("y"), Result("sum"), *map(saved_rows, names)),
+        backward=_BACKWARD.format(statistics=", ".join(names)),
+        has_inference=False,
+        formula=formula,
+        statistics=statistics,
+        gradient=gradient,
+        check=check_seed,
+        triton=partial(_triton, member, center),
+        text=f"{member}(s), s = residual + dropout(x + x_bias)",
+    )  # fmt: skip
+
+
+DROPOUT_LAYER_NORM = _declare("layer_norm", center=True)
+DROPOUT_RMS_NORM = _declare("rms_norm", center=False)
+
+
+def _run(
+    op: Op, without: Op, x: Tensor, x_bias: Tensor | None, residual: Tensor, weight: Tensor | None,
+    bias: Tensor | None, p: float, training: bool, eps: float, zero_centered: bool,
+    seed: Tensor | None, backend: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    seed, p = drawn(op.name, x, p, training, seed)
+    y: tuple[Tensor, Tensor]
+    if p == 0 and x_bias is None:
+        y = without.call(x, residual, weight, bias, eps, zero_centered, backend)
+    else:
+        y = op.call(x, x_bias, residual, weight, bias, seed, p, eps, zero_centered, backend)
+    return y
+
+
+@overridable
+def bias_dropout_add_layer_norm(
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    p: float,
+    training: bool = True,
+    eps: float = 1e-5,
+    *,
+    zero_centered_weight: bool = False,
+    seed: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """``(layer_norm(s), s)`` with ``s = residual + dropout(x + x_bias, p)``, in one pass.
+
+    With the second result as the next residual it is the pre-norm block of GPT-2; the first alone
+    is the post-norm block of BERT. Gradients of both reach all arguments.
+
+    Args:
+        x: a floating-point tensor (..., C), of any strides.
+        x_bias: (C), of ``x``'s dtype or float32, added to ``x``; or None.
+        residual: of the shape and dtype of ``x``.
+        weight: (C), of ``x``'s dtype or float32; or None.
+        bias: (C), of ``weight``'s dtype; or None.
+        p: the probability of an element to be dropped, from 0 to 1.
+        training: ``False`` drops nothing.
+        eps: added to the variance.
+        zero_centered_weight: scale by ``1 + weight``.
+        seed: int64 seed and offset, (2,), on the CPU or beside ``x``; by default drawn from
+            PyTorch's generator of the device.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+    """
+    return _run(
+        DROPOUT_LAYER_NORM, LAYER_NORM.add, x, x_bias, residual, weight, bias, p, training, eps,
+        zero_centered_weight, seed, backend,
+    )  # fmt: skip
+
+
+@overridable
+def bias_dropout_add_rms_norm(
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor,
+    weight: Tensor | None,
+    p: float,
+    training: bool = True,
+    eps: float | None = None,
+    *,
+    bias: Tensor | None = None,
+    zero_centered_weight: bool = False,
+    seed: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """``(rms_norm(s), s)`` with ``s = residual + dropout(x + x_bias, p)``, in one pass.
+
+    The arguments are those of :func:`bias_dropout_add_layer_norm`; ``eps`` is by default the
+    machine epsilon of the arithmetic, as in :func:`rms_norm`.
+    """
+    if eps is None:
+        eps = torch.finfo(accumulate_dtype(x)).eps
+    return _run(
+        DROPOUT_RMS_NORM, RMS_NORM.add, x, x_bias, residual, weight, bias, p, training, eps,
+        zero_centered_weight, seed, backend,
+    )  # fmt: skip

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT
+"""Dropout, alone and between a bias and a residual (Srivastava et al. 2014).
+
+dropout             y = dropped ? 0 : x * scale
+bias_dropout_add    y = (dropped ? 0 : (x + bias) * scale) + residual
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..._errors import ArgumentValueError, as_flag, as_number
+from ..._library import log_dispatch
+from .._declare import Kernels, declare
+from .._declare_arguments import Given, Like, Number, Param, Result, Rows, Seed
+from .._dtype import accumulate_dtype
+from .._philox import VALUES, fresh_seed, kept, scale, threshold
+from .._public import overridable
+
+P = Number("p", least=0.0, most=1.0)
+
+
+def _drop(x: Tensor, seed: Tensor | None, p: float) -> Tensor:
+    """Of the numbers of the arithmetic; what is dropped is 0, whatever it was."""
+    stay = kept(x.shape, p, seed, x.device)
+    return torch.where(stay, x * scale(p), 0.0)
+
+
+def dropout_formula(x: Tensor, seed: Tensor | None, p: float) -> Tensor:
+    """The forward pass, and the backward pass of dy."""
+    return _drop(x.to(accumulate_dtype(x)), seed, p).to(x.dtype).contiguous()
+
+
+def bias_dropout_add_formula(
+    x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float
+) -> Tensor:
+    wide = x.to(accumulate_dtype(x))
+    if bias is not None:
+        wide = wide + bias.to(wide.dtype)
+    return (_drop(wide, seed, p) + residual.to(wide.dtype)).to(x.dtype).contiguous()
+
+
+def bias_dropout_add_gradient(
+    dy: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, need_dbias: bool
+) -> tuple[Tensor, Tensor]:
+    dx = _drop(dy.to(accumulate_dtype(dy)), seed, p)
+    if bias is None or not need_dbias:
+        dbias = dy.new_empty(0)
+    else:
+        dbias = dx.reshape(-1, dx.shape[-1]).sum(0).to(bias.dtype)
+    return dx.to(dy.dtype).contiguous(), dbias
+
+
+def _draws(p: float) -> bool:
+    """Whether some elements may stay, and others drop."""
+    return 0 < threshold(p) < VALUES
+
+
+def check_seed(op: str, given: Given) -> None:
+    if given["seed"] is None and _draws(given["p"]):
+        raise ArgumentValueError(f"{op}: seed is missing, expected one for 0 < p < 1")
+
+
+def _dropout_triton() -> Kernels:
+    from .dropout_triton import DROPOUT
+
+    return DROPOUT
+
+
+def _bias_dropout_add_triton() -> Kernels:
+    from .dropout_triton import BIAS_DROPOUT_ADD
+
+    return BIAS_DROPOUT_ADD
+
+
+DROPOUT = declare(
+    "dropout",
+    arguments=(Rows("x"), Seed("seed"), P),
+    results=(Result("y"),),
+    backward="(dy, seed, p) -> dx",
+    formula=dropout_formula,
+    gradient=dropout_formula,
+    check=check_seed,
+    columnwise=lambda _: True,
+    triton=_dropout_triton,
+    replaces=(F.dropout, nn.Dropout),
+    text="x * (random >= p) / (1 - p)",
+)
+
+BIAS_DROPOUT_ADD = declare(
+    "bias_dropout_add",
+    arguments=(Rows("x"), Param("bias"), Like("residual"), Seed("seed"), P),
+    results=(Result("y"),),
+    backward="(dy, bias, seed, p, need_dbias) -> dx, dbias",
+    passed={"residual": "y"},
+    formula=bias_dropout_add_formula,
+    gradient=bias_dropout_add_gradient,
+    check=check_seed,
+    columnwise=lambda _: True,
+    triton=_bias_dropout_add_triton,
+    text="residual + (x + bias) * (random >= p) / (1 - p)",
+)
+
+
+def drawn(
+    op: str, x: Tensor, p: float, training: bool, seed: Tensor | None
+) -> tuple[Tensor | None, float]:
+    """The seed where one is needed, and the probability: 0 where nothing is dropped."""
+    number = as_number(op, "p", p)
+    P.check(op, number, {})
+    if not as_flag(op, "training", training):
+        return None, 0.0
+    if number > 0 and threshold(number) == 0:
+        log_dispatch(f"{op}: p is {number:g}, below 2^-17: nothing is dropped")
+        number = 0.0
+    if not _draws(number):
+        return None, number
+    if seed is None and isinstance(x, Tensor):
+        seed = fresh_seed(x.device)
+    return seed, number
+
+
+@overridable
+def dropout(
+    input: Tensor,  # noqa: A002
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    seed: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """:func:`torch.nn.functional.dropout`, with a seed.
+
+    Element ``e`` of the flattened tensor is dropped where its 16 random bits are below
+    ``t = round(p * 65536)``; the others are multiplied by ``65536 / (65536 - t)``, so that the mean
+    is exact. The same seed drops the same elements on every device and backend. What is dropped is
+    0, also where it was not finite. Below ``p = 2**-17`` nothing is dropped.
+
+    Args:
+        input: a floating-point tensor, of any strides.
+        p: the probability of an element to be dropped, from 0 to 1.
+        training: ``False`` returns ``input``.
+        inplace: write the result to ``input`` and return that.
+        seed: int64 seed and offset, (2,), on the CPU or beside ``input``; by default drawn from
+            PyTorch's generator of the device.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+    """
+    seed, p = drawn("dropout", input, p, training, seed)
+    if p == 0 and isinstance(input, Tensor):
+        return input
+    y: Tensor = DROPOUT.call(input, seed, p, backend)
+    return input.copy_(y) if inplace else y
+
+
+@overridable
+def bias_dropout_add(
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    p: float,
+    training: bool = True,
+    *,
+    seed: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """``residual + dropout(x + bias, p)``, what stands behind attention and behind an MLP.
+
+    Drops as :func:`dropout` does. The backward pass reads ``dy`` alone: it draws again.
+
+    Args:
+        x: a floating-point tensor (..., C), of any strides.
+        bias: (C), of ``x``'s dtype or float32; or None.
+        residual: of the shape and dtype of ``x``.
+        p: the probability of an element to be dropped, from 0 to 1.
+        training: ``False`` drops nothing.
+        seed: int64 seed and offset, (2,), on the CPU or beside ``x``; by default drawn from
+            PyTorch's generator of the device.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+    """
+    seed, p = drawn("bias_dropout_add", x, p, training, seed)
+    y: Tensor = BIAS_DROPOUT_ADD.call(x, bias, residual, seed, p, backend)
+    return y
