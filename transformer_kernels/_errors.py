@@ -125,6 +125,11 @@ def check_floating(op: str, name: str, x: torch.Tensor) -> None:
         raise ArgumentValueError(f"{op}: {name} has 0 dimensions, expected at least 1")
 
 
+def check_indices(op: str, name: str, x: torch.Tensor) -> None:
+    if x.dtype not in (torch.int32, torch.int64):
+        raise ArgumentTypeError(f"{op}: {name} is {dtype_name(x.dtype)}, expected int32 or int64")
+
+
 def is_ours(error: Any) -> TypeGuard[ArgumentValueError | ArgumentTypeError]:
     return isinstance(error, (ArgumentValueError, ArgumentTypeError))
 

@@ -36,6 +36,12 @@ void ArgumentChecker::typed(const char* argument, const TensorView& view, DType 
              name_of(dtype), " (", reason, ")");
 }
 
+void ArgumentChecker::indices(const char* argument, const TensorView& view) const {
+  check_present(op_, argument, view, device_);
+  check_type(is_index(view.dtype), op_, ": ", argument, " is ", name_of(view.dtype),
+             ", expected int32 or int64");
+}
+
 void ArgumentChecker::same_shape(const char* argument, const TensorView& view,
                                  const char* like_name, const TensorView& like) const {
   bool same = view.rank == like.rank;

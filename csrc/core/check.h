@@ -43,6 +43,8 @@ class ArgumentChecker {
   void floating(const char* argument, const TensorView& view) const;
   // Present, on the context's device and of this dtype.
   void typed(const char* argument, const TensorView& view, DType dtype, const char* reason) const;
+  // Present, on the context's device, of int32 or int64.
+  void indices(const char* argument, const TensorView& view) const;
   // Same sizes as `like`, which the message calls `like_name`.
   void same_shape(const char* argument, const TensorView& view, const char* like_name,
                   const TensorView& like) const;

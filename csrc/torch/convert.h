@@ -35,6 +35,8 @@ Tensor contiguous(const char* op, const char* name, const Tensor& tensor);
 Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor);
 Tensor with_even_columns(const char* op, const char* name, const Tensor& tensor);
 Tensor with_broadcast_columns(const char* op, const char* name, const Tensor& tensor);
+// The same of indices, without gaps; other dtypes are refused, also those that the library lacks.
+Tensor packed_indices(const char* op, const char* name, const Tensor& tensor);
 
 // `view` broadcast to `like`'s shape by strides of 0, as torch broadcasts: aligned at the last
 // dimension. `reason` says in a message what that shape is.

@@ -23,6 +23,7 @@ from .._errors import (
     as_integer,
     as_number,
     check_floating,
+    check_indices,
     check_known,
     dtype_name,
     not_floating,
@@ -205,6 +206,33 @@ class Seed(Argument):
                 f"{op}: {self.name} is not a seed and an offset, expected 2 int64 on the CPU or"
                 f" beside {self.of}"
             )
+
+
+@dataclass(frozen=True)
+class Indices(Argument):
+    """Integers, int32 or int64, beside another argument: labels, positions, rows of a table.
+
+    Of a shape that the op's own check says, or one for each row of that argument. What a number
+    means, and which are refused, is the op's.
+    """
+
+    of: str = "x"
+    per_row: bool = False
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        of = given[self.of]
+        check_indices(op, self.name, value)
+        _check_device(op, self.name, value, of)
+        if self.per_row and value.shape != of.shape[:-1]:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has shape {shape_text(value)}, expected"
+                f" {tuple(of.shape[:-1])} (one for each row of {self.of})"
+            )
+
+    def fold(self, value: Tensor, x: Tensor, last: int) -> Tensor:
+        if not self.per_row:
+            return value
+        return value.flatten(0, x.dim() - last - 1) if x.dim() else value
 
 
 @dataclass(frozen=True)

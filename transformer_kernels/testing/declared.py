@@ -14,6 +14,7 @@ from ..ops._declare import Op
 from ..ops._declare_arguments import (
     Argument,
     Flag,
+    Indices,
     Integer,
     Like,
     Mask,
@@ -37,6 +38,10 @@ def _good(argument: Argument, device: str) -> Any:
         return randn(SHAPE[-1:], torch.float32, device)
     if isinstance(argument, Seed):
         return torch.tensor([7, 3], device=device)
+    if isinstance(argument, Indices):  # below both sizes of SHAPE
+        return torch.tensor((2, 0, 2), device=device)
+    if isinstance(argument, Integer):
+        return 1
     return False if isinstance(argument, Flag) else 0.5
 
 
@@ -85,6 +90,8 @@ def bad(op: Op, argument: Argument) -> Values:
     if not argument.is_tensor:
         return {"text": "1", "None": None} | _bad_number(op, argument)
     x = good(op, argument.name)[argument.name]
+    if isinstance(argument, Indices):
+        return _bad_indices(argument, x)
     values = {
         "text": "x",
         "number": 3,
@@ -109,6 +116,24 @@ def bad(op: Op, argument: Argument) -> Values:
         }
     for what in _own(op).get("good", {}).get(argument.name, ()):
         del values[what]
+    return values
+
+
+def _bad_indices(argument: Indices, indices: torch.Tensor) -> Values:
+    values = {
+        "text": "x",
+        "number": 3,
+        "booleans": indices > 0,
+        "bytes": indices.byte(),
+        "short integers": indices.short(),
+        "floats": indices.float(),
+        "complex": indices.to(torch.complex64),
+        "elsewhere": indices.to("meta"),
+    }
+    if not argument.optional:
+        values["None"] = None
+    if argument.per_row:
+        values |= {"short": indices[..., 1:], "one more dimension": indices.expand(2, 3)}
     return values
 
 

@@ -40,6 +40,9 @@ constexpr const char* name_of(DType dtype) {
 // a scale (quantized.h), and mean little without it.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::kBFloat16; }
 
+// Whether labels, positions and rows of tables may be of it.
+constexpr bool is_index(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
+
 enum class DeviceType : std::uint8_t { kCpu, kCuda };
 
 constexpr const char* name_of(DeviceType type) { return type == DeviceType::kCpu ? "cpu" : "cuda"; }

@@ -64,6 +64,20 @@ TEST(Check, dtypes) {
   EXPECT_EQ(dispatch_float(DType::kBFloat16, []<class T>() { return sizeof(T); }), 2u);
 }
 
+TEST(Check, indices) {
+  TensorView labels = tensor({2});
+  expect_error(kType, "op: labels is float32, expected int32 or int64",
+               [&] { kCheck.indices("labels", labels); });
+  expect_error(kValue, "op: labels is missing", [] { kCheck.indices("labels", {}); });
+  for (const DType dtype : {DType::kInt32, DType::kInt64}) {
+    labels.dtype = dtype;
+    kCheck.indices("labels", labels);
+  }
+  labels.dtype = DType::kInt8;
+  expect_error(kType, "op: labels is int8, expected int32 or int64",
+               [&] { kCheck.indices("labels", labels); });
+}
+
 TEST(Check, ranks_and_shapes) {
   expect_error(kValue, "op: x has 0 dimensions, expected at least 1",
                [] { kCheck.floating("x", tensor({})); });

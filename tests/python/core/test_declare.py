@@ -17,6 +17,7 @@ from transformer_kernels import _library, functional
 from transformer_kernels.ops._declare import DECLARED, Op, declare
 from transformer_kernels.ops._declare_arguments import (
     Flag,
+    Indices,
     Like,
     Number,
     Param,
@@ -110,6 +111,38 @@ def test_one_gradient_alone(op: Op, wanted: int) -> None:
 def test_eager_calls_have_a_source(op: Op) -> None:
     """Tracebacks and debuggers show what was generated."""
     assert f"def call({', '.join(op.names)}" in inspect.getsource(op.call)
+
+
+# ---- indices ------------------------------------------------------------------------------------
+
+
+def _check_labels(value: Tensor) -> None:
+    Indices("labels", per_row=True).check("op", value, {"x": torch.zeros(2, 3, 8)})
+
+
+@pytest.mark.parametrize("width", [torch.int32, torch.int64])
+def test_indices_of_either_width(width: torch.dtype) -> None:
+    _check_labels(torch.zeros(2, 3, dtype=width))
+
+
+def test_indices_that_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^op: labels is int16, expected int32 or int64$"):
+        _check_labels(torch.zeros(2, 3, dtype=torch.int16))
+    with pytest.raises(ValueError, match=r"^op: labels is on meta, expected cpu$"):
+        _check_labels(torch.zeros(2, 3, dtype=torch.int64, device="meta"))
+    with pytest.raises(
+        ValueError,
+        match=r"^op: labels has shape \(3, 2\), expected \(2, 3\) \(one for each row of x\)$",
+    ):
+        _check_labels(torch.zeros(3, 2, dtype=torch.int64))
+
+
+def test_indices_of_rows_are_folded_as_rows_are() -> None:
+    x, labels = torch.zeros(2, 3, 8), torch.arange(6).view(2, 3)
+    per_row, any_shape = Indices("labels", per_row=True), Indices("labels")
+    assert per_row.fold(labels, x, 1).shape == (6,)
+    assert per_row.fold(labels[0, 0], x[0, 0, 0], 1).shape == ()
+    assert any_shape.fold(labels, x, 1) is labels
 
 
 # ---- an op of every kind ------------------------------------------------------------------------
