@@ -21,7 +21,7 @@ class ArgumentValueError(ValueError, RuntimeError):
 
 
 class ArgumentIndexError(ArgumentValueError, IndexError):
-    """A dimension out of range."""
+    """A dimension or an index out of range."""
 
 
 class ArgumentTypeError(TypeError, NotImplementedError):
@@ -34,7 +34,11 @@ _DTYPES_OF_CPP = (
     torch.float8_e5m2,
 )  # fmt: skip
 _NUMPY_BOOLS = ("bool_", "bool")  # before NumPy 2, and since
-_KINDS = {"ValueError: ": ArgumentValueError, "TypeError: ": ArgumentTypeError}
+_KINDS = {
+    "ValueError: ": ArgumentValueError,
+    "TypeError: ": ArgumentTypeError,
+    "IndexError: ": ArgumentIndexError,
+}
 
 
 def check_tensors(op: str, tensors: dict[str, Any]) -> None:

@@ -128,7 +128,8 @@ Tensor with_broadcast_columns(const char* op, const char* name, const Tensor& te
 Tensor packed_indices(const char* op, const char* name, const Tensor& tensor) {
   const auto dtype = dtype_of(tensor.scalar_type());
   check_type(dtype && is_index(*dtype), op, ": ", name, " is ",
-             name_of_scalar(tensor.scalar_type()), ", expected int32 or int64");
+             dtype ? name_of(*dtype) : name_of_scalar(tensor.scalar_type()),
+             ", expected int32 or int64");
   if (tensor.is_contiguous()) return tensor;
   if (log_dispatch()) log_line(concat(op, ": ", name, " has gaps: copied"));
   return torch::stable::contiguous(tensor);

@@ -14,6 +14,7 @@
 
 #include "transformer_kernels/context.h"
 #include "transformer_kernels/error.h"
+#include "transformer_kernels/index_error.h"
 #include "transformer_kernels/tensor.h"
 
 namespace transformer_kernels::torch_ops {
@@ -72,6 +73,8 @@ template <class Call>
 decltype(auto) translate_errors(Call&& call) {
   try {
     return call();
+  } catch (const IndexError& error) {
+    throw std::runtime_error(std::string("IndexError: ") + error.what());
   } catch (const Error& error) {
     constexpr const char* kPrefixes[] = {"ValueError: ", "TypeError: ", ""};
     throw std::runtime_error(kPrefixes[static_cast<int>(error.kind())] + std::string(error.what()));

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "transformer_kernels/error.h"
+
+namespace transformer_kernels {
+
+// A number in one argument that counts into another is out of range, as an index beyond a table.
+// Its kind is kValue.
+class TFK_API IndexError : public Error {
+ public:
+  explicit IndexError(const std::string& message) : Error(Kind::kValue, message) {}
+};
+
+}  // namespace transformer_kernels
