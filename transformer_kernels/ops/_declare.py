@@ -48,7 +48,7 @@ class Op:
     one, it is the gradient of that result's terms. A flag asks for the gradients that ``flags``
     names, by default for the one in its own name; ``need_y`` for a result, computed once more. What
     nobody asks for has no elements. An input of another kind, as ``bool masked``, is one of
-    ``expressions``.
+    ``expressions``, and a number such as ``int rows`` one of ``sizes``.
 
     By default the backward pass as a formula is autograd of ``formula``, for which a call keeps all
     its tensors. With ``gradient`` it keeps what the backward pass reads.
@@ -72,6 +72,8 @@ class Op:
     last_dims: Callable[[Given], int] = lambda _: 1  # of rows, that belong together
     # Inputs of the backward pass as expressions of the arguments; ``torch`` is in scope.
     expressions: Mapping[str, str] = field(default_factory=dict)
+    # The same of tensors that the backward pass does without, evaluated with the forward pass.
+    sizes: Mapping[str, str] = field(default_factory=dict)
     # How to allocate results and gradients that are not contiguous, or not of the shape and dtype
     # of their argument; given all that the pass takes.
     memory: Mapping[str, Callable[[Given], Tensor]] = field(default_factory=dict)
@@ -113,7 +115,7 @@ class Op:
     @cached_property
     def _inputs(self) -> list[tuple[str, str, str]]:
         """(type, name, question mark) of what the backward pass takes."""
-        return re.findall(r"(?:(bool) )?(\w+)(\??)", self.backward.partition("->")[0])
+        return re.findall(r"(?:(bool|int) )?(\w+)(\??)", self.backward.partition("->")[0])
 
     @cached_property
     def backward_inputs(self) -> tuple[str, ...]:
@@ -139,9 +141,17 @@ class Op:
     @cached_property
     def evaluated(self) -> dict[str, Callable[..., Any]]:
         """``expressions`` as functions of all arguments."""
+        return self._functions(self.expressions)
+
+    @cached_property
+    def measured(self) -> dict[str, Callable[..., Any]]:
+        """``sizes`` as functions of all arguments."""
+        return self._functions(self.sizes)
+
+    def _functions(self, expressions: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
         names = ", ".join(self.names)
         scope = {"torch": torch}
-        return {n: eval(f"lambda {names}: {e}", scope) for n, e in self.expressions.items()}
+        return {n: eval(f"lambda {names}: {e}", scope) for n, e in expressions.items()}
 
     @cached_property
     def backward_outputs(self) -> tuple[str, ...]:
@@ -432,6 +442,7 @@ def _define_public(op: Op) -> Any:
         ctx.save_for_backward(*(tensors[name] for name in kept))
         ctx.kept = kept
         ctx.others = {n: v for n, v in values.items() if n not in tensors}
+        ctx.others |= {n: measure(*inputs) for n, measure in op.measured.items()}
         ctx.set_materialize_grads(not op.zeroed)
 
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

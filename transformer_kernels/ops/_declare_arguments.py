@@ -124,6 +124,34 @@ class Like(_OfRows):
 
 
 @dataclass(frozen=True)
+class Table(Argument):
+    """A matrix whose rows are looked up; of the dtype and the columns of another, where it names
+    one. One that is optional is given with what it is ``beside``, or not at all."""
+
+    of: str = ""
+    beside: str = ""
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        check_floating(op, self.name, value)
+        if value.dim() != 2:
+            raise ArgumentValueError(f"{op}: {self.name} has {value.dim()} dimensions, expected 2")
+        if not self.of:
+            return
+        of = given[self.of]
+        _check_device(op, self.name, value, of)
+        if value.dtype is not of.dtype:
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
+                f" (the dtype of {self.of})"
+            )
+        if value.shape[1] != of.shape[1]:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has {value.shape[1]} columns, expected {of.shape[1]}"
+                f" (the last dimension of {self.of})"
+            )
+
+
+@dataclass(frozen=True)
 class Mask(Argument):
     """Broadcasts to ``x``: booleans, or numbers of its dtype or float32."""
 
@@ -218,6 +246,7 @@ class Indices(Argument):
 
     of: str = "x"
     per_row: bool = False
+    beside: str = ""  # an optional argument that it is given with, or not at all
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         of = given[self.of]

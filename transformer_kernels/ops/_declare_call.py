@@ -35,7 +35,7 @@ Call = Callable[..., Any]
 _SOURCE = """\
 def make_function(gradients_of, is_grad_enabled, is_compiling):
     def forward(ctx, {arguments}, kernels):
-        {results} = kernels.forward({arguments}){absent}
+        {results} = kernels.forward({arguments}){sizes}{absent}
         ctx.save_for_backward({tensors})
         ctx.others = ({others},)
         return {returned}
@@ -86,6 +86,7 @@ def _dict(pairs: Mapping[str, str]) -> str:
 def _source(op: Op) -> str:
     tensors = op.kept
     numbers = [argument.name for argument in op.arguments if not argument.is_tensor]
+    numbers += op.sizes
     gradients = [f"d{name}" for name in op.returned]
     needs = {name: f"need_d{name}" for name in op.names}
     absent = [f"d{name}" for name in op.returned if f"d{name}" in op.may_be_absent]
@@ -111,6 +112,7 @@ def _source(op: Op) -> str:
         first=op.names[0],
         most=MAX_RANK,
         results=_commas((*op.returned, *op.saved)),
+        sizes=_lines(f"{name} = {size}" for name, size in op.sizes.items()),
         absent=_lines(["ctx.set_materialize_grads(False)"] if absent else []),
         alone=_lines(zeros + alone),
         returned=_commas(op.returned),

@@ -22,6 +22,7 @@ from ..ops._declare_arguments import (
     Param,
     Rows,
     Seed,
+    Table,
 )
 from . import attention
 from .inputs import randn
@@ -32,7 +33,7 @@ Values = dict[str, Any]
 
 
 def _good(argument: Argument, device: str) -> Any:
-    if isinstance(argument, (Rows, Like, Mask)):
+    if isinstance(argument, (Rows, Like, Mask, Table)):
         return randn(SHAPE, torch.float32, device)
     if isinstance(argument, Param):
         return randn(SHAPE[-1:], torch.float32, device)
@@ -41,7 +42,7 @@ def _good(argument: Argument, device: str) -> Any:
     if isinstance(argument, Indices):  # below both sizes of SHAPE
         return torch.tensor((2, 0, 2), device=device)
     if isinstance(argument, Integer):
-        return 1
+        return 0
     return False if isinstance(argument, Flag) else 0.5
 
 

@@ -76,6 +76,7 @@ def test_opcheck(op: Op, device: str) -> None:
         values = given | dict(zip((*op.returned, *op.saved), results, strict=True))
         values |= dict.fromkeys(op.may_be_absent)
         values |= {f"d{name}": torch.ones_like(values[name]) for name in op.returned}
+        values |= {name: size(*given.values()) for name, size in op.measured.items()}
         for flag in (False, True):
             present = {f for name, f in op.flag_of.items() if given[name] is not None}
             absent = dict.fromkeys({*op.flag_of.values()} - present, False)
