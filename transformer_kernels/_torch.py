@@ -19,6 +19,7 @@ from torch.nn import functional as F
 # ---- functions that others may replace ----------------------------------------------------------
 
 dropout = F.dropout
+embedding = torch.embedding
 layer_norm = F.layer_norm
 linear = F.linear
 log_softmax = torch.log_softmax

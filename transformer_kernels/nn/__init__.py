@@ -4,6 +4,7 @@
 from .activation import MODULES as _ACTIVATIONS
 from .attention import CausalSelfAttention, MultiheadAttention
 from .dropout import Dropout, DropoutAdd
+from .embedding import Embedding
 from .norm import LayerNorm, RMSNorm
 from .softmax import LogSoftmax, Softmax
 
@@ -14,6 +15,7 @@ __all__ = [
     "CausalSelfAttention",
     "Dropout",
     "DropoutAdd",
+    "Embedding",
     "LayerNorm",
     "LogSoftmax",
     "MultiheadAttention",

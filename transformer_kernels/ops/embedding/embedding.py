@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""embedding, and embedding_add: tokens, positions and types in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..._errors import ArgumentValueError, as_integer
+from ..._torch import jagged_like
+from .._kinds import is_jagged, jagged_values
+from .._public import overridable
+from ._ops import EMBEDDING, EMBEDDING_ADD
+
+_call, _add_call = EMBEDDING.call, EMBEDDING_ADD.call
+
+
+def _row_of_padding(op: str, padding_idx: Any, weight: Tensor) -> int:
+    """Negative numbers count from the end, as PyTorch's do; -1 where there is none."""
+    if padding_idx is None:
+        return -1
+    index, rows = as_integer(op, "padding_idx", padding_idx), len(weight)
+    if not -rows <= index < rows:
+        raise ArgumentValueError(
+            f"{op}: padding_idx is {index}, expected one of [{-rows}, {rows - 1}] (weight has"
+            f" {rows} rows)"
+        )
+    return int(index % rows)
+
+
+def refuse_options(max_norm: Any, sparse: Any) -> None:
+    """Those of PyTorch's that change the weight, or give gradients that are not dense."""
+    if max_norm is not None:
+        raise ArgumentValueError(
+            f"embedding: max_norm is {max_norm}, expected None (torch.embedding_renorm_() limits"
+            " the norms of rows)"
+        )
+    if sparse:
+        raise ArgumentValueError(
+            "embedding: sparse is True, expected False (gradients here are dense)"
+        )
+
+
+@overridable
+def embedding(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,  # noqa: ARG001
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """:func:`torch.nn.functional.embedding`: ``weight[input]``.
+
+    Args:
+        input: indices, int32 or int64, of any shape; a jagged nested tensor gives one.
+        weight: (rows, D), floating-point.
+        padding_idx: a row that gets no gradient; negative ones count from the end.
+        max_norm: None; ``norm_type`` goes with it.
+        scale_grad_by_freq: divide the gradient of each row by how often ``input`` names it.
+        sparse: False.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+    Returns ``input``'s shape with D behind it, in ``weight``'s dtype. The gradient of ``weight`` is
+    summed in float32 (float64 for float64) in the order of ``input``: the same bits every time.
+
+    An index out of range is an IndexError on the CPU. On CUDA, which nothing waits for, its row of
+    the result is NaN, and it has no part in the gradient.
+    """
+    if max_norm is not None or sparse:
+        refuse_options(max_norm, sparse)
+    padding = -1 if padding_idx is None else _row_of_padding("embedding", padding_idx, weight)
+    if is_jagged(input):
+        values = jagged_values("embedding", "indices", input)
+        return jagged_like(input, _call(weight, values, padding, scale_grad_by_freq, backend))
+    return _call(weight, input, padding, scale_grad_by_freq, backend)
+
+
+@overridable
+def embedding_add(
+    tokens: Tensor,
+    weight: Tensor,
+    positions: Tensor | int | None,
+    position_weight: Tensor,
+    padding_idx: int | None = None,
+    *,
+    types: Tensor | None = None,
+    type_weight: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """``weight[tokens] + position_weight[positions]``, and ``type_weight[types]``, in one pass.
+
+    The sum is rounded once. What begins GPT-2 (Radford et al. 2019) and, with token types, BERT
+    (Devlin et al. 2019, arXiv:1810.04805).
+
+    Args:
+        tokens: indices of ``weight``, int32 or int64, (..., T).
+        weight: (rows, D), floating-point; the other tables are of its dtype and D.
+        positions: indices of ``position_weight``, of the shape of ``tokens`` or of their last
+            dimensions; None for 0 to T - 1; a number for so many more.
+        padding_idx: a row of ``weight`` that gets no gradient; negative ones count from the end.
+        types: indices of ``type_weight``, as positions.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+    Gradients and indices out of range are as those of :func:`embedding`.
+    """
+    padding = -1 if padding_idx is None else _row_of_padding("embedding_add", padding_idx, weight)
+    first = 0
+    if positions is not None and not isinstance(positions, Tensor):
+        first, positions = as_integer("embedding_add", "positions", positions), None
+    return _add_call(
+        weight, tokens, position_weight, positions, type_weight, types, first, padding, backend
+    )
