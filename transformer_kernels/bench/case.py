@@ -81,6 +81,10 @@ class Op:
     verified: Callable[[Arguments], Part] | None = None  # what is checked, where rows need others
     draw: Draw | None = None
     feature: bool = False  # of another op: measured where it is asked for by name
+    # Tensors of integers, which functions and the reference take before the operands; how to draw
+    # them.
+    indices: Mapping[str, Callable[[Shape], Tensor]] = field(default_factory=dict)
+    moved: Callable[[str, Arguments], int] | None = None  # bytes, where a pass skips parts
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -101,10 +105,14 @@ class Op:
         for name in self.parameters:
             noise = torch.randn(problem.shape[-1], dtype=problem.weight_dtype, device=device)
             arguments[name] = noise + 1 if name == "weight" else noise
+        for name, draw in self.indices.items():
+            arguments[name] = draw(problem.shape).to(device)
         return {**arguments, **self.save(arguments)}
 
     def bytes_moved(self, pass_: str, arguments: Arguments) -> int:
         """The fewest bytes: each tensor read once and each result written once."""
+        if self.moved is not None:
+            return self.moved(pass_, arguments)
 
         def total(*names: str) -> int:
             return sum(arguments[name].nbytes for name in names)
@@ -130,8 +138,14 @@ class Op:
             return self.forward[provider]
         function = self._function(provider, compiled)
         if pass_ == "forward":
-            return bind(function, *self.operands)
-        return _forward_and_backward(function, self.operands, self.cotangents)
+            return bind(function, *self.indices, *self.operands)
+        return lambda arguments: _forward_and_backward(
+            self.with_indices(function, arguments), self.operands, self.cotangents
+        )(arguments)
+
+    def with_indices(self, function: Function, arguments: Arguments) -> Function:
+        """A function of the operands alone."""
+        return partial(function, *(arguments[name] for name in self.indices))
 
     def _backward(self, provider: str, compiled: Compiler) -> Build:
         if provider == "compile":

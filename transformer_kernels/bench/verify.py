@@ -38,6 +38,7 @@ class Reference:
         self._op = op
         self._pass = pass_
         self._arguments = arguments
+        self._reference = op.with_indices(op.reference, arguments)
         x = arguments[op.inputs[0]]
         self._tolerance = TOLERANCES[x.dtype]
         self._device = x.device
@@ -101,7 +102,7 @@ class Reference:
 
     def _outputs(self, part: Part, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
         drawn = [] if self._kept is None else [part("kept", self._kept)]
-        return _as_tuple(self._op.reference(*operands, *drawn))
+        return _as_tuple(self._reference(*operands, *drawn))
 
     def _forward(self) -> list[Tensor]:
         with torch.no_grad():

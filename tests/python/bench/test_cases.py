@@ -56,6 +56,22 @@ def test_a_provider_computes_an_activation(op, pass_, precision, provider):
     assert op in cases.select(["pointwise"])
 
 
+@pytest.mark.parametrize("name", ["embedding", "uniform_embedding", "embedding_add"])
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("provider", ["torch", "compile", "ours"])
+def test_a_provider_computes_embeddings(name, pass_, provider):
+    op = cases.all_ops()[name]
+    problem = Problem(name, pass_, torch.bfloat16, torch.bfloat16, (2, 70, 19, 24))
+    arguments = op.make(problem, CPU)
+    y, table, places = 2 * 70 * 24 * 2, 19 * 24 * 2, 70 * 24 * 2 * (name == "embedding_add")
+    indices = 2 * 70 * 8
+    assert op.bytes_moved("forward", arguments) == indices + 2 * y + places
+    assert op.bytes_moved("backward", arguments) == indices + y + table + places
+    with torch.no_grad():
+        call = op.build(provider, pass_, _eager)(arguments)
+        Reference(op, pass_, arguments).check(call, allowance=1 if provider == "ours" else 4)
+
+
 @pytest.mark.parametrize("name", [op.name for op in cases.all_ops().values() if op.feature])
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("provider", ["torch", "ours"])
