@@ -43,6 +43,12 @@ struct TensorField {
   }
 };
 
+// A tensor that the op writes.
+template <class Arguments>
+struct WrittenField : TensorField<Arguments> {
+  static constexpr const char* kType = "Tensor(a!)";
+};
+
 // The member is a view, or the tensor itself, of which the op makes a view later.
 template <class Arguments, class Member>
 struct OptionalField {
@@ -90,6 +96,10 @@ template <class A>
 constexpr TensorField<A> tensor(const char* name, TensorView A::*member,
                                 Prepare prepare = as_it_is) {
   return {name, member, prepare};
+}
+template <class A>
+constexpr WrittenField<A> written(const char* name, TensorView A::*member) {
+  return {{name, member, as_it_is}};
 }
 template <class A, class Member>
 constexpr OptionalField<A, Member> optional(const char* name, Member A::*member,
