@@ -66,6 +66,7 @@ void run_in_torch_pool(void*, std::int64_t count, std::int64_t grain, RangeBody 
 }  // namespace
 
 std::string name_of_scalar(ScalarType type) {
+  if (const auto dtype = dtype_of(type)) return transformer_kernels::name_of(*dtype);
   constexpr const char* kNames[] = {"uint8",     "int8",      "int16",     "int32",
                                     "int64",     "float16",   "float32",   "float64",
                                     "complex32", "complex64", "complex128"};

@@ -5,6 +5,7 @@ from .activation import MODULES as _ACTIVATIONS
 from .attention import CausalSelfAttention, MultiheadAttention
 from .dropout import Dropout, DropoutAdd
 from .embedding import Embedding
+from .loss import CrossEntropyLoss
 from .norm import LayerNorm, RMSNorm
 from .softmax import LogSoftmax, Softmax
 
@@ -16,6 +17,7 @@ __all__ = [
     "Dropout",
     "DropoutAdd",
     "Embedding",
+    "CrossEntropyLoss",
     "LayerNorm",
     "LogSoftmax",
     "MultiheadAttention",

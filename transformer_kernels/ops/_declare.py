@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._errors import ArgumentTypeError, check_same_device, dtype_name
+from .._errors import ArgumentTypeError, ArgumentValueError, check_same_device, dtype_name
 from .._library import direct, public_op, raw_op
 from .._torch import has_undecided_sizes, with_autograd
 from ._declare_arguments import Argument, Given, Param, Result, as_tuple, one_or_all
@@ -78,6 +78,7 @@ class Op:
     # of their argument; given all that the pass takes.
     memory: Mapping[str, Callable[[Given], Tensor]] = field(default_factory=dict)
     runs_kinds: bool = True  # jagged tensors and DTensors, on their memory
+    one_of: tuple[str, ...] = ()  # two optional arguments, of which a call has one
     # Arguments whose gradients take more than a call of the backward pass, and all gradients where
     # one of them is needed: (backward, values, needed) -> gradients by argument.
     more: tuple[str, ...] = ()
@@ -240,12 +241,23 @@ class Op:
     def check_values(self, given: Given) -> None:
         """What C++ checks where it runs."""
         title = self.title_of(given)
+        self._check_one_of(title, given)
         for argument in self.arguments:
             if given[argument.name] is not None:
                 argument.check(title, given[argument.name], given)
         self._check_parameters(title, given)
         if self.check is not None:
             self.check(title, given)
+
+    def _check_one_of(self, title: str, given: Given) -> None:
+        if sum(given[name] is not None for name in self.one_of) == 1 or not self.one_of:
+            return
+        first, other = self.one_of
+        if given[first] is None:
+            raise ArgumentValueError(f"{title}: {first} is missing, expected it or {other}")
+        raise ArgumentValueError(
+            f"{title}: {first} is present beside {other}, expected one of the two"
+        )
 
     def _check_parameters(self, title: str, given: Given) -> None:
         parameters = {

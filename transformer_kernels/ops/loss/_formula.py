@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy in PyTorch operations, differentiable any number of times."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._errors import ArgumentValueError
+from ..._torch import is_eager, log_softmax
+from .._declare_arguments import Given
+from .._dtype import accumulate_dtype
+from .._kinds import PLAIN_CLASSES
+
+NONE, MEAN, SUM = range(3)  # reductions
+
+
+def _check_labels(target: Tensor, classes: int, ignore_index: int) -> None:
+    """What C++ checks on the CPU; elsewhere nobody waits for the labels."""
+    if target.device.type != "cpu" or type(target) not in PLAIN_CLASSES or not is_eager():
+        return
+    bad = ((target < 0) | (target >= classes)) & (target != ignore_index)
+    if bad.any():
+        row = int(bad.flatten().nonzero()[0])
+        raise ArgumentValueError(
+            f"cross_entropy: target is {int(target.flatten()[row])} in row {row}, expected one of"
+            f" [0, {classes - 1}] or {ignore_index} (ignore_index)"
+        )
+
+
+def _logits(x: Tensor, target: Tensor | None, ignore_index: int, softcap: float) -> Tensor:
+    """Those of ignored rows leave the graph, so that no NaN of theirs reaches a gradient."""
+    z = x.to(accumulate_dtype(x))
+    if target is not None:
+        z = z.masked_fill((target == ignore_index).unsqueeze(-1), 0.0)
+    return softcap * torch.tanh(z / softcap) if softcap > 0 else z
+
+
+def _labels(target: Tensor, classes: int) -> Tensor:
+    """The label of each row; 0 where it is no class."""
+    return torch.where((target >= 0) & (target < classes), target, 0).long()
+
+
+def _counted(x: Tensor, target: Tensor | None, weight: Tensor | None, ignore_index: int) -> Tensor:
+    """What each row counts in the mean: 0 where it is ignored, NaN where its label is no class."""
+    dtype, classes = accumulate_dtype(x), x.shape[-1]
+    if target is None:
+        return torch.ones(x.shape[:-1], dtype=dtype, device=x.device)
+    counted = torch.ones(target.shape, dtype=dtype, device=x.device)
+    if weight is not None:
+        counted = weight.to(dtype)[_labels(target, classes)]
+    counted = torch.where((target >= 0) & (target < classes), counted, torch.nan)
+    return torch.where(target == ignore_index, 0.0, counted)
+
+
+def forward(
+    x: Tensor, target: Tensor | None, probabilities: Tensor | None, weight: Tensor | None,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int,
+    wide: bool,
+) -> Tensor:  # fmt: skip
+    classes = x.shape[-1]
+    if target is not None:
+        _check_labels(target, classes, ignore_index)
+    z = _logits(x, target, ignore_index, softcap)
+    surprise = -log_softmax(z, -1)
+    counted = _counted(x, target, weight, ignore_index)
+    own = 1 - label_smoothing
+    if target is not None:
+        of_label = surprise.gather(-1, _labels(target, classes).unsqueeze(-1)).squeeze(-1)
+        loss = own * counted * of_label
+    else:
+        assert probabilities is not None
+        loss = own * _weighted(surprise * probabilities.to(z.dtype), weight)
+    if label_smoothing > 0:
+        smooth = label_smoothing / classes * _weighted(surprise, weight)
+        loss = loss + (smooth if target is None else smooth * (target != ignore_index))
+    if z_loss != 0:
+        loss = loss + z_loss * counted * torch.logsumexp(z, -1).square()
+    if reduction != NONE:
+        loss = loss.sum()
+    if reduction == MEAN:
+        loss = loss / counted.sum()
+    return loss if wide else loss.to(x.dtype)
+
+
+def _weighted(columns: Tensor, weight: Tensor | None) -> Tensor:
+    return (columns if weight is None else columns * weight.to(columns.dtype)).sum(-1)
+
+
+def statistics(values: Given) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest logit of each row, the log-sum-exp around it, what the rows count."""
+    x, target = values["x"], values["target"]
+    ignore_index = values["ignore_index"]
+    z = _logits(x, target, ignore_index, values["softcap"])
+    top = z.detach().amax(-1)
+    base = torch.where(top == -torch.inf, 0.0, top)
+    spread = (z - base.unsqueeze(-1)).exp().sum(-1).log()
+    if target is not None:
+        spread = torch.where(target == ignore_index, 0.0, spread)
+    if values["reduction"] != MEAN:
+        return top, spread, x.new_empty(0)
+    return top, spread, _counted(x, target, values["weight"], ignore_index).sum()
+
+
+def _gain(dloss: Tensor, total: Tensor, dtype: torch.dtype, reduction: int) -> Tensor:
+    """The gradient of each row's loss, or of all of them."""
+    gain = dloss.to(dtype)
+    return gain / total if reduction == MEAN else gain
+
+
+def backward(
+    dloss: Tensor, x: Tensor, target: Tensor | None, probabilities: Tensor | None,
+    weight: Tensor | None, top: Tensor, spread: Tensor, total: Tensor, ignore_index: int,
+    label_smoothing: float, z_loss: float, softcap: float, reduction: int,
+) -> Tensor:  # fmt: skip
+    """Gradient of ``x``, as a formula that can be differentiated again."""
+    classes = x.shape[-1]
+    z = _logits(x, target, ignore_index, softcap)
+    counted = _counted(x, target, weight, ignore_index).unsqueeze(-1)
+    if target is not None:
+        column = torch.arange(classes, device=x.device)
+        own = (column == target.unsqueeze(-1)).to(z.dtype)
+    else:
+        assert probabilities is not None
+        own = probabilities.to(z.dtype)
+    share = label_smoothing / classes + (1 - label_smoothing) * own
+    if weight is not None:
+        share = share * weight.to(z.dtype)
+    top, spread = top.unsqueeze(-1), spread.unsqueeze(-1)
+    power = share.sum(-1, keepdim=True) + 2 * z_loss * counted * (top + spread)
+    gain = _gain(dloss, total, z.dtype, reduction)
+    dz = (power * (z - top - spread).exp() - share) * gain.unsqueeze(-1)
+    if target is not None:
+        dz = dz.masked_fill((target == ignore_index).unsqueeze(-1), 0.0)
+        dz = dz + torch.where(counted.isnan(), torch.nan, 0.0)
+    if softcap > 0:
+        dz = dz * (1 - (z / softcap).square())
+    return dz.to(x.dtype).contiguous()
+
+
+def gradient_of_probabilities(values: Given) -> Tensor:
+    q, x, weight = values["probabilities"], values["x"], values["weight"]
+    z = _logits(x, None, 0, values["softcap"])
+    gain = _gain(values["dloss"], values["total"], z.dtype, values["reduction"])
+    lse = (values["top"] + values["spread"]).unsqueeze(-1)
+    dq = (1 - values["label_smoothing"]) * gain.unsqueeze(-1) * (lse - z)
+    dq = dq if weight is None else dq * weight.to(z.dtype)
+    return dq.to(q.dtype)

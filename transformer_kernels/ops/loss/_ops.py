@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy of rows of logits, and its gradient in the same pass.
+
+    z = x, or softcap * tanh(x / softcap)        lse = log(sum(exp(z)))
+    a = weight * (label_smoothing / C + (1 - label_smoothing) * q)
+    loss = sum(a * (lse - z)) + z_loss * v * lse^2
+
+q is 1 for the row's label, or a row of probabilities; v is the label's weight, or 1. A mean is over
+the sum of v. Label smoothing: Szegedy et al. 2016 (arXiv:1512.00567); the z-loss: Chowdhery et al.
+2022 (arXiv:2204.02311); the soft cap: Gemma Team 2024 (arXiv:2408.00118).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..._errors import ArgumentValueError, shape_text
+from ..._library import direct, raw_op
+from .._declare import Formula, Kernels, declare
+from .._declare_arguments import (
+    Flag,
+    Given,
+    Indices,
+    Integer,
+    Like,
+    Number,
+    Param,
+    Result,
+    Rows,
+    saved_rows,
+)
+from .._dtype import accumulate_dtype
+from . import _formula
+
+_FORWARD = (
+    "Tensor? target, Tensor? probabilities, Tensor? weight, int ignore_index,"
+    " float label_smoothing, float z_loss, float softcap, int reduction, bool wide"
+)
+
+
+def _check(op: str, given: Given) -> None:
+    x = given["x"]
+    if x.shape[-1] == 0:
+        raise ArgumentValueError(f"{op}: x has shape {shape_text(x)}, expected a class or more")
+    smoothing, reduction = given["label_smoothing"], given["reduction"]
+    if not 0 <= smoothing <= 1:
+        raise ArgumentValueError(
+            f"{op}: label_smoothing is {smoothing:g}, expected a number from 0 to 1"
+        )
+    if not 0 <= reduction <= 2:
+        raise ArgumentValueError(
+            f"{op}: reduction is {reduction}, expected 0 (none), 1 (mean) or 2 (sum)"
+        )
+
+
+def _empty_loss(given: Given) -> Tensor:
+    x = given["x"]
+    shape = x.shape[:-1] if given["reduction"] == _formula.NONE else ()
+    return x.new_empty(shape, dtype=accumulate_dtype(x) if given["wide"] else x.dtype)
+
+
+def _total_shape(given: Given) -> tuple[int, ...]:
+    return () if given["reduction"] == _formula.MEAN else (0,)
+
+
+def _empty_total(given: Given) -> Tensor:
+    x = given["x"]
+    mean = given["reduction"] == _formula.MEAN
+    return x.new_empty(_total_shape(given), dtype=accumulate_dtype(x) if mean else x.dtype)
+
+
+def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
+    """Those of x and of probabilities."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # What kernels save is cut off from the arguments.
+        again = zip(CROSS_ENTROPY.saved, _formula.statistics(values), strict=True)
+        values = {**values, **dict(again)}
+    found = {}
+    if needed["x"]:
+        found["x"] = backward(*(values[name] for name in CROSS_ENTROPY.backward_inputs))
+    if needed["probabilities"]:
+        found["probabilities"] = _formula.gradient_of_probabilities(values)
+    return found
+
+
+def _triton() -> Kernels:
+    from .cross_entropy_triton import (
+        cross_entropy_backward,
+        cross_entropy_forward,
+        cross_entropy_inference,
+    )
+
+    return Kernels(cross_entropy_forward, cross_entropy_backward, cross_entropy_inference)
+
+
+CROSS_ENTROPY = declare(
+    "cross_entropy",
+    arguments=(
+        Rows("x"), Indices("target", optional=True, per_row=True),
+        Like("probabilities", optional=True), Param("weight"), Integer("ignore_index"),
+        Number("label_smoothing"), Number("z_loss", finite=True),
+        Number("softcap", least=0.0, finite=True), Integer("reduction"), Flag("wide"),
+    ),
+    one_of=("target", "probabilities"),
+    results=(
+        Result("loss"), saved_rows("top"), saved_rows("spread"),
+        Result("total", shape=_total_shape, saved=True),
+    ),
+    memory={"loss": _empty_loss, "total": _empty_total},
+    backward=(
+        "(dloss, x, target, probabilities, weight, top, spread, total, ignore_index,"
+        " label_smoothing, z_loss, softcap, reduction) -> dx"
+    ),
+    more=("probabilities",),
+    gradients=_gradients,
+    formula=_formula.forward,
+    statistics=_formula.statistics,
+    gradient=_formula.backward,
+    check=_check,
+    runs_kinds=False,
+    triton=_triton,
+    replaces=(F.cross_entropy, nn.CrossEntropyLoss),
+    text="log(sum(exp(x))) - x[target]",
+)  # fmt: skip
+
+
+# ---- the gradient in the forward pass -----------------------------------------------------------
+
+
+def _loss_and_gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
+    loss, *saved = CROSS_ENTROPY.formula_forward(*arguments)
+    values = {**CROSS_ENTROPY.given(arguments), "dloss": torch.ones_like(loss)}
+    values |= zip(CROSS_ENTROPY.saved, saved, strict=True)
+    return loss, _formula.backward(*(values[name] for name in CROSS_ENTROPY.backward_inputs))
+
+
+def _loss_with_gradient_in_place(x: Tensor, *others: Any) -> Tensor:
+    loss, dx = _loss_and_gradient(x, *others)
+    x.copy_(dx)
+    return loss
+
+
+def _scale_formula(x: Tensor, by: Tensor) -> None:
+    x.mul_(by)
+
+
+def _fake_loss_and_gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return CROSS_ENTROPY.fake_inference(*arguments), arguments[0].new_empty(arguments[0].shape)
+
+
+def _fake_scale(x: Tensor, by: Tensor) -> None:
+    """It returns nothing."""
+
+
+loss_and_gradient = direct(
+    raw_op(
+        f"cross_entropy_gradient(Tensor x, {_FORWARD}) -> (Tensor loss, Tensor dx)",
+        reference=_loss_and_gradient,
+        fake=_fake_loss_and_gradient,
+    )
+)
+loss_with_gradient_in_place = direct(
+    raw_op(
+        f"cross_entropy_gradient_(Tensor(a!) x, {_FORWARD}) -> Tensor loss",
+        reference=_loss_with_gradient_in_place,
+        fake=CROSS_ENTROPY.fake_inference,
+    )
+)
+scale_gradient = direct(
+    raw_op(
+        "scale_gradient_(Tensor(a!) x, Tensor by) -> ()",
+        reference=_scale_formula,
+        fake=_fake_scale,
+    )
+)
