@@ -153,6 +153,7 @@ CrossEntropyForwardProblem check(const Context& context, const CrossEntropyForwa
   if (a.top.defined()) {
     p.top = operands.statistic("top", a.top, operands.rows(), "the rows of x");
     p.spread = operands.statistic("spread", a.spread, operands.rows(), "the rows of x");
+    p.share = operands.statistic("share", a.share, operands.rows(), "the rows of x");
   }
   if (a.total.defined()) p.total = operands.statistic("total", a.total, 1, "of a mean");
   if (a.dx.defined()) operands.dx(p, a.dx);
@@ -168,6 +169,7 @@ CrossEntropyBackwardProblem check(const Context& context, const CrossEntropyBack
   p.dloss_dtype = a.dloss.dtype;
   p.top = operands.statistic("top", a.top, operands.rows(), "the rows of x");
   p.spread = operands.statistic("spread", a.spread, operands.rows(), "the rows of x");
+  p.share = operands.statistic("share", a.share, operands.rows(), "the rows of x");
   if (p.reduction == Reduction::kMean) {
     p.total = operands.statistic("total", a.total, 1, "of a mean");
   }

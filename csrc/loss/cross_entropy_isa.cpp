@@ -339,24 +339,6 @@ class Gradient {
   void (*write_)(const LossRow<T>&, const Slope<A>&, T*, std::int64_t);
 };
 
-// The sum of a row's shares of probabilities, which the backward pass needs before it writes.
-template <class T, bool kWeighted>
-TFK_FLATTEN accumulate_t<T> sum_shares(const LossRow<T>& row, std::int64_t cols) {
-  constexpr Terms kTerms = kWeighted ? Terms::kProbableWeighted : Terms::kProbable;
-  using A = accumulate_t<T>;
-  using V = vec_t<T>;
-  A sum = 0;
-  for_each_block<T>(cols, [&](std::int64_t begin, std::int64_t count) {
-    const LossRow<T> block = row.from(begin);
-    auto slots = Slots<T>::of(0);
-    for_each_vector<T>(count, [&](std::int64_t i, int slot, auto lanes) {
-      slots[slot] = slots[slot] + keep<T>(share<T, kTerms>(block, i, lanes), lanes, V::of(0));
-    });
-    sum += slots.sum();
-  });
-  return sum;
-}
-
 // ---------------------------------------------------------------------------- a call's rows
 
 template <class T>
@@ -372,6 +354,7 @@ void forward(const CrossEntropyForwardProblem& p, const LossCall& call, void* lo
     if (p.top != nullptr) {
       static_cast<A*>(p.top)[r] = result.top;
       static_cast<A*>(p.spread)[r] = result.spread;
+      static_cast<A*>(p.share)[r] = result.share;
     }
     if (p.dx == nullptr) continue;
     if (ignored) {
@@ -380,19 +363,6 @@ void forward(const CrossEntropyForwardProblem& p, const LossCall& call, void* lo
       gradient.write(r, result.top, result.spread, result.share, static_cast<A>(call.gain));
     }
   }
-}
-
-template <class T>
-accumulate_t<T> share_of_row(const CrossEntropyProblem& p, const LossCall& call,
-                             const LossRows<T>& rows, std::int64_t r) {
-  using A = accumulate_t<T>;
-  const LossRow<T> row = rows.row(r);
-  if (p.has_labels()) {
-    return row.own * rows.weight_at(p.label(r)) +
-           static_cast<A>(p.uniform_share() * call.weight_sum);
-  }
-  return call.wide_weight != nullptr ? sum_shares<T, true>(row, p.cols)
-                                     : sum_shares<T, false>(row, p.cols);
 }
 
 template <class T>
@@ -413,7 +383,7 @@ void backward(const CrossEntropyBackwardProblem& p, const LossCall& call, std::i
     }
     const A dloss = dloss_at(p.reduction == Reduction::kNone ? r : 0) * static_cast<A>(call.gain);
     gradient.write(r, static_cast<const A*>(p.top)[r], static_cast<const A*>(p.spread)[r],
-                   share_of_row(p, call, rows, r), dloss);
+                   static_cast<const A*>(p.share)[r], dloss);
   }
 }
 

@@ -43,8 +43,9 @@ struct CrossEntropyProblem {
 struct CrossEntropyForwardProblem : CrossEntropyProblem {
   void* loss;
   DType loss_dtype;
-  void* top;  // null, as the next two: nobody wants it
+  void* top;  // null, as the next three: nobody wants it
   void* spread;
+  void* share;
   void* total;
 };
 
@@ -53,6 +54,7 @@ struct CrossEntropyBackwardProblem : CrossEntropyProblem {
   DType dloss_dtype;
   const void* top;
   const void* spread;
+  const void* share;
   const void* total;
 };
 

@@ -5,25 +5,11 @@
 // pairs then merge over the warp, the group and the cluster, with one barrier a row.
 #pragma once
 
-#include "core/cuda/exponent.cuh"
-#include "core/cuda/row.cuh"
+#include "core/cuda/power_sum.cuh"
 #include "softmax/row_mask.cuh"
 #include "softmax/softmax_plan.h"
 
 namespace transformer_kernels::cuda {
-
-// Over some elements z: their maximum, and the sum of power(z - anchor(max)).
-template <class V>
-struct PowerSum {
-  V max;
-  V sum;
-};
-
-// What exponents are taken relative to: -inf would turn elements of -inf into NaN.
-template <class V>
-__device__ __forceinline__ V anchor(V max) {
-  return max == V(-INFINITY) ? V(0) : max;
-}
 
 // z * factor - base, the product rounded by itself: fused, two equal elements of any size could
 // come out apart, because base is such a product, rounded.
@@ -32,30 +18,6 @@ __device__ __forceinline__ float exponent_of(float z, float factor, float base) 
 }
 __device__ __forceinline__ double exponent_of(double z, double factor, double base) {
   return __dsub_rn(__dmul_rn(z, factor), base);
-}
-
-// Merges kCount partial results, of which lane l of each group of kCount lanes brings the l-th.
-template <class T, int kCount, class V>
-__device__ __forceinline__ PowerSum<V> merge_lanes(PowerSum<V> part) {
-  const V max = reduce_lanes<Max, kCount>(part.max);
-  const V share = part.sum * Exponent<T>::power(part.max - anchor(max));
-  return {max, reduce_lanes<Add, kCount>(share)};
-}
-
-template <class Plan, class T, class V>
-__device__ __forceinline__ PowerSum<V> merge_over_row(const Row<Plan, T>& row,
-                                                      RowScratch<Plan, PowerSum<V>>& scratch,
-                                                      PowerSum<V> part) {
-  constexpr int kWarps = Plan::plan.warps();
-  constexpr int kCluster = Plan::plan.cluster;
-  part = merge_lanes<T, kWarp>(part);
-  if constexpr (kWarps > 1) {
-    part = merge_lanes<T, kWarps>(share_in_group(row, scratch, part)[threadIdx.x % kWarps]);
-  }
-  if constexpr (kCluster > 1) {
-    part = merge_lanes<T, kCluster>(share_in_cluster(row, scratch, part)[threadIdx.x % kCluster]);
-  }
-  return part;
 }
 
 // The last step of each element: y = v * gain + offset, with v a power or, for the logarithm, an

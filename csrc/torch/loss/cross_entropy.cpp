@@ -72,7 +72,7 @@ struct Forward {
     return kStatistics ? "cross_entropy_forward" : "cross_entropy_inference";
   }
   static std::string returns() {
-    return kStatistics ? "(Tensor loss, Tensor top, Tensor spread, Tensor total)" : "Tensor loss";
+    return kStatistics ? "(Tensor loss, Tensor top, Tensor spread, Tensor share, Tensor total)" : "Tensor loss";
   }
 
   static auto run(const Context& context, Arguments& a) {
@@ -80,12 +80,13 @@ struct Forward {
     if constexpr (kStatistics) {
       const Tensor top = filled(a.top, empty_statistics(a.x));
       const Tensor spread = filled(a.spread, empty_statistics(a.x));
+      const Tensor share = filled(a.share, empty_statistics(a.x));
       Tensor total = absent(a.x);
       if (a.reduction == Reduction::kMean) {
         total = filled(a.total, empty(a.x.device, {}, accumulate_dtype(a.x.dtype)));
       }
       cross_entropy_forward(context, a);
-      return std::tuple(loss, top, spread, total);
+      return std::tuple(loss, top, spread, share, total);
     } else {
       cross_entropy_forward(context, a);
       return loss;
@@ -135,6 +136,7 @@ struct Backward {
       shared_fields<Arguments>(tensor("x", &Arguments::x, with_even_rows)),
       std::tuple(tensor("top", &Arguments::top, contiguous),
                  tensor("spread", &Arguments::spread, contiguous),
+                 tensor("share", &Arguments::share, contiguous),
                  tensor("total", &Arguments::total)),
       numbers<Arguments>());
   static std::string name() { return "cross_entropy_backward"; }

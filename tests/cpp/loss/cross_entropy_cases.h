@@ -144,6 +144,7 @@ class LossRun {
         total(backend, arithmetic(), 1, 1),
         top(backend, arithmetic(), 1, in.m.rows),
         spread(backend, arithmetic(), 1, in.m.rows),
+        share(backend, arithmetic(), 1, in.m.rows),
         weight_(backend, wide(), 1, in.m.cols, in.weight),
         dloss_(backend, wide(), 1, losses(), in.dloss),
         labels_(backend, in.labels.data(), in.labels.size()),
@@ -158,6 +159,7 @@ class LossRun {
     a.loss = scalar_or_rows(loss);
     a.top = top.vector();
     a.spread = spread.vector();
+    a.share = share.vector();
     if (o_.reduction == Reduction::kMean) a.total = total.vector();
     if (with_dx) a.dx = dx_memory().view();
     return a;
@@ -168,6 +170,7 @@ class LossRun {
     a.dloss = scalar_or_rows(dloss_);
     a.top = top.vector();
     a.spread = spread.vector();
+    a.share = share.vector();
     if (o_.reduction == Reduction::kMean) a.total = total.vector();
     a.dx = dx_memory().view();
     return a;
@@ -182,7 +185,7 @@ class LossRun {
   DType dtype_;
 
  public:
-  TestTensor x, dx, loss, total, top, spread;
+  TestTensor x, dx, loss, total, top, spread, share;
 
  private:
   template <class Arguments>

@@ -87,10 +87,37 @@ def _weighted(columns: Tensor, weight: Tensor | None) -> Tensor:
     return (columns if weight is None else columns * weight.to(columns.dtype)).sum(-1)
 
 
-def statistics(values: Given) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest logit of each row, the log-sum-exp around it, what the rows count."""
+def _shares(
+    x: Tensor, target: Tensor | None, probabilities: Tensor | None, weight: Tensor | None,
+    ignore_index: int, label_smoothing: float,
+) -> Tensor:  # fmt: skip
+    """What the loss weighs each logit with: a of the declaration."""
+    classes, dtype = x.shape[-1], accumulate_dtype(x)
+    if target is None:
+        assert probabilities is not None
+        share = label_smoothing / classes + (1 - label_smoothing) * probabilities.to(dtype)
+    else:
+        column = torch.arange(classes, device=x.device)
+        own = (column == target.unsqueeze(-1)).to(dtype)
+        share = label_smoothing / classes + (1 - label_smoothing) * own
+    if weight is not None:
+        share = share * weight.to(dtype)
+    if target is not None:
+        no_class = _counted(x, target, None, ignore_index).isnan()
+        share = share.masked_fill((target == ignore_index).unsqueeze(-1), 0.0)
+        share = share.masked_fill(no_class.unsqueeze(-1), torch.nan)
+    return share
+
+
+def statistics(values: Given) -> tuple[Tensor, ...]:
+    """The largest logit of each row, the log-sum-exp around it, the sum of its shares; what the
+    rows count."""
     x, target = values["x"], values["target"]
     ignore_index = values["ignore_index"]
+    shares = _shares(
+        x, target, values["probabilities"], values["weight"], ignore_index,
+        values["label_smoothing"],
+    ).sum(-1)  # fmt: skip
     z = _logits(x, target, ignore_index, values["softcap"])
     top = z.detach().amax(-1)
     base = torch.where(top == -torch.inf, 0.0, top)
@@ -98,8 +125,8 @@ def statistics(values: Given) -> tuple[Tensor, Tensor, Tensor]:
     if target is not None:
         spread = torch.where(target == ignore_index, 0.0, spread)
     if values["reduction"] != MEAN:
-        return top, spread, x.new_empty(0)
-    return top, spread, _counted(x, target, values["weight"], ignore_index).sum()
+        return top, spread, shares, x.new_empty(0)
+    return top, spread, shares, _counted(x, target, values["weight"], ignore_index).sum()
 
 
 def _gain(dloss: Tensor, total: Tensor, dtype: torch.dtype, reduction: int) -> Tensor:
@@ -110,29 +137,19 @@ def _gain(dloss: Tensor, total: Tensor, dtype: torch.dtype, reduction: int) -> T
 
 def backward(
     dloss: Tensor, x: Tensor, target: Tensor | None, probabilities: Tensor | None,
-    weight: Tensor | None, top: Tensor, spread: Tensor, total: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float, softcap: float, reduction: int,
+    weight: Tensor | None, top: Tensor, spread: Tensor, share: Tensor, total: Tensor,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int,
 ) -> Tensor:  # fmt: skip
     """Gradient of ``x``, as a formula that can be differentiated again."""
-    classes = x.shape[-1]
     z = _logits(x, target, ignore_index, softcap)
     counted = _counted(x, target, weight, ignore_index).unsqueeze(-1)
-    if target is not None:
-        column = torch.arange(classes, device=x.device)
-        own = (column == target.unsqueeze(-1)).to(z.dtype)
-    else:
-        assert probabilities is not None
-        own = probabilities.to(z.dtype)
-    share = label_smoothing / classes + (1 - label_smoothing) * own
-    if weight is not None:
-        share = share * weight.to(z.dtype)
-    top, spread = top.unsqueeze(-1), spread.unsqueeze(-1)
-    power = share.sum(-1, keepdim=True) + 2 * z_loss * counted * (top + spread)
+    shares = _shares(x, target, probabilities, weight, ignore_index, label_smoothing)
+    top, spread, share = (of_row.unsqueeze(-1) for of_row in (top, spread, share))
+    power = share + 2 * z_loss * counted * (top + spread)
     gain = _gain(dloss, total, z.dtype, reduction)
-    dz = (power * (z - top - spread).exp() - share) * gain.unsqueeze(-1)
+    dz = (power * (z - top - spread).exp() - shares) * gain.unsqueeze(-1)
     if target is not None:
         dz = dz.masked_fill((target == ignore_index).unsqueeze(-1), 0.0)
-        dz = dz + torch.where(counted.isnan(), torch.nan, 0.0)
     if softcap > 0:
         dz = dz * (1 - (z / softcap).square())
     return dz.to(x.dtype).contiguous()

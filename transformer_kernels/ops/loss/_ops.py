@@ -107,12 +107,12 @@ CROSS_ENTROPY = declare(
     ),
     one_of=("target", "probabilities"),
     results=(
-        Result("loss"), saved_rows("top"), saved_rows("spread"),
+        Result("loss"), saved_rows("top"), saved_rows("spread"), saved_rows("share"),
         Result("total", shape=_total_shape, saved=True),
     ),
     memory={"loss": _empty_loss, "total": _empty_total},
     backward=(
-        "(dloss, x, target, probabilities, weight, top, spread, total, ignore_index,"
+        "(dloss, x, target, probabilities, weight, top, spread, share, total, ignore_index,"
         " label_smoothing, z_loss, softcap, reduction) -> dx"
     ),
     more=("probabilities",),

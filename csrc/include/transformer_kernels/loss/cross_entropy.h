@@ -21,11 +21,11 @@
 //
 // Shapes: x and dx are (..., C) with a last stride of 1 and leading dimensions that step by one
 // common row stride, and so are probabilities; labels are (...); weight is (C,). Loss and dloss are
-// (...) without a reduction, else of no dimension; total is of no dimension, top and spread are
-// (...). All but x, dx and probabilities are without gaps.
+// (...) without a reduction, else of no dimension; total is of no dimension, top, spread
+// and share are (...). All but x, dx and probabilities are without gaps.
 // Dtypes: x is float64, float32, float16 or bfloat16; probabilities and dx are of the same dtype;
-// labels are int32 or int64; weight, loss and dloss are of x's dtype or float32; top, spread and
-// total are float32, or float64 where x is. Arithmetic is in float32 (float64 for float64), whose
+// labels are int32 or int64; weight, loss and dloss are of x's dtype or float32; top, spread,
+// share and total are float32, or float64 where x is. Arithmetic is in float32 (float64 for float64), whose
 // sums have a fixed order.
 // Outputs may not overlap inputs, except that dx may be x's memory.
 #pragma once
@@ -49,10 +49,11 @@ struct CrossEntropyForward {
   double softcap = 0;  // 0: none
   Reduction reduction = Reduction::kMean;
   TensorView loss;
-  // What the backward pass reads; optional, top and spread together. lse = top + spread, in two
-  // parts so that logits of any size keep their differences.
+  // What the backward pass reads; optional, the first three together. lse = top + spread, in two
+  // parts so that logits of any size keep their differences; share is the sum of a.
   TensorView top{};
   TensorView spread{};
+  TensorView share{};
   TensorView total{};  // what the mean is divided by
   TensorView dx{};     // optional: the gradient for a dloss of 1, in the same pass over x
 };
@@ -65,6 +66,7 @@ struct CrossEntropyBackward {
   TensorView weight{};
   TensorView top;
   TensorView spread;
+  TensorView share;
   TensorView total{};  // of a mean
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;

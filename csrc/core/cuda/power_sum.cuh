@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// Sums of powers around a running maximum, and what merges partial results over the threads of a
+// row.
+#pragma once
+
+#include "core/cuda/exponent.cuh"
+#include "core/cuda/row.cuh"
+
+namespace transformer_kernels::cuda {
+
+// Over some elements z: their maximum, and the sum of power(z - anchor(max)).
+template <class V>
+struct PowerSum {
+  V max;
+  V sum;
+};
+
+// What exponents are taken relative to: -inf would turn elements of -inf into NaN.
+template <class V>
+__device__ __forceinline__ V anchor(V max) {
+  return max == V(-INFINITY) ? V(0) : max;
+}
+
+// Merges kCount partial results, of which lane l of each group of kCount lanes brings the l-th.
+// Exponents are in units of Exponent<T>.
+template <class T, int kCount, class V>
+__device__ __forceinline__ PowerSum<V> merge_lanes(PowerSum<V> part) {
+  const V max = reduce_lanes<Max, kCount>(part.max);
+  const V share = part.sum * Exponent<T>::power(part.max - anchor(max));
+  return {max, reduce_lanes<Add, kCount>(share)};
+}
+
+// Merges a row's partial results, which have a merge_lanes; all of its threads get the result.
+template <class Plan, class T, class Partial>
+__device__ __forceinline__ Partial merge_over_row(const Row<Plan, T>& row,
+                                                  RowScratch<Plan, Partial>& scratch,
+                                                  Partial part) {
+  constexpr int kWarps = Plan::plan.warps();
+  constexpr int kCluster = Plan::plan.cluster;
+  part = merge_lanes<T, kWarp>(part);
+  if constexpr (kWarps > 1) {
+    part = merge_lanes<T, kWarps>(share_in_group(row, scratch, part)[threadIdx.x % kWarps]);
+  }
+  if constexpr (kCluster > 1) {
+    part = merge_lanes<T, kCluster>(share_in_cluster(row, scratch, part)[threadIdx.x % kCluster]);
+  }
+  return part;
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT
+// The gradient on CUDA from what the forward pass has saved, and gradients scaled in place: passes
+// in which no column of a row needs another.
+#pragma once
+
+#include "core/cuda/direct_row.cuh"
+#include "core/cuda/launch.cuh"
+#include "loss/cross_entropy_kernels.h"
+#include "loss/cross_entropy_terms.cuh"
+
+namespace transformer_kernels::cuda {
+
+template <std::size_t kIndex>
+struct PartPlanAt {
+  static constexpr RowPlan plan = kPartPlans[kIndex];
+};
+
+// Part `part` of a row, of which this thread owns kPartPacks packs.
+template <class T, class Plan>
+class RowPart {
+ public:
+  using RowT = Row<Plan, T>;
+  using P = Pack<T, RowT::kPackSize>;
+
+  __device__ __forceinline__ RowPart(const void* x, std::int64_t stride, std::int64_t rows,
+                                     std::int64_t cols, std::int64_t index, std::int64_t part)
+      : row(rows, cols) {
+    row.index = index;
+    row.align_to(static_cast<const T*>(x) + index * stride);
+    first_ = part * blockDim.x * kPartPacks + threadIdx.x;
+  }
+
+  __device__ __forceinline__ std::int64_t pack(int slot) const {
+    return first_ + slot * static_cast<int>(blockDim.x);
+  }
+  __device__ __forceinline__ bool owns(int slot) const { return pack(slot) < row.packs; }
+
+  // By plain loads: see docs/decisions/0012.
+  __device__ __forceinline__ void load(const void* x, std::int64_t stride,
+                                       typename P::Raw (&raw)[kPartPacks]) const {
+    const T* const start = static_cast<const T*>(x) + row.index * stride;
+#pragma unroll
+    for (int slot = 0; slot < kPartPacks; ++slot) {
+      if (owns(slot)) raw[slot] = reload_pack<P>(row, start, pack(slot));
+    }
+  }
+
+  RowT row;
+
+ private:
+  std::int64_t first_;
+};
+
+struct LossBackwardCall {
+  CrossEntropyBackwardProblem p;
+  int parts;  // of a row
+};
+
+// T: storage. Grid: rows * parts. dx may be x.
+template <class T, bool kAny, class Plan>
+__global__ void __launch_bounds__(kPartThreads)
+    loss_backward_kernel(const __grid_constant__ LossBackwardCall call) {
+  using Part = RowPart<T, Plan>;
+  using P = typename Part::P;
+  using V = typename P::Value;
+  const CrossEntropyBackwardProblem& p = call.p;
+  follow_previous_kernel();
+  const int index = static_cast<int>(blockIdx.x) / call.parts;  // 64 bits would take a call
+  const Part part(p.x, p.x_stride, p.rows, p.cols, index, blockIdx.x - index * call.parts);
+  const auto& row = part.row;
+  typename P::Raw raw[kPartPacks];
+  part.load(p.x, p.x_stride, raw);
+
+  const RowTerms<T, kAny> terms(p, row.index);
+  const V top = static_cast<const V*>(p.top)[row.index];
+  const V spread = static_cast<const V*>(p.spread)[row.index];
+  const V share = static_cast<const V*>(p.share)[row.index];
+  V gain = read_number<T>(p.dloss, p.dloss_dtype != p.dtype,
+                          p.reduction == Reduction::kNone ? row.index : 0);
+  if (p.reduction == Reduction::kMean) gain /= *static_cast<const V*>(p.total);
+  const RowGradient<T, kAny> gradient{terms, top, spread,
+                                      gain * terms.power_factor(share, top + spread), gain};
+  T* const dx = static_cast<T*>(p.dx) + row.index * p.dx_stride;
+#pragma unroll
+  for (int slot = 0; slot < kPartPacks; ++slot) {
+    const std::int64_t pack = part.pack(slot);
+    if (!part.owns(slot)) break;
+    V v[P::size];
+    P::unpack(raw[slot], v);
+    gradient.apply(row.column(pack), v, [&](int k) { return row.holds(pack, k); });
+    store_pack<P>(row, dx, pack, P::pack(v));
+  }
+}
+
+struct ScaleGradientCall {
+  ScaleGradientProblem p;
+  std::int64_t parts;
+};
+
+// Grid: as many CTAs as are resident at a time, since most often there is nothing to do.
+template <class T, class Plan>
+__global__ void __launch_bounds__(kPartThreads)
+    scale_gradient_kernel(const __grid_constant__ ScaleGradientCall call) {
+  using Part = RowPart<T, Plan>;
+  using P = typename Part::P;
+  using V = typename P::Value;
+  const ScaleGradientProblem& p = call.p;
+  const V by = read_number<T>(p.by, p.by_dtype != p.dtype, 0);
+  if (by == 1) return;
+  for (std::int64_t at = blockIdx.x; at < p.rows * call.parts; at += gridDim.x) {
+    const std::int64_t index = at / call.parts;
+    const Part part(p.x, p.stride, p.rows, p.cols, index, at - index * call.parts);
+    typename P::Raw raw[kPartPacks];
+    part.load(p.x, p.stride, raw);
+    T* const x = static_cast<T*>(p.x) + part.row.index * p.stride;
+#pragma unroll
+    for (int slot = 0; slot < kPartPacks; ++slot) {
+      if (!part.owns(slot)) break;
+      V v[P::size];
+      P::unpack(raw[slot], v);
+#pragma unroll
+      for (V& value : v) value *= by;
+      store_pack<P>(part.row, x, part.pack(slot), P::pack(v));
+    }
+  }
+}
+
+// Calls body.operator()<Plan>(grid) for row `plan` of kPartPlans; float64 has that of single
+// elements alone.
+template <class T, class Body>
+void dispatch_part(std::size_t plan, std::int64_t cols, Body&& body) {
+  dispatch_index<std::size(kPartPlans)>(plan, [&]<std::size_t kIndex>() {
+    using Plan = PartPlanAt<kIndex>;
+    if constexpr (!std::is_same_v<T, double> || !Plan::plan.wide) {
+      body.template operator()<Plan>(part_grid(Plan::plan, cols, sizeof(T)));
+    }
+  });
+}
+
+template <class T>
+void run_loss_backward(const Context& context, const CrossEntropyBackwardProblem& p,
+                       std::size_t plan) {
+  dispatch_part<T>(plan, p.cols, [&]<class Plan>(const PartGrid& grid) {
+    const LaunchShape shape{
+        .ctas = p.rows * grid.parts,
+        .threads = grid.threads,
+        .after_previous = device_limits(context.device.index).architecture >= 90};
+    const auto run = [&]<bool kAny>() {
+      launch("cross_entropy", context, shape, &loss_backward_kernel<T, kAny, Plan>,
+             LossBackwardCall{p, static_cast<int>(grid.parts)});
+    };
+    if constexpr (Plan::plan.wide) {
+      dispatch_bool(needs_any_terms(p), run);
+    } else {
+      run.template operator()<true>();
+    }
+  });
+}
+
+template <class T>
+void run_scale_gradient(const Context& context, const ScaleGradientProblem& p, std::size_t plan) {
+  constexpr int kCtas = 8;  // of kPartThreads on one SM
+  dispatch_part<T>(plan, p.cols, [&]<class Plan>(const PartGrid& grid) {
+    const std::int64_t resident =
+        std::int64_t{kCtas} * device_limits(context.device.index).processors;
+    const LaunchShape shape{.ctas = std::min(p.rows * grid.parts, resident),
+                            .threads = grid.threads};
+    launch("scale_gradient", context, shape, &scale_gradient_kernel<T, Plan>,
+           ScaleGradientCall{p, grid.parts});
+  });
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+// Launch policy of cross-entropy on CUDA: data and pure functions, no CUDA header.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+
+#include "core/cuda/row_plan.h"
+#include "core/rounding.h"
+#include "loss/cross_entropy_problem.h"
+
+namespace transformer_kernels::cuda {
+
+// Rows up to `max_row_bytes` run the plan; the first plan that fits wins. The last one runs
+// anything.
+struct CrossEntropyPlan {
+  std::int64_t max_row_bytes;
+  bool any_terms;  // else labels alone: no probabilities, label smoothing, or soft cap
+  RowPlan plan;
+};
+
+// "any wide t256 ..."
+inline std::string name_of(const CrossEntropyPlan& entry) {
+  return concat(entry.any_terms ? "any " : "", name_of(entry.plan));
+}
+
+constexpr bool needs_any_terms(const CrossEntropyProblem& p) {
+  return !p.has_labels() || p.label_smoothing != 0 || p.softcap != 0;
+}
+
+// The loss alone: a stream of loads, of which nothing is kept.
+//                              threads rows cluster packs ctas wide bulk prefetch stack shifted
+// clang-format off
+inline constexpr CrossEntropyPlan kLossPlans[] = {
+    {4096,      false, RowPlan{  32,  8,  1,  0,  4,  true, false, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true, false, false, 1, true}},
+    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  3,  true, false, false, 1, true}},
+    {131072,    false, RowPlan{ 256,  1,  4,  0,  6,  true,  true, false, 1, true}},
+    {262144,    false, RowPlan{ 256,  1,  8,  0,  5,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 256,  1,  1,  0,  5,  true, false, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 128,  1,  1,  0, 10,  true, false, false, 1, true}},
+    {kAnyWidth, false, RowPlan{1024,  1,  1,  0,  1,  true, false, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  2,  0,  3,  true,  true, false, 1, true}},
+    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2, false, false, false}},
+};
+
+// The loss and its gradient: rows stay in shared memory, of one CTA or of a cluster; those of other
+// plans are read twice, the second time from L2.
+inline constexpr CrossEntropyPlan kLossAndGradientPlans[] = {
+    {4096,      false, RowPlan{  32,  8,  1,  0,  4,  true, false, false, 1, true}},
+    {32768,     false, RowPlan{ 256,  1,  1,  0,  4,  true,  true, false, 1, true}},
+    {131072,    false, RowPlan{ 256,  1,  4,  0,  6,  true,  true, false, 1, true}},
+    {262144,    false, RowPlan{ 256,  1,  8,  0,  5,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  8,  0,  3,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  2,  0,  3,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 256,  1,  2,  0,  4,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  4,  0,  3,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 128,  1,  8,  0, 10,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true, false, false, 1, true}},
+    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  3,  true, false, false, 1, true}},
+    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2, false, false, false}},
+};
+// clang-format on
+
+template <bool kGradient>
+inline constexpr const auto& kCrossEntropyPlans = kLossPlans;
+template <>
+inline constexpr const auto& kCrossEntropyPlans<true> = kLossAndGradientPlans;
+
+// Of passes that read and write: x and dx alone count, probabilities are read one by one.
+inline RowLoad row_load(const CrossEntropyProblem& p) {
+  return {.rows = p.rows,
+          .cols = p.cols,
+          .element_bytes = static_cast<int>(size_of(p.dtype)),
+          .staged = 1,
+          .aligned = false,
+          .in_step = p.dx == nullptr ||
+                     starts_are_in_step(p.x, p.x_stride, p.dx, p.dx_stride, p.dtype)};
+}
+
+// Null when the plan runs the problem on the device, else why not.
+inline const char* cross_entropy_refusal(const CrossEntropyPlan& entry,
+                                         const CrossEntropyProblem& p,
+                                         const DeviceLimits& device) {
+  if (p.dtype == DType::kFloat64 && entry.plan.wide) return "float64 moves single elements";
+  if (needs_any_terms(p) && !entry.any_terms) return "knows labels alone";
+  if (p.cols * size_of(p.dtype) > entry.max_row_bytes) return "row is wider";
+  return row_plan_refusal(entry.plan, row_load(p), device);
+}
+
+// ------------------------------------------------------------------ passes without a row's sums
+
+// Elements that follow each other in a row are a CTA's; it moves them once, without a loop.
+inline constexpr int kPartThreads = 256;  // at most
+inline constexpr int kPartPacks = 2;      // of a thread
+
+// Packs of an operand between 16-byte boundaries, or of single elements.
+inline constexpr RowPlan kPartPlans[] = {
+    {kPartThreads, 1, 1, 0, 1, true, false, false, 1, true},
+    {kPartThreads, 1, 1, 0, 1, false, false, false},
+};
+
+struct PartGrid {
+  int threads;
+  std::int64_t parts;  // of a row
+};
+
+constexpr PartGrid part_grid(const RowPlan& plan, std::int64_t cols, int element_bytes) {
+  const std::int64_t packs = slice_packs(plan, cols, element_bytes);
+  const std::int64_t warps = divide_up(packs, kPartPacks * 32);
+  const auto threads = static_cast<int>(std::clamp<std::int64_t>(warps * 32, 32, kPartThreads));
+  return {threads, divide_up(packs, threads * kPartPacks)};
+}
+
+// Which of kPartPlans: x and dx (of a single operand, x) lie so that packs of both fit.
+inline std::size_t part_plan(DType dtype, bool in_step) {
+  return dtype == DType::kFloat64 || !in_step ? 1 : 0;
+}
+
+}  // namespace transformer_kernels::cuda

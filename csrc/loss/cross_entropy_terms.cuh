@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: MIT
+// What the formula of cross_entropy.h makes of one row's label, probabilities and weights.
+#pragma once
+
+#include "core/cuda/power_sum.cuh"
+#include "loss/cross_entropy_problem.h"
+
+namespace transformer_kernels::cuda {
+
+// A number that is stored as T or, wide, as what T is summed in.
+template <class T>
+__device__ __forceinline__ accumulate_t<T> read_number(const void* data, bool is_wide,
+                                                       std::int64_t at) {
+  return is_wide ? static_cast<const accumulate_t<T>*>(data)[at]
+                 : widen(static_cast<const T*>(data)[at]);
+}
+
+__device__ __forceinline__ double tangent(double x) { return ::tanh(x); }
+// kShort: within 2^-22, for arguments of 16 bits.
+template <bool kShort>
+__device__ __forceinline__ float tangent(float x) {
+  if constexpr (!kShort) return tanhf(x);
+  const float power = exp2_approximate(x * 2.8853900817779268f);
+  return fmaf(-2.0f, reciprocal_approximate(power + 1.0f), 1.0f);
+}
+
+// kAny: probabilities, label smoothing and a soft cap may be there; else a label alone.
+template <class T, bool kAny>
+class RowTerms {
+ public:
+  using V = accumulate_t<T>;
+
+  __device__ __forceinline__ RowTerms(const CrossEntropyProblem& p, std::int64_t row)
+      : weight_(p.weight),
+        weight_is_wide_(p.weight_dtype != p.dtype),
+        own_(static_cast<V>(1 - p.label_smoothing)),
+        z_loss_(static_cast<V>(p.z_loss)) {
+    if constexpr (kAny) {
+      uniform_ = static_cast<V>(p.label_smoothing) / static_cast<V>(p.cols);
+      cap_ = static_cast<V>(p.softcap);
+      inverse_cap_ = cap_ > 0 ? 1 / cap_ : V(0);
+      q_ = p.has_labels() ? nullptr
+                          : static_cast<const T*>(p.probabilities) + row * p.probabilities_stride;
+    }
+    if (kAny && !p.has_labels()) return;
+    const std::int64_t label = p.label(row);
+    ignored_ = label == p.ignore_index;
+    if (p.is_class(label)) {
+      label_ = label;
+      counted_ = weight(label);
+    } else {
+      counted_ = V(NAN);
+    }
+    if (ignored_) counted_ = 0;
+  }
+
+  __device__ bool ignored() const { return ignored_; }
+  // -1 where the row has none that is a class.
+  __device__ std::int64_t label() const { return label_; }
+  // The label's own share of a.
+  __device__ V own() const { return kAny && q_ != nullptr ? V(0) : own_ * counted_; }
+
+  // Of the column's x.
+  __device__ __forceinline__ V logit(V x) const {
+    if constexpr (kAny) {
+      if (cap_ > 0) return cap_ * capped_tangent(x * inverse_cap_);
+    }
+    return x;
+  }
+  // d z / d x at a column's z.
+  __device__ __forceinline__ V slope(V z) const {
+    const V ratio = z * inverse_cap_;
+    return fma(-ratio, ratio, V(1));
+  }
+  // a of a column, without the label's own share.
+  __device__ __forceinline__ V share(std::int64_t col) const {
+    V a = uniform_;
+    if (q_ != nullptr) a = fma(static_cast<V>(widen(q_[col])), own_, a);
+    return weight_ == nullptr ? a : a * weight(col);
+  }
+
+  __device__ __forceinline__ V z_loss(V lse) const {
+    return z_loss_ != 0 ? z_loss_ * counted_ * lse * lse : V(0);
+  }
+  // The factor of a column's probability in the gradient, of the sum of all a.
+  __device__ __forceinline__ V power_factor(V share, V lse) const {
+    return fma(2 * z_loss_ * counted_, z_loss_ != 0 ? lse : V(0), share);
+  }
+
+ private:
+  static __device__ __forceinline__ V capped_tangent(V x) {
+    if constexpr (std::is_same_v<T, double>) {
+      return tangent(x);
+    } else {
+      return tangent<sizeof(T) == 2>(x);
+    }
+  }
+  __device__ __forceinline__ V weight(std::int64_t col) const {
+    return weight_ == nullptr ? V(1) : read_number<T>(weight_, weight_is_wide_, col);
+  }
+
+  const void* weight_;
+  bool weight_is_wide_;
+  bool ignored_ = false;
+  std::int64_t label_ = -1;
+  V own_;
+  V counted_ = 1;
+  V z_loss_;
+  V uniform_ = 0;
+  V cap_ = 0;
+  V inverse_cap_ = 0;
+  const T* q_ = nullptr;
+};
+
+// Over some columns of a row: the largest z and the sum of exp(z - anchor(max)), the sum of a, and
+// that of a * (z - origin).
+template <class V>
+struct alignas(4 * sizeof(V)) LossSums {
+  V max;
+  V sum;
+  V share;
+  V logit;
+};
+
+// exp, as exact as T is worth.
+template <class T, class V>
+__device__ __forceinline__ V exp_for(V z) {
+  return Exponent<T>::power(z * Exponent<T>::kPerNatural);
+}
+
+template <class T, int kCount, class V>
+__device__ __forceinline__ LossSums<V> merge_lanes(LossSums<V> part) {
+  const V max = reduce_lanes<Max, kCount>(part.max);
+  const V sum = part.sum * exp_for<T>(part.max - anchor(max));
+  return {max, reduce_lanes<Add, kCount>(sum), reduce_lanes<Add, kCount>(part.share),
+          reduce_lanes<Add, kCount>(part.logit)};
+}
+
+// dx[j] = (power * exp(z[j] - top - spread) - gain * a[j]) * slope[j], for a pack of x; `at` is the
+// column of its first element, and `inside(k)` says whether its k-th is one of the row.
+template <class T, bool kAny, class V = accumulate_t<T>>
+struct RowGradient {
+  const RowTerms<T, kAny>& terms;
+  V top;
+  V spread;
+  V power;
+  V gain;
+
+  template <int kSize, class Inside>
+  __device__ __forceinline__ void apply(std::int64_t at, V (&x)[kSize], Inside&& inside) const {
+    V slope[kSize];
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      const V z = terms.logit(x[k]);
+      if constexpr (kAny) slope[k] = terms.slope(z);
+      x[k] = power * exp_for<T>((z - top) - spread);
+      if constexpr (kAny) {
+        if (inside(k)) x[k] = fma(-gain, terms.share(at + k), x[k]);
+      }
+    }
+    const std::int64_t label = terms.label() - at;
+    if (terms.label() >= 0 && label >= 0 && label < kSize) {
+      const V own = gain * terms.own();
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) x[k] -= k == label ? own : V(0);
+    }
+    if constexpr (kAny) {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) x[k] *= slope[k];
+    }
+    if (terms.ignored()) {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) x[k] = 0;
+    }
+  }
+};
+
+}  // namespace transformer_kernels::cuda
