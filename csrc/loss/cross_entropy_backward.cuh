@@ -15,25 +15,32 @@ struct PartPlanAt {
   static constexpr RowPlan plan = kPartPlans[kIndex];
 };
 
-// Part `part` of a row, of which this thread owns kPartPacks packs.
+// A part of a row of a PartGrid, of which this thread owns kPartPacks packs.
 template <class T, class Plan>
 class RowPart {
  public:
   using RowT = Row<Plan, T>;
   using P = Pack<T, RowT::kPackSize>;
 
+  // `block`: of the grid's CTAs.
   __device__ __forceinline__ RowPart(const void* x, std::int64_t stride, std::int64_t rows,
-                                     std::int64_t cols, std::int64_t index, std::int64_t part)
+                                     std::int64_t cols, unsigned block, unsigned parts)
       : row(rows, cols) {
-    row.index = index;
-    row.align_to(static_cast<const T*>(x) + index * stride);
-    first_ = part * blockDim.x * kPartPacks + threadIdx.x;
+    const unsigned row_block = block / parts;  // 64 bits would take a call
+    row.index = std::int64_t{row_block} * blockDim.y + threadIdx.y;
+    row.inside = row.index < rows;
+    row.align_to(static_cast<const T*>(x) + row.index * stride);
+    first_ = std::int64_t{block - row_block * parts} * blockDim.x * kPartPacks + threadIdx.x;
   }
 
   __device__ __forceinline__ std::int64_t pack(int slot) const {
-    return first_ + slot * static_cast<int>(blockDim.x);
+    return first_ + static_cast<std::int64_t>(slot) * blockDim.x;
   }
-  __device__ __forceinline__ bool owns(int slot) const { return pack(slot) < row.packs; }
+  __device__ __forceinline__ bool owns_column(std::int64_t col) const {
+    const std::int64_t place = (col + row.phase) / RowT::kPackSize - first_;
+    return place >= 0 && place % blockDim.x == 0 && place / blockDim.x < kPartPacks;
+  }
+  __device__ __forceinline__ bool owns(int slot) const { return row.inside && pack(slot) < row.packs; }
 
   // By plain loads: see docs/decisions/0012.
   __device__ __forceinline__ void load(const void* x, std::int64_t stride,
@@ -56,7 +63,7 @@ struct LossBackwardCall {
   int parts;  // of a row
 };
 
-// T: storage. Grid: rows * parts. dx may be x.
+// T: storage. Grid: a PartGrid's. dx may be x.
 template <class T, bool kAny, class Plan>
 __global__ void __launch_bounds__(kPartThreads)
     loss_backward_kernel(const __grid_constant__ LossBackwardCall call) {
@@ -65,13 +72,17 @@ __global__ void __launch_bounds__(kPartThreads)
   using V = typename P::Value;
   const CrossEntropyBackwardProblem& p = call.p;
   follow_previous_kernel();
-  const int index = static_cast<int>(blockIdx.x) / call.parts;  // 64 bits would take a call
-  const Part part(p.x, p.x_stride, p.rows, p.cols, index, blockIdx.x - index * call.parts);
+  const Part part(p.x, p.x_stride, p.rows, p.cols, blockIdx.x, call.parts);
   const auto& row = part.row;
+  if (!row.inside) return;
   typename P::Raw raw[kPartPacks];
   part.load(p.x, p.x_stride, raw);
 
   const RowTerms<T, kAny> terms(p, row.index);
+  const T* const x = static_cast<const T*>(p.x) + row.index * p.x_stride;
+  T* const dx = static_cast<T*>(p.dx) + row.index * p.dx_stride;
+  const bool has_label = terms.has_label() && part.owns_column(terms.label());
+  const V x_of_label = has_label ? V(widen(x[terms.label()])) : V(0);
   const V top = static_cast<const V*>(p.top)[row.index];
   const V spread = static_cast<const V*>(p.spread)[row.index];
   const V share = static_cast<const V*>(p.share)[row.index];
@@ -80,21 +91,24 @@ __global__ void __launch_bounds__(kPartThreads)
   if (p.reduction == Reduction::kMean) gain /= *static_cast<const V*>(p.total);
   const RowGradient<T, kAny> gradient{terms, top, spread,
                                       gain * terms.power_factor(share, top + spread), gain};
-  T* const dx = static_cast<T*>(p.dx) + row.index * p.dx_stride;
 #pragma unroll
   for (int slot = 0; slot < kPartPacks; ++slot) {
     const std::int64_t pack = part.pack(slot);
     if (!part.owns(slot)) break;
-    V v[P::size];
-    P::unpack(raw[slot], v);
-    gradient.apply(row.column(pack), v, [&](int k) { return row.holds(pack, k); });
+    V v[P::size] = {};
+    if (!terms.ignored()) {
+      P::unpack(raw[slot], v);
+      gradient.apply(row.column(pack), v, [&](int k) { return row.holds(pack, k); });
+    }
     store_pack<P>(row, dx, pack, P::pack(v));
   }
+  if (has_label && !terms.ignored()) dx[terms.label()] = narrow<T>(gradient.at_label(x_of_label));
 }
 
 struct ScaleGradientCall {
   ScaleGradientProblem p;
-  std::int64_t parts;
+  int parts;
+  unsigned blocks;  // of a PartGrid
 };
 
 // Grid: as many CTAs as are resident at a time, since most often there is nothing to do.
@@ -107,9 +121,8 @@ __global__ void __launch_bounds__(kPartThreads)
   const ScaleGradientProblem& p = call.p;
   const V by = read_number<T>(p.by, p.by_dtype != p.dtype, 0);
   if (by == 1) return;
-  for (std::int64_t at = blockIdx.x; at < p.rows * call.parts; at += gridDim.x) {
-    const std::int64_t index = at / call.parts;
-    const Part part(p.x, p.stride, p.rows, p.cols, index, at - index * call.parts);
+  for (unsigned block = blockIdx.x; block < call.blocks; block += gridDim.x) {
+    const Part part(p.x, p.stride, p.rows, p.cols, block, call.parts);
     typename P::Raw raw[kPartPacks];
     part.load(p.x, p.stride, raw);
     T* const x = static_cast<T*>(p.x) + part.row.index * p.stride;
@@ -128,11 +141,11 @@ __global__ void __launch_bounds__(kPartThreads)
 // Calls body.operator()<Plan>(grid) for row `plan` of kPartPlans; float64 has that of single
 // elements alone.
 template <class T, class Body>
-void dispatch_part(std::size_t plan, std::int64_t cols, Body&& body) {
+void dispatch_part(std::size_t plan, std::int64_t rows, std::int64_t cols, Body&& body) {
   dispatch_index<std::size(kPartPlans)>(plan, [&]<std::size_t kIndex>() {
     using Plan = PartPlanAt<kIndex>;
     if constexpr (!std::is_same_v<T, double> || !Plan::plan.wide) {
-      body.template operator()<Plan>(part_grid(Plan::plan, cols, sizeof(T)));
+      body.template operator()<Plan>(part_grid(Plan::plan, rows, cols, sizeof(T)));
     }
   });
 }
@@ -140,14 +153,15 @@ void dispatch_part(std::size_t plan, std::int64_t cols, Body&& body) {
 template <class T>
 void run_loss_backward(const Context& context, const CrossEntropyBackwardProblem& p,
                        std::size_t plan) {
-  dispatch_part<T>(plan, p.cols, [&]<class Plan>(const PartGrid& grid) {
+  dispatch_part<T>(plan, p.rows, p.cols, [&]<class Plan>(const PartGrid& grid) {
     const LaunchShape shape{
-        .ctas = p.rows * grid.parts,
+        .ctas = grid.ctas(),
         .threads = grid.threads,
+        .threads_y = grid.threads_y,
         .after_previous = device_limits(context.device.index).architecture >= 90};
     const auto run = [&]<bool kAny>() {
       launch("cross_entropy", context, shape, &loss_backward_kernel<T, kAny, Plan>,
-             LossBackwardCall{p, static_cast<int>(grid.parts)});
+             LossBackwardCall{p, grid.parts});
     };
     if constexpr (Plan::plan.wide) {
       dispatch_bool(needs_any_terms(p), run);
@@ -160,13 +174,15 @@ void run_loss_backward(const Context& context, const CrossEntropyBackwardProblem
 template <class T>
 void run_scale_gradient(const Context& context, const ScaleGradientProblem& p, std::size_t plan) {
   constexpr int kCtas = 8;  // of kPartThreads on one SM
-  dispatch_part<T>(plan, p.cols, [&]<class Plan>(const PartGrid& grid) {
+  dispatch_part<T>(plan, p.rows, p.cols, [&]<class Plan>(const PartGrid& grid) {
+    check_value(grid.ctas() <= INT32_MAX, "scale_gradient: x has too many rows for one launch");
     const std::int64_t resident =
         std::int64_t{kCtas} * device_limits(context.device.index).processors;
-    const LaunchShape shape{.ctas = std::min(p.rows * grid.parts, resident),
-                            .threads = grid.threads};
+    const LaunchShape shape{.ctas = std::min(grid.ctas(), resident),
+                            .threads = grid.threads,
+                            .threads_y = grid.threads_y};
     launch("scale_gradient", context, shape, &scale_gradient_kernel<T, Plan>,
-           ScaleGradientCall{p, grid.parts});
+           ScaleGradientCall{p, grid.parts, static_cast<unsigned>(grid.ctas())});
   });
 }
 

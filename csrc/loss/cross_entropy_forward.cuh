@@ -31,8 +31,8 @@ struct RowResult {
         spread(natural_log(sums.sum)),
         share(sums.share + terms.own()),
         loss(0) {
-    if constexpr (kAny) loss = sums.share * ((top - origin) + spread) - sums.logit;
-    if (terms.label() >= 0) {
+    if (kAny && terms.has_shares()) loss = sums.share * ((top - origin) + spread) - sums.logit;
+    if (terms.has_label()) {
       loss += terms.own() * ((top - of_label) + spread);
     } else {
       loss += share - sums.share;  // of a label that is no class: NaN
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
   }
   if (!row.inside) return;
   const RowTerms<T, kAny> terms(p, row.index);
-  const V of_label = terms.logit(terms.label() >= 0 ? V(widen(x[terms.label()])) : V(0));
+  const V x_of_label = terms.has_label() ? V(widen(x[terms.label()])) : V(0);
   V origin = 0;
   if constexpr (kAny) {
     const V first = terms.logit(widen(x[0]));
@@ -112,21 +112,30 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
   row.template for_each_batch<kBatch>(read, [&](int, Index pack, const auto& raw) {
     V z[kSize];
     P::unpack(raw, z);
-    const V before = own.max;
-    row.for_each_element(pack, [&](int k) {
-      if constexpr (kAny) {
-        z[k] = terms.logit(z[k]);
-        const V a = terms.share(column_of(pack) + k);
-        own.share += a;
-        own.logit = fma(a, z[k] - origin, own.logit);
+    terms.cap(z);
+    if (kAny && terms.has_shares()) {
+      V a[kSize];
+      terms.shares(column_of(pack), a, [&](int k) { return row.holds(pack, k); });
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        own.share += a[k];
+        own.logit = fma(a[k], z[k] - origin, own.logit);
       }
-      own.max = Max()(own.max, z[k]);
-    });
-    const V base = anchor(own.max);
-    own.sum *= exp_for<T>(before - base);
-    row.for_each_element(pack, [&](int k) { own.sum += exp_for<T>(z[k] - base); });
+    }
+    if (!row.holds(pack)) {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) z[k] = row.holds(pack, k) ? z[k] : V(-INFINITY);
+    }
+    V max = own.max;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) max = Max()(max, z[k]);
+    const V base = anchor(max);
+    own.sum *= exp_for<T>(own.max - base);
+    own.max = max;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) own.sum += exp_for<T>(z[k] - base);
   });
-  const RowResult<T> result(merge_over_row(row, scratch, own), terms, origin, of_label);
+  const RowResult<T> result(merge_over_row(row, scratch, own), terms, origin, terms.logit(x_of_label));
   if (row.thread == 0 && row.rank == 0) write_result<T>(call, row.index, result);
   if constexpr (!kGradient) return;
 
@@ -138,12 +147,19 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
       terms, result.top, result.spread,
       gain * terms.power_factor(result.share, result.top + result.spread), gain};
   T* const dx = static_cast<T*>(p.dx) + row.index * p.dx_stride + slice;
+  if (terms.ignored()) {
+    row.for_each_pack([&](int, Index pack) { store_pack<P>(row, dx, pack, typename P::Raw{}); });
+    return;
+  }
   row.template for_each_batch<kBatch>(read, [&](int, Index pack, const auto& raw) {
     V v[kSize];
     P::unpack(raw, v);
     gradient.apply(column_of(pack), v, [&](int k) { return row.holds(pack, k); });
     store_pack<P>(row, dx, pack, P::pack(v));
   });
+  if (terms.has_label() && row.owns_column(terms.label())) {
+    dx[terms.label() - slice] = narrow<T>(gradient.at_label(x_of_label));
+  }
 }
 
 template <class T, bool kGradient, bool kBulk>

@@ -33,14 +33,15 @@ constexpr bool needs_any_terms(const CrossEntropyProblem& p) {
 // clang-format off
 inline constexpr CrossEntropyPlan kLossPlans[] = {
     {4096,      false, RowPlan{  32,  8,  1,  0,  4,  true, false, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true, false, false, 1, true}},
-    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  3,  true, false, false, 1, true}},
     {131072,    false, RowPlan{ 256,  1,  4,  0,  6,  true,  true, false, 1, true}},
     {262144,    false, RowPlan{ 256,  1,  8,  0,  5,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 256,  1,  1,  0,  5,  true, false, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 128,  1,  1,  0, 10,  true, false, false, 1, true}},
-    {kAnyWidth, false, RowPlan{1024,  1,  1,  0,  1,  true, false, false, 1, true}},
     {kAnyWidth, false, RowPlan{ 512,  1,  2,  0,  3,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 256,  1,  2,  0,  4,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 256,  1,  1,  0,  5,  true, false, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true, false, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 128,  1,  1,  0,  8,  true, false, false, 1, true}},
+    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2,  true, false, false, 1, true}},
     {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2, false, false, false}},
 };
 
@@ -49,16 +50,16 @@ inline constexpr CrossEntropyPlan kLossPlans[] = {
 inline constexpr CrossEntropyPlan kLossAndGradientPlans[] = {
     {4096,      false, RowPlan{  32,  8,  1,  0,  4,  true, false, false, 1, true}},
     {32768,     false, RowPlan{ 256,  1,  1,  0,  4,  true,  true, false, 1, true}},
-    {131072,    false, RowPlan{ 256,  1,  4,  0,  6,  true,  true, false, 1, true}},
-    {262144,    false, RowPlan{ 256,  1,  8,  0,  5,  true,  true, false, 1, true}},
+    {131072,    false, RowPlan{ 512,  1,  1,  0,  2,  true,  true, false, 1, true}},
+    {262144,    false, RowPlan{ 512,  1,  4,  0,  3,  true,  true, false, 1, true}},
     {kAnyWidth, false, RowPlan{ 512,  1,  8,  0,  3,  true,  true, false, 1, true}},
     {kAnyWidth, false, RowPlan{ 512,  1,  2,  0,  3,  true,  true, false, 1, true}},
     {kAnyWidth, false, RowPlan{ 256,  1,  2,  0,  4,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  4,  0,  3,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 128,  1,  8,  0, 10,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 256,  1,  4,  0,  5,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{ 256,  1,  8,  0,  5,  true,  true, false, 1, true}},
+    {kAnyWidth, false, RowPlan{1024,  1,  2,  0,  1,  true,  true, false, 1, true}},
     {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true, false, false, 1, true}},
-    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  3,  true, false, false, 1, true}},
+    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2,  true, false, false, 1, true}},
     {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2, false, false, false}},
 };
 // clang-format on
@@ -91,7 +92,8 @@ inline const char* cross_entropy_refusal(const CrossEntropyPlan& entry,
 
 // ------------------------------------------------------------------ passes without a row's sums
 
-// Elements that follow each other in a row are a CTA's; it moves them once, without a loop.
+// A CTA moves parts of rows once, without a loop. Rows so narrow that its threads would be idle
+// share one.
 inline constexpr int kPartThreads = 256;  // at most
 inline constexpr int kPartPacks = 2;      // of a thread
 
@@ -102,15 +104,22 @@ inline constexpr RowPlan kPartPlans[] = {
 };
 
 struct PartGrid {
-  int threads;
-  std::int64_t parts;  // of a row
+  int threads;    // of a row's part
+  int threads_y;  // rows of a CTA
+  int parts;      // of a row
+  std::int64_t row_blocks;
+
+  constexpr std::int64_t ctas() const { return row_blocks * parts; }
 };
 
-constexpr PartGrid part_grid(const RowPlan& plan, std::int64_t cols, int element_bytes) {
+constexpr PartGrid part_grid(const RowPlan& plan, std::int64_t rows, std::int64_t cols,
+                             int element_bytes) {
   const std::int64_t packs = slice_packs(plan, cols, element_bytes);
-  const std::int64_t warps = divide_up(packs, kPartPacks * 32);
-  const auto threads = static_cast<int>(std::clamp<std::int64_t>(warps * 32, 32, kPartThreads));
-  return {threads, divide_up(packs, threads * kPartPacks)};
+  int threads = 1;
+  while (threads < kPartThreads && threads * kPartPacks < packs) threads *= 2;
+  const int threads_y = kPartThreads / threads;
+  const auto parts = static_cast<int>(divide_up(packs, threads * kPartPacks));
+  return {threads, threads_y, parts, divide_up(rows, threads_y)};
 }
 
 // Which of kPartPlans: x and dx (of a single operand, x) lie so that packs of both fit.

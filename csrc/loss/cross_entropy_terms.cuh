@@ -55,28 +55,56 @@ class RowTerms {
   }
 
   __device__ bool ignored() const { return ignored_; }
-  // -1 where the row has none that is a class.
+  // Whether the row has a label that is a class, and its column.
+  __device__ bool has_label() const { return label_ >= 0; }
   __device__ std::int64_t label() const { return label_; }
   // The label's own share of a.
   __device__ V own() const { return kAny && q_ != nullptr ? V(0) : own_ * counted_; }
 
-  // Of the column's x.
+  // z of x.
   __device__ __forceinline__ V logit(V x) const {
+    V z[1] = {x};
+    cap(z);
+    return z[0];
+  }
+  template <int kSize>
+  __device__ __forceinline__ void cap(V (&x)[kSize]) const {
     if constexpr (kAny) {
-      if (cap_ > 0) return cap_ * capped_tangent(x * inverse_cap_);
+      if (cap_ == 0) return;
+#pragma unroll
+      for (V& z : x) z = cap_ * capped_tangent(z * inverse_cap_);
     }
-    return x;
   }
-  // d z / d x at a column's z.
-  __device__ __forceinline__ V slope(V z) const {
-    const V ratio = z * inverse_cap_;
-    return fma(-ratio, ratio, V(1));
+  // d = d * dz / dx at z.
+  template <int kSize>
+  __device__ __forceinline__ void slope(const V (&z)[kSize], V (&d)[kSize]) const {
+    if (cap_ == 0) return;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      const V ratio = z[k] * inverse_cap_;
+      d[k] *= fma(-ratio, ratio, V(1));
+    }
   }
-  // a of a column, without the label's own share.
-  __device__ __forceinline__ V share(std::int64_t col) const {
-    V a = uniform_;
-    if (q_ != nullptr) a = fma(static_cast<V>(widen(q_[col])), own_, a);
-    return weight_ == nullptr ? a : a * weight(col);
+
+  // Whether columns have shares beside the label's own.
+  __device__ bool has_shares() const { return q_ != nullptr || uniform_ != 0; }
+  // These, of the columns from `at` on; 0 of those that are not inside(k) of the row.
+  template <int kSize, class Inside>
+  __device__ __forceinline__ void shares(std::int64_t at, V (&a)[kSize], Inside&& inside) const {
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) a[k] = inside(k) ? uniform_ : V(0);
+    if (q_ != nullptr) {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        if (inside(k)) a[k] = fma(static_cast<V>(widen(q_[at + k])), own_, a[k]);
+      }
+    }
+    if (weight_ != nullptr) {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        if (inside(k)) a[k] *= weight(at + k);
+      }
+    }
   }
 
   __device__ __forceinline__ V z_loss(V lse) const {
@@ -136,8 +164,7 @@ __device__ __forceinline__ LossSums<V> merge_lanes(LossSums<V> part) {
           reduce_lanes<Add, kCount>(part.logit)};
 }
 
-// dx[j] = (power * exp(z[j] - top - spread) - gain * a[j]) * slope[j], for a pack of x; `at` is the
-// column of its first element, and `inside(k)` says whether its k-th is one of the row.
+// dx[j] = (power * exp(z[j] - top - spread) - gain * a[j]) * slope[j].
 template <class T, bool kAny, class V = accumulate_t<T>>
 struct RowGradient {
   const RowTerms<T, kAny>& terms;
@@ -146,32 +173,42 @@ struct RowGradient {
   V power;
   V gain;
 
+  // Of a pack of x, without the label's own share; `at` is the column of its first element, and
+  // inside(k) says whether its k-th is one of the row. To ask each element whether it is the
+  // label's would cost more than to compute that one again.
   template <int kSize, class Inside>
   __device__ __forceinline__ void apply(std::int64_t at, V (&x)[kSize], Inside&& inside) const {
-    V slope[kSize];
+    apply(at, x, V(0), inside);
+  }
+  __device__ __forceinline__ V at_label(V x) const {
+    V v[1] = {x};
+    apply(terms.label(), v, gain * terms.own(), [](int) { return true; });
+    return v[0];
+  }
+
+ private:
+  template <int kSize, class Inside>
+  __device__ __forceinline__ void apply(std::int64_t at, V (&x)[kSize], V own,
+                                        Inside&& inside) const {
+    using E = Exponent<T>;
+    const V rest = -spread * E::kPerNatural;
+    terms.cap(x);
+    V d[kSize];
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
-      const V z = terms.logit(x[k]);
-      if constexpr (kAny) slope[k] = terms.slope(z);
-      x[k] = power * exp_for<T>((z - top) - spread);
-      if constexpr (kAny) {
-        if (inside(k)) x[k] = fma(-gain, terms.share(at + k), x[k]);
-      }
+      d[k] = power * E::power(fma(x[k] - top, V(E::kPerNatural), rest));
     }
-    const std::int64_t label = terms.label() - at;
-    if (terms.label() >= 0 && label >= 0 && label < kSize) {
-      const V own = gain * terms.own();
+    if (kAny && terms.has_shares()) {
+      V a[kSize];
+      terms.shares(at, a, inside);
 #pragma unroll
-      for (int k = 0; k < kSize; ++k) x[k] -= k == label ? own : V(0);
+      for (int k = 0; k < kSize; ++k) d[k] = fma(-gain, a[k], d[k]);
     }
-    if constexpr (kAny) {
 #pragma unroll
-      for (int k = 0; k < kSize; ++k) x[k] *= slope[k];
-    }
-    if (terms.ignored()) {
+    for (V& v : d) v -= own;
+    if constexpr (kAny) terms.slope(x, d);
 #pragma unroll
-      for (int k = 0; k < kSize; ++k) x[k] = 0;
-    }
+    for (int k = 0; k < kSize; ++k) x[k] = d[k];
   }
 };
 

@@ -85,10 +85,16 @@ class Op:
     # them.
     indices: Mapping[str, Callable[[Shape], Tensor]] = field(default_factory=dict)
     moved: Callable[[str, Arguments], int] | None = None  # bytes, where a pass skips parts
+    integers: tuple[str, ...] = ()  # inputs that are numbers of columns and have no gradient
 
     @property
     def operands(self) -> tuple[str, ...]:
         return self.inputs + self.parameters
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """Inputs that have a gradient."""
+        return tuple(name for name in self.inputs if name not in self.integers)
 
     @property
     def cotangents(self) -> tuple[str, ...]:
@@ -102,6 +108,9 @@ class Op:
                 self.inputs + self.cotangents, self.inputs + self.outputs, strict=True
             )
         }
+        for name in self.integers:
+            sizes = self.sizes(name, problem.shape)
+            arguments[name] = torch.randint(0, problem.shape[-1], sizes, device=device)
         for name in self.parameters:
             noise = torch.randn(problem.shape[-1], dtype=problem.weight_dtype, device=device)
             arguments[name] = noise + 1 if name == "weight" else noise
@@ -118,7 +127,7 @@ class Op:
             return sum(arguments[name].nbytes for name in names)
 
         forward = total(*self.operands, *self.cotangents)
-        backward = total(*self.backward_reads, *self.inputs[: self.gradients], *self.parameters)
+        backward = total(*self.backward_reads, *self.differentiable[: self.gradients], *self.parameters)
         return {"forward": forward, "backward": backward, "both": forward + backward}[pass_]
 
     def elements(self, shape: Shape) -> int:
@@ -176,7 +185,7 @@ def _forward_and_backward(
 
         def call() -> Any:
             with torch.enable_grad():
-                return torch.autograd.grad(function(*leaves), leaves, gradients)
+                return torch.autograd.grad(function(*leaves), _wanted(leaves), gradients)
 
         return call
 
@@ -191,7 +200,9 @@ def differentiate(function: Function, operands: Sequence[str], cotangents: Seque
         gradients = [arguments[name] for name in cotangents]
         with torch.enable_grad(), _side_stream(leaves[0].device):
             outputs = function(*leaves)
-        return lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True)
+        return lambda: torch.autograd.grad(
+            outputs, _wanted(leaves), gradients, retain_graph=True
+        )
 
     return build
 
@@ -215,4 +226,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _leaves(arguments: Arguments, names: Sequence[str]) -> list[Tensor]:
-    return [arguments[name].detach().requires_grad_() for name in names]
+    tensors = [arguments[name].detach() for name in names]
+    return [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+
+
+def _wanted(leaves: Sequence[Tensor]) -> list[Tensor]:
+    return [leaf for leaf in leaves if leaf.requires_grad]

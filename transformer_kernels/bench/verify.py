@@ -43,7 +43,7 @@ class Reference:
         self._tolerance = TOLERANCES[x.dtype]
         self._device = x.device
         self._part = op.verified(arguments) if op.verified else _random_rows(x.shape[0], x.device)
-        inputs = op.inputs if pass_ == "both" else op.inputs[: op.gradients]
+        inputs = op.differentiable[: None if pass_ == "both" else op.gradients]
         self._names = op.outputs if pass_ == "forward" else inputs + op.parameters
         self._kept: Tensor | None = None  # what a random op has not dropped
         self._expected = [] if op.draw else self._exact()
@@ -97,7 +97,8 @@ class Reference:
         return relative
 
     def _operands(self, part: Part) -> list[Tensor]:
-        inputs = [part(name, self._arguments[name]).double() for name in self._op.inputs]
+        rows = ((name, part(name, self._arguments[name])) for name in self._op.inputs)
+        inputs = [t if name in self._op.integers else t.double() for name, t in rows]
         return inputs + [self._arguments[name].double() for name in self._op.parameters]
 
     def _outputs(self, part: Part, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -109,8 +110,9 @@ class Reference:
             return list(self._outputs(self._part, self._operands(self._part)))
 
     def _part_gradients(self, part: Part) -> tuple[Tensor, ...]:
-        leaves = [tensor.requires_grad_() for tensor in self._operands(part)]
-        outputs = self._outputs(part, leaves)
+        operands = self._operands(part)
+        leaves = [tensor.requires_grad_() for tensor in operands if tensor.is_floating_point()]
+        outputs = self._outputs(part, operands)
         gradients = [
             part(of, self._arguments[name]).double()
             for name, of in zip(self._op.cotangents, self._op.outputs, strict=True)
@@ -129,7 +131,7 @@ class Reference:
         sums: list[Tensor] = []
         for begin in range(0, rows, step):
             chunk = _rows(slice(begin, begin + step))
-            found = self._part_gradients(chunk)[len(self._op.inputs) :]
+            found = self._part_gradients(chunk)[len(self._op.differentiable) :]
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
         return sums
 
