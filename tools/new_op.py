@@ -3,7 +3,7 @@
 """Lay the files of an op with kernels of its own, filled with one that builds, runs and passes its
 tests (y = x). An op that the engine of its family runs needs none: see CONTRIBUTING.md.
 
-new_op.py loss/cross_entropy
+new_op.py optimizer/adamw
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def lay(root: Path, family: str, op: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Lay the files of a new op.")
-    parser.add_argument("key", help="<family>/<op>, for instance loss/cross_entropy")
+    parser.add_argument("key", help="<family>/<op>, for instance optimizer/adamw")
     key = parser.parse_args().key
     family, _, op = key.partition("/")
     if not (NAME.fullmatch(family) and NAME.fullmatch(op)):

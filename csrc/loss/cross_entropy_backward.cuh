@@ -37,8 +37,11 @@ class RowPart {
     return first_ + static_cast<std::int64_t>(slot) * blockDim.x;
   }
   __device__ __forceinline__ bool owns_column(std::int64_t col) const {
-    const std::int64_t place = (col + row.phase) / RowT::kPackSize - first_;
-    return place >= 0 && place % blockDim.x == 0 && place / blockDim.x < kPartPacks;
+    const std::int64_t of_column = (col + row.phase) / RowT::kPackSize;
+    bool found = false;
+#pragma unroll
+    for (int slot = 0; slot < kPartPacks; ++slot) found = found || pack(slot) == of_column;
+    return found;
   }
   __device__ __forceinline__ bool owns(int slot) const { return row.inside && pack(slot) < row.packs; }
 

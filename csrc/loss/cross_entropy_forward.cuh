@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
 template <class T, bool kGradient, bool kBulk>
 void launch_loss_rows(const Context& context, const LossCall& call, std::size_t plan) {
   dispatch_loss_plan<kGradient, kBulk>(plan, [&]<class Plan>() {
-    if constexpr (!std::is_same_v<T, double> || !Plan::plan.wide) {
+    if constexpr (is_compiled(Plan::plan, std::is_same_v<T, double>, kGradient)) {
       const CrossEntropyForwardProblem& p = call.p;
       const LaunchShape shape{
           .ctas = divide_up(p.rows, Plan::plan.rows) * Plan::plan.cluster,

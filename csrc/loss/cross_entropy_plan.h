@@ -11,10 +11,10 @@
 
 namespace transformer_kernels::cuda {
 
-// Rows up to `max_row_bytes` run the plan; the first plan that fits wins. The last one runs
-// anything.
+// Rows of so many bytes run the plan; the first plan that fits wins. The last one runs anything.
 struct CrossEntropyPlan {
-  std::int64_t max_row_bytes;
+  std::int64_t least_row_bytes;
+  std::int64_t most_row_bytes;
   bool any_terms;  // else labels alone: no probabilities, label smoothing, or soft cap
   RowPlan plan;
 };
@@ -28,39 +28,32 @@ constexpr bool needs_any_terms(const CrossEntropyProblem& p) {
   return !p.has_labels() || p.label_smoothing != 0 || p.softcap != 0;
 }
 
-// The loss alone: a stream of loads, of which nothing is kept.
-//                              threads rows cluster packs ctas wide bulk prefetch stack shifted
+// Of rows in shared memory, two CTAs of which an SM holds.
+inline constexpr std::int64_t kHalfOfShared = 112 * 1024;
+
+// The loss alone. Chosen by measurement on an H200: docs/decisions/0013-cross-entropy-on-cuda.md.
+//   row bytes               any terms  threads rows cluster packs ctas wide bulk prefetch ...
 // clang-format off
 inline constexpr CrossEntropyPlan kLossPlans[] = {
-    {4096,      false, RowPlan{  32,  8,  1,  0,  4,  true, false, false, 1, true}},
-    {131072,    false, RowPlan{ 256,  1,  4,  0,  6,  true,  true, false, 1, true}},
-    {262144,    false, RowPlan{ 256,  1,  8,  0,  5,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  2,  0,  3,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 256,  1,  2,  0,  4,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 256,  1,  1,  0,  5,  true, false, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true, false, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 128,  1,  1,  0,  8,  true, false, false, 1, true}},
-    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2,  true, false, false, 1, true}},
-    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2, false, false, false}},
+    {0,     4096,          false, RowPlan{  32,  8,  1,  0,  4,  true, false, false, 1, true}},
+    {32768, kHalfOfShared, false, RowPlan{ 512,  1,  1,  0,  2,  true,  true, false, 1, true}},
+    {0,     kAnyWidth,     false, RowPlan{ 128,  1,  1,  0,  8,  true, false, false, 1, true}},
+    {0,     kAnyWidth,     true,  RowPlan{ 256,  1,  1,  0,  2,  true, false, false, 1, true}},
+    {0,     kAnyWidth,     true,  RowPlan{ 256,  1,  1,  0,  2, false, false, false}},
 };
 
 // The loss and its gradient: rows stay in shared memory, of one CTA or of a cluster; those of other
 // plans are read twice, the second time from L2.
 inline constexpr CrossEntropyPlan kLossAndGradientPlans[] = {
-    {4096,      false, RowPlan{  32,  8,  1,  0,  4,  true, false, false, 1, true}},
-    {32768,     false, RowPlan{ 256,  1,  1,  0,  4,  true,  true, false, 1, true}},
-    {131072,    false, RowPlan{ 512,  1,  1,  0,  2,  true,  true, false, 1, true}},
-    {262144,    false, RowPlan{ 512,  1,  4,  0,  3,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  8,  0,  3,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  2,  0,  3,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 256,  1,  2,  0,  4,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 256,  1,  4,  0,  5,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 256,  1,  8,  0,  5,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{1024,  1,  2,  0,  1,  true,  true, false, 1, true}},
-    {kAnyWidth, false, RowPlan{ 512,  1,  1,  0,  2,  true, false, false, 1, true}},
-    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2,  true, false, false, 1, true}},
-    {kAnyWidth, true,  RowPlan{ 256,  1,  1,  0,  2, false, false, false}},
+    {0,     4096,          false, RowPlan{  32,  8,  1,  0,  3,  true, false, false, 1, true}},
+    {0,     32768,         false, RowPlan{ 256,  1,  1,  0,  4,  true,  true, false, 1, true}},
+    {0,     kHalfOfShared, false, RowPlan{ 512,  1,  1,  0,  2,  true,  true, false, 1, true}},
+    {0,     204800,        false, RowPlan{ 256,  1,  4,  0,  5,  true,  true, false, 1, true}},
+    {0,     262144,        false, RowPlan{ 512,  1,  4,  0,  3,  true,  true, false, 1, true}},
+    {0,     kAnyWidth,     false, RowPlan{ 512,  1,  8,  0,  3,  true,  true, false, 1, true}},
+    {0,     kAnyWidth,     false, RowPlan{ 512,  1,  1,  0,  2,  true, false, false, 1, true}},
+    {0,     kAnyWidth,     true,  RowPlan{ 256,  1,  1,  0,  2,  true, false, false, 1, true}},
+    {0,     kAnyWidth,     true,  RowPlan{ 256,  1,  1,  0,  2, false, false, false}},
 };
 // clang-format on
 
@@ -80,13 +73,22 @@ inline RowLoad row_load(const CrossEntropyProblem& p) {
                      starts_are_in_step(p.x, p.x_stride, p.dx, p.dx_stride, p.dtype)};
 }
 
+// Whether a storage type has the plan's kernel: packs fit every x, but not always dx as well.
+constexpr bool is_compiled(const RowPlan& plan, bool is_double, bool gradient) {
+  return is_double ? !plan.wide : plan.wide || gradient;
+}
+
 // Null when the plan runs the problem on the device, else why not.
 inline const char* cross_entropy_refusal(const CrossEntropyPlan& entry,
                                          const CrossEntropyProblem& p,
                                          const DeviceLimits& device) {
-  if (p.dtype == DType::kFloat64 && entry.plan.wide) return "float64 moves single elements";
+  const bool is_double = p.dtype == DType::kFloat64;
+  if (is_double && entry.plan.wide) return "float64 moves single elements";
+  if (!is_compiled(entry.plan, is_double, p.dx != nullptr)) return "packs fit";
   if (needs_any_terms(p) && !entry.any_terms) return "knows labels alone";
-  if (p.cols * size_of(p.dtype) > entry.max_row_bytes) return "row is wider";
+  const std::int64_t row_bytes = p.cols * size_of(p.dtype);
+  if (row_bytes > entry.most_row_bytes) return "row is wider";
+  if (row_bytes <= entry.least_row_bytes) return "row is narrower";
   return row_plan_refusal(entry.plan, row_load(p), device);
 }
 
