@@ -3,9 +3,9 @@
 
 from .ops.attention._sdpa import scaled_dot_product_attention
 from .ops.attention.attention import attention, attention_varlen
-from .ops.norm.dropout_norm import bias_dropout_add_layer_norm, bias_dropout_add_rms_norm
 from .ops.embedding.embedding import embedding, embedding_add
 from .ops.loss.cross_entropy import cross_entropy, token_log_probs
+from .ops.norm.dropout_norm import bias_dropout_add_layer_norm, bias_dropout_add_rms_norm
 from .ops.norm.layer_norm import add_layer_norm, layer_norm
 from .ops.norm.rms_norm import add_rms_norm, rms_norm
 from .ops.pointwise.dropout import bias_dropout_add, dropout

@@ -33,9 +33,7 @@ void check_number_dtype(const char* op, const char* name, const TensorView& view
 // Checks one call's operands one after the other, and that outputs lie apart.
 class Operands {
  public:
-  Operands(const Context& context, const TensorView& x)
-      : check_(kOp, context.device),
-        x_(x) {
+  Operands(const Context& context, const TensorView& x) : check_(kOp, context.device), x_(x) {
     check_.floating("x", x);
     shape_ = rows_and_cols(x);
     check_value(shape_.cols > 0, kOp, ": x has shape ", shape_of(x), ", expected a class or more");

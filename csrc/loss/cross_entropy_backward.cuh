@@ -43,7 +43,9 @@ class RowPart {
     for (int slot = 0; slot < kPartPacks; ++slot) found = found || pack(slot) == of_column;
     return found;
   }
-  __device__ __forceinline__ bool owns(int slot) const { return row.inside && pack(slot) < row.packs; }
+  __device__ __forceinline__ bool owns(int slot) const {
+    return row.inside && pack(slot) < row.packs;
+  }
 
   // By plain loads: see docs/decisions/0012.
   __device__ __forceinline__ void load(const void* x, std::int64_t stride,

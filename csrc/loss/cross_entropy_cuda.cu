@@ -20,12 +20,12 @@ void run_rows(const Context& context, const LossCall& call) {
     return cross_entropy_refusal(entry, p, device);
   });
   if (!plans[plan].plan.needs_sm90()) {
-    return dispatch_float(
-        p.dtype, [&]<class T>() { run_loss_rows<T, kGradient>(context, call, plan); });
+    return dispatch_float(p.dtype,
+                          [&]<class T>() { run_loss_rows<T, kGradient>(context, call, plan); });
   }
   if constexpr (kBuildsSm90) {
-    dispatch_below_double(
-        p.dtype, [&]<class T>() { run_loss_bulk<T, kGradient>(context, call, plan); });
+    dispatch_below_double(p.dtype,
+                          [&]<class T>() { run_loss_bulk<T, kGradient>(context, call, plan); });
   }
 }
 
@@ -45,8 +45,7 @@ void cross_entropy_forward(const Context& context, const CrossEntropyForwardProb
     call.total = total;
   }
   if (p.rows > 0) {
-    dispatch_bool(p.dx != nullptr,
-                  [&]<bool kGradient>() { run_rows<kGradient>(context, call); });
+    dispatch_bool(p.dx != nullptr, [&]<bool kGradient>() { run_rows<kGradient>(context, call); });
   }
   if (reduces) sum_rows(context, p, call.losses, p.total);
 }

@@ -61,6 +61,13 @@ __device__ __forceinline__ void write_result(const LossCall& call, std::int64_t 
   static_cast<V*>(p.share)[row] = result.share;
 }
 
+// Whether a column lies in a pack of this thread.
+template <class Plan, class T>
+__device__ __forceinline__ bool owns_column(const Row<Plan, T>& row, std::int64_t col) {
+  const std::int64_t pack = (col + row.phase) / row.kPackSize - row.first;
+  return pack >= 0 && pack < row.packs && pack % row.kThreads == row.thread;
+}
+
 // T: storage. Grid: ceil(rows / plan.rows) * cluster. dx may be x: a thread writes only what it,
 // and nobody else, has read for the last time.
 template <class T, bool kGradient, class Plan>
@@ -135,7 +142,8 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
 #pragma unroll
     for (int k = 0; k < kSize; ++k) own.sum += exp_for<T>(z[k] - base);
   });
-  const RowResult<T> result(merge_over_row(row, scratch, own), terms, origin, terms.logit(x_of_label));
+  const RowResult<T> result(merge_over_row(row, scratch, own), terms, origin,
+                            terms.logit(x_of_label));
   if (row.thread == 0 && row.rank == 0) write_result<T>(call, row.index, result);
   if constexpr (!kGradient) return;
 
@@ -157,7 +165,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
     gradient.apply(column_of(pack), v, [&](int k) { return row.holds(pack, k); });
     store_pack<P>(row, dx, pack, P::pack(v));
   });
-  if (terms.has_label() && row.owns_column(terms.label())) {
+  if (terms.has_label() && owns_column(row, terms.label())) {
     dx[terms.label() - slice] = narrow<T>(gradient.at_label(x_of_label));
   }
 }
@@ -172,8 +180,8 @@ void launch_loss_rows(const Context& context, const LossCall& call, std::size_t 
           .threads = Plan::plan.cta_threads(),
           .cluster = Plan::plan.cluster,
           .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p))),
-          .after_previous = call.total != nullptr &&
-                            device_limits(context.device.index).architecture >= 90};
+          .after_previous =
+              call.total != nullptr && device_limits(context.device.index).architecture >= 90};
       launch("cross_entropy", context, shape, &loss_rows_kernel<T, kGradient, Plan>, call);
     }
   });

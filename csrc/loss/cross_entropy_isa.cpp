@@ -54,8 +54,12 @@ struct LossRow {
 
   // From column `col` on, which starts a wide vector.
   LossRow from(std::int64_t col) const {
-    return {x + col, q == nullptr ? q : q + col, weight == nullptr ? weight : weight + col, cap,
-            uniform, own};
+    return {x + col,
+            q == nullptr ? q : q + col,
+            weight == nullptr ? weight : weight + col,
+            cap,
+            uniform,
+            own};
   }
 };
 
@@ -158,13 +162,17 @@ class LossRows {
         terms_(terms_of(p, call)),
         observe_(pick_observe<T>(p.softcap > 0, terms_)) {}
 
-  bool ignored(std::int64_t row) const { return p_.has_labels() && p_.label(row) == p_.ignore_index; }
+  bool ignored(std::int64_t row) const {
+    return p_.has_labels() && p_.label(row) == p_.ignore_index;
+  }
 
   LossRow<T> row(std::int64_t row) const {
     return {static_cast<const T*>(p_.x) + row * p_.x_stride,
             static_cast<const T*>(p_.probabilities) + row * p_.probabilities_stride,
-            static_cast<const A*>(call_.wide_weight), static_cast<A>(p_.softcap),
-            static_cast<A>(p_.uniform_share()), static_cast<A>(1 - p_.label_smoothing)};
+            static_cast<const A*>(call_.wide_weight),
+            static_cast<A>(p_.softcap),
+            static_cast<A>(p_.uniform_share()),
+            static_cast<A>(1 - p_.label_smoothing)};
   }
 
   A weight_at(std::int64_t col) const {
@@ -176,7 +184,9 @@ class LossRows {
 
   A counts(std::int64_t row) const { return p_.has_labels() ? weight_at(p_.label(row)) : A{1}; }
 
-  A logit_at(const LossRow<T>& row, std::int64_t col) const { return capped(number_at(row.x + col)); }
+  A logit_at(const LossRow<T>& row, std::int64_t col) const {
+    return capped(number_at(row.x + col));
+  }
 
   A capped(A x) const {
     if (p_.softcap == 0) return x;
@@ -439,7 +449,8 @@ void scale(const ScaleGradientProblem& p, double by, std::int64_t begin, std::in
 
 }  // namespace
 
-#define TFK_OF_DTYPES(kernel) {kernel<double>, kernel<float>, kernel<Half>, kernel<BFloat16>}
+#define TFK_OF_DTYPES(kernel) \
+  { kernel<double>, kernel<float>, kernel<Half>, kernel<BFloat16> }
 
 const CrossEntropyKernels cross_entropy_kernels = {
     TFK_OF_DTYPES(sum_wide), TFK_OF_DTYPES(row_weight), TFK_OF_DTYPES(forward),

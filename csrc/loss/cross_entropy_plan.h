@@ -69,8 +69,8 @@ inline RowLoad row_load(const CrossEntropyProblem& p) {
           .element_bytes = static_cast<int>(size_of(p.dtype)),
           .staged = 1,
           .aligned = false,
-          .in_step = p.dx == nullptr ||
-                     starts_are_in_step(p.x, p.x_stride, p.dx, p.dx_stride, p.dtype)};
+          .in_step =
+              p.dx == nullptr || starts_are_in_step(p.x, p.x_stride, p.dx, p.dx_stride, p.dtype)};
 }
 
 // Whether a storage type has the plan's kernel: packs fit every x, but not always dx as well.
@@ -80,8 +80,7 @@ constexpr bool is_compiled(const RowPlan& plan, bool is_double, bool gradient) {
 
 // Null when the plan runs the problem on the device, else why not.
 inline const char* cross_entropy_refusal(const CrossEntropyPlan& entry,
-                                         const CrossEntropyProblem& p,
-                                         const DeviceLimits& device) {
+                                         const CrossEntropyProblem& p, const DeviceLimits& device) {
   const bool is_double = p.dtype == DType::kFloat64;
   if (is_double && entry.plan.wide) return "float64 moves single elements";
   if (!is_compiled(entry.plan, is_double, p.dx != nullptr)) return "packs fit";

@@ -23,11 +23,11 @@ struct Sums {
 template <class V>
 struct SumCall {
   CrossEntropyForwardProblem p;
-  const V* losses;        // null: only what the rows count is asked for
-  V* total;               // null: nobody asks for it
-  const Sums<V>* parts;   // what to add up where there are more than rows, of which ...
-  std::int64_t count;     // ... there are so many
-  Sums<V>* of_cta;        // where several CTAs leave theirs
+  const V* losses;       // null: only what the rows count is asked for
+  V* total;              // null: nobody asks for it
+  const Sums<V>* parts;  // what to add up where there are more than rows, of which ...
+  std::int64_t count;    // ... there are so many
+  Sums<V>* of_cta;       // where several CTAs leave theirs
 };
 
 __device__ double read_any(const void* data, DType dtype, std::int64_t at) {
@@ -42,7 +42,9 @@ __device__ double read_any(const void* data, DType dtype, std::int64_t at) {
 __device__ void write_any(double value, DType dtype, void* data) {
   switch (dtype) {
     case DType::kFloat64: *static_cast<double*>(data) = value; return;
-    case DType::kFloat16: *static_cast<Half*>(data) = narrow<Half>(static_cast<float>(value)); return;
+    case DType::kFloat16:
+      *static_cast<Half*>(data) = narrow<Half>(static_cast<float>(value));
+      return;
     case DType::kBFloat16:
       *static_cast<BFloat16*>(data) = narrow<BFloat16>(static_cast<float>(value));
       return;
@@ -68,8 +70,7 @@ __device__ Sums<V> sums_at(const SumCall<V>& c, std::int64_t i) {
 }
 
 template <class V>
-__global__ void __launch_bounds__(kThreads)
-    sum_rows_kernel(const __grid_constant__ SumCall<V> c) {
+__global__ void __launch_bounds__(kThreads) sum_rows_kernel(const __grid_constant__ SumCall<V> c) {
   __shared__ Sums<V> of_warp[kWarp];
 #if __CUDA_ARCH__ >= 900
   wait_for_previous_kernel();

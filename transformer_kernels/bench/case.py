@@ -127,7 +127,9 @@ class Op:
             return sum(arguments[name].nbytes for name in names)
 
         forward = total(*self.operands, *self.cotangents)
-        backward = total(*self.backward_reads, *self.differentiable[: self.gradients], *self.parameters)
+        backward = total(
+            *self.backward_reads, *self.differentiable[: self.gradients], *self.parameters
+        )
         return {"forward": forward, "backward": backward, "both": forward + backward}[pass_]
 
     def elements(self, shape: Shape) -> int:
@@ -200,9 +202,7 @@ def differentiate(function: Function, operands: Sequence[str], cotangents: Seque
         gradients = [arguments[name] for name in cotangents]
         with torch.enable_grad(), _side_stream(leaves[0].device):
             outputs = function(*leaves)
-        return lambda: torch.autograd.grad(
-            outputs, _wanted(leaves), gradients, retain_graph=True
-        )
+        return lambda: torch.autograd.grad(outputs, _wanted(leaves), gradients, retain_graph=True)
 
     return build
 

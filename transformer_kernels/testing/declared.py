@@ -72,10 +72,8 @@ def combinations(op: Op, device: str = "cpu") -> Iterator[Values]:
             present.get(argument.name) and not present.get(getattr(argument, "beside", ""), True)
             for argument in optional
         )
-        if not lonely:
-            values = {
         if not lonely and sum(present[name] for name in op.one_of) == len(op.one_of) // 2:
-            yield {
+            values = {
                 argument.name: _good(argument, device) if present.get(argument.name, True) else None
                 for argument in op.arguments
             }

@@ -97,12 +97,6 @@ struct Row {
     }
   }
 
-  // Whether a column, counted from the row's start, lies in a pack of this thread.
-  __device__ bool owns_column(std::int64_t col) const {
-    const std::int64_t pack = (col + phase) / kPackSize - first;
-    return pack >= 0 && pack < packs && pack % kThreads == thread;
-  }
-
   // Elements of the slice.
   __device__ Index elements() const {
     return kShifted ? columns_before(first + packs) - columns_before(first) : packs * kPackSize;

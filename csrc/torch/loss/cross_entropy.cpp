@@ -22,10 +22,9 @@ struct BackwardArguments : CrossEntropyBackward {
 
 template <class A, class X>
 constexpr auto shared_fields(X x) {
-  return std::tuple(
-      x, optional("target", &A::target, packed_indices),
-      optional("probabilities", &A::probabilities, with_even_rows),
-      optional("weight", &A::weight, contiguous));
+  return std::tuple(x, optional("target", &A::target, packed_indices),
+                    optional("probabilities", &A::probabilities, with_even_rows),
+                    optional("weight", &A::weight, contiguous));
 }
 template <class A>
 constexpr auto numbers() {
@@ -72,7 +71,8 @@ struct Forward {
     return kStatistics ? "cross_entropy_forward" : "cross_entropy_inference";
   }
   static std::string returns() {
-    return kStatistics ? "(Tensor loss, Tensor top, Tensor spread, Tensor share, Tensor total)" : "Tensor loss";
+    return kStatistics ? "(Tensor loss, Tensor top, Tensor spread, Tensor share, Tensor total)"
+                       : "Tensor loss";
   }
 
   static auto run(const Context& context, Arguments& a) {
@@ -131,14 +131,14 @@ struct Backward {
   using Arguments = BackwardArguments;
   static constexpr const char* kOp = kName;
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields = std::tuple_cat(
-      std::tuple(tensor("dloss", &Arguments::dloss, contiguous)),
-      shared_fields<Arguments>(tensor("x", &Arguments::x, with_even_rows)),
-      std::tuple(tensor("top", &Arguments::top, contiguous),
-                 tensor("spread", &Arguments::spread, contiguous),
-                 tensor("share", &Arguments::share, contiguous),
-                 tensor("total", &Arguments::total)),
-      numbers<Arguments>());
+  static constexpr auto kFields =
+      std::tuple_cat(std::tuple(tensor("dloss", &Arguments::dloss, contiguous)),
+                     shared_fields<Arguments>(tensor("x", &Arguments::x, with_even_rows)),
+                     std::tuple(tensor("top", &Arguments::top, contiguous),
+                                tensor("spread", &Arguments::spread, contiguous),
+                                tensor("share", &Arguments::share, contiguous),
+                                tensor("total", &Arguments::total)),
+                     numbers<Arguments>());
   static std::string name() { return "cross_entropy_backward"; }
   static std::string returns() { return "Tensor dx"; }
 
@@ -162,8 +162,7 @@ struct Scale {
   static void run(const Context& context, Arguments& a) { scale_gradient(context, a); }
 };
 
-using Ops =
-    RawOps<Forward<false>, Forward<true>, Gradient, GradientInPlace, Backward, Scale>;
+using Ops = RawOps<Forward<false>, Forward<true>, Gradient, GradientInPlace, Backward, Scale>;
 
 }  // namespace
 

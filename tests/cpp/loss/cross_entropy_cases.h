@@ -75,7 +75,8 @@ struct LossInputs {
       const double w = o.weight ? weight[c] : 1;
       const long double bad = std::isnan(counted(r)) ? kNan : 0;
       return w * (o.label_smoothing / static_cast<long double>(m.cols) +
-                  (1 - o.label_smoothing) * own) + bad;
+                  (1 - o.label_smoothing) * own) +
+             bad;
     };
     long double loss = 0;
     long double shares = 0;
@@ -194,8 +195,8 @@ class LossRun {
     if (o_.probabilities) {
       a.probabilities = q_->view();
     } else {
-      a.target = o_.narrow_labels ? narrow_labels_.vector(DType::kInt32)
-                                  : labels_.vector(DType::kInt64);
+      a.target =
+          o_.narrow_labels ? narrow_labels_.vector(DType::kInt32) : labels_.vector(DType::kInt64);
     }
     if (o_.weight) a.weight = weight_.vector();
     a.ignore_index = kIgnored;
@@ -204,9 +205,7 @@ class LossRun {
     a.softcap = o_.softcap;
     a.reduction = o_.reduction;
   }
-  DType arithmetic() const {
-    return dtype_ == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  }
+  DType arithmetic() const { return dtype_ == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
   DType wide() const { return o_.wide ? arithmetic() : dtype_; }
   std::int64_t losses() const { return o_.reduction == Reduction::kNone ? in.m.rows : 1; }
   TensorView scalar_or_rows(const TestTensor& tensor) const { return tensor.vector(); }
@@ -219,10 +218,10 @@ class LossRun {
 };
 
 inline std::string describe_loss(DType dtype, Matrix m, const LossOptions& o) {
-  return std::string(name_of(dtype)) + " " + std::to_string(m.rows) + "x" +
-         std::to_string(m.cols) + (o.probabilities ? " probabilities" : " labels") +
-         (o.weight ? " weight" : "") + " smoothing " + std::to_string(o.label_smoothing) + " z " +
-         std::to_string(o.z_loss) + " cap " + std::to_string(o.softcap) + " reduction " +
+  return std::string(name_of(dtype)) + " " + std::to_string(m.rows) + "x" + std::to_string(m.cols) +
+         (o.probabilities ? " probabilities" : " labels") + (o.weight ? " weight" : "") +
+         " smoothing " + std::to_string(o.label_smoothing) + " z " + std::to_string(o.z_loss) +
+         " cap " + std::to_string(o.softcap) + " reduction " +
          std::to_string(static_cast<int>(o.reduction)) + (o.in_place ? " in place" : "");
 }
 

@@ -90,8 +90,8 @@ TEST_P(CrossEntropyOp, large_logits) {
 TEST_P(CrossEntropyOp, infinities_and_nan) {
   for (double bad : {kNan, kInfinity, -kInfinity}) {
     for (std::int64_t place : {100, 157, 199}) {
-      LossInputs in = random_inputs(
-          {3, 100}, dtype(), {.share_ignored = 0, .reduction = Reduction::kNone});
+      LossInputs in =
+          random_inputs({3, 100}, dtype(), {.share_ignored = 0, .reduction = Reduction::kNone});
       in.labels[1] = 3;
       in.x[place] = bad;
       check_loss(backend(), dtype(), in);
@@ -195,9 +195,8 @@ TEST(CrossEntropyErrors, have_exact_words_and_touch_nothing) {
                "cross_entropy: x has shape (3, 0), expected a class or more");
   expect_error([](Forward& a) { a.target = {}; },
                "cross_entropy: target is missing, expected it or probabilities");
-  expect_error(
-      [](Forward& a) { a.probabilities = a.x; },
-      "cross_entropy: target is present beside probabilities, expected one of the two");
+  expect_error([](Forward& a) { a.probabilities = a.x; },
+               "cross_entropy: target is present beside probabilities, expected one of the two");
   expect_error([](Forward& a) { a.target.dtype = DType::kUInt8; },
                "cross_entropy: target is uint8, expected int32 or int64");
   expect_error([](Forward& a) { a.target.sizes[0] = 2; },

@@ -227,7 +227,7 @@ def test_what_gradient_in_forward_refuses() -> None:
         x, options = arguments
         with pytest.raises(ValueError, match=f"^cross_entropy: {words}"):
             ce(x, target, **options)
-    with pytest.raises(ValueError, match="^cross_entropy: target requires a gradient"):
+    with pytest.raises(ValueError, match=r"^cross_entropy: target requires"):
         ce(leaf, torch.rand(4, 30, requires_grad=True), gradient="forward")
     before = leaf.detach().clone()
     with torch.no_grad():  # nothing asks for one

@@ -62,7 +62,9 @@ def _share(q_row, weight, col, inside, SMOOTHING: tl.constexpr, LABELS: tl.const
     """What the loss weighs each logit with, without the label's own share."""
     share = tl.full((BLOCK,), SMOOTHING, ACC) / cols
     if not LABELS:
-        share += (1 - _number(SMOOTHING, ACC)) * tl.load(q_row + col, mask=inside, other=0.0).to(ACC)
+        share += (1 - _number(SMOOTHING, ACC)) * tl.load(q_row + col, mask=inside, other=0.0).to(
+            ACC
+        )
     if WEIGHT:
         share *= tl.load(weight + col, mask=inside, other=0.0).to(ACC)
     return tl.where(inside, share, 0.0)

@@ -25,9 +25,9 @@
 // and share are (...). All but x, dx and probabilities are without gaps.
 // Dtypes: x is float64, float32, float16 or bfloat16; probabilities and dx are of the same dtype;
 // labels are int32 or int64; weight, loss and dloss are of x's dtype or float32; top, spread,
-// share and total are float32, or float64 where x is. Arithmetic is in float32 (float64 for float64), whose
-// sums have a fixed order.
-// Outputs may not overlap inputs, except that dx may be x's memory.
+// share and total are float32, or float64 where x is. Arithmetic is in float32 (float64 for
+// float64), whose sums have a fixed order. Outputs may not overlap inputs, except that dx may be
+// x's memory.
 #pragma once
 
 #include "transformer_kernels/api.h"
