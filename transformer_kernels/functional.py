@@ -10,6 +10,8 @@ from .ops.norm.layer_norm import add_layer_norm, layer_norm
 from .ops.norm.rms_norm import add_rms_norm, rms_norm
 from .ops.pointwise.dropout import bias_dropout_add, dropout
 from .ops.pointwise.pointwise import FUNCTIONS as _ACTIVATIONS
+from .ops.rope.rope import rope
+from .ops.rope.tables import rope_tables
 from .ops.softmax.softmax import log_softmax, softmax
 
 globals().update(_ACTIVATIONS)  # one for each row of the table
@@ -30,6 +32,8 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "rms_norm",
+    "rope",
+    "rope_tables",
     "scaled_dot_product_attention",
     "softmax",
     "token_log_probs",

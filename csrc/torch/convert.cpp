@@ -179,6 +179,18 @@ Tensor new_rows_like(const TensorView& x) {
   return empty(x.device, {x.sizes.data(), static_cast<std::size_t>(x.rank)}, x.dtype);
 }
 
+Tensor empty_heads(const TensorView& like, std::span<const std::int64_t> sizes) {
+  if (sizes.size() != 4 || like.strides[2] <= like.strides[1]) {
+    return empty(like.device, sizes, like.dtype);
+  }
+  const std::int64_t swapped[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
+  return torch::stable::transpose(empty(like.device, swapped, like.dtype), 1, 2);
+}
+
+Tensor new_heads_like(const TensorView& x) {
+  return empty_heads(x, {x.sizes.data(), static_cast<std::size_t>(x.rank)});
+}
+
 Tensor empty_statistics(const TensorView& x) {
   const int rank = std::max(x.rank - 1, 0);
   return empty(x.device, {x.sizes.data(), static_cast<std::size_t>(rank)},

@@ -47,6 +47,10 @@ TensorView broadcast_to(const char* op, const char* name, const TensorView& view
 // Uninitialised contiguous memory; float32 for statistics, float64 where x is.
 Tensor empty(Device device, std::span<const std::int64_t> sizes, DType dtype);
 Tensor new_rows_like(const TensorView& x);
+// For (batch, time, heads, dim), in the order that `like` has its heads and rows in, as PyTorch's
+// own attention does.
+Tensor empty_heads(const TensorView& like, std::span<const std::int64_t> sizes);
+Tensor new_heads_like(const TensorView& x);
 Tensor empty_statistics(const TensorView& x);  // one element a row
 Tensor absent(const TensorView& x);            // 0 elements, for an output nobody wants
 

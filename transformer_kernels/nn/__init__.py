@@ -7,6 +7,7 @@ from .dropout import Dropout, DropoutAdd
 from .embedding import Embedding
 from .loss import CrossEntropyLoss
 from .norm import LayerNorm, RMSNorm
+from .rope import RotaryEmbedding
 from .softmax import LogSoftmax, Softmax
 
 globals().update(_ACTIVATIONS)  # one for each activation
@@ -22,5 +23,6 @@ __all__ = [
     "LogSoftmax",
     "MultiheadAttention",
     "RMSNorm",
+    "RotaryEmbedding",
     "Softmax",
 ]

@@ -24,7 +24,7 @@ from ..ops._declare_arguments import (
     Seed,
     Table,
 )
-from . import attention
+from . import attention, rope
 from .inputs import randn
 
 SHAPE = (3, 8)
@@ -53,6 +53,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "good": attention.GOOD,
         "bad": attention.BAD,
     },
+    "rope": {"combinations": rope.combinations, "good": rope.GOOD, "bad": rope.BAD},
 }
 
 

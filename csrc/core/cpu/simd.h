@@ -15,6 +15,7 @@
 //   n = round_product(a, b)              the nearest whole number, in a form of the set's own, for
 //   whole(n)  times_power_of_two(v, n)   the number itself and v * 2^n, n in [-127, 127]
 //   reduce_add(v)  reduce_max(v)         over the lanes
+//   swap_pairs(v)                        elements 1, 0, 3, 2, ...
 //   load(p, lanes)  store(p, v, lanes)   elements of T; lanes is All{} or First{n}; lanes beyond n
 //                                        are 0 when loaded, and not stored
 //   load_as<T>(p, lanes)                 vec_t<T> from elements of T or of accumulate_t<T>

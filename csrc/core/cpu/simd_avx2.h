@@ -71,6 +71,9 @@ TFK_INLINE double reduce_max(VecD a) {
   return _mm_cvtsd_f64(_mm_max_sd(top, _mm_unpackhi_pd(top, top)));
 }
 
+TFK_INLINE VecF swap_pairs(VecF a) { return {_mm256_permute_ps(a.v, 0xb1)}; }
+TFK_INLINE VecD swap_pairs(VecD a) { return {_mm256_permute_pd(a.v, 0x5)}; }
+
 TFK_INLINE __m256i first_dwords(First lanes) {
   const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(lanes.count)), index);

@@ -63,6 +63,9 @@ TFK_INLINE double reduce_add(VecD a) { return _mm512_reduce_add_pd(a.v); }
 TFK_INLINE float reduce_max(VecF a) { return _mm512_reduce_max_ps(a.v); }
 TFK_INLINE double reduce_max(VecD a) { return _mm512_reduce_max_pd(a.v); }
 
+TFK_INLINE VecF swap_pairs(VecF a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
+TFK_INLINE VecD swap_pairs(VecD a) { return {_mm512_permute_pd(a.v, 0x55)}; }
+
 TFK_INLINE unsigned first_bits(First lanes) { return (1u << lanes.count) - 1; }
 
 template <class T>

@@ -45,6 +45,7 @@ TFK_INLINE Pair times_power_of_two(Pair a, Pair n) {
 }
 TFK_INLINE float reduce_add(Pair a) { return reduce_add(a.even + a.odd); }
 TFK_INLINE float reduce_max(Pair a) { return reduce_max(max(a.even, a.odd)); }
+TFK_INLINE Pair swap_pairs(Pair a) { return {a.odd, a.even}; }
 
 template <Paired T>
 TFK_INLINE PairMask first(First lanes) {

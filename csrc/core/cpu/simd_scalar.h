@@ -82,6 +82,11 @@ TFK_INLINE A reduce_max(Vec<A> v) {
   return largest;
 }
 
+template <class A>
+TFK_INLINE Vec<A> swap_pairs(Vec<A> v) {
+  return Vec<A>::make([&](int i) { return v.lane[i ^ 1]; });
+}
+
 template <class T>
 TFK_INLINE Mask<accumulate_t<T>> first(First lanes) {
   return Mask<accumulate_t<T>>::make([&](int i) { return i < lanes.count; });

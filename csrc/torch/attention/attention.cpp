@@ -14,8 +14,6 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-using Sizes = std::span<const std::int64_t>;
-
 // The arguments that the forward and the backward op share.
 struct SharedArguments : AttentionInputs {
   std::optional<Tensor> bias_tensor;
@@ -76,20 +74,6 @@ AttentionInputs inputs_of(SharedArguments& a, bool need_dbias) {
   broadcast_slopes(in, in.alibi_slopes);
   in.diagonal = a.top_left ? Diagonal::kTopLeft : Diagonal::kBottomRight;
   return in;
-}
-
-// Memory for (batch, time, heads, dim), in the order that `like` has its heads and rows in, as
-// PyTorch's own attention does.
-Tensor empty_heads(const TensorView& like, Sizes sizes) {
-  if (sizes.size() != 4 || like.strides[2] <= like.strides[1]) {
-    return empty(like.device, sizes, like.dtype);
-  }
-  const std::int64_t swapped[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
-  return torch::stable::transpose(empty(like.device, swapped, like.dtype), 1, 2);
-}
-
-Tensor empty_heads_like(const TensorView& x) {
-  return empty_heads(x, {x.sizes.data(), static_cast<std::size_t>(x.rank)});
 }
 
 // (batch, heads, queries), of packed sequences (heads, queries).
@@ -166,9 +150,9 @@ struct Backward {
                            .dv = {},
                            .deterministic = a.deterministic};
     const AttentionInputs& in = call.inputs;
-    auto results = std::tuple_cat(result(call.dq, empty_heads_like, in.q),
-                                  result(call.dk, empty_heads_like, in.k),
-                                  result(call.dv, empty_heads_like, in.v));
+    auto results =
+        std::tuple_cat(result(call.dq, new_heads_like, in.q), result(call.dk, new_heads_like, in.k),
+                       result(call.dv, new_heads_like, in.v));
     const Tensor dbias = a.need_dbias ? empty_bias_gradient(in) : absent(in.q);
     if (a.need_dbias) call.dbias = view_of(kOp, "dbias", dbias);
     const std::int64_t heads[] = {in.sinks.sizes[0]};

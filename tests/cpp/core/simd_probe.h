@@ -36,6 +36,9 @@ struct SimdProbe {
   double (*sum_double)(const double* in, std::int64_t count);
   float (*largest_float[2])(const float* in, std::int64_t count);
   double (*largest_double)(const double* in, std::int64_t count);
+  // of rows of float, of BFloat16 and of double
+  void (*swap_float[2])(const float* in, float* out, std::int64_t count);
+  void (*swap_double)(const double* in, double* out, std::int64_t count);
   // Matrices of as many rows and columns as a vector has lanes.
   void (*transpose_float)(const float* in, float* out);
   void (*transpose_double)(const double* in, double* out);

@@ -76,6 +76,13 @@ A largest(const A* in, std::int64_t count) {
   return top.largest();
 }
 
+template <class T, class A = accumulate_t<T>>
+void swapped(const A* in, A* out, std::int64_t count) {
+  for_each_vector<T>(count, [&](std::int64_t i, int, auto lanes) {
+    store(out + i, swap_pairs(load_as<T>(in + i, lanes)), lanes);
+  });
+}
+
 template <class A>
 void transposed(const A* in, A* out) {
   constexpr int kLanes = Vec<A>::kLanes;
@@ -118,6 +125,8 @@ const SimdProbe simd_probe = {Vec<float>::kLanes,
                               sum<double>,
                               {largest<float>, largest<BFloat16>},
                               largest<double>,
+                              {swapped<float>, swapped<BFloat16>},
+                              swapped<double>,
                               transposed<float>,
                               transposed<double>,
                               philox_block,

@@ -248,6 +248,20 @@ TEST_P(Simd, transposes) {
   expect_transposed<double>(probe().transpose_double, probe().double_lanes);
 }
 
+template <class A, class Function>
+void expect_swapped(Function swap) {
+  std::vector<A> in(102), out(in.size());
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<A>(i);
+  swap(in.data(), out.data(), static_cast<std::int64_t>(in.size()));
+  for (std::size_t i = 0; i < in.size(); ++i) ASSERT_EQ(out[i], in[i ^ 1]) << i;
+}
+
+TEST_P(Simd, swaps_pairs) {
+  expect_swapped<float>(probe().swap_float[0]);
+  expect_swapped<float>(probe().swap_float[1]);
+  expect_swapped<double>(probe().swap_double);
+}
+
 TEST_P(Simd, short_exp2_hardly_adds_to_the_rounding_of_16_bits) {
   if (probe().short_exp2 == nullptr) GTEST_SKIP() << "these vectors have none";
   std::vector<float> in = {-INFINITY, -1e30f, -200.0f, NAN};

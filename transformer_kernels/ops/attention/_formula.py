@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import _philox
 from .._dtype import accumulate_dtype
+from .._heads import in_the_order_of
 
 
 class Options(NamedTuple):
@@ -60,21 +61,6 @@ def _by_heads(x: Tensor, heads: int) -> Tensor:
     x = x.to(accumulate_dtype(x)).transpose(1, 2)
     group = heads // x.shape[1] if x.shape[1] else 1
     return x if group == 1 else x.repeat_interleave(group, 1)
-
-
-def empty_heads(like: Tensor, *sizes: Any) -> Tensor:
-    """(B, T, H, D) or (T, H, D), heads before rows in memory where ``like`` has them so."""
-    if len(sizes) != 4 or like.stride(2) <= like.stride(1):
-        return like.new_empty(sizes)
-    batch, time, heads, dim = sizes
-    return like.new_empty((batch, heads, time, dim)).transpose(1, 2)
-
-
-def in_the_order_of(x: Tensor, like: Tensor) -> Tensor:
-    """(B, T, H, D), heads before rows in memory where ``like`` has them so."""
-    if x.dim() != 4 or like.stride(2) <= like.stride(1):
-        return x.contiguous()
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _of_kv_heads(x: Tensor, kv_heads: int) -> Tensor:

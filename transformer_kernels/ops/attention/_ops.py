@@ -11,13 +11,14 @@ from torch.nn import functional as F
 from .._declare import Formula, Kernels, declare
 from .._declare_arguments import Argument, Flag, Given, Integer, Number, Result, Seed
 from .._dtype import accumulate_dtype
+from .._heads import empty_heads
 from . import _formula
 from ._arguments import check
 
 
 def _empty_out(given: Given) -> Tensor:
     q, v = given["q"], given["v"]
-    return _formula.empty_heads(q, *q.shape[:-1], v.shape[-1])
+    return empty_heads(q, *q.shape[:-1], v.shape[-1])
 
 
 def _empty_lse(given: Given) -> Tensor:
@@ -27,7 +28,7 @@ def _empty_lse(given: Given) -> Tensor:
 
 
 def _empty_gradient(name: str, given: Given) -> Tensor:
-    return _formula.empty_heads(given[name], *given[name].shape)
+    return empty_heads(given[name], *given[name].shape)
 
 
 def _empty_bias_gradient(given: Given) -> Tensor:

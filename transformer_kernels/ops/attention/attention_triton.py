@@ -23,6 +23,7 @@ from torch import Tensor
 from ..._errors import ArgumentTypeError
 from .. import _philox
 from .._dtype import accumulate_dtype
+from .._heads import empty_heads
 from . import _formula
 from ._formula import Inputs, Options
 from ._scores_triton import (
@@ -376,7 +377,7 @@ def _readable(x: Tensor) -> Rows:
 def _empty(like: Tensor, dim: int) -> Tensor:
     """In the order of `like`; zeros where rows may belong to no sequence."""
     shape = (*like.shape[:-1], dim)
-    return like.new_zeros(shape) if like.dim() == 3 else _formula.empty_heads(like, *shape)
+    return like.new_zeros(shape) if like.dim() == 3 else empty_heads(like, *shape)
 
 
 class _Problem:

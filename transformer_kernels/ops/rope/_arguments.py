@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""What C++ checks where its kernels run, with the same messages, for all other ways."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from ..._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_floating,
+    check_known,
+    dtype_name,
+    or_float32,
+    shape_text,
+)
+from ..._torch import has_memory
+from .._declare_arguments import Given
+from .._dtype import accumulate_dtype
+from ._formula import Angles, has_axes, positions
+
+_OP = "rope"
+
+
+def _fail(message: str) -> None:
+    raise ArgumentValueError(f"{_OP}: {message}")
+
+
+def _check_type(name: str, x: Tensor, expected: torch.dtype, reason: str) -> None:
+    if x.dtype is not expected:
+        raise ArgumentTypeError(
+            f"{_OP}: {name} is {dtype_name(x.dtype)}, expected {dtype_name(expected)} ({reason})"
+        )
+
+
+def _check_tensors(q: Tensor, given: Given) -> None:
+    for name, value in given.items():
+        if isinstance(value, Tensor):
+            check_known(_OP, name, value)
+            if value.device != q.device:
+                _fail(f"{name} is on {value.device}, expected {q.device}")
+
+
+def _check_heads(q: Tensor, k: Tensor | None) -> None:
+    check_floating(_OP, "q", q)
+    if q.dim() not in (3, 4):
+        _fail(
+            f"q has {q.dim()} dimensions, expected 3 (time, heads, dim) or 4 (batch, time, heads,"
+            " dim)"
+        )
+    if k is None:
+        return
+    _check_type("k", k, q.dtype, "the dtype of q")
+    same_rank = k.dim() == q.dim()
+    wanted = (*q.shape[:-2], (k if same_rank else q).shape[-2], q.shape[-1])
+    if tuple(k.shape) != wanted:
+        _fail(f"k has shape {shape_text(k)}, expected {wanted} (that of q but for the heads)")
+
+
+def _check_tables(q: Tensor, cos: Tensor, sin: Tensor) -> None:
+    check_floating(_OP, "cos", cos)
+    if cos.dtype not in (q.dtype, accumulate_dtype(q)):
+        raise ArgumentTypeError(
+            f"{_OP}: cos is {dtype_name(cos.dtype)}, expected {dtype_name(q.dtype)}"
+            f"{or_float32(q.dtype)} (the dtype of q)"
+        )
+    if cos.dim() != 2:
+        _fail(f"cos has {cos.dim()} dimensions, expected 2 (positions, frequencies)")
+    most = q.shape[-1] // 2
+    if not 1 <= cos.shape[1] <= most:
+        _fail(f"cos has {cos.shape[1]} columns, expected 1 to {most} (pairs in a head of q)")
+    _check_type("sin", sin, cos.dtype, "the dtype of cos")
+    if sin.shape != cos.shape:
+        _fail(f"sin has shape {shape_text(sin)}, expected {shape_text(cos)} (the shape of cos)")
+
+
+def _check_sections(angles: Angles, left: int, reason: str) -> None:
+    for name in ("section_time", "section_height"):
+        size = getattr(angles, name)
+        if not 0 <= size <= left:
+            _fail(f"{name} is {size}, expected 0 to {left} ({reason})")
+        left -= size
+
+
+def _check_ids(q: Tensor, angles: Angles) -> None:
+    ids = angles.position_ids
+    assert ids is not None
+    axes = has_axes(ids, q)
+    wanted = (3, *q.shape[:-2]) if axes else tuple(q.shape[:-2])
+    trailing = zip(reversed(ids.shape), reversed(wanted), strict=False)
+    if ids.dim() > len(wanted) or any(size not in (1, full) for size, full in trailing):
+        _fail(
+            f"position_ids has shape {shape_text(ids)}, expected one that broadcasts to {wanted}"
+            " (batch and time of q)"
+        )
+    for name in ("offsets", "cu_seqlens"):
+        if getattr(angles, name) is not None:
+            _fail(f"{name} is given, expected none with position_ids")
+    if angles.offset != 0:
+        _fail(f"offset is {angles.offset}, expected 0 with position_ids")
+    if axes:
+        _check_sections(angles, angles.cos.shape[1], "frequencies that are left")
+    else:
+        _check_sections(angles, 0, "position_ids has no axes")
+
+
+def _check_sequences(q: Tensor, at: Tensor) -> None:
+    _check_type("cu_seqlens", at, torch.int32, "rows of sequences")
+    if q.dim() != 3:
+        _fail(f"cu_seqlens is given, expected none with q of {q.dim()} dimensions")
+    if at.dim() != 1 or at.numel() == 0 or not at.is_contiguous():
+        _fail(
+            f"cu_seqlens has {at.dim()} dimensions and {at.numel()} elements, expected"
+            " contiguous memory of one dimension, one more than sequences"
+        )
+    if _is_readable(at):
+        _check_places(at.tolist(), q.shape[0])
+
+
+def _check_places(at: list[int], rows: int) -> None:
+    if at[0] != 0:
+        _fail(f"cu_seqlens starts with {at[0]}, expected 0")
+    for a, b in itertools.pairwise(at):
+        if a > b:
+            _fail(f"cu_seqlens falls from {a} to {b}, expected ascending numbers")
+    if at[-1] > rows:
+        _fail(f"cu_seqlens ends with {at[-1]}, expected at most {rows} (the rows of q)")
+
+
+def _check_counted(q: Tensor, angles: Angles) -> None:
+    _check_sections(angles, 0, "position_ids has no axes")
+    if angles.offset < 0:
+        _fail(f"offset is {angles.offset}, expected 0 or more")
+    sequences = q.shape[0] if q.dim() == 4 else 1
+    if angles.cu_seqlens is not None:
+        _check_sequences(q, angles.cu_seqlens)
+        sequences = angles.cu_seqlens.numel() - 1
+    offsets = angles.offsets
+    if offsets is not None and offsets.dim() != 1:
+        _fail(f"offsets has {offsets.dim()} dimensions, expected 1")
+    if offsets is not None and offsets.numel() != sequences:
+        _fail(f"offsets has {offsets.numel()} elements, expected {sequences} (sequences)")
+
+
+def _is_readable(x: Tensor | None) -> bool:
+    """Whether looking at its numbers neither waits for a device nor breaks a graph."""
+    return x is None or (x.is_cpu and has_memory(type(x)) and not torch.compiler.is_compiling())
+
+
+def _source(angles: Angles) -> str:
+    for name in ("position_ids", "offsets", "cu_seqlens"):
+        if getattr(angles, name) is not None:
+            return name
+    return "q"
+
+
+def _check_positions(q: Tensor, angles: Angles) -> None:
+    """Those that the host knows."""
+    tensors = (angles.position_ids, angles.offsets, angles.cu_seqlens)
+    if torch.compiler.is_compiling() or not (
+        has_memory(type(q)) and all(map(_is_readable, tensors))
+    ):
+        return
+    at, held = positions(q, angles, "cpu")
+    if held is not None:
+        at = at[held]
+    last = angles.cos.shape[0] - 1
+    outside = at[(at < 0) | (at > last)]
+    if outside.numel():
+        _fail(
+            f"{_source(angles)} has position {int(outside[0])}, expected 0 to {last} (the rows of"
+            " cos)"
+        )
+
+
+def check(op: str, given: Given) -> None:  # noqa: ARG001
+    """Raise where the op cannot take the arguments."""
+    q = given["q"]
+    angles = Angles(*(given[name] for name in Angles._fields))
+    _check_tensors(q, given)
+    _check_heads(q, given["k"])
+    _check_tables(q, angles.cos, angles.sin)
+    if angles.position_ids is not None:
+        _check_ids(q, angles)
+    else:
+        _check_counted(q, angles)
+    _check_positions(q, angles)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""The rotation in PyTorch operations; both passes have the signatures of the raw ops."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._dtype import accumulate_dtype
+from .._heads import in_the_order_of
+
+
+class Angles(NamedTuple):
+    """What says by how much each token is rotated, in the order of the schemas."""
+
+    cos: Tensor
+    sin: Tensor
+    position_ids: Tensor | None
+    offsets: Tensor | None
+    cu_seqlens: Tensor | None
+    offset: int
+    section_time: int
+    section_height: int
+    interleaved: bool
+
+
+def has_axes(position_ids: Tensor | None, q: Tensor) -> bool:
+    return position_ids is not None and position_ids.dim() >= q.dim() - 1
+
+
+def positions(q: Tensor, given: Angles, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
+    """(B, T) or (3, B, T), without B where ``q`` has none; which rows a sequence holds, where there
+    are sequences. On the device that the tensors of positions are on."""
+    tokens = q.shape[:-2]
+    if given.position_ids is not None:
+        shape = (3, *tokens) if has_axes(given.position_ids, q) else tokens
+        return given.position_ids.long().expand(shape), None
+    at = torch.arange(tokens[-1], device=device)
+    offsets = None if given.offsets is None else given.offsets.long()
+    held = None
+    if given.cu_seqlens is not None:
+        starts = given.cu_seqlens.long()
+        sequence = torch.searchsorted(starts[1:].contiguous(), at, right=True)
+        held = sequence < starts.numel() - 1
+        at = at - starts[sequence]
+        if offsets is not None:
+            offsets = torch.cat([offsets, offsets.new_zeros(1)])[sequence]
+    elif offsets is not None and q.dim() == 4:
+        offsets = offsets.unsqueeze(-1)
+    at = at + given.offset
+    return (at if offsets is None else at + offsets).expand(tokens), held
+
+
+def _rows(table: Tensor, at: Tensor) -> Tensor:
+    """The table's rows at these positions; NaN where it has none."""
+    last = table.shape[0] - 1
+    if last < 0:
+        return table.new_full((*at.shape, table.shape[1]), torch.nan)
+    inside = (at >= 0) & (at <= last)
+    return torch.where(inside.unsqueeze(-1), table[at.clamp(0, last)], torch.nan)
+
+
+def _angles(q: Tensor, given: Angles) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cosines and sines (B, T, 1, R / 2) in the arithmetic's dtype, and rows that are rotated."""
+    at, held = positions(q, given, q.device)
+    if held is not None:
+        at = torch.where(held, at, 0)
+    tables = [_rows(t.to(accumulate_dtype(q)), at) for t in (given.cos, given.sin)]
+    if has_axes(given.position_ids, q):
+        first, second = given.section_time, given.section_time + given.section_height
+        bounds = (0, first, second, given.cos.shape[1])
+        tables = [
+            torch.cat([t[i][..., bounds[i] : bounds[i + 1]] for i in range(3)], -1) for t in tables
+        ]
+    cos, sin = (t.unsqueeze(-2) for t in tables)
+    return cos, sin, None if held is None else held[:, None, None]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, held: Tensor | None, interleaved: bool) -> Tensor:
+    half = cos.shape[-1]
+    wide = x.to(cos.dtype)
+    turned, rest = wide[..., : 2 * half], wide[..., 2 * half :]
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    else:
+        a, b = turned[..., :half], turned[..., half:]
+    pair = (a * cos - b * sin, b * cos + a * sin)
+    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    y = torch.cat([turned, rest], -1).to(x.dtype)
+    if held is not None:
+        y = torch.where(held, y, x)
+    return in_the_order_of(y, x)
+
+
+def forward(q: Tensor, k: Tensor | None, *angles: object) -> tuple[Tensor, Tensor]:
+    """Without a ``k``, its result is one of no elements."""
+    given = Angles(*angles)  # type: ignore[arg-type]
+    cos, sin, held = _angles(q, given)
+    q_rotated = _rotate(q, cos, sin, held, given.interleaved)
+    if k is None:
+        return q_rotated, q.new_empty(0)
+    return q_rotated, _rotate(k, cos, sin, held, given.interleaved)
+
+
+def is_absent(k_rotated: Tensor) -> bool:
+    """Whether it stands for a ``k`` that was not given."""
+    return k_rotated.dim() == 1
+
+
+def backward(dq_rotated: Tensor, dk_rotated: Tensor, *angles: object) -> tuple[Tensor, Tensor]:
+    """The rotation by the opposite angles."""
+    given = Angles(*angles)  # type: ignore[arg-type]
+    opposite = given._replace(sin=-given.sin)
+    dk = None if is_absent(dk_rotated) else dk_rotated
+    return forward(dq_rotated, dk, *opposite)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""The ops of the rotation: into new memory, differentiable, and in place, which is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..._library import direct, raw_op
+from .._declare import Kernels, declare
+from .._declare_arguments import Argument, Flag, Given, Indices, Integer, Result
+from .._heads import empty_heads
+from . import _formula
+from ._arguments import check
+
+
+def _empty_like(name: str, given: Given) -> Tensor:
+    """Of no elements, where the tensor is absent or stands for an absent one."""
+    x = given[name]
+    if x is None:
+        q: Tensor = given["q"]
+        return q.new_empty(0)
+    return x.new_empty(0) if _formula.is_absent(x) else empty_heads(x, *x.shape)
+
+
+def _triton() -> Kernels:
+    from .rope_triton import rope_backward, rope_forward
+
+    return Kernels(rope_forward, rope_backward, rope_forward)
+
+
+ROPE = declare(
+    "rope",
+    arguments=(
+        Argument("q"),
+        Argument("k", optional=True),
+        Argument("cos"),
+        Argument("sin"),
+        Indices("position_ids", optional=True, of="q"),
+        Indices("offsets", optional=True, of="q"),
+        Argument("cu_seqlens", optional=True),
+        Integer("offset"),
+        Integer("section_time"),
+        Integer("section_height"),
+        Flag("interleaved"),
+    ),
+    results=(Result("q_rotated", "q"), Result("k_rotated", "q")),
+    backward=(
+        "(dq_rotated, dk_rotated, cos, sin, position_ids, offsets, cu_seqlens, offset,"
+        " section_time, section_height, interleaved) -> dq, dk"
+    ),
+    formula=_formula.forward,
+    gradient=_formula.backward,
+    check=check,
+    memory={
+        "q_rotated": lambda given: _empty_like("q", given),
+        "k_rotated": lambda given: _empty_like("k", given),
+        "dq": lambda given: _empty_like("dq_rotated", given),
+        "dk": lambda given: _empty_like("dk_rotated", given),
+    },
+    runs_kinds=False,
+    triton=_triton,
+    text="a, b = a * cos - b * sin, b * cos + a * sin",
+)
+
+
+# ---- in place -----------------------------------------------------------------------------------
+
+
+def _rotate_in_place(*arguments: Any) -> None:
+    given = ROPE.given(arguments)
+    ROPE.check_values(given)
+    for x, rotated in zip((given["q"], given["k"]), _formula.forward(*arguments), strict=True):
+        if x is not None:
+            x.copy_(rotated)
+
+
+_IN_PLACE = raw_op(
+    ROPE.public_schema.replace(
+        "rope(Tensor q, Tensor? k", "rope_(Tensor(a!) q, Tensor(b!)? k"
+    ).partition(" -> ")[0]
+    + " -> ()",
+    reference=_rotate_in_place,
+    fake=lambda *_: None,
+)
+rotate_in_place = direct(_IN_PLACE)

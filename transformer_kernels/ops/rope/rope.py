@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""Rotary position embedding of q and k."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, is_integer, translate
+from ..._torch import is_eager
+from .._public import overridable
+from ._ops import ROPE, rotate_in_place
+
+_OP = "rope"
+
+
+def _heads_last(x: Any) -> Any:
+    """(..., H, T, D) as (..., T, H, D); what has no such dimensions is refused by the op."""
+    return x.transpose(-3, -2) if isinstance(x, Tensor) and x.dim() >= 3 else x
+
+
+def _split_offsets(offsets: Any) -> tuple[Tensor | None, int]:
+    if isinstance(offsets, Tensor):
+        return offsets, 0
+    if not is_integer(offsets):
+        raise ArgumentTypeError(f"{_OP}: offsets is {offsets!r}, expected an int or a Tensor")
+    return None, offsets
+
+
+def _sections(sections: Any, position_ids: Any, q: Any, cos: Any) -> tuple[int, int]:
+    """Frequencies of time and of height; those of width are the rest."""
+    axes = all(isinstance(x, Tensor) for x in (position_ids, q)) and (
+        position_ids.dim() >= q.dim() - 1
+    )
+    if sections is None:
+        if axes:
+            raise ArgumentValueError(
+                f"{_OP}: sections is missing, expected (time, height, width) with position_ids of"
+                f" {position_ids.dim()} dimensions"
+            )
+        return 0, 0
+    if not isinstance(sections, (tuple, list)) or not all(map(is_integer, sections)):
+        raise ArgumentTypeError(f"{_OP}: sections is {sections!r}, expected three ints")
+    columns = cos.shape[-1] if isinstance(cos, Tensor) and cos.dim() else 0
+    if len(sections) != 3 or min(sections) < 0 or sum(sections) != columns:
+        raise ArgumentValueError(
+            f"{_OP}: sections is {tuple(sections)}, expected three numbers of frequencies,"
+            f" {columns} in all (the columns of cos)"
+        )
+    if not axes:
+        raise ArgumentValueError(
+            f"{_OP}: sections is given, expected none without position_ids of three axes"
+        )
+    return sections[0], sections[1]
+
+
+def _check_tables(**tables: Any) -> None:
+    for name, table in tables.items():
+        if isinstance(table, Tensor) and table.requires_grad:
+            raise ArgumentValueError(
+                f"{_OP}: {name} requires a gradient, expected constants (it has none)"
+            )
+
+
+def _overwrite(arguments: tuple[Any, ...], backend: str) -> None:
+    """Rotates in the memory of q and k, or in PyTorch's words where autograd or a formula has to
+    see it."""
+    tensors = [x for x in arguments[:2] if isinstance(x, Tensor)]
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    plain = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in tensors if x.dim())
+    if backend == "auto" and is_eager() and not differentiable and plain:
+        _run_in_place(arguments)
+        return
+    for x, rotated in zip(arguments[:2], ROPE.call(*arguments, backend), strict=True):
+        if x is not None:
+            x.copy_(rotated)
+
+
+def _run_in_place(arguments: tuple[Any, ...]) -> None:
+    """Values of other types than the schema's are read once the plain call has failed."""
+    try:
+        rotate_in_place(*arguments)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        declared = ROPE.as_declared(arguments)
+        if any(a is not b for a, b in zip(declared, arguments, strict=True)):
+            return _run_in_place(declared)
+        raise translate(_OP, error) from None
+
+
+@overridable
+def rope(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    position_ids: Tensor | None = None,
+    offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    sections: tuple[int, int, int] | None = None,
+    interleaved: bool = False,
+    heads_first: bool = False,
+    inplace: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Rotary position embedding (Su et al. 2021) of ``q`` and ``k``, in one pass over both.
+
+    Each pair (a, b) of numbers in a head becomes ``(a cos - b sin, b cos + a sin)``, by the angle
+    that the tables have for the token's position and the pair's frequency.
+
+    Args:
+        q: (B, T, H, D), or (T, H, D) without a batch; of any strides.
+        k: the same with any number of heads, or None.
+        cos: (P, R / 2): cosines for P positions and R / 2 frequencies, of ``q``'s dtype or float32
+            (:func:`rope_tables`). Where R is less than D, the rest of each head passes through.
+            The tables have no gradient.
+        sin: the same.
+        position_ids: integers that broadcast to (B, T): the rows of the tables. With ``sections``
+            (3, B, T): positions in time, height and width. By default tokens are counted from 0.
+        offsets: added to what is counted: an int, or one for each sequence, (B,).
+        cu_seqlens: (sequences + 1,) int32, for packed sequences, beside ``q`` of (T, H, D): the
+            first row of each, and the number of rows. Tokens are counted in their sequence; rows
+            behind the last one pass through.
+        sections: the numbers of frequencies that turn by time, height and width (M-RoPE of
+            Qwen2-VL); R / 2 in all.
+        interleaved: pairs are neighbours, as in GPT-J, instead of halves, as in GPT-NeoX and Llama.
+        heads_first: tensors are (B, H, T, D), or (H, T, D).
+        inplace: write the results to ``q`` and ``k`` and return these. Without gradients it saves
+            their memory; with them it means what it means in PyTorch.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+    Returns:
+        The rotated ``q``, with ``k`` both. A position that the tables do not have is an error; on a
+        GPU, where reading ``position_ids``, ``offsets`` or ``cu_seqlens`` would wait, it gives NaN.
+    """
+    _check_tables(cos=cos, sin=sin)
+    tensor_offsets, offset = _split_offsets(offsets)
+    time, height = _sections(sections, position_ids, q, cos)
+    heads_first = as_flag(_OP, "heads_first", heads_first)
+    interleaved = as_flag(_OP, "interleaved", interleaved)
+    arguments = (
+        *((_heads_last(q), _heads_last(k)) if heads_first else (q, k)),
+        cos, sin, position_ids, tensor_offsets, cu_seqlens, offset, time, height, interleaved,
+    )  # fmt: skip
+    if as_flag(_OP, "inplace", inplace):
+        _overwrite(arguments, backend)
+        return q if k is None else (q, k)
+    q_rotated, k_rotated = ROPE.call(*arguments, backend)
+    if heads_first:
+        q_rotated, k_rotated = _heads_last(q_rotated), _heads_last(k_rotated)
+    return q_rotated if k is None else (q_rotated, k_rotated)
