@@ -8,6 +8,7 @@
 #include "attention/attention_problem.h"
 #include "core/backends.h"
 #include "core/dispatch.h"
+#include "core/strides.h"
 
 namespace transformer_kernels {
 namespace {
@@ -74,7 +75,7 @@ class Checker {
   HeadRows output(const char* name, const TensorView& view, const Shape& s, const Sizes& sizes,
                   const char* of) const {
     const HeadRows out = rows(name, view, s, sizes, of);
-    check_value(!overlaps(view), kOp, ": ", name,
+    check_value(!overlaps_itself(view), kOp, ": ", name,
                 " has rows that overlap, expected each element in a place of its own");
     return out;
   }
@@ -109,25 +110,6 @@ class Checker {
     for (int i = 0; i < rank; ++i) wanted.sizes[i] = sizes[4 - rank + i];
     check_value(false, kOp, ": ", name, " has shape ", shape_of(view), ", expected ",
                 shape_of(wanted), " (", of, ")");
-  }
-
-  // Whether two elements may lie in one place: each dimension, from the closest on, has to step
-  // over all that lie below it.
-  static bool overlaps(const TensorView& view) {
-    std::array<bool, TensorView::kMaxRank> done{};
-    std::int64_t extent = 1;
-    for (int round = 0; round < view.rank; ++round) {
-      int next = -1;
-      for (int i = 0; i < view.rank; ++i) {
-        if (!done[i] && (next < 0 || view.strides[i] < view.strides[next])) next = i;
-      }
-      done[next] = true;
-      if (view.sizes[next] == 0) return false;
-      if (view.sizes[next] == 1) continue;
-      if (view.strides[next] < extent) return true;
-      extent = view.strides[next] * view.sizes[next];
-    }
-    return false;
   }
 
   ScoreMap scores(const char* name, const TensorView& view, const Shape& s) const;
