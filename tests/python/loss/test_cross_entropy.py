@@ -154,6 +154,27 @@ def test_wide_rows(cols: int, dtype: torch.dtype) -> None:
         check_problem(problem(randn((9, cols), dtype, "cuda"), **OPTIONS[name]), magnitude=4.0)
 
 
+@pytest.mark.cuda
+@pytest.mark.large_memory
+@pytest.mark.parametrize("shape", [(2**22 + 3, 513), (3, 2**30 - 1)], ids=str)
+def test_more_than_2_31_elements(shape: tuple[int, int]) -> None:
+    """The first and the last rows, where a 32-bit offset would have wrapped."""
+    free, _ = torch.cuda.mem_get_info()
+    needed = 8 * 2 * shape[0] * shape[1]
+    if free < needed:
+        pytest.skip(f"needs {needed >> 30} GiB of device memory, {free >> 30} GiB are free")
+    x = torch.randn(shape, dtype=torch.bfloat16, device="cuda").requires_grad_()
+    target = torch.randint(0, shape[1], shape[:1], device="cuda")
+    loss = ce(x, target, reduction="none")
+    (dx,) = torch.autograd.grad(loss.sum(), x)
+    for rows in (slice(0, 2), slice(shape[0] - 2, shape[0])):
+        part = x.detach()[rows].clone().requires_grad_()
+        expected = ce(part, target[rows], reduction="none")
+        torch.testing.assert_close(loss[rows], expected)
+        (gradient,) = torch.autograd.grad(expected.sum(), part)
+        torch.testing.assert_close(dx[rows], gradient)
+
+
 @each_option
 def test_gradcheck(name: str, device: str) -> None:
     x = randn((3, 5), torch.float64, device).requires_grad_()
