@@ -449,12 +449,13 @@ void scale(const ScaleGradientProblem& p, double by, std::int64_t begin, std::in
 
 }  // namespace
 
-#define TFK_OF_DTYPES(kernel) \
-  { kernel<double>, kernel<float>, kernel<Half>, kernel<BFloat16> }
-
 const CrossEntropyKernels cross_entropy_kernels = {
-    TFK_OF_DTYPES(sum_wide), TFK_OF_DTYPES(row_weight), TFK_OF_DTYPES(forward),
-    TFK_OF_DTYPES(backward), TFK_OF_DTYPES(narrow),     TFK_OF_DTYPES(number),
-    TFK_OF_DTYPES(scale)};
+    {sum_wide<double>, sum_wide<float>, sum_wide<Half>, sum_wide<BFloat16>},
+    {row_weight<double>, row_weight<float>, row_weight<Half>, row_weight<BFloat16>},
+    {forward<double>, forward<float>, forward<Half>, forward<BFloat16>},
+    {backward<double>, backward<float>, backward<Half>, backward<BFloat16>},
+    {narrow<double>, narrow<float>, narrow<Half>, narrow<BFloat16>},
+    {number<double>, number<float>, number<Half>, number<BFloat16>},
+    {scale<double>, scale<float>, scale<Half>, scale<BFloat16>}};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

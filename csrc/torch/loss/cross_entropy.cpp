@@ -76,7 +76,7 @@ struct Forward {
   }
 
   static auto run(const Context& context, Arguments& a) {
-    const Tensor loss = new_loss(a);
+    Tensor loss = new_loss(a);
     if constexpr (kStatistics) {
       const Tensor top = filled(a.top, empty_statistics(a.x));
       const Tensor spread = filled(a.spread, empty_statistics(a.x));
@@ -104,7 +104,7 @@ struct Gradient {
   static std::string returns() { return "(Tensor loss, Tensor dx)"; }
 
   static auto run(const Context& context, Arguments& a) {
-    const Tensor loss = new_loss(a);
+    Tensor loss = new_loss(a);
     const Tensor dx = filled(a.dx, new_rows_like(a.x));
     cross_entropy_forward(context, a);
     return std::tuple(loss, dx);
@@ -120,7 +120,7 @@ struct GradientInPlace {
   static std::string returns() { return "Tensor loss"; }
 
   static auto run(const Context& context, Arguments& a) {
-    const Tensor loss = new_loss(a);
+    Tensor loss = new_loss(a);
     a.dx = a.x;
     cross_entropy_forward(context, a);
     return loss;
