@@ -238,10 +238,13 @@ def test_what_a_rival_lacks_is_said(op, provider, pass_):
         cases.all_ops()[op].build(provider, pass_, _eager)
 
 
+DROPOUT_NORMS = ("bias_dropout_add_layer_norm", "bias_dropout_add_rms_norm")
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["norm", "softmax"], set(NAMES)),
+        (["norm", "softmax"], {*NAMES, *DROPOUT_NORMS}),
         (["softmax"], {"softmax", "log_softmax"}),  # the family's name is the op's as well
         (["norm/rms_norm"], {"rms_norm", "add_rms_norm"}),
         (["norm/add_rms_norm"], {"add_rms_norm"}),
