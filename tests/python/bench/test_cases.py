@@ -244,7 +244,7 @@ DROPOUT_NORMS = ("bias_dropout_add_layer_norm", "bias_dropout_add_rms_norm")
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["norm", "softmax"], {*NAMES, *DROPOUT_NORMS}),
+        (["norm", "softmax", "loss"], {*NAMES, *DROPOUT_NORMS}),
         (["softmax"], {"softmax", "log_softmax"}),  # the family's name is the op's as well
         (["norm/rms_norm"], {"rms_norm", "add_rms_norm"}),
         (["norm/add_rms_norm"], {"add_rms_norm"}),
