@@ -51,34 +51,43 @@ __global__ void __launch_bounds__(kPointwiseThreads, kPacks ? (kBias || sizeof(T
   eight.store(row_of<T>(p.y, row), y);
 }
 
-// A thread walks down some rows, kAhead of which are on their way together.
+// A thread walks down some rows; the next ones are on their way while it draws for those at hand.
 template <class T, bool kPacks>
-__global__ void __launch_bounds__(kPointwiseThreads, kPacks ? 3 : 2)
+__global__ void __launch_bounds__(kPointwiseThreads, kPacks ? 4 : 2)
     dropout_sums_kernel(const __grid_constant__ DropoutBackwardProblem p,
                         const BiasSums<accumulate_t<T>> sums) {
   using Eight = DropoutEight<T, kPacks>;
-  constexpr int kAhead = kPacks ? 8 / static_cast<int>(sizeof(T)) : 1;
+  constexpr int kAhead = kPacks && sizeof(T) == 2 ? 2 : 1;
   follow_previous_kernel();
   const PointwisePlace at(Eight::kSize, sums.rows_per_thread);
   if (at.row(0) - threadIdx.y >= p.rows) return;
   const Eight eight{p.cols, at.col};
   typename Eight::Values dbias = {};
-  for (int i = 0; eight.has_columns() && i < sums.rows_per_thread; i += kAhead) {
-    typename Eight::Values dx[kAhead];
-    const auto exists = [&](int j) {
-      return i + j < sums.rows_per_thread && at.row(i + j) < p.rows;
-    };
+  typename Eight::Raw next[kAhead];
+  const auto exists = [&](int i) {
+    return eight.has_columns() && i < sums.rows_per_thread && at.row(i) < p.rows;
+  };
+  const auto fetch = [&](int i) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      if (exists(j)) eight.load(row_of<const T>(p.dy, at.row(i + j)), dx[j]);
+      if (exists(i + j)) eight.fetch(row_of<const T>(p.dy, at.row(i + j)), next[j]);
     }
+  };
+  fetch(0);
+  for (int i = 0; exists(i); i += kAhead) {
+    typename Eight::Raw raw[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) raw[j] = next[j];
+    fetch(i + kAhead);
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-      if (!exists(j)) break;
+      if (!exists(i + j)) break;
       const std::int64_t row = at.row(i + j);
-      Eight::drop(eight.numbers(p.draw, row * p.cols), p.draw, dx[j]);
-      eight.store(row_of<T>(p.dx, row), dx[j]);
-      Eight::add(dbias, dx[j]);
+      typename Eight::Values dx;
+      Eight::unpack(raw[j], dx);
+      Eight::drop(eight.numbers(p.draw, row * p.cols), p.draw, dx);
+      eight.store(row_of<T>(p.dx, row), dx);
+      Eight::add(dbias, dx);
     }
   }
   auto* const out = sums.partial + at.row_block() * 2 * sums.pitch;

@@ -42,19 +42,40 @@ struct DropoutEight {
   }
   __device__ __forceinline__ std::int64_t count_of(int part) const { return cols - col_of(part); }
 
+  // As they lie in memory.
+  struct Raw {
+    std::conditional_t<kPacks, uint4, T> piece[kPacks ? kParts : kSize];
+  };
+
   // `row` is where a row of the matrix begins.
-  __device__ __forceinline__ void load(const T* row, Values& value) const {
+  __device__ __forceinline__ void fetch(const T* row, Raw& raw) const {
+    if constexpr (kPacks) {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const T* const pointer = row + col_of(part);
-      const std::int64_t count = count_of(part);
-      if constexpr (kPacks) {
-        Pack<T, kSize>::unpack(load_pack<T, kSize>(pointer, count), value[part]);
-      } else {
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) value[part][k] = k < count ? widen(pointer[k]) : A{0};
+      for (int part = 0; part < kParts; ++part) {
+        raw.piece[part] = load_pack<T, kSize>(row + col_of(part), count_of(part));
       }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) raw.piece[k] = k < count_of(0) ? row[col + k] : T{};
     }
+  }
+
+  __device__ __forceinline__ static void unpack(const Raw& raw, Values& value) {
+    if constexpr (kPacks) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        Pack<T, kSize>::unpack(raw.piece[part], value[part]);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) value[0][k] = widen(raw.piece[k]);
+    }
+  }
+
+  __device__ __forceinline__ void load(const T* row, Values& value) const {
+    Raw raw;
+    fetch(row, raw);
+    unpack(raw, value);
   }
 
   __device__ __forceinline__ void store(T* row, const Values& value) const {
