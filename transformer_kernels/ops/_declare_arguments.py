@@ -227,6 +227,8 @@ class Seed(Argument):
     def check(self, op: str, value: Tensor, given: Given) -> None:
         check_known(op, self.name, value)
         of = given[self.of]
+        if value.is_meta:
+            _check_device(op, self.name, value, of)
         near = value.device.type == "cpu" or value.device == of.device
         two = value.dim() == 1 and value.numel() == 2 and value.is_contiguous()
         if not (near and two and value.dtype is torch.int64):

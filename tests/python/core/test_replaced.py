@@ -12,8 +12,9 @@ import transformer_kernels as tfk
 X = torch.randn(4, 8, dtype=torch.float64)
 ARGUMENTS = {
     "softmax": (-1,), "log_softmax": (-1,), "layer_norm": ((8,),), "rms_norm": ((8,),),
-    "cross_entropy": (torch.tensor([1, 7, 0, 1]),),
+    "cross_entropy": (torch.tensor([1, 7, 0, 1]),), "dropout": (0.0,),
 }  # fmt: skip
+BEFORE = {"embedding": (torch.tensor([1, 3, 0, 3]),)}  # other arguments, in front of x
 REPLACED = [
     name
     for name in tfk.functional.__all__
@@ -24,13 +25,17 @@ REPLACED = [
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", REPLACED)
 def test_in_the_place_of_torchs(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, arguments = getattr(tfk.functional, name), ARGUMENTS.get(name, ())
-    expected = getattr(F, name)(X, *arguments)
+    before, arguments = BEFORE.get(name, ()), ARGUMENTS.get(name, ())
+    expected = getattr(F, name)(*before, X, *arguments)
     for other in REPLACED:
         for owner in (F, torch):
             if hasattr(owner, other):
                 monkeypatch.setattr(owner, other, getattr(tfk.functional, other))
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = getattr(tfk.functional, name)(*before, x, *arguments, backend=backend)
+        return y
+
     x = X.clone().requires_grad_()
-    y = ours(x, *arguments, backend=backend)
-    torch.testing.assert_close(y, expected)
-    assert torch.autograd.gradgradcheck(lambda x: ours(x, *arguments, backend=backend), (x,))
+    torch.testing.assert_close(ours(x), expected)
+    assert torch.autograd.gradgradcheck(ours, (x,))
