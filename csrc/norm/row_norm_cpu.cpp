@@ -96,7 +96,7 @@ void backward_chunks(const Context& context, const NormBackwardProblem& problem,
                        .is_wide = p.weight_dtype != p.dtype});
 }
 
-constexpr auto all_at_once = [](std::int64_t begin, std::int64_t end, auto&& run) {
+constexpr auto kAllAtOnce = [](std::int64_t begin, std::int64_t end, auto&& run) {
   run(begin, end);
 };
 
@@ -109,12 +109,12 @@ bool leaves_cache(const Problem& p) {
 
 void norm_forward(const Context& context, const NormForwardProblem& p) {
   log_cpu_kernel(p.op, p);
-  forward_rows(context, p, leaves_cache(p), all_at_once);
+  forward_rows(context, p, leaves_cache(p), kAllAtOnce);
 }
 
 void norm_backward(const Context& context, const NormBackwardProblem& p) {
   log_cpu_kernel(p.op, p);
-  backward_chunks(context, p, leaves_cache(p), all_at_once);
+  backward_chunks(context, p, leaves_cache(p), kAllAtOnce);
 }
 
 // Each row of the sum is made, and normalised from the cache.
