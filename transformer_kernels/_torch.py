@@ -62,6 +62,11 @@ def is_eager() -> bool:
     )
 
 
+def has_dispatch_mode() -> bool:
+    """Whether something watches the ops of a call, as fake tensors and ``make_fx`` do."""
+    return bool(torch._C._len_torch_dispatch_stack() > 0)
+
+
 # ---- autograd and the dispatcher ----------------------------------------------------------------
 
 

@@ -221,7 +221,7 @@ void Checker::add_offsets(const AttentionInputs& a, const Shape& s, AttentionPro
 }
 
 void Checker::add_dropout(const AttentionInputs& a, AttentionProblem& p) const {
-  p.drop_below = static_cast<std::uint32_t>(std::lround(a.dropout * 65536));
+  p.drop_below = static_cast<std::uint32_t>(std::lrint(a.dropout * 65536));
   check_value(a.seed.defined() || a.dropout == 0, kOp,
               ": seed is missing, expected one for dropout");
   if (!a.seed.defined()) return;

@@ -3,6 +3,7 @@
 
 #include "core/backends.h"
 #include "core/dispatch.h"
+#include "core/overlap.h"
 #include "norm/dropout_norm.h"
 
 namespace transformer_kernels {
@@ -177,6 +178,11 @@ DropoutNormBackwardProblem problem_of(const Member& member, const Context& conte
   const DType bias_dtype = first_dtype(norm.dtype, {&a.dx_bias});
   const Rows dx = norm.dx;
   norm.dx = check.output("dresidual", a.dresidual);
+  const std::int64_t bytes = size_of(norm.dtype);
+  const auto extent = [&](const char* name, const Rows& matrix) {
+    return Extent{name, matrix, norm.rows, norm.cols * bytes, bytes};
+  };
+  check_outputs_apart(member.op, extent("dx", dx), extent("dresidual", norm.dx));
   return {.norm = norm,
           .dropout = {.op = member.op,
                       .dtype = norm.dtype,

@@ -147,7 +147,7 @@ void backward(const char* op, const Context& context, const BiasDropoutAddBackwa
 DropoutDraw checked_draw(const char* op, const Context& context, double p, const TensorView& seed,
                          const char* like_name) {
   check_value(p >= 0 && p <= 1, op, ": p is ", p, ", expected a number from 0 to 1");
-  const auto below = static_cast<std::uint32_t>(std::lround(p * DropoutDraw::kValues));
+  const auto below = static_cast<std::uint32_t>(std::lrint(p * DropoutDraw::kValues));
   const double kept = std::max(DropoutDraw::kValues - below, 1u);  // 1: where no factor is used
   DropoutDraw draw{.below = below,
                    .scale = DropoutDraw::kValues / kept,

@@ -53,6 +53,7 @@ DropoutBackwardRows::DropoutBackwardRows(const Context& context, const DropoutBa
 
 void DropoutBackwardRows::chunk(std::int64_t index) const {
   const DropoutBackwardProblem& p = task_.problem;
+  if (p.cols == 0) return;
   if (p.dbias != nullptr) {
     return kernels().backward_chunks[index_of(p.dtype)](task_, index, index + 1);
   }

@@ -21,14 +21,21 @@ bool has_packs(const DropoutBackwardProblem& p) {
   return packs_fit(p.dtype, p.rows, {p.dy, p.dx}, {});
 }
 
+// Why packs cannot be used, or null.
+template <class Problem>
+const char* packs_refusal(const Problem& p) {
+  if (p.dtype == DType::kFloat64) return "float64 moves single elements";
+  if (!rows_begin_counters(p)) return "columns are no multiple of 8";
+  return has_packs(p) ? nullptr : "not 16-byte aligned";
+}
+
 template <class Problem>
 void run(const Context& context, const Problem& p) {
-  const bool packs = p.dtype != DType::kFloat64 && rows_begin_counters(p) && has_packs(p);
+  const char* const refusal = packs_refusal(p);
+  const bool packs = refusal == nullptr;
   if (log_dispatch()) {
     log_line(concat(p.op, " ", describe(p), ": ",
-                    packs ? "packs run"
-                          : "packs refused: not 16-byte aligned or columns not a multiple of 8,"
-                            " elements run"));
+                    packs ? "packs run" : concat("packs refused: ", refusal, ", elements run")));
   }
   dispatch_float(p.dtype, [&]<class T>() { run_dropout<T>(context, p, packs); });
 }

@@ -35,6 +35,7 @@ class Draw:
 
     p: float  # of an element to be dropped
     kept: Callable[[str, Arguments, Sequence[Tensor]], Tensor]  # (pass, arguments, results) -> mask
+    in_sum: bool = False  # forward, where small elements are lost in another tensor
 
 
 class UnsupportedError(Exception):

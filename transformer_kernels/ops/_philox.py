@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._torch import is_eager
+from .._torch import has_dispatch_mode, is_eager
 
 _LOW = 0xFFFFFFFF
 _FACTORS = (0xD2511F53, 0xCD9E8D57)
@@ -30,7 +30,8 @@ def fresh_seed(device: torch.device) -> Tensor:
 
     Without a kernel of its own where no graph is made. A graph draws new ones at each replay.
     """
-    if device.type != "cuda" or not is_eager() or torch.cuda.is_current_stream_capturing():
+    plain = device.type == "cuda" and is_eager() and not has_dispatch_mode()
+    if not plain or torch.cuda.is_current_stream_capturing():
         return torch.randint(_MOST_SEED, (2,), dtype=torch.int64, device=device)
     generator = torch.cuda.default_generators[device.index]
     offset = generator.get_offset()

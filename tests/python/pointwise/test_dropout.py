@@ -95,6 +95,25 @@ def test_layouts(layout: str, device: str) -> None:
     assert torch.equal(y != 0, _mask(tuple(x.shape), device))
 
 
+@pytest.mark.parametrize("below", [4.5, 5.5, 32768.5])
+def test_a_probability_between_two_thresholds(below: float, device: str) -> None:
+    """Is rounded as everywhere, and so drops the same elements."""
+    x, p = torch.ones(64, 1024, device=device), below / 65536
+    assert torch.equal(
+        dropout(x, p, seed=_seed()), dropout(x, p, seed=_seed(), backend="reference")
+    )
+
+
+def test_a_strided_bias(device: str) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    x, residual = (randn((3, 8), torch.float32, device) for _ in range(2))
+    bias = randn((16,), torch.float32, device)[::2]
+    for backend in ("reference", "triton"):
+        y = bias_dropout_add(x, bias, residual, P, seed=_seed(), backend=backend)
+        same = bias_dropout_add(x, bias.contiguous(), residual, P, seed=_seed(), backend=backend)
+        torch.testing.assert_close(y, same)
+
+
 def test_a_seed_beside_x(device: str) -> None:
     x = randn((9, 72), torch.float32, device)
     assert torch.equal(dropout(x, P, seed=_seed(device)), dropout(x, P, seed=_seed()))

@@ -149,7 +149,7 @@ def _op(declared: Declared, torchs: Function, exact: Function, *parameters: str)
         },
         compiled_backward=compiled_backward,
         gradients=2,
-        draw=Draw(_P, _kept),
+        draw=Draw(_P, _kept, in_sum=True),
     )
 
 

@@ -149,6 +149,6 @@ OPS = (
             "triton": bind(_backward_of_add(_triton(BIAS_DROPOUT_ADD)), "dy", "bias"),
         },
         compiled_backward=_compiled(_torch_biased, "x", "bias"),
-        draw=Draw(_P, _is_added),
+        draw=Draw(_P, _is_added, in_sum=True),
     ),
 )

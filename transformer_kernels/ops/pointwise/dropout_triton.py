@@ -61,9 +61,9 @@ def _kernel(
     SUMS: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    first_col = tl.program_id(0) * BLOCK
+    first_col = tl.program_id(1).to(tl.int64) * BLOCK
     col = (first_col + tl.arange(0, BLOCK))[None, :]
-    section = tl.program_id(1).to(tl.int64)
+    section = tl.program_id(0).to(tl.int64)
     first = section * rows_each
     last = tl.minimum(first + rows_each, rows)
     total = tl.zeros((1, BLOCK), ACC)
@@ -108,13 +108,15 @@ def _run(
     if sum_columns:
         sums = torch.empty(sections, cols, dtype=accumulate_dtype(x), device=x.device)
     if rows and cols:
-        _kernel[(triton.cdiv(cols, _BLOCK), sections)](
-            matrix, x_stride, bias, added, added_stride,
-            None if seed is None else seed.to(x.device), y, sums, rows, cols, rows_each, below,
-            SCALE=_philox.scale(p), HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-            DRAWS=draws, SUMS=sum_columns, ALIGNED=cols % _DRAWN == 0, ACC=acc, ROWS=_TILE_ROWS,
-            BLOCK=_BLOCK,
-        )  # fmt: skip
+        bias = None if bias is None else bias.contiguous()
+        with torch.cuda.device_of(x):
+            _kernel[(sections, triton.cdiv(cols, _BLOCK))](
+                matrix, x_stride, bias, added, added_stride,
+                None if seed is None else seed.to(x.device), y, sums, rows, cols, rows_each, below,
+                SCALE=_philox.scale(p), HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+                DRAWS=draws, SUMS=sum_columns, ALIGNED=cols % _DRAWN == 0, ACC=acc, ROWS=_TILE_ROWS,
+                BLOCK=_BLOCK,
+            )  # fmt: skip
     return y, None if sums is None else sums.sum(0)
 
 

@@ -62,7 +62,8 @@ struct NormBackward {
   bool zero_centered_weight = false;
 };
 
-// dx is the gradient of x, which dropout has scaled; dx may be dy's memory, dresidual may not.
+// dx is the gradient of x, which dropout has scaled. It may be dy's memory; dresidual may not, and
+// the two lie apart.
 struct BiasDropoutAddNormBackward : NormBackward {
   TensorView dresidual;
   TensorView dx_bias{};  // optional

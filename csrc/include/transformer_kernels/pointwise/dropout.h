@@ -18,7 +18,7 @@
 // both of x's dtype or both float32; seed is int64, on the CPU or beside x. Arithmetic is in
 // float32 (float64 for float64). Aliasing: an output may be exactly the memory of one of the inputs
 // of its shape; other than that outputs overlap neither inputs nor each other. dbias is a sum in an
-// order that depends on the shape alone.
+// order that depends on the shape and the alignment alone.
 #pragma once
 
 #include "transformer_kernels/api.h"
