@@ -113,9 +113,9 @@ def _run(
             _kernel[(sections, triton.cdiv(cols, _BLOCK))](
                 matrix, x_stride, bias, added, added_stride,
                 None if seed is None else seed.to(x.device), y, sums, rows, cols, rows_each, below,
-                SCALE=_philox.scale(p), HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-                DRAWS=draws, SUMS=sum_columns, ALIGNED=cols % _DRAWN == 0, ACC=acc, ROWS=_TILE_ROWS,
-                BLOCK=_BLOCK,
+                SCALE=_philox.scale(p), HAS_BIAS=bias is not None,
+                HAS_RESIDUAL=residual is not None, DRAWS=draws, SUMS=sum_columns,
+                ALIGNED=cols % _DRAWN == 0, ACC=acc, ROWS=_TILE_ROWS, BLOCK=_BLOCK,
             )  # fmt: skip
     return y, None if sums is None else sums.sum(0)
 
