@@ -2,10 +2,10 @@
 // The norms of dropout(x + x_bias) + residual: the sum by the definition of dropout, and the norm
 // by that of the sum that is stored.
 #include "backend_test.h"
+#include "error_of.h"
 #include "norm/norm_cases.h"
 #include "parallel_hooks.h"
 #include "pointwise/dropout_cases.h"
-#include "transformer_kernels/error.h"
 
 namespace transformer_kernels::testing {
 namespace {
@@ -198,13 +198,8 @@ TEST(DropoutNormErrors, name_the_op_and_the_argument) {
     ForwardRun<DropoutLayerNorm> run(*cpu_backend(), DType::kFloat32, {3, 8}, {.bias = true});
     BiasDropoutAddNormForward a = run.arguments();
     spoil(a);
-    std::string message = "no error";
-    try {
-      bias_dropout_add_layer_norm_forward({}, a);
-    } catch (const Error& error) {
-      message = error.what();
-    }
-    EXPECT_EQ(message, std::string("bias_dropout_add_layer_norm: ") + expected);
+    EXPECT_EQ(error_of([&] { bias_dropout_add_layer_norm_forward({}, a); }),
+              std::string("bias_dropout_add_layer_norm: ") + expected);
     EXPECT_TRUE(run.norm.y.untouched() && run.norm.sum.untouched());
   };
   expect([](auto& a) { a.residual = {}; }, "residual is missing");

@@ -4,21 +4,10 @@
 
 #include <string>
 
+#include "error_of.h"
 #include "norm/norm_cases.h"
-#include "transformer_kernels/error.h"
 
 namespace transformer_kernels::testing {
-
-// The message of the error that `call` throws.
-template <class Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 template <class Op>
 class Errors {

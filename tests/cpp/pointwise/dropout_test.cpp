@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "backend_test.h"
+#include "error_of.h"
 #include "parallel_hooks.h"
 #include "pointwise/dropout_cases.h"
-#include "transformer_kernels/error.h"
 
 namespace transformer_kernels::testing {
 namespace {
@@ -81,13 +81,7 @@ TEST_P(DropoutOps, repeatable) {
 template <class Spoil, class Call>
 void expect_error(Spoil&& spoil, Call&& call, const std::string& expected) {
   DropoutRun run(*cpu_backend(), DType::kFloat32, {3, 8}, {.bias = true});
-  std::string message = "no error";
-  try {
-    call(run, spoil);
-  } catch (const Error& error) {
-    message = error.what();
-  }
-  EXPECT_EQ(message, expected);
+  EXPECT_EQ(error_of([&] { call(run, spoil); }), expected);
   EXPECT_TRUE(run.y.untouched() && run.dbias.untouched());
 }
 

@@ -1,20 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Bad arguments: the words of each error, and that nothing was written before it.
+#include "error_of.h"
 #include "pointwise/pointwise_cases.h"
-#include "transformer_kernels/error.h"
 
 namespace transformer_kernels::testing {
 namespace {
-
-template <class Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // `spoil` changes one argument of a call that is right otherwise.
 template <class Spoil>
