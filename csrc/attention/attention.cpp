@@ -8,6 +8,7 @@
 #include "attention/attention_problem.h"
 #include "core/backends.h"
 #include "core/dispatch.h"
+#include "core/sequences.h"
 #include "core/strides.h"
 
 namespace transformer_kernels {
@@ -21,19 +22,6 @@ constexpr Backends<AttentionBackwardProblem> kBackward{
     .cpu = cpu::attention_backward, .cuda = kHasCuda ? cuda::attention_backward : nullptr};
 
 using Sizes = std::array<std::int64_t, 4>;
-
-// A view of rank 3 becomes one of rank 4 with one batch.
-TensorView with_batch(TensorView view) {
-  if (view.rank != 3) return view;
-  for (int i = 3; i > 0; --i) {
-    view.sizes[i] = view.sizes[i - 1];
-    view.strides[i] = view.strides[i - 1];
-  }
-  view.sizes[0] = 1;
-  view.strides[0] = 0;
-  view.rank = 4;
-  return view;
-}
 
 // The sizes that one call's arguments share.
 struct Shape {
@@ -116,8 +104,6 @@ class Checker {
   void numbers(const char* name, const TensorView& view, const Shape& s) const;
   HeadNumbers slopes(const TensorView& view, const Shape& s, std::int64_t batch) const;
   HeadNumbers sinks(const TensorView& view, const Shape& s) const;
-  const std::int32_t* offsets(const char* name, const TensorView& view, std::int64_t rows,
-                              const char* of) const;
   void add_offsets(const AttentionInputs& a, const Shape& s, AttentionProblem& p) const;
   void add_dropout(const AttentionInputs& a, AttentionProblem& p) const;
 
@@ -188,32 +174,11 @@ HeadNumbers Checker::sinks(const TensorView& view, const Shape& s) const {
   return {view.data, 0, 1};
 }
 
-// The numbers themselves can be read on the host alone.
-const std::int32_t* Checker::offsets(const char* name, const TensorView& view, std::int64_t rows,
-                                     const char* of) const {
-  check_.typed(name, view, DType::kInt32, "rows of sequences");
-  const bool packed =
-      view.rank == 1 && view.numel() > 0 && (view.numel() == 1 || view.strides[0] == 1);
-  check_value(packed, kOp, ": ", name, " has ", view.rank, " dimensions and ", view.numel(),
-              " elements, expected contiguous memory of one dimension, one more than sequences");
-  const auto* const at = static_cast<const std::int32_t*>(view.data);
-  if (device_.type != DeviceType::kCpu) return at;
-  check_value(at[0] == 0, kOp, ": ", name, " starts with ", at[0], ", expected 0");
-  const std::int64_t last = view.numel() - 1;
-  for (std::int64_t i = 0; i < last; ++i) {
-    check_value(at[i] <= at[i + 1], kOp, ": ", name, " falls from ", at[i], " to ", at[i + 1],
-                ", expected ascending numbers");
-  }
-  check_value(at[last] <= rows, kOp, ": ", name, " ends with ", at[last], ", expected at most ",
-              rows, " (the rows of ", of, ")");
-  return at;
-}
-
 void Checker::add_offsets(const AttentionInputs& a, const Shape& s, AttentionProblem& p) const {
   check_value(a.cu_seqlens_q.defined() && a.cu_seqlens_k.defined(), kOp,
               ": one of cu_seqlens_q and cu_seqlens_k is missing, expected both or neither");
-  p.q_offsets = offsets("cu_seqlens_q", a.cu_seqlens_q, s.queries, "q");
-  p.k_offsets = offsets("cu_seqlens_k", a.cu_seqlens_k, s.keys, "k");
+  p.q_offsets = cu_seqlens_of(kOp, device_, "cu_seqlens_q", a.cu_seqlens_q, s.queries, "q");
+  p.k_offsets = cu_seqlens_of(kOp, device_, "cu_seqlens_k", a.cu_seqlens_k, s.keys, "k");
   p.batch = a.cu_seqlens_q.numel() - 1;
   check_value(a.cu_seqlens_k.numel() - 1 == p.batch, kOp, ": cu_seqlens_k has ",
               a.cu_seqlens_k.numel() - 1, " sequences, expected ", p.batch,

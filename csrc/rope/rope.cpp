@@ -7,6 +7,7 @@
 
 #include "core/backends.h"
 #include "core/dispatch.h"
+#include "core/sequences.h"
 #include "core/strides.h"
 #include "rope/rope_problem.h"
 
@@ -30,19 +31,6 @@ struct Operands {
   Operand k_rotated;
 };
 
-// (T, H, D) as (1, T, H, D).
-TensorView with_batch(TensorView view) {
-  if (view.rank == 4) return view;
-  for (int i = 3; i > 0; --i) {
-    view.sizes[i] = view.sizes[i - 1];
-    view.strides[i] = view.strides[i - 1];
-  }
-  view.sizes[0] = 1;
-  view.strides[0] = 0;
-  view.rank = 4;
-  return view;
-}
-
 Heads heads_of(const TensorView& view) {
   const TensorView v = with_batch(view);
   return {v.data, v.strides[0], v.strides[1], v.strides[2]};
@@ -52,7 +40,10 @@ bool on_host(const TensorView& view) { return view.device.type == DeviceType::kC
 
 class Checker {
  public:
-  Checker(Device device, const Operands& operands) : check_(kOp, device), operands_(operands) {}
+  Checker(Device device, const Operands& operands)
+      : device_(device),
+        check_(kOp, device),
+        operands_(operands) {}
 
   RopeProblem problem(const RopeAngles& a, bool inverse) {
     RopeProblem p = heads();
@@ -192,26 +183,12 @@ class Checker {
   }
 
   void add_sequences(const TensorView& view, RopeProblem& p) const {
-    check_.typed("cu_seqlens", view, DType::kInt32, "rows of sequences");
     const int rank = operands_.q.view.rank;
     check_value(rank == 3, kOp, ": cu_seqlens is given, expected none with q of ", rank,
                 " dimensions");
-    const bool packed =
-        view.rank == 1 && view.numel() > 0 && (view.numel() == 1 || view.strides[0] == 1);
-    check_value(packed, kOp, ": cu_seqlens has ", view.rank, " dimensions and ", view.numel(),
-                " elements, expected contiguous memory of one dimension, one more than sequences");
     AngleTables& t = p.angles;
-    t.cu_seqlens = static_cast<const std::int32_t*>(view.data);
+    t.cu_seqlens = cu_seqlens_of(kOp, device_, "cu_seqlens", view, p.time, "q");
     t.sequences = view.numel() - 1;
-    if (!on_host(view)) return;
-    const std::int32_t* const at = t.cu_seqlens;
-    check_value(at[0] == 0, kOp, ": cu_seqlens starts with ", at[0], ", expected 0");
-    for (std::int64_t i = 0; i < t.sequences; ++i) {
-      check_value(at[i] <= at[i + 1], kOp, ": cu_seqlens falls from ", at[i], " to ", at[i + 1],
-                  ", expected ascending numbers");
-    }
-    check_value(at[t.sequences] <= p.time, kOp, ": cu_seqlens ends with ", at[t.sequences],
-                ", expected at most ", p.time, " (the rows of q)");
   }
 
   static void check_counted(const RopeProblem& p) {
@@ -272,6 +249,7 @@ class Checker {
                 ", expected 1");
   }
 
+  Device device_;
   ArgumentChecker check_;
   const Operands& operands_;
 };

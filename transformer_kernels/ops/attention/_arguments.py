@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
@@ -19,10 +18,10 @@ from ..._errors import (
     or_float32,
     shape_text,
 )
-from ..._torch import has_memory
 from .._declare_arguments import Given
 from .._dtype import accumulate_dtype
 from .._kinds import refuse_in_words
+from .._sequences import check_cu_seqlens
 from ._formula import Inputs, Options
 
 _OP = "attention"
@@ -138,31 +137,6 @@ def _check_features(inputs: Inputs) -> None:
         _fail(f"sinks has {sinks.numel()} elements, expected {heads} (the heads of q)")
 
 
-def _check_offsets(name: str, offsets: Tensor, rows: int, of: str) -> None:
-    if offsets.dtype is not torch.int32:
-        raise ArgumentTypeError(
-            f"{_OP}: {name} is {dtype_name(offsets.dtype)}, expected int32 (rows of sequences)"
-        )
-    if offsets.dim() != 1 or offsets.numel() == 0 or not offsets.is_contiguous():
-        _fail(
-            f"{name} has {offsets.dim()} dimensions and {offsets.numel()} elements, expected"
-            " contiguous memory of one dimension, one more than sequences"
-        )
-    readable = has_memory(type(offsets)) and not torch.compiler.is_compiling()
-    if offsets.is_cpu and readable:  # elsewhere reading them would wait
-        _check_places(name, offsets.tolist(), rows, of)
-
-
-def _check_places(name: str, at: list[int], rows: int, of: str) -> None:
-    if at[0] != 0:
-        _fail(f"{name} starts with {at[0]}, expected 0")
-    for a, b in itertools.pairwise(at):
-        if a > b:
-            _fail(f"{name} falls from {a} to {b}, expected ascending numbers")
-    if at[-1] > rows:
-        _fail(f"{name} ends with {at[-1]}, expected at most {rows} (the rows of {of})")
-
-
 def _check_sequences(inputs: Inputs) -> None:
     q_at, k_at = inputs.cu_seqlens_q, inputs.cu_seqlens_k
     if q_at is None and k_at is None:
@@ -170,8 +144,8 @@ def _check_sequences(inputs: Inputs) -> None:
     if q_at is None or k_at is None:
         _fail("one of cu_seqlens_q and cu_seqlens_k is missing, expected both or neither")
         return
-    _check_offsets("cu_seqlens_q", q_at, inputs.q.shape[0], "q")
-    _check_offsets("cu_seqlens_k", k_at, inputs.k.shape[0], "k")
+    check_cu_seqlens(_OP, "cu_seqlens_q", q_at, inputs.q.shape[0], "q")
+    check_cu_seqlens(_OP, "cu_seqlens_k", k_at, inputs.k.shape[0], "k")
     if q_at.numel() != k_at.numel():
         _fail(
             f"cu_seqlens_k has {k_at.numel() - 1} sequences, expected {q_at.numel() - 1}"

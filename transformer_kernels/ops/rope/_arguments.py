@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
@@ -20,6 +18,7 @@ from ..._errors import (
 from ..._torch import has_memory
 from .._declare_arguments import Given
 from .._dtype import accumulate_dtype
+from .._sequences import check_cu_seqlens, is_readable
 from ._formula import Angles, has_axes, positions
 
 _OP = "rope"
@@ -108,26 +107,9 @@ def _check_ids(q: Tensor, angles: Angles) -> None:
 
 
 def _check_sequences(q: Tensor, at: Tensor) -> None:
-    _check_type("cu_seqlens", at, torch.int32, "rows of sequences")
     if q.dim() != 3:
         _fail(f"cu_seqlens is given, expected none with q of {q.dim()} dimensions")
-    if at.dim() != 1 or at.numel() == 0 or not at.is_contiguous():
-        _fail(
-            f"cu_seqlens has {at.dim()} dimensions and {at.numel()} elements, expected"
-            " contiguous memory of one dimension, one more than sequences"
-        )
-    if _is_readable(at):
-        _check_places(at.tolist(), q.shape[0])
-
-
-def _check_places(at: list[int], rows: int) -> None:
-    if at[0] != 0:
-        _fail(f"cu_seqlens starts with {at[0]}, expected 0")
-    for a, b in itertools.pairwise(at):
-        if a > b:
-            _fail(f"cu_seqlens falls from {a} to {b}, expected ascending numbers")
-    if at[-1] > rows:
-        _fail(f"cu_seqlens ends with {at[-1]}, expected at most {rows} (the rows of q)")
+    check_cu_seqlens(_OP, "cu_seqlens", at, q.shape[0], "q")
 
 
 def _check_counted(q: Tensor, angles: Angles) -> None:
@@ -145,11 +127,6 @@ def _check_counted(q: Tensor, angles: Angles) -> None:
         _fail(f"offsets has {offsets.numel()} elements, expected {sequences} (sequences)")
 
 
-def _is_readable(x: Tensor | None) -> bool:
-    """Whether looking at its numbers neither waits for a device nor breaks a graph."""
-    return x is None or (x.is_cpu and has_memory(type(x)) and not torch.compiler.is_compiling())
-
-
 def _source(angles: Angles) -> str:
     for name in ("position_ids", "offsets", "cu_seqlens"):
         if getattr(angles, name) is not None:
@@ -161,7 +138,7 @@ def _check_positions(q: Tensor, angles: Angles) -> None:
     """Those that the host knows."""
     tensors = (angles.position_ids, angles.offsets, angles.cu_seqlens)
     if torch.compiler.is_compiling() or not (
-        has_memory(type(q)) and all(map(_is_readable, tensors))
+        has_memory(type(q)) and all(map(is_readable, tensors))
     ):
         return
     at, held = positions(q, angles, "cpu")
