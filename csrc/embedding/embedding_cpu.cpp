@@ -151,7 +151,7 @@ void embedding_backward(const Context& context, const EmbeddingBackwardProblem& 
   const Scratch sums(context, pieces * row_bytes);
   const EmbeddingBackwardTask task{.problem = p,
                                    .sorted = sort.sorted(),
-                                   .stream = exceeds_cache(p.rows * p.cols * size_of(p.dtype)),
+                                   .stream = leaves_cache(p),
                                    .pieces = sort.pieces().data(),
                                    .piece_count = pieces,
                                    .sums = sums.data(),

@@ -7,20 +7,6 @@
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
 
-template <class T>
-T* row_of(const Rows& matrix, std::int64_t row) {
-  return static_cast<T*>(matrix.data) + row * matrix.stride;
-}
-
-template <class T, class V, class Lanes>
-TFK_INLINE void put(T* p, V v, Lanes lanes, bool past_caches) {
-  if (past_caches) {
-    StreamingStore::put(p, v, lanes);
-  } else {
-    store(p, v, lanes);
-  }
-}
-
 // ---------------------------------------------------------------------------- forward
 
 std::int64_t index_of(const EmbeddingIndices& indices, std::int64_t token) {
@@ -31,7 +17,7 @@ std::int64_t index_of(const EmbeddingIndices& indices, std::int64_t token) {
 }
 
 template <class T>
-const T* row_of(const EmbeddingTable& table, std::int64_t token) {
+const T* table_row(const EmbeddingTable& table, std::int64_t token) {
   return row_of<const T>(table.weight, index_of(table.indices, token));
 }
 
@@ -71,17 +57,17 @@ void forward(const EmbeddingForwardTask& task, std::int64_t begin, std::int64_t 
   const bool stream = task.stream && can_stream<T>(p.y.data, p.y.stride);
   const bool stream_copies = task.stream && p.y.stride * sizeof(T) % 64 == 0 &&
                              reinterpret_cast<std::uintptr_t>(p.y.data) % 64 == 0;
-  const T* next = begin < end ? row_of<T>(p.table[0], begin) : nullptr;
+  const T* next = begin < end ? table_row<T>(p.table[0], begin) : nullptr;
   for (std::int64_t token = begin; token < end; ++token) {
     T* const y = row_of<T>(p.y, token);
     const T* const a = next;
-    if (token + 1 < end) next = row_of<T>(p.table[0], token + 1);
+    if (token + 1 < end) next = table_row<T>(p.table[0], token + 1);
     if (p.tables == 1) {
       copy_row(reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(next),
                reinterpret_cast<char*>(y), p.cols * sizeof(T), stream_copies);
     } else {
-      const T* const c = p.tables == 3 ? row_of<T>(p.table[2], token) : nullptr;
-      add_rows(a, row_of<T>(p.table[1], token), c, next, y, p.cols, stream);
+      const T* const c = p.tables == 3 ? table_row<T>(p.table[2], token) : nullptr;
+      add_rows(a, table_row<T>(p.table[1], token), c, next, y, p.cols, stream);
     }
   }
   stream_fence();

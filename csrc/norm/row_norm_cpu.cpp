@@ -100,11 +100,6 @@ constexpr auto kAllAtOnce = [](std::int64_t begin, std::int64_t end, auto&& run)
   run(begin, end);
 };
 
-template <class Problem>
-bool leaves_cache(const Problem& p) {
-  return exceeds_cache(p.rows * p.cols * size_of(p.dtype));
-}
-
 }  // namespace
 
 void norm_forward(const Context& context, const NormForwardProblem& p) {

@@ -8,11 +8,6 @@
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
 
-template <class T>
-T* row_of(const Rows& matrix, std::int64_t row) {
-  return static_cast<T*>(matrix.data) + row * matrix.stride;
-}
-
 float square_root(float value) { return __builtin_sqrtf(value); }
 double square_root(double value) { return __builtin_sqrt(value); }
 

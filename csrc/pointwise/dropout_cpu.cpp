@@ -19,9 +19,10 @@ const DropoutKernels& kernels() {
 
 constexpr int index_of(DType dtype) { return static_cast<int>(dtype); }
 
-template <class Problem>
-bool leaves_cache(const Problem& p) {
-  return exceeds_cache(p.rows * p.cols * size_of(p.dtype));
+void run_tiles(const Context& context, const DropoutForwardProblem& p) {
+  const DropoutForwardRows rows(context, p, leaves_cache(p));
+  parallel_for(context, p.rows * tiles_of_row(p.cols), rows_per_range(std::min(p.cols, kTileCols)),
+               [&](std::int64_t begin, std::int64_t end) { rows.tiles(begin, end); });
 }
 
 }  // namespace
@@ -35,7 +36,7 @@ DropoutForwardRows::DropoutForwardRows(const Context& context, const DropoutForw
       task_{p, p.bias != nullptr ? bias_.data() : nullptr, stream} {}
 
 void DropoutForwardRows::tiles(std::int64_t begin, std::int64_t end) const {
-  kernels().forward[index_of(task_.problem.dtype)](task_, begin, end);
+  kernels().tiles[index_of(task_.problem.dtype)](task_, begin, end);
 }
 
 void DropoutForwardRows::row(std::int64_t index) const {
@@ -49,7 +50,8 @@ DropoutBackwardRows::DropoutBackwardRows(const Context& context, const DropoutBa
       partials_(context, p.dbias != nullptr
                              ? chunks_ * 2 * wide_cols(p.cols) * size_of(accumulate_dtype(p.dtype))
                              : 0),
-      task_{p, stream, partials_.data(), wide_cols(p.cols), rows_per_chunk} {}
+      task_{p, stream, partials_.data(), wide_cols(p.cols), rows_per_chunk},
+      dropped_(dropout_of_gradient(p)) {}
 
 void DropoutBackwardRows::chunk(std::int64_t index) const {
   const DropoutBackwardProblem& p = task_.problem;
@@ -60,7 +62,8 @@ void DropoutBackwardRows::chunk(std::int64_t index) const {
   const std::int64_t of_row = tiles_of_row(p.cols);
   const std::int64_t first = index * task_.rows_per_chunk;
   const std::int64_t last = std::min(first + task_.rows_per_chunk, p.rows);
-  kernels().backward[index_of(p.dtype)](task_, first * of_row, last * of_row);
+  kernels().tiles[index_of(p.dtype)]({dropped_, nullptr, task_.stream}, first * of_row,
+                                     last * of_row);
 }
 
 void DropoutBackwardRows::finish(const Context& context) const {
@@ -76,20 +79,12 @@ void DropoutBackwardRows::finish(const Context& context) const {
 
 void dropout_forward(const Context& context, const DropoutForwardProblem& p) {
   log_cpu_kernel(p.op, p);
-  const DropoutForwardRows rows(context, p, leaves_cache(p));
-  parallel_for(context, p.rows * tiles_of_row(p.cols), rows_per_range(std::min(p.cols, kTileCols)),
-               [&](std::int64_t begin, std::int64_t end) { rows.tiles(begin, end); });
+  run_tiles(context, p);
 }
 
 void dropout_backward(const Context& context, const DropoutBackwardProblem& p) {
   log_cpu_kernel(p.op, p);
-  if (p.dbias == nullptr) {
-    const DropoutBackwardTask task{p, leaves_cache(p), nullptr, 0, 0};
-    const auto run = kernels().backward[index_of(p.dtype)];
-    return parallel_for(context, p.rows * tiles_of_row(p.cols),
-                        rows_per_range(std::min(p.cols, kTileCols)),
-                        [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });
-  }
+  if (p.dbias == nullptr) return run_tiles(context, dropout_of_gradient(p));
   const std::int64_t chunk_rows = rows_per_chunk(p.rows, p.cols, p.dtype);
   const DropoutBackwardRows rows(context, p, leaves_cache(p), chunk_rows);
   parallel_for(context, divide_up(p.rows, chunk_rows), rows_per_range(chunk_rows * p.cols),

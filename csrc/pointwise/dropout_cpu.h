@@ -23,7 +23,7 @@ class DropoutForwardRows {
 
  private:
   WideParameter bias_;
-  DropoutForwardTask task_;
+  DropoutTask task_;
 };
 
 class DropoutBackwardRows {
@@ -42,6 +42,7 @@ class DropoutBackwardRows {
   std::int64_t chunks_;
   Scratch partials_;
   DropoutBackwardTask task_;
+  DropoutForwardProblem dropped_;  // without the gradient of a bias
 };
 
 }  // namespace transformer_kernels::cpu

@@ -62,122 +62,67 @@ TFK_INLINE V kept(V value, V factor) {
   return select(is_negative(factor), V::of(0), value * factor);
 }
 
-// ---------------------------------------------------------------------------- forward
-
-// Part of a row. All pointers are to its first element; bias and residual may be null.
+// Part of a row. All pointers are to its first element; all but x and y may be null.
 template <class T>
-struct ForwardPart {
+struct Part {
   const T* x;
   const accumulate_t<T>* bias;
   const T* residual;
   T* y;
+  accumulate_t<T>* sums;  // over rows, to which this part adds what dropout leaves
   bool stream;
 };
 
 // drop(x + bias) of elements [begin, begin + count), and the residual; `drop` takes the place in
 // that run as well.
 template <class T, class Drop>
-TFK_INLINE void forward_run(const ForwardPart<T>& part, std::int64_t begin, std::int64_t count,
-                            Drop&& drop) {
+TFK_INLINE void drop_run(const Part<T>& part, std::int64_t begin, std::int64_t count, Drop&& drop) {
   for_each_group<T>(count, [&](std::int64_t i, auto lanes) {
     auto x = load(part.x + begin + i, lanes);
     if (part.bias != nullptr) x = x + load_wide<T>(part.bias + begin + i, lanes);
     auto y = drop(x, i, lanes);
+    if (part.sums != nullptr) add_to<T>(part.sums + begin + i, y, lanes);
     if (part.residual != nullptr) y = y + load(part.residual + begin + i, lanes);
     put(part.y + begin + i, y, lanes, part.stream);
   });
 }
 
 template <class T>
-TFK_FLATTEN void forward_part(const ForwardPart<T>& arguments, const DropoutDraw& draw,
-                              std::int64_t first, std::int64_t cols) {
-  const ForwardPart<T> part = arguments;  // no store can change it
+TFK_FLATTEN void drop_part(const Part<T>& arguments, const DropoutDraw& draw, std::int64_t first,
+                           std::int64_t cols) {
+  const Part<T> part = arguments;  // no store can change it
   if (draw.keeps_all()) {
-    return forward_run(part, 0, cols, [](auto x, std::int64_t, auto) { return x; });
+    return drop_run(part, 0, cols, [](auto x, std::int64_t, auto) { return x; });
   }
   if (draw.keeps_none()) {
-    return forward_run(part, 0, cols, [](auto x, std::int64_t, auto) { return x.of(0); });
+    return drop_run(part, 0, cols, [](auto x, std::int64_t, auto) { return x.of(0); });
   }
   Factors<T>(draw, first)
       .for_each_run(cols,
                     [&](std::int64_t begin, std::int64_t count, const accumulate_t<T>* factors) {
-                      forward_run(part, begin, count, [&](auto x, std::int64_t i, auto lanes) {
+                      drop_run(part, begin, count, [&](auto x, std::int64_t i, auto lanes) {
                         return kept(x, load_as<T>(factors + i, lanes));
                       });
                     });
 }
 
 template <class T>
-void forward(const DropoutForwardTask& task, std::int64_t begin, std::int64_t end) {
+void drop_tiles(const DropoutTask& task, std::int64_t begin, std::int64_t end) {
   const DropoutForwardProblem& p = task.problem;
   const bool stream = streams<T>(task.stream, p.y, p.x, p.residual);
   const std::int64_t tiles = tiles_of_row(p.cols);
   for (std::int64_t tile = begin; tile < end; ++tile) {
     const std::int64_t row = tile / tiles;
     const std::int64_t col = tile % tiles * kTileCols;
-    const ForwardPart<T> part{
+    const Part<T> part{
         .x = element_of<const T>(p.x, row, col),
         .bias = column_of<T>(task.bias, col),
         .residual = element_if<const T>(p.residual.data != nullptr, p.residual, row, col),
         .y = element_of<T>(p.y, row, col),
+        .sums = nullptr,
         .stream = stream};
-    forward_part(part, p.draw, row * p.cols + col,
-                 p.cols - col < kTileCols ? p.cols - col : kTileCols);
-  }
-  stream_fence();
-}
-
-// ---------------------------------------------------------------------------- backward
-
-template <class T>
-struct BackwardPart {
-  const T* dy;
-  T* dx;
-  accumulate_t<T>* dbias;  // sums over rows, to which this part adds; may be null
-  bool stream;
-};
-
-template <class T, class Drop>
-TFK_INLINE void backward_run(const BackwardPart<T>& part, std::int64_t begin, std::int64_t count,
-                             Drop&& drop) {
-  for_each_group<T>(count, [&](std::int64_t i, auto lanes) {
-    const auto dx = drop(load(part.dy + begin + i, lanes), i, lanes);
-    put(part.dx + begin + i, dx, lanes, part.stream);
-    if (part.dbias != nullptr) add_to<T>(part.dbias + begin + i, dx, lanes);
-  });
-}
-
-template <class T>
-TFK_FLATTEN void backward_part(const BackwardPart<T>& arguments, const DropoutDraw& draw,
-                               std::int64_t first, std::int64_t cols) {
-  const BackwardPart<T> part = arguments;  // no store can change it
-  if (draw.keeps_all()) {
-    return backward_run(part, 0, cols, [](auto dy, std::int64_t, auto) { return dy; });
-  }
-  if (draw.keeps_none()) {
-    return backward_run(part, 0, cols, [](auto dy, std::int64_t, auto) { return dy.of(0); });
-  }
-  Factors<T>(draw, first)
-      .for_each_run(cols,
-                    [&](std::int64_t begin, std::int64_t count, const accumulate_t<T>* factors) {
-                      backward_run(part, begin, count, [&](auto dy, std::int64_t i, auto lanes) {
-                        return kept(dy, load_as<T>(factors + i, lanes));
-                      });
-                    });
-}
-
-template <class T>
-void backward(const DropoutBackwardTask& task, std::int64_t begin, std::int64_t end) {
-  const DropoutBackwardProblem& p = task.problem;
-  const bool stream = streams<T>(task.stream, p.dx, p.dy, p.dy);
-  const std::int64_t tiles = tiles_of_row(p.cols);
-  for (std::int64_t tile = begin; tile < end; ++tile) {
-    const std::int64_t row = tile / tiles;
-    const std::int64_t col = tile % tiles * kTileCols;
-    const BackwardPart<T> part{element_of<const T>(p.dy, row, col), element_of<T>(p.dx, row, col),
-                               nullptr, stream};
-    backward_part(part, p.draw, row * p.cols + col,
-                  p.cols - col < kTileCols ? p.cols - col : kTileCols);
+    drop_part(part, p.draw, row * p.cols + col,
+              p.cols - col < kTileCols ? p.cols - col : kTileCols);
   }
   stream_fence();
 }
@@ -193,9 +138,13 @@ void backward_chunks(const DropoutBackwardTask& task, std::int64_t begin, std::i
     auto* const sums = static_cast<accumulate_t<T>*>(task.partials) + chunk * 2 * task.wide_cols;
     __builtin_memset(sums, 0, task.wide_cols * sizeof(*sums));
     for (std::int64_t row = first; row < last; ++row) {
-      const BackwardPart<T> part{element_of<const T>(p.dy, row, 0), element_of<T>(p.dx, row, 0),
-                                 sums, stream};
-      backward_part(part, p.draw, row * p.cols, p.cols);
+      const Part<T> part{.x = row_of<const T>(p.dy, row),
+                         .bias = nullptr,
+                         .residual = nullptr,
+                         .y = row_of<T>(p.dx, row),
+                         .sums = sums,
+                         .stream = stream};
+      drop_part(part, p.draw, row * p.cols, p.cols);
     }
   }
   stream_fence();
@@ -204,8 +153,7 @@ void backward_chunks(const DropoutBackwardTask& task, std::int64_t begin, std::i
 }  // namespace
 
 const DropoutKernels dropout_kernels = {
-    {forward<double>, forward<float>, forward<Half>, forward<BFloat16>},
-    {backward<double>, backward<float>, backward<Half>, backward<BFloat16>},
+    {drop_tiles<double>, drop_tiles<float>, drop_tiles<Half>, drop_tiles<BFloat16>},
     {backward_chunks<double>, backward_chunks<float>, backward_chunks<Half>,
      backward_chunks<BFloat16>}};
 

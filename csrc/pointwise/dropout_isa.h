@@ -7,8 +7,9 @@
 
 namespace transformer_kernels::cpu {
 
-// The bias is a wide row of the problem's dtype (core/cpu/columns.h), or null.
-struct DropoutForwardTask {
+// The forward pass, and the backward pass where the gradient of a bias is not wanted: dropout of
+// dy. The bias is a wide row of the problem's dtype (core/cpu/columns.h), or null.
+struct DropoutTask {
   const DropoutForwardProblem& problem;
   const void* bias;
   bool stream;  // the output leaves the cache anyway
@@ -18,8 +19,7 @@ struct DropoutForwardTask {
 struct DropoutBackwardTask {
   const DropoutBackwardProblem& problem;
   bool stream;
-  void*
-      partials;  // [chunks][2][wide_cols], of which the first is used; null where it is not wanted
+  void* partials;  // [chunks][2][wide_cols], of which the first is used
   std::int64_t wide_cols;
   std::int64_t rows_per_chunk;
 };
@@ -29,8 +29,7 @@ struct DropoutKernels {
   static constexpr int kDTypes = 4;
 
   // Tiles [begin, end), as those of pointwise_isa.h.
-  void (*forward[kDTypes])(const DropoutForwardTask& task, std::int64_t begin, std::int64_t end);
-  void (*backward[kDTypes])(const DropoutBackwardTask& task, std::int64_t begin, std::int64_t end);
+  void (*tiles[kDTypes])(const DropoutTask& task, std::int64_t begin, std::int64_t end);
   // Chunks [begin, end).
   void (*backward_chunks[kDTypes])(const DropoutBackwardTask& task, std::int64_t begin,
                                    std::int64_t end);

@@ -54,6 +54,20 @@ struct DropoutBackwardProblem {
   DropoutDraw draw;
 };
 
+// The gradient of x: what the forward pass would make of dy.
+constexpr DropoutForwardProblem dropout_of_gradient(const DropoutBackwardProblem& p) {
+  return {.op = p.op,
+          .dtype = p.dtype,
+          .bias_dtype = p.bias_dtype,
+          .rows = p.rows,
+          .cols = p.cols,
+          .x = p.dy,
+          .residual = {},
+          .y = p.dx,
+          .bias = nullptr,
+          .draw = p.draw};
+}
+
 // Of no rows, the gradient of a bias is 0.
 constexpr bool is_empty(const DropoutForwardProblem& p) { return p.rows == 0 || p.cols == 0; }
 constexpr bool is_empty(const DropoutBackwardProblem& p) {

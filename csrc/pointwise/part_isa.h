@@ -4,13 +4,12 @@
 #pragma once
 
 #include "core/cpu/row_loop.h"
-#include "core/rows.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
 template <class T>
 T* element_of(const Rows& matrix, std::int64_t row, std::int64_t col) {
-  return static_cast<T*>(matrix.data) + row * matrix.stride + col;
+  return row_of<T>(matrix, row) + col;
 }
 
 // Null where there is no such matrix.
@@ -22,15 +21,6 @@ T* element_if(bool present, const Rows& matrix, std::int64_t row, std::int64_t c
 template <class T>
 const accumulate_t<T>* column_of(const void* bias, std::int64_t col) {
   return bias != nullptr ? static_cast<const accumulate_t<T>*>(bias) + col : nullptr;
-}
-
-template <class T, class V, class Lanes>
-TFK_INLINE void put(T* p, V v, Lanes lanes, bool past_caches) {
-  if (past_caches) {
-    StreamingStore::put(p, v, lanes);
-  } else {
-    store(p, v, lanes);
-  }
 }
 
 // Outputs that leave the cache are written past it where their rows are aligned, unless they are an

@@ -22,11 +22,6 @@ const PointwiseOpKernels& kernels_of(const Problem& p) {
   return kernels().op[static_cast<int>(p.op)];
 }
 
-template <class Problem>
-bool leaves_cache(const Problem& p) {
-  return exceeds_cache(p.rows * p.cols * size_of(p.dtype));
-}
-
 // Both biases as the kernels read them; null where the problem has none.
 class WideBiases {
  public:

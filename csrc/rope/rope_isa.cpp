@@ -71,15 +71,6 @@ TFK_FLATTEN void widen_row(const AngleTables& t, const Rows& table, const Positi
   });
 }
 
-template <class T, class V, class Lanes>
-TFK_INLINE void put(T* p, V v, Lanes lanes, bool past_caches) {
-  if (past_caches) {
-    StreamingStore::put(p, v, lanes);
-  } else {
-    store(p, v, lanes);
-  }
-}
-
 // The heads of one tensor.
 struct Side {
   Heads in;
@@ -102,7 +93,7 @@ Side side_of(const RopeTask& task, const Heads& in, const Heads& out, std::int64
 }
 
 template <class T>
-T* row_of(const Heads& heads, const Token& at, std::int64_t head) {
+T* head_row(const Heads& heads, const Token& at, std::int64_t head) {
   return static_cast<T*>(heads.data) + at.batch * heads.batch + at.time * heads.time +
          head * heads.head;
 }
@@ -134,8 +125,8 @@ TFK_FLATTEN void rotate_pairs(const T* x, T* y, const WideAngles<A>& angles, std
 template <class T, class A = accumulate_t<T>>
 void rotate_row(const RopeTask& task, const Side& side, const Token& at, std::int64_t head,
                 const WideAngles<A>& angles) {
-  const T* const x = row_of<const T>(side.in, at, head);
-  T* const y = row_of<T>(side.out, at, head);
+  const T* const x = head_row<const T>(side.in, at, head);
+  T* const y = head_row<T>(side.out, at, head);
   const std::int64_t rotated = angles.cos != nullptr ? task.rotary_dim : 0;
   if (rotated > 0 && task.problem.angles.interleaved) {
     rotate_pairs(x, y, angles, rotated, side.stream);

@@ -5,8 +5,14 @@
 
 #include "core/cpu/simd.h"
 #include "core/cpu/simd_group.h"
+#include "core/rows.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
+
+template <class T>
+T* row_of(const Rows& matrix, std::int64_t row) {
+  return static_cast<T*>(matrix.data) + row * matrix.stride;
+}
 
 // Enough to hide the latency of an addition; arrays for vectors would only make the code long, and
 // twice as many pairs would not fit the registers.
@@ -128,6 +134,16 @@ struct StreamingStore {
     store(p, v, lanes);
   }
 };
+
+// The same where only the run knows.
+template <class T, class V, class Lanes>
+TFK_INLINE void put(T* p, V v, Lanes lanes, bool past_caches) {
+  if (past_caches) {
+    StreamingStore::put(p, v, lanes);
+  } else {
+    store(p, v, lanes);
+  }
+}
 
 // Whether every row starts where StreamingStore can write a vector.
 template <class T>
