@@ -32,7 +32,7 @@ demo: build ## Train a small GPT-2 with and without the kernels, time the ops, w
 test: ## Run the C++ and the Python tests
 	@$(SETUP) run --need compiler --need gtest
 	@$(VENV) tools/build.py --test -D TFK_TESTS=ON
-	@$(VENV) -m pytest $(PYTEST_ARGS)
+	@$(VENV) -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
 
 bench: build ## Time every op against its rivals on this machine
 	@$(VENV) -m transformer_kernels.bench bench $(BENCH_ARGS)
