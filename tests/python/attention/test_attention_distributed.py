@@ -146,7 +146,9 @@ def _process(rank: int, meeting: str) -> None:
             case()
         except BaseException as error:
             raise AssertionError(f"{case.__name__}: {error}") from error
+    dist.barrier()  # neither goes while the other's messages are on their way
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may outlive the interpreter, and end the process with an error
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="PyTorch was built without torch.distributed")
