@@ -52,11 +52,11 @@ FAMILY_ROOMS = (
 )
 # Folders of these hold families, and these besides.
 FAMILY_TREES = {
-    "csrc": {"core", "include", "torch"},
-    "csrc/include/transformer_kernels": set(),
+    "csrc": {"core", "fpga", "include", "torch"},
+    "csrc/include/transformer_kernels": {"fpga"},
     "csrc/torch": set(),
     "transformer_kernels/ops": set(),
-    "tests/cpp": {"core", "emulation"},
+    "tests/cpp": {"core", "emulation", "fpga"},
 }
 
 # A module of the package imports modules of its own rank or a lower one.
