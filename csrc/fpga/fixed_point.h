@@ -83,12 +83,24 @@ class Normaliser {
     reciprocal_ = std::min<std::uint64_t>((std::uint64_t{1} << 34) / divisor, (1 << 17) - 1);
   }
 
-  // value * 2^8 / sum, rounded, of a value in 36 bits, signed
+  // A sum of weights times int8 by the sum of weights, in Q8.8.
   std::int64_t divide(std::int64_t value) const {
-    return ((value >> shift_) * reciprocal_ + (1 << 17)) >> 18;
+    return std::clamp<std::int64_t>(times_reciprocal(value >> shift_), -32768, 32767);
+  }
+
+  // A weight by the sum of weights, in 0.16. What is shifted has 17 bits: 2^17 is the one value with
+  // more, and loses its last bit.
+  std::int64_t share(std::uint32_t weight) const {
+    const std::int64_t aligned = (std::int64_t{weight} << 8) >> shift_;
+    return std::min<std::int64_t>(times_reciprocal(std::min<std::int64_t>(aligned, (1 << 17) - 1)),
+                                  65535);
   }
 
  private:
+  std::int64_t times_reciprocal(std::int64_t value) const {
+    return (value * reciprocal_ + (1 << 17)) >> 18;
+  }
+
   int shift_ = 0;
   std::int64_t reciprocal_ = 0;
 };

@@ -94,8 +94,7 @@ void Model::attention(const Command& command, const std::int8_t* queries, std::u
       rescale_and_add(o.data(), v_.data() + j * dim, dim, step);
     }
     const Normaliser normaliser(row.sum);
-    for (const std::int64_t value : o)
-      writer.word(std::clamp<std::int64_t>(normaliser.divide(value), -32768, 32767));
+    for (const std::int64_t value : o) writer.word(normaliser.divide(value));
     if (!command.statistics) continue;
     writer.word(row.maximum);
     writer.word(row.sum);
@@ -135,8 +134,7 @@ void Model::softmax(const Command& command, const std::uint8_t* in, std::uint8_t
         const bool seen = j < seen_by(command, tile + row);
         const std::uint32_t weight =
             seen ? state[row].weight_of(logit_of(in + pass_bytes, j, row)) : 0;
-        const Normaliser normaliser(state[row].sum);
-        writer.word(std::min<std::int64_t>(normaliser.divide(std::int64_t{weight} << 8), 65535));
+        writer.word(Normaliser(state[row].sum).share(weight));
       }
     writer.pad();
   }

@@ -54,7 +54,7 @@ module array_row #(
   output logic              score_valid,
   output logic [SW-1:0]     score_bits,
   output logic              emit_valid,
-  output logic [17:0]       emit,
+  output logic [16:0]       emit,
   output logic [16:0]       emit_reciprocal
 );
   // ------------------------------------------------------------------ links

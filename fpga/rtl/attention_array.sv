@@ -156,7 +156,7 @@ module attention_array #(
   logic [R*30-1:0]   sums;
   logic [R-1:0]      score_valids, emit_valids;
   logic [R*SW-1:0]   scores;
-  logic [R*18-1:0]   emits;
+  logic [R*17-1:0]   emits;
   genvar r;
   generate
     for (r = 0; r < R; r++) begin : rows
@@ -180,7 +180,7 @@ module attention_array #(
         .result(results[r*C*18+:C*18]), .reciprocal(reciprocals[r*17+:17]),
         .final_maximum(maxima[r*8+:8]), .final_sum(sums[r*30+:30]),
         .score_valid(score_valids[r]), .score_bits(scores[r*SW+:SW]),
-        .emit_valid(emit_valids[r]), .emit(emits[r*18+:18]),
+        .emit_valid(emit_valids[r]), .emit(emits[r*17+:17]),
         .emit_reciprocal(emit_reciprocals[r*17+:17]));
     end
   endgenerate
@@ -233,14 +233,13 @@ module attention_array #(
         assign s_ready = is_softmax ? given_in_ready & busy & ~issued : loader_ready;
         assign key_data[C*8-1:0] = is_softmax ? (C*8)'(given2) : keys_read;
 
-        logic [17:0] emit, emit_next;
-        logic [16:0] reciprocal, reciprocal_next;
+        logic [16:0] emit, emit_next, reciprocal, reciprocal_next;
         logic        emit_valid;
         always_comb begin
-          emit_next       = 18'd0;
+          emit_next       = 17'd0;
           reciprocal_next = 17'd0;
           for (int i = 0; i < R; i++) begin
-            emit_next       = emit_next | emits[i*18+:18];
+            emit_next       = emit_next | emits[i*17+:17];
             reciprocal_next = reciprocal_next | emit_reciprocals[i*17+:17];
           end
         end

@@ -35,7 +35,7 @@ module row_output #(
   output logic [29:0]       final_sum,
   // SOFTMAX: cycle 4
   output logic              emit_valid,
-  output logic [17:0]       emit
+  output logic [16:0]       emit
 );
   localparam logic [1:0] FIRST = 2'd0, NEXT = 2'd1, NORMALISE = 2'd2, EMIT = 2'd3;
 
@@ -142,11 +142,11 @@ module row_output #(
         emits2     <= valid & leads & (kind == EMIT);
         emits3     <= emits2;
         emit_valid <= emits3;
-        emit       <= emits3 ? aligned[17:0] : 18'd0;
+        emit       <= emits3 ? aligned[16:0] | {17{aligned[17]}} : 17'd0;  // 2^17 is held below
       end
     end else begin : emits_none
       assign emit_valid = 1'b0;
-      assign emit       = 18'd0;
+      assign emit       = 17'd0;
     end
   endgenerate
 endmodule

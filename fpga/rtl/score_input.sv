@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Takes beats of C bytes apart into int16 scores, one at a time. Owns the beat in hand. A pass ends
-// within a beat at times: `last` throws the rest of it away.
+// within a beat at times: `drop`, with the last score that is taken, throws the rest of it away.
 module score_input #(
   parameter int C = 16
 ) (
@@ -12,7 +12,7 @@ module score_input #(
   output logic           ready,   // there is a score
   output logic [15:0]    score,
   input  logic           take,
-  input  logic           drop     // what is left of the beat, `take` or not
+  input  logic           drop     // what is left of the beat behind it
 );
   localparam int COUNT = C / 2;
   localparam int LEFT  = $clog2(COUNT + 1);

@@ -82,7 +82,7 @@ module sequencer #(
   assign taking     = softmax & ((LC+1)'(chunk) < (LC+1)'(R));
   assign reserve    = goes & reserving;
   assign score_take = goes & taking;
-  assign scores_end = pass_ends & softmax;
+  assign scores_end = score_take & (keys_left == JW'(1)) & ((LC+1)'(chunk) == (LC+1)'(R - 1));
 
   always_ff @(posedge clk) begin
     if (tile_starts) begin
