@@ -6,10 +6,10 @@ namespace transformer_kernels::fpga {
 namespace {
 
 // Registers between events, as the modules of fpga/rtl have them.
-constexpr std::int64_t kStart = 5;       // the command to its first slot, or its first operand
-constexpr std::int64_t kLoading = 2;     // a tile's start to the next tile's queries, but for them
-constexpr std::int64_t kGap = 5;         // a tile's last key to the next tile, less a key's time
-constexpr std::int64_t kDrain = 42;      // a normalisation to the end of its drain, but for its beats
+constexpr std::int64_t kStart = 5;    // the command to its first slot, or its first operand
+constexpr std::int64_t kLoading = 2;  // a tile's start to the next tile's queries, but for them
+constexpr std::int64_t kGap = 5;      // a tile's last key to the next tile, less a key's time
+constexpr std::int64_t kDrain = 42;   // a normalisation to the end of its drain, but for its beats
 constexpr std::int64_t kNextDrain = 4;   // from there to the next normalisation, at the earliest
 constexpr std::int64_t kDivision = 25;   // SOFTMAX: a normalisation to the second pass
 constexpr std::int64_t kScoreTail = 9;   // the last key to its score in the last beat, but for rows
@@ -25,7 +25,8 @@ std::int64_t attention(const ParameterSet& set, const Command& command) {
   for (std::int64_t tile = 0; tile < tiles(set, command); ++tile) {
     const std::int64_t start = std::max(now, queries_ready);
     queries_ready = start + load_queries;
-    now = std::max(start + (visible_keys(set, command, tile) + 1) * chunks + kGap, drained + kNextDrain);
+    now = std::max(start + (visible_keys(set, command, tile) + 1) * chunks + kGap,
+                   drained + kNextDrain);
     drained = now + drain;
   }
   return drained;

@@ -88,8 +88,8 @@ class Normaliser {
     return std::clamp<std::int64_t>(times_reciprocal(value >> shift_), -32768, 32767);
   }
 
-  // A weight by the sum of weights, in 0.16. What is shifted has 17 bits: 2^17 is the one value with
-  // more, and loses its last bit.
+  // A weight by the sum of weights, in 0.16. What is shifted has 17 bits: 2^17 is the one value
+  // with more, and loses its last bit.
   std::int64_t share(std::uint32_t weight) const {
     const std::int64_t aligned = (std::int64_t{weight} << 8) >> shift_;
     return std::min<std::int64_t>(times_reciprocal(std::min<std::int64_t>(aligned, (1 << 17) - 1)),

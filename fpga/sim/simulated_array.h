@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The array of fpga/rtl, translated by Verilator, behind the streams that csrc/fpga/array.h says.
-// The set is the build's: TFK_FPGA_R, _C, _D, _NK, _NL, _MATMUL and _SOFTMAX, as the RTL's parameters.
 #pragma once
 
 #include <Vattention_array.h>
@@ -12,26 +11,18 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <span>
 #include <stdexcept>
 
-#include "fpga/array.h"
+#include "simulated_set.h"
 
 namespace transformer_kernels::fpga {
 
-inline constexpr ParameterSet kSimulatedSet = {TFK_FPGA_R,  TFK_FPGA_C,           TFK_FPGA_D,
-                                               TFK_FPGA_NK, TFK_FPGA_NL,          TFK_FPGA_MATMUL != 0,
-                                               TFK_FPGA_SOFTMAX != 0};
-
-// How often, of 256 cycles, a stream has nothing to give or takes nothing.
-struct Stalls {
-  unsigned input = 0, output = 0;
-  unsigned seed = 1;
-};
-
 class SimulatedArray {
  public:
+  // Without stalls, a command takes the cycles of the formula.
+  static constexpr bool kKeepsTime = true;
+
   SimulatedArray() : context_(new VerilatedContext), array_(new Vattention_array(context_.get())) {
     array_->reset = 1;
     for (int i = 0; i < 8; ++i) tick();
@@ -43,18 +34,17 @@ class SimulatedArray {
   // hangs, sends a beat too many or marks another than the last.
   std::uint64_t run(const CommandBytes& command, std::span<const std::uint8_t> in,
                     std::span<std::uint8_t> out, const Stalls& stalls = {}) {
-    std::mt19937 random(stalls.seed);
-    const auto goes = [&](unsigned stall) { return (random() & 255) >= stall; };
+    Traffic traffic(stalls);
     send(command);
     std::size_t sent = 0, received = 0;
     bool offered = false;
     std::uint64_t quiet = 0;
     while (true) {
       // What is offered stays until it is taken.
-      offered = offered || (sent < in.size() && goes(stalls.input));
+      offered = offered || (sent < in.size() && traffic.offers());
       array_->s_valid = offered;
       if (offered) std::memcpy(&array_->s_data, in.data() + sent, kInBeat);
-      array_->m_ready = goes(stalls.output);
+      array_->m_ready = traffic.takes();
       array_->clk = 0;
       array_->eval();
       const bool taken = array_->s_valid && array_->s_ready;
@@ -81,8 +71,6 @@ class SimulatedArray {
  private:
   static constexpr std::size_t kInBeat = kSimulatedSet.lanes;
   static constexpr std::size_t kOutBeat = kSimulatedSet.output_beat_bytes();
-  // No command goes so long without a beat in or out: a tile of the most keys, twice.
-  static constexpr std::uint64_t kHangs = 4 * 8192 * 16;
 
   void edge() {
     array_->clk = 1;

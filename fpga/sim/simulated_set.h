@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+// What all simulations share. The set is the build's: TFK_FPGA_R, _C, _D, _NK, _NL, _MATMUL and
+// _SOFTMAX, as the RTL's parameters.
+#pragma once
+
+#include <cstdint>
+#include <random>
+
+#include "fpga/array.h"
+
+namespace transformer_kernels::fpga {
+
+inline constexpr ParameterSet kSimulatedSet = {
+    TFK_FPGA_R,  TFK_FPGA_C,           TFK_FPGA_D,           TFK_FPGA_NK,
+    TFK_FPGA_NL, TFK_FPGA_MATMUL != 0, TFK_FPGA_SOFTMAX != 0};
+
+// How often, of 256 cycles, a stream has nothing to give or takes nothing.
+struct Stalls {
+  unsigned input = 0, output = 0;
+  unsigned seed = 1;
+
+  bool none() const { return input == 0 && output == 0; }
+};
+
+// Draws whether a stream goes on in a cycle.
+class Traffic {
+ public:
+  explicit Traffic(const Stalls& stalls) : stalls_(stalls), random_(stalls.seed) {}
+  bool offers() { return (random_() & 255) >= stalls_.input; }
+  bool takes() { return (random_() & 255) >= stalls_.output; }
+
+ private:
+  Stalls stalls_;
+  std::mt19937 random_;
+};
+
+// No command goes so long without a beat in or out: a tile of the most keys, twice.
+inline constexpr std::uint64_t kHangs = std::uint64_t{4} * 8192 * 16;
+
+}  // namespace transformer_kernels::fpga
