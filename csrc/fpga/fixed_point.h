@@ -50,7 +50,7 @@ inline std::uint32_t exp2_of_minus(std::int64_t distance) {
 // rescaled by a shift.
 struct RunningSoftmax {
   int maximum = kLowestMaximum;
-  std::uint32_t sum = 0;  // 14.16
+  std::uint32_t sum = 0;  // 13.16
 
   struct Step {
     std::uint32_t weight;  // of the new key, 1.16
@@ -88,12 +88,9 @@ class Normaliser {
     return std::clamp<std::int64_t>(times_reciprocal(value >> shift_), -32768, 32767);
   }
 
-  // A weight by the sum of weights, in 0.16. What is shifted has 17 bits: 2^17 is the one value
-  // with more, and loses its last bit.
+  // A weight by the sum of weights, in 0.16.
   std::int64_t share(std::uint32_t weight) const {
-    const std::int64_t aligned = (std::int64_t{weight} << 8) >> shift_;
-    return std::min<std::int64_t>(times_reciprocal(std::min<std::int64_t>(aligned, (1 << 17) - 1)),
-                                  65535);
+    return std::min<std::int64_t>(times_reciprocal((std::int64_t{weight} << 8) >> shift_), 65535);
   }
 
  private:

@@ -49,12 +49,12 @@ module array_row #(
   output logic [C*18-1:0]   result,
   output logic [16:0]       reciprocal,
   output logic signed [7:0] final_maximum,
-  output logic [29:0]       final_sum,
+  output logic [28:0]       final_sum,
   // one at a time in all rows together; zeros otherwise
   output logic              score_valid,
   output logic [SW-1:0]     score_bits,
   output logic              emit_valid,
-  output logic [16:0]       emit,
+  output logic [17:0]       emit,
   output logic [16:0]       emit_reciprocal
 );
   // ------------------------------------------------------------------ links

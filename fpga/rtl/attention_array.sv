@@ -153,10 +153,10 @@ module attention_array #(
   logic [R*C*18-1:0] results;
   logic [R*17-1:0]   reciprocals, emit_reciprocals;
   logic [R*8-1:0]    maxima;
-  logic [R*30-1:0]   sums;
+  logic [R*29-1:0]   sums;
   logic [R-1:0]      score_valids, emit_valids;
   logic [R*SW-1:0]   scores;
-  logic [R*17-1:0]   emits;
+  logic [R*18-1:0]   emits;
   genvar r;
   generate
     for (r = 0; r < R; r++) begin : rows
@@ -178,9 +178,9 @@ module attention_array #(
         .value_data_out(value_data[(r+1)*C*8+:C*8]),
         .drain_advance(drain_advance), .drain_chunk(drain_chunk),
         .result(results[r*C*18+:C*18]), .reciprocal(reciprocals[r*17+:17]),
-        .final_maximum(maxima[r*8+:8]), .final_sum(sums[r*30+:30]),
+        .final_maximum(maxima[r*8+:8]), .final_sum(sums[r*29+:29]),
         .score_valid(score_valids[r]), .score_bits(scores[r*SW+:SW]),
-        .emit_valid(emit_valids[r]), .emit(emits[r*17+:17]),
+        .emit_valid(emit_valids[r]), .emit(emits[r*18+:18]),
         .emit_reciprocal(emit_reciprocals[r*17+:17]));
     end
   endgenerate
@@ -233,13 +233,14 @@ module attention_array #(
         assign s_ready = is_softmax ? given_in_ready & busy & ~issued : loader_ready;
         assign key_data[C*8-1:0] = is_softmax ? (C*8)'(given2) : keys_read;
 
-        logic [16:0] emit, emit_next, reciprocal, reciprocal_next;
+        logic [17:0] emit, emit_next;
+        logic [16:0] reciprocal, reciprocal_next;
         logic        emit_valid;
         always_comb begin
-          emit_next       = 17'd0;
+          emit_next       = 18'd0;
           reciprocal_next = 17'd0;
           for (int i = 0; i < R; i++) begin
-            emit_next       = emit_next | emits[i*17+:17];
+            emit_next       = emit_next | emits[i*18+:18];
             reciprocal_next = reciprocal_next | emit_reciprocals[i*17+:17];
           end
         end
@@ -252,6 +253,8 @@ module attention_array #(
           .clk(clk), .reset(reset), .emit_valid(emit_valid), .emit(emit),
           .reciprocal(reciprocal), .valid(probability_valid), .value(probability_value));
       end else begin : without_softmax
+        logic unused_emits;
+        assign unused_emits = |{emits, emit_valids, emit_reciprocals, score_take, scores_end};
         assign score_ready       = 1'b0;
         assign s_ready           = loader_ready;
         assign key_data[C*8-1:0] = keys_read;

@@ -23,7 +23,7 @@ module byte_top #(
   output logic [7:0] out_data
 );
   localparam int OUT   = (NL * 16 > 32) ? NL * 16 : 32;  // bits in hand on the way out
-  localparam int COUNT = 5;                              // bits of a number of bytes
+  localparam int LEFT  = $clog2(OUT / 8 + 1);
   localparam logic [1:0] COMMAND = 2'd0, ISSUE = 2'd1, RUN = 2'd2, REPLY = 2'd3;
 
   logic reset_here;
@@ -47,47 +47,47 @@ module byte_top #(
   /* verilator lint_on PINCONNECTEMPTY */
 
   // ------------------------------------------------------------------ in: bytes to commands, beats
-  logic [COUNT-1:0] collected;
+  logic [3:0]       collected;
   logic             accepted, command_ends, beat_ends;
   assign in_ready     = (phase == COMMAND) | ((phase == RUN) & ~s_valid);
   assign accepted     = in_valid & in_ready;
-  assign command_ends = accepted & (phase == COMMAND) & (collected == COUNT'(15));
-  assign beat_ends    = accepted & (phase == RUN) & (collected == COUNT'(C - 1));
+  assign command_ends = accepted & (phase == COMMAND) & (collected == 4'd15);
+  assign beat_ends    = accepted & (phase == RUN) & (collected == 4'(C - 1));
   always_ff @(posedge clk) begin
     if (accepted & (phase == COMMAND)) command <= {in_data, command[127:8]};
     if (accepted & (phase == RUN))     s_data  <= {in_data, s_data[C*8-1:8]};
     if (beat_ends)    s_valid <= 1'b1;
     else if (s_ready) s_valid <= 1'b0;
-    if (command_ends | beat_ends) collected <= COUNT'(0);
-    else if (accepted)            collected <= collected + COUNT'(1);
+    if (command_ends | beat_ends) collected <= 4'd0;
+    else if (accepted)            collected <= collected + 4'd1;
     if (reset_here) begin
-      collected <= COUNT'(0);
+      collected <= 4'd0;
       s_valid   <= 1'b0;
     end
   end
 
   // ------------------------------------------------------------------ out: beats, reply to bytes
   logic [OUT-1:0]   held;
-  logic [COUNT-1:0] left;
+  logic [LEFT-1:0]  left;
   logic             empties, replies;
-  assign out_valid = left != COUNT'(0);
+  assign out_valid = left != LEFT'(0);
   assign out_data  = held[7:0];
-  assign out_last  = (phase == REPLY) & (left == COUNT'(1));
-  assign m_ready   = left == COUNT'(0);
+  assign out_last  = (phase == REPLY) & (left == LEFT'(1));
+  assign m_ready   = left == LEFT'(0);
   assign empties   = out_valid & out_ready;
   assign replies   = (phase == RUN) & command_ready & ~m_valid & ~out_valid;
   always_ff @(posedge clk) begin
     if (m_valid & m_ready) begin
       held <= OUT'(m_data);
-      left <= COUNT'(NL * 2);
+      left <= LEFT'(NL * 2);
     end else if (replies) begin
       held <= OUT'(busy_cycles);
-      left <= COUNT'(4);
+      left <= LEFT'(4);
     end else if (empties) begin
       held <= held >> 8;
-      left <= left - COUNT'(1);
+      left <= left - LEFT'(1);
     end
-    if (reset_here) left <= COUNT'(0);
+    if (reset_here) left <= LEFT'(0);
   end
 
   always_ff @(posedge clk) begin

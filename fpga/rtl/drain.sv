@@ -28,7 +28,7 @@ module drain #(
   input  logic [R*C*18-1:0] results,
   input  logic [R*17-1:0]   reciprocals,
   input  logic [R*8-1:0]    maxima,
-  input  logic [R*30-1:0]   sums,
+  input  logic [R*29-1:0]   sums,
   // stream
   output logic              out_valid,
   input  logic              out_ready,
@@ -100,7 +100,7 @@ module drain #(
   genvar i;
   logic [C*18-1:0]   row_result [0:R-1];
   logic [16:0]       row_reciprocal [0:R-1];
-  logic [37:0]       row_statistics [0:R-1];
+  logic [36:0]       row_statistics [0:R-1];
   logic [NL*18-1:0]  group_result [0:GROUPS-1];
   logic [C*18-1:0]   chosen;
   logic [NL*18-1:0]  lanes;
@@ -109,7 +109,7 @@ module drain #(
     for (i = 0; i < R; i++) begin : of_rows
       assign row_result[i]     = results[i*C*18+:C*18];
       assign row_reciprocal[i] = reciprocals[i*17+:17];
-      assign row_statistics[i] = {maxima[i*8+:8], sums[i*30+:30]};
+      assign row_statistics[i] = {maxima[i*8+:8], sums[i*29+:29]};
     end
     for (i = 0; i < GROUPS; i++) begin : of_groups
       assign group_result[i] = chosen[i*NL*18+:NL*18];
@@ -132,11 +132,11 @@ module drain #(
   end
 
   // ------------------------------------------------------------------ beats
-  logic [37:0]      now;
+  logic [36:0]      now;
   logic [63:0]      words;      // of the statistics: maximum, sum, zero
   logic [NL*16-1:0] rounded, statistics_beat;
   assign now   = row_statistics[row5];
-  assign words = {16'd0, 2'd0, now[29:0], {8{now[37]}}, now[37:30]};
+  assign words = {16'd0, 3'd0, now[28:0], {8{now[36]}}, now[36:29]};
   generate
     for (i = 0; i < NL; i++) begin : of_lanes
       logic signed [35:0] product, half_up;

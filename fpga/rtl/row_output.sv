@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What a row sums: the weights (14.16) and, C at a time, weights times values (36 bits). Owns the
+// What a row sums: the weights (13.16) and, C at a time, weights times values (36 bits). Owns the
 // accumulators, the row's sum, and the normalised results that wait for the drain.
 // Four kinds of slots come with the values' stream:
 //   FIRST       the first key of a tile; older sums do not count
 //   NEXT        any other key: older sums shift right by `rescale`
 //   NORMALISE   no key: sums of 18 bits, shifted as the row's sum says, go to the results, and the
 //               divider begins
-//   EMIT        SOFTMAX, second pass: the weight itself, shifted alike, leaves at once
+//   EMIT        SOFTMAX, second pass: the weight itself, shifted alike, leaves at once (18 bits without a sign)
 //
 //   cycle  0  address of a chunk   1  values, accumulators, weight   2  shifted by eights
 //          3  shifted; products    (their sum is written at the end of it; readable in cycle 4)
@@ -32,10 +32,10 @@ module row_output #(
   output logic [C*18-1:0]   result,
   output logic [16:0]       reciprocal,
   output logic signed [7:0] final_maximum,
-  output logic [29:0]       final_sum,
+  output logic [28:0]       final_sum,
   // SOFTMAX: cycle 4
   output logic              emit_valid,
-  output logic [16:0]       emit
+  output logic [17:0]       emit
 );
   localparam logic [1:0] FIRST = 2'd0, NEXT = 2'd1, NORMALISE = 2'd2, EMIT = 2'd3;
 
@@ -103,31 +103,29 @@ module row_output #(
   end
 
   // ------------------------------------------------------------------ the row's sum and its inverse
-  logic [29:0] sum, sum_coarse, sum_fine;
+  logic [28:0] sum, sum_coarse, sum_fine;
   logic [16:0] weight2, weight3;
   logic [4:0]  top, top_next;
   always_comb begin
     top_next = 5'd0;
-    for (int b = 0; b < 30; b++) if (sum[b]) top_next = 5'(b);
+    for (int b = 0; b < 29; b++) if (sum[b]) top_next = 5'(b);
   end
   always_ff @(posedge clk) begin
-    if (to_zero) sum_coarse <= 30'd0;
+    if (to_zero) sum_coarse <= 29'd0;
     else         sum_coarse <= sum >> {amount[4:3], 3'd0};
     sum_fine <= sum_coarse >> fine2;
     weight2  <= weight;
     weight3  <= weight2;
-    if (sums3) sum <= sum_fine + {13'd0, weight3};
+    if (sums3) sum <= sum_fine + {12'd0, weight3};
     top          <= top_next;
     normal_shift <= (top >= 5'd9) ? top - 5'd9 : 5'd0;
   end
 
   // The largest weight is above 2^15: of a sum that is not zero, `top` is at least 15.
-  logic [31:0] scaled_sum;
-  assign scaled_sum = {sum, 2'b0} >> (top - 5'd15);
-  logic unused_bits;
-  assign unused_bits = |scaled_sum[31:18];
+  logic [17:0] scaled_sum;
+  assign scaled_sum = 18'({sum, 2'b0} >> (top - 5'd15));
   divider inverse (
-    .clk(clk), .start(begins), .zero(sum == 30'd0), .divisor(scaled_sum[17:0]),
+    .clk(clk), .start(begins), .zero(sum == 29'd0), .divisor(scaled_sum),
     .quotient(reciprocal));
   always_ff @(posedge clk)
     if (begins) begin
@@ -142,11 +140,11 @@ module row_output #(
         emits2     <= valid & leads & (kind == EMIT);
         emits3     <= emits2;
         emit_valid <= emits3;
-        emit       <= emits3 ? aligned[16:0] | {17{aligned[17]}} : 17'd0;  // 2^17 is held below
+        emit       <= emits3 ? aligned[17:0] : 18'd0;
       end
     end else begin : emits_none
       assign emit_valid = 1'b0;
-      assign emit       = 17'd0;
+      assign emit       = 18'd0;
     end
   endgenerate
 endmodule

@@ -25,7 +25,7 @@ module score_output #(
   output logic [NL*16-1:0] out_data
 );
   localparam int LE = $clog2(ENTRIES);
-  localparam int LP = $clog2(NL + 1);
+  localparam int LP = $clog2(NL);
 
   // ------------------------------------------------------------------ room
   logic [LE:0] reserved;
@@ -57,21 +57,22 @@ module score_output #(
   end
 
   // ------------------------------------------------------------------ beat
-  logic [LP-1:0]    place, next_place;
+  logic [LP-1:0]    place;
+  logic [LP:0]      next_place;
   logic [COUNT-1:0] results_left;
   logic             tile_ends, beat_ends;
   assign take       = head_valid & (~out_valid | out_ready);
-  assign next_place = place + (pairs ? LP'(2) : LP'(1));
+  assign next_place = (LP+1)'(place) + (pairs ? (LP+1)'(2) : (LP+1)'(1));
   assign tile_ends  = results_left == COUNT'(1);
-  assign beat_ends  = tile_ends | (next_place == LP'(NL));
+  assign beat_ends  = tile_ends | (next_place == (LP+1)'(NL));
   assign out_last   = issued & (reserved == (LE+1)'(0));
   always_ff @(posedge clk) begin
     if (take) begin
       for (int word = 0; word < NL; word++)
         if (place == LP'(word))                     out_data[word*16+:16] <= head[15:0];
-        else if (pairs & (place + LP'(1) == LP'(word))) out_data[word*16+:16] <= head[31:16];
+        else if (pairs & (word != 0) & (place == LP'(word - 1))) out_data[word*16+:16] <= head[31:16];
         else if (place == LP'(0))                   out_data[word*16+:16] <= 16'd0;
-      place        <= beat_ends ? LP'(0) : next_place;
+      place        <= beat_ends ? LP'(0) : next_place[LP-1:0];
       results_left <= tile_ends ? tile_results : results_left - COUNT'(1);
     end
     if (take | out_ready) out_valid <= take & beat_ends;

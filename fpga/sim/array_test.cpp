@@ -37,11 +37,14 @@ class Bench {
  public:
   // Every third command has streams that stall.
   void check(const std::string& name, const Command& command, const Bytes& in) {
+    const Stalls stalls{100, 120, static_cast<unsigned>(commands_ + 1)};
+    check(name, command, in, commands_ % 3 == 2 ? stalls : Stalls{});
+  }
+
+  void check(const std::string& name, const Command& command, const Bytes& in,
+             const Stalls& stalls) {
     Bytes expected(output_bytes(kSet, command)), got(expected.size(), 0xa5);
     const std::uint64_t formula = model_.run(command, in, expected);
-    const bool steady = commands_ % 3 != 2;
-    const Stalls stalls{steady ? 0U : 100U, steady ? 0U : 120U,
-                        static_cast<unsigned>(commands_ + 1)};
     ++commands_;
     std::uint64_t busy = 0;
     try {
@@ -185,6 +188,13 @@ void run_corners(Bench& bench, Random& random) {
   bench.check("least scores", saturated,
               bytes_of(saturated, [&] { return at++ < 30 * kSet.head_dim ? -128 : 127; }));
 
+  // As many tiles as a command can have, of one key each; through bytes it would take too long.
+  if (Simulated::kKeepsTime) {
+    const Operation operation = kSet.matmul ? Operation::kMatmul : Operation::kAttention;
+    const Command most = plain(operation, 65535 / rows * rows, 1);
+    bench.check("most queries", most, random_bytes(most, random));
+  }
+
   Command zero = plain(Operation::kAttention, 2 * rows, 40);
   zero.mantissa = 0;
   attention("equal weights", zero);
@@ -210,7 +220,10 @@ void run_rising(Bench& bench) {
 
 void run_scores(Bench& bench, Random& random) {
   const int rows = kSet.rows;
+  const Stalls slow{.output = 253};
   if (kSet.matmul) {
+    const Command stopped = plain(Operation::kMatmul, rows, std::min(kSet.keys, 100));
+    bench.check("matmul, slow reader", stopped, random_bytes(stopped, random), slow);
     for (const int keys : {1, 2, 3, kSet.keys}) {
       const Command command = plain(Operation::kMatmul, 3 * rows, keys);
       bench.check("matmul", command, random_bytes(command, random));
@@ -222,6 +235,11 @@ void run_scores(Bench& bench, Random& random) {
     const Command command = plain(Operation::kSoftmax, 2 * rows, keys);
     bench.check("softmax", command, random_bytes(command, random));
   }
+  Command equal = plain(Operation::kSoftmax, rows, kMostSoftmaxKeys);
+  equal.mantissa = 0;
+  bench.check("softmax, equal shares", equal, random_bytes(equal, random));
+  const Command stopped = plain(Operation::kSoftmax, rows, 100);
+  bench.check("softmax, slow reader", stopped, random_bytes(stopped, random), slow);
   for (const int offset : {-2 * rows, -1, 3}) {
     Command command = plain(Operation::kSoftmax, 3 * rows, 11);
     command.causal = true;
