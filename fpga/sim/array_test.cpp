@@ -238,6 +238,8 @@ void run_scores(Bench& bench, Random& random) {
   Command equal = plain(Operation::kSoftmax, rows, kMostSoftmaxKeys);
   equal.mantissa = 0;
   bench.check("softmax, equal shares", equal, random_bytes(equal, random));
+  equal.keys = 1;
+  bench.check("softmax, a lone key", equal, random_bytes(equal, random));
   const Command stopped = plain(Operation::kSoftmax, rows, 100);
   bench.check("softmax, slow reader", stopped, random_bytes(stopped, random), slow);
   for (const int offset : {-2 * rows, -1, 3}) {

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""The smallest array in Verilator against the model, and how its coverage is read."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fpga_coverage import Exclusion, Point, read_exclusions, read_points, summary
+from setup_env import ROOT
+
+SMALLEST = {"R": 1, "C": 2, "D": 16, "NK": 128, "NL": 1, "MATMUL": 0, "SOFTMAX": 0}
+NO_VERILATOR = "Verilator is missing; install it with: apt-get install verilator"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("verilator") is None, reason=NO_VERILATOR)
+@pytest.mark.parametrize("top", ["attention_array", "byte_top"])
+def test_the_smallest_array_is_the_model(top: str, tmp_path: Path) -> None:
+    values = {**SMALLEST, "BYTES": int(top == "byte_top")}
+    macros = [f"-DTFK_FPGA_{name}={value}" for name, value in values.items()]
+    folders = [f"-I{ROOT / folder}" for folder in ("csrc", "csrc/include", "fpga/sim")]
+    others = {"multiplier_ecp5.sv", "multiplier_xilinx.sv"}
+    if top != "byte_top":
+        others.add("byte_top.sv")
+    rtl = [path for path in sorted((ROOT / "fpga/rtl").glob("*.sv")) if path.name not in others]
+    program = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
+    command: list[str | Path] = [
+        *("verilator", "--cc", "--exe", "--build", "-Wall", "--top-module", top),
+        *(f"-G{name}={value}" for name, value in SMALLEST.items()),
+        *("-CFLAGS", " ".join(["-std=c++20", "-O1", *macros, *folders])),
+        *("--Mdir", tmp_path, "-o", "array_test", *rtl, *(ROOT / file for file in program)),
+    ]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    ran = subprocess.run([tmp_path / "array_test"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def record(kind: str, signal: str, instance: str, count: int) -> str:
+    fields = {
+        "f": "fpga/rtl/drain.sv",
+        "l": "7",
+        "page": f"v_{kind}/drain",
+        "o": signal,
+        "h": instance,
+    }
+    body = "".join(f"\x01{name}\x02{value}" for name, value in fields.items())
+    return f"C '{body}' {count}\n"
+
+
+def test_runs_of_both_tops_are_added_up() -> None:
+    points = read_points(record("toggle", "words[3]", "TOP.byte_top.array.drains", 0))
+    points.update(read_points(record("toggle", "words[3]", "TOP.attention_array.drains", 2)))
+    assert points == {Point("toggle", "drain.sv", 7, "words", 3, "array.drains"): 2}
+
+
+def test_an_exclusion_says_bits_and_has_to_exclude_something() -> None:
+    points: Counter[Point] = Counter()
+    for bit in range(100):
+        points[Point("toggle", "drain.sv", 7, "words", bit, "array")] = int(bit != 63)
+    rules = read_exclusions("# words\ndrain.sv | words[63:60] | zeros\ndrain.sv | group | one\n")
+    assert rules[0] == Exclusion("drain.sv", "words[63:60]", "zeros")
+    table, wrong = summary(points, rules)
+    assert "100.00 %  99 of 99, 1 more excluded" in table
+    assert "excludes nothing: drain.sv group" in wrong

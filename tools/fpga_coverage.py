@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""How much of the RTL simulations have reached: lines, branches and toggles.
+
+    fpga_coverage.py coverage.dat ...     of runs of array_test, built with Verilator's --coverage
+
+Counts of the same place in several runs and several tops are added up. What
+fpga/sim/coverage_exclusions.txt lists, with a reason for each, does not count. Fails where less
+than 95 % of a kind is left, or where an exclusion excludes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from setup_env import ROOT
+
+RTL = ROOT / "fpga" / "rtl"
+EXCLUSIONS = ROOT / "fpga" / "sim" / "coverage_exclusions.txt"
+LEAST_PERCENT = 95.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place that a simulation reaches, or not."""
+
+    kind: str  # line, branch or toggle
+    file: str
+    line: int
+    signal: str  # of a toggle, without its bit; otherwise what Verilator calls the branch
+    bit: int
+    instance: str
+
+    def __str__(self) -> str:
+        bit = f"[{self.bit}]" if self.bit >= 0 else ""
+        return f"{self.kind} {self.file}:{self.line} {self.signal}{bit} ({self.instance})"
+
+
+def read_points(text: str) -> Counter[Point]:
+    """Of a file that Verilator wrote: lines of fields, each with a short name, and a count."""
+    points: Counter[Point] = Counter()
+    for line in text.splitlines():
+        if not line.startswith("C '"):
+            continue
+        body, count = line[3:].rsplit("' ", 1)
+        fields = dict(part.split("\x02", 1) for part in body.split("\x01") if "\x02" in part)
+        name = re.fullmatch(r"(.*?)(?:\[(\d+)\])?", fields["o"])
+        assert name is not None
+        # The array is the same alone and within byte_top.
+        instance = re.sub(r"^TOP\.(byte_top\.array|attention_array)", "array", fields["h"])
+        point = Point(
+            kind=fields["page"].split("/")[0].removeprefix("v_"),
+            file=Path(fields["f"]).name,
+            line=int(fields["l"]),
+            signal=name[1],
+            bit=int(name[2]) if name[2] else -1,
+            instance=instance,
+        )
+        points[point] += int(count)
+    return points
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A line of the list: `file | what | reason`. `what` is a signal, with bits where not all of
+    them are meant; or, in quotes, a part of the source line of a branch."""
+
+    file: str
+    what: str
+    reason: str
+
+    def covers(self, point: Point) -> bool:
+        if point.file != self.file:
+            return False
+        if self.what.startswith('"'):
+            source = (RTL / point.file).read_text().splitlines()[point.line - 1]
+            return point.kind == "branch" and self.what.strip('"') in source
+        what = re.fullmatch(r"(.*?)(?:\[(\d+):(\d+)\])?", self.what)
+        assert what is not None
+        name, high, low = what.groups()
+        in_bits = high is None or int(low) <= point.bit <= int(high)
+        return point.kind == "toggle" and point.signal == name and in_bits
+
+
+def read_exclusions(text: str) -> list[Exclusion]:
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [Exclusion(*(part.strip() for part in line.split("|", 2))) for line in lines]
+
+
+def summary(points: Counter[Point], exclusions: Iterable[Exclusion]) -> tuple[str, list[str]]:
+    """A table, and what is wrong."""
+    missed = [point for point, count in points.items() if count == 0]
+    excluded = {rule: {point for point in missed if rule.covers(point)} for rule in exclusions}
+    left_out: set[Point] = set().union(*excluded.values()) if excluded else set()
+    rows, wrong = [], []
+    for kind in ("line", "branch", "toggle"):
+        there = {point for point in points if point.kind == kind} - left_out
+        reached = sum(points[point] > 0 for point in there)
+        percent = 100 * reached / max(len(there), 1)
+        skipped = sum(point.kind == kind for point in left_out)
+        rows.append(
+            f"{kind:7} {percent:6.2f} %  {reached} of {len(there)}, {skipped} more excluded"
+        )
+        if percent < LEAST_PERCENT:
+            wrong.append(f"{kind}: {percent:.2f} %, expected at least {LEAST_PERCENT} %")
+    wrong += [
+        f"excludes nothing: {rule.file} {rule.what}"
+        for rule, found in excluded.items()
+        if not found
+    ]
+    rows += [f"not reached: {point}" for point in missed if point not in left_out]
+    return "\n".join(rows), wrong
+
+
+def main(files: Sequence[str]) -> int:
+    points: Counter[Point] = Counter()
+    for file in files:
+        # update() keeps the places that no run has reached; the operator would drop them.
+        points.update(read_points(Path(file).read_text(errors="replace")))
+    table, wrong = summary(points, read_exclusions(EXCLUSIONS.read_text()))
+    print(table)
+    for line in wrong:
+        print(line)
+    return 1 if wrong or not points else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
