@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "core/check.h"
@@ -33,6 +35,17 @@ inline constexpr ParameterSet kParameterSets[] = {
     {4, 8, 32, 256, 4, true, true},   {4, 16, 64, 1024, 4, true, true},
     {8, 8, 64, 1024, 4, true, true},  {4, 16, 128, 1024, 4, true, true},
 };
+
+// What fpga/rtl takes for granted; docs/fpga/architecture.md says why.
+constexpr bool can_be_built(const ParameterSet& set) {
+  const auto power_of_two = [](int value) { return std::has_single_bit(unsigned(value)); };
+  const bool scores = set.matmul || set.softmax;
+  return power_of_two(set.rows) && power_of_two(set.lanes) && power_of_two(set.head_dim) &&
+         power_of_two(set.keys) && set.lanes >= 2 && set.chunks() >= 4 && set.chunks() <= 16 &&
+         set.lanes % set.output_lanes == 0 &&
+         (!scores || (set.rows <= set.chunks() && set.output_lanes >= 2));
+}
+static_assert(std::all_of(std::begin(kParameterSets), std::end(kParameterSets), can_be_built));
 
 // "r4c16d64n1024"
 inline std::string name_of(const ParameterSet& set) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // A row of the array: one query of the tile. Keys and values, with their control, come from the row
 // before and leave to the next a cycle later, so that no wire is longer than a row. Owns the links'
-// registers; row_score, row_softmax and row_output own the rest. A key's weight is ready in cycle 18
-// of its last chunk, when the first chunk of its value stands in cycle 1.
+// registers; row_score, row_softmax and row_output own the rest. A key's weight is ready in cycle
+// 18 of its last chunk, when the first chunk of its value stands in cycle 1.
 module array_row #(
   parameter int C       = 16,
   parameter int NC      = 4,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A linear systolic array of attention rows. A command names an operation; the input stream brings
-// beats of C bytes, the output stream takes beats of NL words of 16 bits; csrc/fpga/array.h says what
-// they carry. Parameters:
+// beats of C bytes, the output stream takes beats of NL words of 16 bits; csrc/fpga/array.h says
+// what they carry. Parameters:
 //   R    queries of a tile, a row of the array each (a power of two)
 //   C    elements of the head dimension D at a time; a key takes NC = D / C cycles (a power of two
 //        from 4 to 16, and no less than R where MATMUL or SOFTMAX is built)

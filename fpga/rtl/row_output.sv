@@ -6,7 +6,8 @@
 //   NEXT        any other key: older sums shift right by `rescale`
 //   NORMALISE   no key: sums of 18 bits, shifted as the row's sum says, go to the results, and the
 //               divider begins
-//   EMIT        SOFTMAX, second pass: the weight itself, shifted alike, leaves at once (18 bits without a sign)
+//   EMIT        SOFTMAX, second pass: the weight itself, shifted alike, leaves at once (18 bits
+//               without a sign)
 //
 //   cycle  0  address of a chunk   1  values, accumulators, weight   2  shifted by eights
 //          3  shifted; products    (their sum is written at the end of it; readable in cycle 4)
@@ -102,7 +103,7 @@ module row_output #(
     if (drain_advance) result <= results[drain_chunk];
   end
 
-  // ------------------------------------------------------------------ the row's sum and its inverse
+  // ------------------------------------------------------------------ sum of weights, its inverse
   logic [28:0] sum, sum_coarse, sum_fine;
   logic [16:0] weight2, weight3;
   logic [4:0]  top, top_next;

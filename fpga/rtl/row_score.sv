@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The score of a row's query with each key: C products a cycle, summed over the NC chunks of a key.
-// Owns the query, in two banks, one of which is loaded while the other is used. In SOFTMAX the score
-// comes with the keys' stream instead, that of row ROW in chunk ROW.
+// Owns the query, in two banks, one of which is loaded while the other is used. In SOFTMAX the
+// score comes with the keys' stream instead, that of row ROW in chunk ROW.
 //
 //   cycle  0  address of a query's chunk    1  key and query       3  products
-//          4  sums of four                  5  sum of a chunk      6  score, after a key's last chunk
+//          4  sums of four                  5  sum of a chunk
+//          6  score, behind a key's last chunk
 module row_score #(
   parameter int C       = 16,
   parameter int NC      = 4,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The online softmax of a row: of each score a weight 2^-(m - t), t being the score in binary orders
-// (Q7.10) and m the least integer that is no less than any t so far, and the shift that brings older
-// sums to a maximum that has risen. Owns the maximum. Takes a score every fourth cycle or slower.
+// The online softmax of a row: of each score a weight 2^-(m - t), t being the score in binary
+// orders (Q7.10) and m the least integer that is no less than any t so far, and the shift that
+// brings older sums to a maximum that has risen. Owns the maximum. Takes a score every fourth cycle
+// or slower.
 //
 //   cycle  6  score            8  products        9  their sum      10  shifted    11  t
 //         12  its ceiling     13  m              14  m - t          16  2^-fraction
@@ -34,7 +35,7 @@ module row_softmax #(
     first  <= {first[11:7], score_first};
   end
 
-  // ------------------------------------------------------------------ to binary orders: two products
+  // ------------------------------------------------------------------ to binary orders
   logic signed [HW+17-1:0] upper, upper_sum;
   logic signed [29:0]      lower;
   multiplier #(.A(HW), .B(17)) times_upper (

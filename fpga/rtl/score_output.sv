@@ -69,9 +69,12 @@ module score_output #(
   always_ff @(posedge clk) begin
     if (take) begin
       for (int word = 0; word < NL; word++)
-        if (place == LP'(word))                     out_data[word*16+:16] <= head[15:0];
-        else if (pairs & (word != 0) & (place == LP'(word - 1))) out_data[word*16+:16] <= head[31:16];
-        else if (place == LP'(0))                   out_data[word*16+:16] <= 16'd0;
+        if (place == LP'(word))
+          out_data[word*16+:16] <= head[15:0];
+        else if (pairs & (word != 0) & (place == LP'(word - 1)))
+          out_data[word*16+:16] <= head[31:16];
+        else if (place == LP'(0))
+          out_data[word*16+:16] <= 16'd0;
       place        <= beat_ends ? LP'(0) : next_place[LP-1:0];
       results_left <= tile_ends ? tile_results : results_left - COUNT'(1);
     end

@@ -64,25 +64,25 @@ module sequencer #(
   logic                 emitting;   // second pass of SOFTMAX
   logic                 waiting;    // a bank is loaded and not yet in use
   logic                 bank;
-  logic                 tile_starts, goes, key_ends, pass_ends, last_pass;
+  logic                 tile_starts, goes, key_ends, pass_ends, last_pass, drain_begins;
+  logic [JW-1:0]        visible;    // keys that the tile runs
 
   // ------------------------------------------------------------------ place
   logic [LC-1:0]        chunk;
   logic                 first;
   logic [JW-1:0]        keys_left;
   logic [ADDRESS-1:0]   address;
+  logic                 reserving, taking;  // what the slot wants before it goes
+  assign reserving   = (matmul | emitting) & (chunk == LC'(0));
+  assign taking      = softmax & ((LC+1)'(chunk) < (LC+1)'(R));
   assign tile_starts = (state == TILE) & (softmax | waiting);
   assign goes        = (state == RUN) & (~reserving | room) & (~taking | score_ready);
   assign key_ends    = goes & (chunk == LC'(NC - 1));
   assign pass_ends   = key_ends & (keys_left == JW'(1));
   assign last_pass   = ~softmax | emitting;
-
-  logic reserving, taking;
-  assign reserving  = (matmul | emitting) & (chunk == LC'(0));
-  assign taking     = softmax & ((LC+1)'(chunk) < (LC+1)'(R));
-  assign reserve    = goes & reserving;
-  assign score_take = goes & taking;
-  assign scores_end = score_take & (keys_left == JW'(1)) & ((LC+1)'(chunk) == (LC+1)'(R - 1));
+  assign reserve     = goes & reserving;
+  assign score_take  = goes & taking;
+  assign scores_end  = score_take & (keys_left == JW'(1)) & ((LC+1)'(chunk) == (LC+1)'(R - 1));
 
   always_ff @(posedge clk) begin
     if (tile_starts) begin
@@ -106,7 +106,7 @@ module sequencer #(
   logic signed [BW-1:0] base, ahead, seen;
   logic                 sees_none, sees_all, ahead_none, ahead_all;
   logic [HIDDEN-1:0]    ahead_low;
-  logic [JW-1:0]        seen_low, visible;
+  logic [JW-1:0]        seen_low;
   always_ff @(posedge clk) begin
     if (start)                      base <= BW'(offset);
     else if (pass_ends & last_pass) base <= base + BW'(R);
@@ -150,7 +150,6 @@ module sequencer #(
   end
 
   // ------------------------------------------------------------------ course of the command
-  logic drain_begins;
   assign drain_begins   = (state == NORMALISE) & (softmax | drain_idle);
   assign queries_wanted = ~waiting & (tiles_left != 16'd0) & ~softmax & (state != REST);
   assign issued         = state == ISSUED;

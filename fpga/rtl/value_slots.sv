@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The values' stream: each event of the keys' stream comes back as NC slots, LAG cycles later, when
-// the weights of its key are ready. Owns the line of events on their way and the place in the buffer.
+// the weights of its key are ready. Owns the line of events on their way and the place in the
+// buffer.
 module value_slots #(
   parameter int NC      = 4,
   parameter int LC      = 2,

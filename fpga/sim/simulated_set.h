@@ -14,6 +14,8 @@ inline constexpr ParameterSet kSimulatedSet = {
     TFK_FPGA_R,  TFK_FPGA_C,           TFK_FPGA_D,           TFK_FPGA_NK,
     TFK_FPGA_NL, TFK_FPGA_MATMUL != 0, TFK_FPGA_SOFTMAX != 0};
 
+static_assert(can_be_built(kSimulatedSet));
+
 // How often, of 256 cycles, a stream has nothing to give or takes nothing.
 struct Stalls {
   unsigned input = 0, output = 0;

@@ -209,6 +209,16 @@ TEST_P(EverySet, softmax_is_the_formula) {
   }
 }
 
+// With the keys in the buffers; the simulation holds the RTL to the same number of cycles.
+TEST_P(EverySet, multipliers_are_busy_at_256_keys) {
+  const ParameterSet set = GetParam();
+  const int keys = std::min(set.keys, 256);
+  Command command = command_of(Operation::kAttention, 32 * set.rows, keys, 1, set.head_dim);
+  command.load = false;
+  const double busy = 32.0 * keys * set.chunks();
+  EXPECT_GE(busy / static_cast<double>(cycles(set, command)), 0.85);
+}
+
 TEST(Fpga, commands_survive_their_encoding) {
   Command command = command_of(Operation::kSoftmax, 40000, 8191, 3, 0);
   command.causal = command.statistics = true;

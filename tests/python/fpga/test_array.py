@@ -14,31 +14,63 @@ from fpga_coverage import Exclusion, Point, read_exclusions, read_points, summar
 from setup_env import ROOT
 
 SMALLEST = {"R": 1, "C": 2, "D": 16, "NK": 128, "NL": 1, "MATMUL": 0, "SOFTMAX": 0}
+BODIES = {"multiplier_ecp5.sv", "multiplier_xilinx.sv"}  # of other parts
 NO_VERILATOR = "Verilator is missing; install it with: apt-get install verilator"
+NO_YOSYS = "Yosys is missing; install it with: apt-get install yosys"
+needs_verilator = pytest.mark.skipif(shutil.which("verilator") is None, reason=NO_VERILATOR)
+needs_yosys = pytest.mark.skipif(shutil.which("yosys") is None, reason=NO_YOSYS)
+
+
+def run(*command: str | Path) -> str:
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def rtl(top: str) -> list[Path]:
+    others = BODIES if top == "byte_top" else {*BODIES, "byte_top.sv"}
+    return [path for path in sorted((ROOT / "fpga/rtl").glob("*.sv")) if path.name not in others]
+
+
+def compare_with_model(top: str, options: list[str | Path], folder: Path) -> str:
+    """Builds array_test around what Verilator makes of the sources in `options`, and runs it."""
+    values = {**SMALLEST, "BYTES": int(top == "byte_top")}
+    macros = [f"-DTFK_FPGA_{name}={value}" for name, value in values.items()]
+    includes = [f"-I{ROOT / path}" for path in ("csrc", "csrc/include", "fpga/sim")]
+    program = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
+    flags = " ".join(["-std=c++20", "-O1", *macros, *includes])
+    build = ("verilator", "--cc", "--exe", "--build", "--top-module", top, "-CFLAGS", flags)
+    run(*build, "--Mdir", folder, "-o", "test", *options, *(ROOT / path for path in program))
+    return run(folder / "test")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("verilator") is None, reason=NO_VERILATOR)
+@needs_verilator
 @pytest.mark.parametrize("top", ["attention_array", "byte_top"])
 def test_the_smallest_array_is_the_model(top: str, tmp_path: Path) -> None:
-    values = {**SMALLEST, "BYTES": int(top == "byte_top")}
-    macros = [f"-DTFK_FPGA_{name}={value}" for name, value in values.items()]
-    folders = [f"-I{ROOT / folder}" for folder in ("csrc", "csrc/include", "fpga/sim")]
-    others = {"multiplier_ecp5.sv", "multiplier_xilinx.sv"}
-    if top != "byte_top":
-        others.add("byte_top.sv")
-    rtl = [path for path in sorted((ROOT / "fpga/rtl").glob("*.sv")) if path.name not in others]
-    program = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
-    command: list[str | Path] = [
-        *("verilator", "--cc", "--exe", "--build", "-Wall", "--top-module", top),
-        *(f"-G{name}={value}" for name, value in SMALLEST.items()),
-        *("-CFLAGS", " ".join(["-std=c++20", "-O1", *macros, *folders])),
-        *("--Mdir", tmp_path, "-o", "array_test", *rtl, *(ROOT / file for file in program)),
+    parameters = [f"-G{name}={value}" for name, value in SMALLEST.items()]
+    assert ", 0 wrong" in compare_with_model(top, ["-Wall", *parameters, *rtl(top)], tmp_path)
+
+
+@pytest.mark.slow
+@needs_verilator
+@needs_yosys
+def test_its_netlist_for_ice40_is_the_model(tmp_path: Path) -> None:
+    parameters = " ".join(f"-set {name} {value}" for name, value in SMALLEST.items())
+    netlist = tmp_path / "netlist.v"
+    script = [
+        f"read_verilog -sv {' '.join(str(path) for path in rtl('byte_top'))}",
+        f"chparam {parameters} byte_top",
+        "synth_ice40 -top byte_top",
+        f"write_verilog -noattr {netlist}",
     ]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    ran = subprocess.run([tmp_path / "array_test"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run("yosys", "-q", "-p", "; ".join(script))
+    yosys = shutil.which("yosys")
+    assert yosys is not None
+    cells = Path(yosys).resolve().parents[1] / "share/yosys/ice40/cells_sim.v"
+    quiet: list[str | Path] = ["-Wno-fatal", "-Wno-lint", "-Wno-style"]
+    quiet += ["-DNO_ICE40_DEFAULT_ASSIGNMENTS", netlist, cells]
+    assert ", 0 wrong" in compare_with_model("byte_top", quiet, tmp_path / "model")
 
 
 def record(kind: str, signal: str, instance: str, count: int) -> str:
