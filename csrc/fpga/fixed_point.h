@@ -21,7 +21,7 @@ class ExponentTable {
  public:
   ExponentTable() {
     for (int i = 0; i < 1 << kFraction; ++i)
-      value_[i] = static_cast<std::uint32_t>(65536.0 * std::exp2(-i / 1024.0) + 0.5);
+      value_[i] = static_cast<std::uint32_t>(std::lround(65536.0 * std::exp2(-i / 1024.0)));
   }
   std::uint32_t operator[](std::int64_t i) const { return value_[i]; }
 
