@@ -29,6 +29,7 @@ constexpr std::size_t kRead = 1 << 16;
 class Board {
  public:
   Board() {
+    top_.in_valid = top_.out_ready = 0;
     top_.reset = 1;
     for (int i = 0; i < 8; ++i) tick();
     top_.reset = 0;

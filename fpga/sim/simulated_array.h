@@ -23,7 +23,8 @@ class SimulatedArray {
   // Without stalls, a command takes the cycles of the formula.
   static constexpr bool kKeepsTime = true;
 
-  SimulatedArray() : context_(new VerilatedContext), array_(new Vattention_array(context_.get())) {
+  SimulatedArray() : context_(power_up()), array_(new Vattention_array(context_.get())) {
+    array_->command_valid = array_->s_valid = array_->m_ready = 0;
     array_->reset = 1;
     for (int i = 0; i < 8; ++i) tick();
     array_->reset = 0;

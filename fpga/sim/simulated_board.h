@@ -22,7 +22,8 @@ class SimulatedBoard {
   // Beats are made of bytes: the array waits for them.
   static constexpr bool kKeepsTime = false;
 
-  SimulatedBoard() : context_(new VerilatedContext), top_(new Vbyte_top(context_.get())) {
+  SimulatedBoard() : context_(power_up()), top_(new Vbyte_top(context_.get())) {
+    top_->in_valid = top_->out_ready = 0;
     top_->reset = 1;
     for (int i = 0; i < 8; ++i) cycle();
     top_->reset = 0;

@@ -3,7 +3,10 @@
 // _SOFTMAX, as the RTL's parameters.
 #pragma once
 
+#include <verilated.h>
+
 #include <cstdint>
+#include <memory>
 #include <random>
 
 #include "fpga/array.h"
@@ -15,6 +18,14 @@ inline constexpr ParameterSet kSimulatedSet = {
     TFK_FPGA_NL, TFK_FPGA_MATMUL != 0, TFK_FPGA_SOFTMAX != 0};
 
 static_assert(can_be_built(kSimulatedSet));
+
+// Registers and memories wake up with anything in them, where the build has --x-initial unique.
+inline std::unique_ptr<VerilatedContext> power_up() {
+  auto context = std::make_unique<VerilatedContext>();
+  context->randReset(2);
+  context->randSeed(19);
+  return context;
+}
 
 // How often, of 256 cycles, a stream has nothing to give or takes nothing.
 struct Stalls {

@@ -39,8 +39,18 @@ def compare_with_model(top: str, options: list[str | Path], folder: Path) -> str
     includes = [f"-I{ROOT / path}" for path in ("csrc", "csrc/include", "fpga/sim")]
     program = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
     flags = " ".join(["-std=c++20", "-O1", *macros, *includes])
-    build = ("verilator", "--cc", "--exe", "--build", "--top-module", top, "-CFLAGS", flags)
-    run(*build, "--Mdir", folder, "-o", "test", *options, *(ROOT / path for path in program))
+    build = ("verilator", "--cc", "--exe", "--build", "--x-initial", "unique", "--top-module", top)
+    run(
+        *build,
+        "-CFLAGS",
+        flags,
+        "--Mdir",
+        folder,
+        "-o",
+        "test",
+        *options,
+        *(ROOT / path for path in program),
+    )
     return run(folder / "test")
 
 
