@@ -60,7 +60,8 @@ module byte_top #(
     else if (s_ready) s_valid <= 1'b0;
     if (command_ends | beat_ends) collected <= 4'd0;
     else if (accepted)            collected <= collected + 4'd1;
-    if (reset_here) begin
+    // Bytes that the command did not ask for are dropped: the next one begins with its own.
+    if (reset_here | replies) begin
       collected <= 4'd0;
       s_valid   <= 1'b0;
     end

@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: MIT
-// A signed product, two cycles behind its operands: a register on them and one on the product, both
-// held while `enable` is low. This body leaves it to the tools how a product is made.
+// Signed product, two cycles after its operands: one register holds the operands, one the product.
+//
+// This body is for any part: synthesis makes it of logic, or of the part's multipliers. A build
+// reads one of multiplier*.sv; they have the same ports, the same latency and the same values.
 module multiplier #(
-  parameter int A = 18,
-  parameter int B = 18
+    parameter int A = 18,
+    parameter int B = 18
 ) (
-  input  logic                  clk,
-  input  logic                  enable,
-  input  logic signed [A-1:0]   a,
-  input  logic signed [B-1:0]   b,
-  output logic signed [A+B-1:0] product
+    input  logic                  clk,
+    input  logic                  enable,  // holds both registers while 0
+    input  logic signed [A-1:0]   a,
+    input  logic signed [B-1:0]   b,
+    output logic signed [A+B-1:0] product
 );
-  logic signed [A-1:0] left;
-  logic signed [B-1:0] right;
 
-  always_ff @(posedge clk) if (enable) begin
-    left    <= a;
-    right   <= b;
-    product <= left * right;
+  logic signed [A-1:0] held_a;
+  logic signed [B-1:0] held_b;
+
+  always_ff @(posedge clk) begin
+    if (enable) begin
+      held_a  <= a;
+      held_b  <= b;
+      product <= held_a * held_b;
+    end
   end
+
 endmodule
