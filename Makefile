@@ -3,20 +3,21 @@
 #   PYTHON=python3.12     the interpreter that .venv is made from (>= 3.10)
 #   TORCH="torch==2.11.0" the PyTorch to install instead of the one that is chosen
 #   TFK_CUDA=0|1          leave out, or insist on, the CUDA kernels
-#   DEMO_ARGS, BENCH_ARGS, PYTEST_ARGS   passed on
+#   DEMO_ARGS, BENCH_ARGS, FPGA_ARGS, PYTEST_ARGS   passed on
 
 PYTHON ?= python3
 TORCH ?=
 TFK_CUDA ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+FPGA_ARGS ?=
 PYTEST_ARGS ?=
 export TORCH TFK_CUDA
 
 SETUP := $(PYTHON) tools/setup_env.py
 VENV := .venv/bin/python
 
-.PHONY: help build demo test bench lint format docs clean
+.PHONY: help build demo test bench fpga lint format docs clean
 .DEFAULT_GOAL := help
 
 help: ## Say what can be made
@@ -36,6 +37,10 @@ test: ## Run the C++ and the Python tests
 
 bench: build ## Time every op against its rivals on this machine
 	@$(VENV) -m transformer_kernels.bench bench $(BENCH_ARGS)
+
+fpga: ## Check, simulate, prove, place and route the FPGA array
+	@$(SETUP) run fpga $(addprefix --need ,compiler verilator yosys z3 nextpnr-ice40)
+	@$(VENV) -W 'ignore:transformer_kernels runs PyTorch formulas' tools/fpga.py $(FPGA_ARGS)
 
 lint: ## Check layout, format, types and common mistakes
 	@$(SETUP) run lint --need compiler

@@ -247,7 +247,7 @@ def comments(root: Path) -> Iterator[str]:
 
 # A path in back quotes is checked when it starts in one of these; wildcards and patterns are not.
 ROOT_FOLDERS = (
-    "assets", "benchmarks", "cmake", "csrc", "docs", "examples", "tests", "tools",
+    "assets", "benchmarks", "cmake", "csrc", "docs", "examples", "fpga", "tests", "tools",
     "transformer_kernels", "tutorials",
 )  # fmt: skip
 GENERATED = re.compile(r"^(docs/_|transformer_kernels/lib\b|benchmarks/results\b)")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from setup_env import ROOT
-from transformer_kernels.bench import host
+from transformer_kernels.bench import area, host
 from transformer_kernels.bench.schema import Result, Row, load
 from transformer_kernels.bench.table import render
 
@@ -44,6 +44,8 @@ FIELDS: Mapping[str, Callable[[Row], str]] = {
 
 def provenance(result: Result) -> str:
     """Where the figures come from: a table without it would be a claim."""
+    if result.area:
+        return area.provenance(result)
     machine = result.machine
     parts = [machine.device_name, f"{machine.cores} cores", machine.system]
     parts += [f"driver {machine.driver}"] if machine.driver else []
@@ -61,10 +63,17 @@ def keep(result: Result, filters: Iterable[tuple[str, str]]) -> Result:
 
 
 def block(result: Result) -> str:
-    """In the unit that its ceiling has: rows that count operations stand against a product."""
+    return f"```text\n{drawn(result)}\n```\n\n{provenance(result)}\n"
+
+
+def drawn(result: Result) -> str:
+    """The table of what was measured, operations per second where any were counted."""
+    if result.area:
+        return area.render(result)
+    if result.host:
+        return host.render(result)
     unit = "tflops" if any(row.tflops is not None for row in result.rows) else "us"
-    table = host.render(result) if result.host else render(result, unit=unit)
-    return f"```text\n{table}\n```\n\n{provenance(result)}\n"
+    return render(result, unit=unit)
 
 
 def page(name: str, result: Result) -> str:
@@ -95,10 +104,13 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 
 def write_pages() -> None:
+    """What a benchmark measured on one page, what `make fpga` placed and routed on another."""
     GENERATED.mkdir(parents=True, exist_ok=True)
-    pages = [page(path.stem, load(path)) for path in sorted(RESULTS.glob("*.json"))]
-    text = "\n".join(pages) or "No result file is stored yet.\n"
-    (GENERATED / "results.md").write_text(text)
+    stored = {path.stem: load(path) for path in sorted(RESULTS.glob("*.json"))}
+    measured = [page(name, result) for name, result in stored.items() if not result.area]
+    routed = [block(result) for result in stored.values() if result.area]
+    for name, parts in (("results.md", measured), ("fpga.md", routed)):
+        (GENERATED / name).write_text("\n".join(parts) or "No result file is stored yet.\n")
 
 
 def main() -> int:

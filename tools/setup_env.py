@@ -81,6 +81,20 @@ class SystemPackage:
     names: Mapping[str, str]  # by package manager
 
 
+def executable(name: str, managers: Sequence[str]) -> SystemPackage:
+    """A program whose package has its name."""
+    return SystemPackage(name, lambda: shutil.which(name), dict.fromkeys(managers, name))
+
+
+# By the managers that have them.
+FPGA_TOOLS: Mapping[str, Sequence[str]] = {
+    "verilator": MANAGERS,
+    "yosys": MANAGERS,
+    "z3": MANAGERS,
+    "nextpnr-ice40": ("apt-get",),
+}
+
+
 def system_packages() -> dict[str, SystemPackage]:
     venv = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
     return {
@@ -98,6 +112,7 @@ def system_packages() -> dict[str, SystemPackage]:
             has_gtest,
             {"apt-get": "libgtest-dev", "dnf": "gtest-devel", "brew": "googletest"},
         ),
+        **{name: executable(name, managers) for name, managers in FPGA_TOOLS.items()},
     }
 
 

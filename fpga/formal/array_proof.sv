@@ -40,7 +40,6 @@ module array_proof (
       gives_at_rest : assert (!(command_ready && m_valid));
       takes_at_rest : assert (!(command_ready && s_ready));
     end
-    command_taken : cover (under_way && s_valid && s_ready);
   end
 
 endmodule

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The drain sends as many beats as a tile has, whatever the taker does; the last of the command's
-// last tile is marked, and no other; and the rows' results may be overwritten only when all are out.
+// last tile is marked, and no other; and the rows' results may be overwritten only when all of
+// them are out.
 module drain_proof (
     input logic clk,
     input logic start,
@@ -15,7 +16,7 @@ module drain_proof (
   (* anyseq *) logic [R*C*18-1:0] results;
   (* anyseq *) logic [R*17-1:0]   reciprocals;
   (* anyseq *) logic [R*8-1:0]    maxima;
-  (* anyseq *) logic [R*30-1:0]   sums;
+  (* anyseq *) logic [R*29-1:0]   sums;
 
   logic reset = 1'b1;
   logic idle, advance, out_valid, out_last;

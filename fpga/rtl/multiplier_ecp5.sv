@@ -44,15 +44,18 @@ module multiplier #(
       .B5(wide_b[5]), .B6(wide_b[6]), .B7(wide_b[7]), .B8(wide_b[8]), .B9(wide_b[9]),
       .B10(wide_b[10]), .B11(wide_b[11]), .B12(wide_b[12]), .B13(wide_b[13]), .B14(wide_b[14]),
       .B15(wide_b[15]), .B16(wide_b[16]), .B17(wide_b[17]),
-      .P0(wide_product[0]), .P1(wide_product[1]), .P2(wide_product[2]), .P3(wide_product[3]),
-      .P4(wide_product[4]), .P5(wide_product[5]), .P6(wide_product[6]), .P7(wide_product[7]),
-      .P8(wide_product[8]), .P9(wide_product[9]), .P10(wide_product[10]), .P11(wide_product[11]),
-      .P12(wide_product[12]), .P13(wide_product[13]), .P14(wide_product[14]), .P15(wide_product[15]),
-      .P16(wide_product[16]), .P17(wide_product[17]), .P18(wide_product[18]), .P19(wide_product[19]),
-      .P20(wide_product[20]), .P21(wide_product[21]), .P22(wide_product[22]), .P23(wide_product[23]),
-      .P24(wide_product[24]), .P25(wide_product[25]), .P26(wide_product[26]), .P27(wide_product[27]),
-      .P28(wide_product[28]), .P29(wide_product[29]), .P30(wide_product[30]), .P31(wide_product[31]),
-      .P32(wide_product[32]), .P33(wide_product[33]), .P34(wide_product[34]), .P35(wide_product[35])
+      .P0(wide_product[0]), .P1(wide_product[1]), .P2(wide_product[2]),
+      .P3(wide_product[3]), .P4(wide_product[4]), .P5(wide_product[5]),
+      .P6(wide_product[6]), .P7(wide_product[7]), .P8(wide_product[8]),
+      .P9(wide_product[9]), .P10(wide_product[10]), .P11(wide_product[11]),
+      .P12(wide_product[12]), .P13(wide_product[13]), .P14(wide_product[14]),
+      .P15(wide_product[15]), .P16(wide_product[16]), .P17(wide_product[17]),
+      .P18(wide_product[18]), .P19(wide_product[19]), .P20(wide_product[20]),
+      .P21(wide_product[21]), .P22(wide_product[22]), .P23(wide_product[23]),
+      .P24(wide_product[24]), .P25(wide_product[25]), .P26(wide_product[26]),
+      .P27(wide_product[27]), .P28(wide_product[28]), .P29(wide_product[29]),
+      .P30(wide_product[30]), .P31(wide_product[31]), .P32(wide_product[32]),
+      .P33(wide_product[33]), .P34(wide_product[34]), .P35(wide_product[35])
   );
 
 endmodule

@@ -108,6 +108,24 @@ class HostRow:
 
 
 @dataclass(frozen=True)
+class AreaRow:
+    """One parameter set of the FPGA array, placed and routed on one part."""
+
+    set: str  # "r2c4d64n256"
+    part: str  # "ecp5-25f"
+    title: str  # the part's name in a table
+    logic: int  # cells, in the part's own kind
+    logic_available: int
+    registers: int
+    dsp: int  # hardware multipliers
+    dsp_available: int
+    ram: int  # block memories
+    ram_available: int
+    mhz: float  # by static timing analysis
+    seed: int  # of the placement
+
+
+@dataclass(frozen=True)
 class TrainingRun:
     name: str
     losses: list[float]
@@ -147,6 +165,7 @@ class Result:
     skipped: list[Skip] = field(default_factory=list)
     host: list[HostRow] = field(default_factory=list)
     training: Training | None = None
+    area: list[AreaRow] = field(default_factory=list)
 
 
 def to_json(result: Result) -> str:
