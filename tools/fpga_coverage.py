@@ -4,8 +4,6 @@
 
     fpga_coverage.py coverage.dat ...     of runs of array_test, built with Verilator's --coverage
 
-The build has no --x-initial unique: what wakes up with anything would be a toggle.
-
 Counts of the same place in several runs and several tops are added up. What
 fpga/sim/coverage_exclusions.txt lists, with a reason for each, does not count. Fails where less
 than 95 % of a kind is left, or where an exclusion excludes nothing.
