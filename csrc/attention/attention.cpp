@@ -17,7 +17,9 @@ namespace {
 constexpr const char* kOp = "attention";
 
 constexpr Backends<AttentionForwardProblem> kForward{
-    .cpu = cpu::attention_forward, .cuda = kHasCuda ? cuda::attention_forward : nullptr};
+    .cpu = cpu::attention_forward,
+    .cuda = kHasCuda ? cuda::attention_forward : nullptr,
+    .fpga = fpga::attention_forward};
 constexpr Backends<AttentionBackwardProblem> kBackward{
     .cpu = cpu::attention_backward, .cuda = kHasCuda ? cuda::attention_backward : nullptr};
 

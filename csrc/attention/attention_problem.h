@@ -192,5 +192,8 @@ namespace cuda {
 void attention_forward(const Context& context, const AttentionForwardProblem& problem);
 void attention_backward(const Context& context, const AttentionBackwardProblem& problem);
 }  // namespace cuda
+namespace fpga {
+void attention_forward(const Context& context, const AttentionForwardProblem& problem);
+}  // namespace fpga
 
 }  // namespace transformer_kernels

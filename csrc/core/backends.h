@@ -23,13 +23,21 @@ struct Backends {
 
   Run cpu = nullptr;
   Run cuda = nullptr;
+  Run fpga = nullptr;
 };
 
-// Runs the problem on the backend of the context's device, which is the current one meanwhile; says
-// so where this build lacks it.
+// Runs the problem on the context's array, or else on the backend of its device, which is the
+// current one meanwhile; says so where this build, or the op, lacks it.
 template <class Problem>
 void run_on(const char* op, const Backends<Problem>& backends, const Context& context,
             const Problem& problem) {
+  if (context.array != nullptr) {
+    check_value(context.device.type == DeviceType::kCpu, op,
+                ": device is cuda, expected cpu (an FPGA array reads memory of the CPU)");
+    check_value(backends.fpga != nullptr, op,
+                ": array is given, expected none (this pass has no kernel for an FPGA)");
+    return backends.fpga(context, problem);
+  }
   switch (context.device.type) {
     case DeviceType::kCpu: return backends.cpu(context, problem);
     case DeviceType::kCuda:

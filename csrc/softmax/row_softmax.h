@@ -80,5 +80,8 @@ namespace cuda {
 void softmax_forward(const Context& context, const SoftmaxForwardProblem& problem);
 void softmax_backward(const Context& context, const SoftmaxBackwardProblem& problem);
 }  // namespace cuda
+namespace fpga {
+void softmax_forward(const Context& context, const SoftmaxForwardProblem& problem);
+}  // namespace fpga
 
 }  // namespace transformer_kernels

@@ -10,7 +10,9 @@ namespace transformer_kernels {
 namespace {
 
 constexpr Backends<SoftmaxForwardProblem> kForward{
-    .cpu = cpu::softmax_forward, .cuda = kHasCuda ? cuda::softmax_forward : nullptr};
+    .cpu = cpu::softmax_forward,
+    .cuda = kHasCuda ? cuda::softmax_forward : nullptr,
+    .fpga = fpga::softmax_forward};
 constexpr Backends<SoftmaxBackwardProblem> kBackward{
     .cpu = cpu::softmax_backward, .cuda = kHasCuda ? cuda::softmax_backward : nullptr};
 

@@ -9,6 +9,10 @@
 
 namespace transformer_kernels {
 
+namespace fpga {
+class Array;
+}
+
 // Work of one parallel loop: process the half-open range [begin, end).
 using RangeBody = void (*)(void* argument, std::int64_t begin, std::int64_t end);
 
@@ -35,6 +39,7 @@ struct Context {
   void* stream = nullptr;  // a cudaStream_t of `device`; ignored on the CPU
   ParallelFor parallel_for{};
   Workspace workspace{};
+  fpga::Array* array = nullptr;  // runs the op in place of the CPU (fpga/array.h)
 };
 
 }  // namespace transformer_kernels

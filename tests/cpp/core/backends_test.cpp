@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "backend.h"
+#include "transformer_kernels/fpga/array.h"
 
 namespace transformer_kernels {
 namespace {
@@ -50,6 +51,30 @@ TEST(Backends, a_build_without_one_says_so) {
     EXPECT_EQ(error.kind(), Error::Kind::kValue);
   }
   EXPECT_EQ(ran_on, "");
+}
+
+// An array stands in the place of the CPU, and of nothing else.
+TEST(Backends, an_array_runs_what_has_a_kernel_for_it) {
+  constexpr Backends<Problem> kWithArray{
+      .cpu = on_cpu, .cuda = on_cuda, .fpga = [](const Context&, const Problem& problem) {
+        *problem.ran_on = "fpga";
+      }};
+  fpga::Array array("r2c4d64n256");
+  std::string ran_on;
+  run_on("op", kWithArray, {.array = &array}, {&ran_on});
+  EXPECT_EQ(ran_on, "fpga");
+  const auto message_of = [&](const Backends<Problem>& backends, const Context& context) {
+    try {
+      run_on("op", backends, context, {&ran_on});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message_of(kBoth, {.array = &array}),
+            "op: array is given, expected none (this pass has no kernel for an FPGA)");
+  EXPECT_EQ(message_of(kWithArray, {.device = kCuda.device, .array = &array}),
+            "op: device is cuda, expected cpu (an FPGA array reads memory of the CPU)");
 }
 
 }  // namespace
