@@ -54,15 +54,15 @@ FAMILY_ROOMS = (
 FAMILY_TREES = {
     "csrc": {"core", "fpga", "include", "torch"},
     "csrc/include/transformer_kernels": {"fpga"},
-    "csrc/torch": set(),
-    "transformer_kernels/ops": set(),
+    "csrc/torch": {"fpga"},
+    "transformer_kernels/ops": {"fpga"},
     "tests/cpp": {"core", "emulation", "fpga"},
 }
 
 # A module of the package imports modules of its own rank or a lower one.
 PYTHON_RANKS = {
     "_errors": 0, "_library": 0, "_torch": 0,
-    "ops": 1, "functional": 2, "info": 2, "nn": 3, "fuse": 4, "models": 4,
+    "ops": 1, "fpga": 2, "functional": 2, "info": 2, "nn": 3, "fuse": 4, "models": 4,
     "testing": 4, "profile": 5, "bench": 5, "demo": 6, "__init__": 7, "__main__": 7,
 }  # fmt: skip
 
@@ -125,11 +125,13 @@ def include_rules(root: Path) -> Iterator[str]:
                 yield f"{where}; only csrc/torch may see PyTorch"
             if room == "include" and re.match(r"cuda|cub/|cooperative_groups|nv", include):
                 yield f"{where}; public headers know no CUDA"
-            if room == "include" and first in {*known, "core", "torch"}:
+            if room == "include" and first in {*known, "core", "fpga", "torch"}:
                 yield f"{where}; public headers include only public headers"
             if room in known and first in known - {room} and rank_of(first) >= rank_of(room):
                 yield f"{where}; a family includes families of a lower rank than its own"
-            if room == "core" and first in known:
+            if room == "fpga" and first in known:
+                yield f"{where}; the array stands below the families"
+            if room == "core" and first in {*known, "fpga"}:
                 yield f"{where}; core/ knows no family"
 
 

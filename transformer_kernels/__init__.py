@@ -6,7 +6,7 @@
 >>> y, s = tfk.functional.add_rms_norm(x, residual, (768,), weight)
 """
 
-from . import functional, nn
+from . import fpga, functional, nn
 from ._errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from .info import __version__, info
 
@@ -15,6 +15,7 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "__version__",
+    "fpga",
     "functional",
     "info",
     "nn",

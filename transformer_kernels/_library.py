@@ -23,7 +23,7 @@ from ._errors import ArgumentTypeError, ArgumentValueError
 from ._torch import has_kernel, is_defined
 
 NAMESPACE = "transformer_kernels"
-BACKENDS = ("auto", "cuda", "cpu", "triton", "reference")
+BACKENDS = ("auto", "cuda", "cpu", "triton", "fpga", "reference")
 BUILD_HINT = "build it with `make build`, or name a built one in TFK_LIBRARY"
 
 _fragment = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -97,13 +97,13 @@ def require_backend(op: str, backend: str, x: torch.Tensor) -> None:
         )
     if backend == "triton":
         _require_triton(op, x)
-    if backend not in ("cpu", "cuda"):
+    if backend not in ("cpu", "cuda", "fpga"):
         return
     if missing_reason is not None:
         raise ArgumentValueError(
             f"{op}: backend is {backend!r}, expected 'reference' ({missing_reason})"
         )
-    if x.device.type != backend:
+    if x.device.type != ("cpu" if backend == "fpga" else backend):
         raise ArgumentValueError(
             f"{op}: backend is {backend!r}, expected one that serves a tensor on {x.device}"
         )

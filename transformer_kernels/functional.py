@@ -4,6 +4,7 @@
 from .ops.attention._sdpa import scaled_dot_product_attention
 from .ops.attention.attention import attention, attention_varlen
 from .ops.embedding.embedding import embedding, embedding_add
+from .ops.fpga.linear import linear
 from .ops.loss.cross_entropy import cross_entropy, token_log_probs
 from .ops.norm.dropout_norm import bias_dropout_add_layer_norm, bias_dropout_add_rms_norm
 from .ops.norm.layer_norm import add_layer_norm, layer_norm
@@ -30,6 +31,7 @@ __all__ = [
     "embedding_add",
     "cross_entropy",
     "layer_norm",
+    "linear",
     "log_softmax",
     "rms_norm",
     "rope",

@@ -64,6 +64,7 @@ def _backends(has_cuda: bool, has_triton: bool) -> tuple[str, ...]:
         "cpu": _library.has_kernels,
         "cuda": _library.has_cuda_kernels and has_cuda,
         "triton": has_triton and (has_cuda or os.environ.get("TRITON_INTERPRET") == "1"),
+        "fpga": _library.has_kernels,
         "reference": True,
     }
     return tuple(name for name, usable in available.items() if usable)

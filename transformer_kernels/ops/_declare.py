@@ -21,6 +21,7 @@ from torch import Tensor
 from .._errors import ArgumentTypeError, ArgumentValueError, check_same_device, dtype_name
 from .._library import direct, public_op, raw_op
 from .._torch import has_undecided_sizes, with_autograd
+from ._array import raw_array_op
 from ._declare_arguments import Argument, Given, Param, Result, as_tuple, one_or_all
 from ._declare_call import Call, make_call
 from ._kinds import is_jagged, on_memory, require_memory
@@ -84,9 +85,11 @@ class Op:
     more: tuple[str, ...] = ()
     gradients: Callable[[Formula, Given, Given], Given] | None = None
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
+    fpga: bool = False  # has a forward pass on an FPGA array
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
     raw: Kernels = field(init=False, repr=False)
+    array: Any = field(init=False, repr=False)  # the raw op of an FPGA array, or None
     public: Any = field(init=False, repr=False)  # one node of exported graphs
     call: Call = field(init=False, repr=False)
 
@@ -394,6 +397,7 @@ def declare(name: str, **declaration: Any) -> Op:
     op = Op(name, **declaration)
     assert op.gradients is None or op.gradient is not None, "kernels have no derivative"
     op.raw = _raw_kernels(op)
+    op.array = raw_array_op(op) if op.fpga else None
     op.public = _define_public(op)
     op.call = make_call(op, _direct_kernels(op), gradients_of)
     DECLARED[name] = op

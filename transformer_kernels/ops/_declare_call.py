@@ -20,6 +20,7 @@ from .._torch import (
     is_transformed,
     knows_ops_of_others,
 )
+from ._array import run_on_array
 from ._declare_arguments import as_tuple, one_or_all
 from ._declare_kinds import has_kinds, run_kinds
 from ._generated import run_source
@@ -183,6 +184,8 @@ class _Runner:
             return self._fold(backend, arguments)
         given = op.given(arguments)
         require_backend(op.title_of(given), backend, arguments[0])
+        if backend == "fpga":
+            return run_on_array(op, given)
         if backend == "reference" or is_transformed():
             return op.formula_inference(*arguments)
         if backend == "triton":

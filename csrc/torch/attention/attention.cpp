@@ -3,11 +3,12 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "core/check.h"
 #include "core/dispatch.h"
-#include "torch/fields.h"
+#include "torch/on_array.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
@@ -90,6 +91,10 @@ struct Forward {
   static constexpr auto kFields = shared_fields<Arguments>();
   static std::string name() { return "attention_forward"; }
   static std::string returns() { return "(Tensor out, Tensor lse)"; }
+  static std::int64_t head_dim(const Arguments& a) {
+    const auto last = [](const TensorView& x) { return x.rank > 0 ? x.sizes[x.rank - 1] : 0; };
+    return std::max(last(a.q), last(a.v));
+  }
 
   static auto run(const Context& context, Arguments& a) {
     AttentionForward call{.inputs = inputs_of(a, false), .out = {}};
@@ -165,11 +170,18 @@ struct Backward {
 };
 
 using Ops = RawOps<Forward, Backward>;
+using ArrayOps = RawOps<OnArray<Forward>>;
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
+STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
+  Ops::define(m);
+  ArrayOps::define(m);
+}
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) {
+  Ops::implement(m);
+  ArrayOps::implement(m);
+}
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
   if constexpr (kHasCuda) Ops::implement(m);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/softmax/softmax.h"
 
-#include "torch/fields.h"
+#include "torch/on_array.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
@@ -16,6 +16,7 @@ struct Forward {
       flag("causal", &Arguments::causal), flag("log", &Arguments::log));
   static std::string name() { return "softmax_forward"; }
   static std::string returns() { return "Tensor y"; }
+  static std::int64_t head_dim(const Arguments&) { return 0; }
 
   static auto run(const Context& context, Arguments& a) {
     if (a.mask.defined()) a.mask = broadcast_to(kOp, "mask", a.mask, a.x, "the shape of x");
@@ -44,11 +45,18 @@ struct Backward {
 };
 
 using Ops = RawOps<Forward, Backward>;
+using ArrayOps = RawOps<OnArray<Forward>>;
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
+STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
+  Ops::define(m);
+  ArrayOps::define(m);
+}
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) {
+  Ops::implement(m);
+  ArrayOps::implement(m);
+}
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
   if constexpr (kHasCuda) Ops::implement(m);
 }

@@ -13,6 +13,7 @@ X = torch.randn(4, 8, dtype=torch.float64)
 ARGUMENTS = {
     "softmax": (-1,), "log_softmax": (-1,), "layer_norm": ((8,),), "rms_norm": ((8,),),
     "cross_entropy": (torch.tensor([1, 7, 0, 1]),), "dropout": (0.0,),
+    "linear": (torch.randn(3, 8, dtype=torch.float64),),
 }  # fmt: skip
 BEFORE = {"embedding": (torch.tensor([1, 3, 0, 3]),)}  # other arguments, in front of x
 REPLACED = [

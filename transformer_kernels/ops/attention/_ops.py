@@ -87,6 +87,7 @@ ATTENTION = declare(
     },
     runs_kinds=False,
     triton=_triton,
+    fpga=True,
     replaces=(F.scaled_dot_product_attention, nn.MultiheadAttention),
     text="softmax(softcap * tanh(scale * q @ k.T / softcap) + bias - slope * distance) @ v",
 )  # fmt: skip

@@ -183,8 +183,10 @@ def attention(
             where that costs time: above a head dim of 64, for packed sequences and with features of
             scores. Elsewhere it always is, and so are all other results.
             :func:`torch.use_deterministic_algorithms` asks for it as well.
-        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``, the formula;
-            ``"auto"`` is the kernels of ``q``'s device, or the formula where there are none.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"``, ``"fpga"`` or ``"reference"``, the
+            formula; ``"auto"`` is the kernels of ``q``'s device, or the formula where there are
+            none. ``"fpga"`` is an array in int8 (:mod:`transformer_kernels.fpga`): the forward pass
+            with a scale and a causal mask.
 
     Returns:
         (B, Tq, H, Dv), or the pair of that and the log-sum-exp.

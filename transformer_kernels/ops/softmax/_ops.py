@@ -64,6 +64,7 @@ SOFTMAX = declare(
     check=_check_causal,
     last_dims=_last_dims,
     triton=_triton,
+    fpga=True,
     replaces=(F.softmax, F.log_softmax, nn.Softmax, nn.LogSoftmax),
     text="exp(z - max(z)) / sum(exp(z - max(z))), z = x * scale + mask",
 )  # fmt: skip

@@ -178,7 +178,8 @@ def softmax(
             ``input * scale`` (``input``'s dtype or float32), which may require a gradient.
         causal: hide the future, over the last two dimensions (queries, keys), aligned to the
             bottom right corner.
-        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"``, ``"fpga"`` (an array, without
+            mask or gradient) or ``"reference"``.
 
     Under CUDA autocast the result is float32, as PyTorch's is.
     """

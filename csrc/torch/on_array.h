@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// A raw op on the FPGA array that the environment names.
+#pragma once
+
+#include <string>
+
+#include "torch/fields.h"
+#include "transformer_kernels/fpga/array.h"
+
+namespace transformer_kernels::torch_ops {
+
+// Beside what RawOp asks of an op, Op::head_dim(arguments) is what it needs of an array, or 0.
+template <class Op>
+struct OnArray : Op {
+  static std::string name() { return Op::name() + "_fpga"; }
+
+  static auto run(const Context& context, typename Op::Arguments& arguments) {
+    Context on_array = context;
+    on_array.array = &fpga::environment_array(Op::kOp, Op::head_dim(arguments));
+    return Op::run(on_array, arguments);
+  }
+};
+
+}  // namespace transformer_kernels::torch_ops

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""The forward pass of a declared op on an FPGA array, whose kernel C++ has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._errors import ArgumentValueError
+from .._library import direct, raw_op
+from .._torch import is_traced, is_transformed
+from ._declare_arguments import Given, one_or_all
+
+if TYPE_CHECKING:
+    from ._declare import Op
+
+
+def raw_array_op(op: Op) -> Any:
+    """The raw op that runs on the array which the environment names."""
+
+    def refuse(*_: Any) -> Any:
+        raise ArgumentValueError(
+            f"{op.title}: backend is 'fpga', expected 'auto' (the library in use has no array)"
+        )
+
+    schema = op.forward_schema.replace("_forward(", "_forward_fpga(", 1)
+    return raw_op(schema, reference=refuse, fake=op.fake_forward)
+
+
+def run_on_array(op: Op, given: Given) -> Any:
+    """What an array cannot do is refused, here or in C++."""
+    title = op.title_of(given)
+    if op.array is None:
+        raise ArgumentValueError(
+            f"{title}: backend is 'fpga', expected 'auto' (an array has no kernel of it)"
+        )
+    if is_transformed() or is_traced():
+        raise ArgumentValueError(
+            f"{title}: backend is 'fpga', expected 'auto' under torch.func and torch.jit.trace"
+        )
+    refuse_gradients(title, {name: given[name] for name in op.differentiable})
+    kernel = op.array if torch.compiler.is_compiling() else direct(op.array)
+    results = kernel(*given.values())
+    return one_or_all(results[: len(op.returned)]) if len(op.results) > 1 else results
+
+
+def refuse_gradients(title: str, tensors: dict[str, Any]) -> None:
+    """Raise where one of them requires a gradient, which an array does not compute."""
+    if not torch.is_grad_enabled():
+        return
+    for name, value in tensors.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise ArgumentValueError(
+                f"{title}: {name} requires a gradient, expected none with backend 'fpga' (it has no"
+                " backward pass; torch.no_grad() asks for none)"
+            )

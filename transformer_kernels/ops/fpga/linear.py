@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""A linear layer: PyTorch's, or with int8 products on an FPGA array.
+
+    y = sx * sw * (xq @ wq.T) + bias
+
+``xq`` and ``wq`` are the rows of ``x`` and ``weight`` in int8, each with a scale of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._errors import ArgumentTypeError, ArgumentValueError, check_tensors, translate
+from ..._library import direct, raw_op, require_backend
+from ..._torch import is_traced, is_transformed
+from ..._torch import linear as torch_linear
+from .._array import refuse_gradients
+from .._public import overridable
+
+_OP = "linear"
+
+
+def _reference(*_: Any) -> Tensor:
+    raise ArgumentValueError(
+        f"{_OP}: backend is 'fpga', expected 'auto' (the library in use has no array)"
+    )
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+_ARRAY = raw_op(
+    "linear_forward_fpga(Tensor x, Tensor weight, Tensor? bias) -> Tensor y",
+    reference=_reference,
+    fake=_fake,
+)
+
+
+def _on_array(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias}
+    check_tensors(_OP, given)
+    if is_transformed() or is_traced():
+        raise ArgumentValueError(
+            f"{_OP}: backend is 'fpga', expected 'auto' under torch.func and torch.jit.trace"
+        )
+    refuse_gradients(_OP, given)
+    if torch.compiler.is_compiling():
+        return _ARRAY(x, weight, bias)
+    try:
+        return direct(_ARRAY)(x, weight, bias)
+    except RuntimeError as error:
+        raise translate(_OP, error) from None
+
+
+@overridable
+def linear(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """``input`` (..., K) times ``weight`` (N, K) transposed, plus ``bias`` (N,).
+
+    Args:
+        backend: ``"auto"`` and ``"reference"`` are PyTorch's linear layer. ``"fpga"`` multiplies in
+            int8 on the array that :mod:`transformer_kernels.fpga` tells of; it takes tensors on the
+            CPU without gradients, of finite elements, all of one floating-point dtype.
+
+    Returns:
+        (..., N), of the dtype of ``input``.
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: an argument that the array cannot take, by name.
+    """
+    if backend in ("auto", "reference"):
+        return torch_linear(input, weight, bias)
+    if not isinstance(input, Tensor):
+        raise ArgumentTypeError(f"{_OP}: x is {type(input).__name__}, expected a Tensor")
+    require_backend(_OP, backend, input)
+    if backend != "fpga":
+        raise ArgumentValueError(
+            f"{_OP}: backend is {backend!r}, expected 'auto', 'reference' or 'fpga'"
+        )
+    return _on_array(input, weight, bias)
