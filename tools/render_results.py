@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from setup_env import ROOT
-from transformer_kernels.bench import area, host
+from transformer_kernels.bench import area, fpga, host
 from transformer_kernels.bench.schema import Result, Row, load
 from transformer_kernels.bench.table import render
 
@@ -72,6 +72,10 @@ def drawn(result: Result) -> str:
         return area.render(result)
     if result.host:
         return host.render(result)
+    if result.array:
+        return fpga.render(result, fpga.read_clocks(RESULTS))
+    if result.array_models:
+        return fpga.render_models(result, fpga.read_clocks(RESULTS))
     unit = "tflops" if any(row.tflops is not None for row in result.rows) else "us"
     return render(result, unit=unit)
 
@@ -103,13 +107,21 @@ def filled(text: str, folder: Path = RESULTS) -> str:
     return REQUEST.sub(answer, text)
 
 
+def page_of(result: Result) -> str:
+    """What a benchmark measured, what `make fpga` placed and routed, what ran on the array."""
+    if result.area:
+        return "fpga.md"
+    return "fpga_use.md" if result.array or result.array_models else "results.md"
+
+
 def write_pages() -> None:
-    """What a benchmark measured on one page, what `make fpga` placed and routed on another."""
     GENERATED.mkdir(parents=True, exist_ok=True)
-    stored = {path.stem: load(path) for path in sorted(RESULTS.glob("*.json"))}
-    measured = [page(name, result) for name, result in stored.items() if not result.area]
-    routed = [block(result) for result in stored.values() if result.area]
-    for name, parts in (("results.md", measured), ("fpga.md", routed)):
+    pages: dict[str, list[str]] = {"results.md": [], "fpga.md": [], "fpga_use.md": []}
+    for path in sorted(RESULTS.glob("*.json")):
+        result = load(path)
+        name = page_of(result)
+        pages[name].append(page(path.stem, result) if name == "results.md" else block(result))
+    for name, parts in pages.items():
         (GENERATED / name).write_text("\n".join(parts) or "No result file is stored yet.\n")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels`: bench, list, compare, plot, report and info."""
+"""`transformer-kernels`: bench, list, compare, plot, report, fpga and info."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_kernels.bench import commands
+from transformer_kernels.bench import commands, fpga
 from transformer_kernels.bench.case import PASSES
 from transformer_kernels.bench.compare import DEFAULT_TOLERANCE
 from transformer_kernels.bench.heap import OUTPUTS
@@ -57,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     reporting.add_argument("file", type=Path)
     reporting.add_argument("-o", "--output", type=Path, default=Path("report.html"))
     reporting.set_defaults(run=commands.report)
+
+    fpga.add_arguments(
+        subparsers.add_parser("fpga", help="ops on the FPGA array's model beside the CPU's kernels")
+    )
 
     info = subparsers.add_parser("info", help="what is installed, and on which machine")
     info.set_defaults(run=commands.info)

@@ -126,6 +126,34 @@ class AreaRow:
 
 
 @dataclass(frozen=True)
+class ArrayRow:
+    """One op on one FPGA array: its cycles, and the error of int8 relative to the norm."""
+
+    op: str
+    shape: str
+    array: str
+    commands: int
+    cycles: int
+    utilization: float | None  # none of what multiplies nothing
+    relative_error: float
+    cpu_us: float  # measured
+
+
+@dataclass(frozen=True)
+class ArrayModel:
+    """A model of which a part runs on an FPGA array, over some tokens."""
+
+    model: str
+    array: str
+    in_int8: str  # which of its layers
+    tokens: int
+    cycles_per_token: float
+    products_per_token: float  # multiplications that results needed
+    utilization: float
+    accuracy: dict[str, float]  # against float32
+
+
+@dataclass(frozen=True)
 class TrainingRun:
     name: str
     losses: list[float]
@@ -166,6 +194,8 @@ class Result:
     host: list[HostRow] = field(default_factory=list)
     training: Training | None = None
     area: list[AreaRow] = field(default_factory=list)
+    array: list[ArrayRow] = field(default_factory=list)
+    array_models: list[ArrayModel] = field(default_factory=list)
 
 
 def to_json(result: Result) -> str:
