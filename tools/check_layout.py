@@ -62,7 +62,8 @@ FAMILY_TREES = {
 # A module of the package imports modules of its own rank or a lower one.
 PYTHON_RANKS = {
     "_errors": 0, "_library": 0, "_torch": 0,
-    "ops": 1, "fpga": 2, "functional": 2, "info": 2, "nn": 3, "fuse": 4, "models": 4,
+    "ops": 1, "fpga": 2, "functional": 2, "info": 2, "nn": 3, "levels": 3, "fuse": 4,
+    "models": 4,
     "testing": 4, "profile": 5, "bench": 5, "demo": 6, "__init__": 7, "__main__": 7,
 }  # fmt: skip
 

@@ -6,7 +6,7 @@
 >>> y, s = tfk.functional.add_rms_norm(x, residual, (768,), weight)
 """
 
-from . import fpga, functional, nn
+from . import fpga, functional, levels, nn
 from ._errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from .info import __version__, info
 
@@ -18,5 +18,6 @@ __all__ = [
     "fpga",
     "functional",
     "info",
+    "levels",
     "nn",
 ]

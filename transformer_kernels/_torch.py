@@ -67,6 +67,16 @@ def has_dispatch_mode() -> bool:
     return bool(torch._C._len_torch_dispatch_stack() > 0)
 
 
+def why_no_compiler(device: torch.device) -> str | None:
+    """Why torch.compile does not work on a device here; None where it does."""
+    try:
+        torch.compile(lambda x: x.sin() + 1, dynamic=False)(torch.ones(8, device=device))
+    except Exception as error:  # no C++ compiler, no Python headers, no Triton, ...
+        lines = str(error).splitlines() or [""]
+        return f"torch.compile does not work here ({type(error).__name__}: {lines[0]})"[:200]
+    return None
+
+
 # ---- autograd and the dispatcher ----------------------------------------------------------------
 
 

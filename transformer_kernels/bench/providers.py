@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from transformer_kernels import _library
+from transformer_kernels import _library, _torch
 from transformer_kernels.bench.case import Function
 
 PROVIDERS = (
@@ -46,17 +46,9 @@ def _needs_gpu_and(*modules: str) -> Callable[[torch.device], str | None]:
     return reason
 
 
-def _needs_compiler(device: torch.device) -> str | None:
-    try:
-        torch.compile(lambda x: x.sin() + 1, dynamic=False)(torch.ones(8, device=device))
-    except Exception as error:  # no C++ compiler, no Python headers, no Triton, ...
-        return f"torch.compile does not work here ({_first_line(error)})"
-    return None
-
-
 _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "torch": lambda _: None,
-    "compile": _needs_compiler,
+    "compile": _torch.why_no_compiler,
     "triton": _needs_gpu_and("triton"),
     "math": lambda _: None,
     "cudnn": _needs_gpu,
@@ -93,8 +85,3 @@ class Compiled:
         if self._functions:
             self._functions.clear()
             torch._dynamo.reset()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:200]

@@ -35,6 +35,28 @@ def _error(result: Tensor, reference: Tensor) -> float:
     return difference.abs().max().item() if difference.numel() else 0.0
 
 
+def violation(
+    ours: Tensor, torch_result: Tensor, reference: Tensor, magnitude: float = 0.0
+) -> str | None:
+    """What of the rule ``ours`` does not meet, in words; None where it meets all.
+
+    ``magnitude`` is the size of the terms that cancel, where the reference is small because of it.
+    """
+    reference = reference.double().cpu()
+    if ours.shape != reference.shape:
+        return f"shape {ours.shape} != {reference.shape}"
+    for test in (torch.isnan, torch.isposinf, torch.isneginf):
+        if not torch.equal(test(ours).cpu(), test(reference)):
+            return f"{test.__name__} differs from the reference"
+    error, torch_error = _error(ours, reference), _error(torch_result, reference)
+    if torch_error != torch_error:  # PyTorch's NaN excuses nothing
+        torch_error = 0.0
+    bound = FACTOR * torch_error + floor_of(reference, ours.dtype, magnitude)
+    if error <= bound:
+        return None
+    return f"error {error:.3e} > {FACTOR:g} x torch's {torch_error:.3e} + floor = {bound:.3e}"
+
+
 def assert_close_to_reference(
     ours: Tensor,
     torch_result: Tensor,
@@ -42,19 +64,6 @@ def assert_close_to_reference(
     what: str = "",
     magnitude: float = 0.0,
 ) -> None:
-    """Hold ``ours`` to the rule.
-
-    ``magnitude`` is the size of the terms that cancel, where the reference is small because of it.
-    """
-    reference = reference.double().cpu()
-    assert ours.shape == reference.shape, f"{what}: shape {ours.shape} != {reference.shape}"
-    for test in (torch.isnan, torch.isposinf, torch.isneginf):
-        same = torch.equal(test(ours).cpu(), test(reference))
-        assert same, f"{what}: {test.__name__} differs from the reference"
-    error, torch_error = _error(ours, reference), _error(torch_result, reference)
-    if torch_error != torch_error:  # PyTorch's NaN excuses nothing
-        torch_error = 0.0
-    bound = FACTOR * torch_error + floor_of(reference, ours.dtype, magnitude)
-    assert error <= bound, (
-        f"{what}: error {error:.3e} > {FACTOR:g} x torch's {torch_error:.3e} + floor = {bound:.3e}"
-    )
+    """Hold ``ours`` to the rule."""
+    found = violation(ours, torch_result, reference, magnitude)
+    assert found is None, f"{what}: {found}"

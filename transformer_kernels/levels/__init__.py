@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: MIT
+"""One transformer block in five levels: from PyTorch as one writes it to kernels by hand.
+
+>>> block = tfk.levels.Block("ours", dim=768, num_heads=12)
+>>> block.load_state_dict(tfk.levels.Block("torch", dim=768, num_heads=12).state_dict())
+
+Read the levels in this order: ``native.py``, ``scripted.py``, ``compiled.py``, ``fused.py``,
+``triton.py``, ``ours.py``. Each begins with what it saves over the one before.
+"""
+
+from ._level import Affine, Level, Weights
+from .block import LEVELS, Block, find_level
+
+__all__ = ["LEVELS", "Affine", "Block", "Level", "Weights", "find_level"]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""The block: weights, checks, and a level that runs it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .._errors import (
+    FLOATING,
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_flag,
+    as_integer,
+    as_number,
+    check_tensors,
+    dtype_name,
+    is_integer,
+    not_floating,
+)
+from ..ops.attention._arguments import MOST_DIM
+from ._level import Affine, Level, Weights
+from .compiled import Compiled
+from .native import Native
+from .ours import Ours
+from .scripted import Scripted
+from .triton import Triton
+
+# In the order in which one would try them.
+LEVELS: dict[str, Level] = {
+    level.name: level for level in (Native(), Scripted(), Compiled(), Triton(), Ours())
+}
+
+
+def find_level(level: int | str) -> Level:
+    """By name, or by number from 1."""
+    names = list(LEVELS)
+    if isinstance(level, str) and level in LEVELS:
+        return LEVELS[level]
+    if is_integer(level) and 1 <= int(level) <= len(names):
+        return LEVELS[names[int(level) - 1]]
+    expected = f"1 to {len(names)} or one of {', '.join(map(repr, names))}"
+    kind = ArgumentValueError if isinstance(level, str) or is_integer(level) else ArgumentTypeError
+    raise kind(f"Block: level is {level!r}, expected {expected}")
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block, as GPT-2's, run by one of five levels.
+
+    ``h = x + out(attention(qkv(norm_1(x))))``, ``y = h + down(gelu(up(norm_2(h))))``. All levels
+    compute this, have the same parameters, and take each other's ``state_dict``.
+
+    Args:
+        level: 1 to 5, or ``"torch"``, ``"torchscript"``, ``"compile"``, ``"triton"``, ``"ours"``.
+        dim: C, the channels of input and output.
+        num_heads: H; divides C; a head has at most 256 channels.
+        mlp_ratio: inner channels of the MLP in units of C.
+        causal: whether a token sees only itself and those before it.
+        eps: added to the variance of both norms.
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: an argument that the block cannot take, by name; a
+            level that cannot run where ``x`` is, when it is called.
+    """
+
+    def __init__(
+        self,
+        level: int | str,
+        dim: int,
+        num_heads: int,
+        *,
+        mlp_ratio: int = 4,
+        causal: bool = True,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._level = find_level(level).name  # a name, which can be saved
+        self.dim = _at_least_one("dim", dim)
+        self.num_heads = _at_least_one("num_heads", num_heads)
+        self.mlp_ratio = _at_least_one("mlp_ratio", mlp_ratio)
+        self.causal = as_flag("Block", "causal", causal)
+        self.eps = float(as_number("Block", "eps", eps))
+        if self.dim % self.num_heads:
+            raise ArgumentValueError(
+                f"Block: dim is {dim}, expected a multiple of num_heads ({num_heads})"
+            )
+        if self.dim > MOST_DIM * self.num_heads:
+            raise ArgumentValueError(
+                f"Block: num_heads is {num_heads}, expected at least {-(-dim // MOST_DIM)}"
+                f" (a head has at most {MOST_DIM} of the {dim} channels)"
+            )
+        if dtype is not None and dtype not in FLOATING:
+            raise not_floating("Block", "dtype", dtype)
+        inner = self.mlp_ratio * self.dim
+        self.norm_1 = nn.LayerNorm(dim, eps, device=device, dtype=dtype)
+        self.qkv = nn.Linear(dim, 3 * dim, device=device, dtype=dtype)
+        self.out = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.norm_2 = nn.LayerNorm(dim, eps, device=device, dtype=dtype)
+        self.up = nn.Linear(dim, inner, device=device, dtype=dtype)
+        self.down = nn.Linear(inner, dim, device=device, dtype=dtype)
+
+    @property
+    def level(self) -> Level:
+        return LEVELS[self._level]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        self._check(x)
+        parts = (self.norm_1, self.qkv, self.out, self.norm_2, self.up, self.down)
+        weights = Weights(*(Affine(part.weight, part.bias) for part in parts))
+        return self.level.run(x, weights, self.num_heads, self.causal, self.eps)
+
+    def _check(self, x: Tensor) -> None:
+        check_tensors("Block", {"x": x})
+        if x.dim() != 3 or x.shape[-1] != self.dim:
+            raise ArgumentValueError(
+                f"Block: x has shape {tuple(x.shape)}, expected (batch, time, {self.dim})"
+            )
+        weight = self.qkv.weight
+        if x.device != weight.device:
+            raise ArgumentValueError(
+                f"Block: x is on {x.device}, expected {weight.device} (as the weights)"
+            )
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ArgumentTypeError(
+                f"Block: x is {dtype_name(x.dtype)}, expected {dtype_name(weight.dtype)}"
+                " (as the weights)"
+            )
+
+    def extra_repr(self) -> str:
+        return f"{self._level!r}, {self.dim}, {self.num_heads}, causal={self.causal}"
+
+
+def _at_least_one(name: str, value: int) -> int:
+    number = as_integer("Block", name, value)
+    if number < 1:
+        raise ArgumentValueError(f"Block: {name} is {number}, expected at least 1")
+    return int(number)
