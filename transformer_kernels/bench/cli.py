@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels`: bench, list, compare, plot, report, fpga and info."""
+"""`transformer-kernels`: bench, levels, list, compare, plot, report, fpga and info."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformer_kernels.bench.compare import DEFAULT_TOLERANCE
 from transformer_kernels.bench.heap import OUTPUTS
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
 from transformer_kernels.bench.sweeps import SWEEPS
+from transformer_kernels.levels import LEVELS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="transformer-kernels", description=__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="command")
     _add_bench(subparsers.add_parser("bench", help="measure ops against their rivals"))
+    _add_levels(subparsers.add_parser("levels", help="one transformer block in five levels"))
 
     listing = subparsers.add_parser("list", help="list ops, passes, providers and sweeps")
     listing.set_defaults(run=commands.list_all)
@@ -102,6 +104,22 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--plots", type=Path, metavar="DIR")
     bench.add_argument("--quiet", action="store_true", help="no progress, only the table")
     bench.set_defaults(run=commands.bench)
+
+
+def _add_levels(levels: argparse.ArgumentParser) -> None:
+    levels.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    levels.add_argument("--levels", type=_names, default=list(LEVELS),
+                        help=f"of {', '.join(LEVELS)}; default: all")  # fmt: skip
+    levels.add_argument("--dtype", help=f"one of {', '.join(commands.DTYPES)}; default: bfloat16 on"
+                        " a GPU, float32 on a CPU")  # fmt: skip
+    levels.add_argument("--shape", help="batch, time and channels, for example 4x256x384")
+    levels.add_argument("--heads", type=int, help="of attention; they divide the channels")
+    levels.add_argument("--no-causal", action="store_true", help="attend to the future too")
+    levels.add_argument("--seconds", type=float, default=0.5, help="of timing per pass")
+    levels.add_argument("--json", type=Path, metavar="FILE")
+    levels.add_argument("--plots", type=Path, metavar="DIR")
+    levels.add_argument("--quiet", action="store_true", help="no progress, only the table")
+    levels.set_defaults(run=commands.levels)
 
 
 def _names(text: str) -> list[str]:

@@ -25,10 +25,22 @@ from transformer_kernels.bench.case import PASSES, Op
 from transformer_kernels.bench.compare import Comparison, Verdict, has_regression
 from transformer_kernels.bench.compare import compare as compare_results
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
+from transformer_kernels.levels import LEVELS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 WEIGHTS = {"input": None, "float32": torch.float32}
 HOST = "host"
+# Of a block, and its heads.
+_LEVEL_SIZES: dict[str, tuple[sweeps.Shape, int]] = {
+    "cpu": ((4, 256, 384), 6),
+    "cuda": ((8, 1024, 1024), 16),
+}
+_LEVEL_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
+_BLOCKS = sweeps.Grid(
+    "4x256x384 (batch, time, channels)",
+    lambda sizes: sizes if len(sizes) == 3 and all(sizes) else None,
+    {},
+)
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -50,6 +62,35 @@ def bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def levels(arguments: argparse.Namespace) -> int:
+    from transformer_kernels.bench.levels import run, show
+
+    _require_known("--levels", arguments.levels or [""], list(LEVELS))
+    _require_known("--dtype", [arguments.dtype] if arguments.dtype else [], DTYPES)
+    if arguments.seconds < 0:
+        raise ValueError(f"--seconds is {arguments.seconds}, expected at least 0")
+    device = pick_device(arguments.device)
+    shape, heads = _level_size(arguments, device)
+    settings = run.Settings(
+        device=device,
+        dtype=getattr(torch, arguments.dtype or _LEVEL_DTYPES[device.type]),
+        shape=shape,
+        heads=heads,
+        causal=not arguments.no_causal,
+        levels=arguments.levels,
+        seconds=arguments.seconds,
+    )
+    result = run.run(settings, quiet=arguments.quiet)
+    print(show.render(result))
+    for line in show.lines(result):
+        print(line)
+    if arguments.json:
+        schema.save(result, arguments.json)
+    if arguments.plots:
+        _write_plots(result, arguments.plots)
+    return 0
+
+
 def list_all(_: argparse.Namespace) -> int:
     ops = "\n".join(f"  {op.name:<20}{op.key}" for op in cases.all_ops().values())
     rows = {
@@ -57,6 +98,7 @@ def list_all(_: argparse.Namespace) -> int:
         "providers": PROVIDERS,
         "dtypes": DTYPES,
         "sweeps": sweeps.SWEEPS,
+        "levels": list(LEVELS),
     }
     lists = "\n".join(f"{name:<12}{', '.join(values)}" for name, values in rows.items())
     print(f"ops\n{ops}\n{lists}\n{HOST:<12}host time of one eager call")
@@ -102,6 +144,16 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is 'cuda', but PyTorch sees no CUDA device")
     return torch.device(name)
+
+
+def _level_size(arguments: argparse.Namespace, device: torch.device) -> tuple[sweeps.Shape, int]:
+    shape, heads = _LEVEL_SIZES[device.type]
+    if arguments.shape is not None:
+        parsed = _BLOCKS.parse(arguments.shape)
+        if len(parsed) != 1:
+            raise ValueError(f"--shape is {arguments.shape!r}, expected one")
+        shape = parsed[0]
+    return shape, heads if arguments.heads is None else arguments.heads
 
 
 def _settings(arguments: argparse.Namespace, device: torch.device) -> runner.Settings:

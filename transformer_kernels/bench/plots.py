@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from transformer_kernels.bench import style
 from transformer_kernels.bench.providers import PROVIDERS
-from transformer_kernels.bench.schema import Ceilings, Result, Row, Training
+from transformer_kernels.bench.schema import Ceilings, LevelPass, Result, Row, Training
 from transformer_kernels.bench.stats import geometric_mean
 from transformer_kernels.bench.table import Problem, problems, short_dtype
 
@@ -38,6 +38,11 @@ def figures(result: Result) -> dict[str, tuple[str, Draw]]:
         found["loss"] = (
             "Training loss, stock and with our kernels",
             partial(loss_curves, result.training),
+        )
+    if any(row.passes for row in result.levels):
+        found["levels"] = (
+            "One transformer block in five levels: time, launches, bytes, memory",
+            partial(levels, result),
         )
     shown = [row for row in result.rows if row.outputs == "fresh" or row.provider == "copy"]
     for dtype in dict.fromkeys(row.dtype for row in shown):
@@ -274,6 +279,55 @@ def loss_curves(training: Training) -> Iterator[Figure]:
         below.set_xlabel("step")
         below.ticklabel_format(axis="y", scilimits=(-2, 2))
         yield drawn
+
+
+@contextmanager
+def levels(result: Result) -> Iterator[Figure]:
+    """A panel for each figure, a bar for each level that has it."""
+    things = "kernels launched" if result.machine.device == "cuda" else "operators"
+    counts = {row.level: row.count_of("both") for row in result.levels}
+    counted = {level: count for level, count in counts.items() if count is not None}
+    unit = "MB, forward + backward"
+    with _panels(2 * _MAX_COLUMNS) as (drawn, panels):
+        for panel, pass_ in zip(panels, ("forward", "backward", "step"), strict=False):
+            times = {row.level: row.time_of(pass_) for row in result.levels}
+            _draw_times(panel, {name: timed for name, timed in times.items() if timed is not None})
+            panel.set_title(pass_)
+        launches, moved, held = panels[_MAX_COLUMNS:]
+        _draw_levels(launches, {name: c.launches for name, c in counted.items()})
+        launches.set(title=things, ylabel="forward + backward")
+        _draw_levels(moved, {name: _mega(c.bytes) for name, c in counted.items()})
+        moved.set(title="bytes moved", ylabel=unit)
+        _draw_levels(held, {name: _mega(c.peak_bytes) for name, c in counted.items()})
+        held.set(title="memory at peak", ylabel=unit)
+        yield drawn
+
+
+def _mega(count: int | None) -> float | None:
+    return None if count is None else count / 1e6
+
+
+def _draw_times(panel: Axes, times: dict[str, LevelPass]) -> None:
+    """The medians, and a line from the 10th to the 90th percentile."""
+    _draw_levels(panel, {level: timed.median_us / 1e3 for level, timed in times.items()})
+    for at, timed in enumerate(times.values()):
+        panel.vlines(at, timed.p10_us / 1e3, timed.p90_us / 1e3, "#808080", linewidth=1)
+    panel.set_ylabel("ms")
+
+
+def _draw_levels(panel: Axes, figures: Mapping[str, float | None]) -> None:
+    """A bar for each level whose figure is known."""
+    values = {level: figure for level, figure in figures.items() if figure is not None}
+    bars = panel.bar(
+        range(len(values)), list(values.values()), _BAR_GROUP,
+        color=[style.COLOURS[level] for level in values],
+    )  # fmt: skip
+    panel.bar_label(bars, [_short(value) for value in values.values()], fontsize=6.5, padding=1)
+    names = [style.NAMES[level].replace(" ", "\n") for level in values]
+    panel.set_xticks(range(len(values)), names, fontsize=6.5)
+    panel.tick_params(axis="x", length=0)
+    panel.grid(axis="x", visible=False)
+    panel.margins(y=0.12)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import jinja2
 
 from transformer_kernels.bench import host, plots, style, summary, table
+from transformer_kernels.bench.levels import show
 from transformer_kernels.bench.schema import Result
 
 
@@ -29,8 +30,15 @@ def render(result: Result) -> str:
         summary=summary.render(result),
         table=table.render(result) if result.rows else None,
         skipped=table.skipped_lines(result),
+        level_table=level_table(result),
         host_table=host.render(result) if result.host else None,
     )
+
+
+def level_table(result: Result) -> str | None:
+    if not result.levels:
+        return None
+    return "\n".join([show.render(result), *show.lines(result)])
 
 
 def write(result: Result, path: Path) -> None:

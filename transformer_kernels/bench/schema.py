@@ -182,6 +182,52 @@ class Training:
 
 
 @dataclass(frozen=True)
+class LevelPass:
+    """What one call of a level's block costs."""
+
+    pass_: str  # "forward" (without gradients), "backward", or "step" of training, with AdamW's
+    median_us: float
+    p10_us: float
+    p90_us: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class LevelCount:
+    """What one call of a level's block does; none: the level hides it."""
+
+    pass_: str  # "forward" or "both"
+    kernels: list[str] | None  # by name, in order: of a GPU; on a CPU operators
+    bytes: int | None  # that operators read and write
+    peak_bytes: int
+
+    @property
+    def launches(self) -> int | None:
+        return None if self.kernels is None else len(self.kernels)
+
+
+@dataclass(frozen=True)
+class LevelRow:
+    """A transformer block in one of its levels."""
+
+    level: str
+    dtype: str
+    shape: list[int]  # batch, time, channels
+    heads: int
+    causal: bool
+    error: float  # largest relative one, of the result and all gradients, against float64
+    passes: list[LevelPass] = field(default_factory=list)
+    counts: list[LevelCount] = field(default_factory=list)
+    note: str | None = None  # what is not in the row, and why
+
+    def time_of(self, pass_: str) -> LevelPass | None:
+        return next((timed for timed in self.passes if timed.pass_ == pass_), None)
+
+    def count_of(self, pass_: str) -> LevelCount | None:
+        return next((counted for counted in self.counts if counted.pass_ == pass_), None)
+
+
+@dataclass(frozen=True)
 class Result:
     schema_version: int
     date: str
@@ -196,6 +242,7 @@ class Result:
     area: list[AreaRow] = field(default_factory=list)
     array: list[ArrayRow] = field(default_factory=list)
     array_models: list[ArrayModel] = field(default_factory=list)
+    levels: list[LevelRow] = field(default_factory=list)
 
 
 def to_json(result: Result) -> str:

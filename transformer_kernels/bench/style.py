@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 COLOURS = {
     "ours": "#d55e00",
     "torch": "#0072b2",
+    "torchscript": "#e69f00",
     "compile": "#009e73",
     "triton": "#cc79a7",
     "math": "#999999",
@@ -32,6 +33,7 @@ COLOURS = {
 NAMES = {
     "ours": "Ours",
     "torch": "PyTorch",
+    "torchscript": "TorchScript",
     "compile": "torch.compile",
     "triton": "Triton (ours)",
     "math": "Standard",
