@@ -61,6 +61,25 @@ Result converted(Register a, Convert convert) {
   return std::bit_cast<Result>(to);
 }
 
+// Lane i is lane source(i) of a.
+template <class T, class Register, class Source>
+Register permuted(Register a, Source source) {
+  const auto from = lanes_of<T>(a);
+  Lanes<T, Register> to;
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] = from[source(i)];
+  return std::bit_cast<Register>(to);
+}
+
+// VPERMILPS and VPERMILPD: two bits of `control` for each of four lanes, one for each of two.
+inline __m512 permuted_in_fours(__m512 a, unsigned control) {
+  return permuted<float>(
+      a, [&](std::size_t i) { return (i & ~std::size_t{3}) | (control >> 2 * (i % 4) & 3); });
+}
+inline __m512d permuted_in_twos(__m512d a, unsigned control) {
+  return permuted<double>(
+      a, [&](std::size_t i) { return (i & ~std::size_t{1}) | (control >> i & 1); });
+}
+
 // By halves, as the compilers' own sequences do.
 template <class T, class Register, class Combine>
 T reduced(Register a, Combine combine) {
@@ -184,6 +203,10 @@ inline void tile_dot(int c, int a, int b) {
 #define _mm512_stream_ps(to, a) TFK_EMULATED::stream(to, a)
 #define _mm512_stream_pd(to, a) TFK_EMULATED::stream(to, a)
 #define _mm512_stream_si512(to, a) TFK_EMULATED::stream(to, a)
+#undef _mm512_permute_ps
+#undef _mm512_permute_pd
+#define _mm512_permute_ps(a, control) TFK_EMULATED::permuted_in_fours(a, control)
+#define _mm512_permute_pd(a, control) TFK_EMULATED::permuted_in_twos(a, control)
 #define _mm512_reduce_add_ps(a) (TFK_EMULATED::reduced<float>(a, std::plus<>()))
 #define _mm512_reduce_add_pd(a) (TFK_EMULATED::reduced<double>(a, std::plus<>()))
 #define _mm512_reduce_max_ps(a) \
