@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "core/check.h"
 
+#include "core/dispatch.h"
+
 namespace transformer_kernels {
 
 std::string shape_of(const TensorView& view) {
@@ -34,6 +36,14 @@ void ArgumentChecker::typed(const char* argument, const TensorView& view, DType 
   check_present(op_, argument, view, device_);
   check_type(view.dtype == dtype, op_, ": ", argument, " is ", name_of(view.dtype), ", expected ",
              name_of(dtype), " (", reason, ")");
+}
+
+void ArgumentChecker::typed_or_float32(const char* argument, const TensorView& view, DType dtype,
+                                       const char* like_name) const {
+  check_present(op_, argument, view, device_);
+  check_type(view.dtype == dtype || view.dtype == accumulate_dtype(dtype), op_, ": ", argument,
+             " is ", name_of(view.dtype), ", expected ", name_of(dtype),
+             size_of(dtype) < 4 ? " or float32" : "", " (the dtype of ", like_name, ")");
 }
 
 void ArgumentChecker::indices(const char* argument, const TensorView& view) const {

@@ -43,6 +43,9 @@ class ArgumentChecker {
   void floating(const char* argument, const TensorView& view) const;
   // Present, on the context's device and of this dtype.
   void typed(const char* argument, const TensorView& view, DType dtype, const char* reason) const;
+  // The same of the dtype of `like_name`, or of float32 where that has 16 bits.
+  void typed_or_float32(const char* argument, const TensorView& view, DType dtype,
+                        const char* like_name) const;
   // Present, on the context's device, of int32 or int64.
   void indices(const char* argument, const TensorView& view) const;
   // Same sizes as `like`, which the message calls `like_name`.

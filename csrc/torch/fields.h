@@ -178,10 +178,10 @@ auto result(TensorView& view, Tensor (*make)(const TensorView& like), const Tens
 }
 
 // A result like `like`, with a view of it, or one of 0 elements.
-inline Tensor result_if(bool wanted, TensorView& view, const TensorView& like,
-                        const TensorView& x) {
+inline Tensor result_if(bool wanted, TensorView& view, const TensorView& like, const TensorView& x,
+                        Tensor (*make)(const TensorView& like) = new_rows_like) {
   if (!wanted) return absent(x);
-  const Tensor tensor = new_rows_like(like);
+  const Tensor tensor = make(like);
   view = view_of("", "result", tensor);
   return tensor;
 }

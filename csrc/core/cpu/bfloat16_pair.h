@@ -3,7 +3,7 @@
 // float. For instruction sets that have AVX512-BF16.
 #pragma once
 
-#include "core/cpu/simd.h"
+#include "core/cpu/sums.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
@@ -22,6 +22,11 @@ struct Vec<BFloat16Pair> {
   }
 };
 using VecP = Vec<BFloat16Pair>;
+
+template <>
+struct SumOf<BFloat16Pair> {
+  using Type = float;
+};
 
 TFK_INLINE VecP load(const BFloat16Pair* p, All) { return {_mm512_loadu_si512(p)}; }
 TFK_INLINE void store(BFloat16Pair* p, VecP a, All) { _mm512_storeu_si512(p, a.v); }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "transformer_kernels/cpu.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -121,3 +122,15 @@ bool multiplies_pairs_fast() {
 }
 
 }  // namespace transformer_kernels::cpu
+
+namespace transformer_kernels {
+
+std::vector<std::string> cpu_instruction_sets() {
+  std::vector<std::string> names;
+  for (const cpu::Isa isa : cpu::usable_isas()) names.emplace_back(cpu::name_of(isa));
+  return names;
+}
+
+std::string cpu_instruction_set() { return cpu::name_of(cpu::isa()); }
+
+}  // namespace transformer_kernels

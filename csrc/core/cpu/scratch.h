@@ -11,6 +11,8 @@
 
 namespace transformer_kernels::cpu {
 
+inline constexpr std::size_t kCacheLine = 64;
+
 // Columns of memory for a wide row, whose last vector is whole (simd.h).
 constexpr std::int64_t wide_cols(std::int64_t cols) {
   constexpr std::int64_t kMostLanes = 32;
@@ -32,6 +34,21 @@ class Scratch {
   void* data_;
 };
 
+// The same, aligned to a cache line.
+class AlignedScratch {
+ public:
+  AlignedScratch(const Context& context, std::size_t bytes)
+      : scratch_(context, bytes == 0 ? 0 : bytes + kCacheLine) {}
+
+  void* data() const {
+    const auto past = reinterpret_cast<std::uintptr_t>(scratch_.data()) % kCacheLine;
+    return static_cast<std::byte*>(scratch_.data()) + (kCacheLine - past) % kCacheLine;
+  }
+
+ private:
+  Scratch scratch_;
+};
+
 // One row in accumulation precision, for a thread of a parallel loop. Rows that fit lie on the
 // thread's stack; longer ones on the heap, since a context's workspace need not be thread-safe.
 class RowScratch {
@@ -44,7 +61,7 @@ class RowScratch {
  private:
   static constexpr std::size_t kStackBytes = 32 * 1024;
 
-  alignas(64) std::byte stack_[kStackBytes];
+  alignas(kCacheLine) std::byte stack_[kStackBytes];
   std::unique_ptr<std::byte[]> heap_;
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "transformer_kernels/cpu.h"
 #include "transformer_kernels/error.h"
 
 namespace transformer_kernels::cpu {
@@ -48,6 +49,10 @@ TEST(Isa, others_are_refused_in_words) {
 TEST(Isa, the_one_in_use_is_usable) {
   const std::vector<Isa> usable = usable_isas();
   EXPECT_EQ(std::count(usable.begin(), usable.end(), isa()), 1);
+  const std::vector<std::string> names = cpu_instruction_sets();
+  ASSERT_EQ(names.size(), usable.size());
+  EXPECT_EQ(names.back(), name_of(usable.back()));
+  EXPECT_EQ(cpu_instruction_set(), name_of(isa()));
 }
 
 TEST(Isa, pairs_are_fast_by_tiles_and_not_without_their_instructions) {

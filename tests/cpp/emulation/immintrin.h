@@ -216,6 +216,13 @@ inline void tile_dot(int c, int a, int b) {
 #define _mm_test_epi8_mask(a, b) TFK_EMULATED::nonzero_bytes(_mm_and_si128(a, b))
 #define _mm512_cvtepu16_epi32(a) \
   (TFK_EMULATED::converted<__m512i, std::uint32_t, std::uint16_t>(a, std::identity()))
+#define _mm512_cvtepu8_epi32(a) \
+  (TFK_EMULATED::converted<__m512i, std::uint32_t, std::uint8_t>(a, std::identity()))
+#define _mm512_cvtepi8_epi32(a) \
+  (TFK_EMULATED::converted<__m512i, std::int32_t, std::int8_t>(a, std::identity()))
+#define _mm512_cvtepi32_ps(a)                            \
+  (TFK_EMULATED::converted<__m512, float, std::int32_t>( \
+      a, [](std::int32_t x) { return static_cast<float>(x); }))
 #define _mm512_cvtepu8_epi16(a) \
   (TFK_EMULATED::converted<__m512i, std::uint16_t, std::uint8_t>(a, std::identity()))
 #define _mm512_cvtph_ps(a)                                \

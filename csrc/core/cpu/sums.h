@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// What products of elements are summed up in: the element itself, unless it is several numbers. For
+// sources that are compiled once per instruction set.
+#pragma once
+
+#include "core/cpu/simd.h"
+
+namespace transformer_kernels::cpu::TFK_ISA {
+
+template <class F>
+struct SumOf {
+  using Type = F;
+};
+template <class F>
+using sum_t = typename SumOf<F>::Type;
+
+}  // namespace transformer_kernels::cpu::TFK_ISA
