@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include <array>
 
-#include "attention/hopper_backward.h"
-#include "attention/hopper_forward.h"
-#include "attention/plain.h"
-#include "attention/tail.cuh"
-#include "attention/tensor_core.h"
+#include "attention/common/tail.cuh"
+#include "attention/plain/engine.h"
+#include "attention/sm80/engine.h"
+#include "attention/sm90/backward/engine.h"
+#include "attention/sm90/forward/engine.h"
 #include "core/check.h"
 #include "core/cuda/built.h"
 #include "core/cuda/launch.cuh"
@@ -31,8 +31,10 @@ constexpr auto in_order(const std::array<AttentionEngine<Problem>, kHopper>& hop
   engines.back() = &plain;
   return engines;
 }
-constexpr auto kForwardEngines = in_order(kHopperForward, kTensorCoreForward, kPlainForward);
-constexpr auto kBackwardEngines = in_order(kHopperBackward, kTensorCoreBackward, kPlainBackward);
+constexpr auto kForwardEngines =
+    in_order(kHopperForwardEngines, kTensorCoreForwardEngines, kPlainForwardEngine);
+constexpr auto kBackwardEngines =
+    in_order(kHopperBackwardEngines, kTensorCoreBackwardEngines, kPlainBackwardEngine);
 
 template <std::size_t kEngines, class Problem>
 void run_best(const std::array<const AttentionEngine<Problem>*, kEngines>& engines,

@@ -6,21 +6,13 @@
 #include <cstdint>
 #include <string>
 
+#include "attention/common/geometry.h"
 #include "transformer_kernels/attention/attention.h"
 
 namespace transformer_kernels {
 
 // Of D and Dv.
 inline constexpr std::int64_t kMostDim = 256;
-
-// Half-open.
-struct Range {
-  std::int64_t begin;
-  std::int64_t end;
-
-  constexpr std::int64_t size() const { return end - begin; }
-  constexpr bool empty() const { return end <= begin; }
-};
 
 // Rows of q and of k that a kernel takes at a time.
 struct BlockSizes {
@@ -73,14 +65,6 @@ struct HeadNumbers {
     if (data == nullptr) return otherwise;
     return static_cast<const A*>(data)[batch * batch_stride + head * head_stride];
   }
-};
-
-// The rows of one sequence among those of its batch.
-struct Sequence {
-  std::int64_t q_begin;
-  std::int64_t queries;
-  std::int64_t k_begin;
-  std::int64_t keys;
 };
 
 struct AttentionProblem {

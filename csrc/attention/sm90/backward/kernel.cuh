@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// The kernel between prologue and epilogue: dk, dv, and dq in float32.
+//
+//   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; and two, one for
+//                 the part of dq of each consumer, keep the order in which tiles add to it, if it
+//                 matters
+//   two more      64 keys each, see consumer.cuh
+//   the last one  where there is one, makes dq, see dq.cuh
+#pragma once
+
+#include "attention/sm90/backward/consumer.cuh"
+#include "attention/sm90/backward/dq.cuh"
+#include "attention/sm90/backward/producer.cuh"
+#include "attention/sm90/backward/step_ahead.cuh"
+#include "attention/sm90/backward/step_behind.cuh"
+#include "attention/sm90/backward/step_beside.cuh"
+
+namespace transformer_kernels::cuda {
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    hopper_backward_kernel(const __grid_constant__ HopperBackward p) {
+  const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / kWarp % 4, 0);
+  const int lane = threadIdx.x % kWarp;
+  if (threadIdx.x == 0) BackwardShared<C>::init_barriers(C::ordered(p));
+  __syncthreads();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  if (warpgroup == 0) {
+    give_registers<C::kProducerRegisters>();
+    if (lane != 0) return;
+    const BackwardProducer<C> producer(p);
+    if (warp == 0) producer.schedule();
+    if (warp == 1) producer.load_queries();
+    if (!C::ordered(p) || warp < 2) return;
+    const int consumer = warp - 2;
+    if constexpr (C::kSumsInShared) {
+      producer.add_in_order(consumer, consumer % C::kSlices);
+    } else {
+      producer.keep_order(consumer, consumer % C::kSlices);
+    }
+    return;
+  }
+  if constexpr (C::kHasDqMaker) {
+    if (warpgroup > C::kConsumers) {
+      give_registers<C::kDqRegisters>();
+      BackwardDqMaker<C>(p, warp, lane).run();
+      return;
+    }
+  }
+  take_registers<C::kConsumerRegisters>();
+  BackwardConsumer<C>(p, warpgroup - 1, warp, lane).run();
+}
+
+}  // namespace transformer_kernels::cuda
