@@ -156,4 +156,15 @@ struct UnitAngles {
   }
 };
 
+// Heads are numbered from those of q on.
+template <class T>
+__device__ __forceinline__ T* row_of(const RopeProblem& p, const Heads& q, const Heads& k,
+                                     const Token& at, std::int64_t head) {
+  const bool of_q = head < p.q_heads;
+  T* const start = static_cast<T*>(of_q ? q.data : k.data);
+  const std::int64_t row = of_q ? head : head - p.q_heads;
+  return start + at.batch * (of_q ? q.batch : k.batch) + at.time * (of_q ? q.time : k.time) +
+         row * (of_q ? q.head : k.head);
+}
+
 }  // namespace transformer_kernels::cuda

@@ -15,9 +15,12 @@ struct RopeToken {
   Positions positions;
 };
 
+// The tokens from one on, kTokensPerBlock at most.
+int tokens_from(const RopeProblem& problem, std::int64_t first, std::int64_t last,
+                RopeToken* tokens);
+
 struct RopeTask {
   const RopeProblem& problem;
-  std::int64_t rotary_dim;
   bool stream;  // results leave the cache anyway
 };
 

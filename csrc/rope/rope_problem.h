@@ -38,16 +38,16 @@ struct AngleTables {
   std::int64_t frequencies;  // R / 2
   bool interleaved;
 
-  Integers ids;          // or null, and positions are counted
-  std::int64_t id_axis;  // strides
-  std::int64_t id_batch;
-  std::int64_t id_time;
-  std::int64_t axis_end[kRopeAxes - 1];  // frequencies of the axes before and including this one
+  Integers ids{};            // or null, and positions are counted
+  std::int64_t id_axis = 0;  // strides
+  std::int64_t id_batch = 0;
+  std::int64_t id_time = 0;
+  std::int64_t axis_end[kRopeAxes - 1]{};  // frequencies of the axes before and including this one
 
-  std::int64_t offset;
-  Integers offsets;                // or null
-  const std::int32_t* cu_seqlens;  // or null
-  std::int64_t sequences;
+  std::int64_t offset = 0;
+  Integers offsets{};                        // or null
+  const std::int32_t* cu_seqlens = nullptr;  // or null
+  std::int64_t sequences = 0;
 
   constexpr bool has_axes() const { return ids.data != nullptr && axis_end[0] < frequencies; }
 };
@@ -60,11 +60,11 @@ struct RopeProblem {
   std::int64_t k_heads;
   std::int64_t dim;
   Heads q;
-  Heads k;
-  Heads q_rotated;
-  Heads k_rotated;
-  AngleTables angles;
-  bool inverse;  // by the opposite angles
+  Heads k{};
+  Heads q_rotated{};
+  Heads k_rotated{};
+  AngleTables angles{};
+  bool inverse = false;  // by the opposite angles
 
   constexpr std::int64_t heads() const { return q_heads + k_heads; }
   constexpr std::int64_t tokens() const { return batch * time; }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from ..ops.rope._ops import ROPE
+from ..ops.rope._ops import QK_NORM, ROPE
 from .inputs import poisoned, randn
 from .tolerance import assert_close_to_reference
 
@@ -131,11 +131,28 @@ def combinations(device: str) -> Iterator[dict[str, Any]]:
         yield op_arguments(kind, device)
 
 
-# What it refuses beyond the types of its numbers.
+def norm_arguments(kind: str, device: str = "cpu") -> dict[str, Any]:
+    """The same of qk_norm; ``plain`` is without tables, and ``ids`` without weights."""
+    given = op_arguments(kind, device) | {"eps": 1e-3, "q_weight": None, "k_weight": None}
+    if kind == "plain":
+        given |= {"cos": None, "sin": None}
+    if kind != "ids":
+        given["q_weight"] = randn((8,), torch.float32, device)
+    if kind not in ("ids", "axes", "without k"):
+        given["k_weight"] = randn((8,), torch.float32, device)
+    return {name: given[name] for name in QK_NORM.names}
+
+
+def norm_combinations(device: str) -> Iterator[dict[str, Any]]:
+    for kind in KINDS:
+        yield norm_arguments(kind, device)
+
+
+# What they refuse beyond the types of their numbers.
 BAD: dict[str, dict[str, Any]] = {
     "offset": {"below": -1},
     "section_time": {"below": -1, "above": 1},
     "section_height": {"below": -1, "above": 1},
 }
-# What it refuses by the name of another argument.
+# What they refuse by the name of another argument.
 GOOD = {"cos": ("short",)}

@@ -3,8 +3,7 @@
 
 #include <tuple>
 
-#include "core/check.h"
-#include "torch/fields.h"
+#include "torch/rope/angle_fields.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
@@ -13,27 +12,9 @@ constexpr const char* kOp = "rope";
 
 template <class A>
 constexpr auto angle_fields() {
-  return std::tuple(
-      tensor("cos", &A::cos, with_even_columns), tensor("sin", &A::sin, with_even_columns),
-      optional("position_ids", &A::position_ids, packed_indices),
-      optional("offsets", &A::offsets, packed_indices), optional("cu_seqlens", &A::cu_seqlens),
-      integer("offset", &A::offset), integer("section_time", &A::section_time),
-      integer("section_height", &A::section_height), flag("interleaved", &A::interleaved));
-}
-
-// Position ids may be the same for several sequences: (T,) or (1, T) beside (B, T).
-RopeAngles angles_of(const RopeAngles& given, const TensorView& q) {
-  RopeAngles angles = given;
-  TensorView& ids = angles.position_ids;
-  if (!ids.defined() || q.rank < 3) return angles;  // the checks will say why not
-  TensorView tokens = q;
-  tokens.rank = q.rank - 2;
-  if (ids.rank > tokens.rank) {
-    tokens.rank = q.rank - 1;
-    tokens.sizes = {3, q.sizes[0], q.sizes[1]};
-  }
-  ids = broadcast_to(kOp, "position_ids", ids, tokens, "batch and time of q");
-  return angles;
+  return std::tuple_cat(std::tuple(tensor("cos", &A::cos, with_even_columns),
+                                   tensor("sin", &A::sin, with_even_columns)),
+                        position_fields<A>());
 }
 
 struct ForwardArguments : RopeAngles {
@@ -52,10 +33,9 @@ struct Forward {
   static std::string returns() { return "(Tensor q_rotated, Tensor k_rotated)"; }
 
   static auto run(const Context& context, const Arguments& a) {
-    RopeForward call{.q = a.q, .k = a.k, .angles = angles_of(a, a.q), .q_rotated = {}};
+    RopeForward call{.q = a.q, .k = a.k, .angles = angles_of(kOp, a, a.q), .q_rotated = {}};
     auto q = result(call.q_rotated, new_heads_like, a.q);
-    const Tensor k = a.k.defined() ? new_heads_like(a.k) : absent(a.q);
-    if (a.k.defined()) call.k_rotated = view_of(kOp, "k_rotated", k);
+    const Tensor k = result_if(a.k.defined(), call.k_rotated, a.k, a.q, new_heads_like);
     rope_forward(context, call);
     return std::tuple_cat(q, std::tuple(k));
   }
@@ -79,11 +59,11 @@ struct Backward {
 
   static auto run(const Context& context, const Arguments& a) {
     const bool has_k = a.dk_rotated.rank != 1 || a.dk_rotated.numel() != 0;
-    RopeBackward call{.dq_rotated = a.dq_rotated, .angles = angles_of(a, a.dq_rotated), .dq = {}};
+    RopeBackward call{
+        .dq_rotated = a.dq_rotated, .angles = angles_of(kOp, a, a.dq_rotated), .dq = {}};
     if (has_k) call.dk_rotated = a.dk_rotated;
     auto dq = result(call.dq, new_heads_like, a.dq_rotated);
-    const Tensor dk = has_k ? new_heads_like(a.dk_rotated) : absent(a.dq_rotated);
-    if (has_k) call.dk = view_of(kOp, "dk", dk);
+    const Tensor dk = result_if(has_k, call.dk, a.dk_rotated, a.dq_rotated, new_heads_like);
     rope_backward(context, call);
     return std::tuple_cat(dq, std::tuple(dk));
   }
@@ -111,7 +91,7 @@ struct InPlace {
   static void run(const Context& context, const Arguments& a) {
     rope_forward(
         context,
-        {.q = a.q, .k = a.k, .angles = angles_of(a, a.q), .q_rotated = a.q, .k_rotated = a.k});
+        {.q = a.q, .k = a.k, .angles = angles_of(kOp, a, a.q), .q_rotated = a.q, .k_rotated = a.k});
   }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // How the CUDA kernels lay a rotation over threads.
-#include "rope/rope_plan.h"
+#include "rope/qk_norm_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -62,6 +62,20 @@ TEST(RopePlan, packs_need_aligned_parts) {
   EXPECT_TRUE(packs_fit(p));
   p.dtype = DType::kFloat64;
   EXPECT_FALSE(packs_fit(p));
+}
+
+TEST(QkNormPlan, lanes_own_all_units_of_a_row) {
+  for (std::int64_t dim : {1, 16, 80, 128, 512, 4096}) {
+    for (std::int64_t size : {1, 4, 8}) {
+      const RopeProblem p = problem(300, 40, dim, dim >= 16 ? 16 : 0);
+      const QkNormGrid g = qk_norm_grid(p, size);
+      EXPECT_GE(2 * size * g.units, dim);
+      EXPECT_EQ(kWarpLanes % g.lanes, 0);
+      EXPECT_TRUE(g.lanes == kWarpLanes || g.lanes >= g.units);
+      EXPECT_GE(qk_norm_ctas(p, g), 1);
+      EXPECT_LE(qk_norm_ctas(p, g), kQkNormSums);
+    }
+  }
 }
 
 }  // namespace

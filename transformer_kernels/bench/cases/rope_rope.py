@@ -57,7 +57,7 @@ def _full(device: torch.device, dtype: torch.dtype) -> list[Shape]:
     return _headline(device, dtype) + _small() + other_dims
 
 
-_GRID = Grid(
+GRID = Grid(
     forms="8x4096x32x128 (batch, time, heads, dim) or 8x4096x32x8x128 (32 heads of q, 8 of k)",
     fold=lambda sizes: sizes if len(sizes) in (4, 5) else None,
     sweeps={
@@ -69,7 +69,7 @@ _GRID = Grid(
 )
 
 
-def _sizes(name: str, shape: Shape) -> Shape:
+def sizes(name: str, shape: Shape) -> Shape:
     batch, time, *heads, dim = shape
     return batch, time, heads[0 if name.startswith("q") else -1], dim
 
@@ -78,28 +78,30 @@ def _sizes(name: str, shape: Shape) -> Shape:
 
 
 @lru_cache(maxsize=8)
-def _tables(time: int, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def tables_of(
+    time: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     return F.rope_tables(time, dim, dtype=dtype, device=device)
 
 
-def _own_tables(q: Tensor) -> tuple[Tensor, Tensor]:
+def own_tables(q: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(q.dtype, torch.float32)
-    return _tables(q.shape[1], q.shape[-1], wide, q.device)
+    return tables_of(q.shape[1], q.shape[-1], wide, q.device)
 
 
 @lru_cache(maxsize=8)
-def _doubled(
+def doubled(
     time: int, dim: int, dtype: torch.dtype, device: torch.device, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
     """(T, 1, D): each cosine and sine once for each number of a pair."""
     cos, sin = (
         t.repeat_interleave(2, -1) if interleaved else torch.cat([t, t], -1)
-        for t in _tables(time, dim, dtype, device)
+        for t in tables_of(time, dim, dtype, device)
     )
     return cos.unsqueeze(1), sin.unsqueeze(1)
 
 
-def _of_hugging_face(interleaved: bool, sign: float) -> Callable[..., Any]:
+def of_hugging_face(interleaved: bool, sign: float) -> Callable[..., Any]:
     rotate = rotate_neighbours if interleaved else rotate_half
 
     def function(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,19 +113,19 @@ def _of_hugging_face(interleaved: bool, sign: float) -> Callable[..., Any]:
 
 def _with_tables(function: Function, interleaved: bool) -> Function:
     def run(q: Tensor, k: Tensor) -> Any:
-        return function(q, k, *_doubled(q.shape[1], q.shape[-1], q.dtype, q.device, interleaved))
+        return function(q, k, *doubled(q.shape[1], q.shape[-1], q.dtype, q.device, interleaved))
 
     return run
 
 
 def _compiled_backward(interleaved: bool) -> Callable[[Compiler], Build]:
-    backward = _of_hugging_face(interleaved, -1.0)
+    backward = of_hugging_face(interleaved, -1.0)
     return lambda compiled: bind(_with_tables(compiled(backward), interleaved), *_COTANGENTS)
 
 
 def _ours(interleaved: bool, backend: str) -> Function:
     def run(q: Tensor, k: Tensor) -> Any:
-        return F.rope(q, k, *_own_tables(q), interleaved=interleaved, backend=backend)
+        return F.rope(q, k, *own_tables(q), interleaved=interleaved, backend=backend)
 
     return run
 
@@ -134,7 +136,7 @@ def _backward(interleaved: bool, triton: bool) -> Function:
 
         assert ROPE.triton is not None
         kernel = ROPE.triton().backward if triton else ROPE.raw.backward
-        return kernel(dq, dk, *_own_tables(dq), None, None, None, 0, 0, 0, interleaved)
+        return kernel(dq, dk, *own_tables(dq), None, None, None, 0, 0, 0, interleaved)
 
     return run
 
@@ -142,7 +144,7 @@ def _backward(interleaved: bool, triton: bool) -> Function:
 def _liger(q: Tensor, k: Tensor) -> Any:
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    cos, sin = _doubled(q.shape[1], q.shape[-1], q.dtype, q.device, False)
+    cos, sin = doubled(q.shape[1], q.shape[-1], q.dtype, q.device, False)
     q, k = (x.clone().transpose(1, 2) for x in (q, k))
     rotated = LigerRopeFunction.apply(q, k, cos.squeeze(1)[None], sin.squeeze(1)[None])
     return tuple(x.transpose(1, 2) for x in rotated)
@@ -152,16 +154,16 @@ def _liger(q: Tensor, k: Tensor) -> Any:
 
 
 def _reference(interleaved: bool, q: Tensor, k: Tensor) -> Any:
-    cos, sin = (t[None] for t in _tables(q.shape[1], q.shape[-1], torch.float64, q.device))
+    cos, sin = (t[None] for t in tables_of(q.shape[1], q.shape[-1], torch.float64, q.device))
     return tuple(exact(x, cos, sin, interleaved) for x in (q, k))
 
 
-def _last_sequence(_: Arguments) -> Part:
+def last_sequence(_: Arguments) -> Part:
     return lambda _, tensor: tensor[-1:]
 
 
 def _op(name: str, interleaved: bool) -> Op:
-    torchs = _with_tables(_of_hugging_face(interleaved, 1.0), interleaved)
+    torchs = _with_tables(of_hugging_face(interleaved, 1.0), interleaved)
     liger: dict[str, Function] = {} if interleaved else {"liger": _liger}
     return Op(
         name=name,
@@ -185,9 +187,9 @@ def _op(name: str, interleaved: bool) -> Op:
         },
         compiled_backward=_compiled_backward(interleaved),
         gradients=2,
-        grid=_GRID,
-        sizes=_sizes,
-        verified=_last_sequence,
+        grid=GRID,
+        sizes=sizes,
+        verified=last_sequence,
         feature=interleaved,
     )
 

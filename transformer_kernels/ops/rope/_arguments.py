@@ -21,70 +21,69 @@ from .._dtype import accumulate_dtype
 from .._sequences import check_cu_seqlens, is_readable
 from ._formula import Angles, has_axes, positions
 
-_OP = "rope"
+
+def _fail(op: str, message: str) -> None:
+    raise ArgumentValueError(f"{op}: {message}")
 
 
-def _fail(message: str) -> None:
-    raise ArgumentValueError(f"{_OP}: {message}")
-
-
-def _check_type(name: str, x: Tensor, expected: torch.dtype, reason: str) -> None:
+def _check_type(op: str, name: str, x: Tensor, expected: torch.dtype, reason: str) -> None:
     if x.dtype is not expected:
         raise ArgumentTypeError(
-            f"{_OP}: {name} is {dtype_name(x.dtype)}, expected {dtype_name(expected)} ({reason})"
+            f"{op}: {name} is {dtype_name(x.dtype)}, expected {dtype_name(expected)} ({reason})"
         )
 
 
-def _check_tensors(q: Tensor, given: Given) -> None:
+def _check_tensors(op: str, q: Tensor, given: Given) -> None:
     for name, value in given.items():
         if isinstance(value, Tensor):
-            check_known(_OP, name, value)
+            check_known(op, name, value)
             if value.device != q.device:
-                _fail(f"{name} is on {value.device}, expected {q.device}")
+                _fail(op, f"{name} is on {value.device}, expected {q.device}")
 
 
-def _check_heads(q: Tensor, k: Tensor | None) -> None:
-    check_floating(_OP, "q", q)
+def _check_heads(op: str, q: Tensor, k: Tensor | None) -> None:
+    check_floating(op, "q", q)
     if q.dim() not in (3, 4):
         _fail(
+            op,
             f"q has {q.dim()} dimensions, expected 3 (time, heads, dim) or 4 (batch, time, heads,"
-            " dim)"
+            " dim)",
         )
     if k is None:
         return
-    _check_type("k", k, q.dtype, "the dtype of q")
+    _check_type(op, "k", k, q.dtype, "the dtype of q")
     same_rank = k.dim() == q.dim()
     wanted = (*q.shape[:-2], (k if same_rank else q).shape[-2], q.shape[-1])
     if tuple(k.shape) != wanted:
-        _fail(f"k has shape {shape_text(k)}, expected {wanted} (that of q but for the heads)")
+        _fail(op, f"k has shape {shape_text(k)}, expected {wanted} (that of q but for the heads)")
 
 
-def _check_tables(q: Tensor, cos: Tensor, sin: Tensor) -> None:
-    check_floating(_OP, "cos", cos)
+def _check_tables(op: str, q: Tensor, cos: Tensor, sin: Tensor) -> None:
+    check_floating(op, "cos", cos)
     if cos.dtype not in (q.dtype, accumulate_dtype(q)):
         raise ArgumentTypeError(
-            f"{_OP}: cos is {dtype_name(cos.dtype)}, expected {dtype_name(q.dtype)}"
+            f"{op}: cos is {dtype_name(cos.dtype)}, expected {dtype_name(q.dtype)}"
             f"{or_float32(q.dtype)} (the dtype of q)"
         )
     if cos.dim() != 2:
-        _fail(f"cos has {cos.dim()} dimensions, expected 2 (positions, frequencies)")
+        _fail(op, f"cos has {cos.dim()} dimensions, expected 2 (positions, frequencies)")
     most = q.shape[-1] // 2
     if not 1 <= cos.shape[1] <= most:
-        _fail(f"cos has {cos.shape[1]} columns, expected 1 to {most} (pairs in a head of q)")
-    _check_type("sin", sin, cos.dtype, "the dtype of cos")
+        _fail(op, f"cos has {cos.shape[1]} columns, expected 1 to {most} (pairs in a head of q)")
+    _check_type(op, "sin", sin, cos.dtype, "the dtype of cos")
     if sin.shape != cos.shape:
-        _fail(f"sin has shape {shape_text(sin)}, expected {shape_text(cos)} (the shape of cos)")
+        _fail(op, f"sin has shape {shape_text(sin)}, expected {shape_text(cos)} (the shape of cos)")
 
 
-def _check_sections(angles: Angles, left: int, reason: str) -> None:
+def _check_sections(op: str, angles: Angles, left: int, reason: str) -> None:
     for name in ("section_time", "section_height"):
         size = getattr(angles, name)
         if not 0 <= size <= left:
-            _fail(f"{name} is {size}, expected 0 to {left} ({reason})")
+            _fail(op, f"{name} is {size}, expected 0 to {left} ({reason})")
         left -= size
 
 
-def _check_ids(q: Tensor, angles: Angles) -> None:
+def _check_ids(op: str, q: Tensor, angles: Angles) -> None:
     ids = angles.position_ids
     assert ids is not None
     axes = has_axes(ids, q)
@@ -92,39 +91,40 @@ def _check_ids(q: Tensor, angles: Angles) -> None:
     trailing = zip(reversed(ids.shape), reversed(wanted), strict=False)
     if ids.dim() > len(wanted) or any(size not in (1, full) for size, full in trailing):
         _fail(
+            op,
             f"position_ids has shape {shape_text(ids)}, expected one that broadcasts to {wanted}"
-            " (batch and time of q)"
+            " (batch and time of q)",
         )
     for name in ("offsets", "cu_seqlens"):
         if getattr(angles, name) is not None:
-            _fail(f"{name} is given, expected none with position_ids")
+            _fail(op, f"{name} is given, expected none with position_ids")
     if angles.offset != 0:
-        _fail(f"offset is {angles.offset}, expected 0 with position_ids")
+        _fail(op, f"offset is {angles.offset}, expected 0 with position_ids")
     if axes:
-        _check_sections(angles, angles.cos.shape[1], "frequencies that are left")
+        _check_sections(op, angles, angles.cos.shape[1], "frequencies that are left")
     else:
-        _check_sections(angles, 0, "position_ids has no axes")
+        _check_sections(op, angles, 0, "position_ids has no axes")
 
 
-def _check_sequences(q: Tensor, at: Tensor) -> None:
+def _check_sequences(op: str, q: Tensor, at: Tensor) -> None:
     if q.dim() != 3:
-        _fail(f"cu_seqlens is given, expected none with q of {q.dim()} dimensions")
-    check_cu_seqlens(_OP, "cu_seqlens", at, q.shape[0], "q")
+        _fail(op, f"cu_seqlens is given, expected none with q of {q.dim()} dimensions")
+    check_cu_seqlens(op, "cu_seqlens", at, q.shape[0], "q")
 
 
-def _check_counted(q: Tensor, angles: Angles) -> None:
-    _check_sections(angles, 0, "position_ids has no axes")
+def _check_counted(op: str, q: Tensor, angles: Angles) -> None:
+    _check_sections(op, angles, 0, "position_ids has no axes")
     if angles.offset < 0:
-        _fail(f"offset is {angles.offset}, expected 0 or more")
+        _fail(op, f"offset is {angles.offset}, expected 0 or more")
     sequences = q.shape[0] if q.dim() == 4 else 1
     if angles.cu_seqlens is not None:
-        _check_sequences(q, angles.cu_seqlens)
+        _check_sequences(op, q, angles.cu_seqlens)
         sequences = angles.cu_seqlens.numel() - 1
     offsets = angles.offsets
     if offsets is not None and offsets.dim() != 1:
-        _fail(f"offsets has {offsets.dim()} dimensions, expected 1")
+        _fail(op, f"offsets has {offsets.dim()} dimensions, expected 1")
     if offsets is not None and offsets.numel() != sequences:
-        _fail(f"offsets has {offsets.numel()} elements, expected {sequences} (sequences)")
+        _fail(op, f"offsets has {offsets.numel()} elements, expected {sequences} (sequences)")
 
 
 def _source(angles: Angles) -> str:
@@ -134,7 +134,7 @@ def _source(angles: Angles) -> str:
     return "q"
 
 
-def _check_positions(q: Tensor, angles: Angles) -> None:
+def _check_positions(op: str, q: Tensor, angles: Angles) -> None:
     """Those that the host knows."""
     tensors = (angles.position_ids, angles.offsets, angles.cu_seqlens)
     if torch.compiler.is_compiling() or not (
@@ -148,20 +148,35 @@ def _check_positions(q: Tensor, angles: Angles) -> None:
     outside = at[(at < 0) | (at > last)]
     if outside.numel():
         _fail(
+            op,
             f"{_source(angles)} has position {int(outside[0])}, expected 0 to {last} (the rows of"
-            " cos)"
+            " cos)",
         )
 
 
-def check(op: str, given: Given) -> None:  # noqa: ARG001
-    """Raise where the op cannot take the arguments."""
+def _check_no_positions(op: str, angles: Angles) -> None:
+    for name in ("sin", "position_ids", "offsets", "cu_seqlens"):
+        if getattr(angles, name) is not None:
+            _fail(op, f"{name} is given, expected none without cos")
+    for name in ("offset", "section_time", "section_height"):
+        if getattr(angles, name) != 0:
+            _fail(op, f"{name} is {getattr(angles, name)}, expected 0 without cos")
+
+
+def check(op: str, given: Given) -> None:
+    """Raise where an op of the family cannot take its tensors of heads, tables and positions."""
     q = given["q"]
     angles = Angles(*(given[name] for name in Angles._fields))
-    _check_tensors(q, given)
-    _check_heads(q, given["k"])
-    _check_tables(q, angles.cos, angles.sin)
+    _check_tensors(op, q, given)
+    _check_heads(op, q, given["k"])
+    if given["cos"] is None:
+        _check_no_positions(op, angles)
+        return
+    if given["sin"] is None:
+        _fail(op, "sin is missing")
+    _check_tables(op, q, angles.cos, angles.sin)
     if angles.position_ids is not None:
-        _check_ids(q, angles)
+        _check_ids(op, q, angles)
     else:
-        _check_counted(q, angles)
-    _check_positions(q, angles)
+        _check_counted(op, q, angles)
+    _check_positions(op, q, angles)

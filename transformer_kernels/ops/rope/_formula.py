@@ -78,30 +78,40 @@ def _angles(q: Tensor, given: Angles) -> tuple[Tensor, Tensor, Tensor | None]:
     return cos, sin, None if held is None else held[:, None, None]
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, held: Tensor | None, interleaved: bool) -> Tensor:
-    half = cos.shape[-1]
-    wide = x.to(cos.dtype)
-    turned, rest = wide[..., : 2 * half], wide[..., 2 * half :]
-    if interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-    else:
-        a, b = turned[..., :half], turned[..., half:]
-    pair = (a * cos - b * sin, b * cos + a * sin)
-    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    y = torch.cat([turned, rest], -1).to(x.dtype)
-    if held is not None:
-        y = torch.where(held, y, x)
-    return in_the_order_of(y, x)
+class _Turn(NamedTuple):
+    """How the tokens of one call are rotated, in the arithmetic's dtype."""
+
+    cos: Tensor
+    sin: Tensor
+    held: Tensor | None  # rows that are rotated, where not all are
+    interleaved: bool
+
+    def __call__(self, wide: Tensor) -> Tensor:
+        half = self.cos.shape[-1]
+        turned, rest = wide[..., : 2 * half], wide[..., 2 * half :]
+        if self.interleaved:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+        else:
+            a, b = turned[..., :half], turned[..., half:]
+        pair = (a * self.cos - b * self.sin, b * self.cos + a * self.sin)
+        turned = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
+        y = torch.cat([turned, rest], -1)
+        return y if self.held is None else torch.where(self.held, y, wide)
+
+
+def _turn_of(q: Tensor, given: Angles) -> _Turn:
+    return _Turn(*_angles(q, given), given.interleaved)
+
+
+def _rotate(x: Tensor, turn: _Turn) -> Tensor:
+    return in_the_order_of(turn(x.to(turn.cos.dtype)).to(x.dtype), x)
 
 
 def forward(q: Tensor, k: Tensor | None, *angles: object) -> tuple[Tensor, Tensor]:
     """Without a ``k``, its result is one of no elements."""
     given = Angles(*angles)  # type: ignore[arg-type]
-    cos, sin, held = _angles(q, given)
-    q_rotated = _rotate(q, cos, sin, held, given.interleaved)
-    if k is None:
-        return q_rotated, q.new_empty(0)
-    return q_rotated, _rotate(k, cos, sin, held, given.interleaved)
+    turn = _turn_of(q, given)
+    return _rotate(q, turn), q.new_empty(0) if k is None else _rotate(k, turn)
 
 
 def is_absent(k_rotated: Tensor) -> bool:
@@ -115,3 +125,43 @@ def backward(dq_rotated: Tensor, dk_rotated: Tensor, *angles: object) -> tuple[T
     opposite = given._replace(sin=-given.sin)
     dk = None if is_absent(dk_rotated) else dk_rotated
     return forward(dq_rotated, dk, *opposite)
+
+
+# ---- behind a norm ------------------------------------------------------------------------------
+
+
+def _normed(x: Tensor, weight: Tensor | None, eps: float, turn: _Turn | None) -> Tensor:
+    wide = x.to(accumulate_dtype(x))
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    y = y if weight is None else y * weight.to(wide.dtype)
+    return in_the_order_of((y if turn is None else turn(y)).to(x.dtype), x)
+
+
+def norm_forward(
+    q: Tensor,
+    k: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    position_ids: Tensor | None,
+    offsets: Tensor | None,
+    cu_seqlens: Tensor | None,
+    offset: int,
+    section_time: int,
+    section_height: int,
+    interleaved: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Without a ``k``, its result is one of no elements, to autograd made of ``q``."""
+    turn = None
+    if cos is not None and sin is not None:
+        given = Angles(
+            cos, sin, position_ids, offsets, cu_seqlens, offset, section_time, section_height,
+            interleaved,
+        )  # fmt: skip
+        turn = _turn_of(q, given)
+    q_normed = _normed(q, q_weight, eps, turn)
+    if k is None:
+        return q_normed, q_normed.flatten()[:0].clone()
+    return q_normed, _normed(k, k_weight, eps, turn)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The ops of the rotation: into new memory, differentiable, and in place, which is not."""
+"""The ops of the family: the rotation into new memory, differentiable, and in place, which is not;
+and the rotation behind a norm of each head."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..._errors import ArgumentValueError
 from ..._library import direct, raw_op
 from .._declare import Kernels, declare
-from .._declare_arguments import Argument, Flag, Given, Indices, Integer, Result
+from .._declare_arguments import Argument, Flag, Given, Indices, Integer, Number, Param, Result
 from .._heads import empty_heads
 from . import _formula
 from ._arguments import check
@@ -22,6 +24,18 @@ def _empty_like(name: str, given: Given) -> Tensor:
         q: Tensor = given["q"]
         return q.new_empty(0)
     return x.new_empty(0) if _formula.is_absent(x) else empty_heads(x, *x.shape)
+
+
+_POSITIONS = (
+    Indices("position_ids", optional=True, of="q"),
+    Indices("offsets", optional=True, of="q"),
+    Argument("cu_seqlens", optional=True),
+    Integer("offset"),
+    Integer("section_time"),
+    Integer("section_height"),
+    Flag("interleaved"),
+)
+_ANGLES = "cos, sin, " + ", ".join(argument.name for argument in _POSITIONS)
 
 
 def _triton() -> Kernels:
@@ -37,19 +51,10 @@ ROPE = declare(
         Argument("k", optional=True),
         Argument("cos"),
         Argument("sin"),
-        Indices("position_ids", optional=True, of="q"),
-        Indices("offsets", optional=True, of="q"),
-        Argument("cu_seqlens", optional=True),
-        Integer("offset"),
-        Integer("section_time"),
-        Integer("section_height"),
-        Flag("interleaved"),
+        *_POSITIONS,
     ),
     results=(Result("q_rotated", "q"), Result("k_rotated", "q")),
-    backward=(
-        "(dq_rotated, dk_rotated, cos, sin, position_ids, offsets, cu_seqlens, offset,"
-        " section_time, section_height, interleaved) -> dq, dk"
-    ),
+    backward=f"(dq_rotated, dk_rotated, {_ANGLES}) -> dq, dk",
     formula=_formula.forward,
     gradient=_formula.backward,
     check=check,
@@ -85,3 +90,49 @@ _IN_PLACE = raw_op(
     fake=lambda *_: None,
 )
 rotate_in_place = direct(_IN_PLACE)
+
+
+# ---- behind a norm ------------------------------------------------------------------------------
+
+
+def _norm_triton() -> Kernels:
+    from .qk_norm_triton import qk_norm_backward, qk_norm_forward
+
+    return Kernels(qk_norm_forward, qk_norm_backward, qk_norm_forward)
+
+
+def _check_norm(op: str, given: Given) -> None:
+    check(op, given)
+    if given["k"] is None and given["k_weight"] is not None:
+        raise ArgumentValueError(f"{op}: k_weight is given, expected none without k")
+
+
+QK_NORM = declare(
+    "qk_norm",
+    arguments=(
+        Argument("q"),
+        Argument("k", optional=True),
+        Param("q_weight", of="q"),
+        Param("k_weight", of="q", beside="k"),
+        Argument("cos", optional=True),
+        Argument("sin", optional=True),
+        *_POSITIONS,
+        Number("eps", least=0.0),
+    ),
+    results=(Result("q_normed", "q"), Result("k_normed", "q")),
+    backward=(
+        f"(dq_normed, dk_normed, q, k, q_weight, k_weight, {_ANGLES}, eps, need_dq_weight,"
+        " need_dk_weight) -> dq, dk, dq_weight, dk_weight"
+    ),
+    formula=_formula.norm_forward,
+    check=_check_norm,
+    memory={
+        "q_normed": lambda given: _empty_like("q", given),
+        "k_normed": lambda given: _empty_like("k", given),
+        "dq": lambda given: _empty_like("q", given),
+        "dk": lambda given: _empty_like("k", given),
+    },
+    runs_kinds=False,
+    triton=_norm_triton,
+    text="rope(x / sqrt(mean(x * x) + eps) * weight)",
+)

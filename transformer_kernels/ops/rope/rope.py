@@ -8,60 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, is_integer, translate
+from ..._errors import as_flag, translate
 from ..._torch import is_eager
 from .._public import overridable
+from ._angles import angle_arguments, heads_last
 from ._ops import ROPE, rotate_in_place
 
 _OP = "rope"
-
-
-def _heads_last(x: Any) -> Any:
-    """(..., H, T, D) as (..., T, H, D); what has no such dimensions is refused by the op."""
-    return x.transpose(-3, -2) if isinstance(x, Tensor) and x.dim() >= 3 else x
-
-
-def _split_offsets(offsets: Any) -> tuple[Tensor | None, int]:
-    if isinstance(offsets, Tensor):
-        return offsets, 0
-    if not is_integer(offsets):
-        raise ArgumentTypeError(f"{_OP}: offsets is {offsets!r}, expected an int or a Tensor")
-    return None, offsets
-
-
-def _sections(sections: Any, position_ids: Any, q: Any, cos: Any) -> tuple[int, int]:
-    """Frequencies of time and of height; those of width are the rest."""
-    axes = all(isinstance(x, Tensor) for x in (position_ids, q)) and (
-        position_ids.dim() >= q.dim() - 1
-    )
-    if sections is None:
-        if axes:
-            raise ArgumentValueError(
-                f"{_OP}: sections is missing, expected (time, height, width) with position_ids of"
-                f" {position_ids.dim()} dimensions"
-            )
-        return 0, 0
-    if not isinstance(sections, (tuple, list)) or not all(map(is_integer, sections)):
-        raise ArgumentTypeError(f"{_OP}: sections is {sections!r}, expected three ints")
-    columns = cos.shape[-1] if isinstance(cos, Tensor) and cos.dim() else 0
-    if len(sections) != 3 or min(sections) < 0 or sum(sections) != columns:
-        raise ArgumentValueError(
-            f"{_OP}: sections is {tuple(sections)}, expected three numbers of frequencies,"
-            f" {columns} in all (the columns of cos)"
-        )
-    if not axes:
-        raise ArgumentValueError(
-            f"{_OP}: sections is given, expected none without position_ids of three axes"
-        )
-    return sections[0], sections[1]
-
-
-def _check_tables(**tables: Any) -> None:
-    for name, table in tables.items():
-        if isinstance(table, Tensor) and table.requires_grad:
-            raise ArgumentValueError(
-                f"{_OP}: {name} requires a gradient, expected constants (it has none)"
-            )
 
 
 def _overwrite(arguments: tuple[Any, ...], backend: str) -> None:
@@ -135,19 +88,15 @@ def rope(
         The rotated ``q``, with ``k`` both. A position that the tables do not have is an error; on a
         GPU, where reading ``position_ids``, ``offsets`` or ``cu_seqlens`` would wait, it gives NaN.
     """
-    _check_tables(cos=cos, sin=sin)
-    tensor_offsets, offset = _split_offsets(offsets)
-    time, height = _sections(sections, position_ids, q, cos)
+    angles = angle_arguments(
+        _OP, q, cos, sin, position_ids, offsets, cu_seqlens, sections, interleaved
+    )
     heads_first = as_flag(_OP, "heads_first", heads_first)
-    interleaved = as_flag(_OP, "interleaved", interleaved)
-    arguments = (
-        *((_heads_last(q), _heads_last(k)) if heads_first else (q, k)),
-        cos, sin, position_ids, tensor_offsets, cu_seqlens, offset, time, height, interleaved,
-    )  # fmt: skip
+    arguments = (*((heads_last(q), heads_last(k)) if heads_first else (q, k)), *angles)
     if as_flag(_OP, "inplace", inplace):
         _overwrite(arguments, backend)
         return q if k is None else (q, k)
     q_rotated, k_rotated = ROPE.call(*arguments, backend)
     if heads_first:
-        q_rotated, k_rotated = _heads_last(q_rotated), _heads_last(k_rotated)
+        q_rotated, k_rotated = heads_last(q_rotated), heads_last(k_rotated)
     return q_rotated if k is None else (q_rotated, k_rotated)

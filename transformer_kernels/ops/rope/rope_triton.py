@@ -19,7 +19,7 @@ from .._triton_rows import accumulate_type
 from ._formula import Angles, has_axes, is_absent, positions
 
 _HEADS = 16
-_PASSES: tl.constexpr = tl.constexpr(-(2**62))  # the position of a token that is not rotated
+PASSES: tl.constexpr = tl.constexpr(-(2**62))  # the position of a token that is not rotated
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def _one(x: Tensor, given: Angles, at: Tensor, sign: float) -> Tensor:
             sin.stride(0), at, batch * time, time, heads, cos.shape[0], half, dim,
             given.section_time, given.section_time + given.section_height,
             SIGN=sign, INTERLEAVED=given.interleaved, AXES=axes, ACC=accumulate_type("rope", x),
-            PASSES=_PASSES, HEADS=_HEADS, BLOCK=triton.next_power_of_2(half), num_warps=4,
+            PASSES=PASSES, HEADS=_HEADS, BLOCK=triton.next_power_of_2(half), num_warps=4,
         )  # fmt: skip
     return y
 
@@ -86,7 +86,7 @@ def _one(x: Tensor, given: Angles, at: Tensor, sign: float) -> Tensor:
 def _run(q: Tensor, k: Tensor | None, given: Angles, sign: float) -> tuple[Tensor, Tensor]:
     at, held = positions(q, given, q.device)
     if held is not None:
-        at = torch.where(held, at, _PASSES.value)
+        at = torch.where(held, at, PASSES.value)
     assert (at.dim() == q.dim() - 1) == has_axes(given.position_ids, q)
     at = at.contiguous()
     q_rotated = _one(q, given, at, sign)

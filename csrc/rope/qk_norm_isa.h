@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// qk_norm's engine on the CPU: what the source compiled once per instruction set exports.
+#pragma once
+
+#include "rope/qk_norm_problem.h"
+#include "rope/rope_isa.h"
+
+namespace transformer_kernels::cpu {
+
+// Weights are wide rows (core/cpu/columns.h), of 1 where they are absent.
+struct QkNormForwardTask {
+  const QkNormForwardProblem& problem;
+  const void* q_weight;
+  const void* k_weight;
+};
+
+struct QkNormBackwardTask {
+  const QkNormBackwardProblem& problem;
+  const void* q_weight;
+  const void* k_weight;
+  std::int64_t wide_cols;
+};
+
+struct QkNormKernels {
+  static constexpr int kDTypes = 4;  // indexed by the floating-point values of DType
+
+  // At most kTokensPerBlock.
+  void (*forward[kDTypes])(const QkNormForwardTask& task, const RopeToken* tokens, int count);
+  // The same; adds to the sums of both weights' gradients, [2][wide_cols].
+  void (*backward[kDTypes])(const QkNormBackwardTask& task, const RopeToken* tokens, int count,
+                            void* sums);
+};
+
+TFK_DECLARE_PER_ISA(extern const QkNormKernels qk_norm_kernels)
+
+}  // namespace transformer_kernels::cpu

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""What says by how much tokens are rotated, in the words of the ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, is_integer
+
+
+def heads_last(x: Any) -> Any:
+    """(..., H, T, D) as (..., T, H, D); what has no such dimensions is refused by the op."""
+    return x.transpose(-3, -2) if isinstance(x, Tensor) and x.dim() >= 3 else x
+
+
+def _split_offsets(op: str, offsets: Any) -> tuple[Tensor | None, int]:
+    if isinstance(offsets, Tensor):
+        return offsets, 0
+    if not is_integer(offsets):
+        raise ArgumentTypeError(f"{op}: offsets is {offsets!r}, expected an int or a Tensor")
+    return None, offsets
+
+
+def _sections(op: str, sections: Any, position_ids: Any, q: Any, cos: Any) -> tuple[int, int]:
+    """Frequencies of time and of height; those of width are the rest."""
+    axes = all(isinstance(x, Tensor) for x in (position_ids, q)) and (
+        position_ids.dim() >= q.dim() - 1
+    )
+    if sections is None:
+        if axes:
+            raise ArgumentValueError(
+                f"{op}: sections is missing, expected (time, height, width) with position_ids of"
+                f" {position_ids.dim()} dimensions"
+            )
+        return 0, 0
+    if not isinstance(sections, (tuple, list)) or not all(map(is_integer, sections)):
+        raise ArgumentTypeError(f"{op}: sections is {sections!r}, expected three ints")
+    columns = cos.shape[-1] if isinstance(cos, Tensor) and cos.dim() else 0
+    if len(sections) != 3 or min(sections) < 0 or sum(sections) != columns:
+        raise ArgumentValueError(
+            f"{op}: sections is {tuple(sections)}, expected three numbers of frequencies,"
+            f" {columns} in all (the columns of cos)"
+        )
+    if not axes:
+        raise ArgumentValueError(
+            f"{op}: sections is given, expected none without position_ids of three axes"
+        )
+    return sections[0], sections[1]
+
+
+def _check_tables(op: str, **tables: Any) -> None:
+    for name, table in tables.items():
+        if isinstance(table, Tensor) and table.requires_grad:
+            raise ArgumentValueError(
+                f"{op}: {name} requires a gradient, expected constants (it has none)"
+            )
+
+
+def angle_arguments(
+    op: str,
+    q: Any,
+    cos: Any,
+    sin: Any,
+    position_ids: Any,
+    offsets: Any,
+    cu_seqlens: Any,
+    sections: Any,
+    interleaved: Any,
+) -> tuple[Any, ...]:
+    """From the tables on, in the order of the schemas."""
+    _check_tables(op, cos=cos, sin=sin)
+    tensor_offsets, offset = _split_offsets(op, offsets)
+    time, height = _sections(op, sections, position_ids, q, cos)
+    interleaved = as_flag(op, "interleaved", interleaved)
+    return cos, sin, position_ids, tensor_offsets, cu_seqlens, offset, time, height, interleaved
