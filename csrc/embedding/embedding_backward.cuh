@@ -14,7 +14,7 @@ struct EmbeddingSums {
   EmbeddingBackwardProblem problem;
   SortedTokens sorted;
   RowChunks row;
-  int rows_per_cta;
+  int own_per_cta;  // rows; sorted tokens where rows are zeros already
   int levels;
   A* block[kMostLevels];  // [blocks of level i + 1][pitch]
   std::int64_t pitch;     // a multiple of a pack's elements
@@ -225,28 +225,56 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   });
 }
 
-// The rows of a CTA: where the tokens of each are, and which have some.
+// The rows that a CTA sums up, and where the tokens of each are. Found by its first warp.
 struct OwnRows {
-  std::uint32_t place[kMostSumRows + 1];
-  int named[kMostSumRows];
-  int named_count;
+  std::uint32_t row[kMostSumRows];
+  std::uint32_t begin[kMostSumRows];
+  std::uint32_t end[kMostSumRows];
+  int count;
+  unsigned named;  // bits of the CTA's rows, where it owns rows
 
-  // By one warp, a lane a row and one for the end of the last.
-  __device__ __forceinline__ void find(const SortedTokens& sorted, std::int64_t first_row,
-                                       int rows) {
+  // Of `rows` rows: a lane a row, and one for the end of the last.
+  __device__ __forceinline__ void find_among_rows(const SortedTokens& sorted,
+                                                  std::int64_t first_row, int rows) {
     const int lane = threadIdx.x;
-    const std::uint32_t begin = first_place(sorted, first_row + min(lane, rows));
-    const std::uint32_t end = __shfl_down_sync(kAllLanes, begin, 1);
-    const bool is_named = lane < rows && begin < end;
-    const unsigned all_named = __ballot_sync(kAllLanes, is_named);
-    if (lane <= rows) place[lane] = begin;
-    if (is_named) named[__popc(all_named & ((1u << lane) - 1))] = lane;
-    if (lane == 0) named_count = __popc(all_named);
+    const std::uint32_t first = first_place(sorted, first_row + min(lane, rows));
+    const std::uint32_t last = __shfl_down_sync(kAllLanes, first, 1);
+    keep(lane < rows && first < last, static_cast<std::uint32_t>(first_row + lane), first, last);
+  }
+
+  // Of those whose tokens begin among `places` sorted ones: a lane a token.
+  __device__ __forceinline__ void find_among_tokens(const SortedTokens& sorted, std::int64_t rows,
+                                                    std::uint32_t first, int places) {
+    const int lane = threadIdx.x;
+    const std::uint32_t place = first + lane;
+    const bool is_own = lane < places && place < sorted.count;
+    const std::uint32_t index = is_own ? sorted.indices[place] : 0;
+    const bool begins = is_own && (place == 0 || sorted.indices[place - 1] != index);
+    const unsigned later = __ballot_sync(kAllLanes, begins) & ~((2u << lane) - 1);
+    const bool has_row = begins && index < rows;
+    std::uint32_t last = first + __ffs(later) - 1;
+    if (has_row && later == 0) last = first_place(sorted, std::int64_t{index} + 1);
+    keep(has_row, index, place, last);
+  }
+
+ private:
+  __device__ __forceinline__ void keep(bool has_tokens, std::uint32_t own_row, std::uint32_t first,
+                                       std::uint32_t last) {
+    const unsigned all = __ballot_sync(kAllLanes, has_tokens);
+    if (has_tokens) {
+      const int slot = __popc(all & ((1u << threadIdx.x) - 1));
+      row[slot] = own_row;
+      begin[slot] = first;
+      end[slot] = last;
+    }
+    if (threadIdx.x != 0) return;
+    count = __popc(all);
+    named = all;
   }
 };
 
-// A CTA owns a few rows of the gradient; neighbouring threads a chunk of one at a time. Zeros go
-// first: nobody waits for a store.
+// A CTA owns a few rows of the gradient, or those of a few tokens; neighbouring threads a chunk of
+// one at a time. Zeros go first: nobody waits for a store.
 template <class T, int kSize>
 __global__ void __launch_bounds__(kSumThreads, kSumCtas)
     embedding_rows_kernel(const __grid_constant__ EmbeddingSums<accumulate_t<T>> s) {
@@ -255,35 +283,42 @@ __global__ void __launch_bounds__(kSumThreads, kSumCtas)
   __shared__ OwnRows own;
   follow_previous_kernel();
   const EmbeddingBackwardProblem& p = s.problem;
-  const std::int64_t first_row = std::int64_t{blockIdx.x} * s.rows_per_cta;
-  const auto rows = static_cast<int>(min(std::int64_t{s.rows_per_cta}, p.rows - first_row));
-  if (threadIdx.x < kWarp) own.find(s.sorted, first_row, rows);
+  const std::int64_t first = std::int64_t{blockIdx.x} * s.own_per_cta;
+  const int rows = s.sorted.rows_are_zeros
+                       ? 0
+                       : static_cast<int>(min(std::int64_t{s.own_per_cta}, p.rows - first));
+  if (threadIdx.x < kWarp) {
+    if (s.sorted.rows_are_zeros) {
+      own.find_among_tokens(s.sorted, p.rows, static_cast<std::uint32_t>(first), s.own_per_cta);
+    } else {
+      own.find_among_rows(s.sorted, first, rows);
+    }
+  }
   __syncthreads();
   const int lane = threadIdx.x & (s.row.lanes() - 1);
   const int group = threadIdx.x >> s.row.lane_bits;
   const int groups = kSumThreads >> s.row.lane_bits;
-  T* const to = static_cast<T*>(p.dweight.data) + first_row * p.dweight.stride;
+  T* const dweight = static_cast<T*>(p.dweight.data);
   for (int unit = group; unit < rows * s.row.chunks; unit += groups) {
     const int row = unit / s.row.chunks;
-    if (own.place[row] != own.place[row + 1]) continue;
+    if (own.named >> row & 1) continue;
     const PackColumns<kSize> columns(s.row, p.cols, unit - row * s.row.chunks, lane);
     columns.for_each([&](int, std::int64_t col) {
-      P::store(to + row * p.dweight.stride + col, typename P::Raw{});
+      P::store(dweight + (first + row) * p.dweight.stride + col, typename P::Raw{});
     });
   }
-  for (int unit = group; unit < own.named_count * s.row.chunks; unit += groups) {
-    const int which = unit / s.row.chunks;
-    const int row = own.named[which];
-    const std::uint32_t count = own.place[row + 1] - own.place[row];
-    const PackColumns<kSize> columns(s.row, p.cols, unit - which * s.row.chunks, lane);
+  for (int unit = group; unit < own.count * s.row.chunks; unit += groups) {
+    const int slot = unit / s.row.chunks;
+    const PackColumns<kSize> columns(s.row, p.cols, unit - slot * s.row.chunks, lane);
     PackSums<T, kSize> sums{s, columns};
-    sums.add_all(own.place[row], own.place[row + 1]);
+    sums.add_all(own.begin[slot], own.end[slot]);
+    T* const to = dweight + own.row[slot] * p.dweight.stride;
     columns.for_each([&](int i, std::int64_t col) {
       if (p.scale_grad_by_freq) {
 #pragma unroll
-        for (A& v : sums.sum[i]) v /= static_cast<A>(count);
+        for (A& v : sums.sum[i]) v /= static_cast<A>(own.end[slot] - own.begin[slot]);
       }
-      P::store(to + row * p.dweight.stride + col, P::pack(sums.sum[i]));
+      P::store(to + col, P::pack(sums.sum[i]));
     });
   }
 }

@@ -6,6 +6,7 @@
 
 #include "core/cpu/cache.h"
 #include "core/cpu/parallel.h"
+#include "core/cpu/partition.h"
 #include "core/cpu/scratch.h"
 #include "core/dispatch.h"
 #include "embedding/embedding_isa.h"
@@ -47,31 +48,6 @@ void check_range(const Context& context, const char* op, const EmbeddingIndices&
 }
 
 // ---------------------------------------------------------------------------- backward
-
-// The rows of dweight and the tokens of each, as units of work: the row itself, and then its
-// tokens. Ranges of units cut the work evenly, also where a few rows have most of the tokens.
-struct Units {
-  const SortedTokens& sorted;
-  std::int64_t rows;
-
-  std::int64_t of(std::int64_t row) const { return row + sorted.begin(row); }
-  std::int64_t count() const { return rows + sorted.begin(rows); }
-
-  // The first row that starts at `unit` or later.
-  std::int64_t row_at(std::int64_t unit) const {
-    std::int64_t low = 0;
-    std::int64_t high = rows;
-    while (low < high) {
-      const std::int64_t middle = low + (high - low) / 2;
-      if (of(middle) < unit) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
-  }
-};
 
 class TokenSort {
  public:
@@ -159,7 +135,7 @@ void embedding_backward(const Context& context, const EmbeddingBackwardProblem& 
   parallel_for(
       context, pieces, rows_per_range(p.cols * kPieceTokens),
       [&](std::int64_t begin, std::int64_t end) { kernels().sum_pieces[dtype](task, begin, end); });
-  const Units units{task.sorted, p.rows};
+  const RowUnits units{p.rows, [&](std::int64_t row) { return task.sorted.begin(row); }};
   parallel_for(
       context, units.count(), rows_per_range(p.cols), [&](std::int64_t begin, std::int64_t end) {
         RowScratch scratch(row_bytes);

@@ -42,7 +42,8 @@ SortedTokens in_known_order(const EmbeddingBackwardProblem& p) {
           .count = static_cast<std::uint32_t>(p.tokens),
           .repeats = static_cast<std::uint32_t>(period == 0 ? 1 : p.tokens / period),
           .period = static_cast<std::uint32_t>(period),
-          .first = p.indices.first};
+          .first = p.indices.first,
+          .rows_are_zeros = false};
 }
 
 }  // namespace

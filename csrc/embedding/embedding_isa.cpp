@@ -2,6 +2,7 @@
 // Embeddings: copies and sums of rows. Compiled once per instruction set; see core/cpu/isa.h.
 #include "embedding/embedding_isa.h"
 
+#include "core/cpu/partition.h"
 #include "core/cpu/row_loop.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
@@ -145,17 +146,7 @@ void sum_pieces(const EmbeddingBackwardTask& task, std::int64_t begin, std::int6
 
 // The first piece of a row that has some: pieces are in the order of rows.
 std::int64_t first_piece(const EmbeddingBackwardTask& task, std::int64_t row) {
-  std::int64_t low = 0;
-  std::int64_t high = task.piece_count;
-  while (low < high) {
-    const std::int64_t middle = (low + high) / 2;
-    if (task.pieces[middle].row < row) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  return first_not(task.piece_count, [&](std::int64_t i) { return task.pieces[i].row < row; });
 }
 
 template <class T>

@@ -18,6 +18,7 @@ struct SortedTokens {
   std::uint32_t repeats;  // of each index, where there are no arrays
   std::uint32_t period;
   std::int64_t first;
+  bool rows_are_zeros;  // the gradient was cleared meanwhile
 };
 
 class TokenSort {

@@ -69,6 +69,20 @@ constexpr int sum_rows(std::int64_t rows, RowChunks row) {
 // another.
 inline constexpr std::int64_t kMostRankedTokens = 8192;
 
+// Fewer tokens than rows leave most rows zeros. These need no sort: they are written beside it, and
+// the sums then go over the sorted tokens instead of over the rows.
+constexpr bool sums_go_over_tokens(std::int64_t tokens, std::int64_t rows) { return tokens < rows; }
+
+// Sorted tokens of a CTA, whose rows it then owns.
+constexpr int sum_places(std::int64_t tokens) {
+  constexpr std::int64_t kEnoughCtas = 1024;
+  constexpr std::int64_t kLeast = 8;
+  return static_cast<int>(std::clamp<std::int64_t>(tokens / kEnoughCtas, kLeast, kMostSumRows));
+}
+
+// Bytes that a CTA clears.
+inline constexpr std::int64_t kClearBytes = 64 * 1024;
+
 // Bits of the largest of the numbers 0 to `rows`: of what is sorted.
 constexpr int index_bits(std::int64_t rows) {
   int bits = 1;

@@ -48,11 +48,11 @@ void run_embedding(const Context& context, const EmbeddingBackwardProblem& p,
     EmbeddingSums<A> sums{.problem = p,
                           .sorted = sorted,
                           .row = row_chunks(divide_up(p.cols, kSize)),
-                          .rows_per_cta = 0,
+                          .own_per_cta = 0,
                           .levels = block_levels(sorted.count, p.rows),
                           .block = {},
                           .pitch = rounded_up(p.cols, kSize)};
-    sums.rows_per_cta = sum_rows(p.rows, sums.row);
+    sums.own_per_cta = sorted.rows_are_zeros ? sum_places(p.tokens) : sum_rows(p.rows, sums.row);
     std::int64_t blocks = 0;
     for (int level = 1; level <= sums.levels; ++level) blocks += sorted.count / block_tokens(level);
     std::optional<Scratch> memory;
@@ -68,7 +68,7 @@ void run_embedding(const Context& context, const EmbeddingBackwardProblem& p,
       shape.ctas = divide_up(count * sums.row.chunks * sums.row.lanes(), kSumThreads);
       launch(p.op, context, shape, &embedding_blocks_kernel<T, kSize>, sums, level, count);
     }
-    shape.ctas = divide_up(p.rows, sums.rows_per_cta);
+    shape.ctas = divide_up(sorted.rows_are_zeros ? p.tokens : p.rows, sums.own_per_cta);
     launch(p.op, context, shape, &embedding_rows_kernel<T, kSize>, sums);
   });
 }

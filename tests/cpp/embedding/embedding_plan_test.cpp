@@ -33,6 +33,14 @@ TEST(EmbeddingPlan, rows_of_a_cta) {
   EXPECT_EQ(sum_rows(2147483648, row_chunks(8)), kMostSumRows);
 }
 
+TEST(EmbeddingPlan, sorted_tokens_of_a_cta) {
+  EXPECT_TRUE(sums_go_over_tokens(8192, 50257));
+  EXPECT_FALSE(sums_go_over_tokens(8192, 1024));
+  EXPECT_EQ(sum_places(1), 8);
+  EXPECT_EQ(sum_places(8192), 8);
+  EXPECT_EQ(sum_places(1 << 20), kMostSumRows);
+}
+
 TEST(EmbeddingPlan, bits_that_are_sorted_hold_the_number_of_rows) {
   EXPECT_EQ(index_bits(1), 1);
   EXPECT_EQ(index_bits(50257), 16);
