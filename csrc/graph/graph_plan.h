@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// How the CUDA kernels cut their work. Host-only: tested without a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/rounding.h"
+
+namespace transformer_kernels::cuda {
+
+inline constexpr int kGraphThreads = 128;  // of a CTA
+// CTAs of a processor, at least: what registers allow without spills.
+inline constexpr int kGraphCtas = 4;
+inline constexpr int kSoftmaxCtas = 7;  // of edges without an order, of numbers of 32 bits
+
+// Neighbouring threads, a power of two and a pack each, share a row; a row of more packs than a
+// warp has threads is cut into chunks.
+struct RowLanes {
+  int bits;
+  int chunks;
+
+  constexpr int count() const { return 1 << bits; }
+};
+constexpr RowLanes row_lanes(std::int64_t packs) {
+  int bits = 0;
+  while (bits < 5 && (std::int64_t{1} << bits) < packs) ++bits;
+  return {bits, static_cast<int>(std::max<std::int64_t>(1, divide_up(packs, 1 << bits)))};
+}
+
+// A segment of more edges is cut into pieces, whose results are merged in turn: one of millions
+// then is no single chain. Which these are only the device knows; the host knows how many there can
+// be at most.
+inline constexpr std::int64_t kLongSegment = 512;  // edges, at most, in one go
+inline constexpr std::int64_t kPiece = 256;
+
+constexpr std::int64_t most_long_segments(std::int64_t edges) { return edges / (kLongSegment + 1); }
+constexpr std::int64_t most_pieces(std::int64_t edges) {
+  return edges / kPiece + most_long_segments(edges);
+}
+
+// Of a CTA that merges pieces: columns, and strips of pieces.
+inline constexpr int kMergeCols = 32;
+inline constexpr int kMergeStrips = kGraphThreads / kMergeCols;
+
+// Neighbouring places that the threads of a row take one after the other: to find the segment of
+// the first takes as long as a few of them.
+inline constexpr int kRunEdges = 32;
+
+// Softmax: threads of a segment, a power of two up to a warp; `width` of them, a power of two, are
+// side by side in its columns, a pack each. Each has a few packs of a segment of average length.
+struct SoftmaxLanes {
+  int bits;
+  int width_bits;
+};
+// Packs of a thread that stay in its registers.
+constexpr int softmax_kept(int pack_size) { return pack_size == 1 ? 8 : pack_size == 4 ? 4 : 2; }
+constexpr SoftmaxLanes softmax_lanes(std::int64_t edges, std::int64_t segments, std::int64_t packs,
+                                     int kept) {
+  int width_bits = 0;
+  while (width_bits < 5 && (std::int64_t{1} << width_bits) < packs) ++width_bits;
+  const std::int64_t average = divide_up(edges, std::max<std::int64_t>(1, segments));
+  int bits = width_bits;
+  while (bits < 5 && (std::int64_t{kept} << bits) < 2 * average << width_bits) ++bits;
+  return {bits, width_bits};
+}
+inline constexpr std::int64_t kLongSoftmax = 2048;  // edges of a segment that a CTA takes alone
+inline constexpr int kLongSoftmaxThreads = 512;
+
+}  // namespace transformer_kernels::cuda

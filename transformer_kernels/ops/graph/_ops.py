@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""The ops of graphs. Edges are those of csrc/include/transformer_kernels/graph/edges.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ..._errors import ArgumentTypeError, ArgumentValueError, check_floating, dtype_name, shape_text
+from .._declare import Kernels, declare
+from .._declare_arguments import Argument, Given, Indices, Integer, Result, Table
+from . import _formula
+
+
+@dataclass(frozen=True)
+class EdgeWeights(Argument):
+    """(E, H), of the dtype of a matrix whose columns H divides."""
+
+    optional: bool = True
+    of: str = "x"
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        of = given[self.of]
+        check_floating(op, self.name, value)
+        if value.device != of.device:
+            raise ArgumentValueError(
+                f"{op}: {self.name} is on {value.device}, expected {of.device}"
+            )
+        if value.dim() != 2:
+            raise ArgumentValueError(f"{op}: {self.name} has {value.dim()} dimensions, expected 2")
+        if value.dtype is not of.dtype:
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
+                f" (the dtype of {self.of})"
+            )
+
+
+def _edges(of: str, *, indices_optional: bool = True) -> tuple[Argument, ...]:
+    return (
+        Indices("offsets", of=of), Indices("indices", optional=indices_optional, of=of),
+        *(Indices(name, optional=True, of=of)
+          for name in ("order", "back_offsets", "back_indices", "back_order")),
+    )  # fmt: skip
+
+
+EDGES = "offsets, indices, order, back_offsets, back_indices, back_order"
+
+
+def _check_count(op: str, name: str, value: Tensor | None, count: int, reason: str) -> None:
+    if value is not None and value.numel() != count:
+        raise ArgumentValueError(
+            f"{op}: {name} has {value.numel()} elements, expected {count} ({reason})"
+        )
+
+
+def _number_of_edges(across: str, given: Given) -> int:
+    indices = given.get("indices")
+    return int(given[across].shape[0] if indices is None else indices.numel())
+
+
+def _check_edges(across: str, op: str, given: Given) -> None:
+    offsets, indices = given["offsets"], given.get("indices")
+    if offsets.dim() != 1 or offsets.numel() == 0:
+        raise ArgumentValueError(
+            f"{op}: offsets has shape {shape_text(offsets)}, expected one dimension of at least 1"
+        )
+    edges, rows = _number_of_edges(across, given), given[across].shape[0]
+    of = f"the rows of {across}" if indices is None else "those of indices"
+    _check_count(op, "order", given["order"], edges, of)
+    _check_count(op, "back_offsets", given.get("back_offsets"), rows + 1, "a segment for each row")
+    for name in ("back_indices", "back_order"):
+        _check_count(op, name, given.get(name), edges, "the edges")
+
+
+def _check_gather(op: str, given: Given) -> None:
+    if given["reduce"] not in (_formula.SUM, _formula.MEAN, _formula.MAX):
+        raise ArgumentValueError(
+            f"{op}: reduce is {given['reduce']}, expected 0 (sum), 1 (mean) or 2 (max)"
+        )
+    _check_edges("x", op, given)
+    weight, cols = given["weight"], given["x"].shape[1]
+    if weight is None:
+        return
+    rows, heads = weight.shape
+    if rows != _number_of_edges("x", given):
+        raise ArgumentValueError(
+            f"{op}: weight has {rows} rows, expected {_number_of_edges('x', given)}"
+            " (one for each edge)"
+        )
+    if heads == 0 or cols % heads:
+        raise ArgumentValueError(
+            f"{op}: weight has {heads} columns, expected a divisor of {cols} (the columns of x)"
+        )
+
+
+def _check_dot(op: str, given: Given) -> None:
+    heads, (rows, cols) = given["heads"], given["a"].shape
+    if heads <= 0 or cols % heads:
+        raise ArgumentValueError(
+            f"{op}: heads is {heads}, expected a divisor of {cols} (the columns of a)"
+        )
+    _check_edges("b", op, given)
+    segments = given["offsets"].numel() - 1
+    if rows != segments:
+        raise ArgumentValueError(
+            f"{op}: a has {rows} rows, expected {segments} (the segments of offsets)"
+        )
+
+
+def _chosen(values: Given) -> Tensor:
+    names = ("x", "offsets", "indices", "order", "weight", "reduce")
+    return _formula.chosen_edges(*(values[name] for name in names))
+
+
+def _reduced_shape(given: Given) -> tuple[int, ...]:
+    return (given["offsets"].numel() - 1, given["x"].shape[1])
+
+
+def _empty_chosen(given: Given) -> Tensor:
+    shape = _reduced_shape(given) if given["reduce"] == _formula.MAX else (0,)
+    chosen: Tensor = given["offsets"].new_empty(shape)
+    return chosen
+
+
+def _triton(name: str) -> Kernels:
+    from . import graph_triton
+
+    kernels: Any = getattr(graph_triton, name)
+    return Kernels(*kernels)
+
+
+GATHER_REDUCE = declare(
+    "gather_reduce",
+    arguments=(Table("x"), *_edges("x"), EdgeWeights("weight"), Integer("reduce")),
+    results=(
+        Result("y", "x", _reduced_shape),
+        Result("chosen", "x", _reduced_shape, saved=True),
+    ),
+    backward=f"(dy, x, {EDGES}, weight, chosen, reduce, need_dx, need_dweight) -> dx, dweight",
+    formula=_formula.gather_reduce,
+    statistics=_chosen,
+    gradient=_formula.gather_reduce_gradient,
+    check=_check_gather,
+    memory={"chosen": _empty_chosen},
+    has_inference=False,
+    runs_kinds=False,
+    triton=partial(_triton, "GATHER_REDUCE"),
+    text="reduce over edges e of weight[e] * x[source of e]",
+)
+
+EDGE_DOT = declare(
+    "edge_dot",
+    arguments=(
+        Table("a"), Table("b", of="a"), *_edges("a", indices_optional=False), Integer("heads"),
+    ),
+    results=(
+        Result("y", "a", lambda given: (_number_of_edges("b", given), given["heads"])),
+    ),
+    backward=f"(dy, a, b, {EDGES}, need_da, need_db) -> da, db",
+    formula=_formula.edge_dot,
+    gradient=_formula.edge_dot_gradient,
+    check=_check_dot,
+    runs_kinds=False,
+    triton=partial(_triton, "EDGE_DOT"),
+    text="a[target of e] . b[source of e], head by head",
+)  # fmt: skip
+
+SEGMENT_SOFTMAX = declare(
+    "segment_softmax",
+    arguments=(Table("x"), Indices("offsets"), Indices("order", optional=True)),
+    results=(Result("y"),),
+    backward="(dy, y, offsets, order) -> dx",
+    formula=_formula.segment_softmax,
+    gradient=_formula.segment_softmax_gradient,
+    check=partial(_check_edges, "x"),
+    runs_kinds=False,
+    triton=partial(_triton, "SEGMENT_SOFTMAX"),
+    text="exp(x - max(x)) / sum(exp(x - max(x))) over the rows of each segment",
+)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""The edges of a graph, sorted once for all ops."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_integer, check_indices, shape_text
+from ._formula import check_offsets, check_range
+
+
+class Transpose(NamedTuple):
+    """The same edges sorted by their source; what gradients of sources are summed by."""
+
+    offsets: Tensor  # (num_sources + 1,)
+    indices: Tensor  # (E,) the target of each edge
+    order: Tensor  # (E,) its number
+
+
+def segment_offsets(segments: Tensor, count: int | None = None) -> Tensor:
+    """The offsets (count + 1,) of sorted segment numbers (E,), as of PyTorch Geometric's ``batch``.
+
+    Args:
+        segments: the segment of each row, int32 or int64, never falling.
+        count: how many segments there are; by default one more than the last number.
+
+    Segment i has the rows ``offsets[i]`` to ``offsets[i + 1] - 1``. The dtype is that of
+    ``segments``, whose values are checked: on CUDA that waits for the device.
+    """
+    _check_vector("segment_offsets", "segments", segments)
+    if count is None:
+        count = int(segments[-1]) + 1 if len(segments) else 0
+    check_range("segment_offsets", "segments", segments, count, "segments")
+    if len(segments) > 1 and bool((segments[1:] < segments[:-1]).any()):
+        raise ArgumentValueError("segment_offsets: segments fall, expected them sorted")
+    return _offsets(segments, count)
+
+
+def _check_vector(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(f"{op}: {name} is {type(value).__name__}, expected a Tensor")
+    check_indices(op, name, value)
+    if value.dim() != 1:
+        raise ArgumentValueError(f"{op}: {name} has {value.dim()} dimensions, expected 1")
+
+
+def _offsets(sorted_segments: Tensor, count: int) -> Tensor:
+    at = torch.arange(count + 1, device=sorted_segments.device, dtype=sorted_segments.dtype)
+    found = torch.searchsorted(sorted_segments.contiguous(), at)
+    return found.to(sorted_segments.dtype)
+
+
+def _sorted(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Stably, so that edges of equal ends keep their order; places in the dtype of ``values``."""
+    ordered, places = values.sort(stable=True)
+    return ordered, places.to(values.dtype)
+
+
+class Graph:
+    """Directed edges, each from a source to a target, sorted by target (CSR).
+
+    Made by :meth:`from_edges` or :meth:`from_csr`, once; the ops
+    (:func:`~transformer_kernels.functional.gather_reduce` and the others) read it as often as they
+    like. Edges keep the numbers that they came with: weights, scores and softmax are by those.
+
+    Attributes:
+        offsets: (num_targets + 1,), places of each target's edges.
+        indices: (E,), the source of the edge in each place.
+        order: (E,), the number of the edge in each place; None where edges came sorted.
+        num_sources, num_targets, num_edges: of nodes on either side, and of edges.
+        transpose: the same sorted by source, made when a gradient first needs it.
+
+    Offsets and indices that came sorted are views of what came: nothing is copied.
+    """
+
+    offsets: Tensor
+    indices: Tensor
+    order: Tensor | None
+    num_sources: int
+
+    def __init__(
+        self, offsets: Tensor, indices: Tensor, order: Tensor | None, num_sources: int
+    ) -> None:
+        self.offsets = offsets
+        self.indices = indices
+        self.order = order
+        self.num_sources = num_sources
+
+    @classmethod
+    def from_edges(cls, edges: Tensor, num_nodes: int | tuple[int, int] | None = None) -> Graph:
+        """Of a list of edges (COO).
+
+        Args:
+            edges: (2, E), int32 or int64: ``edges[0]`` sources, ``edges[1]`` targets, in any order;
+                PyTorch Geometric's ``edge_index``.
+            num_nodes: how many nodes there are, some of which may have no edge; or (sources,
+                targets) of a graph from nodes of one kind to nodes of another. By default one more
+                than the largest number.
+
+        A node out of range is an IndexError, on CUDA as well, where this waits for the device.
+        """
+        op = "Graph.from_edges"
+        if not isinstance(edges, Tensor):
+            raise ArgumentTypeError(f"{op}: edges is {type(edges).__name__}, expected a Tensor")
+        check_indices(op, "edges", edges)
+        if edges.dim() != 2 or edges.shape[0] != 2:
+            raise ArgumentValueError(f"{op}: edges has shape {shape_text(edges)}, expected (2, E)")
+        if num_nodes is None:
+            num_nodes = int(edges.max()) + 1 if edges.numel() else 0
+        sources, targets = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
+        num_sources, num_targets = (_count(op, number) for number in (sources, targets))
+        check_range(op, "edges[0]", edges[0], num_sources, "nodes")
+        check_range(op, "edges[1]", edges[1], num_targets, "nodes")
+        source, target = edges[0], edges[1]
+        if bool((target[1:] >= target[:-1]).all()):
+            return cls(_offsets(target, num_targets), source.contiguous(), None, num_sources)
+        ordered, order = _sorted(target)
+        return cls(_offsets(ordered, num_targets), source[order], order, num_sources)
+
+    @classmethod
+    def from_csr(cls, offsets: Tensor, indices: Tensor, num_sources: int | None = None) -> Graph:
+        """Of rows of sources: ``indices[offsets[i]]`` to ``indices[offsets[i + 1] - 1]`` are those
+        of target i, as in a ``torch.sparse_csr`` matrix of (targets, sources).
+
+        ``num_sources`` is the number of targets by default. Values are checked, as by
+        :meth:`from_edges`.
+        """
+        op = "Graph.from_csr"
+        _check_vector(op, "offsets", offsets)
+        _check_vector(op, "indices", indices)
+        if len(offsets) == 0:
+            raise ArgumentValueError(f"{op}: offsets has 0 elements, expected at least 1")
+        if offsets.device != indices.device:
+            raise ArgumentValueError(
+                f"{op}: indices is on {indices.device}, expected {offsets.device}"
+            )
+        sources = len(offsets) - 1 if num_sources is None else _count(op, num_sources)
+        check_offsets(op, "offsets", offsets, len(indices))
+        check_range(op, "indices", indices, sources, "nodes")
+        return cls(offsets, indices, None, sources)
+
+    @property
+    def num_targets(self) -> int:
+        return int(self.offsets.shape[0] - 1)
+
+    @property
+    def num_edges(self) -> int:
+        return int(self.indices.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.offsets.device
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """(E,), the target of the edge in each place."""
+        place = torch.arange(self.num_edges, device=self.device, dtype=self.offsets.dtype)
+        found = torch.searchsorted(self.offsets[1:].contiguous(), place, right=True)
+        return found.to(self.indices.dtype)
+
+    @cached_property
+    def transpose(self) -> Transpose:
+        ordered, places = _sorted(self.indices)
+        order = places if self.order is None else self.order[places]
+        return Transpose(_offsets(ordered, self.num_sources), self.targets[places], order)
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        """(num_targets,), the number of edges of each target."""
+        return self.offsets.diff()
+
+    def to(self, device: torch.device | str) -> Graph:
+        order = None if self.order is None else self.order.to(device)
+        return Graph(self.offsets.to(device), self.indices.to(device), order, self.num_sources)
+
+    def __repr__(self) -> str:
+        return (
+            f"Graph(num_sources={self.num_sources}, num_targets={self.num_targets},"
+            f" num_edges={self.num_edges})"
+        )
+
+
+def _count(op: str, value: Any) -> int:
+    number = int(as_integer(op, "num_nodes", value))
+    if number < 0:
+        raise ArgumentValueError(f"{op}: num_nodes is {number}, expected 0 or more")
+    return number
