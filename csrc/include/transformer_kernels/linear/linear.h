@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// A linear layer, and one with an activation behind it.
+//
+//   z = x weight^T + bias,   y = f(z)                    f is the identity where there is none
+//
+//   dz = dy f'(z),   dx = dz weight,   dweight = dz^T x,   dbias = the sum of the rows of dz
+//
+// Shapes: x is (..., K), weight (N, K), bias (N,), z and y (..., N); gradients are like what they
+// are of. Any of the sizes may be 0: a sum of no terms is 0.
+// Strides: rows of x, z, y and their gradients have a last stride of 1 and leading dimensions that
+// step by one common row stride; weight and dweight are of any strides, so that a weight kept as
+// (K, N) is read where it lies. bias and dbias are contiguous.
+// Dtypes: x is float64, float32, float16 or bfloat16, all others of the same, but that bias and
+// dbias may be float32. Products are summed in float32 (float64 for float64), in an order that K
+// decides, and below 17 rows the strides of weight. z is rounded to the dtype of x before f, as if
+// it were an op of its own.
+// Aliasing: outputs overlap neither inputs nor each other.
+// On CUDA there are no kernels of these ops yet.
+#pragma once
+
+#include <optional>
+
+#include "transformer_kernels/api.h"
+#include "transformer_kernels/context.h"
+#include "transformer_kernels/pointwise/pointwise.h"
+#include "transformer_kernels/tensor.h"
+
+namespace transformer_kernels {
+
+struct LinearForward {
+  TensorView x;
+  TensorView weight;
+  TensorView bias{};                      // optional
+  std::optional<Pointwise> activation{};  // none of the gated ones
+  TensorView z{};                         // optional: what the backward pass reads of f
+  TensorView y;
+};
+
+// Outputs are optional, each for itself.
+struct LinearBackward {
+  TensorView dy;
+  TensorView x;
+  TensorView weight;
+  std::optional<Pointwise> activation{};
+  TensorView z{};  // with an activation
+  TensorView dx{};
+  TensorView dweight{};
+  TensorView dbias{};
+};
+
+// Throws Error, with nothing written, when an argument does not meet the contract above.
+TFK_API void linear_forward(const Context& context, const LinearForward& arguments);
+TFK_API void linear_backward(const Context& context, const LinearBackward& arguments);
+
+}  // namespace transformer_kernels

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// Products of few rows: what the source compiled once per instruction set exports.
+//
+// Such a product takes as long as its right operand, the weight, takes to come from memory. So that
+// is read once, where it lies, and nothing of it is written. The few rows of the left operand are
+// brought in the order in which the innermost loop reads them; they stay in the cache.
+#pragma once
+
+#include "linear/linear_isa.h"
+
+namespace transformer_kernels::cpu {
+
+inline constexpr std::int64_t kFewRows = 16;
+inline constexpr std::int64_t kFewCols = 64;  // of a task
+
+// Rows are taken in tiles of 8; the last one is of as many as there are, filled up to a power of 2.
+inline constexpr std::int64_t kTallestTile = 8;
+constexpr std::int64_t tile_rows(std::int64_t left) {
+  return left > 4 ? kTallestTile : (left > 2 ? 4 : left);
+}
+constexpr std::int64_t padded_rows(std::int64_t rows) {
+  return rows / kTallestTile * kTallestTile + tile_rows(rows % kTallestTile);
+}
+// Enough for whole vectors of any set.
+constexpr std::int64_t padded_terms(std::int64_t terms) { return rounded_up(terms + 1, 32); }
+
+// Whether the weight's elements lie together along its terms.
+constexpr bool is_by_terms(const Product& p) { return p.right.col_step == 1 || p.terms <= 1; }
+
+constexpr bool has_few_rows(const Product& p) {
+  return p.rows <= kFewRows && (is_by_terms(p) || p.right.row_step == 1 || p.cols <= 1);
+}
+
+struct FewRowsTask {
+  const Product& product;
+  void* left;  // in order: padded_rows() x padded_terms() of the precision of the arithmetic
+  const PointwiseKernels* activations;
+};
+
+struct FewRowsKernels {
+  void (*arrange)(const FewRowsTask& task);
+  // Columns [begin, end) of the result, in units of kFewCols.
+  void (*multiply)(const FewRowsTask& task, std::int64_t begin, std::int64_t end);
+  // Of sums in the precision of the arithmetic, rows kFewCols apart.
+  void (*finish)(const FewRowsTask& task, const Block& block, const void* sums);
+};
+
+struct FewRowsTable {
+  static constexpr int kDTypes = 4;  // indexed by the floating-point values of DType
+
+  FewRowsKernels of[kDTypes];
+};
+
+TFK_DECLARE_PER_ISA(extern const FewRowsTable few_rows_kernels)
+
+const FewRowsKernels& few_rows_kernels_of(DType dtype);
+
+void multiply_few_rows(const Context& context, const Product& product,
+                       const PointwiseKernels& activations);
+
+}  // namespace transformer_kernels::cpu

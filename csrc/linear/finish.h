@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// What becomes of a block of sums while it is in the cache: it is biased, rounded and activated.
+// For sources that are compiled once per instruction set.
+#pragma once
+
+#include "core/cpu/row_loop.h"
+#include "linear/linear_isa.h"
+
+namespace transformer_kernels::cpu::TFK_ISA {
+
+// Those of a block, row by row.
+template <class F>
+struct BlockSums {
+  const F* data;
+  std::int64_t row_step;
+};
+
+template <class T>
+TFK_FLATTEN void round_rows(const Product& p, const Block& block,
+                            const BlockSums<accumulate_t<T>>& sums) {
+  for (std::int64_t r = 0; r < block.rows; ++r) {
+    const accumulate_t<T>* const source = sums.data + r * sums.row_step;
+    T* const target = row_of<T>(p.sum, block.row + r) + block.col;
+    if (p.bias == nullptr) {
+      for_each_vector<T>(block.cols, [&](std::int64_t i, int, auto lanes) {
+        store(target + i, load_as<T>(source + i, lanes), lanes);
+      });
+      continue;
+    }
+    const auto* const bias = static_cast<const accumulate_t<T>*>(p.bias) + block.col;
+    for_each_vector<T>(block.cols, [&](std::int64_t i, int, auto lanes) {
+      store(target + i, load_as<T>(source + i, lanes) + load_wide<T>(bias + i, lanes), lanes);
+    });
+  }
+}
+
+template <class T>
+Rows rows_at(const Rows& rows, const Block& block) {
+  return {row_of<T>(rows, block.row) + block.col, rows.stride};
+}
+
+template <class T>
+void activate(const Product& p, const PointwiseKernels& activations, const Block& block) {
+  PointwiseForwardProblem problem{};
+  problem.op = *p.activation;
+  problem.dtype = problem.bias_dtype = p.dtype;
+  problem.rows = block.rows;
+  problem.cols = block.cols;
+  problem.x = rows_at<T>(p.sum, block);
+  problem.y = rows_at<T>(p.y, block);
+  const PointwiseForwardTask part{problem, nullptr, nullptr, false};
+  const PointwiseOpKernels& kernels = activations.op[static_cast<int>(problem.op)];
+  kernels.forward[static_cast<int>(p.dtype)](part, 0, block.rows);
+}
+
+// `activations` may be null where there is none.
+template <class T>
+void finish_block(const Product& p, const PointwiseKernels* activations, const Block& block,
+                  const BlockSums<accumulate_t<T>>& sums) {
+  round_rows<T>(p, block, sums);
+  if (p.activation) activate<T>(p, *activations, block);
+}
+
+}  // namespace transformer_kernels::cpu::TFK_ISA

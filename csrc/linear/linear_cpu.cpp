@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+#include "core/cpu/columns.h"
+#include "core/cpu/huge_pages.h"
+#include "core/cpu/parallel.h"
+#include "core/cpu/scratch.h"
+#include "core/dispatch.h"
+#include "linear/few_rows_isa.h"
+
+namespace transformer_kernels::cpu {
+namespace {
+
+const LinearKernels& kernels() {
+  constexpr const LinearKernels* kTables[] = TFK_PER_ISA(linear_kernels);
+  return *kTables[static_cast<int>(isa())];
+}
+
+const PointwiseKernels& activations() {
+  constexpr const PointwiseKernels* kTables[] = TFK_PER_ISA(pointwise_kernels);
+  return *kTables[static_cast<int>(isa())];
+}
+
+const ProductKernels& product_kernels(DType dtype) {
+  const bool in_pairs = dtype == DType::kBFloat16 && multiplies_pairs_fast();
+  return in_pairs ? kernels().product_of_pairs : kernels().product[static_cast<int>(dtype)];
+}
+
+// An operand in order.
+class Packed {
+ public:
+  Packed(const Context& context, const ProductKernels& kernels, const Product& p, bool is_left)
+      : bytes_(rounded_up(is_left ? p.rows : p.cols,
+                          is_left ? kernels.left_width : kernels.right_width) *
+               rounded_up(p.terms, kernels.term_step) * kernels.term_bytes),
+        memory_(context, bytes_) {
+    advise_huge_pages(memory_.data(), bytes_);
+    const std::int64_t lines = is_left ? p.rows : p.cols;
+    const std::int64_t width = is_left ? kernels.left_width : kernels.right_width;
+    const PackTask task{is_left ? p.left : p.right, lines, p.terms, width, memory_.data()};
+    const auto pack = is_left ? kernels.pack_left : kernels.pack_right;
+    parallel_for(context, divide_up(lines, width) * divide_up(p.terms, kernels.block.terms),
+                 rows_per_range(width * kernels.block.terms),
+                 [&](std::int64_t begin, std::int64_t end) { pack(task, begin, end); });
+  }
+
+  const void* data() const { return memory_.data(); }
+
+ private:
+  std::size_t bytes_;
+  AlignedScratch memory_;
+};
+
+void run(const Context& context, const Product& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  if (has_few_rows(p)) return multiply_few_rows(context, p, activations());
+  const ProductKernels& k = product_kernels(p.dtype);
+  const Packed left(context, k, p, true);
+  const Packed right(context, k, p, false);
+  const ProductTask task{p, left.data(), right.data(), activations()};
+  const auto& [rows, cols, _] = k.block;
+  // Most blocks take a thousand times what waking a thread does.
+  const std::int64_t grain = rows_per_range(p.terms * rows * cols / 32);
+  parallel_for(context, divide_up(p.rows, rows) * divide_up(p.cols, cols), grain,
+               [&](std::int64_t begin, std::int64_t end) { k.multiply(task, begin, end); });
+}
+
+// A result whose columns lie together is computed as its transpose.
+void run_in_order(const Context& context, Product p, const Matrix& result) {
+  if (result.col_step == 1 || p.cols == 1) {
+    p.sum = {result.data, result.row_step};
+  } else {
+    std::swap(p.rows, p.cols);
+    std::swap(p.left, p.right);
+    p.sum = {result.data, result.col_step};
+  }
+  run(context, p);
+}
+
+void sum_columns(const Context& context, const LinearBackwardProblem& p, const Rows& dz) {
+  const std::int64_t chunk_rows = rows_per_chunk(p.rows, p.cols, p.dtype);
+  const std::int64_t chunks = divide_up(p.rows, chunk_rows);
+  const Scratch partials(context,
+                         chunks * 2 * wide_cols(p.cols) * size_of(accumulate_dtype(p.dtype)));
+  const ColumnSumTask task{dz, p.rows, p.cols, chunk_rows, partials.data()};
+  const auto run = kernels().sum_columns[static_cast<int>(p.dtype)];
+  parallel_for(context, chunks, rows_per_range(chunk_rows * p.cols),
+               [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });
+  add_chunks(context, {.dtype = p.dtype,
+                       .cols = p.cols,
+                       .chunks = chunks,
+                       .partials = partials.data(),
+                       .totals = {p.dbias, nullptr},
+                       .is_wide = p.bias_dtype != p.dtype});
+}
+
+TensorView view_of(const Rows& rows, const LinearBackwardProblem& p) {
+  TensorView view = TensorView::contiguous(rows.data, p.dtype, {}, {p.rows, p.cols});
+  view.strides[0] = rows.stride;
+  return view;
+}
+
+// dz, and the gradient of the bias with it.
+void differentiate_activation(const Context& context, const LinearBackwardProblem& p,
+                              const Rows& dz) {
+  TensorView dbias;
+  if (p.dbias != nullptr) dbias = TensorView::contiguous(p.dbias, p.bias_dtype, {}, {p.cols});
+  pointwise_backward(context, {.op = *p.activation,
+                               .dy = view_of(p.dy, p),
+                               .x = view_of(p.z, p),
+                               .dx = view_of(dz, p),
+                               .dbias = dbias});
+}
+
+}  // namespace
+
+void multiply(const Context& context, const Product& product) { run(context, product); }
+
+void linear_forward(const Context& context, const LinearForwardProblem& p) {
+  log_cpu_kernel("linear", p);
+  const WideParameter bias(
+      context, p.dtype,
+      {.data = p.bias, .cols = p.bias != nullptr ? p.cols : 0, .is_wide = p.bias_dtype != p.dtype});
+  run(context, {.dtype = p.dtype,
+                .rows = p.rows,
+                .cols = p.cols,
+                .terms = p.terms,
+                .left = matrix_of(p.x),
+                .right = p.weight,
+                .bias = p.bias != nullptr ? bias.data() : nullptr,
+                .sum = p.z.data != nullptr ? p.z : p.y,
+                .activation = p.activation,
+                .y = p.y});
+}
+
+void linear_backward(const Context& context, const LinearBackwardProblem& p) {
+  log_cpu_kernel("linear", p);
+  const Scratch dz_memory(context, p.activation ? p.rows * p.cols * size_of(p.dtype) : 0);
+  Rows dz = p.dy;
+  if (p.activation) {
+    dz = {dz_memory.data(), p.cols};
+    differentiate_activation(context, p, dz);
+  } else if (p.dbias != nullptr) {
+    sum_columns(context, p, dz);
+  }
+  if (p.dx.data != nullptr) {
+    run(context, {.dtype = p.dtype,
+                  .rows = p.rows,
+                  .cols = p.terms,
+                  .terms = p.cols,
+                  .left = matrix_of(dz),
+                  .right = p.weight.transposed(),
+                  .sum = p.dx});
+  }
+  if (p.dweight.data != nullptr) {
+    run_in_order(context,
+                 {.dtype = p.dtype,
+                  .rows = p.cols,
+                  .cols = p.terms,
+                  .terms = p.rows,
+                  .left = matrix_of(dz).transposed(),
+                  .right = matrix_of(p.x).transposed()},
+                 p.dweight);
+  }
+}
+
+}  // namespace transformer_kernels::cpu

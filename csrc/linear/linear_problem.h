@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+// The family, host side: checked arguments as plain matrices.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/rows.h"
+#include "transformer_kernels/linear/linear.h"
+
+namespace transformer_kernels {
+
+// Element (row, col) stands at data[row * row_step + col * col_step].
+struct Matrix {
+  void* data = nullptr;
+  std::int64_t row_step = 0;
+  std::int64_t col_step = 0;
+
+  Matrix transposed() const { return {data, col_step, row_step}; }
+};
+
+constexpr Matrix matrix_of(const Rows& rows) { return {rows.data, rows.stride, 1}; }
+
+// Sizes are T rows of x, K columns of it, and N columns of y.
+struct LinearForwardProblem {
+  DType dtype;
+  DType bias_dtype;
+  std::int64_t rows;
+  std::int64_t terms;
+  std::int64_t cols;
+  std::optional<Pointwise> activation;
+  Rows x;
+  Matrix weight;
+  const void* bias;  // may be null
+  Rows z;            // null where it is not wanted
+  Rows y;
+};
+
+struct LinearBackwardProblem {
+  DType dtype;
+  DType bias_dtype;
+  std::int64_t rows;
+  std::int64_t terms;
+  std::int64_t cols;
+  std::optional<Pointwise> activation;
+  Rows dy;
+  Rows x;
+  Matrix weight;
+  Rows z;   // null without an activation
+  Rows dx;  // each of these may be null
+  Matrix dweight;
+  void* dbias;
+};
+
+std::string describe(const LinearForwardProblem& problem);
+std::string describe(const LinearBackwardProblem& problem);
+
+namespace cpu {
+void linear_forward(const Context& context, const LinearForwardProblem& problem);
+void linear_backward(const Context& context, const LinearBackwardProblem& problem);
+}  // namespace cpu
+
+}  // namespace transformer_kernels

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#include "core/cpu/columns.h"
+#include "core/cpu/parallel.h"
+#include "core/cpu/scratch.h"
+#include "core/dispatch.h"
+#include "linear/linear_problem.h"
+#include "linear/quantized_isa.h"
+
+namespace transformer_kernels::cpu {
+namespace {
+
+// Lines, or terms, that are a plain matrix at a time: a block of columns of the result, so wide
+// that the other operand is seldom brought in order.
+constexpr std::int64_t kPlainCols = 768;
+
+const QuantizedKernels& kernels() {
+  constexpr const QuantizedKernels* kTables[] = TFK_PER_ISA(quantized_kernels);
+  return *kTables[static_cast<int>(isa())];
+}
+
+void dequantize(const Context& context, DType dtype, const DequantizeTask& task,
+                std::int64_t lines) {
+  const auto run = kernels().dequantize[static_cast<int>(dtype)];
+  parallel_for(context, lines, rows_per_range(task.terms),
+               [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });
+}
+
+void multiply_where_it_lies(const Context& context, const QuantizedMatrix& weight,
+                            const Product& product) {
+  const AlignedScratch left(
+      context, padded_rows(product.rows) * padded_terms(product.terms) * sizeof(float));
+  const FewRowsTask few{product, left.data(), nullptr};
+  const QuantizedTask task{few, weight, few_rows_kernels_of(product.dtype)};
+  kernels().arrange[static_cast<int>(product.dtype)](task);
+  const auto run = kernels().multiply[weight.bits == 4 ? 1 : 0];
+  parallel_for(context, divide_up(product.cols, kFewCols), rows_per_range(product.terms * kFewCols),
+               [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });
+}
+
+// Columns of the result by blocks of lines of the weight.
+void multiply_by_lines(const Context& context, const QuantizedMatrix& weight,
+                       const Product& product) {
+  const std::int64_t size = size_of(product.dtype);
+  const std::int64_t wide = size_of(accumulate_dtype(product.dtype));
+  const std::int64_t most = std::min(kPlainCols, product.cols);
+  const AlignedScratch plain(context, most * product.terms * size);
+  for (std::int64_t col = 0; col < product.cols; col += most) {
+    Product p = product;
+    p.cols = std::min(most, product.cols - col);
+    p.right = {plain.data(), product.terms, 1};
+    p.sum.data = static_cast<std::byte*>(product.sum.data) + col * size;
+    p.y = p.sum;
+    if (p.bias != nullptr) p.bias = static_cast<const std::byte*>(product.bias) + col * wide;
+    dequantize(context, p.dtype, {weight, col, 0, p.terms, plain.data()}, p.cols);
+    multiply(context, p);
+  }
+}
+
+// The same of the weight's terms: `product` is of its transpose.
+void multiply_by_terms(const Context& context, const QuantizedMatrix& weight,
+                       const Product& product) {
+  const std::int64_t size = size_of(product.dtype);
+  const std::int64_t most = std::min(kPlainCols, product.cols);
+  const AlignedScratch plain(context, most * product.terms * size);
+  for (std::int64_t col = 0; col < product.cols; col += most) {
+    Product p = product;
+    p.cols = std::min(most, product.cols - col);
+    p.right = {plain.data(), 1, p.cols};
+    p.sum.data = static_cast<std::byte*>(product.sum.data) + col * size;
+    p.y = p.sum;
+    dequantize(context, p.dtype, {weight, 0, col, p.cols, plain.data()}, p.terms);
+    multiply(context, p);
+  }
+}
+
+}  // namespace
+
+void quantized_linear_forward(const Context& context, const QuantizedLinearForwardProblem& p) {
+  log_cpu_kernel("quantized_linear", p);
+  const WideParameter bias(
+      context, p.dtype,
+      {.data = p.bias, .cols = p.bias != nullptr ? p.cols : 0, .is_wide = p.bias_dtype != p.dtype});
+  const Product product{.dtype = p.dtype,
+                        .rows = p.rows,
+                        .cols = p.cols,
+                        .terms = p.terms,
+                        .left = matrix_of(p.x),
+                        .right = {},
+                        .bias = p.bias != nullptr ? bias.data() : nullptr,
+                        .sum = p.y,
+                        .y = p.y};
+  const bool streams =
+      p.rows <= kFewRows && p.dtype != DType::kFloat64 && p.weight.group % kernels().step == 0;
+  (streams ? multiply_where_it_lies : multiply_by_lines)(context, p.weight, product);
+}
+
+void quantized_linear_backward(const Context& context, const QuantizedLinearBackwardProblem& p) {
+  log_cpu_kernel("quantized_linear", p);
+  if (p.dx.data != nullptr && p.rows > 0 && p.terms > 0) {
+    multiply_by_terms(context, p.weight,
+                      {.dtype = p.dtype,
+                       .rows = p.rows,
+                       .cols = p.terms,
+                       .terms = p.cols,
+                       .left = matrix_of(p.dy),
+                       .right = {},
+                       .sum = p.dx,
+                       .y = p.dx});
+  }
+  if (p.dbias == nullptr) return;
+  LinearBackwardProblem bias{};
+  bias.dtype = p.dtype;
+  bias.bias_dtype = p.bias_dtype;
+  bias.rows = p.rows;
+  bias.cols = p.cols;
+  bias.dy = p.dy;
+  bias.dbias = p.dbias;
+  linear_backward(context, bias);
+}
+
+}  // namespace transformer_kernels::cpu

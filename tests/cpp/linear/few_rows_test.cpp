@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+// Products of so few rows that the weight is read where it lies.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "backend_test.h"
+#include "linear/product.h"
+#include "parallel_hooks.h"
+#include "test_tensor.h"
+#include "transformer_kernels/linear/linear.h"
+
+namespace transformer_kernels::testing {
+namespace {
+
+class FewRows : public ::testing::TestWithParam<DType> {
+ protected:
+  static DType dtype() { return GetParam(); }
+  static Backend& cpu() { return *backends().front(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(on_cpu, FewRows,
+                         ::testing::Values(DType::kFloat64, DType::kFloat32, DType::kFloat16,
+                                           DType::kBFloat16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+// Every tile of rows, steps and vectors that are not whole, more than one task.
+constexpr std::int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16};
+constexpr std::int64_t kTerms = 143, kCols = 603;
+
+Values by_columns(const Values& values, std::int64_t rows, std::int64_t cols) {
+  Values out(values.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) out[c * rows + r] = values[r * cols + c];
+  }
+  return out;
+}
+
+TEST_P(FewRows, match_the_reference_in_both_layouts) {
+  const Values weight_values = random_normal(kCols * kTerms, dtype());
+  const Values x_values = random_normal(16 * kTerms, dtype());
+  const Values bias_values = random_normal(kCols, dtype());
+  const TestTensor by_terms(cpu(), dtype(), kCols, kTerms, weight_values, {1, 3});
+  const TestTensor by_lines(cpu(), dtype(), kTerms, kCols, by_columns(weight_values, kCols, kTerms),
+                            {1, 3});
+  const TestTensor bias(cpu(), dtype(), 1, kCols, bias_values);
+  const Sums expected =
+      product(16, kCols, kTerms, x_values, {kTerms, 1}, weight_values, {kTerms, 1}, bias_values);
+  for (const TensorView& weight : {by_terms.view(), transposed(by_lines.view())}) {
+    Values row;  // the first, which the others do not change
+    for (const std::int64_t rows : kRows) {
+      SCOPED_TRACE(std::to_string(rows) + " rows");
+      const TestTensor x(cpu(), dtype(), rows, kTerms, x_values, {1, 5});
+      TestTensor y(cpu(), dtype(), rows, kCols, Layout{1, 7});
+      linear_forward(cpu().context(),
+                     {.x = x.view(), .weight = weight, .bias = bias.vector(), .y = y.view()});
+      expect_close(dtype(), y.values(), expected);
+      EXPECT_TRUE(y.surroundings_intact());
+      const Values seen = y.values();
+      const Values first(seen.begin(), seen.begin() + kCols);
+      if (row.empty()) row = first;
+      EXPECT_EQ(first, row);
+    }
+  }
+}
+
+TEST_P(FewRows, activate_the_rounded_sum) {
+  const TestTensor x(cpu(), dtype(), 5, 40, random_normal(5 * 40, dtype()));
+  const TestTensor weight(cpu(), dtype(), 200, 40, random_normal(200 * 40, dtype()));
+  TestTensor z(cpu(), dtype(), 5, 200), y(cpu(), dtype(), 5, 200), alone(cpu(), dtype(), 5, 200);
+  linear_forward(cpu().context(), {.x = x.view(),
+                                   .weight = weight.view(),
+                                   .activation = Pointwise::kSilu,
+                                   .z = z.view(),
+                                   .y = y.view()});
+  pointwise_forward(cpu().context(), {.op = Pointwise::kSilu, .x = z.view(), .y = alone.view()});
+  EXPECT_EQ(y.values(), alone.values());
+}
+
+TEST_P(FewRows, any_threads_give_the_same_bits) {
+  const TestTensor x(cpu(), dtype(), 9, 270, random_normal(9 * 270, dtype()));
+  const TestTensor weight(cpu(), dtype(), 700, 270, random_normal(700 * 270, dtype()));
+  const TestTensor by_lines(cpu(), dtype(), 270, 700, random_normal(700 * 270, dtype()));
+  for (const TensorView& w : {weight.view(), transposed(by_lines.view())}) {
+    std::vector<std::vector<std::uint8_t>> seen;
+    for (const Context& context : contexts_with_different_threads(cpu())) {
+      TestTensor y(cpu(), dtype(), 9, 700);
+      linear_forward(context, {.x = x.view(), .weight = w, .y = y.view()});
+      seen.push_back(y.bytes());
+      EXPECT_EQ(seen.back(), seen.front());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace transformer_kernels::testing

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT
+#include "transformer_kernels/linear/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "backend_test.h"
+#include "error_of.h"
+#include "linear/product.h"
+#include "parallel_hooks.h"
+#include "test_tensor.h"
+
+namespace transformer_kernels::testing {
+namespace {
+
+class LinearOp : public ::testing::TestWithParam<DType> {
+ protected:
+  static DType dtype() { return GetParam(); }
+  static Backend& cpu() { return *backends().front(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(on_cpu, LinearOp,
+                         ::testing::Values(DType::kFloat64, DType::kFloat32, DType::kFloat16,
+                                           DType::kBFloat16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+struct Sizes {
+  std::int64_t rows, terms, cols;
+  Layout layout;
+};
+// Of one tile, of blocks and parts that are not whole, of no terms.
+constexpr Sizes kSizes[] = {{1, 1, 1, {}},         {7, 5, 3, {1, 3}}, {100, 260, 195, {}},
+                            {33, 513, 70, {0, 8}}, {17, 40, 1, {}},   {4, 0, 6, {}}};
+
+TEST_P(LinearOp, matches_the_reference) {
+  for (const auto& [rows, terms, cols, layout] : kSizes) {
+    SCOPED_TRACE(std::to_string(rows) + 'x' + std::to_string(terms) + 'x' + std::to_string(cols));
+    const Values x_values = random_normal(rows * terms, dtype());
+    const Values weight_values = random_normal(cols * terms, dtype());
+    const Values bias_values = random_normal(cols, dtype());
+    const Values dy_values = random_normal(rows * cols, dtype());
+    const TestTensor x(cpu(), dtype(), rows, terms, x_values, layout);
+    const TestTensor weight(cpu(), dtype(), cols, terms, weight_values, layout);
+    const TestTensor bias(cpu(), dtype(), 1, cols, bias_values);
+    const TestTensor dy(cpu(), dtype(), rows, cols, dy_values, layout);
+    TestTensor y(cpu(), dtype(), rows, cols, layout);
+    linear_forward(cpu().context(),
+                   {.x = x.view(), .weight = weight.view(), .bias = bias.vector(), .y = y.view()});
+    expect_close(
+        dtype(), y.values(),
+        product(rows, cols, terms, x_values, {terms, 1}, weight_values, {terms, 1}, bias_values));
+    EXPECT_TRUE(y.surroundings_intact());
+
+    TestTensor dx(cpu(), dtype(), rows, terms, layout);
+    TestTensor dweight(cpu(), dtype(), cols, terms, layout);
+    TestTensor dbias(cpu(), dtype(), 1, cols);
+    linear_backward(cpu().context(), {.dy = dy.view(),
+                                      .x = x.view(),
+                                      .weight = weight.view(),
+                                      .dx = dx.view(),
+                                      .dweight = dweight.view(),
+                                      .dbias = dbias.vector()});
+    expect_close(dtype(), dx.values(),
+                 product(rows, terms, cols, dy_values, {cols, 1}, weight_values, {1, terms}));
+    expect_close(dtype(), dweight.values(),
+                 product(cols, terms, rows, dy_values, {1, cols}, x_values, {1, terms}));
+    expect_close(dtype(), dbias.values(),
+                 product(1, cols, rows, Values(rows, 1), {0, 1}, dy_values, {1, cols}));
+    EXPECT_TRUE(dx.surroundings_intact());
+    EXPECT_TRUE(dweight.surroundings_intact());
+    EXPECT_TRUE(dbias.surroundings_intact());
+  }
+}
+
+TEST_P(LinearOp, takes_a_weight_kept_by_columns) {
+  constexpr std::int64_t kRows = 50, kTerms = 60, kCols = 70;
+  const Values values = random_normal(kCols * kTerms, dtype());
+  Values by_columns(values.size());
+  for (std::int64_t c = 0; c < kCols; ++c) {
+    for (std::int64_t k = 0; k < kTerms; ++k) by_columns[k * kCols + c] = values[c * kTerms + k];
+  }
+  const TestTensor x(cpu(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
+  const TestTensor dy(cpu(), dtype(), kRows, kCols, random_normal(kRows * kCols, dtype()));
+  const TestTensor weight(cpu(), dtype(), kCols, kTerms, values);
+  const TestTensor other(cpu(), dtype(), kTerms, kCols, by_columns);
+  const auto run = [&](const TensorView& w, TensorView dweight) {
+    TestTensor y(cpu(), dtype(), kRows, kCols);
+    linear_forward(cpu().context(), {.x = x.view(), .weight = w, .y = y.view()});
+    linear_backward(cpu().context(),
+                    {.dy = dy.view(), .x = x.view(), .weight = w, .dweight = dweight});
+    return y.values();
+  };
+  TestTensor dweight(cpu(), dtype(), kCols, kTerms);
+  TestTensor dother(cpu(), dtype(), kTerms, kCols);
+  EXPECT_EQ(run(weight.view(), dweight.view()),
+            run(transposed(other.view()), transposed(dother.view())));
+  const Values a = dweight.values(), b = dother.values();
+  for (std::int64_t c = 0; c < kCols; ++c) {
+    for (std::int64_t k = 0; k < kTerms; ++k) ASSERT_EQ(a[c * kTerms + k], b[k * kCols + c]);
+  }
+}
+
+TEST_P(LinearOp, activates_the_rounded_sum) {
+  constexpr std::int64_t kRows = 100, kTerms = 30, kCols = 200;
+  const TestTensor x(cpu(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
+  const TestTensor weight(cpu(), dtype(), kCols, kTerms, random_normal(kCols * kTerms, dtype()));
+  const TestTensor dy(cpu(), dtype(), kRows, kCols, random_normal(kRows * kCols, dtype()));
+  for (const Pointwise op : {Pointwise::kGelu, Pointwise::kQuickGelu}) {
+    TestTensor z(cpu(), dtype(), kRows, kCols), y(cpu(), dtype(), kRows, kCols);
+    TestTensor alone(cpu(), dtype(), kRows, kCols), inference(cpu(), dtype(), kRows, kCols);
+    LinearForward forward{.x = x.view(), .weight = weight.view(), .activation = op, .y = y.view()};
+    forward.z = z.view();
+    linear_forward(cpu().context(), forward);
+    pointwise_forward(cpu().context(), {.op = op, .x = z.view(), .y = alone.view()});
+    EXPECT_EQ(y.values(), alone.values());
+    forward.z = {};
+    forward.y = inference.view();
+    linear_forward(cpu().context(), forward);
+    EXPECT_EQ(inference.values(), alone.values());
+
+    TestTensor dz(cpu(), dtype(), kRows, kCols), dx(cpu(), dtype(), kRows, kTerms);
+    TestTensor expected(cpu(), dtype(), kRows, kTerms);
+    linear_backward(cpu().context(), {.dy = dy.view(),
+                                      .x = x.view(),
+                                      .weight = weight.view(),
+                                      .activation = op,
+                                      .z = z.view(),
+                                      .dx = dx.view()});
+    pointwise_backward(cpu().context(),
+                       {.op = op, .dy = dy.view(), .x = z.view(), .dx = dz.view()});
+    linear_backward(
+        cpu().context(),
+        {.dy = dz.view(), .x = x.view(), .weight = weight.view(), .dx = expected.view()});
+    EXPECT_EQ(dx.values(), expected.values());
+  }
+}
+
+TEST_P(LinearOp, any_threads_give_the_same_bits) {
+  constexpr std::int64_t kRows = 200, kTerms = 270, kCols = 400;
+  const TestTensor x(cpu(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
+  const TestTensor weight(cpu(), dtype(), kCols, kTerms, random_normal(kCols * kTerms, dtype()));
+  std::vector<std::vector<std::uint8_t>> seen;
+  for (const Context& context : contexts_with_different_threads(cpu())) {
+    TestTensor y(cpu(), dtype(), kRows, kCols);
+    linear_forward(context, {.x = x.view(), .weight = weight.view(), .y = y.view()});
+    seen.push_back(y.bytes());
+    EXPECT_EQ(seen.back(), seen.front());
+  }
+}
+
+TEST_P(LinearOp, says_what_does_not_fit) {
+  const TestTensor x(cpu(), dtype(), 4, 8, Values(32, 1));
+  const TestTensor weight(cpu(), dtype(), 3, 8, Values(24, 1));
+  const TestTensor narrow(cpu(), dtype(), 3, 7, Values(21, 1));
+  const TestTensor bias(cpu(), dtype(), 1, 4, Values(4, 1));
+  TestTensor y(cpu(), dtype(), 4, 3);
+  const auto error = [&](LinearForward arguments) {
+    arguments.x = x.view();
+    if (!arguments.y.defined()) arguments.y = y.view();
+    return error_of([&] { linear_forward(cpu().context(), arguments); });
+  };
+  EXPECT_EQ(error({.weight = narrow.view()}),
+            "linear: weight has 7 columns, expected 8 (the last dimension of x)");
+  EXPECT_EQ(error({.weight = weight.view(), .bias = bias.vector()}),
+            "linear: bias has 4 elements, expected 3 (the rows of weight)");
+  EXPECT_EQ(error({.weight = weight.view(), .activation = Pointwise::kSwiGlu}),
+            "linear_act: activation is swiglu, expected one of a single tensor");
+  EXPECT_EQ(error({.weight = weight.view(), .y = x.view()}).substr(0, 24),
+            "linear: y has shape (4, ");
+  EXPECT_TRUE(y.untouched());
+}
+
+}  // namespace
+}  // namespace transformer_kernels::testing

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// Products as plainly as can be, and how far from them results may be.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <utility>
+
+#include "numbers.h"
+#include "transformer_kernels/tensor.h"
+
+namespace transformer_kernels::testing {
+
+// Sums of products, and of their sizes.
+struct Sums {
+  Values sum, size;
+};
+// a (rows x terms) b^T, b being cols x terms: element (row, k) of a stands at
+// row * a_row + k * a_term, and so of b.
+struct Order {
+  std::int64_t row, term;
+};
+inline Sums product(std::int64_t rows, std::int64_t cols, std::int64_t terms, const Values& a,
+                    Order of_a, const Values& b, Order of_b, const Values& bias = {}) {
+  Sums out{Values(rows * cols), Values(rows * cols)};
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) {
+      long double sum = bias.empty() ? 0 : bias[c];
+      long double size = std::abs(sum);
+      for (std::int64_t k = 0; k < terms; ++k) {
+        const long double term = static_cast<long double>(a[r * of_a.row + k * of_a.term]) *
+                                 b[c * of_b.row + k * of_b.term];
+        sum += term;
+        size += std::abs(term);
+      }
+      out.sum[r * cols + c] = static_cast<double>(sum);
+      out.size[r * cols + c] = static_cast<double>(size);
+    }
+  }
+  return out;
+}
+
+// One rounding to dtype, and those of a sum that is kept wide.
+inline void expect_close(DType dtype, const Values& got, const Sums& expected) {
+  const double wide = unit_roundoff(dtype == DType::kFloat64 ? dtype : DType::kFloat32);
+  const double tiny = dtype == DType::kFloat16 ? 0x1p-24 : 1e-30;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = unit_roundoff(dtype) * std::abs(expected.sum[i]) * 1.01 +
+                         20 * wide * expected.size[i] + tiny;
+    ASSERT_NEAR(got[i], expected.sum[i], error) << "element " << i;
+  }
+}
+
+inline TensorView transposed(TensorView view) {
+  std::swap(view.sizes[0], view.sizes[1]);
+  std::swap(view.strides[0], view.strides[1]);
+  return view;
+}
+
+}  // namespace transformer_kernels::testing

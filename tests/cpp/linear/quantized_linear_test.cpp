@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+#include "transformer_kernels/linear/quantized_linear.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "backend_test.h"
+#include "error_of.h"
+#include "linear/product.h"
+#include "parallel_hooks.h"
+#include "test_tensor.h"
+
+namespace transformer_kernels::testing {
+namespace {
+
+class QuantizedLinearOp : public ::testing::TestWithParam<DType> {
+ protected:
+  static DType dtype() { return GetParam(); }
+  static Backend& cpu() { return *backends().front(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(on_cpu, QuantizedLinearOp,
+                         ::testing::Values(DType::kFloat64, DType::kFloat32, DType::kFloat16,
+                                           DType::kBFloat16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+constexpr std::int64_t kGap = 6;  // bytes between rows of numbers
+
+// Every number there is, with scales of either sign, and what they stand for.
+class QuantizedWeight {
+ public:
+  QuantizedWeight(Backend& backend, int bits, std::int64_t rows, std::int64_t cols,
+                  std::int64_t group, DType scale_dtype)
+      : row_bytes_(cols * bits / 8 + kGap),
+        bytes_(rows * row_bytes_, 0x5a),
+        scale_values_(random_normal(rows * (cols / group), scale_dtype)),
+        scales_(backend, scale_dtype, rows, cols / group, scale_values_, {1, 2}),
+        values(rows * cols) {
+    for (std::int64_t i = 0; i < rows * cols; ++i) {
+      const std::int64_t row = i / cols, col = i % cols;
+      const int number = static_cast<int>(i * 37 % (1 << bits)) - (1 << (bits - 1));
+      std::uint8_t& byte = bytes_[row * row_bytes_ + col * bits / 8];
+      if (bits == 8) {
+        byte = static_cast<std::uint8_t>(number);
+      } else {
+        const int nibble = number & 15;
+        byte = static_cast<std::uint8_t>(col % 2 == 0 ? nibble : (byte & 15) | nibble << 4);
+      }
+      values[i] = number * scale_values_[row * (cols / group) + col / group];
+    }
+    packed = TensorView::contiguous(bytes_.data(), bits == 8 ? DType::kInt8 : DType::kUInt8,
+                                    backend.context().device, {rows, cols * bits / 8});
+    packed.strides[0] = row_bytes_;
+  }
+
+  TensorView scales() const { return scales_.view(); }
+
+ private:
+  std::int64_t row_bytes_;
+  std::vector<std::uint8_t> bytes_;
+  Values scale_values_;
+  TestTensor scales_;
+
+ public:
+  Values values;
+  TensorView packed;
+};
+
+// Beside what expect_close() allows the numbers of the weight are rounded, to float32 and, where
+// they become a plain matrix, to dtype.
+void expect_near(DType dtype, const Values& got, const Sums& expected, bool is_plain) {
+  const double of_weight = unit_roundoff(DType::kFloat32) + (is_plain ? unit_roundoff(dtype) : 0.0);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = 1.01 * unit_roundoff(dtype) * std::abs(expected.sum[i]) +
+                         (of_weight + 20 * unit_roundoff(DType::kFloat32)) * expected.size[i];
+    ASSERT_NEAR(got[i], expected.sum[i], error) << "element " << i;
+  }
+}
+
+struct Case {
+  std::int64_t rows, terms, cols, group;
+};
+// Of few rows in whole steps and not, of more rows, of none.
+constexpr Case kCases[] = {{1, 256, 70, 64}, {3, 192, 9, 192}, {16, 64, 130, 32}, {9, 128, 3, 64},
+                           {2, 70, 5, 7},    {40, 66, 21, 66}, {4, 6, 1, 2},      {1, 0, 3, 1}};
+
+TEST_P(QuantizedLinearOp, matches_the_reference) {
+  constexpr DType kScales[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  int number = 0;
+  for (const auto& [rows, terms, cols, group] : kCases) {
+    for (const int bits : {8, 4}) {
+      SCOPED_TRACE(std::to_string(rows) + 'x' + std::to_string(terms) + 'x' + std::to_string(cols) +
+                   " int" + std::to_string(bits));
+      const QuantizedWeight weight(cpu(), bits, cols, terms, group, kScales[number++ % 3]);
+      const Values x_values = random_normal(rows * terms, dtype());
+      const Values bias_values = random_normal(cols, dtype());
+      const TestTensor x(cpu(), dtype(), rows, terms, x_values, {1, 3});
+      const TestTensor bias(cpu(), dtype(), 1, cols, bias_values);
+      TestTensor y(cpu(), dtype(), rows, cols, Layout{1, 3});
+      quantized_linear_forward(cpu().context(), {.x = x.view(),
+                                                 .packed = weight.packed,
+                                                 .scales = weight.scales(),
+                                                 .bias = bias.vector(),
+                                                 .y = y.view()});
+      const bool is_plain = rows > 16 || group % 32 != 0;
+      expect_near(
+          dtype(), y.values(),
+          product(rows, cols, terms, x_values, {terms, 1}, weight.values, {terms, 1}, bias_values),
+          is_plain);
+      EXPECT_TRUE(y.surroundings_intact());
+
+      const Values dy_values = random_normal(rows * cols, dtype());
+      const TestTensor dy(cpu(), dtype(), rows, cols, dy_values, {1, 3});
+      TestTensor dx(cpu(), dtype(), rows, terms, Layout{1, 3});
+      TestTensor dbias(cpu(), dtype(), 1, cols);
+      quantized_linear_backward(cpu().context(), {.dy = dy.view(),
+                                                  .packed = weight.packed,
+                                                  .scales = weight.scales(),
+                                                  .dx = dx.view(),
+                                                  .dbias = dbias.vector()});
+      expect_near(dtype(), dx.values(),
+                  product(rows, terms, cols, dy_values, {cols, 1}, weight.values, {1, terms}),
+                  true);
+      expect_close(dtype(), dbias.values(),
+                   product(1, cols, rows, Values(rows, 1), {0, 1}, dy_values, {1, cols}));
+      EXPECT_TRUE(dx.surroundings_intact());
+      EXPECT_TRUE(dbias.surroundings_intact());
+    }
+  }
+}
+
+TEST_P(QuantizedLinearOp, any_threads_give_the_same_bits) {
+  for (const int bits : {8, 4}) {
+    const QuantizedWeight weight(cpu(), bits, 400, 256, 128, DType::kFloat32);
+    const TestTensor x(cpu(), dtype(), 3, 256, random_normal(3 * 256, dtype()));
+    std::vector<std::vector<std::uint8_t>> seen;
+    for (const Context& context : contexts_with_different_threads(cpu())) {
+      TestTensor y(cpu(), dtype(), 3, 400);
+      quantized_linear_forward(
+          context,
+          {.x = x.view(), .packed = weight.packed, .scales = weight.scales(), .y = y.view()});
+      seen.push_back(y.bytes());
+      EXPECT_EQ(seen.back(), seen.front());
+    }
+  }
+}
+
+TEST_P(QuantizedLinearOp, says_what_does_not_fit) {
+  const QuantizedWeight weight(cpu(), 4, 3, 8, 4, DType::kFloat32);
+  const TestTensor x(cpu(), dtype(), 4, 8, Values(32, 1));
+  const TestTensor wide(cpu(), dtype(), 4, 9, Values(36, 1));
+  const TestTensor three(cpu(), DType::kFloat32, 3, 3, Values(9, 1));
+  TestTensor y(cpu(), dtype(), 4, 3);
+  const QuantizedLinearForward good{
+      .x = x.view(), .packed = weight.packed, .scales = weight.scales(), .y = y.view()};
+  const auto error = [&](auto&& spoil) {
+    QuantizedLinearForward arguments = good;
+    spoil(arguments);
+    return error_of([&] { quantized_linear_forward(cpu().context(), arguments); });
+  };
+  EXPECT_EQ(error([&](auto& a) { a.packed = x.view(); }),
+            std::string("quantized_linear: packed is ") + name_of(dtype()) +
+                ", expected int8 or uint8 (two numbers a byte)");
+  EXPECT_EQ(error([&](auto& a) { a.x = wide.view(); }),
+            "quantized_linear: packed has 8 numbers a row, expected 9 (the last dimension of x)");
+  EXPECT_EQ(error([&](auto& a) { a.scales = three.view(); }),
+            "quantized_linear: scales has shape (3, 3), expected (3, a divisor of 8) (the rows of"
+            " packed, the groups of a row)");
+  EXPECT_EQ(error([&](auto& a) { a.scales.dtype = DType::kFloat64; }),
+            "quantized_linear: scales is float64, expected float32, float16 or bfloat16");
+  EXPECT_EQ(error([&](auto& a) { a.y = {}; }), "quantized_linear: y is missing");
+  EXPECT_EQ(error([&](auto& a) { a.y = x.view(); }).substr(0, 35),
+            "quantized_linear: y has shape (4, 8");
+  EXPECT_TRUE(y.untouched());
+}
+
+}  // namespace
+}  // namespace transformer_kernels::testing

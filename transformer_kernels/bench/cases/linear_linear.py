@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""linear, and linear_act with GPT-2's activation: M rows, K terms, N columns.
+
+``packed_linear`` and ``packed_linear_act`` run our product whatever the choice is. ``onednn`` is
+the operator of PyTorch's wheel that its compiler calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as in_torch
+
+from transformer_kernels import functional as F
+from transformer_kernels.bench.case import Arguments, Function, Op, differentiate
+from transformer_kernels.bench.sweeps import Grid, Shape
+
+_FC1, _FC2, _SQUARE = (1024, 768, 3072), (1024, 3072, 768), (512, 512, 512)
+_DEMO, _WIDE = (1024, 192, 768), (4096, 1024, 4096)
+_GRID = Grid(
+    forms="1024x768x3072 (rows, terms, columns)",
+    fold=lambda sizes: sizes if len(sizes) == 3 else None,
+    sweeps={
+        "quick": lambda *_: [_SQUARE, _FC1],
+        "headline": lambda *_: [_SQUARE, _DEMO, _FC1, _FC2, _WIDE],
+        "small": lambda *_: [
+            (1, 4096, 4096),
+            (4, 4096, 4096),
+            (16, 4096, 4096),
+            (1, 768, 3072),
+            (128, 768, 768),
+        ],
+        "full": lambda *_: [_SQUARE, _DEMO, _FC1, _FC2, _WIDE, (2048, 256, 1024), (511, 736, 1504)],
+    },
+)
+_OPERANDS = ("x", "weight", "bias")
+_PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
+
+
+def _sizes(name: str, shape: Shape) -> Shape:
+    rows, terms, columns = shape
+    return {"x": (rows, terms), "weight": (columns, terms), "bias": (columns,)}.get(
+        name, (rows, columns)
+    )
+
+
+def _flops(pass_: str, shape: Shape) -> float:
+    rows, terms, columns = shape
+    return 2.0 * rows * terms * columns * _PRODUCTS[pass_]
+
+
+def _scaled(arguments: Arguments) -> Arguments:
+    """A weight that keeps the size of its input, as one of a model does."""
+    return {"weight": arguments["weight"] * arguments["x"].shape[-1] ** -0.5}
+
+
+def _whole(_: Arguments) -> Callable[[str, Tensor], Tensor]:
+    return lambda _, tensor: tensor
+
+
+def _onednn(activation: tuple[Any, ...]) -> Function:
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, *activation)
+        return y
+
+    return run
+
+
+def _forward_alone(function: Function) -> Callable[[Arguments], Callable[[], Any]]:
+    return lambda arguments: partial(function, *(arguments[name] for name in _OPERANDS))
+
+
+def _op(name: str, torchs: Function, ours: Function, activation: tuple[Any, ...]) -> Op:
+    functions = {"torch": torchs, "ours": ours}
+    return Op(
+        name=name,
+        key="linear/linear",
+        inputs=_OPERANDS,
+        parameters=(),
+        outputs=("y",),
+        backward_reads=("dy", "x", "weight"),
+        reference=torchs,
+        save=_scaled,
+        functions=functions,
+        forward={"onednn": _forward_alone(_onednn(activation))},
+        backward={
+            provider: differentiate(function, _OPERANDS, ("dy",))
+            for provider, function in functions.items()
+        },
+        compiled_backward=lambda compiled: differentiate(compiled(torchs), _OPERANDS, ("dy",)),
+        gradients=3,
+        grid=_GRID,
+        sizes=_sizes,
+        flops=_flops,
+        verified=_whole,
+        feature=name.startswith("packed"),
+    )
+
+
+def _gelu_of_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return in_torch.gelu(in_torch.linear(x, weight, bias), approximate="tanh")
+
+
+_NONE: tuple[Any, ...] = ("none", [], "")
+_GELU: tuple[Any, ...] = ("gelu", [], "tanh")
+_act = partial(F.linear_act, activation="gelu_tanh")
+
+OPS = (
+    _op("linear", in_torch.linear, F.linear, _NONE),
+    _op("linear_act", _gelu_of_linear, _act, _GELU),
+    _op("packed_linear", in_torch.linear, partial(F.linear, backend="cpu"), _NONE),
+    _op("packed_linear_act", _gelu_of_linear, partial(_act, backend="cpu"), _GELU),
+)

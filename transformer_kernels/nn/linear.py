@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""Linear layers and MLPs. Linear layers are subclasses of PyTorch's, so isinstance checks keep
+working, and their state_dicts are its."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..ops.linear.linear import linear, linear_act
+from ..ops.linear.mlp import drop_and_add, gated_mlp, mlp
+from ..ops.pointwise._ops import GATED
+
+
+class Linear(nn.Linear):
+    """:class:`torch.nn.Linear`; takes ``backend``."""
+
+    __constants__ = [*nn.Linear.__constants__, "backend"]  # noqa: RUF012
+
+    backend: str = "auto"  # of modules saved without it
+
+    def __init__(self, *args: Any, backend: str = "auto", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.backend = backend
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return linear(input, self.weight, self.bias, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()
+        return text if self.backend == "auto" else f"{text}, backend={self.backend!r}"
+
+
+class LinearAct(Linear):
+    """A linear layer with an activation behind it, ``functional.linear_act`` as a module.
+
+    Its parameters are those of :class:`torch.nn.Linear`.
+    """
+
+    __constants__ = [*Linear.__constants__, "activation"]  # noqa: RUF012
+
+    def __init__(self, *args: Any, activation: str = "gelu", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return linear_act(input, self.weight, self.bias, self.activation, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activation={self.activation!r}"
+
+
+class FusedLinearReLU(LinearAct):
+    """:class:`LinearAct` with ``relu``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, activation="relu", **kwargs)
+
+
+def _is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a call of it is the call of its function: nobody replaced it or hooked into it."""
+    hooks = (
+        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks,
+        module._backward_pre_hooks,
+    )  # fmt: skip
+    return type(module) is kind and not any(hooks)
+
+
+class _Behind(nn.Module):
+    """What an MLP does behind its last layer."""
+
+    dropout = 0.0
+    recompute = 1
+
+    def __init__(self, dropout: float, recompute: int) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.recompute = recompute
+
+    def _behind(self, y: Tensor, residual: Tensor | None) -> Tensor:
+        return drop_and_add("mlp", y, None, residual, self.dropout, self.training, None)
+
+    def _options(self, residual: Tensor | None) -> dict[str, Any]:
+        return {
+            "residual": residual,
+            "dropout_p": self.dropout,
+            "training": self.training,
+            "recompute": self.recompute,
+        }
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}, recompute={self.recompute}"
+
+
+class MLP(_Behind):
+    """``fc2(act(fc1(x)))``, with dropout and a residual behind it; the keys are ``fc1.weight``,
+    ``fc1.bias``, ``fc2.weight``, ``fc2.bias``.
+
+    ``dropout`` and ``recompute`` are ``dropout_p`` and ``recompute`` of :func:`functional.mlp
+    <transformer_kernels.functional.mlp>`. Where another module stands in the place of a layer, as
+    adapters do, or a hook is on one, the layers are called as modules and each keeps its own.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        *,
+        activation: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        recompute: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(dropout, recompute)
+        out_features = features if out_features is None else out_features
+        self.fc1 = LinearAct(features, hidden_features, bias, activation=activation, **options)
+        self.fc2 = Linear(hidden_features, out_features, bias, **options)
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:  # noqa: A002
+        fc1, fc2 = self.fc1, self.fc2
+        if not (_is_bare(fc1, LinearAct) and _is_bare(fc2, Linear)):
+            return self._behind(fc2(fc1(input)), residual)
+        return mlp(
+            input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, fc1.activation,
+            backend=fc1.backend, **self._options(residual),
+        )  # fmt: skip
+
+
+class GatedMLP(_Behind):
+    """``down_proj(act(gate_proj(x)) * up_proj(x))``, with dropout and a residual behind it; the
+    keys are those of Hugging Face's Llama.
+
+    ``dropout`` and ``recompute`` are those of :class:`MLP`, and so is what is said there.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        *,
+        activation: str = "swiglu",
+        bias: bool = False,
+        dropout: float = 0.0,
+        recompute: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(dropout, recompute)
+        out_features = features if out_features is None else out_features
+        self.activation = activation
+        self.gate_proj = Linear(features, hidden_features, bias, **options)
+        self.up_proj = Linear(features, hidden_features, bias, **options)
+        self.down_proj = Linear(hidden_features, out_features, bias, **options)
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:  # noqa: A002
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if not all(_is_bare(layer, Linear) for layer in (gate, up, down)):
+            hidden = GATED[self.activation].call(gate(input), up(input), None, None)
+            return self._behind(down(hidden), residual)
+        return gated_mlp(
+            input, gate.weight, up.weight, down.weight, self.activation, bias=gate.bias,
+            up_bias=up.bias, down_bias=down.bias, backend=gate.backend, **self._options(residual),
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}, {super().extra_repr()}"

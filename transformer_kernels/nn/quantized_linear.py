@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""A linear layer whose frozen weight is kept in 8 or 4 bits a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.linear.quantized_linear import quantize_weight, quantized_linear
+
+
+class QuantizedLinear(nn.Module):
+    """:func:`functional.quantized_linear` as a module.
+
+    ``packed`` and ``scales`` are buffers, ``bias`` a parameter; the three are its state_dict. A new
+    one's weight is zeros: :meth:`from_linear` or a state_dict fills it. Casts of the module leave
+    the scales in their dtype.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        bits: int = 4,
+        group_size: int | None = 128,
+        scale_dtype: torch.dtype = torch.float32,
+        backend: str = "auto",
+        **of_bias: Any,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.bits, self.group_size = bits, group_size
+        self.backend = backend
+        row = torch.zeros(1, in_features, device=of_bias.get("device"))
+        parts = quantize_weight(row, bits, group_size, scale_dtype=scale_dtype)
+        for name, part in zip(("packed", "scales"), parts, strict=True):
+            self.register_buffer(name, part.repeat(out_features, 1))
+        self.bias = nn.Parameter(torch.zeros(out_features, **of_bias)) if bias else None
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, bits: int = 4, group_size: int | None = 128, **options: Any
+    ) -> QuantizedLinear:
+        """Of the weight of ``linear``, and with its bias."""
+        weight, bias = linear.weight.detach(), linear.bias
+        rows, terms = weight.shape
+        options |= {"device": weight.device, "dtype": weight.dtype}
+        module = cls(terms, rows, bias is not None, bits=bits, group_size=group_size, **options)
+        module.packed, module.scales = quantize_weight(
+            weight, bits, group_size, scale_dtype=module.scales.dtype
+        )
+        module.bias = bias
+        return module.train(linear.training)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return quantized_linear(input, self.packed, self.scales, self.bias, backend=self.backend)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        scales = self.scales
+        super()._apply(fn, recurse)
+        if self.scales.dtype is not scales.dtype:
+            self.scales = scales.to(self.scales.device)
+        return self
+
+    def extra_repr(self) -> str:
+        text = (
+            f"in_features={self.in_features}, out_features={self.out_features},"
+            f" bias={self.bias is not None}, bits={self.bits}, group_size={self.group_size}"
+        )
+        return text if self.backend == "auto" else f"{text}, backend={self.backend!r}"

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""What linear layers take beside x."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..._errors import (
+    FLOATING,
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_known,
+    dtype_name,
+    not_floating,
+    or_float32,
+    shape_text,
+)
+from .._declare_arguments import Argument, Given, Param, Table, check_device
+from .._dtype import accumulate_dtype
+
+
+@dataclass(frozen=True)
+class Bias(Param):
+    """One value for each row of a table, of the dtype of ``x`` or float32.
+
+    One of an optional table is checked where that is given.
+    """
+
+    table: str = "weight"
+    own_dtype: bool = True
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        x, weight = given["x"], given[self.table]
+        if weight is None:
+            return
+        check_device(op, self.name, value, x)
+        if value.dtype not in FLOATING:
+            raise not_floating(op, self.name, value.dtype)
+        if value.dtype not in (x.dtype, accumulate_dtype(x)):
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(x.dtype)}"
+                f"{or_float32(x.dtype)} (the dtype of x)"
+            )
+        if value.numel() != weight.shape[0]:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has {value.numel()} elements, expected {weight.shape[0]}"
+                f" (the rows of {self.table})"
+            )
+        if value.dim() != 1:
+            raise ArgumentValueError(f"{op}: {self.name} has {value.dim()} dimensions, expected 1")
+
+
+def hidden_features(given: Given) -> int:
+    """The rows of ``weight``; half of them, where it is gate and up in one."""
+    rows: int = given["weight"].shape[0]
+    return rows // 2 if given.get("up_weight", given) is None else rows
+
+
+@dataclass(frozen=True)
+class Down(Table):
+    """The weight behind hidden features, which are its columns."""
+
+    optional: bool = True
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        super().check(op, value, given)
+        x, hidden = given["x"], hidden_features(given)
+        check_device(op, self.name, value, x)
+        if value.dtype is not x.dtype:
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(x.dtype)}"
+                " (the dtype of x)"
+            )
+        if value.shape[1] != hidden:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has {value.shape[1]} columns, expected {hidden}"
+                " (the hidden features)"
+            )
+
+
+def empty_like_weight(weight: Tensor) -> Tensor:
+    """Columns together where the weight has them so."""
+    if weight.stride(0) == 1 and weight.stride(1) > 1:
+        return weight.new_empty(weight.shape[::-1]).t()
+    return weight.new_empty(weight.shape)
+
+
+def _check_matrix(op: str, name: str, value: Tensor) -> None:
+    if value.dim() != 2:
+        raise ArgumentValueError(f"{op}: {name} has {value.dim()} dimensions, expected 2")
+
+
+def numbers_a_row(packed: Tensor) -> int:
+    """Those of int8, or of uint8 with two in a byte."""
+    return packed.shape[1] * (2 if packed.dtype is torch.uint8 else 1)
+
+
+@dataclass(frozen=True)
+class Packed(Argument):
+    """The numbers of a quantised weight, in rows of as many as ``x`` has columns."""
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        check_known(op, self.name, value)
+        check_device(op, self.name, value, given["x"])
+        if value.dtype not in (torch.int8, torch.uint8):
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected int8 or uint8 (two"
+                " numbers a byte)"
+            )
+        _check_matrix(op, self.name, value)
+        numbers, terms = numbers_a_row(value), given["x"].shape[-1]
+        if numbers != terms:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has {numbers} numbers a row, expected {terms} (the last"
+                " dimension of x)"
+            )
+
+
+SCALES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Scales(Argument):
+    """One for each group of numbers in a row of ``packed``."""
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        check_known(op, self.name, value)
+        check_device(op, self.name, value, given["x"])
+        if value.dtype not in SCALES:
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected float32, float16 or"
+                " bfloat16"
+            )
+        _check_matrix(op, self.name, value)
+        rows, terms = given["packed"].shape[0], given["x"].shape[-1]
+        groups = value.shape[1]
+        divides = terms == 0 if groups == 0 else terms % groups == 0
+        if value.shape[0] != rows or not divides:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has shape {shape_text(value)}, expected ({rows}, a divisor of"
+                f" {terms}) (the rows of packed, the groups of a row)"
+            )

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""Linear layers in PyTorch operations, differentiable any number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..._torch import linear as torch_linear
+from ..._torch import with_autograd
+from ..pointwise.table import ACTIVATIONS
+
+Activate = Callable[[Tensor], Tensor]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None or bias.dtype is x.dtype:
+        return torch_linear(x, weight, bias)
+    return (torch_linear(x, weight) + bias).to(x.dtype)
+
+
+def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: int) -> Tensor:
+    return ACTIVATIONS[activation].formula(linear(x, weight, bias))
+
+
+def bias_gradient(dy: Tensor, bias: Tensor) -> Tensor:
+    rows = dy.flatten(0, -2) if dy.dim() > 1 else dy.unsqueeze(0)
+    wide = torch.float64 if dy.dtype is torch.float64 else torch.float32
+    return rows.sum(0, dtype=wide).to(bias.dtype)
+
+
+def linear_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_dx: bool, need_dweight: bool,
+    need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    none = x.new_empty(0)
+    rows = dy.flatten(0, -2) if dy.dim() > 1 else dy.unsqueeze(0)
+    inputs = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    return (
+        (dy @ weight).contiguous() if need_dx else none,
+        (rows.t() @ inputs).contiguous() if need_dweight else none,
+        bias_gradient(dy, bias) if need_dbias and bias is not None else none,
+    )
+
+
+def _slope_times(activate: Activate, z: Tensor, dy: Tensor) -> Tensor:
+    """dz, by autograd of the activation."""
+    again = torch.is_grad_enabled()
+    with with_autograd(), torch.enable_grad():
+        leaf = z.view_as(z) if again and z.requires_grad else z.detach().requires_grad_()
+        y = activate(leaf)
+        (dz,) = torch.autograd.grad(y, leaf, dy, create_graph=again)
+    return dz
+
+
+def linear_act_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor, activation: int,
+    need_dx: bool, need_dweight: bool, need_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dz = _slope_times(ACTIVATIONS[activation].formula, z, dy)
+    return linear_gradient(dz, x, weight, bias, need_dx, need_dweight, need_dbias)

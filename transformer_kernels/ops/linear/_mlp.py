@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+"""Both passes of an MLP, of matrix products and the kernels of the pointwise family.
+
+The backward pass goes over the hidden features in parts: what it computes is at no time as large as
+the hidden layer. Each part gives its own rows or columns of the weights' gradients; those of x are
+summed over the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._library import direct
+from .._dtype import accumulate_dtype
+from ..pointwise._ops import GATED, PLAIN
+from . import _formula
+from ._arguments import empty_like_weight
+from ._ops import LINEAR
+
+Tensors = tuple[Tensor, ...]
+Optionals = Sequence[Tensor | None]
+
+# The sum over the parts is rounded to the dtype of x after each: 4 stay within twice the error of
+# one product. Below so many bytes of hidden features, more calls cost more than memory that stays
+# in the cache saves.
+_PARTS = 4
+_FEWEST_BYTES = 2**24
+_STEP = 64  # parts begin at multiples of it, where rows of hidden features are aligned
+
+
+class Products(NamedTuple):
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x weight^T + bias
+    add: Callable[[Tensor, Tensor, Tensor], Any]  # to a sum x weight^T
+    write_dweight: Callable[[Tensor, Tensor, Tensor], Any]  # (dz, x, its memory)
+
+
+_packed = direct(LINEAR.raw.forward)
+_packed_backward = direct(LINEAR.raw.backward)
+
+
+def _add_packed(total: Tensor, x: Tensor, weight: Tensor) -> None:
+    total += _packed(x, weight, None)
+
+
+def _write_packed(dz: Tensor, x: Tensor, memory: Tensor) -> None:
+    memory.copy_(_packed_backward(dz, x, memory, None, False, True, False)[1])
+
+
+_OURS = Products(_packed, _add_packed, _write_packed)
+_TORCHS = Products(
+    _formula.linear,
+    lambda total, x, weight: torch.addmm(total, x, weight.t(), out=total),
+    lambda dz, x, memory: torch.mm(dz.t(), x, out=memory),
+)
+
+
+class Kernels(NamedTuple):
+    """Of one activation: those of the pointwise family, and the products."""
+
+    forward: Callable[..., Tensor]
+    backward: Callable[..., Tensors]
+    products: Products
+
+
+_PLAIN = [(direct(op.raw.forward), direct(op.raw.backward)) for op in PLAIN.values()]
+_GATED = [(direct(op.raw.forward), direct(op.raw.backward)) for op in GATED.values()]
+
+
+def _kernels(table: list[tuple[Any, Any]], activation: int, packed: bool) -> Kernels:
+    return Kernels(*table[activation], _OURS if packed else _TORCHS)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
+# ---- the forward pass ---------------------------------------------------------------------------
+
+
+def _forward(
+    kernels: Kernels, x: Tensor, weights: Optionals, biases: Optionals,
+    down_weight: Tensor | None, down_bias: Tensor | None, recompute: int,
+) -> Tensors:  # fmt: skip
+    """y, what each of ``weights`` gives before its bias, and the activation's result; without
+    elements where they are not kept."""
+    linear = kernels.products.linear
+    rows = _rows(x)
+    z = [None if weight is None else linear(rows, weight, None) for weight in weights]
+    h = kernels.forward(*z, *biases)
+    if recompute > 1:
+        z = [None for _ in z]
+    y = h if down_weight is None else linear(h, down_weight, down_bias)
+    kept = h if recompute == 0 and down_weight is not None else None
+    leading = x.shape[:-1]
+    return tuple(
+        x.new_empty(0) if t is None else t.view(*leading, t.shape[-1]) for t in (y, *z, kept)
+    )
+
+
+def mlp_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
+    down_bias: Tensor | None, activation: int, recompute: int, packed: bool,
+) -> Tensors:  # fmt: skip
+    kernels = _kernels(_PLAIN, activation, packed)
+    return _forward(kernels, x, (weight,), (bias,), down_weight, down_bias, recompute)
+
+
+def gated_mlp_forward(
+    x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
+    up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
+    recompute: int, packed: bool,
+) -> Tensors:  # fmt: skip
+    kernels = _kernels(_GATED, activation, packed)
+    weights, biases = (weight, up_weight), (bias, up_bias)
+    return _forward(kernels, x, weights, biases, down_weight, down_bias, recompute)
+
+
+# ---- the backward pass --------------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    """What the backward pass reads, and where it writes; None where nobody asks for a gradient."""
+
+    kernels: Kernels
+    dy: Tensor  # this and x by rows
+    x: Tensor
+    weights: Sequence[Tensor]
+    biases: Optionals
+    down_weight: Tensor | None
+    z: Sequence[Tensor] | None  # None where it was not kept
+    h: Tensor | None
+    need_dx: bool
+    dweights: Optionals
+    dbiases: Optionals
+    ddown_weight: Tensor | None
+
+    @property
+    def needs_dz(self) -> bool:
+        return self.need_dx or any(t is not None for t in (*self.dweights, *self.dbiases))
+
+    def parts(self) -> list[slice]:
+        if not self.needs_dz and self.ddown_weight is None:
+            return []
+        hidden = len(self.weights[0])
+        whole = len(self.x) * hidden * self.x.itemsize < _FEWEST_BYTES
+        step = hidden if whole else -(-hidden // (_PARTS * _STEP)) * _STEP
+        return [slice(at, min(at + step, hidden)) for at in range(0, hidden, step or 1)]
+
+
+def _operands(call: _Call, part: slice) -> tuple[Tensor | None, ...]:
+    """Of the activation: columns of z, and their biases."""
+    linear = call.kernels.products.linear
+    if call.z is None:
+        z = [linear(call.x, weight[part], None) for weight in call.weights]
+    else:
+        z = [t[:, part] for t in call.z]
+    return (*z, *(None if bias is None else bias[part] for bias in call.biases))
+
+
+def _through_activation(call: _Call, part: slice) -> Sequence[Tensor]:
+    """dz of each weight, the gradients of their biases, and h where it was not kept."""
+    if call.down_weight is None:
+        dh = call.dy[:, part]
+    else:
+        dh = call.kernels.products.linear(call.dy, call.down_weight[:, part].t(), None)
+    need_dbias = any(t is not None for t in call.dbiases)
+    need_h = call.ddown_weight is not None and call.h is None
+    return call.kernels.backward(dh, *_operands(call, part), need_dbias, need_h)
+
+
+def _through_hidden(call: _Call, part: slice) -> Sequence[Tensor]:
+    """dz of each weight; the gradients of the biases and of the second weight are written."""
+    count = len(call.weights)
+    found: Sequence[Tensor] = _through_activation(call, part) if call.needs_dz else ()
+    for dbias, memory in zip(found[count:], call.dbiases, strict=False):
+        if memory is not None:
+            memory[part] = dbias
+    if call.ddown_weight is not None:
+        if call.h is not None:
+            h = call.h[:, part]
+        else:
+            h = found[-1] if found else call.kernels.forward(*_operands(call, part))
+        call.kernels.products.write_dweight(call.dy, h, call.ddown_weight[:, part])
+    return found[:count]
+
+
+def _through_first(call: _Call, part: slice, dx: Tensor | None) -> Tensor | None:
+    """dx with what this part adds; the gradients of the first weights are written."""
+    products = call.kernels.products
+    dz = _through_hidden(call, part)
+    for own, weight, memory in zip(dz, call.weights, call.dweights, strict=False):
+        if memory is not None:
+            products.write_dweight(own, call.x, memory[part])
+        if not call.need_dx:
+            continue
+        if dx is None:
+            dx = products.linear(own, weight[part].t(), None)
+        else:
+            products.add(dx, own, weight[part].t())
+    return dx
+
+
+def _dx(call: _Call, like: Tensor) -> Tensor | None:
+    """None where it is not asked for; the other gradients are written on the way."""
+    dx: Tensor | None = None
+    for part in call.parts():
+        dx = _through_first(call, part, dx)
+    if call.need_dx and dx is None:  # no hidden features
+        dx = call.x.new_zeros(call.x.shape)
+    return None if dx is None else dx.view(like.shape)
+
+
+def _bias_sum(wanted: bool, dy: Tensor, bias: Tensor | None) -> Tensor | None:
+    if bias is None or not wanted:
+        return None
+    return _rows(dy).sum(0, dtype=accumulate_dtype(dy)).to(bias.dtype)
+
+
+def _memory(wanted: bool, of: Tensor | None) -> Tensor | None:
+    if of is None or not wanted:
+        return None
+    return empty_like_weight(of) if of.dim() == 2 else of.new_empty(of.shape)
+
+
+def _gradients(
+    kernels: Kernels, dy: Tensor, x: Tensor, weights: Optionals, biases: Optionals,
+    down_weight: Tensor | None, down_bias: Tensor | None, z: Sequence[Tensor], h: Tensor,
+    recompute: int, need_dx: bool, need_dweights: Sequence[bool], need_dbias: bool,
+    need_ddown_weight: bool, need_ddown_bias: bool,
+) -> Tensors:  # fmt: skip
+    """Of x, of each weight, of each bias, of the second weight and of its bias; without elements
+    where they are not asked for."""
+    dweights = [_memory(*of) for of in zip(need_dweights, weights, strict=True)]
+    dbiases = [_memory(need_dbias, bias) for bias in biases]
+    ddown_weight = _memory(need_ddown_weight, down_weight)
+    is_pair = len(weights) == 2 and weights[1] is None  # gate and up in one
+
+    def each(tensors: Optionals, dim: int = 0) -> Any:
+        if not is_pair:
+            return tensors
+        return (None, None) if tensors[0] is None else tensors[0].chunk(2, dim)
+
+    call = _Call(
+        kernels, _rows(dy), _rows(x), each(weights), each(biases), down_weight,
+        each([_rows(t) for t in z], 1) if recompute < 2 else None,
+        _rows(h) if recompute == 0 else None,
+        need_dx, each(dweights), each(dbiases), ddown_weight,
+    )  # fmt: skip
+    dx = _dx(call, x)
+    ddown_bias = _bias_sum(need_ddown_bias, dy, down_bias)
+    found = (dx, *dweights, *dbiases, ddown_weight, ddown_bias)
+    return tuple(x.new_empty(0) if t is None else t for t in found)
+
+
+def mlp_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
+    down_bias: Tensor | None, z: Tensor, h: Tensor, activation: int, recompute: int, packed: bool,
+    need_dx: bool, need_dweight: bool, need_dbias: bool, need_ddown_weight: bool,
+    need_ddown_bias: bool,
+) -> Tensors:  # fmt: skip
+    return _gradients(
+        _kernels(_PLAIN, activation, packed), dy, x, (weight,), (bias,), down_weight, down_bias,
+        (z,), h, recompute, need_dx, (need_dweight,), need_dbias, need_ddown_weight,
+        need_ddown_bias,
+    )  # fmt: skip
+
+
+def gated_mlp_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
+    up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, gate: Tensor,
+    up: Tensor, h: Tensor, activation: int, recompute: int, packed: bool, need_dx: bool,
+    need_dweight: bool, need_dup_weight: bool, need_dbias: bool, need_ddown_weight: bool,
+    need_ddown_bias: bool,
+) -> Tensors:  # fmt: skip
+    return _gradients(
+        _kernels(_GATED, activation, packed), dy, x, (weight, up_weight), (bias, up_bias),
+        down_weight, down_bias, (gate, up), h, recompute, need_dx, (need_dweight, need_dup_weight),
+        need_dbias, need_ddown_weight, need_ddown_bias,
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""The ops of MLPs, each one node of autograd that keeps what its level of recomputation says.
+
+    z = x weight^T,   h = act(z + bias),   y = h down_weight^T + down_bias
+
+``recompute`` is 0, where z and h are kept; 1, where z is; 2, where neither is. A gated one has the
+gate's z and up's, or both in one where ``weight`` has the rows of both. Without ``down_weight`` the
+result is h. ``packed`` has our product run, of operands in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Size, Tensor
+
+from ..._errors import ArgumentValueError
+from .._declare import declare
+from .._declare_arguments import Flag, Given, Integer, Result, Rows, Table
+from ..pointwise._ops import GATED, PLAIN
+from . import _formula, _mlp
+from ._arguments import Bias, Down, empty_like_weight, hidden_features
+
+LEVELS = (0, 1, 2)
+
+_gated_formulas = [op.formula for op in GATED.values()]
+_WITH_DOWN = (Down("down_weight"), Bias("down_bias", table="down_weight"))
+_CHOICES = (Integer("activation"), Integer("recompute"), Flag("packed"))
+
+
+# ---- formulas -----------------------------------------------------------------------------------
+
+
+def _down(h: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return h if weight is None else _formula.linear(h, weight, bias)
+
+
+def _mlp_formula(
+    x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
+    down_bias: Tensor | None, activation: int, recompute: int, packed: bool,  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    return _down(_formula.linear_act(x, weight, bias, activation), down_weight, down_bias)
+
+
+def _gated_mlp_formula(
+    x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
+    up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
+    recompute: int, packed: bool,  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    gate = _formula.linear(x, weight, None)
+    up = None if up_weight is None else _formula.linear(x, up_weight, None)
+    return _down(_gated_formulas[activation](gate, up, bias, up_bias), down_weight, down_bias)
+
+
+# ---- results ------------------------------------------------------------------------------------
+
+
+def _shape_of_y(given: Given) -> Size:
+    down = given["down_weight"]
+    columns = hidden_features(given) if down is None else down.shape[0]
+    return Size((*given["x"].shape[:-1], columns))
+
+
+def _kept(most: int, columns: Callable[[Given], int], of: str) -> Callable[[Given], Tensor]:
+    """What is kept up to a level, where there is what it is ``of``."""
+
+    def make(given: Given) -> Tensor:
+        x: Tensor = given["x"]
+        if given["recompute"] > most or given[of] is None:
+            return x.new_empty(0)
+        return x.new_empty((*x.shape[:-1], columns(given)))
+
+    return make
+
+
+def _like(name: str) -> Callable[[Given], Tensor]:
+    return lambda given: empty_like_weight(given[name])
+
+
+_MEMORY = {
+    "h": _kept(0, hidden_features, "down_weight"),
+    "dweight": _like("weight"),
+    "ddown_weight": _like("down_weight"),
+}
+_of_weight = _kept(1, lambda given: given["weight"].shape[0], "weight")
+
+
+# ---- checks -------------------------------------------------------------------------------------
+
+
+def _check_choices(op: str, given: Given, activations: int) -> None:
+    if not 0 <= given["activation"] < activations:
+        raise ArgumentValueError(
+            f"{op}: activation is {given['activation']}, expected the number of one"
+        )
+    if given["recompute"] not in LEVELS:
+        raise ArgumentValueError(f"{op}: recompute is {given['recompute']}, expected 0, 1 or 2")
+    if given["down_bias"] is not None and given["down_weight"] is None:
+        raise ArgumentValueError(f"{op}: down_bias is present, expected none without down_weight")
+
+
+def _check_mlp(op: str, given: Given) -> None:
+    _check_choices(op, given, len(PLAIN))
+
+
+def _check_gated_mlp(op: str, given: Given) -> None:
+    _check_choices(op, given, len(GATED))
+    rows, up = given["weight"].shape[0], given["up_weight"]
+    if up is not None and up.shape[0] != rows:
+        raise ArgumentValueError(
+            f"{op}: up_weight has {up.shape[0]} rows, expected {rows} (the rows of weight)"
+        )
+    if up is None and rows % 2:
+        raise ArgumentValueError(
+            f"{op}: weight has {rows} rows, expected an even number (those of gate, then of up)"
+        )
+    if up is None and given["up_bias"] is not None:
+        raise ArgumentValueError(
+            f"{op}: up_bias is present, expected none (bias is of gate and up)"
+        )
+
+
+# ---- declarations -------------------------------------------------------------------------------
+
+MLP = declare(
+    "mlp",
+    arguments=(Rows("x"), Table("weight", of="x"), Bias("bias"), *_WITH_DOWN, *_CHOICES),
+    results=(
+        Result("y", shape=_shape_of_y), Result("z", saved=True), Result("h", saved=True),
+    ),
+    backward=(
+        "(dy, x, weight, bias, down_weight, down_bias, z, h, activation, recompute, packed,"
+        " need_dx, need_dweight, need_dbias, need_ddown_weight, need_ddown_bias)"
+        " -> dx, dweight, dbias, ddown_weight, ddown_bias"
+    ),
+    formula=_mlp_formula,
+    check=_check_mlp,
+    memory={**_MEMORY, "z": _of_weight},
+    has_inference=False,
+    composed=(_mlp.mlp_forward, _mlp.mlp_backward),
+    shown=lambda given: "linear_act" if given["down_weight"] is None else "mlp",
+    text="act(x @ weight.T + bias) @ down_weight.T + down_bias",
+)  # fmt: skip
+
+GATED_MLP = declare(
+    "gated_mlp",
+    arguments=(
+        Rows("x"), Table("weight", of="x"), Table("up_weight", optional=True, of="x"),
+        Bias("bias"), Bias("up_bias", table="up_weight"), *_WITH_DOWN, *_CHOICES,
+    ),
+    results=(
+        Result("y", shape=_shape_of_y), Result("gate", saved=True), Result("up", saved=True),
+        Result("h", saved=True),
+    ),
+    backward=(
+        "(dy, x, weight, up_weight, bias, up_bias, down_weight, down_bias, gate, up, h, activation,"
+        " recompute, packed, need_dx, need_dweight, need_dup_weight, need_dbias, need_ddown_weight,"
+        " need_ddown_bias)"
+        " -> dx, dweight, dup_weight, dbias, dup_bias, ddown_weight, ddown_bias"
+    ),
+    flags={"need_dbias": ("bias", "up_bias")},
+    formula=_gated_mlp_formula,
+    check=_check_gated_mlp,
+    memory={
+        **_MEMORY, "gate": _of_weight, "up": _kept(1, hidden_features, "up_weight"),
+        "dup_weight": _like("up_weight"),
+    },
+    has_inference=False,
+    composed=(_mlp.gated_mlp_forward, _mlp.gated_mlp_backward),
+    shown=lambda given: "gated_linear" if given["down_weight"] is None else "gated_mlp",
+    text="(act(gate) * up) @ down_weight.T, gate = x @ weight.T + bias, up of up_weight",
+)  # fmt: skip

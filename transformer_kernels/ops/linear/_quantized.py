@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""The op of linear layers with quantised weights, and its formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from .._declare import declare
+from .._declare_arguments import Given, Result, Rows
+from . import _formula
+from ._arguments import Bias, Packed, Scales, numbers_a_row
+
+
+def numbers_of(packed: Tensor) -> Tensor:
+    """As int8: those of a byte are its low nibble, then its high one, in two's complement."""
+    if packed.dtype is not torch.uint8:
+        return packed
+    signed = packed.view(torch.int8)
+    return torch.stack(((signed << 4) >> 4, signed >> 4), -1).flatten(-2)
+
+
+def dequantized(packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight, computed in float32."""
+    rows, groups = scales.shape
+    if scales.numel() == 0:
+        return packed.new_zeros((rows, numbers_a_row(packed)), dtype=dtype)
+    numbers = numbers_of(packed).float().reshape(rows, groups, -1)
+    return (numbers * scales.float().unsqueeze(-1)).flatten(1).to(dtype)
+
+
+def quantized_linear(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    return _formula.linear(x, dequantized(packed, scales, x.dtype), bias)
+
+
+def quantized_linear_gradient(
+    dy: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None, need_dx: bool, need_dbias: bool
+) -> tuple[Tensor, Tensor]:
+    none = dy.new_empty(0)
+    dx = (dy @ dequantized(packed, scales, dy.dtype)).contiguous() if need_dx else none
+    return dx, _formula.bias_gradient(dy, bias) if need_dbias and bias is not None else none
+
+
+class DequantizedLinear(torch.autograd.Function):
+    """The formula, of which no dequantised weight is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(packed, scales, bias)
+        return quantized_linear(x, packed, scales, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        packed, scales, bias = ctx.saved_tensors
+        need_dx, _, _, need_dbias = ctx.needs_input_grad
+        (dy,) = gradients
+        dx, dbias = quantized_linear_gradient(dy, packed, scales, bias, need_dx, need_dbias)
+        return dx if need_dx else None, None, None, dbias if need_dbias else None
+
+
+def _shape_of_y(given: Given) -> Size:
+    return Size((*given["x"].shape[:-1], given["packed"].shape[0]))
+
+
+def _empty_dx(given: Given) -> Tensor:
+    dy: Tensor = given["dy"]
+    return dy.new_empty((*dy.shape[:-1], numbers_a_row(given["packed"])))
+
+
+QUANTIZED_LINEAR = declare(
+    "quantized_linear",
+    arguments=(
+        Rows("x"), Packed("packed"), Scales("scales"), Bias("bias", table="packed"),
+    ),
+    results=(Result("y", shape=_shape_of_y),),
+    backward="(dy, packed, scales, bias, need_dx, need_dbias) -> dx, dbias",
+    formula=quantized_linear,
+    gradient=quantized_linear_gradient,
+    memory={"dx": _empty_dx},
+    text="x @ (packed * scales).T + bias",
+)  # fmt: skip

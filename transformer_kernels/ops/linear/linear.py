@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""Linear layers: y = act(x weight^T + bias)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor
+
+from ..._errors import ArgumentTypeError, ArgumentValueError
+from .._declare import Op
+from .._public import overridable
+from ..fpga.linear import on_array
+from ..pointwise._ops import GATED, PLAIN
+from ..pointwise.table import ACTIVATIONS
+from . import _formula, _onednn
+from ._as_one import as_level, call_as_one
+from ._choice import refusal
+from ._mlp_ops import GATED_MLP, MLP
+from ._ops import LINEAR, LINEAR_ACT
+
+NUMBERS = {row.name: number for number, row in enumerate(ACTIVATIONS)}
+GATED_NUMBERS = {name: number for number, name in enumerate(GATED)}
+
+_call = LINEAR.call
+_act_call = LINEAR_ACT.call
+
+
+def chosen(op: str, activation: Any, table: Mapping[str, Any]) -> Any:
+    found = table.get(activation) if isinstance(activation, str) else None
+    if found is not None:
+        return found
+    kind = ArgumentValueError if isinstance(activation, str) else ArgumentTypeError
+    raise kind(f"{op}: activation is {activation!r}, expected one of {', '.join(table)}")
+
+
+def _torch_product(op: Op, *arguments: Any) -> Tensor:
+    """PyTorch's product; what it refuses, in our words."""
+    try:
+        y = _onednn.product(op.name, *arguments[:3])
+        return _formula.linear(*arguments[:3]) if y is None else y
+    except (RuntimeError, TypeError, AttributeError):
+        op.check_values(op.given(op.as_declared(arguments)))
+        raise
+
+
+@overridable
+def linear(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """:func:`torch.nn.functional.linear`: ``input @ weight.T + bias``.
+
+    Args:
+        input: (..., K), floating-point.
+        weight: (N, K), of ``input``'s dtype and any strides: one kept as (K, N), as Hugging Face's
+            ``Conv1D`` does, is given as ``weight.t()`` and read where it lies.
+        bias: (N,), of ``input``'s dtype or float32.
+        backend: ``"auto"`` is ours or PyTorch's product, whichever was measured to be faster;
+            ``"cpu"`` ours, ``"reference"`` PyTorch's. ``"fpga"`` multiplies in int8 on the array
+            that :mod:`transformer_kernels.fpga` tells of, without gradients.
+
+    Returns:
+        (..., N), of the dtype of ``input``. Sums are of float32, float64 for float64.
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
+    """
+    if backend == "fpga":
+        return on_array(input, weight, bias)
+    if backend == "auto" and refusal("linear", input, weight) is not None:
+        return _torch_product(LINEAR, input, weight, bias)
+    return _call(input, weight, bias, backend)
+
+
+@overridable
+def linear_act(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "gelu",
+    *,
+    recompute: int = 1,
+    backend: str = "auto",
+) -> Tensor:
+    """``act(input @ weight.T + bias)``.
+
+    The sum is rounded to the dtype of ``input`` and kept for the backward pass, which computes the
+    slope of the activation again. Where PyTorch's product runs, as on CUDA, the activation is our
+    kernel of its own; else it is applied to each block of the result that is still in the cache.
+
+    Args:
+        activation: the name of an activation of one tensor: ``"gelu"``, ``"gelu_tanh"``,
+            ``"silu"``, ``"relu"``, ``"relu_squared"``, ``"quick_gelu"``.
+        recompute: 2 keeps ``input`` alone and computes the product once more in the backward pass;
+            0 and 1 keep the product.
+        backend: ``"auto"``, ``"cpu"`` or ``"reference"``.
+
+    The other arguments and the result are as those of :func:`linear`.
+    """
+    number = chosen("linear_act", activation, NUMBERS)
+    if as_level("linear_act", recompute) == 2:
+        tensors = (input, weight, bias, None, None)
+        y = call_as_one(MLP, "linear_act", tensors, number, 2, backend)
+        if y is not None:
+            return y
+    if backend == "auto" and refusal("linear_act", input, weight) is not None:
+        z = _torch_product(LINEAR_ACT, input, weight, bias, number)
+        return cast(Tensor, PLAIN[activation].call(z, None))
+    return cast(Tensor, _act_call(input, weight, bias, number, backend))
+
+
+@overridable
+def gated_linear(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    up_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    activation: str = "swiglu",
+    *,
+    recompute: int = 1,
+    backend: str = "auto",
+) -> Tensor:
+    """``act(input @ weight.T + bias) * (input @ up_weight.T + up_bias)``.
+
+    Args:
+        weight: (N, K), or without ``up_weight`` (2N, K): the rows of the gate, then those of up,
+            read where they lie.
+        bias: (N,), or (2N,) for both.
+        activation: the name of an activation of a gate: ``"geglu"``, ``"geglu_tanh"``,
+            ``"swiglu"``, ``"reglu"``.
+        recompute: 2 keeps ``input`` alone and computes the products once more in the backward pass;
+            0 and 1 keep the products.
+        backend: as that of :func:`linear`.
+
+    The product is :func:`linear`, the rest one kernel behind it.
+    """
+    gated = chosen("gated_linear", activation, GATED)
+    if as_level("gated_linear", recompute) == 2:
+        tensors = (input, weight, up_weight, bias, up_bias, None, None)
+        number = GATED_NUMBERS[activation]
+        y = call_as_one(GATED_MLP, "gated_linear", tensors, number, 2, backend)
+        if y is not None:
+            return y
+    gate = linear(input, weight, bias, backend=backend)
+    up = None if up_weight is None else linear(input, up_weight, up_bias, backend=backend)
+    return cast(Tensor, gated.call(gate, up, None, None))

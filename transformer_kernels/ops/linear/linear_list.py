@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""Linear layers of the same input, whose weights stay apart: of queries, keys and values, or of a
+gate and what it lets through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._errors import ArgumentTypeError, ArgumentValueError
+from ..._library import log_dispatch
+from ..._torch import any_autocast, is_eager
+from .._dtype import accumulate_dtype
+from .._kinds import PLAIN_CLASSES
+from .._public import overridable
+from ._choice import refusal
+from ._ops import LINEAR
+from .linear import linear
+
+_OP = "linear_list"
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
+class _SideBySide(torch.autograd.Function):
+    """The layers' results are columns of one tensor. The gradient of the input is one sum of
+    products, each added where it is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: int, *parameters: Any) -> tuple[Tensor, ...]:
+        weights, biases = parameters[:count], parameters[count:]
+        widths = [len(weight) for weight in weights]
+        y = x.new_empty(*x.shape[:-1], sum(widths))
+        rows = _rows(x)
+        for part, weight, bias in zip(_rows(y).split(widths, 1), weights, biases, strict=True):
+            if bias is None:
+                torch.mm(rows, weight.t(), out=part)
+            else:
+                torch.addmm(bias.to(x.dtype), rows, weight.t(), out=part)
+        ctx.save_for_backward(x, *weights)
+        ctx.dtypes = [None if bias is None else bias.dtype for bias in biases]
+        ctx.set_materialize_grads(False)
+        # Each result may be changed in place, as that of a layer of its own.
+        return tuple(torch.unsafe_split_with_sizes(y, widths, -1))
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor | None) -> Any:
+        x, *weights = ctx.saved_tensors
+        need_dx, _, *needed = ctx.needs_input_grad
+        rows, count = _rows(x), len(weights)
+        arrived = [None if dy is None else _rows(dy) for dy in dys]
+        dx = _sum_of_products(rows, arrived, weights).view(x.shape) if need_dx else None
+        dweights = [
+            dy.t() @ rows if need and dy is not None else None
+            for dy, need in zip(arrived, needed[:count], strict=True)
+        ]
+        dbiases = [
+            dy.sum(0, dtype=accumulate_dtype(x)).to(dtype) if need and dy is not None else None
+            for dy, dtype, need in zip(arrived, ctx.dtypes, needed[count:], strict=True)
+        ]
+        return (dx, None, *dweights, *dbiases)
+
+
+def _sum_of_products(rows: Tensor, dys: Sequence[Tensor | None], weights: list[Tensor]) -> Tensor:
+    pairs = [(dy, weight) for dy, weight in zip(dys, weights, strict=True) if dy is not None]
+    dx = pairs[0][0] @ pairs[0][1] if pairs else torch.zeros_like(rows)
+    for dy, weight in pairs[1:]:
+        # A sum that will be differentiated is not written over.
+        dx = torch.addmm(dx, dy, weight) if torch.is_grad_enabled() else dx.addmm_(dy, weight)
+    return dx
+
+
+def _checked(weights: Any, biases: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    for name, value in (("weights", weights), ("biases", biases)):
+        if not isinstance(value, (list, tuple)) and not (name == "biases" and value is None):
+            raise ArgumentTypeError(
+                f"{_OP}: {name} is {type(value).__name__}, expected a list of Tensors"
+            )
+    if not weights:
+        raise ArgumentValueError(f"{_OP}: weights has 0 elements, expected at least 1")
+    biases = [None] * len(weights) if biases is None else biases
+    if len(biases) != len(weights):
+        raise ArgumentValueError(
+            f"{_OP}: biases has {len(biases)} elements, expected {len(weights)}"
+            " (as many as weights)"
+        )
+    return tuple(weights), tuple(biases)
+
+
+def _why_apart(x: Tensor, weights: Sequence[Tensor]) -> str | None:
+    """Why each layer is a call of its own."""
+    if not is_eager():
+        return "a graph or a transform follows the call"
+    if any_autocast():
+        return "autocast is on"
+    if any(type(operand) not in PLAIN_CLASSES for operand in (x, *weights)):
+        return "an operand is more than memory"
+    if any(refusal(_OP, x, weight) is None for weight in weights):
+        return "our product runs"
+    return None
+
+
+@overridable
+def linear_list(
+    input: Tensor,  # noqa: A002
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None = None,
+    *,
+    backend: str = "auto",
+) -> tuple[Tensor, ...]:
+    """``tuple(linear(input, w, b) for w, b in zip(weights, biases))``: layers of the same input,
+    whose weights stay parameters of their own.
+
+    No weight is copied or joined to another. The results are columns of one tensor, written where
+    they stand, and the gradient of ``input`` is summed up in place. Where :func:`linear` takes our
+    product, under autocast and in graphs, each layer is a call of its own.
+
+    Args:
+        input: (..., K), floating-point.
+        weights: one (N, K) or more, of ``input``'s dtype.
+        biases: as many, each (N,), of ``input``'s dtype or float32, or None.
+        backend: as that of :func:`linear`.
+
+    Returns:
+        One (..., N) for each weight; they share memory, and no element of it.
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
+    """
+    ws, bs = _checked(weights, biases)
+    apart = f"backend is {backend!r}" if backend != "auto" else None
+    try:
+        for weight, bias in zip(ws, bs, strict=True):
+            if apart is None:
+                LINEAR.check_values({"x": input, "weight": weight, "bias": bias})
+        apart = apart or _why_apart(input, ws)
+    except AttributeError:
+        apart = "an operand is no tensor"
+    if apart is None:
+        results: tuple[Tensor, ...] = _SideBySide.apply(input, len(ws), *ws, *bs)
+        return results
+    log_dispatch(f"{_OP}: each layer by itself: {apart}")
+    return tuple(linear(input, w, b, backend=backend) for w, b in zip(ws, bs, strict=True))

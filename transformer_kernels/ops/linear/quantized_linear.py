@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""Linear layers whose weight is kept in 8 or 4 bits a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_integer,
+    check_floating,
+    dtype_name,
+)
+from ..._library import have_kernels_for, log_dispatch
+from ..._torch import is_eager
+from .._public import overridable
+from ._arguments import SCALES
+from ._choice import has_few_rows, refusal
+from ._quantized import QUANTIZED_LINEAR, DequantizedLinear, dequantized
+
+_call = QUANTIZED_LINEAR.call
+
+
+def _group(op: str, group_size: Any, terms: int) -> int:
+    if group_size is None:
+        return max(terms, 1)
+    group = int(as_integer(op, "group_size", group_size))
+    if group < 1 or terms % group:
+        raise ArgumentValueError(
+            f"{op}: group_size is {group}, expected a divisor of {terms} (the columns of weight),"
+            " or None for a row"
+        )
+    return group
+
+
+def _check_weight(op: str, weight: Any, bits: Any, scale_dtype: Any) -> None:
+    if not isinstance(weight, Tensor):
+        raise ArgumentTypeError(f"{op}: weight is {type(weight).__name__}, expected a Tensor")
+    check_floating(op, "weight", weight)
+    if weight.dim() != 2:
+        raise ArgumentValueError(f"{op}: weight has {weight.dim()} dimensions, expected 2")
+    if as_integer(op, "bits", bits) not in (4, 8):
+        raise ArgumentValueError(f"{op}: bits is {bits}, expected 4 or 8")
+    if bits == 4 and weight.shape[1] % 2:
+        raise ArgumentValueError(
+            f"{op}: weight has {weight.shape[1]} columns, expected an even number (4 bits a number)"
+        )
+    if scale_dtype not in SCALES:
+        name = dtype_name(scale_dtype) if isinstance(scale_dtype, torch.dtype) else scale_dtype
+        raise ArgumentTypeError(
+            f"{op}: scale_dtype is {name}, expected float32, float16 or bfloat16"
+        )
+
+
+@torch.no_grad()
+def quantize_weight(
+    weight: Tensor,
+    bits: int = 4,
+    group_size: int | None = 128,
+    *,
+    scale_dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """The numbers and the scales of :func:`quantized_linear`, by rounding to nearest.
+
+    A group is ``group_size`` neighbouring numbers of a row. Its scale maps the largest magnitude
+    in it to 7, or to 127 with 8 bits; so each number is off by half of its group's scale at most.
+
+    Args:
+        weight: (N, K), floating-point and finite; K even with 4 bits.
+        bits: 4 or 8.
+        group_size: a divisor of K, or None for one scale a row.
+        scale_dtype: float32, float16 or bfloat16.
+
+    Returns:
+        ``packed``: int8 of (N, K), or uint8 of (N, K / 2) with 4 bits, in two's complement, the
+        number of an even column in the low nibble of its byte; ``scales``: (N, K / group_size).
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
+    """
+    op = "quantize_weight"
+    _check_weight(op, weight, bits, scale_dtype)
+    rows, terms = weight.shape
+    group = _group(op, group_size, terms)
+    most = 2 ** (bits - 1) - 1
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    groups = wide.reshape(rows, terms // group, group)
+    scales = (groups.abs().amax(-1) / most if terms else groups.sum(-1)).to(scale_dtype)
+    if not bool(torch.isfinite(scales).all()):
+        raise ArgumentValueError(
+            f"{op}: weight has a group whose scale is not finite, expected numbers whose scales"
+            f" {dtype_name(scale_dtype)} holds"
+        )
+    divisors = torch.where(scales == 0, 1, scales).to(wide.dtype).unsqueeze(-1)
+    numbers = (groups / divisors).round_().clamp_(-most - 1, most).to(torch.int8).flatten(1)
+    if bits == 8:
+        return numbers, scales
+    low, high = numbers[:, 0::2], numbers[:, 1::2]
+    return ((low & 15) | (high << 4)).view(torch.uint8), scales
+
+
+def dequantize_weight(
+    packed: Tensor, scales: Tensor, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The weight (N, K) that ``packed`` and ``scales`` stand for."""
+    return dequantized(packed, scales, dtype)
+
+
+def _why_formula(x: Tensor, packed: Tensor) -> str | None:
+    """Why dequantising, then PyTorch's product, runs; None where kernels do."""
+    if not have_kernels_for(x) or not x.is_cpu:
+        return "no kernel for this device"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
+    if not has_few_rows(x) and refusal("quantized_linear", x, packed) is not None:
+        return "of more rows the product of the dequantised weight is as fast"
+    return None
+
+
+@overridable
+def quantized_linear(
+    input: Tensor,  # noqa: A002
+    packed: Tensor,
+    scales: Tensor,
+    bias: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """:func:`linear` with a weight of :func:`quantize_weight`.
+
+    With few rows, as when text is generated, a linear layer takes as long as its weight takes to
+    come from memory: in 4 bits an eighth of float32's time. The numbers become floats in registers.
+
+    Args:
+        input: (..., K), floating-point.
+        packed: (N, K) of int8, or (N, K / 2) of uint8, two numbers a byte.
+        scales: (N, G), float32, float16 or bfloat16, of which each belongs to K / G numbers.
+        bias: (N,), of ``input``'s dtype or float32.
+        backend: ``"auto"``, ``"cpu"`` or ``"reference"``. On the CPU ``"auto"`` runs kernels of
+            16 rows and fewer, and of more where :func:`linear` would run ours; else, as on CUDA,
+            the weight is dequantised for PyTorch's product.
+
+    Returns:
+        (..., N), of the dtype of ``input``. Gradients are those of ``input`` and ``bias``.
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
+    """
+    if backend == "auto" and is_eager() and isinstance(input, Tensor):
+        reason = _why_formula(input, packed)
+        if reason is not None:
+            log_dispatch(f"quantized_linear: kernels refused: {reason}; PyTorch's product runs")
+            return _dequantized_linear(input, packed, scales, bias)
+    y: Tensor = _call(input, packed, scales, bias, backend)
+    return y
+
+
+def _dequantized_linear(*arguments: Any) -> Tensor:
+    op = QUANTIZED_LINEAR
+    op.check_values(op.given(op.as_declared(arguments)))
+    y: Tensor = DequantizedLinear.apply(*arguments)
+    return y

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""Arguments of linear layers, for the tests of every declared op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .inputs import randn
+
+_ROWS, _TERMS, _COLS, _DOWN = (2, 3), 8, 5, 7
+
+BAD = {"activation": {"below": -1, "above": 99}, "recompute": {"below": -1, "above": 3}}
+
+
+def combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """With a bias and without, the weight kept either way."""
+    for has_bias in (True, False):
+        for by_columns in (False, True):
+            weight = randn((_COLS, _TERMS), torch.float32, device)
+            yield {
+                "x": randn((*_ROWS, _TERMS), torch.float32, device),
+                "weight": weight.t().contiguous().t() if by_columns else weight,
+                "bias": randn((_COLS,), torch.float32, device) if has_bias else None,
+            }
+
+
+def act_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
+    for number, given in enumerate(combinations(device)):
+        yield given | {"activation": number}
+
+
+def mlp_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """Each level, our products and PyTorch's; without a second layer last."""
+    for level, has_biases in enumerate((True, False, True)):
+        given = next(combinations(device))
+        yield given | {
+            "bias": given["bias"] if has_biases else None,
+            "down_weight": None if level == 2 else randn((_DOWN, _COLS), torch.float32, device),
+            "down_bias": None if level else randn((_DOWN,), torch.float32, device),
+            "activation": level,
+            "recompute": level,
+            "packed": level < 2,
+        }
+
+
+def gated_mlp_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """The same; of gate and up in one last."""
+    for given in mlp_combinations(device):
+        up_weight = randn((_COLS, _TERMS), torch.float32, device)
+        up_bias = None if given["bias"] is None else randn((_COLS,), torch.float32, device)
+        is_pair = given["recompute"] == 1
+        weight = torch.cat((given["weight"], up_weight)) if is_pair else given["weight"]
+        yield {
+            "x": given["x"],
+            "weight": weight,
+            "up_weight": None if is_pair else up_weight,
+            "bias": given["bias"],
+            "up_bias": up_bias,
+            **{name: value for name, value in given.items() if name not in ("x", "weight", "bias")},
+        }
+
+
+QUANTIZED_GOOD = {"scales": ("half",)}
+
+
+def quantized_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """With a bias and without, of 8 bits and of 4."""
+    for has_bias in (True, False):
+        for whole in (True, False):
+            numbers = torch.arange(_COLS * _TERMS, device=device).view(_COLS, _TERMS) * 7 - 128
+            yield {
+                "x": randn((*_ROWS, _TERMS), torch.float32, device),
+                "packed": numbers.to(torch.int8) if whole else numbers[:, ::2].to(torch.uint8),
+                "scales": randn((_COLS, _TERMS // 2), torch.float32, device),
+                "bias": randn((_COLS,), torch.float32, device) if has_bias else None,
+            }
