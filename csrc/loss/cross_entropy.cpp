@@ -21,15 +21,6 @@ constexpr Backends<CrossEntropyBackwardProblem> kBackward{
 constexpr Backends<ScaleGradientProblem> kScaleGradient{
     .cpu = cpu::scale_gradient, .cuda = kHasCuda ? cuda::scale_gradient : nullptr};
 
-const char* or_float32(DType dtype) { return size_of(dtype) < 4 ? " or float32" : ""; }
-
-// Of x's dtype, or of float32 beside 16-bit ones.
-void check_number_dtype(const char* op, const char* name, const TensorView& view, DType dtype) {
-  const bool fits = view.dtype == dtype || view.dtype == accumulate_dtype(dtype);
-  check_type(fits, op, ": ", name, " is ", name_of(view.dtype), ", expected ", name_of(dtype),
-             or_float32(dtype), " (the dtype of x)");
-}
-
 // Checks one call's operands one after the other, and that outputs lie apart.
 class Operands {
  public:
@@ -69,8 +60,7 @@ class Operands {
 
   // A loss or its gradient: one number a row, or one.
   void loss(const char* name, const TensorView& view, Reduction reduction) const {
-    check_.typed(name, view, view.dtype, "");
-    check_number_dtype(kOp, name, view, x_.dtype);
+    check_.typed_or_float32(name, view, x_.dtype, "x");
     if (reduction == Reduction::kNone) {
       check_.packed(name, view, shape_.rows, "the rows of x");
     } else {
@@ -129,7 +119,7 @@ class Operands {
   void weight(CrossEntropyProblem& p, const TensorView& view) const {
     if (!view.defined()) return;
     check_.floating("weight", view);
-    check_number_dtype(kOp, "weight", view, x_.dtype);
+    check_.typed_or_float32("weight", view, x_.dtype, "x");
     check_.packed("weight", view, shape_.cols, "the last dimension of x");
     check_value(view.rank == 1, kOp, ": weight has ", view.rank, " dimensions, expected 1");
     p.weight = view.data;
@@ -178,8 +168,7 @@ CrossEntropyBackwardProblem check(const Context& context, const CrossEntropyBack
 ScaleGradientProblem check(const Context& context, const ScaleGradient& a) {
   const ArgumentChecker check(kScale, context.device);
   check.floating("x", a.x);
-  check.typed("by", a.by, a.by.dtype, "");
-  check_number_dtype(kScale, "by", a.by, a.x.dtype);
+  check.typed_or_float32("by", a.by, a.x.dtype, "x");
   check.packed("by", a.by, 1, "one number");
   const auto [rows, cols] = rows_and_cols(a.x);
   return {.dtype = a.x.dtype,

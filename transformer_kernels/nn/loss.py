@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""CrossEntropyLoss. It is a subclass of PyTorch's, so isinstance checks keep working."""
+"""CrossEntropyLoss, which is a subclass of PyTorch's, so that isinstance checks keep working, and
+the same behind a linear layer."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
+from ..ops.linear_loss.linear_cross_entropy import linear_cross_entropy
 from ..ops.loss.cross_entropy import cross_entropy
 
 _OPTIONS = ("z_loss", "softcap", "gradient", "backend")
@@ -56,3 +61,47 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
             for name, value in options.items()
             if value != getattr(CrossEntropyLoss, name)
         )
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """A linear layer without its results, the logits, and their cross-entropy:
+    :func:`transformer_kernels.functional.linear_cross_entropy` as a module.
+
+    The constructor and the ``state_dict`` are those of ``torch.nn.LinearCrossEntropyLoss`` (since
+    PyTorch 2.13) for classes of one dimension: ``linear.weight``, ``linear.bias`` and, where it is
+    given, ``weight``. ``loss.linear.weight = embedding.weight`` ties the two.
+
+    Args:
+        in_features: K, columns of the input.
+        num_classes: V.
+        bias: whether the layer has one.
+        weight: of each class (V,).
+        options: the other arguments of the function, by keyword.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        weight: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, num_classes, bias, device, dtype)
+        self.register_buffer("weight", weight)
+        self.options = options
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
+        return linear_cross_entropy(
+            input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight,
+            **self.options,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

@@ -15,7 +15,9 @@ from .._kinds import PLAIN_CLASSES
 NONE, MEAN, SUM = range(3)  # reductions
 
 
-def _check_labels(target: Tensor, classes: int, ignore_index: int) -> None:
+def check_labels(
+    target: Tensor, classes: int, ignore_index: int, op: str = "cross_entropy"
+) -> None:
     """What C++ checks on the CPU; elsewhere nobody waits for the labels."""
     if target.device.type != "cpu" or type(target) not in PLAIN_CLASSES or not is_eager():
         return
@@ -23,7 +25,7 @@ def _check_labels(target: Tensor, classes: int, ignore_index: int) -> None:
     if bad.any():
         row = int(bad.flatten().nonzero()[0])
         raise ArgumentValueError(
-            f"cross_entropy: target is {int(target.flatten()[row])} in row {row}, expected one of"
+            f"{op}: target is {int(target.flatten()[row])} in row {row}, expected one of"
             f" [0, {classes - 1}] or {ignore_index} (ignore_index)"
         )
 
@@ -42,11 +44,18 @@ def _labels(target: Tensor, classes: int) -> Tensor:
 
 
 def _counted(x: Tensor, target: Tensor | None, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """What each row counts in the mean: 0 where it is ignored, NaN where its label is no class."""
-    dtype, classes = accumulate_dtype(x), x.shape[-1]
+    """What each row counts in the mean."""
+    dtype = accumulate_dtype(x)
     if target is None:
         return torch.ones(x.shape[:-1], dtype=dtype, device=x.device)
-    counted = torch.ones(target.shape, dtype=dtype, device=x.device)
+    return counted_labels(target, x.shape[-1], weight, ignore_index, dtype)
+
+
+def counted_labels(
+    target: Tensor, classes: int, weight: Tensor | None, ignore_index: int, dtype: torch.dtype
+) -> Tensor:
+    """What each label counts: 0 where it is ignored, NaN where it is no class."""
+    counted = torch.ones(target.shape, dtype=dtype, device=target.device)
     if weight is not None:
         counted = weight.to(dtype)[_labels(target, classes)]
     counted = torch.where((target >= 0) & (target < classes), counted, torch.nan)
@@ -60,7 +69,7 @@ def forward(
 ) -> Tensor:  # fmt: skip
     classes = x.shape[-1]
     if target is not None:
-        _check_labels(target, classes, ignore_index)
+        check_labels(target, classes, ignore_index)
     z = _logits(x, target, ignore_index, softcap)
     surprise = -log_softmax(z, -1)
     counted = _counted(x, target, weight, ignore_index)

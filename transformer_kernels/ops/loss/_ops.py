@@ -46,6 +46,10 @@ def _check(op: str, given: Given) -> None:
     x = given["x"]
     if x.shape[-1] == 0:
         raise ArgumentValueError(f"{op}: x has shape {shape_text(x)}, expected a class or more")
+    check_options(op, given)
+
+
+def check_options(op: str, given: Given) -> None:
     smoothing, reduction = given["label_smoothing"], given["reduction"]
     if not 0 <= smoothing <= 1:
         raise ArgumentValueError(
@@ -57,7 +61,7 @@ def _check(op: str, given: Given) -> None:
         )
 
 
-def _empty_loss(given: Given) -> Tensor:
+def empty_loss(given: Given) -> Tensor:
     x = given["x"]
     shape = x.shape[:-1] if given["reduction"] == _formula.NONE else ()
     return x.new_empty(shape, dtype=accumulate_dtype(x) if given["wide"] else x.dtype)
@@ -110,7 +114,7 @@ CROSS_ENTROPY = declare(
         Result("loss"), saved_rows("top"), saved_rows("spread"), saved_rows("share"),
         Result("total", shape=_total_shape, saved=True),
     ),
-    memory={"loss": _empty_loss, "total": _empty_total},
+    memory={"loss": empty_loss, "total": _empty_total},
     backward=(
         "(dloss, x, target, probabilities, weight, top, spread, share, total, ignore_index,"
         " label_smoothing, z_loss, softcap, reduction) -> dx"

@@ -94,14 +94,25 @@ def _target(
     return _classes_last(x), target.flatten() if x.dim() > 2 else target, None
 
 
+def reduction_number(op: str, reduction: Any) -> int:
+    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
+        raise ArgumentValueError(
+            f"{op}: reduction is {reduction!r}, expected 'none', 'mean' or 'sum'"
+        )
+    return _REDUCTIONS[reduction]
+
+
 def _reduction_of(size_average: Any, reduce: Any, reduction: Any) -> int:
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
-    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
+    return reduction_number(_OP, reduction)
+
+
+def refuse_gradient_of_weight(op: str, weight: Tensor | None) -> None:
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
         raise ArgumentValueError(
-            f"{_OP}: reduction is {reduction!r}, expected 'none', 'mean' or 'sum'"
+            f"{op}: weight requires a gradient, expected one that does not (it has none)"
         )
-    return _REDUCTIONS[reduction]
 
 
 def _check_options(weight: Tensor | None, gradient: Any, backend: Any) -> None:
@@ -113,10 +124,7 @@ def _check_options(weight: Tensor | None, gradient: Any, backend: Any) -> None:
         raise ArgumentValueError(
             f"{_OP}: gradient is {gradient!r}, expected 'backward' (backend={backend!r})"
         )
-    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        raise ArgumentValueError(
-            f"{_OP}: weight requires a gradient, expected one that does not (it has none)"
-        )
+    refuse_gradient_of_weight(_OP, weight)
 
 
 @one_node("cross_entropy")

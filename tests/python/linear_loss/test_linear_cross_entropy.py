@@ -1,0 +1,562 @@
+# SPDX-License-Identifier: MIT
+"""linear_cross_entropy and linear_token_log_probs: numbers, chunks, autograd, messages, the
+module; core/test_declare.py tests what the declaration says."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import transformer_kernels as tfk
+from transformer_kernels import _torch
+from transformer_kernels.ops.linear_loss import _chunks
+from transformer_kernels.ops.linear_loss._ops import LINEAR_CROSS_ENTROPY
+from transformer_kernels.ops.loss import _formula
+from transformer_kernels.testing.inputs import LAYOUTS, poisoned, randn
+from transformer_kernels.testing.tolerance import assert_close_to_reference
+
+lce = tfk.functional.linear_cross_entropy
+ce = tfk.functional.cross_entropy
+log_probs = tfk.functional.linear_token_log_probs
+
+ROWS, TERMS, CLASSES = 13, 24, 131
+WAYS = ("forward", "backward")
+NUMBERS = {"forward": ("mean", "sum"), "backward": ("mean", "sum", "none")}
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+def operands(
+    dtype: torch.dtype, device: str = "cpu", rows: int = ROWS, classes: int = CLASSES
+) -> tuple[list[Tensor], Tensor]:
+    """x, weight and bias, and labels of which some are ignored."""
+    weight = randn((classes, TERMS), torch.float64, device) * TERMS**-0.5
+    leaves = [
+        randn((rows, TERMS), dtype, device),
+        weight.to(dtype),
+        randn((classes,), dtype, device),
+    ]
+    target = torch.randint(0, classes, (rows,), device=device)
+    target[1::5] = -100
+    return [leaf.requires_grad_() for leaf in leaves], target
+
+
+def ours(leaves: list[Tensor], target: Tensor, **options: Any) -> Tensor:
+    x, weight, *bias = leaves
+    return lce(x, weight, target, linear_bias=bias[0] if bias else None, **options)
+
+
+def rows_of(rows: int, leaves: list[Tensor]) -> int:
+    """chunk_bytes of so many rows."""
+    return rows * len(leaves[1]) * leaves[0].itemsize
+
+
+def gradients(loss: Tensor, leaves: list[Tensor], dloss: Tensor | None = None) -> list[Tensor]:
+    dloss = torch.ones_like(loss) if dloss is None else dloss
+    return list(torch.autograd.grad(loss, leaves, dloss.to(loss)))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "weight": {"weight": True},
+    "smoothing": {"label_smoothing": 0.1},
+    "z-loss": {"z_loss": 1e-2},
+    "softcap": {"softcap": 3.0},
+    "all": {"weight": True, "label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 3.0},
+}
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+
+def loss_of(logits: Tensor, target: Tensor, weight: Any, **options: Any) -> Tensor:
+    """By its formula."""
+    names = ("ignore_index", "label_smoothing", "z_loss", "softcap")
+    defaults = (-100, 0.0, 0.0, 0.0)
+    numbers = [options.get(n, d) for n, d in zip(names, defaults, strict=True)]
+    number = {"none": 0, "mean": 1, "sum": 2}[options.get("reduction", "mean")]
+    return _formula.forward(logits, target, None, weight, *numbers, number, False)
+
+
+def in_torch(leaves: list[Tensor], target: Tensor, weight: Any, **options: Any) -> Tensor:
+    """Of the whole logits, PyTorch's product in the dtype."""
+    return loss_of(_torch.linear(*leaves), target, weight, **options)
+
+
+def sizes_of_terms(
+    leaves: list[Tensor], target: Tensor, weight: Any, dloss: float, **options: Any
+) -> list[float]:
+    """Of the loss and each gradient: that of a sum of as many independent errors of one unit as it
+    has terms which are rounded on the way, logits and their gradients. Terms cancel, errors do not.
+    """
+    logits = _torch.linear(*leaves).detach().requires_grad_()
+    loss = loss_of(logits, target, weight, **options)
+    squares = gradients(loss, [logits], torch.full_like(loss, dloss))[0] ** 2
+    x, linear_weight = (leaf.detach() for leaf in leaves[:2])
+    sums = [
+        (squares * logits.detach() ** 2).sum() / dloss**2,
+        squares @ linear_weight**2,
+        squares.t() @ x**2,
+        squares.sum(0),
+    ]
+    return [total.max().sqrt().item() if total.numel() else 0.0 for total in sums]
+
+
+def check(leaves: list[Tensor], target: Tensor, dloss: float = 1.0, **options: Any) -> None:
+    """The loss and all gradients within the tolerance of float64, from poisoned memory."""
+    own = {name: options.pop(name) for name in ("gradient", "chunk_bytes", "backend")}
+    weight = options.pop("weight", None)
+    with poisoned():
+        loss = ours(leaves, target, weight=weight, **own, **options)
+        found = [loss, *gradients(loss, leaves, torch.full_like(loss, dloss))]
+    theirs = in_torch(leaves, target, weight, **options)
+    exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    wide = None if weight is None else weight.double()
+    exact = in_torch(exact_leaves, target, wide, **options)
+    assert loss.dtype is leaves[0].dtype
+    columns = zip(
+        ("loss", "dx", "dweight", "dbias"),
+        found,
+        [theirs, *gradients(theirs, leaves, torch.full_like(theirs, dloss))],
+        [exact, *gradients(exact, exact_leaves, torch.full_like(exact, dloss))],
+        sizes_of_terms(exact_leaves, target, wide, dloss, **options),
+        strict=False,
+    )
+    for name, a, b, c, size in columns:
+        largest = c.detach().abs().max().item() if c.numel() else 0.0
+        least = 4.0 * dloss if a.dtype.itemsize > 2 or name == "loss" else 0.0
+        assert_close_to_reference(a, b, c, name, max(least, largest + size))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@each_way
+def test_options(name: str, way: str, dtype: torch.dtype, device: str) -> None:
+    """A mean of many rows, so that gains are no powers of two."""
+    leaves, target = operands(dtype, device)
+    options = dict(OPTIONS[name])
+    if options.get("weight"):
+        options["weight"] = randn((CLASSES,), dtype, device).abs()
+    for reduction in NUMBERS[way]:
+        check(
+            leaves, target, 0.37, reduction=reduction, gradient=way, backend="auto",
+            chunk_bytes=rows_of(5, leaves), **options,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_of_classes_are_not_rounded_again(low: torch.dtype, device: str) -> None:
+    """Nothing but the logits is rounded in a mean that is wanted in float32."""
+    leaves, target = operands(low, device)
+    weight = randn((CLASSES,), low, device).abs()
+    values = dict.fromkeys(LINEAR_CROSS_ENTROPY.names, 0) | {
+        "x": leaves[0], "linear_weight": leaves[1], "linear_bias": leaves[2], "target": target,
+        "weight": weight, "ignore_index": -100, "reduction": 1, "wide": True,
+        "label_smoothing": 0.1, "z_loss": 0.0, "softcap": 0.0, "float32_sums": False,
+        "packed": False,
+    }  # fmt: skip
+    loss = LINEAR_CROSS_ENTROPY.raw.forward(*values.values())
+    logits = _torch.linear(*leaves).double()
+    exact = loss_of(logits, target, weight.double(), label_smoothing=0.1)
+    assert loss.dtype is torch.float32
+    assert abs(loss.item() / exact.item() - 1) < 5e-4
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("count", [2, 3], ids=["no bias", "bias"])
+def test_products(backend: str, count: int, dtype: torch.dtype) -> None:
+    leaves, target = operands(dtype)
+    for way in WAYS:
+        check(leaves[:count], target, backend=backend, gradient=way, chunk_bytes=rows_of(4, leaves))
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(1, 1), (2, 50257), (33, 257), (64, 8)])
+def test_sizes(rows: int, classes: int, dtype: torch.dtype, device: str) -> None:
+    leaves, target = operands(dtype, device, rows, classes)
+    check(leaves, target, gradient="auto", backend="auto", chunk_bytes=None)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout: str, device: str) -> None:
+    leaves, target = operands(torch.float32, device)
+    leaves = [LAYOUTS[layout](leaf.detach()).requires_grad_() for leaf in leaves[:2]] + leaves[2:]
+    check(leaves, target, gradient="auto", backend="auto", chunk_bytes=rows_of(5, leaves))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6, 7, 12, 13, 99])
+def test_chunk_borders(rows: int, device: str) -> None:
+    """Chunks of any number of rows are the same problem."""
+    leaves, target = operands(torch.float64, device)
+    whole = ours(leaves, target, reduction="none")
+    parts = ours(leaves, target, reduction="none", chunk_bytes=rows_of(rows, leaves))
+    torch.testing.assert_close(parts, whole)
+    for a, b in zip(gradients(parts, leaves), gradients(whole, leaves), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_chunks_are_alike_and_within_the_limit() -> None:
+    for rows, limit in itertools.product((1, 5, 8, 1000), (1, 10, 64, 10**6)):
+        at_once = _chunks.rows_at_once(rows, 7, limit)
+        assert 1 <= at_once <= max(rows, 1)
+        assert at_once * 7 <= max(limit, 7)
+        assert rows - (-(-rows // at_once) - 1) * at_once > 0
+    assert _chunks.rows_at_once(0, 7, 64) == 1
+
+
+@pytest.mark.parametrize("way", ["weight in float32", "on request", "many chunks"])
+def test_sums_in_float32(way: str, device: str) -> None:
+    """The weight's gradient is rounded once."""
+    leaves, target = operands(torch.bfloat16, device, 96, 33)
+    x, weight = leaves[0], leaves[1]
+    chunk = rows_of(1 if way == "many chunks" else 24, leaves)
+    if way == "weight in float32":
+        weight = weight.detach().float().requires_grad_()
+    loss = lce(
+        x, weight, target, reduction="sum", chunk_bytes=chunk, float32_sums=way == "on request"
+    )
+    (found,) = gradients(loss, [weight])
+    assert found.dtype is weight.dtype
+    wide = [leaf.detach().double().requires_grad_() for leaf in (x, weight)]
+    logits = _torch.linear(*wide)
+    # What logits in bfloat16 and their rounded gradients differ by is no matter of the sums.
+    (exact,) = gradients(F.cross_entropy(logits, target, reduction="sum"), [wide[1]])
+    torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=0.05)
+
+
+def test_float16_takes_a_scaled_loss(device: str) -> None:
+    """As a GradScaler makes it: no gradient is lost before it is scaled."""
+    leaves, target = operands(torch.float16, device, 64, 700)
+    loss = ours(leaves, target)
+    assert type(loss.grad_fn).__name__ == "LinearCrossEntropyBackward"
+    scale = torch.tensor(1024.0)
+    found = gradients(loss, leaves, scale)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = gradients(F.cross_entropy(_torch.linear(*wide), target), wide, scale)
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-2, atol=5e-3 * b.abs().max().item())
+
+
+# ---- what counts --------------------------------------------------------------------------------
+
+
+@each_way
+def test_no_rows_and_none_that_count(way: str, device: str) -> None:
+    leaves, _ = operands(torch.float32, device)
+    x, weight, bias = leaves
+    ignored = torch.full((ROWS,), -100, device=device)
+    for rows, target in ((x, ignored), (x[:0], ignored[:0])):
+        for reduction in NUMBERS[way]:
+            loss = lce(rows, weight, target, linear_bias=bias, reduction=reduction, gradient=way)
+            assert loss.isnan().all() if reduction == "mean" else not loss.any()
+            for leaf, gradient in zip(leaves, gradients(loss, leaves), strict=True):
+                assert gradient.shape == leaf.shape
+                assert not gradient.any()
+
+
+def test_gradients_of_ignored_rows_count_nothing(device: str) -> None:
+    leaves, target = operands(torch.float32, device)
+    dloss = torch.where(target == -100, torch.nan, 1.0)
+    found = gradients(ours(leaves, target, reduction="none"), leaves, dloss)
+    expected = gradients(ours(leaves, target, reduction="sum"), leaves)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_dimensions(device: str) -> None:
+    leaves, target = operands(torch.float32, device, 12)
+    x, weight, _ = leaves
+    flat = lce(x, weight, target, reduction="none")
+    folded = lce(x.view(3, 4, TERMS), weight, target.view(3, 4), reduction="none")
+    assert torch.equal(folded, flat.view(3, 4))
+    torch.testing.assert_close(lce(x[0], weight, target[0]), flat[0])
+    one = lce(x[0], weight, target[0], reduction="none")
+    assert one.shape == ()
+    torch.testing.assert_close(lce(x, weight, target.int()), lce(x, weight, target))
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="since PyTorch 2.13")
+def test_what_torch_has(device: str) -> None:
+    leaves, target = operands(torch.float32, device)
+    x, weight, bias = leaves
+    w = randn((CLASSES,), torch.float32, device).abs()
+    for options in (
+        {}, {"linear_bias": bias, "weight": w}, {"reduction": "none", "ignore_index": 3},
+        {"label_smoothing": 0.2, "reduction": "sum", "ignore_index": None},
+    ):  # fmt: skip
+        labels = target.abs() if "ignore_index" in options else target
+        labels = labels % CLASSES if labels is not target else target
+        torch.testing.assert_close(
+            lce(x, weight, labels, **options), F.linear_cross_entropy(x, weight, labels, **options)
+        )
+
+
+# ---- autograd -----------------------------------------------------------------------------------
+
+
+@each_way
+@pytest.mark.parametrize("needed", list(itertools.product((False, True), repeat=3)), ids=str)
+def test_frozen_operands(needed: tuple[bool, ...], way: str, device: str) -> None:
+    leaves, target = operands(torch.float32, device)
+    every = gradients(ours(leaves, target, gradient=way), leaves)
+    some = [leaf.detach().requires_grad_(n) for leaf, n in zip(leaves, needed, strict=True)]
+    loss = ours(some, target, gradient=way)
+    assert loss.requires_grad == any(needed)
+    if any(needed):
+        loss.backward()
+    for leaf, gradient, need in zip(some, every, needed, strict=True):
+        assert (leaf.grad is not None) == need
+        if need:
+            assert torch.equal(leaf.grad, gradient)
+
+
+@each_way
+def test_products_that_nobody_needs_do_not_run(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves, target = operands(torch.float32)
+    called = []
+    for name in ("dx", "dweight"):
+        kind: Any = _chunks.TorchProducts
+        own: Callable[..., Any] = getattr(kind, name)
+
+        def spy(*arguments: Any, own: Any = own, name: str = name, **named: Any) -> Any:
+            called.append(name)
+            return own(*arguments, **named)
+
+        monkeypatch.setattr(kind, name, spy)
+    x, weight, _ = leaves
+    lce(x.detach(), weight, target, gradient=way).backward()
+    lce(x, weight.detach(), target, gradient=way).backward()
+    with torch.no_grad():
+        lce(x, weight, target, gradient=way)
+    assert called == ["dweight", "dx"]
+
+
+def test_derivatives(device: str) -> None:
+    leaves, target = operands(torch.float64, device, 5, 7)
+    leaves = [leaf.detach()[..., :4].requires_grad_() for leaf in leaves[:2]]
+    for way in WAYS:
+        for reduction in NUMBERS[way]:
+
+            def function(x: Tensor, weight: Tensor, r: str = reduction, w: str = way) -> Tensor:
+                return lce(
+                    x, weight, target, reduction=r, gradient=w, softcap=2.0, z_loss=0.1,
+                    chunk_bytes=2 * 7 * 8,
+                )  # fmt: skip
+
+            assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+            assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+
+
+def test_a_second_backward_pass(device: str) -> None:
+    leaves, target = operands(torch.float32, device)
+    loss = ours(leaves, target)
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    first[1].zero_()  # it is the caller's
+    expected = gradients(ours(leaves, target, gradient="backward"), leaves)
+    for a, b in zip(torch.autograd.grad(loss, leaves), expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@each_way
+def test_calls_repeat(way: str, device: str) -> None:
+    leaves, target = operands(torch.float32, device, 40)
+    runs = []
+    for _ in range(2):
+        loss = ours(leaves, target, gradient=way, chunk_bytes=rows_of(7, leaves))
+        runs.append([loss, *gradients(loss, leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize(("reduction", "dynamic"), [("mean", True), ("none", False)])
+def test_compile(reduction: str, dynamic: bool, device: str) -> None:
+    torch._dynamo.reset()
+
+    def step(*leaves: Tensor) -> Tensor:
+        x, weight, bias, target = leaves
+        loss = lce(x.sin(), weight, target, linear_bias=bias, reduction=reduction, chunk_bytes=4000)
+        return loss * 2
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (ROWS, ROWS + 4):
+        leaves, target = operands(torch.float32, device, rows)
+        found, expected = compiled(*leaves, target), step(*leaves, target)
+        torch.testing.assert_close(found, expected)
+        pairs = zip(gradients(found, leaves), gradients(expected, leaves), strict=True)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b)
+
+
+def test_the_gradient_op_is_well_defined(device: str) -> None:
+    leaves, target = operands(torch.float32, device)
+    x, weight, bias = (leaf.detach() for leaf in leaves)
+    op = torch.ops.transformer_kernels.linear_cross_entropy_gradient.default
+    numbers = (-100, 0.1, 0.0, 0.0, 1, False, 4000, False, False)
+    for needed in ((True, True, True), (False, True, False)):
+        torch.library.opcheck(op, (x, weight, bias, target, None, *numbers, *needed))
+
+
+def test_func_transforms_and_export(device: str) -> None:
+    leaves, target = operands(torch.float64, device)
+    x, weight, _ = (leaf.detach() for leaf in leaves)
+    found = torch.func.grad(lambda w: lce(x, w, target))(weight)
+    expected = torch.func.grad(lambda w: F.cross_entropy(_torch.linear(x, w), target))(weight)
+    torch.testing.assert_close(found, expected)
+
+    class Head(torch.nn.Module):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            return lce(x, weight, target)
+
+    exported = torch.export.export(Head(), (x, weight))
+    torch.testing.assert_close(exported.module()(x, weight), lce(x, weight, target))
+
+
+def test_autocast() -> None:
+    leaves, target = operands(torch.float32)
+    x, weight, bias = leaves
+    with torch.autocast("cpu", torch.bfloat16):
+        found = lce(x, weight, target, linear_bias=bias)
+        theirs = F.cross_entropy(F.linear(x, weight, bias), target)
+    assert found.dtype is theirs.dtype
+    torch.testing.assert_close(found, theirs, rtol=0.02, atol=0.02)
+    for a, b in zip(gradients(found, leaves), gradients(theirs, leaves), strict=True):
+        assert a.dtype is torch.float32
+        torch.testing.assert_close(a, b, rtol=0.05, atol=2e-3)
+
+
+@pytest.mark.cuda
+def test_autocast_on_cuda() -> None:
+    leaves, target = operands(torch.float32, "cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        found = ours(leaves, target)
+        theirs = F.cross_entropy(F.linear(*leaves), target)
+    assert found.dtype is theirs.dtype is torch.float32
+    for a, b in zip(gradients(found, leaves), gradients(theirs, leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=2e-3)
+
+
+@pytest.mark.cuda
+@each_way
+def test_cuda_graph_and_no_synchronisation(way: str) -> None:
+    leaves, target = operands(torch.bfloat16, "cuda", 64, 5003)
+
+    def step() -> list[Tensor]:
+        return gradients(ours(leaves, target, gradient=way, chunk_bytes=10**5), leaves)
+
+    expected = step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+@pytest.mark.cuda
+def test_memory_is_that_of_a_chunk() -> None:
+    leaves, target = operands(torch.bfloat16, "cuda", 4096, 50257)
+    ours(leaves, target).backward()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    ours(leaves, target, chunk_bytes=64 << 20).backward()
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak < (80 << 20) + sum(6 * leaf.nbytes for leaf in leaves)
+
+
+# ---- messages -----------------------------------------------------------------------------------
+
+X, W = torch.randn(6, 8), torch.randn(5, 8)
+LABELS = torch.tensor([0, 4, 3, -100, 2, 2])
+REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "no dimensions": ((torch.tensor(1.0), W, LABELS[0]), {}, "x has 0 dimensions, expected"),
+    "too few labels": ((X, W, LABELS[1:]), {}, r"target has shape \(5,\), expected \(6,\)"),
+    "probabilities": ((X, W, torch.rand(6, 5)), {}, "target is float32, expected int32 or int64"),
+    "columns": ((X, W[:, 1:], LABELS), {}, "linear_weight has 7 columns, expected 8"),
+    "no classes": ((X, W[:0], LABELS), {}, r"linear_weight has shape \(0, 8\), expected a class"),
+    "dtype": ((X, W.double(), LABELS), {}, "linear_weight is float64, expected float32"),
+    "bias": ((X, W, LABELS), {"linear_bias": X[0]}, "linear_bias has 8 elements, expected 5"),
+    "weight": ((X, W, LABELS), {"weight": X[0]}, "weight has 8 elements, expected 5"),
+    "label": ((X, W, LABELS + 1), {}, "target is 5 in row 1, expected one of"),
+    "gradient": ((X, W, LABELS), {"gradient": "sideways"}, "gradient is 'sideways', expected"),
+    "none": (
+        (X, W, LABELS), {"gradient": "forward", "reduction": "none"},
+        "gradient is 'forward', expected 'auto' or 'backward'",
+    ),
+    "reduction": ((X, W, LABELS), {"reduction": "all"}, "reduction is 'all', expected"),
+    "smoothing": ((X, W, LABELS), {"label_smoothing": 2}, "label_smoothing is 2, expected"),
+    "chunk": ((X, W, LABELS), {"chunk_bytes": 0}, "chunk_bytes is 0, expected at least 1"),
+    "triton": ((X, W, LABELS), {"backend": "triton"}, "backend is 'triton', expected"),
+    "other device": ((X, W, LABELS), {"backend": "cuda"}, "backend is 'cuda', expected"),
+    "jagged": (
+        (torch.nested.nested_tensor([X, X], layout=torch.jagged), W, LABELS), {},
+        "x is a jagged nested tensor, expected a dense one",
+    ),
+    "no tensor": ((X, None, LABELS), {}, "linear_weight is NoneType, expected a Tensor"),
+    "gradient of weight": (
+        (X, W, LABELS), {"weight": torch.ones(5, requires_grad=True)}, "weight requires a gradient",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("needs", [False, True], ids=["inference", "gradient"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_messages(name: str, needs: bool) -> None:
+    arguments, options, words = REFUSED[name]
+    x = arguments[0].detach().requires_grad_(needs)
+    with pytest.raises((ValueError, TypeError), match=f"^linear_cross_entropy: {words}"):
+        lce(x, *arguments[1:], **options)
+
+
+# ---- log-probabilities, the module --------------------------------------------------------------
+
+
+def test_token_log_probs(dtype: torch.dtype, device: str) -> None:
+    leaves, tokens = operands(dtype, device, 12)
+    x, weight, bias = leaves
+    found = log_probs(
+        x.view(3, 4, TERMS), weight, tokens.view(3, 4), linear_bias=bias, softcap=5.0,
+        chunk_bytes=rows_of(5, leaves),
+    )  # fmt: skip
+    logits = _torch.linear(x, weight, bias)
+    expected = tfk.functional.token_log_probs(logits, tokens, softcap=5.0)
+    assert found.dtype is expected.dtype
+    torch.testing.assert_close(found.flatten(), expected)
+    assert not found.flatten()[1]
+    dy = randn((12,), torch.float32, device)
+    size = 0.02 if dtype.itemsize == 2 else 1e-5
+    pairs = zip(
+        gradients(found.flatten(), leaves, dy), gradients(expected, leaves, dy), strict=True
+    )
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=size, atol=size)
+
+
+def test_module() -> None:
+    options = {"label_smoothing": 0.1, "z_loss": 1e-3, "chunk_bytes": 100}
+    module = tfk.nn.LinearCrossEntropyLoss(8, 5, bias=True, weight=torch.rand(5), **options)
+    assert set(module.state_dict()) == {"linear.weight", "linear.bias", "weight"}
+    expected = ce(module.linear(X), LABELS, module.weight, label_smoothing=0.1, z_loss=1e-3)
+    for twin in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(twin(X, LABELS), expected)
+    assert "z_loss=0.001" in repr(module)
+    tied = tfk.nn.LinearCrossEntropyLoss(8, 5)
+    table = torch.nn.Embedding(5, 8)
+    tied.linear.weight = table.weight
+    tied(table(LABELS.abs() % 5), LABELS).backward()
+    assert table.weight.grad is not None
+    theirs = getattr(torch.nn, "LinearCrossEntropyLoss", None)
+    if theirs is not None:
+        assert tied.state_dict().keys() == theirs(8, 5).state_dict().keys()

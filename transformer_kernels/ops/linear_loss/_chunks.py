@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy of a linear layer in chunks of rows: what is held of the logits is one chunk.
+
+A chunk is a product, a pass over it that leaves the losses and, in its place, their gradient, and
+two products of that, each where somebody needs it. What all losses are multiplied by, 1 / total in
+a mean and what arrives in the backward pass, comes in as a factor of the weights of classes: the
+gradient of a logit is rounded once, as that of PyTorch's operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from ..._library import log_copy
+from .._dtype import accumulate_dtype
+from ..loss._formula import MEAN, NONE, check_labels, counted_labels
+from ..loss._ops import CROSS_ENTROPY, loss_with_gradient_in_place
+from ._products import PackedProducts, Products, TorchProducts
+
+# Of logits that are held at once, where the call names no other number: on a CPU rows enough for
+# products at full speed, elsewhere also to sum up the weight's gradient a few times only.
+DEFAULT_BYTES = {"cpu": 64 << 20}
+DEFAULT_BYTES_ELSEWHERE = 512 << 20
+
+# Up to so many chunks a 16-bit gradient of the weight is summed in its own dtype.
+MOST_NARROW_SUMS = 4
+
+_ROWS_CAST = 256  # at once, of products that are added to sums of another dtype
+
+_LINE = 128  # bytes: on a GPU rows of logits start at multiples of it, whatever the vocabulary
+
+Given = Mapping[str, Any]
+Needed = tuple[bool, bool, bool]  # the gradients of x, weight and bias
+Pass = TypeVar("Pass", bound=Callable[..., Any])
+
+
+def rows_at_once(rows: int, row_bytes: int, most_bytes: int) -> int:
+    """Of chunks that are alike, each of ``most_bytes`` unless one row has more."""
+    most = max(1, most_bytes // max(row_bytes, 1))
+    chunks = max(1, -(-rows // most))
+    return max(1, -(-rows // chunks))
+
+
+class _Rows:
+    """The rows of a call; of each chunk's size so many ``copies`` are held."""
+
+    def __init__(self, given: Given, copies: int = 1) -> None:
+        self._given = given
+        x, weight, bias = given["x"], given["linear_weight"], given["linear_bias"]
+        # oneDNN reads beyond the end of 16-bit rows that do not follow each other.
+        self.x: Tensor = (x if x.dim() == 2 else x.flatten(0, -2)).contiguous()
+        log_copy("linear_cross_entropy: rows of x do not follow each other", self.x, x)
+        self.target: Tensor = given["target"].reshape(-1)
+        self.arithmetic = accumulate_dtype(x)
+        self._classes = len(weight)
+        step = self._row_step()
+        limit = given["chunk_bytes"] or DEFAULT_BYTES.get(x.device.type, DEFAULT_BYTES_ELSEWHERE)
+        at_once = rows_at_once(len(self.x), copies * step * x.itemsize, limit)
+        self.parts = [slice(i, i + at_once) for i in range(0, len(self.x), at_once)]
+        narrow, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        if given["packed"]:
+            self.products: Products = PackedProducts(narrow, bias)
+        else:
+            memory = x.new_empty(at_once, step)[:, : self._classes]
+            self.products = TorchProducts(narrow, bias, memory)
+
+    def _row_step(self) -> int:
+        line = _LINE // self.x.itemsize if self.x.is_cuda else 1
+        return -(-self._classes // line) * line
+
+    def check_labels(self) -> None:
+        ignored = self._given["ignore_index"]
+        check_labels(self.target, self._classes, ignored, "linear_cross_entropy")
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows and their logits, in memory that the next chunk may use again."""
+        for part in self.parts:
+            yield part, self.products.logits(self.x[part])
+
+    def total(self) -> Tensor | None:
+        """What a mean is divided by."""
+        if self._given["reduction"] != MEAN:
+            return None
+        weight, ignored = self._given["weight"], self._given["ignore_index"]
+        return counted_labels(self.target, self._classes, weight, ignored, self.arithmetic).sum()
+
+    def options(self, total: Tensor | None = None, dloss: Tensor | None = None) -> tuple[Any, ...]:
+        """Of the loss of each row, whose weights of classes have the factors of all losses."""
+        weight = self._given["weight"]
+        gain = None if dloss is None else dloss.to(self.arithmetic)
+        if total is not None:
+            mean = torch.where(total == 0, 0.0, 1 / total)  # where no row counts
+            gain = mean if gain is None else gain * mean
+        if gain is not None:
+            of_classes = gain.new_ones(self._classes) if weight is None else weight.to(gain.dtype)
+            weight = gain * of_classes
+        names = ("ignore_index", "label_smoothing", "z_loss", "softcap")
+        return (weight, *(self._given[name] for name in names), NONE)
+
+    def reduced(self, losses: Tensor, total: Tensor | None) -> Tensor:
+        x = self._given["x"]
+        loss = losses.view(x.shape[:-1]) if self._given["reduction"] == NONE else losses.sum()
+        if total is not None:
+            loss = torch.where(total == 0, torch.nan, loss)
+        return loss if self._given["wide"] else loss.to(x.dtype)
+
+
+def _add(sums: Tensor, product: Tensor) -> None:
+    """On a CPU PyTorch adds numbers of two dtypes one by one: rows that stay in the cache are cast
+    first."""
+    if sums.dtype is product.dtype or not sums.is_cpu:
+        sums.add_(product)
+        return
+    cast = sums.new_empty(_ROWS_CAST, sums.shape[1])
+    for rows, terms in zip(sums.split(_ROWS_CAST), product.split(_ROWS_CAST), strict=True):
+        rows.add_(cast[: len(terms)].copy_(terms))
+
+
+class _WeightSums:
+    """The weight's gradient, summed over chunks in its own dtype or in that of the arithmetic."""
+
+    def __init__(self, given: Given, rows: _Rows) -> None:
+        x, weight = given["x"], given["linear_weight"]
+        self._products = rows.products
+        self._dtype = weight.dtype
+        few = len(rows.parts) <= MOST_NARROW_SUMS and not given["float32_sums"]
+        narrow = rows.products.adds and weight.dtype is x.dtype and few
+        dtype = x.dtype if narrow else rows.arithmetic
+        make = weight.new_empty if rows.parts else weight.new_zeros
+        self._sums: Tensor = make(weight.shape, dtype=dtype)
+        self._in_place = dtype is x.dtype and rows.products.adds
+        self._product = self._sums if dtype is x.dtype else x.new_empty(weight.shape)
+        self._is_first = True
+
+    def add(self, dlogits: Tensor, x: Tensor) -> None:
+        first, self._is_first = self._is_first, False
+        if self._in_place:
+            self._products.dweight(dlogits, x, self._sums, add=not first)
+            return
+        product = self._products.dweight(dlogits, x, self._product, add=False)
+        if first:
+            self._sums.copy_(product)
+        else:
+            _add(self._sums, product)
+
+    def result(self) -> Tensor:
+        return self._sums.to(self._dtype)
+
+
+class _Gradients:
+    """Those that are needed, chunk by chunk; the others have no elements."""
+
+    def __init__(self, given: Given, rows: _Rows, needed: Needed) -> None:
+        x, bias = given["x"], given["linear_bias"]
+        need_dx, need_dweight, need_dbias = needed
+        self._given, self._rows = given, rows
+        self._dx = x.new_empty(rows.x.shape) if need_dx else None
+        self._dweight = _WeightSums(given, rows) if need_dweight else None
+        self._dbias: Tensor | None = None
+        if need_dbias and bias is not None:
+            self._dbias = bias.new_zeros(bias.shape, dtype=rows.arithmetic)
+
+    def add(self, part: slice, dlogits: Tensor) -> None:
+        if self._dx is not None:
+            self._rows.products.dx(dlogits, self._dx[part])
+        if self._dweight is not None:
+            self._dweight.add(dlogits, self._rows.x[part])
+        if self._dbias is not None:
+            self._dbias += dlogits.sum(0, dtype=self._dbias.dtype)
+
+    def results(self) -> tuple[Tensor, Tensor, Tensor]:
+        x, bias = self._given["x"], self._given["linear_bias"]
+        return (
+            x.new_empty(0) if self._dx is None else self._dx.view(x.shape),
+            x.new_empty(0) if self._dweight is None else self._dweight.result(),
+            x.new_empty(0) if self._dbias is None else self._dbias.to(bias.dtype),
+        )
+
+
+# ---- passes -------------------------------------------------------------------------------------
+
+
+def _pass(function: Pass) -> Pass:
+    """Of tensors that have their dtypes, and whose derivatives are made here."""
+
+    @wraps(function)
+    def run(given: Given, *others: Any) -> Any:
+        with torch.no_grad(), torch.autocast(given["x"].device.type, enabled=False):
+            return function(given, *others)
+
+    return cast(Pass, run)
+
+
+@_pass
+def loss_alone(given: Given) -> Tensor:
+    rows = _Rows(given)
+    rows.check_labels()
+    total = rows.total()
+    options = rows.options(total)
+    losses = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
+    for part, logits in rows.chunks():
+        target = rows.target[part]
+        losses[part] = CROSS_ENTROPY.raw.inference(logits, target, None, *options, True)
+    return rows.reduced(losses, total)
+
+
+@_pass
+def loss_and_gradients(given: Given, needed: Needed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a reduced loss, for an incoming gradient of 1."""
+    rows = _Rows(given)
+    rows.check_labels()
+    total = rows.total()
+    options = rows.options(total)
+    gradients = _Gradients(given, rows, needed)
+    losses = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
+    for part, logits in rows.chunks():
+        target = rows.target[part]
+        losses[part] = loss_with_gradient_in_place(logits, target, None, *options, True)
+        gradients.add(part, logits)
+    return rows.reduced(losses, total), *gradients.results()
+
+
+@_pass
+def gradients_alone(given: Given, dloss: Tensor, needed: Needed) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits are computed once more."""
+    if given["reduction"] == NONE:
+        return _gradients_of_rows(given, dloss, needed)
+    rows = _Rows(given)
+    options = rows.options(rows.total(), dloss)
+    gradients = _Gradients(given, rows, needed)
+    for part, logits in rows.chunks():
+        loss_with_gradient_in_place(logits, rows.target[part], None, *options, True)
+        gradients.add(part, logits)
+    return gradients.results()
+
+
+def _gradients_of_rows(
+    given: Given, dloss: Tensor, needed: Needed
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row's loss has a gradient of its own, which is none of the kernel's that writes over the
+    logits."""
+    rows = _Rows(given, copies=2)
+    options = rows.options()
+    weight, *numbers = options
+    gradients = _Gradients(given, rows, needed)
+    gains = dloss.reshape(-1)
+    for part, logits in rows.chunks():
+        target = rows.target[part]
+        _, *saved = CROSS_ENTROPY.raw.forward(logits, target, None, *options, True)
+        of_rows = (gains[part], logits, target, None, weight, *saved, *numbers)
+        gradients.add(part, CROSS_ENTROPY.raw.backward(*of_rows))
+    return gradients.results()

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy of a linear layer in PyTorch operations, differentiable any number of times. It
+holds the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..._torch import linear
+from ..loss import _formula as loss
+
+
+def forward(
+    x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor,
+    weight: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float,
+    reduction: int, wide: bool, *_: Any, **__: Any,
+) -> Tensor:  # fmt: skip
+    """The arguments behind these say how it is computed, not what."""
+    loss.check_labels(target, linear_weight.shape[0], ignore_index, "linear_cross_entropy")
+    bias = None if linear_bias is None else linear_bias.to(x.dtype)
+    logits = linear(x, linear_weight.to(x.dtype), bias)
+    return loss.forward(
+        logits, target, None, weight, ignore_index, label_smoothing, z_loss, softcap, reduction,
+        wide,
+    )  # fmt: skip

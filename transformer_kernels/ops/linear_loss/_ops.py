@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy of a linear layer, whose logits are held in chunks of rows.
+
+    loss = cross_entropy(x linear_weight^T + linear_bias, target)
+
+Both passes are made of other ops: products, and cross-entropy with its gradient in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..._errors import ArgumentTypeError, ArgumentValueError, dtype_name, or_float32, shape_text
+from ..._library import composed_op
+from .._declare import declare, gradients_of
+from .._declare_arguments import (
+    Flag,
+    Given,
+    Indices,
+    Integer,
+    Number,
+    Result,
+    Rows,
+    Table,
+    check_device,
+)
+from .._dtype import accumulate_dtype
+from .._kinds import on_memory
+from ..linear._arguments import Bias
+from ..loss._ops import check_options, empty_loss, scale_gradient
+from . import _chunks, _formula
+
+_NEEDED = ("need_dx", "need_dlinear_weight", "need_dlinear_bias")
+
+
+class _Head(Table):
+    """A table of the columns of ``x``, of its dtype or float32."""
+
+    def check(self, op: str, value: Tensor, given: Given) -> None:
+        x = given["x"]
+        super().check(op, value, given)
+        check_device(op, self.name, value, x)
+        if value.dtype not in (x.dtype, accumulate_dtype(x)):
+            raise ArgumentTypeError(
+                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(x.dtype)}"
+                f"{or_float32(x.dtype)} (the dtype of x)"
+            )
+        if value.shape[1] != x.shape[-1]:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has {value.shape[1]} columns, expected {x.shape[-1]}"
+                " (the last dimension of x)"
+            )
+        if value.shape[0] == 0:
+            raise ArgumentValueError(
+                f"{op}: {self.name} has shape {shape_text(value)}, expected a class or more"
+            )
+
+
+def _check(op: str, given: Given) -> None:
+    check_options(op, given)
+    if given["chunk_bytes"] < 0:
+        raise ArgumentValueError(
+            f"{op}: chunk_bytes is {given['chunk_bytes']}, expected at least 1, or 0 (the default)"
+        )
+
+
+def _forward(*arguments: Any) -> Tensor:
+    return _chunks.loss_alone(LINEAR_CROSS_ENTROPY.given(arguments))
+
+
+def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    values = dict(zip(LINEAR_CROSS_ENTROPY.backward_inputs, inputs, strict=True))
+    need_dx, need_dweight, need_dbias = (values[name] for name in _NEEDED)
+    return _chunks.gradients_alone(values, values["dloss"], (need_dx, need_dweight, need_dbias))
+
+
+LINEAR_CROSS_ENTROPY = declare(
+    "linear_cross_entropy",
+    arguments=(
+        Rows("x"), _Head("linear_weight"), Bias("linear_bias", table="linear_weight"),
+        Indices("target", per_row=True), Bias("weight", table="linear_weight"),
+        Integer("ignore_index"), Number("label_smoothing"), Number("z_loss", finite=True),
+        Number("softcap", least=0.0, finite=True), Integer("reduction"), Flag("wide"),
+        Integer("chunk_bytes"), Flag("float32_sums"), Flag("packed"),
+    ),
+    results=(Result("loss"),),
+    memory={"loss": empty_loss},
+    backward=(
+        "(dloss, x, linear_weight, linear_bias, target, weight, ignore_index, label_smoothing,"
+        " z_loss, softcap, reduction, chunk_bytes, float32_sums, packed, need_dx,"
+        " need_dlinear_weight, need_dlinear_bias) -> dx, dlinear_weight, dlinear_bias"
+    ),
+    formula=_formula.forward,
+    composed=(_forward, _backward),
+    check=_check,
+    runs_kinds=False,
+    replaces=tuple(f for f in (getattr(F, "linear_cross_entropy", None),) if f is not None),
+    text="cross_entropy(x @ linear_weight.T + linear_bias, target)",
+)  # fmt: skip
+
+
+# ---- the gradients in the forward pass ----------------------------------------------------------
+
+_GRADIENTS = ("x", "linear_weight", "linear_bias")
+
+
+def _loss_and_gradients(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *values, need_dx, need_dweight, need_dbias = arguments
+    given = LINEAR_CROSS_ENTROPY.given(values)
+    LINEAR_CROSS_ENTROPY.check_values(given)
+    return _chunks.loss_and_gradients(given, (need_dx, need_dweight, need_dbias))
+
+
+def _fake_loss_and_gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    *values, need_dx, need_dweight, need_dbias = arguments
+    given = LINEAR_CROSS_ENTROPY.given(values)
+    needed = dict(zip(_GRADIENTS, (need_dx, need_dweight, need_dbias), strict=True))
+    return LINEAR_CROSS_ENTROPY.fake_inference(*values), *(
+        given[name].new_empty(given[name].shape) if needed[name] else given["x"].new_empty(0)
+        for name in _GRADIENTS
+    )
+
+
+_loss_and_gradients_op = composed_op(
+    "linear_cross_entropy_gradient("
+    + ", ".join(argument.schema for argument in LINEAR_CROSS_ENTROPY.arguments)
+    + ", "
+    + ", ".join(f"bool {name}" for name in _NEEDED)
+    + ") -> (Tensor loss, Tensor dx, Tensor dlinear_weight, Tensor dlinear_bias)",
+    on_memory("linear_cross_entropy", _loss_and_gradients, *LINEAR_CROSS_ENTROPY.names),
+    _fake_loss_and_gradients,
+)
+
+
+class _InForward(torch.autograd.Function):
+    """The gradients are made for an incoming one of 1. They are scaled in their own memory, and
+    belong to the caller then: a second backward pass computes them once more, and one that will be
+    differentiated goes through the formula."""
+
+    @staticmethod
+    def forward(ctx: Any, needed: tuple[bool, ...], *arguments: Any) -> Tensor:
+        loss, *gradients = _loss_and_gradients_op(*arguments, *needed)
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        ctx.arguments = [None if isinstance(x, Tensor) else x for x in arguments]
+        ctx.is_tensor = [isinstance(x, Tensor) for x in arguments]
+        ctx.needed = needed
+        if torch.compiler.is_compiling():
+            ctx.save_for_backward(*gradients)
+        else:
+            ctx.save_for_backward(*tensors)
+            ctx.gradients = gradients
+        result: Tensor = loss
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> Any:
+        if torch.compiler.is_compiling():
+            found = [gradient * dloss.to(gradient.dtype) for gradient in ctx.saved_tensors]
+        elif torch.is_grad_enabled() or ctx.gradients is None:
+            return None, *_gradients_again(ctx, dloss)
+        else:
+            found, ctx.gradients = ctx.gradients, None
+            for gradient, needed in zip(found, ctx.needed, strict=True):
+                if needed:
+                    scale_gradient(gradient, dloss.to(accumulate_dtype(gradient)))
+        dx, dweight, dbias = (g if n else None for g, n in zip(found, ctx.needed, strict=True))
+        return (None, dx, dweight, dbias, *([None] * (len(ctx.arguments) - 3)))
+
+
+def _gradients_again(ctx: Any, dloss: Tensor) -> list[Tensor | None]:
+    tensors = iter(ctx.saved_tensors)
+    arguments = [
+        next(tensors) if is_tensor else value
+        for is_tensor, value in zip(ctx.is_tensor, ctx.arguments, strict=True)
+    ]
+    op = LINEAR_CROSS_ENTROPY
+    needed = dict.fromkeys(op.names, False) | dict(zip(_GRADIENTS, ctx.needed, strict=True))
+    return gradients_of(op, op.raw, {**op.given(arguments), "dloss": dloss}, needed)
+
+
+def call_in_forward(arguments: tuple[Any, ...]) -> Tensor:
+    """``LINEAR_CROSS_ENTROPY.call`` where a gradient is needed, with the gradients on the way."""
+    op = LINEAR_CROSS_ENTROPY
+    given = op.given(arguments)
+    needed = tuple(given[name] is not None and given[name].requires_grad for name in _GRADIENTS)
+    loss: Tensor = _InForward.apply(needed, *op.as_declared(arguments))
+    return loss

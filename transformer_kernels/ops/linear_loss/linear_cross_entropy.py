@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy of a linear layer as torch.nn.functional has it, and log-probabilities of given
+tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_count,
+    as_integer,
+    check_floating,
+    check_indices,
+    check_tensors,
+    shape_text,
+    translate,
+)
+from ..._library import require_backend
+from ..._torch import any_autocast, is_eager
+from .._kinds import is_distributed, require_memory
+from .._public import overridable
+from ..linear._choice import refusal
+from ..loss._formula import NONE
+from ..loss.cross_entropy import reduction_number, refuse_gradient_of_weight
+from ._ops import LINEAR_CROSS_ENTROPY, call_in_forward
+
+_OP = "linear_cross_entropy"
+_GRADIENTS = ("auto", "forward", "backward")
+
+
+def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
+    check_tensors(op, tensors)
+    for name, value in tensors.items():
+        if is_distributed(value):
+            raise ArgumentTypeError(
+                f"{op}: {name} is a DTensor, expected a plain tensor (to_local() gives the rows of"
+                " this process)"
+            )
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """In which autocast would multiply; None where it does not."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _cast(x: Tensor | None, dtype: torch.dtype, *others: torch.dtype) -> Any:
+    """As autocast does, which leaves float64; so do we ``others``."""
+    if x is None or not x.is_floating_point() or x.dtype in (torch.float64, *others):
+        return x
+    return x.to(dtype)
+
+
+def _rows(op: str, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(T, K) and (T,)."""
+    check_floating(op, "x", x)
+    check_indices(op, "target", target)
+    if target.shape != x.shape[:-1]:
+        raise ArgumentValueError(
+            f"{op}: target has shape {shape_text(target)}, expected {tuple(x.shape[:-1])}"
+            " (one for each row of x)"
+        )
+    if x.dim() == 1:
+        return x.unsqueeze(0), target.unsqueeze(0)
+    return (x, target) if x.dim() == 2 else (x.flatten(0, -2), target.flatten())
+
+
+def _makes_gradients(gradient: str, backend: str, number: int, operands: Any) -> bool:
+    """Whether the forward pass makes them."""
+    graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    if not (graph or is_eager()) or backend in ("triton", "reference") or number == NONE:
+        return False
+    if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in operands):
+        return False
+    # A loss in float16 is scaled, so that small gradients are not lost: what arrives has to be
+    # known before they are rounded.
+    return gradient == "forward" or (gradient == "auto" and operands[0].dtype is not torch.float16)
+
+
+def _call(
+    x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor,
+    weight: Tensor | None, numbers: tuple[Any, ...], wide: bool, gradient: str,
+    chunk_bytes: int | None, float32_sums: bool, backend: str,
+) -> Tensor:  # fmt: skip
+    require_memory(_OP, {"x": x, "linear_weight": linear_weight, "target": target})
+    if any_autocast() and (dtype := _autocast_dtype(x)) is not None:
+        # The parameters are cast for the products alone: their gradients stay in float32. So does
+        # the loss, as PyTorch's is.
+        x, wide = _cast(x, dtype), True
+        linear_weight = _cast(linear_weight, dtype, torch.float32)
+        linear_bias = _cast(linear_bias, dtype, torch.float32)
+    leading = x.shape[:-1]
+    x, target = _rows(_OP, x, target)
+    limit = 0 if chunk_bytes is None else as_count(_OP, "chunk_bytes", chunk_bytes)
+    packed = backend == "cpu" or (backend == "auto" and refusal(_OP, x, linear_weight) is None)
+    arguments = (
+        x, linear_weight, linear_bias, target, weight, *numbers, wide, limit, float32_sums, packed
+    )  # fmt: skip
+    number = numbers[-1]
+    if _makes_gradients(gradient, backend, number, (x, linear_weight, linear_bias)):
+        require_backend(_OP, backend, x)
+        try:
+            return call_in_forward(arguments)
+        except RuntimeError as error:
+            raise translate(_OP, error) from None
+    loss: Tensor = LINEAR_CROSS_ENTROPY.call(*arguments, backend)
+    return loss.reshape(leading) if number == NONE else loss
+
+
+@overridable
+def linear_cross_entropy(
+    input: Tensor,  # noqa: A002
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    gradient: str = "auto",
+    chunk_bytes: int | None = None,
+    float32_sums: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """``cross_entropy(linear(input, linear_weight, linear_bias), target)``, without the logits.
+
+    They exist a chunk of rows at a time. The arguments are those of
+    ``torch.nn.functional.linear_cross_entropy`` (since PyTorch 2.13), with what
+    :func:`cross_entropy` has besides; classes are one dimension, and targets labels.
+
+    Args:
+        input: (..., K), float64, float32, float16 or bfloat16.
+        linear_weight: (V, K), of ``input``'s dtype or float32: then it is cast, and its gradient
+            summed in float32.
+        target: (...), int32 or int64.
+        linear_bias: (V,), of ``input``'s dtype or float32.
+        weight: of each class (V,), without a gradient. It, ``reduction``, ``ignore_index`` (-100
+            where it is None), ``label_smoothing``, ``z_loss`` and ``softcap`` are as in
+            :func:`cross_entropy`.
+        gradient: ``"forward"`` has the forward pass make the gradients as well, while it has a
+            chunk's logits: three products, and the backward pass scales them where the gradient
+            that arrives is not 1. ``"backward"`` computes the logits once more: four products, and
+            nothing is held between the passes. ``"auto"`` is ``"forward"``, but ``"backward"`` for
+            ``reduction="none"`` and for float16, whose loss is scaled.
+        chunk_bytes: how many bytes of logits are held at most, but for one row; by default 64 MiB
+            on a CPU, elsewhere 512 MiB.
+        float32_sums: a 16-bit gradient of ``linear_weight`` is summed over the chunks in float32
+            also where they are four or fewer, at the cost of the memory.
+        backend: ``"auto"`` takes the product that :func:`linear` would; ``"cpu"`` ours,
+            ``"reference"`` PyTorch operations that hold the logits.
+
+    Returns:
+        The loss, as :func:`cross_entropy` of the logits.
+
+    Raises:
+        ValueError, TypeError: as :func:`cross_entropy`; of ``gradient="forward"`` with
+            ``reduction="none"``, whose gradients need what arrives.
+    """
+    tensors = {
+        "x": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias,
+        "weight": weight,
+    }  # fmt: skip
+    try:
+        number = reduction_number(_OP, reduction)
+        if gradient not in _GRADIENTS or (gradient == "forward" and number == NONE):
+            expected = "'auto' or 'backward' (reduction='none')"
+            if gradient not in _GRADIENTS:
+                expected = "'auto', 'forward' or 'backward'"
+            raise ArgumentValueError(f"{_OP}: gradient is {gradient!r}, expected {expected}")
+        refuse_gradient_of_weight(_OP, weight)
+        index = -100 if ignore_index is None else as_integer(_OP, "ignore_index", ignore_index)
+        numbers = (index, label_smoothing, z_loss, softcap, number)
+        return _call(
+            input, linear_weight, linear_bias, target, weight, numbers, False, gradient,
+            chunk_bytes, float32_sums, backend,
+        )  # fmt: skip
+    except (RuntimeError, AttributeError, TypeError):
+        _check_tensors(_OP, tensors)
+        raise
+
+
+@overridable
+def linear_token_log_probs(
+    input: Tensor,  # noqa: A002
+    linear_weight: Tensor,
+    tokens: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    ignore_index: int = -100,
+    softcap: float = 0.0,
+    chunk_bytes: int | None = None,
+    float32_sums: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """``token_log_probs(linear(input, linear_weight, linear_bias), tokens)``, without the logits.
+
+    Args:
+        tokens: (...), int32 or int64.
+        ignore_index: where this is the token, the result is 0, without a gradient.
+
+    The other arguments are those of :func:`linear_cross_entropy`, which computes it; the backward
+    pass computes the logits once more.
+
+    Returns:
+        (...), float32 (float64 of float64).
+    """
+    try:
+        index = as_integer("linear_token_log_probs", "ignore_index", ignore_index)
+        return -_call(
+            input, linear_weight, linear_bias, tokens, None, (index, 0.0, 0.0, softcap, NONE),
+            True, "backward", chunk_bytes, float32_sums, backend,
+        )  # fmt: skip
+    except (RuntimeError, AttributeError, TypeError):
+        _check_tensors(
+            "linear_token_log_probs",
+            {
+                "x": input, "linear_weight": linear_weight, "tokens": tokens,
+                "linear_bias": linear_bias,
+            },
+        )  # fmt: skip
+        raise
