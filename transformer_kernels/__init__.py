@@ -6,8 +6,9 @@
 >>> y, s = tfk.functional.add_rms_norm(x, residual, (768,), weight)
 """
 
-from . import fpga, functional, levels, nn
+from . import fpga, functional, levels, models, nn, profile
 from ._errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
+from ._lazy import attributes
 from .info import __version__, info
 
 __all__ = [
@@ -15,9 +16,16 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "__version__",
+    "core",
+    "cpu",
     "fpga",
     "functional",
     "info",
     "levels",
+    "models",
     "nn",
+    "profile",
+    "validate",
 ]
+
+__getattr__, __dir__ = attributes(__name__, {"core": ("core", "validate"), "cpu": ("cpu",)})

@@ -84,6 +84,14 @@ def as_integer(op: str, name: str, value: Any) -> Any:
     return value if isinstance(value, torch.SymInt) else int(value)
 
 
+def as_count(op: str, name: str, value: Any) -> int:
+    """An integer of at least 1."""
+    number = as_integer(op, name, value)
+    if number < 1:
+        raise ArgumentValueError(f"{op}: {name} is {number}, expected at least 1")
+    return int(number)
+
+
 def as_flag(op: str, name: str, value: Any) -> bool:
     if not isinstance(value, (bool, torch.SymBool)) and type(value).__name__ not in _NUMPY_BOOLS:
         raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected True or False")

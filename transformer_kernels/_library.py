@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,29 @@ def log_copy(reason: str, made: Any, of: Any) -> None:
         log_dispatch(f"{reason}: copied")
 
 
+_said: set[str] = set()  # devices of which the user knows that formulas run there
+
+
+def _say_formula(name: str, arguments: Iterable[Any]) -> None:
+    """Say that a formula runs for want of a kernel: a warning once per device, a line per call of
+    the log."""
+    log_dispatch(f"{name}: the reference formula runs, no kernel for this device")
+    device = next((x.device.type for x in arguments if isinstance(x, torch.Tensor)), "cpu")
+    if device in _said or device in ("cpu", "meta"):  # the CPU's is said when the package loads
+        return
+    _said.add(device)
+    why = missing_reason or (
+        "the library in use was built without CUDA"
+        if device == "cuda"
+        else "there are kernels for cpu and cuda"
+    )
+    warnings.warn(
+        f"transformer_kernels runs PyTorch formulas instead of kernels on {device}: {why}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
 def _require_triton(op: str, x: torch.Tensor) -> None:
     if importlib.util.find_spec("triton") is None:
         raise ArgumentValueError(f"{op}: backend is 'triton', expected an installed one")
@@ -138,10 +161,10 @@ def raw_op(schema: str, *, reference: Callable[..., Any], fake: Callable[..., An
     torch.library.register_fake(qualified, fake, lib=_fragment)
 
     def formula(*args: Any, **kwargs: Any) -> Any:
-        log_dispatch(f"{name}: the reference formula runs, no kernel for this device")
+        _say_formula(name, args)
         return reference(*args, **kwargs)
 
-    _fragment.impl(name, formula if _log_dispatch else reference, "CompositeExplicitAutograd")
+    _fragment.impl(name, formula, "CompositeExplicitAutograd")
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
@@ -157,12 +180,28 @@ def public_op(
     fake: Callable[..., Any],
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
+    library: torch.library.Library = _fragment,
 ) -> Any:
     """Define a differentiable op for graphs that must keep one node per call."""
+    op = composite_op(library, schema, impl, fake)
+    torch.library.register_autograd(op.name(), backward, setup_context=setup_context, lib=library)
+    return op
+
+
+def composed_op(schema: str, impl: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define an op of ours that others of them make up, called from Python."""
+    return composite_op(_fragment, schema, impl, fake)
+
+
+def composite_op(
+    library: torch.library.Library,
+    schema: str,
+    impl: Callable[..., Any],
+    fake: Callable[..., Any],
+) -> Any:
+    """Define an op that Python alone implements, for every device."""
     name = schema.partition("(")[0]
-    qualified = f"{NAMESPACE}::{name}"
-    _fragment.define(schema)
-    _fragment.impl(name, impl, "CompositeExplicitAutograd")
-    torch.library.register_fake(qualified, fake, lib=_fragment)
-    torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_fragment)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    library.define(schema)
+    library.impl(name, impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
+    return getattr(getattr(torch.ops, library.ns), name).default

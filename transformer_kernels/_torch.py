@@ -8,8 +8,8 @@ call what stood there when the package was imported, never what stands there now
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -164,3 +164,21 @@ def has_memory(kind: Any) -> bool:
 def knows_ops_of_others(kind: Any) -> bool:
     """Whether an op that PyTorch did not define reaches its kernels, its fake or its sharding."""
     return has_memory(kind) or kind.__name__ in _TRANSPARENT
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation meanwhile, and each module as it was after it."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def constant_when_compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """``torch.compiler.assume_constant_result``, which loads the compiler to set this: a second."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

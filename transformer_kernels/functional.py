@@ -4,13 +4,26 @@
 from .ops.attention._sdpa import scaled_dot_product_attention
 from .ops.attention.attention import attention, attention_varlen
 from .ops.embedding.embedding import embedding, embedding_add
-from .ops.fpga.linear import linear
+from .ops.graph.gather_reduce import (
+    edge_dot,
+    gather_reduce,
+    graph_attention,
+    segment_reduce,
+    segment_softmax,
+)
+from .ops.graph.graph import Graph, segment_offsets
+from .ops.linear.linear import gated_linear, linear, linear_act
+from .ops.linear.linear_list import linear_list
+from .ops.linear.mlp import gated_mlp, mlp
+from .ops.linear.quantized_linear import dequantize_weight, quantize_weight, quantized_linear
+from .ops.linear_loss.linear_cross_entropy import linear_cross_entropy, linear_token_log_probs
 from .ops.loss.cross_entropy import cross_entropy, token_log_probs
 from .ops.norm.dropout_norm import bias_dropout_add_layer_norm, bias_dropout_add_rms_norm
 from .ops.norm.layer_norm import add_layer_norm, layer_norm
 from .ops.norm.rms_norm import add_rms_norm, rms_norm
 from .ops.pointwise.dropout import bias_dropout_add, dropout
 from .ops.pointwise.pointwise import FUNCTIONS as _ACTIVATIONS
+from .ops.rope.qk_norm import qk_norm
 from .ops.rope.rope import rope
 from .ops.rope.tables import rope_tables
 from .ops.softmax.softmax import log_softmax, softmax
@@ -19,6 +32,7 @@ globals().update(_ACTIVATIONS)  # one for each row of the table
 
 __all__ = [
     *_ACTIVATIONS,
+    "Graph",
     "add_layer_norm",
     "add_rms_norm",
     "attention",
@@ -26,17 +40,34 @@ __all__ = [
     "bias_dropout_add",
     "bias_dropout_add_layer_norm",
     "bias_dropout_add_rms_norm",
+    "dequantize_weight",
     "dropout",
+    "edge_dot",
     "embedding",
     "embedding_add",
     "cross_entropy",
+    "gated_linear",
+    "gated_mlp",
+    "gather_reduce",
+    "graph_attention",
     "layer_norm",
     "linear",
+    "linear_act",
+    "linear_cross_entropy",
+    "linear_list",
+    "linear_token_log_probs",
     "log_softmax",
+    "mlp",
+    "qk_norm",
+    "quantize_weight",
+    "quantized_linear",
     "rms_norm",
     "rope",
     "rope_tables",
     "scaled_dot_product_attention",
+    "segment_offsets",
+    "segment_reduce",
+    "segment_softmax",
     "softmax",
     "token_log_probs",
 ]

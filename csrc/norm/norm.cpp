@@ -67,10 +67,7 @@ class Operands {
     if (!view.defined()) return nullptr;
     const char* const op = member_.op;
     check_.floating(name, view);
-    const bool allowed =
-        view.dtype == x_.dtype || (view.dtype == DType::kFloat32 && x_.dtype != DType::kFloat64);
-    check_type(allowed, op, ": ", name, " is ", name_of(view.dtype), ", expected ",
-               name_of(x_.dtype), size_of(x_.dtype) < 4 ? " or float32" : "", " (the dtype of x)");
+    check_.typed_or_float32(name, view, x_.dtype, "x");
     check_type(view.dtype == dtype, op, ": ", name, " is ", name_of(view.dtype), ", expected ",
                name_of(dtype), " (all parameters and their gradients share one dtype)");
     check_.packed(name, view, rows_and_cols(x_).cols, "the last dimension of x");

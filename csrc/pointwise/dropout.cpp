@@ -41,11 +41,7 @@ class Operands {
   void* bias(const char* name, const TensorView& view) const {
     if (!view.defined()) return nullptr;
     check_.floating(name, view);
-    const DType dtype = like_.dtype;
-    const bool allowed =
-        view.dtype == dtype || (view.dtype == DType::kFloat32 && dtype != DType::kFloat64);
-    check_type(allowed, op_, ": ", name, " is ", name_of(view.dtype), ", expected ", name_of(dtype),
-               size_of(dtype) < 4 ? " or float32" : "", " (the dtype of ", like_name_, ")");
+    check_.typed_or_float32(name, view, like_.dtype, like_name_);
     const std::string reason = concat("the last dimension of ", like_name_);
     check_.packed(name, view, shape_.cols, reason.c_str());
     check_value(view.rank == 1, op_, ": ", name, " has ", view.rank, " dimensions, expected 1");

@@ -3,8 +3,6 @@
 
 #include <array>
 #include <initializer_list>
-#include <span>
-#include <utility>
 
 #include "core/backends.h"
 #include "core/overlap.h"
@@ -17,14 +15,6 @@ constexpr Backends<PointwiseForwardProblem> kForward{
     .cpu = cpu::pointwise_forward, .cuda = kHasCuda ? cuda::pointwise_forward : nullptr};
 constexpr Backends<PointwiseBackwardProblem> kBackward{
     .cpu = cpu::pointwise_backward, .cuda = kHasCuda ? cuda::pointwise_backward : nullptr};
-
-bool is_gated(Pointwise op) {
-  constexpr auto kGated = []<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
-    return std::array{PointwiseOp<static_cast<Pointwise>(kIndex)>::kGated...};
-  }
-  (std::make_index_sequence<kPointwiseCount>());
-  return kGated[static_cast<std::size_t>(op)];
-}
 
 DType first_dtype(DType otherwise, std::initializer_list<const TensorView*> views) {
   for (const TensorView* view : views) {
@@ -120,11 +110,7 @@ class Operands {
   void* parameter(const char* name, const TensorView& view, Extents& extents) const {
     if (!view.defined()) return nullptr;
     check_.floating(name, view);
-    const DType dtype = x_.dtype;
-    const bool allowed =
-        view.dtype == dtype || (view.dtype == DType::kFloat32 && dtype != DType::kFloat64);
-    check_type(allowed, op_, ": ", name, " is ", name_of(view.dtype), ", expected ", name_of(dtype),
-               size_of(dtype) < 4 ? " or float32" : "", " (the dtype of ", x_name(), ")");
+    check_.typed_or_float32(name, view, x_.dtype, x_name());
     check_type(view.dtype == bias_dtype_, op_, ": ", name, " is ", name_of(view.dtype),
                ", expected ", name_of(bias_dtype_),
                " (all parameters and their gradients share one dtype)");

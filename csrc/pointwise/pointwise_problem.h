@@ -22,6 +22,13 @@ struct PointwiseOp;
 TFK_POINTWISE_OPS(TFK_POINTWISE_OP)
 #undef TFK_POINTWISE_OP
 
+constexpr bool is_gated(Pointwise op) {
+#define TFK_POINTWISE_GATED(enumerator, name, activation, gated) gated,
+  constexpr bool kGated[] = {TFK_POINTWISE_OPS(TFK_POINTWISE_GATED)};
+#undef TFK_POINTWISE_GATED
+  return kGated[static_cast<int>(op)];
+}
+
 struct PointwiseForwardProblem {
   Pointwise op;
   DType dtype;

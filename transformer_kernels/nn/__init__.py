@@ -5,8 +5,10 @@ from .activation import MODULES as _ACTIVATIONS
 from .attention import CausalSelfAttention, MultiheadAttention
 from .dropout import Dropout, DropoutAdd
 from .embedding import Embedding
-from .loss import CrossEntropyLoss
+from .linear import MLP, FusedLinearReLU, GatedMLP, Linear, LinearAct
+from .loss import CrossEntropyLoss, LinearCrossEntropyLoss
 from .norm import LayerNorm, RMSNorm
+from .quantized_linear import QuantizedLinear
 from .rope import RotaryEmbedding
 from .softmax import LogSoftmax, Softmax
 
@@ -18,10 +20,17 @@ __all__ = [
     "Dropout",
     "DropoutAdd",
     "Embedding",
+    "FusedLinearReLU",
+    "GatedMLP",
     "CrossEntropyLoss",
     "LayerNorm",
+    "Linear",
+    "LinearAct",
+    "LinearCrossEntropyLoss",
     "LogSoftmax",
+    "MLP",
     "MultiheadAttention",
+    "QuantizedLinear",
     "RMSNorm",
     "RotaryEmbedding",
     "Softmax",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._errors import ArgumentTypeError, ArgumentValueError, check_same_device, dtype_name
-from .._library import direct, public_op, raw_op
+from .._library import composed_op, direct, public_op, raw_op
 from .._torch import has_undecided_sizes, with_autograd
 from ._array import raw_array_op
 from ._declare_arguments import Argument, Given, Param, Result, as_tuple, one_or_all
@@ -85,6 +85,7 @@ class Op:
     more: tuple[str, ...] = ()
     gradients: Callable[[Formula, Given, Given], Given] | None = None
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
+    composed: tuple[Formula, Formula] | None = None  # both passes of other ops: no C++ of its own
     fpga: bool = False  # has a forward pass on an FPGA array
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
@@ -398,13 +399,15 @@ def declare(name: str, **declaration: Any) -> Op:
     assert op.gradients is None or op.gradient is not None, "kernels have no derivative"
     op.raw = _raw_kernels(op)
     op.array = raw_array_op(op) if op.fpga else None
-    op.public = _define_public(op)
+    op.public = define_public(op)
     op.call = make_call(op, _direct_kernels(op), gradients_of)
     DECLARED[name] = op
     return op
 
 
 def _direct_kernels(op: Op) -> Kernels:
+    if op.composed is not None:
+        return _composed_kernels(op, *op.composed)
     forward, backward = direct(op.raw.forward), direct(op.raw.backward)
     if op.saved and not op.has_inference:
         return Kernels(forward, backward, without_saved(op, forward))
@@ -422,6 +425,11 @@ def _raw_kernels(op: Op) -> Kernels:
     ) -> Any:
         return raw_op(schema, reference=on_memory(op.title, formula, *names), fake=fake)
 
+    if op.composed is not None:
+        run = _composed_kernels(op, *op.composed)
+        forward = composed_op(op.forward_schema, run.forward, op.fake_forward)
+        backward = composed_op(op.backward_schema, run.backward, op.fake_backward)
+        return Kernels(forward, backward, without_saved(op, forward) if op.saved else forward)
     forward = define(op.forward_schema, op.formula_forward, op.fake_forward)
     inference = forward
     if op.saved and op.has_inference:
@@ -437,6 +445,20 @@ def _raw_kernels(op: Op) -> Kernels:
     return Kernels(forward, backward, inference)
 
 
+def _composed_kernels(op: Op, forward: Formula, backward: Formula) -> Kernels:
+    """Behind the checks that no C++ and no schema does. Eager calls run them as they stand: what
+    watches the ops of a call sees those that they are made of."""
+
+    def checked(*arguments: Any) -> Any:
+        declared = op.as_declared(arguments)
+        op.check_values(op.given(declared))
+        return forward(*declared)
+
+    run = on_memory(op.title, checked, *op.names)
+    run_backward = on_memory(op.title, backward, *op.backward_inputs)
+    return Kernels(run, run_backward, without_saved(op, run) if op.saved else run)
+
+
 def without_saved(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
     """What a forward pass returns to the user."""
     returned = len(op.returned)
@@ -447,7 +469,7 @@ def without_saved(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
     return inference
 
 
-def _define_public(op: Op) -> Any:
+def define_public(op: Op, **where: Any) -> Any:
     """The op as one node of a graph. It returns no statistics: its backward pass computes them once
     more."""
 
@@ -478,6 +500,7 @@ def _define_public(op: Op) -> Any:
         fake=op.fake_inference,
         setup_context=setup_context,
         backward=backward,
+        **where,
     )
 
 

@@ -96,7 +96,7 @@ class Rows(_OfRows):
         check_floating(op, self.name, value)
 
 
-def _check_device(op: str, name: str, value: Tensor, of: Tensor) -> None:
+def check_device(op: str, name: str, value: Tensor, of: Tensor) -> None:
     if value.device != of.device:
         raise ArgumentValueError(f"{op}: {name} is on {value.device}, expected {of.device}")
 
@@ -110,7 +110,7 @@ class Like(_OfRows):
     def check(self, op: str, value: Tensor, given: Given) -> None:
         of = given[self.of]
         check_known(op, self.name, value)
-        _check_device(op, self.name, value, of)
+        check_device(op, self.name, value, of)
         if value.dtype is not of.dtype:
             raise ArgumentTypeError(
                 f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
@@ -138,15 +138,15 @@ class Table(Argument):
         if not self.of:
             return
         of = given[self.of]
-        _check_device(op, self.name, value, of)
+        check_device(op, self.name, value, of)
         if value.dtype is not of.dtype:
             raise ArgumentTypeError(
                 f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
                 f" (the dtype of {self.of})"
             )
-        if value.shape[1] != of.shape[1]:
+        if value.shape[1] != of.shape[-1]:
             raise ArgumentValueError(
-                f"{op}: {self.name} has {value.shape[1]} columns, expected {of.shape[1]}"
+                f"{op}: {self.name} has {value.shape[1]} columns, expected {of.shape[-1]}"
                 f" (the last dimension of {self.of})"
             )
 
@@ -160,7 +160,7 @@ class Mask(Argument):
     def check(self, op: str, value: Tensor, given: Given) -> None:
         x = given["x"]
         check_known(op, self.name, value)
-        _check_device(op, self.name, value, x)
+        check_device(op, self.name, value, x)
         if value.dtype not in (torch.bool, x.dtype, accumulate_dtype(x)):
             more = or_float32(x.dtype)
             raise ArgumentTypeError(
@@ -195,7 +195,7 @@ class Param(Argument):
         if self.beside and given[self.beside] is None:
             return
         of = given[self.of]
-        _check_device(op, self.name, value, of)
+        check_device(op, self.name, value, of)
         if value.dtype not in FLOATING:
             raise not_floating(op, self.name, value.dtype)
         if value.dtype not in (of.dtype, accumulate_dtype(of)):
@@ -228,7 +228,7 @@ class Seed(Argument):
         check_known(op, self.name, value)
         of = given[self.of]
         if value.is_meta:
-            _check_device(op, self.name, value, of)
+            check_device(op, self.name, value, of)
         near = value.device.type == "cpu" or value.device == of.device
         two = value.dim() == 1 and value.numel() == 2 and value.is_contiguous()
         if not (near and two and value.dtype is torch.int64):
@@ -253,7 +253,7 @@ class Indices(Argument):
     def check(self, op: str, value: Tensor, given: Given) -> None:
         of = given[self.of]
         check_indices(op, self.name, value)
-        _check_device(op, self.name, value, of)
+        check_device(op, self.name, value, of)
         if self.per_row and value.shape != of.shape[:-1]:
             raise ArgumentValueError(
                 f"{op}: {self.name} has shape {shape_text(value)}, expected"

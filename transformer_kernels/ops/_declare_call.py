@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._errors import MAX_RANK, is_ours, translate
+from .._errors import MAX_RANK, ArgumentValueError, is_ours, translate
 from .._library import log_copy, require_backend
 from .._torch import (
     eager_apply,
@@ -189,7 +189,11 @@ class _Runner:
         if backend == "reference" or is_transformed():
             return op.formula_inference(*arguments)
         if backend == "triton":
-            assert op.triton is not None
+            if op.triton is None:
+                raise ArgumentValueError(
+                    f"{op.title_of(given)}: backend is 'triton', expected 'auto' or 'reference'"
+                    " (the op has no kernel in Triton)"
+                )
             why = "which Triton's kernels cannot read"
             refuse_dispatch(op.title_of(given), given, has_memory, why)
             op.check_values(given)

@@ -23,10 +23,11 @@ def random_gradients(problem: Problem) -> tuple[Tensor, ...]:
 def _partial_sums(problem: Problem, result: Tensor) -> float:
     """A parameter's gradient adds up rows in the arithmetic's dtype.
 
-    The rounding of partial sums of terms of order one grows with the root of their number.
+    The rounding of partial sums of terms of order one grows with the root of their number. What has
+    another dtype than x is a parameter's even where x has one row.
     """
     x = problem.tensors[0]
-    if not 0 < result.numel() < x.numel():
+    if not 0 < result.numel() < x.numel() + (result.dtype != x.dtype):
         return 0.0
     term_error = max(torch.finfo(accumulate_dtype(x)).eps, problem.term_error)
     accuracy = term_error / torch.finfo(result.dtype).eps

@@ -24,7 +24,7 @@ from ..ops._declare_arguments import (
     Seed,
     Table,
 )
-from . import attention, rope
+from . import attention, graph, linear, linear_loss, rope
 from .inputs import randn
 
 SHAPE = (3, 8)
@@ -53,7 +53,18 @@ _OWN: dict[str, dict[str, Any]] = {
         "good": attention.GOOD,
         "bad": attention.BAD,
     },
+    **graph.OWN,
+    "linear": {"combinations": linear.combinations},
+    "linear_act": {"combinations": linear.act_combinations, "bad": linear.BAD},
+    "mlp": {"combinations": linear.mlp_combinations, "bad": linear.BAD},
+    "gated_mlp": {"combinations": linear.gated_mlp_combinations, "bad": linear.BAD},
+    "linear_cross_entropy": {"combinations": linear_loss.combinations, "bad": linear_loss.BAD},
+    "quantized_linear": {
+        "combinations": linear.quantized_combinations,
+        "good": linear.QUANTIZED_GOOD,
+    },
     "rope": {"combinations": rope.combinations, "good": rope.GOOD, "bad": rope.BAD},
+    "qk_norm": {"combinations": rope.norm_combinations, "good": rope.GOOD, "bad": rope.BAD},
 }
 
 

@@ -65,6 +65,12 @@ def test_python_m_info() -> None:
     assert subprocess.run([*command, "nonsense"], **run).returncode == 2
 
 
+def test_the_import_loads_no_compiler() -> None:
+    """Each of them takes a second."""
+    code = "import sys, transformer_kernels; print({'torch._dynamo', 'triton'} & {*sys.modules})"
+    assert _python(code).stdout == "set()\n"
+
+
 def test_a_wrong_TFK_LIBRARY_is_an_error() -> None:  # noqa: N802
     result = _python("import transformer_kernels", TFK_LIBRARY="/nowhere/lib.so")
     assert "TFK_LIBRARY names /nowhere/lib.so, which does not exist" in result.stderr

@@ -14,6 +14,9 @@ ARGUMENTS = {
     "softmax": (-1,), "log_softmax": (-1,), "layer_norm": ((8,),), "rms_norm": ((8,),),
     "cross_entropy": (torch.tensor([1, 7, 0, 1]),), "dropout": (0.0,),
     "linear": (torch.randn(3, 8, dtype=torch.float64),),
+    "linear_cross_entropy": (
+        torch.randn(9, 8, dtype=torch.float64), torch.tensor([1, 7, 0, 1]),
+    ),
 }  # fmt: skip
 BEFORE = {"embedding": (torch.tensor([1, 3, 0, 3]),)}  # other arguments, in front of x
 REPLACED = [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number, is_integer
 from ..._library import have_kernels_for
-from ..._torch import any_autocast
+from ..._torch import any_autocast, constant_when_compiled
 from .._dtype import accumulate_dtype
 from .._kinds import is_distributed, is_jagged, require_memory
 from .._philox import fresh_seed
@@ -44,7 +44,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in lower else x for x in tensors)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_when_compiled
 def _prepare_for_distributed(dropout: float, backend: str) -> None:
     """Tell PyTorch how the ops are split."""
     if dropout:

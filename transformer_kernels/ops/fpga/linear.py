@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A linear layer: PyTorch's, or with int8 products on an FPGA array.
+"""A linear layer with int8 products on an FPGA array.
 
     y = sx * sw * (xq @ wq.T) + bias
 
@@ -16,9 +16,7 @@ from torch import Tensor
 from ..._errors import ArgumentTypeError, ArgumentValueError, check_tensors, translate
 from ..._library import direct, raw_op, require_backend
 from ..._torch import is_traced, is_transformed
-from ..._torch import linear as torch_linear
 from .._array import refuse_gradients
-from .._public import overridable
 
 _OP = "linear"
 
@@ -40,7 +38,14 @@ _ARRAY = raw_op(
 )
 
 
-def _on_array(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def on_array(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x`` (..., K) times ``weight`` (N, K) transposed, plus ``bias`` (N,).
+
+    Of tensors on the CPU without gradients, of finite elements, all of one floating-point dtype.
+    """
+    if not isinstance(x, Tensor):
+        raise ArgumentTypeError(f"{_OP}: x is {type(x).__name__}, expected a Tensor")
+    require_backend(_OP, "fpga", x)
     given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias}
     check_tensors(_OP, given)
     if is_transformed() or is_traced():
@@ -54,36 +59,3 @@ def _on_array(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return direct(_ARRAY)(x, weight, bias)
     except RuntimeError as error:
         raise translate(_OP, error) from None
-
-
-@overridable
-def linear(
-    input: Tensor,  # noqa: A002
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    backend: str = "auto",
-) -> Tensor:
-    """``input`` (..., K) times ``weight`` (N, K) transposed, plus ``bias`` (N,).
-
-    Args:
-        backend: ``"auto"`` and ``"reference"`` are PyTorch's linear layer. ``"fpga"`` multiplies in
-            int8 on the array that :mod:`transformer_kernels.fpga` tells of; it takes tensors on the
-            CPU without gradients, of finite elements, all of one floating-point dtype.
-
-    Returns:
-        (..., N), of the dtype of ``input``.
-
-    Raises:
-        ArgumentValueError, ArgumentTypeError: an argument that the array cannot take, by name.
-    """
-    if backend in ("auto", "reference"):
-        return torch_linear(input, weight, bias)
-    if not isinstance(input, Tensor):
-        raise ArgumentTypeError(f"{_OP}: x is {type(input).__name__}, expected a Tensor")
-    require_backend(_OP, backend, input)
-    if backend != "fpga":
-        raise ArgumentValueError(
-            f"{_OP}: backend is {backend!r}, expected 'auto', 'reference' or 'fpga'"
-        )
-    return _on_array(input, weight, bias)

@@ -105,15 +105,16 @@ BIAS_DROPOUT_ADD = declare(
 
 
 def drawn(
-    op: str, x: Tensor, p: float, training: bool, seed: Tensor | None
+    op: str, x: Tensor, p: float, training: bool, seed: Tensor | None, given_as: Number = P
 ) -> tuple[Tensor | None, float]:
     """The seed where one is needed, and the probability: 0 where nothing is dropped."""
-    number = as_number(op, "p", p)
-    P.check(op, number, {})
+    name = given_as.name
+    number = as_number(op, name, p)
+    given_as.check(op, number, {})
     if not as_flag(op, "training", training):
         return None, 0.0
     if number > 0 and threshold(number) == 0:
-        log_dispatch(f"{op}: p is {number:g}, below 2^-17: nothing is dropped")
+        log_dispatch(f"{op}: {name} is {number:g}, below 2^-17: nothing is dropped")
         number = 0.0
     if not _draws(number):
         return None, number
