@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""What stands below a model: devices, memory by op, checks of every layer, kernels of your own.
+
+>>> tfk.core.devices()
+>>> with tfk.core.account_memory(model) as account:
+...     model(x).sum().backward()
+>>> tfk.validate(model, x, gradients=True)
+>>> class SoftCap(tfk.core.Kernel): ...
+
+Nothing is loaded before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._lazy import attributes
+
+if TYPE_CHECKING:
+    from . import arguments
+    from ._validate import Report, validate
+    from .device import DeviceProperties, choose_device, devices, properties, synchronize
+    from .faults import Expected, Fault, FaultError
+    from .hooks import ModuleChecks
+    from .kernel import Kernel
+    from .memory import MemoryAccount, OpMemory, account_memory
+
+_HOMES = {
+    "arguments": ("arguments",),
+    "device": ("DeviceProperties", "choose_device", "devices", "properties", "synchronize"),
+    "faults": ("Expected", "Fault", "FaultError"),
+    "hooks": ("ModuleChecks",),
+    "kernel": ("Kernel",),
+    "memory": ("MemoryAccount", "OpMemory", "account_memory"),
+    "_validate": ("Report", "validate"),
+}
+
+__all__ = [
+    "DeviceProperties",
+    "Expected",
+    "Fault",
+    "FaultError",
+    "Kernel",
+    "MemoryAccount",
+    "ModuleChecks",
+    "OpMemory",
+    "Report",
+    "account_memory",
+    "arguments",
+    "choose_device",
+    "devices",
+    "properties",
+    "synchronize",
+    "validate",
+]
+
+
+__getattr__, __dir__ = attributes(__name__, _HOMES)
