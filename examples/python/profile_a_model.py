@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Where the time and the memory of a model go, and a leak that a profiler finds."""
+
+import torch
+from torch import nn
+
+import transformer_kernels as tfk
+
+BATCH, TIME, CHANNELS = 4, 64, 128
+
+
+def inference(model: nn.Module, x: torch.Tensor) -> None:
+    """Time, memory, modules, kernels and our ops of a forward pass, in one report."""
+    print(tfk.profile.profile_model_inference(model, x, seconds=0.1))
+
+
+def training(model: nn.Module, x: torch.Tensor, steps: int = 5) -> None:
+    """Sections of a step; on a CPU by the wall clock, which has to be asked for."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    profiler = tfk.profile.GPUProfiler(x.device)
+    with profiler:
+        for _ in range(steps):
+            with profiler.section("forward"):
+                loss = model(x).square().mean()
+            with profiler.section("backward"):
+                loss.backward()
+            with profiler.section("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+    print(profiler.report)
+
+
+def leak(model: nn.Module, x: torch.Tensor, steps: int = 5) -> None:
+    """Losses that are kept with their graphs, as who forgets ``.item()`` does."""
+    losses = []
+    with tfk.profile.MemoryProfiler(x.device) as profiler:
+        for _ in range(steps):
+            losses.append(model(x).square().mean())
+            profiler.step()
+    print(profiler.report.text(rows=5))
+
+
+def comparison(x: torch.Tensor) -> None:
+    """Verified first: a softmax over the wrong dimension is never timed."""
+    print(
+        tfk.profile.compare_implementations(
+            {
+                "torch": lambda x: torch.softmax(x, -1),
+                "ours": lambda x: tfk.functional.softmax(x, -1),
+                "wrong": lambda x: torch.softmax(x, 0),
+            },
+            x.flatten(0, 1),
+            seconds=0.1,
+        )
+    )
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = nn.Sequential(
+        tfk.nn.LayerNorm(CHANNELS),
+        nn.Linear(CHANNELS, 4 * CHANNELS),
+        tfk.nn.GELU(),
+        nn.Linear(4 * CHANNELS, CHANNELS),
+    ).to(device)
+    x = torch.randn(BATCH, TIME, CHANNELS, device=device)
+    inference(model, x)
+    training(model, x)
+    leak(model, x)
+    comparison(x)
+
+
+if __name__ == "__main__":
+    main()

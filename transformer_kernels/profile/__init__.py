@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""Profilers: where the time and the memory of a model or a kernel go.
+
+>>> with tfk.profile.KernelProfiler() as profiler:
+...     model(x)
+>>> print(profiler.report)
+
+The time of a kernel is measured as ``transformer-kernels bench`` measures it, by the same timers
+and statistics, and its bytes are those of the benchmark. Nothing is loaded before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._lazy import attributes
+
+if TYPE_CHECKING:
+    from .compare import Comparison, Implementation, compare_implementations, plot_comparison
+    from .gpu import GPUProfiler, GPUReport, Section
+    from .kernels import Gap, KernelProfiler, KernelReport, KernelRow, OpRow
+    from .memory import Leak, MemoryProfiler, MemoryReport
+    from .model import ModelReport, ModuleRow, profile_model_inference
+    from .timing import Timing, benchmark_kernel, quick_benchmark
+
+_HOMES = {
+    "compare": ("Comparison", "Implementation", "compare_implementations", "plot_comparison"),
+    "gpu": ("GPUProfiler", "GPUReport", "Section"),
+    "kernels": ("Gap", "KernelProfiler", "KernelReport", "KernelRow", "OpRow"),
+    "memory": ("Leak", "MemoryProfiler", "MemoryReport"),
+    "model": ("ModelReport", "ModuleRow", "profile_model_inference"),
+    "timing": ("Timing", "benchmark_kernel", "quick_benchmark"),
+}
+
+__all__ = [
+    "Comparison",
+    "GPUProfiler",
+    "GPUReport",
+    "Gap",
+    "Implementation",
+    "KernelProfiler",
+    "KernelReport",
+    "KernelRow",
+    "Leak",
+    "MemoryProfiler",
+    "MemoryReport",
+    "ModelReport",
+    "ModuleRow",
+    "OpRow",
+    "Section",
+    "Timing",
+    "benchmark_kernel",
+    "compare_implementations",
+    "plot_comparison",
+    "profile_model_inference",
+    "quick_benchmark",
+]
+
+
+__getattr__, __dir__ = attributes(__name__, _HOMES)

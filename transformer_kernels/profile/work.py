@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: MIT
+"""Bytes and operations of a call of our ops: those of the benchmark's case, or of its declaration.
+
+The benchmark's case of an op knows the fewest bytes that it moves. A call that has more or fewer
+tensors than the case, such as one without a weight, moves each of its tensors once, as the op's
+declaration has them; of a table of which rows are looked up, as much as is looked up.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from .._library import NAMESPACE
+from ..bench import cases
+from ..bench.case import Op as Case
+from ..bench.levels import watch
+from ..ops._declare import DECLARED, Op
+from ..ops._declare_arguments import Seed, Table, as_tuple
+from .trace import Event
+
+_RECORDED = ("Input Dims", "Input type", "Concrete Inputs")
+_PASSES = {"forward": "forward", "inference": "forward", "backward": "backward"}
+_DTYPES = {
+    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16,
+    "c10::BFloat16": torch.bfloat16, "long int": torch.int64, "long": torch.int64,
+    "int": torch.int32, "short": torch.int16, "signed char": torch.int8,
+    "unsigned char": torch.uint8, "bool": torch.bool,
+    "c10::Float8_e4m3fn": torch.float8_e4m3fn, "c10::Float8_e5m2": torch.float8_e5m2,
+}  # fmt: skip
+
+Given = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes read and written at least, and operations where the benchmark counts them."""
+
+    bytes: int | None
+    flops: float | None = None
+
+
+def is_ours(name: str) -> bool:
+    """Whether a qualified name is that of a kernel of ours, and not of an op around one."""
+    namespace, _, short = name.partition("::")
+    raw_of = DECLARED.get(short.rpartition("_")[0])
+    is_around = short in DECLARED or (raw_of is not None and raw_of.composed is not None)
+    return namespace == NAMESPACE and bool(short) and not is_around
+
+
+def of_event(event: Event) -> Work:
+    """Of a traced call, whose arguments' shapes and dtypes were recorded."""
+    return _of_signature(event.name, json.dumps([event.arguments.get(key) for key in _RECORDED]))
+
+
+@lru_cache(maxsize=4096)
+def _of_signature(name: str, recorded: str) -> Work:
+    op: Any = getattr(getattr(torch.ops, NAMESPACE), name.partition("::")[2]).default
+    try:
+        columns = zip(op._schema.arguments, *json.loads(recorded), strict=True)
+        arguments = [_argument(*column) for column in columns]
+        with torch.no_grad():
+            results = as_tuple(op(*arguments))
+    except (KeyError, ValueError, TypeError, RuntimeError):  # not recorded, or of unknown kinds
+        return Work(None)
+    return of_call(op, arguments, results)
+
+
+def _argument(declared: Any, shape: list[int], dtype: str, text: str) -> Any:
+    """A tensor without memory, or a number."""
+    if "Tensor" not in str(declared.type):
+        return ast.literal_eval(text)
+    return None if dtype == "" else torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+
+
+def of_call(op: Any, arguments: Any, results: tuple[Any, ...]) -> Work:
+    """Of a raw op's overload with its arguments and results."""
+    given = dict(zip((a.name for a in op._schema.arguments), arguments, strict=False))
+    gave = dict(zip((r.name for r in op._schema.returns), results, strict=True))
+    name, _, suffix = op._schema.name.partition("::")[2].rpartition("_")
+    declared, pass_ = DECLARED.get(name), _PASSES.get(suffix)
+    if declared is None or pass_ is None:
+        return Work(_bytes_of(given) + _bytes_of(gave))
+    return Work(
+        _bytes_of_case(declared, pass_, given, gave)
+        or _declared_bytes(declared, pass_, given, gave),
+        _flops(declared, pass_, given),
+    )
+
+
+def _tensors(named: Given) -> dict[str, Tensor]:
+    return {n: x for n, x in named.items() if isinstance(x, Tensor) and x.numel()}
+
+
+def _bytes_of(named: Given) -> int:
+    return sum(min(x.nbytes, _memory(x)) for x in _tensors(named).values())
+
+
+def _memory(x: Tensor) -> int:
+    """An expanded tensor is no larger than its memory."""
+    return x.untyped_storage().nbytes()
+
+
+def _bytes_of_case(declared: Op, pass_: str, given: Given, gave: Given) -> int | None:
+    """What the case counts; None where it is not this call's."""
+    case = cases.all_ops().get(declared.name)
+    if case is None:
+        return None
+    tensors = _tensors(given) | _tensors(gave)
+    if {*_tensors(given)} - _known(case, declared, pass_):
+        return None
+    if pass_ == "forward":
+        tensors |= {f"d{name}": x for name, x in gave.items()}
+    else:
+        tensors |= {name.removeprefix("d"): x for name, x in _tensors(gave).items()}
+    try:
+        return case.bytes_moved(pass_, tensors)
+    except KeyError:  # the case has a tensor that the call has not
+        return None
+
+
+def _known(case: Case, declared: Op, pass_: str) -> set[str]:
+    """What a call of the case may take; statistics, the seed and small parameters weigh nothing."""
+    light = {argument.name for argument in declared.arguments if isinstance(argument, Seed)}
+    if pass_ == "forward":
+        return {*case.operands, *case.indices, *light}
+    results = {result.name for result in declared.results}
+    return {*case.backward_reads, *case.parameters, *case.indices, *results, *light}
+
+
+def _declared_bytes(declared: Op, pass_: str, given: Given, gave: Given) -> int:
+    if pass_ == "backward":
+        return _bytes_of(given) + _bytes_of(gave)
+    results = {name: x for name, x in gave.items() if name not in declared.saved}
+    tables = [argument.name for argument in declared.arguments if isinstance(argument, Table)]
+    written = _bytes_of(results)
+    read = _bytes_of({name: x for name, x in given.items() if name not in tables})
+    looked_up = [min(x.nbytes, written) for n, x in _tensors(given).items() if n in tables]
+    return read + sum(looked_up) + written
+
+
+def _flops(declared: Op, pass_: str, given: Given) -> float | None:
+    for case in cases.all_ops().values():
+        if case.key.partition("/")[2] != declared.name or case.shape_of is None:
+            continue
+        if case.flops is not None and (shape := case.shape_of(given)) is not None:
+            return case.flops(pass_, shape)
+    return None
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A call of an operator."""
+
+    name: str  # with its namespace
+    shapes: list[Size]  # of the tensors that it reads
+    bytes: int
+    flops: float
+
+
+class Counting(TorchDispatchMode):
+    """Counts all operators that run while it is entered: ours by the benchmark's cases, others by
+    the tensors that they read and write, and by PyTorch's own count of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Counted] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [call.name.partition("::")[2] for call in self.calls]
+
+    @property
+    def others(self) -> int:
+        """Operators that are not ours."""
+        return sum(not is_ours(call.name) for call in self.calls)
+
+    @property
+    def bytes(self) -> int:
+        return sum(call.bytes for call in self.calls)
+
+    @property
+    def flops(self) -> float:
+        return sum(call.flops for call in self.calls)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if is_ours(name):
+            work = of_call(func, args, as_tuple(results))
+            self._add(name, (args, kwargs), work.bytes or 0, work.flops or 0.0)
+        elif watch.is_operator(func):
+            moved = watch.bytes_of((args, kwargs)) + watch.bytes_of(results)
+            count = flop_registry.get(func.overloadpacket)
+            flops = count(*args, **(kwargs or {}), out_val=results) if count else 0.0
+            self._add(name, (args, kwargs), moved, flops)
+        return results
+
+    def _add(self, name: str, given: Any, moved: int, flops: float) -> None:
+        shapes = [value.shape for value in tree_leaves(given) if isinstance(value, Tensor)]
+        self.calls.append(Counted(name, shapes, moved, flops))
