@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: MIT
+"""Networks of graphs, trained by PyTorch and by our kernels on three tasks.
+
+Zachary's karate club, of which two members' sides are known: who goes with whom? A stochastic
+block model, of which a tenth of the nodes is known: which block is a node of? And many small ones:
+is this a graph whose blocks keep to themselves, or one whose blocks seek each other?
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import networkx
+import torch
+from torch import Tensor
+
+from transformer_kernels.bench import models, training
+from transformer_kernels.bench.commands import pick_device
+from transformer_kernels.functional import Graph
+from transformer_kernels.models import GraphNetwork, GraphNetworkConfig
+
+UNKNOWN = -100  # as a target it counts nothing
+GOAL = 0.95
+
+
+class Batch(NamedTuple):
+    x: Tensor
+    graph: Graph
+    targets: Tensor
+    offsets: Tensor | None = None  # of several graphs
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(None if part is None else part.to(device) for part in self))
+
+
+def loss_of(model: GraphNetwork, batch: Batch) -> Tensor:
+    return model(batch.x, batch.graph, batch.targets, offsets=batch.offsets)
+
+
+def accuracy_of(model: GraphNetwork, batch: Batch) -> float:
+    right = model(batch.x, batch.graph, offsets=batch.offsets).argmax(-1) == batch.targets
+    return float(right[batch.targets != UNKNOWN].double().mean())
+
+
+def both_ways(edges: Tensor) -> Tensor:
+    return torch.cat([edges, edges.flip(0)], 1)
+
+
+# ---- Zachary's club -----------------------------------------------------------------------------
+
+
+def club(quick: bool, device: torch.device) -> models.Task:
+    """A node comes with where two steps of a walk from it end, with the chances of each place."""
+    club = networkx.karate_club_graph()
+    edges = both_ways(torch.tensor(list(club.edges)).T)
+    sides = torch.tensor([int(club.nodes[i]["club"] != "Mr. Hi") for i in club.nodes])
+    members = len(sides)
+    step = torch.eye(members)  # a step may stay where it is
+    step[edges[1], edges[0]] = 1
+    step /= step.sum(1, keepdim=True)
+    x = step @ step
+    heads = torch.tensor([0, members - 1])  # the instructor and the president
+    known = torch.full_like(sides, UNKNOWN).index_copy(0, heads, sides[heads])
+    others = sides.index_fill(0, heads, UNKNOWN)
+    graph = Graph.from_edges(edges, members)
+    config = GraphNetworkConfig(in_features=members, num_classes=2, dim=16, num_layers=2)
+    return models.Task(
+        model="GraphNetwork, mean, 2 layers, width 16",
+        data="Zachary's club",
+        build=functools.partial(GraphNetwork, config),
+        batches=lambda: itertools.repeat(Batch(x, graph, known).to(device)),
+        loss_of=loss_of,
+        accuracy_of=functools.partial(accuracy_of, batch=Batch(x, graph, others).to(device)),
+        recipe=training.Recipe(4 if quick else 60, 1e-2, weight_decay=1.0, warm_up=1, decays=True),
+        goal=None if quick else GOAL,
+    )
+
+
+# ---- a stochastic block model -------------------------------------------------------------------
+
+
+def block_model(blocks: Tensor, inside: float, across: float, generator: torch.Generator) -> Tensor:
+    """Edges (2, E), both ways, between nodes of the same block and of different ones."""
+    chance = torch.where(blocks.unsqueeze(1) == blocks, inside, across).triu(1)
+    return both_ways((torch.rand(chance.shape, generator=generator) < chance).nonzero().T)
+
+
+def hide(blocks: Tensor, classes: int, shown: Tensor) -> Tensor:
+    """What is known of each node's block, (N, classes): nothing where it is not shown."""
+    return torch.nn.functional.one_hot(blocks, classes) * shown.unsqueeze(1).float()
+
+
+def half_of(known: Tensor, generator: torch.Generator) -> Tensor:
+    return known & (torch.rand(known.shape, generator=generator) < 0.5)
+
+
+def blocks_of_nodes(quick: bool, device: torch.device) -> models.Task:
+    """Training shows half of what is known, another half at each step, and asks for the rest."""
+    nodes, classes = (60, 3) if quick else (1000, 4)
+    generator = torch.Generator().manual_seed(7)
+    blocks = torch.arange(nodes) % classes
+    degree = nodes / classes
+    graph = Graph.from_edges(block_model(blocks, 14 / degree, 1 / degree, generator), nodes)
+    known = torch.rand(nodes, generator=generator) < 0.1
+    config = GraphNetworkConfig(
+        in_features=classes, num_classes=classes, dim=48, num_layers=3, num_heads=4,
+        messages="attention",
+    )  # fmt: skip
+
+    def batches() -> Iterator[Batch]:
+        draws = torch.Generator().manual_seed(1)
+        while True:
+            shown = half_of(known, draws)
+            targets = blocks.masked_fill(shown | ~known, UNKNOWN)
+            yield Batch(hide(blocks, classes, shown), graph, targets).to(device)
+
+    held = Batch(hide(blocks, classes, known), graph, blocks.masked_fill(known, UNKNOWN))
+    return models.Task(
+        model="GraphNetwork, attention, 3 layers, width 48",
+        data=f"block model, {nodes} nodes, {graph.num_edges} edges",
+        build=functools.partial(GraphNetwork, config),
+        batches=batches,
+        loss_of=loss_of,
+        accuracy_of=functools.partial(accuracy_of, batch=held.to(device)),
+        recipe=training.Recipe(4 if quick else 150, 3e-3, decays=True),
+        goal=None if quick else GOAL,
+    )
+
+
+# ---- many block models --------------------------------------------------------------------------
+
+
+def small_graphs(count: int, generator: torch.Generator) -> Batch:
+    """Two blocks of 10 to 19 nodes, told by a number with noise; of class 1 edges are inside."""
+    edges, rows, sizes = [], [], [0]
+    targets = torch.arange(count) % 2
+    for target in targets.tolist():
+        size = 2 * int(torch.randint(10, 20, (), generator=generator))
+        blocks = torch.arange(size) % 2
+        chances = (0.3, 0.1) if target else (0.1, 0.3)
+        edges.append(block_model(blocks, *chances, generator) + sizes[-1])
+        rows.append(2 * blocks - 1 + 0.5 * torch.randn(size, generator=generator))
+        sizes.append(sizes[-1] + size)
+    graph = Graph.from_edges(torch.cat(edges, 1), sizes[-1])
+    x = torch.cat(rows).unsqueeze(1)
+    return Batch(x, graph, targets, torch.tensor(sizes))
+
+
+def kinds_of_graphs(quick: bool, device: torch.device) -> models.Task:
+    config = GraphNetworkConfig(
+        in_features=1, num_classes=2, dim=32, num_layers=2, messages="sum", pool="mean"
+    )
+    count = 4 if quick else 32
+
+    def batches() -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(1)
+        while True:
+            yield small_graphs(count, generator).to(device)
+
+    held = small_graphs(8 if quick else 256, torch.Generator().manual_seed(2))
+    return models.Task(
+        model="GraphNetwork, sum, pooled, 2 layers, width 32",
+        data="small block models",
+        build=functools.partial(GraphNetwork, config),
+        batches=batches,
+        loss_of=loss_of,
+        accuracy_of=functools.partial(accuracy_of, batch=held.to(device)),
+        recipe=training.Recipe(4 if quick else 120, 3e-3, decays=True),
+        goal=None if quick else GOAL,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    models.add_arguments(parser)
+    parsed = parser.parse_args(arguments)
+    device = pick_device(parsed.device)
+    tasks = (
+        club(parsed.quick, device),
+        blocks_of_nodes(parsed.quick, device),
+        kinds_of_graphs(parsed.quick, device),
+    )
+    trained = [models.run(task, parsed.kernels, device) for task in tasks]
+    return models.finish(models.result_of(trained, device), parsed.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""The training examples in their short form, and what they share."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import numpy
+import pytest
+
+from transformer_kernels.bench import models, schema, training
+from transformer_kernels.bench.schema import Machine, ModelRun, Result
+
+FOLDER = Path(__file__).parents[3] / "examples" / "python"
+RUN = ModelRun("Model", "data", "torch", 1234, 8, 1.5, 4.0, 3.0, 5.0, 0.1, 0.96, 0.95)
+
+
+def example(name: str):
+    specification = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def stand_in(name: str) -> types.ModuleType:
+    """What others look for in a module that was imported is there."""
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    return module
+
+
+def few_digits() -> types.ModuleType:
+    """In the place of scikit-learn, whose digits the short form does not need to learn."""
+    module = stand_in("sklearn.datasets")
+    labels = numpy.arange(40) % 10
+    images = numpy.random.default_rng(0).integers(0, 17, (40, 8, 8)).astype(float)
+    module.load_digits = lambda: types.SimpleNamespace(images=images, target=labels)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [("train_language_model", 1), ("train_vision_transformer", 1), ("train_graph_network", 3)],
+)
+def test_the_short_form(name, runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", stand_in("sklearn"))
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", few_digits())
+    file = tmp_path / "models.json"
+    assert example(name).main(["--quick", "--device", "cpu", "--json", str(file)]) == 0
+    rows = schema.load(file).model_runs
+    assert [row.kernels for row in rows] == ["torch", "ours"] * runs
+    for stock, ours in zip(rows[::2], rows[1::2], strict=True):
+        assert (stock.model, stock.steps, stock.parameters) == (
+            ours.model, ours.steps, ours.parameters,
+        )  # fmt: skip
+        assert all(0 < row.step_p10_ms <= row.step_ms <= row.step_p90_ms for row in (stock, ours))
+    assert "MODELS, TRAINED" in capsys.readouterr().out
+
+
+def test_a_scikit_learn_that_is_missing_is_named(monkeypatch):
+    imported = builtins.__import__
+
+    def without(name, *arguments):
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return imported(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SystemExit, match="scikit-learn is missing, expected for its digits"):
+        example("train_vision_transformer").main(["--quick"])
+
+
+def result(*accuracies: float) -> Result:
+    machine = Machine("cpu", "A CPU", "A CPU", 2, 8.0, "Linux")
+    values = dict(zip(("torch", "ours"), accuracies, strict=True))
+    rows = [
+        ModelRun(**{**vars(RUN), "kernels": name, "accuracy": share, "step_ms": 4.0 / (1 + i)})
+        for i, (name, share) in enumerate(values.items())
+    ]
+    return Result(1, "2026-01-02", machine, {}, {}, model_runs=rows)
+
+
+def test_a_goal_that_is_missed_is_a_failure(tmp_path, capsys):
+    file = tmp_path / "a.json"
+    assert models.finish(result(0.96, 0.95), file) == 0
+    assert schema.load(file) == result(0.96, 0.95)
+    assert models.finish(result(0.94, 0.95), None) == 1
+    text = capsys.readouterr().out
+    assert "Model (torch): accuracy is 94.00 %, expected at least 95.00 %" in text
+    assert "2.00x" in text  # the speed-up of the second line over the first
+
+
+def test_a_rate_rises_and_falls():
+    steady = training.Recipe(100, 1.0, warm_up=10)
+    falling = training.Recipe(100, 1.0, warm_up=10, decays=True)
+    assert [steady.factor(step) for step in (0, 4, 9, 99)] == [0.1, 0.5, 1.0, 1.0]
+    assert falling.factor(50) == pytest.approx(0.5)
+    assert falling.factor(99) < 0.001

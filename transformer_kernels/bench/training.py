@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""Training of several models side by side: the same batches, in turn, step by step, so that a drift
+of the machine falls on all."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pydoc_data.topics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.bench.console import Progress
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """AdamW's. The rate rises over the first steps, and where it decays falls to 0 by a cosine."""
+
+    steps: int
+    learning_rate: float
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.99)
+    warm_up: int = 20
+    decays: bool = False
+
+    def factor(self, step: int) -> float:
+        risen = min(1.0, (step + 1) / self.warm_up)
+        return risen * (0.5 + 0.5 * math.cos(math.pi * step / self.steps) if self.decays else 1.0)
+
+
+@dataclass
+class Run:
+    """One model on its way."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of each step
+
+    @classmethod
+    def begin(cls, model: Any, recipe: Recipe, device: torch.device) -> Run:
+        model.to(device).train()
+        optimizer = torch.optim.AdamW(
+            model.parameters(), recipe.learning_rate, recipe.betas,
+            weight_decay=recipe.weight_decay, fused=True,
+        )  # fmt: skip
+        return cls(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.factor))
+
+    def step(self, loss_of: Callable[[Any, T], Tensor], batch: T, device: torch.device) -> None:
+        """Reading the loss waits for the device."""
+        begin = time.perf_counter()
+        loss = self.gradients(loss_of, batch, device)
+        self.update()
+        self.losses.append(float(loss))
+        self.seconds.append(time.perf_counter() - begin)
+
+    def gradients(
+        self, loss_of: Callable[[Any, T], Tensor], batch: T, device: torch.device
+    ) -> Tensor:
+        """Those of the batch in the place of the last one's; the loss."""
+        with _precision(device):
+            loss = loss_of(self.model, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def train(
+    models: Mapping[str, Any],
+    batches: Iterable[T],
+    loss_of: Callable[[Any, T], Tensor],
+    recipe: Recipe,
+    device: torch.device,
+) -> dict[str, Run]:
+    """``recipe.steps`` batches, each given to every model before the next."""
+    runs = {name: Run.begin(model, recipe, device) for name, model in models.items()}
+    with Progress("training", recipe.steps) as progress:
+        for _, batch in zip(range(recipe.steps), batches, strict=False):
+            for run in runs.values():
+                run.step(loss_of, batch, device)
+            losses = ", ".join(f"{name} {run.losses[-1]:.4f}" for name, run in runs.items())
+            progress.advance(f"loss: {losses}")
+    return runs
+
+
+def documentation() -> Tensor:
+    """The documentation text that CPython carries, as bytes."""
+    text = "\n".join(pydoc_data.topics.topics.values())
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
+
+
+def windows(text: Tensor, length: int, batch: int, seed: int = 1) -> Iterator[Tensor]:
+    """Without end: (batch, length) stretches of the text, from places drawn by the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        starts = torch.randint(len(text) - length, (batch,), generator=generator)
+        yield torch.stack([text[start : start + length] for start in starts.tolist()])
+
+
+def _precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """bfloat16 by autocast on a GPU, float32 on a CPU."""
+    if device.type == "cuda":
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+    return contextlib.nullcontext()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT
+"""Keys and values of the tokens that a model has seen, in memory that is allocated once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class KeyValueCache:
+    """Keys and values of all layers, for up to ``capacity`` tokens of a batch.
+
+    ``length`` of them are there. A call of the model writes those of its tokens behind them;
+    setting ``length`` back forgets, at no cost.
+    """
+
+    def __init__(
+        self, num_layers: int, batch: int, capacity: int, num_heads: int, head_dim: int,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        shape = (num_layers, batch, capacity, num_heads, head_dim)
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.keys = torch.empty(shape, **options)
+        self.values = torch.empty(shape, **options)
+        self.length = 0
+
+    @property
+    def batch(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes (B, T, H, D) of one layer and gives all of that layer, as views."""
+        end = self.length + k.shape[1]
+        self.keys[layer, :, self.length : end] = k
+        self.values[layer, :, self.length : end] = v
+        return self.keys[layer, :, :end], self.values[layer, :, :end]
+
+    def __repr__(self) -> str:
+        return f"KeyValueCache({self.length} of {self.capacity} tokens, batch {self.batch})"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""What the models check before anything runs, and their switch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._errors import (
+    FLOATING,
+    ArgumentIndexError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_indices,
+    check_tensors,
+    dtype_name,
+    not_floating,
+    shape_text,
+)
+from ._fused import Fused
+from ._passes import Passes
+from ._stock import Stock
+
+KERNELS: dict[str, Passes] = {"ours": Fused(), "torch": Stock()}
+
+
+def one_of(op: str, name: str, value: Any, allowed: Collection[str]) -> str:
+    if isinstance(value, str) and value in allowed:
+        return value
+    kind = ArgumentValueError if isinstance(value, str) else ArgumentTypeError
+    raise kind(f"{op}: {name} is {value!r}, expected one of {', '.join(map(repr, allowed))}")
+
+
+def check_config(op: str, config: Any, kind: type) -> None:
+    if not isinstance(config, kind):
+        raise ArgumentTypeError(
+            f"{op}: config is {type(config).__name__}, expected {kind.__name__}"
+        )
+
+
+def check_shape(op: str, name: str, x: Any, *wanted: int | str) -> None:
+    """``wanted`` has a size for each dimension, or a word where any is right."""
+    if x is None:
+        raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
+    check_tensors(op, {name: x})
+    fits = x.dim() == len(wanted) and all(
+        isinstance(size, str) or size == found for size, found in zip(wanted, x.shape, strict=True)
+    )
+    if not fits:
+        expected = f"({', '.join(map(str, wanted))}{',' if len(wanted) == 1 else ''})"
+        raise ArgumentValueError(f"{op}: {name} has shape {shape_text(x)}, expected {expected}")
+
+
+def check_like(op: str, name: str, x: Tensor, weight: Tensor) -> None:
+    """Of numbers that the first layer multiplies: the device and the dtype of its weight."""
+    check_beside(op, name, x, weight)
+    if x.dtype not in FLOATING:
+        raise not_floating(op, name, x.dtype)
+    if x.dtype is not weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ArgumentTypeError(
+            f"{op}: {name} is {dtype_name(x.dtype)}, expected {dtype_name(weight.dtype)}"
+            " (as the weights)"
+        )
+
+
+def check_beside(op: str, name: str, x: Tensor, weight: Tensor) -> None:
+    if x.device != weight.device:
+        raise ArgumentValueError(
+            f"{op}: {name} is on {x.device}, expected {weight.device} (as the weights)"
+        )
+
+
+def check_range(op: str, name: str, indices: Tensor, size: int, reason: str) -> None:
+    """Of indices that the host knows; a graph of torch.compile and a device are not waited for."""
+    check_indices(op, name, indices)
+    if not indices.is_cpu or not indices.numel() or torch.compiler.is_compiling():
+        return
+    least, most = (int(x) for x in torch.aminmax(indices))
+    if least < 0 or most >= size:
+        wrong = least if least < 0 else most
+        raise ArgumentIndexError(
+            f"{op}: {name} has the index {wrong}, expected 0 to {size - 1} ({reason})"
+        )
+
+
+def check_targets(op: str, targets: Any, logits: Tensor) -> None:
+    check_shape(op, "targets", targets, *logits.shape[:-1])
+    check_beside(op, "targets", targets, logits)
+
+
+class Switched(nn.Module):
+    """A model with the switch: ``kernels``, which may be set again at any time."""
+
+    kernels: str
+
+    def __init__(self, kernels: str) -> None:
+        super().__init__()
+        self.kernels = one_of(type(self).__name__, "kernels", kernels, KERNELS)
+
+    @property
+    def passes(self) -> Passes:
+        return KERNELS[one_of(type(self).__name__, "kernels", self.kernels, KERNELS)]
+
+    def extra_repr(self) -> str:
+        return f"kernels={self.kernels!r}"

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""The passes by this project's kernels.
+
+What they spare: a bias is added where the next pass reads the projection, and its gradient summed
+where that pass writes its own; residual, dropout and the next norm are one pass; attention reads
+heads where the projection left them, and a cache as it lies; positions are added while tokens are
+looked up; messages of a graph are summed as they are read; the loss writes its gradient over the
+logits.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import _torch
+from ..ops.attention.attention import attention
+from ..ops.embedding.embedding import embedding, embedding_add
+from ..ops.graph.gather_reduce import gather_reduce, graph_attention, segment_reduce
+from ..ops.graph.graph import Graph
+from ..ops.loss.cross_entropy import cross_entropy
+from ..ops.norm.dropout_norm import bias_dropout_add_layer_norm, bias_dropout_add_rms_norm
+from ..ops.norm.layer_norm import layer_norm
+from ..ops.norm.rms_norm import rms_norm
+from ..ops.pointwise._ops import GATED, PLAIN
+from ..ops.pointwise.dropout import dropout
+from ..ops.rope.rope import rope
+from ._passes import Passes, Tables
+
+
+class Fused(Passes):
+    def embed(
+        self, tokens: Tensor, table: nn.Embedding, positions: nn.Embedding | None, first: int
+    ) -> Tensor:
+        if positions is None:
+            return embedding(tokens, table.weight)
+        return embedding_add(tokens, table.weight, first, positions.weight)
+
+    def patches(self, images: Tensor, projection: nn.Conv2d) -> Tensor:
+        """Patches that do not overlap are rows of one matrix product."""
+        weight = projection.weight
+        height, width = weight.shape[2:]
+        grid = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))
+        rows = grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return _torch.linear(rows, weight.flatten(1), projection.bias)
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        return dropout(x, p) if p else x
+
+    def norm(self, x: Tensor, norm: nn.Module) -> Tensor:
+        if isinstance(norm, nn.RMSNorm):
+            return rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
+        assert isinstance(norm, nn.LayerNorm)
+        return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+    def project_add_norm(
+        self, x: Tensor, projection: nn.Linear, residual: Tensor, norm: nn.Module, p: float
+    ) -> tuple[Tensor, Tensor]:
+        # Autocast's projections are narrower than the residual.
+        out = _torch.linear(x, projection.weight).to(residual.dtype)
+        if isinstance(norm, nn.RMSNorm):
+            return bias_dropout_add_rms_norm(
+                out, projection.bias, residual, norm.weight, p, eps=norm.eps
+            )
+        assert isinstance(norm, nn.LayerNorm)
+        return bias_dropout_add_layer_norm(
+            out, projection.bias, residual, norm.weight, norm.bias, p, eps=norm.eps
+        )
+
+    def project_activate(self, x: Tensor, projection: nn.Linear, activation: str) -> Tensor:
+        y, bias = _torch.linear(x, projection.weight), projection.bias
+        if activation in PLAIN:
+            return PLAIN[activation].call(y, bias, "auto")
+        return GATED[activation].call(y, None, bias, None, "auto")
+
+    def rotate(self, q: Tensor, k: Tensor, tables: Tables, first: int) -> tuple[Tensor, Tensor]:
+        q_rotated, k_rotated = rope(q, k, *tables, offsets=first)
+        return q_rotated, k_rotated
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, p: float) -> Tensor:
+        out: Tensor = attention(q, k, v, causal=causal, dropout=p)
+        return out
+
+    def gather(self, x: Tensor, graph: Graph, weight: Tensor | None, reduce: str) -> Tensor:
+        return gather_reduce(x, graph, weight, reduce)
+
+    def attend_along(self, q: Tensor, k: Tensor, v: Tensor, graph: Graph) -> Tensor:
+        return graph_attention(q, k, v, graph)
+
+    def pool(self, x: Tensor, offsets: Tensor, reduce: str) -> Tensor:
+        return segment_reduce(x, offsets, reduce)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(logits.flatten(0, -2), targets.flatten(), gradient="in_place")

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""A network of nodes that send messages along edges, to classify them or the graphs they are of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from .._errors import ArgumentTypeError, ArgumentValueError, as_count, check_indices
+from ..ops.graph.graph import Graph
+from ._checks import (
+    Switched,
+    check_beside,
+    check_config,
+    check_like,
+    check_shape,
+    check_targets,
+    one_of,
+)
+from ._passes import Passes
+from ._transformer import Transformer, TransformerConfig, heads, initialise
+
+_MESSAGES = ("sum", "mean", "max", "attention")
+_POOLS = ("sum", "mean", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphNetworkConfig(TransformerConfig):
+    """The layers, as :class:`TransformerConfig` has them, and around them:
+
+    Args:
+        in_features: F, the numbers that come with a node.
+        num_classes: how many there are to tell apart.
+        messages: what a node makes of those that its edges bring, in each layer: their ``"sum"``,
+            ``"mean"`` or ``"max"`` (Hamilton et al. 2017, arXiv:1706.02216), or ``"attention"`` to
+            them, of ``num_heads`` (Shi et al. 2021, arXiv:2009.03509), whose weights are not
+            dropped.
+        pool: None to classify nodes; of the nodes of a graph the ``"sum"``, ``"mean"`` or ``"max"``
+            to classify graphs.
+    """
+
+    in_features: int
+    num_classes: int
+    num_heads: int = 1
+    messages: str = "mean"
+    pool: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        op = type(self).__name__
+        as_count(op, "in_features", self.in_features)
+        as_count(op, "num_classes", self.num_classes)
+        one_of(op, "messages", self.messages, _MESSAGES)
+        if self.pool is not None:
+            one_of(op, "pool", self.pool, _POOLS)
+        if self.kv_heads != self.num_heads:
+            raise ArgumentValueError(
+                f"{op}: num_kv_heads is {self.num_kv_heads}, expected None (edges share no heads)"
+            )
+
+    @property
+    def mixed(self) -> int:
+        return super().mixed if self.messages == "attention" else self.dim
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """How nodes see each other, in each layer."""
+
+    config: GraphNetworkConfig
+    passes: Passes
+    graph: Graph
+    weight: Tensor | None
+
+    def __call__(self, _layer: int, projected: Tensor) -> Tensor:
+        if self.config.messages == "attention":
+            q, k, v = heads(self.config, projected)
+            return self.passes.attend_along(q, k, v, self.graph).flatten(1)
+        return self.passes.gather(projected, self.graph, self.weight, self.config.messages)
+
+
+class GraphNetwork(Switched):
+    """Nodes and edges to logits of the nodes' classes, or of graphs'.
+
+    Args:
+        config: what it is made of.
+        kernels: ``"ours"``, this project's kernels, or ``"torch"``, stock PyTorch's
+            ``index_add``. Parameters, ``state_dict`` and results are the same; ``model.kernels``
+            may be set at any time.
+
+    Parameters at first depend on PyTorch's seed alone. What a node itself is reaches the next layer
+    past its messages; edges from a node to itself are not needed.
+
+    >>> model = tfk.models.GraphNetwork(tfk.models.GraphNetworkConfig(
+    ...     in_features=16, num_classes=2, dim=32, num_layers=2))
+    >>> graph = tfk.functional.Graph.from_edges(edges, num_nodes)  # once
+    >>> loss = model(x, graph, targets=labels)
+    """
+
+    def __init__(self, config: GraphNetworkConfig, kernels: str = "ours") -> None:
+        super().__init__(kernels)
+        check_config("GraphNetwork", config, GraphNetworkConfig)
+        self.config = config
+        self.embedding = nn.Linear(config.in_features, config.dim)
+        self.transformer = Transformer(config)
+        self.head = nn.Linear(config.dim, config.num_classes)
+        initialise(self, self.transformer)
+
+    def forward(
+        self,
+        x: Tensor,
+        graph: Graph,
+        targets: Tensor | None = None,
+        *,
+        offsets: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (N, classes), of graphs (G, classes); or with ``targets`` the mean cross-entropy.
+
+        Args:
+            x: (N, F), of the weights' dtype.
+            graph: the edges between N nodes; of several graphs, one after the other, those of all.
+            targets: int64, (N,) or (G,): the classes; -100 counts nothing.
+            offsets: of several graphs (G + 1,), int32 or int64: graph i has the nodes
+                ``offsets[i]`` to ``offsets[i + 1] - 1``
+                (:func:`transformer_kernels.functional.segment_offsets`). One by default. Only where
+                graphs are classified.
+            weight: (E,), of ``x``'s dtype: what messages are multiplied by, by the edges' numbers.
+                Not with attention.
+
+        Raises:
+            ArgumentValueError, ArgumentTypeError: an argument that the model cannot take, by name.
+        """
+        logits: Tensor = self.head(self.features(x, graph, offsets=offsets, weight=weight))
+        if targets is None:
+            return logits
+        check_targets("GraphNetwork", targets, logits)
+        return self.passes.loss(logits, targets)
+
+    def features(
+        self,
+        x: Tensor,
+        graph: Graph,
+        *,
+        offsets: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """What the classes are told by, (N, C) or (G, C)."""
+        config, passes = self.config, self.passes
+        self._check(x, graph, offsets, weight)
+        embedded = passes.dropout(self.embedding(x), self.transformer.p)
+        mix = _Messages(config, passes, graph, weight)
+        y: Tensor = self.transformer(embedded, passes, mix)
+        if config.pool is None:
+            return y
+        if offsets is None:
+            offsets = graph.offsets.new_tensor([0, len(y)])
+        return passes.pool(y, offsets, config.pool)
+
+    def _check(self, x: Any, graph: Any, offsets: Any, weight: Any) -> None:
+        op, config = "GraphNetwork", self.config
+        check_shape(op, "x", x, "nodes", config.in_features)
+        check_like(op, "x", x, self.embedding.weight)
+        nodes = x.shape[0]
+        if not isinstance(graph, Graph):
+            raise ArgumentTypeError(
+                f"{op}: graph is {type(graph).__name__}, expected a Graph (Graph.from_edges())"
+            )
+        check_beside(op, "graph", graph.offsets, self.embedding.weight)
+        if (graph.num_sources, graph.num_targets) != (nodes, nodes):
+            raise ArgumentValueError(
+                f"{op}: graph has {graph.num_sources} sources and {graph.num_targets} targets,"
+                f" expected {nodes} of both (the nodes of x)"
+            )
+        if weight is not None:
+            if config.messages == "attention":
+                raise ArgumentValueError(
+                    f"{op}: weight is given, expected none with messages='attention'"
+                )
+            check_shape(op, "weight", weight, graph.num_edges)
+            check_beside(op, "weight", weight, x)
+        if offsets is not None:
+            self._check_offsets(op, offsets, nodes)
+
+    def _check_offsets(self, op: str, offsets: Any, nodes: int) -> None:
+        if self.config.pool is None:
+            raise ArgumentValueError(f"{op}: offsets is given, expected none with pool=None")
+        check_shape(op, "offsets", offsets, "graphs + 1")
+        check_indices(op, "offsets", offsets)
+        check_beside(op, "offsets", offsets, self.embedding.weight)
+        if not len(offsets):
+            raise ArgumentValueError(f"{op}: offsets has 0 elements, expected at least 1")
+        if not offsets.is_cpu:
+            return
+        if offsets[0] != 0 or offsets[-1] != nodes or bool((offsets.diff() < 0).any()):
+            raise ArgumentValueError(
+                f"{op}: offsets is {offsets.tolist()}, expected numbers that rise from 0 to {nodes}"
+                " (the nodes of x)"
+            )

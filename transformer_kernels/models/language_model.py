@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""A causal language model: GPT-2's parts by default, Llama's by configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .._errors import (
+    ArgumentValueError,
+    as_count,
+    as_flag,
+    as_integer,
+    as_number,
+)
+from .._torch import evaluating
+from ..nn.rope import RotaryEmbedding
+from ._cache import KeyValueCache
+from ._checks import (
+    Switched,
+    check_beside,
+    check_config,
+    check_range,
+    check_shape,
+    check_targets,
+    one_of,
+)
+from ._sampling import Sampling
+from ._transformer import SelfAttention, Transformer, TransformerConfig, initialise
+
+_POSITIONS = ("learned", "rope")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(TransformerConfig):
+    """The layers, as :class:`TransformerConfig` has them, and around them:
+
+    Args:
+        vocab_size: V, how many tokens there are.
+        context: how many tokens the model sees at most.
+        positions: ``"learned"``, a table, or ``"rope"``, rotations of queries and keys.
+        rope_base: of the frequencies of rotations.
+        tie_weights: whether the head is the transposed table of tokens.
+    """
+
+    vocab_size: int
+    context: int
+    positions: str = "learned"
+    rope_base: float = 10000.0
+    tie_weights: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        op = type(self).__name__
+        as_count(op, "vocab_size", self.vocab_size)
+        as_count(op, "context", self.context)
+        one_of(op, "positions", self.positions, _POSITIONS)
+        as_number(op, "rope_base", self.rope_base)
+        as_flag(op, "tie_weights", self.tie_weights)
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ArgumentValueError(
+                f"{op}: dim is {self.dim}, expected an even number of channels in each of"
+                f" {self.num_heads} heads (positions='rope')"
+            )
+
+
+class LanguageModel(Switched):
+    """Tokens to logits of the next token.
+
+    Args:
+        config: what it is made of.
+        kernels: ``"ours"``, this project's kernels, or ``"torch"``, stock PyTorch. Parameters,
+            ``state_dict`` and results are the same; ``model.kernels`` may be set at any time.
+
+    Parameters at first depend on PyTorch's seed alone.
+
+    >>> model = tfk.models.LanguageModel(tfk.models.LanguageModelConfig(
+    ...     vocab_size=256, context=128, dim=192, num_layers=4, num_heads=4))
+    >>> loss = model(tokens[:, :-1], tokens[:, 1:])
+    >>> model.generate(prompt, 50, temperature=0.8, top_k=40)
+    """
+
+    def __init__(self, config: LanguageModelConfig, kernels: str = "ours") -> None:
+        super().__init__(kernels)
+        check_config("LanguageModel", config, LanguageModelConfig)
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.dim)
+        learned = config.positions == "learned"
+        self.positions = nn.Embedding(config.context, config.dim) if learned else None
+        self.rotary = (
+            None if learned else RotaryEmbedding(config.head_dim, config.context, config.rope_base)
+        )
+        self.transformer = Transformer(config)
+        self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
+        initialise(self, self.transformer)
+        if config.tie_weights:
+            self.head.weight = self.tokens.weight
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, *, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Logits (B, T, V), or with ``targets`` the mean cross-entropy.
+
+        Args:
+            tokens: int32 or int64, (B, T), from 0 to V - 1.
+            targets: int64, (B, T): the tokens that follow; -100 counts nothing.
+            cache: of :meth:`new_cache`: what was seen before ``tokens``, to which these are added.
+                Without gradients.
+
+        Raises:
+            ArgumentValueError, ArgumentTypeError: an argument that the model cannot take, by name;
+                :class:`ArgumentIndexError` of tokens on the CPU. On CUDA, which nothing waits for,
+                logits of a token out of range are NaN, and ``"torch"`` asserts.
+        """
+        logits = self.head(self._features(tokens, cache))
+        if targets is None:
+            return logits
+        check_targets("LanguageModel", targets, logits)
+        return self.passes.loss(logits, targets)
+
+    def new_cache(self, batch: int = 1, capacity: int | None = None) -> KeyValueCache:
+        """An empty one for so many sequences of ``capacity`` tokens; default: the context."""
+        op, config, weight = "LanguageModel", self.config, self.tokens.weight
+        batch = as_count(op, "batch", batch)
+        capacity = config.context if capacity is None else as_count(op, "capacity", capacity)
+        return KeyValueCache(
+            config.num_layers, batch, capacity, config.kv_heads, config.head_dim, weight.device,
+            weight.dtype,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_token: int | None = None,
+        generator: torch.Generator | None = None,
+        use_cache: bool = True,
+    ) -> Tensor:
+        """Continues each prompt, without dropout.
+
+        Args:
+            prompt: (B, T), as the tokens of :meth:`forward`, T at least 1.
+            max_new_tokens: at most this many, as far as the context reaches.
+            temperature: logits are divided by it; 0 chooses the likeliest token, and draws nothing.
+            top_k: draw among this many of the likeliest tokens.
+            top_p: draw among the fewest likeliest tokens that are together this probable.
+            stop_token: a sequence ends with it, and is filled with it up to the longest.
+            generator: what draws are made from, on the model's device; default: PyTorch's.
+            use_cache: keep keys and values instead of computing them again for each token.
+
+        Returns:
+            (B, T + new), int64: prompts with what follows.
+        """
+        op = "LanguageModel.generate"
+        sampling = Sampling(temperature, top_k, top_p)
+        sampling.check(op)
+        count = self._check_generation(op, prompt, max_new_tokens, stop_token)
+        batch, length = prompt.shape
+        tokens = prompt.new_empty((batch, length + count), dtype=torch.long)
+        tokens[:, :length] = prompt
+        stopped = torch.zeros(batch, dtype=torch.bool, device=prompt.device)
+        cache = self.new_cache(batch, length + count) if use_cache and count and batch else None
+        with evaluating(self):
+            for end in range(length, length + count):
+                begin = 0 if cache is None else cache.length
+                features = self._features(tokens[:, begin:end], cache)
+                drawn = sampling.draw(self.head(features[:, -1]), generator)
+                if stop_token is not None:
+                    drawn = drawn.masked_fill(stopped, stop_token)
+                    stopped |= drawn == stop_token
+                tokens[:, end] = drawn
+                if stop_token is not None and stopped.all():
+                    return tokens[:, : end + 1]
+        return tokens
+
+    def _features(self, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
+        self._check(tokens, cache)
+        passes, rotary, p = self.passes, self.rotary, self.transformer.p
+        first = 0 if cache is None else cache.length
+        x = passes.embed(tokens, self.tokens, self.positions, first)
+        tables = None if rotary is None else (rotary.cos, rotary.sin)
+        mix = SelfAttention(self.config, passes, p, True, tables, cache)
+        y: Tensor = self.transformer(passes.dropout(x, p), passes, mix)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        return y
+
+    def _check(self, tokens: Tensor, cache: KeyValueCache | None) -> None:
+        op, config = "LanguageModel", self.config
+        check_shape(op, "tokens", tokens, "batch", "time")
+        check_beside(op, "tokens", tokens, self.tokens.weight)
+        check_range(op, "tokens", tokens, config.vocab_size, "the vocabulary")
+        length = tokens.shape[1]
+        if cache is None:
+            if length > config.context:
+                raise ArgumentValueError(
+                    f"{op}: tokens has {length} tokens, expected at most {config.context} (the"
+                    " context)"
+                )
+            return
+        if torch.is_grad_enabled():
+            raise ArgumentValueError(
+                f"{op}: cache is given, expected none where gradients are recorded"
+                " (torch.no_grad())"
+            )
+        if tokens.shape[0] != cache.batch:
+            raise ArgumentValueError(
+                f"{op}: tokens has a batch of {tokens.shape[0]}, expected {cache.batch} (the"
+                " cache's)"
+            )
+        room = min(cache.capacity, config.context) - cache.length
+        if length > room:
+            raise ArgumentValueError(
+                f"{op}: tokens has {length} tokens, expected at most {room} (what the cache and"
+                f" the context have left behind {cache.length})"
+            )
+
+    def _check_generation(
+        self, op: str, prompt: Tensor, max_new_tokens: int, stop_token: int | None
+    ) -> int:
+        context, vocab_size = self.config.context, self.config.vocab_size
+        check_shape(op, "prompt", prompt, "batch", "time")
+        length = prompt.shape[1]
+        if not 1 <= length <= context:
+            raise ArgumentValueError(
+                f"{op}: prompt has {length} tokens, expected 1 to {context} (the context)"
+            )
+        check_beside(op, "prompt", prompt, self.tokens.weight)
+        check_range(op, "prompt", prompt, vocab_size, "the vocabulary")
+        count = int(as_integer(op, "max_new_tokens", max_new_tokens))
+        if not 0 <= count <= context - length:
+            raise ArgumentValueError(
+                f"{op}: max_new_tokens is {count}, expected 0 to {context - length} (the context"
+                f" of {context} less a prompt of {length})"
+            )
+        if (
+            stop_token is not None
+            and not 0 <= as_integer(op, "stop_token", stop_token) < vocab_size
+        ):
+            raise ArgumentValueError(
+                f"{op}: stop_token is {stop_token}, expected 0 to {vocab_size - 1} (the vocabulary)"
+            )
+        return count

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""The vision transformer (Dosovitskiy et al. 2020, arXiv:2010.11929)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._errors import ArgumentTypeError, ArgumentValueError, as_count
+from ._checks import Switched, check_config, check_like, check_shape, check_targets, one_of
+from ._transformer import SelfAttention, Transformer, TransformerConfig, initialise
+
+_POOLS = ("class", "mean")
+
+
+def _pair(op: str, name: str, value: Any) -> tuple[int, int]:
+    """One size for both sides, or (height, width)."""
+    sides = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(sides) != 2:
+        raise ArgumentTypeError(f"{op}: {name} is {value!r}, expected an int or (height, width)")
+    height, width = (as_count(op, name, side) for side in sides)
+    return height, width
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionTransformerConfig(TransformerConfig):
+    """The layers, as :class:`TransformerConfig` has them, and around them:
+
+    Args:
+        image_size: of the images, (height, width) or one int for both.
+        patch_size: of a patch, the same; divides the image's.
+        num_classes: how many there are to tell apart.
+        channels: of the images.
+        pool: what the classes are told by: ``"class"``, a token that is learned, or ``"mean"`` of
+            all patches.
+    """
+
+    image_size: int | tuple[int, int]
+    patch_size: int | tuple[int, int]
+    num_classes: int
+    channels: int = 3
+    pool: str = "class"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        op = type(self).__name__
+        as_count(op, "num_classes", self.num_classes)
+        as_count(op, "channels", self.channels)
+        one_of(op, "pool", self.pool, _POOLS)
+        for image, patch in zip(self.image, self.patch, strict=True):
+            if image % patch:
+                raise ArgumentValueError(
+                    f"{op}: image_size is {self.image}, expected a multiple of patch_size"
+                    f" {self.patch} in both sides"
+                )
+
+    @property
+    def image(self) -> tuple[int, int]:
+        return _pair(type(self).__name__, "image_size", self.image_size)
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        return _pair(type(self).__name__, "patch_size", self.patch_size)
+
+    @property
+    def num_patches(self) -> int:
+        (height, width), (patch_height, patch_width) = self.image, self.patch
+        return (height // patch_height) * (width // patch_width)
+
+
+class VisionTransformer(Switched):
+    """Images to logits of their classes.
+
+    Args:
+        config: what it is made of.
+        kernels: ``"ours"``, this project's kernels, or ``"torch"``, stock PyTorch. Parameters,
+            ``state_dict`` and results are the same; ``model.kernels`` may be set at any time.
+
+    Parameters at first depend on PyTorch's seed alone.
+    """
+
+    def __init__(self, config: VisionTransformerConfig, kernels: str = "ours") -> None:
+        super().__init__(kernels)
+        check_config("VisionTransformer", config, VisionTransformerConfig)
+        self.config = config
+        self.patches = nn.Conv2d(config.channels, config.dim, config.patch, config.patch)
+        has_token = config.pool == "class"
+        self.class_token = nn.Parameter(torch.zeros(config.dim)) if has_token else None
+        places = config.num_patches + has_token
+        self.positions = nn.Parameter(torch.empty(places, config.dim))
+        self.transformer = Transformer(config)
+        self.head = nn.Linear(config.dim, config.num_classes)
+        initialise(self, self.transformer)
+
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits (B, classes), or with ``targets`` the mean cross-entropy.
+
+        Args:
+            images: (B, channels, height, width), of the weights' dtype and the sizes of ``config``.
+            targets: int64, (B,): the classes; -100 counts nothing.
+
+        Raises:
+            ArgumentValueError, ArgumentTypeError: an argument that the model cannot take, by name.
+        """
+        logits: Tensor = self.head(self.features(images))
+        if targets is None:
+            return logits
+        check_targets("VisionTransformer", targets, logits)
+        return self.passes.loss(logits, targets)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the classes are told by, (B, C)."""
+        config, passes = self.config, self.passes
+        check_shape("VisionTransformer", "images", images, "batch", config.channels, *config.image)
+        check_like("VisionTransformer", "images", images, self.patches.weight)
+        x = passes.patches(images, self.patches)
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.expand(x.shape[0], 1, -1).to(x.dtype), x), 1)
+        p = self.transformer.p
+        mix = SelfAttention(config, passes, p)
+        y: Tensor = self.transformer(passes.dropout(x + self.positions, p), passes, mix)
+        return y.mean(1) if self.class_token is None else y[:, 0]
