@@ -1,36 +1,94 @@
 # SPDX-License-Identifier: MIT
-"""Put the kernels into Hugging Face's GPT-2: its LayerNorms, weights kept."""
+"""Put the kernels into Hugging Face's GPT-2, step by step: what it changes, and what it brings.
 
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+What is put in, to be read first, is `transformer_kernels/demo/gpt2.py`. Here each of its steps is
+held to the stock model, logits and gradients without dropout, and then all train in turn, with it.
+"""
 
-import transformer_kernels as tfk
+import argparse
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from transformer_kernels.bench import training
+from transformer_kernels.bench.commands import pick_device
+from transformer_kernels.bench.stats import quantile
+from transformer_kernels.bench.table import box
+from transformer_kernels.demo.gpt2 import STEPS
+from transformer_kernels.demo.model import stock_model
+
+BATCH, TOKENS = 8, 128
 
 
-def fuse_norms(model: torch.nn.Module) -> int:
-    """Replace every torch LayerNorm inside `model`; returns how many."""
-    found = [
-        (parent, name, norm)
-        for parent in model.modules()
-        for name, norm in parent.named_children()
-        if type(norm) is torch.nn.LayerNorm
-    ]
-    for parent, name, norm in found:
-        ours = tfk.nn.LayerNorm(norm.normalized_shape, eps=norm.eps, device="meta")
-        ours.load_state_dict(norm.state_dict(), assign=True)
-        setattr(parent, name, ours)
-    return len(found)
+def models() -> dict[str, Any]:
+    """The stock model, and one for each step, with those before it."""
+    found = {"stock": stock_model(layers=2, width=192, heads=4, block=TOKENS, seed=0, dropout=0.1)}
+    model = found["stock"]
+    for name, put_in in STEPS.items():
+        model = copy.deepcopy(model)
+        put_in(model)
+        found[name] = model
+    return found
+
+
+def loss_of(model: Any, tokens: Tensor) -> Tensor:
+    return model(tokens, labels=tokens, use_cache=False).loss
+
+
+def results(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    """Logits, and the gradients of all parameters."""
+    model.eval().zero_grad()
+    loss_of(model, tokens).backward()
+    gradients = {name: x.grad.clone() for name, x in model.named_parameters()}
+    return {"logits": model(tokens).logits.detach(), **gradients}
+
+
+def largest_error(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Relative to the largest number of each tensor."""
+    return max(
+        float((got[name] - expected[name]).abs().max() / expected[name].abs().max())
+        for name in expected
+    )
+
+
+def check(found: dict[str, Any], tokens: Tensor) -> dict[str, float]:
+    """Errors of each step; parameters are stock's, by name and shape."""
+    stock = found["stock"]
+    shapes = {name: x.shape for name, x in stock.state_dict().items()}
+    expected, errors = results(stock, tokens), {}
+    for name, model in found.items():
+        assert {key: x.shape for key, x in model.state_dict().items()} == shapes
+        errors[name] = largest_error(results(model, tokens), expected)
+        assert errors[name] < 1e-4, f"{name}: {errors[name]}"
+    return errors
 
 
 def main() -> None:
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=128, n_head=4, vocab_size=256)).eval()
-    tokens = torch.randint(256, (2, 64))
-    before = model(tokens).logits
-    count = fuse_norms(model)
-    after = model(tokens).logits
-    print(f"{count} norms replaced; logits differ by at most {(after - before).abs().max():.1e}")
-    torch.testing.assert_close(after, before)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--steps", type=int, default=12, help="of training, by each model")
+    options = parser.parse_args()
+    device = pick_device(options.device)
+
+    found = {name: model.to(device) for name, model in models().items()}
+    windows = training.windows(training.documentation(), TOKENS, BATCH)
+    batches = (batch.to(device) for batch in windows)
+    errors = check(found, next(batches))
+    recipe = training.Recipe(options.steps, learning_rate=1e-3)
+    runs = training.train(found, batches, loss_of, recipe, device)
+
+    times = {name: quantile(sorted(run.seconds), 0.5) for name, run in runs.items()}
+    body = [
+        [name, f"{errors[name]:.1e}", f"{1e3 * times[name]:.1f}",
+         f"{times['stock'] / times[name]:.2f}x", f"{run.losses[-1]:.3f}"]
+        for name, run in runs.items()
+    ]  # fmt: skip
+    headings = [("Put in", 12), ("error", 7), ("ms a step", 9), ("speed-up", 8), ("loss", 6)]
+    subtitle = (
+        "error: largest of logits and gradients, without dropout; loss: after training, with it"
+    )
+    print(box("GPT-2, STEP BY STEP", subtitle, headings, body))
 
 
 if __name__ == "__main__":

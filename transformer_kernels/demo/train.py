@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import pydoc_data.topics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.console import Progress
+from transformer_kernels.bench import training
 from transformer_kernels.bench.schema import TrainingRun
 from transformer_kernels.bench.stats import quantile
 
-_WARM_UP_STEPS = 20
-_BETAS = (0.9, 0.99)
-_WEIGHT_DECAY = 0.1
 _PROMPT = b"The "
 
 
@@ -41,26 +35,25 @@ class Size:
         return f"GPT-2, {self.layers} layers, width {self.width}, {self.heads} heads"
 
 
-def documentation() -> Tensor:
-    """The documentation text that CPython carries, as bytes."""
-    text = "\n".join(pydoc_data.topics.topics.values())
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
-
-
 def train(models: dict[str, Any], size: Size, device: torch.device) -> list[TrainingRun]:
-    """Trains the models in turn, step by step, so that a drift of the machine falls on all."""
-    runs = {name: _Run(model, size.learning_rate, device) for name, model in models.items()}
-    with Progress("training", size.steps) as progress:
-        for batch in _batches(size, device):
-            for run in runs.values():
-                run.step(batch)
-            losses = ", ".join(f"{name} {run.losses[-1]:.4f}" for name, run in runs.items())
-            progress.advance(f"loss: {losses}")
+    """Trains the models side by side on windows of CPython's documentation."""
+    recipe = training.Recipe(size.steps, size.learning_rate)
+    runs = training.train(models, batches(size, device), loss_of, recipe, device)
     tokens = size.batch * size.block
     return [
         TrainingRun(name, run.losses, tokens / quantile(sorted(run.seconds), 0.5))
         for name, run in runs.items()
     ]
+
+
+def batches(size: Size, device: torch.device) -> Iterator[Tensor]:
+    text = training.windows(training.documentation(), size.block, size.batch)
+    return (batch.to(device) for batch in text)
+
+
+def loss_of(model: Any, batch: Tensor) -> Tensor:
+    loss: Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
+    return loss
 
 
 def generate(model: Any, size: Size, device: torch.device) -> str:
@@ -78,45 +71,3 @@ def generate(model: Any, size: Size, device: torch.device) -> str:
         pad_token_id=0,
     )
     return bytes(written[0].tolist()).decode("utf-8", errors="replace").replace("\0", "")
-
-
-def _batches(size: Size, device: torch.device) -> Iterator[Tensor]:
-    text = documentation()
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(size.steps):
-        starts = torch.randint(len(text) - size.block, (size.batch,), generator=generator)
-        rows = [text[start : start + size.block] for start in starts.tolist()]
-        yield torch.stack(rows).to(device)
-
-
-class _Run:
-    def __init__(self, model: Any, learning_rate: float, device: torch.device) -> None:
-        self._model = model.to(device).train()
-        self._device = device
-        self._optimizer = torch.optim.AdamW(
-            model.parameters(), learning_rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY
-        )
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda step: min(1, (step + 1) / _WARM_UP_STEPS)
-        )
-        self.losses: list[float] = []
-        self.seconds: list[float] = []
-
-    def step(self, batch: Tensor) -> None:
-        """Reading the loss waits for the device."""
-        begin = time.perf_counter()
-        with _precision(self._device):
-            loss = self._model(input_ids=batch, labels=batch, use_cache=False).loss
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self._optimizer.step()
-        self._schedule.step()
-        self.losses.append(float(loss.detach()))
-        self.seconds.append(time.perf_counter() - begin)
-
-
-def _precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """bfloat16 by autocast on a GPU, float32 on a CPU."""
-    if device.type == "cuda":
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return contextlib.nullcontext()

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: MIT
+"""Kernels put into Hugging Face's GPT-2 by hand, in four steps that stand on each other.
+
+    norms        a norm is one kernel, forward and backward
+    attention    so is attention; projections read Conv1D's weights as they lie
+    blocks       what stands behind a product is one pass: bias, dropout, residual and the next norm
+    everything   tokens and positions are one pass; a block's last one brings the next block's norm
+
+A step gives modules of the model a class derived from their own, which has another ``forward`` and
+nothing else. So parameters, hooks and ``state_dict`` stay what and where they are, and what a step
+has no way for goes to ``super()``: encoders beside the decoder, recorded hidden states,
+checkpointed layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.masking_utils import create_causal_mask, sdpa_mask
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2Model
+from transformers.pytorch_utils import Conv1D
+
+import transformer_kernels as tfk
+
+
+def put_in_kernels(model: Any) -> Any:
+    """All of the steps; ``model`` is a ``GPT2LMHeadModel``, and is changed."""
+    for put_in in STEPS.values():
+        put_in(model)
+    return model
+
+
+def give_classes(model: nn.Module, classes: dict[type, type]) -> None:
+    """To every module of one of these very classes the one that is derived from it."""
+    for module in model.modules():
+        module.__class__ = classes.get(type(module), type(module))
+
+
+# ---- norms --------------------------------------------------------------------------------------
+
+
+def put_in_norms(model: nn.Module) -> None:
+    give_classes(model, {nn.LayerNorm: tfk.nn.LayerNorm})
+
+
+# ---- attention ----------------------------------------------------------------------------------
+
+
+class Projection(Conv1D):
+    """Its weight is (inputs, outputs), which a product reads as well as its transpose."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return tfk.functional.linear(x, self.weight.t(), self.bias)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **_options: Any,
+) -> tuple[Tensor, None]:
+    """Hugging Face's interface of attention: heads before time, and time before heads in return.
+
+    All of it is one kernel, which reads the heads where the projection left them. Where there is no
+    mask, causality is all that it would say.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    seen: dict[str, Any] = {}
+    if attention_mask is not None:
+        seen["mask" if attention_mask.dtype is torch.bool else "bias"] = attention_mask
+    else:
+        seen["causal"] = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return tfk.functional.attention(q, k, v, scale=scaling, dropout=dropout, **seen), None
+
+
+def put_in_attention(model: Any) -> None:
+    give_classes(model, {Conv1D: Projection})
+    AttentionInterface.register("transformer_kernels", attend)
+    AttentionMaskInterface.register("transformer_kernels", sdpa_mask)
+    model.config._attn_implementation = "transformer_kernels"
+
+
+# ---- blocks -------------------------------------------------------------------------------------
+
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu",
+    "relu2": "relu_squared", "silu": "silu", "swish": "silu", "quick_gelu": "quick_gelu",
+}  # fmt: skip
+
+
+def add_branch(
+    residual: Tensor, x: Tensor, projection: Conv1D, dropout: nn.Dropout, norm: nn.LayerNorm | None
+) -> tuple[Tensor, Tensor | None]:
+    """``residual + dropout(projection(x))`` and its norm, in one pass behind the product."""
+    product = tfk.functional.linear(x, projection.weight.t())
+    product = product.to(residual.dtype)  # autocast's are narrower
+    p, training = dropout.p, dropout.training
+    if norm is None:
+        total = tfk.functional.bias_dropout_add(product, projection.bias, residual, p, training)
+        return total, None
+    normed, total = tfk.functional.bias_dropout_add_layer_norm(
+        product, projection.bias, residual, norm.weight, norm.bias, p, training, norm.eps
+    )
+    return total, normed
+
+
+class Block(GPT2Block):
+    """Two branches, each from a norm to the sum with the residual and the norm behind it."""
+
+    def forward(
+        self,
+        hidden_states: Any,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        use_cache: bool | None = False,
+        normed: Any = None,
+        next_norm: nn.LayerNorm | None = None,
+        **options: Any,
+    ) -> Any:
+        """With ``normed``, which is ``ln_1(hidden_states)``, the block begins behind its norm; with
+        ``next_norm`` it ends behind that, and returns the pair of sum and norm."""
+        if encoder_hidden_states is not None:
+            return super().forward(
+                hidden_states, past_key_values, attention_mask, encoder_hidden_states,
+                encoder_attention_mask, use_cache, **options,
+            )  # fmt: skip
+        attn, mlp = self.attn, self.mlp
+        normed = self.ln_1(hidden_states) if normed is None else normed
+        heads = self._heads(normed, past_key_values, attention_mask, options.get("is_causal"))
+        hidden_states, normed = add_branch(
+            hidden_states, heads, attn.c_proj, attn.resid_dropout, self.ln_2
+        )
+        inner = tfk.functional.linear_act(
+            normed, mlp.c_fc.weight.t(), mlp.c_fc.bias, ACTIVATIONS[attn.config.activation_function]
+        )
+        pair = add_branch(hidden_states, inner, mlp.c_proj, mlp.dropout, next_norm)
+        return pair[0] if next_norm is None else pair
+
+    def _heads(self, x: Tensor, cache: Any, mask: Tensor | None, is_causal: bool | None) -> Tensor:
+        attn = self.attn
+        parts = attn.c_attn(x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in parts)
+        if cache is not None:
+            k, v = cache.update(k, v, attn.layer_idx)
+        dropout = attn.attn_dropout.p if self.training else 0.0
+        out, _ = attend(attn, q, k, v, mask, attn.scaling, dropout, is_causal)
+        return out.flatten(-2)
+
+
+def put_in_blocks(model: Any) -> None:
+    activation = model.config.activation_function
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"put_in_blocks: activation_function is {activation!r}, expected one of"
+            f" {', '.join(ACTIVATIONS)}"
+        )
+    give_classes(model, {GPT2Block: Block, nn.Dropout: tfk.nn.Dropout})
+
+
+# ---- everything ---------------------------------------------------------------------------------
+
+
+def forward(
+    self: Any,
+    input_ids: Any = None,
+    past_key_values: Any = None,
+    attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+    use_cache: bool | None = None,
+    **options: Any,
+) -> Any:
+    """``GPT2Model.forward`` where each block brings along the norm of what comes behind it."""
+    others = (token_type_ids, inputs_embeds, encoder_hidden_states, encoder_attention_mask)
+    is_plain = input_ids is not None and input_ids.dim() == 2
+    if not is_plain or any(x is not None for x in others) or _has_wishes(self, options):
+        return GPT2Model.forward(
+            self, input_ids, past_key_values=past_key_values, attention_mask=attention_mask,
+            token_type_ids=token_type_ids, position_ids=position_ids, inputs_embeds=inputs_embeds,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask, use_cache=use_cache, **options,
+        )  # fmt: skip
+    self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
+    use_cache = self.config.use_cache if use_cache is None else use_cache
+    if use_cache and past_key_values is None:
+        past_key_values = DynamicCache(config=self.config)
+    positions = _positions(input_ids, position_ids, past_key_values)
+    embedded = tfk.functional.embedding_add(
+        input_ids, self.wte.weight, positions, self.wpe.weight, self.wte.padding_idx
+    )
+    hidden = self.drop(embedded)
+    mask = create_causal_mask(
+        config=self.config, inputs_embeds=hidden, attention_mask=attention_mask,
+        past_key_values=past_key_values, position_ids=position_ids,
+    )  # fmt: skip
+    norms = [*(block.ln_1 for block in self.h), self.ln_f]
+    normed = norms[0](hidden)
+    for block, norm in zip(self.h, norms[1:], strict=True):
+        hidden, normed = block(
+            hidden, past_key_values, mask, use_cache=use_cache, normed=normed, next_norm=norm
+        )
+    return BaseModelOutputWithPastAndCrossAttentions(
+        last_hidden_state=normed, past_key_values=past_key_values if use_cache else None
+    )
+
+
+def _has_wishes(model: Any, options: dict[str, Any]) -> bool:
+    """Whether something is to be recorded, recomputed or returned that stock code knows how to."""
+
+    def asked(name: str, default: Any) -> Any:
+        return options.get(name, getattr(model.config, name, default))
+
+    return (
+        asked("output_hidden_states", False)
+        or asked("output_attentions", False)
+        or asked("is_causal", None) is not None
+        or not asked("return_dict", True)
+        or (model.gradient_checkpointing and model.training)
+    )
+
+
+def _positions(tokens: Tensor, position_ids: Tensor | None, cache: Any) -> Tensor | None:
+    """None from 0 on."""
+    if position_ids is not None:
+        return position_ids.expand_as(tokens)
+    if cache is None:
+        return None
+    return torch.arange(tokens.shape[-1], device=tokens.device) + cache.get_seq_length()
+
+
+def causal_loss(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **_options: Any,
+) -> Tensor:
+    """The mean over the tokens that follow one. Labels move, logits are read as they are."""
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    loss: Tensor = tfk.functional.cross_entropy(
+        logits.view(-1, vocab_size), shift_labels.flatten().to(logits.device),
+        ignore_index=ignore_index, reduction="mean" if num_items_in_batch is None else "sum",
+    )  # fmt: skip
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def put_in_everything(model: Any) -> None:
+    give_classes(model, {nn.Linear: tfk.nn.Linear})
+    model.transformer.forward = MethodType(forward, model.transformer)
+    model.loss_function = causal_loss
+
+
+STEPS: dict[str, Callable[[Any], None]] = {
+    "norms": put_in_norms,
+    "attention": put_in_attention,
+    "blocks": put_in_blocks,
+    "everything": put_in_everything,
+}
