@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels`: bench, levels, list, compare, plot, report, fpga and info."""
+"""`transformer-kernels`: bench, levels, profilers, list, compare, plot, report, fpga and info."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ def _parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(required=True, metavar="command")
     _add_bench(subparsers.add_parser("bench", help="measure ops against their rivals"))
     _add_levels(subparsers.add_parser("levels", help="one transformer block in five levels"))
+
+    profilers = subparsers.add_parser("profilers", help="what the profilers of tfk.profile cost")
+    profilers.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    profilers.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
+    profilers.add_argument("--json", type=Path, metavar="FILE")
+    profilers.set_defaults(run=commands.profilers)
 
     listing = subparsers.add_parser("list", help="list ops, passes, providers and sweeps")
     listing.set_defaults(run=commands.list_all)

@@ -91,6 +91,18 @@ def levels(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def profilers(arguments: argparse.Namespace) -> int:
+    from transformer_kernels.bench import profilers as measured
+
+    if arguments.rounds < 1:
+        raise ValueError(f"--rounds is {arguments.rounds}, expected at least 1")
+    result = measured.run(pick_device(arguments.device), arguments.rounds)
+    print(measured.render(result))
+    if arguments.json:
+        schema.save(result, arguments.json)
+    return 0
+
+
 def list_all(_: argparse.Namespace) -> int:
     ops = "\n".join(f"  {op.name:<20}{op.key}" for op in cases.all_ops().values())
     rows = {

@@ -49,7 +49,7 @@ def describe_machine(device: torch.device) -> Machine:
     is_cuda = device.type == "cuda"
     return Machine(
         device=device.type,
-        device_name=torch.cuda.get_device_name(device) if is_cuda else _cpu_label(),
+        device_name=device_name(device),
         cpu_name=_cpu_name(),
         cores=_usable_cores(),
         memory_gib=round(_memory_bytes() / 2**30, 1),
@@ -57,6 +57,10 @@ def describe_machine(device: torch.device) -> Machine:
         driver=_driver() if is_cuda else None,
         device_memory_gib=round(device_memory_bytes(device) / 2**30, 1) if is_cuda else None,
     )
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_label()
 
 
 def describe_versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ from transformer_kernels.bench.case import Function
 
 PROVIDERS = (
     "torch", "compile", "triton", "math", "cudnn", "flash", "flex", "fa3", "fa4", "liger", "quack",
-    "ours",
+    "segments", "pyg", "onednn", "ours",
 )  # fmt: skip
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 
@@ -24,6 +24,12 @@ def _needs_library(_: torch.device) -> str | None:
 
 def _needs_gpu(device: torch.device) -> str | None:
     return None if device.type == "cuda" else "runs on a GPU only"
+
+
+def _needs_onednn(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return "runs on a CPU only"
+    return None if torch.backends.mkldnn.is_available() else "this PyTorch has no oneDNN"
 
 
 def _why_not_importable(module: str) -> str | None:
@@ -58,6 +64,9 @@ _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "fa4": _needs_gpu_and("flash_attn.cute"),
     "liger": _needs_gpu_and("liger_kernel"),
     "quack": _needs_gpu_and("quack"),
+    "segments": lambda _: None,
+    "pyg": lambda _: _why_not_importable("torch_geometric"),
+    "onednn": _needs_onednn,
     "ours": _needs_library,
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from transformer_kernels.bench import ceilings, heap, kernels, machine, providers
+from transformer_kernels.bench import ceilings, cold, heap, kernels, machine, providers
 from transformer_kernels.bench.case import Arguments, Op, Problem, UnsupportedError, dtype_name
 from transformer_kernels.bench.console import Progress
 from transformer_kernels.bench.schema import Result, Row, Skip
@@ -19,11 +19,6 @@ from transformer_kernels.bench.sweeps import Shape
 from transformer_kernels.bench.timing import Call, Stopwatch, Timer, interleave, make_timer
 from transformer_kernels.bench.verify import Reference
 
-# A graph holds so many calls, on as many sets of tensors as make the cache useless.
-_GRAPH_CALLS = 20
-_SAMPLE_FLOPS = 2e13  # some tens of milliseconds; a sample of more has fewer calls
-_L2_MULTIPLE = 3
-_MEMORY_SHARE = 0.4
 # A rival that rounds more often than we do is measured all the same; its error stands in the row.
 _RIVALS = [name for name in providers.PROVIDERS if name not in ("triton", "ours")]
 _ALLOWANCE = dict.fromkeys(_RIVALS, 4)
@@ -152,11 +147,12 @@ class _Run:
             return
         first = op.make(problem, self._device)
         moved = op.bytes_moved(problem.pass_, first)
-        sets = [first, *(op.make(problem, self._device) for _ in range(self._extra_sets(moved)))]
+        extra = cold.sets_of(moved, self._device) - 1
+        sets = [first, *(op.make(problem, self._device) for _ in range(extra))]
         candidates = self._candidates(op, problem, present, sets)
-        cold = self._device.type == "cuda" and self._is_cold(moved, len(sets))
+        is_cold = cold.is_cold(moved, len(sets), self._device)
         copies = {
-            f"copy {name}": self._cycle(calls, moved, 0)
+            f"copy {name}": cold.cycle(calls, moved, 0, self._device)
             for name, calls in ceilings.copy_calls(moved, len(sets), self._device).items()
         }
         for outputs in self._settings.outputs:
@@ -167,7 +163,7 @@ class _Run:
             kept = {c.provider: c for c in candidates if c.provider in watches}
             watches |= {name: self._timer.stopwatch(calls) for name, calls in copies.items()}
             summaries = interleave(watches, self._timer, self._settings.seconds)
-            self._add_rows(problem, moved, cold, kept, summaries, outputs)
+            self._add_rows(problem, moved, is_cold, kept, summaries, outputs)
 
     def _start_watch(self, problem: Problem, candidate: _Candidate) -> Stopwatch | None:
         try:
@@ -184,7 +180,9 @@ class _Run:
         flops = self._flops(problem)
         found = [self._candidate(op, problem, name, sets, reference) for name in present]
         return [
-            replace(c, calls=self._cycle(c.calls, moved, flops)) for c in found if c is not None
+            replace(c, calls=cold.cycle(c.calls, moved, flops, self._device))
+            for c in found
+            if c is not None
         ]
 
     def _candidate(
@@ -210,46 +208,28 @@ class _Run:
         name = "" if isinstance(error, UnsupportedError) else f"{type(error).__name__}: "
         self._skipped.append(Skip(str(problem), provider, f"{name}{lines[0]}"[:300]))
 
-    def _cycle(self, calls: Sequence[Call], moved: int, flops: float) -> list[Call]:
-        """The calls of one sample, over all sets in turn; the results must fit in memory."""
-        if self._device.type == "cpu":
-            return list(calls[:1])
-        room = int(_MEMORY_SHARE * machine.free_memory_bytes(self._device)) // max(moved, 1)
-        work = math.ceil(_SAMPLE_FLOPS / flops) if flops else _GRAPH_CALLS
-        count = max(len(calls), min(_GRAPH_CALLS, room, work))
-        return [calls[i % len(calls)] for i in range(count)]
-
-    def _extra_sets(self, moved: int) -> int:
-        if self._device.type == "cpu":
-            return 0
-        wanted = math.ceil(_L2_MULTIPLE * machine.l2_bytes(self._device) / max(moved, 1))
-        return min(wanted, _GRAPH_CALLS) - 1
-
-    def _is_cold(self, moved: int, sets: int) -> bool:
-        return moved * sets >= _L2_MULTIPLE * machine.l2_bytes(self._device)
-
     def _fits(self, op: Op, problem: Problem) -> bool:
         """Arguments, results, and the copy that both are compared with."""
         needed = 4 * op.elements(problem.shape) * problem.dtype.itemsize
-        return needed < 2 * _MEMORY_SHARE * machine.free_memory_bytes(self._device)
+        return needed < 2 * cold.MEMORY_SHARE * machine.free_memory_bytes(self._device)
 
     def _add_rows(
         self,
         problem: Problem,
         moved: int,
-        cold: bool,
+        is_cold: bool,
         candidates: Mapping[str, _Candidate],
         summaries: Mapping[str, Summary],
         outputs: str,
     ) -> None:
         copies = {n: s for n, s in summaries.items() if n not in candidates}
         best_copy = min(copies, key=lambda name: copies[name].median)
-        copy = self._row(problem, copies[best_copy], moved, cold)
+        copy = self._row(problem, copies[best_copy], moved, is_cold)
         rows = self._rows.setdefault(problem, [])
         if not rows:
             rows.append(replace(copy, kernel=best_copy.removeprefix("copy ")))
         for name, candidate in candidates.items():
-            row = self._row(problem, summaries[name], moved, cold)
+            row = self._row(problem, summaries[name], moved, is_cold)
             rows.append(
                 replace(
                     row,
@@ -271,7 +251,7 @@ class _Run:
     def _tflops(self, problem: Problem, microseconds: float) -> float | None:
         return self._flops(problem) / microseconds / 1e6 or None
 
-    def _row(self, problem: Problem, summary: Summary, moved: int, cold: bool) -> Row:
+    def _row(self, problem: Problem, summary: Summary, moved: int, is_cold: bool) -> Row:
         """As the copy has it; a provider's row replaces what differs."""
         has_parameters = bool(self._ops[problem.op].parameters)
         return Row(
@@ -292,7 +272,7 @@ class _Run:
             error=None,
             kernel=None,
             timer=self._timer.name,
-            cold=cold,
+            cold=is_cold,
         )
 
 

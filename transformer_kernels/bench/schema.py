@@ -159,6 +159,12 @@ class TrainingRun:
     losses: list[float]
     tokens_per_second: float
 
+    @property
+    def final_loss(self) -> float:
+        """The mean over the last quarter of the steps."""
+        last = self.losses[-max(1, len(self.losses) // 4) :]
+        return sum(last) / len(last)
+
 
 @dataclass(frozen=True)
 class Training:
@@ -171,11 +177,6 @@ class Training:
     @property
     def stock(self) -> TrainingRun:
         return self.runs[0]
-
-    @property
-    def largest_difference(self) -> float:
-        """Of any loss to the stock model's at the same step."""
-        return max(abs(x) for run in self.runs for x in self.differences(run))
 
     def differences(self, run: TrainingRun) -> list[float]:
         return [a - b for a, b in zip(run.losses, self.stock.losses, strict=True)]
@@ -228,6 +229,66 @@ class LevelRow:
 
 
 @dataclass(frozen=True)
+class ProfilerRow:
+    """What a profiler costs a step of a transformer block so small that the host decides."""
+
+    profiler: str
+    launches: int  # of a step: kernels, on a CPU operators
+    plain_us: float  # of a step, 10th percentiles; on a CPU of the processors' time
+    profiled_us: float
+    window_us: float  # to begin and to end a window and to make the report
+
+    @property
+    def launch_us(self) -> float:
+        """What it adds to each launch."""
+        return (self.profiled_us - self.plain_us) / self.launches
+
+
+@dataclass(frozen=True)
+class AgreementRow:
+    """The forward pass of one of our ops, by `bench` and by `profile.benchmark_kernel`."""
+
+    op: str
+    dtype: str
+    shape: list[int]
+    bench_us: float  # the least 10th percentile of runs in turns: load of others only adds
+    profile_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.profile_us / self.bench_us
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """A model of :mod:`transformer_kernels.models`, trained with one kind of kernels."""
+
+    model: str  # "LanguageModel, 4 layers, width 256"
+    data: str
+    kernels: str  # "torch" or "ours"
+    parameters: int
+    steps: int
+    seconds: float  # of all steps
+    step_ms: float  # median
+    step_p10_ms: float
+    step_p90_ms: float
+    loss: float  # of the last step
+    accuracy: float  # on data that it was not trained on
+    goal: float | None  # what the accuracy is to reach
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A part of a step of training of one model."""
+
+    model: str
+    part: str
+    calls: int  # operators, of a GPU kernels
+    us: float
+    floor_us: float | None  # by the machine's products and copies; none of what computes nothing
+
+
+@dataclass(frozen=True)
 class Result:
     schema_version: int
     date: str
@@ -243,6 +304,10 @@ class Result:
     array: list[ArrayRow] = field(default_factory=list)
     array_models: list[ArrayModel] = field(default_factory=list)
     levels: list[LevelRow] = field(default_factory=list)
+    profilers: list[ProfilerRow] = field(default_factory=list)
+    agreement: list[AgreementRow] = field(default_factory=list)
+    model_runs: list[ModelRun] = field(default_factory=list)
+    step_parts: list[StepPart] = field(default_factory=list)
 
 
 def to_json(result: Result) -> str:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """Median and spread, in microseconds."""
+    """Median, spread and mean, in microseconds."""
 
     median: float
     p10: float
     p90: float
     samples: int
+    mean: float
 
 
 def quantile(ordered: Sequence[float], fraction: float) -> float:
@@ -35,6 +36,7 @@ def summarise(samples_us: Sequence[float]) -> Summary:
         p10=quantile(ordered, 0.1),
         p90=quantile(ordered, 0.9),
         samples=len(ordered),
+        mean=math.fsum(ordered) / len(ordered),
     )
 
 

@@ -28,6 +28,9 @@ COLOURS = {
     "fa4": "#2b2b6b",
     "liger": "#b08c00",
     "quack": "#56b4e9",
+    "segments": "#4c9a2a",
+    "pyg": "#3c2179",
+    "onednn": "#0068b5",
     "copy": "#808080",
 }
 NAMES = {
@@ -43,11 +46,15 @@ NAMES = {
     "fa4": "FlashAttention-4",
     "liger": "Liger",
     "quack": "QuACK",
+    "segments": "PyTorch, sorted edges",
+    "pyg": "PyTorch Geometric",
+    "onednn": "oneDNN",
     "copy": "Copy of the same bytes",
 }
 MARKERS = {
     "ours": "o", "torch": "s", "compile": "^", "triton": "D", "math": "x", "cudnn": "p",
     "flash": "*", "fa3": "<", "fa4": ">", "liger": "v", "quack": "P",
+    "segments": "h", "pyg": "X", "onednn": "d",
 }  # fmt: skip
 
 # Stands for the colour of text; an SVG inside a page takes the page's.

@@ -27,6 +27,9 @@ _PROVIDERS = {
     "fa4": ("FA4", 7),
     "liger": ("Liger", 6),
     "quack": ("QuACK", 6),
+    "segments": ("sorted", 7),
+    "pyg": ("PyG", 7),
+    "onednn": ("oneDNN", 7),
     "ours": ("Ours", 6),
 }
 _OF_CEILING = ("of ceiling", 10)

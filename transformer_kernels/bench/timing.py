@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -46,15 +47,19 @@ class _WallStopwatch:
 
     _MIN_SAMPLE_S = 2e-3
     _MAX_REPEATS = 200
+    _TRIALS = 3  # one that another process held up would make samples shorter
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._call = calls[0]
         self._call()
-        start = time.perf_counter()
-        self._call()
-        once = time.perf_counter() - start
+        once = min(self._once() for _ in range(self._TRIALS))
         self._repeats = max(1, min(self._MAX_REPEATS, math.ceil(self._MIN_SAMPLE_S / once)))
         self._elapsed = 0.0
+
+    def _once(self) -> float:
+        begin = time.perf_counter()
+        self._call()
+        return time.perf_counter() - begin
 
     def start(self) -> None:
         call = self._call
@@ -77,13 +82,25 @@ class WallTimer:
         pass
 
 
+@contextmanager
+def _whole_generator() -> Iterator[None]:
+    """A capture that fails leaves PyTorch's generator inside it, and each draw after it raises."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        yield
+    except BaseException:
+        generator.graphsafe_set_state(before)
+        raise
+
+
 class _GraphStopwatch:
     """A CUDA graph with one node per call."""
 
     def __init__(self, calls: Sequence[Call], pool: Any) -> None:
         self._calls = len(calls)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with _whole_generator(), torch.cuda.graph(self._graph, pool=pool):
             # Held while capturing, so that every call writes memory of its own; given back to
             # the pool afterwards, for the graphs of the other providers.
             outputs = [call() for call in calls]
@@ -124,9 +141,12 @@ class _EventStopwatch:
 
 
 class _CudaTimer:
+    def __init__(self, head_start_cycles: int = _HEAD_START_CYCLES) -> None:
+        self._head_start_cycles = head_start_cycles
+
     def begin_round(self) -> None:
         # Keeps the device busy while the host enqueues: no launch latency inside the events.
-        torch.cuda._sleep(_HEAD_START_CYCLES)
+        torch.cuda._sleep(self._head_start_cycles)
 
     def _warm_up(self, calls: Sequence[Call]) -> None:
         stream = torch.cuda.Stream()
@@ -144,6 +164,7 @@ class GraphTimer(_CudaTimer):
     name = "CUDA graph"
 
     def __init__(self) -> None:
+        super().__init__()
         self._pool: Any = None
 
     def stopwatch(self, calls: Sequence[Call]) -> Stopwatch:
@@ -168,15 +189,16 @@ def make_timer(device: torch.device, kind: str) -> Timer:
 
 
 def interleave(
-    watches: Mapping[str, Stopwatch], timer: Timer, seconds: float
+    watches: Mapping[str, Stopwatch], timer: Timer, seconds: float, rounds: int | None = None
 ) -> dict[str, Summary]:
-    """Samples all stopwatches in rotation for about `seconds`, and at least nine times each."""
+    """Samples all stopwatches in rotation, `rounds` times, or else for about `seconds` and at least
+    nine times each."""
     names = list(watches)
     samples: dict[str, list[float]] = {name: [] for name in names}
     begin = time.perf_counter()
     _sample_round(watches, timer, names)
     once = time.perf_counter() - begin
-    rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / max(once, 1e-6))))
+    rounds = rounds or max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / max(once, 1e-6))))
     for i in range(rounds):
         rotated = names[i % len(names) :] + names[: i % len(names)]
         for name, microseconds in _sample_round(watches, timer, rotated).items():

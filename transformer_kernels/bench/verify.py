@@ -64,7 +64,7 @@ class Reference:
             raise VerificationError(f"gave {len(results)} results, expected {len(self._names)}")
         blanks = [torch.empty_like(result, device="meta") for result in results]
         del results
-        _poison(blanks, self._device)
+        poison(blanks, self._device)
         results = _as_tuple(call())[: len(self._names)]
         if self._op.draw:
             self._kept = self._draw(self._op.draw, results)
@@ -86,16 +86,8 @@ class Reference:
         if not bool(torch.isfinite(result).all()):
             raise VerificationError("a result holds NaN or infinity, or was not written")
         is_sum = name in self._op.parameters
-        difference = (result if is_sum else self._part(name, result)).double() - expected
-        relative = float(difference.norm() / expected.norm())
-        worst = float(difference.abs().max() / expected.abs().max())
-        tolerance = allowance * self._tolerance
-        if not (relative <= tolerance and worst <= _ELEMENT_FACTOR * tolerance):
-            raise VerificationError(
-                f"relative error {relative:.2e}, worst element {worst:.2e}, "
-                f"expected at most {tolerance:.1e}"
-            )
-        return relative
+        part = result if is_sum else self._part(name, result)
+        return hold(part, expected, allowance * self._tolerance)
 
     def _operands(self, part: Part) -> list[Tensor]:
         rows = ((name, part(name, self._arguments[name])) for name in self._op.inputs)
@@ -137,6 +129,19 @@ class Reference:
         return sums
 
 
+def hold(result: Tensor, expected: Tensor, tolerance: float) -> float:
+    """The relative error of a result; raises VerificationError past the tolerance."""
+    difference = result.double() - expected
+    relative = float(difference.norm() / expected.norm())
+    worst = float(difference.abs().max() / expected.abs().max())
+    if not (relative <= tolerance and worst <= _ELEMENT_FACTOR * tolerance):
+        raise VerificationError(
+            f"relative error {relative:.2e}, worst element {worst:.2e}, "
+            f"expected at most {tolerance:.1e}"
+        )
+    return relative
+
+
 def _rows(index: Tensor | slice) -> Part:
     return lambda _, tensor: tensor[index]
 
@@ -149,7 +154,7 @@ def _random_rows(rows: int, device: torch.device) -> Part:
     return _rows(torch.cat([edges, inner]))
 
 
-def _poison(like: Sequence[Tensor], device: torch.device) -> None:
+def poison(like: Sequence[Tensor], device: torch.device) -> None:
     """Leaves NaN in the blocks that the allocator will hand out next."""
     blanks = [*like] * _POISONED_COPIES
     poison = [torch.full_like(blank, torch.nan, device=device) for blank in blanks]

@@ -10,8 +10,8 @@ from .._errors import (
     FLOATING,
     ArgumentTypeError,
     ArgumentValueError,
+    as_count,
     as_flag,
-    as_integer,
     as_number,
     check_tensors,
     dtype_name,
@@ -77,9 +77,9 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self._level = find_level(level).name  # a name, which can be saved
-        self.dim = _at_least_one("dim", dim)
-        self.num_heads = _at_least_one("num_heads", num_heads)
-        self.mlp_ratio = _at_least_one("mlp_ratio", mlp_ratio)
+        self.dim = as_count("Block", "dim", dim)
+        self.num_heads = as_count("Block", "num_heads", num_heads)
+        self.mlp_ratio = as_count("Block", "mlp_ratio", mlp_ratio)
         self.causal = as_flag("Block", "causal", causal)
         self.eps = float(as_number("Block", "eps", eps))
         if self.dim % self.num_heads:
@@ -131,10 +131,3 @@ class Block(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self._level!r}, {self.dim}, {self.num_heads}, causal={self.causal}"
-
-
-def _at_least_one(name: str, value: int) -> int:
-    number = as_integer("Block", name, value)
-    if number < 1:
-        raise ArgumentValueError(f"Block: {name} is {number}, expected at least 1")
-    return int(number)

@@ -59,6 +59,17 @@ def test_a_provider_computes_an_activation(op, pass_, precision, provider):
     assert op in cases.select(["pointwise"])
 
 
+@pytest.mark.parametrize("name", ["linear_cross_entropy", "chunked_linear_cross_entropy"])
+@pytest.mark.parametrize("pass_", PASSES)
+def test_a_provider_computes_the_loss_of_a_linear_layer(name, pass_):
+    op = cases.all_ops()[name]
+    arguments = op.make(Problem(name, pass_, torch.float32, torch.float32, (9, 24, 65)), CPU)
+    for provider in op.functions:
+        with torch.no_grad():
+            call = op.build(provider, pass_, _eager)(arguments)
+            Reference(op, pass_, arguments).check(call, allowance=4)
+
+
 @pytest.mark.parametrize("name", ["embedding", "uniform_embedding", "embedding_add"])
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("provider", ["torch", "compile", "ours"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -96,5 +97,7 @@ def test_the_message_names_the_file(tmp_path):
         schema.load(path)
 
 
-def test_the_largest_difference_of_the_losses(full_result):
-    assert full_result.training.largest_difference == 0.25
+def test_the_final_loss_is_a_mean(full_result):
+    stock = full_result.training.stock
+    assert stock.final_loss == 3.5
+    assert dataclasses.replace(stock, losses=[9.0] * 6 + [1.0, 2.0]).final_loss == 1.5

@@ -18,7 +18,7 @@ from transformer_kernels.bench.machine import peak_bytes as peak_bytes_on_device
 from transformer_kernels.bench.timing import Call
 
 _ALLOCATIONS = ("empty", "new_empty", "_unsafe_view")  # and their variants: they touch no element
-_GRAPH = "## Call CompiledFxGraph"  # PyTorch's name of what stands around a compiled graph
+GRAPH = "## Call CompiledFxGraph"  # PyTorch's name of what stands around a compiled graph
 _MEMORY = "[memory]"
 _NO_KERNELS = ("Memcpy", "Memset", "## ")  # of what stands on a GPU's timeline
 
@@ -33,14 +33,18 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        name = func._schema.name.partition("::")[2]
-        if not func.is_view and not name.startswith(_ALLOCATIONS):
-            self.names.append(name)
-            self.bytes += _bytes_of((args, kwargs)) + _bytes_of(results)
+        if is_operator(func):
+            self.names.append(func._schema.name.partition("::")[2])
+            self.bytes += bytes_of((args, kwargs)) + bytes_of(results)
         return results
 
 
-def _bytes_of(values: Any) -> int:
+def is_operator(func: Any) -> bool:
+    """Whether an overload is neither a view nor an allocation."""
+    return not func.is_view and not func._schema.name.partition("::")[2].startswith(_ALLOCATIONS)
+
+
+def bytes_of(values: Any) -> int:
     """An expanded tensor is no larger than its memory."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
     return sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in tensors)
@@ -56,9 +60,9 @@ def kernels(call: Call, device: torch.device) -> list[str]:
     """What ran, in order: kernels of a GPU; on a CPU the parts of compiled graphs."""
     if device.type != "cuda":
         events = _profiled(call).events() or []
-        graphs = [event for event in events if event.name.startswith(_GRAPH)]
+        graphs = [event for event in events if event.name.startswith(GRAPH)]
         parts = [part for graph in graphs for part in graph.cpu_children]
-        return [name for part in parts if (name := _operator(part.name)) is not None]
+        return [name for part in parts if (name := part_of_graph(part.name)) is not None]
     torch.cuda.synchronize(device)
     events = _profiled(call, ProfilerActivity.CUDA).events() or []
     return [
@@ -108,8 +112,8 @@ def named_kernels(device: torch.device) -> AbstractContextManager[Any]:
     return patched
 
 
-def _operator(name: str) -> str | None:
-    """Of a part of a compiled graph; None where it touches no element."""
+def part_of_graph(name: str) -> str | None:
+    """The short name of a part of a compiled graph; None where it touches no element."""
     namespace, _, short = name.rpartition("::")
     if namespace == "aten" and short.startswith(("as_strided", "view", "t", "empty")):
         return None
