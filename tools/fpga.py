@@ -105,6 +105,7 @@ def lint(chosen: ParameterSet) -> None:
 
 
 def synthesise(chosen: ParameterSet, name: str) -> None:
+    """Yosys makes a netlist of the part's cells, which is then the model bit for bit."""
     part, place = PARTS[name], folder(chosen, name).relative_to(ROOT)
     settings = " ".join(f"-set {key} {value}" for key, value in chosen.parameters().items())
     script = [
@@ -112,8 +113,11 @@ def synthesise(chosen: ParameterSet, name: str) -> None:
         f"chparam {settings} {TOP}",
         f"{part.synthesis} -top {TOP} -json {place}/netlist.json",
         f"tee -o {place}/cells.json stat -json",
+        f"write_verilog -noattr {place}/netlist.v",
     ]
     run(["yosys", "-q", "-p", "; ".join(script)], ROOT / place / "synthesise.log")
+    if part.models:
+        compare_netlist(chosen, name)
 
 
 def route(chosen: ParameterSet, name: str) -> None:
@@ -128,28 +132,50 @@ def route(chosen: ParameterSet, name: str) -> None:
 TRANSLATION = ("--cc", "--exe", "--build", "--assert", "-O3", "--x-initial", "unique")
 
 
-def translate(chosen: ParameterSet, top: str, program: str, inputs: Sequence[str]) -> None:
-    """Verilator makes C++ of `top`, and a program of it and of the inputs."""
-    macros = [f"-DTFK_FPGA_{name}={value}" for name, value in chosen.parameters().items()]
+def translate(
+    chosen: ParameterSet,
+    top: str,
+    program: str,
+    inputs: Sequence[str],
+    design: Sequence[str | Path] = (),
+    level: str = "-O2",
+) -> None:
+    """Verilator makes C++ of `top`, in the RTL or in `design`, and a program of it and of the
+    inputs."""
+    values = {**chosen.parameters(), "BYTES": int(top == TOP)}
+    macros = [f"-DTFK_FPGA_{name}={value}" for name, value in values.items()]
     includes = [f"-I{ROOT / name}" for name in ("csrc", "csrc/include", "fpga/sim")]
-    flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", *macros, *includes]
+    flags = ["-std=c++20", level, "-fPIC", "-fvisibility=hidden", *macros, *includes]
     linked = ["-LDFLAGS", "-shared"] if program.endswith(".so") else []
     options = [*TRANSLATION, "-CFLAGS", " ".join(flags), *linked]
     name = Path(program).stem
     output = ["--Mdir", str(folder(chosen) / f"{name}_made"), "-o", str(BUILD / program)]
     compiled = [str(ROOT / name) for name in inputs]
-    parameters = ["--top-module", top, *verilator_parameters(chosen)]
-    command = [*VERILATOR, *options, *output, *parameters, *sources(), *compiled]
+    rtl = design or [*verilator_parameters(chosen), *sources()]
+    command = [*VERILATOR, *options, *output, "--top-module", top, *rtl, *compiled]
     (BUILD / program).parent.mkdir(parents=True, exist_ok=True)
     run(command, folder(chosen) / f"{name}.log")
+
+
+TEST = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
+# Models of cells are written for other tools.
+CELLS = ("-Wno-fatal", "-Wno-lint", "-Wno-style", "-DNO_ICE40_DEFAULT_ASSIGNMENTS")
+
+
+def compare_netlist(chosen: ParameterSet, name: str) -> None:
+    place = folder(chosen, name)
+    cells = Path(program("yosys")).resolve().parents[1] / "share/yosys" / PARTS[name].models
+    tests = f"{chosen.name}/{name}/netlist_test"
+    design: list[str | Path] = [*CELLS, place / "netlist.v", cells]
+    translate(chosen, TOP, tests, TEST, design, "-O0")  # built longer than it runs
+    run([BUILD / tests], place / "netlist.log")
 
 
 def simulate(chosen: ParameterSet) -> None:
     """Runs the tests of the Verilated array, and leaves it to hosts: as a library with the C
     functions of fpga/sim/array_simulation.h, and as a process that speaks bytes."""
-    model = ("csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
     tests = f"{chosen.name}/array_test"
-    translate(chosen, "attention_array", tests, ["fpga/sim/array_test.cpp", *model])
+    translate(chosen, "attention_array", tests, TEST)
     run([BUILD / tests], folder(chosen) / "simulate.log")
     library = f"lib/libtfk_fpga_{chosen.name}.so"
     translate(chosen, "attention_array", library, ["fpga/sim/array_simulation.cpp"])
@@ -298,7 +324,7 @@ TOOLS = {
     "lint": ["verilator"],
     "simulate": ["verilator", "compiler"],
     "prove": ["yosys", "z3"],
-    "synthesise": ["yosys"],
+    "synthesise": ["yosys", "verilator", "compiler"],
     "route": ["nextpnr-ice40"],
 }
 

@@ -24,6 +24,7 @@ class Part:
     router: Sequence[str]  # nextpnr and the options that name the part
     cells: Mapping[str, str]  # names of logic cells, multipliers and memories in nextpnr's report
     registers: str  # pattern of the names of registers in Yosys' statistics
+    models: str = ""  # of its cells, in Yosys' share; where there are some, netlists are simulated
 
 
 ECP5 = {"logic": "TRELLIS_COMB", "dsp": "MULT18X18D", "ram": "DP16KD"}
@@ -50,6 +51,7 @@ PARTS = {
         router=("nextpnr-ice40", "--hx8k", "--package", "ct256"),
         cells=ICE40,
         registers=r"SB_DFF\w*",
+        models="ice40/cells_sim.v",
     ),
     "ecp5-25f": ecp5("25", "CABGA381"),
     "ecp5-85f": ecp5("85", "CABGA756"),

@@ -16,9 +16,7 @@ from setup_env import ROOT
 SMALLEST = {"R": 1, "C": 2, "D": 16, "NK": 128, "NL": 1, "MATMUL": 0, "SOFTMAX": 0}
 BODIES = {"multiplier_ecp5.sv", "multiplier_xilinx.sv"}  # of other parts
 NO_VERILATOR = "Verilator is missing; install it with: apt-get install verilator"
-NO_YOSYS = "Yosys is missing; install it with: apt-get install yosys"
 needs_verilator = pytest.mark.skipif(shutil.which("verilator") is None, reason=NO_VERILATOR)
-needs_yosys = pytest.mark.skipif(shutil.which("yosys") is None, reason=NO_YOSYS)
 
 
 def run(*command: str | Path) -> str:
@@ -60,27 +58,6 @@ def compare_with_model(top: str, options: list[str | Path], folder: Path) -> str
 def test_the_smallest_array_is_the_model(top: str, tmp_path: Path) -> None:
     parameters = [f"-G{name}={value}" for name, value in SMALLEST.items()]
     assert ", 0 wrong" in compare_with_model(top, ["-Wall", *parameters, *rtl(top)], tmp_path)
-
-
-@pytest.mark.slow
-@needs_verilator
-@needs_yosys
-def test_its_netlist_for_ice40_is_the_model(tmp_path: Path) -> None:
-    parameters = " ".join(f"-set {name} {value}" for name, value in SMALLEST.items())
-    netlist = tmp_path / "netlist.v"
-    script = [
-        f"read_verilog -sv {' '.join(str(path) for path in rtl('byte_top'))}",
-        f"chparam {parameters} byte_top",
-        "synth_ice40 -top byte_top",
-        f"write_verilog -noattr {netlist}",
-    ]
-    run("yosys", "-q", "-p", "; ".join(script))
-    yosys = shutil.which("yosys")
-    assert yosys is not None
-    cells = Path(yosys).resolve().parents[1] / "share/yosys/ice40/cells_sim.v"
-    quiet: list[str | Path] = ["-Wno-fatal", "-Wno-lint", "-Wno-style"]
-    quiet += ["-DNO_ICE40_DEFAULT_ASSIGNMENTS", netlist, cells]
-    assert ", 0 wrong" in compare_with_model("byte_top", quiet, tmp_path / "model")
 
 
 def record(kind: str, signal: str, instance: str, count: int) -> str:
