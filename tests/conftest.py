@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import zlib
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +33,23 @@ def pytest_configure() -> None:
     """Each of several processes keeps to its share of the cores."""
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+        _round_bfloat16_in_triton()
+
+
+def _round_bfloat16_in_triton() -> None:
+    """Triton's interpreter cuts float32 off to bfloat16; hardware rounds, and so do the tests."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(x: Any, from_dtype: Any, to_dtype: Any, mode: Any) -> Any:
+        if (from_dtype, to_dtype) != (tl.float32, tl.bfloat16):
+            return convert(x, from_dtype, to_dtype, mode)
+        return torch.tensor(x).bfloat16().view(torch.uint16).numpy()
+
+    interpreter._convert_float = rounded
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -48,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_seed(request: pytest.FixtureRequest) -> None:
-    """New inputs on every run; the seed is printed when a test fails."""
-    seed = int(os.environ.get("TFK_TEST_SEED", torch.seed() % 2**31))
-    torch.manual_seed(seed)
+    """New inputs on every run and in every test; the run's seed is printed when a test fails."""
+    seed = os.environ.get("TFK_TEST_SEED") or torch.seed() % 2**31
+    torch.manual_seed(zlib.crc32(f"{seed} {request.node.nodeid}".encode()))
     print(f"TFK_TEST_SEED={seed}")

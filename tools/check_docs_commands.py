@@ -23,7 +23,7 @@ from build import SCRIPTS
 from check_layout import files
 from setup_env import ROOT
 
-FENCE = re.compile(r"^```(\S*)\s*$")
+FENCE = re.compile(r"^```(\S*)(?:\s.*)?$")  # also of a directive with an argument
 SKIP = re.compile(r"^<!-- not run: (.+) -->$")
 
 

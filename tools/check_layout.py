@@ -22,6 +22,7 @@ from setup_env import ROOT, cxx_compiler
 
 MOST_LINES = 600
 MOST_COLUMNS = 100
+MOST_DECISION_LINES = 80  # figures and trials belong in docs/notes
 MOST_ROOT_ENTRIES = 18
 
 CXX_SUFFIXES = (".h", ".cpp", ".cu", ".cuh")
@@ -50,6 +51,10 @@ FAMILY_ROOMS = (
     ("tests/python/{family}/", (".py",)),
     ("transformer_kernels/bench/cases/{family}", (".py",)),
 )
+# Families that run on CUDA by PyTorch's products and kernels of other families.
+WITHOUT_CUDA = {"linear"}
+# Families made of others in Python: their rooms in C++ stand open.
+COMPOSED = {"linear_loss"}
 # Folders of these hold families, and these besides.
 FAMILY_TREES = {
     "csrc": {"core", "fpga", "include", "torch"},
@@ -61,10 +66,11 @@ FAMILY_TREES = {
 
 # A module of the package imports modules of its own rank or a lower one.
 PYTHON_RANKS = {
-    "_errors": 0, "_library": 0, "_torch": 0,
+    "_errors": 0, "_lazy": 0, "_library": 0, "_torch": 0,
     "ops": 1, "fpga": 2, "functional": 2, "info": 2, "nn": 3, "levels": 3, "fuse": 4,
     "models": 4,
-    "testing": 4, "profile": 5, "bench": 5, "demo": 6, "__init__": 7, "__main__": 7,
+    "testing": 4, "profile": 5, "bench": 5, "core": 5, "cpu": 5, "demo": 6,
+    "__init__": 7, "__main__": 7,
 }  # fmt: skip
 
 
@@ -102,6 +108,10 @@ def mirror(root: Path) -> Iterator[str]:
             yield f"{family}: has no rank in FAMILY_RANKS"
         for room, suffixes in FAMILY_ROOMS:
             start = room.format(family=family)
+            if suffixes == ("_cuda.cu",) and family in WITHOUT_CUDA:
+                continue
+            if family in COMPOSED and room.startswith(("csrc/", "tests/cpp/")):
+                continue
             if not any(path.startswith(start) and path.endswith(suffixes) for path in paths):
                 wanted = " or ".join(f"{start}*{suffix}" for suffix in suffixes)
                 yield f"{wanted}: missing, expected one because {family} is a family"
@@ -134,6 +144,16 @@ def include_rules(root: Path) -> Iterator[str]:
                 yield f"{where}; the array stands below the families"
             if room == "core" and first in {*known, "fpga"}:
                 yield f"{where}; core/ knows no family"
+
+
+def room_names(root: Path) -> Iterator[str]:
+    for path in files(root, *CXX_SUFFIXES, under="csrc"):
+        *folders, name = path.relative_to(root / "csrc").parts
+        if len(folders) < 2:
+            continue
+        for folder in folders:
+            if name.startswith(f"{folder}_"):
+                yield f"{path.relative_to(root)}: repeats its folder, expected {name} without it"
 
 
 def headers_compile_alone(root: Path) -> Iterator[str]:
@@ -207,6 +227,12 @@ def sizes(root: Path) -> Iterator[str]:
                     f"{path.relative_to(root)}:{number}: {len(line)} columns, "
                     f"expected at most {MOST_COLUMNS}"
                 )
+    for path in sorted((root / "docs/decisions").glob("*.md")):
+        count = len(path.read_text().splitlines())
+        if count > MOST_DECISION_LINES:
+            yield (
+                f"{path.relative_to(root)}: {count} lines, expected at most {MOST_DECISION_LINES}"
+            )
 
 
 CXX_STATEMENT = re.compile(
@@ -281,6 +307,7 @@ def root_entries(root: Path) -> Iterator[str]:
 RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
     mirror,
     include_rules,
+    room_names,
     headers_compile_alone,
     python_layers,
     sizes,

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from setup_env import ROOT
-from transformer_kernels.bench import area, fpga, host
+from transformer_kernels.bench import area, fpga, host, models, profilers, step
+from transformer_kernels.bench.levels import show as levels
 from transformer_kernels.bench.schema import Result, Row, load
 from transformer_kernels.bench.table import render
 
@@ -29,6 +30,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 GENERATED = ROOT / "docs" / "_generated"
 README = ROOT / "README.md"
 
+PAGES = ("results.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fpga.md", "fpga_use.md")
 REQUEST = re.compile(
     r"^<!-- results: (?P<file>\S+)(?P<filters>(?: \w+=\S+)*) -->\n.*?^<!-- /results -->$",
     re.MULTILINE | re.DOTALL,
@@ -72,10 +74,18 @@ def drawn(result: Result) -> str:
         return area.render(result)
     if result.host:
         return host.render(result)
+    if result.levels:
+        return levels.render(result)
+    if result.profilers:
+        return profilers.render(result)
     if result.array:
         return fpga.render(result, fpga.read_clocks(RESULTS))
     if result.array_models:
         return fpga.render_models(result, fpga.read_clocks(RESULTS))
+    if result.model_runs:
+        return models.render(result)
+    if result.step_parts:
+        return step.render(result)
     unit = "tflops" if any(row.tflops is not None for row in result.rows) else "us"
     return render(result, unit=unit)
 
@@ -108,15 +118,24 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 
 def page_of(result: Result) -> str:
-    """What a benchmark measured, what `make fpga` placed and routed, what ran on the array."""
+    """What a benchmark measured, the levels, what profilers cost, trained models, the parts of a
+    step of one, what `make fpga` routed, what ran on the array."""
     if result.area:
         return "fpga.md"
+    if result.levels:
+        return "levels.md"
+    if result.profilers:
+        return "profile.md"
+    if result.model_runs:
+        return "models.md"
+    if result.step_parts:
+        return "gpt2.md"
     return "fpga_use.md" if result.array or result.array_models else "results.md"
 
 
 def write_pages() -> None:
     GENERATED.mkdir(parents=True, exist_ok=True)
-    pages: dict[str, list[str]] = {"results.md": [], "fpga.md": [], "fpga_use.md": []}
+    pages: dict[str, list[str]] = {name: [] for name in PAGES}
     for path in sorted(RESULTS.glob("*.json")):
         result = load(path)
         name = page_of(result)

@@ -81,6 +81,13 @@ def test_allowed_includes(tmp_path: Path) -> None:
     assert violations(check_layout.include_rules, tmp_path, sources) == []
 
 
+def test_a_room_is_named_once(tmp_path: Path) -> None:
+    twice = "csrc/attention/sm80/attention_tile.cuh"
+    sources = {twice: "", "csrc/attention/sm80/tile.cuh": "", "csrc/norm/norm_plan.h": ""}
+    found = violations(check_layout.room_names, tmp_path, sources)
+    assert [violation.split(":")[0] for violation in found] == [twice]
+
+
 def test_a_public_header_compiles_alone(tmp_path: Path) -> None:
     good = {HEADER: "#pragma once\n#include <cstdint>\ninline std::int64_t one() { return 1; }\n"}
     assert violations(check_layout.headers_compile_alone, tmp_path, good) == []

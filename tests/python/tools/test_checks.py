@@ -92,7 +92,7 @@ def test_blocks_of_a_document(tmp_path: Path) -> None:
     document.write_text(
         "```console\n$ echo one\none\n$ echo two\n```\n"
         "<!-- not run: too long -->\n```console\n$ make bench\n```\n"
-        "```{eval-rst}\n.. x::\n```\n```python\nassert 1 + 1 == 2\n```\n"
+        "```{literalinclude} a.py\n:lines: 2-\n```\n```python\nassert 1 + 1 == 2\n```\n"
     )
     found = list(check_docs_commands.blocks(document, tmp_path))
     assert [(b.place, b.language, b.skipped_because) for b in found] == [

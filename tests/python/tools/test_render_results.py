@@ -48,3 +48,9 @@ def test_a_missing_file_is_said(results: Path) -> None:
 def test_an_unknown_filter_is_refused(results: Path) -> None:
     with pytest.raises(SystemExit, match="filter is colour"):
         render_results.filled(REQUEST.format("a.json colour=red"), results)
+
+
+def test_every_stored_result_has_a_table_with_lines() -> None:
+    for path in sorted(render_results.RESULTS.glob("*.json")):
+        table = render_results.drawn(render_results.load(path))
+        assert len(table.splitlines()) > 7, path.name
