@@ -151,10 +151,9 @@ def _declared_bytes(declared: Op, pass_: str, given: Given, gave: Given) -> int:
 
 def _flops(declared: Op, pass_: str, given: Given) -> float | None:
     for case in cases.all_ops().values():
-        if case.key.partition("/")[2] != declared.name or case.shape_of is None:
-            continue
-        if case.flops is not None and (shape := case.shape_of(given)) is not None:
-            return case.flops(pass_, shape)
+        is_of = declared.name in (case.name, case.key.partition("/")[2])
+        if is_of and case.flops_of is not None and (found := case.flops_of(pass_, given)):
+            return found
     return None
 
 

@@ -298,6 +298,26 @@ def test_counting_counts_products_of_matrices():
     assert counted.others == 1
 
 
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+def test_counting_counts_our_products(needed):
+    x = torch.randn(3, 4, requires_grad=needed[0])
+    weight = torch.randn(5, 4, requires_grad=needed[1])
+    with work.Counting() as counted:
+        y = tfk.functional.linear_act(x, weight, backend="cpu")
+        y.sum().backward()
+    assert "linear_act_backward" in counted.names
+    assert counted.flops == 2 * 3 * 4 * 5 * (1 + sum(needed))
+
+
+def test_counting_counts_products_of_quantised_weights():
+    x = torch.randn(3, 4, requires_grad=True)
+    packed, scales = tfk.functional.quantize_weight(torch.randn(5, 4), group_size=4)
+    with work.Counting() as counted:
+        tfk.functional.quantized_linear(x, packed, scales).sum().backward()
+    assert counted.names.count("quantized_linear_backward") == 1
+    assert counted.flops == 2 * 3 * 4 * 5 * 2
+
+
 @pytest.mark.cuda
 def test_a_gpu_is_traced():
     x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)

@@ -114,7 +114,7 @@ def _flops(causal: bool, pass_: str, shape: Shape) -> float:
     return {"forward": 1.0, "backward": 2.5, "both": 3.5}[pass_] * forward
 
 
-def _shape_of(causal: bool, given: Mapping[str, Any]) -> Shape | None:
+def _flops_of(causal: bool, pass_: str, given: Mapping[str, Any]) -> float | None:
     """Of a raw op's call whose queries see all keys, or those before them."""
     q, k, v = (given[name] for name in _INPUTS)
     window = given["window_left"], given["window_right"]
@@ -122,7 +122,7 @@ def _shape_of(causal: bool, given: Mapping[str, Any]) -> Shape | None:
     fits = q.dim() == 4 and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
     if hides or not fits or window != (-1, 0 if causal else -1):
         return None
-    return (*q.shape[:3], k.shape[2], q.shape[3])
+    return _flops(causal, pass_, (*q.shape[:3], k.shape[2], q.shape[3]))
 
 
 # ---- the reference ------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def _plain(name: str, causal: bool) -> Op:
         {**_differentiated(rivals), **backward},
         partial(_flops, causal),
     )
-    return replace(op, shape_of=partial(_shape_of, causal))
+    return replace(op, flops_of=partial(_flops_of, causal))
 
 
 def _feature(feature: Feature) -> Op:

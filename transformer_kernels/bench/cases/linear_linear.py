@@ -7,7 +7,7 @@ the operator of PyTorch's wheel that its compiler calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,12 @@ def _flops(pass_: str, shape: Shape) -> float:
     return 2.0 * rows * terms * columns * _PRODUCTS[pass_]
 
 
+def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:
+    """Of a raw op's call; its backward pass has a product for each gradient that is asked for."""
+    products = 1 if pass_ == "forward" else given["need_dx"] + given["need_dweight"]
+    return 2.0 * given["x"].numel() * len(given["weight"]) * products
+
+
 def _scaled(arguments: Arguments) -> Arguments:
     """A weight that keeps the size of its input, as one of a model does."""
     return {"weight": arguments["weight"] * arguments["x"].shape[-1] ** -0.5}
@@ -96,6 +102,7 @@ def _op(name: str, torchs: Function, ours: Function, activation: tuple[Any, ...]
         grid=_GRID,
         sizes=_sizes,
         flops=_flops,
+        flops_of=_flops_of,
         verified=_whole,
         feature=name.startswith("packed"),
     )

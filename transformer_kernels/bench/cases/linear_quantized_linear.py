@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn import functional as in_torch
 from transformer_kernels import functional as F
 from transformer_kernels.bench.case import Arguments, Op, differentiate
 from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.ops.linear._arguments import numbers_a_row
 
 _GROUP = 128
 _ROWS: list[Shape] = [(1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096)]
@@ -35,6 +36,13 @@ _GRID = Grid(
 def _sizes(name: str, shape: Shape) -> Shape:
     rows, terms, columns = shape
     return (rows, terms if name == "x" else columns)
+
+
+def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:
+    """Of a raw op's call: one product in either pass."""
+    packed, operand = given["packed"], given["x" if pass_ == "forward" else "dy"]
+    rows = operand.numel() // max(operand.shape[-1], 1)
+    return 2.0 * rows * len(packed) * numbers_a_row(packed)
 
 
 def _packed(bits: int, shape: Shape) -> Tensor:
@@ -91,6 +99,7 @@ def _op(name: str, bits: int) -> Op:
         flops=lambda pass_, shape: (
             2.0 * shape[0] * shape[1] * shape[2] * (2 if pass_ == "both" else 1)
         ),
+        flops_of=_flops_of,
         verified=lambda _: lambda _, tensor: tensor,
         indices={"packed": partial(_packed, bits), "scales": partial(_scales, bits)},
         feature=bits == 8,
