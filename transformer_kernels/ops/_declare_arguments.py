@@ -101,6 +101,18 @@ def check_device(op: str, name: str, value: Tensor, of: Tensor) -> None:
         raise ArgumentValueError(f"{op}: {name} is on {value.device}, expected {of.device}")
 
 
+def _check_dtype(
+    op: str, name: str, value: Tensor, of_name: str, of: Tensor, or_wide: bool = False
+) -> None:
+    wide = accumulate_dtype(of) if or_wide else of.dtype
+    if value.dtype not in (of.dtype, wide):
+        more = or_float32(of.dtype) if or_wide else ""
+        raise ArgumentTypeError(
+            f"{op}: {name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}{more}"
+            f" (the dtype of {of_name})"
+        )
+
+
 @dataclass(frozen=True)
 class Like(_OfRows):
     """A tensor of the dtype and shape of another argument."""
@@ -111,11 +123,7 @@ class Like(_OfRows):
         of = given[self.of]
         check_known(op, self.name, value)
         check_device(op, self.name, value, of)
-        if value.dtype is not of.dtype:
-            raise ArgumentTypeError(
-                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
-                f" (the dtype of {self.of})"
-            )
+        _check_dtype(op, self.name, value, self.of, of)
         if value.shape != of.shape:
             raise ArgumentValueError(
                 f"{op}: {self.name} has shape {shape_text(value)}, expected {shape_text(of)}"
@@ -130,6 +138,11 @@ class Table(Argument):
 
     of: str = ""
     beside: str = ""
+    or_float32: bool = False  # beside another of 16 bits
+
+    def columns(self, given: Given) -> tuple[int, str]:
+        """How many there have to be, and what they are."""
+        return given[self.of].shape[-1], f"the last dimension of {self.of}"
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         check_floating(op, self.name, value)
@@ -139,15 +152,11 @@ class Table(Argument):
             return
         of = given[self.of]
         check_device(op, self.name, value, of)
-        if value.dtype is not of.dtype:
-            raise ArgumentTypeError(
-                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
-                f" (the dtype of {self.of})"
-            )
-        if value.shape[1] != of.shape[-1]:
+        _check_dtype(op, self.name, value, self.of, of, self.or_float32)
+        columns, meaning = self.columns(given)
+        if value.shape[1] != columns:
             raise ArgumentValueError(
-                f"{op}: {self.name} has {value.shape[1]} columns, expected {of.shape[-1]}"
-                f" (the last dimension of {self.of})"
+                f"{op}: {self.name} has {value.shape[1]} columns, expected {columns} ({meaning})"
             )
 
 
@@ -191,6 +200,10 @@ class Param(Argument):
     beside: str = ""
     own_dtype: bool = False  # whatever that of the others is
 
+    def elements(self, given: Given) -> tuple[int, str]:
+        """How many there have to be, and what they are."""
+        return given[self.of].shape[-1], f"the last dimension of {self.of}"
+
     def check(self, op: str, value: Tensor, given: Given) -> None:
         if self.beside and given[self.beside] is None:
             return
@@ -198,15 +211,11 @@ class Param(Argument):
         check_device(op, self.name, value, of)
         if value.dtype not in FLOATING:
             raise not_floating(op, self.name, value.dtype)
-        if value.dtype not in (of.dtype, accumulate_dtype(of)):
-            raise ArgumentTypeError(
-                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(of.dtype)}"
-                f"{or_float32(of.dtype)} (the dtype of {self.of})"
-            )
-        if value.numel() != of.shape[-1]:
+        _check_dtype(op, self.name, value, self.of, of, or_wide=True)
+        count, meaning = self.elements(given)
+        if value.numel() != count:
             raise ArgumentValueError(
-                f"{op}: {self.name} has {value.numel()} elements, expected {of.shape[-1]}"
-                f" (the last dimension of {self.of})"
+                f"{op}: {self.name} has {value.numel()} elements, expected {count} ({meaning})"
             )
         if value.dim() != 1:
             raise ArgumentValueError(f"{op}: {self.name} has {value.dim()} dimensions, expected 1")

@@ -1,8 +1,23 @@
 # SPDX-License-Identifier: MIT
 """The dtype that the arithmetic is in."""
 
+from typing import Any
+
 import torch
+
+_LOWERED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def accumulate_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def under_autocast(device: str, *values: Any) -> tuple[Any, ...]:
+    """What PyTorch's products of matrices make of their tensors: all in the lower dtype, but for
+    float64."""
+    if not torch.is_autocast_enabled(device):
+        return values
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in _LOWERED else x for x in values
+    )

@@ -20,6 +20,7 @@ from transformer_kernels import _torch
 from transformer_kernels.ops.linear_loss import _chunks
 from transformer_kernels.ops.linear_loss._ops import LINEAR_CROSS_ENTROPY
 from transformer_kernels.ops.loss import _formula
+from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import LAYOUTS, poisoned, randn
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
@@ -453,13 +454,7 @@ def test_cuda_graph_and_no_synchronisation(way: str) -> None:
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
 

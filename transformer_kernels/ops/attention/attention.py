@@ -12,13 +12,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number, is_integer
 from ..._library import have_kernels_for
 from ..._torch import any_autocast, constant_when_compiled
-from .._dtype import accumulate_dtype
+from .._dtype import accumulate_dtype, under_autocast
 from .._kinds import is_distributed, is_jagged, require_memory
 from .._philox import fresh_seed
 from .._public import overridable_as
@@ -32,16 +31,6 @@ def is_served(x: Tensor) -> bool:
     """Whether attention is ours on the device of ``x``; elsewhere PyTorch's kernels are better than
     our formula."""
     return x.is_cpu or have_kernels_for(x)
-
-
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """What PyTorch's attention does under autocast: the lower dtype, but for float64."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    lower = (torch.float32, torch.float16, torch.bfloat16)
-    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in lower else x for x in tensors)
 
 
 @constant_when_compiled
@@ -117,7 +106,7 @@ def _call(
         if type(q) is not Tensor and is_distributed(q):
             _prepare_for_distributed(dropout, backend)
         if any_autocast():
-            q, k, v = _autocast(q, k, v)
+            q, k, v = under_autocast(q.device.type, q, k, v)
         if scale is None:
             scale = _default_scale(q)
         if dropout and seed is None:

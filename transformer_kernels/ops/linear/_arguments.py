@@ -9,17 +9,13 @@ import torch
 from torch import Tensor
 
 from ..._errors import (
-    FLOATING,
     ArgumentTypeError,
     ArgumentValueError,
     check_known,
     dtype_name,
-    not_floating,
-    or_float32,
     shape_text,
 )
 from .._declare_arguments import Argument, Given, Param, Table, check_device
-from .._dtype import accumulate_dtype
 
 
 @dataclass(frozen=True)
@@ -32,25 +28,12 @@ class Bias(Param):
     table: str = "weight"
     own_dtype: bool = True
 
+    def elements(self, given: Given) -> tuple[int, str]:
+        return given[self.table].shape[0], f"the rows of {self.table}"
+
     def check(self, op: str, value: Tensor, given: Given) -> None:
-        x, weight = given["x"], given[self.table]
-        if weight is None:
-            return
-        check_device(op, self.name, value, x)
-        if value.dtype not in FLOATING:
-            raise not_floating(op, self.name, value.dtype)
-        if value.dtype not in (x.dtype, accumulate_dtype(x)):
-            raise ArgumentTypeError(
-                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(x.dtype)}"
-                f"{or_float32(x.dtype)} (the dtype of x)"
-            )
-        if value.numel() != weight.shape[0]:
-            raise ArgumentValueError(
-                f"{op}: {self.name} has {value.numel()} elements, expected {weight.shape[0]}"
-                f" (the rows of {self.table})"
-            )
-        if value.dim() != 1:
-            raise ArgumentValueError(f"{op}: {self.name} has {value.dim()} dimensions, expected 1")
+        if given[self.table] is not None:
+            super().check(op, value, given)
 
 
 def hidden_features(given: Given) -> int:
@@ -64,21 +47,17 @@ class Down(Table):
     """The weight behind hidden features, which are its columns."""
 
     optional: bool = True
+    of: str = "x"
 
-    def check(self, op: str, value: Tensor, given: Given) -> None:
-        super().check(op, value, given)
-        x, hidden = given["x"], hidden_features(given)
-        check_device(op, self.name, value, x)
-        if value.dtype is not x.dtype:
-            raise ArgumentTypeError(
-                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(x.dtype)}"
-                " (the dtype of x)"
-            )
-        if value.shape[1] != hidden:
-            raise ArgumentValueError(
-                f"{op}: {self.name} has {value.shape[1]} columns, expected {hidden}"
-                " (the hidden features)"
-            )
+    def columns(self, given: Given) -> tuple[int, str]:
+        return hidden_features(given), "the hidden features"
+
+
+def check_activation(op: str, given: Given, activations: int) -> None:
+    if not 0 <= given["activation"] < activations:
+        raise ArgumentValueError(
+            f"{op}: activation is {given['activation']}, expected the number of one"
+        )
 
 
 def empty_like_weight(weight: Tensor) -> Tensor:

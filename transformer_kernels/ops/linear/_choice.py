@@ -28,8 +28,12 @@ _WIDE = (torch.float32, torch.float64)
 
 
 class Refusal(NamedTuple):
-    applies: Callable[[Tensor, Tensor], bool]  # to x and weight
+    applies: Callable[..., bool]  # to the operands
     reason: str
+
+
+def first_reason(refusals: tuple[Refusal, ...], *operands: Tensor | None) -> str | None:
+    return next((row.reason for row in refusals if row.applies(*operands)), None)
 
 
 @functools.cache
@@ -99,13 +103,9 @@ _MORE_ROWS = (
 
 def refusal(op: str, x: Tensor, weight: Tensor) -> str | None:
     """Why PyTorch's product runs; None where ours does."""
-    reason = _first(_ANY_ROWS, x, weight)
+    reason = first_reason(_ANY_ROWS, x, weight)
     if reason is None:
-        reason = _first(_FEW_ROWS if has_few_rows(x) else _MORE_ROWS, x, weight)
+        reason = first_reason(_FEW_ROWS if has_few_rows(x) else _MORE_ROWS, x, weight)
     if reason is not None:
         log_dispatch(f"{op}: packed refused: {reason}; PyTorch's product runs")
     return reason
-
-
-def _first(refusals: tuple[Refusal, ...], x: Tensor, weight: Tensor) -> str | None:
-    return next((row.reason for row in refusals if row.applies(x, weight)), None)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._torch import linear as torch_linear
 from ..._torch import with_autograd
+from .._dtype import accumulate_dtype
 from ..pointwise.table import ACTIVATIONS
 
 Activate = Callable[[Tensor], Tensor]
@@ -25,10 +26,13 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: int) 
     return ACTIVATIONS[activation].formula(linear(x, weight, bias))
 
 
-def bias_gradient(dy: Tensor, bias: Tensor) -> Tensor:
-    rows = dy.flatten(0, -2) if dy.dim() > 1 else dy.unsqueeze(0)
-    wide = torch.float64 if dy.dtype is torch.float64 else torch.float32
-    return rows.sum(0, dtype=wide).to(bias.dtype)
+def as_rows(x: Tensor) -> Tensor:
+    """A matrix of the rows of ``x``."""
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
+def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
+    return as_rows(dy).sum(0, dtype=accumulate_dtype(dy)).to(dtype)
 
 
 def linear_gradient(
@@ -36,12 +40,10 @@ def linear_gradient(
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     none = x.new_empty(0)
-    rows = dy.flatten(0, -2) if dy.dim() > 1 else dy.unsqueeze(0)
-    inputs = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
     return (
         (dy @ weight).contiguous() if need_dx else none,
-        (rows.t() @ inputs).contiguous() if need_dweight else none,
-        bias_gradient(dy, bias) if need_dbias and bias is not None else none,
+        (as_rows(dy).t() @ as_rows(x)).contiguous() if need_dweight else none,
+        bias_gradient(dy, bias.dtype) if need_dbias and bias is not None else none,
     )
 
 

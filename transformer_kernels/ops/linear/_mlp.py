@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..._library import direct
-from .._dtype import accumulate_dtype
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula
 from ._arguments import empty_like_weight
+from ._formula import as_rows
 from ._ops import LINEAR
 
 Tensors = tuple[Tensor, ...]
@@ -74,10 +74,6 @@ def _kernels(table: list[tuple[Any, Any]], activation: int, packed: bool) -> Ker
     return Kernels(*table[activation], _OURS if packed else _TORCHS)
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
-
-
 # ---- the forward pass ---------------------------------------------------------------------------
 
 
@@ -88,7 +84,7 @@ def _forward(
     """y, what each of ``weights`` gives before its bias, and the activation's result; without
     elements where they are not kept."""
     linear = kernels.products.linear
-    rows = _rows(x)
+    rows = as_rows(x)
     z = [None if weight is None else linear(rows, weight, None) for weight in weights]
     h = kernels.forward(*z, *biases)
     if recompute > 1:
@@ -215,9 +211,7 @@ def _dx(call: _Call, like: Tensor) -> Tensor | None:
 
 
 def _bias_sum(wanted: bool, dy: Tensor, bias: Tensor | None) -> Tensor | None:
-    if bias is None or not wanted:
-        return None
-    return _rows(dy).sum(0, dtype=accumulate_dtype(dy)).to(bias.dtype)
+    return _formula.bias_gradient(dy, bias.dtype) if wanted and bias is not None else None
 
 
 def _memory(wanted: bool, of: Tensor | None) -> Tensor | None:
@@ -245,9 +239,9 @@ def _gradients(
         return (None, None) if tensors[0] is None else tensors[0].chunk(2, dim)
 
     call = _Call(
-        kernels, _rows(dy), _rows(x), each(weights), each(biases), down_weight,
-        each([_rows(t) for t in z], 1) if recompute < 2 else None,
-        _rows(h) if recompute == 0 else None,
+        kernels, as_rows(dy), as_rows(x), each(weights), each(biases), down_weight,
+        each([as_rows(t) for t in z], 1) if recompute < 2 else None,
+        as_rows(h) if recompute == 0 else None,
         need_dx, each(dweights), each(dbiases), ddown_weight,
     )  # fmt: skip
     dx = _dx(call, x)

@@ -19,9 +19,7 @@ from .._declare import declare
 from .._declare_arguments import Flag, Given, Integer, Result, Rows, Table
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula, _mlp
-from ._arguments import Bias, Down, empty_like_weight, hidden_features
-
-LEVELS = (0, 1, 2)
+from ._arguments import Bias, Down, check_activation, empty_like_weight, hidden_features
 
 _gated_formulas = [op.formula for op in GATED.values()]
 _WITH_DOWN = (Down("down_weight"), Bias("down_bias", table="down_weight"))
@@ -88,13 +86,14 @@ _of_weight = _kept(1, lambda given: given["weight"].shape[0], "weight")
 # ---- checks -------------------------------------------------------------------------------------
 
 
+def check_level(op: str, level: int) -> None:
+    if level not in (0, 1, 2):
+        raise ArgumentValueError(f"{op}: recompute is {level}, expected 0, 1 or 2")
+
+
 def _check_choices(op: str, given: Given, activations: int) -> None:
-    if not 0 <= given["activation"] < activations:
-        raise ArgumentValueError(
-            f"{op}: activation is {given['activation']}, expected the number of one"
-        )
-    if given["recompute"] not in LEVELS:
-        raise ArgumentValueError(f"{op}: recompute is {given['recompute']}, expected 0, 1 or 2")
+    check_activation(op, given, activations)
+    check_level(op, given["recompute"])
     if given["down_bias"] is not None and given["down_weight"] is None:
         raise ArgumentValueError(f"{op}: down_bias is present, expected none without down_weight")
 

@@ -10,8 +10,6 @@ stay our kernels: behind the sums oneDNN's were measured to be slower.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +17,9 @@ from torch import Tensor
 from ..._library import log_dispatch
 from ..._torch import has_dispatch_mode, is_eager
 from .._kinds import PLAIN_CLASSES
+from ._choice import Refusal, first_reason
 
 _FEWEST_PRODUCTS = 2**28
-
-
-class Refusal(NamedTuple):
-    applies: Callable[[Tensor, Tensor, Tensor | None], bool]  # to x, weight and bias
-    reason: str
 
 
 @functools.cache
@@ -76,7 +70,7 @@ REFUSALS = (
 
 def refusal(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
     """Why F.linear runs; None where oneDNN's operator does."""
-    return next((row.reason for row in REFUSALS if row.applies(x, weight, bias)), None)
+    return first_reason(REFUSALS, x, weight, bias)
 
 
 def product(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:

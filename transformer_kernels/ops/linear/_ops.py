@@ -6,12 +6,11 @@ from __future__ import annotations
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
-from ..._errors import ArgumentValueError
 from .._declare import declare
 from .._declare_arguments import Given, Integer, Result, Rows, Table
 from ..pointwise.table import ACTIVATIONS
 from . import _formula
-from ._arguments import Bias, empty_like_weight
+from ._arguments import Bias, check_activation, empty_like_weight
 
 _OPERANDS = (Rows("x"), Table("weight", of="x"), Bias("bias"))
 
@@ -33,11 +32,8 @@ def _like_weight(given: Given) -> Tensor:
     return empty_like_weight(given["weight"])
 
 
-def _check_activation(op: str, given: Given) -> None:
-    if not 0 <= given["activation"] < len(ACTIVATIONS):
-        raise ArgumentValueError(
-            f"{op}: activation is {given['activation']}, expected the number of one"
-        )
+def _check(op: str, given: Given) -> None:
+    check_activation(op, given, len(ACTIVATIONS))
 
 
 LINEAR = declare(
@@ -63,7 +59,7 @@ LINEAR_ACT = declare(
     formula=_formula.linear_act,
     statistics=_z,
     gradient=_formula.linear_act_gradient,
-    check=_check_activation,
+    check=_check,
     memory={"z": _empty_z, "dweight": _like_weight},
     text="act(x @ weight.T + bias)",
 )

@@ -40,7 +40,7 @@ def quantized_linear_gradient(
 ) -> tuple[Tensor, Tensor]:
     none = dy.new_empty(0)
     dx = (dy @ dequantized(packed, scales, dy.dtype)).contiguous() if need_dx else none
-    return dx, _formula.bias_gradient(dy, bias) if need_dbias and bias is not None else none
+    return dx, _formula.bias_gradient(dy, bias.dtype) if need_dbias and bias is not None else none
 
 
 class DequantizedLinear(torch.autograd.Function):

@@ -13,18 +13,14 @@ from torch import Tensor
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
 from ..._torch import any_autocast, is_eager
-from .._dtype import accumulate_dtype
 from .._kinds import PLAIN_CLASSES
 from .._public import overridable
 from ._choice import refusal
+from ._formula import as_rows, bias_gradient
 from ._ops import LINEAR
 from .linear import linear
 
 _OP = "linear_list"
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 
 class _SideBySide(torch.autograd.Function):
@@ -36,8 +32,8 @@ class _SideBySide(torch.autograd.Function):
         weights, biases = parameters[:count], parameters[count:]
         widths = [len(weight) for weight in weights]
         y = x.new_empty(*x.shape[:-1], sum(widths))
-        rows = _rows(x)
-        for part, weight, bias in zip(_rows(y).split(widths, 1), weights, biases, strict=True):
+        rows = as_rows(x)
+        for part, weight, bias in zip(as_rows(y).split(widths, 1), weights, biases, strict=True):
             if bias is None:
                 torch.mm(rows, weight.t(), out=part)
             else:
@@ -52,15 +48,15 @@ class _SideBySide(torch.autograd.Function):
     def backward(ctx: Any, *dys: Tensor | None) -> Any:
         x, *weights = ctx.saved_tensors
         need_dx, _, *needed = ctx.needs_input_grad
-        rows, count = _rows(x), len(weights)
-        arrived = [None if dy is None else _rows(dy) for dy in dys]
+        rows, count = as_rows(x), len(weights)
+        arrived = [None if dy is None else as_rows(dy) for dy in dys]
         dx = _sum_of_products(rows, arrived, weights).view(x.shape) if need_dx else None
         dweights = [
             dy.t() @ rows if need and dy is not None else None
             for dy, need in zip(arrived, needed[:count], strict=True)
         ]
         dbiases = [
-            dy.sum(0, dtype=accumulate_dtype(x)).to(dtype) if need and dy is not None else None
+            bias_gradient(dy, dtype) if need and dy is not None else None
             for dy, dtype, need in zip(arrived, ctx.dtypes, needed[count:], strict=True)
         ]
         return (dx, None, *dweights, *dbiases)

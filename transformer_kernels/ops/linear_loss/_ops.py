@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, dtype_name, or_float32, shape_text
+from ..._errors import ArgumentValueError, shape_text
 from ..._library import composed_op
 from .._declare import declare, gradients_of
 from .._declare_arguments import (
@@ -26,7 +26,6 @@ from .._declare_arguments import (
     Result,
     Rows,
     Table,
-    check_device,
 )
 from .._dtype import accumulate_dtype
 from .._kinds import on_memory
@@ -38,22 +37,10 @@ _NEEDED = ("need_dx", "need_dlinear_weight", "need_dlinear_bias")
 
 
 class _Head(Table):
-    """A table of the columns of ``x``, of its dtype or float32."""
+    """A row for each class."""
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
-        x = given["x"]
         super().check(op, value, given)
-        check_device(op, self.name, value, x)
-        if value.dtype not in (x.dtype, accumulate_dtype(x)):
-            raise ArgumentTypeError(
-                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected {dtype_name(x.dtype)}"
-                f"{or_float32(x.dtype)} (the dtype of x)"
-            )
-        if value.shape[1] != x.shape[-1]:
-            raise ArgumentValueError(
-                f"{op}: {self.name} has {value.shape[1]} columns, expected {x.shape[-1]}"
-                " (the last dimension of x)"
-            )
         if value.shape[0] == 0:
             raise ArgumentValueError(
                 f"{op}: {self.name} has shape {shape_text(value)}, expected a class or more"
@@ -81,11 +68,12 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 LINEAR_CROSS_ENTROPY = declare(
     "linear_cross_entropy",
     arguments=(
-        Rows("x"), _Head("linear_weight"), Bias("linear_bias", table="linear_weight"),
-        Indices("target", per_row=True), Bias("weight", table="linear_weight"),
-        Integer("ignore_index"), Number("label_smoothing"), Number("z_loss", finite=True),
-        Number("softcap", least=0.0, finite=True), Integer("reduction"), Flag("wide"),
-        Integer("chunk_bytes"), Flag("float32_sums"), Flag("packed"),
+        Rows("x"), _Head("linear_weight", of="x", or_float32=True),
+        Bias("linear_bias", table="linear_weight"), Indices("target", per_row=True),
+        Bias("weight", table="linear_weight"), Integer("ignore_index"), Number("label_smoothing"),
+        Number("z_loss", finite=True), Number("softcap", least=0.0, finite=True),
+        Integer("reduction"), Flag("wide"), Integer("chunk_bytes"), Flag("float32_sums"),
+        Flag("packed"),
     ),
     results=(Result("loss"),),
     memory={"loss": empty_loss},

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..._errors import (
-    ArgumentTypeError,
     ArgumentValueError,
     as_count,
     as_integer,
@@ -22,7 +21,7 @@ from ..._errors import (
 )
 from ..._library import require_backend
 from ..._torch import any_autocast, is_eager
-from .._kinds import is_distributed, require_memory
+from .._kinds import refuse_distributed, require_memory
 from .._public import overridable
 from ..linear._choice import refusal
 from ..loss._formula import NONE
@@ -35,12 +34,7 @@ _GRADIENTS = ("auto", "forward", "backward")
 
 def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
     check_tensors(op, tensors)
-    for name, value in tensors.items():
-        if is_distributed(value):
-            raise ArgumentTypeError(
-                f"{op}: {name} is a DTensor, expected a plain tensor (to_local() gives the rows of"
-                " this process)"
-            )
+    refuse_distributed(op, tensors)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -21,7 +21,13 @@ from ..._errors import (
 )
 from ..._library import log_copy, log_dispatch
 from ..._torch import any_autocast, is_eager, jagged_like
-from .._kinds import is_distributed, is_jagged, jagged_values, require_memory
+from .._kinds import (
+    is_distributed,
+    is_jagged,
+    jagged_values,
+    refuse_distributed,
+    require_memory,
+)
 from .._public import one_node
 from ._formula import NONE
 from ._in_forward import call_in_forward
@@ -38,12 +44,7 @@ def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
         if value is None and name != "weight":
             raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
     check_tensors(op, tensors)
-    for name, value in tensors.items():
-        if is_distributed(value):
-            raise ArgumentTypeError(
-                f"{op}: {name} is a DTensor, expected a plain tensor (to_local() gives the rows of"
-                " this process)"
-            )
+    refuse_distributed(op, tensors)
     require_memory(op, tensors, jagged=[name for name in tensors if name != "weight"])
 
 
