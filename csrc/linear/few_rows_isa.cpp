@@ -10,8 +10,7 @@
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
 
-// ---- a weight whose terms lie together
-// -----------------------------------------------------------
+// ---- a weight whose terms lie together ----------------------------------------------------------
 
 template <class T>
 struct PlainLine {
@@ -66,8 +65,7 @@ void dot_columns(const FewRowsTask& task, std::int64_t begin, std::int64_t end) 
   }
 }
 
-// ---- a weight whose lines lie together
-// -----------------------------------------------------------
+// ---- a weight whose lines lie together ----------------------------------------------------------
 
 constexpr std::int64_t kPartTerms = 32;  // whose part of the weight stays in the first cache
 constexpr std::int64_t kWideCols = 8 * kFewCols;
@@ -163,8 +161,7 @@ void axpy_columns(const FewRowsTask& task, std::int64_t begin, std::int64_t end)
   }
 }
 
-// ---- the left operand
-// ----------------------------------------------------------------------------
+// ---- the left operand ---------------------------------------------------------------------------
 
 // One row of the left operand, `place` among `rows` of a tile. The terms of a step lie together as
 // wide rows have them, for products by lines each lies with those of the other rows.

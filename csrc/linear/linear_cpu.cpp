@@ -49,14 +49,21 @@ class Packed {
   AlignedScratch memory_;
 };
 
+// The size of parts of `count`, as few as `most` allows and alike, so that threads get the same
+// work.
+std::int64_t even_part(std::int64_t count, std::int64_t most, std::int64_t step) {
+  return rounded_up(divide_up(count, divide_up(count, most)), step);
+}
+
 void run(const Context& context, const Product& p) {
   if (p.rows == 0 || p.cols == 0) return;
   if (has_few_rows(p)) return multiply_few_rows(context, p, activations());
   const ProductKernels& k = product_kernels(p.dtype);
   const Packed left(context, k, p, true);
   const Packed right(context, k, p, false);
-  const ProductTask task{p, left.data(), right.data(), activations()};
-  const auto& [rows, cols, _] = k.block;
+  const std::int64_t rows = even_part(p.rows, k.block.rows, k.left_width);
+  const std::int64_t cols = even_part(p.cols, k.block.cols, k.col_step);
+  const ProductTask task{p, left.data(), right.data(), rows, cols, activations()};
   // Most blocks take a thousand times what waking a thread does.
   const std::int64_t grain = rows_per_range(p.terms * rows * cols / 32);
   parallel_for(context, divide_up(p.rows, rows) * divide_up(p.cols, cols), grain,

@@ -3,6 +3,7 @@
 #include "linear/linear_isa.h"
 
 #include <memory>
+#include <numeric>
 
 #include "core/cpu/scratch.h"
 #include "linear/finish.h"
@@ -65,11 +66,13 @@ TFK_INLINE PartInOrder part_in_order(std::int64_t terms, std::int64_t index) {
           elements(terms)};
 }
 
-TFK_INLINE Block block_at(const Product& p, std::int64_t index, const BlockSize& size) {
-  const std::int64_t row_blocks = divide_up(p.rows, size.rows);
-  const std::int64_t row = index % row_blocks * size.rows;
-  const std::int64_t col = index / row_blocks * size.cols;
-  return {row, col, std::min(size.rows, p.rows - row), std::min(size.cols, p.cols - col)};
+TFK_INLINE Block block_at(const ProductTask& task, std::int64_t index) {
+  const Product& p = task.product;
+  const std::int64_t row_blocks = divide_up(p.rows, task.block_rows);
+  const std::int64_t row = index % row_blocks * task.block_rows;
+  const std::int64_t col = index / row_blocks * task.block_cols;
+  return {row, col, std::min(task.block_rows, p.rows - row),
+          std::min(task.block_cols, p.cols - col)};
 }
 
 template <class F>
@@ -161,7 +164,7 @@ void multiply_blocks(const ProductTask& task, std::int64_t begin, std::int64_t e
   const std::unique_ptr<Sums> sums(new Sums);
   [[maybe_unused]] const typename E::Scope scope;
   for (std::int64_t index = begin; index < end; ++index) {
-    const Block block = block_at(p, index, E::kSize);
+    const Block block = block_at(task, index);
     multiply_block<E>(task, block, sums->data);
     if (p.activation) activate<typename E::Result>(p, task.activations, block);
   }
@@ -187,8 +190,16 @@ TFK_FLATTEN void sum_columns(const ColumnSumTask& task, std::int64_t begin, std:
 
 template <class E, auto kPackLeft, auto kPackRight>
 constexpr ProductKernels product_of(std::int64_t left_width, std::int64_t right_width) {
-  return {left_width, right_width, E::kTermStep, sizeof(typename E::Element) / E::kTerms,
-          E::kSize,   kPackLeft,   kPackRight,   multiply_blocks<E>};
+  constexpr std::int64_t kLanes = vec_t<typename E::Result>::kLanes;
+  return {.left_width = left_width,
+          .right_width = right_width,
+          .col_step = std::lcm(right_width, kLanes),
+          .term_step = E::kTermStep,
+          .term_bytes = sizeof(typename E::Element) / E::kTerms,
+          .block = E::kSize,
+          .pack_left = kPackLeft,
+          .pack_right = kPackRight,
+          .multiply = multiply_blocks<E>};
 }
 template <class T>
 constexpr ProductKernels product_of() {

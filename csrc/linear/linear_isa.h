@@ -55,6 +55,8 @@ struct ProductTask {
   const Product& product;
   const void* left;  // both in order
   const void* right;
+  std::int64_t block_rows;  // multiples of left_width and col_step, at most the kernels' block
+  std::int64_t block_cols;
   const PointwiseKernels& activations;
 };
 
@@ -69,6 +71,7 @@ struct Block {
 struct ProductKernels {
   std::int64_t left_width;
   std::int64_t right_width;
+  std::int64_t col_step;   // columns of a block are a multiple of it: whole panels, whole vectors
   std::int64_t term_step;  // terms of a line in order are a multiple of it
   std::int64_t term_bytes;
   BlockSize block;

@@ -10,9 +10,6 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// Enough that rows of memory are read in long pieces.
-inline constexpr std::int64_t kPanelsAtOnce = 16;
-
 // Part `part` of the sums.
 struct Part {
   std::int64_t first;
@@ -21,6 +18,27 @@ struct Part {
 TFK_INLINE Part part_of(std::int64_t terms, std::int64_t part, std::int64_t most) {
   const std::int64_t first = part * most;
   return {first, std::min(most, terms - first)};
+}
+
+// Whether lines of the source lie together, and its terms do not.
+constexpr bool lies_by_terms(const Matrix& source) {
+  return source.row_step == 1 && source.col_step != 1;
+}
+
+// Calls run(panel, count, part) for the parts [begin, end) of a PackTask. Panels that lie next to
+// each other are copied together where lines of the source are: its rows of memory are then read in
+// long pieces.
+template <class Run>
+TFK_INLINE void for_each_run(const PackTask& task, std::int64_t begin, std::int64_t end,
+                             Run&& run) {
+  const std::int64_t panels = divide_up(task.lines, task.width);
+  const std::int64_t most = lies_by_terms(task.source) ? 16 : 1;
+  for (std::int64_t block = begin; block < end;) {
+    const std::int64_t panel = block % panels;
+    const std::int64_t count = std::min({most, end - block, panels - panel});
+    run(panel, count, block / panels);
+    block += count;
+  }
 }
 
 // `count` elements that lie `step` apart, and zeros up to `width`.
@@ -110,26 +128,20 @@ TFK_INLINE void pack_together(const PackTask& task, const T* source, std::int64_
 template <class T>
 TFK_FLATTEN void pack(const PackTask& task, std::int64_t begin, std::int64_t end) {
   const Matrix& m = task.source;
-  const bool together = m.row_step == 1 && m.col_step != 1;
-  const std::int64_t panels = divide_up(task.lines, task.width);
-  for (std::int64_t block = begin; block < end;) {
-    const std::int64_t panel = block % panels;
-    const std::int64_t count =
-        together ? std::min({kPanelsAtOnce, end - block, panels - panel}) : 1;
+  for_each_run(task, begin, end, [&](std::int64_t panel, std::int64_t count, std::int64_t index) {
     const std::int64_t line = panel * task.width;
     const std::int64_t lines = std::min(count * task.width, task.lines - line);
-    const Part part = part_of(task.terms, block / panels, kBlock.terms);
+    const Part part = part_of(task.terms, index, kBlock.terms);
     const T* const source =
         static_cast<const T*>(m.data) + line * m.row_step + part.first * m.col_step;
     auto* const target =
         static_cast<accumulate_t<T>*>(task.target) + line * task.terms + part.first * task.width;
-    if (together) {
+    if (lies_by_terms(m)) {
       pack_together(task, source, lines, part, target);
     } else {
       pack_lines(task, source, lines, part, target);
     }
-    block += count;
-  }
+  });
 }
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

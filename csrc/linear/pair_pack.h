@@ -37,11 +37,6 @@ TFK_INLINE void copy_square(const Matrix& source, BFloat16Pair* target, std::int
   for (int i = 0; i < kPairSide; ++i) store(target + i * step, square[i], All{});
 }
 
-// Whether lines of the source lie together, and its terms do not.
-constexpr bool lies_by_terms(const Matrix& source) {
-  return source.row_step == 1 && source.col_step != 1;
-}
-
 // A part of a square with zeros around it, which lies as its source does.
 struct StagedSquare {
   BFloat16 data[kSquareLines * kSquareTerms];
@@ -93,26 +88,19 @@ TFK_INLINE void pack_step(const PackTask& task, std::int64_t line, std::int64_t 
   }
 }
 
-// Panels that lie next to each other are copied together where lines of the source are: its rows
-// of memory are then read in long pieces.
 template <PairOrder kTarget>
 TFK_FLATTEN void pack_pairs(const PackTask& task, std::int64_t begin, std::int64_t end) {
-  const std::int64_t panels = divide_up(task.lines, task.width);
   const std::int64_t panel_pairs = task.width * rounded_up(task.terms, kSquareTerms) / 2;
-  for (std::int64_t block = begin; block < end;) {
-    const std::int64_t panel = block % panels;
-    const std::int64_t count =
-        lies_by_terms(task.source) ? std::min({kPanelsAtOnce, end - block, panels - panel}) : 1;
-    const Part part = part_of(task.terms, block / panels, kPairBlock.terms);
-    auto* const target = static_cast<BFloat16Pair*>(task.target);
+  auto* const target = static_cast<BFloat16Pair*>(task.target);
+  for_each_run(task, begin, end, [&](std::int64_t panel, std::int64_t count, std::int64_t index) {
+    const Part part = part_of(task.terms, index, kPairBlock.terms);
     for (std::int64_t term = part.first; term < part.first + part.terms; term += kSquareTerms) {
       for (std::int64_t i = panel; i < panel + count; ++i) {
         pack_step<kTarget>(task, i * task.width, term,
                            target + i * panel_pairs + term / 2 * task.width);
       }
     }
-    block += count;
-  }
+  });
 }
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -14,8 +14,7 @@ namespace {
 constexpr int kLanes = Vec<float>::kLanes;
 constexpr std::int64_t kPairOfVectors = 2 * kLanes;
 
-// ---- few rows
-// ------------------------------------------------------------------------------------
+// ---- few rows -----------------------------------------------------------------------------------
 
 // A group of a line in 8 bits: two vectors in order.
 struct ByteLine {
@@ -158,8 +157,7 @@ TFK_FLATTEN void arrange(const QuantizedTask& task) {
   }
 }
 
-// ---- a plain matrix
-// ------------------------------------------------------------------------------
+// ---- a plain matrix -----------------------------------------------------------------------------
 
 TFK_INLINE void unpack_bytes(const std::int8_t* source, std::int64_t count, float* target) {
   for_each_vector<float>(count, [&](std::int64_t i, int, auto lanes) {

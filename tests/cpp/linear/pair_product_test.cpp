@@ -62,8 +62,9 @@ void check(const ProductKernels& k, std::int64_t rows, std::int64_t terms, std::
   const auto left_in_order = packed(k, left.matrix, rows, terms, true);
   const auto right_in_order = packed(k, right.matrix, cols, terms, false);
   constexpr PointwiseKernels kNone{};
-  k.multiply({product, left_in_order.data(), right_in_order.data(), kNone}, 0,
-             divide_up(rows, k.block.rows) * divide_up(cols, k.block.cols));
+  k.multiply(
+      {product, left_in_order.data(), right_in_order.data(), k.block.rows, k.block.cols, kNone}, 0,
+      divide_up(rows, k.block.rows) * divide_up(cols, k.block.cols));
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t col = 0; col < cols; ++col) {
       float sum = 0;
