@@ -19,6 +19,12 @@ struct BoxOrigin {
   int at[5];
 };
 
+// The same in a matrix.
+struct MatrixOrigin {
+  int col;
+  int row;
+};
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // ------------------------------------------------------------------ L2 cache hints
@@ -71,6 +77,27 @@ __device__ __forceinline__ void tensor_store(const CUtensorMap& map, BoxOrigin b
           &map),
       "r"(source), "r"(box.at[0]), "r"(box.at[1]), "r"(box.at[2]), "r"(box.at[3]), "r"(box.at[4])
       : "memory");
+}
+
+__device__ __forceinline__ void tensor_load(std::uint32_t destination, const CUtensorMap& map,
+                                            MatrixOrigin box, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3,%4}], [%2];" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(box.col), "r"(box.row)
+      : "memory");
+}
+
+__device__ __forceinline__ void tensor_store(const CUtensorMap& map, MatrixOrigin box,
+                                             std::uint32_t source) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2,%3}], [%1];" ::"l"(&map),
+      "r"(source), "r"(box.col), "r"(box.row)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 // ------------------------------------------------------------------ fragments

@@ -93,13 +93,15 @@ CUtensorMap encode_tensor_map(const char* op, const TensorMapLayout& layout) {
     strides[i] = layout.sizes[i + 1] > 1 ? bytes(layout, layout.strides[i]) : kStep;
   }
   constexpr const char* kEncode = "cuTensorMapEncodeTiled";
+  const auto swizzle =
+      bytes(layout, layout.box[0]) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
   static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>(op, kEncode);
   CUtensorMap map;
   const auto attempt = [&] {
-    return encode(&map, type_of(layout.dtype), static_cast<cuuint32_t>(sizes.size()), layout.data,
+    return encode(&map, type_of(layout.dtype), static_cast<cuuint32_t>(layout.rank), layout.data,
                   sizes.data(), strides.data(), box.data(), every.data(),
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult status = attempt();
   if (status == CUDA_ERROR_INVALID_CONTEXT) {

@@ -11,14 +11,16 @@
 
 namespace transformer_kernels::cuda {
 
-// Dimensions from the closest on. The first is contiguous, and a box has 128 bytes of it, which
-// come to shared memory under the 128-byte swizzle.
+// Dimensions from the closest on. The first is contiguous, and a box has 128 or 64 bytes of it,
+// which come to shared memory under the swizzle of as many bytes. Those from `rank` on are of
+// size 1.
 struct TensorMapLayout {
   DType dtype;
   void* data;
   std::array<std::int64_t, 5> sizes;
   std::array<std::int64_t, 4> strides;  // of dimensions 1 to 4, in elements
   std::array<int, 5> box;
+  int rank = 5;
 };
 
 // TMA's own conditions: addresses and strides in steps of 16 bytes, a size below 2^32.

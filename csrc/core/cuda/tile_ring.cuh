@@ -42,6 +42,10 @@ class TileRing {
   __device__ __forceinline__ void advance() {
     position_ = position_ + 1 == 2 * kStages ? 0 : position_ + 1;
   }
+  // Past `stages` that others read.
+  __device__ __forceinline__ void skip(int stages) {
+    position_ = (position_ + stages) % (2 * kStages);
+  }
 
  private:
   std::uint32_t data_;

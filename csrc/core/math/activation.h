@@ -60,6 +60,16 @@ TFK_INLINE Sigmoid<V> sigmoid(Precision precision, V x) {
   return {select(is_negative(x), small, large), select(is_negative(x), large, small)};
 }
 
+#if defined(__CUDACC__)
+// Without a choice between the halves: 1 + exp(-x) may be infinite, where the value is 0.
+__device__ __forceinline__ Sigmoid<float> sigmoid(Fast precision, float x) {
+  constexpr float kFinite = 0x1p127f;  // times 0 it is 0, where infinity is not
+  const float power = exp(precision, -x);
+  const float value = reciprocal(1.0f + power);
+  return {value, min(kFinite, power) * value};
+}
+#endif
+
 // The standard normal distribution below -|x|: 2^(p(|x|) |x| - 1), p a polynomial. Its coefficients
 // have the least maximal error of the result, absolute for small |x| and relative for large ones:
 //
