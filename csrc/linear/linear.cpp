@@ -12,23 +12,37 @@
 namespace transformer_kernels {
 namespace {
 
-constexpr Backends<LinearForwardProblem> kForward{.cpu = cpu::linear_forward};
-constexpr Backends<LinearBackwardProblem> kBackward{.cpu = cpu::linear_backward};
+constexpr Backends<LinearForwardProblem> kForward{
+    .cpu = cpu::linear_forward, .cuda = kHasCuda ? cuda::linear_forward : nullptr};
+constexpr Backends<LinearBackwardProblem> kBackward{
+    .cpu = cpu::linear_backward, .cuda = kHasCuda ? cuda::linear_backward : nullptr};
+constexpr Backends<LinearDactProblem> kDact{.cpu = cpu::linear_dact,
+                                            .cuda = kHasCuda ? cuda::linear_dact : nullptr};
+
+// The tensor whose columns weight has, and what its dtype is called.
+struct Leading {
+  const char* name;
+  const char* dtype;
+};
+constexpr Leading kX{"x", "the dtype of x"};
+constexpr Leading kZ{"z", "the dtype of z"};
 
 // Checks the operands of one call one by one, and notes where they lie.
 class Operands {
  public:
-  Operands(const char* op, const Context& context, const TensorView& x, const TensorView& weight)
+  Operands(const char* op, const Context& context, const TensorView& x, const TensorView& weight,
+           Leading leading = kX)
       : op_(op),
         check_(op, context.device),
-        x_(x) {
-    check_.floating("x", x);
+        x_(x),
+        leading_(leading) {
+    check_.floating(leading.name, x);
     shape_ = rows_and_cols(x);
     check_.floating("weight", weight);
     check_value(weight.rank == 2, op_, ": weight has ", weight.rank, " dimensions, expected 2");
-    check_.typed("weight", weight, x.dtype, kDTypeOfX);
+    check_.typed("weight", weight, x.dtype, leading.dtype);
     check_value(weight.sizes[1] == shape_.cols, op_, ": weight has ", weight.sizes[1],
-                " columns, expected ", shape_.cols, " (the last dimension of x)");
+                " columns, expected ", shape_.cols, " (the last dimension of ", leading.name, ")");
     cols_ = weight.sizes[0];
   }
 
@@ -55,7 +69,7 @@ class Operands {
   Matrix dweight_if_present(const TensorView& view, const TensorView& weight) {
     if (!view.defined()) return {};
     outputs_.push_back({"dweight", view});
-    check_.typed("dweight", view, x_.dtype, kDTypeOfX);
+    check_.typed("dweight", view, x_.dtype, leading_.dtype);
     check_.same_shape("dweight", view, "weight", weight);
     const bool has_lines = view.numel() == 0 || view.sizes[0] == 1 || view.sizes[1] == 1 ||
                            view.strides[0] == 1 || view.strides[1] == 1;
@@ -85,8 +99,6 @@ class Operands {
   }
 
  private:
-  static constexpr const char* kDTypeOfX = "the dtype of x";
-
   struct Named {
     const char* name;
     TensorView view;
@@ -99,10 +111,10 @@ class Operands {
 
   // The leading dimensions of x, then `cols`.
   void check_rows(const char* name, const TensorView& view, std::int64_t cols) const {
-    check_.typed(name, view, x_.dtype, kDTypeOfX);
+    check_.typed(name, view, x_.dtype, leading_.dtype);
     TensorView like = x_;
     like.sizes[like.rank - 1] = cols;
-    check_.same_shape(name, view, "the rows of x", like);
+    check_.same_shape(name, view, concat("the rows of ", leading_.name).c_str(), like);
   }
 
   void* vector(const char* name, const TensorView& view) const {
@@ -116,6 +128,7 @@ class Operands {
   const char* op_;
   ArgumentChecker check_;
   const TensorView& x_;
+  Leading leading_;
   Shape2d shape_{};
   std::int64_t cols_ = 0;
   std::vector<Named> inputs_;
@@ -127,15 +140,15 @@ const char* name_of_op(const Arguments& a) {
   return a.activation ? "linear_act" : "linear";
 }
 
-void check_activation(const std::optional<Pointwise>& activation) {
+void check_activation(const char* op, const std::optional<Pointwise>& activation) {
   if (!activation) return;
-  check_value(!is_gated(*activation), "linear_act: activation is ", name_of(*activation),
+  check_value(!is_gated(*activation), op, ": activation is ", name_of(*activation),
               ", expected one of a single tensor");
 }
 
 LinearForwardProblem check(const Context& context, const LinearForward& a) {
   Operands operands(name_of_op(a), context, a.x, a.weight);
-  check_activation(a.activation);
+  check_activation(name_of_op(a), a.activation);
   LinearForwardProblem p{};
   p.dtype = a.x.dtype;
   p.bias_dtype = a.bias.defined() ? a.bias.dtype : a.x.dtype;
@@ -155,7 +168,7 @@ LinearForwardProblem check(const Context& context, const LinearForward& a) {
 
 LinearBackwardProblem check(const Context& context, const LinearBackward& a) {
   Operands operands(name_of_op(a), context, a.x, a.weight);
-  check_activation(a.activation);
+  check_activation(name_of_op(a), a.activation);
   check_value(a.activation.has_value() == a.z.defined(), name_of_op(a), ": z is ",
               a.z.defined() ? "present, expected none" : "missing, expected it",
               a.activation ? " (with an activation)" : " (without an activation)");
@@ -177,6 +190,26 @@ LinearBackwardProblem check(const Context& context, const LinearBackward& a) {
   return p;
 }
 
+LinearDactProblem check(const Context& context, const LinearDact& a) {
+  constexpr const char* kOp = "linear_dact";
+  Operands operands(kOp, context, a.z, a.weight, kZ);
+  check_activation(kOp, a.activation);
+  LinearDactProblem p{};
+  p.dtype = a.z.dtype;
+  p.rows = operands.rows();
+  p.terms = operands.cols();
+  p.cols = operands.terms();
+  p.activation = a.activation;
+  p.dy = operands.input("dy", a.dy, p.terms);
+  p.weight = operands.weight(a.weight);
+  p.z = operands.input("z", a.z, p.cols);
+  check_value(a.dz.defined(), kOp, ": dz is missing");
+  p.dz = operands.output_if_present("dz", a.dz, p.cols);
+  p.h = operands.output_if_present("h", a.h, p.cols);
+  operands.check_overlaps();
+  return p;
+}
+
 template <class Problem>
 std::string described(const char* pass, const Problem& p) {
   return concat(pass, " ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols,
@@ -194,6 +227,11 @@ std::string describe(const LinearBackwardProblem& p) {
                 p.dweight.data != nullptr ? " dweight" : "", p.dbias != nullptr ? " dbias" : "");
 }
 
+std::string describe(const LinearDactProblem& p) {
+  return concat("backward ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols, " + ",
+                name_of(p.activation), p.h.data != nullptr ? " h" : "");
+}
+
 void linear_forward(const Context& context, const LinearForward& arguments) {
   const LinearForwardProblem problem = check(context, arguments);
   if (problem.rows == 0 || problem.cols == 0) return;
@@ -202,6 +240,12 @@ void linear_forward(const Context& context, const LinearForward& arguments) {
 
 void linear_backward(const Context& context, const LinearBackward& arguments) {
   run_on(name_of_op(arguments), kBackward, context, check(context, arguments));
+}
+
+void linear_dact(const Context& context, const LinearDact& arguments) {
+  const LinearDactProblem problem = check(context, arguments);
+  if (problem.rows == 0 || problem.cols == 0) return;
+  run_on("linear_dact", kDact, context, problem);
 }
 
 }  // namespace transformer_kernels

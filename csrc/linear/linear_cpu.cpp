@@ -169,4 +169,25 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
   }
 }
 
+// The gradient of h, and in its place that of z.
+void linear_dact(const Context& context, const LinearDactProblem& p) {
+  log_cpu_kernel("linear_dact", p);
+  run(context, {.dtype = p.dtype,
+                .rows = p.rows,
+                .cols = p.cols,
+                .terms = p.terms,
+                .left = matrix_of(p.dy),
+                .right = p.weight.transposed(),
+                .sum = p.dz});
+  PointwiseBackwardProblem slope{};
+  slope.op = p.activation;
+  slope.dtype = slope.bias_dtype = p.dtype;
+  slope.rows = p.rows;
+  slope.cols = p.cols;
+  slope.dy = slope.dx = p.dz;
+  slope.x = p.z;
+  slope.y = p.h;
+  pointwise_backward(context, slope);
+}
+
 }  // namespace transformer_kernels::cpu

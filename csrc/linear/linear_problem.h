@@ -52,12 +52,33 @@ struct LinearBackwardProblem {
   void* dbias;
 };
 
+// Sizes are T rows, N columns of dy as terms, and K columns of z.
+struct LinearDactProblem {
+  DType dtype;
+  std::int64_t rows;
+  std::int64_t terms;
+  std::int64_t cols;
+  Pointwise activation;
+  Rows dy;
+  Matrix weight;
+  Rows z;
+  Rows dz;
+  Rows h;  // may be null
+};
+
 std::string describe(const LinearForwardProblem& problem);
 std::string describe(const LinearBackwardProblem& problem);
+std::string describe(const LinearDactProblem& problem);
 
 namespace cpu {
 void linear_forward(const Context& context, const LinearForwardProblem& problem);
 void linear_backward(const Context& context, const LinearBackwardProblem& problem);
+void linear_dact(const Context& context, const LinearDactProblem& problem);
 }  // namespace cpu
+namespace cuda {
+void linear_forward(const Context& context, const LinearForwardProblem& problem);
+void linear_backward(const Context& context, const LinearBackwardProblem& problem);
+void linear_dact(const Context& context, const LinearDactProblem& problem);
+}  // namespace cuda
 
 }  // namespace transformer_kernels

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <string>
 
 #include "backend_test.h"
@@ -14,24 +16,19 @@
 namespace transformer_kernels::testing {
 namespace {
 
-class LinearOp : public ::testing::TestWithParam<DType> {
- protected:
-  static DType dtype() { return GetParam(); }
-  static Backend& cpu() { return *backends().front(); }
-};
+class LinearOp : public BackendTest {};
 
-INSTANTIATE_TEST_SUITE_P(on_cpu, LinearOp,
-                         ::testing::Values(DType::kFloat64, DType::kFloat32, DType::kFloat16,
-                                           DType::kBFloat16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(on, LinearOp, all_backends_and_dtypes(), name_of_backend_test);
 
 struct Sizes {
   std::int64_t rows, terms, cols;
   Layout layout;
 };
-// Of one tile, of blocks and parts that are not whole, of no terms.
+// Of one tile, of blocks and parts that are not whole, of no terms; of what Hopper's engine takes:
+// a tile that is not whole, columns that TMA cannot store, terms in parts.
 constexpr Sizes kSizes[] = {{1, 1, 1, {}},         {7, 5, 3, {1, 3}}, {100, 260, 195, {}},
-                            {33, 513, 70, {0, 8}}, {17, 40, 1, {}},   {4, 0, 6, {}}};
+                            {33, 513, 70, {0, 8}}, {17, 40, 1, {}},   {4, 0, 6, {}},
+                            {136, 72, 200, {}},    {40, 64, 77, {}},  {2056, 264, 72, {}}};
 
 TEST_P(LinearOp, matches_the_reference) {
   for (const auto& [rows, terms, cols, layout] : kSizes) {
@@ -40,27 +37,27 @@ TEST_P(LinearOp, matches_the_reference) {
     const Values weight_values = random_normal(cols * terms, dtype());
     const Values bias_values = random_normal(cols, dtype());
     const Values dy_values = random_normal(rows * cols, dtype());
-    const TestTensor x(cpu(), dtype(), rows, terms, x_values, layout);
-    const TestTensor weight(cpu(), dtype(), cols, terms, weight_values, layout);
-    const TestTensor bias(cpu(), dtype(), 1, cols, bias_values);
-    const TestTensor dy(cpu(), dtype(), rows, cols, dy_values, layout);
-    TestTensor y(cpu(), dtype(), rows, cols, layout);
-    linear_forward(cpu().context(),
+    const TestTensor x(backend(), dtype(), rows, terms, x_values, layout);
+    const TestTensor weight(backend(), dtype(), cols, terms, weight_values, layout);
+    const TestTensor bias(backend(), dtype(), 1, cols, bias_values);
+    const TestTensor dy(backend(), dtype(), rows, cols, dy_values, layout);
+    TestTensor y(backend(), dtype(), rows, cols, layout);
+    linear_forward(backend().context(),
                    {.x = x.view(), .weight = weight.view(), .bias = bias.vector(), .y = y.view()});
     expect_close(
         dtype(), y.values(),
         product(rows, cols, terms, x_values, {terms, 1}, weight_values, {terms, 1}, bias_values));
     EXPECT_TRUE(y.surroundings_intact());
 
-    TestTensor dx(cpu(), dtype(), rows, terms, layout);
-    TestTensor dweight(cpu(), dtype(), cols, terms, layout);
-    TestTensor dbias(cpu(), dtype(), 1, cols);
-    linear_backward(cpu().context(), {.dy = dy.view(),
-                                      .x = x.view(),
-                                      .weight = weight.view(),
-                                      .dx = dx.view(),
-                                      .dweight = dweight.view(),
-                                      .dbias = dbias.vector()});
+    TestTensor dx(backend(), dtype(), rows, terms, layout);
+    TestTensor dweight(backend(), dtype(), cols, terms, layout);
+    TestTensor dbias(backend(), dtype(), 1, cols);
+    linear_backward(backend().context(), {.dy = dy.view(),
+                                          .x = x.view(),
+                                          .weight = weight.view(),
+                                          .dx = dx.view(),
+                                          .dweight = dweight.view(),
+                                          .dbias = dbias.vector()});
     expect_close(dtype(), dx.values(),
                  product(rows, terms, cols, dy_values, {cols, 1}, weight_values, {1, terms}));
     expect_close(dtype(), dweight.values(),
@@ -80,19 +77,19 @@ TEST_P(LinearOp, takes_a_weight_kept_by_columns) {
   for (std::int64_t c = 0; c < kCols; ++c) {
     for (std::int64_t k = 0; k < kTerms; ++k) by_columns[k * kCols + c] = values[c * kTerms + k];
   }
-  const TestTensor x(cpu(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
-  const TestTensor dy(cpu(), dtype(), kRows, kCols, random_normal(kRows * kCols, dtype()));
-  const TestTensor weight(cpu(), dtype(), kCols, kTerms, values);
-  const TestTensor other(cpu(), dtype(), kTerms, kCols, by_columns);
+  const TestTensor x(backend(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
+  const TestTensor dy(backend(), dtype(), kRows, kCols, random_normal(kRows * kCols, dtype()));
+  const TestTensor weight(backend(), dtype(), kCols, kTerms, values);
+  const TestTensor other(backend(), dtype(), kTerms, kCols, by_columns);
   const auto run = [&](const TensorView& w, TensorView dweight) {
-    TestTensor y(cpu(), dtype(), kRows, kCols);
-    linear_forward(cpu().context(), {.x = x.view(), .weight = w, .y = y.view()});
-    linear_backward(cpu().context(),
+    TestTensor y(backend(), dtype(), kRows, kCols);
+    linear_forward(backend().context(), {.x = x.view(), .weight = w, .y = y.view()});
+    linear_backward(backend().context(),
                     {.dy = dy.view(), .x = x.view(), .weight = w, .dweight = dweight});
     return y.values();
   };
-  TestTensor dweight(cpu(), dtype(), kCols, kTerms);
-  TestTensor dother(cpu(), dtype(), kTerms, kCols);
+  TestTensor dweight(backend(), dtype(), kCols, kTerms);
+  TestTensor dother(backend(), dtype(), kTerms, kCols);
   EXPECT_EQ(run(weight.view(), dweight.view()),
             run(transposed(other.view()), transposed(dother.view())));
   const Values a = dweight.values(), b = dother.values();
@@ -103,46 +100,82 @@ TEST_P(LinearOp, takes_a_weight_kept_by_columns) {
 
 TEST_P(LinearOp, activates_the_rounded_sum) {
   constexpr std::int64_t kRows = 100, kTerms = 30, kCols = 200;
-  const TestTensor x(cpu(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
-  const TestTensor weight(cpu(), dtype(), kCols, kTerms, random_normal(kCols * kTerms, dtype()));
-  const TestTensor dy(cpu(), dtype(), kRows, kCols, random_normal(kRows * kCols, dtype()));
+  const TestTensor x(backend(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
+  const TestTensor weight(backend(), dtype(), kCols, kTerms,
+                          random_normal(kCols * kTerms, dtype()));
+  const TestTensor dy(backend(), dtype(), kRows, kCols, random_normal(kRows * kCols, dtype()));
   for (const Pointwise op : {Pointwise::kGelu, Pointwise::kQuickGelu}) {
-    TestTensor z(cpu(), dtype(), kRows, kCols), y(cpu(), dtype(), kRows, kCols);
-    TestTensor alone(cpu(), dtype(), kRows, kCols), inference(cpu(), dtype(), kRows, kCols);
+    TestTensor z(backend(), dtype(), kRows, kCols), y(backend(), dtype(), kRows, kCols);
+    TestTensor alone(backend(), dtype(), kRows, kCols), inference(backend(), dtype(), kRows, kCols);
     LinearForward forward{.x = x.view(), .weight = weight.view(), .activation = op, .y = y.view()};
     forward.z = z.view();
-    linear_forward(cpu().context(), forward);
-    pointwise_forward(cpu().context(), {.op = op, .x = z.view(), .y = alone.view()});
+    linear_forward(backend().context(), forward);
+    pointwise_forward(backend().context(), {.op = op, .x = z.view(), .y = alone.view()});
     EXPECT_EQ(y.values(), alone.values());
     forward.z = {};
     forward.y = inference.view();
-    linear_forward(cpu().context(), forward);
+    linear_forward(backend().context(), forward);
     EXPECT_EQ(inference.values(), alone.values());
 
-    TestTensor dz(cpu(), dtype(), kRows, kCols), dx(cpu(), dtype(), kRows, kTerms);
-    TestTensor expected(cpu(), dtype(), kRows, kTerms);
-    linear_backward(cpu().context(), {.dy = dy.view(),
-                                      .x = x.view(),
-                                      .weight = weight.view(),
-                                      .activation = op,
-                                      .z = z.view(),
-                                      .dx = dx.view()});
-    pointwise_backward(cpu().context(),
+    TestTensor dz(backend(), dtype(), kRows, kCols), dx(backend(), dtype(), kRows, kTerms);
+    TestTensor expected(backend(), dtype(), kRows, kTerms);
+    linear_backward(backend().context(), {.dy = dy.view(),
+                                          .x = x.view(),
+                                          .weight = weight.view(),
+                                          .activation = op,
+                                          .z = z.view(),
+                                          .dx = dx.view()});
+    pointwise_backward(backend().context(),
                        {.op = op, .dy = dy.view(), .x = z.view(), .dx = dz.view()});
     linear_backward(
-        cpu().context(),
+        backend().context(),
         {.dy = dz.view(), .x = x.view(), .weight = weight.view(), .dx = expected.view()});
     EXPECT_EQ(dx.values(), expected.values());
   }
 }
 
+// From a product and the activation for themselves.
+TEST_P(LinearOp, gradient_at_an_activation) {
+  for (const auto& [rows, terms, cols] : {std::array{100, 30, 70}, std::array{136, 72, 200}}) {
+    const Values dy_values = random_normal(rows * terms, dtype());
+    const TestTensor dy(backend(), dtype(), rows, terms, dy_values);
+    const TestTensor z(backend(), dtype(), rows, cols, random_normal(rows * cols, dtype()));
+    const Values weight_values = random_normal(terms * cols, dtype());
+    const TestTensor weight(backend(), dtype(), terms, cols, weight_values);
+    const Sums dh = product(rows, cols, terms, dy_values, {terms, 1}, weight_values, {1, cols});
+    for (const Pointwise op : {Pointwise::kGelu, Pointwise::kSilu}) {
+      TestTensor dz(backend(), dtype(), rows, cols), h(backend(), dtype(), rows, cols);
+      linear_dact(backend().context(), {.dy = dy.view(),
+                                        .weight = weight.view(),
+                                        .z = z.view(),
+                                        .activation = op,
+                                        .dz = dz.view(),
+                                        .h = h.view()});
+      TestTensor slope(backend(), dtype(), rows, cols), value(backend(), dtype(), rows, cols);
+      const TestTensor ones(backend(), dtype(), rows, cols, Values(rows * cols, 1));
+      pointwise_backward(
+          backend().context(),
+          {.op = op, .dy = ones.view(), .x = z.view(), .dx = slope.view(), .y = value.view()});
+      EXPECT_EQ(h.values(), value.values());
+      const Values slopes = slope.values(), found = dz.values();
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const double unit = 3 * unit_roundoff(dtype()) * std::abs(dh.sum[i] * slopes[i]);
+        const double sums = 40 * unit_roundoff(DType::kFloat32) * dh.size[i];
+        const double tiny = unit_roundoff(dtype()) * std::abs(dh.sum[i]) * 0.01 + 0x1p-24;
+        ASSERT_NEAR(found[i], dh.sum[i] * slopes[i], unit + sums + tiny) << "element " << i;
+      }
+    }
+  }
+}
+
 TEST_P(LinearOp, any_threads_give_the_same_bits) {
   constexpr std::int64_t kRows = 200, kTerms = 270, kCols = 400;
-  const TestTensor x(cpu(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
-  const TestTensor weight(cpu(), dtype(), kCols, kTerms, random_normal(kCols * kTerms, dtype()));
+  const TestTensor x(backend(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
+  const TestTensor weight(backend(), dtype(), kCols, kTerms,
+                          random_normal(kCols * kTerms, dtype()));
   std::vector<std::vector<std::uint8_t>> seen;
-  for (const Context& context : contexts_with_different_threads(cpu())) {
-    TestTensor y(cpu(), dtype(), kRows, kCols);
+  for (const Context& context : contexts_with_different_threads(backend())) {
+    TestTensor y(backend(), dtype(), kRows, kCols);
     linear_forward(context, {.x = x.view(), .weight = weight.view(), .y = y.view()});
     seen.push_back(y.bytes());
     EXPECT_EQ(seen.back(), seen.front());
@@ -150,15 +183,15 @@ TEST_P(LinearOp, any_threads_give_the_same_bits) {
 }
 
 TEST_P(LinearOp, says_what_does_not_fit) {
-  const TestTensor x(cpu(), dtype(), 4, 8, Values(32, 1));
-  const TestTensor weight(cpu(), dtype(), 3, 8, Values(24, 1));
-  const TestTensor narrow(cpu(), dtype(), 3, 7, Values(21, 1));
-  const TestTensor bias(cpu(), dtype(), 1, 4, Values(4, 1));
-  TestTensor y(cpu(), dtype(), 4, 3);
+  const TestTensor x(backend(), dtype(), 4, 8, Values(32, 1));
+  const TestTensor weight(backend(), dtype(), 3, 8, Values(24, 1));
+  const TestTensor narrow(backend(), dtype(), 3, 7, Values(21, 1));
+  const TestTensor bias(backend(), dtype(), 1, 4, Values(4, 1));
+  TestTensor y(backend(), dtype(), 4, 3);
   const auto error = [&](LinearForward arguments) {
     arguments.x = x.view();
     if (!arguments.y.defined()) arguments.y = y.view();
-    return error_of([&] { linear_forward(cpu().context(), arguments); });
+    return error_of([&] { linear_forward(backend().context(), arguments); });
   };
   EXPECT_EQ(error({.weight = narrow.view()}),
             "linear: weight has 7 columns, expected 8 (the last dimension of x)");

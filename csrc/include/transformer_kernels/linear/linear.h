@@ -5,17 +5,21 @@
 //
 //   dz = dy f'(z),   dx = dz weight,   dweight = dz^T x,   dbias = the sum of the rows of dz
 //
+// and the gradient at the activation in front of a layer, y = f(z) weight^T:
+//
+//   h = f(z),   dz = (dy weight) f'(z)
+//
 // Shapes: x is (..., K), weight (N, K), bias (N,), z and y (..., N); gradients are like what they
-// are of. Any of the sizes may be 0: a sum of no terms is 0.
-// Strides: rows of x, z, y and their gradients have a last stride of 1 and leading dimensions that
-// step by one common row stride; weight and dweight are of any strides, so that a weight kept as
-// (K, N) is read where it lies. bias and dbias are contiguous.
-// Dtypes: x is float64, float32, float16 or bfloat16, all others of the same, but that bias and
-// dbias may be float32. Products are summed in float32 (float64 for float64), in an order that K
-// decides, and below 17 rows the strides of weight. z is rounded to the dtype of x before f, as if
-// it were an op of its own.
-// Aliasing: outputs overlap neither inputs nor each other.
-// On CUDA there are no kernels of these ops yet.
+// are of. Of linear_dact, dy is (..., N), weight (N, K), and z, dz and h are (..., K). Any of the
+// sizes may be 0: a sum of no terms is 0. Strides: rows of x, z, y and their gradients have a last
+// stride of 1 and leading dimensions that step by one common row stride; weight and dweight are of
+// any strides, so that a weight kept as (K, N) is read where it lies. bias and dbias are
+// contiguous. Dtypes: x is float64, float32, float16 or bfloat16, all others of the same, but that
+// bias and dbias may be float32. Products are summed in float32 (float64 for float64), in an order
+// that K decides, and below 17 rows the strides of weight. z is rounded to the dtype of x before f,
+// as if it were an op of its own. Aliasing: outputs overlap neither inputs nor each other. On CUDA,
+// products of 16-bit numbers whose rows are 16-byte aligned are fast on Hopper; all others run on a
+// kernel that takes everything and is not.
 #pragma once
 
 #include <optional>
@@ -48,8 +52,18 @@ struct LinearBackward {
   TensorView dbias{};
 };
 
+struct LinearDact {
+  TensorView dy;
+  TensorView weight;
+  TensorView z;
+  Pointwise activation;  // none of the gated ones
+  TensorView dz;
+  TensorView h{};  // optional
+};
+
 // Throws Error, with nothing written, when an argument does not meet the contract above.
 TFK_API void linear_forward(const Context& context, const LinearForward& arguments);
 TFK_API void linear_backward(const Context& context, const LinearBackward& arguments);
+TFK_API void linear_dact(const Context& context, const LinearDact& arguments);
 
 }  // namespace transformer_kernels

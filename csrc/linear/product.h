@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// A product of matrices on CUDA, and what follows it: the job that the family's passes are made of.
+#pragma once
+
+#include <optional>
+
+#include "linear/linear_problem.h"
+
+namespace transformer_kernels::cuda {
+
+// sum = a b, a of rows x terms and b of terms x cols. Each of the operands and results has a step
+// of 1 in one direction at least, but where an engine says otherwise.
+//
+//   out = sum + bias                               without an activation
+//   out = f(z), kept = z, z = sum + bias           with one
+//   out = sum f'(z), kept = f(z)                   with one, and z given
+//
+// z is rounded to dtype before f.
+struct Product {
+  const char* op;
+  DType dtype;
+  std::int64_t rows;
+  std::int64_t cols;
+  std::int64_t terms;
+  Matrix a;
+  Matrix b;
+  Matrix out;
+  Matrix kept{};               // may be null
+  Matrix z{};                  // may be null
+  const void* bias = nullptr;  // may be null
+  DType bias_dtype{};
+  std::optional<Pointwise> activation{};
+};
+
+// Hopper's engine (sm90/gemm.cuh). Why it does not take a product; null where it does.
+const char* hopper_refusal(const Context& context, const Product& p);
+void run_hopper(const Context& context, const Product& p);
+
+// One for every device, dtype and stride (plain/product_typed.cu).
+template <class T>
+void run_plain(const Context& context, const Product& p);
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,521 @@
+// SPDX-License-Identifier: MIT
+// Hopper's product of matrices, with what follows it done on the tile that is still in registers:
+//
+//   out = finish(a b)        a is rows x terms, b terms x cols; 16-bit operands, sums of float32
+//
+// Persistent: a CTA an SM, three warpgroups.
+//
+//   warpgroup 0   warp 0 loads blocks of a and b into a ring (TMA); warp 1 loads the z that a
+//                 finish reads, a tile ahead
+//   warpgroups    take tiles of kRows x kCols in turn: products, then the finish, which runs under
+//   1 and 2       the products of the other
+//
+//   1:  | products | finish   | products | finish   |
+//   2:             | products | finish   | products | finish   |
+//
+// The finish goes over chunks of 64 rows and 32 columns. Each warp owns 16 rows of a chunk: from
+// registers to a slot of shared memory, and from there by TMA, without a barrier of the warpgroup.
+#pragma once
+
+#include <cuda.h>
+
+#include "core/cuda/hopper.cuh"
+#include "core/cuda/mma.cuh"
+#include "core/cuda/pack.cuh"
+#include "core/cuda/sm90/swizzle.cuh"
+#include "core/cuda/sm90/tile_order.cuh"
+#include "core/cuda/sm90/turn.cuh"
+#include "core/cuda/tile_ring.cuh"
+#include "core/math/activation.h"
+
+namespace transformer_kernels::cuda {
+
+enum class Finish {
+  kBias,          // out = sum + bias
+  kBiasUneven,    // the same, where TMA cannot store: rows of out are of any alignment
+  kActivate,      // out = f(z), z = sum + bias
+  kActivateKept,  // the same, and kept = z
+  kSlope,         // out = sum f'(z), kept = f(z) where it is wanted
+  kPartial,       // sums of some of the terms, as they are
+};
+
+struct GemmParameters {
+  CUtensorMap a;
+  CUtensorMap b;
+  CUtensorMap out;
+  CUtensorMap kept;
+  CUtensorMap z;
+  void* uneven;  // of kBiasUneven: out, and from row to row
+  std::int64_t uneven_step;
+  const void* bias;   // may be null
+  bool bias_is_wide;  // float32
+  bool keeps;         // of kSlope
+  int rows;
+  int cols;
+  int blocks;  // of 64 terms
+  TileOrder tiles;
+  float* partial;      // of kPartial: a matrix of rows x cols for each part
+  int parts;           // of the terms; 1 but of kPartial
+  int blocks_of_part;  // but for the last, which may have fewer
+};
+
+// What a warpgroup does at a time: a tile's sums over some of the terms.
+struct GemmUnit {
+  TilePlace place;
+  int part;
+  int first_block;
+  int blocks;
+};
+
+// kOther: a is kept with its rows together, b with its columns.
+template <class T_, class Activation_, Finish kFinish_, Major kMajorA_, Major kMajorB_, int kRows_,
+          int kCols_>
+struct GemmShape {
+  using T = T_;
+  using Activation = Activation_;
+  static constexpr Finish kFinish = kFinish_;
+  static constexpr Major kMajorA = kMajorA_;
+  static constexpr Major kMajorB = kMajorB_;
+
+  static constexpr int kRows = kRows_;
+  static constexpr int kCols = kCols_;
+  static constexpr int kBlock = 64;  // terms of a stage
+  static constexpr int kBands = kRows / 64;
+
+  static constexpr bool kReadsZ = kFinish == Finish::kSlope;
+  static constexpr bool kInOrder = kFinish == Finish::kPartial || kFinish == Finish::kBiasUneven;
+  static constexpr bool kAddsBias = !kReadsZ && !kInOrder;
+  static constexpr bool kTwoOutputs = kFinish == Finish::kActivateKept;
+
+  static constexpr int kChunkCols = 32;
+  static constexpr int kChunkRowBytes = kChunkCols * 2;
+  static constexpr int kChunkBytes = 64 * kChunkRowBytes;
+  static constexpr int kChunks = kBands * kCols / kChunkCols;
+
+  // Slots of a warpgroup; those of a finish that reads z are of both, one for each chunk.
+  static constexpr int kSlots = kReadsZ ? kChunks : kTwoOutputs || kCols == 128 ? 4 : 3;
+  static constexpr int kSlotBytes = kChunkBytes * (kTwoOutputs ? 2 : 1);
+  static constexpr int kKeptSlots = 2;  // of a warpgroup, where z is read
+  static constexpr int kStages = kCols == 128 ? 6 : kReadsZ || kTwoOutputs ? 4 : 5;
+
+  static constexpr int kBytesOfA = kRows * kBlock * 2;
+  // Where columns are together they come in boxes of 64, of which the last may be half used.
+  static constexpr int kBoxesOfB = (kCols + 63) / 64;
+  static constexpr int kBytesOfB = (kMajorB == Major::kK ? kCols : 64 * kBoxesOfB) * kBlock * 2;
+  static constexpr int kStageBytes = kBytesOfA + kBytesOfB;
+  static_assert(kRows % 64 == 0 && kCols % kChunkCols == 0 && kChunks % kSlots == 0);
+  static_assert(!kReadsZ || kChunks % kKeptSlots == 0);
+};
+
+template <class S>
+struct alignas(1024) GemmStorage {
+  static constexpr int kGroups = S::kReadsZ ? 1 : 2;
+
+  unsigned char stages[S::kStages][S::kStageBytes];
+  unsigned char slots[kGroups][S::kSlots][S::kSlotBytes];
+  unsigned char kept[S::kReadsZ ? 2 * S::kKeptSlots : 1][S::kReadsZ ? S::kChunkBytes : 8];
+  std::uint64_t ring[2 * S::kStages];
+  // Of each warpgroup, for a parity would not tell its tile from the other's.
+  std::uint64_t z_full[2][S::kReadsZ ? S::kChunks : 1];
+  std::uint64_t z_empty[S::kReadsZ ? S::kChunks : 1];
+};
+
+inline constexpr int kGemmThreads = 384;
+inline constexpr int kGemmWarps = 4;  // of a warpgroup
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <class S>
+__device__ __forceinline__ int units(const GemmParameters& p) {
+  return S::kFinish == Finish::kPartial ? p.tiles.count() * p.parts : p.tiles.count();
+}
+
+template <class S>
+__device__ __forceinline__ GemmUnit unit(const GemmParameters& p, int i) {
+  if constexpr (S::kFinish != Finish::kPartial) return {p.tiles[i], 0, 0, p.blocks};
+  const int part = i / p.tiles.count();
+  const int first = part * p.blocks_of_part;
+  return {p.tiles[i % p.tiles.count()], part, first, min(p.blocks_of_part, p.blocks - first)};
+}
+
+template <class S>
+using GemmRing = TileRing<S::kStages, S::kStageBytes>;
+
+// A box of 64 terms where terms are together, else boxes of 64 rows or columns by 64 terms.
+template <Major kMajor, int kExtent>
+__device__ __forceinline__ void load_operand(std::uint32_t to, const CUtensorMap& map, int term,
+                                             int first, std::uint32_t barrier) {
+  if constexpr (kMajor == Major::kK) {
+    tensor_load(to, map, {term, first}, barrier);
+  } else {
+#pragma unroll
+    for (int i = 0; i < (kExtent + 63) / 64; ++i) {
+      tensor_load(to + i * 64 * kSwizzleRow, map, {first + 64 * i, term}, barrier);
+    }
+  }
+}
+
+// One thread.
+template <class S>
+__device__ __forceinline__ void load_operands(const GemmParameters& p, GemmRing<S> ring) {
+  for (int i = blockIdx.x; i < units<S>(p); i += gridDim.x) {
+    const auto [place, part, first_block, blocks] = unit<S>(p, i);
+    for (int block = 0; block < blocks; ++block) {
+      ring.wait_empty();
+      mbarrier_arrive_expect(ring.full(), S::kStageBytes);
+      const int term = (first_block + block) * S::kBlock;
+      load_operand<S::kMajorA, S::kRows>(ring.data(), p.a, term, place.row * S::kRows, ring.full());
+      load_operand<S::kMajorB, S::kCols>(ring.data() + S::kBytesOfA, p.b, term,
+                                         place.col * S::kCols, ring.full());
+      ring.advance();
+    }
+  }
+}
+
+// One thread. Chunk i of every tile goes to slot i.
+template <class S>
+__device__ __forceinline__ void load_z(const GemmParameters& p, GemmStorage<S>& storage) {
+  int count = 0;
+  for (int tile = blockIdx.x; tile < p.tiles.count(); tile += gridDim.x, ++count) {
+    const TilePlace place = p.tiles[tile];
+    for (int i = 0; i < S::kChunks; ++i) {
+      const std::uint32_t full = shared_address(&storage.z_full[count % 2][i]);
+      mbarrier_wait(shared_address(&storage.z_empty[i]), count % 2 ^ 1);
+      mbarrier_arrive_expect(full, S::kChunkBytes);
+      tensor_load(shared_address(storage.slots[0][i]), p.z,
+                  {place.col * S::kCols + i / S::kBands * S::kChunkCols,
+                   place.row * S::kRows + i % S::kBands * 64},
+                  full);
+    }
+  }
+}
+
+// What a warpgroup of products does. A thread has, in each band of 64 rows, two columns of every
+// eight in two rows.
+template <class S>
+class GemmConsumer {
+  using T = typename S::T;
+
+ public:
+  __device__ __forceinline__ GemmConsumer(const GemmParameters& p, GemmStorage<S>& storage,
+                                          GemmRing<S> ring, int group)
+      : p_(p),
+        storage_(storage),
+        ring_(ring),
+        turn_(group, 1),
+        group_(group),
+        warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 % kGemmWarps, 0)),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ void run() {
+    const int first = blockIdx.x;
+    const int step = gridDim.x;
+    const int last = units<S>(p_) - 1;
+    const int count = first <= last ? (last - first) / step + 1 : 0;
+    const auto skip = [&](int i) {
+      if (i < count) ring_.skip(unit<S>(p_, first + i * step).blocks);
+    };
+    if (group_ == 1) skip(0);
+    for (int i = group_; i < count; i += 2) {
+      const GemmUnit own = unit<S>(p_, first + i * step);
+      const int row = own.place.row * S::kRows;
+      const int col = own.place.col * S::kCols;
+      if constexpr (S::kAddsBias) touch_bias(col);
+      multiply(own.blocks);
+      if constexpr (S::kFinish == Finish::kPartial) {
+        store_partial(row, col, own.part);
+      } else if constexpr (S::kFinish == Finish::kBiasUneven) {
+        store_uneven(row, col);
+      } else {
+        finish(row, col, i / 2 & 1);
+      }
+      skip(i + 1);
+    }
+    if (count % 2 == group_) turn_.wait();
+    if (lane_ == 0) bulk_wait_read<0>();
+  }
+
+ private:
+  __device__ __forceinline__ void release(std::uint32_t empty) const {
+    if (lane_ == 0) mbarrier_arrive(empty);
+  }
+
+  // One group of products is always on its way while the next stage is waited for. Without the turn
+  // a warpgroup could take a stage's last round for the one that it waits for: parities are equal.
+  __device__ __forceinline__ void multiply(int blocks) {
+    constexpr int kStepOfA = S::kMajorA == Major::kK ? 2 : 128;  // 16 terms, in 16 bytes
+    constexpr int kStepOfB = S::kMajorB == Major::kK ? 2 : 128;
+    constexpr int kBand = 64 * kSwizzleRow / 16;
+    turn_.wait();
+    std::uint32_t previous = 0;
+    for (int block = 0; block < blocks; ++block) {
+      const std::uint32_t data = __shfl_sync(~0u, ring_.data(), 0);
+      const std::uint64_t a = matrix_descriptor(data, leading(S::kMajorA));
+      const std::uint64_t b = matrix_descriptor(data + S::kBytesOfA, leading(S::kMajorB));
+      ring_.wait_full();
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < S::kBlock / 16; ++k) {
+#pragma unroll
+        for (int band = 0; band < S::kBands; ++band) {
+          wgmma<T, S::kMajorA, S::kMajorB>(sums_[band], a + band * kBand + k * kStepOfA,
+                                           b + k * kStepOfB, (block | k) != 0);
+        }
+      }
+      wgmma_commit();
+      if (block > 0) {
+        wgmma_wait<1>();
+        release(previous);
+      }
+      previous = ring_.empty();
+      ring_.advance();
+    }
+    turn_.pass();
+    wgmma_wait<0>();
+#pragma unroll
+    for (auto& band : sums_) pin(band);
+    release(previous);
+  }
+  static constexpr std::uint32_t leading(Major major) {
+    return major == Major::kK ? 16 : 64 * kSwizzleRow;
+  }
+
+  // `parity` of the z of this tile.
+  __device__ __forceinline__ void finish(int row, int col, int parity) {
+#pragma unroll
+    for (int c = 0; c < S::kCols / S::kChunkCols; ++c) {
+      float bias[kPairs][2];
+      if constexpr (S::kAddsBias) load_bias(col + c * S::kChunkCols, bias);
+#pragma unroll
+      for (int band = 0; band < S::kBands; ++band) {
+        const int chunk = c * S::kBands + band;
+        const float* sums = sums_[band] + c * S::kChunkCols / 2;
+        const MatrixOrigin box{col + c * S::kChunkCols, row + band * 64 + 16 * warp_};
+        if constexpr (S::kReadsZ) {
+          finish_with_z(sums, box, chunk, parity);
+        } else {
+          finish_chunk(sums, bias, box, chunk);
+        }
+      }
+    }
+  }
+
+  static constexpr int kPairs = S::kChunkCols / 8;
+
+  __device__ __forceinline__ void load_bias(int col, float (&bias)[kPairs][2]) const {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int at = min(col + 8 * i + lane_ % 4 * 2, p_.cols - 2);
+      if (p_.bias == nullptr) {
+        bias[i][0] = bias[i][1] = -0.0f;  // changes nothing that it is added to
+      } else if (p_.bias_is_wide) {
+        const float2 two = __ldg(reinterpret_cast<const float2*>(p_.bias) + at / 2);
+        bias[i][0] = two.x;
+        bias[i][1] = two.y;
+      } else {
+        widen_word<T>(__ldg(static_cast<const std::uint32_t*>(p_.bias) + at / 2), bias[i]);
+      }
+    }
+  }
+
+  // Brings a tile's bias to L1 while its products are made. A lane takes a sector of 32 bytes. It
+  // is a load, as prefetches to L1 bring nothing there.
+  __device__ __forceinline__ void touch_bias(int col) const {
+    if (p_.bias == nullptr) return;
+    const int bytes = p_.bias_is_wide ? 4 : 2;
+    const int at = min(col + lane_ * 32 / bytes, p_.cols - 2);
+    std::uint32_t unused;
+    asm volatile("ld.global.nc.u32 %0, [%1];"
+                 : "=r"(unused)
+                 : "l"(static_cast<const char*>(p_.bias) + at * bytes));
+  }
+
+  // This lane's row of 16 columns of a slot, as ldmatrix and stmatrix take it.
+  __device__ __forceinline__ std::uint32_t cell(std::uint32_t slot, int sixteen) const {
+    return swizzled<S::kChunkRowBytes>(slot, 16 * warp_ + lane_ % 16, 2 * sixteen + lane_ / 16);
+  }
+  __device__ __forceinline__ void put(std::uint32_t slot, int sixteen,
+                                      const std::uint32_t (&words)[4]) const {
+    store_matrices(cell(slot, sixteen), words[0], words[1], words[2], words[3]);
+  }
+  static __device__ __forceinline__ void narrow(const float (&v)[8], std::uint32_t (&words)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = narrow_word<T>(v + 2 * i);
+  }
+  static __device__ __forceinline__ void widen(const std::uint32_t (&words)[4], float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) widen_word<T>(words[i], v + 2 * i);
+  }
+  __device__ __forceinline__ std::uint32_t rows_of_warp(std::uint32_t slot) const {
+    return slot + 16 * warp_ * S::kChunkRowBytes;
+  }
+
+  // z is rounded before f, as the z is that is kept.
+  __device__ __forceinline__ void finish_chunk(const float* sums, const float (&bias)[kPairs][2],
+                                               MatrixOrigin box, int chunk) const {
+    const std::uint32_t slot = shared_address(storage_.slots[group_][chunk % S::kSlots]);
+#pragma unroll
+    for (int j = 0; j < S::kChunkCols / 16; ++j) {
+      float v[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) v[e] = sums[8 * j + e] + bias[2 * j + e / 4][e % 2];
+      std::uint32_t words[4];
+      narrow(v, words);
+      if constexpr (S::kFinish != Finish::kBias) {
+        if constexpr (S::kTwoOutputs) put(slot + S::kChunkBytes, j, words);
+        widen(words, v);
+#pragma unroll
+        for (float& value : v) value = S::Activation::value(math::Fast{}, value);
+        narrow(v, words);
+      }
+      put(slot, j, words);
+    }
+    fence_async_shared();
+    if (lane_ == 0) bulk_wait_read<S::kSlots - 2>();  // frees the slot of the next chunk
+    __syncwarp();
+    if (lane_ == 0) {
+      tensor_store(p_.out, box, rows_of_warp(slot));
+      if constexpr (S::kTwoOutputs) {
+        tensor_store(p_.kept, box, rows_of_warp(slot + S::kChunkBytes));
+      }
+      bulk_commit();
+    }
+  }
+
+  // The result leaves from the slot that its z came in.
+  __device__ __forceinline__ void finish_with_z(const float* sums, MatrixOrigin box, int chunk,
+                                                int parity) const {
+    const std::uint32_t slot = shared_address(storage_.slots[0][chunk]);
+    const std::uint32_t kept =
+        shared_address(storage_.kept[group_ * S::kKeptSlots + chunk % S::kKeptSlots]);
+    mbarrier_wait(shared_address(&storage_.z_full[group_][chunk]), parity);
+    std::uint32_t z[S::kChunkCols / 16][4];
+#pragma unroll
+    for (int j = 0; j < S::kChunkCols / 16; ++j) ldmatrix_x4(z[j], cell(slot, j));
+#pragma unroll
+    for (int j = 0; j < S::kChunkCols / 16; ++j) {
+      float v[8];
+      float value[8];
+      widen(z[j], v);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const auto both = S::Activation::value_and_slope(math::Fast{}, v[e]);
+        value[e] = both.value;
+        v[e] = sums[8 * j + e] * both.slope;
+      }
+      std::uint32_t words[4];
+      narrow(value, words);
+      put(kept, j, words);
+      narrow(v, words);
+      put(slot, j, words);
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (lane_ == 0) {
+      tensor_store(p_.out, box, rows_of_warp(slot));
+      if (p_.keeps) tensor_store(p_.kept, box, rows_of_warp(kept));
+      bulk_commit();
+      free_slots(chunk);
+    }
+    __syncwarp();  // the next chunk writes where this one's predecessor has been read
+  }
+
+  __device__ __forceinline__ void free_slots(int chunk) const {
+    const auto free = [&](int i) { mbarrier_arrive(shared_address(&storage_.z_empty[i])); };
+    bulk_wait_read<1>();
+    if (chunk > 0) free(chunk - 1);
+    if (chunk == S::kChunks - 1) {
+      bulk_wait_read<0>();
+      free(chunk);
+    }
+  }
+
+  // body(row, column, two sums) of each two that stand side by side.
+  template <class Body>
+  __device__ __forceinline__ void for_each_two(int row, int col, Body&& body) const {
+#pragma unroll
+    for (int band = 0; band < S::kBands; ++band) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int own_row = row + band * 64 + 16 * warp_ + 8 * half + lane_ / 4;
+        if (own_row >= p_.rows) continue;
+#pragma unroll
+        for (int i = 0; i < S::kCols / 8; ++i) {
+          const int own_col = col + 8 * i + lane_ % 4 * 2;
+          if (own_col < p_.cols) body(own_row, own_col, sums_[band] + 4 * i + 2 * half);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_partial(int row, int col, int part) const {
+    float* const matrix = p_.partial + std::int64_t{part} * p_.rows * p_.cols;
+    for_each_two(row, col, [&](int own_row, int own_col, const float* sums) {
+      float* const to = matrix + std::int64_t{own_row} * p_.cols + own_col;
+      *reinterpret_cast<float2*>(to) = {sums[0], sums[1]};
+    });
+  }
+
+  __device__ __forceinline__ float bias_at(int col) const {
+    if (p_.bias == nullptr) return -0.0f;
+    return p_.bias_is_wide ? static_cast<const float*>(p_.bias)[col]
+                           : cuda::widen(static_cast<const T*>(p_.bias)[col]);
+  }
+  __device__ __forceinline__ void store_uneven(int row, int col) const {
+    for_each_two(row, col, [&](int own_row, int own_col, const float* sums) {
+      T* const to = static_cast<T*>(p_.uneven) + own_row * p_.uneven_step + own_col;
+      to[0] = cuda::narrow<T>(sums[0] + bias_at(own_col));
+      if (own_col + 1 < p_.cols) to[1] = cuda::narrow<T>(sums[1] + bias_at(own_col + 1));
+    });
+  }
+
+  const GemmParameters& p_;
+  GemmStorage<S>& storage_;
+  GemmRing<S> ring_;
+  Turn turn_;
+  int group_;
+  int warp_;
+  int lane_;
+  float sums_[S::kBands][S::kCols / 2];
+};
+
+#endif  // sm_90a
+
+template <class S>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    gemm_kernel(const __grid_constant__ GemmParameters p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& storage = *reinterpret_cast<GemmStorage<S>*>(memory);
+  const GemmRing<S> ring(shared_address(storage.stages), shared_address(storage.ring));
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  if (threadIdx.x == 0) {
+    ring.init(kGemmWarps);
+    if constexpr (S::kReadsZ) {
+      for (int i = 0; i < S::kChunks; ++i) {
+        mbarrier_init(shared_address(&storage.z_full[0][i]), 1);
+        mbarrier_init(shared_address(&storage.z_full[1][i]), 1);
+        mbarrier_init(shared_address(&storage.z_empty[i]), kGemmWarps);
+      }
+    }
+    fence_mbarrier_init();
+    prefetch_tensor_map(p.a);
+    prefetch_tensor_map(p.b);
+  }
+  __syncthreads();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (group == 0) {
+    give_registers<24>();
+    if (threadIdx.x == 0) load_operands<S>(p, ring);
+    if constexpr (S::kReadsZ) {
+      if (threadIdx.x == 32) load_z<S>(p, storage);
+    }
+  } else {
+    take_registers<240>();
+    GemmConsumer<S>(p, storage, ring, group - 1).run();
+  }
+#endif
+}
+
+}  // namespace transformer_kernels::cuda

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: MIT
+#include "linear/sm90/launch_gemm.cuh"
+
+namespace transformer_kernels::cuda {
+
+void run_gemm_slope(const Context& context, const Product& p) {
+  launch_activated<Finish::kSlope>(context, p);
+}
+
+}  // namespace transformer_kernels::cuda
