@@ -34,7 +34,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hidden features at once, or in parts as those of large problems are."""
     if request.param:
-        monkeypatch.setattr(_mlp, "_FEWEST_BYTES", 0)
+        monkeypatch.setattr(_mlp, "_FEWEST_BYTES", {})
 
 
 def _leaves(
@@ -291,7 +291,7 @@ class _Widest(TorchDispatchMode):
 def test_no_temporary_is_as_large_as_the_hidden_layer(
     kind: str, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_mlp, "_FEWEST_BYTES", 0)
+    monkeypatch.setattr(_mlp, "_FEWEST_BYTES", {})
     leaves = {n: leaf.requires_grad_() for n, leaf in _leaves(kind, torch.float32).items()}
     y = _ours(kind, leaves, recompute=level)
     with _Widest() as widest:

@@ -46,7 +46,9 @@ def call_as_one(
         return None
     if any_autocast():
         tensors = under_autocast(x.device.type, *tensors)
-    packed = backend != "auto" or refusal(title, x, weight) is None
+    packed = backend != "auto" or refusal(
+        title, x, weight, down_weight, activated=True
+    ) is None  # fmt: skip
     if down_weight is not None and not down_weight.requires_grad:
         level = max(level, 1)  # nothing reads h but the gradient of that weight
     y: Tensor = op.call(*tensors, activation, level, packed, backend)

@@ -2,7 +2,8 @@
 """Which product a linear layer runs: ours, of operands in order ("packed"), or PyTorch's.
 
 The choice is tables of what speaks against ours, in the order in which it is asked; measured, see
-``docs/decisions/0016-linear-on-the-cpu.md``. ``backend="cpu"`` runs ours whatever the table says.
+``docs/decisions/0016-linear-on-the-cpu.md`` and ``0017-linear-on-hopper.md``. ``backend="cpu"`` or
+``"cuda"`` runs ours whatever the tables say.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ _FEWEST_PRODUCTS = 2**21
 _FEWEST_NUMBERS = 2**18  # of a weight
 _MOST_16_BIT = (8, 4)  # rows with a weight kept by columns, and as PyTorch keeps it
 _WIDE = (torch.float32, torch.float64)
+_FEWEST_ROWS_ON_HOPPER = 512
+_TILES = ((128, 192), (128, 128))  # of csrc/linear/sm90
+_LEAST_SHARE = 0.85  # of the processors' time that tiles have to fill
+_ALIGNMENT = 16  # bytes
 
 
 class Refusal(NamedTuple):
@@ -63,15 +68,77 @@ def has_few_rows(x: Tensor) -> bool:
     return _rows(x) <= _MOST_FEW_ROWS
 
 
-_ANY_ROWS = (
+@functools.cache
+def _is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@functools.cache
+def _processors(device: int) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+@functools.cache
+def _is_filled(rows: int, cols: int, processors: int) -> bool:
+    """Whether tiles of the result keep the processors at work until the last round of them."""
+
+    def share(height: int, width: int) -> float:
+        tiles = -(-rows // height) * -(-cols // width)
+        return rows * cols / (-(-tiles // processors) * processors * height * width)
+
+    return max(share(*tile) for tile in _TILES) >= _LEAST_SHARE
+
+
+def _leaves_processors_idle(x: Tensor, weight: Tensor) -> bool:
+    rows, processors = _rows(x), _processors(x.device.index)
+    if not _is_filled(rows, weight.shape[0], processors):
+        return True
+    has_dx = torch.is_grad_enabled() and x.requires_grad
+    return has_dx and not _is_filled(rows, weight.shape[1], processors)
+
+
+def _dtype_in_products(x: Tensor) -> torch.dtype:
+    """That of ``x``, or what autocast makes of it."""
+    lowered = torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64
+    return torch.get_autocast_dtype(x.device.type) if lowered else x.dtype
+
+
+def _is_uneven(matrix: Tensor) -> bool:
+    """Whether the tensor maps of Hopper cannot say where rows or columns begin."""
+    if matrix.dim() != 2 or 1 not in matrix.stride():
+        return True
+    step = _ALIGNMENT // matrix.itemsize
+    lines = any(stride != 1 and stride % step for stride in matrix.stride())
+    return lines or matrix.data_ptr() % _ALIGNMENT != 0
+
+
+def _has_uneven_features(weight: Tensor) -> bool:
+    return any(size % (_ALIGNMENT // 2) for size in weight.shape)
+
+
+_ANY_DEVICE = (
     Refusal(lambda *_: not is_eager(), "a graph or a transform follows the call"),
     Refusal(
         lambda x, weight: type(x) not in PLAIN_CLASSES or type(weight) not in PLAIN_CLASSES,
         "an operand is more than memory",
     ),
-    Refusal(lambda x, _: not have_kernels_for(x) or not x.is_cpu, "no kernel for this device"),
-    Refusal(lambda *_: torch.is_autocast_enabled("cpu"), "autocast is on"),
+    Refusal(lambda x, _: not have_kernels_for(x), "no kernel for this device"),
 )
+_ON_HOPPER = (
+    Refusal(
+        lambda x, _: _dtype_in_products(x) in _WIDE, "our product on CUDA is of 16-bit numbers"
+    ),
+    Refusal(
+        lambda x, weight: _dtype_in_products(weight) is not _dtype_in_products(x),
+        "an operand is of another dtype",
+    ),
+    Refusal(lambda x, _: not _is_hopper(x.device.index), "our product on CUDA is Hopper's"),
+    Refusal(lambda _, weight: _is_uneven(weight), "rows of the weight are not 16-byte aligned"),
+    Refusal(lambda x, _: _rows(x) < _FEWEST_ROWS_ON_HOPPER, "there are few rows"),
+    Refusal(_leaves_processors_idle, "tiles of the result would leave processors idle"),
+)
+_ON_CPU = (Refusal(lambda *_: torch.is_autocast_enabled("cpu"), "autocast is on"),)
 _FEW_ROWS = (
     Refusal(lambda _, weight: weight.numel() < _FEWEST_NUMBERS, "the weight is small"),
     Refusal(
@@ -101,11 +168,26 @@ _MORE_ROWS = (
 )
 
 
-def refusal(op: str, x: Tensor, weight: Tensor) -> str | None:
-    """Why PyTorch's product runs; None where ours does."""
-    reason = first_reason(_ANY_ROWS, x, weight)
-    if reason is None:
-        reason = first_reason(_FEW_ROWS if has_few_rows(x) else _MORE_ROWS, x, weight)
+def refusal(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    down_weight: Tensor | None = None,
+    *,
+    activated: bool = False,
+) -> str | None:
+    """Why PyTorch's product runs; None where ours does. ``down_weight`` is of a layer behind, and
+    an activation is part of the product where it is ``activated``."""
+    reason = first_reason(_ANY_DEVICE, x, weight)
+    if reason is None and x.is_cuda:
+        reason = first_reason(_ON_HOPPER, x, weight)
+        if reason is None and down_weight is not None and _is_uneven(down_weight):
+            reason = "rows of down_weight are not 16-byte aligned"
+        if reason is None and activated and _has_uneven_features(weight):
+            reason = "features are no multiple of 8"
+    elif reason is None:
+        by_rows = _FEW_ROWS if has_few_rows(x) else _MORE_ROWS
+        reason = first_reason((*_ON_CPU, *by_rows), x, weight)
     if reason is not None:
         log_dispatch(f"{op}: packed refused: {reason}; PyTorch's product runs")
     return reason

@@ -39,12 +39,14 @@ def linear_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_dx: bool, need_dweight: bool,
     need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    none = x.new_empty(0)
-    return (
-        (dy @ weight).contiguous() if need_dx else none,
-        (as_rows(dy).t() @ as_rows(x)).contiguous() if need_dweight else none,
-        bias_gradient(dy, bias.dtype) if need_dbias and bias is not None else none,
-    )
+    dx, dweight, dbias = (x.new_empty(0) for _ in range(3))
+    if need_dx:
+        dx = (dy @ weight).contiguous()
+    if need_dweight:
+        dweight = (as_rows(dy).t() @ as_rows(x)).contiguous()
+    if need_dbias and bias is not None:
+        dbias = bias_gradient(dy, bias.dtype)
+    return dx, dweight, dbias
 
 
 def _slope_times(activate: Activate, z: Tensor, dy: Tensor) -> Tensor:
@@ -63,3 +65,11 @@ def linear_act_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dz = _slope_times(ACTIVATIONS[activation].formula, z, dy)
     return linear_gradient(dz, x, weight, bias, need_dx, need_dweight, need_dbias)
+
+
+def linear_dact(
+    dy: Tensor, weight: Tensor, z: Tensor, activation: int, need_h: bool
+) -> tuple[Tensor, Tensor]:
+    formula = ACTIVATIONS[activation].formula
+    dz = _slope_times(formula, z, dy @ weight)
+    return dz, formula(z) if need_h else z.new_empty(0)

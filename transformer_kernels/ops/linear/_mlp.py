@@ -9,7 +9,7 @@ summed over the parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,17 +18,18 @@ from ..._library import direct
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula
 from ._arguments import empty_like_weight
-from ._formula import as_rows
-from ._ops import LINEAR
+from ._formula import as_rows, bias_gradient
+from ._ops import LINEAR, LINEAR_ACT, LINEAR_DACT
 
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
 
 # The sum over the parts is rounded to the dtype of x after each: 4 stay within twice the error of
 # one product. Below so many bytes of hidden features, more calls cost more than memory that stays
-# in the cache saves.
+# in the cache saves, or than memory is worth.
 _PARTS = 4
-_FEWEST_BYTES = 2**24
+_FEWEST_BYTES = {"cpu": 2**24, "cuda": 2**28}
+_FEWEST_FEATURES_ON_CUDA = 2048  # of a part: products with fewer leave processors without work
 _STEP = 64  # parts begin at multiples of it, where rows of hidden features are aligned
 
 
@@ -58,20 +59,55 @@ _TORCHS = Products(
 )
 
 
+_ON_HOPPER = _TORCHS._replace(linear=_packed)
+
+
+class Fused(NamedTuple):
+    """Products that an activation is part of. z has the bias here: the one in front added it."""
+
+    number: int  # of the activation
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """h, and z where it is to be kept."""
+        if keep:
+            h, z = _act_forward(x, weight, bias, self.number)
+            return h, z
+        return _act_inference(x, weight, bias, self.number), None
+
+    def backward(self, dy: Tensor, down_weight: Tensor, z: Tensor, need_h: bool) -> Tensors:
+        """dz, and h."""
+        return cast(Tensors, _dact(dy, down_weight, z, self.number, need_h))
+
+
+_act_forward = direct(LINEAR_ACT.raw.forward)
+_act_inference = direct(LINEAR_ACT.raw.inference)
+_dact = direct(LINEAR_DACT)
+
+
 class Kernels(NamedTuple):
     """Of one activation: those of the pointwise family, and the products."""
 
     forward: Callable[..., Tensor]
     backward: Callable[..., Tensors]
     products: Products
+    fused: Fused | None = None
 
 
 _PLAIN = [(direct(op.raw.forward), direct(op.raw.backward)) for op in PLAIN.values()]
 _GATED = [(direct(op.raw.forward), direct(op.raw.backward)) for op in GATED.values()]
 
 
-def _kernels(table: list[tuple[Any, Any]], activation: int, packed: bool) -> Kernels:
-    return Kernels(*table[activation], _OURS if packed else _TORCHS)
+def _plain_kernels(x: Tensor, down_weight: Tensor | None, activation: int, packed: bool) -> Kernels:
+    kernels = _kernels(x, _PLAIN, activation, packed)
+    fuses = packed and x.is_cuda and down_weight is not None
+    return kernels._replace(fused=Fused(activation)) if fuses else kernels
+
+
+def _kernels(x: Tensor, table: list[tuple[Any, Any]], activation: int, packed: bool) -> Kernels:
+    ours = _ON_HOPPER if x.is_cuda else _OURS
+    return Kernels(*table[activation], ours if packed else _TORCHS)
 
 
 # ---- the forward pass ---------------------------------------------------------------------------
@@ -85,8 +121,12 @@ def _forward(
     elements where they are not kept."""
     linear = kernels.products.linear
     rows = as_rows(x)
-    z = [None if weight is None else linear(rows, weight, None) for weight in weights]
-    h = kernels.forward(*z, *biases)
+    if kernels.fused is not None:
+        weight = cast(Tensor, weights[0])
+        h, *z = kernels.fused.forward(rows, weight, biases[0], keep=recompute < 2)
+    else:
+        z = [None if weight is None else linear(rows, weight, None) for weight in weights]
+        h = kernels.forward(*z, *biases)
     if recompute > 1:
         z = [None for _ in z]
     y = h if down_weight is None else linear(h, down_weight, down_bias)
@@ -101,7 +141,7 @@ def mlp_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
     down_bias: Tensor | None, activation: int, recompute: int, packed: bool,
 ) -> Tensors:  # fmt: skip
-    kernels = _kernels(_PLAIN, activation, packed)
+    kernels = _plain_kernels(x, down_weight, activation, packed)
     return _forward(kernels, x, (weight,), (bias,), down_weight, down_bias, recompute)
 
 
@@ -110,7 +150,7 @@ def gated_mlp_forward(
     up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
     recompute: int, packed: bool,
 ) -> Tensors:  # fmt: skip
-    kernels = _kernels(_GATED, activation, packed)
+    kernels = _kernels(x, _GATED, activation, packed)
     weights, biases = (weight, up_weight), (bias, up_bias)
     return _forward(kernels, x, weights, biases, down_weight, down_bias, recompute)
 
@@ -142,36 +182,49 @@ class _Call(NamedTuple):
         if not self.needs_dz and self.ddown_weight is None:
             return []
         hidden = len(self.weights[0])
-        whole = len(self.x) * hidden * self.x.itemsize < _FEWEST_BYTES
+        fewest = _FEWEST_BYTES.get(self.x.device.type, 0)
+        whole = len(self.x) * hidden * self.x.itemsize < fewest or (
+            self.x.is_cuda and hidden < _PARTS * _FEWEST_FEATURES_ON_CUDA
+        )
         step = hidden if whole else -(-hidden // (_PARTS * _STEP)) * _STEP
         return [slice(at, min(at + step, hidden)) for at in range(0, hidden, step or 1)]
 
 
 def _operands(call: _Call, part: slice) -> tuple[Tensor | None, ...]:
-    """Of the activation: columns of z, and their biases."""
+    """Of the activation: columns of z, and their biases, unless z has them."""
     linear = call.kernels.products.linear
+    biases = [None if bias is None else bias[part] for bias in call.biases]
+    none = [None for _ in biases]
+    added, left = (none, biases) if call.kernels.fused is None else (biases, none)
     if call.z is None:
-        z = [linear(call.x, weight[part], None) for weight in call.weights]
+        pairs = zip(call.weights, added, strict=False)
+        z = [linear(call.x, weight[part], bias) for weight, bias in pairs]
     else:
         z = [t[:, part] for t in call.z]
-    return (*z, *(None if bias is None else bias[part] for bias in call.biases))
+    return (*z, *left)
 
 
-def _through_activation(call: _Call, part: slice) -> Sequence[Tensor]:
+def _through_activation(call: _Call, part: slice) -> Sequence[Any]:
     """dz of each weight, the gradients of their biases, and h where it was not kept."""
-    if call.down_weight is None:
-        dh = call.dy[:, part]
-    else:
-        dh = call.kernels.products.linear(call.dy, call.down_weight[:, part].t(), None)
     need_dbias = any(t is not None for t in call.dbiases)
     need_h = call.ddown_weight is not None and call.h is None
+    if call.down_weight is None:
+        dh = call.dy[:, part]
+    elif call.kernels.fused is not None:
+        z = cast(Tensor, _operands(call, part)[0])
+        dz, h = call.kernels.fused.backward(call.dy, call.down_weight[:, part], z, need_h)
+        bias = call.biases[0]
+        dbias = bias_gradient(dz, bias.dtype) if need_dbias and bias is not None else None
+        return dz, dbias, h
+    else:
+        dh = call.kernels.products.linear(call.dy, call.down_weight[:, part].t(), None)
     return call.kernels.backward(dh, *_operands(call, part), need_dbias, need_h)
 
 
 def _through_hidden(call: _Call, part: slice) -> Sequence[Tensor]:
     """dz of each weight; the gradients of the biases and of the second weight are written."""
     count = len(call.weights)
-    found: Sequence[Tensor] = _through_activation(call, part) if call.needs_dz else ()
+    found: Sequence[Any] = _through_activation(call, part) if call.needs_dz else ()
     for dbias, memory in zip(found[count:], call.dbiases, strict=False):
         if memory is not None:
             memory[part] = dbias
@@ -257,8 +310,8 @@ def mlp_backward(
     need_ddown_bias: bool,
 ) -> Tensors:  # fmt: skip
     return _gradients(
-        _kernels(_PLAIN, activation, packed), dy, x, (weight,), (bias,), down_weight, down_bias,
-        (z,), h, recompute, need_dx, (need_dweight,), need_dbias, need_ddown_weight,
+        _plain_kernels(x, down_weight, activation, packed), dy, x, (weight,), (bias,), down_weight,
+        down_bias, (z,), h, recompute, need_dx, (need_dweight,), need_dbias, need_ddown_weight,
         need_ddown_bias,
     )  # fmt: skip
 
@@ -271,7 +324,7 @@ def gated_mlp_backward(
     need_ddown_bias: bool,
 ) -> Tensors:  # fmt: skip
     return _gradients(
-        _kernels(_GATED, activation, packed), dy, x, (weight, up_weight), (bias, up_bias),
+        _kernels(x, _GATED, activation, packed), dy, x, (weight, up_weight), (bias, up_bias),
         down_weight, down_bias, (gate, up), h, recompute, need_dx, (need_dweight, need_dup_weight),
         need_dbias, need_ddown_weight, need_ddown_bias,
     )  # fmt: skip

@@ -5,7 +5,7 @@
 
 ``recompute`` is 0, where z and h are kept; 1, where z is; 2, where neither is. A gated one has the
 gate's z and up's, or both in one where ``weight`` has the rows of both. Without ``down_weight`` the
-result is h. ``packed`` has our product run, of operands in order.
+result is h. ``packed`` has our product run, of operands in order; on CUDA its z has the bias.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
+from ..._library import raw_op
 from .._declare import declare
 from .._declare_arguments import Given, Integer, Result, Rows, Table
 from ..pointwise.table import ACTIVATIONS
@@ -62,4 +63,19 @@ LINEAR_ACT = declare(
     check=_check,
     memory={"z": _empty_z, "dweight": _like_weight},
     text="act(x @ weight.T + bias)",
+)
+
+
+def _fake_dact(
+    dy: Tensor, weight: Tensor, z: Tensor, activation: int, need_h: bool  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return z.new_empty(z.shape), z.new_empty(z.shape if need_h else 0)
+
+
+# The gradient at an activation in front of a layer, and the activation's value.
+LINEAR_DACT = raw_op(
+    "linear_dact(Tensor dy, Tensor weight, Tensor z, int activation, bool need_h)"
+    " -> (Tensor dz, Tensor h)",
+    reference=_formula.linear_dact,
+    fake=_fake_dact,
 )

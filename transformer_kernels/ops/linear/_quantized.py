@@ -38,9 +38,12 @@ def quantized_linear(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | N
 def quantized_linear_gradient(
     dy: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None, need_dx: bool, need_dbias: bool
 ) -> tuple[Tensor, Tensor]:
-    none = dy.new_empty(0)
-    dx = (dy @ dequantized(packed, scales, dy.dtype)).contiguous() if need_dx else none
-    return dx, _formula.bias_gradient(dy, bias.dtype) if need_dbias and bias is not None else none
+    dx, dbias = dy.new_empty(0), dy.new_empty(0)
+    if need_dx:
+        dx = (dy @ dequantized(packed, scales, dy.dtype)).contiguous()
+    if need_dbias and bias is not None:
+        dbias = _formula.bias_gradient(dy, bias.dtype)
+    return dx, dbias
 
 
 class DequantizedLinear(torch.autograd.Function):

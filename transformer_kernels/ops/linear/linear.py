@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from .._declare import Op
+from .._dtype import under_autocast
 from .._public import overridable
 from ..fpga.linear import on_array
 from ..pointwise._ops import GATED, PLAIN
@@ -45,6 +46,13 @@ def _torch_product(op: Op, *arguments: Any) -> Tensor:
         raise
 
 
+def _as_multiplied(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What autocast makes of them on CUDA; on the CPU our product takes tensors as they are."""
+    x = tensors[0]
+    on_cuda = isinstance(x, Tensor) and x.is_cuda
+    return under_autocast("cuda", *tensors) if on_cuda else tensors
+
+
 @overridable
 def linear(
     input: Tensor,  # noqa: A002
@@ -61,8 +69,8 @@ def linear(
             ``Conv1D`` does, is given as ``weight.t()`` and read where it lies.
         bias: (N,), of ``input``'s dtype or float32.
         backend: ``"auto"`` is ours or PyTorch's product, whichever was measured to be faster;
-            ``"cpu"`` ours, ``"reference"`` PyTorch's. ``"fpga"`` multiplies in int8 on the array
-            that :mod:`transformer_kernels.fpga` tells of, without gradients.
+            ``"cpu"`` and ``"cuda"`` ours, ``"reference"`` PyTorch's. ``"fpga"`` multiplies in int8
+            on the array that :mod:`transformer_kernels.fpga` tells of, without gradients.
 
     Returns:
         (..., N), of the dtype of ``input``. Sums are of float32, float64 for float64.
@@ -74,7 +82,7 @@ def linear(
         return on_array(input, weight, bias)
     if backend == "auto" and refusal("linear", input, weight) is not None:
         return _torch_product(LINEAR, input, weight, bias)
-    return _call(input, weight, bias, backend)
+    return _call(*_as_multiplied(input, weight, bias), backend)
 
 
 @overridable
@@ -90,15 +98,15 @@ def linear_act(
     """``act(input @ weight.T + bias)``.
 
     The sum is rounded to the dtype of ``input`` and kept for the backward pass, which computes the
-    slope of the activation again. Where PyTorch's product runs, as on CUDA, the activation is our
-    kernel of its own; else it is applied to each block of the result that is still in the cache.
+    slope of the activation again. Where PyTorch's product runs, the activation is our kernel of its
+    own; else it is applied to each block of the result that is still in the cache, or in registers.
 
     Args:
         activation: the name of an activation of one tensor: ``"gelu"``, ``"gelu_tanh"``,
             ``"silu"``, ``"relu"``, ``"relu_squared"``, ``"quick_gelu"``.
         recompute: 2 keeps ``input`` alone and computes the product once more in the backward pass;
             0 and 1 keep the product.
-        backend: ``"auto"``, ``"cpu"`` or ``"reference"``.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``.
 
     The other arguments and the result are as those of :func:`linear`.
     """
@@ -108,10 +116,10 @@ def linear_act(
         y = call_as_one(MLP, "linear_act", tensors, number, 2, backend)
         if y is not None:
             return y
-    if backend == "auto" and refusal("linear_act", input, weight) is not None:
+    if backend == "auto" and refusal("linear_act", input, weight, activated=True) is not None:
         z = _torch_product(LINEAR_ACT, input, weight, bias, number)
         return cast(Tensor, PLAIN[activation].call(z, None))
-    return cast(Tensor, _act_call(input, weight, bias, number, backend))
+    return cast(Tensor, _act_call(*_as_multiplied(input, weight, bias), number, backend))
 
 
 @overridable
