@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from transformer_kernels.bench import cases, report, runner, schema, step, summary, sweeps, table
 from transformer_kernels.bench.case import Op
@@ -18,7 +19,7 @@ from transformer_kernels.bench.commands import pick_device
 from transformer_kernels.bench.schema import Result, Training
 from transformer_kernels.bench.training import Recipe
 from transformer_kernels.demo.gpt2 import put_in_kernels
-from transformer_kernels.demo.model import stock_model
+from transformer_kernels.demo.model import TOKENS, stock_model
 from transformer_kernels.demo.train import Size, batches, generate, loss_of, train
 
 _SEED = 0
@@ -37,6 +38,10 @@ _SIZES = {
         bench_seconds=60,
     ),
 }  # fmt: skip
+_GPT2 = Size(
+    12, 768, 12, block=1024, batch=16, steps=200, learning_rate=6e-4, sample_bytes=300,
+    bench_seconds=60,
+)  # fmt: skip
 _QUICK = Size(
     2, 64, 2, block=64, batch=4, steps=6, learning_rate=3e-3, sample_bytes=24, bench_seconds=8
 )
@@ -50,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
 
     if parsed.profile:
-        return _show_parts(_parts(size, device, 3 if parsed.quick else 25), parsed.json)
+        on_gpu = device.type == "cuda" and not parsed.quick
+        result = (
+            _parts_of_gpt2(device) if on_gpu else _parts(size, device, 3 if parsed.quick else 25)
+        )
+        return _show_parts(result, parsed.json)
     training = _train_all(size, device)
     print(_outcome(training, size))
     print(_curves(training))
@@ -150,6 +159,33 @@ def _parts(size: Size, device: torch.device, rounds: int) -> Result:
         "dropout": f"dropout {_DROPOUT:g}", "threads": f"{torch.get_num_threads()} threads",
     }  # fmt: skip
     return dataclasses.replace(step.measure(task, device, rounds), settings=settings)
+
+
+def _parts_of_gpt2(device: torch.device) -> Result:
+    """Of the 124 million parameters that GPT-2 has, under autocast, as it is trained."""
+    size = _GPT2
+
+    def fresh() -> Any:
+        dims = (size.layers, size.width, size.heads, size.block)
+        return stock_model(*dims, _SEED, _DROPOUT, TOKENS)
+
+    def loss_under_autocast(model: Any, batch: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return loss_of(model, batch)
+
+    torch.manual_seed(_SEED)
+    task = step.Task(
+        models={"stock": fresh(), "ours": put_in_kernels(fresh())},
+        batch=torch.randint(TOKENS, (size.batch, size.block), device=device),
+        loss_of=loss_under_autocast,
+        recipe=Recipe(size.steps, size.learning_rate),
+        tokens=size.block,
+    )
+    settings = {
+        "model": f"{size} and its vocabulary", "batch": f"batch {size.batch}x{size.block}",
+        "dropout": f"dropout {_DROPOUT:g}", "dtype": "bfloat16 autocast",
+    }  # fmt: skip
+    return dataclasses.replace(step.measure(task, device, 25), settings=settings)
 
 
 def _show_parts(result: Result, path: Path | None) -> int:

@@ -101,10 +101,14 @@ ACTIVATIONS = {
 
 
 def add_branch(
-    residual: Tensor, x: Tensor, projection: Conv1D, dropout: nn.Dropout, norm: nn.LayerNorm | None
+    residual: Tensor,
+    product: Tensor,
+    projection: Conv1D,
+    dropout: nn.Dropout,
+    norm: nn.LayerNorm | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``residual + dropout(projection(x))`` and its norm, in one pass behind the product."""
-    product = tfk.functional.linear(x, projection.weight.t())
+    """``residual + dropout(product + bias)`` and its norm, in one pass behind the projection's
+    product."""
     product = product.to(residual.dtype)  # autocast's are narrower
     p, training = dropout.p, dropout.training
     if norm is None:
@@ -141,14 +145,25 @@ class Block(GPT2Block):
         attn, mlp = self.attn, self.mlp
         normed = self.ln_1(hidden_states) if normed is None else normed
         heads = self._heads(normed, past_key_values, attention_mask, options.get("is_causal"))
+        product = tfk.functional.linear(heads, attn.c_proj.weight.t())
         hidden_states, normed = add_branch(
-            hidden_states, heads, attn.c_proj, attn.resid_dropout, self.ln_2
+            hidden_states, product, attn.c_proj, attn.resid_dropout, self.ln_2
         )
-        inner = tfk.functional.linear_act(
-            normed, mlp.c_fc.weight.t(), mlp.c_fc.bias, ACTIVATIONS[attn.config.activation_function]
-        )
-        pair = add_branch(hidden_states, inner, mlp.c_proj, mlp.dropout, next_norm)
+        product = self._through_mlp(normed)
+        pair = add_branch(hidden_states, product, mlp.c_proj, mlp.dropout, next_norm)
         return pair[0] if next_norm is None else pair
+
+    def _through_mlp(self, x: Tensor) -> Tensor:
+        """Without the second bias. As one op the MLP keeps less for the backward pass, which on
+        Hopper computes the rest within a product; on a CPU that would take a pass more."""
+        fc, down = self.mlp.c_fc, self.mlp.c_proj
+        activation = ACTIVATIONS[self.attn.config.activation_function]
+        if x.is_cuda:
+            return tfk.functional.mlp(
+                x, fc.weight.t(), fc.bias, down.weight.t(), activation=activation
+            )
+        hidden = tfk.functional.linear_act(x, fc.weight.t(), fc.bias, activation)
+        return tfk.functional.linear(hidden, down.weight.t())
 
     def _heads(self, x: Tensor, cache: Any, mask: Tensor | None, is_causal: bool | None) -> Tensor:
         attn = self.attn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Hugging Face's GPT-2 as it comes, of bytes."""
+"""Hugging Face's GPT-2 as it comes, of bytes or of its own vocabulary."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-_VOCABULARY = 256  # bytes
+BYTES = 256
+TOKENS = 50257  # of GPT-2's vocabulary
 
 
 def stock_model(
-    layers: int, width: int, heads: int, block: int, seed: int, dropout: float = 0.0
+    layers: int,
+    width: int,
+    heads: int,
+    block: int,
+    seed: int,
+    dropout: float = 0.0,
+    vocabulary: int = BYTES,
 ) -> Any:
     """Random weights, the same for the same seed."""
     torch.manual_seed(seed)
     configure: Any = GPT2Config  # typed in part only
     config = configure(
-        vocab_size=_VOCABULARY,
+        vocab_size=vocabulary,
         n_positions=block,
         n_embd=width,
         n_layer=layers,
@@ -28,6 +35,6 @@ def stock_model(
         attn_pdrop=dropout,
         bos_token_id=0,
         eos_token_id=0,
-        tie_word_embeddings=False,  # learns sooner
+        tie_word_embeddings=vocabulary != BYTES,  # few bytes learn sooner apart
     )
     return GPT2LMHeadModel(config)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""linear, and linear_act with GPT-2's activation: M rows, K terms, N columns.
+"""linear, and linear_act with GPT-2's activation: M rows, K terms, N columns; an MLP of both: M
+rows, K features, N hidden ones.
 
 ``packed_linear`` and ``packed_linear_act`` run our product whatever the choice is. ``onednn`` is
 the operator of PyTorch's wheel that its compiler calls.
@@ -8,6 +9,7 @@ the operator of PyTorch's wheel that its compiler calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +23,24 @@ from transformer_kernels.bench.sweeps import Grid, Shape
 
 _FC1, _FC2, _SQUARE = (1024, 768, 3072), (1024, 3072, 768), (512, 512, 512)
 _DEMO, _WIDE = (1024, 192, 768), (4096, 1024, 4096)
+# Tokens, features and hidden ones of the MLPs of models; each has a product up and one down.
+_MODELS = ((4096, 768, 3072), (16384, 1024, 4096), (8192, 4096, 16384), (2048, 4096, 16384))
+_PRODUCTS_OF_MODELS: list[Shape] = [
+    shape for m, k, n in _MODELS for shape in ((m, k, n), (m, n, k))
+]
+
+
+def _headline(device: torch.device, _: torch.dtype) -> list[Shape]:
+    on_cuda = device.type == "cuda"
+    return _PRODUCTS_OF_MODELS if on_cuda else [_SQUARE, _DEMO, _FC1, _FC2, _WIDE]
+
+
 _GRID = Grid(
     forms="1024x768x3072 (rows, terms, columns)",
     fold=lambda sizes: sizes if len(sizes) == 3 else None,
     sweeps={
         "quick": lambda *_: [_SQUARE, _FC1],
-        "headline": lambda *_: [_SQUARE, _DEMO, _FC1, _FC2, _WIDE],
+        "headline": _headline,
         "small": lambda *_: [
             (1, 4096, 4096),
             (4, 4096, 4096),
@@ -38,6 +52,17 @@ _GRID = Grid(
     },
 )
 _OPERANDS = ("x", "weight", "bias")
+_MLP_GRID = replace(
+    _GRID,
+    forms="1024x768x3072 (rows, features, hidden features)",
+    sweeps={
+        "quick": lambda *_: [_SQUARE],
+        "headline": lambda device, _: list(_MODELS) if device.type == "cuda" else [_DEMO, _FC1],
+        "small": lambda *_: [(128, 768, 3072)],
+        "full": lambda *_: [_DEMO, _FC1, (511, 736, 1504)],
+    },
+)
+_MLP_OPERANDS = ("x", "weight", "bias", "down_weight", "down_bias")
 _PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
 
 
@@ -46,6 +71,14 @@ def _sizes(name: str, shape: Shape) -> Shape:
     return {"x": (rows, terms), "weight": (columns, terms), "bias": (columns,)}.get(
         name, (rows, columns)
     )
+
+
+def _mlp_sizes(name: str, shape: Shape) -> Shape:
+    rows, features, hidden = shape
+    return {
+        "weight": (hidden, features), "bias": (hidden,), "down_weight": (features, hidden),
+        "down_bias": (features,),
+    }.get(name, (rows, features))  # fmt: skip
 
 
 def _flops(pass_: str, shape: Shape) -> float:
@@ -62,6 +95,13 @@ def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:
 def _scaled(arguments: Arguments) -> Arguments:
     """A weight that keeps the size of its input, as one of a model does."""
     return {"weight": arguments["weight"] * arguments["x"].shape[-1] ** -0.5}
+
+
+def _mlp_scaled(arguments: Arguments) -> Arguments:
+    return {
+        name: arguments[name] * arguments[name].shape[-1] ** -0.5
+        for name in ("weight", "down_weight")
+    }
 
 
 def _whole(_: Arguments) -> Callable[[str, Tensor], Tensor]:
@@ -116,7 +156,39 @@ _NONE: tuple[Any, ...] = ("none", [], "")
 _GELU: tuple[Any, ...] = ("gelu", [], "tanh")
 _act = partial(F.linear_act, activation="gelu_tanh")
 
+
+def _torch_mlp(
+    x: Tensor, weight: Tensor, bias: Tensor, down_weight: Tensor, down_bias: Tensor
+) -> Tensor:
+    return in_torch.linear(_gelu_of_linear(x, weight, bias), down_weight, down_bias)
+
+
+_mlp: dict[str, Function] = {"torch": _torch_mlp, "ours": partial(F.mlp, activation="gelu_tanh")}
+_MLP = Op(
+    name="mlp",
+    key="linear/linear",
+    inputs=_MLP_OPERANDS,
+    parameters=(),
+    outputs=("y",),
+    backward_reads=("dy", "x", "weight"),
+    reference=_torch_mlp,
+    save=_mlp_scaled,
+    functions=_mlp,
+    backward={
+        provider: differentiate(function, _MLP_OPERANDS, ("dy",))
+        for provider, function in _mlp.items()
+    },
+    compiled_backward=lambda compiled: differentiate(compiled(_torch_mlp), _MLP_OPERANDS, ("dy",)),
+    gradients=5,
+    grid=_MLP_GRID,
+    sizes=_mlp_sizes,
+    flops=lambda pass_, shape: 2 * _flops(pass_, shape),
+    verified=_whole,
+    feature=True,
+)
+
 OPS = (
+    _MLP,
     _op("linear", in_torch.linear, F.linear, _NONE),
     _op("linear_act", _gelu_of_linear, _act, _GELU),
     _op("packed_linear", in_torch.linear, partial(F.linear, backend="cpu"), _NONE),
