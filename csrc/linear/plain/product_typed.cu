@@ -42,8 +42,8 @@ __device__ __forceinline__ accumulate_t<T> bias_at(const Product& p, std::int64_
 }
 
 template <class T>
-__device__ __forceinline__ void finish(const Product& p, std::int64_t row, std::int64_t col,
-                                       accumulate_t<T> sum) {
+__device__ __forceinline__ void epilogue(const Product& p, std::int64_t row, std::int64_t col,
+                                         accumulate_t<T> sum) {
   if (!p.activation) {
     element<T>(p.out, row, col) = narrow<T>(sum + bias_at<T>(p, col));
     return;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) plain_product(const Product p) {
     for (int c = 0; c < kEach; ++c) {
       const std::int64_t row = first_row + own_row + 16 * r;
       const std::int64_t col = first_col + own_col + 16 * c;
-      if (row < p.rows && col < p.cols) finish<T>(p, row, col, sums[r][c]);
+      if (row < p.rows && col < p.cols) epilogue<T>(p, row, col, sums[r][c]);
     }
   }
 }

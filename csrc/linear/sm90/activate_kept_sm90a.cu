@@ -4,7 +4,7 @@
 namespace transformer_kernels::cuda {
 
 void run_gemm_activate_kept(const Context& context, const Product& p) {
-  launch_activated<Finish::kActivateKept>(context, p);
+  launch_activated<Epilogue::kActivateKept>(context, p);
 }
 
 }  // namespace transformer_kernels::cuda

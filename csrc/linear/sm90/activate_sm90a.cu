@@ -4,7 +4,7 @@
 namespace transformer_kernels::cuda {
 
 void run_gemm_activate(const Context& context, const Product& p) {
-  launch_activated<Finish::kActivate>(context, p);
+  launch_activated<Epilogue::kActivate>(context, p);
 }
 
 }  // namespace transformer_kernels::cuda

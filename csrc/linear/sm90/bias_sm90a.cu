@@ -17,10 +17,10 @@ constexpr Tile kTall{192, 96};
 // The time of all rounds of tiles, in products of a processor, with that of finishing a tile; of
 // terms in `parts`.
 std::int64_t cost(const Context& context, const Product& p, Tile tile, std::int64_t parts = 1) {
-  constexpr std::int64_t kTermsOfFinish = 256;
+  constexpr std::int64_t kTermsOfEpilogue = 256;
   const std::int64_t processors = device_limits(context.device.index).processors;
   const std::int64_t tiles = divide_up(p.rows, tile.rows) * divide_up(p.cols, tile.cols);
-  const std::int64_t terms = divide_up(p.terms, parts) + kTermsOfFinish;
+  const std::int64_t terms = divide_up(p.terms, parts) + kTermsOfEpilogue;
   return divide_up(tiles * parts, processors) * tile.rows * tile.cols * terms;
 }
 
@@ -51,13 +51,13 @@ std::int64_t best_parts(const Context& context, const Product& p) {
 
 template <Major kMajorA, Major kMajorB, Tile kTile>
 void launch_tile(const Context& context, const Product& p) {
-  launch_typed<Finish::kBias, void, kTile.rows, kTile.cols, kMajorA, kMajorB>(context, p);
+  launch_typed<Epilogue::kBias, void, kTile.rows, kTile.cols, kMajorA, kMajorB>(context, p);
 }
 
 template <Major kMajorA, Major kMajorB>
 void launch_best(const Context& context, const Product& p) {
   if (!is_even(p, p.out)) {
-    return launch_typed<Finish::kBiasUneven, void, 128, 192, kMajorA, kMajorB>(context, p);
+    return launch_typed<Epilogue::kBiasUneven, void, 128, 192, kMajorA, kMajorB>(context, p);
   }
   if constexpr (kMajorA == Major::kOther) {  // a weight's gradient is small, and has many terms
     const std::int64_t parts = best_parts(context, p);

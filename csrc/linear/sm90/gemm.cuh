@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
 // Hopper's product of matrices, with what follows it done on the tile that is still in registers:
 //
-//   out = finish(a b)        a is rows x terms, b terms x cols; 16-bit operands, sums of float32
+//   out = epilogue(a b)        a is rows x terms, b terms x cols; 16-bit operands, sums of float32
 //
 // Persistent: a CTA an SM, three warpgroups.
 //
 //   warpgroup 0   warp 0 loads blocks of a and b into a ring (TMA); warp 1 loads the z that a
-//                 finish reads, a tile ahead
-//   warpgroups    take tiles of kRows x kCols in turn: products, then the finish, which runs under
-//   1 and 2       the products of the other
+//                 epilogue reads, a tile ahead
+//   warpgroups    take tiles of kRows x kCols in turn: products, then the epilogue, which runs
+//   under 1 and 2       the products of the other
 //
-//   1:  | products | finish   | products | finish   |
-//   2:             | products | finish   | products | finish   |
+//   1:  | products | epilogue   | products | epilogue   |
+//   2:             | products | epilogue   | products | epilogue   |
 //
-// The finish goes over chunks of 64 rows and 32 columns. Each warp owns 16 rows of a chunk: from
+// The epilogue goes over chunks of 64 rows and 32 columns. Each warp owns 16 rows of a chunk: from
 // registers to a slot of shared memory, and from there by TMA, without a barrier of the warpgroup.
 #pragma once
 
@@ -30,7 +30,7 @@
 
 namespace transformer_kernels::cuda {
 
-enum class Finish {
+enum class Epilogue {
   kBias,          // out = sum + bias
   kBiasUneven,    // the same, where TMA cannot store: rows of out are of any alignment
   kActivate,      // out = f(z), z = sum + bias
@@ -68,12 +68,12 @@ struct GemmUnit {
 };
 
 // kOther: a is kept with its rows together, b with its columns.
-template <class T_, class Activation_, Finish kFinish_, Major kMajorA_, Major kMajorB_, int kRows_,
-          int kCols_>
+template <class T_, class Activation_, Epilogue kEpilogue_, Major kMajorA_, Major kMajorB_,
+          int kRows_, int kCols_>
 struct GemmShape {
   using T = T_;
   using Activation = Activation_;
-  static constexpr Finish kFinish = kFinish_;
+  static constexpr Epilogue kEpilogue = kEpilogue_;
   static constexpr Major kMajorA = kMajorA_;
   static constexpr Major kMajorB = kMajorB_;
 
@@ -82,17 +82,19 @@ struct GemmShape {
   static constexpr int kBlock = 64;  // terms of a stage
   static constexpr int kBands = kRows / 64;
 
-  static constexpr bool kReadsZ = kFinish == Finish::kSlope;
-  static constexpr bool kInOrder = kFinish == Finish::kPartial || kFinish == Finish::kBiasUneven;
+  static constexpr bool kReadsZ = kEpilogue == Epilogue::kSlope;
+  // Stored from registers, where they stand.
+  static constexpr bool kInOrder =
+      kEpilogue == Epilogue::kPartial || kEpilogue == Epilogue::kBiasUneven;
   static constexpr bool kAddsBias = !kReadsZ && !kInOrder;
-  static constexpr bool kTwoOutputs = kFinish == Finish::kActivateKept;
+  static constexpr bool kTwoOutputs = kEpilogue == Epilogue::kActivateKept;
 
   static constexpr int kChunkCols = 32;
   static constexpr int kChunkRowBytes = kChunkCols * 2;
   static constexpr int kChunkBytes = 64 * kChunkRowBytes;
   static constexpr int kChunks = kBands * kCols / kChunkCols;
 
-  // Slots of a warpgroup; those of a finish that reads z are of both, one for each chunk.
+  // Slots of a warpgroup; those of an epilogue that reads z are of both, one for each chunk.
   static constexpr int kSlots = kReadsZ ? kChunks : kTwoOutputs || kCols == 128 ? 4 : 3;
   static constexpr int kSlotBytes = kChunkBytes * (kTwoOutputs ? 2 : 1);
   static constexpr int kKeptSlots = 2;  // of a warpgroup, where z is read
@@ -127,12 +129,12 @@ inline constexpr int kGemmWarps = 4;  // of a warpgroup
 
 template <class S>
 __device__ __forceinline__ int units(const GemmParameters& p) {
-  return S::kFinish == Finish::kPartial ? p.tiles.count() * p.parts : p.tiles.count();
+  return S::kEpilogue == Epilogue::kPartial ? p.tiles.count() * p.parts : p.tiles.count();
 }
 
 template <class S>
 __device__ __forceinline__ GemmUnit unit(const GemmParameters& p, int i) {
-  if constexpr (S::kFinish != Finish::kPartial) return {p.tiles[i], 0, 0, p.blocks};
+  if constexpr (S::kEpilogue != Epilogue::kPartial) return {p.tiles[i], 0, 0, p.blocks};
   const int part = i / p.tiles.count();
   const int first = part * p.blocks_of_part;
   return {p.tiles[i % p.tiles.count()], part, first, min(p.blocks_of_part, p.blocks - first)};
@@ -222,12 +224,12 @@ class GemmConsumer {
       const int col = own.place.col * S::kCols;
       if constexpr (S::kAddsBias) touch_bias(col);
       multiply(own.blocks);
-      if constexpr (S::kFinish == Finish::kPartial) {
+      if constexpr (S::kEpilogue == Epilogue::kPartial) {
         store_partial(row, col, own.part);
-      } else if constexpr (S::kFinish == Finish::kBiasUneven) {
+      } else if constexpr (S::kEpilogue == Epilogue::kBiasUneven) {
         store_uneven(row, col);
       } else {
-        finish(row, col, i / 2 & 1);
+        epilogue(row, col, i / 2 & 1);
       }
       skip(i + 1);
     }
@@ -281,7 +283,7 @@ class GemmConsumer {
   }
 
   // `parity` of the z of this tile.
-  __device__ __forceinline__ void finish(int row, int col, int parity) {
+  __device__ __forceinline__ void epilogue(int row, int col, int parity) {
 #pragma unroll
     for (int c = 0; c < S::kCols / S::kChunkCols; ++c) {
       float bias[kPairs][2];
@@ -292,9 +294,9 @@ class GemmConsumer {
         const float* sums = sums_[band] + c * S::kChunkCols / 2;
         const MatrixOrigin box{col + c * S::kChunkCols, row + band * 64 + 16 * warp_};
         if constexpr (S::kReadsZ) {
-          finish_with_z(sums, box, chunk, parity);
+          store_chunk_with_z(sums, box, chunk, parity);
         } else {
-          finish_chunk(sums, bias, box, chunk);
+          store_chunk(sums, bias, box, chunk);
         }
       }
     }
@@ -351,8 +353,8 @@ class GemmConsumer {
   }
 
   // z is rounded before f, as the z is that is kept.
-  __device__ __forceinline__ void finish_chunk(const float* sums, const float (&bias)[kPairs][2],
-                                               MatrixOrigin box, int chunk) const {
+  __device__ __forceinline__ void store_chunk(const float* sums, const float (&bias)[kPairs][2],
+                                              MatrixOrigin box, int chunk) const {
     const std::uint32_t slot = shared_address(storage_.slots[group_][chunk % S::kSlots]);
 #pragma unroll
     for (int j = 0; j < S::kChunkCols / 16; ++j) {
@@ -361,7 +363,7 @@ class GemmConsumer {
       for (int e = 0; e < 8; ++e) v[e] = sums[8 * j + e] + bias[2 * j + e / 4][e % 2];
       std::uint32_t words[4];
       narrow(v, words);
-      if constexpr (S::kFinish != Finish::kBias) {
+      if constexpr (S::kEpilogue != Epilogue::kBias) {
         if constexpr (S::kTwoOutputs) put(slot + S::kChunkBytes, j, words);
         widen(words, v);
 #pragma unroll
@@ -383,8 +385,8 @@ class GemmConsumer {
   }
 
   // The result leaves from the slot that its z came in.
-  __device__ __forceinline__ void finish_with_z(const float* sums, MatrixOrigin box, int chunk,
-                                                int parity) const {
+  __device__ __forceinline__ void store_chunk_with_z(const float* sums, MatrixOrigin box, int chunk,
+                                                     int parity) const {
     const std::uint32_t slot = shared_address(storage_.slots[0][chunk]);
     const std::uint32_t kept =
         shared_address(storage_.kept[group_ * S::kKeptSlots + chunk % S::kKeptSlots]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From a product to a launch of Hopper's kernel. Finishes are compiled in units of their own.
+// From a product to a launch of Hopper's kernel. Epilogues are compiled in units of their own.
 #pragma once
 
 #include <algorithm>
@@ -87,11 +87,11 @@ void launch_gemm(const Context& context, const Product& p, Parts parts = {}) {
          gemm_kernel<S>, parameters);
 }
 
-template <Finish kFinish, class Activation, int kRows, int kCols, Major kMajorA, Major kMajorB>
+template <Epilogue kEpilogue, class Activation, int kRows, int kCols, Major kMajorA, Major kMajorB>
 void launch_typed(const Context& context, const Product& p, Parts parts = {}) {
   const auto with = [&]<class T>() {
-    launch_gemm<GemmShape<T, Activation, kFinish, kMajorA, kMajorB, kRows, kCols>>(context, p,
-                                                                                   parts);
+    launch_gemm<GemmShape<T, Activation, kEpilogue, kMajorA, kMajorB, kRows, kCols>>(context, p,
+                                                                                     parts);
   };
   if (p.dtype == DType::kBFloat16) {
     with.template operator()<BFloat16>();
@@ -101,17 +101,18 @@ void launch_typed(const Context& context, const Product& p, Parts parts = {}) {
 }
 
 // With an activation, a's terms are together: it is x, or dy.
-template <Finish kFinish>
+template <Epilogue kEpilogue>
 void launch_activated(const Context& context, const Product& p) {
   const auto attempt = [&]<Pointwise kOp>() {
     using Op = PointwiseOp<kOp>;
     if constexpr (!Op::kGated) {
       if (*p.activation != kOp) return;
       if (major_of_b(p) == Major::kK) {
-        launch_typed<kFinish, typename Op::Activation, 128, 192, Major::kK, Major::kK>(context, p);
+        launch_typed<kEpilogue, typename Op::Activation, 128, 192, Major::kK, Major::kK>(context,
+                                                                                         p);
       } else {
-        launch_typed<kFinish, typename Op::Activation, 128, 192, Major::kK, Major::kOther>(context,
-                                                                                           p);
+        launch_typed<kEpilogue, typename Op::Activation, 128, 192, Major::kK, Major::kOther>(
+            context, p);
       }
     }
   };

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_parts(const SumOfParts p) {
 void run_gemm_in_parts(const Context& context, const Product& p, std::int64_t parts) {
   const std::int64_t numbers = p.rows * p.cols;
   const Scratch partial(p.op, context, parts * numbers * sizeof(float));
-  launch_typed<Finish::kPartial, void, 128, 192, Major::kOther, Major::kOther>(
+  launch_typed<Epilogue::kPartial, void, 128, 192, Major::kOther, Major::kOther>(
       context, p, {partial.as<float>(), parts});
   const LaunchShape shape{.ctas = divide_up(numbers, kSumThreads * kPack),
                           .threads = kSumThreads,

@@ -4,7 +4,7 @@
 namespace transformer_kernels::cuda {
 
 void run_gemm_slope(const Context& context, const Product& p) {
-  launch_activated<Finish::kSlope>(context, p);
+  launch_activated<Epilogue::kSlope>(context, p);
 }
 
 }  // namespace transformer_kernels::cuda
