@@ -179,7 +179,8 @@ def test_which_product_runs() -> None:
     assert refusal("linear", x, weight) is None
     assert refusal("linear", x, ORDERS["columns"](weight)) is None
     assert "few rows" in str(refusal("linear", x[:8], weight))
-    assert "16-bit" in str(refusal("linear", x.float(), weight.float()))
+    for dtype in (torch.float32, torch.complex64):
+        assert "16-bit" in str(refusal("linear", x.to(dtype), weight.to(dtype)))
     assert "aligned" in str(refusal("linear", x[:, :767], weight[:, :767].contiguous()))
     assert "another dtype" in str(refusal("linear", x, weight.half()))
     assert "down_weight" in str(refusal("mlp", x, weight, weight[:, :767].contiguous()))

@@ -26,6 +26,7 @@ _FEWEST_PRODUCTS = 2**21
 _FEWEST_NUMBERS = 2**18  # of a weight
 _MOST_16_BIT = (8, 4)  # rows with a weight kept by columns, and as PyTorch keeps it
 _WIDE = (torch.float32, torch.float64)
+_NARROW = (torch.float16, torch.bfloat16)
 _FEWEST_ROWS_ON_HOPPER = 512
 _TILES = ((128, 192), (128, 128))  # of csrc/linear/sm90
 _LEAST_SHARE = 0.85  # of the processors' time that tiles have to fill
@@ -79,7 +80,7 @@ def _processors(device: int) -> int:
     return count
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _is_filled(rows: int, cols: int, processors: int) -> bool:
     """Whether tiles of the result keep the processors at work until the last round of them."""
 
@@ -127,7 +128,8 @@ _ANY_DEVICE = (
 )
 _ON_HOPPER = (
     Refusal(
-        lambda x, _: _dtype_in_products(x) in _WIDE, "our product on CUDA is of 16-bit numbers"
+        lambda x, _: _dtype_in_products(x) not in _NARROW,
+        "our product on CUDA is of 16-bit numbers",
     ),
     Refusal(
         lambda x, weight: _dtype_in_products(weight) is not _dtype_in_products(x),
