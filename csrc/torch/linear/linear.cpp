@@ -35,7 +35,7 @@ Tensor gradient_of_weight(bool wanted, TensorView& view, const TensorView& weigh
 // On CUDA the fast products read rows that are 16-byte aligned and apart. A copy of others, with
 // room between its rows where there has to be some, takes far less time than another product.
 Tensor with_aligned_rows(const char* op, const char* name, const Tensor& tensor) {
-  const Tensor even = with_even_rows(op, name, tensor);
+  Tensor even = with_even_rows(op, name, tensor);
   const TensorView view = view_of(op, name, even);
   if (view.device.type != DeviceType::kCuda || view.rank == 0 || view.numel() == 0) return even;
   const std::int64_t step = 16 / static_cast<std::int64_t>(size_of(view.dtype));
