@@ -51,8 +51,6 @@ FAMILY_ROOMS = (
     ("tests/python/{family}/", (".py",)),
     ("transformer_kernels/bench/cases/{family}", (".py",)),
 )
-# Families that run on CUDA by PyTorch's products and kernels of other families.
-WITHOUT_CUDA = {"linear"}
 # Families made of others in Python: their rooms in C++ stand open.
 COMPOSED = {"linear_loss"}
 # Folders of these hold families, and these besides.
@@ -66,10 +64,10 @@ FAMILY_TREES = {
 
 # A module of the package imports modules of its own rank or a lower one.
 PYTHON_RANKS = {
-    "_errors": 0, "_lazy": 0, "_library": 0, "_torch": 0,
+    "_errors": 0, "_lazy": 0, "_library": 0, "_processor": 0, "_torch": 0, "_version": 0,
     "ops": 1, "fpga": 2, "functional": 2, "info": 2, "nn": 3, "levels": 3, "fuse": 4,
     "models": 4,
-    "testing": 4, "profile": 5, "bench": 5, "core": 5, "cpu": 5, "demo": 6,
+    "testing": 4, "profile": 5, "tune": 5, "bench": 5, "core": 5, "cpu": 5, "demo": 6,
     "__init__": 7, "__main__": 7,
 }  # fmt: skip
 
@@ -108,8 +106,6 @@ def mirror(root: Path) -> Iterator[str]:
             yield f"{family}: has no rank in FAMILY_RANKS"
         for room, suffixes in FAMILY_ROOMS:
             start = room.format(family=family)
-            if suffixes == ("_cuda.cu",) and family in WITHOUT_CUDA:
-                continue
             if family in COMPOSED and room.startswith(("csrc/", "tests/cpp/")):
                 continue
             if not any(path.startswith(start) and path.endswith(suffixes) for path in paths):

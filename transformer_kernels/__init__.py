@@ -9,7 +9,9 @@
 from . import fpga, functional, levels, models, nn, profile
 from ._errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from ._lazy import attributes
-from .info import __version__, info
+from ._version import __version__
+from .info import info
+from .ops.linear import _tuned
 
 __all__ = [
     "ArgumentIndexError",
@@ -25,7 +27,16 @@ __all__ = [
     "models",
     "nn",
     "profile",
+    "tune_file",
+    "tuning",
     "validate",
 ]
 
-__getattr__, __dir__ = attributes(__name__, {"core": ("core", "validate"), "cpu": ("cpu",)})
+if _tuned.mode():
+    from . import tune
+
+    tune.start()
+
+__getattr__, __dir__ = attributes(
+    __name__, {"core": ("core", "validate"), "cpu": ("cpu",), "tune": ("tuning", "tune_file")}
+)

@@ -12,11 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from . import _library
-
-try:
-    __version__ = importlib.metadata.version("transformer-kernels")
-except importlib.metadata.PackageNotFoundError:  # a source tree that was not installed
-    __version__ = "0.0.0+source"
+from ._version import __version__
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels`: bench, levels, profilers, list, compare, plot, report, fpga and info."""
+"""`transformer-kernels`: bench, tune, levels, profilers, list, compare, plot, report, fpga and
+info."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from transformer_kernels.bench.compare import DEFAULT_TOLERANCE
 from transformer_kernels.bench.heap import OUTPUTS
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
 from transformer_kernels.bench.sweeps import SWEEPS
+from transformer_kernels.bench.tune import OPS as TUNED_OPS
+from transformer_kernels.bench.tune import PASSES as TUNED_PASSES
 from transformer_kernels.levels import LEVELS
 
 
@@ -30,6 +33,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="transformer-kernels", description=__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="command")
     _add_bench(subparsers.add_parser("bench", help="measure ops against their rivals"))
+    _add_tune(
+        subparsers.add_parser("tune", help="time both products of linear layers on this machine")
+    )
     _add_levels(subparsers.add_parser("levels", help="one transformer block in five levels"))
 
     profilers = subparsers.add_parser("profilers", help="what the profilers of tfk.profile cost")
@@ -110,6 +116,27 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--plots", type=Path, metavar="DIR")
     bench.add_argument("--quiet", action="store_true", help="no progress, only the table")
     bench.set_defaults(run=commands.bench)
+
+
+def _add_tune(tune: argparse.ArgumentParser) -> None:
+    tune.add_argument("ops", nargs="*", help=f"of {', '.join(TUNED_OPS)}; none means both")
+    tune.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    tune.add_argument("--passes", type=_names, default=list(TUNED_PASSES),
+                      help=f"of {', '.join(TUNED_PASSES)}; default: both kinds")  # fmt: skip
+    tune.add_argument("--dtype", type=_names, help=f"of {', '.join(commands.DTYPES)}; default:"
+                      " bfloat16, and on a CPU float32")  # fmt: skip
+    shapes = tune.add_mutually_exclusive_group()
+    shapes.add_argument("--shapes", help="rows, terms, columns: 1024x768x3072,1x4096x4096")
+    shapes.add_argument("--sweep", type=_names, default=["headline"],
+                        help=f"of {', '.join(SWEEPS)}")  # fmt: skip
+    tune.add_argument("--conv1d", action="store_true",
+                      help="of weights that are kept as (terms, columns)")  # fmt: skip
+    tune.add_argument("--seconds", type=float, default=0.2, help="of timing per product")
+    tune.add_argument("--quiet", action="store_true", help="no progress, only the table")
+    instead = tune.add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="show what was timed already")
+    instead.add_argument("--forget", action="store_true", help="remove the file that keeps times")
+    tune.set_defaults(run=commands.tune)
 
 
 def _add_levels(levels: argparse.ArgumentParser) -> None:

@@ -21,11 +21,13 @@ from transformer_kernels.bench import (
     sweeps,
     table,
 )
+from transformer_kernels.bench import tune as tuned
 from transformer_kernels.bench.case import PASSES, Op
 from transformer_kernels.bench.compare import Comparison, Verdict, has_regression
 from transformer_kernels.bench.compare import compare as compare_results
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
 from transformer_kernels.levels import LEVELS
+from transformer_kernels.tune import tune_file
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 WEIGHTS = {"input": None, "float32": torch.float32}
@@ -35,6 +37,7 @@ _LEVEL_SIZES: dict[str, tuple[sweeps.Shape, int]] = {
     "cpu": ((4, 256, 384), 6),
     "cuda": ((8, 1024, 1024), 16),
 }
+_TUNED_DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
 _LEVEL_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 _BLOCKS = sweeps.Grid(
     "4x256x384 (batch, time, channels)",
@@ -59,6 +62,22 @@ def bench(arguments: argparse.Namespace) -> int:
         schema.save(result, arguments.json)
     if arguments.plots:
         _write_plots(result, arguments.plots)
+    return 0
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    device, path = pick_device(arguments.device), tune_file()
+    if arguments.forget:
+        path.unlink(missing_ok=True)
+        print(f"removed {path}")
+        return 0
+    if arguments.list:
+        print(tuned.render_kept(device))
+        return 0
+    lines = tuned.run(_tune_settings(arguments, device), quiet=arguments.quiet)
+    print(tuned.render(lines))
+    changed = sum(line.times.fastest != line.by_rules for line in lines)
+    print(f"{changed} of {len(lines)} are chosen otherwise than by rules; kept in {path}")
     return 0
 
 
@@ -200,6 +219,32 @@ def _settings(arguments: argparse.Namespace, device: torch.device) -> runner.Set
         compile_mode=arguments.compile_mode or COMPILE_MODES[device.type == "cuda"],
         find_kernels=not arguments.no_kernels,
         budget_seconds=arguments.budget,
+    )
+
+
+def _tune_settings(arguments: argparse.Namespace, device: torch.device) -> tuned.Settings:
+    names = arguments.dtype or _TUNED_DTYPES[device.type]
+    _require_known("op", arguments.ops, tuned.OPS)
+    _require_known("--passes", arguments.passes, tuned.PASSES)
+    _require_known("--dtype", names, DTYPES)
+    _require_known("--sweep", arguments.sweep, sweeps.SWEEPS)
+    if arguments.seconds < 0:
+        raise ValueError(f"--seconds is {arguments.seconds}, expected at least 0")
+    dtypes = [getattr(torch, name) for name in names]
+    grid = cases.all_ops()["linear"].grid
+    shapes = (
+        grid.parse(arguments.shapes)
+        if arguments.shapes
+        else grid.shapes_of(arguments.sweep, device, dtypes[0])
+    )
+    return tuned.Settings(
+        device=device,
+        ops=arguments.ops or tuned.OPS,
+        passes=arguments.passes,
+        dtypes=dtypes,
+        shapes=shapes,
+        conv1d=arguments.conv1d,
+        seconds=arguments.seconds,
     )
 
 

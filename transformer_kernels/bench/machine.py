@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from transformer_kernels._processor import cpu_name
 from transformer_kernels.bench.schema import SCHEMA_VERSION, Machine, Result
 
 _PACKAGES = (
@@ -50,7 +51,7 @@ def describe_machine(device: torch.device) -> Machine:
     return Machine(
         device=device.type,
         device_name=device_name(device),
-        cpu_name=_cpu_name(),
+        cpu_name=cpu_name(),
         cores=_usable_cores(),
         memory_gib=round(_memory_bytes() / 2**30, 1),
         system=f"{platform.system()} {platform.machine()}",
@@ -111,13 +112,7 @@ def _installed_version(package: str) -> str | None:
 
 def _cpu_label() -> str:
     cores = _usable_cores()
-    return f"{_cpu_name()}, {cores} core{'s' if cores > 1 else ''}, {_isa()}"
-
-
-def _cpu_name() -> str:
-    match = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
-    name = match.group(1) if match else platform.processor() or platform.machine()
-    return re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", name)).strip()
+    return f"{cpu_name()}, {cores} core{'s' if cores > 1 else ''}, {_isa()}"
 
 
 def _isa() -> str:

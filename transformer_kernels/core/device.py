@@ -9,6 +9,7 @@ import torch
 
 from .. import _library
 from .._errors import ArgumentTypeError, ArgumentValueError, as_integer
+from .._processor import cpu_instruction_sets
 from ..bench import machine
 from ..info import info
 
@@ -131,14 +132,6 @@ def _cpu(device: torch.device) -> DeviceProperties:
         in_use=in_use,
         backends=tuple(name for name in info().backends if name != "cuda"),
     )
-
-
-def cpu_instruction_sets() -> list[str]:
-    """The one that the kernels use, and all that they could; "" where there is no library."""
-    if not _library.has_kernels:
-        return [""]
-    text = torch.ops.transformer_kernels.cpu_instruction_sets()
-    return bytes(text.tolist()).decode().splitlines()
 
 
 def _cuda(device: torch.device) -> DeviceProperties:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Which product a linear layer runs: ours, of operands in order ("packed"), or PyTorch's.
 
-The choice is tables of what speaks against ours, in the order in which it is asked; measured, see
+What was timed on this machine decides (:mod:`._tuned`). Else the choice is tables of what speaks
+against ours, in the order in which it is asked; measured, see
 ``docs/decisions/0016-linear-on-the-cpu.md`` and ``0017-linear-on-hopper.md``. ``backend="cpu"`` or
 ``"cuda"`` runs ours whatever the tables say.
 """
@@ -10,15 +11,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..._library import have_kernels_for, log_dispatch
-from ..._torch import is_eager
+from ..._processor import cpuinfo
+from ..._torch import has_dispatch_mode, is_eager
 from .._kinds import PLAIN_CLASSES
+from . import _tuned
 
 _MOST_FEW_ROWS = 16  # that csrc/linear/few_rows_isa.h has an engine of
 _FEWEST_ROWS = 32
@@ -49,10 +51,9 @@ def blas_is_fast() -> bool:
     They were measured not to be where its MKL meets a processor with AVX-512 that is not Intel's,
     and leaves AVX-512 unused.
     """
-    cpuinfo = Path("/proc/cpuinfo")
-    if not (torch.backends.mkl.is_available() and cpuinfo.is_file()):
+    text = cpuinfo()
+    if not (torch.backends.mkl.is_available() and text):
         return True
-    text = cpuinfo.read_text(errors="replace")
     return "GenuineIntel" in text or torch.backends.cpu.get_cpu_capability() != "AVX512"
 
 
@@ -118,6 +119,7 @@ def _has_uneven_features(weight: Tensor) -> bool:
     return any(size % (_ALIGNMENT // 2) for size in weight.shape)
 
 
+# What our product cannot take, or must not.
 _ANY_DEVICE = (
     Refusal(lambda *_: not is_eager(), "a graph or a transform follows the call"),
     Refusal(
@@ -137,10 +139,14 @@ _ON_HOPPER = (
     ),
     Refusal(lambda x, _: not _is_hopper(x.device.index), "our product on CUDA is Hopper's"),
     Refusal(lambda _, weight: _is_uneven(weight), "rows of the weight are not 16-byte aligned"),
+)
+_ON_CPU = (Refusal(lambda *_: torch.is_autocast_enabled("cpu"), "autocast is on"),)
+
+# Where it was measured to be slower, on the machines of the decisions.
+_SLOWER_ON_HOPPER = (
     Refusal(lambda x, _: _rows(x) < _FEWEST_ROWS_ON_HOPPER, "there are few rows"),
     Refusal(_leaves_processors_idle, "tiles of the result would leave processors idle"),
 )
-_ON_CPU = (Refusal(lambda *_: torch.is_autocast_enabled("cpu"), "autocast is on"),)
 _FEW_ROWS = (
     Refusal(lambda _, weight: weight.numel() < _FEWEST_NUMBERS, "the weight is small"),
     Refusal(
@@ -170,6 +176,63 @@ _MORE_ROWS = (
 )
 
 
+def why_not(
+    x: Tensor, weight: Tensor, down_weight: Tensor | None = None, *, activated: bool = False
+) -> str | None:
+    """Why PyTorch's product alone can run."""
+    reason = first_reason(_ANY_DEVICE, x, weight)
+    if reason is None:
+        reason = first_reason(_ON_HOPPER if x.is_cuda else _ON_CPU, x, weight)
+    if reason is None and x.is_cuda:
+        if down_weight is not None and _is_uneven(down_weight):
+            return "rows of down_weight are not 16-byte aligned"
+        if activated and _has_uneven_features(weight):
+            return "features are no multiple of 8"
+    return reason
+
+
+def why_slower(x: Tensor, weight: Tensor) -> str | None:
+    """Why the rules choose PyTorch's product."""
+    if x.is_cuda:
+        return first_reason(_SLOWER_ON_HOPPER, x, weight)
+    return first_reason(_FEW_ROWS if has_few_rows(x) else _MORE_ROWS, x, weight)
+
+
+def product_of(x: Tensor, weight: Tensor, *, activated: bool = False) -> _tuned.Product:
+    needed = [("x", x), ("weight", weight)] if torch.is_grad_enabled() else []
+    return _tuned.Product(
+        device=_tuned.device_name(x.device),
+        threads=_tuned.threads_of(x.device),
+        dtype=str(_dtype_in_products(x)).removeprefix("torch."),
+        rows=_rows(x),
+        terms=x.shape[-1],
+        columns=len(weight),
+        by_columns=weight.stride(0) == 1 and weight.stride(1) > 1,
+        activated=activated,
+        gradients=" ".join(name for name, tensor in needed if tensor.requires_grad),
+    )
+
+
+def _times(x: Tensor, weight: Tensor, activated: bool) -> _tuned.Times | None:
+    """What both products took here, where that is known or is to be found out."""
+    if not _tuned.is_asked() or x.dim() == 0 or weight.dim() != 2:
+        return None
+    product = product_of(x, weight, activated=activated)
+    found, measure = _tuned.table().times.get(product), _tuned.measure()
+    if found is None and measure is not None and _is_measurable(x, weight):
+        dtype = _dtype_in_products(x)
+        found = measure(x.detach().to(dtype), weight.detach().to(dtype), product)
+        _tuned.table().keep(product, found)
+    return found
+
+
+def _is_measurable(x: Tensor, weight: Tensor) -> bool:
+    """Whether it is a product, and nothing would follow the calls that are timed."""
+    fits = x.shape[-1] == weight.shape[1] and _dtype_in_products(weight) is _dtype_in_products(x)
+    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return fits and x.numel() * len(weight) > 0 and not captured and not has_dispatch_mode()
+
+
 def refusal(
     op: str,
     x: Tensor,
@@ -177,19 +240,26 @@ def refusal(
     down_weight: Tensor | None = None,
     *,
     activated: bool = False,
+    by_rules: bool = False,
 ) -> str | None:
-    """Why PyTorch's product runs; None where ours does. ``down_weight`` is of a layer behind, and
-    an activation is part of the product where it is ``activated``."""
-    reason = first_reason(_ANY_DEVICE, x, weight)
-    if reason is None and x.is_cuda:
-        reason = first_reason(_ON_HOPPER, x, weight)
-        if reason is None and down_weight is not None and _is_uneven(down_weight):
-            reason = "rows of down_weight are not 16-byte aligned"
-        if reason is None and activated and _has_uneven_features(weight):
-            reason = "features are no multiple of 8"
-    elif reason is None:
-        by_rows = _FEW_ROWS if has_few_rows(x) else _MORE_ROWS
-        reason = first_reason((*_ON_CPU, *by_rows), x, weight)
+    """Why PyTorch's product runs; None where ours does.
+
+    Args:
+        down_weight: of a layer behind.
+        activated: whether an activation is part of the product.
+        by_rules: whether what was timed is left aside, since products of other sizes will run.
+    """
+    reason = why_not(x, weight, down_weight, activated=activated)
+    if reason is None and _tuned.forced() is not None:
+        return None if _tuned.forced() == "ours" else "it is being timed"
+    if reason is None:
+        times = None if by_rules else _times(x, weight, activated)
+        if times is None:
+            reason = why_slower(x, weight)
+        elif times.fastest == "ours":
+            log_dispatch(f"{op}: packed runs: it took {times}")
+        else:
+            reason = f"it took {times}"
     if reason is not None:
         log_dispatch(f"{op}: packed refused: {reason}; PyTorch's product runs")
     return reason

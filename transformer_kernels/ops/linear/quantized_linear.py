@@ -116,7 +116,7 @@ def _why_formula(x: Tensor, packed: Tensor) -> str | None:
         return "no kernel for this device"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
-    if not has_few_rows(x) and refusal("quantized_linear", x, packed) is not None:
+    if not has_few_rows(x) and refusal("quantized_linear", x, packed, by_rules=True) is not None:
         return "of more rows the product of the dequantised weight is as fast"
     return None
 

@@ -92,7 +92,7 @@ def _call(
     x, target = _rows(_OP, x, target)
     limit = 0 if chunk_bytes is None else as_count(_OP, "chunk_bytes", chunk_bytes)
     packed = backend == "cpu" or (
-        backend == "auto" and x.is_cpu and refusal(_OP, x, linear_weight) is None
+        backend == "auto" and x.is_cpu and refusal(_OP, x, linear_weight, by_rules=True) is None
     )
     arguments = (
         x, linear_weight, linear_bias, target, weight, *numbers, wide, limit, float32_sums, packed

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: MIT
+"""Which product runs where both were timed: what is timed, kept, and read again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+import transformer_kernels as tfk
+from transformer_kernels import tune
+from transformer_kernels.ops.linear import _choice, _tuned
+from transformer_kernels.ops.linear._tuned import Product, Times
+from transformer_kernels.testing.inputs import randn
+from transformer_kernels.testing.tolerance import assert_close_to_reference
+
+F = tfk.functional
+
+OURS, TORCH = Times(ours=1.0, torch=2.0), Times(ours=2.0, torch=1.0)
+NOT_READ = "tune.json is not read"
+
+
+def _forget_what_was_read() -> None:
+    _tuned.table.cache_clear()
+    _tuned.mode.cache_clear()
+    _tuned._warn.cache_clear()
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "cache" / "tune.json"
+    monkeypatch.setenv("TFK_TUNE_FILE", str(path))
+    monkeypatch.delenv("TFK_TUNE")
+    _forget_what_was_read()
+    yield path
+    _forget_what_was_read()
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
+    """The products that are timed; each time ours is found to be faster."""
+    products: list[Product] = []
+
+    def measure(x: Tensor, weight: Tensor, product: Product) -> Times:
+        products.append(product)
+        return OURS
+
+    monkeypatch.setattr(tune, "measure", measure)
+    return products
+
+
+def _operands(rows: int = 40, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return randn((rows, 24), dtype), randn((16, 24), dtype)
+
+
+def _keep(x: Tensor, weight: Tensor, times: Times) -> None:
+    _tuned.table().keep(_choice.product_of(x, weight), times)
+
+
+def _chosen(x: Tensor, weight: Tensor, **how: Any) -> str:
+    return "ours" if _choice.refusal("linear", x, weight, **how) is None else "torch"
+
+
+# ---- the choice ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize("times", [OURS, TORCH], ids=["ours", "torch"])
+def test_what_was_faster_runs(times: Times) -> None:
+    x, weight = _operands()
+    assert _chosen(x, weight) == "torch"  # by rules: the product is small
+    _keep(x, weight, times)
+    assert _chosen(x, weight) == times.fastest
+    _tuned.table.cache_clear()  # as another process
+    assert _chosen(x, weight) == times.fastest
+
+
+@pytest.mark.usefixtures("file")
+def test_of_other_products_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = _operands()
+    _keep(x, weight, OURS)
+    assert _chosen(x, weight) == "ours"
+    assert _chosen(x[:39], weight) == "torch"
+    assert _chosen(x.double(), weight.double()) == "torch"
+    assert _chosen(x, weight.t().contiguous().t()) == "torch"
+    assert _chosen(x, weight, activated=True) == "torch"
+    assert _chosen(x, weight.requires_grad_()) == "torch"
+    with torch.no_grad():
+        assert _chosen(x, weight) == "ours"
+        assert _chosen(x, weight, by_rules=True) == "torch"
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
+        assert _chosen(x, weight) == "torch"
+
+
+@pytest.mark.usefixtures("file")
+def test_what_only_pytorch_can_do_stays_there() -> None:
+    x, weight = _operands()
+    _keep(x, weight, OURS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert _chosen(x, weight) == "torch"
+    assert _choice.refusal("linear", x, weight.as_subclass(_Marked)) is not None
+    assert _choice.refusal("linear", x.to("meta"), weight.to("meta")) is not None
+
+
+class _Marked(torch.Tensor):
+    pass
+
+
+@pytest.mark.usefixtures("file")
+def test_the_table_may_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = _operands()
+    _keep(x, weight, OURS)
+    monkeypatch.setenv("TFK_TUNE", "0")
+    _forget_what_was_read()
+    assert _chosen(x, weight) == "torch"
+
+
+# ---- what is timed ------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("file")
+def test_each_product_is_timed_once(timed: list[Product]) -> None:
+    x, weight = _operands()
+    F.linear(x, weight)
+    assert not timed
+    with tfk.tuning():
+        for _ in range(2):
+            F.linear(x, weight)
+            F.linear_act(x.requires_grad_(), weight, activation="silu")
+            x.requires_grad_(False)
+    assert [(p.rows, p.terms, p.columns) for p in timed] == [(40, 24, 16)] * 2
+    assert [(p.activated, p.gradients) for p in timed] == [(False, ""), (True, "x")]
+    F.linear(x[:20], weight)
+    assert len(timed) == 2
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: F.linear(x[:0], w),
+        lambda x, w: torch.compile(F.linear, backend="eager")(x, w),
+        lambda x, w: torch.vmap(F.linear, (0, None))(x, w),
+        lambda x, w: F.linear(x, w, backend="cpu"),
+        lambda x, w: F.linear_cross_entropy(x, w, torch.zeros(len(x), dtype=torch.long)),
+    ],
+    ids=["empty", "compiled", "transformed", "asked for", "in chunks"],
+)
+def test_what_is_not_timed(call: Callable[..., Any], timed: list[Product]) -> None:
+    with tfk.tuning():
+        call(*_operands())
+    assert not timed
+
+
+@pytest.mark.usefixtures("file")
+def test_fake_tensors_are_not_timed(timed: list[Product]) -> None:
+    with FakeTensorMode() as fake, tfk.tuning():
+        F.linear(*(fake.from_tensor(tensor) for tensor in _operands()))
+    assert not timed
+
+
+@pytest.mark.usefixtures("file", "timed")
+def test_bad_operands_are_said_as_ever() -> None:
+    x, weight = _operands()
+    with tfk.tuning(), pytest.raises(ValueError, match="linear: weight has 23 columns, expected"):
+        F.linear(x, weight[:, 1:])
+
+
+def test_timing_changes_nothing_of_the_caller(device: str, dtype: torch.dtype, file: Path) -> None:
+    x = randn((512, 256), dtype, device).requires_grad_()
+    weight = randn((384, 256), dtype, device).requires_grad_()
+    if (reason := _choice.why_not(x, weight)) is not None:
+        pytest.skip(reason)
+    before, state = (x.detach().clone(), weight.detach().clone()), torch.get_rng_state()
+    theirs, exact = x @ weight.t(), x.double() @ weight.double().t()
+    with tfk.tuning():
+        # A checkpoint counts the tensors that its function keeps, in both of its runs.
+        z = checkpoint(F.linear, x, weight, use_reentrant=False)
+    z.sum().backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(x.detach(), before[0])
+    assert torch.equal(weight.detach(), before[1])
+    assert_close_to_reference(z, theirs, exact, "y", magnitude=4 * 256**0.5)
+    (record,) = json.loads(file.read_text())["records"]
+    assert record["product"]["gradients"] == "x weight"
+    assert min(record["us"].values()) > 0
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize("who", tune.PROVIDERS)
+def test_who_is_timed_runs(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both calls are of the same product; that of ours alone reaches our kernel."""
+    reached = []
+    call = _choice.refusal
+
+    def refusal(*args: Any, **kwargs: Any) -> str | None:
+        reached.append(call(*args, **kwargs))
+        return reached[-1]
+
+    monkeypatch.setattr("transformer_kernels.ops.linear.linear.refusal", refusal)
+    x, weight = _operands()
+    y = tune._call(who, False, [])(x, weight, torch.zeros(16))
+    assert [reason is None for reason in reached] == [who == "ours"]
+    torch.testing.assert_close(y, x @ weight.t())
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+
+def _record(**changes: Any) -> dict[str, Any]:
+    product = _choice.product_of(*_operands())._replace(**changes)
+    return {"versions": _tuned._VERSIONS, "product": product._asdict(), "us": OURS._asdict()}
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+_GOOD: dict[str, Any] = {"format": 1}
+_BROKEN: dict[str, Callable[[], Any]] = {
+    "no JSON": lambda: '{"format": 1, "rec',
+    "a list": list,
+    "another format": lambda: {"format": 2, "records": []},
+    "no records": lambda: _GOOD,
+    "records of numbers": lambda: {**_GOOD, "records": [1]},
+    "no versions": lambda: {**_GOOD, "records": [{**_record(), "versions": None}]},
+    "an unknown field": lambda: {
+        **_GOOD, "records": [{**_record(), "product": {**_record()["product"], "cat": 1}}],
+    },
+    "a field of lists": lambda: {**_GOOD, "records": [_record(rows=[40])]},
+    "a time of text": lambda: {**_GOOD, "records": [{**_record(), "us": {"ours": "", "torch": 1}}]},
+    "a time of 0": lambda: {**_GOOD, "records": [{**_record(), "us": {"ours": 0, "torch": 1}}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", _BROKEN.values(), ids=_BROKEN)
+def test_a_corrupt_file_is_said_and_replaced(content: Callable[[], Any], file: Path) -> None:
+    _write(file, content())
+    x, weight = _operands()
+    with pytest.warns(RuntimeWarning, match=NOT_READ):
+        assert _chosen(x, weight) == "torch"
+    _keep(x, weight, OURS)
+    _forget_what_was_read()
+    assert _chosen(x, weight) == "ours"
+
+
+def test_a_file_that_is_a_folder(file: Path) -> None:
+    file.mkdir(parents=True)
+    x, weight = _operands()
+    with pytest.warns(RuntimeWarning, match=NOT_READ):
+        _tuned.table()
+    with pytest.warns(RuntimeWarning, match="is not written .*for this process alone"):
+        _keep(x, weight, OURS)
+    assert _chosen(x, weight) == "ours"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_file_that_cannot_be_written(file: Path) -> None:
+    file.parent.write_text("")  # where the folder would be
+    x, weight = _operands()
+    with pytest.warns(RuntimeWarning) as said:
+        _keep(x, weight, OURS)
+    assert "is not written" in str(said[-1].message)
+    assert _chosen(x, weight) == "ours"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"product": {**_record()["product"], "device": "another machine"}},
+        {"versions": {**_tuned._VERSIONS, "torch": "1.0"}},
+        {"versions": {**_tuned._VERSIONS, "package": "0.0"}},
+    ],
+    ids=["machine", "torch", "package"],
+)
+def test_times_of_others_are_kept_and_not_used(other: dict[str, Any], file: Path) -> None:
+    record = {**_record(), **other}
+    _write(file, {"format": 1, "records": [record]})
+    x, weight = _operands()
+    assert _chosen(x, weight) == "torch"
+    _keep(x, weight, OURS)
+    _keep(x, weight, TORCH)  # timed anew
+    _forget_what_was_read()
+    assert _choice.refusal("linear", x, weight) == "it took 2.0 us here, PyTorch's 1.0"
+    assert len(json.loads(file.read_text())["records"]) == 2
+    assert record in json.loads(file.read_text())["records"]
+
+
+@pytest.mark.usefixtures("file")
+def test_what_another_process_wrote_is_not_lost() -> None:
+    first, second = _tuned.Table(tfk.tune_file()), _tuned.Table(tfk.tune_file())
+    products = [_choice.product_of(*_operands(rows)) for rows in (3, 4)]
+    for table, product in zip((first, second), products, strict=True):
+        table.keep(product, OURS)
+    assert set(_tuned.Table(tfk.tune_file()).times) == set(products)
+
+
+def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TFK_TUNE_FILE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tfk.tune_file() == tmp_path / "transformer_kernels" / "tune.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tfk.tune_file() == tmp_path / ".cache" / "transformer_kernels" / "tune.json"
+
+
+# ---- the variable -------------------------------------------------------------------------------
+
+
+def _run(mode: str, path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TFK_TUNE": mode, "TFK_TUNE_FILE": str(path)}
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_process_that_times_what_it_meets(tmp_path: Path) -> None:
+    path = tmp_path / "tune.json"
+    code = "import torch, transformer_kernels as tfk; tfk.nn.Linear(24, 16)(torch.ones(2, 24))"
+    done = _run("1", path, code)
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(path.read_text())["records"]
+    assert record["product"]["columns"] == 16
+    assert record["product"]["gradients"] == "weight"
+
+
+def test_an_unknown_value_is_refused(tmp_path: Path) -> None:
+    done = _run("yes", tmp_path / "tune.json", "import transformer_kernels")
+    assert done.returncode != 0
+    assert "TFK_TUNE is 'yes', expected 0 or 1" in done.stderr

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""`transformer-kernels tune`: times both products of linear layers and keeps which is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product as combinations
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.bench import table
+from transformer_kernels.bench.console import Progress
+from transformer_kernels.bench.sweeps import Shape, shape_text
+from transformer_kernels.ops.linear import _choice, _tuned
+from transformer_kernels.tune import measure
+
+OPS = ("linear", "linear_act")
+PASSES = ("forward", "both")
+_TITLE = "PRODUCTS OF LINEAR LAYERS"
+_HEADINGS = [("Product", 40), ("PyTorch", 9), ("Ours", 9), ("chosen", 7), ("by rules", 8)]
+_WORDS = {"ours": "Ours", "torch": "PyTorch"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: torch.device
+    ops: Sequence[str]
+    passes: Sequence[str]
+    dtypes: Sequence[torch.dtype]
+    shapes: Sequence[Shape]
+    conv1d: bool  # weights are kept as (terms, columns)
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Line:
+    product: _tuned.Product
+    times: _tuned.Times
+    by_rules: str
+
+
+def run(settings: Settings, quiet: bool) -> list[Line]:
+    """Times the products anew, and keeps the times."""
+    calls = list(_calls(settings))
+    lines = []
+    with Progress("timing", len(calls), quiet) as progress:
+        for op, pass_, dtype, shape in calls:
+            line = _timed(settings, op, pass_ == "both", dtype, shape)
+            lines.append(line)
+            progress.advance(_label(line.product))
+    return lines
+
+
+def _calls(settings: Settings) -> Iterator[tuple[str, str, torch.dtype, Shape]]:
+    return combinations(settings.ops, settings.passes, settings.dtypes, settings.shapes)
+
+
+def _timed(
+    settings: Settings, op: str, trained: bool, dtype: torch.dtype, shape: Shape
+) -> Line:  # fmt: skip
+    x, weight = _operands(settings, dtype, shape)
+    activated = op == "linear_act"
+    reason = _choice.why_not(x, weight, activated=activated)
+    if reason is not None:
+        raise ValueError(f"{op} {shape_text(shape)}: there is nothing to choose: {reason}")
+    with torch.set_grad_enabled(trained):
+        x.requires_grad_(trained)
+        weight.requires_grad_(trained)
+        product = _choice.product_of(x, weight, activated=activated)
+        by_rules = "ours" if _choice.why_slower(x, weight) is None else "torch"
+        times = measure(x, weight, product, settings.seconds)
+    _tuned.table().keep(product, times)
+    return Line(product, times, by_rules)
+
+
+def _operands(settings: Settings, dtype: torch.dtype, shape: Shape) -> tuple[Tensor, Tensor]:
+    rows, terms, columns = shape
+    kept = (terms, columns) if settings.conv1d else (columns, terms)
+    x = torch.randn(rows, terms, device=settings.device, dtype=dtype)
+    weight = torch.randn(*kept, device=settings.device, dtype=dtype) * terms**-0.5
+    return x, weight.t() if settings.conv1d else weight
+
+
+def _label(product: _tuned.Product) -> str:
+    sizes = shape_text((product.rows, product.terms, product.columns))
+    words = [OPS[product.activated], sizes, table.short_dtype(product.dtype)]
+    words.append(table.PASS_WORDS["both" if product.gradients else "forward"])
+    if product.gradients not in ("", "x weight"):
+        words.append(f"of {product.gradients}")
+    if product.by_columns:
+        words.append("Conv1D")
+    return " ".join(words)
+
+
+def render(lines: Sequence[Line]) -> str:
+    body = [[*_cells(line.product, line.times), _WORDS[line.by_rules]] for line in lines]
+    return table.box(_TITLE, "microseconds per call", _HEADINGS, body)
+
+
+def render_kept(device: torch.device) -> str:
+    """What the file has of this machine and as many threads."""
+    name, threads = _tuned.device_name(device), _tuned.threads_of(device)
+    kept = [
+        _cells(product, times)
+        for product, times in _tuned.table().times.items()
+        if (product.device, product.threads) == (name, threads)
+    ]
+    on = f"{name}, {threads} threads" if threads else name
+    return table.box(_TITLE, f"microseconds per call; {on}", _HEADINGS[:-1], kept)
+
+
+def _cells(product: _tuned.Product, times: _tuned.Times) -> list[str]:
+    figures = [f"{times.torch:.1f}", f"{times.ours:.1f}"]
+    return [_label(product), *figures, _WORDS[times.fastest]]

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""Products of linear layers that were timed on this machine, and the file that keeps their times.
+
+Nothing is timed unless it is asked for: by ``transformer-kernels tune``, by
+:func:`transformer_kernels.tuning`, or by ``TFK_TUNE=1``. What was timed decides, from then on and
+in every process of the user, between our product and PyTorch's; ``TFK_TUNE=0`` has rules decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._errors import ArgumentValueError
+from ..._processor import cpu_instruction_sets, cpu_name
+from ..._version import __version__
+
+_FORMAT = 1
+_MODES = {"": None, "0": False, "1": True}
+_BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError)
+
+
+class Product(NamedTuple):
+    """What is chosen for: the result has ``rows`` rows and ``columns`` columns, each number of it a
+    sum of ``terms``."""
+
+    device: str
+    threads: int  # of PyTorch; 0 where the device is no CPU
+    dtype: str
+    rows: int
+    terms: int
+    columns: int
+    by_columns: bool  # the weight is kept as (terms, columns)
+    activated: bool
+    gradients: str  # that are wanted: "", "x", "weight" or "x weight"
+
+
+class Times(NamedTuple):
+    """Of a call, gradients included, in microseconds."""
+
+    ours: float
+    torch: float
+
+    @property
+    def fastest(self) -> str:
+        return "ours" if self.ours <= self.torch else "torch"
+
+    def __str__(self) -> str:
+        return f"{self.ours:.1f} us here, PyTorch's {self.torch:.1f}"
+
+
+@functools.cache
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_name()}, {cpu_instruction_sets()[0]}"
+
+
+def threads_of(device: torch.device) -> int:
+    return torch.get_num_threads() if device.type == "cpu" else 0
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+
+def file_path() -> Path:
+    named = os.environ.get("TFK_TUNE_FILE")
+    if named:
+        return Path(named)
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches) / "transformer_kernels" / "tune.json"
+
+
+# Times of other versions are kept, and say nothing of these.
+_VERSIONS = {"package": __version__, "torch": torch.__version__}
+
+
+def _times(record: dict[str, Any]) -> tuple[Product, Times]:
+    dict(record["versions"])
+    product, times = Product(**record["product"]), Times(**record["us"])
+    if not all(isinstance(t, (int, float)) and 0 < t < math.inf for t in times):
+        raise ValueError(f"a time is {tuple(times)}, expected microseconds")
+    return product, times
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The file's records. One that is not ours is said once, and counts as empty."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != _FORMAT:
+            raise ValueError(f"format is {found['format']!r}, expected {_FORMAT}")
+        records: list[dict[str, Any]] = found["records"]
+        dict(_times(record) for record in records)
+    except FileNotFoundError:
+        return []
+    except _BROKEN as error:
+        _warn(f"{path} is not read ({type(error).__name__}: {error}): rules choose products")
+        return []
+    return records
+
+
+def _write(path: Path, records: list[dict[str, Any]]) -> None:
+    """In one step, so that no process finds half of it."""
+    text = json.dumps({"format": _FORMAT, "records": records}, indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            written = Path(folder) / path.name
+            written.write_text(text, encoding="utf-8")
+            written.replace(path)
+    except OSError as error:
+        _warn(f"{path} is not written ({error}): what was timed holds for this process alone")
+
+
+@functools.cache  # once for each text
+def _warn(text: str) -> None:
+    warnings.warn(f"tune: {text}", RuntimeWarning, stacklevel=2)
+
+
+class Table:
+    """The times of these versions, by product; from a file that other processes write as well."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.times: dict[Product, Times] = dict(
+            _times(record) for record in _read(path) if record["versions"] == _VERSIONS
+        )
+
+    def keep(self, product: Product, times: Times) -> None:
+        self.times[product] = times
+        new = {
+            "versions": _VERSIONS, "product": product._asdict(), "us": times._asdict(),
+        }  # fmt: skip
+        same = ("versions", "product")
+        others = [old for old in _read(self._path) if any(old[key] != new[key] for key in same)]
+        _write(self._path, [*others, new])
+
+
+@functools.cache
+def table() -> Table:
+    return Table(file_path())
+
+
+# ---- what is asked for --------------------------------------------------------------------------
+
+Measure = Callable[[Tensor, Tensor, Product], Times]  # of x and weight
+
+
+class _Asked:
+    measure: Measure | None = None  # takes the times of products that are not in the table
+    forced: str | None = None  # who multiplies while times are taken
+
+
+@functools.cache
+def mode() -> bool | None:
+    """Of TFK_TUNE: True times what is new, False leaves the table alone."""
+    text = os.environ.get("TFK_TUNE", "")
+    if text not in _MODES:
+        raise ArgumentValueError(f"TFK_TUNE is {text!r}, expected 0 or 1")
+    return _MODES[text]
+
+
+def measure_with(measure: Measure | None) -> None:
+    _Asked.measure = measure
+
+
+@contextmanager
+def forcing(who: str) -> Iterator[None]:
+    before, _Asked.forced = _Asked.forced, who
+    try:
+        yield
+    finally:
+        _Asked.forced = before
+
+
+def forced() -> str | None:
+    return _Asked.forced
+
+
+def measure() -> Measure | None:
+    return _Asked.measure
+
+
+def is_asked() -> bool:
+    """Whether anything but rules chooses; else a call spends no time on it."""
+    return _Asked.measure is not None or (mode() is not False and bool(table().times))
