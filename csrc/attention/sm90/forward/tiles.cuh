@@ -104,7 +104,7 @@ struct GroupTile {
   int full_end;
 };
 
-struct TilePlace {
+struct ForwardPlace {
   int query;
   int batch;
   int head;
@@ -113,7 +113,7 @@ struct TilePlace {
 // The blocks of a head come last first: under a causal mask the longest ones. Sections of heads
 // keep k and v in L2.
 template <class C>
-__device__ __forceinline__ TilePlace tile_place(const HopperForward& p, int index) {
+__device__ __forceinline__ ForwardPlace forward_place(const HopperForward& p, int index) {
   if (p.blocks.offsets != nullptr) {
     const int head = index / p.blocks_per_head;
     const RowBlocks blocks{p.blocks.offsets, p.blocks.batch, p.blocks.rows,
@@ -140,7 +140,7 @@ __device__ __forceinline__ TilePlace tile_place(const HopperForward& p, int inde
 
 template <class C>
 __device__ __forceinline__ ForwardTile tile_at(const HopperForward& p, int index) {
-  const TilePlace place = tile_place<C>(p, index);
+  const ForwardPlace place = forward_place<C>(p, index);
   ForwardTile t{.query = place.query,
                 .batch = place.batch,
                 .head = place.head,
