@@ -77,27 +77,29 @@ def log_copy(reason: str, made: Any, of: Any) -> None:
         log_dispatch(f"{reason}: copied")
 
 
-_said: set[str] = set()  # devices of which the user knows that formulas run there
+_said: set[str] = set()  # what the user knows of formulas that run on a device
 
 
 def _say_formula(name: str, arguments: Iterable[Any]) -> None:
-    """Say that a formula runs for want of a kernel: a warning once per device, a line per call of
-    the log."""
+    """Say that a formula runs for want of a kernel: a warning once per device, or once per op where
+    the device has kernels of other ops, and a line per call of the log."""
     log_dispatch(f"{name}: the reference formula runs, no kernel for this device")
     device = next((x.device.type for x in arguments if isinstance(x, torch.Tensor)), "cpu")
-    if device in _said or device in ("cpu", "meta"):  # the CPU's is said when the package loads
+    if device in ("cpu", "meta"):  # the CPU's is said when the package loads
         return
-    _said.add(device)
-    why = missing_reason or (
-        "the library in use was built without CUDA"
-        if device == "cuda"
-        else "there are kernels for cpu and cuda"
-    )
-    warnings.warn(
-        f"transformer_kernels runs PyTorch formulas instead of kernels on {device}: {why}",
-        RuntimeWarning,
-        stacklevel=3,
-    )
+    what = "PyTorch formulas"
+    if missing_reason:
+        why = missing_reason
+    elif device != "cuda":
+        why = "there are kernels for cpu and cuda"
+    elif not has_cuda_kernels:
+        why = "the library in use was built without CUDA"
+    else:
+        what, why = f"the PyTorch formula of {name}", "there is no such kernel yet"
+    text = f"transformer_kernels runs {what} instead of kernels on {device}: {why}"
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _require_triton(op: str, x: torch.Tensor) -> None:

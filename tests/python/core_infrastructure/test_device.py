@@ -95,16 +95,29 @@ def test_a_device_without_kernels_is_said_once() -> None:
     assert result.stdout.strip() == repr([expected])
 
 
-def test_a_library_without_cuda_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("has_others", "said"),
+    [
+        (False, "PyTorch formulas instead of kernels on cuda: .* was built without CUDA"),
+        (True, "the PyTorch formula of gelu instead of kernels on cuda: there is no such kernel"),
+    ],
+)
+def test_a_kernel_that_cuda_lacks_is_said_once(
+    has_others: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_library, "_said", set())
     monkeypatch.setattr(_library, "missing_reason", None)
+    monkeypatch.setattr(_library, "has_cuda_kernels", has_others)
     with FakeTensorMode():
         x = torch.empty(4, device="cuda")
-    with pytest.warns(RuntimeWarning, match="on cuda: the library in use was built without CUDA"):
+    with pytest.warns(RuntimeWarning, match=said):
         _library._say_formula("gelu", (x,))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _library._say_formula("gelu", (x,))
+    if has_others:
+        with pytest.warns(RuntimeWarning, match="formula of silu"):
+            _library._say_formula("silu", (x,))
 
 
 def test_formulas_on_the_cpu_and_without_data_are_not_news(recwarn: Any) -> None:
