@@ -14,6 +14,7 @@ checkpointed layers.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -126,7 +127,7 @@ class Block(GPT2Block):
     def forward(
         self,
         hidden_states: Any,
-        past_key_values: Any = None,
+        cache: Any = None,
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
@@ -139,12 +140,12 @@ class Block(GPT2Block):
         ``next_norm`` it ends behind that, and returns the pair of sum and norm."""
         if encoder_hidden_states is not None:
             return super().forward(
-                hidden_states, past_key_values, attention_mask, encoder_hidden_states,
+                hidden_states, cache, attention_mask, encoder_hidden_states,
                 encoder_attention_mask, use_cache, **options,
             )  # fmt: skip
         attn, mlp = self.attn, self.mlp
         normed = self.ln_1(hidden_states) if normed is None else normed
-        heads = self._heads(normed, past_key_values, attention_mask, options.get("is_causal"))
+        heads = self._heads(normed, cache, attention_mask, options.get("is_causal"))
         product = tfk.functional.linear(heads, attn.c_proj.weight.t())
         hidden_states, normed = add_branch(
             hidden_states, product, attn.c_proj, attn.resid_dropout, self.ln_2
@@ -189,10 +190,18 @@ def put_in_blocks(model: Any) -> None:
 # ---- everything ---------------------------------------------------------------------------------
 
 
+# What the argument of keys and values is called; Transformers 5.24 has renamed it.
+CACHE = next(
+    name
+    for name in inspect.signature(GPT2Model.forward).parameters
+    if name in ("cache", "past_key_values")
+)
+
+
 def forward(
     self: Any,
     input_ids: Any = None,
-    past_key_values: Any = None,
+    cache: Any = None,
     attention_mask: Tensor | None = None,
     token_type_ids: Tensor | None = None,
     position_ids: Tensor | None = None,
@@ -203,36 +212,38 @@ def forward(
     **options: Any,
 ) -> Any:
     """``GPT2Model.forward`` where each block brings along the norm of what comes behind it."""
+    cache = options.pop("past_key_values", cache)
     others = (token_type_ids, inputs_embeds, encoder_hidden_states, encoder_attention_mask)
     is_plain = input_ids is not None and input_ids.dim() == 2
     if not is_plain or any(x is not None for x in others) or _has_wishes(self, options):
         return GPT2Model.forward(
-            self, input_ids, past_key_values=past_key_values, attention_mask=attention_mask,
-            token_type_ids=token_type_ids, position_ids=position_ids, inputs_embeds=inputs_embeds,
+            self, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
+            position_ids=position_ids, inputs_embeds=inputs_embeds,
             encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask, use_cache=use_cache, **options,
+            encoder_attention_mask=encoder_attention_mask, use_cache=use_cache,
+            **{CACHE: cache}, **options,
         )  # fmt: skip
     self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
     use_cache = self.config.use_cache if use_cache is None else use_cache
-    if use_cache and past_key_values is None:
-        past_key_values = DynamicCache(config=self.config)
-    positions = _positions(input_ids, position_ids, past_key_values)
+    if use_cache and cache is None:
+        cache = DynamicCache(config=self.config)
+    positions = _positions(input_ids, position_ids, cache)
     embedded = tfk.functional.embedding_add(
         input_ids, self.wte.weight, positions, self.wpe.weight, self.wte.padding_idx
     )
     hidden = self.drop(embedded)
     mask = create_causal_mask(
         config=self.config, inputs_embeds=hidden, attention_mask=attention_mask,
-        past_key_values=past_key_values, position_ids=position_ids,
+        position_ids=position_ids, **{CACHE: cache},
     )  # fmt: skip
     norms = [*(block.ln_1 for block in self.h), self.ln_f]
     normed = norms[0](hidden)
     for block, norm in zip(self.h, norms[1:], strict=True):
         hidden, normed = block(
-            hidden, past_key_values, mask, use_cache=use_cache, normed=normed, next_norm=norm
+            hidden, cache, mask, use_cache=use_cache, normed=normed, next_norm=norm
         )
     return BaseModelOutputWithPastAndCrossAttentions(
-        last_hidden_state=normed, past_key_values=past_key_values if use_cache else None
+        last_hidden_state=normed, **{CACHE: cache if use_cache else None}
     )
 
 
