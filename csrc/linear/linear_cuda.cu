@@ -2,34 +2,17 @@
 // The passes as products, and the engine of each.
 #include <algorithm>
 
-#include "core/cuda/built.h"
 #include "core/cuda/column_sum.h"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
-#include "core/log.h"
 #include "core/rounding.h"
 #include "linear/product.h"
 #include "pointwise/pointwise_problem.h"
 
 namespace transformer_kernels::cuda {
 namespace {
-
-void multiply(const Context& context, const Product& p) {
-  if (p.rows == 0 || p.cols == 0) return;
-  const char* refusal = "this build has none for it";
-  if constexpr (kBuildsSm90a) refusal = hopper_refusal(context, p);
-  if (log_dispatch()) {
-    log_line(concat(p.op, " product ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols,
-                    refusal == nullptr ? ": hopper runs"
-                                       : concat(": hopper refused: ", refusal, ", plain runs")));
-  }
-  if constexpr (kBuildsSm90a) {
-    if (refusal == nullptr) return run_hopper(context, p);
-  }
-  dispatch_float(p.dtype, [&]<class T>() { run_plain<T>(context, p); });
-}
 
 // dy f'(z), and the sums of its columns where they are wanted.
 void slope_times(const Context& context, const LinearBackwardProblem& p, const Rows& dz) {

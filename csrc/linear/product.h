@@ -3,8 +3,11 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
+#include "core/dispatch.h"
 #include "linear/linear_problem.h"
+#include "linear/quantized_problem.h"
 
 namespace transformer_kernels::cuda {
 
@@ -32,9 +35,30 @@ struct Product {
   std::optional<Pointwise> activation{};
 };
 
+std::string describe(const Product& p);
+
+// body.operator()<T>() for engines of 16-bit numbers.
+template <class Body>
+void with_narrow_dtype(DType dtype, Body&& body) {
+  dispatch_float(dtype, [&]<class T>() {
+    if constexpr (sizeof(T) == 2) body.template operator()<T>();
+  });
+}
+
+// By the first engine that takes it.
+void multiply(const Context& context, const Product& p);
+
 // Hopper's engine (sm90/gemm.cuh). Why it does not take a product; null where it does.
 const char* hopper_refusal(const Context& context, const Product& p);
 void run_hopper(const Context& context, const Product& p);
+
+// That of few rows (sm80/few_rows.cuh), from sm_80 on. The weight is b of the product, or stands in
+// its place: then b is null.
+const char* few_rows_refusal(const Context& context, const Product& p);
+const char* few_rows_refusal(const Context& context, const Product& p,
+                             const QuantizedMatrix& weight);
+void run_few_rows(const Context& context, const Product& p);
+void run_few_rows(const Context& context, const Product& p, const QuantizedMatrix& weight);
 
 // One for every device, dtype and stride (plain/product_typed.cu).
 template <class T>

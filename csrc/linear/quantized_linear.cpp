@@ -12,8 +12,12 @@ namespace transformer_kernels {
 namespace {
 
 constexpr const char* kOp = "quantized_linear";
-constexpr Backends<QuantizedLinearForwardProblem> kForward{.cpu = cpu::quantized_linear_forward};
-constexpr Backends<QuantizedLinearBackwardProblem> kBackward{.cpu = cpu::quantized_linear_backward};
+constexpr Backends<QuantizedLinearForwardProblem> kForward{
+    .cpu = cpu::quantized_linear_forward,
+    .cuda = kHasCuda ? cuda::quantized_linear_forward : nullptr};
+constexpr Backends<QuantizedLinearBackwardProblem> kBackward{
+    .cpu = cpu::quantized_linear_backward,
+    .cuda = kHasCuda ? cuda::quantized_linear_backward : nullptr};
 
 struct Named {
   const char* name;

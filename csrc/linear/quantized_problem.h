@@ -52,5 +52,10 @@ void quantized_linear_forward(const Context& context, const QuantizedLinearForwa
 void quantized_linear_backward(const Context& context,
                                const QuantizedLinearBackwardProblem& problem);
 }  // namespace cpu
+namespace cuda {
+void quantized_linear_forward(const Context& context, const QuantizedLinearForwardProblem& problem);
+void quantized_linear_backward(const Context& context,
+                               const QuantizedLinearBackwardProblem& problem);
+}  // namespace cuda
 
 }  // namespace transformer_kernels

@@ -32,6 +32,16 @@ __device__ __forceinline__ uint4 load_global_in_order(const void* pointer) {
   return v;
 }
 
+// The same of 8 bytes.
+__device__ __forceinline__ uint2 load_global_8_in_order(const void* pointer) {
+  uint2 v;
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void store_global(void* pointer, uint4 v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(pointer), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)

@@ -2,10 +2,8 @@
 // The product for every device, dtype and stride: blocks of 64 x 64 sums a CTA, 4 x 4 a thread,
 // operands through shared memory. What is fast is elsewhere; this is what always runs.
 #include "core/cuda/launch.cuh"
-#include "core/cuda/pack.cuh"
 #include "core/rounding.h"
-#include "linear/product.h"
-#include "pointwise/pointwise_problem.h"
+#include "linear/epilogue.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -14,46 +12,6 @@ constexpr int kTile = 64;
 constexpr int kTerms = 32;  // of a step, summed for themselves: long sums are as exact as others'
 constexpr int kThreads = 256;
 constexpr int kEach = kTile / 16;  // rows, and columns, of a thread: every sixteenth
-
-template <class T>
-__device__ __forceinline__ T& element(const Matrix& matrix, std::int64_t row, std::int64_t col) {
-  return static_cast<T*>(matrix.data)[row * matrix.row_step + col * matrix.col_step];
-}
-
-template <class T>
-__device__ __forceinline__ math::ValueAndSlope<accumulate_t<T>> activated(Pointwise op,
-                                                                          accumulate_t<T> z) {
-  constexpr math::precision_of<T> kPrecision{};
-  switch (op) {
-#define TFK_CASE(enumerator, ...) \
-  case Pointwise::enumerator:     \
-    return PointwiseOp<Pointwise::enumerator>::Activation::value_and_slope(kPrecision, z);
-    TFK_POINTWISE_OPS(TFK_CASE)
-#undef TFK_CASE
-  }
-  return {};
-}
-
-template <class T>
-__device__ __forceinline__ accumulate_t<T> bias_at(const Product& p, std::int64_t col) {
-  if (p.bias == nullptr) return 0;
-  return p.bias_dtype == p.dtype ? widen(static_cast<const T*>(p.bias)[col])
-                                 : accumulate_t<T>{static_cast<const float*>(p.bias)[col]};
-}
-
-template <class T>
-__device__ __forceinline__ void epilogue(const Product& p, std::int64_t row, std::int64_t col,
-                                         accumulate_t<T> sum) {
-  if (!p.activation) {
-    element<T>(p.out, row, col) = narrow<T>(sum + bias_at<T>(p, col));
-    return;
-  }
-  const bool has_z = p.z.data != nullptr;
-  const T z = has_z ? element<T>(p.z, row, col) : narrow<T>(sum + bias_at<T>(p, col));
-  const auto f = activated<T>(*p.activation, widen(z));
-  element<T>(p.out, row, col) = narrow<T>(has_z ? sum * f.slope : f.value);
-  if (p.kept.data != nullptr) element<T>(p.kept, row, col) = has_z ? narrow<T>(f.value) : z;
-}
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) plain_product(const Product p) {

@@ -4,10 +4,8 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "core/check.h"
-#include "core/log.h"
-#include "core/rounding.h"
 #include "pointwise/pointwise_problem.h"
-#include "torch/fields.h"
+#include "torch/linear/aligned_rows.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
@@ -30,27 +28,6 @@ Tensor gradient_of_weight(bool wanted, TensorView& view, const TensorView& weigh
   const Tensor tensor = by_columns ? torch::stable::transpose(memory, 0, 1) : memory;
   view = view_of("", "result", tensor);
   return tensor;
-}
-
-// On CUDA the fast products read rows that are 16-byte aligned and apart. A copy of others, with
-// room between its rows where there has to be some, takes far less time than another product.
-Tensor with_aligned_rows(const char* op, const char* name, const Tensor& tensor) {
-  Tensor even = with_even_rows(op, name, tensor);
-  const TensorView view = view_of(op, name, even);
-  if (view.device.type != DeviceType::kCuda || view.rank == 0 || view.numel() == 0) return even;
-  const std::int64_t step = 16 / static_cast<std::int64_t>(size_of(view.dtype));
-  const std::int64_t stride = row_stride(view);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
-  if (size_of(view.dtype) > 2 || (aligned && stride > 0 && stride % step == 0)) return even;
-  if (log_dispatch()) log_line(concat(op, ": ", name, " has uneven or shared rows: copied"));
-  TensorView roomy = view;
-  std::int64_t& cols = roomy.sizes[view.rank - 1];
-  const std::int64_t count = cols;
-  cols = rounded_up(cols, step);
-  Tensor memory = new_rows_like(roomy);
-  Tensor rows = torch::stable::narrow(memory, view.rank - 1, 0, count);
-  torch::stable::copy_(rows, even);
-  return rows;
 }
 
 // The number of an activation: its place among those of one tensor.

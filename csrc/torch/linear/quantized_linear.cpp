@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// On the CPU alone: elsewhere the formula runs (transformer_kernels/ops/linear).
 #include "transformer_kernels/linear/quantized_linear.h"
 
 #include "core/check.h"
-#include "torch/fields.h"
+#include "torch/linear/aligned_rows.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
@@ -20,7 +19,7 @@ struct Forward {
   static constexpr const char* kOp = "quantized_linear";
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
-      std::tuple(tensor("x", &Arguments::x, with_even_rows),
+      std::tuple(tensor("x", &Arguments::x, with_aligned_rows),
                  tensor("packed", &Arguments::packed, with_even_columns),
                  tensor("scales", &Arguments::scales, with_even_columns),
                  optional("bias", &Arguments::bias, contiguous));
@@ -46,7 +45,7 @@ struct Backward {
   static constexpr const char* kOp = "quantized_linear";
   static constexpr auto kLike = &Arguments::dy;
   static constexpr auto kFields =
-      std::tuple(tensor("dy", &QuantizedLinearBackward::dy, with_even_rows),
+      std::tuple(tensor("dy", &QuantizedLinearBackward::dy, with_aligned_rows),
                  tensor("packed", &QuantizedLinearBackward::packed, with_even_columns),
                  tensor("scales", &QuantizedLinearBackward::scales, with_even_columns),
                  optional("bias", &Arguments::bias), flag("need_dx", &Arguments::need_dx),
@@ -70,5 +69,6 @@ using Ops = RawOps<Forward, Backward>;
 
 STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) { Ops::implement(m); }
 
 }  // namespace transformer_kernels::torch_ops

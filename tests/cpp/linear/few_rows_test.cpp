@@ -2,6 +2,7 @@
 // Products of so few rows that the weight is read where it lies.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
 #include "backend_test.h"
@@ -90,6 +91,63 @@ TEST_P(FewRows, any_threads_give_the_same_bits) {
       EXPECT_EQ(seen.back(), seen.front());
     }
   }
+}
+
+// On every backend, aligned as its engine of few rows wants it: few columns and many.
+class FewRowsOp : public BackendTest {};
+
+INSTANTIATE_TEST_SUITE_P(on, FewRowsOp, all_backends_and_dtypes(), name_of_backend_test);
+
+TEST_P(FewRowsOp, match_the_reference_whatever_the_others) {
+  constexpr std::int64_t kMost = 16;
+  for (const auto& [terms, cols] : {std::array{328, 204}, std::array{72, 3208}}) {
+    SCOPED_TRACE(std::to_string(cols) + " columns");
+    const Values weight_values = random_normal(cols * terms, dtype());
+    const Values x_values = random_normal(kMost * terms, dtype());
+    const Values bias_values = random_normal(cols, dtype());
+    const TestTensor by_terms(backend(), dtype(), cols, terms, weight_values);
+    const TestTensor by_lines(backend(), dtype(), terms, cols,
+                              by_columns(weight_values, cols, terms));
+    const TestTensor bias(backend(), dtype(), 1, cols, bias_values);
+    const Sums expected =
+        product(kMost, cols, terms, x_values, {terms, 1}, weight_values, {terms, 1}, bias_values);
+    for (const TensorView& weight : {by_terms.view(), transposed(by_lines.view())}) {
+      Values first;
+      for (const std::int64_t rows : {1, 7, 8, 9, 16}) {
+        SCOPED_TRACE(std::to_string(rows) + " rows");
+        const TestTensor x(backend(), dtype(), rows, terms, x_values);
+        TestTensor y(backend(), dtype(), rows, cols, Layout{1, 5});
+        linear_forward(backend().context(),
+                       {.x = x.view(), .weight = weight, .bias = bias.vector(), .y = y.view()});
+        expect_close(dtype(), y.values(), expected);
+        EXPECT_TRUE(y.surroundings_intact());
+        const Values seen = y.values();
+        const Values row(seen.begin(), seen.begin() + cols);
+        if (first.empty()) first = row;
+        EXPECT_EQ(row, first);
+      }
+    }
+  }
+}
+
+TEST_P(FewRowsOp, gradient_at_an_activation) {
+  constexpr std::int64_t kRows = 5, kTerms = 64, kCols = 96;
+  const TestTensor dy(backend(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
+  const TestTensor weight(backend(), dtype(), kTerms, kCols,
+                          random_normal(kTerms * kCols, dtype()));
+  const TestTensor z(backend(), dtype(), kRows, kCols, random_normal(kRows * kCols, dtype()));
+  TestTensor dz(backend(), dtype(), kRows, kCols), h(backend(), dtype(), kRows, kCols);
+  TestTensor alone(backend(), dtype(), kRows, kCols);
+  linear_dact(backend().context(), {.dy = dy.view(),
+                                    .weight = weight.view(),
+                                    .z = z.view(),
+                                    .activation = Pointwise::kGeluTanh,
+                                    .dz = dz.view(),
+                                    .h = h.view()});
+  pointwise_forward(backend().context(),
+                    {.op = Pointwise::kGeluTanh, .x = z.view(), .y = alone.view()});
+  EXPECT_EQ(h.values(), alone.values());
+  EXPECT_TRUE(dz.surroundings_intact());
 }
 
 }  // namespace

@@ -25,10 +25,12 @@ struct Sizes {
   Layout layout;
 };
 // Of one tile, of blocks and parts that are not whole, of no terms; of what Hopper's engine takes:
-// a tile that is not whole, columns that TMA cannot store, terms in parts.
-constexpr Sizes kSizes[] = {{1, 1, 1, {}},         {7, 5, 3, {1, 3}}, {100, 260, 195, {}},
-                            {33, 513, 70, {0, 8}}, {17, 40, 1, {}},   {4, 0, 6, {}},
-                            {136, 72, 200, {}},    {40, 64, 77, {}},  {2056, 264, 72, {}}};
+// a tile that is not whole, columns that TMA cannot store, terms in parts; of few rows, with few
+// columns and with many.
+constexpr Sizes kSizes[] = {{1, 1, 1, {}},         {7, 5, 3, {1, 3}},  {100, 260, 195, {}},
+                            {33, 513, 70, {0, 8}}, {17, 40, 1, {}},    {4, 0, 6, {}},
+                            {136, 72, 200, {}},    {40, 64, 77, {}},   {2056, 264, 72, {}},
+                            {1, 72, 40, {}},       {16, 1096, 52, {}}, {9, 64, 3204, {}}};
 
 TEST_P(LinearOp, matches_the_reference) {
   for (const auto& [rows, terms, cols, layout] : kSizes) {

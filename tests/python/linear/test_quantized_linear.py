@@ -270,9 +270,9 @@ def test_autocast_is_pytorch_s() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("bits", [8, 4])
-def test_on_cuda_the_weight_is_dequantised(bits: int) -> None:
+def test_on_cuda_the_weight_of_more_rows_is_dequantised(bits: int) -> None:
     packed, scales = F.quantize_weight(randn((64, 128), torch.float32, "cuda"), bits)
-    x = randn((4, 128), torch.bfloat16, "cuda").requires_grad_()
+    x = randn((20, 128), torch.bfloat16, "cuda").requires_grad_()
     y = F.quantized_linear(x, packed, scales)
     weight = F.dequantize_weight(packed, scales, dtype=torch.bfloat16)
     assert torch.equal(y, in_torch.linear(x, weight))

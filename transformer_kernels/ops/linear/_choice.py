@@ -22,7 +22,7 @@ from ..._torch import has_dispatch_mode, is_eager
 from .._kinds import PLAIN_CLASSES
 from . import _tuned
 
-_MOST_FEW_ROWS = 16  # that csrc/linear/few_rows_isa.h has an engine of
+_MOST_FEW_ROWS = 16  # that csrc/linear has engines of, few_rows_isa.h and sm80/few_rows.cuh
 _FEWEST_ROWS = 32
 _FEWEST_PRODUCTS = 2**21
 _FEWEST_NUMBERS = 2**18  # of a weight
@@ -71,8 +71,8 @@ def has_few_rows(x: Tensor) -> bool:
 
 
 @functools.cache
-def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+def _capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @functools.cache
@@ -128,21 +128,41 @@ _ANY_DEVICE = (
     ),
     Refusal(lambda x, _: not have_kernels_for(x), "no kernel for this device"),
 )
-_ON_HOPPER = (
+_ROWS_ON_CUDA = (
     Refusal(
         lambda x, _: _dtype_in_products(x) not in _NARROW,
         "our product on CUDA is of 16-bit numbers",
     ),
     Refusal(
+        lambda x, _: has_few_rows(x) and _capability(x.device.index) < (8, 0),
+        "our product of few rows needs compute capability 8.0",
+    ),
+    Refusal(
+        lambda x, _: not has_few_rows(x) and _capability(x.device.index) != (9, 0),
+        "our product on CUDA is Hopper's",
+    ),
+    Refusal(
+        lambda x, _: has_few_rows(x) and x.dim() > 0 and x.shape[-1] % 8 != 0,
+        "terms are no multiple of 8",
+    ),
+)
+_ON_CUDA = (
+    *_ROWS_ON_CUDA,
+    Refusal(
         lambda x, weight: _dtype_in_products(weight) is not _dtype_in_products(x),
         "an operand is of another dtype",
     ),
-    Refusal(lambda x, _: not _is_hopper(x.device.index), "our product on CUDA is Hopper's"),
     Refusal(lambda _, weight: _is_uneven(weight), "rows of the weight are not 16-byte aligned"),
 )
 _ON_CPU = (Refusal(lambda *_: torch.is_autocast_enabled("cpu"), "autocast is on"),)
 
 # Where it was measured to be slower, on the machines of the decisions.
+_FEW_ROWS_ON_CUDA = (
+    Refusal(
+        lambda x, weight: torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad),
+        "of few rows only the forward pass was measured",
+    ),
+)
 _SLOWER_ON_HOPPER = (
     Refusal(lambda x, _: _rows(x) < _FEWEST_ROWS_ON_HOPPER, "there are few rows"),
     Refusal(_leaves_processors_idle, "tiles of the result would leave processors idle"),
@@ -182,7 +202,7 @@ def why_not(
     """Why PyTorch's product alone can run."""
     reason = first_reason(_ANY_DEVICE, x, weight)
     if reason is None:
-        reason = first_reason(_ON_HOPPER if x.is_cuda else _ON_CPU, x, weight)
+        reason = first_reason(_ON_CUDA if x.is_cuda else _ON_CPU, x, weight)
     if reason is None and x.is_cuda:
         if down_weight is not None and _is_uneven(down_weight):
             return "rows of down_weight are not 16-byte aligned"
@@ -191,11 +211,17 @@ def why_not(
     return reason
 
 
+def why_not_few_rows_on_cuda(x: Tensor) -> str | None:
+    """Why a weight of any kind is not multiplied where it lies."""
+    if not has_few_rows(x):
+        return "there are more than 16 rows"
+    return first_reason(_ROWS_ON_CUDA, x, x)
+
+
 def why_slower(x: Tensor, weight: Tensor) -> str | None:
     """Why the rules choose PyTorch's product."""
-    if x.is_cuda:
-        return first_reason(_SLOWER_ON_HOPPER, x, weight)
-    return first_reason(_FEW_ROWS if has_few_rows(x) else _MORE_ROWS, x, weight)
+    few, more = (_FEW_ROWS_ON_CUDA, _SLOWER_ON_HOPPER) if x.is_cuda else (_FEW_ROWS, _MORE_ROWS)
+    return first_reason(few if has_few_rows(x) else more, x, weight)
 
 
 def product_of(x: Tensor, weight: Tensor, *, activated: bool = False) -> _tuned.Product:

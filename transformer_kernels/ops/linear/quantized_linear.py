@@ -19,7 +19,7 @@ from ..._library import have_kernels_for, log_dispatch
 from ..._torch import is_eager
 from .._public import overridable
 from ._arguments import SCALES
-from ._choice import has_few_rows, refusal
+from ._choice import has_few_rows, refusal, why_not_few_rows_on_cuda
 from ._quantized import QUANTIZED_LINEAR, DequantizedLinear, dequantized
 
 _call = QUANTIZED_LINEAR.call
@@ -112,10 +112,12 @@ def dequantize_weight(
 
 def _why_formula(x: Tensor, packed: Tensor) -> str | None:
     """Why dequantising, then PyTorch's product, runs; None where kernels do."""
-    if not have_kernels_for(x) or not x.is_cpu:
+    if not have_kernels_for(x):
         return "no kernel for this device"
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(x.device.type):
         return "autocast is on"
+    if x.is_cuda:
+        return why_not_few_rows_on_cuda(x)
     if not has_few_rows(x) and refusal("quantized_linear", x, packed, by_rules=True) is not None:
         return "of more rows the product of the dequantised weight is as fast"
     return None
@@ -140,9 +142,9 @@ def quantized_linear(
         packed: (N, K) of int8, or (N, K / 2) of uint8, two numbers a byte.
         scales: (N, G), float32, float16 or bfloat16, of which each belongs to K / G numbers.
         bias: (N,), of ``input``'s dtype or float32.
-        backend: ``"auto"``, ``"cpu"`` or ``"reference"``. On the CPU ``"auto"`` runs kernels of
-            16 rows and fewer, and of more where :func:`linear` would run ours; else, as on CUDA,
-            the weight is dequantised for PyTorch's product.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``. ``"auto"`` runs kernels of 16
+            rows and fewer, on CUDA of float16 and bfloat16; on the CPU of more as well where
+            :func:`linear` would run ours. Else the weight is dequantised for PyTorch's product.
 
     Returns:
         (..., N), of the dtype of ``input``. Gradients are those of ``input`` and ``bias``.

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// Which engine multiplies.
+#include "linear/product.h"
+
+#include <array>
+
+#include "core/cuda/built.h"
+#include "core/dispatch.h"
+#include "core/select.h"
+
+namespace transformer_kernels::cuda {
+namespace {
+
+struct ProductEngine {
+  const char* name;
+  const char* (*refusal)(const Context&, const Product&);
+  void (*run)(const Context&, const Product&);
+};
+const char* name_of(const ProductEngine& engine) { return engine.name; }
+
+const char* plain_refusal(const Context&, const Product&) { return nullptr; }
+
+void run_plain_of_dtype(const Context& context, const Product& p) {
+  dispatch_float(p.dtype, [&]<class T>() { run_plain<T>(context, p); });
+}
+
+// Best first. What this build lacks is not named.
+constexpr auto engines() {
+  constexpr std::size_t kCount = kBuildsSm80 + kBuildsSm90a + 1;
+  std::array<ProductEngine, kCount> table{};
+  std::size_t next = 0;
+  if constexpr (kBuildsSm80) table[next++] = {"few_rows", few_rows_refusal, run_few_rows};
+  if constexpr (kBuildsSm90a) table[next++] = {"hopper", hopper_refusal, run_hopper};
+  table[next] = {"plain", plain_refusal, run_plain_of_dtype};
+  return table;
+}
+constexpr auto kEngines = engines();
+
+}  // namespace
+
+std::string describe(const Product& p) {
+  return concat("product ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols);
+}
+
+void multiply(const Context& context, const Product& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  const std::size_t chosen = choose(
+      p.op, kEngines, p, [&](const ProductEngine& engine) { return engine.refusal(context, p); });
+  kEngines[chosen].run(context, p);
+}
+
+}  // namespace transformer_kernels::cuda

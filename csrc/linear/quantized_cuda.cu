@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// Quantised weights: few rows multiply them as they are; for more they become a plain matrix first.
+#include "core/cuda/built.h"
+#include "core/cuda/scratch.h"
+#include "core/dispatch.h"
+#include "core/log.h"
+#include "linear/dequantize.h"
+#include "linear/product.h"
+
+namespace transformer_kernels::cuda {
+namespace {
+
+constexpr const char* kOp = "quantized_linear";
+
+void run_plain_weight(const Context& context, Product p, const QuantizedMatrix& weight,
+                      std::int64_t lines, std::int64_t terms, bool by_terms) {
+  const Scratch memory(kOp, context, lines * terms * size_of(p.dtype));
+  const Matrix plain{memory.as<void>(), terms, 1};
+  dispatch_float(p.dtype, [&]<class T>() { dequantize<T>(context, weight, lines, terms, plain); });
+  p.b = by_terms ? plain.transposed() : plain;
+  multiply(context, p);
+}
+
+const char* refusal(const Context& context, const Product& p, const QuantizedMatrix& weight) {
+  if constexpr (kBuildsSm80) return few_rows_refusal(context, p, weight);
+  return "this build has none for it";
+}
+
+}  // namespace
+
+void quantized_linear_forward(const Context& context, const QuantizedLinearForwardProblem& p) {
+  const Product product{.op = kOp,
+                        .dtype = p.dtype,
+                        .rows = p.rows,
+                        .cols = p.cols,
+                        .terms = p.terms,
+                        .a = matrix_of(p.x),
+                        .b = {},
+                        .out = matrix_of(p.y),
+                        .bias = p.bias,
+                        .bias_dtype = p.bias_dtype};
+  const char* const reason = refusal(context, product, p.weight);
+  if (log_dispatch()) {
+    log_line(concat(
+        kOp, " ", describe(p), ": few_rows",
+        reason == nullptr ? " runs" : concat(" refused: ", reason, "; the weight is dequantised")));
+  }
+  if constexpr (kBuildsSm80) {
+    if (reason == nullptr) return run_few_rows(context, product, p.weight);
+  }
+  run_plain_weight(context, product, p.weight, p.cols, p.terms, true);
+}
+
+void quantized_linear_backward(const Context& context, const QuantizedLinearBackwardProblem& p) {
+  if (p.dx.data != nullptr) {
+    run_plain_weight(context,
+                     {.op = kOp,
+                      .dtype = p.dtype,
+                      .rows = p.rows,
+                      .cols = p.terms,
+                      .terms = p.cols,
+                      .a = matrix_of(p.dy),
+                      .b = {},
+                      .out = matrix_of(p.dx)},
+                     p.weight, p.cols, p.terms, false);
+  }
+  if (p.dbias == nullptr) return;
+  LinearBackwardProblem bias{};
+  bias.dtype = p.dtype;
+  bias.bias_dtype = p.bias_dtype;
+  bias.rows = p.rows;
+  bias.cols = p.cols;
+  bias.dy = p.dy;
+  bias.dbias = p.dbias;
+  linear_backward(context, bias);
+}
+
+}  // namespace transformer_kernels::cuda
