@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/linear/linear.h"
 
-#include <vector>
-
 #include "core/backends.h"
-#include "core/overlap.h"
-#include "core/strides.h"
+#include "linear/linear_operands.h"
 #include "linear/linear_problem.h"
 #include "pointwise/pointwise_problem.h"
 
@@ -18,122 +15,6 @@ constexpr Backends<LinearBackwardProblem> kBackward{
     .cpu = cpu::linear_backward, .cuda = kHasCuda ? cuda::linear_backward : nullptr};
 constexpr Backends<LinearDactProblem> kDact{.cpu = cpu::linear_dact,
                                             .cuda = kHasCuda ? cuda::linear_dact : nullptr};
-
-// The tensor whose columns weight has, and what its dtype is called.
-struct Leading {
-  const char* name;
-  const char* dtype;
-};
-constexpr Leading kX{"x", "the dtype of x"};
-constexpr Leading kZ{"z", "the dtype of z"};
-
-// Checks the operands of one call one by one, and notes where they lie.
-class Operands {
- public:
-  Operands(const char* op, const Context& context, const TensorView& x, const TensorView& weight,
-           Leading leading = kX)
-      : op_(op),
-        check_(op, context.device),
-        x_(x),
-        leading_(leading) {
-    check_.floating(leading.name, x);
-    shape_ = rows_and_cols(x);
-    check_.floating("weight", weight);
-    check_value(weight.rank == 2, op_, ": weight has ", weight.rank, " dimensions, expected 2");
-    check_.typed("weight", weight, x.dtype, leading.dtype);
-    check_value(weight.sizes[1] == shape_.cols, op_, ": weight has ", weight.sizes[1],
-                " columns, expected ", shape_.cols, " (the last dimension of ", leading.name, ")");
-    cols_ = weight.sizes[0];
-  }
-
-  std::int64_t rows() const { return shape_.rows; }
-  std::int64_t terms() const { return shape_.cols; }
-  std::int64_t cols() const { return cols_; }
-
-  Rows input(const char* name, const TensorView& view, std::int64_t cols) {
-    inputs_.push_back({name, view});
-    check_rows(name, view, cols);
-    return {view.data, checked_row_stride(op_, name, view)};
-  }
-  Rows output_if_present(const char* name, const TensorView& view, std::int64_t cols) {
-    if (!view.defined()) return {};
-    outputs_.push_back({name, view});
-    check_rows(name, view, cols);
-    return {view.data, checked_output_stride(op_, name, view)};
-  }
-
-  Matrix weight(const TensorView& view) {
-    inputs_.push_back({"weight", view});
-    return {view.data, view.strides[0], view.strides[1]};
-  }
-  Matrix dweight_if_present(const TensorView& view, const TensorView& weight) {
-    if (!view.defined()) return {};
-    outputs_.push_back({"dweight", view});
-    check_.typed("dweight", view, x_.dtype, leading_.dtype);
-    check_.same_shape("dweight", view, "weight", weight);
-    const bool has_lines = view.numel() == 0 || view.sizes[0] == 1 || view.sizes[1] == 1 ||
-                           view.strides[0] == 1 || view.strides[1] == 1;
-    check_value(has_lines && !overlaps_itself(view), op_, ": dweight has strides (",
-                view.strides[0], ", ", view.strides[1],
-                "), expected one of 1 and no element over another");
-    return {view.data, view.strides[0], view.strides[1]};
-  }
-
-  // One value a column of y, of x's dtype or float32.
-  const void* bias_if_present(const TensorView& view) {
-    if (!view.defined()) return nullptr;
-    inputs_.push_back({"bias", view});
-    return vector("bias", view);
-  }
-  void* dbias_if_present(const TensorView& view) {
-    if (!view.defined()) return nullptr;
-    outputs_.push_back({"dbias", view});
-    return vector("dbias", view);
-  }
-
-  void check_overlaps() const {
-    for (std::size_t i = 0; i < outputs_.size(); ++i) {
-      for (const Named& input : inputs_) check_apart(outputs_[i], input);
-      for (std::size_t j = 0; j < i; ++j) check_apart(outputs_[i], outputs_[j]);
-    }
-  }
-
- private:
-  struct Named {
-    const char* name;
-    TensorView view;
-  };
-
-  void check_apart(const Named& output, const Named& other) const {
-    check_value(!share_memory(output.view, other.view), op_, ": ", output.name, " overlaps ",
-                other.name, ", expected memory of its own");
-  }
-
-  // The leading dimensions of x, then `cols`.
-  void check_rows(const char* name, const TensorView& view, std::int64_t cols) const {
-    check_.typed(name, view, x_.dtype, leading_.dtype);
-    TensorView like = x_;
-    like.sizes[like.rank - 1] = cols;
-    check_.same_shape(name, view, concat("the rows of ", leading_.name).c_str(), like);
-  }
-
-  void* vector(const char* name, const TensorView& view) const {
-    check_.floating(name, view);
-    check_.typed_or_float32(name, view, x_.dtype, "x");
-    check_.packed(name, view, cols_, "the rows of weight");
-    check_value(view.rank == 1, op_, ": ", name, " has ", view.rank, " dimensions, expected 1");
-    return view.data;
-  }
-
-  const char* op_;
-  ArgumentChecker check_;
-  const TensorView& x_;
-  Leading leading_;
-  Shape2d shape_{};
-  std::int64_t cols_ = 0;
-  std::vector<Named> inputs_;
-  std::vector<Named> outputs_;
-};
 
 template <class Arguments>
 const char* name_of_op(const Arguments& a) {

@@ -33,7 +33,8 @@ PARTS = (PRODUCTS, ATTENTION, MEMORY, OPTIMIZER, REST)
 
 _PRODUCTS = ("mm", "addmm", "_addmm_activation", "linear_forward", "linear_backward",
              "linear_act_forward", "linear_act_inference", "linear_act_backward",
-             "linear_dact")  # fmt: skip
+             "linear_dact", "gated_linear_forward", "quantized_linear_forward",
+             "quantized_linear_backward")  # fmt: skip
 _BATCHED = ("bmm", "baddbmm")  # which attention alone has
 _OPTIMIZER = "Optimizer.step"  # the beginning of PyTorch's mark around it
 _COPIES = [1 << n for n in range(12, 24, 2)]  # bytes; the ceiling's are more

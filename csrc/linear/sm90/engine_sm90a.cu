@@ -65,6 +65,24 @@ const char* hopper_refusal(const Context& context, const Product& p) {
   return nullptr;
 }
 
+const char* hopper_refusal(const Context& context, const GatedProduct& p) {
+  constexpr std::int64_t kFewestRows = 17;  // of fewer the weights are read where they lie
+  Product up = p.gate;
+  up.b = p.up.b;
+  up.kept = p.up.kept;
+  up.bias = p.up.bias;
+  for (const Product* each : std::initializer_list<const Product*>{&p.gate, &up}) {
+    if (const char* refusal = hopper_refusal(context, *each)) return refusal;
+    if (major_of_b(*each) != Major::kK) return "terms of a weight are not together";
+  }
+  return p.gate.rows < kFewestRows ? "there are few rows" : nullptr;
+}
+
+void run_hopper(const Context& context, const GatedProduct& p) {
+  if (p.gate.kept.data != nullptr) return run_gemm_gated_kept(context, p);
+  run_gemm_gated(context, p);
+}
+
 void run_hopper(const Context& context, const Product& p) {
   if (!p.activation) return run_gemm_bias(context, p);
   if (p.z.data != nullptr) return run_gemm_slope(context, p);

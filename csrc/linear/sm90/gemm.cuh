@@ -37,6 +37,8 @@ enum class Epilogue {
   kActivateKept,  // the same, and kept = z
   kSlope,         // out = sum f'(z), kept = f(z) where it is wanted
   kPartial,       // sums of some of the terms, as they are
+  kGated,         // out = f(gate + bias) (up + up_bias): b has columns of gate, then of up
+  kGatedKept,     // the same, kept = gate and kept_up = up, without their biases
 };
 
 struct GemmParameters {
@@ -45,6 +47,9 @@ struct GemmParameters {
   CUtensorMap out;
   CUtensorMap kept;
   CUtensorMap z;
+  CUtensorMap b_up;  // of gated epilogues, and so the next
+  CUtensorMap kept_up;
+  const void* up_bias;
   void* uneven;  // of kBiasUneven: out, and from row to row
   std::int64_t uneven_step;
   const void* bias;   // may be null
@@ -83,22 +88,30 @@ struct GemmShape {
   static constexpr int kBands = kRows / 64;
 
   static constexpr bool kReadsZ = kEpilogue == Epilogue::kSlope;
+  // One half of a tile's columns of b are of the gate, the other the same columns of up.
+  static constexpr bool kGated = kEpilogue == Epilogue::kGated || kEpilogue == Epilogue::kGatedKept;
+  static constexpr int kOutCols = kGated ? kCols / 2 : kCols;
   // Stored from registers, where they stand.
   static constexpr bool kInOrder =
       kEpilogue == Epilogue::kPartial || kEpilogue == Epilogue::kBiasUneven;
   static constexpr bool kAddsBias = !kReadsZ && !kInOrder;
-  static constexpr bool kTwoOutputs = kEpilogue == Epilogue::kActivateKept;
+  static constexpr int kOutputs = kEpilogue == Epilogue::kGatedKept      ? 3
+                                  : kEpilogue == Epilogue::kActivateKept ? 2
+                                                                         : 1;
 
   static constexpr int kChunkCols = 32;
   static constexpr int kChunkRowBytes = kChunkCols * 2;
   static constexpr int kChunkBytes = 64 * kChunkRowBytes;
-  static constexpr int kChunks = kBands * kCols / kChunkCols;
+  static constexpr int kChunks = kBands * kOutCols / kChunkCols;
 
   // Slots of a warpgroup; those of an epilogue that reads z are of both, one for each chunk.
-  static constexpr int kSlots = kReadsZ ? kChunks : kTwoOutputs || kCols == 128 ? 4 : 3;
-  static constexpr int kSlotBytes = kChunkBytes * (kTwoOutputs ? 2 : 1);
+  static constexpr int kSlots = kReadsZ                         ? kChunks
+                                : kOutputs == 3                 ? 2
+                                : kOutputs == 2 || kCols == 128 ? 4
+                                                                : 3;
+  static constexpr int kSlotBytes = kChunkBytes * kOutputs;
   static constexpr int kKeptSlots = 2;  // of a warpgroup, where z is read
-  static constexpr int kStages = kCols == 128 ? 6 : kReadsZ || kTwoOutputs ? 4 : 5;
+  static constexpr int kStages = kCols == 128 ? 6 : kReadsZ || kOutputs > 1 ? 4 : 5;
 
   static constexpr int kBytesOfA = kRows * kBlock * 2;
   // Where columns are together they come in boxes of 64, of which the last may be half used.
@@ -107,6 +120,7 @@ struct GemmShape {
   static constexpr int kStageBytes = kBytesOfA + kBytesOfB;
   static_assert(kRows % 64 == 0 && kCols % kChunkCols == 0 && kChunks % kSlots == 0);
   static_assert(!kReadsZ || kChunks % kKeptSlots == 0);
+  static_assert(!kGated || (kMajorB == Major::kK && kOutCols % kChunkCols == 0));
 };
 
 template <class S>
@@ -167,8 +181,12 @@ __device__ __forceinline__ void load_operands(const GemmParameters& p, GemmRing<
       mbarrier_arrive_expect(ring.full(), S::kStageBytes);
       const int term = (first_block + block) * S::kBlock;
       load_operand<S::kMajorA, S::kRows>(ring.data(), p.a, term, place.row * S::kRows, ring.full());
-      load_operand<S::kMajorB, S::kCols>(ring.data() + S::kBytesOfA, p.b, term,
-                                         place.col * S::kCols, ring.full());
+      const std::uint32_t b = ring.data() + S::kBytesOfA;
+      const int col = place.col * S::kOutCols;
+      load_operand<S::kMajorB, S::kOutCols>(b, p.b, term, col, ring.full());
+      if constexpr (S::kGated) {
+        load_operand<S::kMajorB, S::kOutCols>(b + S::kBytesOfB / 2, p.b_up, term, col, ring.full());
+      }
       ring.advance();
     }
   }
@@ -185,7 +203,7 @@ __device__ __forceinline__ void load_z(const GemmParameters& p, GemmStorage<S>& 
       mbarrier_wait(shared_address(&storage.z_empty[i]), count % 2 ^ 1);
       mbarrier_arrive_expect(full, S::kChunkBytes);
       tensor_load(shared_address(storage.slots[0][i]), p.z,
-                  {place.col * S::kCols + i / S::kBands * S::kChunkCols,
+                  {place.col * S::kOutCols + i / S::kBands * S::kChunkCols,
                    place.row * S::kRows + i % S::kBands * 64},
                   full);
     }
@@ -221,8 +239,9 @@ class GemmConsumer {
     for (int i = group_; i < count; i += 2) {
       const GemmUnit own = unit<S>(p_, first + i * step);
       const int row = own.place.row * S::kRows;
-      const int col = own.place.col * S::kCols;
-      if constexpr (S::kAddsBias) touch_bias(col);
+      const int col = own.place.col * S::kOutCols;
+      if constexpr (S::kAddsBias) touch_bias(p_.bias, col);
+      if constexpr (S::kGated) touch_bias(p_.up_bias, col);
       multiply(own.blocks);
       if constexpr (S::kEpilogue == Epilogue::kPartial) {
         store_partial(row, col, own.part);
@@ -285,9 +304,11 @@ class GemmConsumer {
   // `parity` of the z of this tile.
   __device__ __forceinline__ void epilogue(int row, int col, int parity) {
 #pragma unroll
-    for (int c = 0; c < S::kCols / S::kChunkCols; ++c) {
+    for (int c = 0; c < S::kOutCols / S::kChunkCols; ++c) {
       float bias[kPairs][2];
-      if constexpr (S::kAddsBias) load_bias(col + c * S::kChunkCols, bias);
+      float up_bias[kPairs][2];
+      if constexpr (S::kAddsBias) load_bias(p_.bias, col + c * S::kChunkCols, bias);
+      if constexpr (S::kGated) load_bias(p_.up_bias, col + c * S::kChunkCols, up_bias);
 #pragma unroll
       for (int band = 0; band < S::kBands; ++band) {
         const int chunk = c * S::kBands + band;
@@ -295,6 +316,8 @@ class GemmConsumer {
         const MatrixOrigin box{col + c * S::kChunkCols, row + band * 64 + 16 * warp_};
         if constexpr (S::kReadsZ) {
           store_chunk_with_z(sums, box, chunk, parity);
+        } else if constexpr (S::kGated) {
+          store_gated_chunk(sums, sums + S::kOutCols / 2, bias, up_bias, box, chunk);
         } else {
           store_chunk(sums, bias, box, chunk);
         }
@@ -304,32 +327,33 @@ class GemmConsumer {
 
   static constexpr int kPairs = S::kChunkCols / 8;
 
-  __device__ __forceinline__ void load_bias(int col, float (&bias)[kPairs][2]) const {
+  __device__ __forceinline__ void load_bias(const void* from, int col,
+                                            float (&bias)[kPairs][2]) const {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int at = min(col + 8 * i + lane_ % 4 * 2, p_.cols - 2);
-      if (p_.bias == nullptr) {
+      if (from == nullptr) {
         bias[i][0] = bias[i][1] = -0.0f;  // changes nothing that it is added to
       } else if (p_.bias_is_wide) {
-        const float2 two = __ldg(reinterpret_cast<const float2*>(p_.bias) + at / 2);
+        const float2 two = __ldg(static_cast<const float2*>(from) + at / 2);
         bias[i][0] = two.x;
         bias[i][1] = two.y;
       } else {
-        widen_word<T>(__ldg(static_cast<const std::uint32_t*>(p_.bias) + at / 2), bias[i]);
+        widen_word<T>(__ldg(static_cast<const std::uint32_t*>(from) + at / 2), bias[i]);
       }
     }
   }
 
   // Brings a tile's bias to L1 while its products are made. A lane takes a sector of 32 bytes. It
   // is a load, as prefetches to L1 bring nothing there.
-  __device__ __forceinline__ void touch_bias(int col) const {
-    if (p_.bias == nullptr) return;
+  __device__ __forceinline__ void touch_bias(const void* bias, int col) const {
+    if (bias == nullptr) return;
     const int bytes = p_.bias_is_wide ? 4 : 2;
     const int at = min(col + lane_ * 32 / bytes, p_.cols - 2);
     std::uint32_t unused;
     asm volatile("ld.global.nc.u32 %0, [%1];"
                  : "=r"(unused)
-                 : "l"(static_cast<const char*>(p_.bias) + at * bytes));
+                 : "l"(static_cast<const char*>(bias) + at * bytes));
   }
 
   // This lane's row of 16 columns of a slot, as ldmatrix and stmatrix take it.
@@ -364,7 +388,7 @@ class GemmConsumer {
       std::uint32_t words[4];
       narrow(v, words);
       if constexpr (S::kEpilogue != Epilogue::kBias) {
-        if constexpr (S::kTwoOutputs) put(slot + S::kChunkBytes, j, words);
+        if constexpr (S::kOutputs == 2) put(slot + S::kChunkBytes, j, words);
         widen(words, v);
 #pragma unroll
         for (float& value : v) value = S::Activation::value(math::Fast{}, value);
@@ -372,13 +396,53 @@ class GemmConsumer {
       }
       put(slot, j, words);
     }
+    send_slot(slot, box);
+  }
+
+  // What is kept is rounded before anything else, and so is what is multiplied.
+  __device__ __forceinline__ void store_gated_chunk(const float* gate, const float* up,
+                                                    const float (&bias)[kPairs][2],
+                                                    const float (&up_bias)[kPairs][2],
+                                                    MatrixOrigin box, int chunk) const {
+    const std::uint32_t slot = shared_address(storage_.slots[group_][chunk % S::kSlots]);
+#pragma unroll
+    for (int j = 0; j < S::kChunkCols / 16; ++j) {
+      float v[8];
+      float factor[8];
+      round_sums(gate + 8 * j, slot + S::kChunkBytes, j, v);
+      round_sums(up + 8 * j, slot + 2 * S::kChunkBytes, j, factor);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        v[e] = S::Activation::value(math::Fast{}, v[e] + bias[2 * j + e / 4][e % 2]);
+        v[e] *= factor[e] + up_bias[2 * j + e / 4][e % 2];
+      }
+      std::uint32_t words[4];
+      narrow(v, words);
+      put(slot, j, words);
+    }
+    send_slot(slot, box);
+  }
+  __device__ __forceinline__ void round_sums(const float* sums, std::uint32_t kept, int sixteen,
+                                             float (&v)[8]) const {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) v[e] = sums[e];
+    std::uint32_t words[4];
+    narrow(v, words);
+    if constexpr (S::kOutputs == 3) put(kept, sixteen, words);
+    widen(words, v);
+  }
+
+  // Out of shared memory, this warp's rows of all results.
+  __device__ __forceinline__ void send_slot(std::uint32_t slot, MatrixOrigin box) const {
     fence_async_shared();
     if (lane_ == 0) bulk_wait_read<S::kSlots - 2>();  // frees the slot of the next chunk
     __syncwarp();
     if (lane_ == 0) {
       tensor_store(p_.out, box, rows_of_warp(slot));
-      if constexpr (S::kTwoOutputs) {
+      if constexpr (S::kOutputs > 1)
         tensor_store(p_.kept, box, rows_of_warp(slot + S::kChunkBytes));
+      if constexpr (S::kOutputs > 2) {
+        tensor_store(p_.kept_up, box, rows_of_warp(slot + 2 * S::kChunkBytes));
       }
       bulk_commit();
     }

@@ -8,7 +8,7 @@
 #include "core/cuda/tensor_map.h"
 #include "core/dispatch.h"
 #include "core/rounding.h"
-#include "linear/product.h"
+#include "linear/gated_product.h"
 #include "linear/sm90/gemm.cuh"
 #include "pointwise/pointwise_problem.h"
 
@@ -53,18 +53,26 @@ struct Parts {
 };
 
 template <class S>
-void launch_gemm(const Context& context, const Product& p, Parts parts = {}) {
+void launch_gemm(const Context& context, const Product& p, Parts parts = {}, const Up& up = {}) {
   const auto map = [&](const TensorMapLayout& layout) { return encode_tensor_map(p.op, layout); };
   const auto result = [&](const Matrix& matrix, int box_rows) {
     return matrix.data == nullptr ? CUtensorMap{} : map(result_layout(p, matrix, box_rows));
   };
+  const auto second = [&](const Matrix& b) {
+    return b.data == nullptr
+               ? CUtensorMap{}
+               : map(operand_layout(p, b.transposed(), S::kMajorB, p.cols, S::kOutCols));
+  };
   const std::int64_t blocks = divide_up(p.terms, S::kBlock);
   const GemmParameters parameters{
       .a = map(operand_layout(p, p.a, S::kMajorA, p.rows, S::kRows)),
-      .b = map(operand_layout(p, p.b.transposed(), S::kMajorB, p.cols, S::kCols)),
+      .b = second(p.b),
       .out = S::kInOrder ? CUtensorMap{} : result(p.out, 16),
       .kept = result(p.kept, 16),
       .z = result(p.z, 64),
+      .b_up = second(up.b),
+      .kept_up = result(up.kept, 16),
+      .up_bias = up.bias,
       .uneven = p.out.data,
       .uneven_step = p.out.row_step,
       .bias = p.bias,
@@ -74,7 +82,7 @@ void launch_gemm(const Context& context, const Product& p, Parts parts = {}) {
       .cols = static_cast<int>(p.cols),
       .blocks = static_cast<int>(blocks),
       .tiles = {static_cast<int>(divide_up(p.rows, S::kRows)),
-                static_cast<int>(divide_up(p.cols, S::kCols))},
+                static_cast<int>(divide_up(p.cols, S::kOutCols))},
       .partial = parts.partial,
       .parts = static_cast<int>(parts.count),
       .blocks_of_part = static_cast<int>(divide_up(blocks, parts.count))};
@@ -89,15 +97,10 @@ void launch_gemm(const Context& context, const Product& p, Parts parts = {}) {
 
 template <Epilogue kEpilogue, class Activation, int kRows, int kCols, Major kMajorA, Major kMajorB>
 void launch_typed(const Context& context, const Product& p, Parts parts = {}) {
-  const auto with = [&]<class T>() {
+  with_narrow_dtype(p.dtype, [&]<class T>() {
     launch_gemm<GemmShape<T, Activation, kEpilogue, kMajorA, kMajorB, kRows, kCols>>(context, p,
                                                                                      parts);
-  };
-  if (p.dtype == DType::kBFloat16) {
-    with.template operator()<BFloat16>();
-  } else {
-    with.template operator()<Half>();
-  }
+  });
 }
 
 // With an activation, a's terms are together: it is x, or dy.
@@ -121,10 +124,31 @@ void launch_activated(const Context& context, const Product& p) {
 #undef TFK_ATTEMPT
 }
 
+// By the gate of p. Terms of all operands are together.
+template <Epilogue kEpilogue>
+void launch_gated(const Context& context, const GatedProduct& p) {
+  const auto attempt = [&]<Pointwise kOp>() {
+    using Op = PointwiseOp<kOp>;
+    if constexpr (Op::kGated) {
+      if (*p.gate.activation != kOp) return;
+      with_narrow_dtype(p.gate.dtype, [&]<class T>() {
+        launch_gemm<
+            GemmShape<T, typename Op::Activation, kEpilogue, Major::kK, Major::kK, 128, 192>>(
+            context, p.gate, {}, p.up);
+      });
+    }
+  };
+#define TFK_ATTEMPT(enumerator, ...) attempt.template operator()<Pointwise::enumerator>();
+  TFK_POINTWISE_OPS(TFK_ATTEMPT)
+#undef TFK_ATTEMPT
+}
+
 void run_gemm_bias(const Context& context, const Product& p);
 void run_gemm_activate(const Context& context, const Product& p);
 void run_gemm_activate_kept(const Context& context, const Product& p);
 void run_gemm_slope(const Context& context, const Product& p);
 void run_gemm_in_parts(const Context& context, const Product& p, std::int64_t parts);
+void run_gemm_gated(const Context& context, const GatedProduct& p);
+void run_gemm_gated_kept(const Context& context, const GatedProduct& p);
 
 }  // namespace transformer_kernels::cuda

@@ -28,13 +28,18 @@ def call_as_one(
     op: Op, title: str, tensors: tuple[Tensor | None, ...], activation: int, level: int,
     backend: str,
 ) -> Tensor | None:  # fmt: skip
-    """The result; None where each layer is called for itself: no gradient is asked for, a graph of
-    torch.jit.trace is made, a tensor is of a kind that decides itself what a layer does, or one is
-    missing, which the layer says."""
+    """The result; None where each layer is called for itself: no gradient is asked for (and the
+    kernels have nothing to fuse), a graph of torch.jit.trace is made, a tensor is of a kind that
+    decides itself what a layer does, or one is missing, which the layer says."""
     x, weight, *_, down_weight, _ = tensors
     if x is None or weight is None:
         return None
-    if backend == "fpga" or is_traced() or not torch.is_grad_enabled():
+    if backend == "fpga" or is_traced():
+        return None
+    has_gradients = torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in tensors
+    )
+    if not has_gradients and not (isinstance(x, Tensor) and x.is_cuda):
         return None
     if any(t is not None and type(t) not in PLAIN_CLASSES for t in tensors):
         log_dispatch(
@@ -42,13 +47,15 @@ def call_as_one(
             " its own"
         )
         return None
-    if not any(t is not None and t.requires_grad for t in tensors):
-        return None
     if any_autocast():
         tensors = under_autocast(x.device.type, *tensors)
     packed = backend != "auto" or refusal(
         title, x, weight, down_weight, activated=True
     ) is None  # fmt: skip
+    if not has_gradients:
+        if not packed:
+            return None
+        level = 2
     if down_weight is not None and not down_weight.requires_grad:
         level = max(level, 1)  # nothing reads h but the gradient of that weight
     y: Tensor = op.call(*tensors, activation, level, packed, backend)

@@ -19,7 +19,7 @@ from ..pointwise._ops import GATED, PLAIN
 from . import _formula
 from ._arguments import empty_like_weight
 from ._formula import as_rows, bias_gradient
-from ._ops import LINEAR, LINEAR_ACT, LINEAR_DACT
+from ._ops import GATED_LINEAR, LINEAR, LINEAR_ACT, LINEAR_DACT
 
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
@@ -84,6 +84,7 @@ class Fused(NamedTuple):
 _act_forward = direct(LINEAR_ACT.raw.forward)
 _act_inference = direct(LINEAR_ACT.raw.inference)
 _dact = direct(LINEAR_DACT)
+_gated_forward = direct(GATED_LINEAR)
 
 
 class Kernels(NamedTuple):
@@ -93,6 +94,9 @@ class Kernels(NamedTuple):
     backward: Callable[..., Tensors]
     products: Products
     fused: Fused | None = None
+    gated: Callable[..., Tensors] | None = (
+        None  # both products and the gate, of x and their operands
+    )
 
 
 _PLAIN = [(direct(op.raw.forward), direct(op.raw.backward)) for op in PLAIN.values()]
@@ -103,6 +107,17 @@ def _plain_kernels(x: Tensor, down_weight: Tensor | None, activation: int, packe
     kernels = _kernels(x, _PLAIN, activation, packed)
     fuses = packed and x.is_cuda and down_weight is not None
     return kernels._replace(fused=Fused(activation)) if fuses else kernels
+
+
+def _gated_kernels(x: Tensor, activation: int, packed: bool) -> Kernels:
+    kernels = _kernels(x, _GATED, activation, packed)
+    if not (packed and x.is_cuda):
+        return kernels
+    return kernels._replace(
+        gated=lambda x, weights, biases, keep: _gated_forward(
+            x, *weights, *biases, activation, keep
+        )
+    )
 
 
 def _kernels(x: Tensor, table: list[tuple[Any, Any]], activation: int, packed: bool) -> Kernels:
@@ -121,7 +136,9 @@ def _forward(
     elements where they are not kept."""
     linear = kernels.products.linear
     rows = as_rows(x)
-    if kernels.fused is not None:
+    if kernels.gated is not None:
+        h, *z = kernels.gated(rows, weights, biases, recompute < 2)
+    elif kernels.fused is not None:
         weight = cast(Tensor, weights[0])
         h, *z = kernels.fused.forward(rows, weight, biases[0], keep=recompute < 2)
     else:
@@ -150,7 +167,7 @@ def gated_mlp_forward(
     up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
     recompute: int, packed: bool,
 ) -> Tensors:  # fmt: skip
-    kernels = _kernels(x, _GATED, activation, packed)
+    kernels = _gated_kernels(x, activation, packed)
     weights, biases = (weight, up_weight), (bias, up_bias)
     return _forward(kernels, x, weights, biases, down_weight, down_bias, recompute)
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from ..._library import raw_op
 from .._declare import declare
 from .._declare_arguments import Given, Integer, Result, Rows, Table
+from ..pointwise._ops import GATED
 from ..pointwise.table import ACTIVATIONS
 from . import _formula
 from ._arguments import Bias, check_activation, empty_like_weight
@@ -78,4 +79,38 @@ LINEAR_DACT = raw_op(
     " -> (Tensor dz, Tensor h)",
     reference=_formula.linear_dact,
     fake=_fake_dact,
+)
+
+
+_gated_formulas = [op.formula for op in GATED.values()]
+
+
+def _gated_reference(
+    x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
+    up_bias: Tensor | None, activation: int, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gate = _formula.linear(x, weight, None)
+    up = None if up_weight is None else _formula.linear(x, up_weight, None)
+    y: Tensor = _gated_formulas[activation](gate, up, bias, up_bias)
+    none = x.new_empty(0)
+    return y, gate if keep else none, none if up is None or not keep else up
+
+
+def _fake_gated(
+    x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,  # noqa: ARG001
+    up_bias: Tensor | None, activation: int, keep: bool,  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    leading, lines = x.shape[:-1], weight.shape[0]
+    y = x.new_empty((*leading, lines // 2 if up_weight is None else lines))
+    gate = x.new_empty((*leading, lines) if keep else 0)
+    return y, gate, x.new_empty((*leading, lines) if keep and up_weight is not None else 0)
+
+
+# Gate and up of the same x, and the activation of the gate times up. Without ``up_weight`` the
+# weight, the bias and the gate that is kept have both.
+GATED_LINEAR = raw_op(
+    "gated_linear_forward(Tensor x, Tensor weight, Tensor? up_weight, Tensor? bias,"
+    " Tensor? up_bias, int activation, bool keep) -> (Tensor y, Tensor gate, Tensor up)",
+    reference=_gated_reference,
+    fake=_fake_gated,
 )

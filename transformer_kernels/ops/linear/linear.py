@@ -146,13 +146,15 @@ def gated_linear(
             0 and 1 keep the products.
         backend: as that of :func:`linear`.
 
-    The product is :func:`linear`, the rest one kernel behind it.
+    On Hopper both products and the gate are one kernel; elsewhere the product is :func:`linear`,
+    the rest one kernel behind it.
     """
     gated = chosen("gated_linear", activation, GATED)
-    if as_level("gated_linear", recompute) == 2:
+    level = as_level("gated_linear", recompute)
+    if level == 2 or (isinstance(input, Tensor) and input.is_cuda):
         tensors = (input, weight, up_weight, bias, up_bias, None, None)
         number = GATED_NUMBERS[activation]
-        y = call_as_one(GATED_MLP, "gated_linear", tensors, number, 2, backend)
+        y = call_as_one(GATED_MLP, "gated_linear", tensors, number, level, backend)
         if y is not None:
             return y
     gate = linear(input, weight, bias, backend=backend)

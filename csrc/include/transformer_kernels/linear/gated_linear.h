@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+// Two linear layers of the same input, one of which is the gate of the other:
+//
+//   gate = x weight^T,   up = x up_weight^T,   y = f(gate + bias) (up + up_bias)
+//
+// Shapes: x is (..., K), weight and up_weight (N, K), bias and up_bias (N,), gate, up and y (...,
+// N). A weight of both, (2N, K), is given as two views of it. Any of the sizes may be 0. Strides,
+// dtypes and sums are those of linear.h; bias and up_bias are of one dtype. gate and up are rounded
+// to the dtype of x before anything else, as if each were an op of its own: they are what the
+// backward pass of the pointwise op reads. Aliasing: outputs overlap neither inputs nor each other.
+// On CUDA it is one kernel on Hopper, for 16-bit numbers with 16-byte aligned rows, N a multiple of
+// 8 and weights whose terms lie together; else two products and a pointwise kernel.
+#pragma once
+
+#include "transformer_kernels/api.h"
+#include "transformer_kernels/context.h"
+#include "transformer_kernels/pointwise/pointwise.h"
+#include "transformer_kernels/tensor.h"
+
+namespace transformer_kernels {
+
+struct GatedLinearForward {
+  TensorView x;
+  TensorView weight;
+  TensorView up_weight;
+  TensorView bias{};  // either is optional
+  TensorView up_bias{};
+  Pointwise activation;  // a gated one
+  TensorView gate{};     // both or neither
+  TensorView up{};
+  TensorView y;
+};
+
+// Throws Error, with nothing written, when an argument does not meet the contract above.
+TFK_API void gated_linear_forward(const Context& context, const GatedLinearForward& arguments);
+
+}  // namespace transformer_kernels

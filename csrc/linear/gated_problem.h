@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// A gated linear layer, host side: checked arguments as plain matrices.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "core/rounding.h"
+#include "linear/linear_problem.h"
+#include "pointwise/pointwise_problem.h"
+#include "transformer_kernels/linear/gated_linear.h"
+
+namespace transformer_kernels {
+
+// Sizes are T rows of x, K columns of it, and N columns of y.
+struct GatedLinearProblem {
+  Pointwise activation;
+  DType dtype;
+  DType bias_dtype;
+  std::int64_t rows;
+  std::int64_t terms;
+  std::int64_t cols;
+  Rows x;
+  Matrix weight;
+  Matrix up_weight;
+  const void* bias;  // either may be null
+  const void* up_bias;
+  Rows gate;  // null where they are not kept
+  Rows up;
+  Rows y;
+
+  constexpr bool keeps() const { return gate.data != nullptr; }
+
+  LinearForwardProblem layer(const Matrix& own, const Rows& to) const {
+    return {.dtype = dtype,
+            .bias_dtype = dtype,
+            .rows = rows,
+            .terms = terms,
+            .cols = cols,
+            .activation = {},
+            .x = x,
+            .weight = own,
+            .bias = nullptr,
+            .z = {},
+            .y = to};
+  }
+  PointwiseForwardProblem product_of(const Rows& own_gate, const Rows& own_up) const {
+    return {.op = activation,
+            .dtype = dtype,
+            .bias_dtype = bias_dtype,
+            .rows = rows,
+            .cols = cols,
+            .x = own_gate,
+            .up = own_up,
+            .y = y,
+            .bias = bias,
+            .up_bias = up_bias};
+  }
+};
+
+// As two layers and the pointwise op. What is not kept lies in `memory` of bytes_in_three().
+constexpr std::int64_t bytes_of_layer(const GatedLinearProblem& p) {
+  constexpr std::int64_t kAlignment = 256;
+  const std::int64_t bytes = p.rows * p.cols * static_cast<std::int64_t>(size_of(p.dtype));
+  return p.keeps() ? 0 : rounded_up(bytes, kAlignment);
+}
+constexpr std::int64_t bytes_in_three(const GatedLinearProblem& p) { return 2 * bytes_of_layer(p); }
+
+template <class Linear, class Product>
+void run_in_three(const Context& context, const GatedLinearProblem& p, void* memory,
+                  Linear&& linear, Product&& product) {
+  std::byte* const second = static_cast<std::byte*>(memory) + bytes_of_layer(p);
+  const Rows gate = p.keeps() ? p.gate : Rows{memory, p.cols};
+  const Rows up = p.keeps() ? p.up : Rows{second, p.cols};
+  linear(context, p.layer(p.weight, gate));
+  linear(context, p.layer(p.up_weight, up));
+  product(context, p.product_of(gate, up));
+}
+
+std::string describe(const GatedLinearProblem& problem);
+
+namespace cpu {
+void gated_linear_forward(const Context& context, const GatedLinearProblem& problem);
+}  // namespace cpu
+namespace cuda {
+void gated_linear_forward(const Context& context, const GatedLinearProblem& problem);
+}  // namespace cuda
+
+}  // namespace transformer_kernels

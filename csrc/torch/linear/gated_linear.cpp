@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+#include "transformer_kernels/linear/gated_linear.h"
+
+#include "pointwise/pointwise_problem.h"
+#include "torch/linear/aligned_rows.h"
+
+namespace transformer_kernels::torch_ops {
+namespace {
+
+constexpr const char* kName = "gated_linear";
+
+// The number of an activation: its place among those of a gate.
+Pointwise gate_of(std::int64_t number) {
+  std::int64_t left = number;
+  for (int i = 0; i < kPointwiseCount && left >= 0; ++i) {
+    const auto op = static_cast<Pointwise>(i);
+    if (is_gated(op) && left-- == 0) return op;
+  }
+  check_value(false, kName, ": activation is ", number, ", expected the number of one");
+  return {};
+}
+
+// The second half of the lines of a matrix, or of the columns of rows; the first is left in `both`.
+TensorView split(TensorView& both, int dimension) {
+  const std::int64_t count = both.sizes[dimension];
+  check_value(count % 2 == 0, kName, ": weight has ", count,
+              " rows, expected an even number (those of gate, then of up)");
+  both.sizes[dimension] = count / 2;
+  TensorView second = both;
+  second.data =
+      static_cast<std::byte*>(both.data) +
+      count / 2 * both.strides[dimension] * static_cast<std::int64_t>(size_of(both.dtype));
+  return second;
+}
+
+struct Arguments : GatedLinearForward {
+  std::int64_t number;  // of the activation
+  bool keep;
+};
+
+// Without up_weight the weight has the rows of both, as the bias has, and gate the columns of both.
+struct Forward {
+  using Arguments = torch_ops::Arguments;
+  static constexpr const char* kOp = kName;
+  static constexpr auto kLike = &Arguments::x;
+  static constexpr auto kFields =
+      std::tuple(tensor("x", &GatedLinearForward::x, with_aligned_rows),
+                 tensor("weight", &GatedLinearForward::weight),
+                 optional("up_weight", &GatedLinearForward::up_weight),
+                 optional("bias", &GatedLinearForward::bias, contiguous),
+                 optional("up_bias", &GatedLinearForward::up_bias, contiguous),
+                 integer("activation", &Arguments::number), flag("keep", &Arguments::keep));
+  static std::string name() { return "gated_linear_forward"; }
+  static std::string returns() { return "(Tensor y, Tensor gate, Tensor up)"; }
+
+  static TensorView with_columns(const TensorView& x, std::int64_t cols) {
+    TensorView like = x;
+    if (x.rank > 0) like.sizes[x.rank - 1] = cols;
+    return like;
+  }
+
+  static auto run(const Context& context, Arguments& a) {
+    a.activation = gate_of(a.number);
+    const bool in_one = !a.up_weight.defined();
+    const std::int64_t lines = a.weight.rank > 0 ? a.weight.sizes[0] : 0;
+    const TensorView kept = with_columns(a.x, lines);
+    const Tensor gate = result_if(a.keep, a.gate, kept, a.x);
+    const Tensor up = result_if(a.keep && !in_one, a.up, kept, a.x);
+    if (in_one && a.weight.rank > 0) {
+      a.up_weight = split(a.weight, 0);
+      if (a.bias.defined() && a.bias.rank > 0) a.up_bias = split(a.bias, 0);
+      if (a.keep) a.up = split(a.gate, a.gate.rank - 1);
+    }
+    auto y = result(a.y, new_rows_like, with_columns(a.x, in_one ? lines / 2 : lines));
+    gated_linear_forward(context, a);
+    return std::tuple_cat(y, std::tuple(gate, up));
+  }
+};
+
+using Ops = RawOps<Forward>;
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) { Ops::implement(m); }
+
+}  // namespace transformer_kernels::torch_ops

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Gate and up in one kernel on Hopper, and the MLP of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as in_torch
+
+import transformer_kernels as tfk
+from transformer_kernels.ops.linear._ops import GATED_LINEAR
+from transformer_kernels.ops.pointwise._ops import GATED
+from transformer_kernels.testing.graphs import capture
+from transformer_kernels.testing.inputs import poisoned, randn
+from transformer_kernels.testing.tolerance import assert_close_to_reference
+
+F = tfk.functional
+
+pytestmark = pytest.mark.cuda
+
+FORMULAS = {
+    "geglu": in_torch.gelu,
+    "geglu_tanh": partial(in_torch.gelu, approximate="tanh"),
+    "swiglu": in_torch.silu,
+    "reglu": in_torch.relu,
+}
+NUMBERS = {name: number for number, name in enumerate(GATED)}
+# Rows, terms and columns: of one tile, of tiles that are not whole, of many rounds; then what falls
+# to products of their own: few rows, odd columns, rows that are not aligned.
+SHAPES = [(128, 64, 96), (999, 584, 1160), (2048, 768, 3072), (7, 128, 200), (130, 64, 77),
+          (97, 301, 64)]  # fmt: skip
+each_narrow = pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def on_cuda() -> Any:
+    with torch.device("cuda"):
+        yield
+
+
+def _operands(shape: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
+    rows, terms, cols = shape
+    weights = [(randn((cols, terms), torch.float64) * terms**-0.5).to(dtype) for _ in range(2)]
+    return [randn((rows, terms), dtype), *weights, randn((cols,), dtype), randn((cols,), dtype)]
+
+
+def _formula(activation: str, x: Tensor, weight: Tensor, up_weight: Tensor, bias: Tensor,
+             up_bias: Tensor) -> Tensor:  # fmt: skip
+    gate = in_torch.linear(x, weight, bias)
+    return FORMULAS[activation](gate) * in_torch.linear(x, up_weight, up_bias)
+
+
+def _run(function: Any, leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    y = function(*leaves)
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
+
+
+@each_narrow
+@pytest.mark.parametrize("activation", FORMULAS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_both_passes(shape: tuple[int, int, int], activation: str, narrow: torch.dtype) -> None:
+    leaves = _operands(shape, narrow)
+    dy = randn((shape[0], shape[2]), narrow)
+
+    def ours(x: Tensor, weight: Tensor, up: Tensor, bias: Tensor, up_bias: Tensor) -> Tensor:
+        return F.gated_linear(x, weight, up, bias, up_bias, activation, backend="cuda")
+
+    with poisoned():
+        found = _run(ours, leaves, dy)
+    theirs = _run(partial(_formula, activation), leaves, dy)
+    exact = _run(partial(_formula, activation), [t.double() for t in leaves], dy.double())
+    # The slope of relu jumps: where a sum near 0 is rounded otherwise its gradient is another.
+    names = ("y",) if activation == "reglu" else ("y", "dx", "dw", "dup", "db", "dup_b")
+    for name, a, b, c in zip(names, found, theirs, exact, strict=False):
+        assert_close_to_reference(a, b, c, name, magnitude=4.0)
+
+
+@each_narrow
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_is_kept_and_a_weight_of_both(
+    shape: tuple[int, int, int], narrow: torch.dtype
+) -> None:
+    x, weight, up_weight, bias, up_bias = _operands(shape, narrow)
+    number = NUMBERS["swiglu"]
+    with poisoned():
+        y, gate, up = GATED_LINEAR(x, weight, up_weight, bias, up_bias, number, True)
+        alone, none, neither = GATED_LINEAR(x, weight, up_weight, bias, up_bias, number, False)
+        both = torch.cat([weight, up_weight]), None, torch.cat([bias, up_bias]), None
+        of_both, gates, no_up = GATED_LINEAR(x, *both, number, True)
+    assert none.numel() == neither.numel() == no_up.numel() == 0
+    assert torch.equal(alone, y)
+    assert torch.equal(of_both, y)
+    assert torch.equal(gates, torch.cat([gate, up], -1))
+    assert_close_to_reference(gate, x @ weight.t(), x.double() @ weight.double().t(), "gate")
+    assert_close_to_reference(up, x @ up_weight.t(), x.double() @ up_weight.double().t(), "up")
+    again = GATED["swiglu"].call(gate, up, bias, up_bias)
+    assert torch.equal(y, again)
+
+
+@each_narrow
+def test_wide_biases_and_either_alone(narrow: torch.dtype) -> None:
+    x, weight, up_weight, bias, up_bias = _operands((256, 128, 192), narrow)
+    for pair in ((bias.float(), up_bias.float()), (bias, None), (None, up_bias)):
+        y, gate, up = GATED_LINEAR(x, weight, up_weight, *pair, NUMBERS["geglu"], True)
+        assert torch.equal(y, GATED["geglu"].call(gate, up, *pair))
+
+
+@each_narrow
+@pytest.mark.parametrize("kind", ["two", "pair"])
+@pytest.mark.parametrize("recompute", [0, 1, 2])
+def test_mlp(recompute: int, kind: str, narrow: torch.dtype) -> None:
+    x, weight, up_weight, _, _ = _operands((2048, 768, 3072), narrow)
+    down = (randn((768, 3072), torch.float64) * 3072**-0.5).to(narrow)
+    leaves, dy = [x, weight, up_weight, down], randn((2048, 768), narrow)
+
+    def ours(x: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        if kind == "two":
+            return F.gated_mlp(x, weight, up, down, recompute=recompute)
+        return F.gated_mlp(x, torch.cat([weight, up]), None, down, recompute=recompute)
+
+    def formula(x: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        h = in_torch.silu(in_torch.linear(x, weight)) * in_torch.linear(x, up)
+        return in_torch.linear(h, down)
+
+    with poisoned():
+        found = _run(ours, leaves, dy)
+    theirs = _run(formula, leaves, dy)
+    exact = _run(formula, [t.double() for t in leaves], dy.double())
+    for name, a, b, c in zip(("y", "dx", "dw", "dup", "ddown"), found, theirs, exact, strict=True):
+        assert_close_to_reference(a, b, c, name)
+    with torch.no_grad():
+        assert torch.equal(ours(*leaves), found[0])
+
+
+def test_cuda_graph_and_the_same_bits() -> None:
+    leaves = [t.requires_grad_() for t in _operands((2048, 768, 3072), torch.bfloat16)]
+    dy = randn((2048, 3072), torch.bfloat16)
+
+    def step() -> tuple[Tensor, ...]:
+        y = F.gated_linear(*leaves)
+        return y.detach(), *torch.autograd.grad(y, leaves, dy)
+
+    expected = step()
+    graph, captured = capture(step)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+def test_autocast() -> None:
+    x, weight, up_weight, _, _ = _operands((2048, 768, 3072), torch.float32)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        y = F.gated_linear(x, weight, up_weight)
+    narrow = [t.bfloat16() for t in (x, weight, up_weight)]
+    with torch.no_grad():
+        assert torch.equal(y, F.gated_linear(*narrow))

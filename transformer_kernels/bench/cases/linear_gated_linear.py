@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""gated_linear with Llama's activation, and the MLP of it: M rows, K features, N hidden ones.
+
+The weights of gate and up are two parameters, as in Hugging Face's models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as in_torch
+
+from transformer_kernels import functional as F
+from transformer_kernels.bench.case import Arguments, Function, Op, differentiate
+from transformer_kernels.bench.sweeps import Grid, Shape
+
+# Tokens, features and hidden ones of models, the last two Llama's of 7 and 8 billion parameters.
+_MODELS: list[Shape] = [
+    (4096, 768, 3072), (16384, 1024, 4096), (8192, 4096, 16384), (2048, 4096, 16384),
+    (4096, 4096, 11008), (4096, 4096, 14336),
+]  # fmt: skip
+_SMALL: list[Shape] = [(512, 256, 704), (1024, 192, 768)]
+_GRID = Grid(
+    forms="1024x768x3072 (rows, features, hidden features)",
+    fold=lambda sizes: sizes if len(sizes) == 3 else None,
+    sweeps={
+        "quick": lambda *_: _SMALL[:1],
+        "headline": lambda device, _: _MODELS if device.type == "cuda" else _SMALL,
+        "small": lambda *_: [(1, 4096, 14336), (16, 4096, 14336), (128, 768, 2048)],
+        "full": lambda *_: [*_SMALL, (511, 736, 1504)],
+    },
+)
+_OPERANDS = ("x", "weight", "up_weight")
+_MLP_OPERANDS = (*_OPERANDS, "down_weight")
+
+
+def _sizes(name: str, shape: Shape) -> Shape:
+    rows, features, hidden = shape
+    return {
+        "x": (rows, features), "weight": (hidden, features), "up_weight": (hidden, features),
+        "down_weight": (features, hidden),
+    }.get(name, (rows, hidden))  # fmt: skip
+
+
+def _mlp_sizes(name: str, shape: Shape) -> Shape:
+    return _sizes("x" if name in ("y", "dy") else name, shape)
+
+
+def _flops(products: int, pass_: str, shape: Shape) -> float:
+    rows, features, hidden = shape
+    return (
+        2.0 * rows * features * hidden * products * {"forward": 1, "backward": 2, "both": 3}[pass_]
+    )
+
+
+def _flops_of(_: str, given: Mapping[str, Any]) -> float:
+    """Of a raw op's call."""
+    lines = len(given["weight"]) + (0 if given["up_weight"] is None else len(given["up_weight"]))
+    return 2.0 * given["x"].numel() * lines
+
+
+def _scaled(names: tuple[str, ...], arguments: Arguments) -> Arguments:
+    """Weights that keep the size of their input, as those of a model do."""
+    return {name: arguments[name] * arguments[name].shape[-1] ** -0.5 for name in names}
+
+
+def _torch_gated(x: Tensor, weight: Tensor, up_weight: Tensor) -> Tensor:
+    return in_torch.silu(in_torch.linear(x, weight)) * in_torch.linear(x, up_weight)
+
+
+def _torch_mlp(x: Tensor, weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
+    return in_torch.linear(_torch_gated(x, weight, up_weight), down_weight)
+
+
+def _whole(_: Arguments) -> Any:
+    return lambda _, tensor: tensor
+
+
+def _op(
+    name: str,
+    operands: tuple[str, ...],
+    torchs: Function,
+    ours: Function,
+    sizes: Callable[[str, Shape], Shape],
+    products: int,
+) -> Op:
+    functions = {"torch": torchs, "ours": ours}
+    return Op(
+        name=name,
+        key="linear/gated_linear",
+        inputs=operands,
+        parameters=(),
+        outputs=("y",),
+        backward_reads=("dy", "x", "weight"),
+        reference=torchs,
+        save=partial(_scaled, operands[1:]),
+        functions=functions,
+        backward={
+            provider: differentiate(function, operands, ("dy",))
+            for provider, function in functions.items()
+        },
+        compiled_backward=lambda compiled: differentiate(compiled(torchs), operands, ("dy",)),
+        gradients=len(operands),
+        grid=_GRID,
+        sizes=sizes,
+        flops=partial(_flops, products),
+        flops_of=_flops_of,
+        verified=_whole,
+        feature=name == "gated_mlp",
+    )
+
+
+OPS = (
+    _op("gated_linear", _OPERANDS, _torch_gated, F.gated_linear, _sizes, 2),
+    _op("gated_mlp", _MLP_OPERANDS, _torch_mlp, F.gated_mlp, _mlp_sizes, 3),
+)
