@@ -30,8 +30,10 @@ void reduce_segments(const Context& context, const ReduceProblem& p) {
   dispatch_float(p.dtype, [&]<class T>() { run_reduce<T>(context, p, packs); });
 }
 
+// Single elements alone have each chosen an edge.
 void run_edges(const Context& context, const EdgeProblem& p) {
-  const bool packs = chosen_packs(p, p.cols / p.heads, {p.a, p.spread ? p.y : p.b});
+  const bool packs =
+      !p.chosen.present && chosen_packs(p, p.cols / p.heads, {p.a, p.spread ? p.y : p.b});
   dispatch_float(p.dtype, [&]<class T>() { run_edges<T>(context, p, packs); });
 }
 

@@ -25,9 +25,10 @@ __device__ __forceinline__ unsigned lanes_of_team(int bits) {
 }
 
 struct Span {
-  std::int64_t begin;
-  std::int64_t end;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
 
+  Span() = default;
   __device__ __forceinline__ Span(const Segments& s, std::int64_t segment) {
     begin = held_to(s.offsets[segment], 0, s.edges);
     end = held_to(s.offsets[segment + 1], begin, s.edges);
@@ -45,21 +46,6 @@ __device__ __forceinline__ std::int64_t across_at(const Segments& s, std::int64_
                                                   std::int64_t number) {
   const std::int64_t row = s.indices.present ? s.indices[place] : number;
   return static_cast<std::uint64_t>(row) < static_cast<std::uint64_t>(s.across_rows) ? row : -1;
-}
-
-// The last segment that begins at `place` or before; -1 where there is none.
-__device__ __forceinline__ std::int64_t segment_at(const Segments& s, std::int64_t place) {
-  std::int64_t low = 0;
-  std::int64_t high = s.count;
-  while (low < high) {
-    const std::int64_t middle = low + (high - low) / 2;
-    if (s.offsets[middle] <= place) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low - 1;
 }
 
 }  // namespace transformer_kernels::cuda

@@ -43,9 +43,25 @@ constexpr std::int64_t most_pieces(std::int64_t edges) {
 inline constexpr int kMergeCols = 32;
 inline constexpr int kMergeStrips = kGraphThreads / kMergeCols;
 
-// Neighbouring places that the threads of a row take one after the other: to find the segment of
-// the first takes as long as a few of them.
-inline constexpr int kRunEdges = 32;
+// Work on edges: a CTA has a run of neighbouring items, edges or heads of them, and fewer where
+// there are not enough for all processors. To look a run up takes as long as to work off a few
+// hundred of them.
+inline constexpr int kRunThreads = 256;
+inline constexpr int kRunItems = 512;
+inline constexpr int kProducts = 4;  // of a thread, whose rows are under way together
+inline constexpr int kSpread = 4;
+// CTAs of a processor: what registers allow without spills.
+constexpr int product_ctas(int pack_size, std::size_t element_bytes) {
+  return pack_size > 1 ? 4 : element_bytes == 8 ? 2 : 3;
+}
+inline constexpr int kSpreadCtas = 4;
+
+constexpr int run_items(std::int64_t items, int processors) {
+  constexpr int kFewest = 32;
+  int of_run = kRunItems;
+  while (of_run > kFewest && items < std::int64_t{of_run} * kSpreadCtas * processors) of_run /= 2;
+  return of_run;
+}
 
 // Softmax: threads of a segment, a power of two up to a warp; `width` of them, a power of two, are
 // side by side in its columns, a pack each. Each has a few packs of a segment of average length.
