@@ -37,6 +37,7 @@ struct ReduceLaunch {
   ReduceProblem problem;
   RowLanes row;
   LongSegments<A> longs;
+  int segments = 1;  // of the threads of a row
 };
 
 // ---------------------------------------------------------------------------- merging

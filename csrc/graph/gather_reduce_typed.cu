@@ -4,7 +4,7 @@
 
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
-#include "graph/gather_reduce.cuh"
+#include "graph/sum_rows.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -47,6 +47,31 @@ std::int64_t ctas_for(const Context& context, std::int64_t most) {
       most, 1, kCtasPerProcessor * device_limits(context.device.index).processors);
 }
 
+// Rows of x as they lie, one for each place.
+bool are_in_order(const ReduceProblem& p) {
+  const Segments& s = p.segments;
+  return !s.indices.present && !s.order.present && p.weight == nullptr && !p.degrees.present &&
+         !p.chosen.present;
+}
+
+// The first kernel: all segments but long ones.
+template <class T, int kSize, bool kLargest>
+void launch_segments(const Context& context, ReduceLaunch<accumulate_t<T>> s) {
+  const ReduceProblem& p = s.problem;
+  const std::int64_t threads = p.segments.count * s.row.chunks << s.row.bits;
+  auto kernel = &reduce_segments_kernel<T, kSize, kLargest>;
+  if constexpr (!kLargest) {
+    if (are_in_order(p)) {
+      kernel = &sum_rows_kernel<T, kSize>;
+      s.segments = segments_of_row(threads, device_limits(context.device.index).processors);
+    }
+  }
+  const std::int64_t units = divide_up(p.segments.count, s.segments) * s.row.chunks;
+  const LaunchShape shape{.ctas = divide_up(units << s.row.bits, kGraphThreads),
+                          .threads = kGraphThreads};
+  launch(p.op, context, shape, kernel, s);
+}
+
 template <class T, int kSize, bool kLargest>
 void launch_reduce(const Context& context, const ReduceProblem& p) {
   using A = accumulate_t<T>;
@@ -63,11 +88,9 @@ void launch_reduce(const Context& context, const ReduceProblem& p) {
     check_cuda(p.op, cudaMemsetAsync(s.longs.counts, 0, 2 * sizeof(*s.longs.counts),
                                      static_cast<cudaStream_t>(context.stream)));
   }
-  LaunchShape shape{.threads = kGraphThreads};
-  shape.ctas = divide_up(p.segments.count * row.chunks << row.bits, kGraphThreads);
-  launch(p.op, context, shape, &reduce_segments_kernel<T, kSize, kLargest>, s);
+  launch_segments<T, kSize, kLargest>(context, s);
   if (!may_be_long) return;
-  shape.after_previous = may_overlap_launches(context);
+  LaunchShape shape{.threads = kGraphThreads, .after_previous = may_overlap_launches(context)};
   shape.ctas =
       ctas_for(context, divide_up(most_pieces(edges) * row.chunks << row.bits, kGraphThreads));
   launch(p.op, context, shape, &reduce_pieces_kernel<T, kSize, kLargest>, s);

@@ -39,6 +39,18 @@ constexpr std::int64_t most_pieces(std::int64_t edges) {
   return edges / kPiece + most_long_segments(edges);
 }
 
+// Sums of rows in order: loads of a thread under way, in batches, each of which waits for its turn.
+inline constexpr int kSumRows = 4;
+inline constexpr int kSumBatches = 2;
+// CTAs of a processor: what registers allow without spills.
+constexpr int sum_ctas(std::size_t element_bytes) { return element_bytes == 2 ? 7 : 8; }
+// Neighbouring segments that the threads of a row own, one where there are not enough for more.
+constexpr int segments_of_row(std::int64_t threads, int processors) {
+  constexpr std::int64_t kMost = 4;
+  constexpr std::int64_t kThreads = 1024;  // of a processor
+  return static_cast<int>(std::clamp<std::int64_t>(threads / (kThreads * processors), 1, kMost));
+}
+
 // Of a CTA that merges pieces: columns, and strips of pieces.
 inline constexpr int kMergeCols = 32;
 inline constexpr int kMergeStrips = kGraphThreads / kMergeCols;
