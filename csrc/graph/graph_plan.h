@@ -12,7 +12,6 @@ namespace transformer_kernels::cuda {
 inline constexpr int kGraphThreads = 128;  // of a CTA
 // CTAs of a processor, at least: what registers allow without spills.
 inline constexpr int kGraphCtas = 4;
-inline constexpr int kSoftmaxCtas = 7;  // of edges without an order, of numbers of 32 bits
 
 // Neighbouring threads, a power of two and a pack each, share a row; a row of more packs than a
 // warp has threads is cut into chunks.
@@ -76,23 +75,29 @@ constexpr int run_items(std::int64_t items, int processors) {
 }
 
 // Softmax: threads of a segment, a power of two up to a warp; `width` of them, a power of two, are
-// side by side in its columns, a pack each. Each has a few packs of a segment of average length.
+// side by side in its columns, a pack each. As few as hold a segment half as long again as the
+// average in their registers: threads of a segment have to merge what they find.
 struct SoftmaxLanes {
   int bits;
   int width_bits;
 };
-// Packs of a thread that stay in its registers.
-constexpr int softmax_kept(int pack_size) { return pack_size == 1 ? 8 : pack_size == 4 ? 4 : 2; }
-constexpr SoftmaxLanes softmax_lanes(std::int64_t edges, std::int64_t segments, std::int64_t packs,
-                                     int kept) {
+inline constexpr int kSoftmaxKept = 6;  // packs of x of a thread
+constexpr SoftmaxLanes softmax_lanes(std::int64_t edges, std::int64_t segments,
+                                     std::int64_t packs) {
   int width_bits = 0;
   while (width_bits < 5 && (std::int64_t{1} << width_bits) < packs) ++width_bits;
   const std::int64_t average = divide_up(edges, std::max<std::int64_t>(1, segments));
   int bits = width_bits;
-  while (bits < 5 && (std::int64_t{kept} << bits) < 2 * average << width_bits) ++bits;
+  while (bits < 5 && (std::int64_t{2 * kSoftmaxKept} << bits) < 3 * average << width_bits) ++bits;
   return {bits, width_bits};
 }
+// CTAs of a processor: what registers allow without spills.
+constexpr int softmax_ctas(int pack_size, bool backward, std::size_t element_bytes) {
+  if (element_bytes == 8) return kGraphCtas;
+  return pack_size == 1 ? 6 : backward ? 5 : pack_size == 4 ? 8 : 5;
+}
 inline constexpr std::int64_t kLongSoftmax = 2048;  // edges of a segment that a CTA takes alone
-inline constexpr int kLongSoftmaxThreads = 512;
+inline constexpr int kLongSoftmaxBits = 9;          // of the number of its threads
+inline constexpr int kLongSoftmaxThreads = 1 << kLongSoftmaxBits;
 
 }  // namespace transformer_kernels::cuda

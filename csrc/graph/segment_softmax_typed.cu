@@ -12,8 +12,7 @@ namespace {
 template <class T, int kSize, bool kBackward, bool kOrdered>
 void launch_softmax(const Context& context, SoftmaxLaunch s) {
   const Segments& segments = s.problem.segments;
-  s.lanes = softmax_lanes(segments.edges, segments.count, divide_up(s.problem.cols, kSize),
-                          softmax_kept(kSize));
+  s.lanes = softmax_lanes(segments.edges, segments.count, divide_up(s.problem.cols, kSize));
   const LaunchShape shape{.ctas = divide_up(segments.count << s.lanes.bits, kGraphThreads),
                           .threads = kGraphThreads};
   launch(s.problem.op, context, shape, &segment_softmax_kernel<T, kSize, kBackward, kOrdered>, s);
@@ -34,7 +33,7 @@ void launch_softmax(const Context& context, const SoftmaxLaunch& s, bool packs) 
 template <class T>
 void run_softmax(const Context& context, const SegmentSoftmaxProblem& p, bool packs) {
   const Segments& segments = p.segments;
-  SoftmaxLaunch s{p, {}, softmax_lanes(segments.edges, segments.count, p.cols, 1), {}};
+  SoftmaxLaunch s{p, {}, softmax_lanes(segments.edges, segments.count, p.cols), {}};
   const std::int64_t most_long = segments.edges / (kLongSoftmax + 1);
   std::optional<Scratch> scratch;
   if (most_long > 0) {

@@ -109,9 +109,11 @@ struct Sums {
 
 void expect_close(DType dtype, const Values& got, const Sums& expected) {
   const double wide = unit_roundoff(dtype == DType::kFloat64 ? dtype : DType::kFloat32);
+  // float16 has subnormals.
+  const double least = dtype == DType::kFloat16 ? 0x1p-25 : 1e-7 * unit_roundoff(dtype);
   for (std::size_t i = 0; i < got.size(); ++i) {
     const double error = unit_roundoff(dtype) * std::abs(expected.sum[i]) * 1.01 +
-                         100 * wide * expected.size[i] + 1e-7 * unit_roundoff(dtype);
+                         100 * wide * expected.size[i] + least;
     ASSERT_NEAR(got[i], expected.sum[i], error) << "element " << i;
   }
 }
@@ -182,6 +184,122 @@ TEST_P(GraphOp, softmax_matches_the_reference) {
       ASSERT_NEAR(got[at], expected, error + least);
     }
     EXPECT_TRUE(y.surroundings_intact());
+  }
+}
+
+// On either side of what a thread, a warp or a CTA owns, and some that have several of these.
+constexpr std::int64_t kLengths[] = {0, 1, 15, 16, 17, 0, 0, 2047, 2048, 2049, 3, 5000, 513, 0};
+constexpr std::int64_t kSegments = std::size(kLengths);
+
+// Rows in the order of their segments.
+struct Ragged {
+  Numbers offsets{0}, segment;
+
+  Ragged() {
+    for (const std::int64_t length : kLengths) {
+      segment.insert(segment.end(), length, static_cast<std::int64_t>(offsets.size()) - 1);
+      offsets.push_back(offsets.back() + length);
+    }
+  }
+  std::int64_t edges() const { return offsets.back(); }
+};
+
+struct Width {
+  std::int64_t cols, heads;
+  Layout layout;
+};
+constexpr Width kWidths[] = {{1, 1, {}},  {3, 1, {}},  {8, 1, {}},  {8, 2, {1, 3}},
+                             {64, 1, {}}, {64, 4, {}}, {65, 5, {}}, {136, 1, {}}};
+
+TEST_P(GraphOp, rows_of_all_lengths_are_summed_and_spread) {
+  const Ragged g;
+  const DeviceArray<std::int64_t> offsets(backend(), g.offsets.data(), g.offsets.size());
+  const Edges edges{.offsets = offsets.vector(DType::kInt64)};
+  for (const auto& [cols, heads, layout] : kWidths) {
+    SCOPED_TRACE(cols);
+    const Values x_values = random_normal(g.edges() * cols, dtype());
+    const Values dy_values = random_normal(kSegments * cols, dtype());
+    const TestTensor x(backend(), dtype(), g.edges(), cols, x_values, layout);
+    const TestTensor dy(backend(), dtype(), kSegments, cols, dy_values, layout);
+    TestTensor y(backend(), dtype(), kSegments, cols, layout);
+    TestTensor dx(backend(), dtype(), g.edges(), cols, layout);
+    gather_reduce_forward(backend().context(), {.x = x.view(), .edges = edges, .y = y.view()});
+    gather_reduce_backward(backend().context(), {.dy = dy.view(), .edges = edges, .dx = dx.view()});
+    Sums sums(kSegments * cols), dx_sums(g.edges() * cols);
+    for (std::int64_t k = 0; k < g.edges() * cols; ++k) {
+      const std::int64_t element = g.segment[k / cols] * cols + k % cols;
+      sums.add(element, x_values[k]);
+      dx_sums.add(k, dy_values[element]);
+    }
+    expect_close(dtype(), y.values(), sums);
+    expect_close(dtype(), dx.values(), dx_sums);
+    EXPECT_TRUE(y.surroundings_intact() && dx.surroundings_intact());
+  }
+}
+
+TEST_P(GraphOp, edges_of_all_lengths_are_multiplied) {
+  const Ragged g;
+  constexpr std::int64_t kSources = 30;
+  Numbers sources(g.edges());
+  for (std::int64_t k = 0; k < g.edges(); ++k) sources[k] = k * 7 % kSources;
+  const DeviceArray<std::int64_t> offsets(backend(), g.offsets.data(), g.offsets.size());
+  const DeviceArray<std::int64_t> indices(backend(), sources.data(), sources.size());
+  const Edges edges{.offsets = offsets.vector(DType::kInt64),
+                    .indices = indices.vector(DType::kInt64)};
+  for (const auto& [cols, heads, layout] : kWidths) {
+    SCOPED_TRACE(cols);
+    const Values a_values = random_normal(kSegments * cols, dtype());
+    const Values b_values = random_normal(kSources * cols, dtype());
+    const TestTensor a(backend(), dtype(), kSegments, cols, a_values, layout);
+    const TestTensor b(backend(), dtype(), kSources, cols, b_values, layout);
+    TestTensor y(backend(), dtype(), g.edges(), heads);
+    edge_dot_forward(backend().context(),
+                     {.a = a.view(), .b = b.view(), .edges = edges, .y = y.view()});
+    Sums sums(g.edges() * heads);
+    for (std::int64_t k = 0; k < g.edges(); ++k) {
+      for (std::int64_t c = 0; c < cols; ++c) {
+        sums.add(k * heads + c / (cols / heads),
+                 a_values[g.segment[k] * cols + c] * b_values[sources[k] * cols + c]);
+      }
+    }
+    expect_close(dtype(), y.values(), sums);
+    EXPECT_TRUE(y.surroundings_intact());
+  }
+}
+
+TEST_P(GraphOp, softmax_of_all_lengths_and_its_gradient) {
+  const Ragged g;
+  const DeviceArray<std::int64_t> offsets(backend(), g.offsets.data(), g.offsets.size());
+  const Edges edges{.offsets = offsets.vector(DType::kInt64)};
+  for (const auto& [cols, heads, layout] : kWidths) {
+    SCOPED_TRACE(cols);
+    const std::int64_t count = g.edges() * cols;
+    const Values values = random_normal(count, dtype());
+    const Values dy_values = random_normal(count, dtype());
+    const TestTensor x(backend(), dtype(), g.edges(), cols, values, layout);
+    const TestTensor dy(backend(), dtype(), g.edges(), cols, dy_values, layout);
+    TestTensor y(backend(), dtype(), g.edges(), cols, layout);
+    TestTensor dx(backend(), dtype(), g.edges(), cols, layout);
+    segment_softmax_forward(backend().context(), {.x = x.view(), .edges = edges, .y = y.view()});
+    segment_softmax_backward(backend().context(),
+                             {.dy = dy.view(), .y = x.view(), .edges = edges, .dx = dx.view()});
+    Values totals(kSegments * cols);
+    Sums products(kSegments * cols);
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t element = g.segment[k / cols] * cols + k % cols;
+      totals[element] += std::exp(values[k]);
+      products.add(element, values[k] * dy_values[k]);
+    }
+    Sums y_sums(count), dx_sums(count);
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t element = g.segment[k / cols] * cols + k % cols;
+      y_sums.add(k, std::exp(values[k]) / totals[element]);
+      dx_sums.add(k, values[k] * (dy_values[k] - products.sum[element]));
+      dx_sums.size[k] += std::abs(values[k]) * products.size[element];
+    }
+    expect_close(dtype(), y.values(), y_sums);
+    expect_close(dtype(), dx.values(), dx_sums);
+    EXPECT_TRUE(y.surroundings_intact() && dx.surroundings_intact());
   }
 }
 
@@ -289,9 +407,13 @@ TEST(GraphPlan, cuts_segments_and_rows) {
   for (std::int64_t length = kLongSegment + 1; length < 4 * kLongSegment; length += 7) {
     EXPECT_LE(divide_up(length, kPiece) * 5, most_pieces(5 * length));
   }
-  EXPECT_EQ(softmax_lanes(16'000'000, 1'000'000, 2, softmax_kept(4)).bits, 4);
-  EXPECT_EQ(softmax_lanes(16'000'000, 1'000'000, 1, softmax_kept(1)).bits, 2);
-  EXPECT_EQ(softmax_lanes(10, 10, 40, 4).width_bits, 5);
+  EXPECT_EQ(softmax_lanes(16'000'000, 1'000'000, 2).bits, 3);
+  EXPECT_EQ(softmax_lanes(16'000'000, 1'000'000, 1).bits, 2);
+  EXPECT_EQ(softmax_lanes(10, 10, 40).width_bits, 5);
+  EXPECT_EQ(segments_of_row(16'000'000, 132), 4);
+  EXPECT_EQ(segments_of_row(1'000, 132), 1);
+  EXPECT_EQ(run_items(16'000'000, 132), kRunItems);
+  EXPECT_EQ(run_items(1, 132), 32);
 }
 
 }  // namespace
