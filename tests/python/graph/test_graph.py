@@ -283,6 +283,76 @@ def test_softmax_derivatives(device: str) -> None:
     assert torch.autograd.gradgradcheck(lambda x: F.segment_softmax(x, graph), (x,), fast_mode=True)
 
 
+# ---- segments of all lengths --------------------------------------------------------------------
+
+# On either side of what a thread, a warp or a CTA owns, and some that have several of these.
+LENGTHS = (0, 1, 15, 16, 17, 0, 0, 2047, 2048, 2049, 3, 100_000, *([16] * 70), 513, 0)
+# Columns, and elements that rows are moved by from where they would be aligned.
+WIDTHS = ((1, 0), (3, 0), (8, 0), (8, 1), (64, 0), (65, 0))
+
+
+def _ragged(index: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Offsets, and the segment of each place."""
+    counts = torch.tensor(LENGTHS, device=device)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(index)
+    return offsets, torch.repeat_interleave(torch.arange(len(LENGTHS), device=device), counts)
+
+
+def _moved(rows: int, cols: int, by: int, dtype: torch.dtype, device: str) -> Tensor:
+    return randn((rows, cols + by), dtype, device)[:, by:]
+
+
+@pytest.mark.parametrize(("cols", "moved"), WIDTHS)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_sums_of_all_lengths(
+    cols: int, moved: int, reduce: str, device: str, dtype: torch.dtype
+) -> None:
+    offsets, target = _ragged(torch.int32 if cols == 3 else torch.int64, device)
+    segments, edges = len(LENGTHS), len(target)
+    _check(
+        lambda x: F.segment_reduce(x, offsets, reduce),
+        lambda x: _reduced(x, target, segments, reduce),
+        [_moved(edges, cols, moved, dtype, device)],
+        (segments, cols),
+        edges,
+    )
+
+
+@pytest.mark.parametrize(("cols", "moved"), WIDTHS)
+def test_softmax_of_all_lengths(cols: int, moved: int, device: str, dtype: torch.dtype) -> None:
+    offsets, target = _ragged(torch.int32 if cols == 8 else torch.int64, device)
+    _check(
+        lambda x: F.segment_softmax(x, offsets),
+        lambda x: _softmax(x, target, len(LENGTHS)),
+        [_moved(len(target), cols, moved, dtype, device)],
+        (len(target), cols),
+        0,
+    )
+
+
+@pytest.mark.parametrize(("cols", "heads"), [(1, 1), (8, 2), (64, 1), (64, 8), (65, 5), (300, 1)])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_products_of_all_lengths(
+    cols: int, heads: int, ordered: bool, device: str, dtype: torch.dtype
+) -> None:
+    _, target = _ragged(torch.int64, device)
+    sources, edges = 40, len(target)
+    numbers = torch.randperm(edges) if ordered else torch.arange(edges)
+    drawn = torch.stack([torch.randint(sources, (edges,)).to(device), target[numbers.to(device)]])
+    graph = F.Graph.from_edges(drawn, (sources, len(LENGTHS)))
+    a = randn((len(LENGTHS), heads, cols // heads), dtype, device)
+    b = randn((sources, heads, cols // heads), dtype, device)
+    _check_products(graph, drawn, a, b)
+
+
+def _check_products(graph: F.Graph, edges: Tensor, a: Tensor, b: Tensor) -> None:
+    found = F.edge_dot(a, b, graph)
+    factors = a[edges[1]], b[edges[0]]
+    expected = (factors[0] * factors[1]).sum(-1)
+    exact = (factors[0].double() * factors[1].double()).sum(-1)
+    assert_close_to_reference(found, expected, exact, "y", 8 * (1 + a.shape[-1]))
+
+
 # ---- edges --------------------------------------------------------------------------------------
 
 
@@ -445,6 +515,13 @@ def test_an_index_out_of_range_contributes_nothing(backend: str) -> None:
         torch.testing.assert_close(y, expected)
     torch.testing.assert_close(F.edge_dot(x[:2], x, graph, backend=backend)[1:3],
                                torch.zeros(2, device="cuda"))  # fmt: skip
+
+
+@pytest.mark.cuda
+def test_products_with_no_rows_at_all() -> None:
+    graph = F.Graph(torch.tensor([0, 3], device="cuda"), torch.zeros(3).long().cuda(), None, 0)
+    a = randn((1, 8), torch.float32, "cuda")
+    assert F.edge_dot(a, a[:0], graph).eq(0).all()
 
 
 def test_refused(device: str) -> None:
