@@ -22,10 +22,11 @@
 #include "core/cuda/hopper.cuh"
 #include "core/cuda/mma.cuh"
 #include "core/cuda/pack.cuh"
+#include "core/cuda/sm90/accumulator.cuh"
+#include "core/cuda/sm90/pipeline.cuh"
 #include "core/cuda/sm90/swizzle.cuh"
 #include "core/cuda/sm90/tile_order.cuh"
 #include "core/cuda/sm90/turn.cuh"
-#include "core/cuda/tile_ring.cuh"
 #include "core/math/activation.h"
 
 namespace transformer_kernels::cuda {
@@ -130,7 +131,7 @@ struct alignas(1024) GemmStorage {
   unsigned char stages[S::kStages][S::kStageBytes];
   unsigned char slots[kGroups][S::kSlots][S::kSlotBytes];
   unsigned char kept[S::kReadsZ ? 2 * S::kKeptSlots : 1][S::kReadsZ ? S::kChunkBytes : 8];
-  std::uint64_t ring[2 * S::kStages];
+  PipelineBarriers<S::kStages> barriers;
   // Of each warpgroup, for a parity would not tell its tile from the other's.
   std::uint64_t z_full[2][S::kReadsZ ? S::kChunks : 1];
   std::uint64_t z_empty[S::kReadsZ ? S::kChunks : 1];
@@ -155,7 +156,7 @@ __device__ __forceinline__ GemmUnit unit(const GemmParameters& p, int i) {
 }
 
 template <class S>
-using GemmRing = TileRing<S::kStages, S::kStageBytes>;
+using GemmPipeline = Pipeline<S::kStages, S::kStageBytes>;
 
 // A box of 64 terms where terms are together, else boxes of 64 rows or columns by 64 terms.
 template <Major kMajor, int kExtent>
@@ -173,21 +174,23 @@ __device__ __forceinline__ void load_operand(std::uint32_t to, const CUtensorMap
 
 // One thread.
 template <class S>
-__device__ __forceinline__ void load_operands(const GemmParameters& p, GemmRing<S> ring) {
+__device__ __forceinline__ void load_operands(const GemmParameters& p, GemmPipeline<S> pipeline) {
   for (int i = blockIdx.x; i < units<S>(p); i += gridDim.x) {
     const auto [place, part, first_block, blocks] = unit<S>(p, i);
     for (int block = 0; block < blocks; ++block) {
-      ring.wait_empty();
-      mbarrier_arrive_expect(ring.full(), S::kStageBytes);
+      pipeline.acquire();
+      pipeline.commit(S::kStageBytes);
       const int term = (first_block + block) * S::kBlock;
-      load_operand<S::kMajorA, S::kRows>(ring.data(), p.a, term, place.row * S::kRows, ring.full());
-      const std::uint32_t b = ring.data() + S::kBytesOfA;
+      load_operand<S::kMajorA, S::kRows>(pipeline.data(), p.a, term, place.row * S::kRows,
+                                         pipeline.full());
+      const std::uint32_t b = pipeline.data() + S::kBytesOfA;
       const int col = place.col * S::kOutCols;
-      load_operand<S::kMajorB, S::kOutCols>(b, p.b, term, col, ring.full());
+      load_operand<S::kMajorB, S::kOutCols>(b, p.b, term, col, pipeline.full());
       if constexpr (S::kGated) {
-        load_operand<S::kMajorB, S::kOutCols>(b + S::kBytesOfB / 2, p.b_up, term, col, ring.full());
+        load_operand<S::kMajorB, S::kOutCols>(b + S::kBytesOfB / 2, p.b_up, term, col,
+                                              pipeline.full());
       }
-      ring.advance();
+      pipeline.advance();
     }
   }
 }
@@ -218,14 +221,14 @@ class GemmConsumer {
 
  public:
   __device__ __forceinline__ GemmConsumer(const GemmParameters& p, GemmStorage<S>& storage,
-                                          GemmRing<S> ring, int group)
+                                          GemmPipeline<S> pipeline, int group)
       : p_(p),
         storage_(storage),
-        ring_(ring),
-        turn_(group, 1),
+        pipeline_(pipeline),
+        turn_(group),
         group_(group),
-        warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 % kGemmWarps, 0)),
-        lane_(static_cast<int>(threadIdx.x) % 32) {}
+        own_{__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 % kGemmWarps, 0),
+             static_cast<int>(threadIdx.x) % 32} {}
 
   __device__ __forceinline__ void run() {
     const int first = blockIdx.x;
@@ -233,7 +236,7 @@ class GemmConsumer {
     const int last = units<S>(p_) - 1;
     const int count = first <= last ? (last - first) / step + 1 : 0;
     const auto skip = [&](int i) {
-      if (i < count) ring_.skip(unit<S>(p_, first + i * step).blocks);
+      if (i < count) pipeline_.skip(unit<S>(p_, first + i * step).blocks);
     };
     if (group_ == 1) skip(0);
     for (int i = group_; i < count; i += 2) {
@@ -253,12 +256,12 @@ class GemmConsumer {
       skip(i + 1);
     }
     if (count % 2 == group_) turn_.wait();
-    if (lane_ == 0) bulk_wait_read<0>();
+    if (own_.lane == 0) bulk_wait_read<0>();
   }
 
  private:
   __device__ __forceinline__ void release(std::uint32_t empty) const {
-    if (lane_ == 0) mbarrier_arrive(empty);
+    if (own_.lane == 0) mbarrier_arrive(empty);
   }
 
   // One group of products is always on its way while the next stage is waited for. Without the turn
@@ -270,10 +273,10 @@ class GemmConsumer {
     turn_.wait();
     std::uint32_t previous = 0;
     for (int block = 0; block < blocks; ++block) {
-      const std::uint32_t data = __shfl_sync(~0u, ring_.data(), 0);
+      const std::uint32_t data = __shfl_sync(~0u, pipeline_.data(), 0);
       const std::uint64_t a = matrix_descriptor(data, leading(S::kMajorA));
       const std::uint64_t b = matrix_descriptor(data + S::kBytesOfA, leading(S::kMajorB));
-      ring_.wait_full();
+      pipeline_.wait();
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < S::kBlock / 16; ++k) {
@@ -288,8 +291,8 @@ class GemmConsumer {
         wgmma_wait<1>();
         release(previous);
       }
-      previous = ring_.empty();
-      ring_.advance();
+      previous = pipeline_.empty();
+      pipeline_.advance();
     }
     turn_.pass();
     wgmma_wait<0>();
@@ -313,7 +316,7 @@ class GemmConsumer {
       for (int band = 0; band < S::kBands; ++band) {
         const int chunk = c * S::kBands + band;
         const float* sums = sums_[band] + c * S::kChunkCols / 2;
-        const MatrixOrigin box{col + c * S::kChunkCols, row + band * 64 + 16 * warp_};
+        const MatrixOrigin box{col + c * S::kChunkCols, row + band * 64 + 16 * own_.warp};
         if constexpr (S::kReadsZ) {
           store_chunk_with_z(sums, box, chunk, parity);
         } else if constexpr (S::kGated) {
@@ -331,7 +334,7 @@ class GemmConsumer {
                                             float (&bias)[kPairs][2]) const {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      const int at = min(col + 8 * i + lane_ % 4 * 2, p_.cols - 2);
+      const int at = min(col + own_.col(i), p_.cols - 2);
       if (from == nullptr) {
         bias[i][0] = bias[i][1] = -0.0f;  // changes nothing that it is added to
       } else if (p_.bias_is_wide) {
@@ -349,7 +352,7 @@ class GemmConsumer {
   __device__ __forceinline__ void touch_bias(const void* bias, int col) const {
     if (bias == nullptr) return;
     const int bytes = p_.bias_is_wide ? 4 : 2;
-    const int at = min(col + lane_ * 32 / bytes, p_.cols - 2);
+    const int at = min(col + own_.lane * 32 / bytes, p_.cols - 2);
     std::uint32_t unused;
     asm volatile("ld.global.nc.u32 %0, [%1];"
                  : "=r"(unused)
@@ -358,7 +361,7 @@ class GemmConsumer {
 
   // This lane's row of 16 columns of a slot, as ldmatrix and stmatrix take it.
   __device__ __forceinline__ std::uint32_t cell(std::uint32_t slot, int sixteen) const {
-    return swizzled<S::kChunkRowBytes>(slot, 16 * warp_ + lane_ % 16, 2 * sixteen + lane_ / 16);
+    return swizzled_16x16<S::kChunkRowBytes>(slot, 16 * own_.warp, 2 * sixteen, own_.lane);
   }
   __device__ __forceinline__ void put(std::uint32_t slot, int sixteen,
                                       const std::uint32_t (&words)[4]) const {
@@ -373,7 +376,7 @@ class GemmConsumer {
     for (int i = 0; i < 4; ++i) widen_word<T>(words[i], v + 2 * i);
   }
   __device__ __forceinline__ std::uint32_t rows_of_warp(std::uint32_t slot) const {
-    return slot + 16 * warp_ * S::kChunkRowBytes;
+    return slot + 16 * own_.warp * S::kChunkRowBytes;
   }
 
   // z is rounded before f, as the z is that is kept.
@@ -435,9 +438,9 @@ class GemmConsumer {
   // Out of shared memory, this warp's rows of all results.
   __device__ __forceinline__ void send_slot(std::uint32_t slot, MatrixOrigin box) const {
     fence_async_shared();
-    if (lane_ == 0) bulk_wait_read<S::kSlots - 2>();  // frees the slot of the next chunk
+    if (own_.lane == 0) bulk_wait_read<S::kSlots - 2>();  // frees the slot of the next chunk
     __syncwarp();
-    if (lane_ == 0) {
+    if (own_.lane == 0) {
       tensor_store(p_.out, box, rows_of_warp(slot));
       if constexpr (S::kOutputs > 1)
         tensor_store(p_.kept, box, rows_of_warp(slot + S::kChunkBytes));
@@ -477,7 +480,7 @@ class GemmConsumer {
     }
     fence_async_shared();
     __syncwarp();
-    if (lane_ == 0) {
+    if (own_.lane == 0) {
       tensor_store(p_.out, box, rows_of_warp(slot));
       if (p_.keeps) tensor_store(p_.kept, box, rows_of_warp(kept));
       bulk_commit();
@@ -503,12 +506,12 @@ class GemmConsumer {
     for (int band = 0; band < S::kBands; ++band) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int own_row = row + band * 64 + 16 * warp_ + 8 * half + lane_ / 4;
+        const int own_row = row + band * 64 + own_.row(half);
         if (own_row >= p_.rows) continue;
 #pragma unroll
         for (int i = 0; i < S::kCols / 8; ++i) {
-          const int own_col = col + 8 * i + lane_ % 4 * 2;
-          if (own_col < p_.cols) body(own_row, own_col, sums_[band] + 4 * i + 2 * half);
+          const int own_col = col + own_.col(i);
+          if (own_col < p_.cols) body(own_row, own_col, sums_[band] + own_.sum(half, i));
         }
       }
     }
@@ -537,11 +540,10 @@ class GemmConsumer {
 
   const GemmParameters& p_;
   GemmStorage<S>& storage_;
-  GemmRing<S> ring_;
-  Turn turn_;
+  GemmPipeline<S> pipeline_;
+  Turn<2, 1> turn_;
   int group_;
-  int warp_;
-  int lane_;
+  AccumulatorThread own_;
   float sums_[S::kBands][S::kCols / 2];
 };
 
@@ -553,10 +555,10 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& storage = *reinterpret_cast<GemmStorage<S>*>(memory);
-  const GemmRing<S> ring(shared_address(storage.stages), shared_address(storage.ring));
+  const GemmPipeline<S> pipeline(storage.stages, storage.barriers);
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) {
-    ring.init(kGemmWarps);
+    pipeline.init(kGemmWarps);
     if constexpr (S::kReadsZ) {
       for (int i = 0; i < S::kChunks; ++i) {
         mbarrier_init(shared_address(&storage.z_full[0][i]), 1);
@@ -573,13 +575,13 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   wait_for_previous_kernel();
   if (group == 0) {
     give_registers<24>();
-    if (threadIdx.x == 0) load_operands<S>(p, ring);
+    if (threadIdx.x == 0) load_operands<S>(p, pipeline);
     if constexpr (S::kReadsZ) {
       if (threadIdx.x == 32) load_z<S>(p, storage);
     }
   } else {
     take_registers<240>();
-    GemmConsumer<S>(p, storage, ring, group - 1).run();
+    GemmConsumer<S>(p, storage, pipeline, group - 1).run();
   }
 #endif
 }

@@ -15,4 +15,22 @@ __device__ __forceinline__ std::uint32_t swizzled(std::uint32_t rows, int row, i
   return rows + row * kRowBytes + mixed * 16;
 }
 
+// Of a 16 x 16 tile of 16-bit elements, from row `row`, a multiple of 8, and piece `piece` on: the
+// row of 8 whose address this lane gives to ldmatrix or stmatrix, .x4. Matrices 0 and 1 are the
+// tile's left half, 2 and 3 its right one, as a fragment of mma and wgmma wants them.
+template <int kRowBytes>
+__device__ __forceinline__ std::uint32_t swizzled_16x16(std::uint32_t rows, int row, int piece,
+                                                        int lane) {
+  return swizzled<kRowBytes>(rows + row * kRowBytes, lane % 16, piece + lane / 16);
+}
+
+// The same for the .trans forms of a tile whose rows are the fragment's columns: matrices 0 and 1
+// are the upper half of the tile, 2 and 3 its lower one.
+template <int kRowBytes>
+__device__ __forceinline__ std::uint32_t swizzled_16x16_trans(std::uint32_t rows, int row,
+                                                              int piece, int lane) {
+  return swizzled<kRowBytes>(rows + row * kRowBytes, lane / 16 * 8 + lane % 8,
+                             piece + lane / 8 % 2);
+}
+
 }  // namespace transformer_kernels::cuda

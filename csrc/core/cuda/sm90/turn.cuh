@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT
-// A turn that two warpgroups pass to and fro, so that one works while the other waits.
+// A turn that goes round warpgroups, so that one works while the others wait.
 #pragma once
 
 #include "core/cuda/ptx.cuh"
 
 namespace transformer_kernels::cuda {
 
-// Group 0 has the first turn. Every pass meets one wait: who passed last leaves a turn to the other
-// group, which takes it before it ends.
+// Takes kGroups named barriers. Group 0 has the first turn. Every pass meets one wait: who passed
+// last leaves a turn to the group after it, which takes it before it ends.
+template <int kGroups, int kFirstBarrier>
 class Turn {
  public:
-  // Two named barriers from `first_barrier` on.
-  __device__ __forceinline__ Turn(int group, int first_barrier)
-      : own_(first_barrier + group),
-        other_(first_barrier + 1 - group) {
-    if (group == 1) pass();
+  __device__ __forceinline__ explicit Turn(int group) : group_(group) {
+    if (group == kGroups - 1) pass();
   }
 
-  __device__ __forceinline__ void wait() const { named_barrier(own_, kThreads); }
-  __device__ __forceinline__ void pass() const { named_barrier_arrive(other_, kThreads); }
+  __device__ __forceinline__ void wait() const { named_barrier(kFirstBarrier + group_, kThreads); }
+  __device__ __forceinline__ void pass() const {
+    const int next = group_ + 1 == kGroups ? 0 : group_ + 1;
+    named_barrier_arrive(kFirstBarrier + next, kThreads);
+  }
 
  private:
-  static constexpr int kThreads = 256;  // of both groups
+  static constexpr int kThreads = 256;  // of who waits and who passes
 
-  int own_;
-  int other_;
+  int group_;
 };
 
 }  // namespace transformer_kernels::cuda

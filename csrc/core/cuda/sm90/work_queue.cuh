@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// Work items that the CTAs of a persistent kernel take one by one, in the order of their numbers:
+// who is done with a short one takes the next sooner.
+#pragma once
+
+#include <optional>
+
+#include "core/cuda/launch.cuh"
+#include "core/cuda/scratch.h"
+
+namespace transformer_kernels::cuda {
+
+struct WorkQueue {
+  int items;
+  int* taken;  // beyond the first of each CTA; null: a CTA has one at most
+
+  // By one thread of a CTA. Its first item is that of its own number; then it takes the next that
+  // no CTA has. From `items` on there is none.
+  __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x); }
+  __device__ __forceinline__ int next() const {
+    return static_cast<int>(gridDim.x) + (taken == nullptr ? 0 : atomicAdd(taken, 1));
+  }
+};
+
+// The counter of a queue, for as long as the kernel that has it is launched.
+class WorkCounter {
+ public:
+  WorkCounter(const char* op, const Context& context, std::int64_t items, std::int64_t ctas)
+      : items_(static_cast<int>(items)) {
+    if (items <= ctas) return;
+    memory_.emplace(op, context, sizeof(int));
+    const auto stream = static_cast<cudaStream_t>(context.stream);
+    check_cuda(op, cudaMemsetAsync(memory_->as<void>(), 0, sizeof(int), stream));
+  }
+
+  WorkQueue queue() const { return {items_, memory_ ? memory_->as<int>() : nullptr}; }
+
+ private:
+  int items_;
+  std::optional<Scratch> memory_;
+};
+
+}  // namespace transformer_kernels::cuda
