@@ -2,11 +2,9 @@
 #include "attention/sm90/forward/kernel.cuh"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "core/cuda/launch.cuh"
-#include "core/cuda/scratch.h"
 #include "core/cuda/tensor_map.h"
 #include "core/dispatch.h"
 #include "core/rounding.h"
@@ -143,6 +141,9 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
   const std::int64_t all = blocks.count();
   const bool varlen = problem.q_offsets != nullptr;
   const ScoreScales scales = scales_of(problem, kUnit);
+  const std::int64_t processors = device_limits(context.device.index).processors;
+  const std::int64_t ctas = std::min(all * problem.heads, processors);
+  const WorkCounter tiles(kOp, context, all * problem.heads, ctas);
   HopperForward p{.q = encode_tensor_map(kOp, layouts.q),
                   .k = encode_tensor_map(kOp, layouts.k),
                   .v = encode_tensor_map(kOp, layouts.v),
@@ -150,9 +151,8 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
                   .problem = problem,
                   .blocks = blocks,
                   .blocks_per_head = static_cast<int>(varlen ? all : all / problem.batch),
-                  .tiles = static_cast<int>(all * problem.heads),
                   .section = heads_per_section(problem),
-                  .counter = nullptr,
+                  .tiles = tiles.queue(),
                   .left = bound_of(problem.window_left),
                   .right = bound_of(problem.window_right),
                   .q_boxes = boxes_of(kPlan, problem.dim),
@@ -160,16 +160,9 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
                   .heads_per_kv_head = static_cast<int>(problem.group()),
                   .scale = static_cast<float>(scales.outer)};
   if constexpr (C::kHasFeatures) add_features(p, kPlan, scales, kUnit);
-  const int processors = device_limits(context.device.index).processors;
-  const LaunchShape shape{.ctas = std::min<std::int64_t>(p.tiles, processors),
+  const LaunchShape shape{.ctas = ctas,
                           .threads = kPlan.threads(),
-                          .shared_bytes = C::kSharedBytes};
-  std::optional<Scratch> counter;
-  if (p.tiles > shape.ctas) {
-    const auto stream = static_cast<cudaStream_t>(context.stream);
-    p.counter = counter.emplace(kOp, context, sizeof(int)).as<int>();
-    check_cuda(kOp, cudaMemsetAsync(p.counter, 0, sizeof(int), stream));
-  }
+                          .shared_bytes = sizeof(ForwardStorage<C>)};
   launch(kOp, context, shape, &hopper_forward_kernel<C>, p);
 }
 

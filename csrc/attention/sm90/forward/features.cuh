@@ -10,6 +10,8 @@
 #include "attention/common/scores.cuh"
 #include "attention/sm90/forward/tiles.cuh"
 #include "core/cuda/mma.cuh"
+#include "core/cuda/sm90/accumulator.cuh"
+#include "core/cuda/sm90/swizzle.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -42,12 +44,11 @@ class ForwardScores {
                                   std::conditional_t<sizeof(E) == 2, std::uint32_t, std::uint16_t>>;
 
  public:
-  __device__ __forceinline__ ForwardScores(const HopperForward& p, const ForwardShared<C>& shared,
-                                           int group, int warp, int lane)
+  __device__ __forceinline__ ForwardScores(const HopperForward& p, const ForwardStorage<C>& storage,
+                                           int group, AccumulatorThread own)
       : p_(p),
-        maps_(shared.maps(group)),
-        warp_(warp),
-        lane_(lane) {}
+        maps_(storage.maps_of(group)),
+        own_(own) {}
 
   // Whether the problem has one of these features.
   template <unsigned kFeatures>
@@ -74,7 +75,7 @@ class ForwardScores {
   // A block that the warpgroup does not need.
   __device__ __forceinline__ void skip() {
     if (!loads_maps()) return;
-    maps_.wait_full();
+    maps_.wait();
     release();
   }
 
@@ -88,7 +89,7 @@ class ForwardScores {
       for (float& v : s) v *= p_.inner;
     }
     if (has<kAlibi>()) add_alibi(at, block, s);
-    if (loads_maps()) maps_.wait_full();
+    if (loads_maps()) maps_.wait();
     if (has<kBias>()) {
       p_.problem.bias.dtype == DType::kFloat32 ? add_bias<float>(at, block, s)
                                                : add_bias<T>(at, block, s);
@@ -106,13 +107,13 @@ class ForwardScores {
     const std::uint32_t dropped = (p_.problem.drop_below << 16) - 1;
     const Dropout<float> dropout(p_.problem);
     const std::uint32_t scratch =
-        maps_.data() + C::kMapBytes - (4 - warp_) * kScratchBytes + lane_ * 16;
+        maps_.data() + C::kMapBytes - (4 - own_.warp) * kScratchBytes + own_.lane * 16;
     const std::int64_t row =
         p_.blocks.offsets == nullptr
             ? (at.tile.batch * p_.problem.heads + at.tile.head) * p_.problem.queries
             : at.tile.head * p_.problem.queries + at.tile.q_begin;
-    const std::int64_t own_row = row + at.query + warp_ * 16 + lane_ % 16;
-    const int key = block * kKeys + lane_ / 16 * 8;
+    const std::int64_t own_row = row + at.query + own_.warp * 16 + own_.lane % 16;
+    const int key = block * kKeys + own_.lane / 16 * 8;
 #pragma unroll
     for (int i = 0; i < kKeys / 16; i += kBatch) {
       PhiloxWords bits[kBatch];
@@ -141,7 +142,7 @@ class ForwardScores {
   __device__ __forceinline__ bool loads_maps() const { return C::kLoadsMaps && p_.map_bytes != 0; }
   __device__ __forceinline__ void release() {
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(maps_.empty());
+    if (own_.lane == 0) maps_.release();
     maps_.advance();
   }
 
@@ -151,7 +152,7 @@ class ForwardScores {
     const int first = block * kKeys;
     const int diagonal = at.query + at.shift;
     const float place =
-        static_cast<float>(first + lane_ % 4 * 2 - (diagonal + warp_ * 16 + lane_ / 4));
+        static_cast<float>(first + own_.col(0) - (diagonal + own_.row(0)));
     const bool before = first + kKeys - 1 <= diagonal;
     if (before || first >= diagonal + 63) {
       const float slope = before ? slope_ : -slope_;
@@ -220,10 +221,10 @@ class ForwardScores {
   __device__ __forceinline__ void visit_shared(std::uint32_t room, float (&s)[kSums],
                                                Use&& use) const {
     constexpr int kBytes = sizeof(E);
-    const std::uint32_t rows = room + warp_ * 16 * 128;
+    const std::uint32_t rows = room + own_.warp * 16 * 128;
     if constexpr (kBytes == 2) {
       // Matrices of 8 rows and 8 keys: two of each octet, those of two octets at once.
-      const std::uint32_t row = rows + lane_ % 16 * 128 + ((lane_ / 16 * 16) ^ (lane_ % 8 * 16));
+      const std::uint32_t row = swizzled_16x16<128>(rows, 0, 0, own_.lane);
 #pragma unroll
       for (int i = 0; i < kKeys / 8; i += 2) {
         std::uint32_t pair[4];
@@ -233,7 +234,7 @@ class ForwardScores {
       }
     } else {
       const std::uint32_t row =
-          rows + lane_ / 4 * 128 + ((lane_ % 4 * 2 * kBytes) ^ (lane_ / 4 * 16));
+          rows + own_.lane / 4 * 128 + ((own_.lane % 4 * 2 * kBytes) ^ (own_.lane / 4 * 16));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -257,10 +258,10 @@ class ForwardScores {
   __device__ __forceinline__ void visit_global(const GroupTile& at, int block, const ScoreMap& map,
                                                float (&s)[kSums], Use&& use) const {
     const ForwardTile& t = at.tile;
-    const int key = block * kKeys + lane_ % 4 * 2;
+    const int key = block * kKeys + own_.col(0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int query = min(at.query + warp_ * 16 + lane_ / 4 + 8 * half, t.queries - 1);
+      const int query = min(at.query + own_.row(half), t.queries - 1);
       const E* const row =
           static_cast<const E*>(map.data) + map.offset(t.batch, t.head, query, key);
       if (map.col_stride == 0) {
@@ -279,9 +280,8 @@ class ForwardScores {
   }
 
   const HopperForward& p_;
-  typename ForwardShared<C>::MapRing maps_;
-  const int warp_;
-  const int lane_;
+  typename ForwardStorage<C>::Maps maps_;
+  const AccumulatorThread own_;
   float slope_;  // in units of added
   float shift_[2];
 };
