@@ -35,8 +35,7 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
 
   // Of K, the warp's 16 columns.
   __device__ __forceinline__ void keep_keys() {
-    const std::uint32_t row = S::at(C::kK) + (lane / 16 * 8 + lane % 8) * kSwizzleRow +
-                              ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+    const std::uint32_t row = swizzled_16x16_trans<kSwizzleRow>(S::at(C::kK), 0, 2 * warp, lane);
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
       std::uint32_t words[4];

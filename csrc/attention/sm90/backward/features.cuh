@@ -243,7 +243,7 @@ struct BackwardScores {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = lane / 4 * 8 + lane % 4 * 2 + i;
-      const uint4 bytes = load_shared(slab(of.mask, 0) + row * kSwizzleRow + (warp ^ row % 8) * 16);
+      const uint4 bytes = load_shared(swizzled<kSwizzleRow>(slab(of.mask, 0), row, warp));
       word |= bits_of_eight(bytes.x, bytes.y) << 8 * i;
       word |= bits_of_eight(bytes.z, bytes.w) << (16 + 8 * i);
     }
@@ -340,10 +340,8 @@ struct BackwardScores {
   // A slab for each consumer. Matrices of 8 queries and 8 keys, which the fragment wants the other
   // way round: both eights of keys of 16 queries at once.
   __device__ __forceinline__ void add_bias(float (&s)[32], T) const {
-    const int row = lane / 16 * 8 + lane % 8;
-    const int eight = warp % 4 * 2 + lane / 8 % 2;
     const std::uint32_t from =
-        slab(of.bias, warp / 4) + row * kSwizzleRow + (eight ^ lane % 8) * 16;
+        swizzled_16x16_trans<kSwizzleRow>(slab(of.bias, warp / 4), 0, warp % 4 * 2, lane);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       std::uint32_t words[4];
@@ -366,7 +364,7 @@ struct BackwardScores {
     const int row = lane % 4 * 2;
     const int column = warp % 2 * 16 + lane / 4;
     const std::uint32_t from =
-        slab(of.bias, warp / 2) + row * kSwizzleRow + (column / 4 ^ row) * 16 + column % 4 * 4;
+        swizzled<kSwizzleRow>(slab(of.bias, warp / 2), row, column / 4) + column % 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll

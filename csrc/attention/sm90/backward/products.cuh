@@ -50,12 +50,11 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   }
   template <int kSteps>
   __device__ __forceinline__ void keep_rows(KeptRows<kSteps>& kept, int rows) const {
-    const std::uint32_t row =
-        S::at(rows) + own * C::kRowsBytes + (warp * 16 + lane % 16) * kSwizzleRow;
+    const std::uint32_t slab = S::at(rows) + own * C::kRowsBytes;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       std::uint32_t words[4];
-      ldmatrix_x4(words, row + ((2 * i + lane / 16) ^ lane % 8) * 16);
+      ldmatrix_x4(words, swizzled_16x16<kSwizzleRow>(slab, 16 * warp, 2 * i, lane));
 #pragma unroll
       for (int j = 0; j < 4; ++j) kept.words[4 * i + j] = words[j];
     }

@@ -9,6 +9,7 @@
 #include "core/cuda/hopper.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
+#include "core/cuda/sm90/swizzle.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -436,10 +437,9 @@ struct ConsumerThread : S {
   // Sixteen rows of a warp to shared memory, two matrices of 16 columns at a time.
   __device__ __forceinline__ void store_columns(int rows, int columns_16,
                                                 const std::uint32_t* words) const {
-    const int row = warp * 16 + lane % 16;
-    const int piece = (columns_16 % 4 * 2 + lane / 16) ^ (lane % 8);
-    store_matrices(S::at(rows) + columns_16 / 4 * C::kSlabBytes + row * kSwizzleRow + piece * 16,
-                   words[0], words[1], words[2], words[3]);
+    const std::uint32_t slab = S::at(rows + columns_16 / 4 * C::kSlabBytes);
+    store_matrices(swizzled_16x16<kSwizzleRow>(slab, 16 * warp, columns_16 % 4 * 2, lane), words[0],
+                   words[1], words[2], words[3]);
   }
 
   __device__ __forceinline__ void store_gradient(int rows, const float (&sums)[C::kDim / 2],
