@@ -36,6 +36,13 @@ struct HeadRows {
     const std::int64_t index = batch * batch_stride + row * row_stride + head * head_stride;
     return static_cast<char*>(data) + index * size_of(dtype);
   }
+
+  // Whether rows can be read and written in pieces of 16 bytes.
+  bool in_pieces(DType dtype) const {
+    const std::int64_t piece = 16 / size_of(dtype);
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && batch_stride % piece == 0 &&
+           row_stride % piece == 0 && head_stride % piece == 0;
+  }
 };
 
 // One number a score: bias, its gradient, and mask. A stride of 0 broadcasts.

@@ -12,16 +12,13 @@
 //   a warp       q k^T += a slab ..., P | dO v^T += a slab ...  | sum += P (dP - delta)
 #pragma once
 
-#include "attention/attention_problem.h"
-#include "transformer_kernels/context.h"
+#include "attention/common/row_gradients.h"
 
 namespace transformer_kernels::cuda {
-
-struct RowStatistics;
 
 // What the tensor-core engine takes, but for the gradients of q, k and v. Statistics are those of
 // the problem's rows, made here where null.
 void run_bias_gradient(const Context& context, const AttentionBackwardProblem& p,
-                       const RowStatistics* statistics = nullptr);
+                       const RowStatistics<float>* statistics = nullptr);
 
 }  // namespace transformer_kernels::cuda

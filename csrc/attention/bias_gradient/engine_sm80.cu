@@ -19,7 +19,7 @@ BiasFactors factors_of(const HeadRows& queries, const HeadRows& keys, std::int64
 
 template <class T>
 void run_tiles(const Context& context, const AttentionBackwardProblem& p,
-               const RowStatistics* statistics) {
+               const RowStatistics<float>* statistics) {
   const BiasGradientPlan plan(p);
   float* const dbias = static_cast<float*>(p.dbias.data);
   std::optional<Scratch> sums;
@@ -46,12 +46,12 @@ void run_tiles(const Context& context, const AttentionBackwardProblem& p,
 
 template <class T>
 void run_typed(const Context& context, const AttentionBackwardProblem& p,
-               const RowStatistics* statistics) {
+               const RowStatistics<float>* statistics) {
   std::optional<Scratch> own;
   if (statistics == nullptr) {
-    own.emplace(kOp, context, p.rows() * sizeof(RowStatistics));
-    launch_row_statistics<T>(kOp, context, {p, own->as<RowStatistics>()});
-    statistics = own->as<RowStatistics>();
+    own.emplace(kOp, context, p.rows() * sizeof(RowStatistics<float>));
+    make_row_statistics(context, p, own->as<void>());
+    statistics = own->as<RowStatistics<float>>();
   }
   run_tiles<T>(context, p, statistics);
 }
@@ -59,7 +59,7 @@ void run_typed(const Context& context, const AttentionBackwardProblem& p,
 }  // namespace
 
 void run_bias_gradient(const Context& context, const AttentionBackwardProblem& p,
-                       const RowStatistics* statistics) {
+                       const RowStatistics<float>* statistics) {
   if (p.dtype == DType::kFloat32) return run_typed<float>(context, p, statistics);
   if (p.dtype == DType::kFloat16) return run_typed<Half>(context, p, statistics);
   run_typed<BFloat16>(context, p, statistics);

@@ -12,8 +12,9 @@
 #pragma once
 
 #include "attention/bias_gradient/plan.h"
+#include "attention/common/row_gradients.h"
 #include "attention/sm80/scores.cuh"
-#include "attention/sm80/statistics.cuh"
+#include "attention/sm80/tile.cuh"
 #include "core/cuda/sm80/product.cuh"
 
 namespace transformer_kernels::cuda {
@@ -31,7 +32,7 @@ struct BiasGradient {
   BiasGradientPlan plan;
   BiasFactors factors[2];  // q and k, dout and v
   int group;               // heads of q that share one of k
-  const RowStatistics* statistics;
+  const RowStatistics<float>* statistics;
   float* sums;  // dbias, or as many numbers for each split
 };
 
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
   __shared__ ScoreTile own;
   __shared__ BiasTerms terms;
   __shared__ BiasTerm ring[4];  // of the last terms whose loads have begun, and the one behind them
-  __shared__ RowStatistics query_statistics[2][kBiasTile];  // of even and odd terms
+  __shared__ RowStatistics<float> query_statistics[2][kBiasTile];  // of even and odd terms
   __shared__ std::uint16_t kept_words[kBiasThreads / kWarp * Kept::kBytes / 2];
 
   const AttentionBackwardProblem& p = a.problem;
@@ -285,7 +286,8 @@ __global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
     block_of(head_scores, tile).finish(probability, [](int, int, float) {});
     bias.add_to(probability);
     hide_unseen(Band::of_queries(p, s), queries, first_query, first_key, probability);
-    const RowStatistics* const statistics = query_statistics[index % 2] + warp_row + lane.row(0);
+    const RowStatistics<float>* const statistics =
+        query_statistics[index % 2] + warp_row + lane.row(0);
     probability.for_each(
         [&](float& x, int slot, int) { x = Exponent<T>::power(x - statistics[slot * 8].origin); });
     const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};

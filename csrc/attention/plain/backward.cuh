@@ -8,31 +8,16 @@
 //   dv = (keep * p)^T dout,  dq = scale * ds k,  dk = scale * ds^T q,  delta = dout . out - dlse
 #pragma once
 
+#include "attention/common/row_gradients.h"
 #include "attention/plain/forward.cuh"
 
 namespace transformer_kernels::cuda {
 
-// Memory of a call: delta has the layout of lse.
 struct PlainBackward : AttentionBackwardProblem {
-  void* delta;
+  const void* statistics;  // RowStatistics, in the order of lse
 };
 
 enum class PlainGradient { kQ, kK, kV };
-
-// One row of scores as the backward pass needs it.
-template <class A>
-struct QueryNumbers {
-  A origin;  // lse in units of the exponent; a query that saw nothing has powers of 0
-  A delta;
-
-  template <class T>
-  static __device__ __forceinline__ QueryNumbers read(const PlainBackward& p, std::int64_t row) {
-    const A lse = static_cast<const A*>(p.lse)[row];
-    const A inf = static_cast<A>(INFINITY);
-    return {lse == -inf ? inf : lse * Exponent<T>::kPerNatural,
-            static_cast<const A*>(p.delta)[row]};
-  }
-};
 
 template <class A>
 struct ScoreGradient {
@@ -44,7 +29,7 @@ struct ScoreGradient {
 // `weight` is dout . v, `factor` that of dropout.
 template <bool kHasFeatures, class T, class A = accumulate_t<T>>
 __device__ __forceinline__ ScoreGradient<A> differentiate(const HeadScores<T>& scores, int query,
-                                                          int key, const QueryNumbers<A>& row,
+                                                          int key, const RowStatistics<A>& row,
                                                           A product, A weight, A factor) {
   const Score<A> z = scores.template score<kHasFeatures>(product, query, key);
   const A power = Exponent<T>::power(z.value - row.origin);
@@ -91,10 +76,10 @@ __device__ __forceinline__ void differentiate_tile(const PlainBackward& p, const
 #pragma unroll 1
   for (int i = 0; i < kPlainOwned; ++i) {
     const bool exists = query + i < head.s.queries;
-    QueryNumbers<A> numbers{};
+    RowStatistics<A> statistics{};
     PhiloxWords bits{};
     if (exists) {
-      numbers = QueryNumbers<A>::template read<T>(p, head.row + query + i);
+      statistics = static_cast<const RowStatistics<A>*>(p.statistics)[head.row + query + i];
       if (p.drop_below != 0) bits = dropout.bits(head.row + query + i, key);
     }
 #pragma unroll
@@ -104,7 +89,7 @@ __device__ __forceinline__ void differentiate_tile(const PlainBackward& p, const
       const bool seen = exists && key + j < head.s.keys && head.scores.sees(query + i, key + j);
       const A factor = p.drop_below != 0 ? dropout.factor(bits, key + j) : A{1};
       A& score = shared.scores[col][row];
-      score = seen ? pick(differentiate<kHasFeatures>(head.scores, query + i, key + j, numbers,
+      score = seen ? pick(differentiate<kHasFeatures>(head.scores, query + i, key + j, statistics,
                                                       score, shared.weights()[col][row], factor))
                    : A{0};
     }
@@ -181,58 +166,6 @@ __global__ void __launch_bounds__(kPlainThreads, 1)
                             dim);
   const A scale = kOf == PlainGradient::kV ? 1 : static_cast<A>(p.scale);
   store_result(result, at.first, first_col, sum, [&](int) { return scale; });
-}
-
-// ---------------------------------------------------------------------------- delta and sinks
-
-// One warp a row of lse.
-template <class T>
-__global__ void __launch_bounds__(kPlainThreads)
-    plain_delta_kernel(const __grid_constant__ PlainBackward p) {
-  using A = accumulate_t<T>;
-  const std::int64_t row =
-      static_cast<std::int64_t>(blockIdx.x) * kPlainWarps + static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  if (row >= p.rows()) return;
-  const std::int64_t query = row % p.queries;
-  const int head = static_cast<int>(row / p.queries % p.heads);
-  const int batch = static_cast<int>(row / p.queries / p.heads);
-  const PlainRows<T> out(p.out, batch, query, head, 1, p.value_dim);
-  const PlainRows<T> dout(p.dout, batch, query, head, 1, p.value_dim);
-  A sum = 0;
-  for (int c = lane; c < p.value_dim; c += kWarp) {
-    sum += widen(*out.at(0, c)) * widen(*dout.at(0, c));
-  }
-  sum = reduce_lanes<Add>(sum);
-  if (p.dlse != nullptr) sum -= static_cast<const A*>(p.dlse)[row];
-  if (lane == 0) static_cast<A*>(p.delta)[row] = sum;
-}
-
-// One CTA a head: dsinks = -sum over rows of exp(sink - lse) * delta.
-template <class A>
-__global__ void __launch_bounds__(kPlainThreads)
-    plain_sinks_kernel(const __grid_constant__ PlainBackward p) {
-  __shared__ A of_warp[kPlainWarps];
-  const int thread = static_cast<int>(threadIdx.x);
-  const std::int64_t head = blockIdx.x;
-  const A sink = static_cast<const A*>(p.sinks.data)[head];
-  const std::int64_t batches = p.q_offsets ? 1 : p.batch;
-  const std::int64_t rows = p.q_offsets ? p.q_offsets[p.batch] : p.queries;
-  A sum = 0;
-  for (std::int64_t b = 0; b < batches; ++b) {
-    const std::int64_t first = (b * p.heads + head) * p.queries;
-    for (std::int64_t i = thread; i < rows; i += kPlainThreads) {
-      const A lse = static_cast<const A*>(p.lse)[first + i];
-      const A delta = static_cast<const A*>(p.delta)[first + i];
-      if (lse != -static_cast<A>(INFINITY)) sum -= Exponent<A>::power(sink - lse) * delta;
-    }
-  }
-  sum = reduce_lanes<Add>(sum);
-  if (thread % kWarp == 0) of_warp[thread / kWarp] = sum;
-  __syncthreads();
-  if (thread != 0) return;
-  for (int warp = 1; warp < kPlainWarps; ++warp) sum += of_warp[warp];
-  static_cast<A*>(p.dsinks)[head] = sum;
 }
 
 // ---------------------------------------------------------------------------- bias

@@ -70,24 +70,18 @@ void run_gradient(const Context& context, const PlainBackward& p) {
 
 void run_backward(const Context& context, const AttentionBackwardProblem& problem) {
   dispatch_float(problem.dtype, [&]<class T>() {
-    using A = accumulate_t<T>;
-    const std::int64_t rows = problem.rows();
-    const Scratch delta(kOp, context,
-                        static_cast<std::size_t>(std::max<std::int64_t>(rows, 1)) * sizeof(A));
-    const PlainBackward p{problem, delta.as<void>()};
-    if (rows > 0) {
-      const LaunchShape shape{.ctas = divide_up(rows, kPlainWarps), .threads = kPlainThreads};
-      launch(kOp, context, shape, &plain_delta_kernel<T>, p);
-    }
+    using Statistics = RowStatistics<accumulate_t<T>>;
+    const std::int64_t rows = std::max<std::int64_t>(problem.rows(), 1);
+    const Scratch statistics(kOp, context, rows * sizeof(Statistics));
+    const PlainBackward p{problem, statistics.as<void>()};
+    make_row_statistics(context, problem, statistics.as<void>());
     run_gradient<T, PlainGradient::kQ>(context, p);
     run_gradient<T, PlainGradient::kK>(context, p);
     run_gradient<T, PlainGradient::kV>(context, p);
     if (p.dbias_count > 0) {
       launch_tiles<T>(context, PlainBiasGrid(p).ctas(), &plain_bias_kernel<T>, p);
     }
-    if (p.dsinks != nullptr && p.heads > 0) {
-      launch(kOp, context, {.ctas = p.heads, .threads = kPlainThreads}, &plain_sinks_kernel<A>, p);
-    }
+    make_sink_gradients(context, problem, statistics.as<void>());
   });
 }
 

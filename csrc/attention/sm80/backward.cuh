@@ -12,12 +12,18 @@
 // for one gradient at a time: dv and dk have a kernel each, 8 products.
 #pragma once
 
+#include "attention/common/row_gradients.h"
 #include "attention/sm80/scores.cuh"
-#include "attention/sm80/statistics.cuh"
+#include "attention/sm80/tile.cuh"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/sm80/product.cuh"
 
 namespace transformer_kernels::cuda {
+
+struct TensorCoreBackward {
+  AttentionBackwardProblem problem;
+  const RowStatistics<float>* statistics;  // in the order of lse
+};
 
 enum class BackwardPart : std::uint8_t { kDq, kDk, kDv, kDkAndDv };
 
@@ -85,7 +91,8 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas<T>)
   __shared__ int end_head;
   __shared__ float grown;              // what dropout multiplies with
   __shared__ OperandRows<T> streamed;  // of the first head
-  __shared__ RowStatistics query_statistics[2][kOwnQueries ? kRows : kCols];  // own ones: first
+  // Own ones lie first.
+  __shared__ RowStatistics<float> query_statistics[2][kOwnQueries ? kRows : kCols];
   __shared__ std::uint16_t kept_words[kHasFeatures ? kTile.warps * Kept::kBytes / 2 : 1];
 
   const AttentionBackwardProblem& p = a.problem;
@@ -105,7 +112,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas<T>)
     for (int i = static_cast<int>(threadIdx.x); i < kRows; i += kThreads) {
       const int query = first_row + i;
       query_statistics[0][i] =
-          query < rows ? a.statistics[p.row(at.batch, at.head) + query] : RowStatistics{};
+          query < rows ? a.statistics[p.row(at.batch, at.head) + query] : RowStatistics<float>{};
     }
   }
   __syncthreads();

@@ -11,13 +11,6 @@
 namespace transformer_kernels::cuda {
 namespace {
 
-// Rows are read and written in pieces of 16 bytes.
-bool in_pieces(const HeadRows& rows, DType dtype) {
-  const std::int64_t piece = 16 / size_of(dtype);
-  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.batch_stride % piece == 0 &&
-         rows.row_stride % piece == 0 && rows.head_stride % piece == 0;
-}
-
 // Scores that are more than products times a scale, which has to be positive for the largest
 // product to be the largest score.
 bool has_features(const AttentionProblem& p) {
@@ -39,7 +32,7 @@ const char* refusal_of_both(const Plan& plan, const AttentionProblem& p,
     return "a head dim is no multiple of 16 bytes";
   }
   for (const HeadRows* rows : {&p.q, &p.k, &p.v}) {
-    if (!in_pieces(*rows, p.dtype)) return "rows of q, k or v are not aligned to 16 bytes";
+    if (!rows->in_pieces(p.dtype)) return "rows of q, k or v are not aligned to 16 bytes";
   }
   if (std::max(p.queries, p.keys) >= kMostTensorCoreLength) return "there are too many rows";
   return nullptr;
@@ -48,7 +41,7 @@ const char* refusal_of_both(const Plan& plan, const AttentionProblem& p,
 const char* refusal(const TensorCoreForwardPlan& plan, const AttentionForwardProblem& p,
                     const DeviceLimits& device) {
   if (const char* reason = refusal_of_both(plan, p, device)) return reason;
-  if (!in_pieces(p.out, p.dtype)) return "rows of out are not aligned to 16 bytes";
+  if (!p.out.in_pieces(p.dtype)) return "rows of out are not aligned to 16 bytes";
   const RowBlocks blocks{p.q_offsets, p.batch, p.queries, plan.tile.rows()};
   const bool many = p.heads * blocks.count() >= device.processors;
   return plan.wants_many && !many ? "it leaves multiprocessors idle" : nullptr;
@@ -58,7 +51,7 @@ const char* refusal(const TensorCoreBackwardPlan& plan, const AttentionBackwardP
                     const DeviceLimits& device) {
   if (const char* reason = refusal_of_both(plan, p, device)) return reason;
   for (const HeadRows* rows : {&p.out, &p.dout, &p.dq, &p.dk, &p.dv}) {
-    if (!in_pieces(*rows, p.dtype)) {
+    if (!rows->in_pieces(p.dtype)) {
       return "rows of out or of a gradient are not aligned to 16 bytes";
     }
   }

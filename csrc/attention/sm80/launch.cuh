@@ -35,14 +35,12 @@ void run_gradients(const Context& context, const TensorCoreBackward& a) {
 
 template <class T, int kIndex>
 void run_tensor_core_backward(const Context& context, const AttentionBackwardProblem& p) {
-  const std::size_t rows = static_cast<std::size_t>(p.rows());
-  const Scratch scratch(kTensorCoreOp, context,
-                        std::max<std::size_t>(rows, 1) * sizeof(RowStatistics));
-  const TensorCoreBackward a{p, scratch.as<RowStatistics>()};
-  if (rows > 0) launch_row_statistics<T>(kTensorCoreOp, context, a);
+  const Scratch scratch(kTensorCoreOp, context, p.rows() * sizeof(RowStatistics<float>));
+  make_row_statistics(context, p, scratch.as<void>());
+  const TensorCoreBackward a{p, scratch.as<RowStatistics<float>>()};
   run_gradients<T, kIndex>(context, a);
   if (p.dbias.defined()) run_bias_gradient(context, p, a.statistics);
-  if (p.dsinks != nullptr && p.heads > 0) launch_dsinks<T>(kTensorCoreOp, context, a);
+  make_sink_gradients(context, p, a.statistics);
 }
 
 }  // namespace transformer_kernels::cuda

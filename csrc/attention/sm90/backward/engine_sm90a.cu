@@ -280,10 +280,7 @@ void launch_backward(void (*run)(HopperBackward), const Context& context,
                           : &backward_epilogue_kernel<T, C::kDim>,
          BackwardEpilogue{geometry, sums, p.dq, static_cast<int>(p.dim),
                           scale * arguments.features.grown_by});
-  if (p.dsinks == nullptr) return;
-  launch(kOp, context, LaunchShape{.ctas = p.heads, .threads = kSinkThreads},
-         &backward_sinks_kernel<T>,
-         BackwardSinks{geometry, statistics, p.sinks, static_cast<float*>(p.dsinks)});
+  make_sink_gradients(context, p, statistics, geometry.query_blocks);
 }
 
 template <class T, int kIndex>

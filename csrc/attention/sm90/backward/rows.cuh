@@ -4,9 +4,8 @@
 // heads of the same rows.
 #pragma once
 
-#include "attention/attention_problem.h"
+#include "attention/common/row_gradients.cuh"
 #include "attention/sm90/backward/geometry.h"
-#include "core/cuda/exponent.cuh"
 #include "core/cuda/mma.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/ptx.cuh"
@@ -65,6 +64,8 @@ struct RowThreads {
   }
 };
 
+static_assert(kBlockQueries == kStatisticsBlock);
+
 // Where row `row` of a block stands among its statistics: a thread of the kernel wants columns 8 i
 // + 2 (lane % 4) and the next, and gets those of two i as 16 bytes.
 constexpr int statistic_place(int row) {
@@ -82,8 +83,8 @@ struct BackwardPrologue {
   int slices;        // of tiles_added in a block
 };
 
-// delta = sum(out * dout) - dlse. A row that sees no key, or lies past the end, gets an infinite
-// lse, which makes its P 0.
+// Statistics of a row that sees no key, or lies past the end, have an infinite origin, which makes
+// its P 0.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kRowThreads)
     backward_prologue_kernel(const __grid_constant__ BackwardPrologue a) {
@@ -126,61 +127,16 @@ __global__ void __launch_bounds__(kRowThreads)
     delta = reduce_lanes<Add, Threads::kLanes>(delta);
     if (Threads::lane() != 0) continue;
     const int of_block = Threads::row(i);
-    constexpr float kPerNatural = Exponent<T>::kPerNatural;
-    float lse = INFINITY;
+    RowStatistics<float> row{INFINITY, delta};
     if (at.exists(of_block)) {
-      const std::int64_t row =
+      const std::int64_t place =
           (static_cast<std::int64_t>(at.batch) * a.geometry.heads + at.head) * a.geometry.queries +
           at.q_begin + at.query(of_block);
-      const float given = static_cast<const float*>(p.lse)[row];
-      if (given != -INFINITY) lse = given * kPerNatural;
-      if (p.dlse != nullptr) delta -= static_cast<const float*>(p.dlse)[row];
+      row = statistics_of<T>(p, place, delta);
     }
-    statistics[statistic_place(of_block)] = lse;
-    statistics[kBlockQueries + statistic_place(of_block)] = -delta;
+    statistics[statistic_place(of_block)] = row.origin;
+    statistics[kBlockQueries + statistic_place(of_block)] = -row.delta;
   }
-}
-
-struct BackwardSinks {
-  BackwardGeometry geometry;
-  const float* statistics;
-  HeadNumbers sinks;
-  float* dsinks;
-};
-
-inline constexpr int kSinkThreads = 1024;
-
-// dsinks = -sum over rows of exp(sink - lse) * delta; a CTA owns a head. The order of rows does not
-// matter, and those that are not there have an infinite lse.
-template <class T>
-__global__ void __launch_bounds__(kSinkThreads)
-    backward_sinks_kernel(const __grid_constant__ BackwardSinks a) {
-  constexpr int kWarps = kSinkThreads / kWarp;
-  constexpr int kQuads = kBlockQueries / 4;
-  const int head = static_cast<int>(blockIdx.x);
-  const int thread = static_cast<int>(threadIdx.x);
-  const float sink = a.sinks.at(0, head, 0.0f) * Exponent<T>::kPerNatural;
-  float sum = 0;
-  for (int batch = 0; batch < a.geometry.batch; ++batch) {
-    const float4* const first = reinterpret_cast<const float4*>(a.statistics) +
-                                a.geometry.block_place(batch, head, 0) * (std::int64_t{2} * kQuads);
-    for (int i = thread; i < a.geometry.query_blocks * kQuads; i += kSinkThreads) {
-      const float4* const at = first + i / kQuads * (2 * kQuads) + i % kQuads;
-      const float4 lse = at[0];
-      const float4 minus_delta = at[kQuads];
-      sum = fmaf(exp2_approximate(sink - lse.x), minus_delta.x, sum);
-      sum = fmaf(exp2_approximate(sink - lse.y), minus_delta.y, sum);
-      sum = fmaf(exp2_approximate(sink - lse.z), minus_delta.z, sum);
-      sum = fmaf(exp2_approximate(sink - lse.w), minus_delta.w, sum);
-    }
-  }
-  __shared__ float sums[kWarps];
-  sum = reduce_lanes<Add>(sum);
-  if (thread % kWarp == 0) sums[thread / kWarp] = sum;
-  __syncthreads();
-  if (thread >= kWarp) return;
-  sum = reduce_lanes<Add>(sums[thread]);
-  if (thread == 0) a.dsinks[head] = sum;
 }
 
 struct BackwardEpilogue {

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// What the backward passes of all engines on CUDA need of a row of scores beside its operands, and
+// the gradients of sinks, which follow from that alone. Host side.
+#pragma once
+
+#include "attention/attention_problem.h"
+#include "transformer_kernels/context.h"
+
+namespace transformer_kernels::cuda {
+
+// Of a query of a head. Aligned for one load.
+template <class A>
+struct alignas(2 * sizeof(A)) RowStatistics {
+  A origin;  // lse in units of Exponent; infinite where the query saw nothing: its powers are 0
+  A delta;   // sum(out * dout) - dlse
+};
+
+// Of all rows, in the order of lse and in accumulation precision.
+void make_row_statistics(const Context& context, const AttentionBackwardProblem& p,
+                         void* statistics);
+
+// dsinks, of what make_row_statistics() makes.
+void make_sink_gradients(const Context& context, const AttentionBackwardProblem& p,
+                         const void* statistics);
+
+// dsinks, of statistics in blocks of rows: so many origins, then as many times -delta. Heads have
+// `head_blocks` of them, in each batch of the tensors. Rows that do not exist have an infinite
+// origin.
+inline constexpr int kStatisticsBlock = 64;
+void make_sink_gradients(const Context& context, const AttentionBackwardProblem& p,
+                         const float* statistics, int head_blocks);
+
+}  // namespace transformer_kernels::cuda
