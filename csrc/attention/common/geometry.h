@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Common: what engines share. Here, the rows of a sequence and the places that a query sees.
+// Common: what engines share. Here, the rows of a sequence and the places that a query sees; on
+// CUDA, scores.cuh makes a score of a product, row_gradients.h the statistics of rows and the
+// gradients of sinks, and tail.cuh what lies behind the last sequence.
 //
 // Query i of a sequence stands on key i + shift, its diagonal: shift is 0, or keys - queries where
 // the last query stands on the last key. Of the keys it sees those from window_left before the
@@ -13,7 +15,6 @@
 //         3     .   .  d-2 d-1  d  d+1
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 namespace transformer_kernels {
@@ -52,7 +53,7 @@ struct IntSequence {
 inline constexpr int kNoBound = 1 << 29;
 
 constexpr int bound_of(std::int64_t window) {
-  return window < 0 ? kNoBound : static_cast<int>(std::min<std::int64_t>(window, kNoBound));
+  return window < 0 || window > kNoBound ? kNoBound : static_cast<int>(window);
 }
 }  // namespace cuda
 

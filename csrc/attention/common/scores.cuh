@@ -78,6 +78,7 @@ class HeadScores {
   }
 
  private:
+  // Not bound_of(): the plain engine takes sequences of more than kNoBound rows.
   static __device__ int bound(std::int64_t window) {
     constexpr std::int64_t kFar = 0x7fffffff;
     return static_cast<int>(window < 0 || window > kFar ? kFar : window);

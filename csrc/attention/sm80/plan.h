@@ -118,6 +118,6 @@ struct QueryTileOf {
 };
 
 // Places, distances and their sums fit 32 bits.
-inline constexpr std::int64_t kMostTensorCoreLength = 1 << 28;
+inline constexpr std::int64_t kMostTensorCoreLength = kNoBound >> 1;
 
 }  // namespace transformer_kernels::cuda

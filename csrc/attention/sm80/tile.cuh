@@ -59,8 +59,6 @@ constexpr RowBlocks key_blocks(const AttentionProblem& p, int size) {
 
 // Columns that rows see by their place: row r sees r + shift - back to r + shift + ahead.
 struct Band {
-  static constexpr int kUnbounded = 1 << 30;  // lengths are below kMostTensorCoreLength
-
   int shift;
   int back;
   int ahead;
@@ -68,15 +66,12 @@ struct Band {
 
   // Rows are queries, columns keys.
   static __device__ Band of_queries(const AttentionProblem& p, const Sequence& s) {
-    return {p.bottom_right ? static_cast<int>(s.keys - s.queries) : 0, bound(p.window_left),
-            bound(p.window_right), static_cast<int>(s.keys)};
+    return {p.bottom_right ? static_cast<int>(s.keys - s.queries) : 0, bound_of(p.window_left),
+            bound_of(p.window_right), static_cast<int>(s.keys)};
   }
   static __device__ Band of_keys(const AttentionProblem& p, const Sequence& s) {
-    return {p.bottom_right ? static_cast<int>(s.queries - s.keys) : 0, bound(p.window_right),
-            bound(p.window_left), static_cast<int>(s.queries)};
-  }
-  static __device__ int bound(std::int64_t window) {
-    return window < 0 || window > kUnbounded ? kUnbounded : static_cast<int>(window);
+    return {p.bottom_right ? static_cast<int>(s.queries - s.keys) : 0, bound_of(p.window_right),
+            bound_of(p.window_left), static_cast<int>(s.queries)};
   }
 
   __device__ __forceinline__ int begin(int row) const {
