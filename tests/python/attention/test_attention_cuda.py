@@ -209,6 +209,19 @@ def test_long_sequences(options: dict[str, Any], time: int, dim: int) -> None:
     check(Call(*leaves, options=options))
 
 
+@pytest.mark.parametrize("dims", [(192, 128), (128, 40), (40, 128), (256, 8)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "softcap": 20.0}],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
+def test_values_of_another_dim(
+    low: torch.dtype, options: dict[str, Any], dims: tuple[int, int]
+) -> None:
+    """192 and 128 are DeepSeek's."""
+    dim, value_dim = dims
+    leaves = tensors(300, 420, 4, 2, dim=dim, value_dim=value_dim, dtype=low)
+    check(Call(*leaves, options=options))
+
+
 @pytest.mark.slow
 def test_tensors_of_more_than_2_to_the_31_elements() -> None:
     """The last queries of the last head: a window keeps what they depend on within reach."""

@@ -20,13 +20,13 @@ constexpr const char* kOp = "attention";
 constexpr std::int64_t kTensorMapRows = 64;  // of a box
 constexpr std::int64_t kMostTileDim = 128;   // of one CTA; a cluster takes more
 
-// Boxes of 64 rows and 64 columns of one head; columns past the head's dim are loaded as 0.
+// Boxes of 64 rows and 64 columns of one head; columns past `dim` are loaded as 0, and not stored.
 TensorMapLayout layout_of(const AttentionProblem& p, const HeadRows& rows, std::int64_t time,
-                          std::int64_t heads) {
+                          std::int64_t heads, std::int64_t dim) {
   const std::int64_t batch = p.q_offsets ? 1 : p.batch;
   return {.dtype = p.dtype,
           .data = rows.data,
-          .sizes = {p.dim, time, heads, batch, 1},
+          .sizes = {dim, time, heads, batch, 1},
           .strides = {rows.row_stride, rows.head_stride, rows.batch_stride, 0},
           .box = {64, 64, 1, 1, 1}};
 }
@@ -46,14 +46,14 @@ struct BackwardLayouts {
   TensorMapLayout q, k, v, out, dout, dq, dk, dv;
 
   explicit BackwardLayouts(const AttentionBackwardProblem& p)
-      : q(layout_of(p, p.q, p.queries, p.heads)),
-        k(layout_of(p, p.k, p.keys, p.kv_heads)),
-        v(layout_of(p, p.v, p.keys, p.kv_heads)),
-        out(layout_of(p, p.out, p.queries, p.heads)),
-        dout(layout_of(p, p.dout, p.queries, p.heads)),
-        dq(layout_of(p, p.dq, p.queries, p.heads)),
-        dk(layout_of(p, p.dk, p.keys, p.kv_heads)),
-        dv(layout_of(p, p.dv, p.keys, p.kv_heads)) {}
+      : q(layout_of(p, p.q, p.queries, p.heads, p.dim)),
+        k(layout_of(p, p.k, p.keys, p.kv_heads, p.dim)),
+        v(layout_of(p, p.v, p.keys, p.kv_heads, p.value_dim)),
+        out(layout_of(p, p.out, p.queries, p.heads, p.value_dim)),
+        dout(layout_of(p, p.dout, p.queries, p.heads, p.value_dim)),
+        dq(layout_of(p, p.dq, p.queries, p.heads, p.dim)),
+        dk(layout_of(p, p.dk, p.keys, p.kv_heads, p.dim)),
+        dv(layout_of(p, p.dv, p.keys, p.kv_heads, p.value_dim)) {}
 
   bool fit() const {
     for (const TensorMapLayout* layout : {&q, &k, &v, &out, &dout, &dq, &dk, &dv}) {
@@ -73,8 +73,10 @@ bool comes_in_eights(const AttentionProblem& p) {
           mask.batch_stride % kEight == 0);
 }
 
-// The columns of a head in shared memory.
-constexpr std::int64_t padded_dim_of(const AttentionProblem& p) { return rounded_up(p.dim, 64); }
+// The columns of a head in shared memory: as many of q as of v.
+constexpr std::int64_t padded_dim_of(const AttentionProblem& p) {
+  return rounded_up(std::max(p.dim, p.value_dim), 64);
+}
 
 // Scores that are more than products times a scale, or dropout.
 bool has_features(const AttentionProblem& p) { return !has_plain_scores(p) || p.drop_below != 0; }
@@ -110,8 +112,9 @@ const char* refusal(const HopperBackwardPlan& plan, const AttentionBackwardProbl
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
   if (device.architecture != 90) return "runs on compute capability 9.0 only";
   if (size_of(p.dtype) != 2) return "takes float16 and bfloat16 only";
-  if (p.dim != p.value_dim) return "wants v of the dim of q";
-  if (p.dim % kVector != 0) return "wants a dim that is a multiple of 8";
+  if (p.dim % kVector != 0 || p.value_dim % kVector != 0) {
+    return "wants dims that are multiples of 8";
+  }
   if (padded_dim_of(p) != plan.dim) return "is for another dim";
   if (const char* reason = refusal_of_variant(plan, p)) return reason;
   if (p.queries == 0 || p.keys == 0 || p.batch == 0 || p.heads == 0) return "wants some rows";

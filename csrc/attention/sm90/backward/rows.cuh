@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int i = 0; i < Threads::kRounds; ++i) {
     const int row = Threads::row(i);
     const int column = Threads::column();
-    if (!at.exists(row) || column >= p.dim) continue;
+    if (!at.exists(row) || column >= p.value_dim) continue;
     out[i] = P::load(at.address<T>(p.out, row, column));
     dout[i] = P::load(at.address<T>(p.dout, row, column));
   }

@@ -58,8 +58,19 @@ TEST(HopperBackward, TakesAllMultiplesOfEightUpToTheMost) {
   }
   for (const std::int64_t dim : {4, 60, 130, 252}) {
     EXPECT_TRUE(
-        is_refused(problem(dim), "hopper_backward_64", "wants a dim that is a multiple of 8"));
+        is_refused(problem(dim), "hopper_backward_64", "wants dims that are multiples of 8"));
   }
+}
+
+TEST(HopperBackward, TakesValuesOfAnotherDim) {
+  AttentionBackwardProblem p = problem(192);
+  p.value_dim = 128;
+  EXPECT_EQ(chosen(p), "hopper_backward_192");
+  p = problem(64);
+  p.value_dim = 128;
+  EXPECT_EQ(chosen(p), "hopper_backward_128");
+  p.value_dim = 60;
+  EXPECT_TRUE(is_refused(p, "hopper_backward_64", "wants dims that are multiples of 8"));
 }
 
 TEST(HopperBackward, TakesWindowsAndGroupsAtEveryDim) {
