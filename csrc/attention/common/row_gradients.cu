@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kStatisticsThreads)
   const T* const out = row_of<T>(p.out, batch, row, head);
   const T* const dout = row_of<T>(p.dout, batch, row, head);
   const int columns = static_cast<int>(p.value_dim);
-  const accumulate_t<T> sum = a.in_pieces ? dot<Piece>(out, dout, columns, lane)
-                                          : dot<Element>(out, dout, columns, lane);
+  const accumulate_t<T> sum =
+      a.in_pieces ? dot<Piece>(out, dout, columns, lane) : dot<Element>(out, dout, columns, lane);
   if (lane == 0) a.statistics[index] = statistics_of<T>(p, index, sum);
 }
 
@@ -143,8 +143,8 @@ void make_row_statistics(const Context& context, const AttentionBackwardProblem&
     const LaunchShape shape{.ctas = divide_up(p.rows(), kStatisticsThreads / kWarp),
                             .threads = kStatisticsThreads};
     launch(kOp, context, shape, &row_statistics_kernel<T>,
-           StatisticsArguments<T>{
-               p, static_cast<RowStatistics<accumulate_t<T>>*>(statistics), in_pieces});
+           StatisticsArguments<T>{p, static_cast<RowStatistics<accumulate_t<T>>*>(statistics),
+                                  in_pieces});
   });
 }
 

@@ -136,8 +136,10 @@ def _forward(
     elements where they are not kept."""
     linear = kernels.products.linear
     rows = as_rows(x)
+    z: list[Tensor | None]
     if kernels.gated is not None:
-        h, *z = kernels.gated(rows, weights, biases, recompute < 2)
+        h, gate, up = kernels.gated(rows, weights, biases, recompute < 2)
+        z = [gate, None if weights[1] is None else up]
     elif kernels.fused is not None:
         weight = cast(Tensor, weights[0])
         h, *z = kernels.fused.forward(rows, weight, biases[0], keep=recompute < 2)

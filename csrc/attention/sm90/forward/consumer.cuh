@@ -222,9 +222,7 @@ class ForwardConsumer {
 
   // -------------------------------------------------------------- softmax
 
-  __device__ __forceinline__ int row(int half) const {
-    return at_.query + own_.row(half);
-  }
+  __device__ __forceinline__ int row(int half) const { return at_.query + own_.row(half); }
 
   // Scores of keys that are not seen become -inf.
   __device__ __forceinline__ void hide_unseen(int block) {

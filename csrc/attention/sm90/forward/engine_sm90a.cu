@@ -160,9 +160,8 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
                   .heads_per_kv_head = static_cast<int>(problem.group()),
                   .scale = static_cast<float>(scales.outer)};
   if constexpr (C::kHasFeatures) add_features(p, kPlan, scales, kUnit);
-  const LaunchShape shape{.ctas = ctas,
-                          .threads = kPlan.threads(),
-                          .shared_bytes = sizeof(ForwardStorage<C>)};
+  const LaunchShape shape{
+      .ctas = ctas, .threads = kPlan.threads(), .shared_bytes = sizeof(ForwardStorage<C>)};
   launch(kOp, context, shape, &hopper_forward_kernel<C>, p);
 }
 

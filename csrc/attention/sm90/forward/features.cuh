@@ -151,8 +151,7 @@ class ForwardScores {
   __device__ __forceinline__ void add_alibi(const GroupTile& at, int block, float (&s)[kSums]) {
     const int first = block * kKeys;
     const int diagonal = at.query + at.shift;
-    const float place =
-        static_cast<float>(first + own_.col(0) - (diagonal + own_.row(0)));
+    const float place = static_cast<float>(first + own_.col(0) - (diagonal + own_.row(0)));
     const bool before = first + kKeys - 1 <= diagonal;
     if (before || first >= diagonal + 63) {
       const float slope = before ? slope_ : -slope_;

@@ -16,9 +16,10 @@
 // a number of two's complement; scales is float32, float16 or bfloat16. w is computed in float32;
 // of more than 16 rows, in the backward pass and of groups that are no multiple of 32 numbers it is
 // then rounded to the dtype of x, on CUDA also of other dtypes than 16-bit ones, and where groups
-// are no multiple of 64 numbers or rows of x and packed are not 16-byte aligned. Sums are of float32
-// (float64 for float64), in an order that the sizes decide. Aliasing: outputs overlap neither inputs
-// nor each other. An infinite x gives NaN where its row is multiplied by bfloat16 and 4 bits on CUDA.
+// are no multiple of 64 numbers or rows of x and packed are not 16-byte aligned. Sums are of
+// float32 (float64 for float64), in an order that the sizes decide. Aliasing: outputs overlap
+// neither inputs nor each other. An infinite x gives NaN where its row is multiplied by bfloat16
+// and 4 bits on CUDA.
 #pragma once
 
 #include "transformer_kernels/api.h"

@@ -189,8 +189,8 @@ TEST(HopperBackward, SaysWhatItDoesNotTake) {
   p.dtype = DType::kFloat32;
   expect_refusal(p, "takes float16 and bfloat16 only");
   p = problem(256);
-  p.value_dim = 128;
-  expect_refusal(p, "wants v of the dim of q");
+  p.value_dim = 100;
+  expect_refusal(p, "wants dims that are multiples of 8");
   p = problem(256);
   p.bias = bias_of(DType::kBFloat16);
   expect_refusal(p, "has no room for a bias above 128 columns");
