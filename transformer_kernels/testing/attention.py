@@ -154,8 +154,9 @@ def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[
     q, k, v = (x.detach().double() for x in (call.q, call.k, call.v))
     keys, group = k.shape[1], q.shape[2] // k.shape[2]
     unit = torch.eye(keys, dtype=torch.float64, device=q.device).view(1, keys, 1, keys)
-    options = {n: x for n, x in call.options.items() if n not in ("dropout", "seed")}
-    p, _ = exact(q, k, unit.expand(*k.shape[:3], keys), bias=call.bias, sinks=call.sinks, **options)
+    options = {"bias": call.bias, "sinks": call.sinks, **call.options}
+    options = {n: x for n, x in options.items() if n not in ("dropout", "seed")}
+    p, _ = exact(q, k, unit.expand(*k.shape[:3], keys), **options)
     g = gradient.double().abs()
     dp = torch.einsum("bihd,bjhd->bihj", g, v.abs().repeat_interleave(group, 2))
     delta = (out.double().abs() * g).sum(-1).max().item() if out.numel() else 0.0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -23,14 +24,12 @@ DEVICE = "cuda" if COMPILED else "cpu"
 # alone, and slow.
 EXACT = torch.float32 if COMPILED else torch.float64
 QUERIES, KEYS = (190, 300) if COMPILED else (20, 40)
-SEED = torch.tensor([2**62 + 3, 2**33 + 17])
 FEATURES: dict[str, dict[str, Any]] = {
-    "full": {},
+    "full": {"scale": -0.4},
     "causal": {"causal": True},
     "top left": {"causal": True, "top_left": True},
-    "window": {"window": (17, 9)},
-    "cap": {"softcap": 1.5, "scale": -0.4},
-    "dropout": {"dropout": 0.3, "seed": SEED, "causal": True},
+    "mask": {"mask": torch.rand(QUERIES, KEYS) > 0.3},
+    "causal mask": {"causal": True, "mask": torch.rand(1, 2, 1, KEYS) > 0.3},
 }
 
 
@@ -78,10 +77,18 @@ def test_features(name: str) -> None:
     _check_formula(attention, leaves, **FEATURES[name])
 
 
-@pytest.mark.parametrize("shape", [(20, 30), (2, 1, 30), (1, 1, 1, 1)], ids=str)
-def test_bias_and_its_gradient(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(20, 30), (2, 1, 30), (2, 1, 20, 1), (1, 1, 1, 1)], ids=str)
+def test_bias(shape: tuple[int, ...]) -> None:
     leaves = _named(20, 30, 2, 2, dim=8)
-    _check_formula(attention, {**leaves, "bias": randn(shape, EXACT)}, causal=True)
+    bias = randn(shape, EXACT)
+    bias[..., ::3] = -torch.inf if shape[-1] > 1 else 1.0
+    _check_formula(attention, leaves, bias=bias, causal=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (16, 32), (33, 31), (70, 1)], ids=str)
+def test_edges_of_blocks(queries: int, keys: int, causal: bool) -> None:
+    _check_formula(attention, _named(queries, keys, 2, 1, dim=8, batch=1), causal=causal)
 
 
 def test_everything_at_once(dtype: torch.dtype) -> None:
@@ -89,19 +96,18 @@ def test_everything_at_once(dtype: torch.dtype) -> None:
         pytest.skip("refused, see below")
     heads = 32 if COMPILED else 2
     options: dict[str, Any] = {
-        "causal": True, "window": (30, 0), "softcap": 3.0, "scale": 0.2,
-        "mask": torch.rand(1, 1, 1, KEYS) > 0.2, "alibi_slopes": torch.rand(heads),
+        "causal": True, "scale": 0.2, "mask": torch.rand(1, 1, 1, KEYS) > 0.2,
+        "bias": randn((heads, 1, KEYS), dtype),
     }  # fmt: skip
-    sinks = randn((heads,), EXACT if dtype is torch.float64 else torch.float32)
-    call = Call(*tensors(QUERIES, KEYS, heads, heads // 2, 24, 40, batch=1, dtype=dtype),
-                randn((heads, 1, KEYS), dtype), sinks, options)  # fmt: skip
+    sizes = (QUERIES, KEYS, heads, heads // 2, 24, 40)
+    call = Call(*tensors(*sizes, batch=1, dtype=dtype), options=options)
     check(call, backend="triton", device=DEVICE, magnitude=1.0)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dim", [64, 80, 256])
 @pytest.mark.parametrize("low", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["causal", "window"])
+@pytest.mark.parametrize("name", ["causal", "full"])
 def test_head_dims(dim: int, name: str, low: torch.dtype) -> None:
     """Every row of the tables; 80 is padded to 128."""
     call = Call(*tensors(300, 400, 2, 1, dim=dim, batch=1, dtype=low), options=FEATURES[name])
@@ -120,21 +126,6 @@ def test_layouts(layout: str) -> None:
     _check_formula(attention, {"q": q, "k": k, "v": v})
     out = attention(*(x.to(DEVICE) for x in (q, k, v)), backend="triton")
     assert out.stride() == attention(q, k, v, backend="reference").stride()
-
-
-@pytest.mark.parametrize("options", [{}, {"dropout": 0.4, "seed": SEED}], ids=["", "dropout"])
-def test_varlen(options: dict[str, Any]) -> None:
-    """A sequence without queries, one without keys, and rows that belong to none."""
-    q_at, k_at = (torch.tensor(at, dtype=torch.int32) for at in ([0, 7, 7, 28], [0, 40, 44, 44]))
-    leaves = {
-        "q": randn((30, 2, 8), EXACT),
-        "k": randn((47, 1, 8), EXACT),
-        "v": randn((47, 1, 8), EXACT),
-    }
-    _check_formula(
-        attention_varlen, leaves, cu_seqlens_q=q_at, cu_seqlens_k=k_at, causal=True,
-        window=(20, 0), alibi_slopes=torch.rand(3, 2, dtype=EXACT), **options,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
@@ -158,7 +149,7 @@ def test_sdpa() -> None:
 
 
 def test_bitwise_repeatable() -> None:
-    call = Call(*tensors(40, 40, 2, 1, dim=8, batch=1), randn((1, 40), torch.float32)).to(DEVICE)
+    call = Call(*tensors(40, 40, 2, 1, dim=8, batch=1), options={"causal": True}).to(DEVICE)
     gradient = randn((1, 40, 2, 8), torch.float32, DEVICE)
     outcomes = [
         differentiate(attention, call, gradient, None, return_lse=True, backend="triton")
@@ -173,3 +164,57 @@ def test_float64_is_refused() -> None:
     q, k, v = (x.cuda() for x in tensors(4, 4, dim=8, dtype=torch.float64))
     with pytest.raises(TypeError, match="q is float64, expected float32, float16 or bfloat16"):
         attention(q, k, v, backend="triton")
+
+
+# ---- what it leaves to the other backends -------------------------------------------------------
+
+SCORES = "(Triton's kernels have no such scores)"
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "alibi_slopes": ({"alibi_slopes": torch.ones(2)}, "alibi_slopes is given, expected none"),
+    "sinks": ({"sinks": torch.ones(2)}, "sinks is given, expected none"),
+    "softcap": ({"softcap": 5.0}, "softcap is given, expected 0"),
+    "dropout": ({"dropout": 0.5}, "dropout is given, expected 0"),
+    "window": ({"window": (3, -1)}, "window_left is given, expected -1"),
+    "causal window": ({"window": (3, -1), "causal": True}, "window_left is given, expected -1"),
+    "future": ({"window": (-1, 3)}, "window_right is given, expected -1, or causal"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.parametrize("queries", [0, 4])
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_refusals(
+    name: str, queries: int, differentiated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same words with gradients and without, of nothing too, before a kernel runs."""
+    monkeypatch.setattr(attention_triton, "_launch", pytest.fail)
+    options, message = REFUSALS[name]
+    options = {n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in options.items()}
+    leaves = [x.to(DEVICE).requires_grad_(differentiated) for x in tensors(queries, 6, dim=8)]
+    with pytest.raises(
+        tfk.ArgumentValueError, match=f"^{re.escape(f'attention: {message} {SCORES}')}$"
+    ):
+        attention(*leaves, **options, backend="triton")
+    attention(*leaves, **options)  # what "auto" takes
+
+
+def test_packed_sequences_are_refused() -> None:
+    q = randn((5, 2, 8), torch.float32, DEVICE)
+    at = torch.tensor([0, 2, 5], dtype=torch.int32, device=DEVICE)
+    message = f"attention: cu_seqlens_q is given, expected sequences of one length {SCORES}"
+    with pytest.raises(tfk.ArgumentValueError, match=f"^{re.escape(message)}$"):
+        attention_varlen(q, q, q, at, backend="triton")
+
+
+def test_the_gradient_of_a_bias_is_refused() -> None:
+    q, k, v = (x.to(DEVICE) for x in tensors(4, 6, dim=8))
+    bias = randn((4, 6), torch.float32, DEVICE).requires_grad_()
+    message = (
+        "attention: bias requires a gradient, expected none with backend 'triton' (its kernels give"
+        " those of q, k and v)"
+    )
+    with pytest.raises(tfk.ArgumentValueError, match=f"^{re.escape(message)}$"):
+        attention(q, k, v, bias=bias, backend="triton")
+    with torch.no_grad():
+        out = attention(q, k, v, bias=bias, backend="triton")
+    torch.testing.assert_close(out, attention(q, k, v, bias=bias.detach(), backend="reference"))

@@ -302,8 +302,8 @@ def _torch_learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return in_torch(q, k, v, attn_mask=bias)
 
 
-def _ours_learned(backend: str, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    out: Tensor = F.attention(q, k, v, bias=bias, backend=backend)
+def _ours_learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    out: Tensor = F.attention(q, k, v, bias=bias)
     return out
 
 
@@ -314,11 +314,7 @@ def _exact_learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 def _learned() -> Op:
     """One bias a head for all sequences, with its gradient: relative positions."""
     inputs = (*_INPUTS, "bias")
-    functions: dict[str, Function] = {
-        "torch": _torch_learned,
-        "triton": partial(_ours_learned, "triton"),
-        "ours": partial(_ours_learned, "auto"),
-    }
+    functions: dict[str, Function] = {"torch": _torch_learned, "ours": _ours_learned}
 
     def save(arguments: Arguments) -> Arguments:
         return {"out": functions["ours"](*(arguments[n] for n in inputs))}

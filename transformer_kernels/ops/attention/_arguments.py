@@ -175,3 +175,36 @@ def check(op: str, given: Given) -> None:  # noqa: ARG001
     _check_sequences(inputs)
     _check_features(inputs)
     _check_options(options)
+
+
+# ---- Triton's kernels, which have what there is to teach ----------------------------------------
+
+
+def refuse_in_triton(inputs: Inputs, options: Options, interpreted: bool) -> None:
+    """What they leave to the other backends, by name."""
+    refusals = (
+        (inputs.cu_seqlens_q is not None, "cu_seqlens_q", "sequences of one length"),
+        (inputs.alibi_slopes is not None, "alibi_slopes", "none"),
+        (inputs.sinks is not None, "sinks", "none"),
+        (options.softcap != 0, "softcap", "0"),
+        (options.dropout != 0, "dropout", "0"),
+        (options.window_left >= 0, "window_left", "-1"),
+        (options.window_right > 0, "window_right", "-1, or causal"),
+    )
+    for applies, name, expected in refusals:
+        if applies:
+            _fail(f"{name} is given, expected {expected} (Triton's kernels have no such scores)")
+    if inputs.q.dtype is torch.float64 and not interpreted:
+        raise ArgumentTypeError(
+            f"{_OP}: q is float64, expected float32, float16 or bfloat16 (Triton compiles no"
+            " product of float64)"
+        )
+
+
+def refuse_learned_bias(bias: Tensor | None) -> None:
+    """Before a call of Triton's kernels that is differentiated."""
+    if bias is not None and bias.requires_grad:
+        _fail(
+            "bias requires a gradient, expected none with backend 'triton' (its kernels give those"
+            " of q, k and v)"
+        )

@@ -48,9 +48,9 @@ def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Ten
 
 
 def _triton() -> Kernels:
-    from .attention_triton import attention_backward, attention_forward
+    from .attention_triton import attention_backward, attention_forward, attention_inference
 
-    return Kernels(attention_forward, attention_backward, attention_forward)
+    return Kernels(attention_forward, attention_backward, attention_inference)
 
 
 ATTENTION = declare(

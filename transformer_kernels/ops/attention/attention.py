@@ -174,7 +174,8 @@ def attention(
             :func:`torch.use_deterministic_algorithms` asks for it as well.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"``, ``"fpga"`` or ``"reference"``, the
             formula; ``"auto"`` is the kernels of ``q``'s device, or the formula where there are
-            none. ``"fpga"`` is an array in int8 (:mod:`transformer_kernels.fpga`): the forward pass
+            none. ``"triton"`` has causal and boolean masks and a bias without a gradient.
+            ``"fpga"`` is an array in int8 (:mod:`transformer_kernels.fpga`): the forward pass
             with a scale and a causal mask.
 
     Returns:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""attention in Triton, with the signatures of the raw ops: FlashAttention-2.
+"""attention in Triton, with the signatures of the raw ops: FlashAttention-2 (Dao 2023,
+arXiv:2307.08691) to read, with causality, bias, mask and grouped heads.
 
 Forward: a program owns a block of a head's queries and visits the keys that they see. Backward: one
 kernel owns queries (dq), one owns keys and visits the queries of all heads that share them (dk,
-dv), and one, where asked for, owns a part of the bias' gradient. What a program owns nobody else
-adds to, so results repeat bit for bit.
+dv). What a program owns nobody else adds to, so results repeat bit for bit.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
@@ -20,319 +20,268 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError
-from .. import _philox
 from .._dtype import accumulate_dtype
 from .._heads import empty_heads
 from . import _formula
+from ._arguments import refuse_in_triton, refuse_learned_bias
 from ._formula import Inputs, Options
-from ._scores_triton import (
-    LN2,
-    LOG2E,
-    Features,
-    HeadNumbers,
-    Rows,
-    ScoreMap,
-    Sizes,
-    Statics,
-    dot,
-    dropped,
-    finite,
-    head_of,
-    load_rows,
-    scores,
-    seeing_queries,
-    seen_keys,
-    sequence,
-    shift_of,
-    statistics_of,
-    store_rows,
-)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+class Heads(NamedTuple):
+    """(B, T, H, D), with a last stride of 1."""
+
+    data: Tensor
+    batch: int
+    row: int
+    head: int
+    rows: int
+    dim: int
+
+
+class ScoreMap(NamedTuple):
+    """One number a score; a stride of 0 broadcasts."""
+
+    data: Tensor
+    batch: int
+    head: int
+    row: int
+    col: int
+
+
+class Problem(NamedTuple):
+    bias: ScoreMap | None
+    mask: ScoreMap | None
+    queries: int
+    keys: int
+    heads: int
+    group: int  # heads of q that share one of k and v
+    shift: int  # how far the key on a query's diagonal stands after it
+
+
+class Statics(NamedTuple):
+    """What a kernel is compiled for."""
+
+    rows: Any  # queries of a tile
+    cols: Any  # and keys
+    dim: Any  # of q and k, padded
+    value_dim: Any
+    scale: Any
+    causal: Any
+    operand: Any  # dtype of the products' operands
+    acc: Any
+    precision: Any
+
+
+# ---- tiles --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _addresses(x, batch, head, first, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """Of a head's rows from `first` on, and which of them exist."""
+    at = tl.cast(batch, tl.int64) * x.batch + tl.cast(head, tl.int64) * x.head
+    at += tl.cast(first, tl.int64) * x.row
+    row, d = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
+    return x.data + at + row * x.row + d, (first + row < x.rows) & (d < x.dim)
+
+
+@triton.jit
+def _load(x, batch, head, first, ROWS: tl.constexpr, DIM: tl.constexpr):
+    address, exists = _addresses(x, batch, head, first, ROWS, DIM)
+    return tl.load(address, mask=exists, other=0.0)
+
+
+@triton.jit
+def _store(x, batch, head, first, tile):
+    address, exists = _addresses(x, batch, head, first, tile.shape[0], tile.shape[1])
+    tl.store(address, tile.to(x.data.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _add_product(a, b, total, s):
+    """total + a @ b"""
+    a, b = a.to(s.operand), b.to(s.operand)
+    return tl.dot(a, b, total, input_precision=s.precision, out_dtype=s.acc)
+
+
+@triton.jit
+def _products(a, b, s):
+    """a @ b.T: of each row of one with each row of the other."""
+    return _add_product(a, tl.trans(b), tl.zeros((a.shape[0], b.shape[0]), s.acc), s)
+
+
+@triton.jit
+def _load_map(x, batch, head, row, col, p):
+    at = tl.cast(batch, tl.int64) * x.batch + tl.cast(head, tl.int64) * x.head
+    exists = (row < p.queries) & (col < p.keys)
+    return tl.load(x.data + at + row.to(tl.int64) * x.row + col * x.col, mask=exists, other=0)
+
+
+@triton.jit
+def _scores(products, row, col, batch, head, p, s, MASKED: tl.constexpr):
+    """In units of log2, so that exp2 needs no factor; -inf where hidden.
+
+    `row` and `col`, the places of queries and keys, broadcast to a tile or to its transpose. MASKED
+    tells that the diagonal or the end of the keys may run through it.
+    """
+    z = products * (s.scale * LOG2E)
+    if p.bias is not None:
+        z += _load_map(p.bias, batch, head, row, col, p).to(s.acc) * LOG2E
+    if p.mask is not None:
+        z = tl.where(_load_map(p.mask, batch, head, row, col, p) != 0, z, -float("inf"))
+    if MASKED:
+        visible = col < p.keys
+        if s.causal:
+            visible = visible & (col - row <= p.shift)
+        z = tl.where(visible, z, -float("inf"))
+    return z
+
+
+@triton.jit
+def _seen_keys(row0, p, s, MASKED: tl.constexpr):
+    """From where to where keys are seen by all of a block's queries, or (MASKED) by some."""
+    by_all, by_last = p.keys, p.keys
+    if s.causal:
+        diagonal = row0 + p.shift
+        by_all = tl.minimum(tl.maximum(diagonal + 1, 0), p.keys)
+        by_last = tl.minimum(tl.maximum(diagonal + s.rows, 0), p.keys)
+    whole = by_all // s.cols * s.cols
+    return (whole, by_last) if MASKED else (0, whole)
+
+
+@triton.jit
+def _statistics(batch, head, row0, p, s):
+    """The places of a block's queries in the log-sum-exp, and which of them exist."""
+    row = row0 + tl.arange(0, s.rows)
+    return (tl.cast(batch, tl.int64) * p.heads + head) * p.queries + row, row < p.queries
+
 
 # ---- forward ------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _attend(
-    acc, maximum, total, q, k_head, k_row, v_head, v_row, start, stop, first, row0, batch, head,
-    shift, queries, keys, f, n, s, MASKED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """Softmax and its product with the values, carried over keys from `start` to `stop`."""
-    row = (row0 + tl.arange(0, ROWS))[:, None]
-    for col0 in range(start, stop, COLS):
-        k = load_rows(k_head, k_row, col0, keys, MASKED, s.dim, COLS, s.block_dim)
-        product = dot(q, tl.trans(k), tl.zeros((ROWS, COLS), s.acc), s)
-        col = (col0 + tl.arange(0, COLS))[None, :]
-        z, _ = scores(product, row, col, batch, head, shift, queries, keys, f, n, s, MASKED)
-        reached = tl.maximum(maximum, tl.max(z, 1))
-        reference = finite(reached)
-        p = tl.exp2(z - reference[:, None])
-        faded = tl.exp2(maximum - reference)
-        total = total * faded + tl.sum(p, 1)
-        maximum = reached
-        p = dropped(p, first, row0, col0, f, n, s, ROWS, COLS, False)
-        v = load_rows(v_head, v_row, col0, keys, MASKED, s.value_dim, COLS, s.block_value_dim)
-        acc = dot(p, v, acc * faded[:, None], s)
-    return acc, maximum, total
+def _attend(acc, top, total, q_tile, k, v, row0, batch, head, p, s, MASKED: tl.constexpr):
+    """Softmax and its product with the values: the largest score and the sum of weights so far."""
+    row = row0 + tl.arange(0, s.rows)[:, None]
+    start, stop = _seen_keys(row0, p, s, MASKED)
+    for col0 in range(start, stop, s.cols):
+        col = col0 + tl.arange(0, s.cols)[None, :]
+        k_tile = _load(k, batch, head // p.group, col0, s.cols, s.dim)
+        z = _scores(_products(q_tile, k_tile, s), row, col, batch, head, p, s, MASKED)
+        new_top = tl.maximum(top, tl.max(z, 1))
+        reference = tl.where(new_top == -float("inf"), 0.0, new_top)  # -inf - -inf would be NaN
+        weights = tl.exp2(z - reference[:, None])
+        faded = tl.exp2(top - reference)
+        total = total * faded + tl.sum(weights, 1)
+        v_tile = _load(v, batch, head // p.group, col0, s.cols, s.value_dim)
+        acc = _add_product(weights, v_tile, acc * faded[:, None], s)
+        top = new_top
+    return acc, top, total
 
 
 @triton.jit
-def _forward(
-    q, k, v, out, lse, f, n, s: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
+def _forward(q, k, v, out, lse, p, s: tl.constexpr):
     """out and lse of one block of queries. The last blocks, which see most, come first."""
-    row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
-    head = tl.program_id(1)
-    batch = tl.program_id(2)
-    q_begin, queries, k_begin, keys = sequence(f, n, batch)
-    if row0 >= queries:
-        return
-    shift = shift_of(queries, keys, s)
-    first = statistics_of(n, batch, head) + q_begin
-    kv_head = head // n.group
-    k_head = head_of(k, batch, k_begin, kv_head)
-    v_head = head_of(v, batch, k_begin, kv_head)
-    q_tile = load_rows(head_of(q, batch, q_begin, head), q.row, row0, queries, True, s.dim, ROWS,
-                       s.block_dim)  # fmt: skip
-    acc = tl.zeros((ROWS, s.block_value_dim), s.acc)
-    maximum = tl.full((ROWS,), -float("inf"), s.acc)
-    total = tl.zeros((ROWS,), s.acc)
-    if f.sinks is not None:
-        maximum = tl.zeros((ROWS,), s.acc) + tl.load(f.sinks + head) * LOG2E
-        total = tl.exp2(maximum - finite(maximum))
-    begin, whole_begin, whole_end, end = seen_keys(row0, row0 + ROWS, shift, queries, keys, n, s,
-                                                   COLS)  # fmt: skip
-    if s.has_left:
-        acc, maximum, total = _attend(
-            acc, maximum, total, q_tile, k_head, k.row, v_head, v.row, begin, whole_begin, first,
-            row0, batch, head, shift, queries, keys, f, n, s, True, ROWS, COLS,
-        )  # fmt: skip
-    acc, maximum, total = _attend(
-        acc, maximum, total, q_tile, k_head, k.row, v_head, v.row, whole_begin, whole_end, first,
-        row0, batch, head, shift, queries, keys, f, n, s, False, ROWS, COLS,
-    )  # fmt: skip
-    acc, maximum, total = _attend(
-        acc, maximum, total, q_tile, k_head, k.row, v_head, v.row, whole_end, end, first,
-        row0, batch, head, shift, queries, keys, f, n, s, True, ROWS, COLS,
-    )  # fmt: skip
-    dead = total == 0.0
-    row = row0 + tl.arange(0, ROWS)
-    statistic = tl.where(dead, -float("inf"), maximum * LN2 + tl.log(tl.where(dead, 1.0, total)))
-    tl.store(lse + first + row, statistic, mask=row < queries)
-    acc = acc / tl.where(dead, 1.0, total)[:, None]
-    store_rows(head_of(out, batch, q_begin, head), out.row, row0, queries, acc, s.value_dim, ROWS,
-               s.block_value_dim)  # fmt: skip
+    row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * s.rows
+    head, batch = tl.program_id(1), tl.program_id(2)
+    q_tile = _load(q, batch, head, row0, s.rows, s.dim)
+    acc = tl.zeros((s.rows, s.value_dim), s.acc)
+    top = tl.full((s.rows,), -float("inf"), s.acc)
+    total = tl.zeros((s.rows,), s.acc)
+    acc, top, total = _attend(acc, top, total, q_tile, k, v, row0, batch, head, p, s, False)
+    acc, top, total = _attend(acc, top, total, q_tile, k, v, row0, batch, head, p, s, True)
+    dead = total == 0.0  # sees no key
+    total = tl.where(dead, 1.0, total)
+    at, exists = _statistics(batch, head, row0, p, s)
+    tl.store(lse + at, tl.where(dead, -float("inf"), top * LN2 + tl.log(total)), mask=exists)
+    _store(out, batch, head, row0, acc / total[:, None])
 
 
 # ---- backward -----------------------------------------------------------------------------------
 
 
 @triton.jit
-def _delta(
-    out, dout, dlse, delta, f, n, s: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,  # noqa: ARG001
-):  # fmt: skip
-    """The sum of out * dout of each query, less the gradient of its log-sum-exp."""
-    row0 = tl.program_id(0) * ROWS
-    head = tl.program_id(1)
-    batch = tl.program_id(2)
-    q_begin, queries, _, _ = sequence(f, n, batch)
-    if row0 >= queries:
-        return
-    first = statistics_of(n, batch, head) + q_begin
-    a = load_rows(head_of(out, batch, q_begin, head), out.row, row0, queries, True, s.value_dim,
-                  ROWS, s.block_value_dim)  # fmt: skip
-    b = load_rows(head_of(dout, batch, q_begin, head), dout.row, row0, queries, True, s.value_dim,
-                  ROWS, s.block_value_dim)  # fmt: skip
-    row = row0 + tl.arange(0, ROWS)
-    x = tl.sum(a.to(s.acc) * b.to(s.acc), 1)
-    if dlse is not None:
-        x -= tl.load(dlse + first + row, mask=row < queries, other=0.0)
-    tl.store(delta + first + row, x, mask=row < queries)
+def _load_lse(lse, at, exists):
+    """In units of log2; inf of queries that see no key or do not exist: weights of 0."""
+    x = tl.load(lse + at, mask=exists, other=-float("inf"))
+    return tl.where(x == -float("inf"), float("inf"), x * LOG2E)
 
 
 @triton.jit
-def _statistics(lse, delta, first, row0, queries, ROWS: tl.constexpr):
-    """The log-sum-exp of a block of queries, in units of log2, and delta."""
-    row = row0 + tl.arange(0, ROWS)
-    x = tl.load(lse + first + row, mask=row < queries, other=0.0)
-    return finite(x) * LOG2E, tl.load(delta + first + row, mask=row < queries, other=0.0)
+def _add_dq(dq_sum, q_tile, g_tile, k, v, lse, delta, row0, batch, head, p, s,
+            MASKED: tl.constexpr):  # fmt: skip
+    row = row0 + tl.arange(0, s.rows)[:, None]
+    start, stop = _seen_keys(row0, p, s, MASKED)
+    for col0 in range(start, stop, s.cols):
+        col = col0 + tl.arange(0, s.cols)[None, :]
+        k_tile = _load(k, batch, head // p.group, col0, s.cols, s.dim)
+        v_tile = _load(v, batch, head // p.group, col0, s.cols, s.value_dim)
+        z = _scores(_products(q_tile, k_tile, s), row, col, batch, head, p, s, MASKED)
+        dz = tl.exp2(z - lse[:, None]) * (_products(g_tile, v_tile, s) - delta[:, None])
+        dq_sum = _add_product(dz, k_tile, dq_sum, s)
+    return dq_sum
 
 
 @triton.jit
-def _gradient_of_queries(
-    dq, q, dout, lse, delta, k_head, k_row, v_head, v_row, start, stop, first, row0, batch, head,
-    shift, queries, keys, f, n, s, MASKED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    row = (row0 + tl.arange(0, ROWS))[:, None]
-    for col0 in range(start, stop, COLS):
-        k = load_rows(k_head, k_row, col0, keys, MASKED, s.dim, COLS, s.block_dim)
-        v = load_rows(v_head, v_row, col0, keys, MASKED, s.value_dim, COLS, s.block_value_dim)
-        product = dot(q, tl.trans(k), tl.zeros((ROWS, COLS), s.acc), s)
-        col = (col0 + tl.arange(0, COLS))[None, :]
-        z, slope = scores(product, row, col, batch, head, shift, queries, keys, f, n, s, MASKED)
-        p = tl.exp2(z - lse[:, None])
-        dp = dot(dout, tl.trans(v), tl.zeros((ROWS, COLS), s.acc), s)
-        dp = dropped(dp, first, row0, col0, f, n, s, ROWS, COLS, False)
-        dq = dot(p * (dp - delta[:, None]) * slope, k, dq, s)
-    return dq
+def _backward_queries(q, k, v, out, dout, lse, delta, dq, p, s: tl.constexpr):
+    """dq of one block of queries, and their delta, to which it adds the sum of out * dout."""
+    row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * s.rows
+    head, batch = tl.program_id(1), tl.program_id(2)
+    q_tile = _load(q, batch, head, row0, s.rows, s.dim)
+    g_tile = _load(dout, batch, head, row0, s.rows, s.value_dim)
+    out_tile = _load(out, batch, head, row0, s.rows, s.value_dim)
+    at, exists = _statistics(batch, head, row0, p, s)
+    lse2 = _load_lse(lse, at, exists)
+    delta2 = tl.load(delta + at, mask=exists, other=0.0)
+    delta2 += tl.sum(out_tile.to(s.acc) * g_tile.to(s.acc), 1)
+    tl.store(delta + at, delta2, mask=exists)
+    total = tl.zeros((s.rows, s.dim), s.acc)
+    total = _add_dq(total, q_tile, g_tile, k, v, lse2, delta2, row0, batch, head, p, s, False)
+    total = _add_dq(total, q_tile, g_tile, k, v, lse2, delta2, row0, batch, head, p, s, True)
+    _store(dq, batch, head, row0, total * s.scale)
 
 
 @triton.jit
-def _backward_queries(
-    q, k, v, dout, lse, delta, dq, f, n, s: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
-    head = tl.program_id(1)
-    batch = tl.program_id(2)
-    q_begin, queries, k_begin, keys = sequence(f, n, batch)
-    if row0 >= queries:
-        return
-    shift = shift_of(queries, keys, s)
-    first = statistics_of(n, batch, head) + q_begin
-    k_head = head_of(k, batch, k_begin, head // n.group)
-    v_head = head_of(v, batch, k_begin, head // n.group)
-    q_tile = load_rows(head_of(q, batch, q_begin, head), q.row, row0, queries, True, s.dim, ROWS,
-                       s.block_dim)  # fmt: skip
-    g_tile = load_rows(head_of(dout, batch, q_begin, head), dout.row, row0, queries, True,
-                       s.value_dim, ROWS, s.block_value_dim)  # fmt: skip
-    lse2, delta_rows = _statistics(lse, delta, first, row0, queries, ROWS)
-    total = tl.zeros((ROWS, s.block_dim), s.acc)
-    begin, whole_begin, whole_end, end = seen_keys(row0, row0 + ROWS, shift, queries, keys, n, s,
-                                                   COLS)  # fmt: skip
-    if s.has_left:
-        total = _gradient_of_queries(
-            total, q_tile, g_tile, lse2, delta_rows, k_head, k.row, v_head, v.row, begin,
-            whole_begin, first, row0, batch, head, shift, queries, keys, f, n, s, True, ROWS, COLS,
-        )  # fmt: skip
-    total = _gradient_of_queries(
-        total, q_tile, g_tile, lse2, delta_rows, k_head, k.row, v_head, v.row, whole_begin,
-        whole_end, first, row0, batch, head, shift, queries, keys, f, n, s, False, ROWS, COLS,
-    )  # fmt: skip
-    total = _gradient_of_queries(
-        total, q_tile, g_tile, lse2, delta_rows, k_head, k.row, v_head, v.row, whole_end, end,
-        first, row0, batch, head, shift, queries, keys, f, n, s, True, ROWS, COLS,
-    )  # fmt: skip
-    store_rows(head_of(dq, batch, q_begin, head), dq.row, row0, queries, total * s.scale, s.dim,
-               ROWS, s.block_dim)  # fmt: skip
+def _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, lse, delta, start, stop, col0, batch, head,
+               p, s, MASKED: tl.constexpr):  # fmt: skip
+    """Over queries from `start` to `stop` of one head. Tiles are (keys, queries)."""
+    col = col0 + tl.arange(0, s.cols)[:, None]
+    for row0 in range(start, stop, s.rows):
+        row = row0 + tl.arange(0, s.rows)[None, :]
+        q_tile = _load(q, batch, head, row0, s.rows, s.dim)
+        g_tile = _load(dout, batch, head, row0, s.rows, s.value_dim)
+        at, exists = _statistics(batch, head, row0, p, s)
+        z = _scores(_products(k_tile, q_tile, s), row, col, batch, head, p, s, MASKED)
+        weights = tl.exp2(z - _load_lse(lse, at, exists)[None, :])
+        dv_sum = _add_product(weights, g_tile, dv_sum, s)
+        d = tl.load(delta + at, mask=exists, other=0.0)[None, :]
+        dk_sum = _add_product(weights * (_products(v_tile, g_tile, s) - d), q_tile, dk_sum, s)
+    return dk_sum, dv_sum
 
 
 @triton.jit
-def _gradients_of_keys(
-    dk, dv, k, v, q_head, q_row, g_head, g_row, lse, delta, start, stop, first, col0, batch, head,
-    shift, queries, keys, f, n, s, MASKED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """From queries `start` to `stop` of one head. Tiles are (keys, queries)."""
-    col = (col0 + tl.arange(0, COLS))[:, None]
-    for row0 in range(start, stop, ROWS):
-        q = load_rows(q_head, q_row, row0, queries, MASKED, s.dim, ROWS, s.block_dim)
-        g = load_rows(g_head, g_row, row0, queries, MASKED, s.value_dim, ROWS, s.block_value_dim)
-        lse2, delta_rows = _statistics(lse, delta, first, row0, queries, ROWS)
-        product = dot(k, tl.trans(q), tl.zeros((COLS, ROWS), s.acc), s)
-        row = (row0 + tl.arange(0, ROWS))[None, :]
-        z, slope = scores(product, row, col, batch, head, shift, queries, keys, f, n, s, MASKED)
-        p = tl.exp2(z - lse2[None, :])
-        dv = dot(dropped(p, first, row0, col0, f, n, s, ROWS, COLS, True), g, dv, s)
-        dp = dot(v, tl.trans(g), tl.zeros((COLS, ROWS), s.acc), s)
-        dp = dropped(dp, first, row0, col0, f, n, s, ROWS, COLS, True)
-        dk = dot(p * (dp - delta_rows[None, :]) * slope, q, dk, s)
-    return dk, dv
-
-
-@triton.jit
-def _backward_keys(
-    q, k, v, dout, lse, delta, dk, dv, f, n, s: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    col0 = tl.program_id(0) * COLS
-    kv_head = tl.program_id(1)
-    batch = tl.program_id(2)
-    q_begin, queries, k_begin, keys = sequence(f, n, batch)
-    if col0 >= keys:
-        return
-    shift = shift_of(queries, keys, s)
-    k_tile = load_rows(head_of(k, batch, k_begin, kv_head), k.row, col0, keys, True, s.dim, COLS,
-                       s.block_dim)  # fmt: skip
-    v_tile = load_rows(head_of(v, batch, k_begin, kv_head), v.row, col0, keys, True, s.value_dim,
-                       COLS, s.block_value_dim)  # fmt: skip
-    dk_sum = tl.zeros((COLS, s.block_dim), s.acc)
-    dv_sum = tl.zeros((COLS, s.block_value_dim), s.acc)
-    begin, whole_begin, whole_end, end = seeing_queries(col0, col0 + COLS, shift, queries, keys, n,
-                                                        s, ROWS)  # fmt: skip
-    for head in range(kv_head * n.group, (kv_head + 1) * n.group):
-        first = statistics_of(n, batch, head) + q_begin
-        q_head = head_of(q, batch, q_begin, head)
-        g_head = head_of(dout, batch, q_begin, head)
-        if s.has_right:
-            dk_sum, dv_sum = _gradients_of_keys(
-                dk_sum, dv_sum, k_tile, v_tile, q_head, q.row, g_head, dout.row, lse, delta, begin,
-                whole_begin, first, col0, batch, head, shift, queries, keys, f, n, s, True, ROWS,
-                COLS,
-            )  # fmt: skip
-        dk_sum, dv_sum = _gradients_of_keys(
-            dk_sum, dv_sum, k_tile, v_tile, q_head, q.row, g_head, dout.row, lse, delta,
-            whole_begin, whole_end, first, col0, batch, head, shift, queries, keys, f, n, s, False,
-            ROWS, COLS,
-        )  # fmt: skip
-        dk_sum, dv_sum = _gradients_of_keys(
-            dk_sum, dv_sum, k_tile, v_tile, q_head, q.row, g_head, dout.row, lse, delta, whole_end,
-            end, first, col0, batch, head, shift, queries, keys, f, n, s, True, ROWS, COLS,
-        )  # fmt: skip
-    store_rows(head_of(dk, batch, k_begin, kv_head), dk.row, col0, keys, dk_sum * s.scale, s.dim,
-               COLS, s.block_dim)  # fmt: skip
-    store_rows(head_of(dv, batch, k_begin, kv_head), dv.row, col0, keys, dv_sum, s.value_dim, COLS,
-               s.block_value_dim)  # fmt: skip
-
-
-@triton.jit
-def _backward_bias(
-    q, k, v, dout, lse, delta, dbias, map_heads, batches, heads, f, n, s: tl.constexpr,
-    ROWS_SHARE: tl.constexpr, COLS_SHARE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """One tile of dbias: the sum over `batches` and `heads`, and over the rows or columns."""
-    map_batch = tl.program_id(2) // map_heads
-    map_head = tl.program_id(2) % map_heads
-    queries, keys = n.queries, n.keys
-    shift = shift_of(queries, keys, s)
-    row_begin = tl.program_id(0) * ROWS
-    row_end = queries if ROWS_SHARE else row_begin + ROWS
-    col_begin = tl.program_id(1) * COLS
-    col_end = keys if COLS_SHARE else col_begin + COLS
-    total = tl.zeros((ROWS, COLS), s.acc)
-    for item in range(batches * heads):
-        batch = map_batch + item // heads
-        head = map_head + item % heads
-        first = statistics_of(n, batch, head)
-        q_head = head_of(q, batch, 0, head)
-        g_head = head_of(dout, batch, 0, head)
-        k_head = head_of(k, batch, 0, head // n.group)
-        v_head = head_of(v, batch, 0, head // n.group)
-        for row0 in range(row_begin, row_end, ROWS):
-            row = (row0 + tl.arange(0, ROWS))[:, None]
-            q_tile = load_rows(q_head, q.row, row0, queries, True, s.dim, ROWS, s.block_dim)
-            g_tile = load_rows(g_head, dout.row, row0, queries, True, s.value_dim, ROWS,
-                               s.block_value_dim)  # fmt: skip
-            lse2, delta_rows = _statistics(lse, delta, first, row0, queries, ROWS)
-            for col0 in range(col_begin, col_end, COLS):
-                k_tile = load_rows(k_head, k.row, col0, keys, True, s.dim, COLS, s.block_dim)
-                v_tile = load_rows(v_head, v.row, col0, keys, True, s.value_dim, COLS,
-                                   s.block_value_dim)  # fmt: skip
-                col = (col0 + tl.arange(0, COLS))[None, :]
-                product = dot(q_tile, tl.trans(k_tile), tl.zeros((ROWS, COLS), s.acc), s)
-                z, _ = scores(product, row, col, batch, head, shift, queries, keys, f, n, s, True)
-                dp = dot(g_tile, tl.trans(v_tile), tl.zeros((ROWS, COLS), s.acc), s)
-                dp = dropped(dp, first, row0, col0, f, n, s, ROWS, COLS, False)
-                total += tl.exp2(z - lse2[:, None]) * (dp - delta_rows[:, None])
-    base = dbias.data + tl.cast(map_batch, tl.int64) * dbias.batch + map_head * dbias.head
-    row = row_begin + tl.arange(0, ROWS)
-    col = col_begin + tl.arange(0, COLS)
-    if ROWS_SHARE:
-        tl.store(base + col, tl.sum(total, 0), mask=col < keys)
-    elif COLS_SHARE:
-        tl.store(base + row, tl.sum(total, 1), mask=row < queries)
-    else:
-        address = base + row.to(tl.int64)[:, None] * dbias.row + col[None, :]
-        tl.store(address, total, mask=(row < queries)[:, None] & (col < keys)[None, :])
+def _backward_keys(q, k, v, dout, lse, delta, dk, dv, p, s: tl.constexpr):
+    """dk and dv of one block of keys."""
+    col0, kv_head, batch = tl.program_id(0) * s.cols, tl.program_id(1), tl.program_id(2)
+    k_tile = _load(k, batch, kv_head, col0, s.cols, s.dim)
+    v_tile = _load(v, batch, kv_head, col0, s.cols, s.value_dim)
+    dk_sum = tl.zeros((s.cols, s.dim), s.acc)
+    dv_sum = tl.zeros((s.cols, s.value_dim), s.acc)
+    begin, whole = 0, 0  # the blocks of queries that see some, and all, of the keys
+    if s.causal:
+        diagonal = col0 - p.shift
+        begin = tl.minimum(tl.maximum(diagonal, 0), p.queries) // s.rows * s.rows
+        whole = tl.cdiv(tl.minimum(tl.maximum(diagonal + s.cols - 1, 0), p.queries), s.rows)
+        whole *= s.rows
+    for head in range(kv_head * p.group, (kv_head + 1) * p.group):
+        dk_sum, dv_sum = _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, lse, delta, begin,
+                                    whole, col0, batch, head, p, s, True)  # fmt: skip
+        dk_sum, dv_sum = _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, lse, delta, whole,
+                                    p.queries, col0, batch, head, p, s, False)  # fmt: skip
+    _store(dk, batch, kv_head, col0, dk_sum * s.scale)
+    _store(dv, batch, kv_head, col0, dv_sum)
 
 
 # ---- launches -----------------------------------------------------------------------------------
@@ -353,7 +302,6 @@ KEYS = {64: Tile(64, 64, 4, 2), 128: Tile(32, 128, 8, 2), 256: Tile(32, 32, 4, 1
 FEATURED = {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}
 # float32 has no tensor cores: small tiles stay in registers.
 WIDE = {64: Tile(32, 32, 8, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 4, 1)}
-_DELTA = {dim: Tile(32, 32, 4, 1) for dim in (64, 128, 256)}
 _LEAST_DIM = 16  # of a product
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DTYPES = {
@@ -362,213 +310,79 @@ _DTYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.float32 if _INTERPRETED else tl.bfloat16,  # its matmul knows no bfloat16
 }
-_UNBOUNDED = 2**30  # further than any key
 
 
-def _rows(x: Tensor) -> Rows:
-    batch = x.stride(0) if x.dim() == 4 else 0
-    return Rows(x, batch, x.stride(-3), x.stride(-2))
+def _heads(x: Tensor) -> Heads:
+    return Heads(x, x.stride(0), x.stride(1), x.stride(2), x.shape[1], x.shape[3])
 
 
-def _readable(x: Tensor) -> Rows:
-    return _rows(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous())
+def _readable(x: Tensor) -> Heads:
+    x = x.resolve_neg()  # a kernel sees the sign in memory alone
+    return _heads(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous())
 
 
-def _empty(like: Tensor, dim: int) -> Tensor:
-    """In the order of `like`; zeros where rows may belong to no sequence."""
-    shape = (*like.shape[:-1], dim)
-    return like.new_zeros(shape) if like.dim() == 3 else empty_heads(like, *shape)
+def _map(x: Tensor | None, shape: tuple[int, ...]) -> ScoreMap | None:
+    if x is None:
+        return None
+    x = (x.view(torch.uint8) if x.dtype is torch.bool else x.resolve_neg()).expand(shape)
+    return ScoreMap(x, *x.stride())
 
 
-class _Problem:
-    """Checked arguments as the kernels take them."""
-
-    def __init__(self, inputs: Inputs, options: Options) -> None:
-        q, k, v = inputs.q, inputs.k, inputs.v
-        self.inputs = inputs
-        self.q, self.k, self.v = map(_readable, (q, k, v))
-        varlen = inputs.cu_seqlens_q is not None
-        queries, heads = q.shape[-3:-1]
-        keys, kv_heads = k.shape[-3:-1]
-        left, right = (min(size, _UNBOUNDED) for size in options[1:3])
-        self.batch, self.queries, self.keys = q.shape[0], queries, keys
-        if varlen:
-            self.batch, self.queries, self.keys = self._longest()
-        self.sizes = Sizes(
-            queries, keys, heads, heads // kv_heads, 0 if varlen else heads * queries,
-            -(-keys // 8), left, right,
-        )  # fmt: skip
-        self.features = self._features()
-        self.statics = self._statics(options)
-
-    def _longest(self) -> tuple[int, int, int]:
-        """The number of sequences, and the most queries and keys of one."""
-        q_at, k_at = self.inputs.cu_seqlens_q, self.inputs.cu_seqlens_k
-        assert q_at is not None
-        assert k_at is not None
-        sequences = q_at.numel() - 1
-        if sequences == 0:
-            return 0, 0, 0
-        most = torch.stack([q_at.diff().max(), k_at.diff().max()]).tolist()
-        return sequences, most[0], most[1]
-
-    def _map(self, x: Tensor | None) -> ScoreMap | None:
-        if x is None:
-            return None
-        q = self.inputs.q
-        x = x.view(torch.uint8) if x.dtype is torch.bool else x
-        x = x.expand(q.shape[0], q.shape[2], q.shape[1], self.inputs.k.shape[1])
-        return ScoreMap(x, *x.stride())
-
-    def _features(self) -> Features:
-        inputs, slopes = self.inputs, self.inputs.alibi_slopes
-        if slopes is not None:
-            slopes = slopes.expand(self.batch, inputs.q.shape[-2])
-        return Features(
-            self._map(inputs.bias),
-            self._map(inputs.mask),
-            None if slopes is None else HeadNumbers(slopes, *slopes.stride()),
-            None if inputs.sinks is None else inputs.sinks.contiguous(),
-            None if inputs.seed is None else inputs.seed.to(inputs.q.device),
-            inputs.cu_seqlens_q,
-            inputs.cu_seqlens_k,
-        )
-
-    def _statics(self, options: Options) -> Statics:
-        q, v = self.inputs.q, self.inputs.v
-        below = _philox.threshold(options.dropout)
-        wide = q.dtype is torch.float64
-        fast = q.is_cuda and torch.backends.cuda.matmul.allow_tf32
-        values = (
-            options.scale, options.softcap, below,
-            _philox.scale(options.dropout),
-            options.window_left >= 0, options.window_right >= 0, not options.top_left,
-            q.shape[-1], v.shape[-1],
-            max(triton.next_power_of_2(q.shape[-1]), _LEAST_DIM),
-            max(triton.next_power_of_2(v.shape[-1]), _LEAST_DIM),
-            _DTYPES[q.dtype], tl.float64 if wide else tl.float32,
-            "tf32" if fast and q.dtype is torch.float32 else "ieee", 12 if wide else 6,
-        )  # fmt: skip
-        return Statics(*map(tl.constexpr, values))
-
-    def launch(
-        self, kernel: Any, table: dict[int, Tile], over: str, heads: int, *arguments: Any
-    ) -> None:
-        """A program for each block of `over`, and for each head and sequence."""
-        tile = self.tile(table)
-        block = tile.rows if over == "queries" else tile.cols
-        blocks = triton.cdiv(getattr(self, over), block)
-        self.start(kernel, tile, (blocks, heads, self.batch), *arguments)
-
-    def tile(self, table: dict[int, Tile]) -> Tile:
-        dim = max(self.statics.block_dim.value, self.statics.block_value_dim.value, 64)
-        if self.inputs.q.dtype.itemsize > 2:
-            return WIDE[dim]
-        featured = self.features.bias or self.features.mask or self.features.seed is not None
-        return (FEATURED if featured or self.statics.softcap.value else table)[dim]
-
-    def start(
-        self, kernel: Any, tile: Tile, grid: tuple[int, int, int], *arguments: Any, **more: Any
-    ) -> None:
-        if not all(grid):
-            return
-        with torch.cuda.device_of(self.inputs.q):
-            kernel[grid](
-                *arguments, self.features, self.sizes, self.statics, ROWS=tile.rows,
-                COLS=tile.cols, num_warps=tile.warps, num_stages=tile.stages, **more,
-            )  # fmt: skip
-
-
-def _gradient_of_bias(problem: _Problem, arguments: tuple[Any, ...], like: Tensor) -> Tensor:
-    """Of sums over batches and heads where bias varies with query and key, else over one of these.
-
-    That is never more memory than bias has, or than grows with the length. PyTorch adds the rest.
-    """
-    bias = problem.inputs.bias
-    assert bias is not None
-    shape = _formula.bias_shape(bias)
-    sizes = problem.sizes
-    cols_share = shape[3] == 1 and problem.keys > 1
-    rows_share = shape[2] == 1 and problem.queries > 1 and not cols_share
-    full = not (cols_share or rows_share)
-    batches = shape[0] if full else problem.batch
-    heads = shape[1] if full else sizes.heads
-    sums = like.new_empty(
-        batches, heads, 1 if rows_share else problem.queries, 1 if cols_share else problem.keys
-    )
-    tile = problem.tile(FEATURED)
-    grid = (
-        triton.cdiv(sums.shape[2], tile.rows), triton.cdiv(sums.shape[3], tile.cols),
-        batches * heads,
+def _launch(
+    kernel: Any, table: dict[int, Tile], inputs: Inputs, options: Options, *arguments: Any
+) -> None:
+    """A program for each block of a head's keys, where the kernel owns these, or of its queries."""
+    q, bias, mask = inputs.q, inputs.bias, inputs.mask
+    (batch, queries, heads, dim), (_, keys, kv_heads, value_dim) = q.shape, inputs.v.shape
+    score_shape = (batch, heads, queries, keys)
+    shift = 0 if options.top_left else keys - queries
+    problem = Problem(_map(bias, score_shape), _map(mask, score_shape), queries, keys, heads,
+                      heads // kv_heads, shift)  # fmt: skip
+    dims = [max(triton.next_power_of_2(d), _LEAST_DIM) for d in (dim, value_dim)]
+    table = table if bias is None and mask is None else FEATURED
+    tile = (WIDE if q.dtype.itemsize > 2 else table)[max(*dims, 64)]
+    tf32 = q.dtype is torch.float32 and q.is_cuda and torch.backends.cuda.matmul.allow_tf32
+    statics = (
+        tile.rows, tile.cols, *dims, options.scale, options.window_right == 0, _DTYPES[q.dtype],
+        tl.float64 if q.dtype is torch.float64 else tl.float32, "tf32" if tf32 else "ieee",
     )  # fmt: skip
-    problem.start(
-        _backward_bias, tile, grid, *arguments, ScoreMap(sums, *sums.stride()), heads,
-        problem.batch // batches, sizes.heads // heads, ROWS_SHARE=rows_share,
-        COLS_SHARE=cols_share,
-    )  # fmt: skip
-    return sums.sum_to_size(shape)
+    of_keys = kernel is _backward_keys
+    blocks = triton.cdiv(keys, tile.cols) if of_keys else triton.cdiv(queries, tile.rows)
+    with torch.cuda.device_of(q):
+        kernel[blocks, kv_heads if of_keys else heads, batch](
+            *arguments, problem, Statics(*map(tl.constexpr, statics)), num_warps=tile.warps,
+            num_stages=tile.stages,
+        )  # fmt: skip
 
 
-def _gradient_of_sinks(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    dead = lse == -torch.inf
-    power = (sinks.unsqueeze(-1) - lse.masked_fill(dead, 0.0)).exp().masked_fill(dead, 0.0)
-    by_head = -(power * delta).sum(-1)
-    return by_head.sum(0) if by_head.dim() == 2 else by_head
-
-
-def _check(q: Tensor) -> None:
-    if q.dtype is torch.float64 and not _INTERPRETED:
-        raise ArgumentTypeError(
-            "attention: q is float64, expected float32, float16 or bfloat16 (Triton compiles no"
-            " product of float64)"
-        )
-
-
-def _resolved(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """With the sign of lazily negated tensors in memory, where alone a kernel sees it."""
-    return tuple(x.resolve_neg() if isinstance(x, Tensor) else x for x in arguments)
+def attention_inference(*arguments: Any) -> tuple[Tensor, Tensor]:
+    inputs, options, _ = _formula.split(arguments)
+    q, k, v = inputs[:3]
+    refuse_in_triton(inputs, options, _INTERPRETED)
+    if not (q.numel() and k.numel()):
+        return _formula.forward(*arguments)
+    out = empty_heads(q, *q.shape[:-1], v.shape[-1])
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=accumulate_dtype(q))
+    _launch(_forward, FORWARD, inputs, options, *map(_readable, (q, k, v)), _heads(out), lse)
+    return out, lse
 
 
 def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    arguments = _resolved(arguments)
-    inputs, options, _ = _formula.split(arguments)
-    _check(inputs.q)
-    if not (inputs.q.numel() and inputs.k.numel()):
-        return _formula.forward(*arguments)
-    problem = _Problem(inputs, options)
-    q, heads = inputs.q, problem.sizes.heads
-    out = _empty(q, inputs.v.shape[-1])
-    lse = q.new_full((*q.shape[:-3], heads, q.shape[-3]), -torch.inf, dtype=accumulate_dtype(q))
-    problem.launch(
-        _forward, FORWARD, "queries", heads, problem.q, problem.k, problem.v, _rows(out), lse
-    )
-    return out, lse
+    """Of a call that is differentiated."""
+    refuse_learned_bias(_formula.split(arguments)[0].bias)
+    return attention_inference(*arguments)
 
 
 def attention_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dout, dlse, out, lse, *rest = _resolved((dout, dlse, out, lse, *arguments))
-    arguments = tuple(rest)
-    inputs, options, (_, need_dbias, need_dsinks) = _formula.split(arguments)
+    inputs, options, _ = _formula.split(arguments)
     if not (inputs.q.numel() and inputs.k.numel()):
         return _formula.backward(dout, dlse, out, lse, *arguments)
-    problem = _Problem(inputs, options)
-    sizes = problem.sizes
-    g = _readable(dout)
-    dlse = None if dlse is None else dlse.contiguous()
+    q, k, v, o, g = map(_readable, (*inputs[:3], out, dout))
     lse = lse.contiguous()
-    delta = torch.zeros_like(lse)
-    problem.launch(_delta, _DELTA, "queries", sizes.heads, _readable(out), g, dlse, delta)
-    shared = (problem.q, problem.k, problem.v, g, lse, delta)
-    dq, dk, dv = (_empty(x, x.shape[-1]) for x in inputs[:3])
-    problem.launch(_backward_queries, QUERIES, "queries", sizes.heads, *shared, _rows(dq))
-    kv_heads = sizes.heads // sizes.group
-    problem.launch(_backward_keys, KEYS, "keys", kv_heads, *shared, _rows(dk), _rows(dv))
-    dbias = dsinks = inputs.q.new_empty(0)
-    if need_dbias:
-        dbias = _gradient_of_bias(problem, shared, lse)
-    if need_dsinks:
-        assert inputs.sinks is not None
-        dsinks = _gradient_of_sinks(inputs.sinks.to(lse.dtype), lse, delta)
-    return dq, dk, dv, dbias, dsinks
+    delta = torch.zeros_like(lse) if dlse is None else (-dlse).contiguous()
+    dq, dk, dv = (empty_heads(x, *x.shape) for x in inputs[:3])
+    _launch(_backward_queries, QUERIES, inputs, options, q, k, v, o, g, lse, delta, _heads(dq))
+    _launch(_backward_keys, KEYS, inputs, options, q, k, v, g, lse, delta, _heads(dk), _heads(dv))
+    return dq, dk, dv, lse.new_empty(0), lse.new_empty(0)
