@@ -28,6 +28,7 @@ _PACKAGES = (
     "fa3_fwd",
     "flash-attn-3",
     "flash-attn-4",
+    "torch-geometric",
     "transformers",
 )
 _FALLBACK_L2_BYTES = 64 << 20
