@@ -121,6 +121,20 @@ def add_branch(
     return total, normed
 
 
+# What the argument of keys and values is called; Transformers 5.24 has renamed it.
+CACHE = next(
+    name
+    for name in inspect.signature(GPT2Model.forward).parameters
+    if name in ("cache", "past_key_values")
+)
+
+
+def given_cache(cache: Any, options: dict[str, Any]) -> Any:
+    """By either name; the old one is taken out of ``options``."""
+    old = options.pop("past_key_values", None)
+    return old if cache is None else cache
+
+
 class Block(GPT2Block):
     """Two branches, each from a norm to the sum with the residual and the norm behind it."""
 
@@ -138,6 +152,7 @@ class Block(GPT2Block):
     ) -> Any:
         """With ``normed``, which is ``ln_1(hidden_states)``, the block begins behind its norm; with
         ``next_norm`` it ends behind that, and returns the pair of sum and norm."""
+        cache = given_cache(cache, options)
         if encoder_hidden_states is not None:
             return super().forward(
                 hidden_states, cache, attention_mask, encoder_hidden_states,
@@ -190,14 +205,6 @@ def put_in_blocks(model: Any) -> None:
 # ---- everything ---------------------------------------------------------------------------------
 
 
-# What the argument of keys and values is called; Transformers 5.24 has renamed it.
-CACHE = next(
-    name
-    for name in inspect.signature(GPT2Model.forward).parameters
-    if name in ("cache", "past_key_values")
-)
-
-
 def forward(
     self: Any,
     input_ids: Any = None,
@@ -212,7 +219,7 @@ def forward(
     **options: Any,
 ) -> Any:
     """``GPT2Model.forward`` where each block brings along the norm of what comes behind it."""
-    cache = options.pop("past_key_values", cache)
+    cache = given_cache(cache, options)
     others = (token_type_ids, inputs_embeds, encoder_hidden_states, encoder_attention_mask)
     is_plain = input_ids is not None and input_ids.dim() == 2
     if not is_plain or any(x is not None for x in others) or _has_wishes(self, options):

@@ -20,11 +20,9 @@ Pointwise gate_of(std::int64_t number) {
   return {};
 }
 
-// The second half of the lines of a matrix, or of the columns of rows; the first is left in `both`.
+// The second half along a dimension; the first is left in `both`.
 TensorView split(TensorView& both, int dimension) {
   const std::int64_t count = both.sizes[dimension];
-  check_value(count % 2 == 0, kName, ": weight has ", count,
-              " rows, expected an even number (those of gate, then of up)");
   both.sizes[dimension] = count / 2;
   TensorView second = both;
   second.data =
@@ -59,6 +57,22 @@ struct Forward {
     return like;
   }
 
+  static void split_all(Arguments& a) {
+    check_value(!a.up_bias.defined(), kName,
+                ": up_bias is present, expected none (bias is of gate and up)");
+    if (a.x.rank == 0 || a.weight.rank == 0) return;  // found with all else
+    const std::int64_t lines = a.weight.sizes[0];
+    check_value(lines % 2 == 0, kName, ": weight has ", lines,
+                " rows, expected an even number (those of gate, then of up)");
+    a.up_weight = split(a.weight, 0);
+    if (a.bias.defined()) {
+      check_value(a.bias.rank == 1 && a.bias.sizes[0] == lines, kName, ": bias has shape ",
+                  shape_of(a.bias), ", expected (", lines, ",) (the rows of weight)");
+      a.up_bias = split(a.bias, 0);
+    }
+    if (a.keep) a.up = split(a.gate, a.gate.rank - 1);
+  }
+
   static auto run(const Context& context, Arguments& a) {
     a.activation = gate_of(a.number);
     const bool in_one = !a.up_weight.defined();
@@ -66,11 +80,7 @@ struct Forward {
     const TensorView kept = with_columns(a.x, lines);
     const Tensor gate = result_if(a.keep, a.gate, kept, a.x);
     const Tensor up = result_if(a.keep && !in_one, a.up, kept, a.x);
-    if (in_one && a.weight.rank > 0) {
-      a.up_weight = split(a.weight, 0);
-      if (a.bias.defined() && a.bias.rank > 0) a.up_bias = split(a.bias, 0);
-      if (a.keep) a.up = split(a.gate, a.gate.rank - 1);
-    }
+    if (in_one) split_all(a);
     auto y = result(a.y, new_rows_like, with_columns(a.x, in_one ? lines / 2 : lines));
     gated_linear_forward(context, a);
     return std::tuple_cat(y, std::tuple(gate, up));

@@ -130,25 +130,5 @@ TEST_P(FewRowsOp, match_the_reference_whatever_the_others) {
   }
 }
 
-TEST_P(FewRowsOp, gradient_at_an_activation) {
-  constexpr std::int64_t kRows = 5, kTerms = 64, kCols = 96;
-  const TestTensor dy(backend(), dtype(), kRows, kTerms, random_normal(kRows * kTerms, dtype()));
-  const TestTensor weight(backend(), dtype(), kTerms, kCols,
-                          random_normal(kTerms * kCols, dtype()));
-  const TestTensor z(backend(), dtype(), kRows, kCols, random_normal(kRows * kCols, dtype()));
-  TestTensor dz(backend(), dtype(), kRows, kCols), h(backend(), dtype(), kRows, kCols);
-  TestTensor alone(backend(), dtype(), kRows, kCols);
-  linear_dact(backend().context(), {.dy = dy.view(),
-                                    .weight = weight.view(),
-                                    .z = z.view(),
-                                    .activation = Pointwise::kGeluTanh,
-                                    .dz = dz.view(),
-                                    .h = h.view()});
-  pointwise_forward(backend().context(),
-                    {.op = Pointwise::kGeluTanh, .x = z.view(), .y = alone.view()});
-  EXPECT_EQ(h.values(), alone.values());
-  EXPECT_TRUE(dz.surroundings_intact());
-}
-
 }  // namespace
 }  // namespace transformer_kernels::testing

@@ -138,7 +138,8 @@ TEST_P(LinearOp, activates_the_rounded_sum) {
 
 // From a product and the activation for themselves.
 TEST_P(LinearOp, gradient_at_an_activation) {
-  for (const auto& [rows, terms, cols] : {std::array{100, 30, 70}, std::array{136, 72, 200}}) {
+  for (const auto& [rows, terms, cols] : {std::array{100, 30, 70}, std::array{136, 72, 200},
+                                          std::array{5, 64, 96}, std::array{16, 72, 200}}) {
     const Values dy_values = random_normal(rows * terms, dtype());
     const TestTensor dy(backend(), dtype(), rows, terms, dy_values);
     const TestTensor z(backend(), dtype(), rows, cols, random_normal(rows * cols, dtype()));

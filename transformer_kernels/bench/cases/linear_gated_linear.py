@@ -94,7 +94,7 @@ def _op(
         inputs=operands,
         parameters=(),
         outputs=("y",),
-        backward_reads=("dy", "x", "weight"),
+        backward_reads=("dy", *operands),
         reference=torchs,
         save=partial(_scaled, operands[1:]),
         functions=functions,

@@ -14,8 +14,8 @@ from ..._torch import any_autocast, is_traced
 from .._declare import Op
 from .._dtype import under_autocast
 from .._kinds import PLAIN_CLASSES
-from ._choice import refusal
-from ._mlp_ops import check_level
+from ._choice import leaves_processors_idle, refusal
+from ._mlp_ops import GATED_MLP, check_level
 
 
 def as_level(op: str, recompute: Any) -> int:
@@ -28,10 +28,11 @@ def call_as_one(
     op: Op, title: str, tensors: tuple[Tensor | None, ...], activation: int, level: int,
     backend: str,
 ) -> Tensor | None:  # fmt: skip
-    """The result; None where each layer is called for itself: no gradient is asked for (and the
-    kernels have nothing to fuse), a graph of torch.jit.trace is made, a tensor is of a kind that
-    decides itself what a layer does, or one is missing, which the layer says."""
+    """The result; None where each layer is called for itself: no gradient is asked for (but where a
+    gate is one kernel), a graph of torch.jit.trace is made, a tensor is of a kind that decides
+    itself what a layer does, or one is missing, which the layer says."""
     x, weight, *_, down_weight, _ = tensors
+    up_weight = tensors[2] if op is GATED_MLP else None
     if x is None or weight is None:
         return None
     if backend == "fpga" or is_traced():
@@ -39,7 +40,7 @@ def call_as_one(
     has_gradients = torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in tensors
     )
-    if not has_gradients and not (isinstance(x, Tensor) and x.is_cuda):
+    if not has_gradients and not (op is GATED_MLP and isinstance(x, Tensor) and x.is_cuda):
         return None
     if any(t is not None and type(t) not in PLAIN_CLASSES for t in tensors):
         log_dispatch(
@@ -50,10 +51,10 @@ def call_as_one(
     if any_autocast():
         tensors = under_autocast(x.device.type, *tensors)
     packed = backend != "auto" or refusal(
-        title, x, weight, down_weight, activated=True
+        title, x, weight, down_weight, up_weight, activated=True
     ) is None  # fmt: skip
     if not has_gradients:
-        if not packed:
+        if not packed or (down_weight is not None and leaves_processors_idle(x, down_weight)):
             return None
         level = 2
     if down_weight is not None and not down_weight.requires_grad:

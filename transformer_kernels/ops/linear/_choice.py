@@ -92,7 +92,7 @@ def _is_filled(rows: int, cols: int, processors: int) -> bool:
     return max(share(*tile) for tile in _TILES) >= _LEAST_SHARE
 
 
-def _leaves_processors_idle(x: Tensor, weight: Tensor) -> bool:
+def leaves_processors_idle(x: Tensor, weight: Tensor) -> bool:
     rows, processors = _rows(x), _processors(x.device.index)
     if not _is_filled(rows, weight.shape[0], processors):
         return True
@@ -158,14 +158,11 @@ _ON_CPU = (Refusal(lambda *_: torch.is_autocast_enabled("cpu"), "autocast is on"
 
 # Where it was measured to be slower, on the machines of the decisions.
 _FEW_ROWS_ON_CUDA = (
-    Refusal(
-        lambda x, weight: torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad),
-        "of few rows only the forward pass was measured",
-    ),
+    Refusal(lambda *_: True, "of few rows on CUDA ours has not been timed against it"),
 )
 _SLOWER_ON_HOPPER = (
     Refusal(lambda x, _: _rows(x) < _FEWEST_ROWS_ON_HOPPER, "there are few rows"),
-    Refusal(_leaves_processors_idle, "tiles of the result would leave processors idle"),
+    Refusal(leaves_processors_idle, "tiles of the result would leave processors idle"),
 )
 _FEW_ROWS = (
     Refusal(lambda _, weight: weight.numel() < _FEWEST_NUMBERS, "the weight is small"),
@@ -197,15 +194,21 @@ _MORE_ROWS = (
 
 
 def why_not(
-    x: Tensor, weight: Tensor, down_weight: Tensor | None = None, *, activated: bool = False
+    x: Tensor,
+    weight: Tensor,
+    down_weight: Tensor | None = None,
+    up_weight: Tensor | None = None,
+    *,
+    activated: bool = False,
 ) -> str | None:
     """Why PyTorch's product alone can run."""
     reason = first_reason(_ANY_DEVICE, x, weight)
     if reason is None:
         reason = first_reason(_ON_CUDA if x.is_cuda else _ON_CPU, x, weight)
     if reason is None and x.is_cuda:
-        if down_weight is not None and _is_uneven(down_weight):
-            return "rows of down_weight are not 16-byte aligned"
+        for name, other in (("down_weight", down_weight), ("up_weight", up_weight)):
+            if other is not None and _is_uneven(other):
+                return f"rows of {name} are not 16-byte aligned"
         if activated and _has_uneven_features(weight):
             return "features are no multiple of 8"
     return reason
@@ -264,6 +267,7 @@ def refusal(
     x: Tensor,
     weight: Tensor,
     down_weight: Tensor | None = None,
+    up_weight: Tensor | None = None,
     *,
     activated: bool = False,
     by_rules: bool = False,
@@ -272,10 +276,11 @@ def refusal(
 
     Args:
         down_weight: of a layer behind.
+        up_weight: of the layer that ``weight`` is the gate of.
         activated: whether an activation is part of the product.
         by_rules: whether what was timed is left aside, since products of other sizes will run.
     """
-    reason = why_not(x, weight, down_weight, activated=activated)
+    reason = why_not(x, weight, down_weight, up_weight, activated=activated)
     if reason is None and _tuned.forced() is not None:
         return None if _tuned.forced() == "ours" else "it is being timed"
     if reason is None:

@@ -59,7 +59,7 @@ _TORCHS = Products(
 )
 
 
-_ON_HOPPER = _TORCHS._replace(linear=_packed)
+_ON_CUDA = _TORCHS._replace(linear=_packed)
 
 
 class Fused(NamedTuple):
@@ -94,9 +94,8 @@ class Kernels(NamedTuple):
     backward: Callable[..., Tensors]
     products: Products
     fused: Fused | None = None
-    gated: Callable[..., Tensors] | None = (
-        None  # both products and the gate, of x and their operands
-    )
+    # (rows, weights, biases, keep) -> h, and what both weights give, all in one kernel
+    gated: Callable[..., Tensors] | None = None
 
 
 _PLAIN = [(direct(op.raw.forward), direct(op.raw.backward)) for op in PLAIN.values()]
@@ -121,7 +120,7 @@ def _gated_kernels(x: Tensor, activation: int, packed: bool) -> Kernels:
 
 
 def _kernels(x: Tensor, table: list[tuple[Any, Any]], activation: int, packed: bool) -> Kernels:
-    ours = _ON_HOPPER if x.is_cuda else _OURS
+    ours = _ON_CUDA if x.is_cuda else _OURS
     return Kernels(*table[activation], ours if packed else _TORCHS)
 
 

@@ -18,10 +18,9 @@ from ..._errors import ArgumentValueError
 from .._declare import declare
 from .._declare_arguments import Flag, Given, Integer, Result, Rows, Table
 from ..pointwise._ops import GATED, PLAIN
-from . import _formula, _mlp
+from . import _formula, _mlp, _ops
 from ._arguments import Bias, Down, check_activation, empty_like_weight, hidden_features
 
-_gated_formulas = [op.formula for op in GATED.values()]
 _WITH_DOWN = (Down("down_weight"), Bias("down_bias", table="down_weight"))
 _CHOICES = (Integer("activation"), Integer("recompute"), Flag("packed"))
 
@@ -45,9 +44,8 @@ def _gated_mlp_formula(
     up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
     recompute: int, packed: bool,  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
-    gate = _formula.linear(x, weight, None)
-    up = None if up_weight is None else _formula.linear(x, up_weight, None)
-    return _down(_gated_formulas[activation](gate, up, bias, up_bias), down_weight, down_bias)
+    h, _, _ = _ops.gated_linear(x, weight, up_weight, bias, up_bias, activation, keep=False)
+    return _down(h, down_weight, down_bias)
 
 
 # ---- results ------------------------------------------------------------------------------------

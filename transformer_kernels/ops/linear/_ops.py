@@ -82,16 +82,16 @@ LINEAR_DACT = raw_op(
 )
 
 
-_gated_formulas = [op.formula for op in GATED.values()]
+GATED_FORMULAS = [op.formula for op in GATED.values()]
 
 
-def _gated_reference(
+def gated_linear(
     x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
     up_bias: Tensor | None, activation: int, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     gate = _formula.linear(x, weight, None)
     up = None if up_weight is None else _formula.linear(x, up_weight, None)
-    y: Tensor = _gated_formulas[activation](gate, up, bias, up_bias)
+    y: Tensor = GATED_FORMULAS[activation](gate, up, bias, up_bias)
     none = x.new_empty(0)
     return y, gate if keep else none, none if up is None or not keep else up
 
@@ -111,6 +111,6 @@ def _fake_gated(
 GATED_LINEAR = raw_op(
     "gated_linear_forward(Tensor x, Tensor weight, Tensor? up_weight, Tensor? bias,"
     " Tensor? up_bias, int activation, bool keep) -> (Tensor y, Tensor gate, Tensor up)",
-    reference=_gated_reference,
+    reference=gated_linear,
     fake=_fake_gated,
 )

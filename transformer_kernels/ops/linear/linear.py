@@ -122,6 +122,12 @@ def linear_act(
     return cast(Tensor, _act_call(*_as_multiplied(input, weight, bias), number, backend))
 
 
+def _is_one_on_cuda(x: Any, bias: Any, up_bias: Any) -> bool:
+    """Whether gate and up may be one kernel, whose biases are of one dtype."""
+    pair = [b.dtype for b in (bias, up_bias) if isinstance(b, Tensor)]
+    return isinstance(x, Tensor) and x.is_cuda and len(set(pair)) < 2
+
+
 @overridable
 def gated_linear(
     input: Tensor,  # noqa: A002
@@ -151,7 +157,11 @@ def gated_linear(
     """
     gated = chosen("gated_linear", activation, GATED)
     level = as_level("gated_linear", recompute)
-    if level == 2 or (isinstance(input, Tensor) and input.is_cuda):
+    if up_weight is None and up_bias is not None:
+        raise ArgumentValueError(
+            "gated_linear: up_bias is present, expected none (bias is of gate and up)"
+        )
+    if level == 2 or _is_one_on_cuda(input, bias, up_bias):
         tensors = (input, weight, up_weight, bias, up_bias, None, None)
         number = GATED_NUMBERS[activation]
         y = call_as_one(GATED_MLP, "gated_linear", tensors, number, level, backend)

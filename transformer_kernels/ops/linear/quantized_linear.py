@@ -21,6 +21,7 @@ from .._public import overridable
 from ._arguments import SCALES
 from ._choice import has_few_rows, refusal, why_not_few_rows_on_cuda
 from ._quantized import QUANTIZED_LINEAR, DequantizedLinear, dequantized
+from ._quantized import quantized_linear as formula
 
 _call = QUANTIZED_LINEAR.call
 
@@ -152,9 +153,11 @@ def quantized_linear(
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
     """
-    if backend == "auto" and is_eager() and isinstance(input, Tensor):
-        reason = _why_formula(input, packed)
-        if reason is not None:
+    if backend == "auto" and isinstance(input, Tensor):
+        if not is_eager():
+            if input.is_cuda:  # what runs there is chosen by rows, which a graph may not know
+                return formula(input, packed, scales, bias)
+        elif (reason := _why_formula(input, packed)) is not None:
             log_dispatch(f"quantized_linear: kernels refused: {reason}; PyTorch's product runs")
             return _dequantized_linear(input, packed, scales, bias)
     y: Tensor = _call(input, packed, scales, bias, backend)

@@ -8,8 +8,9 @@
 // dtypes and sums are those of linear.h; bias and up_bias are of one dtype. gate and up are rounded
 // to the dtype of x before anything else, as if each were an op of its own: they are what the
 // backward pass of the pointwise op reads. Aliasing: outputs overlap neither inputs nor each other.
-// On CUDA it is one kernel on Hopper, for 16-bit numbers with 16-byte aligned rows, N a multiple of
-// 8 and weights whose terms lie together; else two products and a pointwise kernel.
+// On Hopper it is one kernel, of 17 rows and more of 16-bit numbers that are 16-byte aligned, N a
+// multiple of 8, weights whose terms lie together and biases in aligned pairs; else two products
+// and a pointwise kernel.
 #pragma once
 
 #include "transformer_kernels/api.h"

@@ -16,10 +16,11 @@
 // any strides, so that a weight kept as (K, N) is read where it lies. bias and dbias are
 // contiguous. Dtypes: x is float64, float32, float16 or bfloat16, all others of the same, but that
 // bias and dbias may be float32. Products are summed in float32 (float64 for float64), in an order
-// that K decides, and below 17 rows the strides of weight. z is rounded to the dtype of x before f,
-// as if it were an op of its own. Aliasing: outputs overlap neither inputs nor each other. On CUDA,
-// products of 16-bit numbers whose rows are 16-byte aligned are fast on Hopper, those of at most 16
-// rows from compute capability 8.0 on; all others run on a kernel that takes everything and is not.
+// that K decides, and below 17 rows the strides of weight, on CUDA N and the device as well. z is
+// rounded to the dtype of x before f, as if it were an op of its own. Aliasing: outputs overlap
+// neither inputs nor each other. On CUDA, products of 16-bit numbers whose rows are 16-byte aligned
+// are fast on Hopper, those of at most 16 rows from compute capability 8.0 on; all others run on a
+// kernel that takes everything and is not.
 #pragma once
 
 #include <optional>

@@ -15,11 +15,12 @@
 // bias and dbias of that or float32. packed is int8, or uint8 with 4 bits, of which each nibble is
 // a number of two's complement; scales is float32, float16 or bfloat16. w is computed in float32;
 // of more than 16 rows, in the backward pass and of groups that are no multiple of 32 numbers it is
-// then rounded to the dtype of x, on CUDA also of other dtypes than 16-bit ones, and where groups
-// are no multiple of 64 numbers or rows of x and packed are not 16-byte aligned. Sums are of
-// float32 (float64 for float64), in an order that the sizes decide. Aliasing: outputs overlap
-// neither inputs nor each other. An infinite x gives NaN where its row is multiplied by bfloat16
-// and 4 bits on CUDA.
+// then rounded to the dtype of x, on CUDA also of other dtypes than 16-bit ones, below compute
+// capability 8.0, where groups are no multiple of 64 numbers or there are 1024 and more of them in
+// a row, and where rows of x or packed are not 16-byte aligned. Sums are of float32 (float64 for
+// float64), in an order that the sizes decide. Aliasing: outputs overlap neither inputs nor each
+// other. On CUDA an x of bfloat16 that is infinite, or above 2^120, gives NaN where few rows
+// multiply 4 bits.
 #pragma once
 
 #include "transformer_kernels/api.h"
