@@ -148,6 +148,19 @@ struct AttentionProblem {
   }
 };
 
+namespace cuda {
+// What the queries of a sequence see of its keys, in 32 bits; and that transposed, made at once, so
+// that kernels negate no shift.
+constexpr Band band_of_queries(const AttentionProblem& p, const Sequence& s) {
+  return {p.bottom_right ? static_cast<int>(s.keys - s.queries) : 0, bound_of(p.window_left),
+          bound_of(p.window_right), static_cast<int>(s.keys)};
+}
+constexpr Band band_of_keys(const AttentionProblem& p, const Sequence& s) {
+  return {p.bottom_right ? static_cast<int>(s.queries - s.keys) : 0, bound_of(p.window_right),
+          bound_of(p.window_left), static_cast<int>(s.queries)};
+}
+}  // namespace cuda
+
 // Whether scores are products of q and k times the scale, where visible.
 constexpr bool has_plain_scores(const AttentionProblem& p) {
   return p.softcap == 0 && p.slopes.data == nullptr && !p.bias.defined() && !p.mask.defined();

@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
     const HeadScores<T> head_scores(p, s, tile.batch, tile.head);
     block_of(head_scores, tile).finish(probability, [](int, int, float) {});
     bias.add_to(probability);
-    hide_unseen(Band::of_queries(p, s), queries, first_query, first_key, probability);
+    hide_unseen(band_of_queries(p, s), queries, first_query, first_key, probability);
     const RowStatistics<float>* const statistics =
         query_statistics[index % 2] + warp_row + lane.row(0);
     probability.for_each(

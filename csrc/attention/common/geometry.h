@@ -55,6 +55,44 @@ inline constexpr int kNoBound = 1 << 29;
 constexpr int bound_of(std::int64_t window) {
   return window < 0 || window > kNoBound ? kNoBound : static_cast<int>(window);
 }
+
+constexpr int shift_of(bool bottom_right, int queries, int keys) {
+  return bottom_right ? keys - queries : 0;
+}
+
+// The columns that rows see by their place. Rows are queries and columns keys; transposed, the
+// other way round: bounds change sides, and the diagonal is the same.
+struct Band {
+  int shift;    // row r stands on column r + shift
+  int back;     // columns seen before that one, kNoBound where all are
+  int ahead;    // and behind it
+  int columns;  // that there are
+
+  constexpr Band transposed(int rows) const { return {-shift, ahead, back, rows}; }
+
+  // Columns that a row sees, and rows that see a column. Both ends count, and may lie where there
+  // is nothing.
+  constexpr int first(int row) const { return row + shift - back; }
+  constexpr int last(int row) const { return row + shift + ahead; }
+  constexpr int first_row(int column) const { return column - ahead - shift; }
+  constexpr int last_row(int column) const { return column + back - shift; }
+
+  // Of the columns that there are. A row that sees none of them has its end at its begin.
+  constexpr int begin(int row) const { return below_end(from_0(first(row))); }
+  constexpr int end(int row) const { return below_end(from_0(last(row) + 1)); }
+
+  // Columns that one of the rows sees, or all of them do: bounds move with the row, one way. Each
+  // is clipped on its own side only, so a range without columns may end long before its begin.
+  constexpr IntRange seen_by_any(int from, int through) const {
+    return {from_0(first(from)), below_end(last(through) + 1)};
+  }
+  constexpr IntRange seen_by_all(int from, int through) const { return seen_by_any(through, from); }
+
+ private:
+  // Not std::max and std::min, which return references: a kernel's band would lie in memory.
+  static constexpr int from_0(int column) { return column > 0 ? column : 0; }
+  constexpr int below_end(int column) const { return column < columns ? column : columns; }
+};
 }  // namespace cuda
 
 }  // namespace transformer_kernels

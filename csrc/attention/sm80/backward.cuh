@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas<T>)
   const int first_row = at.first;
   if (first_row >= rows) return;
   if (threadIdx.x == 0) {
-    walk.begin<kRows, kCols>(at, rows, kOwnQueries ? Band::of_queries(p, s) : Band::of_keys(p, s));
+    walk.begin<kRows, kCols>(at, rows, kOwnQueries ? band_of_queries(p, s) : band_of_keys(p, s));
     grown = Dropout<float>(p).kept();
     end_head = kOwnQueries ? at.head + 1 : (at.head + 1) * group;
     streamed = OperandRows<T>(p, s, !kOwnQueries, at.batch, kOwnQueries ? at.head / group : 0);

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kForwardCtas<T>)
   const int first_row = at.first;
   if (first_row >= queries) return;
   if (threadIdx.x == 0) block = at;
-  const Band band = Band::of_queries(p, s);
+  const Band band = band_of_queries(p, s);
   const int last_row = min(first_row + kRows, queries) - 1;
   const int first_tile = band.begin(first_row) / kCols;
   const int end_tile = (band.end(last_row) + kCols - 1) / kCols;

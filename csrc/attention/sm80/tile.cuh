@@ -57,31 +57,6 @@ constexpr RowBlocks key_blocks(const AttentionProblem& p, int size) {
   return {p.k_offsets, p.batch, p.keys, size};
 }
 
-// Columns that rows see by their place: row r sees r + shift - back to r + shift + ahead.
-struct Band {
-  int shift;
-  int back;
-  int ahead;
-  int columns;
-
-  // Rows are queries, columns keys.
-  static __device__ Band of_queries(const AttentionProblem& p, const Sequence& s) {
-    return {p.bottom_right ? static_cast<int>(s.keys - s.queries) : 0, bound_of(p.window_left),
-            bound_of(p.window_right), static_cast<int>(s.keys)};
-  }
-  static __device__ Band of_keys(const AttentionProblem& p, const Sequence& s) {
-    return {p.bottom_right ? static_cast<int>(s.queries - s.keys) : 0, bound_of(p.window_right),
-            bound_of(p.window_left), static_cast<int>(s.queries)};
-  }
-
-  __device__ __forceinline__ int begin(int row) const {
-    return min(max(row + shift - back, 0), columns);
-  }
-  __device__ __forceinline__ int end(int row) const {
-    return min(max(row + shift + ahead + 1, 0), columns);
-  }
-};
-
 // The walk of a CTA with kRows rows past the other side, kCols at a time. It waits in shared
 // memory: registers are scarcer.
 struct Walk {

@@ -83,7 +83,7 @@ struct BackwardGeometry {
     BackwardGeometry one = *this;
     one.queries = s.queries;
     one.keys = s.keys;
-    one.shift = bottom_right ? s.keys - s.queries : 0;
+    one.shift = shift_of(bottom_right, s.queries, s.keys);
     one.query_blocks = (s.queries + kBlockQueries - 1) / kBlockQueries;
     return one;
   }
@@ -94,7 +94,8 @@ struct BackwardGeometry {
     return block_place(0, head, q_offsets[of_batch] / kBlockQueries + of_batch);
   }
 
-  // Blocks with a query that sees one of the tile's keys. Both bounds ascend with the tile.
+  // Blocks with a query that sees one of the tile's keys. Both bounds ascend with the tile. They
+  // are first_row() and last_row() of the band, spelled out for the order of the sums.
   constexpr IntRange blocks_of(int tile) const {
     const int first_query = tile * kTileKeys - window_right - shift;
     const int end_query = (tile + 1) * kTileKeys + window_left - shift;
@@ -104,14 +105,14 @@ struct BackwardGeometry {
 
   // The first of a tile's blocks that sees one of the 64 keys from this one on.
   constexpr int begin_block_of(int key, IntRange blocks) const {
-    const int begin = std::max(key - window_right - shift, 0) / kBlockQueries;
+    const int begin = std::max(band().first_row(key), 0) / kBlockQueries;
     return std::max(blocks.begin, std::min(begin, blocks.end));
   }
 
   // Blocks of which each query sees every key from first_key to last_key.
   constexpr IntRange unmasked_blocks(int first_key, int last_key) const {
-    const int first_query = last_key - window_right - shift;
-    const int end_query = first_key + window_left - shift + 1;
+    const int first_query = band().first_row(last_key);
+    const int end_query = band().last_row(first_key) + 1;
     if (last_key >= keys) return {query_blocks, 0};
     return {(std::max(first_query, 0) + kBlockQueries - 1) / kBlockQueries,
             std::max(end_query, 0) / kBlockQueries};
@@ -126,7 +127,7 @@ struct BackwardGeometry {
   };
   constexpr Seen seen_by(int key, int query) const {
     if (key >= keys) return {kNoBound, -kNoBound};
-    return {key - shift - window_right - query, key - shift + window_left - query};
+    return {band_of_keys().first(key) - query, band_of_keys().last(key) - query};
   }
 
   // Numbers the blocks of all heads. There are fewer than 2^30.
@@ -145,8 +146,12 @@ struct BackwardGeometry {
   }
 
  private:
+  // Of queries.
+  constexpr Band band() const { return {shift, window_left, window_right, keys}; }
+  constexpr Band band_of_keys() const { return band().transposed(queries); }
+
   constexpr int first_tile_of(int block) const {
-    return std::max(block * kBlockQueries + shift - window_left, 0) / kTileKeys;
+    return std::max(band().first(block * kBlockQueries), 0) / kTileKeys;
   }
 };
 

@@ -81,7 +81,7 @@ class ForwardConsumer {
     t.keys = uniform(t.keys);
     at_.tile = t;
     at_.query = t.query + 64 * group_;
-    at_.shift = shift_of(p_, t.queries, t.keys);
+    at_.shift = shift_of(p_.problem.bottom_right, t.queries, t.keys);
     at_.first = at_.end = t.begin;
     at_.full_from = 0;
     at_.full_end = t.keys / kKeys;
@@ -94,8 +94,9 @@ class ForwardConsumer {
       at_.end = (seen.end + kKeys - 1) / kKeys;
     }
     if constexpr (C::kWindow) {
-      at_.full_from = (max(at_.query + 63 + at_.shift - p_.left, 0) + kKeys - 1) / kKeys;
-      at_.full_end = max(min(t.keys, at_.query + at_.shift + p_.right + 1), 0) / kKeys;
+      const IntRange full = band().seen_by_all(at_.query, at_.query + 63);
+      at_.full_from = (full.begin + kKeys - 1) / kKeys;
+      at_.full_end = max(full.end, 0) / kKeys;
     }
     return true;
   }
@@ -223,6 +224,8 @@ class ForwardConsumer {
   // -------------------------------------------------------------- softmax
 
   __device__ __forceinline__ int row(int half) const { return at_.query + own_.row(half); }
+  // Made where it is asked for: the bounds of the window cost no registers in between.
+  __device__ __forceinline__ Band band() const { return p_.band(at_.shift, at_.tile.keys); }
 
   // Scores of keys that are not seen become -inf.
   __device__ __forceinline__ void hide_unseen(int block) {
@@ -231,8 +234,8 @@ class ForwardConsumer {
     for (int half = 0; half < 2; ++half) {
       const int query = row(half);
       int most = at_.tile.keys - 1;
-      if constexpr (C::kWindow) most = min(most, query + at_.shift + p_.right);
-      const int least = C::kWindow ? query + at_.shift - p_.left - column : 0;
+      if constexpr (C::kWindow) most = min(most, band().last(query));
+      const int least = C::kWindow ? band().first(query) - column : 0;
       most -= column;
 #pragma unroll
       for (int i = 0; i < kKeys / 8; ++i) {

@@ -34,6 +34,11 @@ struct HopperForward {
   bool batches_inside;  // tiles of one head and all batches follow each other
   int map_bytes;        // of a block, for one warpgroup, that TMA loads
   LoadedMap bias, mask;
+
+  // Of the queries of a sequence.
+  __device__ __forceinline__ Band band(int shift, int keys) const {
+    return {shift, left, right, keys};
+  }
 };
 
 // kWindow: causal and windows.

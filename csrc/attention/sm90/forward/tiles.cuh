@@ -14,11 +14,7 @@ template <class C>
 __device__ __forceinline__ IntRange seen_keys(const HopperForward& p, int first, int last,
                                               int shift, int keys) {
   if constexpr (!C::kWindow) return {0, keys};
-  return {max(first + shift - p.left, 0), min(last + shift + p.right + 1, keys)};
-}
-
-__device__ __forceinline__ int shift_of(const HopperForward& p, int queries, int keys) {
-  return p.problem.bottom_right ? keys - queries : 0;
+  return p.band(shift, keys).seen_by_any(first, last);
 }
 
 // The part of a tile that one warpgroup has.
@@ -79,7 +75,8 @@ __device__ __forceinline__ ForwardTile tile_at(const HopperForward& p, int index
     t.keys = p.problem.k_offsets[t.batch + 1] - p.problem.k_offsets[t.batch];
   }
   const int last = min(t.query + C::kPlan.tile_queries(), t.queries) - 1;
-  const IntRange seen = seen_keys<C>(p, t.query, last, shift_of(p, t.queries, t.keys), t.keys);
+  const int shift = shift_of(p.problem.bottom_right, t.queries, t.keys);
+  const IntRange seen = seen_keys<C>(p, t.query, last, shift, t.keys);
   if (seen.begin < seen.end) {
     t.begin = seen.begin / C::kKeys;
     t.end = (seen.end + C::kKeys - 1) / C::kKeys;
