@@ -52,6 +52,9 @@ void multiply(const Context& context, const Product& p);
 const char* hopper_refusal(const Context& context, const Product& p);
 void run_hopper(const Context& context, const Product& p);
 
+// More rows are not few.
+inline constexpr std::int64_t kFewRows = 16;
+
 // That of few rows (sm80/few_rows.cuh), from sm_80 on. The weight is b of the product, or stands in
 // its place: then b is null.
 const char* few_rows_refusal(const Context& context, const Product& p);

@@ -107,15 +107,7 @@ void quantized_linear_backward(const Context& context, const QuantizedLinearBack
                        .sum = p.dx,
                        .y = p.dx});
   }
-  if (p.dbias == nullptr) return;
-  LinearBackwardProblem bias{};
-  bias.dtype = p.dtype;
-  bias.bias_dtype = p.bias_dtype;
-  bias.rows = p.rows;
-  bias.cols = p.cols;
-  bias.dy = p.dy;
-  bias.dbias = p.dbias;
-  linear_backward(context, bias);
+  if (p.dbias != nullptr) linear_backward(context, p.of_bias());
 }
 
 }  // namespace transformer_kernels::cpu

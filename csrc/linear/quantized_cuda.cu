@@ -12,12 +12,16 @@ namespace {
 
 constexpr const char* kOp = "quantized_linear";
 
+// The weight's rows are columns of the product in the forward pass, and its terms in the backward
+// one.
 void run_plain_weight(const Context& context, Product p, const QuantizedMatrix& weight,
-                      std::int64_t lines, std::int64_t terms, bool by_terms) {
-  const Scratch memory(kOp, context, lines * terms * size_of(p.dtype));
-  const Matrix plain{memory.as<void>(), terms, 1};
-  dispatch_float(p.dtype, [&]<class T>() { dequantize<T>(context, weight, lines, terms, plain); });
-  p.b = by_terms ? plain.transposed() : plain;
+                      bool is_forward) {
+  const std::int64_t rows = is_forward ? p.cols : p.terms;
+  const std::int64_t cols = is_forward ? p.terms : p.cols;
+  const Scratch memory(kOp, context, rows * cols * size_of(p.dtype));
+  const Matrix plain{memory.as<void>(), cols, 1};
+  dispatch_float(p.dtype, [&]<class T>() { dequantize<T>(context, weight, rows, cols, plain); });
+  p.b = is_forward ? plain.transposed() : plain;
   multiply(context, p);
 }
 
@@ -48,7 +52,7 @@ void quantized_linear_forward(const Context& context, const QuantizedLinearForwa
   if constexpr (kBuildsSm80) {
     if (reason == nullptr) return run_few_rows(context, product, p.weight);
   }
-  run_plain_weight(context, product, p.weight, p.cols, p.terms, true);
+  run_plain_weight(context, product, p.weight, true);
 }
 
 void quantized_linear_backward(const Context& context, const QuantizedLinearBackwardProblem& p) {
@@ -62,17 +66,9 @@ void quantized_linear_backward(const Context& context, const QuantizedLinearBack
                       .a = matrix_of(p.dy),
                       .b = {},
                       .out = matrix_of(p.dx)},
-                     p.weight, p.cols, p.terms, false);
+                     p.weight, false);
   }
-  if (p.dbias == nullptr) return;
-  LinearBackwardProblem bias{};
-  bias.dtype = p.dtype;
-  bias.bias_dtype = p.bias_dtype;
-  bias.rows = p.rows;
-  bias.cols = p.cols;
-  bias.dy = p.dy;
-  bias.dbias = p.dbias;
-  linear_backward(context, bias);
+  if (p.dbias != nullptr) linear_backward(context, p.of_bias());
 }
 
 }  // namespace transformer_kernels::cuda

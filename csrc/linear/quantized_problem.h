@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/rows.h"
+#include "linear/linear_problem.h"
 #include "transformer_kernels/linear/quantized_linear.h"
 
 namespace transformer_kernels {
@@ -42,6 +43,18 @@ struct QuantizedLinearBackwardProblem {
   QuantizedMatrix weight;
   Rows dx;  // each of these may be null
   void* dbias;
+
+  // The gradient of the bias alone, which no weight takes part in.
+  LinearBackwardProblem of_bias() const {
+    LinearBackwardProblem bias{};
+    bias.dtype = dtype;
+    bias.bias_dtype = bias_dtype;
+    bias.rows = rows;
+    bias.cols = cols;
+    bias.dy = dy;
+    bias.dbias = dbias;
+    return bias;
+  }
 };
 
 std::string describe(const QuantizedLinearForwardProblem& problem);

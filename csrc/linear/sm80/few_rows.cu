@@ -10,7 +10,6 @@
 namespace transformer_kernels::cuda {
 namespace {
 
-constexpr std::int64_t kMostRows = 16;
 constexpr std::int64_t kTileCols = 16;
 constexpr std::int64_t kMostScaleBytes = 64 * 1024;         // of shared memory
 constexpr std::int64_t kMostTerms = std::int64_t{1} << 22;  // so that groups are found by a product
@@ -24,7 +23,7 @@ const char* refusal_of_rows(const Context& context, const Product& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // columns and chunks are counted in int
   if (device_limits(context.device.index).architecture < 80) return "needs sm_80";
   if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
-  if (p.rows > kMostRows) return "there are more than 16 rows";
+  if (p.rows > kFewRows) return "there are more than 16 rows";
   if (p.terms == 0) return "there are no terms";
   if (std::max(p.terms, p.cols) > kMost) return "more than 2^30 columns or terms";
   if (p.terms % 8 != 0 || p.a.col_step != 1 || !is_aligned(p.a.data, 16) ||

@@ -66,7 +66,6 @@ const char* hopper_refusal(const Context& context, const Product& p) {
 }
 
 const char* hopper_refusal(const Context& context, const GatedProduct& p) {
-  constexpr std::int64_t kFewestRows = 17;  // of fewer the weights are read where they lie
   Product up = p.gate;
   up.b = p.up.b;
   up.kept = p.up.kept;
@@ -75,7 +74,7 @@ const char* hopper_refusal(const Context& context, const GatedProduct& p) {
     if (const char* refusal = hopper_refusal(context, *each)) return refusal;
     if (major_of_b(*each) != Major::kK) return "terms of a weight are not together";
   }
-  return p.gate.rows < kFewestRows ? "there are few rows" : nullptr;
+  return p.gate.rows <= kFewRows ? "there are few rows" : nullptr;
 }
 
 void run_hopper(const Context& context, const GatedProduct& p) {

@@ -2,7 +2,7 @@
 #include "transformer_kernels/linear/gated_linear.h"
 
 #include "pointwise/pointwise_problem.h"
-#include "torch/linear/aligned_rows.h"
+#include "torch/linear/rows.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
@@ -50,12 +50,6 @@ struct Forward {
                  integer("activation", &Arguments::number), flag("keep", &Arguments::keep));
   static std::string name() { return "gated_linear_forward"; }
   static std::string returns() { return "(Tensor y, Tensor gate, Tensor up)"; }
-
-  static TensorView with_columns(const TensorView& x, std::int64_t cols) {
-    TensorView like = x;
-    if (x.rank > 0) like.sizes[x.rank - 1] = cols;
-    return like;
-  }
 
   static void split_all(Arguments& a) {
     check_value(!a.up_bias.defined(), kName,

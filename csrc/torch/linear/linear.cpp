@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "pointwise/pointwise_problem.h"
-#include "torch/linear/aligned_rows.h"
+#include "torch/linear/rows.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
@@ -13,9 +13,7 @@ namespace {
 // The leading dimensions of x, and as many columns as weight has rows. What either lacks is found
 // with all else.
 TensorView shape_of_y(const TensorView& x, const TensorView& weight) {
-  TensorView y = x;
-  if (x.rank > 0 && weight.rank > 0) y.sizes[x.rank - 1] = weight.sizes[0];
-  return y;
+  return weight.rank > 0 ? with_columns(x, weight.sizes[0]) : x;
 }
 
 // In the order in memory that the weight has.

@@ -2,17 +2,10 @@
 #include "transformer_kernels/linear/quantized_linear.h"
 
 #include "core/check.h"
-#include "torch/linear/aligned_rows.h"
+#include "torch/linear/rows.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
-
-// A matrix of as many rows as `x` has, and of this many columns.
-TensorView with_columns(const TensorView& x, std::int64_t cols) {
-  TensorView like = x;
-  if (x.rank > 0) like.sizes[x.rank - 1] = cols;
-  return like;
-}
 
 struct Forward {
   using Arguments = QuantizedLinearForward;

@@ -16,7 +16,14 @@
 namespace transformer_kernels::testing {
 namespace {
 
-class QuantizedLinearOp : public BackendTest {};
+class QuantizedWeight;
+
+class QuantizedLinearOp : public BackendTest {
+ protected:
+  // Of random rows that lie so; `is_plain` where the weight is rounded to dtype.
+  static void check_forward(std::int64_t rows, std::int64_t terms, std::int64_t cols,
+                            const QuantizedWeight& weight, Layout of_x, bool is_plain);
+};
 
 INSTANTIATE_TEST_SUITE_P(on, QuantizedLinearOp, all_backends_and_dtypes(), name_of_backend_test);
 
@@ -76,6 +83,25 @@ void expect_near(DType dtype, const Values& got, const Sums& expected, bool is_p
   }
 }
 
+void QuantizedLinearOp::check_forward(std::int64_t rows, std::int64_t terms, std::int64_t cols,
+                                      const QuantizedWeight& weight, Layout of_x, bool is_plain) {
+  const Values x_values = random_normal(rows * terms, dtype());
+  const Values bias_values = random_normal(cols, dtype());
+  const TestTensor x(backend(), dtype(), rows, terms, x_values, of_x);
+  const TestTensor bias(backend(), dtype(), 1, cols, bias_values);
+  TestTensor y(backend(), dtype(), rows, cols, Layout{1, 3});
+  quantized_linear_forward(backend().context(), {.x = x.view(),
+                                                 .packed = weight.packed,
+                                                 .scales = weight.scales(),
+                                                 .bias = bias.vector(),
+                                                 .y = y.view()});
+  expect_near(
+      dtype(), y.values(),
+      product(rows, cols, terms, x_values, {terms, 1}, weight.values, {terms, 1}, bias_values),
+      is_plain);
+  EXPECT_TRUE(y.surroundings_intact());
+}
+
 struct Case {
   std::int64_t rows, terms, cols, group;
 };
@@ -91,22 +117,8 @@ TEST_P(QuantizedLinearOp, matches_the_reference) {
       SCOPED_TRACE(std::to_string(rows) + 'x' + std::to_string(terms) + 'x' + std::to_string(cols) +
                    " int" + std::to_string(bits));
       const QuantizedWeight weight(backend(), bits, cols, terms, group, kScales[number++ % 3]);
-      const Values x_values = random_normal(rows * terms, dtype());
-      const Values bias_values = random_normal(cols, dtype());
-      const TestTensor x(backend(), dtype(), rows, terms, x_values, {1, 3});
-      const TestTensor bias(backend(), dtype(), 1, cols, bias_values);
-      TestTensor y(backend(), dtype(), rows, cols, Layout{1, 3});
-      quantized_linear_forward(backend().context(), {.x = x.view(),
-                                                     .packed = weight.packed,
-                                                     .scales = weight.scales(),
-                                                     .bias = bias.vector(),
-                                                     .y = y.view()});
       const bool is_plain = rows > 16 || group % 32 != 0;
-      expect_near(
-          dtype(), y.values(),
-          product(rows, cols, terms, x_values, {terms, 1}, weight.values, {terms, 1}, bias_values),
-          is_plain || is_on_cuda(backend()));
-      EXPECT_TRUE(y.surroundings_intact());
+      check_forward(rows, terms, cols, weight, {1, 3}, is_plain || is_on_cuda(backend()));
 
       const Values dy_values = random_normal(rows * cols, dtype());
       const TestTensor dy(backend(), dtype(), rows, cols, dy_values, {1, 3});
@@ -139,22 +151,7 @@ TEST_P(QuantizedLinearOp, few_rows_multiply_numbers_as_they_are) {
       SCOPED_TRACE(std::to_string(rows) + 'x' + std::to_string(terms) + 'x' + std::to_string(cols) +
                    " int" + std::to_string(bits));
       const QuantizedWeight weight(backend(), bits, cols, terms, group, kScales[number++ % 3], 0);
-      const Values x_values = random_normal(rows * terms, dtype());
-      const Values bias_values = random_normal(cols, dtype());
-      const TestTensor x(backend(), dtype(), rows, terms, x_values);
-      const TestTensor bias(backend(), dtype(), 1, cols, bias_values);
-      TestTensor y(backend(), dtype(), rows, cols, Layout{1, 3});
-      quantized_linear_forward(backend().context(), {.x = x.view(),
-                                                     .packed = weight.packed,
-                                                     .scales = weight.scales(),
-                                                     .bias = bias.vector(),
-                                                     .y = y.view()});
-      const bool is_plain = is_on_cuda(backend()) && size_of(dtype()) > 2;
-      expect_near(
-          dtype(), y.values(),
-          product(rows, cols, terms, x_values, {terms, 1}, weight.values, {terms, 1}, bias_values),
-          is_plain);
-      EXPECT_TRUE(y.surroundings_intact());
+      check_forward(rows, terms, cols, weight, {}, is_on_cuda(backend()) && size_of(dtype()) > 2);
     }
   }
 }

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Function, Op, differentiate
+from transformer_kernels.bench.case import Function, Op
+from transformer_kernels.bench.cases._linear import PRODUCTS, layer
 from transformer_kernels.bench.sweeps import Grid, Shape
 
 # Tokens, features and hidden ones of models, the last two Llama's of 7 and 8 billion parameters.
@@ -51,20 +52,13 @@ def _mlp_sizes(name: str, shape: Shape) -> Shape:
 
 def _flops(products: int, pass_: str, shape: Shape) -> float:
     rows, features, hidden = shape
-    return (
-        2.0 * rows * features * hidden * products * {"forward": 1, "backward": 2, "both": 3}[pass_]
-    )
+    return 2.0 * rows * features * hidden * products * PRODUCTS[pass_]
 
 
 def _flops_of(_: str, given: Mapping[str, Any]) -> float:
     """Of a raw op's call."""
     lines = len(given["weight"]) + (0 if given["up_weight"] is None else len(given["up_weight"]))
     return 2.0 * given["x"].numel() * lines
-
-
-def _scaled(names: tuple[str, ...], arguments: Arguments) -> Arguments:
-    """Weights that keep the size of their input, as those of a model do."""
-    return {name: arguments[name] * arguments[name].shape[-1] ** -0.5 for name in names}
 
 
 def _torch_gated(x: Tensor, weight: Tensor, up_weight: Tensor) -> Tensor:
@@ -75,10 +69,6 @@ def _torch_mlp(x: Tensor, weight: Tensor, up_weight: Tensor, down_weight: Tensor
     return in_torch.linear(_torch_gated(x, weight, up_weight), down_weight)
 
 
-def _whole(_: Arguments) -> Any:
-    return lambda _, tensor: tensor
-
-
 def _op(
     name: str,
     operands: tuple[str, ...],
@@ -87,28 +77,15 @@ def _op(
     sizes: Callable[[str, Shape], Shape],
     products: int,
 ) -> Op:
-    functions = {"torch": torchs, "ours": ours}
     return Op(
         name=name,
         key="linear/gated_linear",
-        inputs=operands,
-        parameters=(),
-        outputs=("y",),
+        **layer(operands, torchs, ours),
         backward_reads=("dy", *operands),
-        reference=torchs,
-        save=partial(_scaled, operands[1:]),
-        functions=functions,
-        backward={
-            provider: differentiate(function, operands, ("dy",))
-            for provider, function in functions.items()
-        },
-        compiled_backward=lambda compiled: differentiate(compiled(torchs), operands, ("dy",)),
-        gradients=len(operands),
         grid=_GRID,
         sizes=sizes,
         flops=partial(_flops, products),
         flops_of=_flops_of,
-        verified=_whole,
         feature=name == "gated_mlp",
     )
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Function, Op, differentiate
+from transformer_kernels.bench.case import Arguments, Function, Op
+from transformer_kernels.bench.cases._linear import PRODUCTS, layer
 from transformer_kernels.bench.sweeps import Grid, Shape
 
 _FC1, _FC2, _SQUARE = (1024, 768, 3072), (1024, 3072, 768), (512, 512, 512)
@@ -63,7 +64,6 @@ _MLP_GRID = replace(
     },
 )
 _MLP_OPERANDS = ("x", "weight", "bias", "down_weight", "down_bias")
-_PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
 
 
 def _sizes(name: str, shape: Shape) -> Shape:
@@ -83,29 +83,13 @@ def _mlp_sizes(name: str, shape: Shape) -> Shape:
 
 def _flops(pass_: str, shape: Shape) -> float:
     rows, terms, columns = shape
-    return 2.0 * rows * terms * columns * _PRODUCTS[pass_]
+    return 2.0 * rows * terms * columns * PRODUCTS[pass_]
 
 
 def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:
     """Of a raw op's call; its backward pass has a product for each gradient that is asked for."""
     products = 1 if pass_ == "forward" else given["need_dx"] + given["need_dweight"]
     return 2.0 * given["x"].numel() * len(given["weight"]) * products
-
-
-def _scaled(arguments: Arguments) -> Arguments:
-    """A weight that keeps the size of its input, as one of a model does."""
-    return {"weight": arguments["weight"] * arguments["x"].shape[-1] ** -0.5}
-
-
-def _mlp_scaled(arguments: Arguments) -> Arguments:
-    return {
-        name: arguments[name] * arguments[name].shape[-1] ** -0.5
-        for name in ("weight", "down_weight")
-    }
-
-
-def _whole(_: Arguments) -> Callable[[str, Tensor], Tensor]:
-    return lambda _, tensor: tensor
 
 
 def _onednn(activation: tuple[Any, ...]) -> Function:
@@ -121,29 +105,16 @@ def _forward_alone(function: Function) -> Callable[[Arguments], Callable[[], Any
 
 
 def _op(name: str, torchs: Function, ours: Function, activation: tuple[Any, ...]) -> Op:
-    functions = {"torch": torchs, "ours": ours}
     return Op(
         name=name,
         key="linear/linear",
-        inputs=_OPERANDS,
-        parameters=(),
-        outputs=("y",),
+        **layer(_OPERANDS, torchs, ours),
         backward_reads=("dy", "x", "weight"),
-        reference=torchs,
-        save=_scaled,
-        functions=functions,
         forward={"onednn": _forward_alone(_onednn(activation))},
-        backward={
-            provider: differentiate(function, _OPERANDS, ("dy",))
-            for provider, function in functions.items()
-        },
-        compiled_backward=lambda compiled: differentiate(compiled(torchs), _OPERANDS, ("dy",)),
-        gradients=3,
         grid=_GRID,
         sizes=_sizes,
         flops=_flops,
         flops_of=_flops_of,
-        verified=_whole,
         feature=name.startswith("packed"),
     )
 
@@ -163,27 +134,14 @@ def _torch_mlp(
     return in_torch.linear(_gelu_of_linear(x, weight, bias), down_weight, down_bias)
 
 
-_mlp: dict[str, Function] = {"torch": _torch_mlp, "ours": partial(F.mlp, activation="gelu_tanh")}
 _MLP = Op(
     name="mlp",
     key="linear/linear",
-    inputs=_MLP_OPERANDS,
-    parameters=(),
-    outputs=("y",),
+    **layer(_MLP_OPERANDS, _torch_mlp, partial(F.mlp, activation="gelu_tanh")),
     backward_reads=("dy", "x", "weight"),
-    reference=_torch_mlp,
-    save=_mlp_scaled,
-    functions=_mlp,
-    backward={
-        provider: differentiate(function, _MLP_OPERANDS, ("dy",))
-        for provider, function in _mlp.items()
-    },
-    compiled_backward=lambda compiled: differentiate(compiled(_torch_mlp), _MLP_OPERANDS, ("dy",)),
-    gradients=5,
     grid=_MLP_GRID,
     sizes=_mlp_sizes,
     flops=lambda pass_, shape: 2 * _flops(pass_, shape),
-    verified=_whole,
     feature=True,
 )
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// Rows that the family's raw ops take, and those that they give.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -9,6 +10,13 @@
 #include "torch/fields.h"
 
 namespace transformer_kernels::torch_ops {
+
+// The leading dimensions of x, and this many columns. What x lacks is found with all else.
+inline TensorView with_columns(const TensorView& x, std::int64_t cols) {
+  TensorView like = x;
+  if (x.rank > 0) like.sizes[x.rank - 1] = cols;
+  return like;
+}
 
 // On CUDA the fast products read rows that are 16-byte aligned and apart. A copy of others, with
 // room between its rows where there has to be some, takes far less time than another product.
