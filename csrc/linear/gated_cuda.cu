@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Hopper's kernel where it takes the layer, else two products and the pointwise kernel.
+#include <array>
+
 #include "core/cuda/built.h"
 #include "core/cuda/scratch.h"
-#include "core/log.h"
+#include "core/select.h"
 #include "linear/gated_product.h"
 
 namespace transformer_kernels::cuda {
@@ -26,23 +28,21 @@ GatedProduct product_of(const GatedLinearProblem& p) {
           .up = {.b = p.up_weight.transposed(), .kept = matrix_of(p.up), .bias = p.up_bias}};
 }
 
-const char* refusal(const Context& context, const GatedProduct& product) {
-  if constexpr (kBuildsSm90a) return hopper_refusal(context, product);
-  return "this build has none for it";
+constexpr auto engines() {
+  std::array<Engine<GatedProduct>, kBuildsSm90a> table{};
+  if constexpr (kBuildsSm90a) table[0] = {"hopper", hopper_refusal, run_hopper};
+  return table;
 }
+constexpr auto kEngines = engines();
 
 }  // namespace
 
 void gated_linear_forward(const Context& context, const GatedLinearProblem& p) {
   const GatedProduct product = product_of(p);
-  const char* const reason = refusal(context, product);
-  if (log_dispatch()) {
-    log_line(concat(kOp, " ", describe(p), ": hopper",
-                    reason == nullptr ? " runs" : concat(" refused: ", reason)));
-  }
-  if constexpr (kBuildsSm90a) {
-    if (reason == nullptr) return run_hopper(context, product);
-  }
+  const auto chosen = find_kernel(kOp, kEngines, p, [&](const Engine<GatedProduct>& engine) {
+    return engine.refusal(context, product);
+  });
+  if (chosen) return kEngines[*chosen].run(context, product);
   const Scratch memory(kOp, context, bytes_in_three(p));
   run_in_three(context, p, memory.as<void>(), linear_forward, pointwise_forward);
 }

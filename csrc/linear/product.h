@@ -37,6 +37,18 @@ struct Product {
 
 std::string describe(const Product& p);
 
+// A row of a table of engines (core/select.h); operands are the product, and what stands beside it.
+template <class... Operands>
+struct Engine {
+  const char* name;
+  const char* (*refusal)(const Context&, const Operands&...);
+  void (*run)(const Context&, const Operands&...);
+};
+template <class... Operands>
+const char* name_of(const Engine<Operands...>& engine) {
+  return engine.name;
+}
+
 // body.operator()<T>() for engines of 16-bit numbers.
 template <class Body>
 void with_narrow_dtype(DType dtype, Body&& body) {

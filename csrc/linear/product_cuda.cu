@@ -11,13 +11,6 @@
 namespace transformer_kernels::cuda {
 namespace {
 
-struct ProductEngine {
-  const char* name;
-  const char* (*refusal)(const Context&, const Product&);
-  void (*run)(const Context&, const Product&);
-};
-const char* name_of(const ProductEngine& engine) { return engine.name; }
-
 const char* plain_refusal(const Context&, const Product&) { return nullptr; }
 
 void run_plain_of_dtype(const Context& context, const Product& p) {
@@ -27,7 +20,7 @@ void run_plain_of_dtype(const Context& context, const Product& p) {
 // Best first. What this build lacks is not named.
 constexpr auto engines() {
   constexpr std::size_t kCount = kBuildsSm80 + kBuildsSm90a + 1;
-  std::array<ProductEngine, kCount> table{};
+  std::array<Engine<Product>, kCount> table{};
   std::size_t next = 0;
   if constexpr (kBuildsSm80) table[next++] = {"few_rows", few_rows_refusal, run_few_rows};
   if constexpr (kBuildsSm90a) table[next++] = {"hopper", hopper_refusal, run_hopper};
@@ -45,7 +38,7 @@ std::string describe(const Product& p) {
 void multiply(const Context& context, const Product& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const std::size_t chosen = choose(
-      p.op, kEngines, p, [&](const ProductEngine& engine) { return engine.refusal(context, p); });
+      p.op, kEngines, p, [&](const Engine<Product>& engine) { return engine.refusal(context, p); });
   kEngines[chosen].run(context, p);
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Quantised weights: few rows multiply them as they are; for more they become a plain matrix first.
+#include <array>
+
 #include "core/cuda/built.h"
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
-#include "core/log.h"
+#include "core/select.h"
 #include "linear/dequantize.h"
 #include "linear/product.h"
 
@@ -25,10 +27,12 @@ void run_plain_weight(const Context& context, Product p, const QuantizedMatrix& 
   multiply(context, p);
 }
 
-const char* refusal(const Context& context, const Product& p, const QuantizedMatrix& weight) {
-  if constexpr (kBuildsSm80) return few_rows_refusal(context, p, weight);
-  return "this build has none for it";
+constexpr auto engines() {
+  std::array<Engine<Product, QuantizedMatrix>, kBuildsSm80> table{};
+  if constexpr (kBuildsSm80) table[0] = {"few_rows", few_rows_refusal, run_few_rows};
+  return table;
 }
+constexpr auto kEngines = engines();
 
 }  // namespace
 
@@ -43,15 +47,11 @@ void quantized_linear_forward(const Context& context, const QuantizedLinearForwa
                         .out = matrix_of(p.y),
                         .bias = p.bias,
                         .bias_dtype = p.bias_dtype};
-  const char* const reason = refusal(context, product, p.weight);
-  if (log_dispatch()) {
-    log_line(concat(
-        kOp, " ", describe(p), ": few_rows",
-        reason == nullptr ? " runs" : concat(" refused: ", reason, "; the weight is dequantised")));
-  }
-  if constexpr (kBuildsSm80) {
-    if (reason == nullptr) return run_few_rows(context, product, p.weight);
-  }
+  const auto chosen =
+      find_kernel(kOp, kEngines, p, [&](const Engine<Product, QuantizedMatrix>& engine) {
+        return engine.refusal(context, product, p.weight);
+      });
+  if (chosen) return kEngines[*chosen].run(context, product, p.weight);
   run_plain_weight(context, product, p.weight, true);
 }
 

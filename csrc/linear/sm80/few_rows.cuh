@@ -332,7 +332,9 @@ class FewRows {
       load(number + stride, next);
 #pragma unroll
       for (int i = 0; i < Weight::kAtOnce; ++i) {
-        if (number + i * warps_ < chunks_) multiply(now[i], number + i * warps_);
+        const int chunk = number + i * warps_;
+        // Chunks that are not there are zeros; scaled, they cost more than the branch.
+        if (!Weight::kScaled || chunk < chunks_) multiply(now[i], chunk);
       }
     }
     store();

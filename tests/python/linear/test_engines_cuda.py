@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""Which engine multiplies, by the log of dispatch, and engines that are asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.cuda
+
+CALLS = """
+import os, sys, torch
+from transformer_kernels import functional as F
+torch.manual_seed(0)
+def numbers(*sizes, scale=1.0):
+    return scale * torch.randn(*sizes, device="cuda").bfloat16()
+few, many, odd = numbers(4, 512), numbers(4096, 512), numbers(40, 511)
+weight, odd_weight = (numbers(768, terms, scale=0.05) for terms in (512, 511))
+packed = F.quantize_weight(weight.float(), 4, 128)
+calls = {
+    "few": lambda backend: F.linear(few, weight, backend=backend),
+    "many": lambda backend: F.linear(many, weight, backend=backend),
+    "odd": lambda backend: F.linear(odd, odd_weight, backend=backend),
+    "quantized": lambda backend: F.quantized_linear(few, *packed, backend=backend),
+    "gated": lambda backend: F.gated_linear(many, weight, weight, backend=backend),
+}
+for asked in sys.argv[1:]:
+    name, os.environ["TFK_KERNEL"] = asked.split("=")
+    expected = calls[name]("reference")
+    print(f"[asked] {asked}", file=sys.stderr, flush=True)
+    torch.testing.assert_close(calls[name]("cuda"), expected, rtol=2e-2, atol=2e-2)
+"""
+OF_FEW, OF_MANY = "product bfloat16 4x512x768", "product bfloat16 4096x512x768"
+ANYWHERE = {
+    "few=": f"linear {OF_FEW}: few_rows runs",
+    "few=plain": f"linear {OF_FEW}: plain runs",
+    "odd=": "linear product bfloat16 40x511x768: plain runs",
+    "quantized=": "quantized_linear .*: few_rows runs",
+    "quantized=plain": f"quantized_linear {OF_FEW}: plain runs",
+    "gated=plain": f"linear {OF_MANY}: plain runs",
+}
+ON_HOPPER = {
+    "many=": f"linear {OF_MANY}: hopper runs",
+    "gated=": "gated_linear .*: hopper runs",
+    "gated=hopper": "gated_linear .*: hopper runs",
+}
+
+
+def test_which_engine_runs() -> None:
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 0):
+        pytest.skip("for engines of sm_80 and later")
+    expected = ANYWHERE | (ON_HOPPER if capability == (9, 0) else {})
+    found = subprocess.run(
+        [sys.executable, "-c", CALLS, *expected],
+        env={**os.environ, "TFK_KERNEL": "any", "TFK_LOG": "dispatch"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    logs = found.stderr.split("[asked] ")[1:]
+    for (asked, line), lines in zip(expected.items(), logs, strict=True):
+        assert re.search(rf"\] {line}$", lines, re.MULTILINE), f"{asked}: {lines}"
