@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from setup_env import ROOT
-from transformer_kernels.bench import area, fpga, host, models, profilers, step
+from transformer_kernels.bench import area, fpga, host, models, profilers, race, step
 from transformer_kernels.bench.levels import show as levels
 from transformer_kernels.bench.schema import Result, Row, load
 from transformer_kernels.bench.table import render
@@ -86,6 +86,8 @@ def drawn(result: Result) -> str:
         return models.render(result)
     if result.step_parts:
         return step.render(result)
+    if result.step_times:
+        return race.render(result)
     unit = "tflops" if any(row.tflops is not None for row in result.rows) else "us"
     return render(result, unit=unit)
 
@@ -128,7 +130,7 @@ def page_of(result: Result) -> str:
         return "profile.md"
     if result.model_runs:
         return "models.md"
-    if result.step_parts:
+    if result.step_parts or result.step_times:
         return "gpt2.md"
     return "fpga_use.md" if result.array or result.array_models else "results.md"
 

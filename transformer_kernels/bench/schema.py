@@ -289,6 +289,19 @@ class StepPart:
 
 
 @dataclass(frozen=True)
+class StepTime:
+    """A whole step of training of one model, the others of the run in turn with it."""
+
+    model: str
+    median_us: float
+    p10_us: float
+    p90_us: float
+    samples: int
+    peak_bytes: int  # beyond parameters, the optimizer's memory and the batch
+    loss: float  # of the last step
+
+
+@dataclass(frozen=True)
 class Result:
     schema_version: int
     date: str
@@ -308,6 +321,7 @@ class Result:
     agreement: list[AgreementRow] = field(default_factory=list)
     model_runs: list[ModelRun] = field(default_factory=list)
     step_parts: list[StepPart] = field(default_factory=list)
+    step_times: list[StepTime] = field(default_factory=list)
 
 
 def to_json(result: Result) -> str:

@@ -11,15 +11,24 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
-from transformer_kernels.bench import cases, report, runner, schema, step, summary, sweeps, table
+from transformer_kernels.bench import (
+    cases,
+    race,
+    report,
+    runner,
+    schema,
+    step,
+    summary,
+    sweeps,
+    table,
+)
 from transformer_kernels.bench.case import Op
 from transformer_kernels.bench.commands import pick_device
-from transformer_kernels.bench.schema import Result, Training
+from transformer_kernels.bench.schema import Training
 from transformer_kernels.bench.training import Recipe
 from transformer_kernels.demo.gpt2 import put_in_kernels
-from transformer_kernels.demo.model import TOKENS, stock_model
+from transformer_kernels.demo.model import BYTES, TOKENS, stock_model
 from transformer_kernels.demo.train import Size, batches, generate, loss_of, train
 
 _SEED = 0
@@ -54,12 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin = time.perf_counter()
     transformers.logging.set_verbosity_error()
 
-    if parsed.profile:
-        on_gpu = device.type == "cuda" and not parsed.quick
-        result = (
-            _parts_of_gpt2(device) if on_gpu else _parts(size, device, 3 if parsed.quick else 25)
-        )
-        return _show_parts(result, parsed.json)
+    if parsed.profile or parsed.race:
+        return _measure_step(device, parsed)
     training = _train_all(size, device)
     print(_outcome(training, size))
     print(_curves(training))
@@ -89,6 +94,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--profile", action="store_true", help="say instead where the time of a step goes"
     )
+    parser.add_argument(
+        "--race", action="store_true",
+        help="time instead whole steps: stock, compiled by torch.compile, and ours",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures as well")
     return parser.parse_args(arguments)
@@ -146,52 +155,38 @@ def _curves(training: Training) -> str:
     return table.box("TRAINING LOSS", f"dropout {_DROPOUT:g}", headings, body)
 
 
-def _parts(size: Size, device: torch.device, rounds: int) -> Result:
+def _measure_step(device: torch.device, parsed: argparse.Namespace) -> int:
+    """Of the demo's model; on a GPU of the 124 million parameters that GPT-2 has, under autocast,
+    as it is trained."""
+    is_gpt2 = device.type == "cuda" and not parsed.quick
+    size = _QUICK if parsed.quick else _GPT2 if is_gpt2 else _SIZES["cpu"]
+    rounds = 3 if parsed.quick else 25
+
+    def fresh() -> Any:
+        dims = (size.layers, size.width, size.heads, size.block)
+        return stock_model(*dims, _SEED, _DROPOUT, TOKENS if is_gpt2 else BYTES)
+
+    compiled = {"compiled": torch.compile(fresh())} if parsed.race else {}
+    torch.manual_seed(_SEED)
+    random = torch.randint(TOKENS, (size.batch, size.block), device=device)
     task = step.Task(
-        models={"stock": _fresh(size), "ours": put_in_kernels(_fresh(size))},
-        batch=next(batches(size, device)),
+        models={"stock": fresh(), **compiled, "ours": put_in_kernels(fresh())},
+        batch=random if is_gpt2 else next(batches(size, device)),
         loss_of=loss_of,
         recipe=Recipe(size.steps, size.learning_rate),
         tokens=size.block,
     )
+    on_gpu = device.type == "cuda"
     settings = {
-        "model": str(size), "batch": f"batch {size.batch}x{size.block}",
-        "dropout": f"dropout {_DROPOUT:g}", "threads": f"{torch.get_num_threads()} threads",
+        "model": f"{size} and its vocabulary" if is_gpt2 else str(size),
+        "batch": f"batch {size.batch}x{size.block}", "dropout": f"dropout {_DROPOUT:g}",
+        "dtype": "bfloat16 autocast" if on_gpu else f"{torch.get_num_threads()} threads",
     }  # fmt: skip
-    return dataclasses.replace(step.measure(task, device, rounds), settings=settings)
-
-
-def _parts_of_gpt2(device: torch.device) -> Result:
-    """Of the 124 million parameters that GPT-2 has, under autocast, as it is trained."""
-    size = _GPT2
-
-    def fresh() -> Any:
-        dims = (size.layers, size.width, size.heads, size.block)
-        return stock_model(*dims, _SEED, _DROPOUT, TOKENS)
-
-    def loss_under_autocast(model: Any, batch: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16):
-            return loss_of(model, batch)
-
-    torch.manual_seed(_SEED)
-    task = step.Task(
-        models={"stock": fresh(), "ours": put_in_kernels(fresh())},
-        batch=torch.randint(TOKENS, (size.batch, size.block), device=device),
-        loss_of=loss_under_autocast,
-        recipe=Recipe(size.steps, size.learning_rate),
-        tokens=size.block,
-    )
-    settings = {
-        "model": f"{size} and its vocabulary", "batch": f"batch {size.batch}x{size.block}",
-        "dropout": f"dropout {_DROPOUT:g}", "dtype": "bfloat16 autocast",
-    }  # fmt: skip
-    return dataclasses.replace(step.measure(task, device, 25), settings=settings)
-
-
-def _show_parts(result: Result, path: Path | None) -> int:
-    print(step.render(result))
-    if path is not None:
-        schema.save(result, path)
+    kind = race if parsed.race else step
+    result = dataclasses.replace(kind.measure(task, device, rounds), settings=settings)
+    print(kind.render(result))
+    if parsed.json is not None:
+        schema.save(result, parsed.json)
     return 0
 
 

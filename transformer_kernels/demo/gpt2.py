@@ -4,7 +4,8 @@
     norms        a norm is one kernel, forward and backward
     attention    so is attention; projections read Conv1D's weights as they lie
     blocks       what stands behind a product is one pass: bias, dropout, residual and the next norm
-    everything   tokens and positions are one pass; a block's last one brings the next block's norm
+    everything   tokens and positions are one pass; a block's last one brings the next block's norm;
+                 while it trains, the loss is computed without the logits
 
 A step gives modules of the model a class derived from their own, which has another ``forward`` and
 nothing else. So parameters, hooks and ``state_dict`` stay what and where they are, and what a step
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -24,8 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import create_causal_mask, sdpa_mask
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2Model
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    CausalLMOutputWithCrossAttentions,
+)
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2LMHeadModel, GPT2Model
 from transformers.pytorch_utils import Conv1D
 
 import transformer_kernels as tfk
@@ -278,28 +283,71 @@ def _positions(tokens: Tensor, position_ids: Tensor | None, cache: Any) -> Tenso
     return torch.arange(tokens.shape[-1], device=tokens.device) + cache.get_seq_length()
 
 
-def causal_loss(
-    logits: Tensor,
+def _loss_of_next(
+    cross_entropy: Callable[..., Tensor],
+    operands: tuple[Tensor, ...],
     labels: Tensor,
-    vocab_size: int,
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
     **_options: Any,
 ) -> Tensor:
-    """The mean over the tokens that follow one. Labels move, logits are read as they are."""
+    """The mean over the tokens that follow one. Labels move, so that nothing larger has to."""
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    loss: Tensor = tfk.functional.cross_entropy(
-        logits.view(-1, vocab_size), shift_labels.flatten().to(logits.device),
-        ignore_index=ignore_index, reduction="mean" if num_items_in_batch is None else "sum",
+    loss = cross_entropy(
+        *operands, shift_labels.flatten().to(operands[0].device), ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
     )  # fmt: skip
     return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def causal_loss(logits: Tensor, labels: Tensor, vocab_size: int, **options: Any) -> Tensor:
+    operands = (logits.view(-1, vocab_size),)
+    return _loss_of_next(tfk.functional.cross_entropy, operands, labels, **options)
+
+
+def causal_loss_of_hidden(hidden: Tensor, head: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    """The loss of ``hidden @ head.T``, which is never there as a whole."""
+    operands = (hidden.flatten(0, -2), head)
+    return _loss_of_next(tfk.functional.linear_cross_entropy, operands, labels, **options)
+
+
+@wraps(GPT2LMHeadModel.forward)
+def forward_to_loss(self: Any, input_ids: Any = None, *others: Any, **options: Any) -> Any:
+    """``GPT2LMHeadModel.forward``, which in training returns the loss of labels and no logits."""
+    labels = options.get("labels")
+    if labels is None or others or not (self.training and _loss_is_ours(self, options)):
+        return GPT2LMHeadModel.forward(self, input_ids, *others, **options)
+    del options["labels"]
+    found = self.transformer(input_ids, **options)
+    hidden = found.last_hidden_state
+    return CausalLMOutputWithCrossAttentions(
+        loss=causal_loss_of_hidden(hidden, self.lm_head.weight, labels, **options),
+        hidden_states=found.hidden_states,
+        attentions=found.attentions,
+        cross_attentions=found.cross_attentions,
+        **{CACHE: getattr(found, CACHE)},
+    )
+
+
+def _loss_is_ours(model: Any, options: dict[str, Any]) -> bool:
+    """Whether nobody put in another loss or head, hooked into it, or wants other results."""
+    head = model.lm_head
+    hooked = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks
+    return (
+        model.loss_function is causal_loss
+        and type(head) is tfk.nn.Linear
+        and not hooked
+        and "logits_to_keep" not in options
+        and options.get("return_dict", model.config.return_dict) is not False
+    )
 
 
 def put_in_everything(model: Any) -> None:
     give_classes(model, {nn.Linear: tfk.nn.Linear})
     model.transformer.forward = MethodType(forward, model.transformer)
+    model.forward = MethodType(forward_to_loss, model)
     model.loss_function = causal_loss
 
 

@@ -53,9 +53,17 @@ class Work:
 def is_ours(name: str) -> bool:
     """Whether a qualified name is that of a kernel of ours, and not of an op around one."""
     namespace, _, short = name.partition("::")
+    return namespace == NAMESPACE and bool(short) and not _is_around(short)
+
+
+def _is_around(short: str) -> bool:
+    return short in DECLARED or _is_composed(short)
+
+
+def _is_composed(short: str) -> bool:
+    """Whether a raw op is made of other operators, called from Python."""
     raw_of = DECLARED.get(short.rpartition("_")[0])
-    is_around = short in DECLARED or (raw_of is not None and raw_of.composed is not None)
-    return namespace == NAMESPACE and bool(short) and not is_around
+    return raw_of is not None and raw_of.composed is not None
 
 
 def of_event(event: Event) -> Work:
@@ -86,7 +94,8 @@ def _argument(declared: Any, shape: list[int], dtype: str, text: str) -> Any:
 def of_call(op: Any, arguments: Any, results: tuple[Any, ...]) -> Work:
     """Of a raw op's overload with its arguments and results."""
     given = dict(zip((a.name for a in op._schema.arguments), arguments, strict=False))
-    gave = dict(zip((r.name for r in op._schema.returns), results, strict=True))
+    names = [r.name for r in op._schema.returns]  # none of what works in place
+    gave = dict(zip(names, results if names else (), strict=True))
     name, _, suffix = op._schema.name.partition("::")[2].rpartition("_")
     declared, pass_ = DECLARED.get(name), _PASSES.get(suffix)
     if declared is None or pass_ is None:
@@ -193,8 +202,11 @@ class Counting(TorchDispatchMode):
         return sum(call.flops for call in self.calls)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
         name = func._schema.name
+        namespace, _, short = name.partition("::")
+        if namespace == NAMESPACE and _is_composed(short):
+            return self._inside(func, args)
+        results = func(*args, **(kwargs or {}))
         if is_ours(name):
             work = of_call(func, args, as_tuple(results))
             self._add(name, (args, kwargs), work.bytes or 0, work.flops or 0.0)
@@ -204,6 +216,13 @@ class Counting(TorchDispatchMode):
             flops = count(*args, **(kwargs or {}), out_val=results) if count else 0.0
             self._add(name, (args, kwargs), moved, flops)
         return results
+
+    def _inside(self, func: Any, args: Any) -> Any:
+        """The op's implementation for the device, whose operators come here again."""
+        device = next(x.device for x in args if isinstance(x, Tensor))
+        key = getattr(torch._C.DispatchKey, device.type.upper())
+        with self:
+            return func.redispatch(torch._C.DispatchKeySet(key), *args)
 
     def _add(self, name: str, given: Any, moved: int, flops: float) -> None:
         shapes = [value.shape for value in tree_leaves(given) if isinstance(value, Tensor)]

@@ -51,6 +51,19 @@ def test_the_short_demo_says_where_a_step_goes(tmp_path, capsys):
     assert result.ceilings.copy_gbps > 0
 
 
+def test_the_short_demo_races_whole_steps(tmp_path, capsys):
+    figures = tmp_path / "race.json"
+    assert demo.main(["--quick", "--device", "cpu", "--race", "--json", str(figures)]) == 0
+    assert "STEPS OF TRAINING IN TURN" in capsys.readouterr().out
+    rows = schema.load(figures).step_times
+    assert [row.model for row in rows] == ["stock", "compiled", "ours"]
+    for row in rows:
+        assert 0 < row.p10_us <= row.median_us <= row.p90_us
+        assert row.samples == 3
+        assert row.peak_bytes > 1000
+        assert abs(row.loss - rows[0].loss) < 0.2
+
+
 def test_the_example_holds_every_step_to_stock(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [EXAMPLE.name, "--device", "cpu", "--steps", "2"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")

@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("transformers")
 
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from transformer_kernels.demo.gpt2 import STEPS, causal_loss, put_in_kernels
+from transformer_kernels.demo.gpt2 import (
+    STEPS,
+    causal_loss,
+    causal_loss_of_hidden,
+    put_in_kernels,
+)
 from transformer_kernels.demo.model import stock_model
 
 each_step = pytest.mark.parametrize("step", list(STEPS))
@@ -180,10 +187,64 @@ def test_dropout_drops_in_training_alone():
     ids=lambda options: "+".join(options) or "plain",
 )
 def test_the_loss_is_stock(options):
-    logits = torch.randn(3, 16, 256)
+    hidden, head = torch.randn(3, 16, 32), torch.randn(256, 32)
+    logits = hidden @ head.t()
     expected = stock().loss_function(logits, tokens() % 5, vocab_size=256, **options)
     got = causal_loss(logits, tokens() % 5, vocab_size=256, **options)
     torch.testing.assert_close(got, expected)
+    got = causal_loss_of_hidden(hidden, head, tokens() % 5, **options)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_items_in_batch": 7}, {"shift_labels": tokens().flip(0)},
+     {"output_hidden_states": True}, {"use_cache": True}],
+    ids=lambda options: "+".join(options) or "plain",
+)  # fmt: skip
+def test_training_computes_the_loss_without_logits(options):
+    expected = stock().train()(tokens(), labels=tokens(), **options)
+    got = put_in_kernels(stock().train())(tokens(), labels=tokens(), **options)
+    torch.testing.assert_close(got.loss, expected.loss, **CLOSE)
+    assert got.logits is None
+    assert set(expected) - set(got) == {"logits"}
+
+
+def hooked(model):
+    model.lm_head.register_forward_hook(lambda *_: None)
+
+
+def with_other_loss(model):
+    model.loss_function = stock().loss_function
+
+
+def with_other_head(model):
+    model.lm_head = nn.Sequential(model.lm_head)
+
+
+@pytest.mark.parametrize("change", [nn.Module.eval, hooked, with_other_loss, with_other_head])
+def test_logits_are_there_for_who_reads_them(change):
+    expected = stock()(tokens(), labels=tokens())
+    model = put_in_kernels(stock())
+    change(model)
+    got = model(tokens(), labels=tokens())
+    torch.testing.assert_close(got.logits, expected.logits, **CLOSE)
+    torch.testing.assert_close(got.loss, expected.loss, **CLOSE)
+
+
+def test_labels_may_come_by_place_and_results_as_a_tuple():
+    expected = stock()(tokens(), labels=tokens(), return_dict=False)
+    model = put_in_kernels(stock())
+    got = model(tokens(), labels=tokens(), return_dict=False)
+    torch.testing.assert_close(got[:2], expected[:2], **CLOSE)
+    by_place = model(tokens(), *[None] * 7, tokens())
+    torch.testing.assert_close(by_place.logits, expected[1], **CLOSE)
+
+
+def test_arguments_can_be_listed():
+    """As the Trainer does, to choose columns of its data."""
+    forward = put_in_kernels(stock()).forward
+    assert inspect.signature(forward) == inspect.signature(stock().forward)
 
 
 def test_an_activation_that_has_no_kernel_is_named():

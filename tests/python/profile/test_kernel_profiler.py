@@ -318,6 +318,15 @@ def test_counting_counts_products_of_quantised_weights():
     assert counted.flops == 2 * 3 * 4 * 5 * 2
 
 
+def test_counting_looks_into_ops_that_others_make_up():
+    x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    with work.Counting() as counted:
+        loss = tfk.functional.linear_cross_entropy(x, weight, torch.arange(6) % 5, chunk_bytes=40)
+        loss.backward()
+    assert counted.names.count("cross_entropy_gradient_") == 3  # chunks of two rows
+    assert counted.flops == 3 * 2 * 6 * 4 * 5
+
+
 @pytest.mark.cuda
 def test_a_gpu_is_traced():
     x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Whole steps of training of several models in turn: what each takes, in time and in memory."""
+
+from __future__ import annotations
+
+import torch
+
+from transformer_kernels.bench import machine, table, training
+from transformer_kernels.bench.console import Progress
+from transformer_kernels.bench.levels.watch import peak_bytes
+from transformer_kernels.bench.schema import Result, StepTime
+from transformer_kernels.bench.stats import summarise
+from transformer_kernels.bench.step import Task
+
+_WARM_UP = 3
+
+
+def measure(task: Task, device: torch.device, rounds: int) -> Result:
+    """Each step is timed by the clock, from its batch to its loss on the host."""
+    runs = {n: training.Run.begin(m, task.recipe, device) for n, m in task.models.items()}
+    with Progress("racing", (_WARM_UP + 1 + rounds) * len(runs)) as progress:
+
+        def step(name: str) -> None:
+            runs[name].step(task.loss_of, task.batch, device)
+            progress.advance(name)
+
+        for name in runs:  # one by one, so that compiling is what is waited for
+            for _ in range(_WARM_UP):
+                step(name)
+        peaks = {}
+        for name, run in runs.items():
+            run.optimizer.zero_grad(set_to_none=True)
+            peaks[name] = peak_bytes(lambda name=name: step(name), device)  # type: ignore[misc]
+        for run in runs.values():
+            run.seconds.clear()
+        for _ in range(rounds):
+            for name in runs:
+                step(name)
+    rows = [_row(name, run, peaks[name]) for name, run in runs.items()]
+    return machine.new_result(device, settings={}, ceilings=None, step_times=rows)
+
+
+def _row(name: str, run: training.Run, peak: int) -> StepTime:
+    found = summarise([1e6 * seconds for seconds in run.seconds])
+    return StepTime(name, found.median, found.p10, found.p90, found.samples, peak, run.losses[-1])
+
+
+def render(result: Result) -> str:
+    """A line for each model, by the first one."""
+    first = result.step_times[0]
+    headings = [("Model", 12), ("ms a step", 9), ("p10", 7), ("p90", 7), ("speed-up", 8),
+                ("MiB at peak", 11), ("of it", 6), ("loss", 6)]  # fmt: skip
+    body = [
+        [
+            row.model,
+            *(f"{us / 1e3:.2f}" for us in (row.median_us, row.p10_us, row.p90_us)),
+            f"{first.median_us / row.median_us:.2f}x",
+            f"{row.peak_bytes / 2**20:.0f}",
+            f"{100 * row.peak_bytes / first.peak_bytes:.0f} %",
+            f"{row.loss:.3f}",
+        ]
+        for row in result.step_times
+    ]
+    title = f"STEPS OF TRAINING IN TURN ({result.machine.device_name})"
+    return table.box(title, ", ".join(result.settings.values()), headings, body)
