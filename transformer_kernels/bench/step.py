@@ -31,7 +31,7 @@ PRODUCTS, ATTENTION, MEMORY = "products", "attention", "memory-bound ops"
 OPTIMIZER, REST = "optimizer", "host and the rest"
 PARTS = (PRODUCTS, ATTENTION, MEMORY, OPTIMIZER, REST)
 
-_PRODUCTS = ("mm", "addmm", "_addmm_activation", "linear_forward", "linear_backward",
+_PRODUCTS = ("mm", "addmm", "addmm_", "_addmm_activation", "linear_forward", "linear_backward",
              "linear_act_forward", "linear_act_inference", "linear_act_backward",
              "linear_dact", "gated_linear_forward", "quantized_linear_forward",
              "quantized_linear_backward")  # fmt: skip

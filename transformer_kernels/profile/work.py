@@ -166,6 +166,13 @@ def _flops(declared: Op, pass_: str, given: Given) -> float | None:
     return None
 
 
+def _count_of(func: Any) -> Any:
+    """PyTorch's count of an operator's operations, or of the one that it is in place of."""
+    names = (func._opname, func._opname.removesuffix("_"))
+    packets = (getattr(torch.ops.aten, name, None) for name in names)
+    return next((flop_registry[packet] for packet in packets if packet in flop_registry), None)
+
+
 @dataclass(frozen=True)
 class Counted:
     """A call of an operator."""
@@ -212,7 +219,7 @@ class Counting(TorchDispatchMode):
             self._add(name, (args, kwargs), work.bytes or 0, work.flops or 0.0)
         elif watch.is_operator(func):
             moved = watch.bytes_of((args, kwargs)) + watch.bytes_of(results)
-            count = flop_registry.get(func.overloadpacket)
+            count = _count_of(func)
             flops = count(*args, **(kwargs or {}), out_val=results) if count else 0.0
             self._add(name, (args, kwargs), moved, flops)
         return results
