@@ -429,6 +429,30 @@ def test_autocast() -> None:
         torch.testing.assert_close(a, b, rtol=0.05, atol=2e-3)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@each_way
+def test_columns_that_are_no_classes(
+    way: str, reduction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where uneven vocabularies are padded."""
+    if reduction not in NUMBERS[way]:
+        return
+    monkeypatch.setattr(_chunks._Rows, "_row_step", lambda _: CLASSES + 61)
+    monkeypatch.setattr(_chunks._Rows, "_is_even", lambda _: False)
+    leaves, target = operands(dtype)
+    options = {"gradient": way, "chunk_bytes": 2 * rows_of(5, leaves), "backend": "auto"}
+    check(leaves, target, reduction=reduction, **options)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("classes", [1000, 1003])
+def test_even_and_uneven_vocabularies_on_cuda(classes: int, reduction: str) -> None:
+    leaves, target = operands(torch.bfloat16, "cuda", 300, classes)
+    options = {"gradient": "backward", "chunk_bytes": rows_of(100, leaves), "backend": "auto"}
+    check(leaves, target, reduction=reduction, **options)
+
+
 @pytest.mark.cuda
 def test_autocast_on_cuda() -> None:
     leaves, target = operands(torch.float32, "cuda")

@@ -32,7 +32,9 @@ MOST_NARROW_SUMS = 4
 
 _ROWS_CAST = 256  # at once, of products that are added to sums of another dtype
 
-_LINE = 128  # bytes: on a GPU rows of logits start at multiples of it, whatever the vocabulary
+# On a GPU rows of logits start at multiples of a line, and products have as many columns as their
+# libraries need for their fast kernels, whatever the vocabulary. Bytes.
+_LINE, _EVEN = 128, 16
 
 Given = Mapping[str, Any]
 Needed = tuple[bool, bool, bool]  # the gradients of x, weight and bias
@@ -44,6 +46,19 @@ def rows_at_once(rows: int, row_bytes: int, most_bytes: int) -> int:
     most = max(1, most_bytes // max(row_bytes, 1))
     chunks = max(1, -(-rows // most))
     return max(1, -(-rows // chunks))
+
+
+def _as_dtype(tensor: Tensor | None, x: Tensor) -> Any:
+    return None if tensor is None else tensor.to(x.dtype)
+
+
+def _padded(tensor: Tensor | None, x: Tensor, rows: int) -> Any:
+    """In the dtype of ``x``, with rows of zeros to so many."""
+    if tensor is None or len(tensor) == rows:
+        return _as_dtype(tensor, x)
+    padded = x.new_zeros(rows, *tensor.shape[1:])
+    padded[: len(tensor)].copy_(tensor)
+    return padded
 
 
 class _Rows:
@@ -62,16 +77,20 @@ class _Rows:
         limit = given["chunk_bytes"] or DEFAULT_BYTES.get(x.device.type, DEFAULT_BYTES_ELSEWHERE)
         at_once = rows_at_once(len(self.x), copies * step * x.itemsize, limit)
         self.parts = [slice(i, i + at_once) for i in range(0, len(self.x), at_once)]
-        narrow, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         if given["packed"]:
-            self.products: Products = PackedProducts(narrow, bias)
+            self.products: Products = PackedProducts(_as_dtype(weight, x), _as_dtype(bias, x))
         else:
-            memory = x.new_empty(at_once, step)[:, : self._classes]
-            self.products = TorchProducts(narrow, bias, memory)
+            columns = self._classes if self._is_even() else step
+            weight, bias = _padded(weight, x, columns), _padded(bias, x, columns)
+            memory = x.new_empty(at_once, step)[:, :columns]
+            self.products = TorchProducts(weight, bias, memory, self._classes)
 
     def _row_step(self) -> int:
         line = _LINE // self.x.itemsize if self.x.is_cuda else 1
         return -(-self._classes // line) * line
+
+    def _is_even(self) -> bool:
+        return not self.x.is_cuda or self._classes * self.x.itemsize % _EVEN == 0
 
     def check_labels(self) -> None:
         ignored = self._given["ignore_index"]
@@ -132,9 +151,10 @@ class _WeightSums:
         narrow = rows.products.adds and weight.dtype is x.dtype and few
         dtype = x.dtype if narrow else rows.arithmetic
         make = weight.new_empty if rows.parts else weight.new_zeros
-        self._sums: Tensor = make(weight.shape, dtype=dtype)
+        shape, self._classes = (rows.products.columns, *weight.shape[1:]), len(weight)
+        self._sums: Tensor = make(shape, dtype=dtype)
         self._in_place = dtype is x.dtype and rows.products.adds
-        self._product = self._sums if dtype is x.dtype else x.new_empty(weight.shape)
+        self._product = self._sums if dtype is x.dtype else x.new_empty(shape)
         self._is_first = True
 
     def add(self, dlogits: Tensor, x: Tensor) -> None:
@@ -149,7 +169,7 @@ class _WeightSums:
             _add(self._sums, product)
 
     def result(self) -> Tensor:
-        return self._sums.to(self._dtype)
+        return self._sums[: self._classes].to(self._dtype)
 
 
 class _Gradients:

@@ -13,6 +13,7 @@ from ..linear._ops import LINEAR
 
 class Products(Protocol):
     adds: bool  # whether ``dweight`` adds to a sum of its own dtype
+    columns: int  # rows of the weight: the classes, and perhaps more that are 0
 
     def logits(self, x: Tensor) -> Tensor:
         """In memory that the next chunk may use again."""
@@ -24,22 +25,35 @@ class Products(Protocol):
 
 
 class TorchProducts:
+    """Columns of ``memory`` beyond the classes are 0, and add nothing to gradients."""
+
     adds = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, memory: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, memory: Tensor, classes: int) -> None:
         self._weight, self._bias, self._memory = weight, bias, memory
+        self._classes, self.columns = classes, len(weight)
 
     def logits(self, x: Tensor) -> Tensor:
         out = self._memory[: len(x)]
         if self._bias is None:
-            return torch.mm(x, self._weight.t(), out=out)
-        return torch.addmm(self._bias, x, self._weight.t(), out=out)
+            torch.mm(x, self._weight.t(), out=out)
+        else:
+            torch.addmm(self._bias, x, self._weight.t(), out=out)
+        return out[:, : self._classes]
+
+    def _with_all_columns(self, dlogits: Tensor) -> Tensor:
+        """Where it lies in the memory of the logits."""
+        rows = self._memory[: len(dlogits)]
+        return rows if rows.data_ptr() == dlogits.data_ptr() else dlogits
 
     def dx(self, dlogits: Tensor, out: Tensor) -> None:
-        torch.mm(dlogits, self._weight, out=out)
+        left = self._with_all_columns(dlogits)
+        torch.mm(left, self._weight[: left.shape[1]], out=out)
 
     def dweight(self, dlogits: Tensor, x: Tensor, out: Tensor, add: bool) -> Tensor:
-        return out.addmm_(dlogits.t(), x, beta=1 if add else 0)
+        left = self._with_all_columns(dlogits)
+        out[: left.shape[1]].addmm_(left.t(), x, beta=1 if add else 0)
+        return out
 
 
 class PackedProducts:
@@ -48,7 +62,7 @@ class PackedProducts:
     adds = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self._weight, self._bias, self.columns = weight, bias, len(weight)
 
     def logits(self, x: Tensor) -> Tensor:
         y: Tensor = LINEAR.raw.forward(x, self._weight, self._bias)
