@@ -2,8 +2,8 @@
 """linear, and linear_act with GPT-2's activation: M rows, K terms, N columns; an MLP of both: M
 rows, K features, N hidden ones.
 
-``packed_linear`` and ``packed_linear_act`` run our product whatever the choice is. ``onednn`` is
-the operator of PyTorch's wheel that its compiler calls.
+``packed_linear`` and ``packed_linear_act`` run our product whatever the choice is, on every device.
+``onednn`` is the operator of PyTorch's wheel that its compiler calls.
 """
 
 from __future__ import annotations
@@ -128,6 +128,13 @@ _GELU: tuple[Any, ...] = ("gelu", [], "tanh")
 _act = partial(F.linear_act, activation="gelu_tanh")
 
 
+def _packed(function: Callable[..., Tensor]) -> Function:
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return function(x, weight, bias, backend=x.device.type)
+
+    return run
+
+
 def _torch_mlp(
     x: Tensor, weight: Tensor, bias: Tensor, down_weight: Tensor, down_bias: Tensor
 ) -> Tensor:
@@ -149,6 +156,6 @@ OPS = (
     _MLP,
     _op("linear", in_torch.linear, F.linear, _NONE),
     _op("linear_act", _gelu_of_linear, _act, _GELU),
-    _op("packed_linear", in_torch.linear, partial(F.linear, backend="cpu"), _NONE),
-    _op("packed_linear_act", _gelu_of_linear, partial(_act, backend="cpu"), _GELU),
+    _op("packed_linear", in_torch.linear, _packed(F.linear), _NONE),
+    _op("packed_linear_act", _gelu_of_linear, _packed(_act), _GELU),
 )
