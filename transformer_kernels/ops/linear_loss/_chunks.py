@@ -23,9 +23,10 @@ from ..loss._ops import CROSS_ENTROPY, loss_with_gradient_in_place
 from ._products import PackedProducts, Products, TorchProducts
 
 # Of logits that are held at once, where the call names no other number: on a CPU rows enough for
-# products at full speed, elsewhere also to sum up the weight's gradient a few times only.
-DEFAULT_BYTES = {"cpu": 64 << 20}
-DEFAULT_BYTES_ELSEWHERE = 512 << 20
+# products at full speed; elsewhere, so that a large weight's gradient is summed up a few times only,
+# as much as that gradient takes, within limits.
+DEFAULT_BYTES = 64 << 20
+LEAST_BYTES_ELSEWHERE, MOST_BYTES_ELSEWHERE = 512 << 20, 1 << 30
 
 # Up to so many chunks a 16-bit gradient of the weight is summed in its own dtype.
 MOST_NARROW_SUMS = 4
@@ -39,6 +40,13 @@ _LINE, _EVEN = 128, 16
 Given = Mapping[str, Any]
 Needed = tuple[bool, bool, bool]  # the gradients of x, weight and bias
 Pass = TypeVar("Pass", bound=Callable[..., Any])
+
+
+def default_bytes(x: Tensor, weight: Tensor) -> int:
+    if x.is_cpu:
+        return DEFAULT_BYTES
+    bytes_of_gradient = weight.numel() * x.itemsize
+    return min(max(LEAST_BYTES_ELSEWHERE, bytes_of_gradient), MOST_BYTES_ELSEWHERE)
 
 
 def rows_at_once(rows: int, row_bytes: int, most_bytes: int) -> int:
@@ -74,7 +82,7 @@ class _Rows:
         self.arithmetic = accumulate_dtype(x)
         self._classes = len(weight)
         step = self._row_step()
-        limit = given["chunk_bytes"] or DEFAULT_BYTES.get(x.device.type, DEFAULT_BYTES_ELSEWHERE)
+        limit = given["chunk_bytes"] or default_bytes(x, weight)
         at_once = rows_at_once(len(self.x), copies * step * x.itemsize, limit)
         self.parts = [slice(i, i + at_once) for i in range(0, len(self.x), at_once)]
         if given["packed"]:

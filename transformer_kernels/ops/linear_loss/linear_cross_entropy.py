@@ -147,7 +147,8 @@ def linear_cross_entropy(
             nothing is held between the passes. ``"auto"`` is ``"forward"``, but ``"backward"`` for
             ``reduction="none"`` and for float16, whose loss is scaled.
         chunk_bytes: how many bytes of logits are held at most, but for one row; by default 64 MiB
-            on a CPU, elsewhere 512 MiB.
+            on a CPU, elsewhere as many as ``linear_weight`` has in the dtype of the input, from
+            512 MiB to 1 GiB.
         float32_sums: a 16-bit gradient of ``linear_weight`` is summed over the chunks in float32
             also where they are four or fewer, at the cost of the memory.
         backend: ``"auto"`` takes the product that :func:`linear` would; ``"cpu"`` ours,
