@@ -144,11 +144,28 @@ def test_wide_numbers_and_none() -> None:
 def test_which_product_runs() -> None:
     x, weight, _ = _operands(4, 512, 512, torch.bfloat16)
     assert _choice.why_not(x, weight) is None
-    assert "not been timed" in str(_choice.refusal("linear", x, weight))
+    assert (_choice.refusal("linear", x, weight) is None) == (
+        torch.cuda.get_device_capability() == (9, 0)
+    )
     assert "multiple of 8" in str(_choice.refusal("linear", x[:, :508], weight[:, :508]))
     assert _choice.why_not_few_rows_on_cuda(x) is None
     assert "16 rows" in str(_choice.why_not_few_rows_on_cuda(x.repeat(5, 1)))
     assert "16-bit" in str(_choice.why_not_few_rows_on_cuda(x.float()))
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="measured on Hopper",
+)
+def test_where_pytorch_s_product_is_as_fast() -> None:
+    x, weight, _ = _operands(8, 512, 512, torch.bfloat16)
+    large = torch.empty(2**15 + 1, 512, dtype=torch.bfloat16)
+    assert _choice.refusal("linear", x, weight) is None
+    assert _choice.refusal("linear", x[:4], ORDERS["columns"](weight)) is None
+    assert "large weight" in str(_choice.refusal("linear", x, large))
+    assert "kept by columns" in str(_choice.refusal("linear", x, ORDERS["columns"](weight)))
+    weight.requires_grad_()
+    assert "forward pass" in str(_choice.refusal("linear", x, weight))
 
 
 def test_cuda_graph() -> None:

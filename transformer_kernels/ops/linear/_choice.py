@@ -30,6 +30,7 @@ _MOST_16_BIT = (8, 4)  # rows with a weight kept by columns, and as PyTorch keep
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
 _FEWEST_ROWS_ON_HOPPER = 512
+_MOST_NUMBERS_ON_HOPPER, _MOST_ROWS_BY_COLUMNS = 2**24, 4  # of few rows
 _TILES = ((128, 192), (128, 128))  # of csrc/linear/sm90
 _LEAST_SHARE = 0.85  # of the processors' time that tiles have to fill
 _ALIGNMENT = 16  # bytes
@@ -63,6 +64,10 @@ def _is_small(x: Tensor, weight: Tensor) -> bool:
 
 def _rows(x: Tensor) -> int:
     return x.numel() // max(x.shape[-1], 1) if x.dim() else 1
+
+
+def _has_gradients(x: Tensor, weight: Tensor) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
 
 def has_few_rows(x: Tensor) -> bool:
@@ -158,7 +163,19 @@ _ON_CPU = (Refusal(lambda *_: torch.is_autocast_enabled("cpu"), "autocast is on"
 
 # Where it was measured to be slower, on the machines of the decisions.
 _FEW_ROWS_ON_CUDA = (
-    Refusal(lambda *_: True, "of few rows on CUDA ours has not been timed against it"),
+    Refusal(
+        lambda x, _: _capability(x.device.index) != (9, 0),
+        "of few rows ours was measured on Hopper alone",
+    ),
+    Refusal(_has_gradients, "of few rows only the forward pass was measured"),
+    Refusal(
+        lambda _, weight: weight.numel() > _MOST_NUMBERS_ON_HOPPER,
+        "PyTorch's reads a large weight as fast",
+    ),
+    Refusal(
+        lambda x, weight: weight.stride(-1) != 1 and _rows(x) > _MOST_ROWS_BY_COLUMNS,
+        "of more than 4 rows and a weight kept by columns PyTorch's was measured to be as fast",
+    ),
 )
 _SLOWER_ON_HOPPER = (
     Refusal(lambda x, _: _rows(x) < _FEWEST_ROWS_ON_HOPPER, "there are few rows"),
@@ -166,10 +183,7 @@ _SLOWER_ON_HOPPER = (
 )
 _FEW_ROWS = (
     Refusal(lambda _, weight: weight.numel() < _FEWEST_NUMBERS, "the weight is small"),
-    Refusal(
-        lambda x, weight: torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad),
-        "of few rows only the forward pass was measured",
-    ),
+    Refusal(_has_gradients, "of few rows only the forward pass was measured"),
     Refusal(
         lambda x, _: x.dtype in _WIDE and _rows(x) == 1 and blas_is_fast(),
         "PyTorch's reads the weight as fast on this processor",

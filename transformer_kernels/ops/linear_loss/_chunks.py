@@ -23,8 +23,8 @@ from ..loss._ops import CROSS_ENTROPY, loss_with_gradient_in_place
 from ._products import PackedProducts, Products, TorchProducts
 
 # Of logits that are held at once, where the call names no other number: on a CPU rows enough for
-# products at full speed; elsewhere, so that a large weight's gradient is summed up a few times only,
-# as much as that gradient takes, within limits.
+# products at full speed; elsewhere, so that a large weight's gradient is summed up a few times
+# only, as much as that gradient takes, within limits.
 DEFAULT_BYTES = 64 << 20
 LEAST_BYTES_ELSEWHERE, MOST_BYTES_ELSEWHERE = 512 << 20, 1 << 30
 
