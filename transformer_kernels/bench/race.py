@@ -42,14 +42,14 @@ def measure(task: Task, device: torch.device, rounds: int) -> Result:
 
 def _row(name: str, run: training.Run, peak: int) -> StepTime:
     found = summarise([1e6 * seconds for seconds in run.seconds])
-    return StepTime(name, found.median, found.p10, found.p90, found.samples, peak, run.losses[-1])
+    return StepTime(name, found.median, found.p10, found.p90, found.samples, peak)
 
 
 def render(result: Result) -> str:
     """A line for each model, by the first one."""
     first = result.step_times[0]
     headings = [("Model", 12), ("ms a step", 9), ("p10", 7), ("p90", 7), ("speed-up", 8),
-                ("MiB at peak", 11), ("of it", 6), ("loss", 6)]  # fmt: skip
+                ("MiB at peak", 11), ("share", 6)]  # fmt: skip
     body = [
         [
             row.model,
@@ -57,7 +57,6 @@ def render(result: Result) -> str:
             f"{first.median_us / row.median_us:.2f}x",
             f"{row.peak_bytes / 2**20:.0f}",
             f"{100 * row.peak_bytes / first.peak_bytes:.0f} %",
-            f"{row.loss:.3f}",
         ]
         for row in result.step_times
     ]

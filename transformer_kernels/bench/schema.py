@@ -298,7 +298,6 @@ class StepTime:
     p90_us: float
     samples: int
     peak_bytes: int  # beyond parameters, the optimizer's memory and the batch
-    loss: float  # of the last step
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,6 @@ def test_the_short_demo_races_whole_steps(tmp_path, capsys):
         assert 0 < row.p10_us <= row.median_us <= row.p90_us
         assert row.samples == 3
         assert row.peak_bytes > 1000
-        assert abs(row.loss - rows[0].loss) < 0.2
 
 
 def test_the_example_holds_every_step_to_stock(monkeypatch, capsys):
