@@ -75,6 +75,10 @@ const char* few_rows_refusal(const Context& context, const Product& p,
 void run_few_rows(const Context& context, const Product& p);
 void run_few_rows(const Context& context, const Product& p, const QuantizedMatrix& weight);
 
+// NVIDIA's (cublaslt/engine.cu), where the process finds it.
+const char* cublaslt_refusal(const Context& context, const Product& p);
+void run_cublaslt(const Context& context, const Product& p);
+
 // One for every device, dtype and stride (plain/product_typed.cu).
 template <class T>
 void run_plain(const Context& context, const Product& p);

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "backend_test.h"
-#include "linear/product.h"
+#include "linear/product_reference.h"
 #include "parallel_hooks.h"
 #include "test_tensor.h"
 #include "transformer_kernels/linear/linear.h"
@@ -100,6 +100,8 @@ INSTANTIATE_TEST_SUITE_P(on, FewRowsOp, all_backends_and_dtypes(), name_of_backe
 
 TEST_P(FewRowsOp, match_the_reference_whatever_the_others) {
   constexpr std::int64_t kMost = 16;
+  // On CUDA the engine of few rows takes 16-bit numbers.
+  const bool has_engine = !is_on_cuda(backend()) || size_of(dtype()) == 2;
   for (const auto& [terms, cols] : {std::array{328, 204}, std::array{72, 3208}}) {
     SCOPED_TRACE(std::to_string(cols) + " columns");
     const Values weight_values = random_normal(cols * terms, dtype());
@@ -124,7 +126,9 @@ TEST_P(FewRowsOp, match_the_reference_whatever_the_others) {
         const Values seen = y.values();
         const Values row(seen.begin(), seen.begin() + cols);
         if (first.empty()) first = row;
-        EXPECT_EQ(row, first);
+        if (has_engine) {
+          EXPECT_EQ(row, first);
+        }
       }
     }
   }

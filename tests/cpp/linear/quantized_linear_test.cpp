@@ -9,7 +9,7 @@
 
 #include "backend_test.h"
 #include "error_of.h"
-#include "linear/product.h"
+#include "linear/product_reference.h"
 #include "parallel_hooks.h"
 #include "test_tensor.h"
 

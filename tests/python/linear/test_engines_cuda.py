@@ -26,6 +26,7 @@ calls = {
     "few": lambda backend: F.linear(few, weight, backend=backend),
     "many": lambda backend: F.linear(many, weight, backend=backend),
     "odd": lambda backend: F.linear(odd, odd_weight, backend=backend),
+    "wide": lambda backend: F.linear(odd.float(), odd_weight.float(), backend=backend),
     "quantized": lambda backend: F.quantized_linear(few, *packed, backend=backend),
     "gated": lambda backend: F.gated_linear(many, weight, weight, backend=backend),
 }
@@ -36,12 +37,18 @@ for asked in sys.argv[1:]:
     torch.testing.assert_close(calls[name]("cuda"), expected, rtol=2e-2, atol=2e-2)
 """
 OF_FEW, OF_MANY = "product bfloat16 4x512x768", "product bfloat16 4096x512x768"
+ODD = "product bfloat16 40x511x768"
 ANYWHERE = {
     "few=": f"linear {OF_FEW}: few_rows runs",
     "few=plain": f"linear {OF_FEW}: plain runs",
-    "odd=": "linear product bfloat16 40x511x768: plain runs",
+    "few=cublaslt": f"linear {OF_FEW}: cublaslt runs",
+    "many=cublaslt": f"linear {OF_MANY}: cublaslt runs",
+    "odd=": f"linear {ODD}: cublaslt runs",
+    "odd=plain": f"linear {ODD}: plain runs",
+    "wide=": "linear product float32 40x511x768: cublaslt runs",
     "quantized=": "quantized_linear .*: few_rows runs",
     "quantized=plain": f"quantized_linear {OF_FEW}: plain runs",
+    "gated=cublaslt": f"linear {OF_MANY}: cublaslt runs",
     "gated=plain": f"linear {OF_MANY}: plain runs",
 }
 ON_HOPPER = {

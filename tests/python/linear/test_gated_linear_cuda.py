@@ -94,8 +94,11 @@ def test_what_is_kept_and_a_weight_of_both(
         of_both, gates, no_up = GATED_LINEAR(x, *both, number, True)
     assert none.numel() == neither.numel() == no_up.numel() == 0
     assert torch.equal(alone, y)
-    assert torch.equal(of_both, y)
-    assert torch.equal(gates, torch.cat([gate, up], -1))
+    # Other strides: where the products are cuBLASLt's, it may sum in another way.
+    of_ours = shape[1] % 8 == 0 and shape[2] % 8 == 0
+    most = 0.0 if of_ours else 2e-2
+    torch.testing.assert_close(of_both, y, rtol=most, atol=most)
+    torch.testing.assert_close(gates, torch.cat([gate, up], -1), rtol=most, atol=most)
     assert_close_to_reference(gate, x @ weight.t(), x.double() @ weight.double().t(), "gate")
     assert_close_to_reference(up, x @ up_weight.t(), x.double() @ up_weight.double().t(), "up")
     again = GATED["swiglu"].call(gate, up, bias, up_bias)
