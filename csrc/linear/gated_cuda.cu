@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Hopper's kernel where it takes the layer, else two products and the pointwise kernel.
+// Hopper's kernel where it takes the layer, or the gradient at a gate, else products and the
+// pointwise kernel.
 #include <array>
 
 #include "core/cuda/built.h"
@@ -11,6 +12,7 @@ namespace transformer_kernels::cuda {
 namespace {
 
 constexpr const char* kOp = "gated_linear";
+constexpr const char* kDgated = "linear_dgated";
 
 GatedProduct product_of(const GatedLinearProblem& p) {
   return {.gate = {.op = kOp,
@@ -28,6 +30,23 @@ GatedProduct product_of(const GatedLinearProblem& p) {
           .up = {.b = p.up_weight.transposed(), .kept = matrix_of(p.up), .bias = p.up_bias}};
 }
 
+GatedProduct product_of(const LinearDgatedProblem& p) {
+  return {.gate = {.op = kDgated,
+                   .dtype = p.dtype,
+                   .rows = p.rows,
+                   .cols = p.cols,
+                   .terms = p.terms,
+                   .a = matrix_of(p.dy),
+                   .b = p.weight,
+                   .out = matrix_of(p.dgate),
+                   .kept = matrix_of(p.h),
+                   .z = matrix_of(p.gate),
+                   .bias = p.bias,
+                   .bias_dtype = p.bias_dtype,
+                   .activation = p.activation},
+          .up = {.out = matrix_of(p.dup), .z = matrix_of(p.up), .bias = p.up_bias}};
+}
+
 constexpr auto engines() {
   std::array<Engine<GatedProduct>, kBuildsSm90a> table{};
   if constexpr (kBuildsSm90a) table[0] = {"hopper", hopper_refusal, run_hopper};
@@ -35,16 +54,29 @@ constexpr auto engines() {
 }
 constexpr auto kEngines = engines();
 
+// By an engine that takes it; false where there is none.
+template <class Problem>
+bool run_in_one(const Context& context, const Problem& p) {
+  const GatedProduct product = product_of(p);
+  const auto chosen = find_kernel(
+      product.gate.op, kEngines, p,
+      [&](const Engine<GatedProduct>& engine) { return engine.refusal(context, product); });
+  if (chosen) kEngines[*chosen].run(context, product);
+  return chosen.has_value();
+}
+
 }  // namespace
 
 void gated_linear_forward(const Context& context, const GatedLinearProblem& p) {
-  const GatedProduct product = product_of(p);
-  const auto chosen = find_kernel(kOp, kEngines, p, [&](const Engine<GatedProduct>& engine) {
-    return engine.refusal(context, product);
-  });
-  if (chosen) return kEngines[*chosen].run(context, product);
+  if (run_in_one(context, p)) return;
   const Scratch memory(kOp, context, bytes_in_three(p));
   run_in_three(context, p, memory.as<void>(), linear_forward, pointwise_forward);
+}
+
+void linear_dgated(const Context& context, const LinearDgatedProblem& p) {
+  if (run_in_one(context, p)) return;
+  linear_backward(context, p.product());
+  pointwise_backward(context, p.slope());
 }
 
 }  // namespace transformer_kernels::cuda

@@ -77,13 +77,69 @@ void run_in_three(const Context& context, const GatedLinearProblem& p, void* mem
   product(context, p.product_of(gate, up));
 }
 
+// Sizes are T rows, N columns of dy as terms, and K columns of gate.
+struct LinearDgatedProblem {
+  Pointwise activation;
+  DType dtype;
+  DType bias_dtype;
+  std::int64_t rows;
+  std::int64_t terms;
+  std::int64_t cols;
+  Rows dy;
+  Matrix weight;
+  Rows gate;
+  Rows up;
+  const void* bias;  // either may be null
+  const void* up_bias;
+  Rows dgate;
+  Rows dup;
+  Rows h;  // may be null
+
+  LinearBackwardProblem product() const {
+    return {.dtype = dtype,
+            .bias_dtype = dtype,
+            .rows = rows,
+            .terms = cols,
+            .cols = terms,
+            .activation = {},
+            .dy = dy,
+            .x = {},
+            .weight = weight,
+            .z = {},
+            .dx = dgate,
+            .dweight = {},
+            .dbias = nullptr};
+  }
+  // Of what product() leaves where dgate is wanted.
+  PointwiseBackwardProblem slope() const {
+    return {.op = activation,
+            .dtype = dtype,
+            .bias_dtype = bias_dtype,
+            .rows = rows,
+            .cols = cols,
+            .dy = dgate,
+            .x = gate,
+            .up = up,
+            .dx = dgate,
+            .dup = dup,
+            .y = h,
+            .bias = bias,
+            .up_bias = up_bias,
+            .dbias = nullptr,
+            .dup_bias = nullptr};
+  }
+};
+
 std::string describe(const GatedLinearProblem& problem);
+std::string describe(const LinearDgatedProblem& problem);
 
 namespace cpu {
 void gated_linear_forward(const Context& context, const GatedLinearProblem& problem);
+void linear_dgated(const Context& context, const LinearDgatedProblem& problem);
 }  // namespace cpu
 namespace cuda {
 void gated_linear_forward(const Context& context, const GatedLinearProblem& problem);
+void linear_dgated(const Context& context, const LinearDgatedProblem& problem);
 }  // namespace cuda
 
 }  // namespace transformer_kernels

@@ -7,17 +7,28 @@
 
 namespace transformer_kernels::cuda {
 
-// The second operand of up, what is kept of it, and its bias.
+// What up has for itself.
 struct Up {
   Matrix b{};
   Matrix kept{};
+  Matrix out{};
+  Matrix z{};
   const void* bias = nullptr;
 };
 
-// out = f(gate + bias) (up + bias of up), kept = gate and up as they are.
+// Without z two products, gate and up, and
+//
+//   out = f(gate + bias) (up + bias of up), kept = gate and up as they are
+//
+// With it, that of gate and of up, one product and what it is the gradient of:
+//
+//   out = sum f'(g) u, out of up = sum f(g), kept = f(g) u
+//   g = z + bias, u = z of up + bias of up
 struct GatedProduct {
   Product gate;
   Up up;
+
+  bool reads_z() const { return gate.z.data != nullptr; }
 };
 
 const char* hopper_refusal(const Context& context, const GatedProduct& p);

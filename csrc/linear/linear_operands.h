@@ -18,6 +18,7 @@ struct Leading {
 };
 inline constexpr Leading kX{"x", "the dtype of x"};
 inline constexpr Leading kZ{"z", "the dtype of z"};
+inline constexpr Leading kGate{"gate", "the dtype of gate"};
 
 // Checks the operands of one call one by one, and notes where they lie.
 class Operands {
@@ -79,12 +80,18 @@ class Operands {
   const void* bias_if_present(const TensorView& view, const char* name = "bias") {
     if (!view.defined()) return nullptr;
     inputs_.push_back({name, view});
-    return vector(name, view);
+    return vector(name, view, cols_, "the rows of weight");
+  }
+  // The same of what the columns of weight stand for.
+  const void* bias_of_columns_if_present(const TensorView& view, const char* name) {
+    if (!view.defined()) return nullptr;
+    inputs_.push_back({name, view});
+    return vector(name, view, shape_.cols, "the columns of weight");
   }
   void* dbias_if_present(const TensorView& view) {
     if (!view.defined()) return nullptr;
     outputs_.push_back({"dbias", view});
-    return vector("dbias", view);
+    return vector("dbias", view, cols_, "the rows of weight");
   }
 
   void check_overlaps() const {
@@ -118,10 +125,10 @@ class Operands {
     check_.same_shape(name, view, concat("the rows of ", leading_.name).c_str(), like);
   }
 
-  void* vector(const char* name, const TensorView& view) const {
+  void* vector(const char* name, const TensorView& view, std::int64_t count, const char* of) const {
     check_.floating(name, view);
-    check_.typed_or_float32(name, view, x_.dtype, "x");
-    check_.packed(name, view, cols_, "the rows of weight");
+    check_.typed_or_float32(name, view, x_.dtype, leading_.name);
+    check_.packed(name, view, count, of);
     check_value(view.rank == 1, op_, ": ", name, " has ", view.rank, " dimensions, expected 1");
     return view.data;
   }

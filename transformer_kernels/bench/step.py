@@ -33,7 +33,7 @@ PARTS = (PRODUCTS, ATTENTION, MEMORY, OPTIMIZER, REST)
 
 _PRODUCTS = ("mm", "addmm", "addmm_", "_addmm_activation", "linear_forward", "linear_backward",
              "linear_act_forward", "linear_act_inference", "linear_act_backward",
-             "linear_dact", "gated_linear_forward", "quantized_linear_forward",
+             "linear_dact", "gated_linear_forward", "linear_dgated", "quantized_linear_forward",
              "quantized_linear_backward")  # fmt: skip
 _BATCHED = ("bmm", "baddbmm")  # which attention alone has
 _OPTIMIZER = "Optimizer.step"  # the beginning of PyTorch's mark around it

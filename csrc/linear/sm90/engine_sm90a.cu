@@ -44,6 +44,17 @@ bool has_lines(const Product& p) {
   return true;
 }
 
+// What up has for itself, in the place of what the gate has.
+Product product_of_up(const GatedProduct& p) {
+  Product up = p.gate;
+  if (!p.reads_z()) up.b = p.up.b;
+  up.kept = p.up.kept;
+  up.out = p.up.out;
+  up.z = p.up.z;
+  up.bias = p.up.bias;
+  return up;
+}
+
 }  // namespace
 
 const char* hopper_refusal(const Context& context, const Product& p) {
@@ -66,18 +77,16 @@ const char* hopper_refusal(const Context& context, const Product& p) {
 }
 
 const char* hopper_refusal(const Context& context, const GatedProduct& p) {
-  Product up = p.gate;
-  up.b = p.up.b;
-  up.kept = p.up.kept;
-  up.bias = p.up.bias;
+  const Product up = product_of_up(p);
   for (const Product* each : std::initializer_list<const Product*>{&p.gate, &up}) {
     if (const char* refusal = hopper_refusal(context, *each)) return refusal;
-    if (major_of_b(*each) != Major::kK) return "terms of a weight are not together";
+    if (!p.reads_z() && major_of_b(*each) != Major::kK) return "terms of a weight are not together";
   }
   return p.gate.rows <= kFewRows ? "there are few rows" : nullptr;
 }
 
 void run_hopper(const Context& context, const GatedProduct& p) {
+  if (p.reads_z()) return run_gemm_gated_slope(context, p);
   if (p.gate.kept.data != nullptr) return run_gemm_gated_kept(context, p);
   run_gemm_gated(context, p);
 }

@@ -4,7 +4,7 @@
 namespace transformer_kernels::cuda {
 
 void run_gemm_gated(const Context& context, const GatedProduct& p) {
-  launch_gated<Epilogue::kGated>(context, p);
+  launch_gated<Epilogue::kGated, Major::kK>(context, p);
 }
 
 }  // namespace transformer_kernels::cuda

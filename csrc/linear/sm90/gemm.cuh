@@ -5,8 +5,8 @@
 //
 // Persistent: a CTA an SM, three warpgroups.
 //
-//   warpgroup 0   warp 0 loads blocks of a and b into a ring (TMA); warp 1 loads the z that a
-//                 epilogue reads, a tile ahead
+//   warpgroup 0   warp 0 loads blocks of a and b into a ring (TMA); warp 1 loads the z that an
+//                 epilogue reads, a tile ahead, of gate and up half a tile
 //   warpgroups    take tiles of kRows x kCols in turn: products, then the epilogue, which runs
 //   under 1 and 2       the products of the other
 //
@@ -40,6 +40,8 @@ enum class Epilogue {
   kPartial,       // sums of some of the terms, as they are
   kGated,         // out = f(gate + bias) (up + up_bias): b has columns of gate, then of up
   kGatedKept,     // the same, kept = gate and kept_up = up, without their biases
+  kGatedSlope,    // out = sum f'(g) u, out_up = sum f(g), kept = f(g) u where it is wanted:
+                  // g = z + bias, u = z_up + up_bias
 };
 
 struct GemmParameters {
@@ -48,14 +50,16 @@ struct GemmParameters {
   CUtensorMap out;
   CUtensorMap kept;
   CUtensorMap z;
-  CUtensorMap b_up;  // of gated epilogues, and so the next
+  CUtensorMap b_up;  // of gated epilogues, as all of up
   CUtensorMap kept_up;
+  CUtensorMap out_up;
+  CUtensorMap z_up;
   const void* up_bias;
   void* uneven;  // of kBiasUneven: out, and from row to row
   std::int64_t uneven_step;
   const void* bias;   // may be null
   bool bias_is_wide;  // float32
-  bool keeps;         // of kSlope
+  bool keeps;         // of kSlope and kGatedSlope
   int rows;
   int cols;
   int blocks;  // of 64 terms
@@ -88,15 +92,22 @@ struct GemmShape {
   static constexpr int kBlock = 64;  // terms of a stage
   static constexpr int kBands = kRows / 64;
 
-  static constexpr bool kReadsZ = kEpilogue == Epilogue::kSlope;
+  // How many tensors like the result are read: z, or those of gate and up.
+  static constexpr int kInputs = kEpilogue == Epilogue::kGatedSlope ? 2
+                                 : kEpilogue == Epilogue::kSlope    ? 1
+                                                                    : 0;
+  static constexpr bool kReadsZ = kInputs > 0;
   // One half of a tile's columns of b are of the gate, the other the same columns of up.
   static constexpr bool kGated = kEpilogue == Epilogue::kGated || kEpilogue == Epilogue::kGatedKept;
   static constexpr int kOutCols = kGated ? kCols / 2 : kCols;
   // Stored from registers, where they stand.
   static constexpr bool kInOrder =
       kEpilogue == Epilogue::kPartial || kEpilogue == Epilogue::kBiasUneven;
-  static constexpr bool kAddsBias = !kReadsZ && !kInOrder;
-  static constexpr int kOutputs = kEpilogue == Epilogue::kGatedKept      ? 3
+  static constexpr bool kAddsBias = kEpilogue != Epilogue::kSlope && !kInOrder;
+  static constexpr bool kAddsUpBias = kGated || kEpilogue == Epilogue::kGatedSlope;
+  // Chunks that leave from one slot.
+  static constexpr int kOutputs = kReadsZ                                ? kInputs
+                                  : kEpilogue == Epilogue::kGatedKept    ? 3
                                   : kEpilogue == Epilogue::kActivateKept ? 2
                                                                          : 1;
 
@@ -105,13 +116,15 @@ struct GemmShape {
   static constexpr int kChunkBytes = 64 * kChunkRowBytes;
   static constexpr int kChunks = kBands * kOutCols / kChunkCols;
 
-  // Slots of a warpgroup; those of an epilogue that reads z are of both, one for each chunk.
-  static constexpr int kSlots = kReadsZ                         ? kChunks
+  // Slots of a warpgroup; those of an epilogue that reads z are of both, and hold all chunks of a
+  // tile's z, or half of its gate and up.
+  static constexpr int kSlots = kReadsZ                         ? kChunks / kInputs
                                 : kOutputs == 3                 ? 2
                                 : kOutputs == 2 || kCols == 128 ? 4
                                                                 : 3;
   static constexpr int kSlotBytes = kChunkBytes * kOutputs;
-  static constexpr int kKeptSlots = 2;  // of a warpgroup, where z is read
+  static constexpr int kRounds = kChunks / kSlots;  // that a tile makes over its slots
+  static constexpr int kKeptSlots = 2;              // of a warpgroup, where z is read
   static constexpr int kStages = kCols == 128 ? 6 : kReadsZ || kOutputs > 1 ? 4 : 5;
 
   static constexpr int kBytesOfA = kRows * kBlock * 2;
@@ -133,8 +146,8 @@ struct alignas(1024) GemmStorage {
   unsigned char kept[S::kReadsZ ? 2 * S::kKeptSlots : 1][S::kReadsZ ? S::kChunkBytes : 8];
   PipelineBarriers<S::kStages> barriers;
   // Of each warpgroup, for a parity would not tell its tile from the other's.
-  std::uint64_t z_full[2][S::kReadsZ ? S::kChunks : 1];
-  std::uint64_t z_empty[S::kReadsZ ? S::kChunks : 1];
+  std::uint64_t z_full[2][S::kReadsZ ? S::kSlots : 1];
+  std::uint64_t z_empty[S::kReadsZ ? S::kSlots : 1];
 };
 
 inline constexpr int kGemmThreads = 384;
@@ -195,20 +208,24 @@ __device__ __forceinline__ void load_operands(const GemmParameters& p, GemmPipel
   }
 }
 
-// One thread. Chunk i of every tile goes to slot i.
+// One thread. Chunk i of every tile goes to slot i % kSlots, in the order in which chunks are used,
+// so that a slot waits for an epilogue that needs nothing loaded after it.
 template <class S>
 __device__ __forceinline__ void load_z(const GemmParameters& p, GemmStorage<S>& storage) {
   int count = 0;
   for (int tile = blockIdx.x; tile < p.tiles.count(); tile += gridDim.x, ++count) {
     const TilePlace place = p.tiles[tile];
     for (int i = 0; i < S::kChunks; ++i) {
-      const std::uint32_t full = shared_address(&storage.z_full[count % 2][i]);
-      mbarrier_wait(shared_address(&storage.z_empty[i]), count % 2 ^ 1);
-      mbarrier_arrive_expect(full, S::kChunkBytes);
-      tensor_load(shared_address(storage.slots[0][i]), p.z,
-                  {place.col * S::kOutCols + i / S::kBands * S::kChunkCols,
-                   place.row * S::kRows + i % S::kBands * 64},
-                  full);
+      const int at = i % S::kSlots;
+      const int round = count * S::kRounds + i / S::kSlots;
+      const std::uint32_t slot = shared_address(storage.slots[0][at]);
+      const std::uint32_t full = shared_address(&storage.z_full[count % 2][at]);
+      const MatrixOrigin box{place.col * S::kOutCols + i / S::kBands * S::kChunkCols,
+                             place.row * S::kRows + i % S::kBands * 64};
+      mbarrier_wait(shared_address(&storage.z_empty[at]), round % 2 ^ 1);
+      mbarrier_arrive_expect(full, S::kSlotBytes);
+      tensor_load(slot, p.z, box, full);
+      if constexpr (S::kInputs == 2) tensor_load(slot + S::kChunkBytes, p.z_up, box, full);
     }
   }
 }
@@ -244,14 +261,14 @@ class GemmConsumer {
       const int row = own.place.row * S::kRows;
       const int col = own.place.col * S::kOutCols;
       if constexpr (S::kAddsBias) touch_bias(p_.bias, col);
-      if constexpr (S::kGated) touch_bias(p_.up_bias, col);
+      if constexpr (S::kAddsUpBias) touch_bias(p_.up_bias, col);
       multiply(own.blocks);
       if constexpr (S::kEpilogue == Epilogue::kPartial) {
         store_partial(row, col, own.part);
       } else if constexpr (S::kEpilogue == Epilogue::kBiasUneven) {
         store_uneven(row, col);
       } else {
-        epilogue(row, col, i / 2 & 1);
+        epilogue(row, col, i / 2);
       }
       skip(i + 1);
     }
@@ -304,21 +321,21 @@ class GemmConsumer {
     return major == Major::kK ? 16 : 64 * kSwizzleRow;
   }
 
-  // `parity` of the z of this tile.
-  __device__ __forceinline__ void epilogue(int row, int col, int parity) {
+  // `tile` counts those of this warpgroup.
+  __device__ __forceinline__ void epilogue(int row, int col, int tile) {
 #pragma unroll
     for (int c = 0; c < S::kOutCols / S::kChunkCols; ++c) {
       float bias[kPairs][2];
       float up_bias[kPairs][2];
       if constexpr (S::kAddsBias) load_bias(p_.bias, col + c * S::kChunkCols, bias);
-      if constexpr (S::kGated) load_bias(p_.up_bias, col + c * S::kChunkCols, up_bias);
+      if constexpr (S::kAddsUpBias) load_bias(p_.up_bias, col + c * S::kChunkCols, up_bias);
 #pragma unroll
       for (int band = 0; band < S::kBands; ++band) {
         const int chunk = c * S::kBands + band;
         const float* sums = sums_[band] + c * S::kChunkCols / 2;
         const MatrixOrigin box{col + c * S::kChunkCols, row + band * 64 + 16 * own_.warp};
         if constexpr (S::kReadsZ) {
-          store_chunk_with_z(sums, box, chunk, parity);
+          store_chunk_with_z(sums, bias, up_bias, box, chunk, tile);
         } else if constexpr (S::kGated) {
           store_gated_chunk(sums, sums + S::kOutCols / 2, bias, up_bias, box, chunk);
         } else {
@@ -451,13 +468,38 @@ class GemmConsumer {
     }
   }
 
-  // The result leaves from the slot that its z came in.
-  __device__ __forceinline__ void store_chunk_with_z(const float* sums, MatrixOrigin box, int chunk,
-                                                     int parity) const {
-    const std::uint32_t slot = shared_address(storage_.slots[0][chunk]);
+  // Results leave from the slot that what they are made of came in.
+  __device__ __forceinline__ void store_chunk_with_z(const float* sums,
+                                                     const float (&bias)[kPairs][2],
+                                                     const float (&up_bias)[kPairs][2],
+                                                     MatrixOrigin box, int chunk, int tile) const {
+    const int at = chunk % S::kSlots;
+    const std::uint32_t slot = shared_address(storage_.slots[0][at]);
     const std::uint32_t kept =
         shared_address(storage_.kept[group_ * S::kKeptSlots + chunk % S::kKeptSlots]);
-    mbarrier_wait(shared_address(&storage_.z_full[group_][chunk]), parity);
+    const int round = tile * S::kRounds + chunk / S::kSlots;
+    mbarrier_wait(shared_address(&storage_.z_full[group_][at]), round & 1);
+    if constexpr (S::kInputs == 2) {
+      slope_of_gate(sums, bias, up_bias, slot, kept);
+    } else {
+      slope(sums, slot, kept);
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (own_.lane == 0) {
+      tensor_store(p_.out, box, rows_of_warp(slot));
+      if constexpr (S::kOutputs == 2) {
+        tensor_store(p_.out_up, box, rows_of_warp(slot + S::kChunkBytes));
+      }
+      if (p_.keeps) tensor_store(p_.kept, box, rows_of_warp(kept));
+      bulk_commit();
+      free_slots(chunk);
+    }
+    __syncwarp();  // the next chunk writes where this one's predecessor has been read
+  }
+
+  __device__ __forceinline__ void slope(const float* sums, std::uint32_t slot,
+                                        std::uint32_t kept) const {
     std::uint32_t z[S::kChunkCols / 16][4];
 #pragma unroll
     for (int j = 0; j < S::kChunkCols / 16; ++j) ldmatrix_x4(z[j], cell(slot, j));
@@ -478,19 +520,45 @@ class GemmConsumer {
       narrow(v, words);
       put(slot, j, words);
     }
-    fence_async_shared();
-    __syncwarp();
-    if (own_.lane == 0) {
-      tensor_store(p_.out, box, rows_of_warp(slot));
-      if (p_.keeps) tensor_store(p_.kept, box, rows_of_warp(kept));
-      bulk_commit();
-      free_slots(chunk);
+  }
+
+  // 16 columns of both at a time.
+  __device__ __forceinline__ void slope_of_gate(const float* sums, const float (&bias)[kPairs][2],
+                                                const float (&up_bias)[kPairs][2],
+                                                std::uint32_t slot, std::uint32_t kept) const {
+#pragma unroll
+    for (int j = 0; j < S::kChunkCols / 16; ++j) {
+      std::uint32_t words[4];
+      float gate[8];
+      float up[8];
+      float product[8];
+      ldmatrix_x4(words, cell(slot, j));
+      widen(words, gate);
+      ldmatrix_x4(words, cell(slot + S::kChunkBytes, j));
+      widen(words, up);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float sum = sums[8 * j + e];
+        const float z = gate[e] + bias[2 * j + e / 4][e % 2];
+        const float factor = up[e] + up_bias[2 * j + e / 4][e % 2];
+        const auto both = S::Activation::value_and_slope(math::Fast{}, z);
+        product[e] = both.value * factor;
+        up[e] = sum * both.value;
+        gate[e] = sum * factor * both.slope;
+      }
+      narrow(product, words);
+      put(kept, j, words);
+      narrow(gate, words);
+      put(slot, j, words);
+      narrow(up, words);
+      put(slot + S::kChunkBytes, j, words);
     }
-    __syncwarp();  // the next chunk writes where this one's predecessor has been read
   }
 
   __device__ __forceinline__ void free_slots(int chunk) const {
-    const auto free = [&](int i) { mbarrier_arrive(shared_address(&storage_.z_empty[i])); };
+    const auto free = [&](int i) {
+      mbarrier_arrive(shared_address(&storage_.z_empty[i % S::kSlots]));
+    };
     bulk_wait_read<1>();
     if (chunk > 0) free(chunk - 1);
     if (chunk == S::kChunks - 1) {
@@ -560,7 +628,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (threadIdx.x == 0) {
     pipeline.init(kGemmWarps);
     if constexpr (S::kReadsZ) {
-      for (int i = 0; i < S::kChunks; ++i) {
+      for (int i = 0; i < S::kSlots; ++i) {
         mbarrier_init(shared_address(&storage.z_full[0][i]), 1);
         mbarrier_init(shared_address(&storage.z_full[1][i]), 1);
         mbarrier_init(shared_address(&storage.z_empty[i]), kGemmWarps);

@@ -54,6 +54,7 @@ struct Parts {
 
 template <class S>
 void launch_gemm(const Context& context, const Product& p, Parts parts = {}, const Up& up = {}) {
+  static_assert(sizeof(GemmStorage<S>) <= 227 * 1024);
   const auto map = [&](const TensorMapLayout& layout) { return encode_tensor_map(p.op, layout); };
   const auto result = [&](const Matrix& matrix, int box_rows) {
     return matrix.data == nullptr ? CUtensorMap{} : map(result_layout(p, matrix, box_rows));
@@ -72,6 +73,8 @@ void launch_gemm(const Context& context, const Product& p, Parts parts = {}, con
       .z = result(p.z, 64),
       .b_up = second(up.b),
       .kept_up = result(up.kept, 16),
+      .out_up = result(up.out, 16),
+      .z_up = result(up.z, 64),
       .up_bias = up.bias,
       .uneven = p.out.data,
       .uneven_step = p.out.row_step,
@@ -124,16 +127,15 @@ void launch_activated(const Context& context, const Product& p) {
 #undef TFK_ATTEMPT
 }
 
-// By the gate of p. Terms of all operands are together.
-template <Epilogue kEpilogue>
+// By the gate of p. Terms of a are together.
+template <Epilogue kEpilogue, Major kMajorB>
 void launch_gated(const Context& context, const GatedProduct& p) {
   const auto attempt = [&]<Pointwise kOp>() {
     using Op = PointwiseOp<kOp>;
     if constexpr (Op::kGated) {
       if (*p.gate.activation != kOp) return;
       with_narrow_dtype(p.gate.dtype, [&]<class T>() {
-        launch_gemm<
-            GemmShape<T, typename Op::Activation, kEpilogue, Major::kK, Major::kK, 128, 192>>(
+        launch_gemm<GemmShape<T, typename Op::Activation, kEpilogue, Major::kK, kMajorB, 128, 192>>(
             context, p.gate, {}, p.up);
       });
     }
@@ -150,5 +152,6 @@ void run_gemm_slope(const Context& context, const Product& p);
 void run_gemm_in_parts(const Context& context, const Product& p, std::int64_t parts);
 void run_gemm_gated(const Context& context, const GatedProduct& p);
 void run_gemm_gated_kept(const Context& context, const GatedProduct& p);
+void run_gemm_gated_slope(const Context& context, const GatedProduct& p);
 
 }  // namespace transformer_kernels::cuda

@@ -10,13 +10,13 @@ namespace {
 constexpr const char* kName = "gated_linear";
 
 // The number of an activation: its place among those of a gate.
-Pointwise gate_of(std::int64_t number) {
+Pointwise gate_of(const char* name, std::int64_t number) {
   std::int64_t left = number;
   for (int i = 0; i < kPointwiseCount && left >= 0; ++i) {
     const auto op = static_cast<Pointwise>(i);
     if (is_gated(op) && left-- == 0) return op;
   }
-  check_value(false, kName, ": activation is ", number, ", expected the number of one");
+  check_value(false, name, ": activation is ", number, ", expected the number of one");
   return {};
 }
 
@@ -68,7 +68,7 @@ struct Forward {
   }
 
   static auto run(const Context& context, Arguments& a) {
-    a.activation = gate_of(a.number);
+    a.activation = gate_of(kName, a.number);
     const bool in_one = !a.up_weight.defined();
     const std::int64_t lines = a.weight.rank > 0 ? a.weight.sizes[0] : 0;
     const TensorView kept = with_columns(a.x, lines);
@@ -81,7 +81,36 @@ struct Forward {
   }
 };
 
-using Ops = RawOps<Forward>;
+struct DgatedArguments : LinearDgated {
+  std::int64_t number;
+  bool need_h;
+};
+
+struct Dgated {
+  using Arguments = DgatedArguments;
+  static constexpr const char* kOp = "linear_dgated";
+  static constexpr auto kLike = &Arguments::gate;
+  static constexpr auto kFields = std::tuple(
+      tensor("dy", &LinearDgated::dy, with_aligned_rows), tensor("weight", &LinearDgated::weight),
+      tensor("gate", &LinearDgated::gate, with_aligned_rows),
+      tensor("up", &LinearDgated::up, with_aligned_rows),
+      optional("bias", &LinearDgated::bias, contiguous),
+      optional("up_bias", &LinearDgated::up_bias, contiguous),
+      integer("activation", &DgatedArguments::number), flag("need_h", &DgatedArguments::need_h));
+  static std::string name() { return kOp; }
+  static std::string returns() { return "(Tensor dgate, Tensor dup, Tensor h)"; }
+
+  static auto run(const Context& context, Arguments& a) {
+    a.activation = gate_of(kOp, a.number);
+    auto gradients = std::tuple_cat(result(a.dgate, new_rows_like, a.gate),
+                                    result(a.dup, new_rows_like, a.gate));
+    const Tensor h = result_if(a.need_h, a.h, a.gate, a.gate);
+    linear_dgated(context, a);
+    return std::tuple_cat(gradients, std::tuple(h));
+  }
+};
+
+using Ops = RawOps<Forward, Dgated>;
 
 }  // namespace
 

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
+#include <utility>
 
 #include "backend_test.h"
 #include "error_of.h"
@@ -90,6 +93,115 @@ TEST_P(GatedLinearOp, is_two_layers_and_a_gate) {
       EXPECT_TRUE(alone.surroundings_intact());
     }
   }
+}
+
+// Of a product and the gate, each of which is tested for itself: the gate's slopes are those that
+// the pointwise op gives of ones.
+void expect_gradients(DType dtype, const Values& found, const Sums& dh, const Values& slopes,
+                      const char* name) {
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const double size = std::max(1.0, std::abs(slopes[i]));
+    const double units = 5 * unit_roundoff(dtype) * std::abs(dh.sum[i] * slopes[i]);
+    const double sums = 40 * unit_roundoff(DType::kFloat32) * dh.size[i] * size;
+    const double tiny = unit_roundoff(dtype) * std::abs(dh.sum[i]) * 0.01 + 0x1p-24;
+    ASSERT_NEAR(found[i], dh.sum[i] * slopes[i], units + sums + tiny) << name << ", element " << i;
+  }
+}
+
+TEST_P(GatedLinearOp, gradient_at_a_gate) {
+  int number = 0;
+  for (const auto& [rows, terms, cols, layout] : kSizes) {
+    for (const auto& [has_bias, by_columns] : {std::pair{false, false}, std::pair{false, true},
+                                               std::pair{true, false}, std::pair{true, true}}) {
+      const Pointwise op = kGates[number++ % 4];
+      SCOPED_TRACE(std::to_string(rows) + 'x' + std::to_string(terms) + 'x' + std::to_string(cols) +
+                   ' ' + name_of(op) + (has_bias ? " + bias" : "") +
+                   (by_columns ? ", by columns" : ""));
+      const auto made = [&](std::int64_t m, std::int64_t n) {
+        return random_normal(m * n, dtype());
+      };
+      const Values dy_values = made(rows, terms), weight_values = made(terms, cols);
+      const TestTensor dy(backend(), dtype(), rows, terms, dy_values, layout);
+      const TestTensor weight(backend(), dtype(), by_columns ? cols : terms,
+                              by_columns ? terms : cols, weight_values, layout);
+      const TestTensor gate(backend(), dtype(), rows, cols, made(rows, cols), layout);
+      const TestTensor up(backend(), dtype(), rows, cols, made(rows, cols), layout);
+      const TestTensor bias(backend(), dtype(), 1, cols, made(1, cols));
+      const TestTensor up_bias(backend(), dtype(), 1, cols, made(1, cols));
+      const TestTensor ones(backend(), dtype(), rows, cols, Values(rows * cols, 1));
+      TestTensor slope(backend(), dtype(), rows, cols), value(backend(), dtype(), rows, cols);
+      TestTensor product_of_both(backend(), dtype(), rows, cols);
+      PointwiseBackward alone{.op = op,
+                              .dy = ones.view(),
+                              .x = gate.view(),
+                              .up = up.view(),
+                              .dx = slope.view(),
+                              .dup = value.view(),
+                              .y = product_of_both.view()};
+      if (has_bias) alone.bias = bias.vector(), alone.up_bias = up_bias.vector();
+      pointwise_backward(backend().context(), alone);
+
+      TestTensor dgate(backend(), dtype(), rows, cols, layout);
+      TestTensor dup(backend(), dtype(), rows, cols, layout), h(backend(), dtype(), rows, cols);
+      LinearDgated call{.dy = dy.view(),
+                        .weight = by_columns ? transposed(weight.view()) : weight.view(),
+                        .gate = gate.view(),
+                        .up = up.view(),
+                        .bias = alone.bias,
+                        .up_bias = alone.up_bias,
+                        .activation = op,
+                        .dgate = dgate.view(),
+                        .dup = dup.view(),
+                        .h = h.view()};
+      linear_dgated(backend().context(), call);
+      const Order order = by_columns ? Order{terms, 1} : Order{1, cols};
+      const Sums dh = product(rows, cols, terms, dy_values, {terms, 1}, weight_values, order);
+      expect_gradients(dtype(), dgate.values(), dh, slope.values(), "dgate");
+      expect_gradients(dtype(), dup.values(), dh, value.values(), "dup");
+      EXPECT_EQ(h.values(), product_of_both.values());
+      for (TestTensor* each : {&dgate, &dup, &h}) EXPECT_TRUE(each->surroundings_intact());
+
+      TestTensor dgate_again(backend(), dtype(), rows, cols);
+      TestTensor dup_again(backend(), dtype(), rows, cols);
+      call.dgate = dgate_again.view();
+      call.dup = dup_again.view();
+      call.h = {};
+      linear_dgated(backend().context(), call);
+      EXPECT_EQ(dgate_again.values(), dgate.values());
+      EXPECT_EQ(dup_again.values(), dup.values());
+    }
+  }
+}
+
+TEST_P(GatedLinearOp, says_what_does_not_fit_at_a_gate) {
+  const TestTensor dy(backend(), dtype(), 4, 3, Values(12, 1));
+  const TestTensor weight(backend(), dtype(), 3, 8, Values(24, 1));
+  const TestTensor gate(backend(), dtype(), 4, 8, Values(32, 1));
+  const TestTensor bias(backend(), dtype(), 1, 3, Values(3, 1));
+  TestTensor dgate(backend(), dtype(), 4, 8), dup(backend(), dtype(), 4, 8);
+  const LinearDgated good{.dy = dy.view(),
+                          .weight = weight.view(),
+                          .gate = gate.view(),
+                          .up = gate.view(),
+                          .activation = Pointwise::kSwiGlu,
+                          .dgate = dgate.view(),
+                          .dup = dup.view()};
+  const auto error = [&](auto&& spoil) {
+    LinearDgated arguments = good;
+    spoil(arguments);
+    return error_of([&] { linear_dgated(backend().context(), arguments); });
+  };
+  EXPECT_EQ(error([&](auto& a) { a.activation = Pointwise::kSilu; }),
+            "linear_dgated: activation is silu, expected a gated one");
+  EXPECT_EQ(error([&](auto& a) { a.weight = transposed(weight.view()); }),
+            "linear_dgated: weight has 3 columns, expected 8 (the last dimension of gate)");
+  EXPECT_EQ(error([&](auto& a) { a.up_bias = bias.vector(); }),
+            "linear_dgated: up_bias has 3 elements, expected 8 (the columns of weight)");
+  EXPECT_EQ(error([&](auto& a) { a.dup = {}; }), "linear_dgated: dup is missing");
+  EXPECT_EQ(error([&](auto& a) { a.dup = a.dgate; }),
+            "linear_dgated: dup overlaps dgate, expected memory of its own");
+  EXPECT_TRUE(dgate.untouched());
+  EXPECT_TRUE(dup.untouched());
 }
 
 TEST_P(GatedLinearOp, says_what_does_not_fit) {

@@ -21,6 +21,11 @@ def numbers(*sizes, scale=1.0):
     return scale * torch.randn(*sizes, device="cuda").bfloat16()
 few, many, odd = numbers(4, 512), numbers(4096, 512), numbers(40, 511)
 weight, odd_weight = (numbers(768, terms, scale=0.05) for terms in (512, 511))
+down = numbers(512, 768, scale=0.05)
+def gradient_of_mlp(backend):
+    x = many.detach().requires_grad_()
+    y = F.gated_mlp(x, weight, weight, down, backend=backend)
+    return torch.autograd.grad(y, x, 0.1 * many)[0]
 packed = F.quantize_weight(weight.float(), 4, 128)
 calls = {
     "few": lambda backend: F.linear(few, weight, backend=backend),
@@ -29,6 +34,7 @@ calls = {
     "wide": lambda backend: F.linear(odd.float(), odd_weight.float(), backend=backend),
     "quantized": lambda backend: F.quantized_linear(few, *packed, backend=backend),
     "gated": lambda backend: F.gated_linear(many, weight, weight, backend=backend),
+    "dgated": gradient_of_mlp,
 }
 for asked in sys.argv[1:]:
     name, os.environ["TFK_KERNEL"] = asked.split("=")
@@ -50,11 +56,14 @@ ANYWHERE = {
     "quantized=plain": f"quantized_linear {OF_FEW}: plain runs",
     "gated=cublaslt": f"linear {OF_MANY}: cublaslt runs",
     "gated=plain": f"linear {OF_MANY}: plain runs",
+    "dgated=plain": f"linear {OF_MANY}: plain runs",
 }
 ON_HOPPER = {
     "many=": f"linear {OF_MANY}: hopper runs",
     "gated=": "gated_linear .*: hopper runs",
     "gated=hopper": "gated_linear .*: hopper runs",
+    "dgated=": "linear_dgated .*: hopper runs",
+    "dgated=hopper": "linear_dgated .*: hopper runs",
 }
 
 

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 import transformer_kernels as tfk
-from transformer_kernels.ops.linear._ops import GATED_FORMULAS, GATED_LINEAR
+from transformer_kernels.ops.linear._ops import (
+    GATED_FORMULAS,
+    GATED_LINEAR,
+    LINEAR_DGATED,
+    linear_dgated,
+)
 from transformer_kernels.testing.inputs import poisoned, randn
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
@@ -53,6 +58,42 @@ def test_of_two_weights_and_of_one(keep: bool, activation: int, dtype: torch.dty
 def test_bad_arguments(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(Exception, match=f"gated_linear: {message}"):
         GATED_LINEAR(*arguments)
+
+
+@pytest.mark.parametrize("activation", range(len(GATED_FORMULAS)))
+@pytest.mark.parametrize("biases", ["none", "bias", "up_bias", "both"])
+def test_gradient_at_a_gate(biases: str, activation: int, dtype: torch.dtype) -> None:
+    """Gate and up as halves of one tensor, with h and without."""
+    dy, weight = randn((6, 5), dtype), randn((5, 7), dtype)
+    gate, up = randn((6, 14), dtype).chunk(2, -1)
+    bias, up_bias = (
+        randn((7,), dtype) if biases in (name, "both") else None for name in ("bias", "up_bias")
+    )
+    given = dy, weight, gate, up, bias, up_bias
+    with poisoned():
+        found = LINEAR_DGATED(*given, activation, True)
+        *alone, none = LINEAR_DGATED(*given, activation, False)
+    assert none.numel() == 0
+    assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=False))
+    theirs = linear_dgated(*given, activation, True)
+    exact = linear_dgated(*(None if t is None else t.double() for t in given), activation, True)  # type: ignore[arg-type]
+    for name, a, b, c in zip(("dgate", "dup", "h"), found, theirs, exact, strict=True):
+        assert_close_to_reference(a, b, c, name, magnitude=8.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((X, W, X, X, None, None, 0, True), r"dy has shape \(6, 8\)"),
+        ((X[:, :4], W.t(), X, X, None, None, 0, True), "weight has 4 columns, expected 8"),
+        ((X[:, :4], W, X, X, None, None, 9, True), "activation is 9, expected the number of one"),
+        ((X[:, :4], W, X, X[:5], None, None, 0, True), r"up has shape \(5, 8\)"),
+        ((X[:, :4], W, X, X, B, None, 0, True), "bias has 4 elements, expected 8"),
+    ],
+)
+def test_bad_arguments_at_a_gate(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(Exception, match=f"linear_dgated: ({message})"):
+        LINEAR_DGATED(*arguments)
 
 
 def test_a_bias_of_up_alone_is_refused_without_its_weight() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
-from transformer_kernels.ops.linear._ops import GATED_LINEAR
+from transformer_kernels.ops.linear import _mlp
+from transformer_kernels.ops.linear._ops import GATED_LINEAR, LINEAR_DGATED, linear_dgated
 from transformer_kernels.ops.pointwise._ops import GATED
 from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import poisoned, randn
@@ -138,6 +139,127 @@ def test_mlp(recompute: int, kind: str, narrow: torch.dtype) -> None:
         assert_close_to_reference(a, b, c, name)
     with torch.no_grad():
         assert torch.equal(ours(*leaves), found[0])
+
+
+# ---- the gradient at a gate, in the product behind it -------------------------------------------
+
+# Rows, terms and columns: of one tile, with tails, of tiles for many rounds of every processor;
+# then what falls to a product of its own.
+GATE_SHAPES = [(128, 64, 192), (500, 736, 1504), (999, 584, 1160), (5000, 264, 4104),
+               (7, 128, 200), (40, 33, 57)]  # fmt: skip
+ORDERS = {"rows": lambda w: w, "columns": lambda w: w.t().contiguous().t()}
+
+
+def _at_a_gate(shape: tuple[int, int, int], dtype: torch.dtype, biases: bool = True) -> list[Any]:
+    """Gate and up are halves of one tensor, as those of one weight are."""
+    rows, terms, cols = shape
+    weight = (randn((terms, cols), torch.float64) * terms**-0.5).to(dtype)
+    gate, up = randn((rows, 2 * cols), dtype).chunk(2, -1)
+    of_both = [randn((cols,), dtype) if biases else None for _ in range(2)]
+    return [randn((rows, terms), dtype), weight, gate, up, *of_both]
+
+
+@each_narrow
+@pytest.mark.parametrize("biases", [False, True], ids=["alone", "biases"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("activation", FORMULAS)
+@pytest.mark.parametrize("shape", GATE_SHAPES, ids=str)
+def test_gradient_at_a_gate(
+    shape: tuple[int, int, int], activation: str, order: str, biases: bool, narrow: torch.dtype
+) -> None:
+    dy, weight, gate, up, *of_both = _at_a_gate(shape, narrow, biases)
+    given, number = [dy, ORDERS[order](weight), gate, up, *of_both], NUMBERS[activation]
+    with poisoned():
+        found = LINEAR_DGATED(*given, number, True)
+        *alone, none = LINEAR_DGATED(*given, number, False)
+    assert none.numel() == 0
+    assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=False))
+    assert torch.equal(found[2], GATED[activation].call(gate, up, *of_both))
+    theirs = linear_dgated(*given, number, True)
+    wide = [None if t is None else t.double() for t in given]
+    exact = linear_dgated(*wide, number, True)  # type: ignore[arg-type]
+    for name, a, b, c in zip(("dgate", "dup", "h"), found, theirs, exact, strict=True):
+        assert_close_to_reference(a, b, c, name)
+
+
+@each_narrow
+def test_gradient_at_a_gate_repeats_bit_for_bit(narrow: torch.dtype) -> None:
+    given = _at_a_gate((5000, 136, 4104), narrow)
+    first = LINEAR_DGATED(*given, NUMBERS["swiglu"], True)
+    for _ in range(20):
+        again = LINEAR_DGATED(*given, NUMBERS["swiglu"], True)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+
+
+def test_wide_biases_and_either_alone_at_a_gate() -> None:
+    *given, bias, up_bias = _at_a_gate((256, 128, 192), torch.bfloat16)
+    for pair in ((bias.float(), up_bias.float()), (bias, None), (None, up_bias)):
+        found = LINEAR_DGATED(*given, *pair, NUMBERS["geglu"], True)
+        theirs = linear_dgated(*given, *pair, NUMBERS["geglu"], True)
+        wide = [None if t is None else t.double() for t in (*given, *pair)]
+        exact = linear_dgated(*wide, NUMBERS["geglu"], True)  # type: ignore[arg-type]
+        for name, a, b, c in zip(("dgate", "dup", "h"), found, theirs, exact, strict=True):
+            assert_close_to_reference(a, b, c, name)
+
+
+@each_narrow
+@pytest.mark.parametrize("biases", [False, True], ids=["alone", "biases"])
+@pytest.mark.parametrize("kind", ["two", "pair"])
+@pytest.mark.parametrize("recompute", [0, 1, 2])
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_gradients_of_mlps(
+    activation: str, recompute: int, kind: str, biases: bool, narrow: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    x, weight, up_weight, bias, up_bias = _operands((517, 736, 1504), narrow)
+    down = (randn((736, 1504), torch.float64) * 1504**-0.5).to(narrow)
+    leaves, dy = [x, weight, up_weight, down], randn((517, 736), narrow)
+    leaves += [bias, up_bias] if biases else []
+    calls = []
+    dgated = _mlp._dgated
+    monkeypatch.setattr(_mlp, "_dgated", lambda *a: calls.append(a) or dgated(*a))
+
+    def ours(x: Tensor, weight: Tensor, up: Tensor, down: Tensor, *of_both: Tensor) -> Tensor:
+        options: dict[str, Any] = {"recompute": recompute, "backend": "cuda"}
+        if kind == "two":
+            options |= dict(zip(("bias", "up_bias"), of_both, strict=False))
+            return F.gated_mlp(x, weight, up, down, activation, **options)
+        options |= {"bias": torch.cat(of_both)} if of_both else {}
+        return F.gated_mlp(x, torch.cat([weight, up]), None, down, activation, **options)
+
+    def formula(x: Tensor, weight: Tensor, up: Tensor, down: Tensor, *of_both: Tensor) -> Tensor:
+        pair = of_both or (None, None)
+        gate = FORMULAS[activation](in_torch.linear(x, weight, pair[0]))
+        return in_torch.linear(gate * in_torch.linear(x, up, pair[1]), down)
+
+    with poisoned():
+        found = _run(ours, leaves, dy)
+    assert [call[-1] for call in calls] == [recompute > 0]  # one, with h where it was not kept
+    theirs = _run(formula, leaves, dy)
+    exact = _run(formula, [t.double() for t in leaves], dy.double())
+    names = ("y", "dx", "dw", "dup", "ddown", "db", "dup_b")
+    for name, a, b, c in zip(names, found, theirs, exact, strict=False):
+        if activation == "reglu":  # its slope jumps where a sum near 0 is rounded otherwise
+            assert (a.double() - c).norm() < 0.06 * c.norm(), name
+        else:
+            assert_close_to_reference(a, b, c, name, magnitude=4.0 if name == "y" else 0.0)
+
+
+@pytest.mark.parametrize("chosen", [(0,), (1,), (3,), (4,), (0, 5)], ids=str)
+def test_some_gradients_of_an_mlp(chosen: tuple[int, ...]) -> None:
+    x, weight, up_weight, bias, up_bias = _operands((517, 736, 1504), torch.bfloat16)
+    down = (randn((736, 1504), torch.float64) * 1504**-0.5).to(torch.bfloat16)
+    leaves, dy = [x, weight, up_weight, down, bias, up_bias], randn((517, 736), torch.bfloat16)
+
+    def ours(*leaves: Tensor) -> Tensor:
+        *given, bias, up_bias = leaves
+        return F.gated_mlp(*given, bias=bias, up_bias=up_bias, backend="cuda")
+
+    whole = _run(ours, leaves, dy)[1:]
+    given = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
+    found = torch.autograd.grad(ours(*given), [given[i] for i in chosen], dy)
+    for i, gradient in zip(chosen, found, strict=True):
+        assert torch.equal(gradient, whole[i]), i
 
 
 def test_cuda_graph_and_the_same_bits() -> None:

@@ -49,7 +49,7 @@ def linear_gradient(
     return dx, dweight, dbias
 
 
-def _slope_times(activate: Activate, z: Tensor, dy: Tensor) -> Tensor:
+def slope_times(activate: Activate, z: Tensor, dy: Tensor) -> Tensor:
     """dz, by autograd of the activation."""
     again = torch.is_grad_enabled()
     with with_autograd(), torch.enable_grad():
@@ -63,7 +63,7 @@ def linear_act_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor, activation: int,
     need_dx: bool, need_dweight: bool, need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dz = _slope_times(ACTIVATIONS[activation].formula, z, dy)
+    dz = slope_times(ACTIVATIONS[activation].formula, z, dy)
     return linear_gradient(dz, x, weight, bias, need_dx, need_dweight, need_dbias)
 
 
@@ -71,5 +71,5 @@ def linear_dact(
     dy: Tensor, weight: Tensor, z: Tensor, activation: int, need_h: bool
 ) -> tuple[Tensor, Tensor]:
     formula = ACTIVATIONS[activation].formula
-    dz = _slope_times(formula, z, dy @ weight)
+    dz = slope_times(formula, z, dy @ weight)
     return dz, formula(z) if need_h else z.new_empty(0)

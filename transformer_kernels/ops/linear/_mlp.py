@@ -19,7 +19,7 @@ from ..pointwise._ops import GATED, PLAIN
 from . import _formula
 from ._arguments import empty_like_weight
 from ._formula import as_rows, bias_gradient
-from ._ops import GATED_LINEAR, LINEAR, LINEAR_ACT, LINEAR_DACT
+from ._ops import GATED_LINEAR, LINEAR, LINEAR_ACT, LINEAR_DACT, LINEAR_DGATED
 
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
@@ -85,6 +85,7 @@ _act_forward = direct(LINEAR_ACT.raw.forward)
 _act_inference = direct(LINEAR_ACT.raw.inference)
 _dact = direct(LINEAR_DACT)
 _gated_forward = direct(GATED_LINEAR)
+_dgated = direct(LINEAR_DGATED)
 
 
 class Kernels(NamedTuple):
@@ -96,6 +97,8 @@ class Kernels(NamedTuple):
     fused: Fused | None = None
     # (rows, weights, biases, keep) -> h, and what both weights give, all in one kernel
     gated: Callable[..., Tensors] | None = None
+    # (dy, down_weight, gate, up, bias, up_bias, need_h) -> dgate, dup, h, all in one kernel
+    dgated: Callable[..., Tensors] | None = None
 
 
 _PLAIN = [(direct(op.raw.forward), direct(op.raw.backward)) for op in PLAIN.values()]
@@ -112,11 +115,14 @@ def _gated_kernels(x: Tensor, activation: int, packed: bool) -> Kernels:
     kernels = _kernels(x, _GATED, activation, packed)
     if not (packed and x.is_cuda):
         return kernels
-    return kernels._replace(
-        gated=lambda x, weights, biases, keep: _gated_forward(
-            x, *weights, *biases, activation, keep
-        )
-    )
+
+    def gated(x: Tensor, weights: Optionals, biases: Optionals, keep: bool) -> Tensors:
+        return cast(Tensors, _gated_forward(x, *weights, *biases, activation, keep))
+
+    def dgated(dy: Tensor, down_weight: Tensor, *of_gate: Tensor | None, need_h: bool) -> Tensors:
+        return cast(Tensors, _dgated(dy, down_weight, *of_gate, activation, need_h))
+
+    return kernels._replace(gated=gated, dgated=dgated)
 
 
 def _kernels(x: Tensor, table: list[tuple[Any, Any]], activation: int, packed: bool) -> Kernels:
@@ -222,18 +228,29 @@ def _operands(call: _Call, part: slice) -> tuple[Tensor | None, ...]:
     return (*z, *left)
 
 
+def _bias_sums(call: _Call, dz: Sequence[Tensor]) -> Optionals:
+    """The gradients of the biases that are asked for."""
+    return [
+        None if memory is None else bias_gradient(own, memory.dtype)
+        for own, memory in zip(dz, call.dbiases, strict=True)
+    ]
+
+
 def _through_activation(call: _Call, part: slice) -> Sequence[Any]:
     """dz of each weight, the gradients of their biases, and h where it was not kept."""
     need_dbias = any(t is not None for t in call.dbiases)
     need_h = call.ddown_weight is not None and call.h is None
+    dz: Sequence[Tensor]
     if call.down_weight is None:
         dh = call.dy[:, part]
     elif call.kernels.fused is not None:
         z = cast(Tensor, _operands(call, part)[0])
-        dz, h = call.kernels.fused.backward(call.dy, call.down_weight[:, part], z, need_h)
-        bias = call.biases[0]
-        dbias = bias_gradient(dz, bias.dtype) if need_dbias and bias is not None else None
-        return dz, dbias, h
+        *dz, h = call.kernels.fused.backward(call.dy, call.down_weight[:, part], z, need_h)
+        return *dz, *_bias_sums(call, dz), h
+    elif call.kernels.dgated is not None:
+        down_weight = call.down_weight[:, part]
+        *dz, h = call.kernels.dgated(call.dy, down_weight, *_operands(call, part), need_h=need_h)
+        return *dz, *_bias_sums(call, dz), h
     else:
         dh = call.kernels.products.linear(call.dy, call.down_weight[:, part].t(), None)
     return call.kernels.backward(dh, *_operands(call, part), need_dbias, need_h)
@@ -342,7 +359,7 @@ def gated_mlp_backward(
     need_ddown_bias: bool,
 ) -> Tensors:  # fmt: skip
     return _gradients(
-        _kernels(x, _GATED, activation, packed), dy, x, (weight, up_weight), (bias, up_bias),
+        _gated_kernels(x, activation, packed), dy, x, (weight, up_weight), (bias, up_bias),
         down_weight, down_bias, (gate, up), h, recompute, need_dx, (need_dweight, need_dup_weight),
         need_dbias, need_ddown_weight, need_ddown_bias,
     )  # fmt: skip

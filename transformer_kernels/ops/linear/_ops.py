@@ -114,3 +114,34 @@ GATED_LINEAR = raw_op(
     reference=gated_linear,
     fake=_fake_gated,
 )
+
+
+def linear_dgated(
+    dy: Tensor, weight: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,
+    up_bias: Tensor | None, activation: int, need_h: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    def h(gate: Tensor, up: Tensor) -> Tensor:
+        value: Tensor = GATED_FORMULAS[activation](gate, up, bias, up_bias)
+        return value
+
+    dh = dy @ weight
+    dgate = _formula.slope_times(lambda z: h(z, up), gate, dh)
+    dup = _formula.slope_times(lambda z: h(gate, z), up, dh)
+    return dgate, dup, h(gate, up) if need_h else gate.new_empty(0)
+
+
+def _fake_dgated(
+    dy: Tensor, weight: Tensor, gate: Tensor, up: Tensor, bias: Tensor | None,  # noqa: ARG001
+    up_bias: Tensor | None, activation: int, need_h: bool,  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    like = gate.shape
+    return gate.new_empty(like), gate.new_empty(like), gate.new_empty(like if need_h else 0)
+
+
+# The gradients at a gate in front of a layer, and what the gate makes of up.
+LINEAR_DGATED = raw_op(
+    "linear_dgated(Tensor dy, Tensor weight, Tensor gate, Tensor up, Tensor? bias, Tensor? up_bias,"
+    " int activation, bool need_h) -> (Tensor dgate, Tensor dup, Tensor h)",
+    reference=linear_dgated,
+    fake=_fake_dgated,
+)

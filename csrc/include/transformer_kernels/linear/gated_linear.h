@@ -3,14 +3,20 @@
 //
 //   gate = x weight^T,   up = x up_weight^T,   y = f(gate + bias) (up + up_bias)
 //
+// and the gradients at a gate in front of a layer, y = h weight^T with h = f(gate + bias) (up +
+// up_bias):
+//
+//   dgate = (dy weight) f'(gate + bias) (up + up_bias),   dup = (dy weight) f(gate + bias)
+//
 // Shapes: x is (..., K), weight and up_weight (N, K), bias and up_bias (N,), gate, up and y (...,
-// N). A weight of both, (2N, K), is given as two views of it. Any of the sizes may be 0. Strides,
-// dtypes and sums are those of linear.h; bias and up_bias are of one dtype. gate and up are rounded
-// to the dtype of x before anything else, as if each were an op of its own: they are what the
-// backward pass of the pointwise op reads. Aliasing: outputs overlap neither inputs nor each other.
-// On Hopper it is one kernel, of 17 rows and more of 16-bit numbers that are 16-byte aligned, N a
-// multiple of 8, weights whose terms lie together and biases in aligned pairs; else two products
-// and a pointwise kernel.
+// N). A weight of both, (2N, K), is given as two views of it. Of linear_dgated, dy is (..., N),
+// weight (N, K), bias and up_bias (K,), and gate, up, dgate, dup and h are (..., K). Any of the
+// sizes may be 0. Strides, dtypes and sums are those of linear.h; bias and up_bias are of one
+// dtype. gate and up are rounded to the dtype of x before anything else, as if each were an op of
+// its own: they are what the backward pass of the pointwise op reads. Aliasing: outputs overlap
+// neither inputs nor each other. On Hopper each is one kernel, of 17 rows and more of 16-bit
+// numbers that are 16-byte aligned, columns of gate a multiple of 8, biases in aligned pairs and,
+// of the layer, weights whose terms lie together; else products and a pointwise kernel.
 #pragma once
 
 #include "transformer_kernels/api.h"
@@ -32,7 +38,21 @@ struct GatedLinearForward {
   TensorView y;
 };
 
+struct LinearDgated {
+  TensorView dy;
+  TensorView weight;
+  TensorView gate;
+  TensorView up;
+  TensorView bias{};  // either is optional
+  TensorView up_bias{};
+  Pointwise activation;  // a gated one
+  TensorView dgate;
+  TensorView dup;
+  TensorView h{};  // optional
+};
+
 // Throws Error, with nothing written, when an argument does not meet the contract above.
 TFK_API void gated_linear_forward(const Context& context, const GatedLinearForward& arguments);
+TFK_API void linear_dgated(const Context& context, const LinearDgated& arguments);
 
 }  // namespace transformer_kernels
