@@ -24,9 +24,11 @@ def _whole(_: Arguments) -> Callable[[str, Tensor], Tensor]:
     return lambda _, tensor: tensor
 
 
-def layer(operands: tuple[str, ...], torchs: Function, ours: Function) -> dict[str, Any]:
+def layer(
+    operands: tuple[str, ...], torchs: Function, ours: Function, **others: Function
+) -> dict[str, Any]:
     """Fields of an ``Op`` of these operands, all of which have a gradient."""
-    functions = {"torch": torchs, "ours": ours}
+    functions = {"torch": torchs, "ours": ours, **others}
     return {
         "inputs": operands,
         "parameters": (),

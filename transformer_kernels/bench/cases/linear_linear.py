@@ -104,11 +104,13 @@ def _forward_alone(function: Function) -> Callable[[Arguments], Callable[[], Any
     return lambda arguments: partial(function, *(arguments[name] for name in _OPERANDS))
 
 
-def _op(name: str, torchs: Function, ours: Function, activation: tuple[Any, ...]) -> Op:
+def _op(
+    name: str, torchs: Function, ours: Function, activation: tuple[Any, ...], **others: Function
+) -> Op:
     return Op(
         name=name,
         key="linear/linear",
-        **layer(_OPERANDS, torchs, ours),
+        **layer(_OPERANDS, torchs, ours, **others),
         backward_reads=("dy", "x", "weight"),
         forward={"onednn": _forward_alone(_onednn(activation))},
         grid=_GRID,
@@ -154,8 +156,8 @@ _MLP = Op(
 
 OPS = (
     _MLP,
-    _op("linear", in_torch.linear, F.linear, _NONE),
-    _op("linear_act", _gelu_of_linear, _act, _GELU),
+    _op("linear", in_torch.linear, F.linear, _NONE, triton=partial(F.linear, backend="triton")),
+    _op("linear_act", _gelu_of_linear, _act, _GELU, triton=partial(_act, backend="triton")),
     _op("packed_linear", in_torch.linear, _packed(F.linear), _NONE),
     _op("packed_linear_act", _gelu_of_linear, _packed(_act), _GELU),
 )

@@ -24,13 +24,21 @@ def as_level(op: str, recompute: Any) -> int:
     return level
 
 
+def _why_apart(tensors: tuple[Tensor | None, ...], backend: str) -> str | None:
+    if backend == "triton":
+        return "Triton has no kernel of several layers"
+    if any(t is not None and type(t) not in PLAIN_CLASSES for t in tensors):
+        return "an operand is more than memory"
+    return None
+
+
 def call_as_one(
     op: Op, title: str, tensors: tuple[Tensor | None, ...], activation: int, level: int,
     backend: str,
 ) -> Tensor | None:  # fmt: skip
     """The result; None where each layer is called for itself: no gradient is asked for (but where a
-    gate is one kernel), a graph of torch.jit.trace is made, a tensor is of a kind that decides
-    itself what a layer does, or one is missing, which the layer says."""
+    gate is one kernel), a graph of torch.jit.trace is made, Triton runs, a tensor is of a kind that
+    decides itself what a layer does, or one is missing, which the layer says."""
     x, weight, *_, down_weight, _ = tensors
     up_weight = tensors[2] if op is GATED_MLP else None
     if x is None or weight is None:
@@ -42,11 +50,9 @@ def call_as_one(
     )
     if not has_gradients and not (op is GATED_MLP and isinstance(x, Tensor) and x.is_cuda):
         return None
-    if any(t is not None and type(t) not in PLAIN_CLASSES for t in tensors):
-        log_dispatch(
-            f"{title}: recompute={level} refused: an operand is more than memory; each layer keeps"
-            " its own"
-        )
+    apart = _why_apart(tensors, backend)
+    if apart is not None:
+        log_dispatch(f"{title}: recompute={level} refused: {apart}; each layer keeps its own")
         return None
     if any_autocast():
         tensors = under_autocast(x.device.type, *tensors)

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
 from ..._library import raw_op
-from .._declare import declare
+from .._declare import Kernels, declare
 from .._declare_arguments import Given, Integer, Result, Rows, Table
 from ..pointwise._ops import GATED
 from ..pointwise.table import ACTIVATIONS
@@ -38,6 +41,13 @@ def _check(op: str, given: Given) -> None:
     check_activation(op, given, len(ACTIVATIONS))
 
 
+def _triton(name: str) -> Kernels:
+    from . import linear_act_triton
+
+    kernels: Any = getattr(linear_act_triton, name)
+    return Kernels(*kernels)
+
+
 LINEAR = declare(
     "linear",
     arguments=_OPERANDS,
@@ -46,6 +56,7 @@ LINEAR = declare(
     formula=_formula.linear,
     gradient=_formula.linear_gradient,
     memory={"dweight": _like_weight},
+    triton=partial(_triton, "LINEAR"),
     replaces=(F.linear, nn.Linear),
     text="x @ weight.T + bias",
 )
@@ -63,6 +74,7 @@ LINEAR_ACT = declare(
     gradient=_formula.linear_act_gradient,
     check=_check,
     memory={"z": _empty_z, "dweight": _like_weight},
+    triton=partial(_triton, "LINEAR_ACT"),
     text="act(x @ weight.T + bias)",
 )
 

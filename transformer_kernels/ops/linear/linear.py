@@ -69,8 +69,9 @@ def linear(
             ``Conv1D`` does, is given as ``weight.t()`` and read where it lies.
         bias: (N,), of ``input``'s dtype or float32.
         backend: ``"auto"`` is ours or PyTorch's product, whichever was measured to be faster;
-            ``"cpu"`` and ``"cuda"`` ours, ``"reference"`` PyTorch's. ``"fpga"`` multiplies in int8
-            on the array that :mod:`transformer_kernels.fpga` tells of, without gradients.
+            ``"cpu"`` and ``"cuda"`` ours, ``"triton"`` ours in Triton, ``"reference"`` PyTorch's.
+            ``"fpga"`` multiplies in int8 on the array that :mod:`transformer_kernels.fpga` tells
+            of, without gradients.
 
     Returns:
         (..., N), of the dtype of ``input``. Sums are of float32, float64 for float64.
@@ -105,8 +106,8 @@ def linear_act(
         activation: the name of an activation of one tensor: ``"gelu"``, ``"gelu_tanh"``,
             ``"silu"``, ``"relu"``, ``"relu_squared"``, ``"quick_gelu"``.
         recompute: 2 keeps ``input`` alone and computes the product once more in the backward pass;
-            0 and 1 keep the product.
-        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``.
+            0 and 1 keep the product, and so does ``"triton"``.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"triton"`` or ``"reference"``.
 
     The other arguments and the result are as those of :func:`linear`.
     """
@@ -149,7 +150,7 @@ def gated_linear(
         activation: the name of an activation of a gate: ``"geglu"``, ``"geglu_tanh"``,
             ``"swiglu"``, ``"reglu"``.
         recompute: 2 keeps ``input`` alone and computes the products once more in the backward pass;
-            0 and 1 keep the products.
+            0 and 1 keep the products, and so does ``"triton"``.
         backend: as that of :func:`linear`.
 
     On Hopper both products and the gate are one kernel; elsewhere the product is :func:`linear`,
@@ -169,4 +170,5 @@ def gated_linear(
             return y
     gate = linear(input, weight, bias, backend=backend)
     up = None if up_weight is None else linear(input, up_weight, up_bias, backend=backend)
-    return cast(Tensor, gated.call(gate, up, None, None))
+    behind = backend if backend == "triton" else "auto"
+    return cast(Tensor, gated.call(gate, up, None, None, behind))

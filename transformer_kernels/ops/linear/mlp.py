@@ -66,7 +66,8 @@ def mlp(
         seed: of dropout, as :func:`dropout` takes it.
         recompute: what is kept for the backward pass besides ``input`` and parameters: 0, the
             product with ``weight`` and the activation of it; 1, the product; 2, nothing.
-        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``, as that of :func:`linear`.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"triton"`` or ``"reference"``, as that of
+            :func:`linear`. With ``"triton"`` each layer keeps its own, as at level 0.
 
     Returns:
         (..., N), of the dtype of ``input``.
