@@ -234,11 +234,29 @@ void activate(const Context& context, const Product& p, const Matrix& sum) {
                                .y = rows(p.kept)});
 }
 
+bool has_vectors(DType dtype, const void* data, const Columns& columns) {
+  const auto whole = [&](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(size_of(dtype)) % kVector == 0;
+  };
+  return alignment_of(data) == kVector && whole(columns.rows) && whole(columns.step);
+}
+
+// Kernels for such matrices alone add a bias before they round: behind the others cuBLASLt goes
+// over the rounded result once more.
+bool has_vectors(DType dtype, const ColumnProduct& product) {
+  return has_vectors(dtype, product.left.data, product.left.columns) &&
+         has_vectors(dtype, product.right.data, product.right.columns) &&
+         has_vectors(dtype, product.out, product.columns);
+}
+
 // How a bias lies is nothing that cuBLASLt is told: it takes vectors of it for granted.
 const char* refusal_of_bias(const Product& sum, const ColumnProduct& product) {
   if (sum.bias == nullptr) return nullptr;
   if (sum.bias_dtype != sum.dtype) return "bias is of another dtype";
   if (alignment_of(sum.bias) != kVector) return "bias is not 16-byte aligned";
+  if (size_of(sum.dtype) == 2 && !has_vectors(sum.dtype, product)) {
+    return "a bias of 16-bit matrices that are not 16-byte aligned would be added to rounded sums";
+  }
   return product.is_transposed ? nullptr : "bias is of a result by columns";
 }
 

@@ -51,6 +51,7 @@ class Statics(NamedTuple):
     rows: Any  # of a tile
     cols: Any
     terms: Any
+    part: Any  # terms that are summed up together
     operand: Any  # dtype of the product's operands
     acc: Any
 
@@ -79,19 +80,22 @@ def _place(rows, cols, s):
 
 @triton.jit
 def _sum_of_terms(a, b, row, col, rows, cols, terms, s):
-    """A tile of a @ b."""
+    """A tile of a @ b, in parts of the terms, so that the error grows with their number alone."""
     term = tl.arange(0, s.terms)
     a_at, b_at = _addresses(a, row, term[None, :]), _addresses(b, term[:, None], col)
     a_step, b_step = tl.cast(s.terms, tl.int64) * a.col, tl.cast(s.terms, tl.int64) * b.row
     total = tl.zeros((s.rows, s.cols), s.acc)
-    for first in range(0, terms, s.terms):
-        left = term < terms - first
-        a_tile = tl.load(a_at, mask=(row < rows) & left[None, :], other=0.0).to(s.operand)
-        b_tile = tl.load(b_at, mask=left[:, None] & (col < cols), other=0.0).to(s.operand)
-        # "ieee": a product of float32 has all of its bits.
-        total = tl.dot(a_tile, b_tile, total, input_precision="ieee", out_dtype=s.acc)
-        a_at += a_step
-        b_at += b_step
+    for begin in range(0, terms, s.part):
+        part = tl.zeros((s.rows, s.cols), s.acc)
+        for first in range(begin, tl.minimum(begin + s.part, terms), s.terms):
+            left = term < terms - first
+            a_tile = tl.load(a_at, mask=(row < rows) & left[None, :], other=0.0).to(s.operand)
+            b_tile = tl.load(b_at, mask=left[:, None] & (col < cols), other=0.0).to(s.operand)
+            # "ieee": a product of float32 has all of its bits.
+            part = tl.dot(a_tile, b_tile, part, input_precision="ieee", out_dtype=s.acc)
+            a_at += a_step
+            b_at += b_step
+        total += part
     return total
 
 
@@ -139,6 +143,7 @@ TILES = {
     4: (Tile(128, 64, 16, 4, 2), Tile(64, 64, 16, 8, 2)),
     8: (Tile(64, 64, 16, 8, 2),),
 }
+_PARTS = {2: 1 << 30, 4: 256, 8: 256}  # tensor cores have 16-bit terms summed up in their own way
 _SUMMED_ROWS, _SUMMED_COLS = 32, 64
 _MOST_SECTIONS = 64  # of rows that are summed
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -187,7 +192,8 @@ def _multiply(
     if not y.numel():
         return
     tile = _tile(y, rows, cols)
-    statics = (tile.rows, tile.cols, tile.terms, _OPERANDS[y.dtype], _accumulate(y))
+    part = _PARTS[y.dtype.itemsize]
+    statics = (tile.rows, tile.cols, tile.terms, part, _OPERANDS[y.dtype], _accumulate(y))
     with torch.cuda.device_of(y):
         _product[(_programs(tile, rows, cols),)](
             _matrix(a), _matrix(b), None if bias is None else bias.resolve_neg().contiguous(),
