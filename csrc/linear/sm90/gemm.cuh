@@ -212,9 +212,11 @@ __device__ __forceinline__ void load_operands(const GemmParameters& p, GemmPipel
 // so that a slot waits for an epilogue that needs nothing loaded after it.
 template <class S>
 __device__ __forceinline__ void load_z(const GemmParameters& p, GemmStorage<S>& storage) {
+  constexpr int kUnroll = S::kInputs == 1 ? S::kChunks : 1;  // two inputs want too many registers
   int count = 0;
   for (int tile = blockIdx.x; tile < p.tiles.count(); tile += gridDim.x, ++count) {
     const TilePlace place = p.tiles[tile];
+#pragma unroll kUnroll
     for (int i = 0; i < S::kChunks; ++i) {
       const int at = i % S::kSlots;
       const int round = count * S::kRounds + i / S::kSlots;
