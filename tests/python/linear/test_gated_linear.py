@@ -76,7 +76,7 @@ def test_gradient_at_a_gate(biases: str, activation: int, dtype: torch.dtype) ->
     assert none.numel() == 0
     assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=False))
     theirs = linear_dgated(*given, activation, True)
-    exact = linear_dgated(*(None if t is None else t.double() for t in given), activation, True)  # type: ignore[arg-type]
+    exact = linear_dgated(*(None if t is None else t.double() for t in given), activation, True)
     for name, a, b, c in zip(("dgate", "dup", "h"), found, theirs, exact, strict=True):
         assert_close_to_reference(a, b, c, name, magnitude=8.0)
 

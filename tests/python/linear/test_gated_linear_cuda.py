@@ -177,7 +177,7 @@ def test_gradient_at_a_gate(
     assert torch.equal(found[2], GATED[activation].call(gate, up, *of_both))
     theirs = linear_dgated(*given, number, True)
     wide = [None if t is None else t.double() for t in given]
-    exact = linear_dgated(*wide, number, True)  # type: ignore[arg-type]
+    exact = linear_dgated(*wide, number, True)
     for name, a, b, c in zip(("dgate", "dup", "h"), found, theirs, exact, strict=True):
         assert_close_to_reference(a, b, c, name)
 
@@ -197,7 +197,7 @@ def test_wide_biases_and_either_alone_at_a_gate() -> None:
         found = LINEAR_DGATED(*given, *pair, NUMBERS["geglu"], True)
         theirs = linear_dgated(*given, *pair, NUMBERS["geglu"], True)
         wide = [None if t is None else t.double() for t in (*given, *pair)]
-        exact = linear_dgated(*wide, NUMBERS["geglu"], True)  # type: ignore[arg-type]
+        exact = linear_dgated(*wide, NUMBERS["geglu"], True)
         for name, a, b, c in zip(("dgate", "dup", "h"), found, theirs, exact, strict=True):
             assert_close_to_reference(a, b, c, name)
 
