@@ -222,7 +222,7 @@ TEST_P(CublasLtProduct, matches_the_reference_in_every_order) {
         p.bias = bias.view().data;
         p.bias_dtype = dtype();
         const bool has_vectors = layout.gap == 0 && s.cols % 8 == 0 && s.terms % 8 == 0 &&
-                                 ((orders & 1) == 0 || s.rows % 8 == 0 || s.rows == 1);
+                                 ((orders & 1) != 0 || s.rows % 8 == 0 || s.rows == 1);
         if (size_of(dtype()) == 2 && !has_vectors) {
           EXPECT_STREQ(cuda::cublaslt_refusal(backend().context(), p),
                        "a bias of 16-bit matrices that are not 16-byte aligned would be added to"
