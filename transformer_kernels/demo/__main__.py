@@ -168,20 +168,25 @@ def _measure_step(device: torch.device, parsed: argparse.Namespace) -> int:
 
     compiled = {"compiled": torch.compile(fresh())} if parsed.race else {}
     torch.manual_seed(_SEED)
-    random = torch.randint(TOKENS, (size.batch, size.block), device=device)
     task = step.Task(
         models={"stock": fresh(), **compiled, "ours": put_in_kernels(fresh())},
-        batch=random if is_gpt2 else next(batches(size, device)),
+        batch=(
+            torch.randint(TOKENS, (size.batch, size.block), device=device)
+            if is_gpt2
+            else next(batches(size, device))
+        ),
         loss_of=loss_of,
         recipe=Recipe(size.steps, size.learning_rate),
         tokens=size.block,
     )
-    on_gpu = device.type == "cuda"
     settings = {
         "model": f"{size} and its vocabulary" if is_gpt2 else str(size),
         "batch": f"batch {size.batch}x{size.block}", "dropout": f"dropout {_DROPOUT:g}",
-        "dtype": "bfloat16 autocast" if on_gpu else f"{torch.get_num_threads()} threads",
     }  # fmt: skip
+    if device.type == "cuda":
+        settings["dtype"] = "bfloat16 autocast"
+    else:
+        settings["threads"] = f"{torch.get_num_threads()} threads"
     kind = race if parsed.race else step
     result = dataclasses.replace(kind.measure(task, device, rounds), settings=settings)
     print(kind.render(result))

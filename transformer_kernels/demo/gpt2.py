@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from types import MethodType
 from typing import Any
 
@@ -259,17 +259,19 @@ def forward(
     )
 
 
+def _asked(model: Any, options: dict[str, Any], name: str, default: Any) -> Any:
+    """By the call, where it says anything, else by the configuration."""
+    found = options.get(name)
+    return getattr(model.config, name, default) if found is None else found
+
+
 def _has_wishes(model: Any, options: dict[str, Any]) -> bool:
     """Whether something is to be recorded, recomputed or returned that stock code knows how to."""
-
-    def asked(name: str, default: Any) -> Any:
-        return options.get(name, getattr(model.config, name, default))
-
     return (
-        asked("output_hidden_states", False)
-        or asked("output_attentions", False)
-        or asked("is_causal", None) is not None
-        or not asked("return_dict", True)
+        _asked(model, options, "output_hidden_states", False)
+        or _asked(model, options, "output_attentions", False)
+        or _asked(model, options, "is_causal", None) is not None
+        or not _asked(model, options, "return_dict", True)
         or (model.gradient_checkpointing and model.training)
     )
 
@@ -307,10 +309,13 @@ def causal_loss(logits: Tensor, labels: Tensor, vocab_size: int, **options: Any)
     return _loss_of_next(tfk.functional.cross_entropy, operands, labels, **options)
 
 
-def causal_loss_of_hidden(hidden: Tensor, head: Tensor, labels: Tensor, **options: Any) -> Tensor:
-    """The loss of ``hidden @ head.T``, which is never there as a whole."""
-    operands = (hidden.flatten(0, -2), head)
-    return _loss_of_next(tfk.functional.linear_cross_entropy, operands, labels, **options)
+def causal_loss_of_hidden(
+    hidden: Tensor, head: nn.Linear, labels: Tensor, **options: Any
+) -> Tensor:
+    """The loss of ``head(hidden)``, which is never there as a whole."""
+    operands = (hidden.flatten(0, -2), head.weight)
+    loss = partial(tfk.functional.linear_cross_entropy, linear_bias=head.bias)
+    return _loss_of_next(loss, operands, labels, **options)
 
 
 @wraps(GPT2LMHeadModel.forward)
@@ -323,7 +328,7 @@ def forward_to_loss(self: Any, input_ids: Any = None, *others: Any, **options: A
     found = self.transformer(input_ids, **options)
     hidden = found.last_hidden_state
     return CausalLMOutputWithCrossAttentions(
-        loss=causal_loss_of_hidden(hidden, self.lm_head.weight, labels, **options),
+        loss=causal_loss_of_hidden(hidden, self.lm_head, labels, **options),
         hidden_states=found.hidden_states,
         attentions=found.attentions,
         cross_attentions=found.cross_attentions,
@@ -334,13 +339,17 @@ def forward_to_loss(self: Any, input_ids: Any = None, *others: Any, **options: A
 def _loss_is_ours(model: Any, options: dict[str, Any]) -> bool:
     """Whether nobody put in another loss or head, hooked into it, or wants other results."""
     head = model.lm_head
-    hooked = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks
+    hooked = (
+        head._forward_hooks or head._forward_pre_hooks or head._backward_hooks
+        or head._backward_pre_hooks
+    )  # fmt: skip
     return (
         model.loss_function is causal_loss
         and type(head) is tfk.nn.Linear
+        and "forward" not in vars(head)
         and not hooked
         and "logits_to_keep" not in options
-        and options.get("return_dict", model.config.return_dict) is not False
+        and _asked(model, options, "return_dict", True)
     )
 
 

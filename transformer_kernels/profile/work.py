@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -31,6 +31,12 @@ from .trace import Event
 
 _RECORDED = ("Input Dims", "Input type", "Concrete Inputs")
 _PASSES = {"forward": "forward", "inference": "forward", "backward": "backward"}
+# Raw ops that no declaration has: the operand whose rows are multiplied, and with what.
+_UNDECLARED_PRODUCTS = {
+    "linear_dact": ("dy", ["weight"]),
+    "linear_dgated": ("dy", ["weight"]),
+    "gated_linear_forward": ("x", ["weight", "up_weight"]),
+}
 _DTYPES = {
     "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16,
     "c10::BFloat16": torch.bfloat16, "long int": torch.int64, "long": torch.int64,
@@ -96,15 +102,24 @@ def of_call(op: Any, arguments: Any, results: tuple[Any, ...]) -> Work:
     given = dict(zip((a.name for a in op._schema.arguments), arguments, strict=False))
     names = [r.name for r in op._schema.returns]  # none of what works in place
     gave = dict(zip(names, results if names else (), strict=True))
-    name, _, suffix = op._schema.name.partition("::")[2].rpartition("_")
+    short = op._schema.name.partition("::")[2]
+    name, _, suffix = short.rpartition("_")
     declared, pass_ = DECLARED.get(name), _PASSES.get(suffix)
     if declared is None or pass_ is None:
-        return Work(_bytes_of(given) + _bytes_of(gave))
+        factors = _UNDECLARED_PRODUCTS.get(short)
+        flops = None if factors is None else _flops_of_product(given, *factors)
+        return Work(_bytes_of(given) + _bytes_of(gave), flops)
     return Work(
         _bytes_of_case(declared, pass_, given, gave)
         or _declared_bytes(declared, pass_, given, gave),
         _flops(declared, pass_, given),
     )
+
+
+def _flops_of_product(given: Given, left: str, weights: Sequence[str]) -> float:
+    """Of the rows of one operand with all of the weights that are there."""
+    rows = given[left].numel() // max(given[left].shape[-1], 1)
+    return 2.0 * rows * sum(given[name].numel() for name in weights if given[name] is not None)
 
 
 def _tensors(named: Given) -> dict[str, Tensor]:
@@ -168,8 +183,9 @@ def _flops(declared: Op, pass_: str, given: Given) -> float | None:
 
 def _count_of(func: Any) -> Any:
     """PyTorch's count of an operator's operations, or of the one that it is in place of."""
-    names = (func._opname, func._opname.removesuffix("_"))
-    packets = (getattr(torch.ops.aten, name, None) for name in names)
+    packets = [func.overloadpacket]
+    if func.namespace == "aten":
+        packets.append(getattr(torch.ops.aten, func._opname.removesuffix("_"), None))
     return next((flop_registry[packet] for packet in packets if packet in flop_registry), None)
 
 

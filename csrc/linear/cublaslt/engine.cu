@@ -95,8 +95,9 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// One for each device. None is destroyed: at the end of the process the driver may be gone first.
-Handle* handle_of(const char* op, int device) {
+// One for each device, null where cuBLASLt does not start: of another version than the driver, say.
+// None is destroyed: at the end of the process the driver may be gone first.
+Handle* handle_of(int device) {
   static std::mutex mutex;
   static std::map<int, Handle*> handles;
   const std::lock_guard lock(mutex);
@@ -104,7 +105,7 @@ Handle* handle_of(const char* op, int device) {
   if (found != handles.end()) return found->second;
   const RelaxedCapture relaxed;
   Handle* made = nullptr;
-  check_status(op, "cublasLtCreate", api()->create(&made));
+  if (api()->create(&made) != Status::kSuccess) made = nullptr;
   return handles.emplace(device, made).first->second;
 }
 
@@ -179,11 +180,9 @@ std::optional<Algorithm> ask_for_algorithm(const Context& context, const Product
   MatmulHeuristicResult result{};
   int found = 0;
   const Status status = api()->matmul_algo_get_heuristic(
-      handle_of(p.op, key.device), d.desc.get(), d.left.get(), d.right.get(), d.out.get(),
-      d.out.get(), preference.get(), 1, &result, &found);
-  if (status == Status::kNotSupported) return {};
-  check_status(p.op, "cublasLtMatmulAlgoGetHeuristic", status);
-  if (found == 0 || result.state != Status::kSuccess) return {};
+      handle_of(key.device), d.desc.get(), d.left.get(), d.right.get(), d.out.get(), d.out.get(),
+      preference.get(), 1, &result, &found);
+  if (status != Status::kSuccess || found == 0 || result.state != Status::kSuccess) return {};
   return Algorithm{result.algo, result.workspace_size};
 }
 
@@ -271,6 +270,7 @@ bool activates_rows(const Product& p) {
 const char* cublaslt_refusal(const Context& context, const Product& p) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (api() == nullptr) return "cuBLASLt was not found";
+  if (handle_of(context.device.index) == nullptr) return "cuBLASLt does not start on this device";
   if (p.terms == 0) return "there are no terms";
   if (std::max({p.rows, p.cols, p.terms}) > kMost)
     return "more than 2^31 - 1 rows, columns or terms";
@@ -296,7 +296,7 @@ void run_cublaslt(const Context& context, const Product& p) {
   const void* const beta = is_double ? static_cast<const void*>(&kDouble[1]) : &kFloat[1];
   check_status(
       p.op, "cublasLtMatmul",
-      api()->matmul(handle_of(p.op, context.device.index), d.desc.get(), alpha, product.left.data,
+      api()->matmul(handle_of(context.device.index), d.desc.get(), alpha, product.left.data,
                     d.left.get(), product.right.data, d.right.get(), beta, product.out, d.out.get(),
                     product.out, d.out.get(), &algorithm.algo, workspace.as<void>(),
                     algorithm.workspace_bytes, static_cast<cudaStream_t>(context.stream)));

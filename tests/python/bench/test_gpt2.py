@@ -187,8 +187,8 @@ def test_dropout_drops_in_training_alone():
     ids=lambda options: "+".join(options) or "plain",
 )
 def test_the_loss_is_stock(options):
-    hidden, head = torch.randn(3, 16, 32), torch.randn(256, 32)
-    logits = hidden @ head.t()
+    hidden, head = torch.randn(3, 16, 32), nn.Linear(32, 256)
+    logits = head(hidden)
     expected = stock().loss_function(logits, tokens() % 5, vocab_size=256, **options)
     got = causal_loss(logits, tokens() % 5, vocab_size=256, **options)
     torch.testing.assert_close(got, expected)
@@ -222,7 +222,13 @@ def with_other_head(model):
     model.lm_head = nn.Sequential(model.lm_head)
 
 
-@pytest.mark.parametrize("change", [nn.Module.eval, hooked, with_other_loss, with_other_head])
+def with_patched_head(model):
+    model.lm_head.forward = model.lm_head.forward
+
+
+@pytest.mark.parametrize(
+    "change", [nn.Module.eval, hooked, with_other_loss, with_other_head, with_patched_head]
+)
 def test_logits_are_there_for_who_reads_them(change):
     expected = stock()(tokens(), labels=tokens())
     model = put_in_kernels(stock())
@@ -230,6 +236,29 @@ def test_logits_are_there_for_who_reads_them(change):
     got = model(tokens(), labels=tokens())
     torch.testing.assert_close(got.logits, expected.logits, **CLOSE)
     torch.testing.assert_close(got.loss, expected.loss, **CLOSE)
+
+
+def test_a_head_may_have_a_bias():
+    torch.manual_seed(2)
+    head = nn.Linear(32, 256)
+    losses, slopes = [], []
+    for prepare in (lambda model: model, put_in_kernels):
+        model = stock()
+        model.lm_head = copy.deepcopy(head)
+        loss = prepare(model)(tokens(), labels=tokens()).loss
+        loss.backward()
+        losses.append(loss.detach())
+        slopes.append(model.lm_head.bias.grad)
+    torch.testing.assert_close(losses[1], losses[0], **CLOSE)
+    torch.testing.assert_close(slopes[1], slopes[0], **CLOSE)
+
+
+@pytest.mark.parametrize("given", [True, False, None])
+def test_results_are_named_or_a_tuple(given):
+    expecting, model = stock(), put_in_kernels(stock())
+    for options in ({}, {"labels": tokens()}):
+        found = [type(m(tokens(), return_dict=given, **options)) for m in (expecting, model)]
+        assert found[0] is found[1]
 
 
 def test_labels_may_come_by_place_and_results_as_a_tuple():

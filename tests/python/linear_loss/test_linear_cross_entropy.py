@@ -429,27 +429,51 @@ def test_autocast() -> None:
         torch.testing.assert_close(a, b, rtol=0.05, atol=2e-3)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@each_way
+each_way_and_reduction = pytest.mark.parametrize(
+    ("way", "reduction"), [("forward", "mean"), ("backward", "mean"), ("backward", "none")]
+)
+
+
+def pad_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where uneven vocabularies are padded."""
+    monkeypatch.setattr(_chunks._Rows, "_row_step", lambda _: CLASSES + 61)
+    monkeypatch.setattr(_chunks._Rows, "_is_even", lambda _: False)
+
+
+@each_way_and_reduction
 def test_columns_that_are_no_classes(
     way: str, reduction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where uneven vocabularies are padded."""
-    if reduction not in NUMBERS[way]:
-        return
-    monkeypatch.setattr(_chunks._Rows, "_row_step", lambda _: CLASSES + 61)
-    monkeypatch.setattr(_chunks._Rows, "_is_even", lambda _: False)
+    pad_columns(monkeypatch)
     leaves, target = operands(dtype)
     options = {"gradient": way, "chunk_bytes": 2 * rows_of(5, leaves), "backend": "auto"}
     check(leaves, target, reduction=reduction, **options)
 
 
+@each_way_and_reduction
+def test_infinite_rows_that_are_ignored_have_no_gradient(
+    way: str, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pad_columns(monkeypatch)
+    (x, weight, _), target = operands(torch.float32)
+    with torch.no_grad():
+        x[1] = torch.inf
+    assert target[1] == -100
+    loss = lce(x, weight.detach(), target, gradient=way, reduction=reduction)
+    (dx,) = gradients(loss, [x])
+    assert not dx[1].any()
+    assert dx.isfinite().all()
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@each_way_and_reduction
+@pytest.mark.parametrize("chunks", [3, 6])  # the weight's gradient in bfloat16, and in float32
 @pytest.mark.parametrize("classes", [1000, 1003])
-def test_even_and_uneven_vocabularies_on_cuda(classes: int, reduction: str) -> None:
+def test_even_and_uneven_vocabularies_on_cuda(
+    classes: int, chunks: int, way: str, reduction: str
+) -> None:
     leaves, target = operands(torch.bfloat16, "cuda", 300, classes)
-    options = {"gradient": "backward", "chunk_bytes": rows_of(100, leaves), "backend": "auto"}
+    options = {"gradient": way, "chunk_bytes": rows_of(300, leaves) // chunks, "backend": "auto"}
     check(leaves, target, reduction=reduction, **options)
 
 

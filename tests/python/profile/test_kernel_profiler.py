@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import register_flop_formula
 
 import transformer_kernels as tfk
 from transformer_kernels.bench import cases
@@ -325,6 +326,32 @@ def test_counting_looks_into_ops_that_others_make_up():
         loss.backward()
     assert counted.names.count("cross_entropy_gradient_") == 3  # chunks of two rows
     assert counted.flops == 3 * 2 * 6 * 4 * 5
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_counting_counts_products_that_no_declaration_has(up):
+    x, weight = torch.randn(3, 4), torch.randn(10, 4)
+    up_weight = torch.randn(10, 4) if up else None
+    ops = torch.ops.transformer_kernels
+    with work.Counting() as counted:
+        ops.gated_linear_forward(x, weight, up_weight, None, None, 0, False)
+    assert counted.flops == 2 * 3 * 4 * 10 * (1 + up)
+    with work.Counting() as counted:
+        ops.linear_dact(torch.randn(3, 10), weight, x, 0, True)
+    assert counted.flops == 2 * 3 * 4 * 10
+
+
+def test_counting_takes_the_formulas_of_others():
+    library = torch.library.Library("counted_here", "DEF")
+    library.define("mm(Tensor x) -> Tensor")
+    library.impl("mm", lambda x: x + 1, "CompositeExplicitAutograd")
+    with work.Counting() as counted:
+        torch.ops.counted_here.mm(torch.randn(3, 4))
+    assert counted.flops == 0  # not those of PyTorch's operator of this name
+    register_flop_formula(torch.ops.counted_here.mm)(lambda *_, **__: 7)
+    with work.Counting() as counted:
+        torch.ops.counted_here.mm(torch.randn(3, 4))
+    assert counted.flops == 7
 
 
 @pytest.mark.cuda

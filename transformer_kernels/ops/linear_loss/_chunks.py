@@ -281,5 +281,8 @@ def _gradients_of_rows(
         target = rows.target[part]
         _, *saved = CROSS_ENTROPY.raw.forward(logits, target, None, *options, True)
         of_rows = (gains[part], logits, target, None, weight, *saved, *numbers)
-        gradients.add(part, CROSS_ENTROPY.raw.backward(*of_rows))
+        dlogits = CROSS_ENTROPY.raw.backward(*of_rows)
+        if rows.products.columns > logits.shape[1]:
+            dlogits = logits.copy_(dlogits)
+        gradients.add(part, dlogits)
     return gradients.results()

@@ -18,7 +18,9 @@ class Products(Protocol):
     def logits(self, x: Tensor) -> Tensor:
         """In memory that the next chunk may use again."""
 
-    def dx(self, dlogits: Tensor, out: Tensor) -> None: ...
+    def dx(self, dlogits: Tensor, out: Tensor) -> None:
+        """Of ``dlogits`` that lie where the logits did, where there are more columns than classes;
+        and so the next."""
 
     def dweight(self, dlogits: Tensor, x: Tensor, out: Tensor, add: bool) -> Tensor:
         """In ``out``, or where the product does not ``add``, perhaps elsewhere."""
@@ -39,21 +41,18 @@ class TorchProducts:
             torch.mm(x, self._weight.t(), out=out)
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
+        if self.columns > self._classes:
+            out[:, self._classes :].zero_()  # of infinite rows they are NaN
         return out[:, : self._classes]
 
-    def _with_all_columns(self, dlogits: Tensor) -> Tensor:
-        """Where it lies in the memory of the logits."""
-        rows = self._memory[: len(dlogits)]
-        return rows if rows.data_ptr() == dlogits.data_ptr() else dlogits
+    def _all_columns(self, dlogits: Tensor) -> Tensor:
+        return self._memory[: len(dlogits)] if self.columns > self._classes else dlogits
 
     def dx(self, dlogits: Tensor, out: Tensor) -> None:
-        left = self._with_all_columns(dlogits)
-        torch.mm(left, self._weight[: left.shape[1]], out=out)
+        torch.mm(self._all_columns(dlogits), self._weight, out=out)
 
     def dweight(self, dlogits: Tensor, x: Tensor, out: Tensor, add: bool) -> Tensor:
-        left = self._with_all_columns(dlogits)
-        out[: left.shape[1]].addmm_(left.t(), x, beta=1 if add else 0)
-        return out
+        return out.addmm_(self._all_columns(dlogits).t(), x, beta=1 if add else 0)
 
 
 class PackedProducts:
