@@ -34,6 +34,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2LMHeadModel, G
 from transformers.pytorch_utils import Conv1D
 
 import transformer_kernels as tfk
+from transformer_kernels.nn.linear import is_bare
 
 
 def put_in_kernels(model: Any) -> Any:
@@ -338,16 +339,9 @@ def forward_to_loss(self: Any, input_ids: Any = None, *others: Any, **options: A
 
 def _loss_is_ours(model: Any, options: dict[str, Any]) -> bool:
     """Whether nobody put in another loss or head, hooked into it, or wants other results."""
-    head = model.lm_head
-    hooked = (
-        head._forward_hooks or head._forward_pre_hooks or head._backward_hooks
-        or head._backward_pre_hooks
-    )  # fmt: skip
     return (
         model.loss_function is causal_loss
-        and type(head) is tfk.nn.Linear
-        and "forward" not in vars(head)
-        and not hooked
+        and is_bare(model.lm_head, tfk.nn.Linear)
         and "logits_to_keep" not in options
         and _asked(model, options, "return_dict", True)
     )

@@ -58,13 +58,13 @@ class FusedLinearReLU(LinearAct):
         super().__init__(*args, activation="relu", **kwargs)
 
 
-def _is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
+def is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a call of it is the call of its function: nobody replaced it or hooked into it."""
     hooks = (
         module._forward_hooks, module._forward_pre_hooks, module._backward_hooks,
         module._backward_pre_hooks,
     )  # fmt: skip
-    return type(module) is kind and not any(hooks)
+    return type(module) is kind and "forward" not in vars(module) and not any(hooks)
 
 
 class _Behind(nn.Module):
@@ -121,7 +121,7 @@ class MLP(_Behind):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:  # noqa: A002
         fc1, fc2 = self.fc1, self.fc2
-        if not (_is_bare(fc1, LinearAct) and _is_bare(fc2, Linear)):
+        if not (is_bare(fc1, LinearAct) and is_bare(fc2, Linear)):
             return self._behind(fc2(fc1(input)), residual)
         return mlp(
             input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, fc1.activation,
@@ -157,7 +157,7 @@ class GatedMLP(_Behind):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:  # noqa: A002
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-        if not all(_is_bare(layer, Linear) for layer in (gate, up, down)):
+        if not all(is_bare(layer, Linear) for layer in (gate, up, down)):
             hidden = GATED[self.activation].call(gate(input), up(input), None, None)
             return self._behind(down(hidden), residual)
         return gated_mlp(

@@ -523,6 +523,19 @@ def test_modules(level: int) -> None:
         assert f"dropout=0.25, recompute={level}" in repr(module)
 
 
+@pytest.mark.parametrize("kind", [tfk.nn.MLP, tfk.nn.GatedMLP])
+def test_a_layer_whose_forward_was_replaced_is_called(kind: Any) -> None:
+    """As those are that a library moves between devices."""
+    module = kind(K, HIDDEN, bias=True)
+    first = next(iter(module.children()))
+    calls: list[Tensor] = []
+    forward = first.forward
+    expected = module(x := randn((9, K), torch.float32))
+    first.forward = lambda x: (calls.append(x), forward(x))[1]
+    torch.testing.assert_close(module(x), expected)
+    assert len(calls) == 1
+
+
 _X, _W, _D = torch.ones(4, 8, requires_grad=True), torch.ones(6, 8), torch.ones(5, 6)
 
 
