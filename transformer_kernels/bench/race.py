@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from transformer_kernels.bench import machine, table, training
@@ -10,34 +12,32 @@ from transformer_kernels.bench.console import Progress
 from transformer_kernels.bench.levels.watch import peak_bytes
 from transformer_kernels.bench.schema import Result, StepTime
 from transformer_kernels.bench.stats import summarise
-from transformer_kernels.bench.step import Task
-
-_WARM_UP = 3
+from transformer_kernels.bench.step import WARM_UP, Task
 
 
 def measure(task: Task, device: torch.device, rounds: int) -> Result:
     """Each step is timed by the clock, from its batch to its loss on the host."""
     runs = {n: training.Run.begin(m, task.recipe, device) for n, m in task.models.items()}
-    with Progress("racing", (_WARM_UP + 1 + rounds) * len(runs)) as progress:
+    with Progress("racing", (WARM_UP + 1 + rounds) * len(runs)) as progress:
 
         def step(name: str) -> None:
             runs[name].step(task.loss_of, task.batch, device)
             progress.advance(name)
 
         for name in runs:  # one by one, so that compiling is what is waited for
-            for _ in range(_WARM_UP):
+            for _ in range(WARM_UP):
                 step(name)
         peaks = {}
         for name, run in runs.items():
             run.optimizer.zero_grad(set_to_none=True)
-            peaks[name] = peak_bytes(lambda name=name: step(name), device)  # type: ignore[misc]
+            peaks[name] = peak_bytes(partial(step, name), device)
         for run in runs.values():
             run.seconds.clear()
         for _ in range(rounds):
             for name in runs:
                 step(name)
     rows = [_row(name, run, peaks[name]) for name, run in runs.items()]
-    return machine.new_result(device, settings={}, ceilings=None, step_times=rows)
+    return machine.new_result(device, settings={}, step_times=rows)
 
 
 def _row(name: str, run: training.Run, peak: int) -> StepTime:

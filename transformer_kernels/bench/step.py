@@ -39,7 +39,7 @@ _BATCHED = ("bmm", "baddbmm")  # which attention alone has
 _OPTIMIZER = "Optimizer.step"  # the beginning of PyTorch's mark around it
 _COPIES = [1 << n for n in range(12, 24, 2)]  # bytes; the ceiling's are more
 _COPY_ROUNDS = 40
-_WARM_UP = 3
+WARM_UP = 3  # steps that are not measured
 
 Shapes = Iterable[Sequence[int]]
 
@@ -61,7 +61,7 @@ def measure(task: Task, device: torch.device, rounds: int = 9) -> Result:
     ceilings = measure_ceilings(timer, device, least=True)
     floor_of = Floor(timer, device, ceilings)
     runs = {n: training.Run.begin(m, task.recipe, device) for n, m in task.models.items()}
-    for _ in range(_WARM_UP):
+    for _ in range(WARM_UP):
         for run in runs.values():
             run.step(task.loss_of, task.batch, device)
     floors = {name: _floors(run, task, device, floor_of) for name, run in runs.items()}

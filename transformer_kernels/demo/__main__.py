@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
 
     if parsed.profile or parsed.race:
-        return _measure_step(device, parsed)
+        return _measure_step(size, device, parsed)
     training = _train_all(size, device)
     print(_outcome(training, size))
     print(_curves(training))
@@ -103,8 +104,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _fresh(size: Size) -> Any:
-    return stock_model(size.layers, size.width, size.heads, size.block, _SEED, _DROPOUT)
+def _fresh(size: Size, vocabulary: int = BYTES) -> Any:
+    dims = (size.layers, size.width, size.heads, size.block)
+    return stock_model(*dims, _SEED, _DROPOUT, vocabulary)
 
 
 def _train_all(size: Size, device: torch.device) -> Training:
@@ -155,40 +157,37 @@ def _curves(training: Training) -> str:
     return table.box("TRAINING LOSS", f"dropout {_DROPOUT:g}", headings, body)
 
 
-def _measure_step(device: torch.device, parsed: argparse.Namespace) -> int:
-    """Of the demo's model; on a GPU of the 124 million parameters that GPT-2 has, under autocast,
-    as it is trained."""
-    is_gpt2 = device.type == "cuda" and not parsed.quick
-    size = _QUICK if parsed.quick else _GPT2 if is_gpt2 else _SIZES["cpu"]
-    rounds = 3 if parsed.quick else 25
-
-    def fresh() -> Any:
-        dims = (size.layers, size.width, size.heads, size.block)
-        return stock_model(*dims, _SEED, _DROPOUT, TOKENS if is_gpt2 else BYTES)
-
+def _measure_step(size: Size, device: torch.device, parsed: argparse.Namespace) -> int:
+    """Of the model of that size; on a GPU, but for the short form, of the 124 million parameters
+    that GPT-2 has, under autocast, as it is trained."""
+    if device.type == "cuda" and not parsed.quick:
+        size = _GPT2
+        model, fresh = f"{size} and its vocabulary", partial(_fresh, size, TOKENS)
+        torch.manual_seed(_SEED)
+        batch = torch.randint(TOKENS, (size.batch, size.block), device=device)
+    else:
+        model, fresh = str(size), partial(_fresh, size)
+        batch = next(batches(size, device))
     compiled = {"compiled": torch.compile(fresh())} if parsed.race else {}
-    torch.manual_seed(_SEED)
     task = step.Task(
         models={"stock": fresh(), **compiled, "ours": put_in_kernels(fresh())},
-        batch=(
-            torch.randint(TOKENS, (size.batch, size.block), device=device)
-            if is_gpt2
-            else next(batches(size, device))
-        ),
+        batch=batch,
         loss_of=loss_of,
         recipe=Recipe(size.steps, size.learning_rate),
         tokens=size.block,
     )
     settings = {
-        "model": f"{size} and its vocabulary" if is_gpt2 else str(size),
-        "batch": f"batch {size.batch}x{size.block}", "dropout": f"dropout {_DROPOUT:g}",
+        "model": model, "batch": f"batch {size.batch}x{size.block}",
+        "dropout": f"dropout {_DROPOUT:g}",
     }  # fmt: skip
     if device.type == "cuda":
         settings["dtype"] = "bfloat16 autocast"
     else:
         settings["threads"] = f"{torch.get_num_threads()} threads"
     kind = race if parsed.race else step
-    result = dataclasses.replace(kind.measure(task, device, rounds), settings=settings)
+    result = dataclasses.replace(
+        kind.measure(task, device, 3 if parsed.quick else 25), settings=settings
+    )
     print(kind.render(result))
     if parsed.json is not None:
         schema.save(result, parsed.json)

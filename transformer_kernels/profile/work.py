@@ -59,17 +59,15 @@ class Work:
 def is_ours(name: str) -> bool:
     """Whether a qualified name is that of a kernel of ours, and not of an op around one."""
     namespace, _, short = name.partition("::")
-    return namespace == NAMESPACE and bool(short) and not _is_around(short)
+    around = short in DECLARED or _is_composed(name)
+    return namespace == NAMESPACE and bool(short) and not around
 
 
-def _is_around(short: str) -> bool:
-    return short in DECLARED or _is_composed(short)
-
-
-def _is_composed(short: str) -> bool:
-    """Whether a raw op is made of other operators, called from Python."""
+def _is_composed(name: str) -> bool:
+    """Whether a qualified name is that of a raw op of ours that is made of other operators."""
+    namespace, _, short = name.partition("::")
     raw_of = DECLARED.get(short.rpartition("_")[0])
-    return raw_of is not None and raw_of.composed is not None
+    return namespace == NAMESPACE and raw_of is not None and raw_of.composed is not None
 
 
 def of_event(event: Event) -> Work:
@@ -226,8 +224,7 @@ class Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
-        namespace, _, short = name.partition("::")
-        if namespace == NAMESPACE and _is_composed(short):
+        if _is_composed(name):
             return self._inside(func, args)
         results = func(*args, **(kwargs or {}))
         if is_ours(name):

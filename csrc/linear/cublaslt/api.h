@@ -17,10 +17,10 @@ struct MatmulDesc;
 struct MatrixLayout;
 struct MatmulPreference;
 
-enum class Status : int { kSuccess = 0, kNotSupported = 15 };
+enum class Status : int { kSuccess = 0 };
 enum class ComputeType : int { k32F = 68, k64F = 70 };
 enum class Operation : std::int32_t { kN = 0, kT = 1 };
-enum class Epilogue : std::uint32_t { kDefault = 1, kBias = 4 };
+enum class Epilogue : std::uint32_t { kBias = 4 };
 enum class ReductionScheme : std::uint32_t { kComputeType = 2 };
 enum class MatmulDescAttribute : int { kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8 };
 enum class MatmulPreferenceAttribute : int {

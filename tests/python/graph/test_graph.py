@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_kernels import functional as F
 from transformer_kernels.testing.inputs import LAYOUTS, poisoned, randn
+from transformer_kernels.testing.passes import both_passes
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 BACKENDS = ("auto", "triton", "reference")
@@ -40,21 +41,15 @@ def _skip_slow(backend: str, device: str, programs: int) -> None:
         pytest.skip("Triton's interpreter takes milliseconds a program")
 
 
-def _run(function: Any, tensors: list[Tensor], dy: Tensor) -> list[Tensor]:
-    leaves = [x.detach().requires_grad_() for x in tensors]
-    y = function(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
-
-
 def _check(
     ours: Any, theirs: Any, tensors: list[Tensor], shape: tuple[int, ...], terms: int
 ) -> None:
     """Both passes within the tolerance of float64, from poisoned memory."""
     dy = randn(shape, tensors[0].dtype, tensors[0].device)
     with poisoned():
-        found = _run(ours, tensors, dy)
-    in_torch = _run(theirs, tensors, dy)
-    exact = _run(theirs, [x.double() for x in tensors], dy.double())
+        found = both_passes(ours, tensors, dy)
+    in_torch = both_passes(theirs, tensors, dy)
+    exact = both_passes(theirs, [x.double() for x in tensors], dy.double())
     # In float64 the reference is no more exact than what is held to it.
     of_term = {torch.float64: 8, torch.float32: 1}.get(tensors[0].dtype, 0)
     magnitude = of_term * (1 + terms)
@@ -153,8 +148,8 @@ def test_the_first_of_equal_messages_has_the_gradient(backend: str, device: str)
     edges = torch.tensor([[1, 0, 2, 3], [0, 0, 0, 1]], device=device)
     graph = F.Graph.from_edges(edges, (4, 3))
     x = torch.tensor([[2.0, 1], [2, 3], [1, 3], [-1, torch.nan]], device=device)
-    y, dx = _run(lambda x: F.gather_reduce(x, graph, reduce="max", backend=backend), [x],
-                 torch.ones(3, 2, device=device))  # fmt: skip
+    y, dx = both_passes(lambda x: F.gather_reduce(x, graph, reduce="max", backend=backend), [x],
+                        torch.ones(3, 2, device=device))  # fmt: skip
     expected = torch.tensor([[2.0, 3], [-1, torch.nan], [0, 0]], device=device)
     torch.testing.assert_close(y, expected, equal_nan=True)
     expected = torch.tensor([[0.0, 0], [1, 1], [0, 0], [1, 1]], device=device)
@@ -181,7 +176,10 @@ def test_repeatable(reduce: str, device: str) -> None:
     graph = F.Graph.from_edges(edges.to(device), (70, 50))
     tensors = [randn((70, 40), torch.float32, device), randn((9000, 4), torch.float32, device)]
     dy = randn((50, 40), torch.float32, device)
-    runs = [_run(lambda x, w: F.gather_reduce(x, graph, w, reduce), tensors, dy) for _ in range(3)]
+    runs = [
+        both_passes(lambda x, w: F.gather_reduce(x, graph, w, reduce), tensors, dy)
+        for _ in range(3)
+    ]
     assert all(torch.equal(a, b) for run in runs for a, b in zip(run, runs[0], strict=True))
 
 
@@ -191,8 +189,8 @@ def test_a_long_segment(count: int, reduce: str, device: str) -> None:
     """The sum is exact only where its parts are kept wide."""
     offsets = torch.tensor([0, 1, 1 + count, 1 + count, 3 + count], device=device)
     x = torch.randint(-8, 9, (3 + count, 24), device=device)
-    y, dx = _run(lambda x: F.segment_reduce(x, offsets, reduce), [x.to(torch.bfloat16)],
-                 torch.ones(4, 24, device=device))  # fmt: skip
+    y, dx = both_passes(lambda x: F.segment_reduce(x, offsets, reduce), [x.to(torch.bfloat16)],
+                        torch.ones(4, 24, device=device))  # fmt: skip
     target = torch.repeat_interleave(torch.arange(4, device=device), offsets.diff())
     exact = _reduced(x.double(), target, 4, reduce)
     torch.testing.assert_close(y, exact.to(torch.bfloat16), rtol=1e-2 * (reduce == "mean"), atol=0)
@@ -405,8 +403,8 @@ def test_graph_attention(heads: tuple[int, ...], device: str) -> None:
         return y if heads else y.squeeze(1)
 
     dy = randn(q.shape, torch.float32, device)
-    found = _run(lambda *x: F.graph_attention(*x, graph), [q, k, v], dy)
-    torch.testing.assert_close(found, _run(attention, [q, k, v], dy))
+    found = both_passes(lambda *x: F.graph_attention(*x, graph), [q, k, v], dy)
+    torch.testing.assert_close(found, both_passes(attention, [q, k, v], dy))
 
 
 # ---- graphs -------------------------------------------------------------------------------------
@@ -552,4 +550,4 @@ def test_compiled(device: str) -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     tensors = [randn((30, 8), torch.float32, device), randn((60, 2), torch.float32, device)]
     dy = randn((50, 8), torch.float32, device)
-    torch.testing.assert_close(_run(compiled, tensors, dy), _run(step, tensors, dy))
+    torch.testing.assert_close(both_passes(compiled, tensors, dy), both_passes(step, tensors, dy))

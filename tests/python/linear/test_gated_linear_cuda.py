@@ -17,6 +17,7 @@ from transformer_kernels.ops.linear._ops import GATED_LINEAR, LINEAR_DGATED, lin
 from transformer_kernels.ops.pointwise._ops import GATED
 from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import poisoned, randn
+from transformer_kernels.testing.passes import both_passes
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 F = tfk.functional
@@ -55,12 +56,6 @@ def _formula(activation: str, x: Tensor, weight: Tensor, up_weight: Tensor, bias
     return FORMULAS[activation](gate) * in_torch.linear(x, up_weight, up_bias)
 
 
-def _run(function: Any, leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    y = function(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
-
-
 @each_narrow
 @pytest.mark.parametrize("activation", FORMULAS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -72,9 +67,9 @@ def test_both_passes(shape: tuple[int, int, int], activation: str, narrow: torch
         return F.gated_linear(x, weight, up, bias, up_bias, activation, backend="cuda")
 
     with poisoned():
-        found = _run(ours, leaves, dy)
-    theirs = _run(partial(_formula, activation), leaves, dy)
-    exact = _run(partial(_formula, activation), [t.double() for t in leaves], dy.double())
+        found = both_passes(ours, leaves, dy)
+    theirs = both_passes(partial(_formula, activation), leaves, dy)
+    exact = both_passes(partial(_formula, activation), [t.double() for t in leaves], dy.double())
     # The slope of relu jumps: where a sum near 0 is rounded otherwise its gradient is another.
     names = ("y",) if activation == "reglu" else ("y", "dx", "dw", "dup", "db", "dup_b")
     for name, a, b, c in zip(names, found, theirs, exact, strict=False):
@@ -132,9 +127,9 @@ def test_mlp(recompute: int, kind: str, narrow: torch.dtype) -> None:
         return in_torch.linear(h, down)
 
     with poisoned():
-        found = _run(ours, leaves, dy)
-    theirs = _run(formula, leaves, dy)
-    exact = _run(formula, [t.double() for t in leaves], dy.double())
+        found = both_passes(ours, leaves, dy)
+    theirs = both_passes(formula, leaves, dy)
+    exact = both_passes(formula, [t.double() for t in leaves], dy.double())
     for name, a, b, c in zip(("y", "dx", "dw", "dup", "ddown"), found, theirs, exact, strict=True):
         assert_close_to_reference(a, b, c, name)
     with torch.no_grad():
@@ -233,10 +228,10 @@ def test_gradients_of_mlps(
         return in_torch.linear(gate * in_torch.linear(x, up, pair[1]), down)
 
     with poisoned():
-        found = _run(ours, leaves, dy)
+        found = both_passes(ours, leaves, dy)
     assert [call[-1] for call in calls] == [recompute > 0]  # one, with h where it was not kept
-    theirs = _run(formula, leaves, dy)
-    exact = _run(formula, [t.double() for t in leaves], dy.double())
+    theirs = both_passes(formula, leaves, dy)
+    exact = both_passes(formula, [t.double() for t in leaves], dy.double())
     names = ("y", "dx", "dw", "dup", "ddown", "db", "dup_b")
     for name, a, b, c in zip(names, found, theirs, exact, strict=False):
         if activation == "reglu":  # its slope jumps where a sum near 0 is rounded otherwise
@@ -255,7 +250,7 @@ def test_some_gradients_of_an_mlp(chosen: tuple[int, ...]) -> None:
         *given, bias, up_bias = leaves
         return F.gated_mlp(*given, bias=bias, up_bias=up_bias, backend="cuda")
 
-    whole = _run(ours, leaves, dy)[1:]
+    whole = both_passes(ours, leaves, dy)[1:]
     given = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
     found = torch.autograd.grad(ours(*given), [given[i] for i in chosen], dy)
     for i, gradient in zip(chosen, found, strict=True):

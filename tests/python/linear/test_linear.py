@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ import transformer_kernels as tfk
 from transformer_kernels.ops.linear import _choice, _onednn
 from transformer_kernels.ops.linear._ops import LINEAR, LINEAR_ACT
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
-from transformer_kernels.testing.inputs import LAYOUTS, poisoned, randn
+from transformer_kernels.testing.inputs import LAYOUTS, randn
+from transformer_kernels.testing.passes import both_passes, check_layer
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 F = tfk.functional
@@ -40,23 +42,7 @@ def _operands(rows: int, terms: int, cols: int, dtype: torch.dtype) -> list[Tens
     ]
 
 
-def _run(function: Callable[..., Tensor], leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    y = function(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
-
-
-def _check(ours: Any, formula: Any, leaves: list[Tensor], dy: Tensor) -> None:
-    """Both passes within the tolerance of float64, from poisoned memory."""
-    with poisoned():
-        found = _run(ours, leaves, dy)
-    theirs = _run(formula, leaves, dy)
-    exact = _run(formula, [leaf.double() for leaf in leaves], dy.double())
-    for name, a, b, c in zip(("y", "dx", "dweight", "dbias"), found, theirs, exact, strict=False):
-        assert a.dtype == leaves[0].dtype
-        # Terms of a sum cancel: an error of each remains, and of what it was computed from.
-        terms = max(dy.shape[0], leaves[0].shape[-1], 1) if a.dtype.itemsize > 2 else 1
-        assert_close_to_reference(a, b, c, name, magnitude=4 * terms**0.5)
+_check = partial(check_layer, units=4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -120,8 +106,8 @@ def _check_layout(
     x, weight, bias = _operands(40, 50, 60, dtype)
     x, weight, dy = layout(x), of_weight(weight), layout(randn((40, 60), dtype))
     ours = lambda *a: F.linear_act(*a, activation="silu", backend="cpu")  # noqa: E731
-    found = _run(ours, [x, weight, bias], dy)
-    plain = _run(ours, [t.contiguous() for t in (x, weight, bias)], dy.contiguous())
+    found = both_passes(ours, [x, weight, bias], dy)
+    plain = both_passes(ours, [t.contiguous() for t in (x, weight, bias)], dy.contiguous())
     for a, b in zip(found, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
@@ -152,7 +138,7 @@ def test_frozen_operands(wanted: int) -> None:
     """What has no gradient costs none, and changes nothing."""
     leaves = _operands(30, 20, 10, torch.float32)
     dy = randn((30, 10), torch.float32)
-    every = _run(lambda *a: F.linear_act(*a, backend="cpu"), leaves, dy)
+    every = both_passes(lambda *a: F.linear_act(*a, backend="cpu"), leaves, dy)
     some = [leaf.requires_grad_(i == wanted) for i, leaf in enumerate(leaves)]
     y = F.linear_act(*some, backend="cpu")
     (gradient,) = torch.autograd.grad(y, some[wanted], dy)
@@ -170,7 +156,7 @@ def test_the_same_bits_for_any_number_of_threads(
     results = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        results.append(_run(lambda *a: F.linear_act(*a, backend="cpu"), leaves, dy))
+        results.append(both_passes(lambda *a: F.linear_act(*a, backend="cpu"), leaves, dy))
     torch.set_num_threads(threads)
     for result in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
@@ -416,7 +402,9 @@ def test_torch_compile(backend: str) -> None:
         lambda *a: F.linear_act(*a, backend=backend), backend="aot_eager", fullgraph=True
     )
     dy = randn((64, 48), torch.float32)
-    for a, b in zip(_run(call, leaves, dy), _run(F.linear_act, leaves, dy), strict=True):
+    for a, b in zip(
+        both_passes(call, leaves, dy), both_passes(F.linear_act, leaves, dy), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 

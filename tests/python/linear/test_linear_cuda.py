@@ -5,6 +5,7 @@ whose activation is part of its products."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from transformer_kernels.ops.linear._ops import LINEAR_DACT
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
 from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import poisoned, randn
+from transformer_kernels.testing.passes import both_passes, check_layer
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 F = tfk.functional
@@ -54,20 +56,7 @@ def _operands(rows: int, terms: int, cols: int, dtype: torch.dtype) -> list[Tens
     return [randn((rows, terms), dtype), weight, randn((cols,), dtype)]
 
 
-def _run(function: Callable[..., Tensor], leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    y = function(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
-
-
-def _check(ours: Any, formula: Any, leaves: list[Tensor], dy: Tensor) -> None:
-    with poisoned():
-        found = _run(ours, leaves, dy)
-    theirs = _run(formula, leaves, dy)
-    exact = _run(formula, [leaf.double() for leaf in leaves], dy.double())
-    for name, a, b, c in zip(("y", "dx", "dweight", "dbias"), found, theirs, exact, strict=False):
-        terms = max(dy.shape[0], leaves[0].shape[-1], 1) if a.dtype.itemsize > 2 else 1
-        assert_close_to_reference(a, b, c, name, magnitude=16 * terms**0.5)
+_check = partial(check_layer, units=16)
 
 
 @each_order
@@ -150,9 +139,11 @@ def test_products_repeat_bit_for_bit(narrow: torch.dtype) -> None:
     leaves = _operands(2304, 1096, 776, narrow)
     dy = randn((2304, 776), narrow)
     call = lambda *a: F.linear_act(*a, backend="cuda")  # noqa: E731
-    first = _run(call, leaves, dy)
+    first = both_passes(call, leaves, dy)
     for _ in range(5):
-        assert all(torch.equal(a, b) for a, b in zip(_run(call, leaves, dy), first, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(both_passes(call, leaves, dy), first, strict=True)
+        )
 
 
 def test_what_is_no_number_stays_in_its_row() -> None:
@@ -207,9 +198,9 @@ def _check_mlp(leaves: list[Tensor], dy: Tensor, **options: Any) -> None:
         return F.mlp(x, weight, bias, down, down_bias, "gelu_tanh", **options)
 
     with poisoned():
-        found = _run(ours, leaves, dy)
-    theirs = _run(_mlp_formula, leaves, dy)
-    exact = _run(_mlp_formula, [leaf.double() for leaf in leaves], dy.double())
+        found = both_passes(ours, leaves, dy)
+    theirs = both_passes(_mlp_formula, leaves, dy)
+    exact = both_passes(_mlp_formula, [leaf.double() for leaf in leaves], dy.double())
     names = ("y", "dx", "dweight", "dbias", "ddown_weight", "ddown_bias")
     for name, a, b, c in zip(names, found, theirs, exact, strict=True):
         assert_close_to_reference(a, b, c, name)
@@ -236,7 +227,7 @@ def test_mlp(
 def test_mlp_of_which_only_some_learns() -> None:
     leaves = _mlp_leaves(torch.bfloat16)
     dy = randn((2048, 768), torch.bfloat16)
-    whole = _run(_mlp_formula, [leaf.double() for leaf in leaves], dy.double())[1:]
+    whole = both_passes(_mlp_formula, [leaf.double() for leaf in leaves], dy.double())[1:]
     for chosen in ((0,), (1,), (2,), (3,), (4,), (0, 3), (1, 4)):
         given = [t.detach().requires_grad_(i in chosen) for i, t in enumerate(leaves)]
         y = F.mlp(*given, activation="gelu_tanh")

@@ -17,7 +17,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import transformer_kernels as tfk
 from transformer_kernels.ops.linear import linear_act_triton
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
-from transformer_kernels.testing.inputs import LAYOUTS, poisoned, randn
+from transformer_kernels.testing.inputs import LAYOUTS, randn
+from transformer_kernels.testing.passes import both_passes, check_layer
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 F = tfk.functional
@@ -52,24 +53,7 @@ def _operands(rows: int, terms: int, cols: int, dtype: torch.dtype) -> list[Tens
     return [randn((rows, terms), dtype, DEVICE), weight.to(dtype), randn((cols,), dtype, DEVICE)]
 
 
-def _run(function: Callable[..., Tensor], leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    y = function(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
-
-
-def _check(ours: Any, formula: Any, leaves: list[Tensor], dy: Tensor) -> None:
-    """Both passes within the tolerance of float64, from poisoned memory."""
-    with poisoned():
-        found = _run(ours, leaves, dy)
-    theirs = _run(formula, leaves, dy)
-    exact = _run(formula, [leaf.double() for leaf in leaves], dy.double())
-    for name, a, b, c in zip(("y", "dx", "dweight", "dbias"), found, theirs, exact, strict=False):
-        assert a.dtype == leaves[0].dtype
-        # Terms of a sum cancel: an error of each remains, and of what it was computed from.
-        terms = max(dy.shape[0], leaves[0].shape[-1], 1) if a.dtype.itemsize > 2 else 1
-        magnitude = (16 if COMPILED else 4) * terms**0.5
-        assert_close_to_reference(a, b, c, name, magnitude=magnitude)
+_check = partial(check_layer, units=16 if COMPILED else 4)
 
 
 def _linear(*operands: Tensor) -> Tensor:
@@ -158,7 +142,7 @@ def test_a_bias_of_float32(low: torch.dtype) -> None:
 def test_frozen_operands(wanted: int) -> None:
     """What has no gradient changes nothing."""
     leaves, dy = _operands(30, 20, 10, torch.float32), randn((30, 10), torch.float32, DEVICE)
-    every = _run(_act, leaves, dy)
+    every = both_passes(_act, leaves, dy)
     some = [leaf.requires_grad_(i == wanted) for i, leaf in enumerate(leaves)]
     (gradient,) = torch.autograd.grad(_act(*some), some[wanted], dy)
     assert torch.equal(gradient, every[1 + wanted])
@@ -180,7 +164,7 @@ def test_gradients_of_gradients() -> None:
 def test_bitwise_repeatable(dtype: torch.dtype) -> None:
     shape = (2304, 1096, 776) if COMPILED else (70, 40, 50)
     leaves, dy = _operands(*shape, dtype), randn((shape[0], shape[2]), dtype, DEVICE)
-    first, second = (_run(_act, leaves, dy) for _ in range(2))
+    first, second = (both_passes(_act, leaves, dy) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -223,9 +207,9 @@ def test_layers_behind_each_other(recompute: int, monkeypatch: pytest.MonkeyPatc
     for function, leaves, products in functions:
         dy = randn((9, leaves[-1].shape[0]), torch.float32, DEVICE)
         calls.clear()
-        ours = _run(partial(function, recompute=recompute, backend="triton"), leaves, dy)
+        ours = both_passes(partial(function, recompute=recompute, backend="triton"), leaves, dy)
         assert len(calls) == products
-        expected = _run(partial(function, backend="reference"), leaves, dy)
+        expected = both_passes(partial(function, backend="reference"), leaves, dy)
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as in_torch
 import transformer_kernels as tfk
 from transformer_kernels.ops.linear import _choice
 from transformer_kernels.testing.inputs import LAYOUTS, poisoned, randn
+from transformer_kernels.testing.passes import both_passes
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 F = tfk.functional
@@ -25,12 +26,6 @@ SHAPES = [
 ]  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-
-
-def _run(call: Any, leaves: list[Tensor], dy: Tensor) -> list[Tensor]:
-    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    y = call(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -46,11 +41,11 @@ def test_quantized_linear(
     leaves = [randn((rows, terms), dtype), randn((cols,), dtype)]
     dy = randn((rows, cols), dtype)
     with poisoned():
-        found = _run(
+        found = both_passes(
             lambda x, b: F.quantized_linear(x, packed, scales, b, backend=backend), leaves, dy
         )
-    theirs = _run(lambda x, b: in_torch.linear(x, exact.to(dtype), b), leaves, dy)
-    wide = _run(
+    theirs = both_passes(lambda x, b: in_torch.linear(x, exact.to(dtype), b), leaves, dy)
+    wide = both_passes(
         lambda x, b: in_torch.linear(x, exact, b), [leaf.double() for leaf in leaves], dy.double()
     )
     for name, a, b, c in zip(("y", "dx", "dbias"), found, theirs, wide, strict=True):

@@ -56,14 +56,10 @@ def rows_at_once(rows: int, row_bytes: int, most_bytes: int) -> int:
     return max(1, -(-rows // chunks))
 
 
-def _as_dtype(tensor: Tensor | None, x: Tensor) -> Any:
-    return None if tensor is None else tensor.to(x.dtype)
-
-
 def _padded(tensor: Tensor | None, x: Tensor, rows: int) -> Any:
     """In the dtype of ``x``, with rows of zeros to so many."""
     if tensor is None or len(tensor) == rows:
-        return _as_dtype(tensor, x)
+        return None if tensor is None else tensor.to(x.dtype)
     padded = x.new_zeros(rows, *tensor.shape[1:])
     padded[: len(tensor)].copy_(tensor)
     return padded
@@ -85,11 +81,11 @@ class _Rows:
         limit = given["chunk_bytes"] or default_bytes(x, weight)
         at_once = rows_at_once(len(self.x), copies * step * x.itemsize, limit)
         self.parts = [slice(i, i + at_once) for i in range(0, len(self.x), at_once)]
+        columns = self._classes if given["packed"] or self._is_even() else step
+        weight, bias = _padded(weight, x, columns), _padded(bias, x, columns)
         if given["packed"]:
-            self.products: Products = PackedProducts(_as_dtype(weight, x), _as_dtype(bias, x))
+            self.products: Products = PackedProducts(weight, bias)
         else:
-            columns = self._classes if self._is_even() else step
-            weight, bias = _padded(weight, x, columns), _padded(bias, x, columns)
             memory = x.new_empty(at_once, step)[:, :columns]
             self.products = TorchProducts(weight, bias, memory, self._classes)
 
