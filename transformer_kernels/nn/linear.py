@@ -99,7 +99,8 @@ class MLP(_Behind):
 
     ``dropout`` and ``recompute`` are ``dropout_p`` and ``recompute`` of :func:`functional.mlp
     <transformer_kernels.functional.mlp>`. Where another module stands in the place of a layer, as
-    adapters do, or a hook is on one, the layers are called as modules and each keeps its own.
+    adapters do, a hook is on one or its ``forward`` was replaced, the layers are called as modules
+    and each keeps its own.
     """
 
     def __init__(
