@@ -12,15 +12,28 @@ namespace transformer_kernels {
 struct DropoutNormForwardProblem {
   NormForwardProblem norm;
   DropoutForwardProblem dropout;
+  DType branch_dtype;  // of x and y
 };
 
 struct DropoutNormBackwardProblem {
   NormBackwardProblem norm;
   DropoutBackwardProblem dropout;
+  DType branch_dtype;  // of dy and dx
 };
 
-inline std::string describe(const DropoutNormForwardProblem& p) { return describe(p.norm); }
-inline std::string describe(const DropoutNormBackwardProblem& p) { return describe(p.norm); }
+// Whether the branch has 16 bits beside sums of float32. All else is then as of float32 rows.
+template <class Problem>
+constexpr bool is_mixed(const Problem& p) {
+  return p.branch_dtype != p.norm.dtype;
+}
+
+template <class Problem>
+std::string describe_with_branch(const Problem& p) {
+  return describe(p.norm) + (is_mixed(p) ? concat(", branch ", name_of(p.branch_dtype)) : "");
+}
+
+inline std::string describe(const DropoutNormForwardProblem& p) { return describe_with_branch(p); }
+inline std::string describe(const DropoutNormBackwardProblem& p) { return describe_with_branch(p); }
 
 namespace cpu {
 void dropout_norm_forward(const Context& context, const DropoutNormForwardProblem& problem);

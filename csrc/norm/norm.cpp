@@ -40,34 +40,64 @@ DType first_dtype(DType otherwise, std::initializer_list<const TensorView*> view
   return otherwise;
 }
 
+// Whose dtype an operand has.
+struct Typed {
+  DType dtype;
+  const char* name;
+  const char* reason;
+};
+constexpr Typed like_x(DType dtype) { return {dtype, "x", "the dtype of x"}; }
+constexpr Typed like_residual(DType dtype) { return {dtype, "residual", "the dtype of residual"}; }
+constexpr Typed like_dy(DType dtype) { return {dtype, "dy", "the dtype of dy"}; }
+
 // Checks the operands of one call against its x.
 class Operands {
  public:
-  Operands(const Member& member, Device device, const TensorView& x)
+  // `sums`: the dtype of what is normalised, by default x's.
+  Operands(const Member& member, Device device, const TensorView& x,
+           std::optional<Typed> sums = std::nullopt)
       : member_(member),
         check_(member.op, device),
-        x_(x) {
+        x_(x),
+        sums_(sums.value_or(like_x(x.dtype))) {
     check_.floating("x", x);
   }
 
-  Rows input(const char* name, const TensorView& view) const {
+  // Of the dtype of what is normalised, or of `typed`.
+  Rows input(const char* name, const TensorView& view) const { return input(name, view, sums_); }
+  Rows input(const char* name, const TensorView& view, const Typed& typed) const {
     if (!view.defined()) return {};
-    like_x(name, view);
+    check(name, view, typed);
     return {view.data, checked_row_stride(member_.op, name, view)};
   }
 
-  Rows output(const char* name, const TensorView& view) const {
-    like_x(name, view);
+  Rows output(const char* name, const TensorView& view) const { return output(name, view, sums_); }
+  Rows output(const char* name, const TensorView& view, const Typed& typed) const {
+    check(name, view, typed);
     return {view.data, checked_output_stride(member_.op, name, view)};
   }
 
-  // A parameter or its gradient: one value a column, of x's dtype or float32. `dtype` is that of
-  // the others.
+  // Of sums beside a branch, which is x: its dtype, or float32 beside 16 bits.
+  void sums(const char* name, const TensorView& view) const {
+    check_.typed_or_float32(name, view, x_.dtype, "x");
+  }
+
+  // Of a branch beside sums: their dtype, or 16 bits beside float32.
+  void branch(const char* name, const TensorView& view) const {
+    check_.floating(name, view);
+    const bool wide = sums_.dtype == DType::kFloat32;
+    check_type(view.dtype == sums_.dtype || (wide && size_of(view.dtype) == 2), member_.op, ": ",
+               name, " is ", name_of(view.dtype), ", expected ", name_of(sums_.dtype),
+               wide ? ", float16 or bfloat16" : "", " (the dtype of ", sums_.name, ")");
+  }
+
+  // A parameter or its gradient: one value a column, of the dtype of what is normalised or float32.
+  // `dtype` is that of the others.
   void* parameter(const char* name, const TensorView& view, DType dtype) const {
     if (!view.defined()) return nullptr;
     const char* const op = member_.op;
     check_.floating(name, view);
-    check_.typed_or_float32(name, view, x_.dtype, "x");
+    check_.typed_or_float32(name, view, sums_.dtype, sums_.name);
     check_type(view.dtype == dtype, op, ": ", name, " is ", name_of(view.dtype), ", expected ",
                name_of(dtype), " (all parameters and their gradients share one dtype)");
     check_.packed(name, view, rows_and_cols(x_).cols, "the last dimension of x");
@@ -76,7 +106,7 @@ class Operands {
 
   void* statistics(const char* name, const TensorView& view) const {
     if (!view.defined()) return nullptr;
-    check_.typed(name, view, accumulate_dtype(x_.dtype), "the dtype of statistics");
+    check_.typed(name, view, accumulate_dtype(sums_.dtype), "the dtype of statistics");
     check_.packed(name, view, rows_and_cols(x_).rows, "one for each row of x");
     return view.data;
   }
@@ -87,32 +117,33 @@ class Operands {
   }
 
  private:
-  void like_x(const char* name, const TensorView& view) const {
-    check_.typed(name, view, x_.dtype, "the dtype of x");
+  void check(const char* name, const TensorView& view, const Typed& typed) const {
+    check_.typed(name, view, typed.dtype, typed.reason);
     check_.same_shape(name, view, "x", x_);
   }
 
   const Member& member_;
   ArgumentChecker check_;
   const TensorView& x_;
+  Typed sums_;
 };
 
-NormForwardProblem problem_of(const Member& member, Device device, const NormForward& a) {
+NormForwardProblem problem_of(const Member& member, const Operands& check, const NormForward& a,
+                              const Typed& sums) {
   const char* const op = member.op;
-  const Operands check(member, device, a.x);
   check_value(a.residual.defined() == a.sum.defined(), op, ": ",
               a.sum.defined() ? "residual" : "sum", " is missing, expected with ",
               a.sum.defined() ? "sum" : "residual");
   const auto [rows, cols] = rows_and_cols(a.x);
-  const DType weight_dtype = first_dtype(a.x.dtype, {&a.weight, &a.bias});
+  const DType weight_dtype = first_dtype(sums.dtype, {&a.weight, &a.bias});
   return {.center = member.center,
-          .dtype = a.x.dtype,
+          .dtype = sums.dtype,
           .weight_dtype = weight_dtype,
           .rows = rows,
           .cols = cols,
-          .x = check.input("x", a.x),
+          .x = check.input("x", a.x, like_x(a.x.dtype)),
           .residual = check.input("residual", a.residual),
-          .y = check.output("y", a.y),
+          .y = check.output("y", a.y, like_x(a.x.dtype)),
           .sum = a.sum.defined() ? check.output("sum", a.sum) : Rows{},
           .weight = check.parameter("weight", a.weight, weight_dtype),
           .bias = check.parameter("bias", a.bias, weight_dtype),
@@ -123,9 +154,10 @@ NormForwardProblem problem_of(const Member& member, Device device, const NormFor
           .op = op};
 }
 
-NormBackwardProblem problem_of(const Member& member, Device device, const NormBackward& a) {
+// `branch`: of dy and dx.
+NormBackwardProblem problem_of(const Member& member, const Operands& check, const NormBackward& a,
+                               const Typed& branch) {
   const char* const op = member.op;
-  const Operands check(member, device, a.x);
   check_value(a.dy.defined(), op, ": dy is missing");
   check_value(a.mean.defined() || !member.center, op, ": mean is missing");
   check_value(a.rstd.defined(), op, ": rstd is missing");
@@ -136,10 +168,10 @@ NormBackwardProblem problem_of(const Member& member, Device device, const NormBa
           .weight_dtype = weight_dtype,
           .rows = rows,
           .cols = cols,
-          .dy = check.input("dy", a.dy),
+          .dy = check.input("dy", a.dy, branch),
           .dsum = check.input("dsum", a.dsum),
           .x = check.input("x", a.x),
-          .dx = check.output("dx", a.dx),
+          .dx = check.output("dx", a.dx, branch),
           .mean = check.mean(a.mean),
           .rstd = check.statistics("rstd", a.rstd),
           .weight = check.parameter("weight", a.weight, weight_dtype),
@@ -152,8 +184,11 @@ NormBackwardProblem problem_of(const Member& member, Device device, const NormBa
 DropoutNormForwardProblem problem_of(const Member& member, const Context& context,
                                      const BiasDropoutAddNormForward& a) {
   check_value(a.residual.defined(), member.op, ": residual is missing");
-  const NormForwardProblem norm = problem_of(member, context.device, a);
-  const Operands check(member, context.device, a.x);
+  const bool mixed = size_of(a.x.dtype) == 2 && a.residual.dtype == DType::kFloat32;
+  const Typed sums = mixed ? like_residual(a.residual.dtype) : like_x(a.x.dtype);
+  const Operands check(member, context.device, a.x, sums);
+  check.sums("residual", a.residual);
+  const NormForwardProblem norm = problem_of(member, check, a, sums);
   const DType bias_dtype = first_dtype(norm.dtype, {&a.x_bias});
   return {.norm = norm,
           .dropout = {.op = member.op,
@@ -165,21 +200,26 @@ DropoutNormForwardProblem problem_of(const Member& member, const Context& contex
                       .residual = norm.residual,
                       .y = norm.sum,
                       .bias = check.parameter("x_bias", a.x_bias, bias_dtype),
-                      .draw = checked_draw(member.op, context, a.p, a.seed, "x")}};
+                      .draw = checked_draw(member.op, context, a.p, a.seed, "x")},
+          .branch_dtype = a.x.dtype};
 }
 
 DropoutNormBackwardProblem problem_of(const Member& member, const Context& context,
                                       const BiasDropoutAddNormBackward& a) {
-  NormBackwardProblem norm = problem_of(member, context.device, a);
   const Operands check(member, context.device, a.x);
+  check.branch("dy", a.dy);
+  const bool mixed = a.dy.dtype != a.x.dtype;
+  const Typed branch = mixed ? like_dy(a.dy.dtype) : like_x(a.x.dtype);
+  NormBackwardProblem norm = problem_of(member, check, a, branch);
   const DType bias_dtype = first_dtype(norm.dtype, {&a.dx_bias});
   const Rows dx = norm.dx;
   norm.dx = check.output("dresidual", a.dresidual);
-  const std::int64_t bytes = size_of(norm.dtype);
-  const auto extent = [&](const char* name, const Rows& matrix) {
+  const auto extent = [&](const char* name, const Rows& matrix, DType dtype) {
+    const std::int64_t bytes = size_of(dtype);
     return Extent{name, matrix, norm.rows, norm.cols * bytes, bytes};
   };
-  check_outputs_apart(member.op, extent("dx", dx), extent("dresidual", norm.dx));
+  check_outputs_apart(member.op, extent("dx", dx, branch.dtype),
+                      extent("dresidual", norm.dx, norm.dtype));
   return {.norm = norm,
           .dropout = {.op = member.op,
                       .dtype = norm.dtype,
@@ -189,16 +229,21 @@ DropoutNormBackwardProblem problem_of(const Member& member, const Context& conte
                       .dy = norm.dx,
                       .dx = dx,
                       .dbias = check.parameter("dx_bias", a.dx_bias, bias_dtype),
-                      .draw = checked_draw(member.op, context, a.p, a.seed, "dy")}};
+                      .draw = checked_draw(member.op, context, a.p, a.seed, "dy")},
+          .branch_dtype = branch.dtype};
 }
 
 void forward(const Member& member, const Context& context, const NormForward& arguments) {
-  const NormForwardProblem problem = problem_of(member, context.device, arguments);
+  const Operands check(member, context.device, arguments.x);
+  const NormForwardProblem problem =
+      problem_of(member, check, arguments, like_x(arguments.x.dtype));
   if (problem.rows > 0) run_on(member.op, kForward, context, problem);
 }
 
 void backward(const Member& member, const Context& context, const NormBackward& arguments) {
-  const NormBackwardProblem problem = problem_of(member, context.device, arguments);
+  const Operands check(member, context.device, arguments.x);
+  const NormBackwardProblem problem =
+      problem_of(member, check, arguments, like_x(arguments.x.dtype));
   run_on(member.op, kBackward, context, problem);
 }
 

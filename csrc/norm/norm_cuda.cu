@@ -18,6 +18,41 @@ std::optional<std::size_t> find_chunk_plan(const Table& table, const Problem& p,
                      [&](const auto& row) { return chunk_refusal(row, p, device); });
 }
 
+template <class Body>
+void dispatch_branch(DType dtype, Body&& body) {
+  dispatch_float(dtype, [&]<class X>() {
+    if constexpr (sizeof(X) == 2) body.template operator()<X>();
+  });
+}
+
+void mixed_norm_forward(const Context& context, const DropoutNormForwardProblem& p,
+                        const DeviceLimits& device) {
+  const auto plan = find_kernel(
+      p.norm.op, kMixedNormForwardPlans, p,
+      [&](const NormForwardPlan& entry) { return mixed_norm_forward_refusal(entry, p, device); });
+  if (!plan) return run_mixed_norm_forward_converted(context, p);
+  dispatch_branch(p.branch_dtype, [&]<class X>() {
+    if (is_rows(kMixedNormForwardPlans[*plan])) {
+      return run_mixed_norm_forward_rows<X>(context, p, *plan);
+    }
+    if constexpr (kBuildsSm90) run_mixed_norm_forward_bulk<X>(context, p, *plan);
+  });
+}
+
+void mixed_norm_backward(const Context& context, const DropoutNormBackwardProblem& p,
+                         const DeviceLimits& device) {
+  if constexpr (kBuildsSm90a) {
+    const auto ring = find_kernel(p.norm.op, kMixedNormBackwardPlans, p, [&](const RingPlan& plan) {
+      return mixed_norm_backward_refusal(plan, p, device);
+    });
+    if (ring) {
+      return dispatch_branch(
+          p.branch_dtype, [&]<class X>() { run_mixed_norm_backward_ring<X>(context, p, *ring); });
+    }
+  }
+  run_mixed_norm_backward_converted(context, p);
+}
+
 }  // namespace
 
 void norm_forward(const Context& context, const NormForwardProblem& p) {
@@ -46,6 +81,7 @@ void norm_forward(const Context& context, const NormForwardProblem& p) {
 
 void dropout_norm_forward(const Context& context, const DropoutNormForwardProblem& p) {
   const DeviceLimits& device = device_limits(context.device.index);
+  if (is_mixed(p)) return mixed_norm_forward(context, p, device);
   const std::size_t plan = choose(
       p.norm.op, kDropoutNormForwardPlans, p,
       [&](const NormForwardPlan& entry) { return dropout_norm_forward_refusal(entry, p, device); });
@@ -60,8 +96,9 @@ void dropout_norm_forward(const Context& context, const DropoutNormForwardProble
 }
 
 void dropout_norm_backward(const Context& context, const DropoutNormBackwardProblem& p) {
+  const DeviceLimits& device = device_limits(context.device.index);
+  if (is_mixed(p)) return mixed_norm_backward(context, p, device);
   if constexpr (kBuildsSm90a) {
-    const DeviceLimits& device = device_limits(context.device.index);
     const auto ring = find_kernel(
         p.norm.op, kDropoutNormBackwardPlans, p,
         [&](const RingPlan& plan) { return dropout_norm_backward_refusal(plan, p, device); });

@@ -30,6 +30,21 @@ template <class T>
 void run_dropout_norm_forward_bulk(const Context& context, const DropoutNormForwardProblem& p,
                                    std::size_t plan);
 
+// Of a branch of X, 16 bits, beside sums of float32. Plans are those of the tables of mixed norms.
+template <class X>
+void run_mixed_norm_forward_rows(const Context& context, const DropoutNormForwardProblem& p,
+                                 std::size_t plan);
+template <class X>
+void run_mixed_norm_forward_bulk(const Context& context, const DropoutNormForwardProblem& p,
+                                 std::size_t plan);
+template <class X>
+void run_mixed_norm_backward_ring(const Context& context, const DropoutNormBackwardProblem& p,
+                                  std::size_t plan);
+
+// What has no plan there, through float32 in scratch memory.
+void run_mixed_norm_forward_converted(const Context& context, const DropoutNormForwardProblem& p);
+void run_mixed_norm_backward_converted(const Context& context, const DropoutNormBackwardProblem& p);
+
 template <class T>
 void run_norm_backward_direct(const Context& context, const NormBackwardProblem& p,
                               std::size_t plan);
@@ -62,6 +77,15 @@ template <std::size_t kIndex>
 struct DropoutNormForwardPlanAt {
   static constexpr NormForwardPlan kEntry = kDropoutNormForwardPlans[kIndex];
   static constexpr auto plan = std::get<RowPlan>(kEntry.plan);
+};
+template <std::size_t kIndex>
+struct MixedNormForwardPlanAt {
+  static constexpr NormForwardPlan kEntry = kMixedNormForwardPlans[kIndex];
+  static constexpr auto plan = std::get<RowPlan>(kEntry.plan);
+};
+template <std::size_t kIndex>
+struct MixedNormBackwardPlanAt {
+  static constexpr RingPlan plan = kMixedNormBackwardPlans[kIndex];
 };
 template <std::size_t kIndex>
 struct NormBackwardPlanAt {

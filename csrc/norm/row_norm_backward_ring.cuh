@@ -15,6 +15,7 @@
 #include "core/cuda/column_sum.h"
 #include "core/cuda/row_ring.cuh"
 #include "core/cuda/scratch.h"
+#include "norm/branch_pack.cuh"
 #include "norm/norm_kernels.h"
 #include "pointwise/dropout_numbers.cuh"
 
@@ -32,6 +33,10 @@ struct DropoutNormBackwardRing : NormBackwardRing {
   DropoutBackwardProblem dropout;
   float* bias_partial;  // [clusters][2][pitch], of which the first is used; null as `partial`
 };
+
+// With dy and dx of X, 16 bits, beside sums and their gradients of float32.
+template <class X>
+struct MixedNormBackwardRing : DropoutNormBackwardRing {};
 
 // LayerNorm's sums of g and of g * xhat. Lanes 0-15 hold the first and lanes 16-31 the second, so
 // that one reduction serves both.
@@ -127,12 +132,15 @@ __device__ __forceinline__ void fold_columns(const RingWarp<Plan>& own, float* f
   }
 }
 
-// T: storage of the matrices. dbias is of LayerNorm alone. Launch: of the norm alone, or with
-// dropout.
+// T: storage of the matrices, but for what a mixed launch says. dbias is of LayerNorm alone.
+// Launch: of the norm alone, or with dropout.
 template <class T, bool kCenter, bool kDsum, class Plan, class Launch>
 __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     norm_backward_ring_kernel(const __grid_constant__ Launch a) {
-  constexpr bool kDropout = std::is_same_v<Launch, DropoutNormBackwardRing>;
+  constexpr bool kDropout = !std::is_same_v<Launch, NormBackwardRing>;
+  using X = branch_t<Launch, T>;
+  constexpr bool kMixed = !std::is_same_v<X, T>;
+  using Branch = BranchPack<X>;
   using P = Pack<T, 16 / sizeof(T)>;
   constexpr RingPlan kPlan = Plan::plan;
   constexpr int kSize = P::size;
@@ -142,7 +150,10 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   constexpr bool kCrowded = kDropout && kCenter && sizeof(T) == 2;
   constexpr bool kKeep = kOwned <= 24 && !kCrowded;
   constexpr bool kShifted = kPlan.shifted;
-  using Ring = RowRing<Plan, T, kDsum ? 3 : 2>;
+  // A narrow dy comes past the ring, a row ahead in registers.
+  using Ring = RowRing<Plan, T, kDsum && !kMixed ? 3 : 2>;
+  constexpr int kDsumPlace = kMixed ? 1 : 2;
+  static_assert(!kMixed || (kDropout && kDsum && kKeep && !kShifted));
   // Weights in shared memory: as floats, whatever they are stored as, with their offset.
   constexpr int kWeightBytes = ring_weight_bytes(kPlan, sizeof(T));
   using Piece = Pack<float, 4>;
@@ -201,8 +212,11 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     cluster_wait();
   }
 
+  // Of mixed dtypes a gradient of the sum that is absent is not worth kernels: x stands for it.
+  [[maybe_unused]] const bool has_dsum = p.dsum.data != nullptr;
   const auto operands = [&] {
-    if constexpr (kDsum) return std::array{p.x, p.dy, p.dsum};
+    if constexpr (kMixed) return std::array{p.x, has_dsum ? p.dsum : p.x};
+    if constexpr (kDsum && !kMixed) return std::array{p.x, p.dy, p.dsum};
     if constexpr (!kDsum) return std::array{p.x, p.dy};
   }();
   Ring ring(own, p, a.shape.stages, shared_address(shared) + kWeightBytes, filled, operands);
@@ -213,6 +227,19 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     for (int i = 0; i < kPieces; ++i) {
       Piece::unpack(load_shared(weights + (slot * kPieces + i) * kWarp * 16), w + i * Piece::size);
     }
+  };
+  [[maybe_unused]] typename Branch::Raw dy_now[kPacks] = {}, dy_ahead[kPacks] = {};
+  [[maybe_unused]] const X* next_dy = nullptr;
+  if constexpr (kMixed) {
+    next_dy = static_cast<const X*>(p.dy.data) + own.row * p.dy.stride +
+              static_cast<std::int64_t>(own.first + lane) * kSize;
+  }
+  const auto read_dy = [&] {
+#pragma unroll
+    for (int slot = 0; slot < kPacks; ++slot) {
+      if (own.owns(slot)) dy_ahead[slot] = Branch::load(next_dy + slot * kWarp * kSize);
+    }
+    next_dy += own.walkers * p.dy.stride;
   };
   // The last pack of a row may reach out of it.
   const auto clear_behind = [](int inside, float* x, float* dy) {
@@ -226,7 +253,11 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   const auto read_pack = [&](std::uint32_t stage, int slot, float mean, float rstd, float* g,
                              float* xhat, float* dy) {
     P::unpack(ring.load(stage, 0, slot), xhat);
-    P::unpack(ring.load(stage, 1, slot), dy);
+    if constexpr (kMixed) {
+      Branch::unpack(dy_now[slot], dy);
+    } else {
+      P::unpack(ring.load(stage, 1, slot), dy);
+    }
     if constexpr (kShifted) {
       clear_behind(ring.elements - (lane + slot * kWarp) * kSize, xhat, dy);
     }
@@ -253,10 +284,18 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     next_rstd += own.walkers;
   };
   if (own.rows > 0) read_statistics();
+  if constexpr (kMixed) {
+    if (own.rows > 0) read_dy();
+  }
 
   for (int i = 0; i < own.rows; ++i) {
     const float mean = mean_ahead, rstd = rstd_ahead;
     if (i + 1 < own.rows) read_statistics();
+    if constexpr (kMixed) {
+#pragma unroll
+      for (int slot = 0; slot < kPacks; ++slot) dy_now[slot] = dy_ahead[slot];
+      if (i + 1 < own.rows) read_dy();
+    }
     const std::uint32_t at = ring.wait();
 
     // Pass 1: the row's sums of g and g * xhat, and this row's part of the parameter gradients.
@@ -270,7 +309,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
       float* xp = xhat + (kKeep ? slot * kSize : 0);
       float dy[kSize];
       read_pack(at, slot, mean, rstd, gp, xp, dy);
-      if constexpr (kKeep && kDsum) dsum[slot] = ring.load(at, 2, slot);
+      if constexpr (kKeep && kDsum) dsum[slot] = ring.load(at, kDsumPlace, slot);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
         dweight[slot * kSize + k] += dy[k] * xp[k];
@@ -299,13 +338,13 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
         if constexpr (kKeep) {
           P::unpack(dsum[slot], other);
         } else {
-          P::unpack(ring.load(at, 2, slot), other);
+          P::unpack(ring.load(at, kDsumPlace, slot), other);
         }
       }
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
         gp[k] = rstd * ((kCenter ? gp[k] - mean_g : gp[k]) - xp[k] * mean_gx);
-        if constexpr (kDsum) gp[k] += other[k];
+        if constexpr (kDsum) gp[k] += kMixed && !has_dsum ? 0.0f : other[k];
       }
       if constexpr (kShifted) {
         store_shifted(dx, ring.elements, lane, slot, P::pack(gp), last);
@@ -324,8 +363,12 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
           float dropped[kSize];
           P::unpack(raw, dropped);
           drop<0>(numbers, draw.below, static_cast<float>(draw.scale), dropped);
-          P::store(static_cast<T*>(a.dropout.dx.data) + row * a.dropout.dx.stride + col,
-                   P::pack(dropped));
+          X* const to = static_cast<X*>(a.dropout.dx.data) + row * a.dropout.dx.stride + col;
+          if constexpr (kMixed) {
+            Branch::store(to, Branch::pack(dropped));
+          } else {
+            P::store(to, P::pack(dropped));
+          }
 #pragma unroll
           for (int k = 0; k < kSize; ++k) dx_bias[slot * kSize + k] += dropped[k];
         }
@@ -423,13 +466,12 @@ void launch_norm_backward_ring(const Context& context, const NormBackwardProblem
       true);
 }
 
-template <class T, bool kCenter, class Plan>
+template <class T, bool kCenter, class Plan, class Launch = DropoutNormBackwardRing>
 void launch_dropout_norm_backward_ring(const Context& context,
-                                       const DropoutNormBackwardProblem& problem) {
+                                       const DropoutNormBackwardProblem& problem,
+                                       const NormBackwardShape& shape) {
   const NormBackwardProblem& p = problem.norm;
-  const auto kernel = &norm_backward_ring_kernel<T, kCenter, true, Plan, DropoutNormBackwardRing>;
-  const NormBackwardShape shape =
-      norm_backward_shape(Plan::plan, p, device_limits(context.device.index));
+  const auto kernel = &norm_backward_ring_kernel<T, kCenter, true, Plan, Launch>;
   const std::int64_t clusters = ring_clusters<Plan>(context, p, kernel, shape.shared_bytes);
   void* const dbias = kCenter ? p.dbias : nullptr;
   const std::int64_t pitch = rounded_up(p.cols, 4);
@@ -439,9 +481,9 @@ void launch_dropout_norm_backward_ring(const Context& context,
   const bool parameters = p.dweight != nullptr || dbias != nullptr;
   void* const dx_bias = problem.dropout.dbias;
   launch(p.op, context, ring_launch_shape<Plan>(clusters, shape.shared_bytes), kernel,
-         DropoutNormBackwardRing{{p, shape, parameters ? partial : nullptr, pitch},
-                                 problem.dropout,
-                                 dx_bias != nullptr ? bias_partial : nullptr});
+         Launch{DropoutNormBackwardRing{{p, shape, parameters ? partial : nullptr, pitch},
+                                        problem.dropout,
+                                        dx_bias != nullptr ? bias_partial : nullptr}});
   const auto sum = [&](DType dtype, const float* of, void* first, void* second, bool after) {
     sum_columns(
         p.op, context, dtype,
@@ -457,8 +499,25 @@ void run_dropout_norm_backward_ring(const Context& context, const DropoutNormBac
                                     std::size_t plan) {
   if (!p.norm.center && p.norm.dbias != nullptr) sum_norm_bias_gradient<T>(context, p.norm);
   dispatch_index<std::size(kDropoutNormBackwardPlans)>(plan, [&]<std::size_t kIndex>() {
+    using Plan = DropoutNormBackwardPlanAt<kIndex>;
+    const NormBackwardShape shape =
+        norm_backward_shape(Plan::plan, p.norm, device_limits(context.device.index));
     dispatch_bool(p.norm.center, [&]<bool kCenter>() {
-      launch_dropout_norm_backward_ring<T, kCenter, DropoutNormBackwardPlanAt<kIndex>>(context, p);
+      launch_dropout_norm_backward_ring<T, kCenter, Plan>(context, p, shape);
+    });
+  });
+}
+
+template <class X>
+void run_mixed_norm_backward_ring(const Context& context, const DropoutNormBackwardProblem& p,
+                                  std::size_t plan) {
+  using Launch = MixedNormBackwardRing<X>;
+  dispatch_index<std::size(kMixedNormBackwardPlans)>(plan, [&]<std::size_t kIndex>() {
+    using Plan = MixedNormBackwardPlanAt<kIndex>;
+    const NormBackwardShape shape =
+        mixed_norm_backward_shape(Plan::plan, p, device_limits(context.device.index));
+    dispatch_bool(p.norm.center, [&]<bool kCenter>() {
+      launch_dropout_norm_backward_ring<float, kCenter, Plan, Launch>(context, p, shape);
     });
   });
 }

@@ -2,6 +2,7 @@
 #include "norm/row_norm_cpu.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/cpu/cache.h"
 #include "core/cpu/columns.h"
@@ -96,6 +97,45 @@ void backward_chunks(const Context& context, const NormBackwardProblem& problem,
                        .is_wide = p.weight_dtype != p.dtype});
 }
 
+// Rows of a branch of 16 bits beside float32, as float32 where they are computed. `matrix` is what
+// a problem without a branch of its own has.
+class WideBranch {
+ public:
+  template <class Problem>
+  WideBranch(const Context& context, const Problem& p)
+      : dtype_(index_of(p.branch_dtype)),
+        rows_(p.norm.rows),
+        cols_(p.norm.cols),
+        memory_(context, rows_ * cols_ * size_of(DType::kFloat32)) {}
+
+  Rows matrix() const { return {memory_.data(), cols_}; }
+
+  // Rows [begin, end), or those of them that there are.
+  void read(const Rows& branch, std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t r = begin; r < std::min(end, rows_); ++r) {
+      kernels().widen[dtype_](narrow_row(branch, r), wide_row(r), cols_);
+    }
+  }
+  void write(const Rows& branch, std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t r = begin; r < std::min(end, rows_); ++r) {
+      kernels().narrow[dtype_](wide_row(r), narrow_row(branch, r), cols_);
+    }
+  }
+
+ private:
+  static void* narrow_row(const Rows& matrix, std::int64_t row) {
+    return static_cast<std::uint16_t*>(matrix.data) + row * matrix.stride;
+  }
+  void* wide_row(std::int64_t row) const {
+    return static_cast<float*>(memory_.data()) + row * cols_;
+  }
+
+  int dtype_;
+  std::int64_t rows_;
+  std::int64_t cols_;
+  Scratch memory_;
+};
+
 constexpr auto kAllAtOnce = [](std::int64_t begin, std::int64_t end, auto&& run) {
   run(begin, end);
 };
@@ -114,28 +154,41 @@ void norm_backward(const Context& context, const NormBackwardProblem& p) {
 
 // Each row of the sum is made, and normalised from the cache.
 void dropout_norm_forward(const Context& context, const DropoutNormForwardProblem& p) {
-  log_cpu_kernel(p.norm.op, p.norm);
-  const bool stream = leaves_cache(p.norm);
-  const DropoutForwardRows dropout(context, p.dropout, false);
+  log_cpu_kernel(p.norm.op, p);
+  const bool mixed = is_mixed(p);
+  const bool stream = !mixed && leaves_cache(p.norm);
   NormForwardProblem norm = p.norm;
   norm.x = p.norm.sum;
   norm.residual = norm.sum = {};
+  DropoutForwardProblem of_sum = p.dropout;
+  std::optional<WideBranch> branch;  // a row of x makes room for that of y
+  if (mixed) of_sum.x = norm.y = branch.emplace(context, p).matrix();
+  const DropoutForwardRows dropout(context, of_sum, false);
   forward_rows(context, norm, stream, [&](std::int64_t begin, std::int64_t end, auto&& run) {
     for (std::int64_t row = begin; row < end; ++row) {
+      if (branch) branch->read(p.norm.x, row, row + 1);
       dropout.row(row);
       run(row, row + 1);
+      if (branch) branch->write(p.norm.y, row, row + 1);
     }
   });
 }
 
 void dropout_norm_backward(const Context& context, const DropoutNormBackwardProblem& p) {
-  log_cpu_kernel(p.norm.op, p.norm);
-  const DropoutBackwardRows dropout(context, p.dropout, leaves_cache(p.norm),
-                                    chunk_rows_of(p.norm));
-  backward_chunks(context, p.norm, false, [&](std::int64_t begin, std::int64_t end, auto&& run) {
+  log_cpu_kernel(p.norm.op, p);
+  const std::int64_t chunk_rows = chunk_rows_of(p.norm);
+  NormBackwardProblem norm = p.norm;
+  DropoutBackwardProblem of_sum = p.dropout;
+  std::optional<WideBranch> branch;  // a row of dy makes room for that of dx
+  if (is_mixed(p)) norm.dy = of_sum.dx = branch.emplace(context, p).matrix();
+  const DropoutBackwardRows dropout(context, of_sum, !branch && leaves_cache(p.norm), chunk_rows);
+  backward_chunks(context, norm, false, [&](std::int64_t begin, std::int64_t end, auto&& run) {
     for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+      const std::int64_t first = chunk * chunk_rows;
+      if (branch) branch->read(p.norm.dy, first, first + chunk_rows);
       run(chunk, chunk + 1);
       dropout.chunk(chunk);
+      if (branch) branch->write(p.dropout.dx, first, first + chunk_rows);
     }
   });
   dropout.finish(context);

@@ -33,6 +33,9 @@ struct NormKernels {
                            std::int64_t end);
   // Chunks [begin, end).
   void (*backward[kDTypes])(const NormBackwardTask& task, std::int64_t begin, std::int64_t end);
+  // A row of 16 bits to and from float32; null for other dtypes.
+  void (*widen[kDTypes])(const void* from, void* to, std::int64_t cols);
+  void (*narrow[kDTypes])(const void* from, void* to, std::int64_t cols);
 };
 
 TFK_DECLARE_PER_ISA(extern const NormKernels norm_kernels)

@@ -5,6 +5,7 @@
 
 #include "core/cuda/launch.cuh"
 #include "core/cuda/row.cuh"
+#include "norm/branch_pack.cuh"
 #include "norm/dropout_norm.h"
 #include "norm/moments.cuh"
 #include "norm/norm_kernels.h"
@@ -59,6 +60,10 @@ __device__ __forceinline__ const NormForwardProblem& norm_of(const DropoutNormFo
   return p.norm;
 }
 
+// With x and y of X, 16 bits, beside a residual and a sum of float32.
+template <class X>
+struct MixedNormForwardProblem : DropoutNormForwardProblem {};
+
 // x becomes dropout(x + x_bias) in a pack that begins with `element`, in column `col`.
 template <class T, int kSize, class V>
 __device__ __forceinline__ void drop_pack(const DropoutForwardProblem& p, std::int64_t element,
@@ -76,19 +81,24 @@ __device__ __forceinline__ void drop_pack(const DropoutForwardProblem& p, std::i
   drop<0>(numbers, p.draw.below, static_cast<V>(p.draw.scale), x);
 }
 
-// T: storage of the matrices. Problem: of a norm alone, or with dropout before the residual.
+// T: storage of the matrices, but for what a mixed problem says. Problem: of a norm alone, or with
+// dropout before the residual.
 // Grid: ceil(rows / plan.cta_rows()) * cluster.
 template <class T, bool kCenter, bool kResidual, class Plan, class Problem>
 __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::plan))
     norm_forward_oneshot_kernel(const __grid_constant__ Problem problem) {
-  constexpr bool kDropout = std::is_same_v<Problem, DropoutNormForwardProblem>;
+  constexpr bool kDropout = !std::is_same_v<Problem, NormForwardProblem>;
+  using X = branch_t<Problem, T>;
+  constexpr bool kMixed = !std::is_same_v<X, T>;
   const NormForwardProblem& p = norm_of(problem);
   using RowT = Row<Plan, T>;
   using P = Pack<T, RowT::kPackSize>;
   using V = typename P::Value;
   using Index = typename RowT::Index;
   constexpr int kSize = P::size;
-  constexpr int kStaged = kResidual ? 2 : 1;
+  // Tensors in the stage, the residual last. A narrow x goes past it.
+  constexpr int kStaged = kResidual && !kMixed ? 2 : 1;
+  static_assert(!kMixed || (kResidual && Plan::plan.wide && !RowT::kShifted));
   // float32 parameters beside 16-bit rows take more registers than an early read is worth.
   constexpr bool kPrefetch = Plan::plan.prefetch;
   const bool float_parameters =
@@ -110,7 +120,9 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     const auto source = [&](const Rows& m) {
       return RowSource<T>(row, m.data, m.stride, p.rows, p.cols);
     };
-    if constexpr (kResidual) {
+    if constexpr (kMixed) {
+      fetch_rows(row, scratch, p.cols, source(p.residual));
+    } else if constexpr (kResidual) {
       fetch_rows(row, scratch, p.cols, source(p.x), source(p.residual));
     } else {
       fetch_rows(row, scratch, p.cols, source(p.x));
@@ -129,6 +141,15 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   if (kPrefetch && !float_parameters) {
     row.for_each_pack([&](int slot, Index pack) { load_affine(ahead[slot], pack); });
   }
+  using Branch = BranchPack<X>;
+  const auto of_branch = [&](const Rows& m, int r, Index pack) {
+    return static_cast<X*>(m.data) + (row.index + r) * m.stride + slice + row.column(pack);
+  };
+  typename Branch::Raw branch[kMixed && Plan::plan.packs > 0 ? Plan::plan.packs : 1];
+  if constexpr (kMixed && Plan::plan.packs > 0) {
+    row.for_each_pack(
+        [&](int slot, Index pack) { branch[slot] = Branch::load(of_branch(p.x, 0, pack)); });
+  }
   if constexpr (Plan::plan.bulk) wait_for_row(row, scratch);
 
   typename P::Raw kept[Plan::plan.packs > 0 ? Plan::plan.packs : 1];
@@ -143,12 +164,19 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     }
   };
   // What is normalised, rounded to T.
-  const auto peek = [&](int r, Index pack) {
-    typename P::Raw raw = read(p.x, 0, r, pack);
+  const auto peek = [&](int r, int slot, Index pack) {
+    typename P::Raw raw{};
+    if constexpr (!kMixed) raw = read(p.x, 0, r, pack);
     if constexpr (kResidual) {
       V a[kSize], b[kSize];
-      P::unpack(raw, a);
-      P::unpack(read(p.residual, 1, r, pack), b);
+      if constexpr (!kMixed) {
+        P::unpack(raw, a);
+      } else if constexpr (Plan::plan.packs > 0) {
+        Branch::unpack(branch[slot], a);
+      } else {
+        Branch::unpack(Branch::load(of_branch(p.x, r, pack)), a);
+      }
+      P::unpack(read(p.residual, kStaged - 1, r, pack), b);
       if constexpr (kDropout) {
         const std::int64_t col = slice + row.column(pack);
         drop_pack<T>(problem.dropout, (row.index + r) * p.cols + col, col, a);
@@ -159,8 +187,8 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
     }
     return raw;
   };
-  const auto take = [&](int r, Index pack) {
-    const typename P::Raw raw = peek(r, pack);
+  const auto take = [&](int r, int slot, Index pack) {
+    const typename P::Raw raw = peek(r, slot, pack);
     if constexpr (kResidual) {
       store_pack<P>(row, at(p.sum, r) + slice, pack, raw);
       if constexpr (Plan::plan.bulk && Plan::plan.packs == 0) store_shared(staged(0, r, pack), raw);
@@ -170,14 +198,14 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   // Registers: all packs at once, so that their loads are under way together.
   const auto take_all = [&] {
     if constexpr (Plan::plan.packs > 0) {
-      row.for_each_pack([&](int slot, Index pack) { kept[slot] = take(0, pack); });
+      row.for_each_pack([&](int slot, Index pack) { kept[slot] = take(0, slot, pack); });
     }
   };
   const auto first_touch = [&](int r, int slot, Index pack) {
     if constexpr (Plan::plan.packs > 0) {
       return kept[slot];
     } else {
-      return take(r, pack);
+      return take(r, slot, pack);
     }
   };
   // Every later touch.
@@ -198,7 +226,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
       if constexpr (Plan::plan.packs > 0) {
         P::unpack(kept[0], value);
       } else {
-        P::unpack(peek(r, row.thread), value);
+        P::unpack(peek(r, 0, row.thread), value);
       }
     }
     V anchor = anchor_in_pack<kSize>(value);
@@ -264,7 +292,11 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
         value[k] = fma(value[k] - moments[r].anchor, rstd[r], -moments[r].mean * rstd[r]);
       }
       affine.apply(p, value);
-      store_pack<P>(row, at(p.y, r) + slice, pack, P::pack(value));
+      if constexpr (kMixed) {
+        Branch::store(of_branch(p.y, r, pack), Branch::pack(value));
+      } else {
+        store_pack<P>(row, at(p.y, r) + slice, pack, P::pack(value));
+      }
     }
   };
   if constexpr (sizeof(T) == 2) {
@@ -285,12 +317,12 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   }
 }
 
-template <class Plan, class Problem>
-LaunchShape oneshot_shape(const Problem& p) {
-  return {.ctas = divide_up(p.rows, Plan::plan.cta_rows()) * Plan::plan.cluster,
+template <class Plan>
+LaunchShape oneshot_shape(const RowLoad& load) {
+  return {.ctas = divide_up(load.rows, Plan::plan.cta_rows()) * Plan::plan.cluster,
           .threads = Plan::plan.cta_threads(),
           .cluster = Plan::plan.cluster,
-          .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p)))};
+          .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, load))};
 }
 
 template <class T, auto kRuns>
@@ -298,7 +330,7 @@ void run_norm_forward_oneshot(const Context& context, const NormForwardProblem& 
                               std::size_t plan) {
   dispatch_norm_forward<T, kRuns>(p, plan, [&]<class Plan, bool kCenter, bool kResidual>() {
     if constexpr (!std::is_same_v<T, double> || moves_single_elements(Plan::kEntry)) {
-      launch(p.op, context, oneshot_shape<Plan>(p),
+      launch(p.op, context, oneshot_shape<Plan>(row_load(p)),
              &norm_forward_oneshot_kernel<T, kCenter, kResidual, Plan, NormForwardProblem>, p);
     }
   });
@@ -322,7 +354,7 @@ void run_dropout_norm_forward_oneshot(const Context& context, const DropoutNormF
     if constexpr (kRuns(Plan::kEntry) &&
                   (!std::is_same_v<T, double> || moves_single_elements(Plan::kEntry))) {
       dispatch_bool(p.norm.center, [&]<bool kCenter>() {
-        launch(p.norm.op, context, oneshot_shape<Plan>(p.norm),
+        launch(p.norm.op, context, oneshot_shape<Plan>(row_load(p.norm)),
                &norm_forward_oneshot_kernel<T, kCenter, true, Plan, DropoutNormForwardProblem>, p);
       });
     }
@@ -339,6 +371,33 @@ template <class T>
 void run_dropout_norm_forward_bulk(const Context& context, const DropoutNormForwardProblem& p,
                                    std::size_t plan) {
   run_dropout_norm_forward_oneshot<T, is_bulk>(context, p, plan);
+}
+
+template <class X, auto kRuns>
+void run_mixed_norm_forward_oneshot(const Context& context, const DropoutNormForwardProblem& p,
+                                    std::size_t plan) {
+  using Problem = MixedNormForwardProblem<X>;
+  dispatch_index<std::size(kMixedNormForwardPlans)>(plan, [&]<std::size_t kIndex>() {
+    using Plan = MixedNormForwardPlanAt<kIndex>;
+    if constexpr (kRuns(Plan::kEntry)) {
+      dispatch_bool(p.norm.center, [&]<bool kCenter>() {
+        launch(p.norm.op, context, oneshot_shape<Plan>(mixed_row_load(p)),
+               &norm_forward_oneshot_kernel<float, kCenter, true, Plan, Problem>, Problem{p});
+      });
+    }
+  });
+}
+
+template <class X>
+void run_mixed_norm_forward_rows(const Context& context, const DropoutNormForwardProblem& p,
+                                 std::size_t plan) {
+  run_mixed_norm_forward_oneshot<X, is_rows>(context, p, plan);
+}
+
+template <class X>
+void run_mixed_norm_forward_bulk(const Context& context, const DropoutNormForwardProblem& p,
+                                 std::size_t plan) {
+  run_mixed_norm_forward_oneshot<X, is_bulk>(context, p, plan);
 }
 
 }  // namespace transformer_kernels::cuda

@@ -362,10 +362,26 @@ void backward(const NormBackwardTask& task, std::int64_t begin, std::int64_t end
   stream_fence();
 }
 
+template <class T>
+void widen_row(const void* from, void* to, std::int64_t cols) {
+  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
+    store_wide<T>(static_cast<float*>(to) + i, load(static_cast<const T*>(from) + i, lanes), lanes);
+  });
+}
+
+template <class T>
+void narrow_row(const void* from, void* to, std::int64_t cols) {
+  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
+    store(static_cast<T*>(to) + i, load_wide<T>(static_cast<const float*>(from) + i, lanes), lanes);
+  });
+}
+
 }  // namespace
 
 const NormKernels norm_kernels = {
     {forward<double>, forward<float>, forward<Half>, forward<BFloat16>},
-    {backward<double>, backward<float>, backward<Half>, backward<BFloat16>}};
+    {backward<double>, backward<float>, backward<Half>, backward<BFloat16>},
+    {nullptr, nullptr, widen_row<Half>, widen_row<BFloat16>},
+    {nullptr, nullptr, narrow_row<Half>, narrow_row<BFloat16>}};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -116,7 +116,8 @@ def add_branch(
 ) -> tuple[Tensor, Tensor | None]:
     """``residual + dropout(product + bias)`` and its norm, in one pass behind the projection's
     product."""
-    product = product.to(residual.dtype)  # autocast's are narrower
+    if norm is None or residual.dtype is not torch.float32:
+        product = product.to(residual.dtype)  # autocast's are narrower
     p, training = dropout.p, dropout.training
     if norm is None:
         total = tfk.functional.bias_dropout_add(product, projection.bias, residual, p, training)

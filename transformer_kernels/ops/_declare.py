@@ -22,7 +22,7 @@ from .._errors import ArgumentTypeError, ArgumentValueError, check_same_device, 
 from .._library import composed_op, direct, public_op, raw_op
 from .._torch import has_undecided_sizes, with_autograd
 from ._array import raw_array_op
-from ._declare_arguments import Argument, Given, Param, Result, as_tuple, one_or_all
+from ._declare_arguments import Argument, Given, Like, Param, Result, as_tuple, one_or_all
 from ._declare_call import Call, make_call
 from ._kinds import is_jagged, on_memory, require_memory
 
@@ -138,10 +138,13 @@ class Op:
         return () if self.sums or needed == self.returned else needed
 
     def kept_like(self, name: str) -> str:
-        """What is kept of the shape and dtype of a result."""
+        """What is kept of the shape of a result, and of its dtype unless that is narrower: autograd
+        gives a gradient its argument's dtype."""
         result = next(result for result in self.results if result.name == name)
         alike = [r.name for r in self.results if r.is_alike(result)]
-        return next(n for n in (name, *alike, result.like) if n in self.kept)
+        wide = [a.name for a in self.arguments if isinstance(a, Like) and a.or_float32]
+        wider = [r.name for r in self.results if r.like in wide and r.shape is result.shape]
+        return next(n for n in (name, *alike, result.like, *wider) if n in self.kept)
 
     @cached_property
     def evaluated(self) -> dict[str, Callable[..., Any]]:

@@ -118,12 +118,13 @@ class Like(_OfRows):
     """A tensor of the dtype and shape of another argument."""
 
     of: str = "x"
+    or_float32: bool = False  # beside another of 16 bits
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         of = given[self.of]
         check_known(op, self.name, value)
         check_device(op, self.name, value, of)
-        _check_dtype(op, self.name, value, self.of, of)
+        _check_dtype(op, self.name, value, self.of, of, self.or_float32)
         if value.shape != of.shape:
             raise ArgumentValueError(
                 f"{op}: {self.name} has shape {shape_text(value)}, expected {shape_text(of)}"
@@ -199,6 +200,12 @@ class Param(Argument):
     of: str = "x"
     beside: str = ""
     own_dtype: bool = False  # whatever that of the others is
+    wide: str = ""  # an argument that, where it is wider than ``of``, stands for its dtype
+
+    def dtype_like(self, given: Given) -> str:
+        of = given[self.of]
+        is_wide = self.wide and given[self.wide].dtype is accumulate_dtype(of) is not of.dtype
+        return self.wide if is_wide else self.of
 
     def elements(self, given: Given) -> tuple[int, str]:
         """How many there have to be, and what they are."""
@@ -211,7 +218,8 @@ class Param(Argument):
         check_device(op, self.name, value, of)
         if value.dtype not in FLOATING:
             raise not_floating(op, self.name, value.dtype)
-        _check_dtype(op, self.name, value, self.of, of, or_wide=True)
+        like = self.dtype_like(given)
+        _check_dtype(op, self.name, value, like, given[like], or_wide=True)
         count, meaning = self.elements(given)
         if value.numel() != count:
             raise ArgumentValueError(

@@ -131,7 +131,7 @@ struct DropoutForward {
 
   static auto run(const Context& context, Arguments& a) {
     auto results = std::tuple_cat(
-        result(a.y, new_rows_like, a.x), result(a.sum, new_rows_like, a.x),
+        result(a.y, new_rows_like, a.x), result(a.sum, new_rows_like, a.residual),
         result<Norm::kMean>(a.mean, empty_statistics, a.x), result(a.rstd, empty_statistics, a.x));
     Norm::kDropoutForward(context, a);
     return results;
@@ -171,13 +171,13 @@ struct DropoutBackward {
   }
 
   static auto run(const Context& context, Arguments& a) {
-    auto dx = result(a.dx, new_rows_like, a.x);
+    auto dx = result(a.dx, new_rows_like, a.dy);
     const Tensor dx_bias =
-        result_if(a.need_dx_bias && a.x_bias.defined(), a.dx_bias, a.x_bias, a.x);
+        result_if(a.need_dx_bias && a.x_bias.defined(), a.dx_bias, a.x_bias, a.dy);
     auto dresidual = result(a.dresidual, new_rows_like, a.x);
     const Tensor dweight =
-        result_if(a.need_dweight && a.weight.defined(), a.dweight, a.weight, a.x);
-    const Tensor dbias = result_if(a.need_dbias && a.bias.defined(), a.dbias, a.bias, a.x);
+        result_if(a.need_dweight && a.weight.defined(), a.dweight, a.weight, a.dy);
+    const Tensor dbias = result_if(a.need_dbias && a.bias.defined(), a.dbias, a.bias, a.dy);
     Norm::kDropoutBackward(context, a);
     return std::tuple_cat(dx, std::tuple(dx_bias), dresidual, std::tuple(dweight, dbias));
   }

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "device_limits.h"
+#include "norm/dropout_norm_plan.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -222,6 +223,93 @@ TEST(NormPlan, WithoutTheRingThereIsTheKernelThatRunsAnywhere) {
   EXPECT_TRUE(is_plain(backward(DType::kFloat32, kMany, std::int64_t{1} << 33), kHopper));
   EXPECT_TRUE(is_plain(backward(DType::kFloat32, 0, 1024), kHopper));
   EXPECT_TRUE(is_plain(backward(DType::kFloat32, kMany, 0), kHopper));
+}
+
+DropoutNormForwardProblem mixed_forward(std::int64_t cols) {
+  DropoutNormForwardProblem p{};
+  p.norm = forward(DType::kFloat32, kMany, cols);
+  p.norm.residual = p.norm.sum = rows_at(0x40000, cols);
+  p.branch_dtype = DType::kBFloat16;
+  return p;
+}
+
+DropoutNormBackwardProblem mixed_backward(std::int64_t cols) {
+  DropoutNormBackwardProblem p{};
+  p.norm = backward(DType::kFloat32, kMany, cols);
+  p.norm.dsum = rows_at(0x40000, cols);
+  p.dropout.dx = rows_at(0x50000, cols);
+  p.branch_dtype = DType::kBFloat16;
+  return p;
+}
+
+const NormForwardPlan* chosen(const DropoutNormForwardProblem& p, const DeviceLimits& device) {
+  for (const NormForwardPlan& plan : kMixedNormForwardPlans) {
+    if (mixed_norm_forward_refusal(plan, p, device) == nullptr) return &plan;
+  }
+  return nullptr;
+}
+
+const RingPlan* chosen(const DropoutNormBackwardProblem& p, const DeviceLimits& device) {
+  for (const RingPlan& plan : kMixedNormBackwardPlans) {
+    if (mixed_norm_backward_refusal(plan, p, device) == nullptr) return &plan;
+  }
+  return nullptr;
+}
+
+TEST(MixedNormPlan, EveryPlanIsTheChoiceOfAProblemThatItHolds) {
+  std::set<const void*> plans;
+  for (std::int64_t cols = 4; cols <= 8192; cols += 4) {
+    const DropoutNormForwardProblem f = mixed_forward(cols);
+    for (const DeviceLimits& device : {kAmpere, kHopper}) {
+      const NormForwardPlan* entry = chosen(f, device);
+      ASSERT_NE(entry, nullptr) << describe(f);
+      const RowPlan& plan = std::get<RowPlan>(entry->plan);
+      EXPECT_TRUE(plan.wide && !plan.shifted);
+      EXPECT_TRUE(plan.packs == 0 || plan.packs * plan.threads * 4 >= cols) << describe(f);
+      EXPECT_TRUE(device.architecture >= 90 || !plan.needs_sm90());
+      plans.insert(entry);
+    }
+    DropoutNormBackwardProblem b = mixed_backward(cols);
+    EXPECT_EQ(chosen(b, kAmpere), nullptr);
+    const RingPlan* ring = chosen(b, kHopper);
+    EXPECT_EQ(ring != nullptr, cols <= 4096) << describe(b);
+    if (ring == nullptr) continue;
+    const NormBackwardShape shape = mixed_norm_backward_shape(*ring, b, kHopper);
+    EXPECT_GE(shape.stages, 2) << describe(b);
+    EXPECT_LE(shape.shared_bytes + ring_static_bytes(*ring, 8), kHopper.shared_bytes_per_cta);
+    plans.insert(ring);
+    b.norm.dsum = {};
+    EXPECT_EQ(chosen(b, kHopper), ring);
+  }
+  EXPECT_EQ(plans.size(), std::size(kMixedNormForwardPlans) + std::size(kMixedNormBackwardPlans));
+}
+
+// The branch by four elements, all else by 16 bytes.
+TEST(MixedNormPlan, RowsOfOtherAlignmentHaveNone) {
+  const auto forward_without = [](auto&& spoil) {
+    DropoutNormForwardProblem p = mixed_forward(768);
+    spoil(p);
+    return chosen(p, kHopper) == nullptr;
+  };
+  EXPECT_FALSE(forward_without([](auto& p) { p.norm.x = rows_at(0x10008, 772); }));
+  EXPECT_TRUE(forward_without([](auto& p) { p.norm.x = rows_at(0x10004, 768); }));
+  EXPECT_TRUE(forward_without([](auto& p) { p.norm.y.stride = 770; }));
+  EXPECT_TRUE(forward_without([](auto& p) { p.norm.residual = rows_at(0x40008, 768); }));
+  EXPECT_TRUE(forward_without([](auto& p) { p.norm.sum.stride = 770; }));
+  EXPECT_TRUE(forward_without([](auto& p) { p.norm.cols = 767; }));
+  EXPECT_TRUE(
+      forward_without([](auto& p) { p.dropout.bias = reinterpret_cast<const void*>(0x60004); }));
+  const auto backward_without = [](auto&& spoil) {
+    DropoutNormBackwardProblem p = mixed_backward(768);
+    spoil(p);
+    return chosen(p, kHopper) == nullptr;
+  };
+  EXPECT_FALSE(backward_without([](auto& p) { p.norm.dy = rows_at(0x20008, 772); }));
+  EXPECT_TRUE(backward_without([](auto& p) { p.norm.dy = rows_at(0x20004, 768); }));
+  EXPECT_TRUE(backward_without([](auto& p) { p.dropout.dx.stride = 770; }));
+  EXPECT_TRUE(backward_without([](auto& p) { p.norm.dx = rows_at(0x30008, 768); }));
+  EXPECT_TRUE(backward_without([](auto& p) { p.norm.dsum.stride = 770; }));
+  EXPECT_TRUE(backward_without([](auto& p) { p.norm.cols = 767; }));
 }
 
 // Kernels that no problem runs are not worth their place.

@@ -20,6 +20,7 @@ struct DropoutOptions {
   bool add = true;  // bias_dropout_add
   bool bias = false;
   bool wide_bias = false;       // float32 for 16-bit x
+  bool wide_residual = false;   // the same of the residual and the sum with it; for norms behind it
   bool in_place = false;        // y in x's memory, dx in dy's
   bool seed_on_device = false;  // beside x
   Layout layout{};
@@ -29,7 +30,7 @@ struct DropoutRun {
   static constexpr std::array<std::uint64_t, 2> kSeed = {0x0123456789abcdef, 42};
 
   Backend& backend;
-  DType dtype, bias_dtype;
+  DType dtype, bias_dtype, sum_dtype;
   Matrix m;
   DropoutOptions o;
   Values x, bias, residual;
@@ -41,14 +42,15 @@ struct DropoutRun {
       : backend(where),
         dtype(type),
         bias_dtype(options.wide_bias && size_of(type) < 4 ? DType::kFloat32 : type),
+        sum_dtype(options.wide_residual && size_of(type) < 4 ? DType::kFloat32 : type),
         m(shape),
         o(options),
         x(given_x.empty() ? random_normal(m.rows * m.cols, type) : std::move(given_x)),
         bias(random_normal(m.cols, bias_dtype)),
-        residual(random_normal(m.rows * m.cols, type)),
+        residual(random_normal(m.rows * m.cols, sum_dtype)),
         x_memory(where, type, m.rows, m.cols, x, o.layout),
         bias_memory(where, bias_dtype, 1, m.cols, bias),
-        residual_memory(where, type, m.rows, m.cols, residual, o.layout),
+        residual_memory(where, sum_dtype, m.rows, m.cols, residual, o.layout),
         y(where, type, m.rows, m.cols, o.layout),
         dbias(where, bias_dtype, 1, m.cols),
         seed(o.seed_on_device ? where : *cpu_backend(), kSeed.data(), 2) {}
@@ -95,7 +97,7 @@ struct DropoutRun {
     EXPECT_TRUE(y.surroundings_intact() && x_memory.surroundings_intact());
   }
   void expect_y(const Values& got) const {
-    expect_near("y", dtype, got, [&](std::size_t i) {
+    expect_near("y", sum_dtype, got, [&](std::size_t i) {
       const bool biased = o.add && o.bias;
       const double terms[] = {kept(i, x[i]), kept(i, biased ? bias[i % m.cols] : 0),
                               o.add ? residual[i] : 0};

@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from transformer_kernels.demo.gpt2 import (
     STEPS,
+    add_branch,
     causal_loss,
     causal_loss_of_hidden,
     put_in_kernels,
@@ -45,6 +46,26 @@ def tokens(batch=3, time=16):
 
 def gradients(model):
     return {name: x.grad for name, x in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("product", "residual", "normed"),
+    [
+        (torch.bfloat16, torch.float32, torch.bfloat16),
+        (torch.float16, torch.float32, torch.float16),
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float16, torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_a_branch_under_autocast(product, residual, normed):
+    block = stock().transformer.h[0].to(residual)
+    given = torch.randn(3, 32).to(product), torch.randn(3, 32).to(residual)
+    total, found = add_branch(*reversed(given), block.attn.c_proj, torch.nn.Dropout(0), block.ln_2)
+    assert (total.dtype, found.dtype) == (residual, normed)
+    wide = (given[0].float() + block.attn.c_proj.bias + given[1].float()).to(residual)
+    torch.testing.assert_close(total, wide, rtol=2e-2, atol=1e-2)
+    torch.testing.assert_close(found, block.ln_2(total).to(normed), rtol=2e-2, atol=1e-2)
 
 
 @each_step

@@ -52,13 +52,55 @@ def _inputs(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Ten
     return [randn(size, dtype, device).requires_grad_() for size in (shape, row, shape, row, row)]
 
 
-def _apart(norm: Callable[..., Tensor], *inputs: Tensor) -> Both:
+def _apart(norm: Callable[..., Tensor], *inputs: Tensor, p: float = P) -> Both:
     """The same by dropout's mask, in the dtype of the inputs."""
     x, x_bias, residual, weight, bias = inputs
     ones = torch.ones_like(x, dtype=torch.float64)
-    factors = F.dropout(ones, P, seed=_seed()).to(torch.promote_types(x.dtype, torch.float32))
-    s = ((x + x_bias) * factors + residual).to(x.dtype)
-    return norm(s, weight, bias), s
+    factors = F.dropout(ones, p, seed=_seed()).to(torch.promote_types(x.dtype, torch.float32))
+    s = ((x + x_bias) * factors + residual).to(residual.dtype)
+    return norm(s, weight, bias).to(x.dtype), s
+
+
+def _check(
+    name: str, inputs: list[Tensor], gradients: list[Tensor | None], backend: str = "auto",
+    p: float = P,
+) -> None:  # fmt: skip
+    """Results, and the gradients of all inputs, against those of float64; dtypes are PyTorch's.
+
+    A gradient of a result may be None: nobody differentiates it.
+    """
+    results = FUSED[name](*inputs, backend=backend, p=p)
+    exact_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
+
+    def exact_norm(s: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return EXACT[name](s, weight, bias, eps=EPS)
+
+    expected = _apart(exact_norm, *exact_inputs, p=p)
+    theirs = _apart(TORCH[name], *inputs, p=p)
+    for what, *group in zip(("y", "sum"), results, theirs, expected, strict=True):
+        assert group[0].dtype is group[1].dtype, what
+        assert_close_to_reference(*group, what, magnitude=4.0)
+
+    def gradients_of(results: Both, leaves: list[Tensor]) -> list[Tensor]:
+        pairs = [
+            (r, g.to(r.dtype)) for g, r in zip(gradients, results, strict=True) if g is not None
+        ]
+        of, given = zip(*pairs, strict=True)
+        found = torch.autograd.grad(of, leaves, given, allow_unused=True)
+        return [
+            torch.zeros_like(leaf) if gradient is None else gradient
+            for gradient, leaf in zip(found, leaves, strict=True)
+        ]
+
+    ours = gradients_of(results, inputs)
+    names = ("dx", "dx_bias", "dresidual", "dweight", "dbias")
+    rows = inputs[0].numel() // inputs[0].shape[-1]
+    for what, leaf, *group in zip(
+        names, inputs, ours, gradients_of(theirs, inputs), gradients_of(expected, exact_inputs),
+        strict=True,
+    ):  # fmt: skip
+        assert group[0].dtype is leaf.dtype, what
+        assert_close_to_reference(*group, what, magnitude=4.0 * max(rows, 1))
 
 
 @each
@@ -70,29 +112,192 @@ def test_forward_and_backward(
     if backend == "triton":
         pytest.importorskip("triton", reason="Triton is not installed")
     inputs = _inputs(shape, dtype, device)
-    gradients = [randn(shape, dtype, device) for _ in range(2)]
-    y, s = FUSED[name](*inputs, backend=backend)
-    exact_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    _check(name, inputs, [randn(shape, dtype, device) for _ in range(2)], backend)
 
-    def exact_norm(s: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return EXACT[name](s, weight, bias, eps=EPS)
 
-    expected = _apart(exact_norm, *exact_inputs)
-    theirs = _apart(TORCH[name], *inputs)
-    for what, *group in zip(("y", "sum"), (y, s), theirs, expected, strict=True):
-        assert_close_to_reference(*group, what, magnitude=4.0)
+# ---- a branch of 16 bits beside a residual of float32, as under autocast -------------------------
 
-    def gradients_of(results: Both, leaves: list[Tensor]) -> tuple[Tensor, ...]:
-        given = [g.to(r.dtype) for g, r in zip(gradients, results, strict=True)]
-        return torch.autograd.grad(results, leaves, given)
+NARROW = pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
 
-    ours = gradients_of((y, s), inputs)
-    names = ("dx", "dx_bias", "dresidual", "dweight", "dbias")
-    rows = y.numel() // shape[-1]
-    for what, *group in zip(
-        names, ours, gradients_of(theirs, inputs), gradients_of(expected, exact_inputs), strict=True
+
+def _mixed_inputs(shape: tuple[int, ...], narrow: torch.dtype, device: str) -> list[Tensor]:
+    x, *others = _inputs(shape, torch.float32, device)
+    return [x.detach().to(narrow).requires_grad_(), *others]
+
+
+def _mixed_gradients(inputs: list[Tensor]) -> list[Tensor | None]:
+    x, _, residual, *_ = inputs
+    return [randn(t.shape, t.dtype, str(t.device)) for t in (x, residual)]
+
+
+@each
+@NARROW
+@pytest.mark.parametrize("backend", ["auto", "reference", "triton"])
+@pytest.mark.parametrize(
+    "shape", [(7, 40), (5, 33), (9, 768), (2, 3, 1032), (3, 4100), (300, 72)], ids=str
+)
+def test_mixed(
+    name: str, shape: tuple[int, ...], backend: str, narrow: torch.dtype, device: str
+) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton", reason="Triton is not installed")
+    inputs = _mixed_inputs(shape, narrow, device)
+    _check(name, inputs, _mixed_gradients(inputs), backend)
+
+
+@each
+@NARROW
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+def test_mixed_probabilities(name: str, p: float, narrow: torch.dtype, device: str) -> None:
+    inputs = _mixed_inputs((8, 768), narrow, device)
+    _check(name, inputs, _mixed_gradients(inputs), p=p)
+
+
+@each
+@NARROW
+@pytest.mark.parametrize("absent", [0, 1])
+def test_mixed_results_alone(name: str, absent: int, narrow: torch.dtype, device: str) -> None:
+    """One result of which nobody takes the gradient."""
+    inputs = _mixed_inputs((8, 768), narrow, device)
+    gradients = _mixed_gradients(inputs)
+    gradients[absent] = None
+    _check(name, inputs, gradients)
+
+
+@each
+@NARROW
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("cols", [24, 33])
+def test_mixed_layouts(name: str, cols: int, layout: str, narrow: torch.dtype, device: str) -> None:
+    def laid_out(tensor: Tensor) -> Tensor:
+        return LAYOUTS[layout](tensor.detach()).requires_grad_()
+
+    x, x_bias, residual, weight, bias = _mixed_inputs((4, 3, cols), narrow, device)
+    inputs = [laid_out(x), x_bias, laid_out(residual), weight, bias]
+    gradients = _mixed_gradients(inputs)
+    _check(name, inputs, [LAYOUTS[layout](g) for g in gradients if g is not None])
+
+
+@each
+@NARROW
+@pytest.mark.parametrize("shape", [(0, 64), (2, 0, 33), (3, 0)], ids=str)
+def test_mixed_of_nothing(
+    name: str, shape: tuple[int, ...], narrow: torch.dtype, device: str
+) -> None:
+    inputs = _mixed_inputs(shape, narrow, device)
+    y, s = FUSED[name](*inputs)
+    assert (y.shape, y.dtype, s.shape, s.dtype) == (shape, narrow, shape, torch.float32)
+    for gradient, leaf in zip(
+        torch.autograd.grad((y, s), inputs, (y, s), allow_unused=True), inputs, strict=True
     ):
-        assert_close_to_reference(*group, what, magnitude=4.0 * rows)
+        assert gradient is not None
+        assert gradient.dtype is leaf.dtype
+        assert torch.equal(gradient, torch.zeros_like(leaf))
+
+
+@each
+@NARROW
+@pytest.mark.parametrize("p", [0.0, P])
+def test_mixed_without_parameters(name: str, p: float, narrow: torch.dtype, device: str) -> None:
+    x, _, residual, *_ = _mixed_inputs((6, 48), narrow, device)
+    y, s = FUSED[name](x, None, residual, None, None, p=p)
+    wide = x.detach().float().requires_grad_()
+    other_y, other_s = FUSED[name](wide, None, residual, None, None, p=p)
+    assert (y.dtype, s.dtype) == (narrow, torch.float32)
+    torch.testing.assert_close(s, other_s)
+    torch.testing.assert_close(y, other_y.to(narrow))
+    dy, ds = randn((6, 48), narrow, device), randn((6, 48), torch.float32, device)
+    dx, dresidual = torch.autograd.grad((y, s), (x, residual), (dy, ds))
+    of_wide = torch.autograd.grad((other_y, other_s), (wide, residual), (dy.float(), ds))
+    torch.testing.assert_close(dx, of_wide[0].to(narrow))
+    torch.testing.assert_close(dresidual, of_wide[1])
+
+
+@each
+def test_mixed_under_autocast(name: str, device: str) -> None:
+    """What a product gives goes in, and what the next takes comes out, without a cast."""
+    x, x_bias, residual, weight, bias = _inputs((6, 48), torch.float32, device)
+    square = randn((48, 48), torch.float32, device)
+    with torch.autocast(device, torch.bfloat16):
+        product = x @ square
+        y, s = FUSED[name](product, x_bias, residual, weight, bias)
+        after = y @ square
+    assert (product.dtype, y.dtype, s.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    after.float().square().sum().backward()
+    for leaf in (x, x_bias, residual, weight, bias):
+        assert leaf.grad is not None
+        assert leaf.grad.dtype is torch.float32
+
+
+@each
+@NARROW
+def test_mixed_compiled(name: str, narrow: torch.dtype, device: str) -> None:
+    inputs = _mixed_inputs((8, 64), narrow, device)
+
+    def call(*inputs: Tensor) -> Both:
+        found: Both = FUSED[name](*inputs)
+        return found
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    gradients = _mixed_gradients(inputs)
+    for wanted in ((0, 1), (0,), (1,)):
+        found, expected = compiled(*inputs), call(*inputs)
+        for a, b in zip(found, expected, strict=True):
+            assert a.dtype is b.dtype
+            assert torch.equal(a, b)
+        of_both = [
+            torch.autograd.grad(
+                [results[i] for i in wanted], inputs, [gradients[i] for i in wanted],
+                allow_unused=True, materialize_grads=True,
+            )
+            for results in (found, expected)
+        ]  # fmt: skip
+        for a, b, leaf in zip(*of_both, inputs, strict=True):
+            assert a.dtype is leaf.dtype
+            assert torch.equal(a, b)
+
+
+@each
+@NARROW
+def test_mixed_fakes(name: str, narrow: torch.dtype, device: str) -> None:
+    inputs = [tensor.detach() for tensor in _mixed_inputs((8, 64), narrow, device)]
+    member = getattr(torch.ops.transformer_kernels, f"bias_dropout_add_{name}_forward")
+    x, x_bias, residual, weight, bias = inputs
+    arguments = (x, x_bias, residual, weight, bias, _seed(), P, EPS, False)
+    torch.library.opcheck(member.default, arguments)
+    y, s, *statistics = member(*arguments)
+    backward = getattr(torch.ops.transformer_kernels, f"bias_dropout_add_{name}_backward")
+    for dsum in (s, None):
+        for needs in ((True, True, True), (False, False, False)):
+            given = (x_bias, weight, bias, _seed(), P, False, *needs)
+            torch.library.opcheck(backward.default, (y, dsum, s, *statistics, *given))
+
+
+@each
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(
+    ("x_dtype", "residual_dtype", "parameter_dtype", "message"),
+    [
+        ("float32", "bfloat16", "float32", "residual is bfloat16, expected float32"),
+        ("float64", "float32", "float64", "residual is float32, expected float64"),
+        ("float32", "float64", "float32", "residual is float64, expected float32"),
+        ("bfloat16", "float64", "float32", "residual is float64, expected bfloat16 or float32"),
+        ("bfloat16", "float16", "float32", "residual is float16, expected bfloat16 or float32"),
+        ("bfloat16", "float32", "bfloat16", "bfloat16, expected float32 (the dtype of residual)"),
+        ("float16", "float32", "float64", "float64, expected float32 (the dtype of residual)"),
+    ],
+)  # fmt: skip
+def test_mixed_dtypes_that_are_refused(
+    name: str, x_dtype: str, residual_dtype: str, parameter_dtype: str, message: str, backend: str,
+    device: str,
+) -> None:  # fmt: skip
+    dtypes = [x_dtype, parameter_dtype, residual_dtype, parameter_dtype, parameter_dtype]
+    shapes = [(4, 8), (8,), (4, 8), (8,), (8,)]
+    inputs = [randn(s, getattr(torch, d), device) for s, d in zip(shapes, dtypes, strict=True)]
+    with pytest.raises(TypeError) as caught:
+        FUSED[name](*inputs, backend=backend)
+    assert str(caught.value).startswith(f"bias_dropout_add_{name}: ")
+    assert message in str(caught.value)
 
 
 @each

@@ -74,7 +74,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     xhat = _normalized(x, stats)
     g = dy.to(xhat.dtype)
-    dweight = dbias = x.new_empty(0)
+    dweight = dbias = dy.new_empty(0)
     if need_dweight and weight is not None:
         dweight = _sum_of_rows(g * xhat, weight.dtype)
     if need_dbias and bias is not None:

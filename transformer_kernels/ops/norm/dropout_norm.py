@@ -2,7 +2,8 @@
 """The norms of ``dropout(x + x_bias, p) + residual``: the block around attention and MLP.
 
 The forward pass makes the sum and normalises it in one pass; the sum is what the backward pass
-keeps. Dropout is that of :func:`transformer_kernels.functional.dropout`.
+keeps. Dropout is that of :func:`transformer_kernels.functional.dropout`. Under autocast the sums
+stay float32 beside a branch, ``x`` and ``y``, of 16 bits.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def _triton(member: str, center: bool) -> Kernels:
         x: Tensor, x_bias: Tensor | None, residual: Tensor, weight: Tensor | None,
         bias: Tensor | None, seed: Tensor | None, p: float, eps: float, zero_centered: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        s = BIAS_DROPOUT_ADD.forward(x, x_bias, residual, seed, p)
+        s = BIAS_DROPOUT_ADD.forward(x.to(residual.dtype), x_bias, residual, seed, p)
         y, *stats = norm.forward(s, weight, bias, eps, zero_centered)
-        return y, s, *stats
+        return y.to(x.dtype), s, *stats
 
     def backward(dy: Tensor, dsum: Tensor | None, s: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         stats, rest = rest[:count], rest[count:]
@@ -56,7 +57,7 @@ def _triton(member: str, center: bool) -> Kernels:
             dy, dsum, s, *stats, weight, bias, zero_centered, *needs
         )
         dx, dx_bias = BIAS_DROPOUT_ADD.backward(dresidual, x_bias, seed, p, need_dx_bias)
-        return dx, dx_bias, dresidual, dweight, dbias
+        return dx.to(dy.dtype), dx_bias, dresidual, dweight, dbias
 
     def inference(*arguments: Any) -> tuple[Tensor, ...]:
         return forward(*arguments)[:2]
@@ -74,7 +75,7 @@ def _declare(member: str, center: bool) -> Op:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         s = bias_dropout_add_formula(x, x_bias, residual, seed, p)
         stats = _formula.statistics(s, eps, center)
-        return _formula.affine(s, stats, weight, bias, zero_centered), s
+        return _formula.affine(s, stats, weight, bias, zero_centered).to(x.dtype), s
 
     def gradient(
         dy: Tensor, dsum: Tensor | None, s: Tensor, *rest: Any
@@ -85,7 +86,9 @@ def _declare(member: str, center: bool) -> Op:
             dy, dsum, s, stats, weight, bias, zero_centered, *needs
         )
         dx, dx_bias = bias_dropout_add_gradient(dresidual, x_bias, seed, p, need_dx_bias)
-        return dx, dx_bias, dresidual, dweight, dbias
+        if x_bias is None or not need_dx_bias:
+            dx_bias = dy.new_empty(0)
+        return dx.to(dy.dtype), dx_bias, dresidual, dweight, dbias
 
     def statistics(given: Given) -> Any:
         return _formula.statistics(given["sum"], given["eps"], center)
@@ -93,11 +96,14 @@ def _declare(member: str, center: bool) -> Op:
     return declare(
         name,
         arguments=(
-            Rows("x"), Param("x_bias", own_dtype=True), Like("residual"), Param("weight"),
-            Param("bias"), Seed("seed"), P, Number("eps"), Flag("zero_centered_weight"),
+            Rows("x"), Param("x_bias", own_dtype=True, wide="residual"),
+            Like("residual", or_float32=True), Param("weight", wide="residual"),
+            Param("bias", wide="residual"), Seed("seed"), P, Number("eps"),
+            Flag("zero_centered_weight"),
         ),
-        results=(Result("y"), Result("sum"), *map(saved_rows, names)),
+        results=(Result("y"), Result("sum", "residual"), *map(saved_rows, names)),
         backward=_BACKWARD.format(statistics=", ".join(names)),
+        memory={"dresidual": lambda given: given["sum"].new_empty(given["sum"].shape)},
         has_inference=False,
         formula=formula,
         statistics=statistics,
@@ -119,7 +125,8 @@ def _run(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     seed, p = drawn(op.name, x, p, training, seed)
     y: tuple[Tensor, Tensor]
-    if p == 0 and x_bias is None:
+    alike = getattr(x, "dtype", None) is getattr(residual, "dtype", None)
+    if p == 0 and x_bias is None and alike:
         y = without.call(x, residual, weight, bias, eps, zero_centered, backend)
     else:
         y = op.call(x, x_bias, residual, weight, bias, seed, p, eps, zero_centered, backend)
@@ -149,7 +156,9 @@ def bias_dropout_add_layer_norm(
     Args:
         x: a floating-point tensor (..., C), of any strides.
         x_bias: (C), of ``x``'s dtype or float32, added to ``x``; or None.
-        residual: of the shape and dtype of ``x``.
+        residual: of the shape and dtype of ``x``, or float32 beside ``x`` of 16 bits, as autocast
+            has them. The first result is of ``x``'s dtype, the second of the residual's; biases
+            and weight are float32 beside a residual wider than ``x``.
         weight: (C), of ``x``'s dtype or float32; or None.
         bias: (C), of ``weight``'s dtype; or None.
         p: the probability of an element to be dropped, from 0 to 1.

@@ -39,7 +39,7 @@ def bias_dropout_add_formula(
     wide = x.to(accumulate_dtype(x))
     if bias is not None:
         wide = wide + bias.to(wide.dtype)
-    return (_drop(wide, seed, p) + residual.to(wide.dtype)).to(x.dtype).contiguous()
+    return (_drop(wide, seed, p) + residual.to(wide.dtype)).to(residual.dtype).contiguous()
 
 
 def bias_dropout_add_gradient(

@@ -17,6 +17,8 @@
 // Dtypes: x is float64, float32, float16 or bfloat16; residual, y, sum and their gradients are of
 // the same dtype; weight, bias and their gradients are all of x's dtype or all float32; mean and
 // rstd are float32, float64 where x is. Accumulation is in float32 (float64 for float64).
+// bias_dropout_add_* also take x of float16 or bfloat16 beside a residual of float32, as autocast
+// has them: y, dy and dx are then of x's dtype, all else is float32.
 // The sum is rounded to its dtype before it is normalised, so y belongs to the sum that is stored.
 // Outputs may not overlap inputs, except that dx may be dy's memory and sum may be residual's.
 // Results do not depend on the number of threads or on timing: two calls give the same bits.

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// Four elements of 16 bits, beside packs of four floats: what a branch of a narrower dtype than the
+// residual's moves at once.
+#pragma once
+
+#include "core/cuda/pack.cuh"
+
+namespace transformer_kernels::cuda {
+
+template <class X>
+struct BranchPack {
+  using Raw = uint2;
+
+  static __device__ __forceinline__ Raw load(const X* pointer) {
+    return load_global_8_in_order(pointer);
+  }
+  static __device__ __forceinline__ void store(X* pointer, Raw raw) {
+    *reinterpret_cast<Raw*>(pointer) = raw;
+  }
+
+  static __device__ __forceinline__ void unpack(Raw raw, float* out) {
+    widen_word<X>(raw.x, out);
+    widen_word<X>(raw.y, out + 2);
+  }
+  static __device__ __forceinline__ Raw pack(const float* in) {
+    return make_uint2(narrow_word<X>(in), narrow_word<X>(in + 2));
+  }
+};
+
+// X of a problem or launch Mixed<X>, else T.
+template <class Problem, class T>
+struct BranchOf {
+  using type = T;
+};
+template <template <class> class Mixed, class X, class T>
+struct BranchOf<Mixed<X>, T> {
+  using type = X;
+};
+template <class Problem, class T>
+using branch_t = typename BranchOf<Problem, T>::type;
+
+}  // namespace transformer_kernels::cuda
