@@ -254,7 +254,9 @@ def test_mixed_compiled(name: str, narrow: torch.dtype, device: str) -> None:
         ]  # fmt: skip
         for a, b, leaf in zip(*of_both, inputs, strict=True):
             assert a.dtype is leaf.dtype
-            assert torch.equal(a, b)
+            # Where y has no gradient, zeros stand for it in x's dtype or the residual's: another
+            # kernel, which may sum rows in another order.
+            torch.testing.assert_close(a, b)
 
 
 @each
