@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "core/cuda/column_sum.h"
+#include "core/cuda/device.h"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/pack.cuh"
+#include "core/cuda/ptx.cuh"
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
 #include "core/rounding.h"
@@ -35,6 +37,9 @@ __global__ void __launch_bounds__(kSumThreads)
     sum_every_nth_row(Rows dy, std::int64_t rows, std::int64_t cols, std::int64_t pitch,
                       accumulate_t<T>* partial) {
   using P = Pack<T, kSize>;
+#if __CUDA_ARCH__ >= 900
+  let_next_kernel_start();
+#endif
   const std::int64_t col = (std::int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kSize;
   if (col >= cols) return;
   accumulate_t<T> sum[kSize] = {};
@@ -54,7 +59,7 @@ template <class T, int kSize>
 void sum_rows(const Context& context, const char* op, const LinearBackwardProblem& p) {
   using A = accumulate_t<T>;
   constexpr std::int64_t kMostParts = 256;
-  constexpr std::int64_t kRowsOfPart = 32;
+  constexpr std::int64_t kRowsOfPart = 16;
   const std::int64_t parts = std::min(kMostParts, divide_up(p.rows, kRowsOfPart));
   const std::int64_t pitch = rounded_up(p.cols, 4);
   const Scratch partial(op, context, 2 * pitch * parts * sizeof(A));
@@ -72,7 +77,7 @@ void sum_rows(const Context& context, const char* op, const LinearBackwardProble
                                   .cols = p.cols,
                                   .dweight = nullptr,
                                   .dbias = p.dbias},
-              false);
+              device_limits(context.device.index).architecture >= 90);
 }
 
 // The gradient of the bias.

@@ -473,14 +473,36 @@ def test_vocabularies_on_cuda(classes: int, chunks: int, way: str, reduction: st
 
 
 @pytest.mark.cuda
-def test_autocast_on_cuda() -> None:
+@each_way
+@pytest.mark.parametrize("rows", [ROWS, 4])  # of a chunk
+def test_autocast_on_cuda(rows: int, way: str) -> None:
     leaves, target = operands(torch.float32, "cuda")
     with torch.autocast("cuda", torch.bfloat16):
-        found = ours(leaves, target)
+        size = rows_of(rows, leaves) // 2
+        found = ours(leaves, target, gradient=way, chunk_bytes=size)
         theirs = F.cross_entropy(F.linear(*leaves), target)
     assert found.dtype is theirs.dtype is torch.float32
     for a, b in zip(gradients(found, leaves), gradients(theirs, leaves), strict=True):
+        assert a.dtype is torch.float32
         torch.testing.assert_close(a, b, rtol=0.05, atol=2e-3)
+
+
+@pytest.mark.cuda
+@each_way
+@pytest.mark.parametrize("chunks", [1, 3, 6])
+def test_float32_weights_sum_what_is_not_rounded(chunks: int, way: str) -> None:
+    """Beside a 16-bit gradient of the logits the products add to float32 themselves."""
+    (x, weight, _), target = operands(torch.float32, "cuda", 300, 1003)
+    size = rows_of(300, [x, weight]) // 2 // chunks
+    with torch.autocast("cuda", torch.bfloat16):
+        found = gradients(lce(x, weight, target, gradient=way, chunk_bytes=size), [weight])[0]
+    narrow, wide = weight.detach().bfloat16(), x.detach().bfloat16().double()
+    logits = (wide @ narrow.double().t()).bfloat16().double().requires_grad_()
+    (slope,) = torch.autograd.grad(F.cross_entropy(logits, target), logits)
+    expected = slope.bfloat16().double().t() @ wide
+    far = (found - expected).abs().max() / expected.abs().max()
+    rounded = (expected.bfloat16() - expected).abs().max() / expected.abs().max()
+    assert far < rounded / 2
 
 
 @pytest.mark.cuda

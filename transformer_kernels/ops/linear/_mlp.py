@@ -228,11 +228,13 @@ def _operands(call: _Call, part: slice) -> tuple[Tensor | None, ...]:
     return (*z, *left)
 
 
-def _bias_sums(call: _Call, dz: Sequence[Tensor]) -> Optionals:
-    """The gradients of the biases that are asked for."""
+def _bias_sums(call: _Call, part: slice, dz: Sequence[Tensor]) -> Optionals:
+    """The gradients of the biases that are asked for, by our kernel alone."""
     return [
-        None if memory is None else bias_gradient(own, memory.dtype)
-        for own, memory in zip(dz, call.dbiases, strict=True)
+        None
+        if memory is None
+        else _packed_backward(own, call.x, weight[part], memory[part], False, False, True)[2]
+        for own, weight, memory in zip(dz, call.weights, call.dbiases, strict=True)
     ]
 
 
@@ -246,11 +248,11 @@ def _through_activation(call: _Call, part: slice) -> Sequence[Any]:
     elif call.kernels.fused is not None:
         z = cast(Tensor, _operands(call, part)[0])
         *dz, h = call.kernels.fused.backward(call.dy, call.down_weight[:, part], z, need_h)
-        return *dz, *_bias_sums(call, dz), h
+        return *dz, *_bias_sums(call, part, dz), h
     elif call.kernels.dgated is not None:
         down_weight = call.down_weight[:, part]
         *dz, h = call.kernels.dgated(call.dy, down_weight, *_operands(call, part), need_h=need_h)
-        return *dz, *_bias_sums(call, dz), h
+        return *dz, *_bias_sums(call, part, dz), h
     else:
         dh = call.kernels.products.linear(call.dy, call.down_weight[:, part].t(), None)
     return call.kernels.backward(dh, *_operands(call, part), need_dbias, need_h)
@@ -299,7 +301,7 @@ def _dx(call: _Call, like: Tensor) -> Tensor | None:
 
 
 def _bias_sum(wanted: bool, dy: Tensor, bias: Tensor | None) -> Tensor | None:
-    return _formula.bias_gradient(dy, bias.dtype) if wanted and bias is not None else None
+    return bias_gradient(dy, bias.dtype) if wanted and bias is not None else None
 
 
 def _memory(wanted: bool, of: Tensor | None) -> Tensor | None:

@@ -152,13 +152,14 @@ class _WeightSums:
         self._products = rows.products
         self._dtype = weight.dtype
         few = len(rows.parts) <= MOST_NARROW_SUMS and not given["float32_sums"]
-        narrow = rows.products.adds and weight.dtype is x.dtype and few
+        narrow = x.dtype in rows.products.sums and weight.dtype is x.dtype and few
         dtype = x.dtype if narrow else rows.arithmetic
         make = weight.new_empty if rows.parts else weight.new_zeros
         shape, self._classes = (rows.products.columns, *weight.shape[1:]), len(weight)
         self._sums: Tensor = make(shape, dtype=dtype)
-        self._in_place = dtype is x.dtype and rows.products.adds
-        self._product = self._sums if dtype is x.dtype else x.new_empty(shape)
+        self._in_place = dtype in rows.products.sums
+        own = self._in_place or dtype is x.dtype
+        self._product = self._sums if own else x.new_empty(shape)
         self._is_first = True
 
     def add(self, dlogits: Tensor, x: Tensor) -> None:

@@ -8,11 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .._dtype import accumulate_dtype
 from ..linear._ops import LINEAR
 
 
 class Products(Protocol):
-    adds: bool  # whether ``dweight`` adds to a sum of its own dtype
+    sums: tuple[torch.dtype, ...]  # the dtypes of sums that ``dweight`` adds to
     columns: int  # rows of the weight: the classes, and perhaps more that are 0
 
     def logits(self, x: Tensor) -> Tensor:
@@ -23,15 +24,15 @@ class Products(Protocol):
         and so the next."""
 
     def dweight(self, dlogits: Tensor, x: Tensor, out: Tensor, add: bool) -> Tensor:
-        """In ``out``, or where the product does not ``add``, perhaps elsewhere."""
+        """In ``out``, whose dtype is one of ``sums``; without any of ``x``'s, and perhaps elsewhere."""
 
 
 class TorchProducts:
     """Columns of ``memory`` beyond the classes are 0, and add nothing to gradients."""
 
-    adds = True
-
     def __init__(self, weight: Tensor, bias: Tensor | None, memory: Tensor, classes: int) -> None:
+        wide = (accumulate_dtype(memory),) if memory.is_cuda else ()  # cuBLAS's need no rounding
+        self.sums = (memory.dtype, *wide)
         self._weight, self._bias, self._memory = weight, bias, memory
         self._classes, self.columns = classes, len(weight)
 
@@ -52,13 +53,18 @@ class TorchProducts:
         torch.mm(self._all_columns(dlogits), self._weight, out=out)
 
     def dweight(self, dlogits: Tensor, x: Tensor, out: Tensor, add: bool) -> Tensor:
-        return out.addmm_(self._all_columns(dlogits).t(), x, beta=1 if add else 0)
+        operands = (self._all_columns(dlogits).t(), x)
+        if out.dtype is x.dtype:
+            return out.addmm_(*operands, beta=1 if add else 0)
+        if not add:
+            return torch.mm(*operands, out_dtype=out.dtype, out=out)
+        return torch.addmm(out, *operands, out_dtype=out.dtype, out=out)
 
 
 class PackedProducts:
     """Ours, of operands in order."""
 
-    adds = False
+    sums = ()
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias, self.columns = weight, bias, len(weight)
