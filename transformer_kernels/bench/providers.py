@@ -13,7 +13,7 @@ from transformer_kernels.bench.case import Function
 
 PROVIDERS = (
     "torch", "compile", "triton", "math", "cudnn", "flash", "flex", "fa3", "fa4", "liger", "quack",
-    "segments", "pyg", "onednn", "ours",
+    "quack_tuned", "cublaslt", "segments", "pyg", "onednn", "packed", "ours",
 )  # fmt: skip
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 
@@ -64,9 +64,12 @@ _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "fa4": _needs_gpu_and("flash_attn.cute"),
     "liger": _needs_gpu_and("liger_kernel"),
     "quack": _needs_gpu_and("quack"),
+    "quack_tuned": _needs_gpu_and("quack"),
+    "cublaslt": _needs_gpu,
     "segments": lambda _: None,
     "pyg": lambda _: _why_not_importable("torch_geometric"),
     "onednn": _needs_onednn,
+    "packed": _needs_library,
     "ours": _needs_library,
 }
 

@@ -28,9 +28,12 @@ COLOURS = {
     "fa4": "#2b2b6b",
     "liger": "#b08c00",
     "quack": "#56b4e9",
+    "quack_tuned": "#1f78b4",
+    "cublaslt": "#6b8e23",
     "segments": "#4c9a2a",
     "pyg": "#3c2179",
     "onednn": "#0068b5",
+    "packed": "#f0a070",
     "copy": "#808080",
 }
 NAMES = {
@@ -46,15 +49,18 @@ NAMES = {
     "fa4": "FlashAttention-4",
     "liger": "Liger",
     "quack": "QuACK",
+    "quack_tuned": "QuACK, tuned",
+    "cublaslt": "cuBLASLt, best of 16",
     "segments": "PyTorch, sorted edges",
     "pyg": "PyTorch Geometric",
     "onednn": "oneDNN",
+    "packed": "Ours, forced",
     "copy": "Copy of the same bytes",
 }
 MARKERS = {
     "ours": "o", "torch": "s", "compile": "^", "triton": "D", "math": "x", "cudnn": "p",
     "flash": "*", "fa3": "<", "fa4": ">", "liger": "v", "quack": "P",
-    "segments": "h", "pyg": "X", "onednn": "d",
+    "quack_tuned": "1", "cublaslt": "8", "segments": "h", "pyg": "X", "onednn": "d", "packed": "H",
 }  # fmt: skip
 
 # Stands for the colour of text; an SVG inside a page takes the page's.

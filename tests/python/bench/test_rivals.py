@@ -165,6 +165,40 @@ def quack_rmsnorm():
     }
 
 
+def quack_gemm_interface():
+    """A gate and what it is of lie in turn, in weights, results and gradients."""
+
+    def of_act(z):
+        return torch.nn.functional.gelu(z, approximate="tanh")
+
+    def of_gate(pairs):
+        return torch.nn.functional.silu(pairs[:, ::2]) * pairs[:, 1::2]
+
+    by_name = {"gelu_tanh_approx": of_act, "swiglu": of_gate}
+
+    def gemm(A, B, out=None, bias=None, *, tuned=True):
+        return A @ B if bias is None else A @ B + bias
+
+    def gemm_act(A, B, C=None, bias=None, activation=None, *, store_preact=True, tuned=True):
+        z = gemm(A, B, bias=bias)
+        return (z if store_preact else None), by_name[activation](z)
+
+    def gemm_dact(A, B, PreAct, activation=None, *, tuned=True):
+        with torch.enable_grad():
+            z = PreAct.detach().requires_grad_()
+            h = by_name[activation](z)
+            (dz,) = torch.autograd.grad(h, z, A @ B)
+        return dz, h.detach()
+
+    return {
+        "gemm": gemm,
+        "gemm_act": gemm_act,
+        "gemm_gated": gemm_act,
+        "gemm_dact": gemm_dact,
+        "gemm_dgated": gemm_dact,
+    }
+
+
 def _attention(q, k, v, causal, window_size, softcap=0.0, sinks=None):
     left, right = ((-1 if of is None else of) for of in window_size)
     window = (left, 0 if causal else right)
@@ -232,11 +266,12 @@ _MODULES = {
     "quack": dict,
     "quack.softmax": quack_softmax,
     "quack.rmsnorm": quack_rmsnorm,
+    "quack.gemm_interface": quack_gemm_interface,
     "fa3_fwd_interface": fa3,
     "flash_attn": dict,
     "flash_attn.cute": fa4,
 }
-_ROWS, _HEADS = (7, 65), (2, 33, 4, 2, 8)
+_ROWS, _HEADS, _MLP = (7, 65), (2, 33, 4, 2, 8), (9, 24, 40)
 _OFFERED = (
     [
         (provider, name, pass_, _ROWS)
@@ -254,6 +289,15 @@ _OFFERED = (
             "packed_attention", *(["sink_attention"] if provider == "fa4" else []),
         )
         for pass_ in passes
+    ]
+    + [
+        (provider, name, "forward", _MLP)
+        for provider in ("quack", "quack_tuned")
+        for name in (
+            "linear", "linear_act", "gated_linear", "fc1_product", "fc2_product", "dgrad_product",
+            "wgrad_product", "kept_linear_act", "linear_dact", "kept_gated_linear",
+            "linear_dgated",
+        )
     ]
 )  # fmt: skip
 

@@ -10,9 +10,26 @@ from typing import Any
 from torch import Tensor
 
 from transformer_kernels.bench.case import Arguments, Function, differentiate
+from transformer_kernels.bench.sweeps import Grid, Shape
 
 # Of each pass, for one of the forward pass.
 PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
+
+# Rows, features and hidden ones of MLPs, the last four of models.
+SQUARE, DEMO, FC1 = (512, 512, 512), (1024, 192, 768), (1024, 768, 3072)
+MODELS: tuple[Shape, ...] = (
+    (4096, 768, 3072), (16384, 1024, 4096), (8192, 4096, 16384), (2048, 4096, 16384),
+)  # fmt: skip
+MLP_GRID = Grid(
+    forms="1024x768x3072 (rows, features, hidden features)",
+    fold=lambda sizes: sizes if len(sizes) == 3 else None,
+    sweeps={
+        "quick": lambda *_: [SQUARE],
+        "headline": lambda device, _: list(MODELS) if device.type == "cuda" else [DEMO, FC1],
+        "small": lambda *_: [(128, 768, 3072)],
+        "full": lambda *_: [DEMO, FC1, (511, 736, 1504)],
+    },
+)
 
 
 def _scaled(names: tuple[str, ...], arguments: Arguments) -> Arguments:
@@ -20,7 +37,7 @@ def _scaled(names: tuple[str, ...], arguments: Arguments) -> Arguments:
     return {name: arguments[name] * arguments[name].shape[-1] ** -0.5 for name in names}
 
 
-def _whole(_: Arguments) -> Callable[[str, Tensor], Tensor]:
+def whole(_: Arguments) -> Callable[[str, Tensor], Tensor]:
     return lambda _, tensor: tensor
 
 
@@ -42,5 +59,5 @@ def layer(
         },
         "compiled_backward": lambda compiled: differentiate(compiled(torchs), operands, ("dy",)),
         "gradients": len(operands),
-        "verified": _whole,
+        "verified": whole,
     }

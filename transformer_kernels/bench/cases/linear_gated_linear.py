@@ -14,14 +14,15 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Function, Op
-from transformer_kernels.bench.cases._linear import PRODUCTS, layer
+from transformer_kernels.bench.case import Arguments, Build, Function, Op
+from transformer_kernels.bench.cases import _quack
+from transformer_kernels.bench.cases._linear import MODELS, PRODUCTS, layer
 from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.bench.timing import Call
 
 # Tokens, features and hidden ones of models, the last two Llama's of 7 and 8 billion parameters.
 _MODELS: list[Shape] = [
-    (4096, 768, 3072), (16384, 1024, 4096), (8192, 4096, 16384), (2048, 4096, 16384),
-    (4096, 4096, 11008), (4096, 4096, 14336),
+    *MODELS, (4096, 4096, 11008), (4096, 4096, 14336),
 ]  # fmt: skip
 _SMALL: list[Shape] = [(512, 256, 704), (1024, 192, 768)]
 _GRID = Grid(
@@ -69,6 +70,11 @@ def _torch_mlp(x: Tensor, weight: Tensor, up_weight: Tensor, down_weight: Tensor
     return in_torch.linear(_torch_gated(x, weight, up_weight), down_weight)
 
 
+def _quack_gated(arguments: Arguments, *, tuned: bool) -> Call:
+    both = _quack.in_turn(arguments["weight"], arguments["up_weight"], 0)
+    return partial(_quack.linear_swiglu, arguments["x"], both, tuned=tuned)
+
+
 def _op(
     name: str,
     operands: tuple[str, ...],
@@ -76,12 +82,14 @@ def _op(
     ours: Function,
     sizes: Callable[[str, Shape], Shape],
     products: int,
+    forward: Mapping[str, Build] | None = None,
 ) -> Op:
     return Op(
         name=name,
         key="linear/gated_linear",
         **layer(operands, torchs, ours),
         backward_reads=("dy", *operands),
+        forward=forward or {},
         grid=_GRID,
         sizes=sizes,
         flops=partial(_flops, products),
@@ -91,6 +99,14 @@ def _op(
 
 
 OPS = (
-    _op("gated_linear", _OPERANDS, _torch_gated, F.gated_linear, _sizes, 2),
+    _op(
+        "gated_linear",
+        _OPERANDS,
+        _torch_gated,
+        F.gated_linear,
+        _sizes,
+        2,
+        _quack.providers(_quack_gated),
+    ),
     _op("gated_mlp", _MLP_OPERANDS, _torch_mlp, F.gated_mlp, _mlp_sizes, 3),
 )

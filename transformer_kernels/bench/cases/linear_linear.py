@@ -9,7 +9,6 @@ rows, K features, N hidden ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,28 +18,33 @@ from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
 from transformer_kernels.bench.case import Arguments, Function, Op
-from transformer_kernels.bench.cases._linear import PRODUCTS, layer
+from transformer_kernels.bench.cases import _quack
+from transformer_kernels.bench.cases._linear import (
+    DEMO,
+    FC1,
+    MLP_GRID,
+    MODELS,
+    PRODUCTS,
+    SQUARE,
+    layer,
+)
 from transformer_kernels.bench.sweeps import Grid, Shape
 
-_FC1, _FC2, _SQUARE = (1024, 768, 3072), (1024, 3072, 768), (512, 512, 512)
-_DEMO, _WIDE = (1024, 192, 768), (4096, 1024, 4096)
-# Tokens, features and hidden ones of the MLPs of models; each has a product up and one down.
-_MODELS = ((4096, 768, 3072), (16384, 1024, 4096), (8192, 4096, 16384), (2048, 4096, 16384))
-_PRODUCTS_OF_MODELS: list[Shape] = [
-    shape for m, k, n in _MODELS for shape in ((m, k, n), (m, n, k))
-]
+_FC2, _WIDE = (1024, 3072, 768), (4096, 1024, 4096)
+# The MLPs of models have a product up and one down.
+_PRODUCTS_OF_MODELS: list[Shape] = [shape for m, k, n in MODELS for shape in ((m, k, n), (m, n, k))]
 
 
 def _headline(device: torch.device, _: torch.dtype) -> list[Shape]:
     on_cuda = device.type == "cuda"
-    return _PRODUCTS_OF_MODELS if on_cuda else [_SQUARE, _DEMO, _FC1, _FC2, _WIDE]
+    return _PRODUCTS_OF_MODELS if on_cuda else [SQUARE, DEMO, FC1, _FC2, _WIDE]
 
 
 _GRID = Grid(
     forms="1024x768x3072 (rows, terms, columns)",
     fold=lambda sizes: sizes if len(sizes) == 3 else None,
     sweeps={
-        "quick": lambda *_: [_SQUARE, _FC1],
+        "quick": lambda *_: [SQUARE, FC1],
         "headline": _headline,
         "small": lambda *_: [
             (1, 4096, 4096),
@@ -49,20 +53,10 @@ _GRID = Grid(
             (1, 768, 3072),
             (128, 768, 768),
         ],
-        "full": lambda *_: [_SQUARE, _DEMO, _FC1, _FC2, _WIDE, (2048, 256, 1024), (511, 736, 1504)],
+        "full": lambda *_: [SQUARE, DEMO, FC1, _FC2, _WIDE, (2048, 256, 1024), (511, 736, 1504)],
     },
 )
 _OPERANDS = ("x", "weight", "bias")
-_MLP_GRID = replace(
-    _GRID,
-    forms="1024x768x3072 (rows, features, hidden features)",
-    sweeps={
-        "quick": lambda *_: [_SQUARE],
-        "headline": lambda device, _: list(_MODELS) if device.type == "cuda" else [_DEMO, _FC1],
-        "small": lambda *_: [(128, 768, 3072)],
-        "full": lambda *_: [_DEMO, _FC1, (511, 736, 1504)],
-    },
-)
 _MLP_OPERANDS = ("x", "weight", "bias", "down_weight", "down_bias")
 
 
@@ -105,14 +99,25 @@ def _forward_alone(function: Function) -> Callable[[Arguments], Callable[[], Any
 
 
 def _op(
-    name: str, torchs: Function, ours: Function, activation: tuple[Any, ...], **others: Function
+    name: str,
+    torchs: Function,
+    ours: Function,
+    activation: tuple[Any, ...],
+    quack: Function,
+    **others: Function,
 ) -> Op:
     return Op(
         name=name,
         key="linear/linear",
         **layer(_OPERANDS, torchs, ours, **others),
         backward_reads=("dy", "x", "weight"),
-        forward={"onednn": _forward_alone(_onednn(activation))},
+        forward={
+            provider: _forward_alone(function)
+            for provider, function in {
+                "onednn": _onednn(activation),
+                **_quack.providers(quack),
+            }.items()
+        },
         grid=_GRID,
         sizes=_sizes,
         flops=_flops,
@@ -148,7 +153,7 @@ _MLP = Op(
     key="linear/linear",
     **layer(_MLP_OPERANDS, _torch_mlp, partial(F.mlp, activation="gelu_tanh")),
     backward_reads=("dy", "x", "weight"),
-    grid=_MLP_GRID,
+    grid=MLP_GRID,
     sizes=_mlp_sizes,
     flops=lambda pass_, shape: 2 * _flops(pass_, shape),
     feature=True,
@@ -156,8 +161,14 @@ _MLP = Op(
 
 OPS = (
     _MLP,
-    _op("linear", in_torch.linear, F.linear, _NONE, triton=partial(F.linear, backend="triton")),
-    _op("linear_act", _gelu_of_linear, _act, _GELU, triton=partial(_act, backend="triton")),
-    _op("packed_linear", in_torch.linear, _packed(F.linear), _NONE),
-    _op("packed_linear_act", _gelu_of_linear, _packed(_act), _GELU),
-)
+    _op(
+        "linear", in_torch.linear, F.linear, _NONE, _quack.linear,
+        triton=partial(F.linear, backend="triton"),
+    ),
+    _op(
+        "linear_act", _gelu_of_linear, _act, _GELU, _quack.linear_gelu,
+        triton=partial(_act, backend="triton"),
+    ),
+    _op("packed_linear", in_torch.linear, _packed(F.linear), _NONE, _quack.linear),
+    _op("packed_linear_act", _gelu_of_linear, _packed(_act), _GELU, _quack.linear_gelu),
+)  # fmt: skip
