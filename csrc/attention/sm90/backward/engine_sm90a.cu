@@ -278,10 +278,11 @@ void launch_backward(void (*run)(HopperBackward), const Context& context,
   launch(kOp, context, persistent, run, arguments);
   LaunchShape after = rows;
   after.after_previous = true;
+  constexpr int kMostSlabs = C::kSlabs <= 2 ? 2 : 4;
   launch(kOp, context, after,
          C::kDqTransposed ? &backward_transposed_epilogue_kernel<T>
-                          : &backward_epilogue_kernel<T, C::kDim>,
-         BackwardEpilogue{geometry, sums, p.dq, static_cast<int>(p.dim),
+                          : &backward_epilogue_kernel<T, kMostSlabs>,
+         BackwardEpilogue{geometry, sums, p.dq, static_cast<int>(p.dim), C::kSlabs,
                           scale * arguments.features.grown_by});
   make_sink_gradients(context, p, statistics, geometry.query_blocks);
 }

@@ -144,6 +144,7 @@ struct BackwardEpilogue {
   const float* sums;
   HeadRows dq;
   int dim;
+  int slabs;  // of 64 columns
   float scale;
 };
 
@@ -172,11 +173,11 @@ __device__ __forceinline__ void store_dq(const BackwardEpilogue& a, const QueryB
 
 // Sums lie as wgmma leaves them: slabs of 64 columns, then 16 rows of a warp, then 8 columns, then
 // a lane's four: two columns of a row and of that 8 below. A warp takes 16 rows, and of each slab
-// 32 columns; its quads turn what they read into eight columns a lane.
-template <class T, int kDim>
+// 32 columns; its quads turn what they read into eight columns a lane. A kernel serves two numbers
+// of slabs: where there is no slab, nothing is read.
+template <class T, int kMostSlabs>
 __global__ void __launch_bounds__(kRowThreads)
     backward_epilogue_kernel(const __grid_constant__ BackwardEpilogue a) {
-  constexpr int kSlabs = kDim / 64;
   const QueryBlock at(a.geometry);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -184,15 +185,18 @@ __global__ void __launch_bounds__(kRowThreads)
   const int half = warp % 2;
   wait_for_previous_kernel();
   const float4* const from = reinterpret_cast<const float4*>(a.sums) +
-                             at.place * (kDim * kBlockQueries / 4) + rows * 256 + half * 128 + lane;
-  float4 sums[kSlabs][4];
+                             at.place * (a.slabs * kBlockQueries * 64 / 4) + rows * 256 +
+                             half * 128 + lane;
+  float4 sums[kMostSlabs][4];
 #pragma unroll
-  for (int i = 0; i < kSlabs; ++i) {
+  for (int i = 0; i < kMostSlabs; ++i) {
+    if (i >= a.slabs) break;
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[i][j] = from[i * 1024 + j * 32];
   }
 #pragma unroll
-  for (int i = 0; i < kSlabs; ++i) {
+  for (int i = 0; i < kMostSlabs; ++i) {
+    if (i >= a.slabs) break;
     std::uint32_t upper[4], lower[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
