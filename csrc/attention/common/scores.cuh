@@ -125,10 +125,18 @@ class Dropout {
         kept_(static_cast<A>(kValues) /
               static_cast<A>(p.drop_below < kValues ? kValues - p.drop_below : kValues)) {}
 
-  // Random bits of 8 keys, those around `key`; `row` is the query's place in lse.
+  // The call whose random bits are those of 8 keys, the ones around `key`; `row` is the query's
+  // place in lse. The next row's is calls_per_row() later, that of the next 8 keys one.
+  __device__ __forceinline__ std::uint64_t call(std::int64_t row, int key) const {
+    return static_cast<std::uint64_t>(row * calls_per_row_ + key / kPerCall);
+  }
+  __device__ __forceinline__ std::uint64_t calls_per_row() const { return calls_per_row_; }
+
+  __device__ __forceinline__ PhiloxWords bits(std::uint64_t call) const {
+    return philox(seed_, call, offset_);
+  }
   __device__ __forceinline__ PhiloxWords bits(std::int64_t row, int key) const {
-    return philox(seed_, static_cast<std::uint64_t>(row * calls_per_row_ + key / kPerCall),
-                  offset_);
+    return bits(call(row, key));
   }
 
   // A bit for each of the 8 keys: 1 where it stays.

@@ -14,6 +14,7 @@
 // step_behind.cuh or step_beside.cuh.
 #pragma once
 
+#include "attention/sm90/backward/drawer.cuh"
 #include "attention/sm90/backward/features.cuh"
 #include "attention/sm90/backward/products.cuh"
 #include "core/cuda/pack.cuh"
@@ -150,6 +151,8 @@ struct BackwardConsumer : BackwardProducts<C> {
   __device__ __forceinline__ void exponentiate(int block, std::uint32_t n,
                                                [[maybe_unused]] std::uint32_t (&slopes)[16]) {
     if constexpr (C::kHasFeatures) scores(block).finish_scores(ahead, s, slopes);
+    [[maybe_unused]] std::uint32_t bits[8];
+    if constexpr (C::kDraws) load_bits(n, bits);
     const float scale = C::kHasFeatures ? p.features.outer : p.scale_in_bits;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -165,6 +168,10 @@ struct BackwardConsumer : BackwardProducts<C> {
 #pragma unroll
     for (int i = 0; i < 16; ++i) p_packed[i] = narrow_word<T>(s + 2 * i);
     if constexpr (C::kHasFeatures) scores(block).hide(ahead, p_packed);
+    if constexpr (C::kDraws) {
+      keep_weights(p_packed);
+      drop_drawn(bits);
+    }
     if constexpr (C::kWeights) {
       scores(block).weigh(p_packed, slopes, [&](const auto& weights) { keep_weights(weights); });
       scores(block).drop(ahead, [&](int i, std::uint32_t ones) { p_packed[i] &= ones; });
@@ -172,9 +179,38 @@ struct BackwardConsumer : BackwardProducts<C> {
     pin(p_packed);
   }
 
+  // What was drawn for a block: in number 4 half + i, a byte for each of four queries of 16 i on.
+  __device__ __forceinline__ void load_bits(std::uint32_t n, std::uint32_t (&bits)[8]) const {
+    S::template wait_full<C::kBitStages>(C::kBitsFull, n);
+    const std::uint32_t from = S::bits(n) + anew(own * 4 + warp) * 128 + anew(lane) % 4 * 16;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 words = load_shared(from + half * 64);
+      bits[4 * half] = words.x;
+      bits[4 * half + 1] = words.y;
+      bits[4 * half + 2] = words.z;
+      bits[4 * half + 3] = words.w;
+    }
+  }
+  // Takes what dropout drops from P^T.
+  __device__ __forceinline__ void drop_drawn(const std::uint32_t (&bits)[8]) {
+    const int to_sign = 7 - bit_of_kept(anew(lane) / 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t signs = bits[4 * half + i] << to_sign;
+        p_packed[4 * i + half] &= repeat_signs<0x9988>(signs);
+        p_packed[4 * i + 2 + half] &= repeat_signs<0xbbaa>(signs);
+      }
+    }
+  }
+
   // dS^T from dP^T, with P^T as it was rounded for dV.
   __device__ __forceinline__ void differentiate() {
-    if constexpr (C::kWeights) {
+    if constexpr (C::kDraws) {
+      differentiate<true>();
+    } else if constexpr (C::kWeights) {
       p.features.problem.drop_below != 0 ? differentiate<true>() : differentiate<false>();
     } else {
       differentiate<false>();
@@ -182,7 +218,7 @@ struct BackwardConsumer : BackwardProducts<C> {
   }
   template <bool kDrops>
   __device__ __forceinline__ void differentiate() {
-    const std::uint32_t at = C::kWeights ? weights_at() : 0;
+    const std::uint32_t at = C::kKeepsWeights ? weights_at() : 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 delta = C::kDpBegun ? float4{} : statistic(count, i, 1);
@@ -191,7 +227,11 @@ struct BackwardConsumer : BackwardProducts<C> {
       if constexpr (kDrops) {
         std::uint32_t kept[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) kept[j] = weight[j] & nonzero_halves<T>(p_packed[4 * i + j]);
+        for (int j = 0; j < 4; ++j) {
+          kept[j] = p_packed[4 * i + j];
+          // With softcap weights are others than P.
+          if (C::kWeights) kept[j] = weight[j] & nonzero_halves<T>(kept[j]);
+        }
         differentiate_scores<T>(weight, kept, dp + 8 * i, delta, p.features.shrunk_by,
                                 ds_packed + 4 * i);
       } else if constexpr (C::kDpBegun) {
@@ -216,12 +256,12 @@ struct BackwardConsumer : BackwardProducts<C> {
     }
   }
   __device__ __forceinline__ uint4 weights(std::uint32_t from, int i) const {
-    if constexpr (C::kWeights) return load_shared(from + i * kWarp * 16);
+    if constexpr (C::kKeepsWeights) return load_shared(from + i * kWarp * 16);
     return {p_packed[4 * i], p_packed[4 * i + 1], p_packed[4 * i + 2], p_packed[4 * i + 3]};
   }
   // What gradients lack where dropout's factor is left to the end.
   __device__ __forceinline__ float grown_by() const {
-    return C::kWeights ? p.features.grown_by : 1;
+    return C::kKeepsWeights ? p.features.grown_by : 1;
   }
 
   __device__ __forceinline__ void store_ds() {

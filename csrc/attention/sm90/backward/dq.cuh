@@ -3,10 +3,13 @@
 // none: of all keys of the tile, 64 columns at a time. Consumers leave dS in shared memory, and go
 // on.
 //
+// Where there is dropout it draws the bits of the block that follows while consumers make dS.
+//
 // With 64 columns it makes dQ^T = K^T dS: the factor that registers can hold is then K^T, which
 // serves a whole tile. With 128 there are no registers for that, and it makes dQ = dS K.
 #pragma once
 
+#include "attention/sm90/backward/drawer.cuh"
 #include "attention/sm90/backward/storage.cuh"
 #include "core/cuda/mma.cuh"
 
@@ -26,12 +29,14 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
 
   const HopperBackward& p;
   std::uint32_t count = 0;  // of blocks
+  [[no_unique_address]] std::conditional_t<C::kDraws, BackwardDrawer<C>, NoDrawer> drawer;
   float dq[32];
   std::uint32_t keys[4 * kKept];  // K^T, 16 keys a step, where it is kept
 
   __device__ BackwardDqMaker(const HopperBackward& problem, int warp_, int lane_)
       : Base(warp_, lane_),
-        p(problem) {}
+        p(problem),
+        drawer(problem, warp_, lane_) {}
 
   // Of K, the warp's 16 columns.
   __device__ __forceinline__ void keep_keys() {
@@ -114,6 +119,24 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
     __syncwarp();  // keeps the sums before the next products, which take their registers
   }
 
+  // Bits of the block behind this one, which may be that of the next item, and where nobody has
+  // drawn them, of this one.
+  __device__ __forceinline__ void draw_ahead(WorkItem item, std::uint32_t items, int block,
+                                             int last) {
+#pragma unroll 1
+    for (bool behind = drawer.drawn != count;; behind = true) {
+      if (behind && --block < last) {
+        item = same(S::read_item(items + 1));
+        if (item.none()) return;
+        const IntRange blocks = p.geometry.blocks_of(item.tile.index);
+        if (blocks.begin >= blocks.end) return;
+        block = blocks.end - 1;
+      }
+      drawer.draw(item, block);
+      if (behind) return;
+    }
+  }
+
   __device__ __forceinline__ void run() {
     for (std::uint32_t items = 0;; ++items) {
       const WorkItem item = same(S::read_item(items));
@@ -128,6 +151,7 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
       const IntRange blocks = p.geometry.blocks_of(item.tile.index);
 #pragma unroll 1
       for (int block = blocks.end - 1; block >= blocks.begin; --block) {
+        if constexpr (C::kDraws) draw_ahead(item, items, block, blocks.begin);
         S::template wait_full<C::kDsStages>(C::kDsFull, count);
 #pragma unroll
         for (int slice = 0; slice < C::kSlices; ++slice) make_slice(head_place + block, slice);

@@ -12,11 +12,11 @@
 //   producers      k v | q3 dO3 | q2 dO2 | q1 dO1 | ...
 //   consumer 0     S3  P3 |dP3 dV|  dS3 |S2 dK|  P2 |dP2 dV|  dS2 |S1 dK|  P1 ...
 //   consumer 1         S3  P3 |dP3 dV|  dS3 |S2 dK|  P2 |dP2 dV|  dS2 |S1 dK| ...
-//   dq warpgroup                             |dQ3|                     |dQ2|
+//   dq warpgroup  bits3 | bits2              |dQ3| bits1               |dQ2| bits0 ...
 //
-// Where there is no warpgroup for dq, the consumers make it beside dV or dK of the next block: see
-// step_ahead.cuh and step_behind.cuh. Above 128 columns registers hold the sums of 64 keys only:
-// see backward_cluster/.
+// The bits are those of dropout, where there is some. Where there is no warpgroup for dq, the
+// consumers make it beside dV or dK of the next block: see step_ahead.cuh and step_behind.cuh.
+// Above 128 columns registers hold the sums of 64 keys only: see backward_cluster/.
 #pragma once
 
 #include <array>
@@ -25,13 +25,14 @@
 
 namespace transformer_kernels::cuda {
 
-// What a kernel is made for. The first two are the fastest, for sequences of one length and scores
-// that are products times a scale; the second one sums dq up in the order of tiles, which with 64
-// columns costs so little that there is no other. Of the others, the first one with 128 columns
-// and the last three take that order at run time.
+// What a kernel is made for. The first three are the fastest, for sequences of one length and
+// scores that are products times a scale. The second one sums dq up in the order of tiles, which
+// with 64 columns costs so little that there is no other, and so does the third. Of the others, the
+// first one with 128 columns and the last three take that order at run time.
 enum class BackwardVariant : std::uint8_t {
   kUnordered,  // of more than 64 columns
   kOrdered,
+  kDropout,  // and no other feature; of 64 columns
   kRagged,   // sequences of any lengths
   kScores,   // and features that only add to scores, or hide them; of up to 128 columns
   kWeights,  // and softcap and dropout, with which dS is made of other weights than P
@@ -46,6 +47,7 @@ struct HopperBackwardPlan {
 // clang-format off
 inline constexpr HopperBackwardPlan kHopperBackwardPlans[] = {
     {"hopper_backward_64",           64, BackwardVariant::kOrdered},
+    {"hopper_backward_64_dropout",   64, BackwardVariant::kDropout},
     {"hopper_backward_64_packed",    64, BackwardVariant::kRagged},
     {"hopper_backward_64_scores",    64, BackwardVariant::kScores},
     {"hopper_backward_64_weights",   64, BackwardVariant::kWeights},

@@ -84,17 +84,26 @@ bool has_features(const AttentionProblem& p) { return !has_plain_scores(p) || p.
 // Whether dS is made of other weights than P.
 bool has_weights(const AttentionProblem& p) { return p.softcap != 0 || p.drop_below != 0; }
 
+// Whether a plan's tiles add to dq in order whatever is asked for.
+bool knows_order_alone(const HopperBackwardPlan& plan) {
+  return plan.variant == BackwardVariant::kOrdered || plan.variant == BackwardVariant::kDropout;
+}
+
 // Whether tiles add to dq in order.
 bool adds_in_order(const HopperBackwardPlan& plan, const AttentionBackwardProblem& p) {
-  return p.deterministic || plan.variant == BackwardVariant::kOrdered;
+  return p.deterministic || knows_order_alone(plan);
 }
 
 // What keeps a problem from a plan's variant: null, or the reason.
 const char* refusal_of_variant(const HopperBackwardPlan& plan, const AttentionBackwardProblem& p) {
   using enum BackwardVariant;
   const bool of_cluster = plan.dim > kMostTileDim;
-  if (plan.variant < kWeights && has_weights(p)) return "knows no softcap and no dropout";
-  if (plan.variant < kScores && has_features(p)) return "knows no bias, mask or slopes";
+  if (plan.variant == kDropout) {
+    if (p.drop_below == 0 || !has_plain_scores(p)) return "is for dropout alone";
+  } else {
+    if (plan.variant < kWeights && has_weights(p)) return "knows no softcap and no dropout";
+    if (plan.variant < kScores && has_features(p)) return "knows no bias, mask or slopes";
+  }
   if (plan.variant < kRagged && p.q_offsets) return "knows no sequences of different lengths";
   if (plan.variant < kRagged && of_cluster && !(p.scale > 0)) return "wants a scale above 0";
   if (plan.variant == kUnordered && of_cluster && p.deterministic) return "adds to dq in any order";
@@ -153,7 +162,7 @@ int section_of(const HopperBackwardPlan& plan, const AttentionBackwardProblem& p
       return all_seen ? std::min(kColumnsInStep / plan.dim, kMostInStep)
                       : std::clamp<std::int64_t>(kBytes / bytes, 1, most);
     }
-    const bool sums_wait = plan.dim == 64 && plan.variant == BackwardVariant::kOrdered;
+    const bool sums_wait = plan.dim == 64 && knows_order_alone(plan);
     if (!sums_wait || p.window_left >= 0) return most;
     const InOrder& heads = all_seen ? kAllSeen : kCausal;
     return std::clamp(heads.bytes / bytes, heads.least, most);

@@ -70,12 +70,15 @@ struct HopperBackwardConfig {
       kVariant >= BackwardVariant::kRagged;  // items bring their sequence
   static constexpr bool kHasFeatures = kVariant >= BackwardVariant::kScores;
   static constexpr bool kWeights = kVariant == BackwardVariant::kWeights;
+  // The warpgroup for dq draws the bits of dropout, while it would wait: see drawer.cuh.
+  static constexpr bool kDraws = kVariant == BackwardVariant::kDropout;
+  static constexpr bool kKeepsWeights = kWeights || kDraws;  // of dS, in shared memory
   static constexpr int kSlabs = kDim / 64;
   static constexpr int kConsumers = 2;  // warpgroups, of 64 keys each
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // A warpgroup of its own makes dq, instead of the consumers; with 64 columns sums are those of
   // dQ^T: see dq.cuh.
-  static constexpr bool kHasDqMaker = kVariant <= BackwardVariant::kOrdered;
+  static constexpr bool kHasDqMaker = kVariant < BackwardVariant::kRagged;
   static constexpr bool kDqTransposed = kHasDqMaker && kDim <= 64;
   static constexpr int kDqWarps = kHasDqMaker ? 4 : 0;
   static constexpr int kThreads = 128 + 32 * (kConsumerWarps + kDqWarps);
@@ -104,7 +107,7 @@ struct HopperBackwardConfig {
   static constexpr bool kKeepsRange = kStaggered && (kDim <= 64 || kHasDqMaker || kWeights);
   // Sums of dq leave by way of shared memory, from where a producer adds them when it is their
   // turn: who makes them never waits for a turn, only for a free buffer.
-  static constexpr bool kSumsInShared = kVariant == BackwardVariant::kOrdered;
+  static constexpr bool kSumsInShared = kVariant == BackwardVariant::kOrdered || kDraws;
   static constexpr int kSumStages = kSumsInShared ? 2 : 0;  // of a ring, one for each producer
   // The first tile of a block stores its sums, so that nobody has to clear what it would add to.
   static constexpr bool kStoresFirst = kSumsInShared;
@@ -115,6 +118,8 @@ struct HopperBackwardConfig {
   static constexpr int kQStages = 4;
   static constexpr int kDoutStages = 2;
   static constexpr int kDsStages = 2;
+  // Bits of dropout are drawn one block ahead: those of the block before last are no longer read.
+  static constexpr int kBitStages = kDraws ? 2 : 0;
   static constexpr int kItemStages = 2;
   static constexpr int kItemWords = kRagged ? 16 : 8;
 
@@ -126,8 +131,9 @@ struct HopperBackwardConfig {
   static constexpr int kStatisticBytes = 2 * kBlockQueries * 4;
   static constexpr int kSliceSums = 64 * kBlockQueries;  // of dq, that a consumer makes at once
   static constexpr int kSliceBytes = kSliceSums * 4;
+  static constexpr int kBitBytes = kBlockQueries * kTileKeys / 8;
   // Weights of the block at work, then slabs of bias and mask of the next one.
-  static constexpr int kWeightSlabs = kWeights ? 2 : 0;
+  static constexpr int kWeightSlabs = kKeepsWeights ? 2 : 0;
   static constexpr int kMapSlabs = !kHasFeatures ? 0 : (kDim > 64 ? 4 : 7) - kWeightSlabs;
 
   // Offsets in shared memory.
@@ -140,7 +146,8 @@ struct HopperBackwardConfig {
   static constexpr int kMaps = kWeightsAt + kWeightSlabs * kMapSlabBytes;
   static constexpr int kSums = kMaps + kMapSlabs * kMapSlabBytes;
   static constexpr int kStatistics = kSums + kConsumers * kSumStages * kSliceBytes;
-  static constexpr int kItem = kStatistics + kQStages * kStatisticBytes;
+  static constexpr int kBits = kStatistics + kQStages * kStatisticBytes;
+  static constexpr int kItem = kBits + kBitStages * kBitBytes;
   static constexpr int kBarriers = kItem + kItemStages * kItemWords * 4;
 
   // Barriers.
@@ -161,7 +168,8 @@ struct HopperBackwardConfig {
   static constexpr int kMapsEmpty = kMapsFull + 1;
   static constexpr int kSumsFull = kMapsEmpty + 1;  // a ring a consumer, as the next
   static constexpr int kSumsEmpty = kSumsFull + kConsumers * kSumStages;
-  static constexpr int kBarrierCount = kSumsEmpty + kConsumers * kSumStages;
+  static constexpr int kBitsFull = kSumsEmpty + kConsumers * kSumStages;
+  static constexpr int kBarrierCount = kBitsFull + kBitStages;
 
   static constexpr int kSharedBytes = (kBarriers + kBarrierCount * 8 + 15) / 16 * 16;
   static_assert(kSharedBytes <= 227 * 1024);
@@ -243,6 +251,7 @@ struct BackwardShared {
     }
     init(C::kSumsFull, C::kConsumers * C::kSumStages, 4);
     init(C::kSumsEmpty, C::kConsumers * C::kSumStages, 1);
+    init(C::kBitsFull, C::kBitStages, C::kDqWarps);
     fence_mbarrier_init();
   }
 
@@ -260,6 +269,11 @@ struct BackwardShared {
   static __device__ __forceinline__ std::uint32_t sums(int consumer, std::uint32_t n) {
     const int stage = consumer * C::kSumStages + static_cast<int>(n % C::kSumStages);
     return at(C::kSums) + stage * C::kSliceBytes;
+  }
+
+  // Bits of dropout of block number `n`.
+  static __device__ __forceinline__ std::uint32_t bits(std::uint32_t n) {
+    return at(C::kBits + static_cast<int>(n % C::kBitStages) * C::kBitBytes);
   }
 
   static __device__ __forceinline__ std::uint32_t item_address(std::uint32_t count) {

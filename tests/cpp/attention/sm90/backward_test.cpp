@@ -109,6 +109,19 @@ TEST(HopperBackward, TakesPackedSequencesAndFeaturesAtEveryDim) {
   }
 }
 
+TEST(HopperBackward, HasAKernelForDropoutAlone) {
+  AttentionBackwardProblem p = problem(64);
+  p.drop_below = 1;
+  EXPECT_EQ(chosen(p), "hopper_backward_64_dropout");
+  p.deterministic = true;
+  EXPECT_EQ(chosen(p), "hopper_backward_64_dropout");
+  p.softcap = 30;
+  EXPECT_EQ(chosen(p), "hopper_backward_64_weights");
+  p.softcap = 0;
+  p.mask = aligned_mask();
+  EXPECT_EQ(chosen(p), "hopper_backward_64_weights");
+}
+
 TEST(HopperBackward, TakesBiasesInAnyRows) {
   for (const std::int64_t dim : {64, 128}) {
     for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
