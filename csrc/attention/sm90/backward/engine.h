@@ -27,12 +27,12 @@ namespace transformer_kernels::cuda {
 
 // What a kernel is made for. The first three are the fastest, for sequences of one length and
 // scores that are products times a scale. The second one sums dq up in the order of tiles, which
-// with 64 columns costs so little that there is no other, and so does the third. Of the others, the
-// first one with 128 columns and the last three take that order at run time.
+// with 64 columns costs so little that there is no other, and so does the third. Of the others,
+// those of up to 128 columns and the last three take that order at run time.
 enum class BackwardVariant : std::uint8_t {
   kUnordered,  // of more than 64 columns
   kOrdered,
-  kDropout,  // and no other feature; of 64 columns
+  kDropout,  // and no other feature; of up to 128 columns
   kRagged,   // sequences of any lengths
   kScores,   // and features that only add to scores, or hide them; of up to 128 columns
   kWeights,  // and softcap and dropout, with which dS is made of other weights than P
@@ -52,6 +52,7 @@ inline constexpr HopperBackwardPlan kHopperBackwardPlans[] = {
     {"hopper_backward_64_scores",    64, BackwardVariant::kScores},
     {"hopper_backward_64_weights",   64, BackwardVariant::kWeights},
     {"hopper_backward_128",         128, BackwardVariant::kUnordered},
+    {"hopper_backward_128_dropout", 128, BackwardVariant::kDropout},
     {"hopper_backward_128_packed",  128, BackwardVariant::kRagged},
     {"hopper_backward_128_scores",  128, BackwardVariant::kScores},
     {"hopper_backward_128_weights", 128, BackwardVariant::kWeights},

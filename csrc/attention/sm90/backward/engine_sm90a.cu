@@ -86,7 +86,8 @@ bool has_weights(const AttentionProblem& p) { return p.softcap != 0 || p.drop_be
 
 // Whether a plan's tiles add to dq in order whatever is asked for.
 bool knows_order_alone(const HopperBackwardPlan& plan) {
-  return plan.variant == BackwardVariant::kOrdered || plan.variant == BackwardVariant::kDropout;
+  using enum BackwardVariant;
+  return plan.variant == kOrdered || (plan.variant == kDropout && plan.dim == 64);
 }
 
 // Whether tiles add to dq in order.

@@ -93,9 +93,9 @@ struct HopperBackwardConfig {
   // S^T of the next block is made beside dV, so that its exponentials run while dK and dQ are made.
   // With 128 columns there are no registers for that: see step_behind() and step_beside().
   static constexpr bool kScoresAhead = kDim <= 64;
-  // Sums of dP^T begin with -delta: that leaves more registers while dS is made, and so room for
-  // the range of unmasked blocks in step_beside().
-  static constexpr bool kDpBegun = kHasDqMaker && !kScoresAhead;
+  // Sums of dP^T begin with -delta, unless dropout comes between: that leaves more registers while
+  // dS is made, and so room for the range of unmasked blocks in step_beside().
+  static constexpr bool kDpBegun = kHasDqMaker && !kScoresAhead && !kDraws;
   // K and V are read from registers, which halves what S^T and dP^T take of shared memory: so many
   // steps of 16 columns. Beside a warpgroup for dq there is no room for the last step of V.
   static constexpr int kKeptOfK = kScoresAhead ? 4 : 0;
@@ -107,7 +107,8 @@ struct HopperBackwardConfig {
   static constexpr bool kKeepsRange = kStaggered && (kDim <= 64 || kHasDqMaker || kWeights);
   // Sums of dq leave by way of shared memory, from where a producer adds them when it is their
   // turn: who makes them never waits for a turn, only for a free buffer.
-  static constexpr bool kSumsInShared = kVariant == BackwardVariant::kOrdered || kDraws;
+  static constexpr bool kSumsInShared =
+      kVariant == BackwardVariant::kOrdered || (kDraws && kDim <= 64);
   static constexpr int kSumStages = kSumsInShared ? 2 : 0;  // of a ring, one for each producer
   // The first tile of a block stores its sums, so that nobody has to clear what it would add to.
   static constexpr bool kStoresFirst = kSumsInShared;

@@ -110,16 +110,20 @@ TEST(HopperBackward, TakesPackedSequencesAndFeaturesAtEveryDim) {
 }
 
 TEST(HopperBackward, HasAKernelForDropoutAlone) {
-  AttentionBackwardProblem p = problem(64);
-  p.drop_below = 1;
-  EXPECT_EQ(chosen(p), "hopper_backward_64_dropout");
-  p.deterministic = true;
-  EXPECT_EQ(chosen(p), "hopper_backward_64_dropout");
-  p.softcap = 30;
-  EXPECT_EQ(chosen(p), "hopper_backward_64_weights");
-  p.softcap = 0;
-  p.mask = aligned_mask();
-  EXPECT_EQ(chosen(p), "hopper_backward_64_weights");
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const std::string name = "hopper_backward_" + std::to_string(dim);
+    const std::string expected = name + (dim > 128 ? "_weights" : "_dropout");
+    AttentionBackwardProblem p = problem(dim);
+    p.drop_below = 1;
+    EXPECT_EQ(chosen(p), expected);
+    p.deterministic = true;
+    EXPECT_EQ(chosen(p), expected);
+    p.softcap = 30;
+    EXPECT_EQ(chosen(p), name + "_weights");
+    p.softcap = 0;
+    p.mask = aligned_mask();
+    EXPECT_EQ(chosen(p), name + "_weights");
+  }
 }
 
 TEST(HopperBackward, TakesBiasesInAnyRows) {
