@@ -113,12 +113,13 @@ class ForwardScores {
             ? (at.tile.batch * p_.problem.heads + at.tile.head) * p_.problem.queries
             : at.tile.head * p_.problem.queries + at.tile.q_begin;
     const std::int64_t own_row = row + at.query + own_.warp * 16 + own_.lane % 16;
-    const int key = block * kKeys + own_.lane / 16 * 8;
+    // That of the first 16 keys; the next 16 are two calls further.
+    const std::uint64_t call = dropout.call(own_row, block * kKeys + own_.lane / 16 * 8);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; i += kBatch) {
       PhiloxWords bits[kBatch];
 #pragma unroll
-      for (int n = 0; n < kBatch; ++n) bits[n] = dropout.bits(own_row, key + 16 * (i + n));
+      for (int n = 0; n < kBatch; ++n) bits[n] = dropout.bits(call + 2 * (i + n));
 #pragma unroll
       for (int n = 0; n < kBatch; ++n) {
         const std::uint32_t(&word)[4] = bits[n].word;
