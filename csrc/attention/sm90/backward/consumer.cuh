@@ -194,7 +194,7 @@ struct BackwardConsumer : BackwardProducts<C> {
   }
   // Takes what dropout drops from P^T.
   __device__ __forceinline__ void drop_drawn(const std::uint32_t (&bits)[8]) {
-    const int to_sign = 7 - bit_of_kept(anew(lane) / 4);
+    const int to_sign = 7 - KeptBits::bit_of(anew(lane) / 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll

@@ -3,13 +3,15 @@
 // fragment of S^T: one of keys lane / 4 and that 8 below, and of two queries in each 8, from
 // 2 (lane % 4) on. Each feature is a loop of its own, so that no score asks which there are.
 //
-// Mask and dropout are bits, a byte for 8 keys of a query. A lane makes those of queries
+// Mask and dropout are bits, a byte for 8 keys of a query, in the order of the keys those of the
+// mask, in that of KeptBits those of dropout. A lane makes those of queries
 // 8 (lane / 4) + 2 (lane % 4) and the next, for both eights of keys: four bytes, one word, which
 // is what all lanes of its lane % 4 want for number lane / 4 of their eights of queries.
 #pragma once
 
 #include "attention/common/scores.cuh"
 #include "attention/sm90/backward/storage.cuh"
+#include "attention/sm90/kept_bits.cuh"
 #include "core/cuda/mma.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/ptx.cuh"
@@ -133,7 +135,7 @@ struct BackwardScores {
     if (kEight == 0) ahead.kept = 0;
     if (of.problem.drop_below == 0) return;
     const std::uint32_t bits = drawn(kEight);
-    ahead.kept = kEight == 0 ? bits : ahead.kept | bits << 16;
+    ahead.kept = kEight == 0 ? bits >> 16 : __byte_perm(ahead.kept, bits, 0x7610);
   }
 
   // Products become scores, in units of `outer`; with softcap, `slopes` are their derivatives.
@@ -165,7 +167,7 @@ struct BackwardScores {
   __device__ __forceinline__ void hide(const BackwardAhead& ahead,
                                        std::uint32_t (&probabilities)[16]) const {
     if (!of.problem.mask.defined()) return;
-    for_each_pair_of_bits(ahead.visible,
+    for_each_pair_of_bits(ahead.visible, lane / 4,
                           [&](int i, std::uint32_t ones) { probabilities[i] &= ones; });
   }
 
@@ -186,7 +188,9 @@ struct BackwardScores {
   // For each pair keep(i, ones): ones are those bits that dropout keeps.
   template <class Keep>
   __device__ __forceinline__ void drop(const BackwardAhead& ahead, Keep&& keep) const {
-    if (of.problem.drop_below != 0) for_each_pair_of_bits(ahead.kept, keep);
+    if (of.problem.drop_below != 0) {
+      for_each_pair_of_bits(ahead.kept, KeptBits::bit_of(lane / 4), keep);
+    }
   }
 
  private:
@@ -214,14 +218,15 @@ struct BackwardScores {
   // ---------------------------------------------------------------- bits
 
   // From the words of all lanes: for each of a fragment's 16 pairs all ones in the halves that a
-  // set bit stands for. body(pair, ones).
+  // set bit stands for, which is that bit of each byte. body(pair, ones).
   template <class Body>
-  __device__ __forceinline__ void for_each_pair_of_bits(std::uint32_t word, Body&& body) const {
+  __device__ __forceinline__ void for_each_pair_of_bits(std::uint32_t word, int bit,
+                                                        Body&& body) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const std::uint32_t of_queries = __shfl_sync(kAllLanes, word, 4 * i + lane % 4);
       // The sign of each byte is the bit of this lane's key.
-      const std::uint32_t signs = of_queries << (7 - lane / 4);
+      const std::uint32_t signs = of_queries << (7 - bit);
       body(2 * i, repeat_signs<0x9988>(signs));
       body(2 * i + 1, repeat_signs<0xbbaa>(signs));
     }
@@ -305,20 +310,15 @@ struct BackwardScores {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v.bits) : "memory");
   }
 
-  // Two bytes: those of an eight of keys for the lane's two queries.
+  // Those of an eight of keys for the lane's two queries, in the upper half of a word.
   __device__ __forceinline__ std::uint32_t drawn(int eight) const {
     const AttentionProblem& p = of.problem;
     const Dropout<float> dropout(p);
     const std::int64_t row = p.q_offsets ? head() * p.queries + S::item_sequence(item).q_begin
                                          : (batch() * p.heads + head()) * p.queries;
     const int key = first_key() + eight * 8;
-    std::uint32_t word = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const PhiloxWords bits = dropout.bits(row + query(lane / 4) + i, key);
-      word |= static_cast<std::uint32_t>(dropout.kept_of(bits)) << 8 * i;
-    }
-    return word;
+    const std::uint64_t call = dropout.call(row + query(lane / 4), key);
+    return KeptBits(p).bytes_of(dropout.bits(call), dropout.bits(call + dropout.calls_per_row()));
   }
 
   // ---------------------------------------------------------------- scores
