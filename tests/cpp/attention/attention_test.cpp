@@ -138,6 +138,25 @@ TEST_P(AttentionOp, features_in_aligned_rows) {
   }
 }
 
+// Several tiles for each CTA, tiles of one block and of none, and next to none, half and all of it.
+TEST_P(AttentionOp, dropout_alone) {
+  if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
+  AttentionNumbers n{.window_right = 0, .dropout = 0.3, .seed = 7, .offset = 9};
+  for (std::int64_t dim : {64, 128}) {
+    check({1, 200, 330, 2, 1, dim, dim}, {.numbers = n});
+    check({10, 40, 140, 20, 10, dim, dim}, {.numbers = n});
+    for (double dropout : {1.0 / 65536, 0.5, 1.0}) {
+      AttentionNumbers other = n;
+      other.dropout = dropout;
+      check({1, 70, 130, 1, 1, dim, dim}, {.numbers = other});
+    }
+    n.window_left = 20;
+    check({1, 50, 500, 2, 2, dim, dim}, {.numbers = n});
+    check({1, 300, 100, 2, 2, dim, dim}, {.numbers = n, .sinks = true});
+    n.window_left = -1;
+  }
+}
+
 // As above, but TMA can load neither bias nor mask.
 TEST_P(AttentionOp, biases_and_masks_in_any_rows) {
   if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
