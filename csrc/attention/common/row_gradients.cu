@@ -80,7 +80,7 @@ struct SinkArguments {
   std::int64_t batches;
   std::int64_t rows;        // of a head in a batch, those that do not exist among them
   const std::int32_t* end;  // where not null: before which rows exist
-  A sign;                   // of what stands for delta
+  A delta_factor;           // delta is so many times what stands for it
   A* dsinks;
 };
 
@@ -112,13 +112,13 @@ __global__ void __launch_bounds__(kSinkThreads)
   static_assert(kWarps == kWarp);  // a lane for each
   if (thread >= kWarp) return;
   sum = reduce_lanes<Add>(sums[thread]);
-  if (thread == 0) a.dsinks[head] = -a.sign * sum;
+  if (thread == 0) a.dsinks[head] = -a.delta_factor * sum;
 }
 
 template <class T, int kRun>
 void launch_sink_gradients(const Context& context, const AttentionBackwardProblem& p,
                            const void* statistics, std::int64_t rows, const std::int32_t* end,
-                           int sign) {
+                           double delta_factor) {
   using A = accumulate_t<T>;
   launch(kOp, context, LaunchShape{.ctas = p.heads, .threads = kSinkThreads},
          &sink_gradients_kernel<T, kRun>,
@@ -128,7 +128,7 @@ void launch_sink_gradients(const Context& context, const AttentionBackwardProble
                           .batches = p.q_offsets == nullptr ? p.batch : 1,
                           .rows = rows,
                           .end = end,
-                          .sign = static_cast<A>(sign),
+                          .delta_factor = static_cast<A>(delta_factor),
                           .dsinks = static_cast<A*>(p.dsinks)});
 }
 
@@ -159,10 +159,10 @@ void make_sink_gradients(const Context& context, const AttentionBackwardProblem&
 }
 
 void make_sink_gradients(const Context& context, const AttentionBackwardProblem& p,
-                         const float* statistics, int head_blocks) {
+                         const float* statistics, int head_blocks, float delta_factor) {
   if (p.dsinks == nullptr) return;
   launch_sink_gradients<BFloat16, kStatisticsBlock>(
-      context, p, statistics, std::int64_t{head_blocks} * kStatisticsBlock, nullptr, -1);
+      context, p, statistics, std::int64_t{head_blocks} * kStatisticsBlock, nullptr, delta_factor);
 }
 
 }  // namespace transformer_kernels::cuda

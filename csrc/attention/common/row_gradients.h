@@ -23,11 +23,11 @@ void make_row_statistics(const Context& context, const AttentionBackwardProblem&
 void make_sink_gradients(const Context& context, const AttentionBackwardProblem& p,
                          const void* statistics);
 
-// dsinks, of statistics in blocks of rows: so many origins, then as many times -delta. Heads have
-// `head_blocks` of them, in each batch of the tensors. Rows that do not exist have an infinite
-// origin.
+// dsinks, of statistics in blocks of rows: so many origins, then as many times what delta is
+// `delta_factor` times. Heads have `head_blocks` of them, in each batch of the tensors. Rows that
+// do not exist have an infinite origin.
 inline constexpr int kStatisticsBlock = 64;
 void make_sink_gradients(const Context& context, const AttentionBackwardProblem& p,
-                         const float* statistics, int head_blocks);
+                         const float* statistics, int head_blocks, float delta_factor);
 
 }  // namespace transformer_kernels::cuda

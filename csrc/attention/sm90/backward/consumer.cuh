@@ -232,8 +232,7 @@ struct BackwardConsumer : BackwardProducts<C> {
           // With softcap weights are others than P.
           if (C::kWeights) kept[j] = weight[j] & nonzero_halves<T>(kept[j]);
         }
-        differentiate_scores<T>(weight, kept, dp + 8 * i, delta, p.features.shrunk_by,
-                                ds_packed + 4 * i);
+        differentiate_scores<T>(weight, kept, dp + 8 * i, delta, ds_packed + 4 * i);
       } else if constexpr (C::kDpBegun) {
         const auto change = [&](int j) { return dp[8 * i + j]; };
         differentiate_scores<T>(weight, change, ds_packed + 4 * i);

@@ -226,8 +226,7 @@ BackwardFeatures features_of(const AttentionProblem& p, int slabs) {
           .inner = static_cast<float>(scales.inner),
           .outer = static_cast<float>(scales.outer),
           .added = static_cast<float>(kUnit / scales.outer),
-          .grown_by = static_cast<float>(grown),
-          .shrunk_by = static_cast<float>(1 / grown)};
+          .grown_by = static_cast<float>(grown)};
 }
 
 // What the three kernels pass on, in one allocation.
@@ -278,7 +277,7 @@ void launch_backward(void (*run)(HopperBackward), const Context& context,
   const LaunchShape rows{.ctas = geometry.all_blocks(), .threads = kRowThreads};
   launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,
          BackwardPrologue{p, geometry, statistics, sums, C::kStoresFirst, next_tile, tiles_added,
-                          C::kSlices});
+                          C::kSlices, static_cast<float>(1 / grown_by(p))});
   const int processors = device_limits(context.device.index).processors;
   const LaunchShape persistent{.ctas = std::min(processors / kCtas, geometry.tiles()) * kCtas,
                                .threads = C::kThreads,
@@ -294,7 +293,7 @@ void launch_backward(void (*run)(HopperBackward), const Context& context,
                           : &backward_epilogue_kernel<T, kMostSlabs>,
          BackwardEpilogue{geometry, sums, p.dq, static_cast<int>(p.dim), C::kSlabs,
                           scale * arguments.features.grown_by});
-  make_sink_gradients(context, p, statistics, geometry.query_blocks);
+  make_sink_gradients(context, p, statistics, geometry.query_blocks, -arguments.features.grown_by);
 }
 
 template <class T, int kIndex>

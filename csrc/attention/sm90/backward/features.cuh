@@ -70,20 +70,20 @@ __device__ __forceinline__ void differentiate_scores(const std::uint32_t (&weigh
 }
 
 // Eight of dS^T with dropout: `kept` are the weights that it keeps, else 0. In units of what it
-// keeps: dK and dQ grow instead.
+// keeps, which delta is in already: dK and dQ grow instead.
 template <class T>
 __device__ __forceinline__ void differentiate_scores(const std::uint32_t (&weights)[4],
                                                      const std::uint32_t (&kept)[4],
                                                      const float* dp, const float4& minus_delta,
-                                                     float shrunk_by, std::uint32_t* ds) {
+                                                     std::uint32_t* ds) {
   const float minus[4] = {minus_delta.x, minus_delta.y, minus_delta.z, minus_delta.w};
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
     float x[2], y[2];
     widen_word<T>(weights[j / 2], x);
     widen_word<T>(kept[j / 2], y);
-    x[0] = __fmaf_rn(x[0], minus[j / 4 * 2] * shrunk_by, y[0] * dp[j]);
-    x[1] = __fmaf_rn(x[1], minus[j / 4 * 2 + 1] * shrunk_by, y[1] * dp[j + 1]);
+    x[0] = __fmaf_rn(x[0], minus[j / 4 * 2], y[0] * dp[j]);
+    x[1] = __fmaf_rn(x[1], minus[j / 4 * 2 + 1], y[1] * dp[j + 1]);
     ds[j / 2] = narrow_word<T>(x);
   }
 }

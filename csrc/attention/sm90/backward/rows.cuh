@@ -81,6 +81,7 @@ struct BackwardPrologue {
   int* next_tile;
   int* tiles_added;  // may be null
   int slices;        // of tiles_added in a block
+  float shrunk_by;   // what delta is multiplied with
 };
 
 // Statistics of a row that sees no key, or lies past the end, have an infinite origin, which makes
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kRowThreads)
       row = statistics_of<T>(p, place, delta);
     }
     statistics[statistic_place(of_block)] = row.origin;
-    statistics[kBlockQueries + statistic_place(of_block)] = -row.delta;
+    statistics[kBlockQueries + statistic_place(of_block)] = -row.delta * a.shrunk_by;
   }
 }
 

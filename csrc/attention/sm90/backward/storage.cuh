@@ -44,14 +44,13 @@ struct BackwardFeatures {
   float inner;
   float outer;
   float added;
-  float grown_by;   // what elements that dropout keeps are multiplied with
-  float shrunk_by;  // 1 / grown_by
+  float grown_by;  // what elements that dropout keeps are multiplied with
 };
 
 struct HopperBackward {
   CUtensorMap q, k, v, dout, dk, dv;  // boxes of 64 rows and 64 columns, see box_of()
   BackwardGeometry geometry;
-  // Of each block of queries, in the order of stat_place(): lse in bits, then -delta.
+  // Of each block of queries, in the order of stat_place(): lse in bits, then -delta / grown_by.
   const float* statistics;
   float* dq;         // sums over tiles, each block in the order of a thread's sums
   int* next_tile;    // all below are 0 at first

@@ -427,8 +427,7 @@ struct KeyConsumer : ClusterConsumer<C, 1> {
           kept[j] = positive_halves<T>(weight[j]);
           weight[j] &= ~C::kDropped;
         }
-        differentiate_scores<T>(weight, kept, Base::scores + 8 * i, delta, p.features.shrunk_by,
-                                Base::factors + 4 * i);
+        differentiate_scores<T>(weight, kept, Base::scores + 8 * i, delta, Base::factors + 4 * i);
       } else {
         differentiate_scores<T>(weight, Base::scores + 8 * i, delta, Base::factors + 4 * i);
       }
