@@ -376,6 +376,8 @@ struct BackwardConsumer : BackwardProducts<C> {
     S::template wait_full<C::kDoutStages>(C::kDoutFull, count);
     release<C::kDoutStages>(C::kDoutEmpty, count);
     if constexpr (C::kHasFeatures) scores(0).skip_maps(count);
+    // Nobody reads these, but who leaves out two phases of a barrier mistakes one for the other.
+    if constexpr (C::kDraws) S::template wait_full<C::kBitStages>(C::kBitsFull, count);
 #pragma unroll
     for (int i = 0; i < 16; ++i) ds_packed[i] = 0;
     store_ds();
