@@ -233,7 +233,9 @@ class Counting(TorchDispatchMode):
         elif watch.is_operator(func):
             moved = watch.bytes_of((args, kwargs)) + watch.bytes_of(results)
             count = _count_of(func)
-            flops = count(*args, **(kwargs or {}), out_val=results) if count else 0.0
+            # PyTorch's counts know of no dtype that a product is asked for.
+            known = [value for value in args if not isinstance(value, torch.dtype)]
+            flops = count(*known, **(kwargs or {}), out_val=results) if count else 0.0
             self._add(name, (args, kwargs), moved, flops)
         return results
 

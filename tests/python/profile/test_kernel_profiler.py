@@ -341,6 +341,16 @@ def test_counting_counts_products_that_no_declaration_has(up):
     assert counted.flops == 2 * 3 * 4 * 10
 
 
+def test_counting_counts_products_of_another_dtype():
+    x, weight = (torch.empty(4, 4, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    sums = torch.empty(4, 4, device="meta")
+    with work.Counting() as counted:
+        torch.mm(x, weight, out_dtype=sums.dtype, out=sums)
+        torch.addmm(sums, x, weight, out_dtype=sums.dtype, out=sums)
+    assert counted.names == ["mm", "addmm"]
+    assert counted.flops == 2 * 2 * 4**3
+
+
 def test_counting_takes_the_formulas_of_others():
     library = torch.library.Library("counted_here", "DEF")
     library.define("mm(Tensor x) -> Tensor")
