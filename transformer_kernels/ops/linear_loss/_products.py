@@ -64,7 +64,7 @@ class TorchProducts:
 class PackedProducts:
     """Ours, of operands in order."""
 
-    sums = ()
+    sums: tuple[torch.dtype, ...] = ()
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias, self.columns = weight, bias, len(weight)
