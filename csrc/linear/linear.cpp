@@ -27,9 +27,18 @@ void check_activation(const char* op, const std::optional<Pointwise>& activation
               ", expected one of a single tensor");
 }
 
+// cuBLASLt has algorithms on CUDA alone.
+void check_algorithm(const char* op, const Context& context, std::int64_t algorithm) {
+  check_value(algorithm >= kAnyAlgorithm, op, ": algorithm is ", algorithm,
+              ", expected a number of cuBLASLt's from 0 on, or -1 for any");
+  check_value(algorithm == kAnyAlgorithm || context.device.type == DeviceType::kCuda, op,
+              ": algorithm is ", algorithm, ", expected -1 (cuBLASLt's run on CUDA)");
+}
+
 LinearForwardProblem check(const Context& context, const LinearForward& a) {
   Operands operands(name_of_op(a), context, a.x, a.weight);
   check_activation(name_of_op(a), a.activation);
+  check_algorithm(name_of_op(a), context, a.algorithm);
   LinearForwardProblem p{};
   p.dtype = a.x.dtype;
   p.bias_dtype = a.bias.defined() ? a.bias.dtype : a.x.dtype;
@@ -43,6 +52,7 @@ LinearForwardProblem check(const Context& context, const LinearForward& a) {
   p.z = operands.output_if_present("z", a.z, p.cols);
   check_value(a.y.defined(), name_of_op(a), ": y is missing");
   p.y = operands.output_if_present("y", a.y, p.cols);
+  p.algorithm = a.algorithm;
   operands.check_overlaps();
   return p;
 }
@@ -53,6 +63,8 @@ LinearBackwardProblem check(const Context& context, const LinearBackward& a) {
   check_value(a.activation.has_value() == a.z.defined(), name_of_op(a), ": z is ",
               a.z.defined() ? "present, expected none" : "missing, expected it",
               a.activation ? " (with an activation)" : " (without an activation)");
+  check_algorithm(name_of_op(a), context, a.dx_algorithm);
+  check_algorithm(name_of_op(a), context, a.dweight_algorithm);
   LinearBackwardProblem p{};
   p.dtype = a.x.dtype;
   p.bias_dtype = a.dbias.defined() ? a.dbias.dtype : a.x.dtype;
@@ -67,6 +79,8 @@ LinearBackwardProblem check(const Context& context, const LinearBackward& a) {
   p.dx = operands.output_if_present("dx", a.dx, p.terms);
   p.dweight = operands.dweight_if_present(a.dweight, a.weight);
   p.dbias = operands.dbias_if_present(a.dbias);
+  p.dx_algorithm = a.dx_algorithm;
+  p.dweight_algorithm = a.dweight_algorithm;
   operands.check_overlaps();
   return p;
 }

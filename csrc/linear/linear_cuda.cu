@@ -109,7 +109,8 @@ void linear_forward(const Context& context, const LinearForwardProblem& p) {
                      .kept = matrix_of(p.z),
                      .bias = p.bias,
                      .bias_dtype = p.bias_dtype,
-                     .activation = p.activation});
+                     .activation = p.activation,
+                     .algorithm = p.algorithm});
 }
 
 void linear_backward(const Context& context, const LinearBackwardProblem& p) {
@@ -131,7 +132,8 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
                        .terms = p.cols,
                        .a = dz,
                        .b = p.weight,
-                       .out = matrix_of(p.dx)});
+                       .out = matrix_of(p.dx),
+                       .algorithm = p.dx_algorithm});
   }
   if (p.dweight.data == nullptr) return;
   Product dweight{.op = op,
@@ -141,7 +143,8 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
                   .terms = p.rows,
                   .a = dz.transposed(),
                   .b = matrix_of(p.x),
-                  .out = p.dweight};
+                  .out = p.dweight,
+                  .algorithm = p.dweight_algorithm};
   if (p.dweight.col_step != 1) {  // kept by columns: its transpose is what lies in rows
     dweight.rows = p.terms;
     dweight.cols = p.cols;

@@ -34,6 +34,7 @@ struct LinearForwardProblem {
   const void* bias;  // may be null
   Rows z;            // null where it is not wanted
   Rows y;
+  std::int64_t algorithm = kAnyAlgorithm;
 };
 
 struct LinearBackwardProblem {
@@ -50,6 +51,8 @@ struct LinearBackwardProblem {
   Rows dx;  // each of these may be null
   Matrix dweight;
   void* dbias;
+  std::int64_t dx_algorithm = kAnyAlgorithm;
+  std::int64_t dweight_algorithm = kAnyAlgorithm;
 };
 
 // Sizes are T rows, N columns of dy as terms, and K columns of z.

@@ -33,6 +33,7 @@ struct Product {
   const void* bias = nullptr;  // may be null
   DType bias_dtype{};
   std::optional<Pointwise> activation{};
+  std::int64_t algorithm = kAnyAlgorithm;  // of cuBLASLt, which is the engine then
 };
 
 std::string describe(const Product& p);
@@ -57,7 +58,8 @@ void with_narrow_dtype(DType dtype, Body&& body) {
   });
 }
 
-// By the first engine that takes it.
+// By the first engine that takes it, or by the algorithm that is asked for; throws where cuBLASLt
+// does not offer that.
 void multiply(const Context& context, const Product& p);
 
 // Hopper's engine (sm90/gemm.cuh). Why it does not take a product; null where it does.

@@ -30,6 +30,16 @@ constexpr auto engines() {
 }
 constexpr auto kEngines = engines();
 
+void multiply_by_algorithm(const Context& context, const Product& p) {
+  const char* const refusal = cublaslt_refusal(context, p);
+  check_value(refusal == nullptr, p.op, ": algorithm is ", p.algorithm,
+              ", expected another: ", refusal ? refusal : "");
+  if (log_dispatch()) {
+    log_line(concat(p.op, " ", describe(p), ": cublaslt runs by algorithm ", p.algorithm));
+  }
+  run_cublaslt(context, p);
+}
+
 }  // namespace
 
 std::string describe(const Product& p) {
@@ -38,6 +48,7 @@ std::string describe(const Product& p) {
 
 void multiply(const Context& context, const Product& p) {
   if (p.rows == 0 || p.cols == 0) return;
+  if (p.algorithm != kAnyAlgorithm) return multiply_by_algorithm(context, p);
   const std::size_t chosen = choose(
       p.op, kEngines, p, [&](const Engine<Product>& engine) { return engine.refusal(context, p); });
   kEngines[chosen].run(context, p);

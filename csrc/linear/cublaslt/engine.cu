@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "core/cuda/launch.cuh"
 #include "core/cuda/scratch.h"
@@ -117,12 +118,16 @@ std::uint32_t alignment_of(const void* data) {
   return address & (~address + 1);
 }
 
+// Algorithms of a product that may be asked for by their number.
+constexpr int kMostOffered = 16;
+
 // What an algorithm is chosen by.
 struct Key {
   int device;
   DType dtype;
   Columns left, right, out;
   bool left_is_transposed, right_is_transposed, has_bias;
+  int wanted;
   std::uint32_t left_alignment, right_alignment, out_alignment;
 
   auto operator<=>(const Key&) const = default;
@@ -137,6 +142,7 @@ Key key_of(const Context& context, const Product& p, const ColumnProduct& produc
           .left_is_transposed = product.left.is_transposed,
           .right_is_transposed = product.right.is_transposed,
           .has_bias = p.bias != nullptr,
+          .wanted = p.algorithm == kAnyAlgorithm ? 1 : kMostOffered,
           .left_alignment = alignment_of(product.left.data),
           .right_alignment = alignment_of(product.right.data),
           .out_alignment = alignment_of(product.out)};
@@ -172,31 +178,42 @@ struct Algorithm {
   std::size_t workspace_bytes;
 };
 
-// The first that cuBLASLt names, or nothing.
-std::optional<Algorithm> ask_for_algorithm(const Context& context, const Product& p,
-                                           const ColumnProduct& product, const Key& key) {
+// Those that cuBLASLt names, the one first that it takes for the fastest.
+std::vector<Algorithm> ask_for_algorithms(const Context& context, const Product& p,
+                                          const ColumnProduct& product, const Key& key) {
   const Description d(p, product);
   const Owned<MatmulPreference> preference = preference_of(context, p.op, key);
-  MatmulHeuristicResult result{};
+  std::array<MatmulHeuristicResult, kMostOffered> results{};
   int found = 0;
   const Status status = api()->matmul_algo_get_heuristic(
       handle_of(key.device), d.desc.get(), d.left.get(), d.right.get(), d.out.get(), d.out.get(),
-      preference.get(), 1, &result, &found);
-  if (status != Status::kSuccess || found == 0 || result.state != Status::kSuccess) return {};
-  return Algorithm{result.algo, result.workspace_size};
+      preference.get(), key.wanted, results.data(), &found);
+  std::vector<Algorithm> offered;
+  if (status != Status::kSuccess) return offered;
+  for (int i = 0; i < found; ++i) {
+    if (results[i].state == Status::kSuccess) {
+      offered.push_back({results[i].algo, results[i].workspace_size});
+    }
+  }
+  return offered;
 }
 
+// The one that is asked for, by default the first; nothing where it is not offered.
 std::optional<Algorithm> algorithm_of(const Context& context, const Product& p,
                                       const ColumnProduct& product) {
   constexpr std::size_t kMostKept = 1024;
   static std::mutex mutex;
-  static std::map<Key, std::optional<Algorithm>> kept;
+  static std::map<Key, std::vector<Algorithm>> kept;
   const Key key = key_of(context, p, product);
+  const auto number = static_cast<std::size_t>(std::max(p.algorithm, std::int64_t{0}));
   const std::lock_guard lock(mutex);
-  const auto found = kept.find(key);
-  if (found != kept.end()) return found->second;
-  if (kept.size() >= kMostKept) kept.clear();
-  return kept.emplace(key, ask_for_algorithm(context, p, product, key)).first->second;
+  auto found = kept.find(key);
+  if (found == kept.end()) {
+    if (kept.size() >= kMostKept) kept.clear();
+    found = kept.emplace(key, ask_for_algorithms(context, p, product, key)).first;
+  }
+  const std::vector<Algorithm>& offered = found->second;
+  return number < offered.size() ? std::optional(offered[number]) : std::nullopt;
 }
 
 // What cuBLASLt does of a product: its sum, to where the activation reads it.
@@ -279,7 +296,9 @@ const char* cublaslt_refusal(const Context& context, const Product& p) {
   const std::optional<ColumnProduct> product = column_product(sum);
   if (!product) return "elements of no row or column lie together";
   if (const char* refusal = refusal_of_bias(sum, *product)) return refusal;
-  return algorithm_of(context, sum, *product) ? nullptr : "cuBLASLt has no algorithm for it";
+  if (algorithm_of(context, sum, *product)) return nullptr;
+  return p.algorithm == kAnyAlgorithm ? "cuBLASLt has no algorithm for it"
+                                      : "cuBLASLt does not offer it for this product";
 }
 
 void run_cublaslt(const Context& context, const Product& p) {

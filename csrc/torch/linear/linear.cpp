@@ -66,6 +66,13 @@ struct PlainForward {
   }
 };
 
+// By an algorithm of cuBLASLt's.
+struct ForwardByAlgorithm : PlainForward {
+  static constexpr auto kFields =
+      std::tuple_cat(kOperands, std::tuple(integer("algorithm", &LinearForward::algorithm)));
+  static std::string name() { return "linear_algorithm_forward"; }
+};
+
 template <bool kSaves>
 struct ActForward {
   using Arguments = ForwardArguments;
@@ -122,6 +129,14 @@ struct Backward {
   }
 };
 
+struct BackwardByAlgorithm : Backward<false> {
+  static constexpr auto kFields =
+      std::tuple_cat(Backward<false>::kFields,
+                     std::tuple(integer("dx_algorithm", &LinearBackward::dx_algorithm),
+                                integer("dweight_algorithm", &LinearBackward::dweight_algorithm)));
+  static std::string name() { return "linear_algorithm_backward"; }
+};
+
 struct DactArguments : LinearDact {
   std::int64_t number;
   bool need_h;
@@ -147,8 +162,8 @@ struct Dact {
   }
 };
 
-using Ops = RawOps<PlainForward, Backward<false>, ActForward<true>, ActForward<false>,
-                   Backward<true>, Dact>;
+using Ops = RawOps<PlainForward, ForwardByAlgorithm, Backward<false>, BackwardByAlgorithm,
+                   ActForward<true>, ActForward<false>, Backward<true>, Dact>;
 
 }  // namespace
 

@@ -323,6 +323,37 @@ TEST_P(CublasLtProduct, repeats_bit_for_bit) {
   }
 }
 
+// Each that is offered; the first one beyond them is refused, and by itself none is missing.
+TEST_P(CublasLtProduct, runs_the_algorithm_that_is_asked_for) {
+  constexpr Sizes kSize{512, 1024, 768};
+  constexpr std::int64_t kMostOffered = 16;
+  const auto [rows, terms, cols] = kSize;
+  const Values a_values = random_normal(rows * terms, dtype());
+  const Values b_values = random_normal(terms * cols, dtype());
+  const TestTensor a(backend(), dtype(), rows, terms, a_values);
+  const TestTensor b(backend(), dtype(), terms, cols, b_values);
+  const Sums expected = product(rows, cols, terms, a_values, {terms, 1}, b_values, {1, cols});
+  const Context context = backend().context();
+  std::int64_t offered = 0;
+  for (;; ++offered) {
+    SCOPED_TRACE("algorithm " + std::to_string(offered));
+    TestTensor out(backend(), dtype(), rows, cols);
+    Product p = product_of(kSize, matrix_in(a), matrix_in(b), matrix_in(out));
+    p.algorithm = offered;
+    const char* const refusal = cuda::cublaslt_refusal(context, p);
+    if (refusal != nullptr) {
+      EXPECT_STREQ(refusal, "cuBLASLt does not offer it for this product");
+      EXPECT_THROW(cuda::multiply(context, p), Error);
+      EXPECT_TRUE(out.untouched());
+      break;
+    }
+    cuda::multiply(context, p);
+    expect_close(dtype(), out.values(), expected);
+  }
+  EXPECT_GE(offered, 1);
+  EXPECT_LE(offered, kMostOffered);
+}
+
 // A product that was never run before.
 TEST_P(CublasLtProduct, is_captured_in_a_graph) {
   constexpr Sizes kSize{48, 2056, 264};

@@ -219,6 +219,12 @@ TEST_P(LinearOp, says_what_does_not_fit) {
             "linear_act: activation is swiglu, expected one of a single tensor");
   EXPECT_EQ(error({.weight = weight.view(), .y = x.view()}).substr(0, 24),
             "linear: y has shape (4, ");
+  EXPECT_EQ(error({.weight = weight.view(), .algorithm = -2}),
+            "linear: algorithm is -2, expected a number of cuBLASLt's from 0 on, or -1 for any");
+  if (!is_on_cuda(backend())) {
+    EXPECT_EQ(error({.weight = weight.view(), .algorithm = 3}),
+              "linear: algorithm is 3, expected -1 (cuBLASLt's run on CUDA)");
+  }
   EXPECT_TRUE(y.untouched());
 }
 

@@ -20,7 +20,8 @@
 // rounded to the dtype of x before f, as if it were an op of its own. Aliasing: outputs overlap
 // neither inputs nor each other. On CUDA, products of 16-bit numbers whose rows are 16-byte aligned
 // are fast on Hopper, those of at most 16 rows from compute capability 8.0 on; all others run on a
-// kernel that takes everything and is not.
+// kernel that takes everything and is not. A product may be asked of cuBLASLt by the number of an
+// algorithm, from 0 on in the order in which it offers them; one that it does not offer is refused.
 #pragma once
 
 #include <optional>
@@ -32,6 +33,8 @@
 
 namespace transformer_kernels {
 
+inline constexpr std::int64_t kAnyAlgorithm = -1;
+
 struct LinearForward {
   TensorView x;
   TensorView weight;
@@ -39,6 +42,7 @@ struct LinearForward {
   std::optional<Pointwise> activation{};  // none of the gated ones
   TensorView z{};                         // optional: what the backward pass reads of f
   TensorView y;
+  std::int64_t algorithm = kAnyAlgorithm;  // of cuBLASLt
 };
 
 // Outputs are optional, each for itself.
@@ -51,6 +55,8 @@ struct LinearBackward {
   TensorView dx{};
   TensorView dweight{};
   TensorView dbias{};
+  std::int64_t dx_algorithm = kAnyAlgorithm;
+  std::int64_t dweight_algorithm = kAnyAlgorithm;
 };
 
 struct LinearDact {
