@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Timing both products of a linear layer, ours and PyTorch's, as it is called.
+"""Timing the products of a linear layer, ours, PyTorch's and cuBLASLt's, as it is called.
 
 >>> with tfk.tuning():
 ...     model(x).sum().backward()
@@ -10,29 +10,34 @@ of the user on this machine. The file that keeps the times is :func:`tune_file`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .ops.linear import _tuned
-from .ops.linear._tuned import Product, Times
+from .ops.linear import _routed, _tuned
+from .ops.linear._formula import as_rows
+from .ops.linear._tuned import OURS, TORCH, Product, Routed, Routes, Times
 
 ACTIVATION = "gelu_tanh"  # of products with one: what it is matters little for the choice
 PROVIDERS = ("torch", "ours")
 _SECONDS = 0.1
+_ROUTES = (OURS, TORCH, *range(16))  # of one product; so many algorithms cuBLASLt is asked for
+_ROUTE_SAMPLES = 5
 
 
 @contextmanager
 def tuning() -> Iterator[None]:
     """Inside, each product of a linear layer that was not timed yet is timed when it is called.
 
-    Both products run some tens of times, with gradients where the call has some; no tensor of the
-    caller is changed, and no random number drawn. Not timed are calls in graphs, under transforms
-    and while a CUDA graph is captured, and products that only PyTorch has here.
+    Both products run some tens of times, with gradients where the call has some, and on CUDA up to
+    16 of cuBLASLt's algorithms for each product of a plain layer, which takes seconds. No tensor of
+    the caller is changed, and no random number drawn. Not timed are calls in graphs, under
+    transforms and while a CUDA graph is captured, and products that only PyTorch has here.
     """
     before = _tuned.measure()
     _tuned.measure_with(measure)
@@ -57,14 +62,11 @@ def measure(x: Tensor, weight: Tensor, product: Product, seconds: float = _SECON
 
     They are the 10th percentiles: what other programs take of the machine is not the product's.
     """
-    from .profile.timing import measure as timings  # and with it the benchmark
-
     wanted = product.gradients.split()
     inputs = tuple(
         tensor.detach().requires_grad_(name in wanted)
         for name, tensor in (("x", x), ("weight", weight), ("bias", x.new_zeros(len(weight))))
     )
-    calls = {who: _call(who, product.activated, wanted) for who in PROVIDERS}
     # The identity keeps hooks of the caller, such as those of checkpoints, from what is timed; the
     # benchmark fills tensors with random numbers.
     with (
@@ -72,17 +74,71 @@ def measure(x: Tensor, weight: Tensor, product: Product, seconds: float = _SECON
         torch.autocast(x.device.type, enabled=False),
         torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
     ):
-        found = timings(
-            "tune", calls, (inputs, {}), x.device, None, None, seconds, "graph", as_bench=True
-        )
-    return Times(**{who: round(found[who].p10, 2) for who in PROVIDERS})
+        may_route = x.is_cuda and not product.activated
+        routes = _fastest_routes(inputs, wanted, seconds) if may_route else None
+        calls = {who: _call(who, product.activated, wanted) for who in PROVIDERS}
+        if routes is not None:
+            calls["routed"] = _call(routes, product.activated, wanted)
+        found = _timed(calls, inputs, seconds)
+    routed = None if routes is None else Routed(found["routed"], routes)
+    return Times(found["ours"], found["torch"], routed)
+
+
+def _timed(
+    calls: Mapping[str, Callable[..., Any]], inputs: tuple[Tensor, ...], seconds: float,
+    samples: int | None = None,
+) -> dict[str, float]:  # fmt: skip
+    from .profile.timing import measure as timings  # and with it the benchmark
+
+    device = inputs[0].device
+    found = timings(
+        "tune", calls, (inputs, {}), device, None, samples, seconds, "graph", as_bench=True
+    )
+    return {name: round(timing.p10, 2) for name, timing in found.items()}
+
+
+def _fastest_routes(
+    inputs: tuple[Tensor, ...], wanted: list[str], seconds: float
+) -> Routes | None:  # fmt: skip
+    """Of each product for itself; None where that gives nothing new."""
+    x, weight, bias = (tensor.detach() for tensor in inputs)
+    x = as_rows(x)
+    dy = x.new_empty(len(x), len(weight)).normal_()
+    products: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
+    products = {"y": (_routed.y_by, (x, weight, bias))}
+    if "x" in wanted:
+        products["dx"] = (_routed.dx_by, (dy, x, weight))
+    if "weight" in wanted:
+        products["dweight"] = (_routed.dweight_by, (dy, x, weight))
+    with torch.no_grad():
+        found = {name: _fastest_route(*of, seconds) for name, of in products.items()}
+    return None if set(found.values()) in ({OURS}, {TORCH}) else Routes(**found)
+
+
+def _fastest_route(
+    run: Callable[..., Tensor], inputs: tuple[Tensor, ...], seconds: float
+) -> int:  # fmt: skip
+    calls = {str(route): partial(run, route) for route in _ROUTES if _runs(run, route, inputs)}
+    found = _timed(calls, inputs, seconds, _ROUTE_SAMPLES)
+    return int(min(found, key=lambda route: found[route]))
+
+
+def _runs(run: Callable[..., Tensor], route: int, inputs: tuple[Tensor, ...]) -> bool:
+    """cuBLASLt offers fewer algorithms than were asked for, or one that refuses the call."""
+    try:
+        run(route, *inputs)
+    except RuntimeError:
+        if route < 0:
+            raise
+        return False
+    return True
 
 
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _call(who: str, activated: bool, wanted: list[str]) -> Callable[..., Any]:
+def _call(who: str | Routes, activated: bool, wanted: list[str]) -> Callable[..., Any]:
     from .functional import linear, linear_act
 
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Any:

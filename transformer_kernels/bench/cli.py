@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(required=True, metavar="command")
     _add_bench(subparsers.add_parser("bench", help="measure ops against their rivals"))
     _add_tune(
-        subparsers.add_parser("tune", help="time both products of linear layers on this machine")
+        subparsers.add_parser("tune", help="time the products of linear layers on this machine")
     )
     _add_levels(subparsers.add_parser("levels", help="one transformer block in five levels"))
 

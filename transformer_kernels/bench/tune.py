@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels tune`: times both products of linear layers and keeps which is faster."""
+"""`transformer-kernels tune`: times the products of linear layers and keeps which is fastest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from transformer_kernels.tune import measure
 OPS = ("linear", "linear_act")
 PASSES = ("forward", "both")
 _TITLE = "PRODUCTS OF LINEAR LAYERS"
-_HEADINGS = [("Product", 40), ("PyTorch", 9), ("Ours", 9), ("chosen", 7), ("by rules", 8)]
+_HEADINGS = [
+    ("Product", 40), ("PyTorch", 9), ("Ours", 9), ("by routes", 9), ("chosen", 28), ("by rules", 8),
+]  # fmt: skip
+_SUBTITLE = "microseconds per call; numbers of routes are cuBLASLt's algorithms"
 _WORDS = {"ours": "Ours", "torch": "PyTorch"}
 
 
@@ -96,7 +99,7 @@ def _label(product: _tuned.Product) -> str:
 
 def render(lines: Sequence[Line]) -> str:
     body = [[*_cells(line.product, line.times), _WORDS[line.by_rules]] for line in lines]
-    return table.box(_TITLE, "microseconds per call", _HEADINGS, body)
+    return table.box(_TITLE, _SUBTITLE, _HEADINGS, body)
 
 
 def render_kept(device: torch.device) -> str:
@@ -108,9 +111,11 @@ def render_kept(device: torch.device) -> str:
         if (product.device, product.threads) == (name, threads)
     ]
     on = f"{name}, {threads} threads" if threads else name
-    return table.box(_TITLE, f"microseconds per call; {on}", _HEADINGS[:-1], kept)
+    return table.box(_TITLE, f"{_SUBTITLE}; {on}", _HEADINGS[:-1], kept)
 
 
 def _cells(product: _tuned.Product, times: _tuned.Times) -> list[str]:
-    figures = [f"{times.torch:.1f}", f"{times.ours:.1f}"]
-    return [_label(product), *figures, _WORDS[times.fastest]]
+    figures = [f"{us:.1f}" for us in (times.torch, times.ours)]
+    figures.append("-" if times.routed is None else f"{times.routed.us:.1f}")
+    words = _WORDS if times.routed is None else {**_WORDS, "routed": str(times.routed.routes)}
+    return [_label(product), *figures, words[times.fastest]]

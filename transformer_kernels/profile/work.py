@@ -33,6 +33,7 @@ _RECORDED = ("Input Dims", "Input type", "Concrete Inputs")
 _PASSES = {"forward": "forward", "inference": "forward", "backward": "backward"}
 # Raw ops that no declaration has: the operand whose rows are multiplied, and with what.
 _UNDECLARED_PRODUCTS = {
+    "linear_algorithm_forward": ("x", ["weight"]),
     "linear_dact": ("dy", ["weight"]),
     "linear_dgated": ("dy", ["weight"]),
     "gated_linear_forward": ("x", ["weight", "up_weight"]),

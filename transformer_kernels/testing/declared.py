@@ -55,6 +55,7 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     **graph.OWN,
     "linear": {"combinations": linear.combinations},
+    "routed_linear": {"combinations": linear.routed_combinations, "bad": linear.BAD},
     "linear_act": {"combinations": linear.act_combinations, "bad": linear.BAD},
     "mlp": {"combinations": linear.mlp_combinations, "bad": linear.BAD},
     "gated_mlp": {"combinations": linear.gated_mlp_combinations, "bad": linear.BAD},

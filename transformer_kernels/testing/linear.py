@@ -12,7 +12,11 @@ from .inputs import randn
 
 _ROWS, _TERMS, _COLS, _DOWN = (2, 3), 8, 5, 7
 
-BAD = {"activation": {"below": -1, "above": 99}, "recompute": {"below": -1, "above": 3}}
+BAD = {
+    "activation": {"below": -1, "above": 99},
+    "recompute": {"below": -1, "above": 3},
+    **{name: {"below": -3} for name in ("y_route", "dx_route", "dweight_route")},
+}
 
 
 def combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
@@ -30,6 +34,13 @@ def combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
 def act_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
     for number, given in enumerate(combinations(device)):
         yield given | {"activation": number}
+
+
+def routed_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """Ours, PyTorch's and an algorithm of cuBLASLt's for each product."""
+    for number, given in enumerate(combinations(device)):
+        names = ("y_route", "dx_route", "dweight_route")
+        yield given | {name: (number + i) % 3 - 2 for i, name in enumerate(names)}
 
 
 def mlp_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which product runs where both were timed: what is timed, kept, and read again."""
+"""Which product runs where they were timed: what is timed, kept, and read again."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional as in_torch
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tfk
 from transformer_kernels import tune
-from transformer_kernels.ops.linear import _choice, _tuned
-from transformer_kernels.ops.linear._tuned import Product, Times
+from transformer_kernels.ops.linear import _choice, _routed, _tuned
+from transformer_kernels.ops.linear._tuned import Product, Routed, Routes, Times
 from transformer_kernels.testing.inputs import randn
+from transformer_kernels.testing.passes import both_passes
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 F = tfk.functional
 
 OURS, TORCH = Times(ours=1.0, torch=2.0), Times(ours=2.0, torch=1.0)
+ROUTES = Routes(y=3, dx=_tuned.TORCH, dweight=_tuned.OURS)
+ROUTED = Times(ours=2.0, torch=3.0, routed=Routed(1.0, ROUTES))
 NOT_READ = "tune.json is not read"
 
 
@@ -68,14 +72,17 @@ def _keep(x: Tensor, weight: Tensor, times: Times) -> None:
 
 
 def _chosen(x: Tensor, weight: Tensor, **how: Any) -> str:
-    return "ours" if _choice.refusal("linear", x, weight, **how) is None else "torch"
+    reason, routes = _choice.choose("linear", x, weight, **how)
+    if reason is not None:
+        return "torch"
+    return "ours" if routes is None else "routed"
 
 
 # ---- the choice ---------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("file")
-@pytest.mark.parametrize("times", [OURS, TORCH], ids=["ours", "torch"])
+@pytest.mark.parametrize("times", [OURS, TORCH, ROUTED], ids=["ours", "torch", "routed"])
 def test_what_was_faster_runs(times: Times) -> None:
     x, weight = _operands()
     assert _chosen(x, weight) == "torch"  # by rules: the product is small
@@ -83,6 +90,40 @@ def test_what_was_faster_runs(times: Times) -> None:
     assert _chosen(x, weight) == times.fastest
     _tuned.table.cache_clear()  # as another process
     assert _chosen(x, weight) == times.fastest
+
+
+@pytest.mark.usefixtures("file")
+def test_a_layer_runs_by_the_routes_that_were_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = (t.requires_grad_() for t in _operands())
+    bias = randn((16,), torch.float32).requires_grad_()
+    _keep(x, weight, ROUTED)
+    _tuned.table.cache_clear()  # as another process
+    assert _choice.choose("linear", x, weight).routes == ROUTES
+    ran = []
+
+    def routed(*arguments: Any) -> Any:
+        ran.append(arguments[3:])
+        return _routed.call(*arguments)
+
+    monkeypatch.setattr("transformer_kernels.ops.linear.linear._routed_call", routed)
+    dy = randn((40, 16), torch.float32)
+    # The CPU has none of cuBLASLt's algorithms: ours runs in the place of one.
+    found = both_passes(F.linear, (x, weight, bias), dy)
+    assert ran == [ROUTES]
+    for a, b in zip(found, both_passes(in_torch.linear, (x, weight, bias), dy), strict=True):
+        torch.testing.assert_close(a, b)
+    for y in (_tuned.TORCH, 3):
+        _keep(x, weight, ROUTED._replace(routed=Routed(1.0, ROUTES._replace(y=y))))
+        with pytest.raises(ValueError, match="linear: bias has 15 elements, expected 16"):
+            F.linear(x, weight, bias[:15])
+
+
+@pytest.mark.parametrize(
+    ("us", "fastest"), [(0.9, "routed"), (1.0, "ours"), (1.1, "ours")], ids=str
+)
+def test_routes_have_to_be_faster_than_both(us: float, fastest: str) -> None:
+    assert OURS._replace(routed=Routed(us, ROUTES)).fastest == fastest
+    assert str(ROUTES) == "y 3, dx torch, dweight ours"
 
 
 @pytest.mark.usefixtures("file")
@@ -197,21 +238,48 @@ def test_timing_changes_nothing_of_the_caller(device: str, dtype: torch.dtype, f
 
 
 @pytest.mark.usefixtures("file")
-@pytest.mark.parametrize("who", tune.PROVIDERS)
-def test_who_is_timed_runs(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both calls are of the same product; that of ours alone reaches our kernel."""
+@pytest.mark.parametrize("who", [*tune.PROVIDERS, ROUTES], ids=str)
+def test_who_is_timed_runs(who: str | Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls are of the same product; that of PyTorch's reaches no kernel of ours."""
     reached = []
-    call = _choice.refusal
 
-    def refusal(*args: Any, **kwargs: Any) -> str | None:
-        reached.append(call(*args, **kwargs))
+    def choose(*args: Any, **kwargs: Any) -> _choice.Choice:
+        reached.append(_choice.choose(*args, **kwargs))
         return reached[-1]
 
-    monkeypatch.setattr("transformer_kernels.ops.linear.linear.refusal", refusal)
+    monkeypatch.setattr("transformer_kernels.ops.linear.linear.choose", choose)
     x, weight = _operands()
     y = tune._call(who, False, [])(x, weight, torch.zeros(16))
-    assert [reason is None for reason in reached] == [who == "ours"]
+    ((reason, routes),) = reached
+    assert (reason is None, routes) == (who != "torch", who if who == ROUTES else None)
     torch.testing.assert_close(y, x @ weight.t())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fastest", "expected"),
+    [
+        ([], {"y": -2}, None),  # PyTorch's for all of it is timed already
+        (["x"], {"y": -1, "dx": -1}, None),
+        (["x"], {"y": -1, "dx": -2}, Routes(dx=-2)),
+        (["x", "weight"], {"y": -2, "dx": -1, "dweight": -2}, Routes(-2, -1, -2)),
+    ],
+    ids=["torch", "ours", "dx", "all"],
+)
+def test_the_fastest_route_of_each_product(
+    wanted: list[str], fastest: dict[str, int], expected: Routes | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    quickest = iter(fastest.values())
+
+    def timed(calls: dict[str, Any], *_: Any) -> dict[str, float]:
+        assert set(calls) == {"-1", "-2"}  # algorithms that are not offered are not timed
+        chosen = str(next(quickest))
+        return {name: 1.0 if name == chosen else 2.0 for name in calls}
+
+    monkeypatch.setattr(tune, "_timed", timed)
+    found = tune._fastest_routes((*_operands(), torch.zeros(16)), wanted, 0.0)
+    assert found == expected
+    assert list(quickest) == []
 
 
 # ---- the file -----------------------------------------------------------------------------------
@@ -219,7 +287,7 @@ def test_who_is_timed_runs(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _record(**changes: Any) -> dict[str, Any]:
     product = _choice.product_of(*_operands())._replace(**changes)
-    return {"versions": _tuned._VERSIONS, "product": product._asdict(), "us": OURS._asdict()}
+    return _tuned._record(product, OURS)
 
 
 def _write(path: Path, content: Any) -> None:
@@ -241,7 +309,16 @@ _BROKEN: dict[str, Callable[[], Any]] = {
     "a field of lists": lambda: {**_GOOD, "records": [_record(rows=[40])]},
     "a time of text": lambda: {**_GOOD, "records": [{**_record(), "us": {"ours": "", "torch": 1}}]},
     "a time of 0": lambda: {**_GOOD, "records": [{**_record(), "us": {"ours": 0, "torch": 1}}]},
+    "routes of 0 us": lambda: _of_routes(us=0.0),
+    "routes without a time": lambda: _of_routes(us=None),
+    "a route of text": lambda: _of_routes(dx="ours"),
+    "a route that is none": lambda: _of_routes(dweight=-3),
+    "an unknown route": lambda: _of_routes(cat=1),
 }  # fmt: skip
+
+
+def _of_routes(us: Any = 1.0, **routes: Any) -> dict[str, Any]:
+    return {**_GOOD, "records": [{**_record(), "routed": {"us": us, "routes": routes}}]}
 
 
 @pytest.mark.parametrize("content", _BROKEN.values(), ids=_BROKEN)
@@ -253,6 +330,17 @@ def test_a_corrupt_file_is_said_and_replaced(content: Callable[[], Any], file: P
     _keep(x, weight, OURS)
     _forget_what_was_read()
     assert _chosen(x, weight) == "ours"
+
+
+def test_a_file_from_before_there_were_routes(file: Path) -> None:
+    assert "routed" not in _record()
+    _write(file, {**_GOOD, "records": [_record()]})
+    x, weight = _operands()
+    assert _chosen(x, weight) == "ours"
+    _keep(x, weight, ROUTED)
+    (record,) = json.loads(file.read_text())["records"]
+    assert record["us"] == {"ours": 2.0, "torch": 3.0}
+    assert record["routed"] == {"us": 1.0, "routes": ROUTES._asdict()}
 
 
 def test_a_file_that_is_a_folder(file: Path) -> None:

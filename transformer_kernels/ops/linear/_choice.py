@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Which product a linear layer runs: ours, of operands in order ("packed"), or PyTorch's.
+"""Which product a linear layer runs: ours, of operands in order ("packed"), or PyTorch's; or who
+runs each of its products (:mod:`._routed`).
 
 What was timed on this machine decides (:mod:`._tuned`). Else the choice is tables of what speaks
 against ours, in the order in which it is asked; measured, see
@@ -34,6 +35,11 @@ _MOST_NUMBERS_ON_HOPPER, _MOST_ROWS_BY_COLUMNS = 2**24, 4  # of few rows
 _TILES = ((128, 192), (128, 128))  # of csrc/linear/sm90
 _LEAST_SHARE = 0.85  # of the processors' time that tiles have to fill
 _ALIGNMENT = 16  # bytes
+
+
+class Choice(NamedTuple):
+    reason: str | None  # why PyTorch's product runs; None where ours does
+    routes: _tuned.Routes | None = None  # of products that are not all ours
 
 
 class Refusal(NamedTuple):
@@ -257,7 +263,7 @@ def product_of(x: Tensor, weight: Tensor, *, activated: bool = False) -> _tuned.
 
 
 def _times(x: Tensor, weight: Tensor, activated: bool) -> _tuned.Times | None:
-    """What both products took here, where that is known or is to be found out."""
+    """What the products took here, where that is known or is to be found out."""
     if not _tuned.is_asked() or x.dim() == 0 or weight.dim() != 2:
         return None
     product = product_of(x, weight, activated=activated)
@@ -280,13 +286,25 @@ def refusal(
     op: str,
     x: Tensor,
     weight: Tensor,
+    *others: Tensor | None,
+    activated: bool = False,
+    by_rules: bool = False,
+) -> str | None:
+    """Why PyTorch's product runs; None where ours does. Takes what :func:`choose` does."""
+    return choose(op, x, weight, *others, activated=activated, by_rules=by_rules).reason
+
+
+def choose(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
     down_weight: Tensor | None = None,
     up_weight: Tensor | None = None,
     *,
     activated: bool = False,
     by_rules: bool = False,
-) -> str | None:
-    """Why PyTorch's product runs; None where ours does.
+) -> Choice:
+    """Who runs.
 
     Args:
         down_weight: of a layer behind.
@@ -295,16 +313,23 @@ def refusal(
         by_rules: whether what was timed is left aside, since products of other sizes will run.
     """
     reason = why_not(x, weight, down_weight, up_weight, activated=activated)
-    if reason is None and _tuned.forced() is not None:
-        return None if _tuned.forced() == "ours" else "it is being timed"
+    forced = _tuned.forced()
+    if reason is None and forced is not None:
+        routes = forced if isinstance(forced, _tuned.Routes) else None
+        return Choice("it is being timed" if forced == "torch" else None, routes)
+    found = Choice(reason)
     if reason is None:
         times = None if by_rules else _times(x, weight, activated)
-        if times is None:
-            reason = why_slower(x, weight)
-        elif times.fastest == "ours":
-            log_dispatch(f"{op}: packed runs: it took {times}")
-        else:
-            reason = f"it took {times}"
-    if reason is not None:
-        log_dispatch(f"{op}: packed refused: {reason}; PyTorch's product runs")
-    return reason
+        found = Choice(why_slower(x, weight)) if times is None else _by_times(op, times)
+    if found.reason is not None:
+        log_dispatch(f"{op}: packed refused: {found.reason}; PyTorch's product runs")
+    return found
+
+
+def _by_times(op: str, times: _tuned.Times) -> Choice:
+    if times.fastest == "torch":
+        return Choice(f"it took {times}")
+    log_dispatch(f"{op}: packed runs: it took {times}")
+    if times.routed is None or times.fastest != "routed":
+        return Choice(None)
+    return Choice(None, times.routed.routes)

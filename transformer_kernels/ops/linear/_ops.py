@@ -17,23 +17,23 @@ from ..pointwise.table import ACTIVATIONS
 from . import _formula
 from ._arguments import Bias, check_activation, empty_like_weight
 
-_OPERANDS = (Rows("x"), Table("weight", of="x"), Bias("bias"))
+OPERANDS = (Rows("x"), Table("weight", of="x"), Bias("bias"))
 
 
-def _shape_of_y(given: Given) -> Size:
+def shape_of_y(given: Given) -> Size:
     return Size((*given["x"].shape[:-1], given["weight"].shape[0]))
 
 
 def _empty_z(given: Given) -> Tensor:
     x: Tensor = given["x"]
-    return x.new_empty(_shape_of_y(given))
+    return x.new_empty(shape_of_y(given))
 
 
 def _z(given: Given) -> Tensor:
     return _formula.linear(given["x"], given["weight"], given["bias"])
 
 
-def _like_weight(given: Given) -> Tensor:
+def like_weight(given: Given) -> Tensor:
     return empty_like_weight(given["weight"])
 
 
@@ -50,12 +50,12 @@ def _triton(name: str) -> Kernels:
 
 LINEAR = declare(
     "linear",
-    arguments=_OPERANDS,
-    results=(Result("y", shape=_shape_of_y),),
+    arguments=OPERANDS,
+    results=(Result("y", shape=shape_of_y),),
     backward="(dy, x, weight, bias, need_dx, need_dweight, need_dbias) -> dx, dweight, dbias",
     formula=_formula.linear,
     gradient=_formula.linear_gradient,
-    memory={"dweight": _like_weight},
+    memory={"dweight": like_weight},
     triton=partial(_triton, "LINEAR"),
     replaces=(F.linear, nn.Linear),
     text="x @ weight.T + bias",
@@ -63,8 +63,8 @@ LINEAR = declare(
 
 LINEAR_ACT = declare(
     "linear_act",
-    arguments=(*_OPERANDS, Integer("activation")),
-    results=(Result("y", shape=_shape_of_y), Result("z", shape=_shape_of_y, saved=True)),
+    arguments=(*OPERANDS, Integer("activation")),
+    results=(Result("y", shape=shape_of_y), Result("z", shape=shape_of_y, saved=True)),
     backward=(
         "(dy, x, weight, bias, z, activation, need_dx, need_dweight, need_dbias)"
         " -> dx, dweight, dbias"
@@ -73,7 +73,7 @@ LINEAR_ACT = declare(
     statistics=_z,
     gradient=_formula.linear_act_gradient,
     check=_check,
-    memory={"z": _empty_z, "dweight": _like_weight},
+    memory={"z": _empty_z, "dweight": like_weight},
     triton=partial(_triton, "LINEAR_ACT"),
     text="act(x @ weight.T + bias)",
 )

@@ -3,7 +3,8 @@
 
 Nothing is timed unless it is asked for: by ``transformer-kernels tune``, by
 :func:`transformer_kernels.tuning`, or by ``TFK_TUNE=1``. What was timed decides, from then on and
-in every process of the user, between our product and PyTorch's; ``TFK_TUNE=0`` has rules decide.
+in every process of the user, between our product, PyTorch's, and on CUDA for each product of a
+layer the fastest of these and of cuBLASLt's algorithms; ``TFK_TUNE=0`` has rules decide.
 """
 
 from __future__ import annotations
@@ -46,18 +47,47 @@ class Product(NamedTuple):
     gradients: str  # that are wanted: "", "x", "weight" or "x weight"
 
 
+# Who runs one product: these, or the number of one of cuBLASLt's algorithms.
+OURS, TORCH = -1, -2
+_ROUTE_WORDS = {OURS: "ours", TORCH: "torch"}
+
+
+class Routes(NamedTuple):
+    """Who runs each product of a layer."""
+
+    y: int = OURS
+    dx: int = OURS
+    dweight: int = OURS
+
+    def __str__(self) -> str:
+        named = self._asdict().items()
+        return ", ".join(f"{name} {_ROUTE_WORDS.get(route, route)}" for name, route in named)
+
+
+class Routed(NamedTuple):
+    """Microseconds of a call whose products have routes of their own."""
+
+    us: float
+    routes: Routes
+
+
 class Times(NamedTuple):
     """Of a call, gradients included, in microseconds."""
 
     ours: float
     torch: float
+    routed: Routed | None = None
 
     @property
     def fastest(self) -> str:
+        """``"ours"``, ``"torch"`` or ``"routed"``."""
+        if self.routed is not None and self.routed.us < min(self.ours, self.torch):
+            return "routed"
         return "ours" if self.ours <= self.torch else "torch"
 
     def __str__(self) -> str:
-        return f"{self.ours:.1f} us here, PyTorch's {self.torch:.1f}"
+        alone = f"{self.ours:.1f} us here, PyTorch's {self.torch:.1f}"
+        return alone if self.routed is None else f"{alone}, by routes {self.routed.us:.1f}"
 
 
 @functools.cache
@@ -89,9 +119,33 @@ _VERSIONS = {"package": __version__, "torch": torch.__version__}
 def _times(record: dict[str, Any]) -> tuple[Product, Times]:
     dict(record["versions"])
     product, times = Product(**record["product"]), Times(**record["us"])
-    if not all(isinstance(t, (int, float)) and 0 < t < math.inf for t in times):
-        raise ValueError(f"a time is {tuple(times)}, expected microseconds")
-    return product, times
+    routed = _routed(record.get("routed"))
+    found = (times.ours, times.torch, *(() if routed is None else (routed.us,)))
+    if not all(isinstance(t, (int, float)) and 0 < t < math.inf for t in found):
+        raise ValueError(f"a time is {found}, expected microseconds")
+    return product, times._replace(routed=routed)
+
+
+def _routed(record: dict[str, Any] | None) -> Routed | None:
+    """None in what was written before there were routes."""
+    if record is None:
+        return None
+    routes = Routes(**record["routes"])
+    if not all(type(route) is int and route >= TORCH for route in routes):
+        raise ValueError(f"routes are {tuple(routes)}, expected integers of {TORCH} and more")
+    return Routed(record["us"], routes)
+
+
+def _record(product: Product, times: Times) -> dict[str, Any]:
+    found = {
+        "versions": _VERSIONS,
+        "product": product._asdict(),
+        "us": {"ours": times.ours, "torch": times.torch},
+    }
+    if times.routed is not None:
+        us, routes = times.routed
+        found["routed"] = {"us": us, "routes": routes._asdict()}
+    return found
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -139,9 +193,7 @@ class Table:
 
     def keep(self, product: Product, times: Times) -> None:
         self.times[product] = times
-        new = {
-            "versions": _VERSIONS, "product": product._asdict(), "us": times._asdict(),
-        }  # fmt: skip
+        new = _record(product, times)
         same = ("versions", "product")
         others = [old for old in _read(self._path) if any(old[key] != new[key] for key in same)]
         _write(self._path, [*others, new])
@@ -159,7 +211,7 @@ Measure = Callable[[Tensor, Tensor, Product], Times]  # of x and weight
 
 class _Asked:
     measure: Measure | None = None  # takes the times of products that are not in the table
-    forced: str | None = None  # who multiplies while times are taken
+    forced: str | Routes | None = None  # who multiplies while times are taken
 
 
 @functools.cache
@@ -176,7 +228,7 @@ def measure_with(measure: Measure | None) -> None:
 
 
 @contextmanager
-def forcing(who: str) -> Iterator[None]:
+def forcing(who: str | Routes) -> Iterator[None]:
     before, _Asked.forced = _Asked.forced, who
     try:
         yield
@@ -184,7 +236,7 @@ def forcing(who: str) -> Iterator[None]:
         _Asked.forced = before
 
 
-def forced() -> str | None:
+def forced() -> str | Routes | None:
     return _Asked.forced
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError
+from ..._library import log_dispatch
 from .._declare import Op
 from .._dtype import under_autocast
 from .._public import overridable
@@ -17,9 +18,10 @@ from ..pointwise._ops import GATED, PLAIN
 from ..pointwise.table import ACTIVATIONS
 from . import _formula, _onednn
 from ._as_one import as_level, call_as_one
-from ._choice import refusal
+from ._choice import choose, refusal
 from ._mlp_ops import GATED_MLP, MLP
 from ._ops import LINEAR, LINEAR_ACT
+from ._routed import call as _routed_call
 
 NUMBERS = {row.name: number for number, row in enumerate(ACTIVATIONS)}
 GATED_NUMBERS = {name: number for number, name in enumerate(GATED)}
@@ -68,7 +70,8 @@ def linear(
         weight: (N, K), of ``input``'s dtype and any strides: one kept as (K, N), as Hugging Face's
             ``Conv1D`` does, is given as ``weight.t()`` and read where it lies.
         bias: (N,), of ``input``'s dtype or float32.
-        backend: ``"auto"`` is ours or PyTorch's product, whichever was measured to be faster;
+        backend: ``"auto"`` is ours or PyTorch's product, or on CUDA cuBLASLt's, whichever was
+            measured to be faster;
             ``"cpu"`` and ``"cuda"`` ours, ``"triton"`` ours in Triton, ``"reference"`` PyTorch's.
             ``"fpga"`` multiplies in int8 on the array that :mod:`transformer_kernels.fpga` tells
             of, without gradients.
@@ -81,8 +84,13 @@ def linear(
     """
     if backend == "fpga":
         return on_array(input, weight, bias)
-    if backend == "auto" and refusal("linear", input, weight) is not None:
-        return _torch_product(LINEAR, input, weight, bias)
+    if backend == "auto":
+        reason, routes = choose("linear", input, weight)
+        if reason is not None:
+            return _torch_product(LINEAR, input, weight, bias)
+        if routes is not None:
+            log_dispatch(f"linear: products run by routes: {routes} (numbers are cuBLASLt's)")
+            return cast(Tensor, _routed_call(*_as_multiplied(input, weight, bias), *routes))
     return _call(*_as_multiplied(input, weight, bias), backend)
 
 

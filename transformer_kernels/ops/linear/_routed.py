@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""A linear layer on CUDA each of whose products has a route of its own.
+
+A route is the number of one of cuBLASLt's algorithms, from 0 on as it offers them, or ``OURS`` or
+``TORCH``. The raw ops here refuse an algorithm that is not offered; the layer runs ours there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._errors import ArgumentValueError, translate
+from ..._library import direct, log_dispatch, raw_op
+from .._declare import Kernels, declare, gradients_of
+from .._declare_arguments import Given, Integer, Result
+from .._declare_call import make_call
+from . import _formula
+from ._arguments import empty_like_weight
+from ._formula import as_rows
+from ._ops import LINEAR, OPERANDS, like_weight, shape_of_y
+from ._tuned import OURS, TORCH
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+_OP = "linear"
+
+
+# ---- raw ops ------------------------------------------------------------------------------------
+
+
+def _forward_formula(
+    x: Tensor, weight: Tensor, bias: Tensor | None, algorithm: int  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    return _formula.linear(x, weight, bias)
+
+
+def _fake_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, algorithm: int  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _backward_formula(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_dx: bool, need_dweight: bool,
+    need_dbias: bool, dx_algorithm: int, dweight_algorithm: int,  # noqa: ARG001
+) -> Gradients:  # fmt: skip
+    return _formula.linear_gradient(dy, x, weight, bias, need_dx, need_dweight, need_dbias)
+
+
+def _fake_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,  # noqa: ARG001
+    need_dx: bool, need_dweight: bool, need_dbias: bool,
+    dx_algorithm: int, dweight_algorithm: int,  # noqa: ARG001
+) -> Gradients:  # fmt: skip
+    return (
+        x.new_empty(x.shape if need_dx else 0),
+        empty_like_weight(weight) if need_dweight else x.new_empty(0),
+        x.new_empty(0) if bias is None or not need_dbias else bias.new_empty(bias.shape),
+    )
+
+
+ALGORITHM_FORWARD = raw_op(
+    "linear_algorithm_forward(Tensor x, Tensor weight, Tensor? bias, int algorithm) -> Tensor y",
+    reference=_forward_formula,
+    fake=_fake_forward,
+)
+ALGORITHM_BACKWARD = raw_op(
+    "linear_algorithm_backward(Tensor dy, Tensor x, Tensor weight, Tensor? bias, bool need_dx,"
+    " bool need_dweight, bool need_dbias, int dx_algorithm, int dweight_algorithm)"
+    " -> (Tensor dx, Tensor dweight, Tensor dbias)",
+    reference=_backward_formula,
+    fake=_fake_backward,
+)
+
+_ours, _our_gradients = direct(LINEAR.raw.forward), direct(LINEAR.raw.backward)
+_by_algorithm = direct(ALGORITHM_FORWARD)
+_gradients_by_algorithm = direct(ALGORITHM_BACKWARD)
+
+
+# ---- products by their routes -------------------------------------------------------------------
+
+
+def y_by(route: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Raises where cuBLASLt does not offer the algorithm."""
+    if route == TORCH:
+        return _formula.linear(x, weight, bias)
+    y: Tensor = _ours(x, weight, bias) if route == OURS else _by_algorithm(x, weight, bias, route)
+    return y
+
+
+def dx_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Raises where cuBLASLt does not offer the algorithm."""
+    if route == TORCH:
+        return dy @ weight
+    dx: Tensor = _gradients(dy, x, weight, None, (True, False, False), (route, OURS))[0]
+    return dx
+
+
+def dweight_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Raises where cuBLASLt does not offer the algorithm."""
+    if route == TORCH:
+        return torch.mm(as_rows(dy).t(), as_rows(x), out=empty_like_weight(weight))
+    dweight: Tensor = _gradients(dy, x, weight, None, (False, True, False), (OURS, route))[1]
+    return dweight
+
+
+def _gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needs: tuple[bool, bool, bool],
+    routes: tuple[int, int],
+) -> Any:  # fmt: skip
+    if max(routes) == OURS:
+        return _our_gradients(dy, x, weight, bias, *needs)
+    return _gradients_by_algorithm(dy, x, weight, bias, *needs, *routes)
+
+
+# ---- the layer ----------------------------------------------------------------------------------
+
+
+def _say(error: RuntimeError) -> None:
+    """Ours runs then: the algorithm is not offered, its workspace finds no memory, or arguments do
+    not fit, which ours says in our words."""
+    log_dispatch(f"{str(translate(_OP, error)).splitlines()[0]}; ours runs")
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y_route: int,
+    dx_route: int, dweight_route: int,  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    try:
+        return y_by(y_route, x, weight, bias)
+    except RuntimeError as error:
+        _say(error)
+    return y_by(OURS, x, weight, bias)
+
+
+def _backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dx_route: int, dweight_route: int,
+    need_dx: bool, need_dweight: bool, need_dbias: bool,
+) -> Gradients:  # fmt: skip
+    """All that is not PyTorch's in one call."""
+    dx = dx_by(TORCH, dy, x, weight) if need_dx and dx_route == TORCH else None
+    dweight = dweight_by(TORCH, dy, x, weight) if need_dweight and dweight_route == TORCH else None
+    needs = (need_dx and dx is None, need_dweight and dweight is None, need_dbias)
+    routes = (max(dx_route, OURS), max(dweight_route, OURS))
+    try:
+        found = _gradients(dy, x, weight, bias, needs, routes)
+    except RuntimeError as error:
+        _say(error)
+        found = _gradients(dy, x, weight, bias, needs, (OURS, OURS))
+    return found[0] if dx is None else dx, found[1] if dweight is None else dweight, found[2]
+
+
+def _layer_formula(
+    x: Tensor, weight: Tensor, bias: Tensor | None,
+    y_route: int, dx_route: int, dweight_route: int,  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    return _formula.linear(x, weight, bias)
+
+
+def _layer_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
+    dx_route: int, dweight_route: int,  # noqa: ARG001
+    need_dx: bool, need_dweight: bool, need_dbias: bool,
+) -> Gradients:  # fmt: skip
+    return _formula.linear_gradient(dy, x, weight, bias, need_dx, need_dweight, need_dbias)
+
+
+_ROUTES = ("y_route", "dx_route", "dweight_route")
+
+
+def _check(op: str, given: Given) -> None:
+    for name in _ROUTES:
+        if given[name] < TORCH:
+            raise ArgumentValueError(
+                f"{op}: {name} is {given[name]}, expected the number of an algorithm, {OURS} for"
+                f" ours or {TORCH} for PyTorch's"
+            )
+
+
+ROUTED_LINEAR = declare(
+    "routed_linear",
+    arguments=(*OPERANDS, *map(Integer, _ROUTES)),
+    results=(Result("y", shape=shape_of_y),),
+    backward=(
+        "(dy, x, weight, bias, dx_route, dweight_route, need_dx, need_dweight, need_dbias)"
+        " -> dx, dweight, dbias"
+    ),
+    formula=_layer_formula,
+    gradient=_layer_gradient,
+    check=_check,
+    memory={"dweight": like_weight},
+    composed=(_forward, _backward),
+    shown=_OP,
+    text="x @ weight.T + bias, each product by its route",
+)
+
+# Eager calls of plain tensors, which C++ checks: a check before it takes longer than the call.
+call = make_call(ROUTED_LINEAR, Kernels(_forward, _backward, _forward), gradients_of)
