@@ -176,6 +176,20 @@ def test_a_bias_that_cublaslt_does_not_add() -> None:
 
 
 @on_hopper
+@pytest.mark.usefixtures("file")
+def test_gradients_of_few_tiles_are_pytorchs_by_rules() -> None:
+    x, weight, _ = _operands(*LARGE)
+    assert _choice.choose("linear", x, weight) == (None, None)
+    assert _choice.choose("linear", x.requires_grad_(), weight) == (None, None)
+    weight.requires_grad_()
+    assert _choice.choose("linear", x, weight) == (None, Routes(dweight=TORCH))
+    large = weight.new_empty(16384, 4096).requires_grad_()
+    assert _choice.choose("linear", x.new_empty(2048, 4096), large) == (None, None)
+    dy = randn((4096, 3072), torch.bfloat16)
+    _check(F.linear, in_torch.linear, _operands(*LARGE), dy)
+
+
+@on_hopper
 @pytest.mark.parametrize("trained", [False, True], ids=["forward", "both"])
 def test_tuning_finds_routes_and_changes_nothing(trained: bool, file: Path) -> None:
     leaves = [t.requires_grad_(trained) for t in _operands(*LARGE)]

@@ -33,6 +33,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 _FEWEST_ROWS_ON_HOPPER = 512
 _MOST_NUMBERS_ON_HOPPER, _MOST_ROWS_BY_COLUMNS = 2**24, 4  # of few rows
 _TILES = ((128, 192), (128, 128))  # of csrc/linear/sm90
+_FEWEST_ROUNDS = 2  # of tiles of a weight's gradient; of fewer PyTorch's is as fast or faster
 _LEAST_SHARE = 0.85  # of the processors' time that tiles have to fill
 _ALIGNMENT = 16  # bytes
 
@@ -247,6 +248,18 @@ def why_slower(x: Tensor, weight: Tensor) -> str | None:
     return first_reason(few if has_few_rows(x) else more, x, weight)
 
 
+def _routes_by_rules(x: Tensor, weight: Tensor) -> _tuned.Routes | None:
+    """Of a layer on Hopper, whose weight may have a gradient of few tiles."""
+    trains = torch.is_grad_enabled() and weight.requires_grad
+    if not (x.is_cuda and trains) or has_few_rows(x) or _has_uneven_features(weight):
+        return None
+    (height, width), *_ = _TILES
+    tiles = -(-weight.shape[0] // height) * -(-weight.shape[1] // width)
+    if tiles >= _FEWEST_ROUNDS * _processors(x.device.index):
+        return None
+    return _tuned.Routes(dweight=_tuned.TORCH)
+
+
 def product_of(x: Tensor, weight: Tensor, *, activated: bool = False) -> _tuned.Product:
     needed = [("x", x), ("weight", weight)] if torch.is_grad_enabled() else []
     return _tuned.Product(
@@ -320,10 +333,15 @@ def choose(
     found = Choice(reason)
     if reason is None:
         times = None if by_rules else _times(x, weight, activated)
-        found = Choice(why_slower(x, weight)) if times is None else _by_times(op, times)
+        found = _by_rules(x, weight) if times is None else _by_times(op, times)
     if found.reason is not None:
         log_dispatch(f"{op}: packed refused: {found.reason}; PyTorch's product runs")
     return found
+
+
+def _by_rules(x: Tensor, weight: Tensor) -> Choice:
+    reason = why_slower(x, weight)
+    return Choice(reason, _routes_by_rules(x, weight) if reason is None else None)
 
 
 def _by_times(op: str, times: _tuned.Times) -> Choice:
