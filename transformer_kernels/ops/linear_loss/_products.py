@@ -24,7 +24,8 @@ class Products(Protocol):
         and so the next."""
 
     def dweight(self, dlogits: Tensor, x: Tensor, out: Tensor, add: bool) -> Tensor:
-        """In ``out``, whose dtype is one of ``sums``; without any of ``x``'s, and perhaps elsewhere."""
+        """In ``out``, whose dtype is one of ``sums``; where there are none, ``x``'s, and perhaps
+        elsewhere."""
 
 
 class TorchProducts:
