@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 R = TypeVar("R")
 
@@ -22,3 +23,16 @@ def capture(step: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
     with torch.cuda.graph(graph):
         captured = step()
     return graph, captured
+
+
+def check_replay(step: Callable[[], Sequence[Tensor]]) -> None:
+    """That ``step`` never waits for the device, and that a graph of it gives the same bits."""
+    expected = step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph, captured = capture(step)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))

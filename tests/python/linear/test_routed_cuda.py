@@ -22,7 +22,7 @@ import transformer_kernels as tfk
 from transformer_kernels import tune
 from transformer_kernels.ops.linear import _choice, _routed, _tuned
 from transformer_kernels.ops.linear._tuned import OURS, TORCH, Routed, Routes, Times
-from transformer_kernels.testing.graphs import capture
+from transformer_kernels.testing.graphs import check_replay
 from transformer_kernels.testing.inputs import randn
 from transformer_kernels.testing.passes import both_passes, check_layer
 
@@ -231,15 +231,7 @@ def test_cuda_graph_and_no_synchronisation(order: str) -> None:
     def step() -> tuple[Tensor, ...]:
         return torch.autograd.grad(F.linear(*leaves), leaves, dy)
 
-    expected = step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph, captured = capture(step)
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+    check_replay(step)
 
 
 CALL = """

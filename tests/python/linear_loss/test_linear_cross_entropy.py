@@ -19,7 +19,7 @@ import transformer_kernels as tfk
 from transformer_kernels import _torch
 from transformer_kernels.ops.linear_loss import _chunks
 from transformer_kernels.ops.linear_loss._ops import LINEAR_CROSS_ENTROPY
-from transformer_kernels.testing.graphs import capture
+from transformer_kernels.testing.graphs import check_replay
 from transformer_kernels.testing.inputs import LAYOUTS, randn
 from transformer_kernels.testing.linear_loss_numbers import (
     CLASSES,
@@ -432,15 +432,7 @@ def test_cuda_graph_and_no_synchronisation(way: str) -> None:
     def step() -> list[Tensor]:
         return gradients(ours(leaves, target, gradient=way, chunk_bytes=10**5), leaves)
 
-    expected = step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph, captured = capture(step)
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+    check_replay(step)
 
 
 @pytest.mark.cuda
