@@ -365,14 +365,14 @@ void backward(const NormBackwardTask& task, std::int64_t begin, std::int64_t end
 template <class T>
 void widen_row(const void* from, void* to, std::int64_t cols) {
   for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
-    store_wide<T>(static_cast<float*>(to) + i, load(static_cast<const T*>(from) + i, lanes), lanes);
+    store(static_cast<float*>(to) + i, load(static_cast<const T*>(from) + i, lanes), lanes);
   });
 }
 
 template <class T>
 void narrow_row(const void* from, void* to, std::int64_t cols) {
   for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
-    store(static_cast<T*>(to) + i, load_wide<T>(static_cast<const float*>(from) + i, lanes), lanes);
+    store(static_cast<T*>(to) + i, load_as<T>(static_cast<const float*>(from) + i, lanes), lanes);
   });
 }
 
