@@ -23,6 +23,7 @@ each_order = pytest.mark.parametrize("deterministic", [True, False], ids=["order
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
+    "dropout": {"causal": True, "dropout": 0.1, "seed": torch.tensor([1, 2], device="cpu")},
     "features": {
         "causal": True, "softcap": 9.0, "dropout": 0.1, "seed": torch.tensor([1, 2], device="cpu"),
     },

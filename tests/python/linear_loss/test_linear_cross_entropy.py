@@ -393,11 +393,11 @@ def test_vocabularies_on_cuda(classes: int, chunks: int, way: str, reduction: st
 
 @pytest.mark.cuda
 @each_way
-@pytest.mark.parametrize("rows", [ROWS, 4])  # of a chunk
+@pytest.mark.parametrize("rows", [ROWS, 4])  # of a chunk, of which each is a whole line
 def test_autocast_on_cuda(rows: int, way: str) -> None:
     leaves, target = operands(torch.float32, "cuda")
     with torch.autocast("cuda", torch.bfloat16):
-        size = rows_of(rows, leaves) // 2
+        size = rows * 192 * 2
         found = ours(leaves, target, gradient=way, chunk_bytes=size)
         theirs = F.cross_entropy(F.linear(*leaves), target)
     assert found.dtype is theirs.dtype is torch.float32
@@ -412,7 +412,7 @@ def test_autocast_on_cuda(rows: int, way: str) -> None:
 def test_float32_weights_sum_what_is_not_rounded(chunks: int, way: str) -> None:
     """Beside a 16-bit gradient of the logits the products add to float32 themselves."""
     (x, weight, _), target = operands(torch.float32, "cuda", 300, 1003)
-    size = rows_of(300, [x, weight]) // 2 // chunks
+    size = -(-300 // chunks) * 1024 * 2  # rows of logits are whole lines
     with torch.autocast("cuda", torch.bfloat16):
         found = gradients(lce(x, weight, target, gradient=way, chunk_bytes=size), [weight])[0]
     narrow, wide = weight.detach().bfloat16(), x.detach().bfloat16().double()

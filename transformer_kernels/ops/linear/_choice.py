@@ -253,6 +253,8 @@ def _routes_by_rules(x: Tensor, weight: Tensor) -> _tuned.Routes | None:
     trains = torch.is_grad_enabled() and weight.requires_grad
     if not (x.is_cuda and trains) or has_few_rows(x) or _has_uneven_features(weight):
         return None
+    if torch.are_deterministic_algorithms_enabled():  # cuBLAS may refuse; ours always repeats
+        return None
     (height, width), *_ = _TILES
     tiles = -(-weight.shape[0] // height) * -(-weight.shape[1] // width)
     if tiles >= _FEWEST_ROUNDS * _processors(x.device.index):

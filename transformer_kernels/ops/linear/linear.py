@@ -71,10 +71,9 @@ def linear(
             ``Conv1D`` does, is given as ``weight.t()`` and read where it lies.
         bias: (N,), of ``input``'s dtype or float32.
         backend: ``"auto"`` is ours or PyTorch's product, or on CUDA cuBLASLt's, whichever was
-            measured to be faster;
-            ``"cpu"`` and ``"cuda"`` ours, ``"triton"`` ours in Triton, ``"reference"`` PyTorch's.
-            ``"fpga"`` multiplies in int8 on the array that :mod:`transformer_kernels.fpga` tells
-            of, without gradients.
+            measured to be faster; ``"cpu"`` and ``"cuda"`` ours, ``"triton"`` ours in Triton,
+            ``"reference"`` PyTorch's. ``"fpga"`` multiplies in int8 on the array that
+            :mod:`transformer_kernels.fpga` tells of, without gradients.
 
     Returns:
         (..., N), of the dtype of ``input``. Sums are of float32, float64 for float64.
