@@ -44,6 +44,14 @@ void dispatch_below_double(DType dtype, Body&& body) {
   });
 }
 
+// The same of 16-bit floats alone; others are left out.
+template <class Body>
+void dispatch_narrow(DType dtype, Body&& body) {
+  dispatch_float(dtype, [&]<class T>() {
+    if constexpr (sizeof(T) == 2) body.template operator()<T>();
+  });
+}
+
 // Calls body.operator()<value>() with `value` as a compile-time bool.
 template <class Body>
 decltype(auto) dispatch_bool(bool value, Body&& body) {

@@ -50,14 +50,6 @@ const char* name_of(const Engine<Operands...>& engine) {
   return engine.name;
 }
 
-// body.operator()<T>() for engines of 16-bit numbers.
-template <class Body>
-void with_narrow_dtype(DType dtype, Body&& body) {
-  dispatch_float(dtype, [&]<class T>() {
-    if constexpr (sizeof(T) == 2) body.template operator()<T>();
-  });
-}
-
 // By the first engine that takes it, or by the algorithm that is asked for; throws where cuBLASLt
 // does not offer that.
 void multiply(const Context& context, const Product& p);

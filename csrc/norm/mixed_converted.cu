@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Norms of a branch of 16 bits beside a residual of float32 that fit no plan: the branch is
 // converted to float32, and what comes of it back.
+#include <algorithm>
+
 #include "core/cuda/launch.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/scratch.h"
@@ -39,12 +41,10 @@ class WideBranch {
  private:
   void convert(const Rows& from, const Rows& to, bool to_float) const {
     if (rows_ == 0 || cols_ == 0) return;
-    dispatch_float(dtype_, [&]<class X>() {
-      if constexpr (sizeof(X) == 2) {
-        launch(op_, context_, {.ctas = rows_, .threads = kThreads},
-               to_float ? &convert_rows_kernel<X, float> : &convert_rows_kernel<float, X>, from, to,
-               cols_);
-      }
+    dispatch_narrow(dtype_, [&]<class X>() {
+      launch(op_, context_, {.ctas = rows_, .threads = kThreads},
+             to_float ? &convert_rows_kernel<X, float> : &convert_rows_kernel<float, X>, from, to,
+             cols_);
     });
   }
 

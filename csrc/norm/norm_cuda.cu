@@ -18,20 +18,13 @@ std::optional<std::size_t> find_chunk_plan(const Table& table, const Problem& p,
                      [&](const auto& row) { return chunk_refusal(row, p, device); });
 }
 
-template <class Body>
-void dispatch_branch(DType dtype, Body&& body) {
-  dispatch_float(dtype, [&]<class X>() {
-    if constexpr (sizeof(X) == 2) body.template operator()<X>();
-  });
-}
-
 void mixed_norm_forward(const Context& context, const DropoutNormForwardProblem& p,
                         const DeviceLimits& device) {
   const auto plan = find_kernel(
       p.norm.op, kMixedNormForwardPlans, p,
       [&](const NormForwardPlan& entry) { return mixed_norm_forward_refusal(entry, p, device); });
   if (!plan) return run_mixed_norm_forward_converted(context, p);
-  dispatch_branch(p.branch_dtype, [&]<class X>() {
+  dispatch_narrow(p.branch_dtype, [&]<class X>() {
     if (is_rows(kMixedNormForwardPlans[*plan])) {
       return run_mixed_norm_forward_rows<X>(context, p, *plan);
     }
@@ -46,7 +39,7 @@ void mixed_norm_backward(const Context& context, const DropoutNormBackwardProble
       return mixed_norm_backward_refusal(plan, p, device);
     });
     if (ring) {
-      return dispatch_branch(
+      return dispatch_narrow(
           p.branch_dtype, [&]<class X>() { run_mixed_norm_backward_ring<X>(context, p, *ring); });
     }
   }

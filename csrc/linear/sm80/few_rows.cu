@@ -100,7 +100,7 @@ const char* few_rows_refusal(const Context& context, const Product& p) {
 
 void run_few_rows(const Context& context, const Product& p) {
   constexpr std::int64_t kBytes = 2;
-  with_narrow_dtype(p.dtype, [&]<class T>() {
+  dispatch_narrow(p.dtype, [&]<class T>() {
     if (has_lines_of_columns(p)) {
       launch_rows<Lines<T, SixteenBits<T>, 16>>(context, p, {p.b.data, p.b.col_step * kBytes});
     } else {
@@ -130,7 +130,7 @@ void run_few_rows(const Context& context, const Product& p, const QuantizedMatri
                              .dtype = weight.scales_dtype,
                              .groups = static_cast<int>(p.terms / weight.group),
                              .groups_of_a_chunk = of_a_chunk(weight.group / chunk)};
-  with_narrow_dtype(p.dtype, [&]<class T>() {
+  dispatch_narrow(p.dtype, [&]<class T>() {
     const auto run = [&]<class Numbers, int kLineBytes>() {
       launch_rows<Lines<T, Numbers, kLineBytes>>(context, p, {weight.packed, weight.packed_stride},
                                                  scales);

@@ -100,7 +100,7 @@ void launch_gemm(const Context& context, const Product& p, Parts parts = {}, con
 
 template <Epilogue kEpilogue, class Activation, int kRows, int kCols, Major kMajorA, Major kMajorB>
 void launch_typed(const Context& context, const Product& p, Parts parts = {}) {
-  with_narrow_dtype(p.dtype, [&]<class T>() {
+  dispatch_narrow(p.dtype, [&]<class T>() {
     launch_gemm<GemmShape<T, Activation, kEpilogue, kMajorA, kMajorB, kRows, kCols>>(context, p,
                                                                                      parts);
   });
@@ -134,7 +134,7 @@ void launch_gated(const Context& context, const GatedProduct& p) {
     using Op = PointwiseOp<kOp>;
     if constexpr (Op::kGated) {
       if (*p.gate.activation != kOp) return;
-      with_narrow_dtype(p.gate.dtype, [&]<class T>() {
+      dispatch_narrow(p.gate.dtype, [&]<class T>() {
         launch_gemm<GemmShape<T, typename Op::Activation, kEpilogue, Major::kK, kMajorB, 128, 192>>(
             context, p.gate, {}, p.up);
       });
