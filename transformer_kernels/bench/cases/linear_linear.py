@@ -27,6 +27,7 @@ from transformer_kernels.bench.cases._linear import (
     PRODUCTS,
     SQUARE,
     layer,
+    packed,
 )
 from transformer_kernels.bench.sweeps import Grid, Shape
 
@@ -135,13 +136,6 @@ _GELU: tuple[Any, ...] = ("gelu", [], "tanh")
 _act = partial(F.linear_act, activation="gelu_tanh")
 
 
-def _packed(function: Callable[..., Tensor]) -> Function:
-    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return function(x, weight, bias, backend=x.device.type)
-
-    return run
-
-
 def _torch_mlp(
     x: Tensor, weight: Tensor, bias: Tensor, down_weight: Tensor, down_bias: Tensor
 ) -> Tensor:
@@ -169,6 +163,6 @@ OPS = (
         "linear_act", _gelu_of_linear, _act, _GELU, _quack.linear_gelu,
         triton=partial(_act, backend="triton"),
     ),
-    _op("packed_linear", in_torch.linear, _packed(F.linear), _NONE, _quack.linear),
-    _op("packed_linear_act", _gelu_of_linear, _packed(_act), _GELU, _quack.linear_gelu),
+    _op("packed_linear", in_torch.linear, packed(F.linear), _NONE, _quack.linear),
+    _op("packed_linear_act", _gelu_of_linear, packed(_act), _GELU, _quack.linear_gelu),
 )  # fmt: skip

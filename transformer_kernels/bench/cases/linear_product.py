@@ -29,7 +29,7 @@ from transformer_kernels.bench.case import (
     differentiate,
 )
 from transformer_kernels.bench.cases import _cublaslt, _quack
-from transformer_kernels.bench.cases._linear import MLP_GRID, PRODUCTS, whole
+from transformer_kernels.bench.cases._linear import MLP_GRID, PRODUCTS, packed, whole
 from transformer_kernels.bench.sweeps import Shape
 from transformer_kernels.bench.timing import Call
 from transformer_kernels.ops.linear.linear import GATED_NUMBERS, NUMBERS
@@ -127,10 +127,6 @@ _BARE = (
 )  # fmt: skip
 
 
-def _packed(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight, backend=x.device.type)
-
-
 def _bare(row: _Product) -> Op:
     first, second, _ = row.sizes
 
@@ -149,7 +145,7 @@ def _bare(row: _Product) -> Op:
     forward = {
         "cublaslt": of_factors(_cublaslt.fastest_product),
         **{name: make() for name, make in _quack.providers(by_quack).items()},
-        "packed": in_layer(_packed),
+        "packed": in_layer(packed(F.linear)),
         "ours": in_layer(F.linear),
     }
     return _op(row.name, row.sizes, 2, formula, forward)
