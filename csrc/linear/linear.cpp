@@ -91,6 +91,7 @@ LinearDactProblem check(const Context& context, const LinearDact& a) {
   check_activation(kOp, a.activation);
   LinearDactProblem p{};
   p.dtype = a.z.dtype;
+  p.bias_dtype = a.dbias.defined() ? a.dbias.dtype : a.z.dtype;
   p.rows = operands.rows();
   p.terms = operands.cols();
   p.cols = operands.terms();
@@ -101,6 +102,7 @@ LinearDactProblem check(const Context& context, const LinearDact& a) {
   check_value(a.dz.defined(), kOp, ": dz is missing");
   p.dz = operands.output_if_present("dz", a.dz, p.cols);
   p.h = operands.output_if_present("h", a.h, p.cols);
+  p.dbias = operands.dbias_of_columns_if_present(a.dbias);
   operands.check_overlaps();
   return p;
 }
@@ -124,7 +126,8 @@ std::string describe(const LinearBackwardProblem& p) {
 
 std::string describe(const LinearDactProblem& p) {
   return concat("backward ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols, " + ",
-                name_of(p.activation), p.h.data != nullptr ? " h" : "");
+                name_of(p.activation), p.h.data != nullptr ? " h" : "",
+                p.dbias != nullptr ? " dbias" : "");
 }
 
 void linear_forward(const Context& context, const LinearForward& arguments) {
@@ -139,7 +142,7 @@ void linear_backward(const Context& context, const LinearBackward& arguments) {
 
 void linear_dact(const Context& context, const LinearDact& arguments) {
   const LinearDactProblem problem = check(context, arguments);
-  if (problem.rows == 0 || problem.cols == 0) return;
+  if (problem.cols == 0 || (problem.rows == 0 && problem.dbias == nullptr)) return;
   run_on("linear_dact", kDact, context, problem);
 }
 

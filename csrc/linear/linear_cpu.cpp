@@ -181,12 +181,14 @@ void linear_dact(const Context& context, const LinearDactProblem& p) {
                 .sum = p.dz});
   PointwiseBackwardProblem slope{};
   slope.op = p.activation;
-  slope.dtype = slope.bias_dtype = p.dtype;
+  slope.dtype = p.dtype;
+  slope.bias_dtype = p.bias_dtype;
   slope.rows = p.rows;
   slope.cols = p.cols;
   slope.dy = slope.dx = p.dz;
   slope.x = p.z;
   slope.y = p.h;
+  slope.dbias = p.dbias;
   pointwise_backward(context, slope);
 }
 

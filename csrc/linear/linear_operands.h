@@ -93,6 +93,11 @@ class Operands {
     outputs_.push_back({"dbias", view});
     return vector("dbias", view, cols_, "the rows of weight");
   }
+  void* dbias_of_columns_if_present(const TensorView& view) {
+    if (!view.defined()) return nullptr;
+    outputs_.push_back({"dbias", view});
+    return vector("dbias", view, shape_.cols, "the columns of weight");
+  }
 
   void check_overlaps() const {
     for (std::size_t i = 0; i < outputs_.size(); ++i) {

@@ -58,6 +58,7 @@ struct LinearBackwardProblem {
 // Sizes are T rows, N columns of dy as terms, and K columns of z.
 struct LinearDactProblem {
   DType dtype;
+  DType bias_dtype;
   std::int64_t rows;
   std::int64_t terms;
   std::int64_t cols;
@@ -66,7 +67,8 @@ struct LinearDactProblem {
   Matrix weight;
   Rows z;
   Rows dz;
-  Rows h;  // may be null
+  Rows h;  // either may be null
+  void* dbias;
 };
 
 std::string describe(const LinearForwardProblem& problem);

@@ -18,7 +18,7 @@ namespace transformer_kernels::cuda {
 //   out = f(z), kept = z, z = sum + bias           with one
 //   out = sum f'(z), kept = f(z)                   with one, and z given
 //
-// z is rounded to dtype before f.
+// z is rounded to dtype before f. dbias is the sum of the rows of out, as they were rounded.
 struct Product {
   const char* op;
   DType dtype;
@@ -31,8 +31,9 @@ struct Product {
   Matrix kept{};               // may be null
   Matrix z{};                  // may be null
   const void* bias = nullptr;  // may be null
-  DType bias_dtype{};
+  DType bias_dtype{};          // of bias and of dbias
   std::optional<Pointwise> activation{};
+  void* dbias = nullptr;                   // may be null; elements of a row of out are together
   std::int64_t algorithm = kAnyAlgorithm;  // of cuBLASLt, which is the engine then
 };
 

@@ -7,6 +7,7 @@
 #include "core/cuda/built.h"
 #include "core/dispatch.h"
 #include "core/select.h"
+#include "linear/bias_gradient.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -17,15 +18,22 @@ void run_plain_of_dtype(const Context& context, const Product& p) {
   dispatch_float(p.dtype, [&]<class T>() { run_plain<T>(context, p); });
 }
 
-// Best first. What this build lacks is not named.
+template <void (*kRun)(const Context&, const Product&)>
+void run_then_sum(const Context& context, const Product& p) {
+  kRun(context, p);
+  bias_gradient(context, p);
+}
+
+// Best first. What this build lacks is not named. Hopper's sums the rows of its result itself.
 constexpr auto engines() {
   constexpr std::size_t kCount = kBuildsSm80 + kBuildsSm90a + 2;
   std::array<Engine<Product>, kCount> table{};
   std::size_t next = 0;
-  if constexpr (kBuildsSm80) table[next++] = {"few_rows", few_rows_refusal, run_few_rows};
+  if constexpr (kBuildsSm80)
+    table[next++] = {"few_rows", few_rows_refusal, run_then_sum<run_few_rows>};
   if constexpr (kBuildsSm90a) table[next++] = {"hopper", hopper_refusal, run_hopper};
-  table[next++] = {"cublaslt", cublaslt_refusal, run_cublaslt};
-  table[next] = {"plain", plain_refusal, run_plain_of_dtype};
+  table[next++] = {"cublaslt", cublaslt_refusal, run_then_sum<run_cublaslt>};
+  table[next] = {"plain", plain_refusal, run_then_sum<run_plain_of_dtype>};
   return table;
 }
 constexpr auto kEngines = engines();
@@ -37,7 +45,7 @@ void multiply_by_algorithm(const Context& context, const Product& p) {
   if (log_dispatch()) {
     log_line(concat(p.op, " ", describe(p), ": cublaslt runs by algorithm ", p.algorithm));
   }
-  run_cublaslt(context, p);
+  run_then_sum<run_cublaslt>(context, p);
 }
 
 }  // namespace
@@ -47,7 +55,7 @@ std::string describe(const Product& p) {
 }
 
 void multiply(const Context& context, const Product& p) {
-  if (p.rows == 0 || p.cols == 0) return;
+  if (p.rows == 0 || p.cols == 0) return bias_gradient(context, p);
   if (p.algorithm != kAnyAlgorithm) return multiply_by_algorithm(context, p);
   const std::size_t chosen = choose(
       p.op, kEngines, p, [&](const Engine<Product>& engine) { return engine.refusal(context, p); });

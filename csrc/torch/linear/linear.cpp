@@ -138,7 +138,9 @@ struct BackwardByAlgorithm : Backward<false> {
 };
 
 struct DactArguments : LinearDact {
+  TensorView bias;  // for its dtype
   std::int64_t number;
+  bool need_dbias;
   bool need_h;
 };
 
@@ -148,17 +150,19 @@ struct Dact {
   static constexpr auto kLike = &Arguments::z;
   static constexpr auto kFields = std::tuple(
       tensor("dy", &LinearDact::dy, with_aligned_rows), tensor("weight", &LinearDact::weight),
-      tensor("z", &LinearDact::z, with_aligned_rows), integer("activation", &DactArguments::number),
+      optional("bias", &DactArguments::bias), tensor("z", &LinearDact::z, with_aligned_rows),
+      integer("activation", &DactArguments::number), flag("need_dbias", &DactArguments::need_dbias),
       flag("need_h", &DactArguments::need_h));
   static std::string name() { return kOp; }
-  static std::string returns() { return "(Tensor dz, Tensor h)"; }
+  static std::string returns() { return "(Tensor dz, Tensor dbias, Tensor h)"; }
 
   static auto run(const Context& context, Arguments& a) {
     a.activation = activation_of(a.number);
     auto dz = result(a.dz, new_rows_like, a.z);
+    const Tensor dbias = result_if(a.need_dbias && a.bias.defined(), a.dbias, a.bias, a.z);
     const Tensor h = result_if(a.need_h, a.h, a.z, a.z);
     linear_dact(context, a);
-    return std::tuple_cat(dz, std::tuple(h));
+    return std::tuple_cat(dz, std::tuple(dbias, h));
   }
 };
 

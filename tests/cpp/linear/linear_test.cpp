@@ -153,8 +153,9 @@ TEST_P(LinearOp, activates_the_rounded_sum) {
 
 // From a product and the activation for themselves.
 TEST_P(LinearOp, gradient_at_an_activation) {
-  for (const auto& [rows, terms, cols] : {std::array{100, 30, 70}, std::array{136, 72, 200},
-                                          std::array{5, 64, 96}, std::array{16, 72, 200}}) {
+  for (const auto& [rows, terms, cols] :
+       {std::array{100, 30, 70}, std::array{136, 72, 200}, std::array{5, 64, 96},
+        std::array{16, 72, 200}, std::array{129, 2056, 72}}) {
     const Values dy_values = random_normal(rows * terms, dtype());
     const TestTensor dy(backend(), dtype(), rows, terms, dy_values);
     const TestTensor z(backend(), dtype(), rows, cols, random_normal(rows * cols, dtype()));
@@ -184,6 +185,97 @@ TEST_P(LinearOp, gradient_at_an_activation) {
       }
     }
   }
+}
+
+// Of few terms and of so many that Hopper's epilogue sums its columns: of rows and columns that are
+// no whole tile, of many tiles, of rows that step further than they are long, of none.
+constexpr Sizes kDactSizes[] = {
+    {1, 2048, 8, {}},      {17, 2048, 1504, {}}, {127, 2056, 1504, {}}, {129, 2048, 200, {0, 24}},
+    {1000, 2048, 8, {8}},  {4097, 2048, 40, {}}, {300, 4096, 392, {}},  {4097, 64, 200, {0, 8}},
+    {100, 30, 70, {1, 3}}, {5, 33, 57, {}},      {3, 0, 16, {}},        {0, 64, 16, {}}};
+
+// On CUDA the rows that are summed are those of dz, on the CPU what these were before rounding.
+void expect_sum_of_rows(TestTensor& dbias, DType dtype, const Sums& expected, double rounding) {
+  const Values got = dbias.values();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = unit_roundoff(dtype) * std::abs(expected.sum[i]) * 1.01 +
+                         (rounding + 20 * unit_roundoff(DType::kFloat32)) * expected.size[i];
+    ASSERT_NEAR(got[i], expected.sum[i], error + 0x1p-24) << "column " << i;
+  }
+  EXPECT_TRUE(dbias.surroundings_intact());
+}
+
+TEST_P(LinearOp, gradient_of_the_bias_at_an_activation) {
+  for (const auto& [rows, terms, cols, layout] : kDactSizes) {
+    if (terms > 1000 && !is_on_cuda(backend())) continue;  // as any other number of terms
+    SCOPED_TRACE(std::to_string(rows) + 'x' + std::to_string(terms) + 'x' + std::to_string(cols));
+    const TestTensor dy(backend(), dtype(), rows, terms, random_normal(rows * terms, dtype()));
+    const TestTensor z(backend(), dtype(), rows, cols, random_normal(rows * cols, dtype()), layout);
+    const Values weights = random_normal(terms * cols, dtype(), 0, 1 / std::sqrt(terms + 1.0));
+    const TestTensor by_rows(backend(), dtype(), terms, cols, weights);
+    const TestTensor by_columns(backend(), dtype(), cols, terms, weights);
+    for (const TensorView& weight : {by_rows.view(), transposed(by_columns.view())}) {
+      TestTensor dz(backend(), dtype(), rows, cols, layout), h(backend(), dtype(), rows, cols);
+      TestTensor dbias(backend(), dtype(), 1, cols), wide(backend(), DType::kFloat32, 1, cols);
+      LinearDact call{.dy = dy.view(),
+                      .weight = weight,
+                      .z = z.view(),
+                      .activation = Pointwise::kGeluTanh,
+                      .dz = dz.view()};
+      linear_dact(backend().context(), call);
+      const Values alone = dz.values();
+      call.h = h.view();
+      call.dbias = dbias.vector();
+      linear_dact(backend().context(), call);
+      EXPECT_EQ(dz.values(), alone);
+      call.dbias = wide.vector();
+      linear_dact(backend().context(), call);
+      EXPECT_EQ(dz.values(), alone);
+      EXPECT_TRUE(dz.surroundings_intact());
+      EXPECT_TRUE(h.surroundings_intact());
+      const Sums sums = product(1, cols, rows, Values(rows, 1), {0, 1}, alone, {1, cols});
+      const double rounding = is_on_cuda(backend()) ? 0 : unit_roundoff(dtype());
+      expect_sum_of_rows(dbias, dtype(), sums, rounding);
+      expect_sum_of_rows(wide, DType::kFloat32, sums, rounding);
+    }
+  }
+}
+
+// A tile has more rows than the matrix: 0 times a weight that is not finite.
+TEST_P(LinearOp, rows_that_are_not_there_are_not_summed) {
+  constexpr std::int64_t kRows = 130, kTerms = 2048, kCols = 16;
+  Values weights(kTerms * kCols, 1.0 / kTerms);
+  weights[3] = kInfinity;
+  const TestTensor dy(backend(), dtype(), kRows, kTerms, Values(kRows * kTerms, 1));
+  const TestTensor weight(backend(), dtype(), kTerms, kCols, weights);
+  const TestTensor z(backend(), dtype(), kRows, kCols, Values(kRows * kCols, 1));
+  TestTensor dz(backend(), dtype(), kRows, kCols), dbias(backend(), dtype(), 1, kCols);
+  linear_dact(backend().context(), {.dy = dy.view(),
+                                    .weight = weight.view(),
+                                    .z = z.view(),
+                                    .activation = Pointwise::kRelu,
+                                    .dz = dz.view(),
+                                    .dbias = dbias.vector()});
+  Values expected(kCols, kRows);
+  expected[3] = kInfinity;
+  EXPECT_EQ(dbias.values(), expected);
+}
+
+TEST_P(LinearOp, a_gradient_of_the_bias_has_a_value_a_column_of_z) {
+  const TestTensor dy(backend(), dtype(), 4, 3, Values(12, 1));
+  const TestTensor weight(backend(), dtype(), 3, 8, Values(24, 1));
+  const TestTensor z(backend(), dtype(), 4, 8, Values(32, 1));
+  TestTensor dz(backend(), dtype(), 4, 8), dbias(backend(), dtype(), 1, 3);
+  EXPECT_EQ(error_of([&] {
+              linear_dact(backend().context(), {.dy = dy.view(),
+                                                .weight = weight.view(),
+                                                .z = z.view(),
+                                                .activation = Pointwise::kGelu,
+                                                .dz = dz.view(),
+                                                .dbias = dbias.vector()});
+            }),
+            "linear_dact: dbias has 3 elements, expected 8 (the columns of weight)");
+  EXPECT_TRUE(dz.untouched());
 }
 
 TEST_P(LinearOp, any_threads_give_the_same_bits) {

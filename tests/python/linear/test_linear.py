@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
-from transformer_kernels.ops.linear import _choice, _onednn
-from transformer_kernels.ops.linear._ops import LINEAR, LINEAR_ACT
+from transformer_kernels.ops.linear import _choice, _formula, _onednn
+from transformer_kernels.ops.linear._ops import LINEAR, LINEAR_ACT, LINEAR_DACT
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
 from transformer_kernels.testing.inputs import LAYOUTS, randn
 from transformer_kernels.testing.passes import both_passes, check_layer
@@ -110,6 +110,39 @@ def _check_layout(
     plain = both_passes(ours, [t.contiguous() for t in (x, weight, bias)], dy.contiguous())
     for a, b in zip(found, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", [LINEAR_DACT, _formula.linear_dact], ids=["op", "formula"])
+@pytest.mark.parametrize("activation", range(len(ACTIVATIONS)))
+def test_gradient_at_an_activation(activation: int, op: Any, dtype: torch.dtype) -> None:
+    for rows, terms, cols in ((5, 7, 3), (97, 30, 193), (17, 64, 8)):
+        dy, weight, _ = _operands(rows, terms, cols, dtype)
+        weight = weight.t().contiguous()
+        z = randn((rows, cols), dtype)
+        alone, _, no_h = op(dy, weight, None, z, activation, True, False)
+        assert no_h.numel() == 0
+        exact = alone.double().sum(0)
+        for of_bias in (dtype, torch.float32):
+            bias = torch.zeros(cols, dtype=of_bias)
+            dz, dbias, h = op(dy, weight, bias, z, activation, True, True)
+            assert torch.equal(dz, alone)
+            assert dbias.dtype is of_bias
+            size = alone.abs().sum(0).max().item()
+            theirs = alone.sum(0, dtype=of_bias)
+            assert_close_to_reference(dbias, theirs, exact, "dbias", magnitude=size)
+            fake = LINEAR_DACT(
+                *(t.to("meta") for t in (dy, weight, bias, z)), activation, True, True
+            )
+            for found, like in zip((dz, dbias, h), fake, strict=True):
+                assert (found.shape, found.dtype) == (like.shape, like.dtype)
+            _, none, _ = op(dy, weight, bias, z, activation, False, True)
+            assert none.numel() == 0
+
+
+def test_no_rows_have_a_gradient_of_the_bias() -> None:
+    dy, weight, z = torch.ones(0, 5), torch.ones(5, 6), torch.ones(0, 6)
+    _, dbias, _ = LINEAR_DACT(dy, weight, torch.ones(6), z, 0, True, False)
+    assert torch.equal(dbias, torch.zeros(6))
 
 
 def test_the_gradient_is_kept_as_the_weight_is() -> None:

@@ -111,14 +111,38 @@ def test_gradient_at_an_activation(activation: int, order: str, narrow: torch.dt
         z = randn((rows, cols), narrow)
 
         with poisoned():
-            dz, h = LINEAR_DACT(dy, weight, z, activation, True)
-            alone, none = LINEAR_DACT(dy, weight, z, activation, False)
+            dz, no_dbias, h = LINEAR_DACT(dy, weight, None, z, activation, True, True)
+            alone, _, no_h = LINEAR_DACT(dy, weight, None, z, activation, False, False)
         assert torch.equal(alone, dz)
-        assert none.numel() == 0
+        assert no_dbias.numel() == no_h.numel() == 0
         theirs = _through_formula(formula, z, dy @ weight)
         exact = _through_formula(formula, z.double(), dy.double() @ weight.double())
         assert_close_to_reference(dz, theirs[0], exact[0], "dz")
         assert_close_to_reference(h, theirs[1], exact[1], "h")
+
+
+# Of few terms, and of so many that the product has time to sum its columns.
+@each_order
+@each_narrow
+@pytest.mark.parametrize("activation", range(len(ACTIVATIONS)))
+def test_gradient_of_the_bias_at_an_activation(
+    activation: int, order: str, narrow: torch.dtype
+) -> None:
+    for rows, terms, cols in ((1000, 128, 776), (1, 2048, 8), (127, 2048, 200), (4097, 2056, 1504)):
+        dy, weight, _ = _operands(rows, terms, cols, narrow)
+        weight = ORDERS[order](weight.t().contiguous())
+        z = randn((rows, 2 * cols), narrow)[:, :cols]
+        alone, _, _ = LINEAR_DACT(dy, weight, None, z, activation, False, False)
+        for of_bias in (narrow, torch.float32):
+            bias = torch.zeros(cols, dtype=of_bias)
+            with poisoned():
+                found = LINEAR_DACT(dy, weight, bias, z, activation, True, True)
+                again = LINEAR_DACT(dy, weight, bias, z, activation, True, True)
+            assert all(map(torch.equal, found, again))
+            assert torch.equal(found[0], alone)
+            assert found[1].dtype is of_bias
+            theirs = alone.sum(0, dtype=of_bias)
+            assert_close_to_reference(found[1], theirs, alone.double().sum(0), "dbias")
 
 
 @each_narrow
@@ -221,6 +245,14 @@ def test_mlp(
     by_columns = [t.t().contiguous().t() if t.dim() == 2 and i else t
                   for i, t in enumerate(_mlp_leaves(narrow))]  # fmt: skip
     _check_mlp(by_columns, dy, recompute=recompute)
+
+
+@on_hopper
+@each_narrow
+def test_mlp_of_wide_layers(narrow: torch.dtype) -> None:
+    """Whose gradient of the first bias is summed in the product."""
+    leaves = [*_operands(1000, 2048, 4096, narrow), *_operands(1, 4096, 2048, narrow)[1:]]
+    _check_mlp(leaves, randn((1000, 2048), narrow), backend="cuda")
 
 
 @on_hopper

@@ -337,7 +337,7 @@ def test_counting_counts_products_that_no_declaration_has(up):
         ops.gated_linear_forward(x, weight, up_weight, None, None, 0, False)
     assert counted.flops == 2 * 3 * 4 * 10 * (1 + up)
     with work.Counting() as counted:
-        ops.linear_dact(torch.randn(3, 10), weight, x, 0, True)
+        ops.linear_dact(torch.randn(3, 10), weight, None, x, 0, False, True)
     assert counted.flops == 2 * 3 * 4 * 10
 
 

@@ -189,7 +189,9 @@ def _our_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
 
 
 def _our_linear_dgelu(dy: Tensor, weight: Tensor, z: Tensor) -> Any:
-    return _raw.linear_dact.default(dy, weight, z, _GELU, need_h=True)
+    run = _raw.linear_dact.default
+    dz, _, h = run(dy, weight, None, z, _GELU, need_dbias=False, need_h=True)
+    return dz, h
 
 
 def _our_linear_swiglu(x: Tensor, weight: Tensor, up_weight: Tensor) -> Any:

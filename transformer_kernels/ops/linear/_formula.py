@@ -68,8 +68,14 @@ def linear_act_gradient(
 
 
 def linear_dact(
-    dy: Tensor, weight: Tensor, z: Tensor, activation: int, need_h: bool
-) -> tuple[Tensor, Tensor]:
+    dy: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor, activation: int, need_dbias: bool,
+    need_h: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     formula = ACTIVATIONS[activation].formula
     dz = slope_times(formula, z, dy @ weight)
-    return dz, formula(z) if need_h else z.new_empty(0)
+    dbias, h = (z.new_empty(0) for _ in range(2))
+    if need_dbias and bias is not None:
+        dbias = bias_gradient(dz, bias.dtype)
+    if need_h:
+        h = formula(z)
+    return dz, dbias, h

@@ -76,9 +76,12 @@ class Fused(NamedTuple):
             return h, z
         return _act_inference(x, weight, bias, self.number), None
 
-    def backward(self, dy: Tensor, down_weight: Tensor, z: Tensor, need_h: bool) -> Tensors:
-        """dz, and h."""
-        return cast(Tensors, _dact(dy, down_weight, z, self.number, need_h))
+    def backward(
+        self, dy: Tensor, down_weight: Tensor, bias: Tensor | None, z: Tensor, need_dbias: bool,
+        need_h: bool,
+    ) -> Tensors:  # fmt: skip
+        """dz, the gradient of the bias, and h."""
+        return cast(Tensors, _dact(dy, down_weight, bias, z, self.number, need_dbias, need_h))
 
 
 _act_forward = direct(LINEAR_ACT.raw.forward)
@@ -247,8 +250,9 @@ def _through_activation(call: _Call, part: slice) -> Sequence[Any]:
         dh = call.dy[:, part]
     elif call.kernels.fused is not None:
         z = cast(Tensor, _operands(call, part)[0])
-        *dz, h = call.kernels.fused.backward(call.dy, call.down_weight[:, part], z, need_h)
-        return *dz, *_bias_sums(call, part, dz), h
+        bias = None if call.biases[0] is None else call.biases[0][part]
+        down_weight = call.down_weight[:, part]
+        return call.kernels.fused.backward(call.dy, down_weight, bias, z, need_dbias, need_h)
     elif call.kernels.dgated is not None:
         down_weight = call.down_weight[:, part]
         *dz, h = call.kernels.dgated(call.dy, down_weight, *_operands(call, part), need_h=need_h)

@@ -80,15 +80,18 @@ LINEAR_ACT = declare(
 
 
 def _fake_dact(
-    dy: Tensor, weight: Tensor, z: Tensor, activation: int, need_h: bool  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return z.new_empty(z.shape), z.new_empty(z.shape if need_h else 0)
+    dy: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor, activation: int,  # noqa: ARG001
+    need_dbias: bool, need_h: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dbias = z.new_empty(0) if bias is None or not need_dbias else bias.new_empty(bias.shape)
+    return z.new_empty(z.shape), dbias, z.new_empty(z.shape if need_h else 0)
 
 
-# The gradient at an activation in front of a layer, and the activation's value.
+# The gradient at an activation in front of a layer, that of the bias that its argument has, and its
+# value.
 LINEAR_DACT = raw_op(
-    "linear_dact(Tensor dy, Tensor weight, Tensor z, int activation, bool need_h)"
-    " -> (Tensor dz, Tensor h)",
+    "linear_dact(Tensor dy, Tensor weight, Tensor? bias, Tensor z, int activation, bool need_dbias,"
+    " bool need_h) -> (Tensor dz, Tensor dbias, Tensor h)",
     reference=_formula.linear_dact,
     fake=_fake_dact,
 )

@@ -7,13 +7,13 @@
 //
 // and the gradient at the activation in front of a layer, y = f(z) weight^T:
 //
-//   h = f(z),   dz = (dy weight) f'(z)
+//   h = f(z),   dz = (dy weight) f'(z),   dbias = the sum of the rows of dz
 //
 // Shapes: x is (..., K), weight (N, K), bias (N,), z and y (..., N); gradients are like what they
-// are of. Of linear_dact, dy is (..., N), weight (N, K), and z, dz and h are (..., K). Any of the
-// sizes may be 0: a sum of no terms is 0. Strides: rows of x, z, y and their gradients have a last
-// stride of 1 and leading dimensions that step by one common row stride; weight and dweight are of
-// any strides, so that a weight kept as (K, N) is read where it lies. bias and dbias are
+// are of. Of linear_dact, dy is (..., N), weight (N, K), z, dz and h (..., K), dbias (K,). Any of
+// the sizes may be 0: a sum of no terms is 0. Strides: rows of x, z, y and their gradients have a
+// last stride of 1 and leading dimensions that step by one common row stride; weight and dweight
+// are of any strides, so that a weight kept as (K, N) is read where it lies. bias and dbias are
 // contiguous. Dtypes: x is float64, float32, float16 or bfloat16, all others of the same, but that
 // bias and dbias may be float32. Products are summed in float32 (float64 for float64), in an order
 // that K decides, and below 17 rows the strides of weight, on CUDA N and the device as well. z is
@@ -65,7 +65,8 @@ struct LinearDact {
   TensorView z;
   Pointwise activation;  // none of the gated ones
   TensorView dz;
-  TensorView h{};  // optional
+  TensorView h{};      // optional
+  TensorView dbias{};  // optional: of the bias that z has
 };
 
 // Throws Error, with nothing written, when an argument does not meet the contract above.
