@@ -210,19 +210,21 @@ class GemmConsumer {
       float up_bias[kPairs][2];
       if constexpr (S::kAddsBias) load_bias(p_.bias, col + c * S::kChunkCols, bias);
       if constexpr (S::kAddsUpBias) load_bias(p_.up_bias, col + c * S::kChunkCols, up_bias);
+      float totals[2 * kPairs];  // of columns, where they are wanted
 #pragma unroll
       for (int band = 0; band < S::kBands; ++band) {
         const int chunk = c * S::kBands + band;
         const float* sums = sums_[band] + c * S::kChunkCols / 2;
         const MatrixOrigin box{col + c * S::kChunkCols, row + band * 64 + 16 * own_.warp};
         if constexpr (S::kReadsZ) {
-          store_chunk_with_z(sums, bias, up_bias, box, chunk, tile);
+          store_chunk_with_z(sums, bias, up_bias, box, chunk, tile, totals);
         } else if constexpr (S::kGated) {
           store_gated_chunk(sums, sums + S::kOutCols / 2, bias, up_bias, box, chunk);
         } else {
           store_chunk(sums, bias, box, chunk);
         }
       }
+      if constexpr (S::kSumsColumns) store_totals(totals, row, col + c * S::kChunkCols);
     }
   }
 
@@ -353,7 +355,8 @@ class GemmConsumer {
   __device__ __forceinline__ void store_chunk_with_z(const float* sums,
                                                      const float (&bias)[kPairs][2],
                                                      const float (&up_bias)[kPairs][2],
-                                                     MatrixOrigin box, int chunk, int tile) const {
+                                                     MatrixOrigin box, int chunk, int tile,
+                                                     float (&totals)[2 * kPairs]) const {
     const int at = chunk % S::kSlots;
     const std::uint32_t slot = shared_address(storage_.slots[0][at]);
     const std::uint32_t kept =
@@ -367,6 +370,9 @@ class GemmConsumer {
     }
     fence_async_shared();
     __syncwarp();
+    if constexpr (S::kSumsColumns) {
+      if (p_.partial != nullptr) add_rows(slot, box.row, chunk % S::kBands == 0, totals);
+    }
     if (own_.lane == 0) {
       tensor_store(p_.out, box, rows_of_warp(slot));
       if constexpr (S::kOutputs == 2) {
@@ -401,6 +407,49 @@ class GemmConsumer {
       narrow(v, words);
       put(slot, j, words);
     }
+  }
+
+  // Of a chunk's results, as they were rounded. Rows behind the last are 0 times columns of b,
+  // which may not be finite.
+  __device__ __forceinline__ void add_rows(std::uint32_t slot, int row, bool is_first,
+                                           float (&totals)[2 * kPairs]) const {
+#pragma unroll
+    for (int j = 0; j < S::kChunkCols / 16; ++j) {
+      std::uint32_t words[4];
+      ldmatrix_x4(words, cell(slot, j));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool is_row = row + own_.lane / 4 + 8 * (i % 2) < p_.rows;
+        float two[2];
+        widen_word<T>(is_row ? words[i] : 0, two);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& total = totals[4 * j + i / 2 * 2 + e];
+          total = is_first && i % 2 == 0 ? two[e] : total + two[e];
+        }
+      }
+    }
+    __syncwarp();  // the slot is given back by one lane
+  }
+
+  // The eight lanes with the same columns halve them between them until each has the sum of one.
+  __device__ __forceinline__ void store_totals(float (&totals)[2 * kPairs], int row,
+                                               int col) const {
+    static_assert(kPairs == 4);
+    if (p_.partial == nullptr) return;
+#pragma unroll
+    for (int left = 4; left > 0; left /= 2) {
+      const int bit = 4 * left;  // of the lane
+      const bool is_upper = (own_.lane & bit) != 0;
+#pragma unroll
+      for (int i = 0; i < left; ++i) {
+        const float other = __shfl_xor_sync(~0u, is_upper ? totals[i] : totals[i + left], bit);
+        totals[i] = (is_upper ? totals[i + left] : totals[i]) + other;
+      }
+    }
+    const int own_col = col + own_.col(own_.lane / 8) + own_.lane / 4 % 2;
+    const std::int64_t own_row = row / S::kRows * kGemmWarps + own_.warp;
+    if (own_col < p_.cols) p_.partial[(2 * own_row + 1) * p_.cols + own_col] = totals[0];
   }
 
   // 16 columns of both at a time.

@@ -45,7 +45,9 @@ struct GemmParameters {
   int cols;
   int blocks;  // of 64 terms
   TileOrder tiles;
-  float* partial;      // of kPartial: a matrix of rows x cols for each part
+  // Of kPartial: a matrix of rows x cols for each part. Of kSlope: PartialGradients of its columns,
+  // by the rows that a warp has of a tile; null where nobody wants them.
+  float* partial;
   int parts;           // of the terms; 1 but of kPartial
   int blocks_of_part;  // but for the last, which may have fewer
 };
@@ -78,6 +80,7 @@ struct GemmShape {
                                  : kEpilogue == Epilogue::kSlope    ? 1
                                                                     : 0;
   static constexpr bool kReadsZ = kInputs > 0;
+  static constexpr bool kSumsColumns = kEpilogue == Epilogue::kSlope;
   // One half of a tile's columns of b are of the gate, the other the same columns of up.
   static constexpr bool kGated = kEpilogue == Epilogue::kGated || kEpilogue == Epilogue::kGatedKept;
   static constexpr int kOutCols = kGated ? kCols / 2 : kCols;

@@ -46,10 +46,10 @@ inline TensorMapLayout result_layout(const Product& p, const Matrix& result, int
   return matrix_layout(p.dtype, result.data, p.cols, p.rows, result.row_step, 32, box_rows);
 }
 
-// Terms in parts, each summed for itself.
+// Terms in parts, each summed for itself; of kSlope, sums of columns by parts of the rows.
 struct Parts {
   float* partial = nullptr;
-  std::int64_t count = 1;
+  std::int64_t count = 1;  // of the terms
 };
 
 template <class S>
@@ -106,19 +106,21 @@ void launch_typed(const Context& context, const Product& p, Parts parts = {}) {
   });
 }
 
+inline constexpr int kTileRows = 128;  // with an activation
+
 // With an activation, a's terms are together: it is x, or dy.
 template <Epilogue kEpilogue>
-void launch_activated(const Context& context, const Product& p) {
+void launch_activated(const Context& context, const Product& p, Parts parts = {}) {
   const auto attempt = [&]<Pointwise kOp>() {
     using Op = PointwiseOp<kOp>;
     if constexpr (!Op::kGated) {
       if (*p.activation != kOp) return;
       if (major_of_b(p) == Major::kK) {
-        launch_typed<kEpilogue, typename Op::Activation, 128, 192, Major::kK, Major::kK>(context,
-                                                                                         p);
+        launch_typed<kEpilogue, typename Op::Activation, kTileRows, 192, Major::kK, Major::kK>(
+            context, p, parts);
       } else {
-        launch_typed<kEpilogue, typename Op::Activation, 128, 192, Major::kK, Major::kOther>(
-            context, p);
+        launch_typed<kEpilogue, typename Op::Activation, kTileRows, 192, Major::kK, Major::kOther>(
+            context, p, parts);
       }
     }
   };
