@@ -15,6 +15,7 @@
 //
 // The epilogue goes over chunks of 64 rows and 32 columns. Each warp owns 16 rows of a chunk: from
 // registers to a slot of shared memory, and from there by TMA, without a barrier of the warpgroup.
+// Where columns are summed, each warp has sums of its rows of a tile (core/cuda/column_sum.h).
 #pragma once
 
 #include "core/cuda/hopper.cuh"

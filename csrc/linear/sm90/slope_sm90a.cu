@@ -7,8 +7,8 @@
 namespace transformer_kernels::cuda {
 namespace {
 
-// From so many terms on the epilogue, which runs under the products of the other tile, has time to
-// sum its columns. Of fewer it bounds the kernel, and a pass over the result takes less.
+// From so many terms on the epilogue has time to sum its columns under the products of the other
+// tile. With fewer it bounds the kernel.
 constexpr std::int64_t kFewestTermsToSumColumns = 2048;
 
 void sum_in_epilogue(const Context& context, const Product& p) {
