@@ -206,6 +206,7 @@ void expect_sum_of_rows(TestTensor& dbias, DType dtype, const Sums& expected, do
 }
 
 TEST_P(LinearOp, gradient_of_the_bias_at_an_activation) {
+  const DType wide_dtype = dtype() == DType::kFloat64 ? dtype() : DType::kFloat32;
   for (const auto& [rows, terms, cols, layout] : kDactSizes) {
     if (terms > 1000 && !is_on_cuda(backend())) continue;  // as any other number of terms
     SCOPED_TRACE(std::to_string(rows) + 'x' + std::to_string(terms) + 'x' + std::to_string(cols));
@@ -216,7 +217,7 @@ TEST_P(LinearOp, gradient_of_the_bias_at_an_activation) {
     const TestTensor by_columns(backend(), dtype(), cols, terms, weights);
     for (const TensorView& weight : {by_rows.view(), transposed(by_columns.view())}) {
       TestTensor dz(backend(), dtype(), rows, cols, layout), h(backend(), dtype(), rows, cols);
-      TestTensor dbias(backend(), dtype(), 1, cols), wide(backend(), DType::kFloat32, 1, cols);
+      TestTensor dbias(backend(), dtype(), 1, cols), wide(backend(), wide_dtype, 1, cols);
       LinearDact call{.dy = dy.view(),
                       .weight = weight,
                       .z = z.view(),
@@ -236,7 +237,7 @@ TEST_P(LinearOp, gradient_of_the_bias_at_an_activation) {
       const Sums sums = product(1, cols, rows, Values(rows, 1), {0, 1}, alone, {1, cols});
       const double rounding = is_on_cuda(backend()) ? 0 : unit_roundoff(dtype());
       expect_sum_of_rows(dbias, dtype(), sums, rounding);
-      expect_sum_of_rows(wide, DType::kFloat32, sums, rounding);
+      expect_sum_of_rows(wide, wide_dtype, sums, rounding);
     }
   }
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
+from transformer_kernels.ops._dtype import accumulate_dtype
 from transformer_kernels.ops.linear import _choice, _formula, _onednn
 from transformer_kernels.ops.linear._ops import LINEAR, LINEAR_ACT, LINEAR_DACT
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
@@ -122,7 +123,7 @@ def test_gradient_at_an_activation(activation: int, op: Any, dtype: torch.dtype)
         alone, _, no_h = op(dy, weight, None, z, activation, True, False)
         assert no_h.numel() == 0
         exact = alone.double().sum(0)
-        for of_bias in (dtype, torch.float32):
+        for of_bias in (dtype, accumulate_dtype(z)):
             bias = torch.zeros(cols, dtype=of_bias)
             dz, dbias, h = op(dy, weight, bias, z, activation, True, True)
             assert torch.equal(dz, alone)
