@@ -255,7 +255,7 @@ import torch
 from transformer_kernels import functional as F
 x = torch.randn(4096, 768, device="cuda").bfloat16().requires_grad_()
 weight = torch.randn(3072, 768, device="cuda").bfloat16().requires_grad_()
-F.linear(x, weight).sum().backward()
+F.linear(x, weight, torch.zeros(3072, device="cuda").bfloat16()).sum().backward()
 """
 
 
