@@ -86,6 +86,7 @@ class Op:
     gradients: Callable[[Formula, Given, Given], Given] | None = None
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
     composed: tuple[Formula, Formula] | None = None  # both passes of other ops: no C++ of its own
+    eager_backward: Formula | None = None  # of a composed op: may give None, where ``.grad`` has it
     fpga: bool = False  # has a forward pass on an FPGA array
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
@@ -410,7 +411,8 @@ def declare(name: str, **declaration: Any) -> Op:
 
 def _direct_kernels(op: Op) -> Kernels:
     if op.composed is not None:
-        return _composed_kernels(op, *op.composed)
+        forward, backward = op.composed
+        return _composed_kernels(op, forward, op.eager_backward or backward)
     forward, backward = direct(op.raw.forward), direct(op.raw.backward)
     if op.saved and not op.has_inference:
         return Kernels(forward, backward, without_saved(op, forward))

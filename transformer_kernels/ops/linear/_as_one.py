@@ -12,10 +12,10 @@ from ..._errors import as_integer
 from ..._library import log_dispatch
 from ..._torch import any_autocast, is_traced
 from .._declare import Op
-from .._dtype import under_autocast
 from .._kinds import PLAIN_CLASSES
 from ._choice import leaves_processors_idle, refusal
 from ._mlp_ops import GATED_MLP, check_level
+from ._weights import under_autocast_but_masters
 
 
 def as_level(op: str, recompute: Any) -> int:
@@ -54,11 +54,13 @@ def call_as_one(
     if apart is not None:
         log_dispatch(f"{title}: recompute={level} refused: {apart}; each layer keeps its own")
         return None
-    if any_autocast():
-        tensors = under_autocast(x.device.type, *tensors)
     packed = backend != "auto" or refusal(
         title, x, weight, down_weight, up_weight, activated=True
     ) is None  # fmt: skip
+    if any_autocast():
+        tensors = under_autocast_but_masters(
+            x, *tensors[1:], wide_biases=packed and x.is_cuda
+        )  # fmt: skip
     if not has_gradients:
         if not packed or (down_weight is not None and leaves_processors_idle(x, down_weight)):
             return None

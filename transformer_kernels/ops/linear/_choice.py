@@ -122,7 +122,7 @@ def _is_uneven(matrix: Tensor) -> bool:
     """Whether the tensor maps of Hopper cannot say where rows or columns begin."""
     if matrix.dim() != 2 or 1 not in matrix.stride():
         return True
-    step = _ALIGNMENT // matrix.itemsize
+    step = _ALIGNMENT // _dtype_in_products(matrix).itemsize
     lines = any(stride != 1 and stride % step for stride in matrix.stride())
     return lines or matrix.data_ptr() % _ALIGNMENT != 0
 

@@ -9,6 +9,7 @@ summed over the parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 from ..._library import direct
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula
-from ._arguments import empty_like_weight
 from ._formula import as_rows, bias_gradient
 from ._ops import GATED_LINEAR, LINEAR, LINEAR_ACT, LINEAR_DACT, LINEAR_DGATED
+from ._weights import Gradient, copy_of, gradient_of, multiplied
 
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
@@ -36,7 +37,7 @@ _STEP = 64  # parts begin at multiples of it, where rows of hidden features are 
 class Products(NamedTuple):
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x weight^T + bias
     add: Callable[[Tensor, Tensor, Tensor], Any]  # to a sum x weight^T
-    write_dweight: Callable[[Tensor, Tensor, Tensor], Any]  # (dz, x, its memory)
+    dweight: Callable[[Gradient, Tensor, Tensor], None]  # (its memory, dz, x)
 
 
 _packed = direct(LINEAR.raw.forward)
@@ -47,18 +48,16 @@ def _add_packed(total: Tensor, x: Tensor, weight: Tensor) -> None:
     total += _packed(x, weight, None)
 
 
-def _write_packed(dz: Tensor, x: Tensor, memory: Tensor) -> None:
-    memory.copy_(_packed_backward(dz, x, memory, None, False, True, False)[1])
+def _packed_dweight(gradient: Gradient, dz: Tensor, x: Tensor) -> None:
+    gradient.take(_packed_backward(dz, x, gradient.memory, None, False, True, False)[1])
 
 
-_OURS = Products(_packed, _add_packed, _write_packed)
+_OURS = Products(_packed, _add_packed, _packed_dweight)
 _TORCHS = Products(
     _formula.linear,
     lambda total, x, weight: torch.addmm(total, x, weight.t(), out=total),
-    lambda dz, x, memory: torch.mm(dz.t(), x, out=memory),
+    Gradient.product,
 )
-
-
 _ON_CUDA = _TORCHS._replace(linear=_packed)
 
 
@@ -140,10 +139,12 @@ def _forward(
     kernels: Kernels, x: Tensor, weights: Optionals, biases: Optionals,
     down_weight: Tensor | None, down_bias: Tensor | None, recompute: int,
 ) -> Tensors:  # fmt: skip
-    """y, what each of ``weights`` gives before its bias, and the activation's result; without
-    elements where they are not kept."""
+    """y, what each of ``weights`` gives before its bias, the activation's result, and copies of
+    master weights; without elements where they are not kept."""
     linear = kernels.products.linear
     rows = as_rows(x)
+    copies = [copy_of(weight, x) for weight in (*weights, down_weight)]
+    *weights, down_weight = _multiplied((*weights, down_weight), copies, x)
     z: list[Tensor | None]
     if kernels.gated is not None:
         h, gate, up = kernels.gated(rows, weights, biases, recompute < 2)
@@ -159,9 +160,17 @@ def _forward(
     y = h if down_weight is None else linear(h, down_weight, down_bias)
     kept = h if recompute == 0 and down_weight is not None else None
     leading = x.shape[:-1]
-    return tuple(
+    results = [
         x.new_empty(0) if t is None else t.view(*leading, t.shape[-1]) for t in (y, *z, kept)
-    )
+    ]
+    return (*results, *copies)
+
+
+def _multiplied(weights: Optionals, copies: Sequence[Tensor], x: Tensor) -> list[Tensor | None]:
+    return [
+        None if weight is None else multiplied(weight, copy, x)
+        for weight, copy in zip(weights, copies, strict=True)
+    ]
 
 
 def mlp_forward(
@@ -197,9 +206,9 @@ class _Call(NamedTuple):
     z: Sequence[Tensor] | None  # None where it was not kept
     h: Tensor | None
     need_dx: bool
-    dweights: Optionals
+    dweights: Sequence[Gradient | None]
     dbiases: Optionals
-    ddown_weight: Tensor | None
+    ddown_weight: Gradient | None
 
     @property
     def needs_dz(self) -> bool:
@@ -274,7 +283,7 @@ def _through_hidden(call: _Call, part: slice) -> Sequence[Tensor]:
             h = call.h[:, part]
         else:
             h = found[-1] if found else call.kernels.forward(*_operands(call, part))
-        call.kernels.products.write_dweight(call.dy, h, call.ddown_weight[:, part])
+        call.kernels.products.dweight(call.ddown_weight.part(slice(None), part), call.dy, h)
     return found[:count]
 
 
@@ -282,9 +291,9 @@ def _through_first(call: _Call, part: slice, dx: Tensor | None) -> Tensor | None
     """dx with what this part adds; the gradients of the first weights are written."""
     products = call.kernels.products
     dz = _through_hidden(call, part)
-    for own, weight, memory in zip(dz, call.weights, call.dweights, strict=False):
-        if memory is not None:
-            products.write_dweight(own, call.x, memory[part])
+    for own, weight, gradient in zip(dz, call.weights, call.dweights, strict=False):
+        if gradient is not None:
+            products.dweight(gradient.part(part), own, call.x)
         if not call.need_dx:
             continue
         if dx is None:
@@ -308,29 +317,35 @@ def _bias_sum(wanted: bool, dy: Tensor, bias: Tensor | None) -> Tensor | None:
     return bias_gradient(dy, bias.dtype) if wanted and bias is not None else None
 
 
-def _memory(wanted: bool, of: Tensor | None) -> Tensor | None:
-    if of is None or not wanted:
-        return None
-    return empty_like_weight(of) if of.dim() == 2 else of.new_empty(of.shape)
+def _halves(whole: Tensor | Gradient | None, dim: int = 0) -> tuple[Any, Any]:
+    if whole is None:
+        return None, None
+    if isinstance(whole, Tensor):
+        first, second = whole.chunk(2, dim)
+        return first, second
+    first, second = whole.memory.chunk(2, dim)
+    return whole._replace(memory=first), whole._replace(memory=second)
 
 
 def _gradients(
     kernels: Kernels, dy: Tensor, x: Tensor, weights: Optionals, biases: Optionals,
     down_weight: Tensor | None, down_bias: Tensor | None, z: Sequence[Tensor], h: Tensor,
-    recompute: int, need_dx: bool, need_dweights: Sequence[bool], need_dbias: bool,
-    need_ddown_weight: bool, need_ddown_bias: bool,
-) -> Tensors:  # fmt: skip
+    copies: Sequence[Tensor], recompute: int, need_dx: bool, need_dweights: Sequence[bool],
+    need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, in_place: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Of x, of each weight, of each bias, of the second weight and of its bias; without elements
-    where they are not asked for."""
-    dweights = [_memory(*of) for of in zip(need_dweights, weights, strict=True)]
-    dbiases = [_memory(need_dbias, bias) for bias in biases]
-    ddown_weight = _memory(need_ddown_weight, down_weight)
+    where they are not asked for, None where they were added to what there is."""
+    every = (*weights, down_weight)
+    *dweights, ddown_weight = [
+        gradient_of(weight, in_place) if needed and weight is not None else None
+        for weight, needed in zip(every, (*need_dweights, need_ddown_weight), strict=True)
+    ]
+    dbiases = [b.new_empty(b.shape) if need_dbias and b is not None else None for b in biases]
     is_pair = len(weights) == 2 and weights[1] is None  # gate and up in one
+    *weights, down_weight = _multiplied(every, copies, x)
 
-    def each(tensors: Optionals, dim: int = 0) -> Any:
-        if not is_pair:
-            return tensors
-        return (None, None) if tensors[0] is None else tensors[0].chunk(2, dim)
+    def each(whole: Sequence[Any], dim: int = 0) -> Any:
+        return _halves(whole[0], dim) if is_pair else whole
 
     call = _Call(
         kernels, as_rows(dy), as_rows(x), each(weights), each(biases), down_weight,
@@ -340,32 +355,43 @@ def _gradients(
     )  # fmt: skip
     dx = _dx(call, x)
     ddown_bias = _bias_sum(need_ddown_bias, dy, down_bias)
-    found = (dx, *dweights, *dbiases, ddown_weight, ddown_bias)
-    return tuple(x.new_empty(0) if t is None else t for t in found)
+
+    def given(found: Tensor | Gradient | None) -> Tensor | None:
+        if found is None:
+            return x.new_empty(0)
+        return found.result if isinstance(found, Gradient) else found
+
+    return tuple(map(given, (dx, *dweights, *dbiases, ddown_weight, ddown_bias)))
 
 
 def mlp_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
-    down_bias: Tensor | None, z: Tensor, h: Tensor, activation: int, recompute: int, packed: bool,
-    need_dx: bool, need_dweight: bool, need_dbias: bool, need_ddown_weight: bool,
-    need_ddown_bias: bool,
-) -> Tensors:  # fmt: skip
+    down_bias: Tensor | None, z: Tensor, h: Tensor, weight_copy: Tensor, down_weight_copy: Tensor,
+    activation: int, recompute: int, packed: bool, need_dx: bool, need_dweight: bool,
+    need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, *, in_place: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     return _gradients(
         _plain_kernels(x, down_weight, activation, packed), dy, x, (weight,), (bias,), down_weight,
-        down_bias, (z,), h, recompute, need_dx, (need_dweight,), need_dbias, need_ddown_weight,
-        need_ddown_bias,
+        down_bias, (z,), h, (weight_copy, down_weight_copy), recompute, need_dx, (need_dweight,),
+        need_dbias, need_ddown_weight, need_ddown_bias, in_place,
     )  # fmt: skip
 
 
 def gated_mlp_backward(
     dy: Tensor, x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
     up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, gate: Tensor,
-    up: Tensor, h: Tensor, activation: int, recompute: int, packed: bool, need_dx: bool,
-    need_dweight: bool, need_dup_weight: bool, need_dbias: bool, need_ddown_weight: bool,
-    need_ddown_bias: bool,
-) -> Tensors:  # fmt: skip
+    up: Tensor, h: Tensor, weight_copy: Tensor, up_weight_copy: Tensor, down_weight_copy: Tensor,
+    activation: int, recompute: int, packed: bool, need_dx: bool, need_dweight: bool,
+    need_dup_weight: bool, need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool,
+    *, in_place: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     return _gradients(
         _gated_kernels(x, activation, packed), dy, x, (weight, up_weight), (bias, up_bias),
-        down_weight, down_bias, (gate, up), h, recompute, need_dx, (need_dweight, need_dup_weight),
-        need_dbias, need_ddown_weight, need_ddown_bias,
+        down_weight, down_bias, (gate, up), h, (weight_copy, up_weight_copy, down_weight_copy),
+        recompute, need_dx, (need_dweight, need_dup_weight), need_dbias, need_ddown_weight,
+        need_ddown_bias, in_place,
     )  # fmt: skip
+
+
+mlp_backward_in_place = partial(mlp_backward, in_place=True)
+gated_mlp_backward_in_place = partial(gated_mlp_backward, in_place=True)

@@ -6,6 +6,7 @@
 ``recompute`` is 0, where z and h are kept; 1, where z is; 2, where neither is. A gated one has the
 gate's z and up's, or both in one where ``weight`` has the rows of both. Without ``down_weight`` the
 result is h. ``packed`` has our product run, of operands in order; on CUDA its z has the bias.
+Weights of float32 beside an x of 16 bits are copied in its dtype, and the copies kept.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from .._declare_arguments import Flag, Given, Integer, Result, Rows, Table
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula, _mlp, _ops
 from ._arguments import Bias, Down, check_activation, empty_like_weight, hidden_features
+from ._weights import empty_copy
 
-_WITH_DOWN = (Down("down_weight"), Bias("down_bias", table="down_weight"))
+_WEIGHT = Table("weight", of="x", or_float32=True)
+_UP_WEIGHT = Table("up_weight", optional=True, of="x", or_float32=True)
+_WITH_DOWN = (Down("down_weight", or_float32=True), Bias("down_bias", table="down_weight"))
 _CHOICES = (Integer("activation"), Integer("recompute"), Flag("packed"))
 
 
@@ -29,14 +33,15 @@ _CHOICES = (Integer("activation"), Integer("recompute"), Flag("packed"))
 
 
 def _down(h: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    return h if weight is None else _formula.linear(h, weight, bias)
+    return h if weight is None else _formula.linear(h, weight.to(h.dtype), bias)
 
 
 def _mlp_formula(
     x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
     down_bias: Tensor | None, activation: int, recompute: int, packed: bool,  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
-    return _down(_formula.linear_act(x, weight, bias, activation), down_weight, down_bias)
+    h = _formula.linear_act(x, weight.to(x.dtype), bias, activation)
+    return _down(h, down_weight, down_bias)
 
 
 def _gated_mlp_formula(
@@ -44,6 +49,8 @@ def _gated_mlp_formula(
     up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
     recompute: int, packed: bool,  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
+    up_weight = None if up_weight is None else up_weight.to(x.dtype)
+    weight = weight.to(x.dtype)
     h, _, _ = _ops.gated_linear(x, weight, up_weight, bias, up_bias, activation, keep=False)
     return _down(h, down_weight, down_bias)
 
@@ -73,8 +80,14 @@ def _like(name: str) -> Callable[[Given], Tensor]:
     return lambda given: empty_like_weight(given[name])
 
 
+def _copy(name: str) -> Callable[[Given], Tensor]:
+    return lambda given: empty_copy(given[name], given["x"])
+
+
 _MEMORY = {
     "h": _kept(0, hidden_features, "down_weight"),
+    "weight_copy": _copy("weight"),
+    "down_weight_copy": _copy("down_weight"),
     "dweight": _like("weight"),
     "ddown_weight": _like("down_weight"),
 }
@@ -121,13 +134,15 @@ def _check_gated_mlp(op: str, given: Given) -> None:
 
 MLP = declare(
     "mlp",
-    arguments=(Rows("x"), Table("weight", of="x"), Bias("bias"), *_WITH_DOWN, *_CHOICES),
+    arguments=(Rows("x"), _WEIGHT, Bias("bias"), *_WITH_DOWN, *_CHOICES),
     results=(
         Result("y", shape=_shape_of_y), Result("z", saved=True), Result("h", saved=True),
+        Result("weight_copy", saved=True), Result("down_weight_copy", saved=True),
     ),
     backward=(
-        "(dy, x, weight, bias, down_weight, down_bias, z, h, activation, recompute, packed,"
-        " need_dx, need_dweight, need_dbias, need_ddown_weight, need_ddown_bias)"
+        "(dy, x, weight, bias, down_weight, down_bias, z, h, weight_copy, down_weight_copy,"
+        " activation, recompute, packed, need_dx, need_dweight, need_dbias, need_ddown_weight,"
+        " need_ddown_bias)"
         " -> dx, dweight, dbias, ddown_weight, ddown_bias"
     ),
     formula=_mlp_formula,
@@ -135,6 +150,7 @@ MLP = declare(
     memory={**_MEMORY, "z": _of_weight},
     has_inference=False,
     composed=(_mlp.mlp_forward, _mlp.mlp_backward),
+    eager_backward=_mlp.mlp_backward_in_place,
     shown=lambda given: "linear_act" if given["down_weight"] is None else "mlp",
     text="act(x @ weight.T + bias) @ down_weight.T + down_bias",
 )  # fmt: skip
@@ -142,17 +158,18 @@ MLP = declare(
 GATED_MLP = declare(
     "gated_mlp",
     arguments=(
-        Rows("x"), Table("weight", of="x"), Table("up_weight", optional=True, of="x"),
-        Bias("bias"), Bias("up_bias", table="up_weight"), *_WITH_DOWN, *_CHOICES,
+        Rows("x"), _WEIGHT, _UP_WEIGHT, Bias("bias"), Bias("up_bias", table="up_weight"),
+        *_WITH_DOWN, *_CHOICES,
     ),
     results=(
         Result("y", shape=_shape_of_y), Result("gate", saved=True), Result("up", saved=True),
-        Result("h", saved=True),
+        Result("h", saved=True), Result("weight_copy", saved=True),
+        Result("up_weight_copy", saved=True), Result("down_weight_copy", saved=True),
     ),
     backward=(
-        "(dy, x, weight, up_weight, bias, up_bias, down_weight, down_bias, gate, up, h, activation,"
-        " recompute, packed, need_dx, need_dweight, need_dup_weight, need_dbias, need_ddown_weight,"
-        " need_ddown_bias)"
+        "(dy, x, weight, up_weight, bias, up_bias, down_weight, down_bias, gate, up, h,"
+        " weight_copy, up_weight_copy, down_weight_copy, activation, recompute, packed, need_dx,"
+        " need_dweight, need_dup_weight, need_dbias, need_ddown_weight, need_ddown_bias)"
         " -> dx, dweight, dup_weight, dbias, dup_bias, ddown_weight, ddown_bias"
     ),
     flags={"need_dbias": ("bias", "up_bias")},
@@ -160,10 +177,11 @@ GATED_MLP = declare(
     check=_check_gated_mlp,
     memory={
         **_MEMORY, "gate": _of_weight, "up": _kept(1, hidden_features, "up_weight"),
-        "dup_weight": _like("up_weight"),
+        "up_weight_copy": _copy("up_weight"), "dup_weight": _like("up_weight"),
     },
     has_inference=False,
     composed=(_mlp.gated_mlp_forward, _mlp.gated_mlp_backward),
+    eager_backward=_mlp.gated_mlp_backward_in_place,
     shown=lambda given: "gated_linear" if given["down_weight"] is None else "gated_mlp",
     text="(act(gate) * up) @ down_weight.T, gate = x @ weight.T + bias, up of up_weight",
 )  # fmt: skip

@@ -7,6 +7,7 @@ A route is the number of one of cuBLASLt's algorithms, from 0 on as it offers th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +15,15 @@ from torch import Tensor
 
 from ..._errors import ArgumentValueError, translate
 from ..._library import direct, log_dispatch, raw_op
-from .._declare import Kernels, declare, gradients_of
-from .._declare_arguments import Given, Integer, Result
+from .._declare import Kernels, declare, gradients_of, without_saved
+from .._declare_arguments import Given, Integer, Result, Rows, Table
 from .._declare_call import make_call
 from . import _formula
-from ._arguments import empty_like_weight
+from ._arguments import Bias, empty_like_weight
 from ._formula import as_rows
-from ._ops import LINEAR, OPERANDS, like_weight, shape_of_y
+from ._ops import LINEAR, like_weight, shape_of_y
 from ._tuned import OURS, TORCH
+from ._weights import copy_of, empty_copy, gradient_of, multiplied
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -128,51 +130,77 @@ def _say(error: RuntimeError) -> None:
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, y_route: int,
     dx_route: int, dweight_route: int,  # noqa: ARG001
-) -> Tensor:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if y_route >= 0 and (bias is None or bias.dtype is not x.dtype):
         y_route = OURS  # numbers were timed with a bias of x's dtype: without it they mean others
+    copy = copy_of(weight, x)
+    weight = multiplied(weight, copy, x)
     try:
-        return y_by(y_route, x, weight, bias)
+        return y_by(y_route, x, weight, bias), copy
     except RuntimeError as error:
         _say(error)
-    return y_by(OURS, x, weight, bias)
+    return y_by(OURS, x, weight, bias), copy
 
 
 def _backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, dx_route: int, dweight_route: int,
-    need_dx: bool, need_dweight: bool, need_dbias: bool,
-) -> Gradients:  # fmt: skip
-    """All that is not PyTorch's in one call."""
-    dx = dx_by(TORCH, dy, x, weight) if need_dx and dx_route == TORCH else None
-    dweight = dweight_by(TORCH, dy, x, weight) if need_dweight and dweight_route == TORCH else None
-    needs = (need_dx and dx is None, need_dweight and dweight is None, need_dbias)
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, weight_copy: Tensor, dx_route: int,
+    dweight_route: int, need_dx: bool, need_dweight: bool, need_dbias: bool,
+    *, in_place: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """All that is not PyTorch's in one call. The gradient of a master weight is PyTorch's, which
+    writes it in float32; that of another dtype ours and cuBLASLt's write."""
+    lowered = multiplied(weight, weight_copy, x)
+    dweight_is_torchs = dweight_route == TORCH or weight.dtype is not x.dtype
+    needs = (
+        need_dx and dx_route != TORCH, need_dweight and not dweight_is_torchs, need_dbias,
+    )  # fmt: skip
     routes = (max(dx_route, OURS), max(dweight_route, OURS))
-    found = (x.new_empty(0), x.new_empty(0), x.new_empty(0))
+    dx, dweight, dbias = (x.new_empty(0) for _ in range(3))
     try:
         if any(needs):
-            found = _gradients(dy, x, weight, bias, needs, routes)
+            dx, dweight, dbias = _gradients(dy, x, lowered, bias, needs, routes)
     except RuntimeError as error:
         _say(error)
-        found = _gradients(dy, x, weight, bias, needs, (OURS, OURS))
-    return found[0] if dx is None else dx, found[1] if dweight is None else dweight, found[2]
+        dx, dweight, dbias = _gradients(dy, x, lowered, bias, needs, (OURS, OURS))
+    if need_dx and dx_route == TORCH:
+        dx = dx_by(TORCH, dy, x, lowered)
+    if need_dweight and dweight_is_torchs:
+        gradient = gradient_of(weight, in_place)
+        gradient.product(as_rows(dy), as_rows(x))
+        return dx, gradient.result, dbias
+    return dx, dweight, dbias
+
+
+_backward_in_place = partial(_backward, in_place=True)
 
 
 def _layer_formula(
     x: Tensor, weight: Tensor, bias: Tensor | None,
     y_route: int, dx_route: int, dweight_route: int,  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
-    return _formula.linear(x, weight, bias)
+    return _formula.linear(x, weight.to(x.dtype), bias)
 
 
 def _layer_gradient(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, weight_copy: Tensor,  # noqa: ARG001
     dx_route: int, dweight_route: int,  # noqa: ARG001
     need_dx: bool, need_dweight: bool, need_dbias: bool,
 ) -> Gradients:  # fmt: skip
-    return _formula.linear_gradient(dy, x, weight, bias, need_dx, need_dweight, need_dbias)
+    dx, dweight, dbias = _formula.linear_gradient(
+        dy, x, weight.to(x.dtype), bias, need_dx, need_dweight, need_dbias
+    )
+    return dx, dweight.to(weight.dtype), dbias
 
 
 _ROUTES = ("y_route", "dx_route", "dweight_route")
+
+
+def _weight_copy(given: Given) -> Tensor:
+    return copy_of(given["weight"], given["x"])
+
+
+def _weight_copy_memory(given: Given) -> Tensor:
+    return empty_copy(given["weight"], given["x"])
 
 
 def _check(op: str, given: Given) -> None:
@@ -186,20 +214,30 @@ def _check(op: str, given: Given) -> None:
 
 ROUTED_LINEAR = declare(
     "routed_linear",
-    arguments=(*OPERANDS, *map(Integer, _ROUTES)),
-    results=(Result("y", shape=shape_of_y),),
+    arguments=(
+        Rows("x"), Table("weight", of="x", or_float32=True), Bias("bias"),
+        *map(Integer, _ROUTES),
+    ),
+    results=(Result("y", shape=shape_of_y), Result("weight_copy", saved=True)),
     backward=(
-        "(dy, x, weight, bias, dx_route, dweight_route, need_dx, need_dweight, need_dbias)"
-        " -> dx, dweight, dbias"
+        "(dy, x, weight, bias, weight_copy, dx_route, dweight_route, need_dx, need_dweight,"
+        " need_dbias) -> dx, dweight, dbias"
     ),
     formula=_layer_formula,
+    statistics=_weight_copy,
     gradient=_layer_gradient,
     check=_check,
-    memory={"dweight": like_weight},
+    memory={"weight_copy": _weight_copy_memory, "dweight": like_weight},
+    has_inference=False,
     composed=(_forward, _backward),
+    eager_backward=_backward_in_place,
     shown=_OP,
     text="x @ weight.T + bias, each product by its route",
-)
+)  # fmt: skip
 
 # Eager calls of plain tensors, which C++ checks: a check before it takes longer than the call.
-call = make_call(ROUTED_LINEAR, Kernels(_forward, _backward, _forward), gradients_of)
+call = make_call(
+    ROUTED_LINEAR,
+    Kernels(_forward, _backward_in_place, without_saved(ROUTED_LINEAR, _forward)),
+    gradients_of,
+)

@@ -22,6 +22,8 @@ from ._choice import choose, refusal
 from ._mlp_ops import GATED_MLP, MLP
 from ._ops import LINEAR, LINEAR_ACT
 from ._routed import call as _routed_call
+from ._tuned import OURS, TORCH, Routes
+from ._weights import is_master, under_autocast_but_masters
 
 NUMBERS = {row.name: number for number, row in enumerate(ACTIVATIONS)}
 GATED_NUMBERS = {name: number for number, name in enumerate(GATED)}
@@ -87,9 +89,17 @@ def linear(
         reason, routes = choose("linear", input, weight)
         if reason is not None:
             return _torch_product(LINEAR, input, weight, bias)
+        has_master = is_master(input, weight)
+        if routes is None and has_master:
+            routes = Routes(dweight=TORCH)
         if routes is not None:
             log_dispatch(f"linear: products run by routes: {routes} (numbers are cuBLASLt's)")
-            return cast(Tensor, _routed_call(*_as_multiplied(input, weight, bias), *routes))
+            if has_master:
+                wide = routes.y == OURS  # others would read a bias of float32 by a pass of its own
+                operands = under_autocast_but_masters(input, weight, bias, wide_biases=wide)
+            else:
+                operands = _as_multiplied(input, weight, bias)
+            return cast(Tensor, _routed_call(*operands, *routes))
     return _call(*_as_multiplied(input, weight, bias), backend)
 
 

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: MIT
+"""Master weights, and gradients that products add to ``.grad``: where they may, and where not.
+
+On a CPU that is never done; here it is let.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as in_torch
+
+import transformer_kernels as tfk
+from transformer_kernels.ops.linear import _routed, _weights
+from transformer_kernels.ops.linear._mlp_ops import GATED_MLP, MLP
+from transformer_kernels.ops.linear._tuned import OURS, TORCH
+from transformer_kernels.testing.inputs import randn
+
+F = tfk.functional
+
+ROWS, FEATURES = 24, 16
+
+CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": lambda x, weight: _routed.call(x, weight, None, OURS, OURS, TORCH),
+    "mlp": lambda x, weight: F.mlp(x, weight, None, torch.eye(len(weight))),
+    "down": lambda x, weight: F.mlp(x, torch.eye(x.shape[-1]), None, weight),
+    "gated": lambda x, weight: F.gated_mlp(x, weight, None, torch.eye(len(weight) // 2)),
+}
+FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": in_torch.linear,
+    "mlp": lambda x, weight: in_torch.gelu(in_torch.linear(x, weight)),
+    "down": lambda x, weight: in_torch.linear(in_torch.gelu(x), weight),
+    "gated": lambda x, weight: (
+        in_torch.silu(in_torch.linear(x, weight.chunk(2)[0]))
+        * in_torch.linear(x, weight.chunk(2)[1])
+    ),
+}
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {"rows": lambda w: w, "columns": Tensor.t}
+
+each_call = pytest.mark.parametrize("call", CALLS)
+each_order = pytest.mark.parametrize("order", ORDERS)
+
+
+@pytest.fixture(autouse=True)
+def one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_weights, "_has_one_writer", lambda _: True)
+
+
+def _leaf() -> Tensor:
+    return randn((FEATURES, FEATURES), torch.float32).requires_grad_()
+
+
+class _Arrivals(list[Any]):
+    """What autograd is given for a leaf, None where a product has added it."""
+
+    def __init__(self, leaf: Tensor) -> None:
+        self._node = torch.autograd.graph.get_gradient_edge(leaf).node  # lives while it is held
+        self._node.register_prehook(lambda gradients: self.extend(gradients))
+
+
+def _assert_close(found: Tensor | None, expected: Tensor) -> None:
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+def _gradient(name: str, order: str, x: Tensor, leaf: Tensor) -> Tensor:
+    """By autograd of the formula, for a sum of the results."""
+    copy = leaf.detach().requires_grad_()
+    return torch.autograd.grad(FORMULAS[name](x, ORDERS[order](copy)).sum(), copy)[0]
+
+
+def _train(name: str, order: str, leaf: Tensor, times: int = 2) -> tuple[Tensor, Tensor]:
+    """What ``.grad`` has to be after so many backward passes, and what it was after the first."""
+    expected, first = torch.zeros_like(leaf), leaf
+    for at in range(times):
+        x = randn((ROWS, FEATURES), torch.float32)
+        CALLS[name](x, ORDERS[order](leaf)).sum().backward()
+        expected += _gradient(name, order, x, leaf)
+        if at == 0:
+            assert leaf.grad is not None
+            first = leaf.grad
+    return expected, first
+
+
+@each_call
+@each_order
+def test_a_product_adds_to_grad(call: str, order: str) -> None:
+    leaf = _leaf()
+    arrived = _Arrivals(leaf)
+    expected, first = _train(call, order, leaf, times=3)
+    assert leaf.grad is first
+    _assert_close(first, expected)
+    assert arrived[0] is not None
+    assert arrived[1:] == [None, None]
+
+
+@each_call
+def test_a_weight_that_is_used_twice(call: str) -> None:
+    leaf, x = _leaf(), randn((ROWS, FEATURES), torch.float32)
+    expected, _ = _train(call, "rows", leaf)
+    (CALLS[call](x, leaf).sum() + CALLS[call](2 * x, leaf).sum()).backward()
+    expected += _gradient(call, "rows", x, leaf) + _gradient(call, "rows", 2 * x, leaf)
+    _assert_close(leaf.grad, expected)
+
+
+@each_call
+def test_twice_through_the_same_graph(call: str) -> None:
+    leaf, x = _leaf(), randn((ROWS, FEATURES), torch.float32)
+    y = CALLS[call](x, leaf).sum()
+    for _ in range(3):
+        y.backward(retain_graph=True)
+    _assert_close(leaf.grad, 3 * _gradient(call, "rows", x, leaf))
+
+
+def _by_hook(leaf: Tensor) -> Any:
+    leaf.register_hook(lambda gradient: 10 * gradient)
+
+
+def _by_post_hook(leaf: Tensor) -> Any:
+    def scale(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad *= 10
+
+    leaf.register_post_accumulate_grad_hook(scale)
+
+
+@each_call
+@each_order
+@pytest.mark.parametrize("watch", [_by_hook, _by_post_hook])
+def test_a_hook_sees_the_gradient(call: str, order: str, watch: Callable[[Tensor], Any]) -> None:
+    leaf, x = _leaf(), randn((ROWS, FEATURES), torch.float32)
+    leaf.grad = torch.zeros_like(leaf)
+    watch(leaf)
+    CALLS[call](x, ORDERS[order](leaf)).sum().backward()
+    _assert_close(leaf.grad, 10 * _gradient(call, order, x, leaf))
+
+
+class _Scale(torch.autograd.Function):
+    """A view whose gradient is another."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 10 * gradient.t()
+
+
+@each_call
+def test_a_view_with_a_gradient_of_its_own(call: str) -> None:
+    leaf, x = _leaf(), randn((ROWS, FEATURES), torch.float32)
+    leaf.grad = torch.zeros_like(leaf)
+    CALLS[call](x, _Scale.apply(leaf)).sum().backward()
+    _assert_close(leaf.grad, 10 * _gradient(call, "columns", x, leaf))
+
+
+@each_call
+@each_order
+def test_a_gradient_that_is_returned(call: str, order: str) -> None:
+    leaf, x = _leaf(), randn((ROWS, FEATURES), torch.float32)
+    leaf.grad = torch.zeros_like(leaf)
+    expected = _gradient(call, order, x, leaf)
+    for again in (False, True):
+        weight = ORDERS[order](leaf)
+        y = CALLS[call](x, weight).sum()
+        (gradient,) = torch.autograd.grad(y, leaf, create_graph=again, retain_graph=True)
+        _assert_close(gradient, expected)
+        (gradient,) = torch.autograd.grad(y, weight, create_graph=again)
+        _assert_close(ORDERS[order](gradient), expected)
+    assert not leaf.grad.any()
+
+
+@each_call
+def test_the_gradient_of_something_else(call: str) -> None:
+    leaf, x = _leaf(), randn((ROWS, FEATURES), torch.float32).requires_grad_()
+    leaf.grad = torch.zeros_like(leaf)
+    CALLS[call](x, leaf).sum().backward(inputs=[x])
+    assert x.grad is not None
+    assert not leaf.grad.any()
+
+
+@each_call
+def test_a_backward_pass_that_is_differentiated(call: str) -> None:
+    leaf, x = _leaf(), randn((ROWS, FEATURES), torch.float32)
+    leaf.grad = torch.zeros_like(leaf)
+    CALLS[call](x, leaf).square().sum().backward(create_graph=True)
+    assert leaf.grad.requires_grad
+
+
+OTHER_SUMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "in another order": lambda zeros: zeros.t(),
+    "spread": lambda zeros: zeros.new_zeros(FEATURES, 2 * FEATURES)[:, ::2],
+    "one number": lambda zeros: zeros.new_zeros(1).expand(zeros.shape).clone().view(zeros.shape),
+}
+
+
+@each_call
+@each_order
+@pytest.mark.parametrize("other", OTHER_SUMS)
+def test_a_grad_of_other_strides(call: str, order: str, other: str) -> None:
+    leaf, x = _leaf(), randn((ROWS, FEATURES), torch.float32)
+    leaf.grad = OTHER_SUMS[other](torch.zeros(FEATURES, FEATURES))
+    CALLS[call](x, ORDERS[order](leaf)).sum().backward()
+    _assert_close(leaf.grad, _gradient(call, order, x, leaf))
+
+
+def test_several_threads_of_a_cpu_do_not_add_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    leaf = _leaf()
+    arrived = _Arrivals(leaf)
+    _train("mlp", "rows", leaf)
+    assert None not in arrived
+
+
+# ---- master weights -----------------------------------------------------------------------------
+
+
+def _masters(op: Any, recompute: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """An op of x, its weights and biases, and these, of float32 but for x."""
+    hidden, gated = 48, op is GATED_MLP
+    sizes = [(hidden, FEATURES), (hidden,), (FEATURES, hidden), (FEATURES,)]
+    sizes = [sizes[0], *sizes[:2], sizes[1], *sizes[2:]] if gated else sizes
+    if op is _routed.ROUTED_LINEAR:
+        sizes, choices = sizes[:2], (OURS, OURS, OURS)
+    else:
+        choices = (0, recompute, False)
+    x = randn((ROWS, FEATURES), torch.bfloat16).requires_grad_()
+    parameters = [(randn(size, torch.float32) * FEATURES**-0.5).requires_grad_() for size in sizes]
+    return lambda *given: op.call(*given, *choices), [x, *parameters]
+
+
+each_op = pytest.mark.parametrize(
+    "op", [MLP, GATED_MLP, _routed.ROUTED_LINEAR], ids=lambda op: op.name
+)
+
+
+@each_op
+@pytest.mark.parametrize("recompute", [0, 1, 2])
+def test_weights_of_float32_beside_16_bits(op: Any, recompute: int) -> None:
+    """The same as of copies in 16 bits; gradients are float32."""
+    call, leaves = _masters(op, recompute)
+    lowered = [t.bfloat16() if t.dim() == 2 else t for t in leaves]
+    y, expected = call(*leaves), call(*lowered)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0)
+    dy = randn(y.shape, torch.bfloat16)
+    found = torch.autograd.grad(y, leaves, dy)
+    theirs = torch.autograd.grad(expected, leaves, dy)
+    for a, b, leaf in zip(found, theirs, leaves, strict=True):
+        assert a.dtype is leaf.dtype
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@each_op
+def test_gradients_of_gradients_at_weights_of_float32(op: Any) -> None:
+    call, leaves = _masters(op, 1)
+    lowered = [t.bfloat16() if t.dim() == 2 else t for t in leaves]
+
+    def second(given: list[Tensor]) -> tuple[Tensor, ...]:
+        y = call(*given)
+        first = torch.autograd.grad(y.float().square().sum(), leaves, create_graph=True)
+        total = sum(gradient.float().square().sum() for gradient in first)
+        assert isinstance(total, Tensor)
+        return torch.autograd.grad(total, leaves)
+
+    for a, b in zip(second(leaves), second(lowered), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * float(b.abs().max()))
+
+
+@each_op
+def test_nothing_of_other_dtypes(op: Any) -> None:
+    call, leaves = _masters(op, 1)
+    leaves[1] = leaves[1].half()
+    with pytest.raises(tfk.ArgumentTypeError, match="weight is float16, expected bfloat16 or"):
+        call(*leaves)
