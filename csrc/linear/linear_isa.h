@@ -35,7 +35,7 @@ struct Product {
   Matrix left;
   Matrix right;
   const void* bias = nullptr;  // a wide row (core/cpu/columns.h), or null
-  Rows sum;                    // gets the product and the bias
+  Rows sum{};                  // gets the product and the bias
   std::optional<Pointwise> activation{};
   Rows y{};  // gets f(sum) where there is an activation; may be the memory of `sum`
 };

@@ -18,7 +18,7 @@ namespace transformer_kernels::cuda {
 //   out = f(z), kept = z, z = sum + bias           with one
 //   out = sum f'(z), kept = f(z)                   with one, and z given
 //
-// z is rounded to dtype before f. dbias is the sum of the rows of out, as they were rounded.
+// z is rounded to dtype before f. With z given, dbias is the sum of the rows of out, as rounded.
 struct Product {
   const char* op;
   DType dtype;

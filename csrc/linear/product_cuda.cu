@@ -29,8 +29,9 @@ constexpr auto engines() {
   constexpr std::size_t kCount = kBuildsSm80 + kBuildsSm90a + 2;
   std::array<Engine<Product>, kCount> table{};
   std::size_t next = 0;
-  if constexpr (kBuildsSm80)
+  if constexpr (kBuildsSm80) {
     table[next++] = {"few_rows", few_rows_refusal, run_then_sum<run_few_rows>};
+  }
   if constexpr (kBuildsSm90a) table[next++] = {"hopper", hopper_refusal, run_hopper};
   table[next++] = {"cublaslt", cublaslt_refusal, run_then_sum<run_cublaslt>};
   table[next] = {"plain", plain_refusal, run_then_sum<run_plain_of_dtype>};

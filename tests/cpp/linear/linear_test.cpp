@@ -298,23 +298,24 @@ TEST_P(LinearOp, says_what_does_not_fit) {
   const TestTensor narrow(backend(), dtype(), 3, 7, Values(21, 1));
   const TestTensor bias(backend(), dtype(), 1, 4, Values(4, 1));
   TestTensor y(backend(), dtype(), 4, 3);
-  const auto error = [&](LinearForward arguments) {
-    arguments.x = x.view();
-    if (!arguments.y.defined()) arguments.y = y.view();
+  const LinearForward fits{.x = x.view(), .weight = weight.view(), .y = y.view()};
+  const auto error = [&](auto change) {
+    LinearForward arguments = fits;
+    change(arguments);
     return error_of([&] { linear_forward(backend().context(), arguments); });
   };
-  EXPECT_EQ(error({.weight = narrow.view()}),
+  EXPECT_EQ(error([&](LinearForward& a) { a.weight = narrow.view(); }),
             "linear: weight has 7 columns, expected 8 (the last dimension of x)");
-  EXPECT_EQ(error({.weight = weight.view(), .bias = bias.vector()}),
+  EXPECT_EQ(error([&](LinearForward& a) { a.bias = bias.vector(); }),
             "linear: bias has 4 elements, expected 3 (the rows of weight)");
-  EXPECT_EQ(error({.weight = weight.view(), .activation = Pointwise::kSwiGlu}),
+  EXPECT_EQ(error([](LinearForward& a) { a.activation = Pointwise::kSwiGlu; }),
             "linear_act: activation is swiglu, expected one of a single tensor");
-  EXPECT_EQ(error({.weight = weight.view(), .y = x.view()}).substr(0, 24),
+  EXPECT_EQ(error([&](LinearForward& a) { a.y = x.view(); }).substr(0, 24),
             "linear: y has shape (4, ");
-  EXPECT_EQ(error({.weight = weight.view(), .algorithm = -2}),
+  EXPECT_EQ(error([](LinearForward& a) { a.algorithm = -2; }),
             "linear: algorithm is -2, expected a number of cuBLASLt's from 0 on, or -1 for any");
   if (!is_on_cuda(backend())) {
-    EXPECT_EQ(error({.weight = weight.view(), .algorithm = 3}),
+    EXPECT_EQ(error([](LinearForward& a) { a.algorithm = 3; }),
               "linear: algorithm is 3, expected -1 (cuBLASLt's run on CUDA)");
   }
   EXPECT_TRUE(y.untouched());

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(
         not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="elsewhere layers are PyTorch's, which autocast lowers",
+        reason="elsewhere linear is PyTorch's, which autocast lowers",
     ),
 ]
 

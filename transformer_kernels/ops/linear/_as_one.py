@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from .._declare import Op
 from .._kinds import PLAIN_CLASSES
 from ._choice import leaves_processors_idle, refusal
 from ._mlp_ops import GATED_MLP, check_level
-from ._weights import under_autocast_but_masters
+from ._weights import as_multiplied, fits
 
 
 def as_level(op: str, recompute: Any) -> int:
@@ -38,7 +38,8 @@ def call_as_one(
 ) -> Tensor | None:  # fmt: skip
     """The result; None where each layer is called for itself: no gradient is asked for (but where a
     gate is one kernel), a graph of torch.jit.trace is made, Triton runs, a tensor is of a kind that
-    decides itself what a layer does, or one is missing, which the layer says."""
+    decides itself what a layer does, or one is missing or of another dtype, which the layer says.
+    """
     x, weight, *_, down_weight, _ = tensors
     up_weight = tensors[2] if op is GATED_MLP else None
     if x is None or weight is None:
@@ -58,9 +59,11 @@ def call_as_one(
         title, x, weight, down_weight, up_weight, activated=True
     ) is None  # fmt: skip
     if any_autocast():
-        tensors = under_autocast_but_masters(
-            x, *tensors[1:], wide_biases=packed and x.is_cuda
+        tensors = as_multiplied(
+            x, *tensors[1:], masters=True, wide_biases=packed and x.is_cuda
         )  # fmt: skip
+    if not fits(*cast("tuple[Tensor, ...]", tensors)):
+        return None
     if not has_gradients:
         if not packed or (down_weight is not None and leaves_processors_idle(x, down_weight)):
             return None

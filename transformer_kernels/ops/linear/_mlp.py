@@ -26,8 +26,8 @@ Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
 
 # The sum over the parts is rounded to the dtype of x after each: 4 stay within twice the error of
-# one product. On CUDA 2 are as fast as one or faster, and 4 take up to 5 % longer. Below so many
-# bytes of hidden features, more calls cost more than memory that stays in the cache saves, or than
+# one product. On CUDA, of so many bytes and features, 2 are as fast as one or faster, and 4 take up
+# to 5 % longer. Below, more calls cost more than memory that stays in the cache saves, or than
 # memory is worth.
 _PARTS = {"cpu": 4, "cuda": 2}
 _FEWEST_BYTES = {"cpu": 2**24, "cuda": 2**28}
@@ -50,7 +50,8 @@ def _add_packed(total: Tensor, x: Tensor, weight: Tensor) -> None:
 
 
 def _packed_dweight(gradient: Gradient, dz: Tensor, x: Tensor) -> None:
-    gradient.take(_packed_backward(dz, x, gradient.memory, None, False, True, False)[1])
+    like = gradient.memory.to(x.dtype)  # of a weight its shape, order and dtype are read
+    gradient.take(_packed_backward(dz, x, like, None, False, True, False)[1])
 
 
 _OURS = Products(_packed, _add_packed, _packed_dweight)

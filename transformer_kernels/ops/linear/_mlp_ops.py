@@ -21,7 +21,7 @@ from .._declare_arguments import Flag, Given, Integer, Result, Rows, Table
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula, _mlp, _ops
 from ._arguments import Bias, Down, check_activation, empty_like_weight, hidden_features
-from ._weights import empty_copy
+from ._weights import copy_memory
 
 _WEIGHT = Table("weight", of="x", or_float32=True)
 _UP_WEIGHT = Table("up_weight", optional=True, of="x", or_float32=True)
@@ -80,14 +80,10 @@ def _like(name: str) -> Callable[[Given], Tensor]:
     return lambda given: empty_like_weight(given[name])
 
 
-def _copy(name: str) -> Callable[[Given], Tensor]:
-    return lambda given: empty_copy(given[name], given["x"])
-
-
 _MEMORY = {
     "h": _kept(0, hidden_features, "down_weight"),
-    "weight_copy": _copy("weight"),
-    "down_weight_copy": _copy("down_weight"),
+    "weight_copy": copy_memory("weight"),
+    "down_weight_copy": copy_memory("down_weight"),
     "dweight": _like("weight"),
     "ddown_weight": _like("down_weight"),
 }
@@ -177,7 +173,7 @@ GATED_MLP = declare(
     check=_check_gated_mlp,
     memory={
         **_MEMORY, "gate": _of_weight, "up": _kept(1, hidden_features, "up_weight"),
-        "up_weight_copy": _copy("up_weight"), "dup_weight": _like("up_weight"),
+        "up_weight_copy": copy_memory("up_weight"), "dup_weight": _like("up_weight"),
     },
     has_inference=False,
     composed=(_mlp.gated_mlp_forward, _mlp.gated_mlp_backward),

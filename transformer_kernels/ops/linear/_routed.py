@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..._errors import ArgumentValueError, translate
@@ -23,7 +22,7 @@ from ._arguments import Bias, empty_like_weight
 from ._formula import as_rows
 from ._ops import LINEAR, like_weight, shape_of_y
 from ._tuned import OURS, TORCH
-from ._weights import copy_of, empty_copy, gradient_of, multiplied
+from ._weights import Gradient, copy_memory, copy_of, gradient_of, multiplied
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -104,7 +103,9 @@ def dx_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 def dweight_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Raises where cuBLASLt does not offer the algorithm."""
     if route == TORCH:
-        return torch.mm(as_rows(dy).t(), as_rows(x), out=empty_like_weight(weight))
+        gradient = Gradient(empty_like_weight(weight))
+        gradient.product(as_rows(dy), as_rows(x))
+        return gradient.memory
     dweight: Tensor = _gradients(dy, x, weight, None, (False, True, False), (OURS, route))[1]
     return dweight
 
@@ -199,10 +200,6 @@ def _weight_copy(given: Given) -> Tensor:
     return copy_of(given["weight"], given["x"])
 
 
-def _weight_copy_memory(given: Given) -> Tensor:
-    return empty_copy(given["weight"], given["x"])
-
-
 def _check(op: str, given: Given) -> None:
     for name in _ROUTES:
         if given[name] < TORCH:
@@ -227,7 +224,7 @@ ROUTED_LINEAR = declare(
     statistics=_weight_copy,
     gradient=_layer_gradient,
     check=_check,
-    memory={"weight_copy": _weight_copy_memory, "dweight": like_weight},
+    memory={"weight_copy": copy_memory("weight"), "dweight": like_weight},
     has_inference=False,
     composed=(_forward, _backward),
     eager_backward=_backward_in_place,

@@ -8,69 +8,104 @@ adds that to ``.grad``. Here the product behind it writes float32, or adds to ``
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..._torch import is_eager
+from ..._torch import has_dispatch_mode, is_eager
+from .._declare_arguments import Given
 from .._dtype import under_autocast
 from .._kinds import PLAIN_CLASSES
 from ._arguments import empty_like_weight
 
 # ---- master weights -----------------------------------------------------------------------------
 
+_NARROW = (torch.float16, torch.bfloat16)
+_DEVICES = ("cuda",)  # where products of 16 bits give float32
+
 
 def is_master(x: Tensor, weight: Any) -> bool:
-    """Whether the layer casts the weight, and not autocast: on CUDA, for a gradient of float32."""
+    """Whether the layer casts the weight, and not autocast, for a gradient of float32."""
     return (
         type(weight) in PLAIN_CLASSES
         and weight.dtype is torch.float32
-        and weight.is_cuda
+        and weight.device.type in _DEVICES
         and weight.requires_grad
         and torch.is_grad_enabled()
-        and torch.is_autocast_enabled("cuda")
+        and torch.is_autocast_enabled(weight.device.type)
         and x.dtype is not torch.float64
         and is_eager()
     )
 
 
-def under_autocast_but_masters(
-    x: Tensor, *parameters: Tensor | None, wide_biases: bool
+def as_multiplied(
+    x: Tensor, *parameters: Tensor | None, masters: bool, wide_biases: bool
 ) -> tuple[Any, ...]:
-    """What autocast makes of them, but for master weights, and with ``wide_biases`` vectors of
-    float32: our products add them as they are."""
+    """What autocast makes of them, but for master weights with ``masters``, and with
+    ``wide_biases`` but for biases, which have one dimension, if all are float32: our products add
+    them as they are."""
+    biases = [t for t in parameters if t is not None and t.dim() == 1]
+    stay = wide_biases and all(bias.dtype is torch.float32 for bias in biases)
 
     def stays(t: Tensor | None) -> bool:
-        if t is None or (t.dim() == 1 and wide_biases and t.dtype is torch.float32):
-            return True
-        return t.dim() == 2 and is_master(x, t)
+        return t is None or (stay if t.dim() == 1 else masters and is_master(x, t))
 
     lower = partial(under_autocast, x.device.type)
     return *lower(x), *(t if stays(t) else lower(t)[0] for t in parameters)
 
 
+def fits(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether all matrices are of the dtype of ``x`` or master weights."""
+    return all(
+        t is None or t.dim() != 2 or t.dtype is x.dtype or is_master(x, t) for t in parameters
+    )
+
+
+def _is_wide(weight: Tensor | None, x: Tensor) -> bool:
+    return weight is not None and weight.dtype is torch.float32 and x.dtype in _NARROW
+
+
 def copy_of(weight: Tensor | None, x: Tensor) -> Tensor:
     """A master weight in the dtype of ``x``; without elements where there is none."""
-    if weight is None or weight.dtype is x.dtype:
+    if weight is None or not _is_wide(weight, x):
         return x.new_empty(0)
     return weight.to(x.dtype)
 
 
-def empty_copy(weight: Tensor | None, x: Tensor) -> Tensor:
-    """Memory of :func:`copy_of`."""
-    if weight is None or weight.dtype is x.dtype:
-        return x.new_empty(0)
-    return empty_like_weight(weight).to(x.dtype)
+def copy_memory(name: str) -> Callable[[Given], Tensor]:
+    """How to allocate :func:`copy_of` the argument of that name."""
+
+    def make(given: Given) -> Tensor:
+        weight, x = given[name], given["x"]
+        if not _is_wide(weight, x):
+            return x.new_empty(0)
+        return empty_like_weight(weight).to(x.dtype)
+
+    return make
 
 
 def multiplied(weight: Tensor, copy: Tensor, x: Tensor) -> Tensor:
     """The weight or its copy, whichever has the dtype of ``x``."""
+    if not _is_wide(weight, x):
+        return weight
     return copy if copy.numel() else weight.to(x.dtype)
 
 
 # ---- gradients of weights -----------------------------------------------------------------------
+
+
+def write_product(out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
+    """``a @ b`` in ``out``, or added to it; on CUDA of float32 out of 16 bits too."""
+    wide: dict[str, Any] = {} if out.dtype is a.dtype else {"out_dtype": out.dtype}
+    if not add:
+        torch.mm(a, b, out=out, **wide)
+    elif wide and has_dispatch_mode():
+        out.add_(torch.mm(a, b, **wide))  # of addmm, FlopCounterMode knows one dtype alone
+    else:
+        torch.addmm(out, a, b, out=out, **wide)
 
 
 class Gradient(NamedTuple):
@@ -84,16 +119,10 @@ class Gradient(NamedTuple):
 
     def product(self, dy: Tensor, x: Tensor) -> None:
         """``dy.t() @ x``, of matrices; on CUDA not rounded to the dtype of ``x``."""
-        operands, out = (dy.t(), x), self.memory
-        is_wide = out.dtype is not x.dtype
-        if is_wide and not out.is_cuda:
-            return self.take(torch.mm(*operands))
-        wide: dict[str, Any] = {"out_dtype": out.dtype} if is_wide else {}
-        if self.adds:
-            torch.addmm(out, *operands, out=out, **wide)
+        if self.memory.dtype is x.dtype or self.memory.is_cuda:
+            write_product(self.memory, dy.t(), x, self.adds)
         else:
-            torch.mm(*operands, out=out, **wide)
-        return None
+            self.take(torch.mm(dy.t(), x))
 
     def take(self, dweight: Tensor) -> None:
         if self.adds:
@@ -108,9 +137,8 @@ class Gradient(NamedTuple):
 
 
 def gradient_of(weight: Tensor, in_place: bool) -> Gradient:
-    """Args:
-    in_place: whether it may be added to ``.grad``, where that is what autograd would do.
-    """
+    """Memory for the gradient; ``.grad`` itself with ``in_place``, where all that autograd would do
+    is to add to it."""
     total = _sum_so_far(weight) if in_place else None
     return Gradient(empty_like_weight(weight)) if total is None else Gradient(total, adds=True)
 
@@ -120,20 +148,25 @@ def _sum_so_far(weight: Tensor) -> Tensor | None:
     it is all that autograd would do with the gradient: not where a hook would see it, where
     :func:`torch.autograd.grad` returns it, or where another stream or thread may be adding."""
     leaf = weight if weight.is_leaf else weight._base
-    if leaf is None or type(leaf) not in PLAIN_CLASSES or not leaf.is_leaf:
+    if leaf is None or type(leaf) not in PLAIN_CLASSES or not (leaf.is_leaf and leaf.requires_grad):
         return None
     total = leaf.grad
     if total is None or type(total) not in PLAIN_CLASSES or total.dtype is not weight.dtype:
         return None
-    hooks = (leaf._backward_hooks, leaf._post_accumulate_grad_hooks, weight._backward_hooks)
-    if any(hooks) or total.requires_grad or not _is_only_added(leaf, weight):
+    if total.requires_grad or _is_watched(leaf, weight) or not _is_only_added(leaf, weight):
         return None
     total = total if leaf is weight else total.t()
     return total if total.stride() == weight.stride() else None
 
 
+def _is_watched(leaf: Tensor, weight: Tensor) -> bool:
+    hooks = (leaf._backward_hooks, leaf._post_accumulate_grad_hooks, weight._backward_hooks)
+    kept = weight is not leaf and weight.retains_grad
+    return any(hooks) or kept or torch.is_anomaly_enabled() or has_dispatch_mode()
+
+
 def _is_only_added(leaf: Tensor, weight: Tensor) -> bool:
-    if torch.is_anomaly_enabled() or not _has_one_writer(leaf):
+    if not _has_one_writer(leaf):
         return False
     sink = torch.autograd.graph.get_gradient_edge(leaf).node
     between = weight.grad_fn
@@ -142,9 +175,13 @@ def _is_only_added(leaf: Tensor, weight: Tensor) -> bool:
     ):
         return False
     try:
-        return bool(torch._C._will_engine_execute_node(sink))
+        if not torch._C._will_engine_execute_node(sink):
+            return False
     except RuntimeError:  # torch.autograd.grad returns it, or there is no backward pass
         return False
+    if leaf.is_cuda:
+        _keep_in_order(sink, torch.cuda.current_stream(leaf.device))
+    return True
 
 
 def _has_one_writer(leaf: Tensor) -> bool:
@@ -153,3 +190,16 @@ def _has_one_writer(leaf: Tensor) -> bool:
         return False
     stream: torch.cuda.Stream = torch.cuda.current_stream(leaf.device)
     return stream == torch.cuda.default_stream(leaf.device)
+
+
+def _keep_in_order(sink: Any, stream: torch.cuda.Stream) -> None:
+    """What the node of a leaf does, and its hooks, comes behind ``stream``, once: it may run on
+    another, and waits by itself for gradients that it is given alone."""
+
+    def wait(_gradients: Any) -> None:
+        handle.remove()
+        own = torch.cuda.current_stream(stream.device)
+        if own != stream:
+            own.wait_stream(stream)
+
+    handle = sink.register_prehook(wait)

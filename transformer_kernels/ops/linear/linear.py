@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
 from .._declare import Op
-from .._dtype import under_autocast
 from .._public import overridable
 from ..fpga.linear import on_array
 from ..pointwise._ops import GATED, PLAIN
@@ -23,7 +23,7 @@ from ._mlp_ops import GATED_MLP, MLP
 from ._ops import LINEAR, LINEAR_ACT
 from ._routed import call as _routed_call
 from ._tuned import OURS, TORCH, Routes
-from ._weights import is_master, under_autocast_but_masters
+from ._weights import as_multiplied, is_master
 
 NUMBERS = {row.name: number for number, row in enumerate(ACTIVATIONS)}
 GATED_NUMBERS = {name: number for number, name in enumerate(GATED)}
@@ -50,11 +50,13 @@ def _torch_product(op: Op, *arguments: Any) -> Tensor:
         raise
 
 
-def _as_multiplied(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def _as_multiplied(
+    x: Any, *parameters: Tensor | None, masters: bool = False, wide_biases: bool = True
+) -> tuple[Any, ...]:
     """What autocast makes of them on CUDA; on the CPU our product takes tensors as they are."""
-    x = tensors[0]
-    on_cuda = isinstance(x, Tensor) and x.is_cuda
-    return under_autocast("cuda", *tensors) if on_cuda else tensors
+    if not (isinstance(x, Tensor) and x.is_cuda and torch.is_autocast_enabled("cuda")):
+        return x, *parameters
+    return as_multiplied(x, *parameters, masters=masters, wide_biases=wide_biases)
 
 
 @overridable
@@ -89,16 +91,14 @@ def linear(
         reason, routes = choose("linear", input, weight)
         if reason is not None:
             return _torch_product(LINEAR, input, weight, bias)
-        has_master = is_master(input, weight)
-        if routes is None and has_master:
+        # PyTorch's product writes the gradient of a master; as a rule, cuBLAS may not repeat.
+        master = is_master(input, weight) and not torch.are_deterministic_algorithms_enabled()
+        if routes is None and master:
             routes = Routes(dweight=TORCH)
         if routes is not None:
             log_dispatch(f"linear: products run by routes: {routes} (numbers are cuBLASLt's)")
-            if has_master:
-                wide = routes.y == OURS  # others would read a bias of float32 by a pass of its own
-                operands = under_autocast_but_masters(input, weight, bias, wide_biases=wide)
-            else:
-                operands = _as_multiplied(input, weight, bias)
+            wide = routes.y == OURS  # others would add a bias of float32 by a pass of its own
+            operands = _as_multiplied(input, weight, bias, masters=master, wide_biases=wide)
             return cast(Tensor, _routed_call(*operands, *routes))
     return _call(*_as_multiplied(input, weight, bias), backend)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._dtype import accumulate_dtype
 from ..linear._ops import LINEAR
+from ..linear._weights import write_product
 
 
 class Products(Protocol):
@@ -54,12 +55,8 @@ class TorchProducts:
         torch.mm(self._all_columns(dlogits), self._weight, out=out)
 
     def dweight(self, dlogits: Tensor, x: Tensor, out: Tensor, add: bool) -> Tensor:
-        operands = (self._all_columns(dlogits).t(), x)
-        if out.dtype is x.dtype:
-            return out.addmm_(*operands, beta=1 if add else 0)
-        if not add:
-            return torch.mm(*operands, out_dtype=out.dtype, out=out)
-        return torch.addmm(out, *operands, out_dtype=out.dtype, out=out)
+        write_product(out, self._all_columns(dlogits).t(), x, add)
+        return out
 
 
 class PackedProducts:
