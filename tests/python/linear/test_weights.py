@@ -237,6 +237,20 @@ def test_a_transpose_that_keeps_its_gradient(call: str) -> None:
 
 
 @each_call
+@pytest.mark.parametrize("turned", [False, True])
+def test_one_of_several_weights_of_a_parameter(call: str, turned: bool) -> None:
+    """As experts have them."""
+    leaf, x = randn((3, FEATURES, FEATURES), torch.float32), randn((ROWS, FEATURES), torch.float32)
+    leaf.requires_grad_().grad = torch.zeros_like(leaf)
+    weight = leaf[1].t() if turned else leaf[1]
+    CALLS[call](x, weight).sum().backward()
+    expected = _gradient(call, "columns" if turned else "rows", x, leaf[1])
+    assert leaf.grad is not None
+    _assert_close(leaf.grad[1], expected)
+    assert not leaf.grad[::2].any()
+
+
+@each_call
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints(call: str, reentrant: bool) -> None:
     leaf, expected = _leaf(), torch.zeros(FEATURES, FEATURES)
@@ -424,22 +438,22 @@ def test_under_autocast(
 ) -> None:
     """Gradients of masters are what those of copies are, and are added to ``.grad``."""
     monkeypatch.setattr(_weights, "_DEVICES", ("cpu",))
-    weights, x = [_leaf() for _ in range(3)], randn((ROWS, FEATURES), torch.float32)
+    weights, x = (_leaf(), _leaf(), _leaf()), randn((ROWS, FEATURES), torch.float32)
     given: dict[str, Any] = {"recompute": recompute}
     if biases is not None:
         given["bias"] = randn((FEATURES,), torch.float32)
         given["up_bias"] = randn((FEATURES,), biases)
-    lowered = [w.detach().bfloat16().requires_grad_() for w in weights]
+    gate, up, down = (w.detach().bfloat16().requires_grad_() for w in weights)
     arrived = [_Arrivals(leaf) for leaf in weights]
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
-            y = F.gated_mlp(x, *weights, **given)
+            y = F.gated_mlp(x, weights[0], weights[1], weights[2], **given)
         y.sum().backward()
-    low: dict[str, Any] = {name: t.bfloat16() if isinstance(t, Tensor) else t for name, t in given.items()}
-    theirs = F.gated_mlp(x.bfloat16(), *lowered, **low)
+    given |= {name: t.bfloat16() for name, t in given.items() if name != "recompute"}
+    theirs = F.gated_mlp(x.bfloat16(), gate, up, down, **given)
     theirs.sum().backward()
     torch.testing.assert_close(y, theirs, rtol=0, atol=0)
-    for leaf, copy, seen in zip(weights, lowered, arrived, strict=True):
+    for leaf, copy, seen in zip(weights, (gate, up, down), arrived, strict=True):
         assert leaf.grad is not None
         assert leaf.grad.dtype is torch.float32
         assert copy.grad is not None

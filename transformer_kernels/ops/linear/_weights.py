@@ -47,11 +47,13 @@ def as_multiplied(
     """What autocast makes of them, but for master weights with ``masters``, and with
     ``wide_biases`` but for biases, which have one dimension, if all are float32: our products add
     them as they are."""
-    biases = [t for t in parameters if t is not None and t.dim() == 1]
+    biases = [t for t in parameters if isinstance(t, Tensor) and t.dim() == 1]
     stay = wide_biases and all(bias.dtype is torch.float32 for bias in biases)
 
     def stays(t: Tensor | None) -> bool:
-        return t is None or (stay if t.dim() == 1 else masters and is_master(x, t))
+        if not isinstance(t, Tensor):
+            return True
+        return stay if t.dim() == 1 else masters and is_master(x, t)
 
     lower = partial(under_autocast, x.device.type)
     return *lower(x), *(t if stays(t) else lower(t)[0] for t in parameters)
@@ -148,15 +150,17 @@ def _sum_so_far(weight: Tensor) -> Tensor | None:
     it is all that autograd would do with the gradient: not where a hook would see it, where
     :func:`torch.autograd.grad` returns it, or where another stream or thread may be adding."""
     leaf = weight if weight.is_leaf else weight._base
-    if leaf is None or type(leaf) not in PLAIN_CLASSES or not (leaf.is_leaf and leaf.requires_grad):
+    if leaf is None or type(leaf) not in PLAIN_CLASSES or leaf.dim() != 2:
+        return None
+    if not (leaf.is_leaf and leaf.requires_grad):
         return None
     total = leaf.grad
     if total is None or type(total) not in PLAIN_CLASSES or total.dtype is not weight.dtype:
         return None
-    if total.requires_grad or _is_watched(leaf, weight) or not _is_only_added(leaf, weight):
-        return None
     total = total if leaf is weight else total.t()
-    return total if total.stride() == weight.stride() else None
+    if total.requires_grad or total.stride() != weight.stride() or _is_watched(leaf, weight):
+        return None
+    return total if _is_only_added(leaf, weight) else None
 
 
 def _is_watched(leaf: Tensor, weight: Tensor) -> bool:
