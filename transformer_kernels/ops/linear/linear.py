@@ -91,7 +91,7 @@ def linear(
         reason, routes = choose("linear", input, weight)
         if reason is not None:
             return _torch_product(LINEAR, input, weight, bias)
-        # PyTorch's product writes the gradient of a master; as a rule, cuBLAS may not repeat.
+        # The gradient of a master is PyTorch's product, which deterministic algorithms may refuse.
         master = is_master(input, weight) and not torch.are_deterministic_algorithms_enabled()
         if routes is None and master:
             routes = Routes(dweight=TORCH)
