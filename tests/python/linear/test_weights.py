@@ -21,6 +21,7 @@ import transformer_kernels as tfk
 from transformer_kernels.ops.linear import _routed, _weights
 from transformer_kernels.ops.linear._mlp_ops import GATED_MLP, MLP
 from transformer_kernels.ops.linear._tuned import OURS, TORCH
+from transformer_kernels.testing.arrivals import Arrivals
 from transformer_kernels.testing.inputs import randn
 
 F = tfk.functional
@@ -57,14 +58,6 @@ def _leaf() -> Tensor:
     return randn((FEATURES, FEATURES), torch.float32).requires_grad_()
 
 
-class _Arrivals(list[Any]):
-    """What autograd is given for a leaf, None where a product has added it."""
-
-    def __init__(self, leaf: Tensor) -> None:
-        self._node = torch.autograd.graph.get_gradient_edge(leaf).node  # lives while it is held
-        self._node.register_prehook(lambda gradients: self.extend(gradients))
-
-
 def _assert_close(found: Tensor | None, expected: Tensor, rtol: float = 1e-4) -> None:
     assert found is not None
     atol = 0.1 * rtol * float(expected.abs().max())
@@ -94,7 +87,7 @@ def _train(name: str, order: str, leaf: Tensor, times: int = 2) -> tuple[Tensor,
 @each_order
 def test_a_product_adds_to_grad(call: str, order: str) -> None:
     leaf = _leaf()
-    arrived = _Arrivals(leaf)
+    arrived = Arrivals(leaf)
     expected, first = _train(call, order, leaf, times=3)
     assert leaf.grad is first
     _assert_close(first, expected)
@@ -266,7 +259,7 @@ def test_checkpoints(call: str, reentrant: bool) -> None:
 def test_what_watches_sees_a_gradient_of_its_own(call: str) -> None:
     leaf = _leaf()
     expected, _ = _train(call, "rows", leaf)
-    arrived = _Arrivals(leaf)
+    arrived = Arrivals(leaf)
     x = randn((ROWS, FEATURES), torch.float32)
     with FlopCounterMode(display=False) as flops:
         CALLS[call](x, leaf).sum().backward()
@@ -301,7 +294,7 @@ def test_distributed_data_parallel(view: bool, tmp_path: Path) -> None:
         model = tfk.nn.MLP(FEATURES, FEATURES)
         parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=view)
         leaf = model.fc1.weight
-        arrived = _Arrivals(leaf)
+        arrived = Arrivals(leaf)
         once = None
         x = randn((ROWS, FEATURES), torch.float32)
         for _ in range(3):
@@ -344,7 +337,7 @@ def test_a_node_on_another_stream_waits_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_several_threads_of_a_cpu_do_not_add_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     leaf = _leaf()
-    arrived = _Arrivals(leaf)
+    arrived = Arrivals(leaf)
     _train("mlp", "rows", leaf)
     assert None not in arrived
 
@@ -444,7 +437,7 @@ def test_under_autocast(
         given["bias"] = randn((FEATURES,), torch.float32)
         given["up_bias"] = randn((FEATURES,), biases)
     gate, up, down = (w.detach().bfloat16().requires_grad_() for w in weights)
-    arrived = [_Arrivals(leaf) for leaf in weights]
+    arrived = [Arrivals(leaf) for leaf in weights]
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
             y = F.gated_mlp(x, weights[0], weights[1], weights[2], **given)

@@ -319,16 +319,6 @@ def _bias_sum(wanted: bool, dy: Tensor, bias: Tensor | None) -> Tensor | None:
     return bias_gradient(dy, bias.dtype) if wanted and bias is not None else None
 
 
-def _halves(whole: Tensor | Gradient | None, dim: int = 0) -> tuple[Any, Any]:
-    if whole is None:
-        return None, None
-    if isinstance(whole, Tensor):
-        first, second = whole.chunk(2, dim)
-        return first, second
-    first, second = whole.memory.chunk(2, dim)
-    return whole._replace(memory=first), whole._replace(memory=second)
-
-
 def _gradients(
     kernels: Kernels, dy: Tensor, x: Tensor, weights: Optionals, biases: Optionals,
     down_weight: Tensor | None, down_bias: Tensor | None, z: Sequence[Tensor], h: Tensor,
@@ -347,7 +337,9 @@ def _gradients(
     *weights, down_weight = _multiplied(every, copies, x)
 
     def each(whole: Sequence[Any], dim: int = 0) -> Any:
-        return _halves(whole[0], dim) if is_pair else whole
+        if not is_pair:
+            return whole
+        return (None, None) if whole[0] is None else whole[0].chunk(2, dim)
 
     call = _Call(
         kernels, as_rows(dy), as_rows(x), each(weights), each(biases), down_weight,

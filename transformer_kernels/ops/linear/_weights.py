@@ -17,13 +17,12 @@ from torch import Tensor
 
 from ..._torch import has_dispatch_mode, is_eager
 from .._declare_arguments import Given
-from .._dtype import under_autocast
+from .._dtype import accumulate_dtype, under_autocast
 from .._kinds import PLAIN_CLASSES
 from ._arguments import empty_like_weight
 
 # ---- master weights -----------------------------------------------------------------------------
 
-_NARROW = (torch.float16, torch.bfloat16)
 _DEVICES = ("cuda",)  # where products of 16 bits give float32
 
 
@@ -67,7 +66,7 @@ def fits(x: Tensor, *parameters: Tensor | None) -> bool:
 
 
 def _is_wide(weight: Tensor | None, x: Tensor) -> bool:
-    return weight is not None and weight.dtype is torch.float32 and x.dtype in _NARROW
+    return weight is not None and weight.dtype is accumulate_dtype(x) is not x.dtype
 
 
 def copy_of(weight: Tensor | None, x: Tensor) -> Tensor:
@@ -119,6 +118,9 @@ class Gradient(NamedTuple):
     def part(self, *index: slice) -> Gradient:
         return self._replace(memory=self.memory[index])
 
+    def chunk(self, count: int, dim: int) -> list[Gradient]:
+        return [self._replace(memory=memory) for memory in self.memory.chunk(count, dim)]
+
     def product(self, dy: Tensor, x: Tensor) -> None:
         """``dy.t() @ x``, of matrices; on CUDA not rounded to the dtype of ``x``."""
         if self.memory.dtype is x.dtype or self.memory.is_cuda:
@@ -160,7 +162,12 @@ def _sum_so_far(weight: Tensor) -> Tensor | None:
     total = total if leaf is weight else total.t()
     if total.requires_grad or total.stride() != weight.stride() or _is_watched(leaf, weight):
         return None
-    return total if _is_only_added(leaf, weight) else None
+    sink = torch.autograd.graph.get_gradient_edge(leaf).node
+    if not (_has_one_writer(leaf) and _is_only_added(weight, sink)):
+        return None
+    if leaf.is_cuda:
+        _keep_in_order(sink, torch.cuda.current_stream(leaf.device))
+    return total
 
 
 def _is_watched(leaf: Tensor, weight: Tensor) -> bool:
@@ -169,23 +176,17 @@ def _is_watched(leaf: Tensor, weight: Tensor) -> bool:
     return any(hooks) or kept or torch.is_anomaly_enabled() or has_dispatch_mode()
 
 
-def _is_only_added(leaf: Tensor, weight: Tensor) -> bool:
-    if not _has_one_writer(leaf):
-        return False
-    sink = torch.autograd.graph.get_gradient_edge(leaf).node
+def _is_only_added(weight: Tensor, sink: Any) -> bool:
+    """Whether the gradient of ``weight`` would go to the node of a leaf, and this run."""
     between = weight.grad_fn
     if between is not None and (
         between.name() != "TBackward0" or between.next_functions != ((sink, 0),)
     ):
         return False
     try:
-        if not torch._C._will_engine_execute_node(sink):
-            return False
+        return bool(torch._C._will_engine_execute_node(sink))
     except RuntimeError:  # torch.autograd.grad returns it, or there is no backward pass
         return False
-    if leaf.is_cuda:
-        _keep_in_order(sink, torch.cuda.current_stream(leaf.device))
-    return True
 
 
 def _has_one_writer(leaf: Tensor) -> bool:
