@@ -3,6 +3,8 @@
 // library's conversions, so that the two can be compared.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -30,20 +32,31 @@ constexpr Format format_of(DType dtype) {
   return kFormats[static_cast<int>(dtype)];
 }
 
+// 2 to the exponent, which a normal float64 has.
+constexpr double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
+
+// Of a finite number's leading bit, or the nearest that normal numbers of the format have.
+constexpr int exponent_in(Format f, double value) {
+  const auto biased = static_cast<int>(std::bit_cast<std::uint64_t>(value) >> 52 & 0x7ff);
+  return std::clamp(biased - 1023, f.min_exponent, f.max_exponent);
+}
+
 // Half the distance between 1 and the next number: the largest relative error of one rounding.
-inline double unit_roundoff(DType dtype) {
-  return std::ldexp(1.0, -format_of(dtype).fraction_bits - 1);
+constexpr double unit_roundoff(DType dtype) {
+  return power_of_two(-format_of(dtype).fraction_bits - 1);
 }
 
 // The nearest number of the format, ties to even.
 inline double rounded_to(DType dtype, double value) {
   const Format f = format_of(dtype);
-  if (!std::isfinite(value) || value == 0 || dtype == DType::kFloat64) return value;
-  const int exponent = std::max(std::ilogb(value), f.min_exponent);
-  const double step = std::ldexp(1.0, exponent - f.fraction_bits);
-  const double near = std::nearbyint(value / step) * step;
-  const double largest = std::ldexp(2.0 - std::ldexp(1.0, -f.fraction_bits), f.max_exponent);
-  return std::abs(near) > largest ? std::copysign(kInfinity, value) : near;
+  if (!std::isfinite(value) || dtype == DType::kFloat64) return value;
+  // The last bit of a float64 of this size is a step of the format: the sum is rounded to one.
+  const double large = 1.5 * power_of_two(exponent_in(f, value) - f.fraction_bits + 52);
+  const double near = value + large - large;
+  const double largest = (2.0 - 2 * unit_roundoff(dtype)) * power_of_two(f.max_exponent);
+  return std::copysign(std::abs(near) > largest ? kInfinity : near, value);
 }
 
 // The bits of a number that the 16-bit format holds exactly.
@@ -53,11 +66,10 @@ inline std::uint16_t bits16_of(DType dtype, double value) {
   const int special = (2 * f.max_exponent + 1) << f.fraction_bits;
   if (std::isnan(value))
     return static_cast<std::uint16_t>(sign | special | 1 << (f.fraction_bits - 1));
-  const double magnitude = std::abs(value);
   if (std::isinf(value)) return static_cast<std::uint16_t>(sign | special);
-  if (magnitude == 0) return static_cast<std::uint16_t>(sign);
-  const int exponent = std::max(std::ilogb(magnitude), f.min_exponent);
-  const int fraction = static_cast<int>(std::ldexp(magnitude, f.fraction_bits - exponent));
+  const int exponent = exponent_in(f, value);
+  const auto fraction =
+      static_cast<int>(std::abs(value) * power_of_two(f.fraction_bits - exponent));
   const int biased = exponent - f.min_exponent;  // a normal number's hidden bit adds the missing 1
   return static_cast<std::uint16_t>(sign | ((biased << f.fraction_bits) + fraction));
 }
@@ -69,8 +81,8 @@ inline double from_bits16(DType dtype, std::uint16_t bits) {
   const double sign = bits & 0x8000 ? -1 : 1;
   if (exponent == 2 * f.max_exponent + 1) return fraction ? kNan : sign * kInfinity;
   const int hidden = exponent == 0 ? 0 : 1 << f.fraction_bits;
-  return sign * std::ldexp(hidden + fraction,
-                           std::max(exponent, 1) - 1 + f.min_exponent - f.fraction_bits);
+  const int step = std::max(exponent, 1) - 1 + f.min_exponent - f.fraction_bits;
+  return sign * (hidden + fraction) * power_of_two(step);
 }
 
 inline void encode(DType dtype, double value, void* out) {
@@ -112,9 +124,10 @@ std::mt19937_64& random_engine();
 // Normal numbers, rounded to dtype.
 inline Values random_normal(std::int64_t count, DType dtype, double mean = 0,
                             double deviation = 1) {
+  std::mt19937_64& engine = random_engine();
   std::normal_distribution<double> normal(mean, deviation);
   Values values(count);
-  for (double& value : values) value = rounded_to(dtype, normal(random_engine()));
+  for (double& value : values) value = rounded_to(dtype, normal(engine));
   return values;
 }
 

@@ -138,7 +138,7 @@ inline Values softmax_gradient(Matrix m, const Values& dy, const Values& y, doub
 inline double tolerance(DType dtype, double expected, double largest) {
   const DType accumulate = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   constexpr double kRoundings = 24;
-  const double smallest = std::ldexp(1.0, format_of(dtype).min_exponent);
+  const double smallest = power_of_two(format_of(dtype).min_exponent);
   return 1.01 * unit_roundoff(dtype) * std::abs(expected) +
          kRoundings * unit_roundoff(accumulate) * largest + smallest * unit_roundoff(dtype);
 }

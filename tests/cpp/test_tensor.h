@@ -2,6 +2,7 @@
 // A matrix in a backend's memory with room around it that nobody may touch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -34,7 +35,7 @@ class TestTensor {
   TestTensor(Backend& backend, DType dtype, std::int64_t rows, std::int64_t cols,
              const Values& values, Layout layout = {})
       : TestTensor(backend, dtype, rows, cols, layout) {
-    for (std::int64_t i = 0; i < rows * cols; ++i) encode(dtype, values[i], element(i));
+    for_each_element([&](std::int64_t i, std::uint8_t* at) { encode(dtype, values[i], at); });
     upload();
   }
   ~TestTensor() { backend_.release(device_); }
@@ -52,7 +53,7 @@ class TestTensor {
   Values values() {
     download();
     Values values(rows_ * cols_);
-    for (std::int64_t i = 0; i < rows_ * cols_; ++i) values[i] = decode(dtype_, element(i));
+    for_each_element([&](std::int64_t i, std::uint8_t* at) { values[i] = decode(dtype_, at); });
     return values;
   }
 
@@ -79,17 +80,19 @@ class TestTensor {
   static constexpr std::uint8_t kPoison = 0xcb;
 
   static bool all_poison(const std::vector<std::uint8_t>& bytes) {
-    for (std::uint8_t byte : bytes) {
-      if (byte != kPoison) return false;
-    }
-    return true;
+    return std::ranges::count(bytes, kPoison) == std::ssize(bytes);
   }
 
   Device device() const { return backend_.context().device; }
   void* data() const { return static_cast<char*>(device_) + begin_; }
-  void* element(std::int64_t i) {
-    const std::int64_t index = i / cols_ * stride_ + i % cols_;
-    return host_.data() + begin_ + index * size_of(dtype_);
+  // visit(i, at): element i of the matrix, and where it lies in host_.
+  template <class Visit>
+  void for_each_element(Visit visit) {
+    const std::int64_t size = size_of(dtype_);
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      std::uint8_t* row = host_.data() + begin_ + r * stride_ * size;
+      for (std::int64_t c = 0; c < cols_; ++c) visit(r * cols_ + c, row + c * size);
+    }
   }
   void upload() { backend_.upload(device_, host_.data(), host_.size()); }
   void download() { backend_.download(host_.data(), device_, host_.size()); }

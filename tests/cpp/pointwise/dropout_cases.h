@@ -150,7 +150,7 @@ struct DropoutRun {
       }
       const double allowed = 1.01 * unit_roundoff(type) * std::abs(expected) +
                              8 * unit_roundoff(arithmetic) * size +
-                             std::ldexp(1.0, format_of(type).min_exponent);
+                             power_of_two(format_of(type).min_exponent);
       ASSERT_NEAR(got[i], expected, allowed) << what << ", element " << i << " of " << got.size();
     }
   }

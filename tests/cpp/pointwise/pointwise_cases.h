@@ -164,7 +164,7 @@ class Allowance {
     if (got == wanted || (std::isnan(got) && std::isnan(wanted))) {
       return ::testing::AssertionSuccess();
     }
-    const double smallest = std::ldexp(1.0, format_of(dtype_).min_exponent);
+    const double smallest = power_of_two(format_of(dtype_).min_exponent);
     const double allowed = 1.01 * unit_roundoff(dtype_) * std::abs(expected) +
                            arithmetic() * static_cast<double>(std::abs(term)) + smallest;
     if (std::abs(got - expected) <= allowed) return ::testing::AssertionSuccess();
