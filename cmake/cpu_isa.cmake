@@ -72,7 +72,7 @@ option(TFK_EMULATE_AVX512
 if(TFK_EMULATE_AVX512)
   find_path(TFK_SIMDE simde/x86/avx512.h REQUIRED)
   set(TFK_ISA_FLAGS_avx512 ${TFK_ISA_FLAGS_avx2} -I${PROJECT_SOURCE_DIR}/tests/cpp/emulation
-                           -Wno-psabi)
+                           -Wno-psabi -O1 -fexpensive-optimizations)
   set(TFK_ISA_FLAGS_avx512_bf16 ${TFK_ISA_FLAGS_avx512})
   set(TFK_ISA_FLAGS_amx ${TFK_ISA_FLAGS_avx512})
 endif()

@@ -39,6 +39,9 @@ function(tfk_add_cuda_objects name architectures definitions sources)
   target_sources(tfk_objects INTERFACE $<TARGET_OBJECTS:${name}>)
 endfunction()
 
+option(TFK_CUDA_EACH_ONCE
+       "Build each kernel for the first architecture that has it alone: to check all, not to run" OFF)
+
 # Which architectures each set has, and how many, for the code that names its kernels.
 set(TFK_CUDA_SETS "")
 foreach(set IN ITEMS sm90a sm90 sm80 all)
@@ -49,6 +52,9 @@ foreach(set IN ITEMS sm90a sm90 sm80 all)
       list(APPEND TFK_ARCHITECTURES_${set} ${architecture})
     endif()
   endforeach()
+  if(TFK_CUDA_EACH_ONCE)
+    list(SUBLIST TFK_ARCHITECTURES_${set} 0 1 TFK_ARCHITECTURES_${set})
+  endif()
   list(LENGTH TFK_ARCHITECTURES_${set} count)
   string(TOUPPER TFK_CUDA_${set} name)
   list(APPEND TFK_CUDA_SETS ${name}=${count})

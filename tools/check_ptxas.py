@@ -64,7 +64,8 @@ def readable(name: str) -> str:
 def over_budget(
     kernels: Sequence[Resources], budget: Mapping[str, Mapping[str, int | str]]
 ) -> list[str]:
-    """What is wrong with the number of kernels of one architecture, in words."""
+    """What is wrong with the number of kernels, each counted once, in words."""
+    kernels = list({kernel.name: kernel for kernel in kernels}.values())
     errors = []
     for family, count in sorted(Counter(kernel.family for kernel in kernels).items()):
         own = budget.get(family)
@@ -93,7 +94,6 @@ def main() -> int:
     if not kernels:
         print("[ptxas] the log names no kernel, expected a build with TFK_PTXAS_VERBOSE=ON")
         return 1
-    errors = []
     for architecture in sorted({kernel.architecture for kernel in kernels}):
         own = [kernel for kernel in kernels if kernel.architecture == architecture]
         most = max(own, key=lambda kernel: kernel.registers)
@@ -103,7 +103,7 @@ def main() -> int:
             f"[ptxas] {architecture}: {len(own)} kernels ({counts}), at most {most.registers} "
             f"registers ({readable(most.name)})"
         )
-        errors += [f"{architecture} {error}" for error in over_budget(own, budget)]
+    errors = over_budget(kernels, budget)
     errors += [
         f"{kernel.architecture} {readable(kernel.name)}: {kernel.spills} bytes spilled, "
         "expected none"

@@ -29,11 +29,9 @@ inline bool is_on_cuda(const Backend& backend) {
   return backend.context().device.type == DeviceType::kCuda;
 }
 
-// Null where this build or this machine has no such device.
 Backend* cpu_backend();
-#ifdef TFK_WITH_CUDA
+// Of builds with CUDA alone; null where this machine has no such device.
 Backend* cuda_backend();
-#endif
 
 // The backends of this machine, the CPU first.
 std::vector<Backend*> backends();
