@@ -71,6 +71,7 @@ option(TFK_EMULATE_AVX512
        "Run AVX-512 and AMX kernels on AVX2, slowly, to test them (needs SIMDe)" OFF)
 if(TFK_EMULATE_AVX512)
   find_path(TFK_SIMDE simde/x86/avx512.h REQUIRED)
+  # Few of these tests run for long, and -O3 would take twice as long to compile.
   set(TFK_ISA_FLAGS_avx512 ${TFK_ISA_FLAGS_avx2} -I${PROJECT_SOURCE_DIR}/tests/cpp/emulation
                            -Wno-psabi -O1 -fexpensive-optimizations)
   set(TFK_ISA_FLAGS_avx512_bf16 ${TFK_ISA_FLAGS_avx512})
