@@ -40,7 +40,7 @@ function(tfk_add_cuda_objects name architectures definitions sources)
 endfunction()
 
 option(TFK_CUDA_EACH_ONCE
-       "Build each kernel for the first architecture that has it alone: to check all, not to run" OFF)
+       "Build each kernel for the first architecture that has it: to check them, not to run" OFF)
 
 # Which architectures each set has, and how many, for the code that names its kernels.
 set(TFK_CUDA_SETS "")
