@@ -108,9 +108,11 @@ def test_layouts(device: str) -> None:
 @STYLES
 def test_triton(interleaved: bool, device: str) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    for dtype, rotary in ((torch.float64, 0), (torch.bfloat16, 12)):
-        q, k = _heads(dtype, device, 20, q_heads=17)
-        check_problem(_problem(q, k, rotary, interleaved), backend="triton", magnitude=1.0)
+    for dtype in (torch.float64, torch.bfloat16):
+        for rotary in (12, 0):
+            q, k = _heads(dtype, device, 20, q_heads=17)
+            problem = _problem(q, k, rotary, interleaved)
+            check_problem(problem, backend="triton", magnitude=1.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
