@@ -7,6 +7,7 @@ call what stood there when the package was imported, never what stands there now
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -39,6 +40,7 @@ tracing_state = torch._C._get_tracing_state  # None where torch.jit.trace does n
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
+_REPEATING_WORKSPACES = (":4096:8", ":16:8")
 
 
 def is_traced() -> bool:
@@ -65,6 +67,16 @@ def is_eager() -> bool:
 def has_dispatch_mode() -> bool:
     """Whether something watches the ops of a call, as fake tensors and ``make_fx`` do."""
     return bool(torch._C._len_torch_dispatch_stack() > 0)
+
+
+def refuses_cublas() -> bool:
+    """Whether a product of PyTorch's on CUDA is an error: deterministic algorithms are asked for,
+    and cuBLAS is not set up to repeat its results."""
+    return (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+        and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _REPEATING_WORKSPACES
+    )
 
 
 def why_no_compiler(device: torch.device) -> str | None:

@@ -214,6 +214,7 @@ def test_distributed_data_parallel(view: bool, tmp_path: Any) -> None:
     try:
         model = tfk.nn.Linear(FEATURES, HIDDEN)
         parallel = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=view)
+        arrived = Arrivals(model.weight)
         x = randn((ROWS, FEATURES), torch.float32)
         for _ in range(3):
             with torch.autocast("cuda", torch.bfloat16):
@@ -222,6 +223,7 @@ def test_distributed_data_parallel(view: bool, tmp_path: Any) -> None:
         exact = 3 * x.bfloat16().double().sum(0).expand(HIDDEN, FEATURES)
         assert model.weight.grad is not None
         assert _error(model.weight.grad, exact) < 1e-5
+        assert arrived[1:] == [None, None]
     finally:
         torch.distributed.destroy_process_group()
 
@@ -237,6 +239,43 @@ def test_by_routes(monkeypatch: pytest.MonkeyPatch) -> None:
             assert a.dtype is b.dtype
             assert _error(a, b.double()) < 1e-2
         assert torch.equal(found[2], expected[2])
+
+
+@pytest.mark.parametrize(("workspace", "error"), [("", 4e-3), (":4096:8", 1e-5)])
+def test_deterministic_algorithms(
+    workspace: str, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they refuse cuBLAS every product is ours, and a gradient is rounded to 16 bits."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
+    leaves, dy = _leaves("linear"), randn((ROWS, HIDDEN), torch.bfloat16)
+    found: list[list[Tensor]] = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(2):
+            with torch.autocast("cuda", torch.bfloat16):
+                y = F.linear(*leaves)
+            found.append([y, *torch.autograd.grad(y, leaves, dy)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    exact = dy.double().t() @ leaves[0].double()
+    assert found[0][2].dtype is torch.float32
+    assert _error(found[0][2], exact) < error
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_wide_bias_without_gradients() -> None:
+    """Is added as it is: what remains of it beside its rounded self is not nothing."""
+    bias = randn((HIDDEN,), torch.float32)
+    weight = torch.zeros(HIDDEN, FEATURES)
+    weight[:, 0] = -bias.bfloat16()
+    x = torch.zeros(ROWS, FEATURES)
+    x[:, 0] = 1
+    with torch.autocast("cuda", torch.bfloat16), poisoned():
+        y = F.linear(x, weight, bias, backend="cuda")
+    remains = (bias - bias.bfloat16()).bfloat16()
+    assert remains.count_nonzero() > 0
+    assert torch.equal(y, remains.expand(ROWS, HIDDEN))
 
 
 def test_which_are_masters() -> None:

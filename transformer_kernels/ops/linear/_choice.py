@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..._library import have_kernels_for, log_dispatch
 from ..._processor import cpuinfo
-from ..._torch import has_dispatch_mode, is_eager
+from ..._torch import has_dispatch_mode, is_eager, refuses_cublas
 from .._kinds import PLAIN_CLASSES
 from . import _tuned
 
@@ -253,7 +253,7 @@ def _routes_by_rules(x: Tensor, weight: Tensor) -> _tuned.Routes | None:
     trains = torch.is_grad_enabled() and weight.requires_grad
     if not (x.is_cuda and trains) or has_few_rows(x) or _has_uneven_features(weight):
         return None
-    if torch.are_deterministic_algorithms_enabled():  # cuBLAS may refuse; ours always repeats
+    if refuses_cublas():
         return None
     (height, width), *_ = _TILES
     tiles = -(-weight.shape[0] // height) * -(-weight.shape[1] // width)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
+from ..._torch import refuses_cublas
 from .._declare import Op
 from .._public import overridable
 from ..fpga.linear import on_array
@@ -91,8 +92,8 @@ def linear(
         reason, routes = choose("linear", input, weight)
         if reason is not None:
             return _torch_product(LINEAR, input, weight, bias)
-        # The gradient of a master is PyTorch's product, which deterministic algorithms may refuse.
-        master = is_master(input, weight) and not torch.are_deterministic_algorithms_enabled()
+        # The gradient of a master is PyTorch's product.
+        master = is_master(input, weight) and not refuses_cublas()
         if routes is None and master:
             routes = Routes(dweight=TORCH)
         if routes is not None:
