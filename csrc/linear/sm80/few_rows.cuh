@@ -6,11 +6,12 @@
 // They take as long as w takes to come from memory, once. On tensor cores the columns of w are the
 // rows of the left operand, the rows of x the columns of the right one.
 //
-//   CTA    Weight::kCols columns of out, all terms
+//   CTA    strips of Weight::kCols columns of out, all terms; one strip after the other, and the
+//          next one's numbers are on their way before this one is through
 //   warp   every n-th chunk of terms, so that a CTA's warps read on along its lines together; their
 //          sums are added up in shared memory, in their order
-//   lane   4 g + t: kLaneTerms terms of a chunk, from kLaneTerms t on, of columns g and g + 8 of a
-//          tile of 16
+//   lane   4 g + t: kLaneTerms terms of a chunk, from kLaneTerms t on, of columns g and g + 8 of
+//          each tile of 16
 //
 // What mma sums over may stand in any order that is that of both operands: a lane takes the terms
 // that lie together, where mma's own order has them apart.
@@ -31,13 +32,11 @@ namespace transformer_kernels::cuda {
 
 // Of a line's words, in which its terms stand one after the other: step s of a lane is its terms
 // 4 s .. 4 s + 3, a pair in each of the words that mma takes. arrange() brings a lane's terms of x
-// into the order of these pairs. Where kExcess is not 0 all numbers are larger by those that it has
-// in its halves; what that makes of a sum is taken off it.
+// into the order of these pairs.
 template <class T>
 struct SixteenBits {
   static constexpr int kPerWord = 2;
   static constexpr bool kScaled = false;
-  static constexpr std::uint32_t kExcess = 0;
 
   static __device__ __forceinline__ void step(const std::uint32_t* line, int s,
                                               std::uint32_t (&words)[2]) {
@@ -83,7 +82,6 @@ template <class T>
 struct EightBits {
   static constexpr int kPerWord = 4;
   static constexpr bool kScaled = true;
-  static constexpr std::uint32_t kExcess = 0;
 
   // Bytes in the low halves of two numbers of 16 bits. bfloat16 has room for seven of the bits: the
   // eighth, which is worth -128, doubles what is subtracted.
@@ -109,13 +107,10 @@ struct FourBits {
   static constexpr int kPerWord = 8;
   static constexpr bool kScaled = true;
   static constexpr std::uint32_t kZero = Magic<T>::kOne | 0x00080008u;
-  // 136 is small enough beside the numbers that sums of float32 hold both; 1032 is not.
-  static constexpr std::uint32_t kExcess = std::is_same_v<T, BFloat16> ? kZero : 0;
 
   // A mask takes nibbles i and i + 4 of a word at once, so these are a pair.
   static __device__ __forceinline__ std::uint32_t pair(std::uint32_t word, int i) {
-    const std::uint32_t large = and_xor(word >> 4 * i, 0x000f000fu, kZero);
-    return kExcess != 0 ? large : subtract_two<T>(large, kZero);
+    return subtract_two<T>(and_xor(word >> 4 * i, 0x000f000fu, kZero), kZero);
   }
   static __device__ __forceinline__ void step(const std::uint32_t* line, int s,
                                               std::uint32_t (&words)[2]) {
@@ -139,6 +134,18 @@ struct FourBits {
 
 // ------------------------------------------------------------------ weights
 
+// from + index * step, in the one instruction that it is.
+__device__ __forceinline__ const std::byte* advanced(const void* from, int index, int step) {
+  const std::byte* to;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(index), "r"(step), "l"(from));
+  return to;
+}
+
+// Into L2, where it stays what memory holds, whoever writes it.
+__device__ __forceinline__ void prefetch_global(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 // Read once, so past L1; zeros, with nothing read, where not `valid`.
 __device__ __forceinline__ void load_words(const void* from, bool valid,
                                            std::uint32_t (&words)[4]) {
@@ -151,6 +158,11 @@ __device__ __forceinline__ void load_words(const void* from, bool valid,
   words[0] = v.x, words[1] = v.y;
 }
 
+struct FewRowsSizes {
+  int cols;
+  int chunks;
+};
+
 // Which lane's sum is that of a column: of tile `tile`, column g or g + 8 of it.
 struct FewRowsPlace {
   int tile;
@@ -159,49 +171,53 @@ struct FewRowsPlace {
 };
 
 // Weights whose terms lie together in lines of a column each.
-template <class T_, class Numbers, int kLineBytes>
+template <class T_, class Numbers, int kLineBytes, int kTiles_>
 struct Lines {
   using T = T_;
-  static constexpr int kTiles = 1;
-  static constexpr int kCols = 16;
+  static constexpr int kTiles = kTiles_;
+  static constexpr int kCols = 16 * kTiles;
   static constexpr int kWords = kLineBytes / 4;  // of a line that a lane loads for a chunk
   static constexpr int kLaneTerms = kWords * Numbers::kPerWord;
-  static constexpr int kSteps = kLaneTerms / 4;
-  static constexpr int kAtOnce = 32 / kLineBytes;  // chunks that are on their way
+  static constexpr int kLaneBytes = 2 * kTiles * kLineBytes;  // of a chunk
   static constexpr bool kScaled = Numbers::kScaled;
-  static constexpr std::uint32_t kExcess = Numbers::kExcess;
 
   struct Source {
     const void* data;
-    std::int64_t step_bytes;  // from line to line
+    int step_bytes;  // from line to line
   };
   struct Chunk {
-    std::uint32_t words[2][kWords];
+    std::uint32_t words[2 * kTiles][kWords];
   };
 
-  const std::byte* line[2];
+  const Source& source;
+  const FewRowsSizes& sizes;
+  int lane;
 
   // Lines beyond the last one are the last one: nobody stores what comes of them.
-  __device__ __forceinline__ Lines(const Source& source, int first_col, int cols, int lane) {
+  __device__ __forceinline__ int line(int col, int i) const {
+    return min(col + lane / 4 + 8 * i, sizes.cols - 1);
+  }
+  __device__ __forceinline__ const std::byte* address(int col, int number, int i) const {
+    const std::byte* const first = advanced(source.data, 4 * number + lane % 4, kLineBytes);
+    return advanced(first, line(col, i), source.step_bytes);
+  }
+  // Of the columns from `col` on.
+  __device__ __forceinline__ void load(Chunk& chunk, int col, int number, bool valid) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int col = min(first_col + 8 * i + lane / 4, cols - 1);
-      line[i] = static_cast<const std::byte*>(source.data) + col * source.step_bytes +
-                lane % 4 * kLineBytes;
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      load_words(address(col, number, i), valid, chunk.words[i]);
     }
   }
-
-  __device__ __forceinline__ void load(Chunk& chunk, int number, bool valid) const {
-    const std::int64_t offset = std::int64_t{number} * (4 * kLineBytes);
+  __device__ __forceinline__ void prefetch(int col, int number) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) load_words(line[i] + offset, valid, chunk.words[i]);
+    for (int i = 0; i < 2 * kTiles; ++i) prefetch_global(address(col, number, i));
   }
 
-  static __device__ __forceinline__ void operand(const Chunk& chunk, int, int step,
+  static __device__ __forceinline__ void operand(const Chunk& chunk, int tile, int step,
                                                  std::uint32_t (&a)[4]) {
     std::uint32_t first[2], second[2];
-    Numbers::step(chunk.words[0], step, first);
-    Numbers::step(chunk.words[1], step, second);
+    Numbers::step(chunk.words[2 * tile], step, first);
+    Numbers::step(chunk.words[2 * tile + 1], step, second);
     a[0] = first[0];
     a[1] = second[0];
     a[2] = first[1];
@@ -211,7 +227,9 @@ struct Lines {
   static __device__ __forceinline__ void arrange(std::uint32_t (&x)[kXWords]) {
     Numbers::arrange(x);
   }
-  static __device__ __forceinline__ FewRowsPlace place(int col) { return {0, col % 8, col / 8}; }
+  static __device__ __forceinline__ FewRowsPlace place(int col) {
+    return {col / 16, col % 8, col / 8 % 2};
+  }
 };
 
 // 16-bit weights whose columns lie together in lines of a term each: a lane has four columns, from
@@ -222,10 +240,8 @@ struct Columns {
   static constexpr int kTiles = 2;
   static constexpr int kCols = 32;
   static constexpr int kLaneTerms = 4;
-  static constexpr int kSteps = 1;
-  static constexpr int kAtOnce = 2;
+  static constexpr int kLaneBytes = 8 * kLaneTerms;
   static constexpr bool kScaled = false;
-  static constexpr std::uint32_t kExcess = 0;
 
   struct Source {
     const void* data;
@@ -235,20 +251,25 @@ struct Columns {
     std::uint32_t words[kLaneTerms][2];
   };
 
-  const std::byte* first_line;
-  std::int64_t step;
+  const Source& source;
+  const FewRowsSizes& sizes;
+  int lane;
 
-  __device__ __forceinline__ Columns(const Source& source, int first_col, int cols, int lane)
-      : step(source.step_bytes) {
-    const int col = min(first_col + lane / 4 * 4, cols - 4);
-    first_line =
-        static_cast<const std::byte*>(source.data) + col * 2 + lane % 4 * kLaneTerms * step;
+  // Columns beyond the last four are these: nobody stores what comes of them.
+  __device__ __forceinline__ const std::byte* address(int col, int number, int i) const {
+    const int term = (4 * number + lane % 4) * kLaneTerms + i;
+    const int first = min(col + lane / 4 * 4, sizes.cols - 4);
+    return static_cast<const std::byte*>(source.data) + term * source.step_bytes + first * 2;
   }
-
-  __device__ __forceinline__ void load(Chunk& chunk, int number, bool valid) const {
-    const std::byte* const from = first_line + number * (4 * kLaneTerms * step);
+  __device__ __forceinline__ void load(Chunk& chunk, int col, int number, bool valid) const {
 #pragma unroll
-    for (int i = 0; i < kLaneTerms; ++i) load_words(from + i * step, valid, chunk.words[i]);
+    for (int i = 0; i < kLaneTerms; ++i) {
+      load_words(address(col, number, i), valid, chunk.words[i]);
+    }
+  }
+  __device__ __forceinline__ void prefetch(int col, int number) const {
+#pragma unroll
+    for (int i = 0; i < kLaneTerms; ++i) prefetch_global(address(col, number, i));
   }
 
   static __device__ __forceinline__ void operand(const Chunk& chunk, int tile, int,
@@ -273,9 +294,9 @@ struct Columns {
 // What is null where the weight has no scales.
 struct FewRowsScales {
   const void* data;
-  std::int64_t step;
+  int step_bytes;  // from line to line
+  int bytes;       // of each
   DType dtype;
-  int groups;                       // of a line
   std::uint32_t groups_of_a_chunk;  // times 2^32, rounded up; 0: a chunk is a group
 
   __device__ __forceinline__ int group_of(int chunk) const {
@@ -283,14 +304,18 @@ struct FewRowsScales {
   }
 };
 
-template <class Weight>
-__host__ __device__ constexpr int scale_pitch(int groups) {
-  return Weight::kScaled ? groups | 1 : 0;  // odd: lines that are read together lie in other banks
-}
+// Warps of a CTA, at most; and registers of a thread, which decide for how many warps a processor
+// has room.
+inline constexpr int kFewRowsWarps = 16;
 template <class Weight, int kXTiles>
-constexpr std::size_t few_rows_shared_bytes(int warps, int groups) {
-  const int sums = warps * Weight::kTiles * kXTiles * 4 * kWarp;
-  return (Weight::kCols * scale_pitch<Weight>(groups) + sums) * sizeof(float);
+inline constexpr int kFewRowsRegisters = Weight::kScaled || kXTiles == 2 ? 128 : 64;
+template <class Weight, int kXTiles>
+inline constexpr int kFewRowsResident = 65536 / kWarp / kFewRowsRegisters<Weight, kXTiles>;
+
+// Sums of all warps, for two strips.
+template <class Weight, int kXTiles>
+constexpr std::size_t few_rows_sum_bytes(int warps) {
+  return std::size_t{2} * warps * Weight::kTiles * kXTiles * 4 * kWarp * sizeof(float);
 }
 
 template <class Weight, int kXTiles>
@@ -299,19 +324,29 @@ class FewRows {
   using Sums = float[Weight::kTiles][kXTiles][4];
   static constexpr int kChunkTerms = 4 * Weight::kLaneTerms;
   static constexpr int kXWords = Weight::kLaneTerms / 2;
+  static constexpr int kPiece = kXWords < 4 ? kXWords : 4;  // words of x that are loaded at once
+  static constexpr int kPieces = kXWords / kPiece;
+  static constexpr int kDepth = kFewRowsRegisters<Weight, kXTiles> / Weight::kLaneBytes;
+  static constexpr int kValues = Weight::kTiles * kXTiles * 4;  // of a lane's sums
+
+  // A chunk of the weight; of its four lines' scales, as they lie in memory, that of line t.
+  struct Slot {
+    typename Weight::Chunk chunk;
+    std::uint32_t scale;
+  };
 
  public:
-  __device__ __forceinline__ FewRows(const Product& p, const typename Weight::Source& source,
+  __device__ __forceinline__ FewRows(const Product& p, const FewRowsSizes& sizes,
+                                     const typename Weight::Source& source,
                                      const FewRowsScales& scales, float* shared)
       : p_(p),
+        sizes_(sizes),
         scales_(scales),
         shared_(shared),
-        first_col_(static_cast<int>(blockIdx.x) * Weight::kCols),
-        chunks_(static_cast<int>((p.terms + kChunkTerms - 1) / kChunkTerms)),
         warps_(static_cast<int>(blockDim.x) / kWarp),
         warp_(static_cast<int>(threadIdx.x) / kWarp),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
-        weight_(source, first_col_, static_cast<int>(p.cols), lane_) {
+        weight_{source, sizes, lane_} {
     // Rows beyond the last one are the last one: nobody stores what comes of them.
 #pragma unroll
     for (int i = 0; i < kXTiles; ++i) {
@@ -320,141 +355,139 @@ class FewRows {
     }
   }
 
-  __device__ __forceinline__ void run() {
-    typename Weight::Chunk next[Weight::kAtOnce];
-    load(warp_, next);
-    if constexpr (Weight::kScaled) stage_scales();
-    const int stride = warps_ * Weight::kAtOnce;
-    for (int number = warp_; number < chunks_; number += stride) {
-      typename Weight::Chunk now[Weight::kAtOnce];
+  // Of the first round, into L2: what another kernel still writes comes from there too.
+  __device__ __forceinline__ void prefetch() const {
 #pragma unroll
-      for (int i = 0; i < Weight::kAtOnce; ++i) now[i] = next[i];
-      load(number + stride, next);
-#pragma unroll
-      for (int i = 0; i < Weight::kAtOnce; ++i) {
-        const int chunk = number + i * warps_;
-        // Chunks that are not there are zeros; scaled, they cost more than the branch.
-        if (!Weight::kScaled || chunk < chunks_) multiply(now[i], chunk);
-      }
+    for (int i = 0; i < kDepth; ++i) {
+      const int number = warp_ + i * warps_;
+      if (has(number)) weight_.prefetch(first_col(), number);
     }
-    store();
+  }
+
+  // All warps run equally many rounds of kDepth chunks, whether or not theirs are there.
+  __device__ __forceinline__ void run() {
+    const int step = static_cast<int>(gridDim.x) * Weight::kCols;
+    const int round = warps_ * kDepth;
+    Slot slots[kDepth];
+#pragma unroll
+    for (int i = 0; i < kDepth; ++i) load(slots[i], first_col(), warp_ + i * warps_);
+    for (int col = first_col(); col < sizes_.cols; col += step) {
+      Sums sums = {};
+      for (int first = 0; first < sizes_.chunks; first += round) {
+        const bool ends = first + round >= sizes_.chunks;
+        const int next_col = ends ? col + step : col;
+        const int next = ends ? 0 : first + round;
+#pragma unroll
+        for (int i = 0; i < kDepth; ++i) {
+          const int own = warp_ + i * warps_;
+          if (first + own < sizes_.chunks) multiply(slots[i], first + own, sums);
+          load(slots[i], next_col, next + own);
+        }
+      }
+      add_up(sums, col, col / step % 2);
+    }
   }
 
  private:
   // A lane's terms are all there, or none of them; of groups all lanes' are.
   __device__ __forceinline__ bool has(int chunk) const {
-    if constexpr (Weight::kScaled) return chunk < chunks_;
+    if constexpr (Weight::kScaled) return chunk < sizes_.chunks;
     return std::int64_t{chunk} * kChunkTerms + lane_ % 4 * Weight::kLaneTerms < p_.terms;
   }
 
-  __device__ __forceinline__ void load(int first,
-                                       typename Weight::Chunk (&chunks)[Weight::kAtOnce]) const {
-#pragma unroll
-    for (int i = 0; i < Weight::kAtOnce; ++i) {
-      const int number = first + i * warps_;
-      weight_.load(chunks[i], number, has(number));
-    }
+  __device__ __forceinline__ int first_col() const {
+    return static_cast<int>(blockIdx.x) * Weight::kCols;
   }
 
-  __device__ __forceinline__ void stage_scales() const {
-    const int groups = scales_.groups;
-    for (int i = threadIdx.x; i < Weight::kCols * groups; i += blockDim.x) {
-      const int col = i / groups;
-      const int group = i - col * groups;
-      const std::int64_t line = min(first_col_ + col, static_cast<int>(p_.cols) - 1);
-      shared_[col * scale_pitch<Weight>(groups) + group] =
-          scale_at(scales_.data, scales_.dtype, line * scales_.step + group);
+  __device__ __forceinline__ void load(Slot& slot, int col, int number) const {
+    const bool valid = col < sizes_.cols && has(number);
+    weight_.load(slot.chunk, col, number, valid);
+    if constexpr (Weight::kScaled) {
+      static_assert(2 * Weight::kTiles == 4);
+      if (!valid) return;
+      const std::byte* const scales =
+          advanced(scales_.data, scales_.group_of(number), scales_.bytes);
+      slot.scale = scale_bits(advanced(scales, weight_.line(col, lane_ % 4), scales_.step_bytes),
+                              scales_.dtype);
     }
-    __syncthreads();
   }
 
   // Sums of integers are scaled when their group is through: a chunk is of one group.
-  __device__ __forceinline__ void multiply(const typename Weight::Chunk& chunk, int number) {
+  __device__ __forceinline__ void multiply(const Slot& slot, int number, Sums& sums) const {
     if constexpr (Weight::kScaled) {
       Sums own = {};
-      float excess[kXTiles][4] = {};
-      add_products(chunk, number, own, excess);
-      const float* const scales = shared_ + scales_.group_of(number);
+      add_products(slot.chunk, number, own);
+      const float of_line = scale_of(slot.scale, scales_.dtype);
 #pragma unroll
       for (int i = 0; i < 2 * Weight::kTiles; ++i) {
-        const float scale = scales[(8 * i + lane_ / 4) * scale_pitch<Weight>(scales_.groups)];
+        const float scale = __shfl_sync(kAllLanes, of_line, i, 4);
 #pragma unroll
         for (int x = 0; x < kXTiles; ++x) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int at = i % 2 * 2 + e;
-            float& sum = sums_[i / 2][x][at];
-            sum = fmaf(scale, own[i / 2][x][at] - excess[x][at], sum);
+            float& sum = sums[i / 2][x][at];
+            sum = fmaf(scale, own[i / 2][x][at], sum);
           }
         }
       }
     } else {
-      float none[kXTiles][4];
-      add_products(chunk, number, sums_, none);
+      add_products(slot.chunk, number, sums);
     }
   }
 
   __device__ __forceinline__ void add_products(const typename Weight::Chunk& chunk, int number,
-                                               Sums& sums, float (&excess)[kXTiles][4]) const {
-    std::uint32_t x[kXTiles][kXWords];
+                                               Sums& sums) const {
     const bool valid = Weight::kScaled || has(number);
 #pragma unroll
-    for (int i = 0; i < kXTiles; ++i) {
-      load_x(x_[i] + std::int64_t{number} * kChunkTerms, valid, x[i]);
-      Weight::arrange(x[i]);
-    }
+    for (int piece = 0; piece < kPieces; ++piece) {
+      std::uint32_t x[kXTiles][kPiece];
 #pragma unroll
-    for (int step = 0; step < Weight::kSteps; ++step) {
-      if constexpr (Weight::kExcess != 0) {
-        constexpr std::uint32_t kEach[4] = {Weight::kExcess, Weight::kExcess, Weight::kExcess,
-                                            Weight::kExcess};
-#pragma unroll
-        for (int i = 0; i < kXTiles; ++i) {
-          mma_m16n8k16<T>(excess[i], kEach, x[i][2 * step], x[i][2 * step + 1]);
-        }
+      for (int i = 0; i < kXTiles; ++i) {
+        const std::byte* const first = advanced(x_[i], number, 2 * kChunkTerms);
+        load_x(first + piece * (4 * kPiece), valid, x[i]);
+        Weight::arrange(x[i]);
       }
 #pragma unroll
-      for (int tile = 0; tile < Weight::kTiles; ++tile) {
-        std::uint32_t a[4];
-        Weight::operand(chunk, tile, step, a);
+      for (int word = 0; word < kPiece; word += 2) {
 #pragma unroll
-        for (int i = 0; i < kXTiles; ++i) {
-          mma_m16n8k16<T>(sums[tile][i], a, x[i][2 * step], x[i][2 * step + 1]);
+        for (int tile = 0; tile < Weight::kTiles; ++tile) {
+          std::uint32_t a[4];
+          Weight::operand(chunk, tile, (piece * kPiece + word) / 2, a);
+#pragma unroll
+          for (int i = 0; i < kXTiles; ++i) {
+            mma_m16n8k16<T>(sums[tile][i], a, x[i][word], x[i][word + 1]);
+          }
         }
       }
     }
   }
 
-  static __device__ __forceinline__ void load_x(const T* from, bool valid,
-                                                std::uint32_t (&words)[kXWords]) {
-    constexpr int kPiece = kXWords < 4 ? kXWords : 4;
-#pragma unroll
-    for (int i = 0; i < kXWords; i += kPiece) {
-      if constexpr (kPiece == 4) {
-        const uint4 v = valid ? *reinterpret_cast<const uint4*>(from + 2 * i) : uint4{};
-        words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
-      } else {
-        const uint2 v = valid ? *reinterpret_cast<const uint2*>(from + 2 * i) : uint2{};
-        words[i] = v.x, words[i + 1] = v.y;
-      }
+  static __device__ __forceinline__ void load_x(const std::byte* from, bool valid,
+                                                std::uint32_t (&words)[kPiece]) {
+    if constexpr (kPiece == 4) {
+      const uint4 v = valid ? *reinterpret_cast<const uint4*>(from) : uint4{};
+      words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    } else {
+      const uint2 v = valid ? *reinterpret_cast<const uint2*>(from) : uint2{};
+      words[0] = v.x, words[1] = v.y;
     }
   }
 
-  // Adds up the warps' sums, in their order.
-  __device__ __forceinline__ void store() {
-    float* const sums = shared_ + Weight::kCols * scale_pitch<Weight>(scales_.groups);
-    const auto at = [](int tile, int x, int e, int lane) {
-      return ((tile * kXTiles + x) * 4 + e) * kWarp + lane;
+  // Adds up the warps' sums of the strip from `first_col` on, in their order. The next strip's lie
+  // elsewhere in shared memory, so that one barrier a strip will do.
+  __device__ __forceinline__ void add_up(const Sums& sums, int first_col, int half) const {
+    float* const shared = shared_ + half * (kValues * static_cast<int>(blockDim.x));
+    const int threads = static_cast<int>(blockDim.x);
+    const auto at = [threads](int tile, int x, int e) {
+      return ((tile * kXTiles + x) * 4 + e) * threads;
     };
-    constexpr int kOfWarp = Weight::kTiles * kXTiles * 4 * kWarp;
 #pragma unroll
     for (int tile = 0; tile < Weight::kTiles; ++tile) {
 #pragma unroll
       for (int x = 0; x < kXTiles; ++x) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          sums[warp_ * kOfWarp + at(tile, x, e, lane_)] = sums_[tile][x][e];
-        }
+        for (int e = 0; e < 4; ++e) shared[at(tile, x, e) + threadIdx.x] = sums[tile][x][e];
       }
     }
     __syncthreads();
@@ -462,43 +495,38 @@ class FewRows {
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
       const int col = i % Weight::kCols;
       const int row = i / Weight::kCols;
-      if (first_col_ + col >= p_.cols) continue;
+      if (first_col + col >= sizes_.cols) continue;
       const FewRowsPlace place = Weight::place(col);
-      const float* const own =
-          sums + at(place.tile, row / 8, 2 * place.half + row % 2, 4 * place.group + row % 8 / 2);
+      const float* const own = shared + at(place.tile, row / 8, 2 * place.half + row % 2) +
+                               4 * place.group + row % 8 / 2;
       float sum = 0;
-      for (int warp = 0; warp < warps_; ++warp) sum += own[warp * kOfWarp];
-      epilogue<T>(p_, row, first_col_ + col, sum);
+      for (int warp = 0; warp < warps_; ++warp) sum += own[warp * kWarp];
+      epilogue<T>(p_, row, first_col + col, sum);
     }
   }
 
   const Product& p_;
+  const FewRowsSizes& sizes_;
   const FewRowsScales& scales_;
-  float* shared_;  // scales, then sums
-  int first_col_;
-  int chunks_;
+  float* shared_;
   int warps_;
   int warp_;
   int lane_;
   Weight weight_;
   const T* x_[kXTiles];
-  Sums sums_ = {};
 };
 
-// The most warps of a CTA, and the CTAs of so many that a processor has room for. Scaled sums need
-// registers for two of each.
-template <class Weight>
-inline constexpr int kFewRowsWarps = Weight::kScaled ? 8 : 16;
 template <class Weight, int kXTiles>
-inline constexpr int kFewRowsCtas = (Weight::kScaled ? 4 : 3) - kXTiles;
-
-template <class Weight, int kXTiles>
-__global__ void __launch_bounds__(kFewRowsWarps<Weight>* kWarp, kFewRowsCtas<Weight, kXTiles>)
-    few_rows_kernel(const Product p, const typename Weight::Source source,
+__global__ void __maxnreg__((kFewRowsRegisters<Weight, kXTiles>))
+    few_rows_kernel(const Product p, const FewRowsSizes sizes, const typename Weight::Source source,
                     const FewRowsScales scales) {
   extern __shared__ float few_rows_shared[];
+  FewRows<Weight, kXTiles> rows(p, sizes, source, scales, few_rows_shared);
+#if __CUDA_ARCH__ >= 900
+  rows.prefetch();
+#endif
   follow_previous_kernel();
-  FewRows<Weight, kXTiles>(p, source, scales, few_rows_shared).run();
+  rows.run();
 }
 
 }  // namespace transformer_kernels::cuda

@@ -278,3 +278,15 @@ def test_an_unknown_op_is_refused():
 def test_a_problem_in_words():
     problem = _problem("rms_norm", "backward", torch.bfloat16, torch.float32)
     assert str(problem) == "rms_norm backward bfloat16 float32 weights 33x257"
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("quantized_linear", 2), ("int8_linear", 1)])
+def test_few_rows_are_bound_by_the_bytes_of_the_weight(name, numbers):
+    op = cases.all_ops()[name]
+    arguments = op.make(Problem(name, "forward", torch.bfloat16, torch.bfloat16, (2, 256, 24)), CPU)
+    weight = 24 * 256 // numbers + 24 * 2 * 4
+    assert op.bytes_moved("forward", arguments) == weight + 2 * (2 * 256 + 2 * 24)
+    for kind in (name, "linear"):
+        flops = cases.all_ops()[kind].flops
+        assert flops("forward", (16, 256, 24)) == 0
+        assert flops("forward", (17, 256, 24)) == 2 * 17 * 256 * 24

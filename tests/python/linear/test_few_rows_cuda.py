@@ -29,8 +29,11 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "columns": lambda w: w.t().contiguous().t(),
 }
 # Terms and columns: less than a chunk, of many warps, of few columns and many, of columns that
-# are no whole tile.
-SIZES = [(8, 8), (64, 96), (1096, 52), (4096, 768), (256, 3204), (136, 4096)]
+# are no whole tile, of several strips a CTA, in one round each and in more.
+SIZES = [
+    (8, 8), (64, 96), (1096, 52), (4096, 768), (256, 3204), (136, 4096), (136, 34996),
+    (1288, 17316),
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +72,9 @@ def test_linear_act(activation: str, narrow: torch.dtype) -> None:
 
 
 @each_narrow
-def test_a_row_is_the_same_beside_any_others(narrow: torch.dtype) -> None:
-    x, weight, _ = _operands(16, 1024, 640, narrow)
+@pytest.mark.parametrize("cols", [640, 17316])
+def test_a_row_is_the_same_beside_any_others(cols: int, narrow: torch.dtype) -> None:
+    x, weight, _ = _operands(16, 1024, cols, narrow)
     packed, scales = F.quantize_weight(weight.float(), 4, 128)
     whole = F.linear(x, weight, backend="cuda")
     quantized = F.quantized_linear(x, packed, scales, backend="cuda")
@@ -93,7 +97,8 @@ def test_what_is_no_number_stays_in_its_row() -> None:
 def test_quantized(rows: int, bits: int, narrow: torch.dtype) -> None:
     """Streamed in groups of one load and of several, and what becomes a plain matrix."""
     for terms, cols, group in ((256, 40, 128), (4096, 776, 128), (192, 3204, 64), (1024, 96, 1024),
-                               (96, 64, 32), (70, 33, 35)):  # fmt: skip
+                               (96, 64, 32), (70, 33, 35), (256, 17001, 128),
+                               (2560, 17001, 64)):  # fmt: skip
         x, weight, bias = _operands(rows, terms, cols, narrow)
         packed, scales = F.quantize_weight(weight.float(), bits, group, scale_dtype=narrow)
         exact_weight = F.dequantize_weight(packed, scales, dtype=torch.float64)

@@ -15,6 +15,9 @@ from transformer_kernels.bench.sweeps import Grid, Shape
 # Of each pass, for one of the forward pass.
 PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
 
+# Of a product of so few rows the weight's bytes are the bound.
+FEW_ROWS = 16
+
 # Rows, features and hidden ones of MLPs, the last four of models.
 SQUARE, DEMO, FC1 = (512, 512, 512), (1024, 192, 768), (1024, 768, 3072)
 MODELS: tuple[Shape, ...] = (

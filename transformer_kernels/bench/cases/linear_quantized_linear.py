@@ -16,6 +16,7 @@ from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
 from transformer_kernels.bench.case import Arguments, Op, differentiate
+from transformer_kernels.bench.cases._linear import FEW_ROWS
 from transformer_kernels.bench.sweeps import Grid, Shape
 from transformer_kernels.ops.linear._arguments import numbers_a_row
 
@@ -43,6 +44,18 @@ def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:
     packed, operand = given["packed"], given["x" if pass_ == "forward" else "dy"]
     rows = operand.numel() // max(operand.shape[-1], 1)
     return 2.0 * rows * len(packed) * numbers_a_row(packed)
+
+
+def _flops(pass_: str, shape: Shape) -> float:
+    rows, terms, columns = shape
+    if pass_ == "forward" and rows <= FEW_ROWS:
+        return 0
+    return 2.0 * rows * terms * columns * (2 if pass_ == "both" else 1)
+
+
+def _moved(pass_: str, arguments: Arguments) -> int:
+    of_a_pass = sum(arguments[name].nbytes for name in ("packed", "scales", "x", "dy"))
+    return of_a_pass * (2 if pass_ == "both" else 1)
 
 
 def _packed(bits: int, shape: Shape) -> Tensor:
@@ -96,13 +109,12 @@ def _op(name: str, bits: int) -> Op:
         compiled_backward=lambda compiled: _backward(compiled(_plain)),
         grid=_GRID,
         sizes=_sizes,
-        flops=lambda pass_, shape: (
-            2.0 * shape[0] * shape[1] * shape[2] * (2 if pass_ == "both" else 1)
-        ),
+        flops=_flops,
         flops_of=_flops_of,
         verified=lambda _: lambda _, tensor: tensor,
         indices={"packed": partial(_packed, bits), "scales": partial(_scales, bits)},
         feature=bits == 8,
+        moved=_moved,
     )
 
 
