@@ -22,6 +22,7 @@
 
 #include "core/cuda/direct_row.cuh"
 #include "core/cuda/mma.cuh"
+#include "core/cuda/reduce.cuh"
 #include "linear/epilogue.cuh"
 #include "linear/quantized_problem.h"
 #include "linear/scale.cuh"
@@ -403,7 +404,7 @@ class FewRows {
     const bool valid = col < sizes_.cols && has(number);
     weight_.load(slot.chunk, col, number, valid);
     if constexpr (Weight::kScaled) {
-      static_assert(2 * Weight::kTiles == 4);
+      static_assert(2 * Weight::kTiles == 4);  // a line for each t
       if (!valid) return;
       const std::byte* const scales =
           advanced(scales_.data, scales_.group_of(number), scales_.bytes);
