@@ -84,7 +84,7 @@ void launch_few_rows(const Context& context, const Product& p, int warps,
 }
 
 // Weights for up to 8 rows of x, and for more.
-template <class Weight, class WeightOfMore>
+template <class Weight, class WeightOfMore = Weight>
 void launch_rows(const Context& context, const Product& p, const typename Weight::Source& source,
                  const FewRowsScales& scales = {}) {
   const int warps = warps_for<Weight>(context, p);
@@ -128,7 +128,7 @@ void run_few_rows(const Context& context, const Product& p) {
       launch_rows<Lines<T, SixteenBits<T>, 16, 1>, Lines<T, SixteenBits<T>, 16, 2>>(
           context, p, {p.b.data, static_cast<int>(p.b.col_step * kBytes)});
     } else {
-      launch_rows<Columns<T>, Columns<T>>(context, p, {p.b.data, p.b.row_step * kBytes});
+      launch_rows<Columns<T>>(context, p, {p.b.data, p.b.row_step * kBytes});
     }
   });
 }
@@ -160,8 +160,8 @@ void run_few_rows(const Context& context, const Product& p, const QuantizedMatri
   dispatch_narrow(p.dtype, [&]<class T>() {
     const auto run = [&]<class Numbers, int kLineBytes>() {
       using Weight = Lines<T, Numbers, kLineBytes, 2>;
-      launch_rows<Weight, Weight>(context, p,
-                                  {weight.packed, static_cast<int>(weight.packed_stride)}, scales);
+      launch_rows<Weight>(context, p, {weight.packed, static_cast<int>(weight.packed_stride)},
+                          scales);
     };
     if (weight.bits == 8) {
       run.template operator()<EightBits<T>, 16>();

@@ -179,16 +179,14 @@ struct Lines {
   static constexpr int kCols = 16 * kTiles;
   static constexpr int kWords = kLineBytes / 4;  // of a line that a lane loads for a chunk
   static constexpr int kLaneTerms = kWords * Numbers::kPerWord;
-  static constexpr int kLaneBytes = 2 * kTiles * kLineBytes;  // of a chunk
+  static constexpr int kLoads = 2 * kTiles;  // of a lane for a chunk
   static constexpr bool kScaled = Numbers::kScaled;
 
   struct Source {
     const void* data;
     int step_bytes;  // from line to line
   };
-  struct Chunk {
-    std::uint32_t words[2 * kTiles][kWords];
-  };
+  using Chunk = std::uint32_t[kLoads][kWords];
 
   const Source& source;
   const FewRowsSizes& sizes;
@@ -198,27 +196,17 @@ struct Lines {
   __device__ __forceinline__ int line(int col, int i) const {
     return min(col + lane / 4 + 8 * i, sizes.cols - 1);
   }
+  // What is loaded at once, of the columns from `col` on.
   __device__ __forceinline__ const std::byte* address(int col, int number, int i) const {
     const std::byte* const first = advanced(source.data, 4 * number + lane % 4, kLineBytes);
     return advanced(first, line(col, i), source.step_bytes);
-  }
-  // Of the columns from `col` on.
-  __device__ __forceinline__ void load(Chunk& chunk, int col, int number, bool valid) const {
-#pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      load_words(address(col, number, i), valid, chunk.words[i]);
-    }
-  }
-  __device__ __forceinline__ void prefetch(int col, int number) const {
-#pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) prefetch_global(address(col, number, i));
   }
 
   static __device__ __forceinline__ void operand(const Chunk& chunk, int tile, int step,
                                                  std::uint32_t (&a)[4]) {
     std::uint32_t first[2], second[2];
-    Numbers::step(chunk.words[2 * tile], step, first);
-    Numbers::step(chunk.words[2 * tile + 1], step, second);
+    Numbers::step(chunk[2 * tile], step, first);
+    Numbers::step(chunk[2 * tile + 1], step, second);
     a[0] = first[0];
     a[1] = second[0];
     a[2] = first[1];
@@ -241,16 +229,14 @@ struct Columns {
   static constexpr int kTiles = 2;
   static constexpr int kCols = 32;
   static constexpr int kLaneTerms = 4;
-  static constexpr int kLaneBytes = 8 * kLaneTerms;
+  static constexpr int kLoads = kLaneTerms;
   static constexpr bool kScaled = false;
 
   struct Source {
     const void* data;
     std::int64_t step_bytes;
   };
-  struct Chunk {
-    std::uint32_t words[kLaneTerms][2];
-  };
+  using Chunk = std::uint32_t[kLoads][2];
 
   const Source& source;
   const FewRowsSizes& sizes;
@@ -262,23 +248,13 @@ struct Columns {
     const int first = min(col + lane / 4 * 4, sizes.cols - 4);
     return static_cast<const std::byte*>(source.data) + term * source.step_bytes + first * 2;
   }
-  __device__ __forceinline__ void load(Chunk& chunk, int col, int number, bool valid) const {
-#pragma unroll
-    for (int i = 0; i < kLaneTerms; ++i) {
-      load_words(address(col, number, i), valid, chunk.words[i]);
-    }
-  }
-  __device__ __forceinline__ void prefetch(int col, int number) const {
-#pragma unroll
-    for (int i = 0; i < kLaneTerms; ++i) prefetch_global(address(col, number, i));
-  }
 
   static __device__ __forceinline__ void operand(const Chunk& chunk, int tile, int,
                                                  std::uint32_t (&a)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const std::uint32_t low = chunk.words[2 * i][tile];
-      const std::uint32_t high = chunk.words[2 * i + 1][tile];
+      const std::uint32_t low = chunk[2 * i][tile];
+      const std::uint32_t high = chunk[2 * i + 1][tile];
       a[2 * i] = __byte_perm(low, high, 0x5410);
       a[2 * i + 1] = __byte_perm(low, high, 0x7632);
     }
@@ -313,10 +289,13 @@ inline constexpr int kFewRowsRegisters = Weight::kScaled || kXTiles == 2 ? 128 :
 template <class Weight, int kXTiles>
 inline constexpr int kFewRowsResident = 65536 / kWarp / kFewRowsRegisters<Weight, kXTiles>;
 
+template <class Weight, int kXTiles>
+inline constexpr int kFewRowsSums = 4 * kXTiles* Weight::kTiles;  // of a lane
+
 // Sums of all warps, for two strips.
 template <class Weight, int kXTiles>
 constexpr std::size_t few_rows_sum_bytes(int warps) {
-  return std::size_t{2} * warps * Weight::kTiles * kXTiles * 4 * kWarp * sizeof(float);
+  return std::size_t{2} * warps * kWarp * kFewRowsSums<Weight, kXTiles> * sizeof(float);
 }
 
 template <class Weight, int kXTiles>
@@ -327,8 +306,8 @@ class FewRows {
   static constexpr int kXWords = Weight::kLaneTerms / 2;
   static constexpr int kPiece = kXWords < 4 ? kXWords : 4;  // words of x that are loaded at once
   static constexpr int kPieces = kXWords / kPiece;
-  static constexpr int kDepth = kFewRowsRegisters<Weight, kXTiles> / Weight::kLaneBytes;
-  static constexpr int kValues = Weight::kTiles * kXTiles * 4;  // of a lane's sums
+  static constexpr int kDepth =
+      kFewRowsRegisters<Weight, kXTiles> / static_cast<int>(sizeof(typename Weight::Chunk));
 
   // A chunk of the weight; of its four lines' scales, as they lie in memory, that of line t.
   struct Slot {
@@ -361,7 +340,11 @@ class FewRows {
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
       const int number = warp_ + i * warps_;
-      if (has(number)) weight_.prefetch(first_col(), number);
+      if (!has(number)) continue;
+#pragma unroll
+      for (int j = 0; j < Weight::kLoads; ++j) {
+        prefetch_global(weight_.address(first_col(), number, j));
+      }
     }
   }
 
@@ -402,9 +385,12 @@ class FewRows {
 
   __device__ __forceinline__ void load(Slot& slot, int col, int number) const {
     const bool valid = col < sizes_.cols && has(number);
-    weight_.load(slot.chunk, col, number, valid);
+#pragma unroll
+    for (int i = 0; i < Weight::kLoads; ++i) {
+      load_words(weight_.address(col, number, i), valid, slot.chunk[i]);
+    }
     if constexpr (Weight::kScaled) {
-      static_assert(2 * Weight::kTiles == 4);  // a line for each t
+      static_assert(Weight::kLoads == 4);  // a line for each t
       if (!valid) return;
       const std::byte* const scales =
           advanced(scales_.data, scales_.group_of(number), scales_.bytes);
@@ -478,8 +464,8 @@ class FewRows {
   // Adds up the warps' sums of the strip from `first_col` on, in their order. The next strip's lie
   // elsewhere in shared memory, so that one barrier a strip will do.
   __device__ __forceinline__ void add_up(const Sums& sums, int first_col, int half) const {
-    float* const shared = shared_ + half * (kValues * static_cast<int>(blockDim.x));
     const int threads = static_cast<int>(blockDim.x);
+    float* const shared = shared_ + half * (kFewRowsSums<Weight, kXTiles> * threads);
     const auto at = [threads](int tile, int x, int e) {
       return ((tile * kXTiles + x) * 4 + e) * threads;
     };
