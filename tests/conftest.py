@@ -63,8 +63,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without a CUDA device its tests, two in five of all, are left out rather than skipped."""
     if torch.cuda.is_available():
         return
-    on_cuda = [item for item in items if item.get_closest_marker("cuda")]
-    items[:] = [item for item in items if not item.get_closest_marker("cuda")]
+    kept: list[pytest.Item] = []
+    on_cuda: list[pytest.Item] = []
+    for item in items:
+        (on_cuda if item.get_closest_marker("cuda") else kept).append(item)
+    items[:] = kept
     config.hook.pytest_deselected(items=on_cuda)
 
 

@@ -15,8 +15,7 @@ from transformer_kernels.bench.sweeps import Grid, Shape
 # Of each pass, for one of the forward pass.
 PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
 
-# Of a product of so few rows the weight's bytes are the bound.
-FEW_ROWS = 16
+_FEW_ROWS = 16
 
 # Rows, features and hidden ones of MLPs, the last four of models.
 SQUARE, DEMO, FC1 = (512, 512, 512), (1024, 192, 768), (1024, 768, 3072)
@@ -33,6 +32,14 @@ MLP_GRID = Grid(
         "full": lambda *_: [DEMO, FC1, (511, 736, 1504)],
     },
 )
+
+
+def flops_of_product(count: int, pass_: str, shape: Shape) -> float:
+    """Of ``count`` products; 0 forward of few rows, of which the weight's bytes are the bound."""
+    rows, terms, columns = shape
+    if pass_ == "forward" and rows <= _FEW_ROWS:
+        return 0
+    return 2.0 * rows * terms * columns * count
 
 
 def _scaled(names: tuple[str, ...], arguments: Arguments) -> Arguments:

@@ -22,11 +22,11 @@ from transformer_kernels.bench.cases import _quack
 from transformer_kernels.bench.cases._linear import (
     DEMO,
     FC1,
-    FEW_ROWS,
     MLP_GRID,
     MODELS,
     PRODUCTS,
     SQUARE,
+    flops_of_product,
     layer,
     packed,
 )
@@ -78,10 +78,7 @@ def _mlp_sizes(name: str, shape: Shape) -> Shape:
 
 
 def _flops(pass_: str, shape: Shape) -> float:
-    rows, terms, columns = shape
-    if pass_ == "forward" and rows <= FEW_ROWS:
-        return 0
-    return 2.0 * rows * terms * columns * PRODUCTS[pass_]
+    return flops_of_product(PRODUCTS[pass_], pass_, shape)
 
 
 def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:

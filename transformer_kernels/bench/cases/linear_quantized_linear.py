@@ -16,11 +16,12 @@ from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
 from transformer_kernels.bench.case import Arguments, Op, differentiate
-from transformer_kernels.bench.cases._linear import FEW_ROWS
+from transformer_kernels.bench.cases._linear import flops_of_product
 from transformer_kernels.bench.sweeps import Grid, Shape
 from transformer_kernels.ops.linear._arguments import numbers_a_row
 
 _GROUP = 128
+_PRODUCTS = {"forward": 1, "backward": 1, "both": 2}
 _ROWS: list[Shape] = [(1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096)]
 _GRID = Grid(
     forms="1x4096x4096 (rows, terms, columns)",
@@ -46,16 +47,9 @@ def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:
     return 2.0 * rows * len(packed) * numbers_a_row(packed)
 
 
-def _flops(pass_: str, shape: Shape) -> float:
-    rows, terms, columns = shape
-    if pass_ == "forward" and rows <= FEW_ROWS:
-        return 0
-    return 2.0 * rows * terms * columns * (2 if pass_ == "both" else 1)
-
-
 def _moved(pass_: str, arguments: Arguments) -> int:
     of_a_pass = sum(arguments[name].nbytes for name in ("packed", "scales", "x", "dy"))
-    return of_a_pass * (2 if pass_ == "both" else 1)
+    return of_a_pass * _PRODUCTS[pass_]
 
 
 def _packed(bits: int, shape: Shape) -> Tensor:
@@ -109,7 +103,7 @@ def _op(name: str, bits: int) -> Op:
         compiled_backward=lambda compiled: _backward(compiled(_plain)),
         grid=_GRID,
         sizes=_sizes,
-        flops=_flops,
+        flops=lambda pass_, shape: flops_of_product(_PRODUCTS[pass_], pass_, shape),
         flops_of=_flops_of,
         verified=lambda _: lambda _, tensor: tensor,
         indices={"packed": partial(_packed, bits), "scales": partial(_scales, bits)},
