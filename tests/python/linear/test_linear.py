@@ -281,8 +281,8 @@ def test_bad_activations() -> None:
 @pytest.mark.parametrize(
     ("rows", "of", "reason"),
     [
-        (256, torch.float32, None),
-        (256, torch.bfloat16, "PyTorch's product of 16-bit numbers"),
+        (512, torch.float32, None),
+        (512, torch.bfloat16, "PyTorch's product of 16-bit numbers"),
         (16, torch.float32, "the weight is small"),
         (17, torch.float32, "not many rows"),
         (33, torch.float32, "small"),
@@ -292,11 +292,40 @@ def test_the_choice(
     rows: int, of: torch.dtype, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_choice, "blas_is_fast", lambda: False)
+    monkeypatch.setattr(_choice, "blas_fills_units", lambda: False)
     x, weight, _ = _operands(rows, 128, 128, of)
     found = _choice.refusal("linear", x, weight)
     assert found == reason or (reason is not None and found is not None and reason in found)
-    monkeypatch.setattr(_choice, "blas_is_fast", lambda: True)
+    monkeypatch.setattr(_choice, "blas_fills_units", lambda: True)
     assert _choice.refusal("linear", x, weight) is not None
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_the_choice_of_48_rows_depends_on_gradients(
+    trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_choice, "blas_fills_units", lambda: False)
+    x, weight, _ = _operands(48, 512, 512, torch.float32)
+    found = _choice.refusal("linear", x, weight.requires_grad_(trains))
+    assert (found is None) == (not trains)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "fills"),
+    [("AuthenticAMD", 25, True), ("AuthenticAMD", 26, False), ("GenuineIntel", 6, True)],
+)
+def test_products_of_256_bits_fill_zen_4_and_not_zen_5(
+    vendor: str, family: int, fills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 2\n"
+    monkeypatch.setattr(_choice, "cpuinfo", lambda: text)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    for question in (_choice.blas_is_fast, _choice.blas_fills_units):
+        question.cache_clear()
+    assert _choice.blas_fills_units() == fills
+    for question in (_choice.blas_is_fast, _choice.blas_fills_units):
+        question.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -313,7 +342,7 @@ def test_the_choice_of_few_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(_choice, "blas_is_fast", lambda: fast)
-    x, weight, _ = _operands(rows, 512, 512, of)
+    x, weight, _ = _operands(rows, 512, 1024, of)
     weight = _kept_by_columns(weight) if by_columns else weight
     assert (_choice.refusal("linear", x, weight) is None) == ours
     assert _choice.refusal("linear", x.requires_grad_(), weight) is not None
@@ -321,9 +350,9 @@ def test_the_choice_of_few_rows(
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_either_product_is_differentiable(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_choice, "blas_is_fast", lambda: fast)
-    leaves = _operands(256, 128, 128, torch.float32)
-    dy = randn((256, 128), torch.float32)
+    monkeypatch.setattr(_choice, "blas_fills_units", lambda: fast)
+    leaves = _operands(512, 128, 128, torch.float32)
+    dy = randn((512, 128), torch.float32)
     _check(F.linear_act, lambda *a: in_torch.gelu(in_torch.linear(*a)), leaves, dy)
 
 

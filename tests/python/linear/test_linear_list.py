@@ -21,7 +21,7 @@ ROWS, TERMS = (2, 17), 31
 
 @pytest.fixture
 def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_choice, "blas_is_fast", lambda: True)
+    monkeypatch.setattr(_choice, "blas_fills_units", lambda: True)
 
 
 def _operands(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, list[Tensor], list[Any]]:

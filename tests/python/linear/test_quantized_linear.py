@@ -150,7 +150,7 @@ def test_numbers_that_are_not_finite_stay_in_their_row(number: float) -> None:
 @pytest.mark.parametrize("rows", [4, 40])
 def test_nothing_of_the_weight_s_size_is_kept(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever product runs: packed, scales and what bias may need."""
-    monkeypatch.setattr(_choice, "blas_is_fast", lambda: True)
+    monkeypatch.setattr(_choice, "blas_fills_units", lambda: True)
     packed, scales = F.quantize_weight(randn((64, 128), torch.float32))
     x = randn((rows, 128), torch.float32).requires_grad_()
     kept: list[Tensor] = []

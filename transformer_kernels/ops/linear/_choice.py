@@ -11,6 +11,7 @@ against ours, in the order in which it is asked; measured, see
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,9 +25,10 @@ from .._kinds import PLAIN_CLASSES
 from . import _tuned
 
 _MOST_FEW_ROWS = 16  # that csrc/linear has engines of, few_rows_isa.h and sm80/few_rows.cuh
-_FEWEST_ROWS = 32
-_FEWEST_PRODUCTS = 2**21
-_FEWEST_NUMBERS = 2**18  # of a weight
+_FEWEST_ROWS, _FEWEST_ROWS_OF_GRADIENTS = 32, 64
+_FEWEST_PRODUCTS = 6 * 2**20
+_FEWEST_NUMBERS, _FEWEST_NUMBERS_OF_ONE_ROW = 2**18, 2**19  # of a weight
+_FIRST_FULL_WIDTH_FAMILY = 26  # of AMD's processors: Zen 5, which adds 512 bits at once
 _MOST_16_BIT = (8, 4)  # rows with a weight kept by columns, and as PyTorch keeps it
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
@@ -65,8 +67,29 @@ def blas_is_fast() -> bool:
     return "GenuineIntel" in text or torch.backends.cpu.get_cpu_capability() != "AVX512"
 
 
+@functools.cache
+def blas_fills_units() -> bool:
+    """Whether PyTorch's products of many rows of float32 leave no arithmetic unit half empty.
+
+    MKL multiplies vectors of 256 bits on AMD's processors. Zen 4 runs those of 512 bits as two
+    halves and gains nothing by them; from Zen 5 on they double the rate.
+    """
+    family = re.search(r"^cpu family\s*:\s*(\d+)", cpuinfo(), re.MULTILINE)
+    return blas_is_fast() or family is None or int(family[1]) < _FIRST_FULL_WIDTH_FAMILY
+
+
 def _is_small(x: Tensor, weight: Tensor) -> bool:
     return x.numel() * len(weight) < _FEWEST_PRODUCTS if weight.dim() else True
+
+
+def _is_small_for_its_rows(x: Tensor, weight: Tensor) -> bool:
+    one = _rows(x) == 1
+    return weight.numel() < (_FEWEST_NUMBERS_OF_ONE_ROW if one else _FEWEST_NUMBERS)
+
+
+def _has_not_many_rows(x: Tensor, weight: Tensor) -> bool:
+    trains = _has_gradients(x, weight)
+    return _rows(x) < (_FEWEST_ROWS_OF_GRADIENTS if trains else _FEWEST_ROWS)
 
 
 def _rows(x: Tensor) -> int:
@@ -189,7 +212,7 @@ _SLOWER_ON_HOPPER = (
     Refusal(leaves_processors_idle, "tiles of the result would leave processors idle"),
 )
 _FEW_ROWS = (
-    Refusal(lambda _, weight: weight.numel() < _FEWEST_NUMBERS, "the weight is small"),
+    Refusal(_is_small_for_its_rows, "the weight is small"),
     Refusal(_has_gradients, "of few rows only the forward pass was measured"),
     Refusal(
         lambda x, _: x.dtype in _WIDE and _rows(x) == 1 and blas_is_fast(),
@@ -201,13 +224,13 @@ _FEW_ROWS = (
     ),
 )
 _MORE_ROWS = (
-    Refusal(lambda *_: blas_is_fast(), "PyTorch's is as fast on this processor"),
+    Refusal(lambda *_: blas_fills_units(), "PyTorch's is as fast on this processor"),
     Refusal(
         lambda x, _: x.dtype not in _WIDE,
         "PyTorch's product of 16-bit numbers was measured to be as fast",
     ),
     Refusal(
-        lambda x, _: _rows(x) < _FEWEST_ROWS,
+        _has_not_many_rows,
         "not many rows: bringing the weight in order would take longer",
     ),
     Refusal(_is_small, "the product is small"),
