@@ -44,7 +44,7 @@ FAMILY_ROOMS = (
     ("csrc/include/transformer_kernels/{family}/", (".h",)),
     ("csrc/{family}/", (".cpp",)),
     ("csrc/{family}/", ("_isa.cpp", "_cpu.cpp")),
-    ("csrc/{family}/", ("_cuda.cu",)),
+    ("csrc/{family}/", (".cu",)),
     ("csrc/torch/{family}/", (".cpp",)),
     ("transformer_kernels/ops/{family}/", (".py",)),
     ("tests/cpp/{family}/", ("_test.cpp",)),

@@ -6,7 +6,7 @@
 #include "core/cuda/launch.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/scratch.h"
-#include "norm/norm_kernels.h"
+#include "norm/kernels.h"
 
 namespace transformer_kernels::cuda {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
-#include "norm/row_norm.h"
+#include "norm/problem.h"
 
 namespace transformer_kernels::cuda {
 

@@ -4,7 +4,7 @@
 #include "core/backends.h"
 #include "core/dispatch.h"
 #include "core/overlap.h"
-#include "norm/dropout_norm.h"
+#include "norm/dropout_problem.h"
 
 namespace transformer_kernels {
 namespace {

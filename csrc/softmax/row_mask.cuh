@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/cuda/pack.cuh"
-#include "softmax/row_softmax.h"
+#include "softmax/problem.h"
 
 namespace transformer_kernels::cuda {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/backends.h"
-#include "softmax/row_softmax.h"
+#include "softmax/problem.h"
 
 namespace transformer_kernels {
 namespace {

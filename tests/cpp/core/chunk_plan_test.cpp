@@ -8,8 +8,8 @@
 #include <set>
 
 #include "device_limits.h"
-#include "norm/norm_chunk_plan.h"
-#include "softmax/softmax_chunk_plan.h"
+#include "norm/chunk/plan.h"
+#include "softmax/chunk/plan.h"
 
 namespace transformer_kernels::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Which launch plan the norms take on CUDA. Needs no GPU.
-#include "norm/norm_plan.h"
+#include "norm/plan.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <set>
 
 #include "device_limits.h"
-#include "norm/dropout_norm_plan.h"
+#include "norm/dropout_plan.h"
 
 namespace transformer_kernels::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "core/cpu/scratch.h"
-#include "norm/row_norm_cpu.h"
+#include "norm/cpu/kernels.h"
 #include "test_tensor.h"
 
 namespace transformer_kernels::cpu {

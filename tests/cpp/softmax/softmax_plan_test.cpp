@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Which launch plan softmax takes on CUDA. Needs no GPU.
-#include "softmax/softmax_plan.h"
+#include "softmax/plan.h"
 
 #include <gtest/gtest.h>
 

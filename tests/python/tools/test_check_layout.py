@@ -29,8 +29,8 @@ def test_a_family_has_all_its_rooms(tmp_path: Path) -> None:
     new_op.lay(tmp_path, "norm", "group_norm")
     assert list(check_layout.mirror(tmp_path)) == []
     (tmp_path / "csrc/norm/group_norm_cuda.cu").unlink()
-    assert [v.split(":")[0] for v in check_layout.mirror(tmp_path)] == ["csrc/norm/*_cuda.cu"]
-    kernels = tmp_path / "csrc/norm/sm90/forward_cuda.cu"
+    assert [v.split(":")[0] for v in check_layout.mirror(tmp_path)] == ["csrc/norm/*.cu"]
+    kernels = tmp_path / "csrc/norm/sm90/forward.cu"
     kernels.parent.mkdir()
     kernels.touch()
     assert list(check_layout.mirror(tmp_path)) == []
@@ -55,8 +55,8 @@ HEADER = "csrc/include/transformer_kernels/norm/layer_norm.h"
     ("place", "include"),
     [
         ("csrc/norm/layer_norm.cpp", "torch/all.h"),
-        ("csrc/core/check.h", "norm/row_norm.h"),
-        ("csrc/norm/layer_norm.cpp", "softmax/row_softmax.h"),
+        ("csrc/core/check.h", "norm/problem.h"),
+        ("csrc/norm/layer_norm.cpp", "softmax/problem.h"),
         ("csrc/norm/layer_norm.cpp", "mlp/mlp.h"),
         (HEADER, "cuda_runtime.h"),
         (HEADER, "core/check.h"),
@@ -74,7 +74,7 @@ def test_allowed_includes(tmp_path: Path) -> None:
     sources = {
         HEADER: "#include <cstdint>\n",
         "csrc/pointwise/ops.h": "",
-        "csrc/norm/layer_norm.cpp": '#include "norm/row_norm.h"\n#include "core/check.h"\n',
+        "csrc/norm/layer_norm.cpp": '#include "norm/problem.h"\n#include "core/check.h"\n',
         "csrc/norm/gated_norm.h": '#include "pointwise/ops.h"\n',
         "csrc/torch/convert.h": "#include <torch/csrc/stable/tensor.h>\n",
     }
@@ -83,7 +83,7 @@ def test_allowed_includes(tmp_path: Path) -> None:
 
 def test_a_room_is_named_once(tmp_path: Path) -> None:
     twice = "csrc/attention/sm80/attention_tile.cuh"
-    sources = {twice: "", "csrc/attention/sm80/tile.cuh": "", "csrc/norm/norm_plan.h": ""}
+    sources = {twice: "", "csrc/attention/sm80/tile.cuh": "", "csrc/norm/plan.h": ""}
     found = violations(check_layout.room_names, tmp_path, sources)
     assert [violation.split(":")[0] for violation in found] == [twice]
 

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT
+#include "norm/chunk/forward.cuh"
+
+namespace transformer_kernels::cuda {
+
+template void run_norm_forward_chunk<TFK_TYPE>(const Context&, const NormForwardProblem&,
+                                               std::size_t);
+
+}  // namespace transformer_kernels::cuda

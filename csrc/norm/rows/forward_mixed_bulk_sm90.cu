@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+#include "norm/rows/forward.cuh"
+
+namespace transformer_kernels::cuda {
+
+template void run_mixed_norm_forward_bulk<Half>(const Context&, const DropoutNormForwardProblem&,
+                                                std::size_t);
+template void run_mixed_norm_forward_bulk<BFloat16>(const Context&,
+                                                    const DropoutNormForwardProblem&, std::size_t);
+
+}  // namespace transformer_kernels::cuda

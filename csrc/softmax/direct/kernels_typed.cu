@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+#include "softmax/direct/kernels.cuh"
+
+namespace transformer_kernels::cuda {
+
+template void run_softmax_direct<TFK_TYPE>(const Context&, const SoftmaxForwardProblem&,
+                                           std::size_t);
+template void run_softmax_direct<TFK_TYPE>(const Context&, const SoftmaxBackwardProblem&,
+                                           std::size_t);
+
+}  // namespace transformer_kernels::cuda
