@@ -3,7 +3,7 @@
 
 #include "core/backends.h"
 #include "linear/gated_problem.h"
-#include "linear/linear_operands.h"
+#include "linear/operands.h"
 
 namespace transformer_kernels {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/rounding.h"
-#include "linear/linear_problem.h"
+#include "linear/problem.h"
 #include "pointwise/pointwise_problem.h"
 #include "transformer_kernels/linear/gated_linear.h"
 

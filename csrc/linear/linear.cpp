@@ -2,8 +2,8 @@
 #include "transformer_kernels/linear/linear.h"
 
 #include "core/backends.h"
-#include "linear/linear_operands.h"
-#include "linear/linear_problem.h"
+#include "linear/operands.h"
+#include "linear/product.h"
 #include "pointwise/pointwise_problem.h"
 
 namespace transformer_kernels {
@@ -114,6 +114,10 @@ std::string described(const char* pass, const Problem& p) {
 }
 
 }  // namespace
+
+std::string describe(const Product& p) {
+  return concat("product ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols);
+}
 
 std::string describe(const LinearForwardProblem& p) {
   return concat(described("forward", p), p.bias != nullptr ? " + bias" : "");

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT
-// A product of matrices on CUDA, and what follows it: the job that the family's passes are made of.
+// A product of matrices and what follows it: the job that the family's passes are made of, on every
+// device.
 #pragma once
 
 #include <optional>
 #include <string>
 
-#include "core/dispatch.h"
-#include "linear/linear_problem.h"
-#include "linear/quantized_problem.h"
+#include "linear/problem.h"
 
-namespace transformer_kernels::cuda {
+namespace transformer_kernels {
 
 // sum = a b, a of rows x terms and b of terms x cols. Each of the operands and results has a step
 // of 1 in one direction at least, but where an engine says otherwise.
@@ -19,6 +18,8 @@ namespace transformer_kernels::cuda {
 //   out = sum f'(z), kept = f(z)                   with one, and z given
 //
 // z is rounded to dtype before f. With z given, dbias is the sum of the rows of out, as rounded.
+// The CPU's engine takes neither z nor dbias; there elements of a row of each result are together,
+// and bias is a wide row (core/cpu/columns.h) whatever its dtype was.
 struct Product {
   const char* op;
   DType dtype;
@@ -35,47 +36,19 @@ struct Product {
   std::optional<Pointwise> activation{};
   void* dbias = nullptr;                   // may be null; elements of a row of out are together
   std::int64_t algorithm = kAnyAlgorithm;  // of cuBLASLt, which is the engine then
+
+  // The product whose result is the transpose of this one's, which has neither bias nor activation.
+  Product transposed() const {
+    Product p = *this;
+    p.rows = cols;
+    p.cols = rows;
+    p.a = b.transposed();
+    p.b = a.transposed();
+    p.out = out.transposed();
+    return p;
+  }
 };
 
-std::string describe(const Product& p);
+std::string describe(const Product& product);
 
-// A row of a table of engines (core/select.h); operands are the product, and what stands beside it.
-template <class... Operands>
-struct Engine {
-  const char* name;
-  const char* (*refusal)(const Context&, const Operands&...);
-  void (*run)(const Context&, const Operands&...);
-};
-template <class... Operands>
-const char* name_of(const Engine<Operands...>& engine) {
-  return engine.name;
-}
-
-// By the first engine that takes it, or by the algorithm that is asked for; throws where cuBLASLt
-// does not offer that.
-void multiply(const Context& context, const Product& p);
-
-// Hopper's engine (sm90/gemm.cuh). Why it does not take a product; null where it does.
-const char* hopper_refusal(const Context& context, const Product& p);
-void run_hopper(const Context& context, const Product& p);
-
-// More rows are not few.
-inline constexpr std::int64_t kFewRows = 16;
-
-// That of few rows (sm80/few_rows.cuh), from sm_80 on. The weight is b of the product, or stands in
-// its place: then b is null.
-const char* few_rows_refusal(const Context& context, const Product& p);
-const char* few_rows_refusal(const Context& context, const Product& p,
-                             const QuantizedMatrix& weight);
-void run_few_rows(const Context& context, const Product& p);
-void run_few_rows(const Context& context, const Product& p, const QuantizedMatrix& weight);
-
-// NVIDIA's (cublaslt/engine.cu), where the process finds it.
-const char* cublaslt_refusal(const Context& context, const Product& p);
-void run_cublaslt(const Context& context, const Product& p);
-
-// One for every device, dtype and stride (plain/product_typed.cu).
-template <class T>
-void run_plain(const Context& context, const Product& p);
-
-}  // namespace transformer_kernels::cuda
+}  // namespace transformer_kernels

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/rows.h"
-#include "linear/linear_problem.h"
+#include "linear/problem.h"
 #include "transformer_kernels/linear/quantized_linear.h"
 
 namespace transformer_kernels {

@@ -5,7 +5,7 @@
 #include <compare>
 #include <optional>
 
-#include "linear/product.h"
+#include "linear/cuda/engines.h"
 
 namespace transformer_kernels::cuda {
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "linear/dequantize.h"
+#include "linear/cuda/dequantize.h"
 
 #include "core/cuda/launch.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/rounding.h"
-#include "linear/scale.cuh"
+#include "linear/cuda/scale.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {

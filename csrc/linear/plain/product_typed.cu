@@ -3,7 +3,7 @@
 // operands through shared memory. What is fast is elsewhere; this is what always runs.
 #include "core/cuda/launch.cuh"
 #include "core/rounding.h"
-#include "linear/epilogue.cuh"
+#include "linear/cuda/epilogue.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {

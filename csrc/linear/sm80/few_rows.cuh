@@ -23,9 +23,9 @@
 #include "core/cuda/direct_row.cuh"
 #include "core/cuda/mma.cuh"
 #include "core/cuda/reduce.cuh"
-#include "linear/epilogue.cuh"
+#include "linear/cuda/epilogue.cuh"
+#include "linear/cuda/scale.cuh"
 #include "linear/quantized_problem.h"
-#include "linear/scale.cuh"
 
 namespace transformer_kernels::cuda {
 

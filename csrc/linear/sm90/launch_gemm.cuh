@@ -8,7 +8,7 @@
 #include "core/cuda/tensor_map.h"
 #include "core/dispatch.h"
 #include "core/rounding.h"
-#include "linear/gated_product.h"
+#include "linear/cuda/gated_product.h"
 #include "linear/sm90/gemm.cuh"
 #include "pointwise/pointwise_problem.h"
 

@@ -17,7 +17,6 @@ namespace transformer_kernels::testing {
 namespace {
 
 using cuda::Factor;
-using cuda::Product;
 
 struct Sizes {
   std::int64_t rows, terms, cols;

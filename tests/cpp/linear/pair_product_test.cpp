@@ -9,7 +9,7 @@
 
 #include "core/rounding.h"
 #include "core/types.h"
-#include "linear/linear_isa.h"
+#include "linear/cpu/kernels.h"
 
 namespace transformer_kernels::cpu {
 namespace {
@@ -52,13 +52,14 @@ void check(const ProductKernels& k, std::int64_t rows, std::int64_t terms, std::
   const Elements left(rows, terms, by_rows, gap, any);
   const Elements right(cols, terms, by_rows, gap, any);
   std::vector<BFloat16> result(rows * cols);
-  const Product product{.dtype = DType::kBFloat16,
+  const Product product{.op = "linear",
+                        .dtype = DType::kBFloat16,
                         .rows = rows,
                         .cols = cols,
                         .terms = terms,
-                        .left = left.matrix,
-                        .right = right.matrix,
-                        .sum = {result.data(), cols}};
+                        .a = left.matrix,
+                        .b = right.matrix.transposed(),
+                        .out = {result.data(), cols, 1}};
   const auto left_in_order = packed(k, left.matrix, rows, terms, true);
   const auto right_in_order = packed(k, right.matrix, cols, terms, false);
   constexpr PointwiseKernels kNone{};

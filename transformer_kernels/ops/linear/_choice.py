@@ -24,7 +24,7 @@ from ..._torch import has_dispatch_mode, is_eager, refuses_cublas
 from .._kinds import PLAIN_CLASSES
 from . import _tuned
 
-_MOST_FEW_ROWS = 16  # that csrc/linear has engines of, few_rows_isa.h and sm80/few_rows.cuh
+_MOST_FEW_ROWS = 16  # that csrc/linear has engines of, cpu/few_rows.h and sm80/few_rows.cuh
 _FEWEST_ROWS, _FEWEST_ROWS_OF_GRADIENTS = 32, 64
 _FEWEST_PRODUCTS = 6 * 2**20
 _FEWEST_NUMBERS, _FEWEST_NUMBERS_OF_ONE_ROW = 2**18, 2**19  # of a weight

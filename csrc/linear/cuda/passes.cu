@@ -2,7 +2,7 @@
 // The passes as products, and the engine of each.
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
-#include "linear/bias_gradient.h"
+#include "linear/cuda/bias_gradient.h"
 #include "pointwise/pointwise_problem.h"
 
 namespace transformer_kernels::cuda {
@@ -68,23 +68,17 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
                        .algorithm = p.dx_algorithm});
   }
   if (p.dweight.data == nullptr) return;
-  Product dweight{.op = op,
-                  .dtype = p.dtype,
-                  .rows = p.cols,
-                  .cols = p.terms,
-                  .terms = p.rows,
-                  .a = dz.transposed(),
-                  .b = matrix_of(p.x),
-                  .out = p.dweight,
-                  .algorithm = p.dweight_algorithm};
-  if (p.dweight.col_step != 1) {  // kept by columns: its transpose is what lies in rows
-    dweight.rows = p.terms;
-    dweight.cols = p.cols;
-    dweight.a = matrix_of(p.x).transposed();
-    dweight.b = dz;
-    dweight.out = p.dweight.transposed();
-  }
-  multiply(context, dweight);
+  const Product dweight{.op = op,
+                        .dtype = p.dtype,
+                        .rows = p.cols,
+                        .cols = p.terms,
+                        .terms = p.rows,
+                        .a = dz.transposed(),
+                        .b = matrix_of(p.x),
+                        .out = p.dweight,
+                        .algorithm = p.dweight_algorithm};
+  // Kept by columns: its transpose is what lies in rows.
+  multiply(context, p.dweight.col_step == 1 ? dweight : dweight.transposed());
 }
 
 void linear_dact(const Context& context, const LinearDactProblem& p) {

@@ -2,7 +2,7 @@
 // A quantised weight as a plain matrix, on CUDA (plain/dequantize_typed.cu).
 #pragma once
 
-#include "linear/linear_problem.h"
+#include "linear/problem.h"
 #include "linear/quantized_problem.h"
 
 namespace transformer_kernels::cuda {

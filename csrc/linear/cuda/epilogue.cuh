@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/cuda/pack.cuh"
-#include "linear/product.h"
+#include "linear/cuda/engines.h"
 #include "pointwise/pointwise_problem.h"
 
 namespace transformer_kernels::cuda {

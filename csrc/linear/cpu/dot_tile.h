@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "core/cpu/row_loop.h"
-#include "linear/few_rows_isa.h"
+#include "linear/cpu/few_rows.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include "linear/cpu/few_rows.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
 #include "core/dispatch.h"
-#include "linear/few_rows_isa.h"
 
 namespace transformer_kernels::cpu {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Products of few rows with quantised weights, and those as plain matrices. Compiled once per
 // instruction set; see core/cpu/isa.h.
-#include "linear/quantized_isa.h"
+#include "linear/cpu/quantized.h"
 
 #include <memory>
 
 #include "core/cpu/simd_integers.h"
-#include "linear/dot_tile.h"
+#include "linear/cpu/dot_tile.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
@@ -148,7 +148,7 @@ TFK_FLATTEN void arrange(const QuantizedTask& task) {
   for (std::int64_t row = 0; row < p.rows; ++row) {
     const std::int64_t first = row / kTallestTile * kTallestTile;
     const std::int64_t rows = tile_rows(std::min(kTallestTile, p.rows - first));
-    widen_row<T>(static_cast<const T*>(p.left.data) + row * p.left.row_step, p.terms, wide.get());
+    widen_row<T>(static_cast<const T*>(p.a.data) + row * p.a.row_step, p.terms, wide.get());
     float* target = left + first * padded_terms(p.terms) + (row - first) * kPairOfVectors;
     for (std::int64_t k = 0; k < p.terms; k += kPairOfVectors) {
       for (std::int64_t i = 0; i < kPairOfVectors; ++i) target[place(i)] = wide[k + i];

@@ -6,8 +6,8 @@
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
 #include "core/select.h"
-#include "linear/dequantize.h"
-#include "linear/product.h"
+#include "linear/cuda/dequantize.h"
+#include "linear/cuda/engines.h"
 
 namespace transformer_kernels::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "core/cpu/pair_multiply.h"
-#include "linear/linear_isa.h"
+#include "linear/cpu/kernels.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 

@@ -2,8 +2,8 @@
 // Two products of the same rows on CUDA, of which one is the gate of the other.
 #pragma once
 
+#include "linear/cuda/engines.h"
 #include "linear/gated_problem.h"
-#include "linear/product.h"
 
 namespace transformer_kernels::cuda {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The family's engine on the CPU: what the source compiled once per instruction set exports.
+// The CPU engine of products: what kernels_isa.cpp, compiled once per instruction set, exports.
 //
 // A product is computed in blocks of its result. Its operands are copied first, once a call, in the
 // order in which the innermost loop reads them and in the precision of the arithmetic: whatever the
@@ -9,7 +9,7 @@
 
 #include "core/cpu/isa.h"
 #include "core/rounding.h"
-#include "linear/linear_problem.h"
+#include "linear/product.h"
 #include "pointwise/pointwise_isa.h"
 
 namespace transformer_kernels::cpu {
@@ -26,19 +26,7 @@ inline constexpr BlockSize kBlock{96, 192, 256};
 // Of bfloat16 in pairs, which pass through the caches faster: in a third of a cache of 2 MB.
 inline constexpr BlockSize kPairBlock{192, 384, 256};
 
-// result (rows x cols) = left (rows x terms) right^T, right being cols x terms.
-struct Product {
-  DType dtype;
-  std::int64_t rows;
-  std::int64_t cols;
-  std::int64_t terms;
-  Matrix left;
-  Matrix right;
-  const void* bias = nullptr;  // a wide row (core/cpu/columns.h), or null
-  Rows sum{};                  // gets the product and the bias
-  std::optional<Pointwise> activation{};
-  Rows y{};  // gets f(sum) where there is an activation; may be the memory of `sum`
-};
+// The left operand of a product is a, the right one the transpose of b: both have lines of terms.
 
 // An operand in order: panels of `width` lines, [panel][term][line of the panel]. Lines are rows of
 // the result, or columns; the last panel is filled up with zeros. Products of
@@ -103,7 +91,7 @@ struct LinearKernels {
 
 TFK_DECLARE_PER_ISA(extern const LinearKernels linear_kernels)
 
-// Computes it, with the engine that suits its rows.
+// Computes it, by few_rows.h where it has few rows.
 void multiply(const Context& context, const Product& product);
 
 }  // namespace transformer_kernels::cpu

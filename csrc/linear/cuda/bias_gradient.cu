@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "linear/bias_gradient.h"
+#include "linear/cuda/bias_gradient.h"
 
 #include <algorithm>
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
 // Products of matrices, and sums of columns. Compiled once per instruction set; see core/cpu/isa.h.
-#include "linear/linear_isa.h"
+#include "linear/cpu/kernels.h"
 
 #include <memory>
 #include <numeric>
 
 #include "core/cpu/scratch.h"
-#include "linear/finish.h"
-#include "linear/pack.h"
-#include "linear/tile.h"
+#include "linear/cpu/finish.h"
+#include "linear/cpu/pack.h"
+#include "linear/cpu/tile.h"
 #if TFK_ISA_LEVEL >= 3
 #include "core/cpu/pair_multiply.h"
-#include "linear/pair_pack.h"
+#include "linear/cpu/pair_pack.h"
 #endif
 #if TFK_ISA_LEVEL >= 4
-#include "linear/pair_tile.h"
+#include "linear/cpu/pair_tile.h"
 #endif
 
 namespace transformer_kernels::cpu::TFK_ISA {

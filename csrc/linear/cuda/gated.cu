@@ -6,7 +6,7 @@
 #include "core/cuda/built.h"
 #include "core/cuda/scratch.h"
 #include "core/select.h"
-#include "linear/gated_product.h"
+#include "linear/cuda/gated_product.h"
 
 namespace transformer_kernels::cuda {
 namespace {

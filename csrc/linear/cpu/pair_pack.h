@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/cpu/pair_transpose.h"
-#include "linear/pack.h"
+#include "linear/cpu/pack.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/cpu/row_loop.h"
-#include "linear/linear_isa.h"
+#include "linear/cpu/kernels.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
@@ -15,12 +15,19 @@ struct BlockSums {
   std::int64_t row_step;
 };
 
+// Rows of what gets the sum and the bias: z before an activation, else the result.
+TFK_INLINE Rows sums_of(const Product& p) {
+  const Matrix& sums = p.kept.data != nullptr ? p.kept : p.out;
+  return {sums.data, sums.row_step};
+}
+
 template <class T>
 TFK_FLATTEN void round_rows(const Product& p, const Block& block,
                             const BlockSums<accumulate_t<T>>& sums) {
+  const Rows rows = sums_of(p);
   for (std::int64_t r = 0; r < block.rows; ++r) {
     const accumulate_t<T>* const source = sums.data + r * sums.row_step;
-    T* const target = row_of<T>(p.sum, block.row + r) + block.col;
+    T* const target = row_of<T>(rows, block.row + r) + block.col;
     if (p.bias == nullptr) {
       for_each_vector<T>(block.cols, [&](std::int64_t i, int, auto lanes) {
         store(target + i, load_as<T>(source + i, lanes), lanes);
@@ -46,8 +53,8 @@ void activate(const Product& p, const PointwiseKernels& activations, const Block
   problem.dtype = problem.bias_dtype = p.dtype;
   problem.rows = block.rows;
   problem.cols = block.cols;
-  problem.x = rows_at<T>(p.sum, block);
-  problem.y = rows_at<T>(p.y, block);
+  problem.x = rows_at<T>(sums_of(p), block);
+  problem.y = rows_at<T>({p.out.data, p.out.row_step}, block);
   const PointwiseForwardTask part{problem, nullptr, nullptr, false};
   const PointwiseOpKernels& kernels = activations.op[static_cast<int>(problem.op)];
   kernels.forward[static_cast<int>(p.dtype)](part, 0, block.rows);

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/cpu/row_loop.h"
-#include "linear/linear_isa.h"
+#include "linear/cpu/kernels.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 

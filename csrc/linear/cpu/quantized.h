@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Products with quantised weights: what the source compiled once per instruction set exports.
 //
-// Of few rows the weight is read once, as the plain one is (few_rows_isa.h); its numbers become
+// Of few rows the weight is read once, as the plain one is (few_rows.h); its numbers become
 // floats in registers. Of more rows parts of it become a plain matrix, which the engine of large
 // products multiplies: what that costs is shared by the rows.
 #pragma once
 
-#include "linear/few_rows_isa.h"
+#include "linear/cpu/few_rows.h"
 #include "linear/quantized_problem.h"
 
 namespace transformer_kernels::cpu {

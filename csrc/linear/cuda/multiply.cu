@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Which engine multiplies.
-#include "linear/product.h"
-
 #include <array>
 
 #include "core/cuda/built.h"
 #include "core/dispatch.h"
 #include "core/select.h"
-#include "linear/bias_gradient.h"
+#include "linear/cuda/bias_gradient.h"
+#include "linear/cuda/engines.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -50,10 +49,6 @@ void multiply_by_algorithm(const Context& context, const Product& p) {
 }
 
 }  // namespace
-
-std::string describe(const Product& p) {
-  return concat("product ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols);
-}
 
 void multiply(const Context& context, const Product& p) {
   if (p.rows == 0 || p.cols == 0) return bias_gradient(context, p);

@@ -2,7 +2,7 @@
 // The gradient of a bias as a pass of its own: the sum of rows, in a fixed order.
 #pragma once
 
-#include "linear/product.h"
+#include "linear/cuda/engines.h"
 
 namespace transformer_kernels::cuda {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Products of few rows. Compiled once per instruction set; see core/cpu/isa.h.
-#include "linear/few_rows_isa.h"
+#include "linear/cpu/few_rows.h"
 
 #include <memory>
 
-#include "linear/dot_tile.h"
-#include "linear/finish.h"
+#include "linear/cpu/dot_tile.h"
+#include "linear/cpu/finish.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
@@ -38,10 +38,10 @@ TFK_FLATTEN void dot_tile(const Product& p, std::int64_t col, std::int64_t cols,
   PlainLine<T> lines[kCount];
   for (int i = 0; i < kCount; ++i) {
     const std::int64_t line = col + std::min<std::int64_t>(i, cols - 1);
-    lines[i].data = static_cast<const T*>(p.right.data) + line * p.right.row_step;
+    lines[i].data = static_cast<const T*>(p.b.data) + line * p.b.col_step;
   }
   DotTile<PlainLine<T>, kCount, kRows> tile(x);
-  const std::int64_t step = kCount * p.right.row_step * static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t step = kCount * p.b.col_step * static_cast<std::int64_t>(sizeof(T));
   const Ahead ahead = Ahead::of<PlainLine<T>>(p.terms, step);
   const std::int64_t rest = tile.add_steps(lines, 0, p.terms, ahead);
   if (rest < p.terms) tile.add_step(lines, rest, First{p.terms - rest});
@@ -121,8 +121,8 @@ template <class T, int kRows>
 void axpy_part(const Product& p, const accumulate_t<T>* x, std::int64_t first, std::int64_t terms,
                std::int64_t col, std::int64_t cols, accumulate_t<T>* sums) {
   constexpr std::int64_t kTileCols = kAcross<T, kRows> * vec_t<T>::kLanes;
-  const std::int64_t step = p.right.col_step;
-  const T* const weight = static_cast<const T*>(p.right.data) + first * step + col;
+  const std::int64_t step = p.b.row_step;
+  const T* const weight = static_cast<const T*>(p.b.data) + first * step + col;
   for (std::int64_t c = 0; c < cols; c += kTileCols) {
     const T* const next = weight + (c + kTileCols < cols ? c + kTileCols : kPartTerms * step);
     if (c + kTileCols <= cols) {
@@ -173,7 +173,7 @@ TFK_FLATTEN void arrange_row(const Product& p, const T* source, std::int64_t pla
   for (std::int64_t k = 0; k < p.terms; k += kStep) {
     const std::int64_t count = std::min(kStep, p.terms - k);
     T staged[kStep] = {};
-    for (std::int64_t i = 0; i < count; ++i) staged[i] = source[(k + i) * p.left.col_step];
+    for (std::int64_t i = 0; i < count; ++i) staged[i] = source[(k + i) * p.a.col_step];
     const vec_t<T> terms = load(staged, All{});
     if (dot) {
       store_wide<T>(tile + k * rows + place * kStep, terms, All{});
@@ -193,7 +193,7 @@ void arrange(const FewRowsTask& task) {
   for (std::int64_t row = 0; row < p.rows; ++row) {
     const std::int64_t first = row / kTallestTile * kTallestTile;
     const std::int64_t rows = tile_rows(std::min(kTallestTile, p.rows - first));
-    const T* const source = static_cast<const T*>(p.left.data) + row * p.left.row_step;
+    const T* const source = static_cast<const T*>(p.a.data) + row * p.a.row_step;
     arrange_row<T>(p, source, row - first, rows, left + first * padded_terms(p.terms));
   }
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
+#include "linear/cpu/quantized.h"
 #include "core/cpu/columns.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
 #include "core/dispatch.h"
-#include "linear/linear_problem.h"
-#include "linear/quantized_isa.h"
 
 namespace transformer_kernels::cpu {
 namespace {
+
+constexpr const char* kOp = "quantized_linear";
 
 // Lines, or terms, that are a plain matrix at a time: a block of columns of the result, so wide
 // that the other operand is seldom brought in order.
@@ -47,9 +48,8 @@ void multiply_by_lines(const Context& context, const QuantizedMatrix& weight,
   for (std::int64_t col = 0; col < product.cols; col += most) {
     Product p = product;
     p.cols = std::min(most, product.cols - col);
-    p.right = {plain.data(), product.terms, 1};
-    p.sum.data = static_cast<std::byte*>(product.sum.data) + col * size;
-    p.y = p.sum;
+    p.b = {plain.data(), 1, product.terms};
+    p.out.data = static_cast<std::byte*>(product.out.data) + col * size;
     if (p.bias != nullptr) p.bias = static_cast<const std::byte*>(product.bias) + col * wide;
     dequantize(context, p.dtype, {weight, col, 0, p.terms, plain.data()}, p.cols);
     multiply(context, p);
@@ -65,9 +65,8 @@ void multiply_by_terms(const Context& context, const QuantizedMatrix& weight,
   for (std::int64_t col = 0; col < product.cols; col += most) {
     Product p = product;
     p.cols = std::min(most, product.cols - col);
-    p.right = {plain.data(), 1, p.cols};
-    p.sum.data = static_cast<std::byte*>(product.sum.data) + col * size;
-    p.y = p.sum;
+    p.b = {plain.data(), p.cols, 1};
+    p.out.data = static_cast<std::byte*>(product.out.data) + col * size;
     dequantize(context, p.dtype, {weight, 0, col, p.cols, plain.data()}, p.terms);
     multiply(context, p);
   }
@@ -76,36 +75,36 @@ void multiply_by_terms(const Context& context, const QuantizedMatrix& weight,
 }  // namespace
 
 void quantized_linear_forward(const Context& context, const QuantizedLinearForwardProblem& p) {
-  log_cpu_kernel("quantized_linear", p);
+  log_cpu_kernel(kOp, p);
   const WideParameter bias(
       context, p.dtype,
       {.data = p.bias, .cols = p.bias != nullptr ? p.cols : 0, .is_wide = p.bias_dtype != p.dtype});
-  const Product product{.dtype = p.dtype,
+  const Product product{.op = kOp,
+                        .dtype = p.dtype,
                         .rows = p.rows,
                         .cols = p.cols,
                         .terms = p.terms,
-                        .left = matrix_of(p.x),
-                        .right = {},
-                        .bias = p.bias != nullptr ? bias.data() : nullptr,
-                        .sum = p.y,
-                        .y = p.y};
+                        .a = matrix_of(p.x),
+                        .b = {},
+                        .out = matrix_of(p.y),
+                        .bias = p.bias != nullptr ? bias.data() : nullptr};
   const bool streams =
       p.rows <= kFewRows && p.dtype != DType::kFloat64 && p.weight.group % kernels().step == 0;
   (streams ? multiply_where_it_lies : multiply_by_lines)(context, p.weight, product);
 }
 
 void quantized_linear_backward(const Context& context, const QuantizedLinearBackwardProblem& p) {
-  log_cpu_kernel("quantized_linear", p);
+  log_cpu_kernel(kOp, p);
   if (p.dx.data != nullptr && p.rows > 0 && p.terms > 0) {
     multiply_by_terms(context, p.weight,
-                      {.dtype = p.dtype,
+                      {.op = kOp,
+                       .dtype = p.dtype,
                        .rows = p.rows,
                        .cols = p.terms,
                        .terms = p.cols,
-                       .left = matrix_of(p.dy),
-                       .right = {},
-                       .sum = p.dx,
-                       .y = p.dx});
+                       .a = matrix_of(p.dy),
+                       .b = {},
+                       .out = matrix_of(p.dx)});
   }
   if (p.dbias != nullptr) linear_backward(context, p.of_bias());
 }

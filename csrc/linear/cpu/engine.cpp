@@ -4,7 +4,7 @@
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
 #include "core/dispatch.h"
-#include "linear/few_rows_isa.h"
+#include "linear/cpu/few_rows.h"
 
 namespace transformer_kernels::cpu {
 namespace {
@@ -35,7 +35,7 @@ class Packed {
     advise_huge_pages(memory_.data(), bytes_);
     const std::int64_t lines = is_left ? p.rows : p.cols;
     const std::int64_t width = is_left ? kernels.left_width : kernels.right_width;
-    const PackTask task{is_left ? p.left : p.right, lines, p.terms, width, memory_.data()};
+    const PackTask task{is_left ? p.a : p.b.transposed(), lines, p.terms, width, memory_.data()};
     const auto pack = is_left ? kernels.pack_left : kernels.pack_right;
     parallel_for(context, divide_up(lines, width) * divide_up(p.terms, kernels.block.terms),
                  rows_per_range(width * kernels.block.terms),
@@ -71,15 +71,9 @@ void run(const Context& context, const Product& p) {
 }
 
 // A result whose columns lie together is computed as its transpose.
-void run_in_order(const Context& context, Product p, const Matrix& result) {
-  if (result.col_step == 1 || p.cols == 1) {
-    p.sum = {result.data, result.row_step};
-  } else {
-    std::swap(p.rows, p.cols);
-    std::swap(p.left, p.right);
-    p.sum = {result.data, result.col_step};
-  }
-  run(context, p);
+void run_in_order(const Context& context, const Product& p) {
+  const bool is_by_rows = p.out.col_step == 1 || p.cols == 1;
+  run(context, is_by_rows ? p : p.transposed());
 }
 
 void sum_columns(const Context& context, const LinearBackwardProblem& p, const Rows& dz) {
@@ -126,20 +120,22 @@ void linear_forward(const Context& context, const LinearForwardProblem& p) {
   const WideParameter bias(
       context, p.dtype,
       {.data = p.bias, .cols = p.bias != nullptr ? p.cols : 0, .is_wide = p.bias_dtype != p.dtype});
-  run(context, {.dtype = p.dtype,
+  run(context, {.op = p.activation ? "linear_act" : "linear",
+                .dtype = p.dtype,
                 .rows = p.rows,
                 .cols = p.cols,
                 .terms = p.terms,
-                .left = matrix_of(p.x),
-                .right = p.weight,
+                .a = matrix_of(p.x),
+                .b = p.weight.transposed(),
+                .out = matrix_of(p.y),
+                .kept = matrix_of(p.z),
                 .bias = p.bias != nullptr ? bias.data() : nullptr,
-                .sum = p.z.data != nullptr ? p.z : p.y,
-                .activation = p.activation,
-                .y = p.y});
+                .activation = p.activation});
 }
 
 void linear_backward(const Context& context, const LinearBackwardProblem& p) {
   log_cpu_kernel("linear", p);
+  const char* const op = p.activation ? "linear_act" : "linear";
   const Scratch dz_memory(context, p.activation ? p.rows * p.cols * size_of(p.dtype) : 0);
   Rows dz = p.dy;
   if (p.activation) {
@@ -149,36 +145,38 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
     sum_columns(context, p, dz);
   }
   if (p.dx.data != nullptr) {
-    run(context, {.dtype = p.dtype,
+    run(context, {.op = op,
+                  .dtype = p.dtype,
                   .rows = p.rows,
                   .cols = p.terms,
                   .terms = p.cols,
-                  .left = matrix_of(dz),
-                  .right = p.weight.transposed(),
-                  .sum = p.dx});
+                  .a = matrix_of(dz),
+                  .b = p.weight,
+                  .out = matrix_of(p.dx)});
   }
   if (p.dweight.data != nullptr) {
-    run_in_order(context,
-                 {.dtype = p.dtype,
-                  .rows = p.cols,
-                  .cols = p.terms,
-                  .terms = p.rows,
-                  .left = matrix_of(dz).transposed(),
-                  .right = matrix_of(p.x).transposed()},
-                 p.dweight);
+    run_in_order(context, {.op = op,
+                           .dtype = p.dtype,
+                           .rows = p.cols,
+                           .cols = p.terms,
+                           .terms = p.rows,
+                           .a = matrix_of(dz).transposed(),
+                           .b = matrix_of(p.x),
+                           .out = p.dweight});
   }
 }
 
 // The gradient of h, and in its place that of z.
 void linear_dact(const Context& context, const LinearDactProblem& p) {
   log_cpu_kernel("linear_dact", p);
-  run(context, {.dtype = p.dtype,
+  run(context, {.op = "linear_dact",
+                .dtype = p.dtype,
                 .rows = p.rows,
                 .cols = p.cols,
                 .terms = p.terms,
-                .left = matrix_of(p.dy),
-                .right = p.weight.transposed(),
-                .sum = p.dz});
+                .a = matrix_of(p.dy),
+                .b = p.weight,
+                .out = matrix_of(p.dz)});
   PointwiseBackwardProblem slope{};
   slope.op = p.activation;
   slope.dtype = p.dtype;

@@ -6,7 +6,7 @@
 // brought in the order in which the innermost loop reads them; they stay in the cache.
 #pragma once
 
-#include "linear/linear_isa.h"
+#include "linear/cpu/kernels.h"
 
 namespace transformer_kernels::cpu {
 
@@ -25,10 +25,10 @@ constexpr std::int64_t padded_rows(std::int64_t rows) {
 constexpr std::int64_t padded_terms(std::int64_t terms) { return rounded_up(terms + 1, 32); }
 
 // Whether the weight's elements lie together along its terms.
-constexpr bool is_by_terms(const Product& p) { return p.right.col_step == 1 || p.terms <= 1; }
+constexpr bool is_by_terms(const Product& p) { return p.b.row_step == 1 || p.terms <= 1; }
 
 constexpr bool has_few_rows(const Product& p) {
-  return p.rows <= kFewRows && (is_by_terms(p) || p.right.row_step == 1 || p.cols <= 1);
+  return p.rows <= kFewRows && (is_by_terms(p) || p.b.col_step == 1 || p.cols <= 1);
 }
 
 struct FewRowsTask {

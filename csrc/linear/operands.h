@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "core/overlap.h"
 #include "core/strides.h"
-#include "linear/linear_problem.h"
+#include "linear/problem.h"
 
 namespace transformer_kernels {
 

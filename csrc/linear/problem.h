@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The family, host side: checked arguments as plain matrices.
+// What the engines of the family are given: checked arguments as plain matrices.
 #pragma once
 
 #include <optional>

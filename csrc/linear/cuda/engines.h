@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// The engines of products on CUDA, each in a room of its own: sm80/, sm90/, cublaslt/ and plain/.
+#pragma once
+
+#include "core/dispatch.h"
+#include "linear/product.h"
+#include "linear/quantized_problem.h"
+
+namespace transformer_kernels::cuda {
+
+// A row of a table of engines (core/select.h); operands are the product, and what stands beside it.
+template <class... Operands>
+struct Engine {
+  const char* name;
+  const char* (*refusal)(const Context&, const Operands&...);
+  void (*run)(const Context&, const Operands&...);
+};
+template <class... Operands>
+const char* name_of(const Engine<Operands...>& engine) {
+  return engine.name;
+}
+
+// By the first engine that takes it, or by the algorithm that is asked for; throws where cuBLASLt
+// does not offer that.
+void multiply(const Context& context, const Product& p);
+
+// Hopper's engine (sm90/gemm.cuh). Why it does not take a product; null where it does.
+const char* hopper_refusal(const Context& context, const Product& p);
+void run_hopper(const Context& context, const Product& p);
+
+// More rows are not few.
+inline constexpr std::int64_t kFewRows = 16;
+
+// That of few rows (sm80/few_rows.cuh), from sm_80 on. The weight is b of the product, or stands in
+// its place: then b is null.
+const char* few_rows_refusal(const Context& context, const Product& p);
+const char* few_rows_refusal(const Context& context, const Product& p,
+                             const QuantizedMatrix& weight);
+void run_few_rows(const Context& context, const Product& p);
+void run_few_rows(const Context& context, const Product& p, const QuantizedMatrix& weight);
+
+// NVIDIA's (cublaslt/engine.cu), where the process finds it.
+const char* cublaslt_refusal(const Context& context, const Product& p);
+void run_cublaslt(const Context& context, const Product& p);
+
+// One for every device, dtype and stride (plain/product_typed.cu).
+template <class T>
+void run_plain(const Context& context, const Product& p);
+
+}  // namespace transformer_kernels::cuda
