@@ -34,9 +34,9 @@ MADE_BY_TOOLS = {
 # A family includes its own folder, core/, public headers, and families of a lower rank.
 FAMILY_RANKS = {
     "pointwise": 1, "rope": 1,
-    "softmax": 2, "norm": 2, "loss": 2, "embedding": 2, "attention": 2, "linear": 2,
+    "softmax": 2, "norm": 2, "loss": 2, "embedding": 2, "attention": 2, "linear": 2, "graph": 2,
     "mlp": 3, "linear_loss": 3,
-    "moe": 4, "decode": 4, "graph": 4, "optimizer": 4,
+    "moe": 4, "decode": 4, "optimizer": 4,
 }  # fmt: skip
 
 # What a family has at least: a file whose path starts and ends like this.
