@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-# The CUDA kernels, as objects of the core: every .cu under csrc.
+# The CUDA kernels, as objects of the core: every .cu under csrc, and those that are made from the
+# lists of csrc/*/instances.cmake.
 #
 # A source is compiled for the architectures that can run its kernels, which its path says:
 #   sm90a  Hopper alone          sm90  9.0 and later          sm80  8.0 and later          else all
@@ -31,7 +32,13 @@ set(TFK_NUMBER_all ".")
 
 # tfk_add_cuda_objects(name architectures definitions sources): compiles into the core's objects.
 function(tfk_add_cuda_objects name architectures definitions sources)
-  add_library(${name} OBJECT ${sources})
+  add_library(${name} OBJECT)
+  foreach(source IN LISTS sources)
+    if(source IN_LIST TFK_CUDA_MADE)
+      string(PREPEND source ${PROJECT_BINARY_DIR}/)
+    endif()
+    target_sources(${name} PRIVATE ${source})
+  endforeach()
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}")
   target_include_directories(${name} PRIVATE csrc/include csrc)
   target_compile_definitions(${name} PRIVATE TFK_WITH_CUDA ${TFK_CUDA_SETS} ${definitions})
@@ -60,7 +67,33 @@ foreach(set IN ITEMS sm90a sm90 sm80 all)
   list(APPEND TFK_CUDA_SETS ${name}=${count})
 endforeach()
 
+# tfk_cuda_instances(unit header instance...): a unit that only instantiates function templates of
+# `header`. `unit` names it as a path below csrc names a source; the file is in the build folder.
+set_property(GLOBAL PROPERTY TFK_CUDA_INSTANCES "")
+function(tfk_cuda_instances unit header)
+  set(body "")
+  foreach(instance IN LISTS ARGN)
+    string(APPEND body "template void ${instance};\n")
+  endforeach()
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/csrc/${unit}.cu @ONLY
+       CONTENT "#include \"${header}\"
+
+namespace transformer_kernels::cuda {
+
+${body}
+}  // namespace transformer_kernels::cuda
+")
+  set_property(GLOBAL APPEND PROPERTY TFK_CUDA_INSTANCES csrc/${unit}.cu)
+endfunction()
+
+file(GLOB TFK_CUDA_INSTANCE_LISTS CONFIGURE_DEPENDS csrc/*/instances.cmake)
+foreach(instances IN LISTS TFK_CUDA_INSTANCE_LISTS)
+  include(${instances})
+endforeach()
+
 file(GLOB_RECURSE TFK_CUDA_SOURCES CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} csrc/*.cu)
+get_property(TFK_CUDA_MADE GLOBAL PROPERTY TFK_CUDA_INSTANCES)
+list(APPEND TFK_CUDA_SOURCES ${TFK_CUDA_MADE})
 foreach(set IN ITEMS sm90a sm90 sm80 all)
   set(sources ${TFK_CUDA_SOURCES})
   list(FILTER sources INCLUDE REGEX "${TFK_PATH_${set}}")

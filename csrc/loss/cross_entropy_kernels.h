@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The engines of cross-entropy on CUDA. Each is compiled in a unit of its own for each storage type
-// T (*_typed.cu). No CUDA header.
+// T (instances.cmake). No CUDA header.
 #pragma once
 
 #include "core/dispatch.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The engines of the norms on CUDA, each in a room of its own: rows/, ring/, chunk/, direct/,
 // plain/. Each is compiled in a unit of its own for each storage type T of the matrices
-// (*_typed.cu), and runs row `plan` of its plan table. This header needs no CUDA header.
+// (instances.cmake), and runs row `plan` of its plan table. This header needs no CUDA header.
 #pragma once
 
 #include <iterator>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The engines of softmax on CUDA, each in a room of its own: rows/, chunk/, direct/. Each is
-// compiled in a unit of its own for each storage type T (*_typed.cu), for either pass's Problem,
-// and runs row `plan` of its table. This header needs no CUDA header.
+// compiled in a unit of its own for each storage type T (instances.cmake), for either pass's
+// Problem, and runs row `plan` of its table. This header needs no CUDA header.
 #pragma once
 
 #include "core/dispatch.h"
