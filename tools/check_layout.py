@@ -43,7 +43,7 @@ FAMILY_RANKS = {
 FAMILY_ROOMS = (
     ("csrc/include/transformer_kernels/{family}/", (".h",)),
     ("csrc/{family}/", (".cpp",)),
-    ("csrc/{family}/", ("_isa.cpp", "_cpu.cpp")),
+    ("csrc/{family}/", ("_isa.cpp", "cpu.cpp")),
     ("csrc/{family}/", (".cu",)),
     ("csrc/torch/{family}/", (".cpp",)),
     ("transformer_kernels/ops/{family}/", (".py",)),
@@ -145,8 +145,6 @@ def include_rules(root: Path) -> Iterator[str]:
 def room_names(root: Path) -> Iterator[str]:
     for path in files(root, *CXX_SUFFIXES, under="csrc"):
         *folders, name = path.relative_to(root / "csrc").parts
-        if len(folders) < 2:
-            continue
         for folder in folders:
             if name.startswith(f"{folder}_"):
                 yield f"{path.relative_to(root)}: repeats its folder, expected {name} without it"

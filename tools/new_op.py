@@ -22,10 +22,10 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 PLACES = {
     "header.h.in": "csrc/include/transformer_kernels/{family}/{op}.h",
     "cpp_test.cpp.in": "tests/cpp/{family}/{op}_test.cpp",
-    "problem.h.in": "csrc/{family}/{op}_problem.h",
+    "problem.h.in": "csrc/{family}/{own}problem.h",
     "entry.cpp.in": "csrc/{family}/{op}.cpp",
-    "cpu.cpp.in": "csrc/{family}/{op}_cpu.cpp",
-    "cuda.cu.in": "csrc/{family}/{op}_cuda.cu",
+    "cpu.cpp.in": "csrc/{family}/{own}cpu.cpp",
+    "cuda.cu.in": "csrc/{family}/{own}cuda.cu",
     "torch.cpp.in": "csrc/torch/{family}/{op}.cpp",
     "op.py.in": "transformer_kernels/ops/{family}/{op}.py",
     "test_op.py.in": "tests/python/{family}/test_{op}.py",
@@ -39,9 +39,15 @@ def camel(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
+def own_prefix(family: str, op: str) -> str:
+    """What an op's files in its family's folder begin with: no name repeats its folder."""
+    return "" if op == family else f"{op}_"
+
+
 def fill(template: str, family: str, op: str) -> str:
     text = (TEMPLATES / template).read_text()
-    for mark, value in (("@family@", family), ("@op@", op), ("@Op@", camel(op))):
+    own = own_prefix(family, op)
+    for mark, value in (("@family@", family), ("@own@", own), ("@op@", op), ("@Op@", camel(op))):
         text = text.replace(mark, value)
     return text
 
@@ -52,7 +58,10 @@ def public_line(family: str, op: str) -> str:
 
 def lay(root: Path, family: str, op: str) -> list[str]:
     """Writes the files; raises FileExistsError, with nothing written, where one exists."""
-    places = {template: place.format(family=family, op=op) for template, place in PLACES.items()}
+    own = own_prefix(family, op)
+    places = {
+        template: place.format(family=family, op=op, own=own) for template, place in PLACES.items()
+    }
     taken = [place for place in places.values() if (root / place).exists()]
     if taken:
         raise FileExistsError(f"{taken[0]} exists, expected a new op")

@@ -5,7 +5,7 @@
 #include <array>
 #include <cmath>
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "core/backends.h"
 #include "core/dispatch.h"
 #include "core/sequences.h"

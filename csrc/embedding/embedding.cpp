@@ -2,7 +2,7 @@
 #include "transformer_kernels/embedding/embedding.h"
 
 #include "core/backends.h"
-#include "embedding/embedding_problem.h"
+#include "embedding/problem.h"
 
 namespace transformer_kernels {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "core/cuda/direct_row.cuh"
 #include "core/cuda/launch.cuh"
-#include "embedding/embedding_index.cuh"
-#include "embedding/embedding_kernels.h"
+#include "embedding/index.cuh"
+#include "embedding/kernels.h"
 
 namespace transformer_kernels::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "core/cuda/reduce.cuh"
-#include "graph/graph_place.cuh"
-#include "pointwise/pointwise_pack.cuh"
+#include "graph/place.cuh"
+#include "pointwise/pack.cuh"
 
 namespace transformer_kernels::cuda {
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "core/backends.h"
-#include "graph/graph_check.h"
+#include "graph/check.h"
 
 namespace transformer_kernels {
 namespace {

@@ -7,8 +7,8 @@
 // hold depends on the edges alone.
 #pragma once
 
-#include "graph/graph_place.cuh"
-#include "pointwise/pointwise_pack.cuh"
+#include "graph/place.cuh"
+#include "pointwise/pack.cuh"
 
 namespace transformer_kernels::cuda {
 

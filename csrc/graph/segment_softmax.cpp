@@ -2,7 +2,7 @@
 #include "transformer_kernels/graph/segment_softmax.h"
 
 #include "core/backends.h"
-#include "graph/graph_check.h"
+#include "graph/check.h"
 
 namespace transformer_kernels {
 namespace {

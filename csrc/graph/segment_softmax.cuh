@@ -8,8 +8,8 @@
 
 #include "core/cuda/exponent.cuh"
 #include "core/cuda/reduce.cuh"
-#include "graph/graph_place.cuh"
-#include "pointwise/pointwise_pack.cuh"
+#include "graph/place.cuh"
+#include "pointwise/pack.cuh"
 
 namespace transformer_kernels::cuda {
 

@@ -4,7 +4,7 @@
 // A segment is copied into rows of a power of two of columns, so that each lane of every vector is
 // of one column: the passes over it know no rows, and one column or eight fill the vectors.
 #include "core/cpu/row_loop.h"
-#include "graph/graph_isa.h"
+#include "graph/kernels_isa.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "core/rounding.h"
 #include "linear/problem.h"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 #include "transformer_kernels/linear/gated_linear.h"
 
 namespace transformer_kernels {

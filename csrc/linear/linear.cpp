@@ -4,7 +4,7 @@
 #include "core/backends.h"
 #include "linear/operands.h"
 #include "linear/product.h"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 
 namespace transformer_kernels {
 namespace {

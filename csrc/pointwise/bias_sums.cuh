@@ -3,7 +3,7 @@
 // CTA adds up those of its threads, and core/cuda/column_sum.h those of all CTAs.
 #pragma once
 
-#include "pointwise/pointwise_plan.h"
+#include "pointwise/plan.h"
 
 namespace transformer_kernels::cuda {
 

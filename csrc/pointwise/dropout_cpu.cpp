@@ -7,7 +7,7 @@
 #include "core/cpu/parallel.h"
 #include "core/dispatch.h"
 #include "core/rounding.h"
-#include "pointwise/pointwise_isa.h"
+#include "pointwise/kernels_isa.h"
 
 namespace transformer_kernels::cpu {
 namespace {

@@ -17,7 +17,7 @@ class DropoutForwardRows {
   DropoutForwardRows(const DropoutForwardRows&) = delete;
   DropoutForwardRows& operator=(const DropoutForwardRows&) = delete;
 
-  // Tiles of kTileCols columns, row after row (pointwise_isa.h).
+  // Tiles of kTileCols columns, row after row (kernels_isa.h).
   void tiles(std::int64_t begin, std::int64_t end) const;
   void row(std::int64_t index) const;
 

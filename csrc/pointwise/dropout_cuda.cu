@@ -3,7 +3,7 @@
 #include "core/dispatch.h"
 #include "core/log.h"
 #include "pointwise/dropout_kernels.h"
-#include "pointwise/pointwise_plan.h"
+#include "pointwise/plan.h"
 
 namespace transformer_kernels::cuda {
 namespace {

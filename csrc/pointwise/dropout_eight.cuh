@@ -12,7 +12,7 @@
 
 #include "core/cuda/pack.cuh"
 #include "pointwise/dropout_numbers.cuh"
-#include "pointwise/pointwise_pack.cuh"
+#include "pointwise/pack.cuh"
 
 namespace transformer_kernels::cuda {
 

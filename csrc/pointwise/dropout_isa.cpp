@@ -3,8 +3,8 @@
 #include "pointwise/dropout_isa.h"
 
 #include "core/cpu/philox_block.h"
+#include "pointwise/kernels_isa.h"
 #include "pointwise/part_isa.h"
-#include "pointwise/pointwise_isa.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {

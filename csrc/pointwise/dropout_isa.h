@@ -28,7 +28,7 @@ struct DropoutBackwardTask {
 struct DropoutKernels {
   static constexpr int kDTypes = 4;
 
-  // Tiles [begin, end), as those of pointwise_isa.h.
+  // Tiles [begin, end), as those of kernels_isa.h.
   void (*tiles[kDTypes])(const DropoutTask& task, std::int64_t begin, std::int64_t end);
   // Chunks [begin, end).
   void (*backward_chunks[kDTypes])(const DropoutBackwardTask& task, std::int64_t begin,

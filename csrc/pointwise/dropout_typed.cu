@@ -6,7 +6,7 @@
 #include "core/dispatch.h"
 #include "pointwise/dropout.cuh"
 #include "pointwise/dropout_kernels.h"
-#include "pointwise/pointwise_launch.cuh"
+#include "pointwise/launch.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "core/backends.h"
 #include "core/overlap.h"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 
 namespace transformer_kernels {
 namespace {

@@ -5,8 +5,8 @@
 #include <initializer_list>
 
 #include "core/backends.h"
+#include "rope/check.h"
 #include "rope/qk_norm_problem.h"
-#include "rope/rope_check.h"
 
 namespace transformer_kernels {
 namespace {

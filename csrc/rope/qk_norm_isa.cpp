@@ -4,7 +4,7 @@
 //
 // Between norm and rotation a row lies in the type of sums, in order, in the first-level cache.
 #include "rope/qk_norm_isa.h"
-#include "rope/rope_rows.h"
+#include "rope/rows.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {

@@ -2,8 +2,8 @@
 // qk_norm's engine on the CPU: what the source compiled once per instruction set exports.
 #pragma once
 
+#include "rope/kernels_isa.h"
 #include "rope/qk_norm_problem.h"
-#include "rope/rope_isa.h"
 
 namespace transformer_kernels::cpu {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "rope/plan.h"
 #include "rope/qk_norm_problem.h"
-#include "rope/rope_plan.h"
 
 namespace transformer_kernels::cuda {
 

@@ -3,7 +3,7 @@
 // norm behind it.
 #pragma once
 
-#include "rope/rope_problem.h"
+#include "rope/problem.h"
 
 namespace transformer_kernels {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // What the passes of qk_norm do with a row, a head of a token, that a group of lanes owns.
 //
-// A lane's unit is what the rotation turns (rope_angles.cuh): packs of a row that the lane norms
+// A lane's unit is what the rotation turns (angles.cuh): packs of a row that the lane norms
 // are the ones that it rotates, and nothing but the sum of squares crosses lanes.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
 #include "core/cuda/launch.cuh"
+#include "rope/angles.cuh"
 #include "rope/qk_norm_plan.h"
-#include "rope/rope_angles.cuh"
 
 namespace transformer_kernels::cuda {
 

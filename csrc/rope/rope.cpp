@@ -2,7 +2,7 @@
 #include "transformer_kernels/rope/rope.h"
 
 #include "core/backends.h"
-#include "rope/rope_check.h"
+#include "rope/check.h"
 
 namespace transformer_kernels {
 namespace {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "core/rounding.h"
 
 namespace transformer_kernels::cuda {

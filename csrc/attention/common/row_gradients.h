@@ -3,7 +3,7 @@
 // the gradients of sinks, which follow from that alone. Host side.
 #pragma once
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "transformer_kernels/context.h"
 
 namespace transformer_kernels::cuda {

@@ -4,7 +4,7 @@
 // sequence, and fit 32 bits.
 #pragma once
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "core/cuda/exponent.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/math/philox.h"

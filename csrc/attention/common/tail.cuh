@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "core/types.h"
 
 namespace transformer_kernels::cuda {

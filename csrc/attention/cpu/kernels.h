@@ -16,7 +16,7 @@
 // bfloat16/ has both passes by products of pairs of bfloat16, for instruction sets that have them.
 #pragma once
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "core/cpu/isa.h"
 #include "core/rounding.h"
 

@@ -12,7 +12,7 @@
 //   CUDA                     | q k^T          | q k^T ... softmax              | p v
 #pragma once
 
-#include "attention/attention_cuda.h"
+#include "attention/cuda.h"
 
 namespace transformer_kernels::cuda {
 

@@ -5,7 +5,7 @@
 // memory kPlainDepth terms at a time, so that any head dim fits.
 #pragma once
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 

@@ -17,7 +17,7 @@
 
 #include <array>
 
-#include "attention/attention_cuda.h"
+#include "attention/cuda.h"
 #include "attention/sm80/plan.h"
 
 namespace transformer_kernels::cuda {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <iterator>
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 
 namespace transformer_kernels::cuda {
 

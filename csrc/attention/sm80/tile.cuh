@@ -6,7 +6,7 @@
 // next product. So warps share nothing but what is read.
 #pragma once
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "attention/sm80/plan.h"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"

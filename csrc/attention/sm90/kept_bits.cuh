@@ -3,7 +3,7 @@
 // instructions that compare two of them at once.
 #pragma once
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "core/math/philox.h"
 
 namespace transformer_kernels::cuda {

@@ -5,7 +5,7 @@
 
 #include <cuda.h>
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 #include "core/cuda/tensor_map.h"
 #include "core/rounding.h"
 

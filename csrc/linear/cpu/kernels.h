@@ -10,7 +10,7 @@
 #include "core/cpu/isa.h"
 #include "core/rounding.h"
 #include "linear/product.h"
-#include "pointwise/pointwise_isa.h"
+#include "pointwise/kernels_isa.h"
 
 namespace transformer_kernels::cpu {
 

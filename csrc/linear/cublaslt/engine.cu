@@ -13,7 +13,7 @@
 #include "core/cuda/scratch.h"
 #include "linear/cublaslt/api.h"
 #include "linear/cublaslt/column_product.h"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 
 namespace transformer_kernels::cuda {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "core/cuda/pack.cuh"
 #include "linear/cuda/engines.h"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 
 namespace transformer_kernels::cuda {
 

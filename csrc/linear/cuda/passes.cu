@@ -3,7 +3,7 @@
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
 #include "linear/cuda/bias_gradient.h"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 
 namespace transformer_kernels::cuda {
 namespace {

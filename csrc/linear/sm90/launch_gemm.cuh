@@ -10,7 +10,7 @@
 #include "core/rounding.h"
 #include "linear/cuda/gated_product.h"
 #include "linear/sm90/gemm.cuh"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 
 namespace transformer_kernels::cuda {
 

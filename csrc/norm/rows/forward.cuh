@@ -11,7 +11,7 @@
 #include "norm/kernels.h"
 #include "norm/moments.cuh"
 #include "pointwise/dropout_numbers.cuh"
-#include "pointwise/pointwise_pack.cuh"
+#include "pointwise/pack.cuh"
 
 namespace transformer_kernels::cuda {
 

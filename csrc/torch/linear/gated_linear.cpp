@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/linear/gated_linear.h"
 
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 #include "torch/linear/rows.h"
 
 namespace transformer_kernels::torch_ops {

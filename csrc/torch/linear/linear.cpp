@@ -4,7 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "core/check.h"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 #include "torch/linear/rows.h"
 
 namespace transformer_kernels::torch_ops {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "pointwise/pointwise_problem.h"
+#include "pointwise/problem.h"
 #include "torch/fields.h"
 
 namespace transformer_kernels::torch_ops {

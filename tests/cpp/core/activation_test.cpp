@@ -5,8 +5,8 @@
 
 #include <gtest/gtest.h>
 
-#include "pointwise/pointwise_problem.h"
 #include "pointwise/pointwise_reference.h"
+#include "pointwise/problem.h"
 
 namespace transformer_kernels::testing {
 namespace {

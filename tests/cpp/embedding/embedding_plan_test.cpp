@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "embedding/embedding_plan.h"
+#include "embedding/plan.h"
 
 #include <gtest/gtest.h>
 

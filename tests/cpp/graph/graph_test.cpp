@@ -7,7 +7,7 @@
 
 #include "backend_test.h"
 #include "error_of.h"
-#include "graph/graph_plan.h"
+#include "graph/plan.h"
 #include "parallel_hooks.h"
 #include "test_tensor.h"
 #include "transformer_kernels/error.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "pointwise/pointwise_problem.h"
 #include "pointwise/pointwise_reference.h"
+#include "pointwise/problem.h"
 #include "reference.h"
 #include "test_tensor.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "pointwise/pointwise_plan.h"
+#include "pointwise/plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Outputs that exceed the cache are written past it. The kernels are asked for that directly, since
 // such outputs would be too large for a test; the bits must be those of the usual stores.
+#include "pointwise/kernels_isa.h"
 #include "pointwise/pointwise_cases.h"
-#include "pointwise/pointwise_isa.h"
 
 namespace transformer_kernels::cpu {
 namespace {

@@ -82,10 +82,18 @@ def test_allowed_includes(tmp_path: Path) -> None:
 
 
 def test_a_room_is_named_once(tmp_path: Path) -> None:
-    twice = "csrc/attention/sm80/attention_tile.cuh"
-    sources = {twice: "", "csrc/attention/sm80/tile.cuh": "", "csrc/norm/plan.h": ""}
-    found = violations(check_layout.room_names, tmp_path, sources)
-    assert [violation.split(":")[0] for violation in found] == [twice]
+    twice = ["csrc/attention/sm80/attention_tile.cuh", "csrc/norm/norm_plan.h"]
+    once = ["csrc/attention/sm80/tile.cuh", "csrc/norm/plan.h", "csrc/norm/norm.cpp"]
+    found = violations(check_layout.room_names, tmp_path, dict.fromkeys([*twice, *once], ""))
+    assert [violation.split(":")[0] for violation in found] == twice
+
+
+def test_an_op_named_as_its_family_does_not_repeat_it(tmp_path: Path) -> None:
+    laid = new_op.lay(tmp_path, "moe", "moe")
+    assert {"csrc/moe/moe.cpp", "csrc/moe/problem.h", "csrc/moe/cuda.cu"} < set(laid)
+    assert '#include "moe/problem.h"' in (tmp_path / "csrc/moe/moe.cpp").read_text()
+    assert list(check_layout.room_names(tmp_path)) == []
+    assert list(check_layout.mirror(tmp_path)) == []
 
 
 def test_a_public_header_compiles_alone(tmp_path: Path) -> None:

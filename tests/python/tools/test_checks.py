@@ -115,7 +115,7 @@ def test_a_block_that_fails_is_noticed() -> None:
 def test_an_op_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     laid = new_op.lay(tmp_path, "norm", "group_norm")
     assert len(laid) == len(new_op.PLACES) + 1
-    marks = ("@family@", "@op@", "@Op@")
+    marks = ("@family@", "@own@", "@op@", "@Op@")
     assert not [place for place in laid if any(m in (tmp_path / place).read_text() for m in marks)]
     with pytest.raises(FileExistsError, match="group_norm"):
         new_op.lay(tmp_path, "norm", "group_norm")

@@ -21,7 +21,7 @@
 
 #include <array>
 
-#include "attention/attention_cuda.h"
+#include "attention/cuda.h"
 
 namespace transformer_kernels::cuda {
 

@@ -18,7 +18,7 @@
 #include <array>
 #include <bit>
 
-#include "attention/attention_cuda.h"
+#include "attention/cuda.h"
 
 namespace transformer_kernels::cuda {
 

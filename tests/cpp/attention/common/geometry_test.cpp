@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "attention/attention_problem.h"
+#include "attention/problem.h"
 
 namespace transformer_kernels {
 namespace {
