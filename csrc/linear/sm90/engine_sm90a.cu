@@ -86,16 +86,20 @@ const char* hopper_refusal(const Context& context, const GatedProduct& p) {
 }
 
 void run_hopper(const Context& context, const GatedProduct& p) {
-  if (p.reads_z()) return run_gemm_gated_slope(context, p);
-  if (p.gate.kept.data != nullptr) return run_gemm_gated_kept(context, p);
-  run_gemm_gated(context, p);
+  constexpr Major kK = Major::kK;
+  if (!p.reads_z()) {
+    return p.gate.kept.data != nullptr ? launch_gated<Epilogue::kGatedKept, kK>(context, p)
+                                       : launch_gated<Epilogue::kGated, kK>(context, p);
+  }
+  return major_of_b(p.gate) == kK ? launch_gated<Epilogue::kGatedSlope, kK>(context, p)
+                                  : launch_gated<Epilogue::kGatedSlope, Major::kOther>(context, p);
 }
 
 void run_hopper(const Context& context, const Product& p) {
   if (!p.activation) return run_gemm_bias(context, p);
   if (p.z.data != nullptr) return run_gemm_slope(context, p);
-  if (p.kept.data != nullptr) return run_gemm_activate_kept(context, p);
-  run_gemm_activate(context, p);
+  return p.kept.data != nullptr ? launch_activated<Epilogue::kActivateKept>(context, p)
+                                : launch_activated<Epilogue::kActivate>(context, p);
 }
 
 }  // namespace transformer_kernels::cuda

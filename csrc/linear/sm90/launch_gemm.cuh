@@ -148,12 +148,19 @@ void launch_gated(const Context& context, const GatedProduct& p) {
 }
 
 void run_gemm_bias(const Context& context, const Product& p);
-void run_gemm_activate(const Context& context, const Product& p);
-void run_gemm_activate_kept(const Context& context, const Product& p);
 void run_gemm_slope(const Context& context, const Product& p);
 void run_gemm_in_parts(const Context& context, const Product& p, std::int64_t parts);
-void run_gemm_gated(const Context& context, const GatedProduct& p);
-void run_gemm_gated_kept(const Context& context, const GatedProduct& p);
-void run_gemm_gated_slope(const Context& context, const GatedProduct& p);
+
+// In units of their own (instances.cmake).
+extern template void launch_activated<Epilogue::kActivate>(const Context&, const Product&, Parts);
+extern template void launch_activated<Epilogue::kActivateKept>(const Context&, const Product&,
+                                                               Parts);
+extern template void launch_gated<Epilogue::kGated, Major::kK>(const Context&, const GatedProduct&);
+extern template void launch_gated<Epilogue::kGatedKept, Major::kK>(const Context&,
+                                                                   const GatedProduct&);
+extern template void launch_gated<Epilogue::kGatedSlope, Major::kK>(const Context&,
+                                                                    const GatedProduct&);
+extern template void launch_gated<Epilogue::kGatedSlope, Major::kOther>(const Context&,
+                                                                        const GatedProduct&);
 
 }  // namespace transformer_kernels::cuda
