@@ -34,8 +34,8 @@ from build import SCRIPTS
 from fpga_sets import FPGA, PARTS, Gate, ParameterSet, read_sets, sources
 from setup_env import ROOT, SetupError, require_system_packages
 from transformer_kernels.bench import area
-from transformer_kernels.bench.machine import describe_machine
-from transformer_kernels.bench.schema import SCHEMA_VERSION, AreaRow, Result, save
+from transformer_kernels.measure.machine import describe_machine
+from transformer_kernels.measure.schema import SCHEMA_VERSION, AreaRow, Result, save
 
 BUILD = ROOT / "build" / "fpga"
 RESULTS = ROOT / "benchmarks" / "results"

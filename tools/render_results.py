@@ -23,8 +23,8 @@ from pathlib import Path
 from setup_env import ROOT
 from transformer_kernels.bench import area, fpga, host, models, profilers, race, step
 from transformer_kernels.bench.levels import show as levels
-from transformer_kernels.bench.schema import Result, Row, load
-from transformer_kernels.bench.table import render
+from transformer_kernels.measure.schema import Result, Row, load
+from transformer_kernels.measure.table import render
 
 RESULTS = ROOT / "benchmarks" / "results"
 GENERATED = ROOT / "docs" / "_generated"

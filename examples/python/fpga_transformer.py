@@ -29,11 +29,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.pytorch_utils import Conv1D
 
 import transformer_kernels as tfk
-from transformer_kernels.bench import fpga, machine, schema
-from transformer_kernels.bench.schema import ArrayModel
+from transformer_kernels.bench import fpga
 from transformer_kernels.bench.training import documentation
 from transformer_kernels.demo.model import stock_model
 from transformer_kernels.demo.train import Size, train
+from transformer_kernels.measure import machine, schema
+from transformer_kernels.measure.schema import ArrayModel
 
 GPT2 = Size(4, 192, 4, block=128, batch=8, steps=160, learning_rate=3e-3, sample_bytes=0,
             bench_seconds=0)  # fmt: skip

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from transformer_kernels.bench import training
 from transformer_kernels.bench.commands import pick_device
-from transformer_kernels.bench.stats import quantile
-from transformer_kernels.bench.table import box
 from transformer_kernels.demo.gpt2 import STEPS
 from transformer_kernels.demo.model import stock_model
+from transformer_kernels.measure.statistics import quantile
+from transformer_kernels.measure.table import box
 
 BATCH, TOKENS = 8, 128
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tfk
-from transformer_kernels.bench import table
 from transformer_kernels.core.arguments import Number, Operand, Param, Rows
+from transformer_kernels.measure import table
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from transformer_kernels.bench.schema import AreaRow, Result
-from transformer_kernels.bench.table import ABSENT, box
+from transformer_kernels.measure.schema import AreaRow, Result
+from transformer_kernels.measure.table import ABSENT, box
 
 _HEADINGS = [
     ("Set", 14),

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transformer_kernels.bench import commands, fpga
-from transformer_kernels.bench.case import PASSES
 from transformer_kernels.bench.compare import DEFAULT_TOLERANCE
-from transformer_kernels.bench.heap import OUTPUTS
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
-from transformer_kernels.bench.sweeps import SWEEPS
 from transformer_kernels.bench.tune import OPS as TUNED_OPS
 from transformer_kernels.bench.tune import PASSES as TUNED_PASSES
 from transformer_kernels.levels import LEVELS
+from transformer_kernels.measure.case import PASSES
+from transformer_kernels.measure.heap import OUTPUTS
+from transformer_kernels.measure.sweeps import SWEEPS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,24 +9,15 @@ from pathlib import Path
 
 import torch
 
-import transformer_kernels
-from transformer_kernels.bench import (
-    cases,
-    heap,
-    host,
-    machine,
-    runner,
-    schema,
-    summary,
-    sweeps,
-    table,
-)
+from transformer_kernels.bench import cases, host, runner, summary
 from transformer_kernels.bench import tune as tuned
-from transformer_kernels.bench.case import PASSES, Op
 from transformer_kernels.bench.compare import Comparison, Verdict, has_regression
 from transformer_kernels.bench.compare import compare as compare_results
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS
+from transformer_kernels.info import info as describe
 from transformer_kernels.levels import LEVELS
+from transformer_kernels.measure import heap, machine, schema, sweeps, table
+from transformer_kernels.measure.case import PASSES, Case
 from transformer_kernels.tune import tune_file
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -164,7 +155,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def info(_: argparse.Namespace) -> int:
-    print(transformer_kernels.info())
+    print(describe())
     print(f"{'machine':<20}{machine.describe_machine(pick_device('auto')).device_name}")
     return 0
 
@@ -199,7 +190,7 @@ def _settings(arguments: argparse.Namespace, device: torch.device) -> runner.Set
     dtypes = [getattr(torch, name) for name in arguments.dtype]
     ops = cases.select(arguments.ops)
 
-    def shapes(op: Op, dtype: torch.dtype) -> list[sweeps.Shape]:
+    def shapes(op: Case, dtype: torch.dtype) -> list[sweeps.Shape]:
         if arguments.shapes:
             return op.grid.parse(arguments.shapes)
         return op.grid.shapes_of(arguments.sweep, device, dtype)

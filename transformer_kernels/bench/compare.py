@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from transformer_kernels.bench.schema import Result, Row
+from transformer_kernels.measure.schema import Result, Row
 
 DEFAULT_TOLERANCE = 0.05
 

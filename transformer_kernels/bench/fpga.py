@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import fpga, functional
-from transformer_kernels.bench import machine, schema, table, timing
-from transformer_kernels.bench.schema import ArrayModel, ArrayRow, Result
+from transformer_kernels.measure import machine, schema, table, timing
+from transformer_kernels.measure.schema import ArrayModel, ArrayRow, Result
 
 DEFAULT_SETS = ("r2c4d64n256", "r4c16d64n1024")
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"  # of a source tree

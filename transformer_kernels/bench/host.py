@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from transformer_kernels.bench import cases, machine
-from transformer_kernels.bench.case import Build, Op, Problem, bind
-from transformer_kernels.bench.schema import HostRow, Result
-from transformer_kernels.bench.stats import Summary, summarise
-from transformer_kernels.bench.sweeps import Shape, shape_text
-from transformer_kernels.bench.table import box
+from transformer_kernels.bench import cases
+from transformer_kernels.measure import machine
+from transformer_kernels.measure.case import Build, Case, Problem, bind
+from transformer_kernels.measure.schema import HostRow, Result
+from transformer_kernels.measure.statistics import Summary, summarise
+from transformer_kernels.measure.sweeps import Shape, shape_text
+from transformer_kernels.measure.table import box
 
 _CALLS = 100  # and their kernels are fewer than a CUDA stream takes before it blocks the host
 _ROUNDS = 25
@@ -85,7 +86,7 @@ def _measure(call: _Call, device: torch.device) -> list[HostRow]:
     ]
 
 
-def _build(op: Op, provider: str, call: _Call) -> Build:
+def _build(op: Case, provider: str, call: _Call) -> Build:
     if call.backward:
         return op.build(provider, "both", lambda function: function)
     return bind(op.functions[provider], *op.operands)

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 
 from transformer_kernels.bench import cases
-from transformer_kernels.bench.case import Problem, dtype_name
-from transformer_kernels.bench.sweeps import shape_text
+from transformer_kernels.measure.case import Problem, dtype_name
+from transformer_kernels.measure.sweeps import shape_text
 
 _MARKER = "[problem]"
 _RUNS = re.compile(r"\[tfk\] .*: (.+) runs$")

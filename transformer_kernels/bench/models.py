@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.bench import machine, schema, table, training
-from transformer_kernels.bench.schema import ModelRun, Result
-from transformer_kernels.bench.stats import quantile
+from transformer_kernels.bench import training
+from transformer_kernels.measure import machine, schema, table
+from transformer_kernels.measure.schema import ModelRun, Result
+from transformer_kernels.measure.statistics import quantile
 
 SWITCHES = ("torch", "ours")
 

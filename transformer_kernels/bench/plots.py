@@ -14,11 +14,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from transformer_kernels.bench import style
 from transformer_kernels.bench.providers import PROVIDERS
-from transformer_kernels.bench.schema import Ceilings, LevelPass, Result, Row, Training
-from transformer_kernels.bench.stats import geometric_mean
-from transformer_kernels.bench.table import Problem, problems, short_dtype
+from transformer_kernels.measure import style
+from transformer_kernels.measure.schema import Ceilings, LevelPass, Result, Row, Training
+from transformer_kernels.measure.statistics import geometric_mean
+from transformer_kernels.measure.table import Problem, problems, short_dtype
 
 Draw = Callable[[], AbstractContextManager[Figure]]
 

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from transformer_kernels import profile
-from transformer_kernels.bench import cases, machine, runner
-from transformer_kernels.bench.case import Op, Problem, dtype_name
-from transformer_kernels.bench.schema import AgreementRow, ProfilerRow, Result
-from transformer_kernels.bench.stats import quantile
-from transformer_kernels.bench.sweeps import Shape, shape_text
-from transformer_kernels.bench.table import box, short_dtype
+from transformer_kernels.bench import cases, runner
 from transformer_kernels.levels import Block
+from transformer_kernels.measure import machine
+from transformer_kernels.measure.case import Case, Problem, dtype_name
+from transformer_kernels.measure.schema import AgreementRow, ProfilerRow, Result
+from transformer_kernels.measure.statistics import quantile
+from transformer_kernels.measure.sweeps import Shape, shape_text
+from transformer_kernels.measure.table import box, short_dtype
 
 _SHAPE, _HEADS = (1, 32, 64), 4  # of a block so small that the host decides
 _STEPS = 10  # in a window
@@ -150,7 +151,7 @@ def _clock(device: torch.device) -> Callable[[], float]:
 # ---- agreement ----------------------------------------------------------------------------------
 
 
-def _agreement(op: Op, shape: Shape, device: torch.device, rounds: int) -> AgreementRow:
+def _agreement(op: Case, shape: Shape, device: torch.device, rounds: int) -> AgreementRow:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     settings = runner.Settings(
         [op], ["forward"], [dtype], lambda *_: [shape], device, providers=["ours"],

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from transformer_kernels import _library, _torch
-from transformer_kernels.bench.case import Function
+from transformer_kernels.measure.case import Function
 
 PROVIDERS = (
     "torch", "compile", "triton", "math", "cudnn", "flash", "flex", "fa3", "fa4", "liger", "quack",

@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 
-from transformer_kernels.bench import machine, table, training
+from transformer_kernels.bench import training
 from transformer_kernels.bench.console import Progress
-from transformer_kernels.bench.levels.watch import peak_bytes
-from transformer_kernels.bench.schema import Result, StepTime
-from transformer_kernels.bench.stats import summarise
 from transformer_kernels.bench.step import WARM_UP, Task
+from transformer_kernels.measure import machine, table
+from transformer_kernels.measure.schema import Result, StepTime
+from transformer_kernels.measure.statistics import summarise
+from transformer_kernels.measure.watch import peak_bytes
 
 
 def measure(task: Task, device: torch.device, rounds: int) -> Result:

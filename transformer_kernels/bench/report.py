@@ -7,9 +7,10 @@ from pathlib import Path
 
 import jinja2
 
-from transformer_kernels.bench import host, plots, style, summary, table
+from transformer_kernels.bench import host, plots, summary
 from transformer_kernels.bench.levels import show
-from transformer_kernels.bench.schema import Result
+from transformer_kernels.measure import style, table
+from transformer_kernels.measure.schema import Result
 
 
 def render(result: Result) -> str:

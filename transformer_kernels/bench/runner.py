@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from transformer_kernels.bench import ceilings, cold, heap, kernels, machine, providers
-from transformer_kernels.bench.case import Arguments, Op, Problem, UnsupportedError, dtype_name
+from transformer_kernels.bench import kernels, providers
 from transformer_kernels.bench.console import Progress
-from transformer_kernels.bench.schema import Result, Row, Skip
-from transformer_kernels.bench.stats import Summary
-from transformer_kernels.bench.sweeps import Shape
-from transformer_kernels.bench.timing import Call, Stopwatch, Timer, interleave, make_timer
-from transformer_kernels.bench.verify import Reference
+from transformer_kernels.measure import ceilings, cold, heap, machine
+from transformer_kernels.measure.case import Arguments, Case, Problem, UnsupportedError, dtype_name
+from transformer_kernels.measure.schema import Result, Row, Skip
+from transformer_kernels.measure.statistics import Summary
+from transformer_kernels.measure.sweeps import Shape
+from transformer_kernels.measure.timing import Call, Stopwatch, Timer, interleave, make_timer
+from transformer_kernels.measure.verify import Reference
 
 # A rival that rounds more often than we do is measured all the same; its error stands in the row.
 _RIVALS = [name for name in providers.PROVIDERS if name not in ("triton", "packed", "ours")]
@@ -26,10 +27,10 @@ _ALLOWANCE = dict.fromkeys(_RIVALS, 4)
 
 @dataclass(frozen=True)
 class Settings:
-    ops: Sequence[Op]
+    ops: Sequence[Case]
     passes: Sequence[str]
     dtypes: Sequence[torch.dtype]
-    shapes: Callable[[Op, torch.dtype], Sequence[Shape]]
+    shapes: Callable[[Case, torch.dtype], Sequence[Shape]]
     device: torch.device
     providers: Sequence[str] = providers.PROVIDERS
     outputs: Sequence[str] = heap.OUTPUTS[:1]  # on a CPU; a GPU's allocator keeps its memory
@@ -173,7 +174,7 @@ class _Run:
             return None
 
     def _candidates(
-        self, op: Op, problem: Problem, present: Sequence[str], sets: Sequence[Arguments]
+        self, op: Case, problem: Problem, present: Sequence[str], sets: Sequence[Arguments]
     ) -> list[_Candidate]:
         reference = Reference(op, problem.pass_, sets[0])
         moved = op.bytes_moved(problem.pass_, sets[0])
@@ -187,7 +188,7 @@ class _Run:
 
     def _candidate(
         self,
-        op: Op,
+        op: Case,
         problem: Problem,
         provider: str,
         sets: Sequence[Arguments],
@@ -208,7 +209,7 @@ class _Run:
         name = "" if isinstance(error, UnsupportedError) else f"{type(error).__name__}: "
         self._skipped.append(Skip(str(problem), provider, f"{name}{lines[0]}"[:300]))
 
-    def _fits(self, op: Op, problem: Problem) -> bool:
+    def _fits(self, op: Case, problem: Problem) -> bool:
         """Arguments, results, and the copy that both are compared with."""
         needed = 4 * op.elements(problem.shape) * problem.dtype.itemsize
         return needed < 2 * cold.MEMORY_SHARE * machine.free_memory_bytes(self._device)

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from transformer_kernels.bench import machine, table, training
-from transformer_kernels.bench.ceilings import copy_calls, measure_ceilings
-from transformer_kernels.bench.schema import Ceilings, Result, StepPart
-from transformer_kernels.bench.timing import Timer, interleave, make_timer
+from transformer_kernels.bench import training
+from transformer_kernels.measure import machine, table
+from transformer_kernels.measure.ceilings import copy_calls, measure_ceilings
+from transformer_kernels.measure.schema import Ceilings, Result, StepPart
+from transformer_kernels.measure.timing import Timer, interleave, make_timer
 from transformer_kernels.profile import KernelProfiler, work
 from transformer_kernels.profile._recording import Window
 from transformer_kernels.profile.kernels import operators

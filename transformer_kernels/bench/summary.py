@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformer_kernels.bench.heap import OUTPUTS
-from transformer_kernels.bench.schema import Result
-from transformer_kernels.bench.stats import geometric_mean
-from transformer_kernels.bench.table import ABSENT, PASS_WORDS, box, problems, short_dtype
+from transformer_kernels.measure.heap import OUTPUTS
+from transformer_kernels.measure.schema import Result
+from transformer_kernels.measure.statistics import geometric_mean
+from transformer_kernels.measure.table import ABSENT, PASS_WORDS, box, problems, short_dtype
 
 _TITLE = "SPEED-UP OVER PYTORCH"
 

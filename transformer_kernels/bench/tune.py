@@ -10,9 +10,9 @@ from itertools import product as combinations
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench import table
 from transformer_kernels.bench.console import Progress
-from transformer_kernels.bench.sweeps import Shape, shape_text
+from transformer_kernels.measure import table
+from transformer_kernels.measure.sweeps import Shape, shape_text
 from transformer_kernels.ops.linear import _choice, _tuned
 from transformer_kernels.tune import measure
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .._errors import ArgumentTypeError
 from ..bench import runner
-from ..bench.case import Arguments, Build, Compiler, Function, Op, Problem, bind, differentiate
-from ..bench.schema import Result
-from ..bench.sweeps import Shape
+from ..measure.case import Arguments, Build, Case, Compiler, Function, Problem, bind, differentiate
+from ..measure.schema import Result
+from ..measure.sweeps import Shape
 from ..ops._declare_arguments import as_tuple
 from .device import properties
 
@@ -26,7 +26,7 @@ PROVIDERS = ("torch", "compile", "ours")
 
 
 @dataclass(frozen=True)
-class _Case(Op):
+class _KernelCase(Case):
     """An op of the benchmark whose tensors the kernel draws."""
 
     kernel: Any = None
@@ -42,7 +42,7 @@ class _Case(Op):
         return tensors
 
 
-def case_of(kernel: Kernel) -> Op:
+def case_of(kernel: Kernel) -> Case:
     """Its tensors are all inputs, of the shapes that the kernel draws, and all of them verified."""
     op = kernel.op
 
@@ -75,7 +75,7 @@ def case_of(kernel: Kernel) -> Op:
 
         return bind(compiled(run), *cotangents, *inputs)
 
-    return _Case(
+    return _KernelCase(
         name=op.name,
         key=f"yours/{op.name}",
         inputs=inputs,

@@ -10,8 +10,8 @@ import torch
 from .. import _library
 from .._errors import ArgumentTypeError, ArgumentValueError, as_integer
 from .._processor import cpu_instruction_sets
-from ..bench import machine
 from ..info import info
+from ..measure import machine
 
 
 @dataclass(frozen=True)

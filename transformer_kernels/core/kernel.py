@@ -20,7 +20,7 @@ from ..testing.inputs import randn
 from ._kernel_op import KernelOp, declare_kernel
 
 if TYPE_CHECKING:
-    from ..bench.schema import Result as BenchResult
+    from ..measure.schema import Result as BenchResult
 
 
 class Kernel:
@@ -150,7 +150,7 @@ class Kernel:
                 of :class:`transformer_kernels.bench.runner.Settings`.
 
         Returns:
-            What the command writes; ``transformer_kernels.bench.table.render`` makes it a table.
+            What the command writes; ``transformer_kernels.measure.table.render`` makes it a table.
         """
         from ._kernel_bench import benchmark
 

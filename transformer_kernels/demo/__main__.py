@@ -13,24 +13,15 @@ from typing import Any
 import torch
 import transformers
 
-from transformer_kernels.bench import (
-    cases,
-    race,
-    report,
-    runner,
-    schema,
-    step,
-    summary,
-    sweeps,
-    table,
-)
-from transformer_kernels.bench.case import Op
+from transformer_kernels.bench import cases, race, report, runner, step, summary
 from transformer_kernels.bench.commands import pick_device
-from transformer_kernels.bench.schema import Training
 from transformer_kernels.bench.training import Recipe
 from transformer_kernels.demo.gpt2 import put_in_kernels
 from transformer_kernels.demo.model import BYTES, TOKENS, stock_model
 from transformer_kernels.demo.train import Size, batches, generate, loss_of, train
+from transformer_kernels.measure import schema, sweeps, table
+from transformer_kernels.measure.case import Case
+from transformer_kernels.measure.schema import Training
 
 _SEED = 0
 _DROPOUT = 0.1  # GPT-2's
@@ -198,7 +189,7 @@ def _bench_settings(device: torch.device, size: Size, quick: bool) -> runner.Set
     on_gpu = device.type == "cuda"
     dtypes = (torch.float32,) if quick else (torch.float32, torch.bfloat16)
 
-    def shapes(op: Op, _: torch.dtype) -> list[sweeps.Shape]:
+    def shapes(op: Case, _: torch.dtype) -> list[sweeps.Shape]:
         found = op.grid.shapes_of(["quick"], device, torch.float32)
         return found[:1] if quick else found
 

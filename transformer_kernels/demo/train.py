@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bench import training
-from transformer_kernels.bench.schema import TrainingRun
-from transformer_kernels.bench.stats import quantile
+from transformer_kernels.measure.schema import TrainingRun
+from transformer_kernels.measure.statistics import quantile
 
 _PROMPT = b"The "
 

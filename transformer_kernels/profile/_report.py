@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ..bench.table import ABSENT, box
+from ..measure.table import ABSENT, box
 
 Headings = Sequence[tuple[str, int]]
 

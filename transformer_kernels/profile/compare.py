@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._errors import ArgumentTypeError, ArgumentValueError, as_number
-from ..bench import verify
-from ..bench.table import ABSENT
+from ..measure import verify
+from ..measure.table import ABSENT
 from ._arguments import Inputs, as_call, as_inputs, device_of
 from ._report import Report, microseconds, number, percent, table
 from .timing import Timing, copied, measure
@@ -160,7 +160,7 @@ def plot_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Pat
         raise ArgumentValueError("plot_comparison: comparison has no times, expected at least one")
     target = Path(path)
     try:
-        from ..bench import style
+        from ..measure import style
     except ImportError as error:
         raise ImportError(
             "plot_comparison: the package matplotlib is absent, expected it"

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from .._errors import ArgumentTypeError, ArgumentValueError
-from ..bench import machine
-from ..bench.stats import summarise
+from ..measure import machine
+from ..measure.statistics import summarise
 from ._recording import Profiler
 from ._report import Report, mega, microseconds, percent, table
 

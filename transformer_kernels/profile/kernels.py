@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from .._library import NAMESPACE
-from ..bench import machine
-from ..bench.levels import watch
-from ..bench.stats import quantile
+from ..measure import machine, watch
+from ..measure.statistics import quantile
 from . import work
 from ._arguments import at_least
 from ._recording import TraceProfiler, Window

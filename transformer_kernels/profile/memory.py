@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..bench import machine
+from ..measure import machine
 from ._arguments import at_least
 from ._recording import TraceProfiler, Window
 from ._report import Report, flat, mega, percent, table

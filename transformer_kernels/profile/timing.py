@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._errors import ArgumentValueError, as_number
-from ..bench import ceilings, cold, machine
-from ..bench.stats import Summary, quantile
-from ..bench.timing import Call, GraphTimer, Stopwatch, Timer, interleave, make_timer
+from ..measure import ceilings, cold, machine
+from ..measure.statistics import Summary, quantile
+from ..measure.timing import Call, GraphTimer, Stopwatch, Timer, interleave, make_timer
 from . import work
 from ._arguments import Inputs, as_call, as_inputs, as_seconds, at_least, device_of, one_of
 from ._report import Report, microseconds, number, percent, table

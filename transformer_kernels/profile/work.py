@@ -23,8 +23,8 @@ from torch.utils.flop_counter import flop_registry
 
 from .._library import NAMESPACE
 from ..bench import cases
-from ..bench.case import Op as Case
-from ..bench.levels import watch
+from ..measure import watch
+from ..measure.case import Case
 from ..ops._declare import DECLARED, Op
 from ..ops._declare_arguments import Seed, Table, as_tuple
 from .trace import Event

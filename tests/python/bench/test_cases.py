@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from transformer_kernels.bench import cases
-from transformer_kernels.bench.case import PASSES, Problem, UnsupportedError
 from transformer_kernels.bench.cases import pointwise
-from transformer_kernels.bench.sweeps import SWEEPS
-from transformer_kernels.bench.verify import Reference
+from transformer_kernels.measure.case import PASSES, Problem, UnsupportedError
+from transformer_kernels.measure.sweeps import SWEEPS
+from transformer_kernels.measure.verify import Reference
 
 CPU = torch.device("cpu")
 NAMES = (

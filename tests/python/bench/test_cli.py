@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import transformer_kernels
-from transformer_kernels.bench import ceilings, cli, kernels, plots, report, schema, sweeps
-from transformer_kernels.bench.case import Problem
+from transformer_kernels.bench import cli, kernels, plots, report
 from transformer_kernels.bench.console import Progress
+from transformer_kernels.measure import ceilings, schema, sweeps
+from transformer_kernels.measure.case import Problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

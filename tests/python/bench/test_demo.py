@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_kernels.bench import schema
 from transformer_kernels.bench.training import documentation
+from transformer_kernels.measure import schema
 
 pytest.importorskip("transformers")
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from transformer_kernels._library import has_kernels
-from transformer_kernels.bench import cli, fpga, machine, schema
+from transformer_kernels.bench import cli, fpga
+from transformer_kernels.measure import machine, schema
 
 needs_library = pytest.mark.skipif(not has_kernels, reason="needs the native library")
 

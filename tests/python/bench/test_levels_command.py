@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_kernels.bench import cli, plots, report, schema
-from transformer_kernels.bench.levels import run, show, watch
-from transformer_kernels.bench.schema import LevelCount, LevelPass, LevelRow, Skip
+from transformer_kernels.bench import cli, plots, report
+from transformer_kernels.bench.levels import run, show
 from transformer_kernels.levels import LEVELS
 from transformer_kernels.levels.ours import Ours
+from transformer_kernels.measure import schema, watch
+from transformer_kernels.measure.schema import LevelCount, LevelPass, LevelRow, Skip
 
 CPU = torch.device("cpu")
 SMALL = ["--shape", "2x9x16", "--heads", "2", "--seconds", "0"]

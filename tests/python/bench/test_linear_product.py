@@ -8,11 +8,12 @@ import ctypes
 import pytest
 import torch
 
-from transformer_kernels.bench import cases, providers, table
-from transformer_kernels.bench.case import PASSES, Problem, UnsupportedError
+from transformer_kernels.bench import cases, providers
 from transformer_kernels.bench.cases import _cublaslt, linear_product
 from transformer_kernels.bench.cases._cublaslt import Heuristic, Layout, layouts
-from transformer_kernels.bench.verify import Reference
+from transformer_kernels.measure import table
+from transformer_kernels.measure.case import PASSES, Problem, UnsupportedError
+from transformer_kernels.measure.verify import Reference
 
 CPU = torch.device("cpu")
 SHAPE = (40, 24, 56)

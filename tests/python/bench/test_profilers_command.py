@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from transformer_kernels.bench import ceilings, cli, profilers, schema
+from transformer_kernels.bench import cli, profilers
+from transformer_kernels.measure import ceilings, schema
 
 
 def test_costs_and_agreement_are_measured_and_stored(tmp_path, monkeypatch, capsys):

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from transformer_kernels.bench import cases, providers
-from transformer_kernels.bench.case import PASSES, Problem, UnsupportedError
 from transformer_kernels.bench.cases import _attention_rivals
-from transformer_kernels.bench.verify import Reference
+from transformer_kernels.measure.case import PASSES, Problem, UnsupportedError
+from transformer_kernels.measure.verify import Reference
 from transformer_kernels.testing import reference
 
 CPU = torch.device("cpu")

@@ -9,8 +9,9 @@ import time
 import pytest
 import torch
 
-from transformer_kernels.bench import cases, ceilings, machine, providers, runner, timing
+from transformer_kernels.bench import cases, providers, runner
 from transformer_kernels.bench.runner import Settings
+from transformer_kernels.measure import ceilings, machine, timing
 
 CPU = torch.device("cpu")
 

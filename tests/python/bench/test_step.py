@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 import transformer_kernels as tfk
 from transformer_kernels.bench import step
-from transformer_kernels.bench.schema import Ceilings
-from transformer_kernels.bench.timing import WallTimer
 from transformer_kernels.bench.training import Recipe
+from transformer_kernels.measure.schema import Ceilings
+from transformer_kernels.measure.timing import WallTimer
 from transformer_kernels.profile.work import Counted
 
 CPU = torch.device("cpu")

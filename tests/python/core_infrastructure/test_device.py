@@ -16,8 +16,8 @@ from torch._subclasses import FakeTensorMode
 
 import transformer_kernels as tfk
 from transformer_kernels import _library
-from transformer_kernels.bench import machine
 from transformer_kernels.core import device as devices_module
+from transformer_kernels.measure import machine
 
 PACKAGE_ROOT = str(Path(tfk.__file__).parents[1])
 needs_library = pytest.mark.skipif(not _library.has_kernels, reason="the library is not built")

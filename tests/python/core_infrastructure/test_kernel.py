@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tfk
-from transformer_kernels.bench.case import PASSES, Problem
-from transformer_kernels.bench.table import render
-from transformer_kernels.bench.verify import Reference, VerificationError
 from transformer_kernels.core import Kernel
 from transformer_kernels.core._kernel_bench import case_of
 from transformer_kernels.core.arguments import Indices, Number, Operand, Param, Rows
+from transformer_kernels.measure.case import PASSES, Problem
+from transformer_kernels.measure.table import render
+from transformer_kernels.measure.verify import Reference, VerificationError
 
 SHAPE = (6, 16)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from transformer_kernels._library import has_kernels
-from transformer_kernels.bench import schema
+from transformer_kernels.measure import schema
 
 ROOT = Path(__file__).parents[3]
 

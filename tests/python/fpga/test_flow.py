@@ -15,7 +15,7 @@ import fpga_sets
 from fpga_sets import Gate, read_sets
 from setup_env import ROOT
 from transformer_kernels.bench import area
-from transformer_kernels.bench.schema import AreaRow, Machine, Result, load, save
+from transformer_kernels.measure.schema import AreaRow, Machine, Result, load, save
 
 ROW = AreaRow(
     set="r2c4d64n256", part="ecp5-25f", title="ECP5-25F, speed 6", logic=5420,

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from transformer_kernels.bench import models, schema, training
-from transformer_kernels.bench.schema import Machine, ModelRun, Result
+from transformer_kernels.bench import models, training
+from transformer_kernels.measure import schema
+from transformer_kernels.measure.schema import Machine, ModelRun, Result
 
 FOLDER = Path(__file__).parents[3] / "examples" / "python"
 RUN = ModelRun("Model", "data", "torch", 1234, 8, 1.5, 4.0, 3.0, 5.0, 0.1, 0.96, 0.95)

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 import transformer_kernels as tfk
 from transformer_kernels.bench import cases
-from transformer_kernels.bench.case import Problem
-from transformer_kernels.bench.levels import watch
+from transformer_kernels.measure import watch
+from transformer_kernels.measure.case import Problem
 from transformer_kernels.profile import kernels, work
 from transformer_kernels.profile.timing import benchmark_kernel
 from transformer_kernels.profile.trace import Trace

@@ -108,7 +108,7 @@ def test_a_public_header_compiles_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     ["from ...nn import LayerNorm", "from transformer_kernels.nn.norm import LayerNorm",
-     "import transformer_kernels.bench.case", "from ... import nn"],
+     "import transformer_kernels.measure.case", "from ... import nn"],
 )  # fmt: skip
 def test_python_imports_go_one_way(tmp_path: Path, line: str) -> None:
     place = "transformer_kernels/ops/norm/layer_norm.py"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import render_results
-from transformer_kernels.bench.schema import Machine, Result, Row, save
+from transformer_kernels.measure.schema import Machine, Result, Row, save
 
 
 def row(provider: str, shape: list[int], microseconds: float) -> Row:

@@ -7,18 +7,18 @@ import importlib
 import pkgutil
 from functools import lru_cache
 
-from transformer_kernels.bench.case import Op
+from transformer_kernels.measure.case import Case
 
 
 @lru_cache(maxsize=1)
-def all_ops() -> dict[str, Op]:
+def all_ops() -> dict[str, Case]:
     """Every op by its name."""
     modules = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name[0] != "_")
     loaded = [importlib.import_module(f"{__name__}.{name}") for name in modules]
     return {op.name: op for module in loaded for op in module.OPS}
 
 
-def select(names: list[str]) -> list[Op]:
+def select(names: list[str]) -> list[Case]:
     """The ops of these names, keys (`norm/rms_norm`) or families (`norm`); all where none.
 
     Features of an op (`softcap_attention`) come by their names alone.
@@ -33,7 +33,7 @@ def select(names: list[str]) -> list[Op]:
     return [op for op in ops if any(_matches(op, name) for name in names)]
 
 
-def _matches(op: Op, name: str) -> bool:
+def _matches(op: Case, name: str) -> bool:
     family = op.key.partition("/")[0]
     names = {op.name, f"{family}/{op.name}"}
     return name in (names if op.feature else {*names, op.key, family})

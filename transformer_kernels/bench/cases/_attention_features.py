@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Function
 from transformer_kernels.bench.cases._attention_rivals import (
     flash_attention_3,
     flash_attention_4,
@@ -26,6 +25,7 @@ from transformer_kernels.bench.cases._attention_rivals import (
     packed_flash_attention_4,
     packed_in_torch,
 )
+from transformer_kernels.measure.case import Function
 from transformer_kernels.ops import _philox
 from transformer_kernels.testing import reference
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench import cold
-from transformer_kernels.bench.case import UnsupportedError, dtype_name
-from transformer_kernels.bench.timing import Call, GraphTimer, Stopwatch, interleave
+from transformer_kernels.measure import cold
+from transformer_kernels.measure.case import UnsupportedError, dtype_name
+from transformer_kernels.measure.timing import Call, GraphTimer, Stopwatch, interleave
 
 WORKSPACE_BYTES = 32 << 20
 WANTED = 16  # algorithms

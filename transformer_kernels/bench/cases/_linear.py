@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_kernels.bench.case import Arguments, Function, differentiate
-from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.measure.case import Arguments, Function, differentiate
+from transformer_kernels.measure.sweeps import Grid, Shape
 
 # Of each pass, for one of the forward pass.
 PRODUCTS = {"forward": 1, "backward": 2, "both": 3}
@@ -63,7 +63,7 @@ def packed(function: Callable[..., Tensor]) -> Function:
 def layer(
     operands: tuple[str, ...], torchs: Function, ours: Function, **others: Function
 ) -> dict[str, Any]:
-    """Fields of an ``Op`` of these operands, all of which have a gradient."""
+    """Fields of a ``Case`` of these operands, all of which have a gradient."""
     functions = {"torch": torchs, "ours": ours, **others}
     return {
         "inputs": operands,

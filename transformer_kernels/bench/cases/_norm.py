@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.case import Arguments, Build, Function
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.case import Arguments, Build, Function
+from transformer_kernels.measure.timing import Call
 
 EPS = 1e-5
 

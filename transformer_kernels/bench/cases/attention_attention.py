@@ -21,16 +21,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import (
-    Arguments,
-    Build,
-    Compiler,
-    Function,
-    Op,
-    Part,
-    UnsupportedError,
-    differentiate,
-)
 from transformer_kernels.bench.cases._attention_features import FEATURES, Feature
 from transformer_kernels.bench.cases._attention_rivals import (
     fa3,
@@ -38,8 +28,18 @@ from transformer_kernels.bench.cases._attention_rivals import (
     flash_attention_4,
     in_torch,
 )
-from transformer_kernels.bench.sweeps import Grid, Shape, Sweep
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.case import (
+    Arguments,
+    Build,
+    Case,
+    Compiler,
+    Function,
+    Part,
+    UnsupportedError,
+    differentiate,
+)
+from transformer_kernels.measure.sweeps import Grid, Shape, Sweep
+from transformer_kernels.measure.timing import Call
 from transformer_kernels.testing import reference
 
 _INPUTS = ("q", "k", "v")
@@ -221,8 +221,8 @@ def _op(
     backward: Mapping[str, Build],
     flops: Callable[[str, Shape], float],
     feature: bool = False,
-) -> Op:
-    return Op(
+) -> Case:
+    return Case(
         name=name,
         key="attention/attention",
         inputs=_INPUTS,
@@ -249,7 +249,7 @@ def _differentiated(
     return {who: differentiate(run, inputs, ("dout",)) for who, run in functions.items()}
 
 
-def _plain(name: str, causal: bool) -> Op:
+def _plain(name: str, causal: bool) -> Case:
     rivals = {
         "torch": partial(in_torch, is_causal=causal),
         **{rival: partial(_torch_by, kernel, causal) for rival, kernel in _KERNELS.items()},
@@ -272,7 +272,7 @@ def _plain(name: str, causal: bool) -> Op:
     return replace(op, flops_of=partial(_flops_of, causal))
 
 
-def _feature(feature: Feature) -> Op:
+def _feature(feature: Feature) -> Case:
     def save(arguments: Arguments) -> Arguments:
         return {"out": feature.functions["ours"](*(arguments[n] for n in _INPUTS))}
 
@@ -311,7 +311,7 @@ def _exact_learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return reference.attention(q, k, v, bias=bias)[0]
 
 
-def _learned() -> Op:
+def _learned() -> Case:
     """One bias a head for all sequences, with its gradient: relative positions."""
     inputs = (*_INPUTS, "bias")
     functions: dict[str, Function] = {"torch": _torch_learned, "ours": _ours_learned}

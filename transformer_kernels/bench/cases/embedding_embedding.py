@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Build, Function, Op, differentiate
-from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.measure.case import Arguments, Build, Case, Function, differentiate
+from transformer_kernels.measure.sweeps import Grid, Shape
 from transformer_kernels.ops.embedding import _formula
 from transformer_kernels.ops.embedding._ops import EMBEDDING
 
@@ -87,8 +87,8 @@ def _triton_gradient(*arguments: Any) -> Any:
     return EMBEDDING.triton().backward(*arguments)
 
 
-def _embedding(name: str, draw: Callable[[Shape], Tensor]) -> Op:
-    return Op(
+def _embedding(name: str, draw: Callable[[Shape], Tensor]) -> Case:
+    return Case(
         name=name,
         key="embedding/embedding",
         inputs=("weight",),
@@ -144,7 +144,7 @@ def _backward(function: Function) -> Build:
     return build
 
 
-EMBEDDING_ADD = Op(
+EMBEDDING_ADD = Case(
     name="embedding_add",
     key="embedding/embedding_add",
     inputs=_TABLES,

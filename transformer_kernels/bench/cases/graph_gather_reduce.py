@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Build, Function, Op, differentiate
-from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.measure.case import Arguments, Build, Case, Function, differentiate
+from transformer_kernels.measure.sweeps import Grid, Shape
 from transformer_kernels.ops.graph.graph import Transpose
 
 _EDGES = ("offsets", "sources", "targets", "back_offsets", "back_targets", "back_order")
@@ -89,10 +89,10 @@ def _whole(_: Arguments) -> Callable[[str, Tensor], Tensor]:
 def _op(
     name: str, inputs: tuple[str, ...], sizes: Callable[[str, Shape], Shape],
     moved: Callable[[str, Arguments], int], functions: dict[str, Function], cols: int,
-) -> Op:  # fmt: skip
+) -> Case:  # fmt: skip
     """``functions`` are of a graph and the inputs; the first is the reference."""
     by_provider = {provider: _on_graph(function) for provider, function in functions.items()}
-    return Op(
+    return Case(
         name=name,
         key="graph/gather_reduce",
         inputs=inputs,

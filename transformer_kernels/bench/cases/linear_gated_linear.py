@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Build, Function, Op
 from transformer_kernels.bench.cases import _quack
 from transformer_kernels.bench.cases._linear import MODELS, PRODUCTS, layer
-from transformer_kernels.bench.sweeps import Grid, Shape
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.case import Arguments, Build, Case, Function
+from transformer_kernels.measure.sweeps import Grid, Shape
+from transformer_kernels.measure.timing import Call
 
 # Tokens, features and hidden ones of models, the last two Llama's of 7 and 8 billion parameters.
 _MODELS: list[Shape] = [
@@ -83,8 +83,8 @@ def _op(
     sizes: Callable[[str, Shape], Shape],
     products: int,
     forward: Mapping[str, Build] | None = None,
-) -> Op:
-    return Op(
+) -> Case:
+    return Case(
         name=name,
         key="linear/gated_linear",
         **layer(operands, torchs, ours),

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Function, Op
 from transformer_kernels.bench.cases import _quack
 from transformer_kernels.bench.cases._linear import (
     DEMO,
@@ -30,7 +29,8 @@ from transformer_kernels.bench.cases._linear import (
     layer,
     packed,
 )
-from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.measure.case import Arguments, Case, Function
+from transformer_kernels.measure.sweeps import Grid, Shape
 
 _FC2, _WIDE = (1024, 3072, 768), (4096, 1024, 4096)
 # The MLPs of models have a product up and one down.
@@ -106,8 +106,8 @@ def _op(
     activation: tuple[Any, ...],
     quack: Function,
     **others: Function,
-) -> Op:
-    return Op(
+) -> Case:
+    return Case(
         name=name,
         key="linear/linear",
         **layer(_OPERANDS, torchs, ours, **others),
@@ -142,7 +142,7 @@ def _torch_mlp(
     return in_torch.linear(_gelu_of_linear(x, weight, bias), down_weight, down_bias)
 
 
-_MLP = Op(
+_MLP = Case(
     name="mlp",
     key="linear/linear",
     **layer(_MLP_OPERANDS, _torch_mlp, partial(F.mlp, activation="gelu_tanh")),

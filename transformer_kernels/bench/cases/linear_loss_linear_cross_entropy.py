@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Function, Op, Part, differentiate
-from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.measure.case import Arguments, Case, Function, Part, differentiate
+from transformer_kernels.measure.sweeps import Grid, Shape
 
 _GPT2, _LLAMA = 50257, 128256
 _OPERANDS = ("x", "weight", "target")
@@ -82,10 +82,10 @@ def _reference(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     ).mean()
 
 
-def _op(name: str, functions: dict[str, Function]) -> Op:
+def _op(name: str, functions: dict[str, Function]) -> Case:
     # The passes one by one, the second of which computes the logits again.
     alone = functions | {"ours": partial(F.linear_cross_entropy, gradient="backward")}
-    return Op(
+    return Case(
         name=name,
         key="linear_loss/linear_cross_entropy",
         inputs=_OPERANDS,

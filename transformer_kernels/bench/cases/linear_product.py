@@ -18,20 +18,20 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import (
+from transformer_kernels.bench.cases import _cublaslt, _quack
+from transformer_kernels.bench.cases._linear import MLP_GRID, PRODUCTS, packed, whole
+from transformer_kernels.measure.case import (
     Arguments,
     Build,
+    Case,
     Compiler,
     Function,
-    Op,
     UnsupportedError,
     bind,
     differentiate,
 )
-from transformer_kernels.bench.cases import _cublaslt, _quack
-from transformer_kernels.bench.cases._linear import MLP_GRID, PRODUCTS, packed, whole
-from transformer_kernels.bench.sweeps import Shape
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.sweeps import Shape
+from transformer_kernels.measure.timing import Call
 from transformer_kernels.ops.linear.linear import GATED_NUMBERS, NUMBERS
 
 _aten, _raw = torch.ops.aten, torch.ops.transformer_kernels
@@ -47,7 +47,7 @@ def _op(
     forward: Mapping[str, Build],
     products: int = 1,
     key: str = "linear/linear",
-) -> Op:
+) -> Case:
     names = tuple(sizes)
 
     def no_compiled_backward(_: Compiler) -> Build:
@@ -61,7 +61,7 @@ def _op(
         rows, features, hidden = shape
         return 2.0 * rows * features * hidden * products * PRODUCTS[pass_]
 
-    return Op(
+    return Case(
         name=name,
         key=key,
         inputs=names[:inputs],
@@ -127,7 +127,7 @@ _BARE = (
 )  # fmt: skip
 
 
-def _bare(row: _Product) -> Op:
+def _bare(row: _Product) -> Case:
     first, second, _ = row.sizes
 
     def formula(left: Tensor, right: Tensor) -> Tensor:

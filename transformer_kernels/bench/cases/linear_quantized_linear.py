@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Op, differentiate
 from transformer_kernels.bench.cases._linear import flops_of_product
-from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.measure.case import Arguments, Case, differentiate
+from transformer_kernels.measure.sweeps import Grid, Shape
 from transformer_kernels.ops.linear._arguments import numbers_a_row
 
 _GROUP = 128
@@ -87,8 +87,8 @@ def _ours(packed: Tensor, scales: Tensor, x: Tensor) -> Tensor:
     return F.quantized_linear(x, packed, scales)
 
 
-def _op(name: str, bits: int) -> Op:
-    return Op(
+def _op(name: str, bits: int) -> Case:
+    return Case(
         name=name,
         key="linear/quantized_linear",
         inputs=("x",),

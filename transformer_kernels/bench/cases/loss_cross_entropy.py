@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import (
+from transformer_kernels.measure.case import (
     Arguments,
     Build,
+    Case,
     Compiler,
     Function,
-    Op,
     Part,
     UnsupportedError,
     bind,
     differentiate,
 )
-from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.measure.sweeps import Grid, Shape
 from transformer_kernels.ops.loss._formula import MEAN, SUM
 
 _ops = torch.ops.transformer_kernels
@@ -107,7 +107,7 @@ def _quack(x: Tensor, target: Tensor) -> Any:
     return cross_entropy(x, target)
 
 
-CROSS_ENTROPY = Op(
+CROSS_ENTROPY = Case(
     name="cross_entropy",
     key="loss/cross_entropy",
     inputs=("x", "target"),
@@ -171,7 +171,7 @@ def _no_backward(_: Compiler) -> Build:
     raise UnsupportedError("cross_entropy_and_gradient has no backward pass")
 
 
-CROSS_ENTROPY_AND_GRADIENT = Op(
+CROSS_ENTROPY_AND_GRADIENT = Case(
     name="cross_entropy_and_gradient",
     key="loss/cross_entropy",
     inputs=("x", "target"),

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer_kernels.bench.case import (
+from transformer_kernels.bench.cases._norm import EPS
+from transformer_kernels.measure.case import (
     Arguments,
     Build,
+    Case,
     Compiler,
     Draw,
     Function,
-    Op,
     differentiate,
 )
-from transformer_kernels.bench.cases._norm import EPS
-from transformer_kernels.bench.timing import Call
-from transformer_kernels.ops._declare import Op as Declared
+from transformer_kernels.measure.timing import Call
+from transformer_kernels.ops._declare import Op
 from transformer_kernels.ops.norm.dropout_norm import DROPOUT_LAYER_NORM, DROPOUT_RMS_NORM
 from transformer_kernels.testing import reference
 
@@ -74,14 +74,14 @@ def _seed() -> Tensor:
     return torch.tensor([1, 2])
 
 
-def _ours(declared: Declared, backend: str) -> Function:
+def _ours(declared: Op, backend: str) -> Function:
     seed = _seed()
     return lambda x, residual, x_bias, weight, bias=None: declared.call(
         x, x_bias, residual, weight, bias, seed, _P, EPS, False, backend
     )
 
 
-def _save(declared: Declared) -> Callable[[Arguments], Arguments]:
+def _save(declared: Op) -> Callable[[Arguments], Arguments]:
     """What our forward pass saves."""
 
     def run(arguments: Arguments) -> Arguments:
@@ -94,7 +94,7 @@ def _save(declared: Declared) -> Callable[[Arguments], Arguments]:
     return run
 
 
-def _backward(declared: Declared, kernel: Function) -> Build:
+def _backward(declared: Op, kernel: Function) -> Build:
     """Gives the gradients in the order of the inputs and the parameters."""
     seed = _seed()
 
@@ -114,7 +114,7 @@ def _backward(declared: Declared, kernel: Function) -> Build:
     return build
 
 
-def _triton(declared: Declared) -> Function:
+def _triton(declared: Op) -> Function:
     def run(*arguments: Any) -> Any:
         assert declared.triton is not None
         return declared.triton().backward(*arguments)
@@ -122,13 +122,13 @@ def _triton(declared: Declared) -> Function:
     return run
 
 
-def _op(declared: Declared, torchs: Function, exact: Function, *parameters: str) -> Op:
+def _op(declared: Op, torchs: Function, exact: Function, *parameters: str) -> Case:
     function, operands, gradients = _torch(torchs), (*_INPUTS, *parameters), ("dy", "dsum")
 
     def compiled_backward(compiled: Compiler) -> Build:
         return differentiate(compiled(function), operands, gradients)
 
-    return Op(
+    return Case(
         name=declared.name,
         key="norm/dropout_norm",
         inputs=_INPUTS,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Build, Function, Op, bind
 from transformer_kernels.bench.cases import _norm
 from transformer_kernels.bench.cases._norm import EPS
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.case import Arguments, Build, Case, Function, bind
+from transformer_kernels.measure.timing import Call
 from transformer_kernels.testing import reference
 
 _aten = torch.ops.aten
@@ -114,7 +114,7 @@ def _with_float32_parameters(build: Build) -> Build:
 
 _raw_backward = torch.ops.transformer_kernels.layer_norm_backward.default
 
-LAYER_NORM = Op(
+LAYER_NORM = Case(
     name="layer_norm",
     key="norm/layer_norm",
     inputs=("x",),
@@ -142,7 +142,7 @@ LAYER_NORM = Op(
     compiled_backward=lambda compiled: _bind_backward(compiled(_formula)),
 )
 
-ADD_LAYER_NORM = Op(
+ADD_LAYER_NORM = Case(
     name="add_layer_norm",
     key="norm/layer_norm",
     inputs=("x", "residual"),

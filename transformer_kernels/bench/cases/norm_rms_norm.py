@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Build, Function, Op, differentiate
 from transformer_kernels.bench.cases import _norm
 from transformer_kernels.bench.cases._norm import EPS
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.case import Arguments, Build, Case, Function, differentiate
+from transformer_kernels.measure.timing import Call
 from transformer_kernels.testing import reference
 
 _aten = torch.ops.aten
@@ -145,7 +145,7 @@ def _quack_backward(arguments: Arguments) -> Call:
 
 _raw_backward = torch.ops.transformer_kernels.rms_norm_backward.default
 
-RMS_NORM = Op(
+RMS_NORM = Case(
     name="rms_norm",
     key="norm/rms_norm",
     inputs=("x",),
@@ -171,7 +171,7 @@ RMS_NORM = Op(
     compiled_backward=lambda compiled: _bind_backward(compiled(_formula)),
 )
 
-ADD_RMS_NORM = Op(
+ADD_RMS_NORM = Case(
     name="add_rms_norm",
     key="norm/rms_norm",
     inputs=("x", "residual"),

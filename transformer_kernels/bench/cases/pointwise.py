@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.case import Build, Compiler, Function, Op, bind, differentiate
-from transformer_kernels.ops._declare import Op as Declared
+from transformer_kernels.measure.case import Build, Case, Compiler, Function, bind, differentiate
+from transformer_kernels.ops._declare import Op
 from transformer_kernels.ops.pointwise._ops import GATED, PLAIN
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS, Activation
 from transformer_kernels.testing.pointwise import exact
@@ -20,18 +20,18 @@ def _gated(activation: Callable[[Tensor], Tensor]) -> Function:
     return lambda gate, up: activation(gate) * up
 
 
-def _ours(op: Declared, inputs: int, backend: str) -> Function:
+def _ours(op: Op, inputs: int, backend: str) -> Function:
     """Without biases, which none of the others has."""
     absent = (None,) * (len(op.arguments) - inputs)
     return lambda *tensors: op.call(*tensors, *absent, backend)
 
 
-def _ours_backward(backward: Function, op: Declared, inputs: int) -> Function:
+def _ours_backward(backward: Function, op: Op, inputs: int) -> Function:
     absent = (None,) * (len(op.arguments) - inputs)
     return lambda dy, *tensors: backward(dy, *tensors, *absent, False, False)
 
 
-def _triton_backward(op: Declared, inputs: int) -> Function:
+def _triton_backward(op: Op, inputs: int) -> Function:
     def run(*tensors: Tensor) -> Any:
         assert op.triton is not None
         return _ours_backward(op.triton().backward, op, inputs)(*tensors)
@@ -46,9 +46,9 @@ def _compiled_backward(function: Function, names: tuple[str, ...]) -> Callable[[
     return lambda compiled: bind(compiled(backward), *names)
 
 
-def _op(declared: Declared, inputs: tuple[str, ...], torchs: Function, reference: Function) -> Op:
+def _op(declared: Op, inputs: tuple[str, ...], torchs: Function, reference: Function) -> Case:
     count, read = len(inputs), ("dy", *inputs)
-    return Op(
+    return Case(
         name=declared.name,
         key=f"pointwise/{declared.name}",
         inputs=inputs,
@@ -72,11 +72,11 @@ def _op(declared: Declared, inputs: tuple[str, ...], torchs: Function, reference
     )
 
 
-def _plain_op(row: Activation) -> Op:
+def _plain_op(row: Activation) -> Case:
     return _op(PLAIN[row.name], ("x",), row.formula, exact(row))
 
 
-def _gated_op(name: str, row: Activation) -> Op:
+def _gated_op(name: str, row: Activation) -> Case:
     return _op(GATED[name], ("gate", "up"), _gated(row.formula), _gated(exact(row)))
 
 

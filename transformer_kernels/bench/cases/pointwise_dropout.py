@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer_kernels.bench.case import (
+from transformer_kernels.measure.case import (
     Arguments,
     Build,
+    Case,
     Compiler,
     Draw,
     Function,
-    Op,
     bind,
     differentiate,
 )  # fmt: skip
@@ -107,7 +107,7 @@ def _nothing(_: Arguments) -> Arguments:
 
 
 OPS = (
-    Op(
+    Case(
         name="dropout",
         key="pointwise/dropout",
         inputs=("x",),
@@ -129,7 +129,7 @@ OPS = (
         compiled_backward=_compiled(_torch_dropout, "x"),
         draw=Draw(_P, _is_there),
     ),
-    Op(
+    Case(
         name="bias_dropout_add",
         key="pointwise/bias_dropout_add",
         inputs=("x", "residual"),

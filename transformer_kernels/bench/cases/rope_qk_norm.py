@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as torch_functional
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Build, Compiler, Op, bind, differentiate
 from transformer_kernels.bench.cases.rope_rope import (
     GRID,
     doubled,
@@ -23,6 +22,7 @@ from transformer_kernels.bench.cases.rope_rope import (
     sizes,
     tables_of,
 )
+from transformer_kernels.measure.case import Build, Case, Compiler, bind, differentiate
 from transformer_kernels.testing import reference
 from transformer_kernels.testing.rope import exact
 
@@ -88,7 +88,7 @@ def _compiled_backward(compiled: Compiler) -> Build:
 
 
 OPS = (
-    Op(
+    Case(
         name="qk_norm",
         key="rope/qk_norm",
         inputs=_INPUTS,

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import (
+from transformer_kernels.measure.case import (
     Arguments,
     Build,
+    Case,
     Compiler,
     Function,
-    Op,
     Part,
     bind,
     differentiate,
 )
-from transformer_kernels.bench.sweeps import Grid, Shape
+from transformer_kernels.measure.sweeps import Grid, Shape
 from transformer_kernels.testing.rope import exact, rotate_half, rotate_neighbours
 
 _INPUTS = ("q", "k")
@@ -162,10 +162,10 @@ def last_sequence(_: Arguments) -> Part:
     return lambda _, tensor: tensor[-1:]
 
 
-def _op(name: str, interleaved: bool) -> Op:
+def _op(name: str, interleaved: bool) -> Case:
     torchs = _with_tables(of_hugging_face(interleaved, 1.0), interleaved)
     liger: dict[str, Function] = {} if interleaved else {"liger": _liger}
-    return Op(
+    return Case(
         name=name,
         key="rope/rope",
         inputs=_INPUTS,

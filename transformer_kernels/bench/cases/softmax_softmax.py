@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.case import Arguments, Function, Op, bind
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.case import Arguments, Case, Function, bind
+from transformer_kernels.measure.timing import Call
 from transformer_kernels.testing import reference
 
 _aten = torch.ops.aten
@@ -76,7 +76,7 @@ def _quack_backward(dy: Tensor, y: Tensor) -> Any:
     return softmax_bwd(dy, y)
 
 
-SOFTMAX = Op(
+SOFTMAX = Case(
     name="softmax",
     key="softmax/softmax",
     inputs=("x",),
@@ -102,7 +102,7 @@ SOFTMAX = Op(
     compiled_backward=lambda compiled: bind(compiled(_formula_backward), "dy", "y"),
 )
 
-LOG_SOFTMAX = Op(
+LOG_SOFTMAX = Case(
     name="log_softmax",
     key="softmax/softmax",
     inputs=("x",),

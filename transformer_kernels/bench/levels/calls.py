@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.timing import Call
 from transformer_kernels.levels import Block
+from transformer_kernels.measure.timing import Call
 
 
 class Calls:

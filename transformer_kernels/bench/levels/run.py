@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench import machine
-from transformer_kernels.bench.case import dtype_name
 from transformer_kernels.bench.console import Progress
-from transformer_kernels.bench.levels import watch
 from transformer_kernels.bench.levels.calls import BackwardWatch, Calls
-from transformer_kernels.bench.schema import (
+from transformer_kernels.levels import LEVELS, Block
+from transformer_kernels.measure import machine, watch
+from transformer_kernels.measure.case import dtype_name
+from transformer_kernels.measure.schema import (
     LevelCount,
     LevelPass,
     LevelRow,
@@ -28,9 +28,8 @@ from transformer_kernels.bench.schema import (
     Skip,
     load,
 )
-from transformer_kernels.bench.sweeps import Shape, shape_text
-from transformer_kernels.bench.timing import EventTimer, Stopwatch, Timer, WallTimer, interleave
-from transformer_kernels.levels import LEVELS, Block
+from transformer_kernels.measure.sweeps import Shape, shape_text
+from transformer_kernels.measure.timing import EventTimer, Stopwatch, Timer, WallTimer, interleave
 from transformer_kernels.testing import levels as held
 
 PASSES = ("forward", "backward", "step")

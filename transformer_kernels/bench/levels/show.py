@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from transformer_kernels.bench.levels.run import PASSES
-from transformer_kernels.bench.levels.watch import by_name
-from transformer_kernels.bench.schema import LevelPass, LevelRow, Result
-from transformer_kernels.bench.sweeps import shape_text
-from transformer_kernels.bench.table import ABSENT, PASS_WORDS, box, short_dtype, skipped_lines
 from transformer_kernels.levels import LEVELS
+from transformer_kernels.measure.schema import LevelPass, LevelRow, Result
+from transformer_kernels.measure.sweeps import shape_text
+from transformer_kernels.measure.table import ABSENT, PASS_WORDS, box, short_dtype, skipped_lines
+from transformer_kernels.measure.watch import by_name
 
 _TITLE = "ONE TRANSFORMER BLOCK IN FIVE LEVELS"
 _HIDDEN = "hidden"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.case import Arguments, Draw, Op, Part
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.case import Arguments, Case, Draw, Part
+from transformer_kernels.measure.timing import Call
 
 # Largest ||result - reference|| / ||reference|| by the dtype of x. An element may be off by
 # four times this share of the largest element.
@@ -34,7 +34,7 @@ class VerificationError(Exception):
 class Reference:
     """The float64 results of one pass: a part of each, and every element of the column sums."""
 
-    def __init__(self, op: Op, pass_: str, arguments: Arguments) -> None:
+    def __init__(self, op: Case, pass_: str, arguments: Arguments) -> None:
         self._op = op
         self._pass = pass_
         self._arguments = arguments

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_kernels.bench.stats import geometric_mean, quantile, summarise
+from transformer_kernels.measure.statistics import geometric_mean, quantile, summarise
 
 _times = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=50)
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.sweeps import ROWS, Grid, Shape, shape_text
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.sweeps import ROWS, Grid, Shape, shape_text
+from transformer_kernels.measure.timing import Call
 
 Arguments = dict[str, Tensor]
 Function = Callable[..., Any]
@@ -62,7 +62,7 @@ def _rows_and_columns(_: str, shape: Shape) -> Shape:
 
 
 @dataclass(frozen=True)
-class Op:
+class Case:
     name: str
     key: str  # <family>/<op>, the same path in every tree of the project
     inputs: tuple[str, ...]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from transformer_kernels._processor import cpu_name
-from transformer_kernels.bench.schema import SCHEMA_VERSION, Machine, Result
+from transformer_kernels.measure.schema import SCHEMA_VERSION, Machine, Result
 
 _PACKAGES = (
     "transformer-kernels",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-from transformer_kernels.bench.schema import Ceilings, Result, Row
-from transformer_kernels.bench.sweeps import shape_text
+from transformer_kernels.measure.schema import Ceilings, Result, Row
+from transformer_kernels.measure.sweeps import shape_text
 
 TITLE = "TRANSFORMER KERNEL PACK BENCHMARK"
 ABSENT = "-"

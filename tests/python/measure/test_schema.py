@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from transformer_kernels.bench import schema
-from transformer_kernels.bench.schema import SchemaError
+from transformer_kernels.measure import schema
+from transformer_kernels.measure.schema import SchemaError
 
 
 def test_a_result_survives_the_file(full_result, tmp_path):

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from transformer_kernels.bench import heap
+from transformer_kernels.measure import heap
 
 _PROGRAM = """
 import resource
 import torch
-from transformer_kernels.bench.heap import LARGE, Heap
+from transformer_kernels.measure.heap import LARGE, Heap
 
 CALLS = 32  # a block finds its place in the heap after some
 

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.case import dtype_name
-from transformer_kernels.bench.schema import Ceilings
-from transformer_kernels.bench.timing import Call, Timer, interleave
+from transformer_kernels.measure.case import dtype_name
+from transformer_kernels.measure.schema import Ceilings
+from transformer_kernels.measure.timing import Call, Timer, interleave
 
 _COPY_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 _MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from transformer_kernels.bench import machine
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure import machine
+from transformer_kernels.measure.timing import Call
 
 # A graph holds so many calls, on as many sets of tensors as make the cache useless.
 _GRAPH_CALLS = 20

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from transformer_kernels.bench.machine import peak_bytes as peak_bytes_on_device
-from transformer_kernels.bench.timing import Call
+from transformer_kernels.measure.machine import peak_bytes as peak_bytes_on_device
+from transformer_kernels.measure.timing import Call
 
 _ALLOCATIONS = ("empty", "new_empty", "_unsafe_view")  # and their variants: they touch no element
 GRAPH = "## Call CompiledFxGraph"  # PyTorch's name of what stands around a compiled graph

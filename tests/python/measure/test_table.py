@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from transformer_kernels.bench import table
 from transformer_kernels.bench.providers import PROVIDERS
-from transformer_kernels.bench.schema import Ceilings, Skip
+from transformer_kernels.measure import table
+from transformer_kernels.measure.schema import Ceilings, Skip
 
 _EMPTY = """\
 ╔═══════════════════════════════════════════════════════════════════╗

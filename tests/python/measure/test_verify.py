@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from transformer_kernels.bench import cases
-from transformer_kernels.bench.case import Problem
-from transformer_kernels.bench.verify import Reference, VerificationError
+from transformer_kernels.measure.case import Problem
+from transformer_kernels.measure.verify import Reference, VerificationError
 
 CPU = torch.device("cpu")
 

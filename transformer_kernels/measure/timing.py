@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from transformer_kernels.bench.stats import Summary, quantile, summarise
+from transformer_kernels.measure.statistics import Summary, quantile, summarise
 
 Call = Callable[[], Any]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from transformer_kernels.bench.schema import (
+from transformer_kernels.measure.schema import (
     SCHEMA_VERSION,
     Ceilings,
     HostRow,

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: MIT
+"""Instruments of the benchmarks, the profilers and the tuner: timers, statistics, the machine and
+its ceilings, cases that are verified before they are timed, and results as files and tables.
+
+Nothing here is imported by `import transformer_kernels`.
+"""
