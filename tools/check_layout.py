@@ -62,13 +62,21 @@ FAMILY_TREES = {
     "tests/cpp": {"core", "emulation", "fpga"},
 }
 
-# A module of the package imports modules of its own rank or a lower one.
+# A module of the package imports modules of its own folder and of lower ranks.
 PYTHON_RANKS = {
-    "_errors": 0, "_lazy": 0, "_library": 0, "_processor": 0, "_torch": 0, "_version": 0,
-    "ops": 1, "fpga": 2, "functional": 2, "info": 2, "nn": 3, "levels": 3, "fuse": 4,
-    "models": 4,
-    "testing": 4, "profile": 5, "tune": 5, "bench": 5, "core": 5, "cpu": 5, "demo": 6,
-    "__init__": 7, "__main__": 7,
+    "_errors": 0, "_lazy": 0, "_torch": 0, "_version": 0,
+    "_library": 1,
+    "_processor": 2, "fpga": 2, "info": 2,
+    "ops": 3,
+    "functional": 4, "levels": 4,
+    "nn": 5, "testing": 5,
+    "fuse": 6, "measure": 6,
+    "models": 7, "profile": 7,
+    "cpu": 8, "tune": 8,
+    "bench": 9,
+    "workbench": 10,
+    "__init__": 11,
+    "__main__": 12, "demo": 12,
 }  # fmt: skip
 
 
@@ -173,26 +181,30 @@ def headers_compile_alone(root: Path) -> Iterator[str]:
     yield from (verdict for verdict in verdicts if verdict is not None)
 
 
-def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
-    """Names below the package that the file imports, relative imports resolved."""
+Module = tuple[str, ...]  # its name without the package's
+
+
+def imports(path: Path, package: Path) -> Iterator[tuple[int, Module]]:
+    """What the file imports below the package, wherever in it: (line, names without the package's).
+
+    Relative imports are resolved. The last name may be that of a module or of what is in one.
+    """
     inside = path.relative_to(package).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
-            base = (node.module or "").split(".") if node.module else []
+            dotted = tuple(node.module.split(".")) if node.module else ()
             if node.level:
-                parents = list(inside[: len(inside) - node.level + 1])
-                dotted = [*parents, *base]
-            elif base[:1] == [package.name]:
-                dotted = base[1:]
+                dotted = inside[: len(inside) - node.level + 1] + dotted
+            elif dotted[:1] == (package.name,):
+                dotted = dotted[1:]
             else:
                 continue
-            names = [dotted] if dotted else [[alias.name] for alias in node.names]
-            yield from ((node.lineno, name[0]) for name in names)
+            yield from ((node.lineno, (*dotted, alias.name)) for alias in node.names)
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                parts = alias.name.split(".")
-                if parts[0] == package.name and len(parts) > 1:
-                    yield node.lineno, parts[1]
+                first, *parts = alias.name.split(".")
+                if first == package.name:
+                    yield node.lineno, tuple(parts)
 
 
 def python_layers(root: Path) -> Iterator[str]:
@@ -202,12 +214,54 @@ def python_layers(root: Path) -> Iterator[str]:
         if own not in PYTHON_RANKS:
             yield f"{path.relative_to(root)}: {own} has no rank in PYTHON_RANKS"
             continue
-        for number, other in imported_modules(path, package):
-            if PYTHON_RANKS.get(other, 0) > PYTHON_RANKS[own]:
+        found = ((n, name[0] if name else "__init__") for n, name in imports(path, package))
+        places = {(n, name if name in PYTHON_RANKS else "__init__") for n, name in found}
+        for number, other in sorted(places):
+            if other != own and PYTHON_RANKS[other] >= PYTHON_RANKS[own]:
+                beside = PYTHON_RANKS[other] == PYTHON_RANKS[own]
+                where = "beside" if beside else "above"
                 yield (
                     f"{path.relative_to(root)}:{number}: {own} imports {other}, "
-                    "which stands above it"
+                    f"which stands {where} it"
                 )
+
+
+def python_circles(root: Path) -> Iterator[str]:
+    """Imports for types alone and those inside functions count as all others."""
+    package = root / "transformer_kernels"
+    modules: dict[Module, Path] = {}
+    for path in files(root, ".py", under="transformer_kernels"):
+        name = path.relative_to(package).with_suffix("").parts
+        modules[name[:-1] if name[-1] == "__init__" else name] = path
+
+    def module_of(name: Module) -> Module:
+        while name and name not in modules:
+            name = name[:-1]
+        return name
+
+    imported = {
+        module: {module_of(name) for _, name in imports(path, package)} & {*modules} - {module}
+        for module, path in modules.items()
+    }
+    told: set[Module] = set()
+    for module in sorted(imported):
+        way = way_back(module, imported)
+        if way and not told & {*way}:
+            told |= {*way}
+            names = " -> ".join(modules[step].relative_to(root).as_posix() for step in way)
+            yield f"{names}: a circle of imports"
+
+
+def way_back(module: Module, imported: dict[Module, set[Module]]) -> list[Module]:
+    """The shortest way from a module to itself; empty where there is none."""
+    ways, seen = [[module]], set[Module]()
+    for way in ways:
+        for step in sorted(imported[way[-1]] - seen):
+            ways.append([*way, step])
+            if step == module:
+                return ways[-1]
+        seen |= imported[way[-1]]
+    return []
 
 
 def sizes(root: Path) -> Iterator[str]:
@@ -304,6 +358,7 @@ RULES: tuple[Callable[[Path], Iterator[str]], ...] = (
     room_names,
     headers_compile_alone,
     python_layers,
+    python_circles,
     sizes,
     comments,
     markdown_paths,

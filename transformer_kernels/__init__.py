@@ -18,7 +18,6 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "__version__",
-    "core",
     "cpu",
     "fpga",
     "functional",
@@ -30,6 +29,7 @@ __all__ = [
     "tune_file",
     "tuning",
     "validate",
+    "workbench",
 ]
 
 if _tuned.mode():
@@ -38,5 +38,6 @@ if _tuned.mode():
     tune.start()
 
 __getattr__, __dir__ = attributes(
-    __name__, {"core": ("core", "validate"), "cpu": ("cpu",), "tune": ("tuning", "tune_file")}
+    __name__,
+    {"cpu": ("cpu",), "tune": ("tuning", "tune_file"), "workbench": ("workbench", "validate")},
 )

@@ -6,7 +6,7 @@
 >>> print(tfk.cpu.CPUKernelBenchmark().compare_implementations())
 
 The kernels are SIMD code for the best instruction set of the processor, chosen once
-(``tfk.core.properties("cpu")`` says which), and take float64, float32, bfloat16 and float16.
+(``tfk.workbench.properties("cpu")`` says which), and take float64, float32, bfloat16 and float16.
 """
 
 from __future__ import annotations

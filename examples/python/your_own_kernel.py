@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tfk
-from transformer_kernels.core.arguments import Number, Operand, Param, Rows
 from transformer_kernels.measure import table
+from transformer_kernels.workbench.arguments import Number, Operand, Param, Rows
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
@@ -56,7 +56,7 @@ if triton is not None:
         tl.store(dx + at, g * slope, mask=at < n)
 
 
-class SoftCap(tfk.core.Kernel):
+class SoftCap(tfk.workbench.Kernel):
     """In Triton, both passes."""
 
     arguments = (Operand("x"), Number("cap", least=1e-3))
@@ -114,7 +114,7 @@ def compiled() -> ctypes.CDLL | None:
     return loaded
 
 
-class BiasReluSquared(tfk.core.Kernel):
+class BiasReluSquared(tfk.workbench.Kernel):
     """In C++, the forward pass, of float32; its gradient is that of the formula."""
 
     arguments = (Rows("x"), Param("bias", optional=False))
@@ -140,7 +140,7 @@ class BiasReluSquared(tfk.core.Kernel):
         return "there is no C++ compiler" if self._library is None else None
 
 
-def show(kernel: tfk.core.Kernel, device: torch.device, *more: Any) -> None:
+def show(kernel: tfk.workbench.Kernel, device: torch.device, *more: Any) -> None:
     """Checks, derivatives, an error; ``more`` are arguments beside x."""
     print(f"\n{type(kernel).__name__}: {kernel.__doc__}")
     if (why := kernel.why_absent(device)) is not None:
@@ -154,14 +154,16 @@ def show(kernel: tfk.core.Kernel, device: torch.device, *more: Any) -> None:
     print(f"  derivatives at {x[0, 0]:.3f}: {first[0, 0]:.3f}, {second[0, 0]:.3f}")
 
 
-def refused(kernel: tfk.core.Kernel, *arguments: Any) -> None:
+def refused(kernel: tfk.workbench.Kernel, *arguments: Any) -> None:
     try:
         kernel(*arguments)
     except ValueError as error:
         print(f"  {error}")
 
 
-def timed(kernel: tfk.core.Kernel, device: torch.device, seconds: float, **settings: Any) -> None:
+def timed(
+    kernel: tfk.workbench.Kernel, device: torch.device, seconds: float, **settings: Any
+) -> None:
     result = kernel.benchmark((2048, 4096), device=device, seconds=seconds, **settings)
     print(table.render(result))
 

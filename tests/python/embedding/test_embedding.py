@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of embedding and embedding_add; core/test_declare.py tests what their declarations
-say."""
+"""The numbers of embedding and embedding_add; declared/test_declare.py tests what their
+declarations say."""
 
 from __future__ import annotations
 

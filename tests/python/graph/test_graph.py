@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of the ops of graphs; core/test_declare.py tests what their declarations say."""
+"""The numbers of the ops of graphs; declared/test_declare.py tests what their declarations say."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of linear layers; core/test_declare.py tests what their declarations say."""
+"""The numbers of linear layers; declared/test_declare.py tests what their declarations say."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of quantised weights; core/test_declare.py tests what the declaration says."""
+"""The numbers of quantised weights; declared/test_declare.py tests what the declaration says."""
 
 from __future__ import annotations
 

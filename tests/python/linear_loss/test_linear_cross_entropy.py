@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """linear_cross_entropy and linear_token_log_probs: numbers, chunks, autograd, messages, the
-module; core/test_declare.py tests what the declaration says."""
+module; declared/test_declare.py tests what the declaration says."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The pointwise ops, from their table; what they share with all ops is tested in core/."""
+"""The pointwise ops, from their table; what they share with all ops is tested in declared/."""
 
 from __future__ import annotations
 

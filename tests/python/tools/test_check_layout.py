@@ -117,6 +117,55 @@ def test_python_imports_go_one_way(tmp_path: Path, line: str) -> None:
     assert "stands above it" in found[0]
 
 
+@pytest.mark.parametrize("line", ["from .. import testing", "import transformer_kernels.nn.all"])
+def test_equal_ranks_do_not_import_each_other(tmp_path: Path, line: str) -> None:
+    ranks = check_layout.PYTHON_RANKS
+    own, other = ("nn", "testing") if "testing" in line else ("testing", "nn")
+    assert ranks[own] == ranks[other]
+    sources = {f"transformer_kernels/{own}/all.py": f"def f():\n    {line}\n"}
+    found = violations(check_layout.python_layers, tmp_path, sources)
+    place = f"transformer_kernels/{own}/all.py:2"
+    assert found == [f"{place}: {own} imports {other}, which stands beside it"]
+
+
+@pytest.mark.parametrize("line", ["import transformer_kernels as tfk", "from .. import name"])
+def test_the_package_itself_is_imported_from_above(tmp_path: Path, line: str) -> None:
+    sources = {"transformer_kernels/nn/norm.py": line, "transformer_kernels/demo/train.py": line}
+    (found,) = violations(check_layout.python_layers, tmp_path, sources)
+    assert found == "transformer_kernels/nn/norm.py:1: nn imports __init__, which stands above it"
+
+
+FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("from .c import x", "from ..ops.a import x"),
+        ("from . import c", "from ..ops import a"),
+        (f"{FOR_TYPES}from .c import x", "def f():\n    import transformer_kernels.ops.a"),
+        ("from transformer_kernels.ops.c import x", "from . import b"),
+    ],
+)
+def test_python_modules_import_in_no_circle(tmp_path: Path, first: str, last: str) -> None:
+    sources = {"a.py": "from .b import x\n", "b.py": f"{first}\n", "c.py": f"{last}\n"}
+    placed = {f"transformer_kernels/ops/{name}": text for name, text in sources.items()}
+    (found,) = violations(check_layout.python_circles, tmp_path, placed)
+    steps = found.partition(": a circle of imports")[0].split(" -> ")
+    assert steps[0] == steps[-1]
+    assert {"transformer_kernels/ops/b.py", "transformer_kernels/ops/c.py"} <= {*steps}
+
+
+def test_a_package_may_name_its_modules(tmp_path: Path) -> None:
+    sources = {
+        "transformer_kernels/ops/__init__.py": f"{FOR_TYPES}from .a import x\n",
+        "transformer_kernels/ops/a.py": "from . import b\nfrom ..ops.c import x\n",
+        "transformer_kernels/ops/b.py": "from .c import x\n",
+        "transformer_kernels/ops/c.py": "import torch\n",
+    }
+    assert violations(check_layout.python_circles, tmp_path, sources) == []
+
+
 def test_python_imports_downwards(tmp_path: Path) -> None:
     sources = {
         "transformer_kernels/nn/norm.py": "from ..ops.norm import x\nfrom .. import functional\n",

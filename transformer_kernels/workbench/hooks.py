@@ -45,7 +45,7 @@ class ModuleChecks:
     first fault raises :class:`FaultError` out of the pass, with the module's path. What TorchScript
     or torch.compile runs is not looked into.
 
-    >>> with tfk.core.ModuleChecks(model, gradients=True):
+    >>> with tfk.workbench.ModuleChecks(model, gradients=True):
     ...     model(x).sum().backward()
 
     Args:

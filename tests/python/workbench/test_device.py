@@ -16,8 +16,8 @@ from torch._subclasses import FakeTensorMode
 
 import transformer_kernels as tfk
 from transformer_kernels import _library
-from transformer_kernels.core import device as devices_module
 from transformer_kernels.measure import machine
+from transformer_kernels.workbench import device as devices_module
 
 PACKAGE_ROOT = str(Path(tfk.__file__).parents[1])
 needs_library = pytest.mark.skipif(not _library.has_kernels, reason="the library is not built")
@@ -30,18 +30,18 @@ def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_the_cpu_is_that_of_the_benchmark() -> None:
-    found, cpu = tfk.core.properties("cpu"), torch.device("cpu")
+    found, cpu = tfk.workbench.properties("cpu"), torch.device("cpu")
     described = machine.describe_machine(cpu)
     assert (found.device, found.name, found.units) == (cpu, described.cpu_name, described.cores)
     assert found.memory_bytes == machine.device_memory_bytes(cpu)
-    assert tfk.core.devices()[0] == found
+    assert tfk.workbench.devices()[0] == found
     assert found.name in str(found)
     assert "cuda" not in found.backends
 
 
 @needs_library
 def test_the_instruction_set_is_the_one_in_use() -> None:
-    found = tfk.core.properties("cpu")
+    found = tfk.workbench.properties("cpu")
     asked = os.environ.get("TFK_CPU_ISA") or found.instruction_sets[-1]
     assert (found.in_use, found.runs) == (asked, f"kernels ({asked})")
     assert found.has_kernels
@@ -49,7 +49,7 @@ def test_the_instruction_set_is_the_one_in_use() -> None:
 
 def test_without_a_library_formulas_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "has_kernels", False)
-    found = tfk.core.properties("cpu")
+    found = tfk.workbench.properties("cpu")
     assert (found.runs, found.has_kernels, found.instruction_sets) == (
         "PyTorch formulas",
         False,
@@ -60,7 +60,7 @@ def test_without_a_library_formulas_run(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("named", ["nowhere", "cuda:99", "xpu:99", 3.5, []])
 def test_what_is_no_device_here_is_refused(named: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=r"^properties: device is .*, expected "):
-        tfk.core.properties(named)
+        tfk.workbench.properties(named)
 
 
 class _Cards:
@@ -68,8 +68,10 @@ class _Cards:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cards = [torch.device("cuda", i) for i in range(2)]
-        cpu = tfk.core.properties("cpu")
-        found = [tfk.core.DeviceProperties(c, "GPU", 1, 8, ("sm_90",), "sm_90", ()) for c in cards]
+        cpu = tfk.workbench.properties("cpu")
+        found = [
+            tfk.workbench.DeviceProperties(c, "GPU", 1, 8, ("sm_90",), "sm_90", ()) for c in cards
+        ]
         free = {cards[0]: 100, cards[1]: 200, torch.device("cpu"): 1000}
         monkeypatch.setattr(devices_module, "devices", lambda: (cpu, *found))
         monkeypatch.setattr(machine, "free_memory_bytes", free.__getitem__)
@@ -77,11 +79,11 @@ class _Cards:
 
 def test_a_device_is_chosen_by_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     _Cards(monkeypatch)
-    assert tfk.core.choose_device() == torch.device("cuda", 1)
-    assert tfk.core.choose_device(200) == torch.device("cuda", 1)
-    assert tfk.core.choose_device(201) == torch.device("cpu")
+    assert tfk.workbench.choose_device() == torch.device("cuda", 1)
+    assert tfk.workbench.choose_device(200) == torch.device("cuda", 1)
+    assert tfk.workbench.choose_device(201) == torch.device("cpu")
     with pytest.raises(ValueError, match=r"^choose_device: memory_bytes is 1001, expected at most"):
-        tfk.core.choose_device(1001)
+        tfk.workbench.choose_device(1001)
 
 
 def test_a_device_without_kernels_is_said_once() -> None:
@@ -128,9 +130,9 @@ def test_formulas_on_the_cpu_and_without_data_are_not_news(recwarn: Any) -> None
 
 @pytest.mark.cuda
 def test_a_card() -> None:
-    found = tfk.core.properties("cuda")
+    found = tfk.workbench.properties("cuda")
     assert found.name == torch.cuda.get_device_name(0)
     assert found.has_kernels == _library.has_cuda_kernels
     assert found.units > 0
-    assert tfk.core.choose_device().type == ("cuda" if found.has_kernels else "cpu")
-    tfk.core.synchronize("cuda")
+    assert tfk.workbench.choose_device().type == ("cuda" if found.has_kernels else "cpu")
+    tfk.workbench.synchronize("cuda")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -30,15 +30,26 @@ from ..ops._declare_arguments import (
 )
 from ..ops._declare_call import make_call
 
-if TYPE_CHECKING:
-    from .kernel import Kernel
-
 _library = torch.library.Library(f"{NAMESPACE}_yours", "FRAGMENT")
 _defined: dict[str, int] = {}  # how often a name was taken: a notebook's cell runs again
 
 _KINDS: dict[str, type[Argument]] = {"bool": Flag, "int": Integer, "float": Number}
 _Form = tuple[torch.Size, torch.dtype, torch.device]
 _MOST_SHAPES = 256  # whose results are remembered
+
+
+class Definition(Protocol):
+    """What a user's kernel says of itself; :class:`~.kernel.Kernel` documents it."""
+
+    arguments: ClassVar[tuple[Argument, ...]]
+    results: ClassVar[tuple[str, ...]]
+    backward: Any
+
+    def formula(self, *arguments: Any) -> Any: ...
+
+    def forward(self, *arguments: Any) -> Any: ...
+
+    def why_absent(self, device: torch.device) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def _argument(title: str, parameter: inspect.Parameter, first: str) -> Argument:
 class KernelOp(Op):
     """An op whose kernels are a user's; the shapes of its results are those of its formula's."""
 
-    kernel: Kernel
+    kernel: Definition
 
     def fake_forward(self, *arguments: Any) -> Any:
         given = self.given(arguments)
@@ -106,7 +117,7 @@ class KernelOp(Op):
         return results
 
 
-def declare_kernel(kernel: Kernel, name: str, backward_inputs: Sequence[str]) -> KernelOp:
+def declare_kernel(kernel: Definition, name: str, backward_inputs: Sequence[str]) -> KernelOp:
     """The op with all that follows from it: raw ops, autograd, the node of exported graphs."""
     arguments = kernel.arguments or arguments_of(name, kernel.formula)
     results = tuple(Result(result, arguments[0].name) for result in kernel.results)
@@ -153,7 +164,7 @@ def _fresh_name(name: str) -> str:
 class _Passes:
     """Both passes of the kernel, between checks; the formula's where the kernel cannot run."""
 
-    def __init__(self, kernel: Kernel, op: KernelOp, backward_inputs: Sequence[str]) -> None:
+    def __init__(self, kernel: Definition, op: KernelOp, backward_inputs: Sequence[str]) -> None:
         self._kernel = kernel
         self._op = op
         self._read = backward_inputs

@@ -66,9 +66,9 @@ def _peaks(time: int, chunk: int | None, backend: str) -> tuple[int, int]:
     """Of a forward and of a training pass, beyond inputs and what is returned."""
     q, k, v = (torch.randn(1, time, 2, 16, requires_grad=True) for _ in range(3))
     call = {"chunk_size": chunk, "backend": backend}
-    with torch.no_grad(), tfk.core.account_memory() as forward:
+    with torch.no_grad(), tfk.workbench.account_memory() as forward:
         out = optimized_cpu_attention(q, k, v, **call)  # type: ignore[arg-type]
-    with tfk.core.account_memory() as training:
+    with tfk.workbench.account_memory() as training:
         optimized_cpu_attention(q, k, v, **call).sum().backward()  # type: ignore[arg-type]
     return forward.peak_bytes - out.nbytes, training.peak_bytes - out.nbytes
 

@@ -28,7 +28,7 @@ class Kernel:
 
     A subclass says what the op is, ``formula``, and how it runs, ``forward`` and ``backward``:
 
-    >>> class SoftCap(tfk.core.Kernel):
+    >>> class SoftCap(tfk.workbench.Kernel):
     ...     def formula(self, x: Tensor, cap: float) -> Tensor:
     ...         return cap * torch.tanh(x / cap)
     ...     def forward(self, x: Tensor, cap: float) -> Tensor:
@@ -46,7 +46,7 @@ class Kernel:
 
     Attributes:
         name: of the op, in messages too; by default that of the class, in snake case.
-        arguments: kinds of arguments (:mod:`transformer_kernels.core.arguments`), where the
+        arguments: kinds of arguments (:mod:`transformer_kernels.workbench.arguments`), where the
             annotations of ``formula`` say too little: they know ``Tensor``, ``Tensor | None``,
             ``float``, ``int`` and ``bool``, and take every tensor for a differentiable one.
         results: names of what ``formula`` and ``forward`` return; the gradient of ``y`` is ``dy``.

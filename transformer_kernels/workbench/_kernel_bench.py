@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,12 +17,24 @@ from ..measure.case import Arguments, Build, Case, Compiler, Function, Problem, 
 from ..measure.schema import Result
 from ..measure.sweeps import Shape
 from ..ops._declare_arguments import as_tuple
+from ._kernel_op import KernelOp
 from .device import properties
 
-if TYPE_CHECKING:
-    from .kernel import Kernel
-
 PROVIDERS = ("torch", "compile", "ours")
+
+
+class Declared(Protocol):
+    """A user's kernel once it is declared."""
+
+    op: KernelOp
+
+    def formula(self, *arguments: Any) -> Any: ...
+
+    def inputs(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
+    ) -> tuple[Any, ...]: ...
+
+    def __call__(self, *arguments: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ class _KernelCase(Case):
         return tensors
 
 
-def case_of(kernel: Kernel) -> Case:
+def case_of(kernel: Declared) -> Case:
     """Its tensors are all inputs, of the shapes that the kernel draws, and all of them verified."""
     op = kernel.op
 
@@ -99,7 +111,7 @@ def case_of(kernel: Kernel) -> Case:
 
 
 def benchmark(
-    kernel: Kernel,
+    kernel: Declared,
     shapes: Iterable[Sequence[int]],
     *,
     device: torch.device | str | None = None,
@@ -128,7 +140,7 @@ def benchmark(
     return runner.run(settings, quiet)
 
 
-def profile(kernel: Kernel, given: tuple[Any, ...]) -> Any:
+def profile(kernel: Declared, given: tuple[Any, ...]) -> Any:
     from ..profile import KernelProfiler
 
     leaves = [

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tfk
-from transformer_kernels.core import Kernel
-from transformer_kernels.core._kernel_bench import case_of
-from transformer_kernels.core.arguments import Indices, Number, Operand, Param, Rows
 from transformer_kernels.measure.case import PASSES, Problem
 from transformer_kernels.measure.table import render
 from transformer_kernels.measure.verify import Reference, VerificationError
+from transformer_kernels.workbench import Kernel
+from transformer_kernels.workbench._kernel_bench import case_of
+from transformer_kernels.workbench.arguments import Indices, Number, Operand, Param, Rows
 
 SHAPE = (6, 16)
 
@@ -300,7 +300,7 @@ def test_copies_are_ops_of_their_own() -> None:
 
 def test_among_the_ops_of_the_memory_account() -> None:
     x = _leaf(*SHAPE)
-    with tfk.core.account_memory() as account:
+    with tfk.workbench.account_memory() as account:
         soft_cap(x, 2.0).sum().backward()
     mine = account.ops[soft_cap.op.name]
     assert (mine.calls, mine.forward, mine.backward) == (1, x.nbytes, x.nbytes)

@@ -23,7 +23,7 @@ def _model() -> nn.Sequential:
 
 def test_a_step_to_the_byte(device: str) -> None:
     model, x = _model().to(device), torch.randn(ROWS, COLS, device=device)
-    with tfk.core.account_memory(model) as account:
+    with tfk.workbench.account_memory(model) as account:
         model(x).backward(torch.ones_like(x))
     statistics, column = 2 * ROWS * FLOAT, COLS * FLOAT
     norm, gelu = account.ops["layer_norm"], account.ops["gelu"]
@@ -40,7 +40,7 @@ def test_a_step_to_the_byte(device: str) -> None:
 
 
 def test_what_is_live_and_what_was_at_peak() -> None:
-    with tfk.core.account_memory() as account:
+    with tfk.workbench.account_memory() as account:
         a = torch.empty(100, dtype=torch.uint8)
         view = a[50:]
         del a
@@ -56,7 +56,7 @@ def test_what_is_live_and_what_was_at_peak() -> None:
 
 def test_inference_keeps_nothing() -> None:
     model = _model()
-    with torch.no_grad(), tfk.core.account_memory(model) as account:
+    with torch.no_grad(), tfk.workbench.account_memory(model) as account:
         model(torch.randn(ROWS, COLS))
     assert account.saved_bytes == 0
     assert account.ops["layer_norm"].forward == X  # without the statistics
@@ -64,7 +64,7 @@ def test_inference_keeps_nothing() -> None:
 
 def test_a_tensor_that_two_ops_keep_counts_once() -> None:
     x = torch.randn(ROWS, COLS, requires_grad=True)
-    with tfk.core.account_memory() as account:
+    with tfk.workbench.account_memory() as account:
         h = x + 1
         tfk.functional.gelu(h) * tfk.functional.silu(h)
     assert account.ops["gelu"].saved == X
@@ -74,7 +74,7 @@ def test_a_tensor_that_two_ops_keep_counts_once() -> None:
 
 def test_drop_in_and_copies_belong_to_the_op() -> None:
     q = torch.randn(1, 2, 8, 16, requires_grad=True)
-    with tfk.core.account_memory() as account:
+    with tfk.workbench.account_memory() as account:
         tfk.functional.scaled_dot_product_attention(q, q, q)
         tfk.functional.softmax(torch.randn(8, 8), 0)
     assert account.ops["attention"].forward == q.nbytes + 2 * 8 * FLOAT
@@ -88,7 +88,7 @@ def test_nothing_is_left_behind() -> None:
 
     before = modes()
     try:
-        with tfk.core.account_memory() as account:
+        with tfk.workbench.account_memory() as account:
             x = torch.empty(10)
             raise ZeroDivisionError
     except ZeroDivisionError:
@@ -103,12 +103,12 @@ def test_nothing_is_left_behind() -> None:
 @pytest.mark.parametrize("model", [3, "model", nn.Linear])
 def test_what_is_no_model_is_refused(model: Any) -> None:
     with pytest.raises(TypeError, match=r"^account_memory: model is .*, expected an nn.Module"):
-        tfk.core.account_memory(model)
+        tfk.workbench.account_memory(model)
 
 
 def test_shown() -> None:
     model = _model()
-    with tfk.core.account_memory(model) as account:
+    with tfk.workbench.account_memory(model) as account:
         model(torch.randn(ROWS, COLS)).sum().backward()
     lines = str(account).splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == ["layer_norm", "gelu", "PyTorch"]

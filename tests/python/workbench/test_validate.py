@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import transformer_kernels as tfk
-from transformer_kernels.core import Expected, FaultError, ModuleChecks
+from transformer_kernels.workbench import Expected, FaultError, ModuleChecks
 
 DIM = 8
 

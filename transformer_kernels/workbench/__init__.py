@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""What stands below a model: devices, memory by op, checks of every layer, kernels of your own.
+"""A workbench for models and kernels: devices, memory by op, checks of every layer, kernels of your
+own.
 
->>> tfk.core.devices()
->>> with tfk.core.account_memory(model) as account:
+>>> tfk.workbench.devices()
+>>> with tfk.workbench.account_memory(model) as account:
 ...     model(x).sum().backward()
 >>> tfk.validate(model, x, gradients=True)
->>> class SoftCap(tfk.core.Kernel): ...
+>>> class SoftCap(tfk.workbench.Kernel): ...
 
 Nothing is loaded before it is used.
 """

@@ -82,7 +82,7 @@ class MemoryAccount:
 class account_memory:  # noqa: N801  # entered as a function is called
     """Account for the memory of what runs within, in this thread and in its backward passes.
 
-    >>> with tfk.core.account_memory(model) as account:
+    >>> with tfk.workbench.account_memory(model) as account:
     ...     model(x).sum().backward()
     >>> print(account)
 
