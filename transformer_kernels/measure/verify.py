@@ -11,15 +11,9 @@ from torch import Tensor
 
 from transformer_kernels.measure.case import Arguments, Case, Draw, Part
 from transformer_kernels.measure.timing import Call
+from transformer_kernels.testing.tolerance import TOLERANCES
 
-# Largest ||result - reference|| / ||reference|| by the dtype of x. An element may be off by
-# four times this share of the largest element.
-TOLERANCES = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-5,
-    torch.float16: 2e-3,
-    torch.bfloat16: 1.2e-2,
-}
+# An element may be off by so many times the tolerance, as a share of the largest element.
 _ELEMENT_FACTOR = 4
 _SAMPLED_ROWS = 192
 _CHUNK_ELEMENTS = 1 << 22
@@ -40,7 +34,7 @@ class Reference:
         self._arguments = arguments
         self._reference = op.with_indices(op.reference, arguments)
         x = arguments[op.inputs[0]]
-        self._tolerance = TOLERANCES[x.dtype]
+        self._tolerance = TOLERANCES[x.dtype].relative
         self._device = x.device
         self._part = op.verified(arguments) if op.verified else _random_rows(x.shape[0], x.device)
         inputs = op.differentiable[: None if pass_ == "both" else op.gradients]

@@ -17,12 +17,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .._errors import ArgumentTypeError, ArgumentValueError, as_number
 from ..measure import verify
 from ..measure.table import ABSENT
+from ..testing.tolerance import TOLERANCES
 from ._arguments import Inputs, as_call, as_inputs, device_of
 from ._report import Report, microseconds, number, percent, table
 from .timing import Timing, copied, measure
 
 _WHO = "compare_implementations"
-_COARSEST = verify.TOLERANCES[torch.bfloat16]
+_COARSEST = TOLERANCES[torch.bfloat16]
 _OF_ROUNDED = 2  # errors that meet where the reference is rounded too
 
 
@@ -286,6 +287,6 @@ def _error(result: Tensor, expected: Tensor, tolerance: float | None, allowance:
             raise verify.VerificationError("a result is not zero, expected zeros")
         return 0.0
     if tolerance is None:
-        coarsest = max(verify.TOLERANCES.get(x.dtype, _COARSEST) for x in (result, expected))
+        coarsest = max(TOLERANCES.get(x.dtype, _COARSEST).relative for x in (result, expected))
         tolerance = allowance * coarsest
     return verify.hold(result[finite], expected[finite].double(), tolerance)

@@ -17,7 +17,7 @@ from ..functional import attention
 from ..ops.attention._ops import ATTENTION
 from . import reference
 from .inputs import poisoned, randn
-from .tolerance import FLOOR_UNITS, assert_close_to_reference
+from .tolerance import assert_close_to_reference, floor_unit
 
 Outcome = tuple[dict[str, Tensor], dict[str, Tensor]]  # results and gradients, by name
 
@@ -177,7 +177,7 @@ def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[
         size["bias"] = largest * units * max(rows, 1.0) ** 0.5
     if call.sinks is not None:
         dtype = call.sinks.dtype
-        unit_of_sinks = FLOOR_UNITS[dtype] * torch.finfo(dtype).eps
+        unit_of_sinks = floor_unit(dtype)
         size["sinks"] = max(
             largest * units * math.prod(q.shape[:2]) ** 0.5,
             _rounding_of_out(call, gradient, lse, out) / unit_of_sinks,
