@@ -79,8 +79,6 @@ class Case:
     grid: Grid = ROWS  # the shapes that it is measured at
     sizes: Callable[[str, Shape], Shape] = _rows_and_columns  # of an input or an output
     flops: Callable[[str, Shape], float] | None = None  # of a pass, where they are the bound
-    # Of a call of the raw op, by its pass and its arguments' names; None: not this op's problem.
-    flops_of: Callable[[str, Mapping[str, Any]], float | None] | None = None
     verified: Callable[[Arguments], Part] | None = None  # what is checked, where rows need others
     draw: Draw | None = None
     feature: bool = False  # of another op: measured where it is asked for by name

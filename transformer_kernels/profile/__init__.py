@@ -6,7 +6,7 @@
 >>> print(profiler.report)
 
 The time of a kernel is measured as ``transformer-kernels bench`` measures it, by the same timers
-and statistics, and its bytes are those of the benchmark. Nothing is loaded before it is used.
+and statistics, and its bytes are those of its tensors. Nothing is loaded before it is used.
 """
 
 from __future__ import annotations

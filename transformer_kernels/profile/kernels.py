@@ -52,7 +52,7 @@ class OpRow:
     count: int
     total_us: float  # of its kernels; on a CPU of its calls
     share: float
-    bytes: int | None  # as the benchmark counts them
+    bytes: int | None  # of its tensors
     flops: float | None
     gbps: float | None
     tflops: float | None
@@ -155,7 +155,7 @@ class KernelReport(Report):
             ]
             for row in self.ops[:rows]
         ]  # fmt: skip
-        return table("OUR OPS", "bytes and operations as the benchmark counts", headings, body)
+        return table("OUR OPS", "bytes of their tensors, operations of products", headings, body)
 
     def _lines(self) -> Iterator[str]:
         what = "kernels" if self.device == "cuda" else "operators"

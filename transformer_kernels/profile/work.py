@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Bytes and operations of a call of our ops: those of the benchmark's case, or of its declaration.
+"""Bytes and operations of a call of our ops, by their declarations.
 
-The benchmark's case of an op knows the fewest bytes that it moves. A call that has more or fewer
-tensors than the case, such as one without a weight, moves each of its tensors once, as the op's
-declaration has them; of a table of which rows are looked up, as much as is looked up.
+A call moves each of its tensors once; of a table of which rows are looked up, as much as is looked
+up.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,11 +21,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from .._library import NAMESPACE
-from ..bench import cases
 from ..measure import watch
-from ..measure.case import Case
 from ..ops._declare import DECLARED, Op
-from ..ops._declare_arguments import Seed, Table, as_tuple
+from ..ops._declare_arguments import Table, as_tuple
+from ..ops.linear._arguments import numbers_a_row
 from .trace import Event
 
 _RECORDED = ("Input Dims", "Input type", "Concrete Inputs")
@@ -108,11 +106,9 @@ def of_call(op: Any, arguments: Any, results: tuple[Any, ...]) -> Work:
         factors = _UNDECLARED_PRODUCTS.get(short)
         flops = None if factors is None else _flops_of_product(given, *factors)
         return Work(_bytes_of(given) + _bytes_of(gave), flops)
-    return Work(
-        _bytes_of_case(declared, pass_, given, gave)
-        or _declared_bytes(declared, pass_, given, gave),
-        _flops(declared, pass_, given),
-    )
+    count = _FLOPS.get(declared.name)
+    moved = _declared_bytes(declared, pass_, given, gave)
+    return Work(moved, None if count is None else count(pass_, given) or None)
 
 
 def _flops_of_product(given: Given, left: str, weights: Sequence[str]) -> float:
@@ -134,33 +130,6 @@ def _memory(x: Tensor) -> int:
     return x.untyped_storage().nbytes()
 
 
-def _bytes_of_case(declared: Op, pass_: str, given: Given, gave: Given) -> int | None:
-    """What the case counts; None where it is not this call's."""
-    case = cases.all_ops().get(declared.name)
-    if case is None:
-        return None
-    tensors = _tensors(given) | _tensors(gave)
-    if {*_tensors(given)} - _known(case, declared, pass_):
-        return None
-    if pass_ == "forward":
-        tensors |= {f"d{name}": x for name, x in gave.items()}
-    else:
-        tensors |= {name.removeprefix("d"): x for name, x in _tensors(gave).items()}
-    try:
-        return case.bytes_moved(pass_, tensors)
-    except KeyError:  # the case has a tensor that the call has not
-        return None
-
-
-def _known(case: Case, declared: Op, pass_: str) -> set[str]:
-    """What a call of the case may take; statistics, the seed and small parameters weigh nothing."""
-    light = {argument.name for argument in declared.arguments if isinstance(argument, Seed)}
-    if pass_ == "forward":
-        return {*case.operands, *case.indices, *light}
-    results = {result.name for result in declared.results}
-    return {*case.backward_reads, *case.parameters, *case.indices, *results, *light}
-
-
 def _declared_bytes(declared: Op, pass_: str, given: Given, gave: Given) -> int:
     if pass_ == "backward":
         return _bytes_of(given) + _bytes_of(gave)
@@ -172,12 +141,38 @@ def _declared_bytes(declared: Op, pass_: str, given: Given, gave: Given) -> int:
     return read + sum(looked_up) + written
 
 
-def _flops(declared: Op, pass_: str, given: Given) -> float | None:
-    for case in cases.all_ops().values():
-        is_of = declared.name in (case.name, case.key.partition("/")[2])
-        if is_of and case.flops_of is not None and (found := case.flops_of(pass_, given)):
-            return found
-    return None
+def _flops_of_layer(pass_: str, given: Given) -> float:
+    """The backward pass has a product for each gradient that is asked for."""
+    products = 1 if pass_ == "forward" else given["need_dx"] + given["need_dweight"]
+    return 2.0 * given["x"].numel() * len(given["weight"]) * products
+
+
+def _flops_of_packed_layer(pass_: str, given: Given) -> float:
+    """One product in either pass."""
+    packed, operand = given["packed"], given["x" if pass_ == "forward" else "dy"]
+    rows = operand.numel() // max(operand.shape[-1], 1)
+    return 2.0 * rows * len(packed) * numbers_a_row(packed)
+
+
+def _flops_of_attention(pass_: str, given: Given) -> float | None:
+    """Two products of each query and key forward, five backward; None where some are hidden
+    otherwise than by ``causal``."""
+    q, k, v = (given[name] for name in ("q", "k", "v"))
+    windows = {(-1, -1): 1.0, (-1, 0): 0.5}
+    share = windows.get((given["window_left"], given["window_right"]))
+    hides = any(given[name] is not None for name in ("mask", "cu_seqlens_q", "cu_seqlens_k"))
+    fits = q.dim() == 4 and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
+    if share is None or hides or not fits:
+        return None
+    batch, time, heads, dim = q.shape
+    products = 2.0 if pass_ == "forward" else 5.0
+    return products * 2.0 * batch * time * time * heads * dim * share
+
+
+_FLOPS: dict[str, Callable[[str, Given], float | None]] = {
+    "linear": _flops_of_layer, "linear_act": _flops_of_layer,
+    "quantized_linear": _flops_of_packed_layer, "attention": _flops_of_attention,
+}  # fmt: skip
 
 
 def _count_of(func: Any) -> Any:
@@ -199,7 +194,7 @@ class Counted:
 
 
 class Counting(TorchDispatchMode):
-    """Counts all operators that run while it is entered: ours by the benchmark's cases, others by
+    """Counts all operators that run while it is entered: ours by their declarations, others by
     the tensors that they read and write, and by PyTorch's own count of operations."""
 
     def __init__(self) -> None:

@@ -24,10 +24,14 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SHAPES = {
     "attention": (2, 16, 3, 8), "embedding": (2, 5, 50, 8), "rope": (2, 16, 2, 8),
 }  # fmt: skip
-# The raw op of these reads parameters or tables that weigh nothing at the benchmark's sizes.
+# The raw op of these has parameters, tables, seeds or statistics of rows that weigh nothing at the
+# benchmark's sizes.
 READ_MORE = {
-    ("add_layer_norm", "backward"), ("bias_dropout_add", "backward"),
-    *((op, pass_) for op in ("rope", "rope_interleaved") for pass_ in ("forward", "backward")),
+    ("layer_norm", "backward"), ("add_layer_norm", "backward"),
+    *((op, pass_)
+      for op in ("rope", "rope_interleaved", "bias_dropout_add", "bias_dropout_add_layer_norm",
+                 "attention", "causal_attention")
+      for pass_ in ("forward", "backward")),
 }  # fmt: skip
 OPS = (
     "softmax", "log_softmax", "layer_norm", "add_layer_norm", "rms_norm", "gelu", "swiglu",

@@ -114,17 +114,6 @@ def _flops(causal: bool, pass_: str, shape: Shape) -> float:
     return {"forward": 1.0, "backward": 2.5, "both": 3.5}[pass_] * forward
 
 
-def _flops_of(causal: bool, pass_: str, given: Mapping[str, Any]) -> float | None:
-    """Of a raw op's call whose queries see all keys, or those before them."""
-    q, k, v = (given[name] for name in _INPUTS)
-    window = given["window_left"], given["window_right"]
-    hides = any(given[name] is not None for name in ("mask", "cu_seqlens_q", "cu_seqlens_k"))
-    fits = q.dim() == 4 and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
-    if hides or not fits or window != (-1, 0 if causal else -1):
-        return None
-    return _flops(causal, pass_, (*q.shape[:3], k.shape[2], q.shape[3]))
-
-
 # ---- the reference ------------------------------------------------------------------------------
 
 
@@ -257,7 +246,7 @@ def _plain(name: str, causal: bool) -> Case:
         "triton": partial(_ours, causal, backend="triton"),
     }
     backward = {"fa3": partial(_fa3_backward, causal), "ours": partial(_ours_backward, causal)}
-    op = _op(
+    return _op(
         name,
         partial(_exact, causal),
         partial(_save, causal),
@@ -269,7 +258,6 @@ def _plain(name: str, causal: bool) -> Case:
         {**_differentiated(rivals), **backward},
         partial(_flops, causal),
     )
-    return replace(op, flops_of=partial(_flops_of, causal))
 
 
 def _feature(feature: Feature) -> Case:

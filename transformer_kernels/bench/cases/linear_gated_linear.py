@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as in_torch
@@ -56,12 +55,6 @@ def _flops(products: int, pass_: str, shape: Shape) -> float:
     return 2.0 * rows * features * hidden * products * PRODUCTS[pass_]
 
 
-def _flops_of(_: str, given: Mapping[str, Any]) -> float:
-    """Of a raw op's call."""
-    lines = len(given["weight"]) + (0 if given["up_weight"] is None else len(given["up_weight"]))
-    return 2.0 * given["x"].numel() * lines
-
-
 def _torch_gated(x: Tensor, weight: Tensor, up_weight: Tensor) -> Tensor:
     return in_torch.silu(in_torch.linear(x, weight)) * in_torch.linear(x, up_weight)
 
@@ -93,7 +86,6 @@ def _op(
         grid=_GRID,
         sizes=sizes,
         flops=partial(_flops, products),
-        flops_of=_flops_of,
         feature=name == "gated_mlp",
     )
 

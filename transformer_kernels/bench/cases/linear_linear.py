@@ -8,7 +8,7 @@ rows, K features, N hidden ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -81,12 +81,6 @@ def _flops(pass_: str, shape: Shape) -> float:
     return flops_of_product(PRODUCTS[pass_], pass_, shape)
 
 
-def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:
-    """Of a raw op's call; its backward pass has a product for each gradient that is asked for."""
-    products = 1 if pass_ == "forward" else given["need_dx"] + given["need_dweight"]
-    return 2.0 * given["x"].numel() * len(given["weight"]) * products
-
-
 def _onednn(activation: tuple[Any, ...]) -> Function:
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, *activation)
@@ -122,7 +116,6 @@ def _op(
         grid=_GRID,
         sizes=_sizes,
         flops=_flops,
-        flops_of=_flops_of,
         feature=name.startswith("packed"),
     )
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from transformer_kernels import functional as F
 from transformer_kernels.bench.cases._linear import flops_of_product
 from transformer_kernels.measure.case import Arguments, Case, differentiate
 from transformer_kernels.measure.sweeps import Grid, Shape
-from transformer_kernels.ops.linear._arguments import numbers_a_row
 
 _GROUP = 128
 _PRODUCTS = {"forward": 1, "backward": 1, "both": 2}
@@ -38,13 +37,6 @@ _GRID = Grid(
 def _sizes(name: str, shape: Shape) -> Shape:
     rows, terms, columns = shape
     return (rows, terms if name == "x" else columns)
-
-
-def _flops_of(pass_: str, given: Mapping[str, Any]) -> float:
-    """Of a raw op's call: one product in either pass."""
-    packed, operand = given["packed"], given["x" if pass_ == "forward" else "dy"]
-    rows = operand.numel() // max(operand.shape[-1], 1)
-    return 2.0 * rows * len(packed) * numbers_a_row(packed)
 
 
 def _moved(pass_: str, arguments: Arguments) -> int:
@@ -104,7 +96,6 @@ def _op(name: str, bits: int) -> Case:
         grid=_GRID,
         sizes=_sizes,
         flops=lambda pass_, shape: flops_of_product(_PRODUCTS[pass_], pass_, shape),
-        flops_of=_flops_of,
         verified=lambda _: lambda _, tensor: tensor,
         indices={"packed": partial(_packed, bits), "scales": partial(_scales, bits)},
         feature=bits == 8,
