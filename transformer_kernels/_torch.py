@@ -36,22 +36,17 @@ softmax_dim: Callable[[str, int, int], int] = F._get_softmax_dim  # type: ignore
 # ---- what follows a call ------------------------------------------------------------------------
 
 any_autocast = torch._C._is_any_autocast_enabled
-tracing_state = torch._C._get_tracing_state  # None where torch.jit.trace does not follow
 
 _functorch_active = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state  # None where torch.jit.trace does not follow
 _is_compiling = torch.compiler.is_compiling
 _REPEATING_WORKSPACES = (":4096:8", ":16:8")
 
 
-def is_traced() -> bool:
-    """Whether torch.jit.trace follows the call."""
-    return tracing_state() is not None
-
-
 def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation follows the call: it sees into formulas,
-    not into kernels."""
-    return _functorch_active() or forward_ad._current_level >= 0
+    """Whether torch.func, forward-mode differentiation or torch.jit.trace follows the call: it sees
+    into formulas, not into kernels."""
+    return _functorch_active() or forward_ad._current_level >= 0 or _tracing_state() is not None
 
 
 def is_eager() -> bool:
@@ -60,7 +55,7 @@ def is_eager() -> bool:
         _is_compiling()
         or _functorch_active()
         or forward_ad._current_level >= 0
-        or tracing_state() is not None
+        or _tracing_state() is not None
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _torch
-from .._errors import ArgumentTypeError, ArgumentValueError
+from .._errors import ArgumentValueError
 from .._library import log_dispatch
 from ..ops._kinds import is_causal_bias
 from ..ops.attention._arguments import MOST_DIM
@@ -101,13 +101,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         key, value = (query, query) if same else (key.transpose(0, 1), value.transpose(0, 1))
         projected = self._attend((query, key, value), key_padding_mask, attn_mask, causal)
         return projected.transpose(0, 1).contiguous(), None
-
-    def __prepare_scriptable__(self) -> nn.MultiheadAttention:
-        """What torch.jit.script compiles: PyTorch's module, with these parameters."""
-        log_dispatch("MultiheadAttention: PyTorch's own is scripted")
-        module = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
-        module.__dict__ = self.__dict__.copy()
-        return module
 
     def _why_not(
         self,
@@ -262,12 +255,6 @@ class CausalSelfAttention(nn.Module):
             out = out.transpose(1, 2)
         projected: Tensor = self.c_proj(out.flatten(-2))
         return _torch.dropout(projected, self.dropout, self.training)
-
-    def __prepare_scriptable__(self) -> nn.Module:
-        raise ArgumentTypeError(
-            "CausalSelfAttention: the compiler is torch.jit.script, expected torch.jit.trace,"
-            " torch.export or torch.compile"
-        )
 
     def extra_repr(self) -> str:
         text = f"{self.embed_dim}, {self.num_heads}"

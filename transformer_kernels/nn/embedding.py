@@ -13,8 +13,6 @@ from ..ops.embedding.embedding import embedding, refuse_options
 class Embedding(nn.Embedding):
     """:class:`torch.nn.Embedding`, without ``max_norm`` and ``sparse``; takes ``backend``."""
 
-    __constants__ = [*nn.Embedding.__constants__, "backend"]  # noqa: RUF012
-
     backend: str = "auto"  # of modules saved without it
 
     def __init__(self, *args: Any, backend: str = "auto", **kwargs: Any) -> None:

@@ -16,8 +16,6 @@ from ..ops.pointwise._ops import GATED
 class Linear(nn.Linear):
     """:class:`torch.nn.Linear`; takes ``backend``."""
 
-    __constants__ = [*nn.Linear.__constants__, "backend"]  # noqa: RUF012
-
     backend: str = "auto"  # of modules saved without it
 
     def __init__(self, *args: Any, backend: str = "auto", **kwargs: Any) -> None:
@@ -37,8 +35,6 @@ class LinearAct(Linear):
 
     Its parameters are those of :class:`torch.nn.Linear`.
     """
-
-    __constants__ = [*Linear.__constants__, "activation"]  # noqa: RUF012
 
     def __init__(self, *args: Any, activation: str = "gelu", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

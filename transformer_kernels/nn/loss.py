@@ -19,8 +19,6 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
     """:class:`torch.nn.CrossEntropyLoss`; ``z_loss``, ``softcap`` and ``gradient`` as in
     :func:`transformer_kernels.functional.cross_entropy`."""
 
-    __constants__ = [*nn.CrossEntropyLoss.__constants__, *_OPTIONS]  # noqa: RUF012
-
     # They serve modules saved without them.
     z_loss: float = 0.0
     softcap: float = 0.0

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from ..ops.norm.layer_norm import layer_norm
 from ..ops.norm.rms_norm import rms_norm
 
-_CONSTANTS = ("zero_centered_weight", "backend")  # of TorchScript
-
 
 class _Options(nn.Module):
     """Arguments beyond PyTorch's. The class attributes serve modules saved without them."""
@@ -43,8 +41,6 @@ class _Options(nn.Module):
 class LayerNorm(_Options, nn.LayerNorm):
     """:class:`torch.nn.LayerNorm`; ``zero_centered_weight`` scales by ``1 + weight``."""
 
-    __constants__ = [*nn.LayerNorm.__constants__, *_CONSTANTS]  # noqa: RUF012
-
     def __init__(
         self,
         normalized_shape: Any,
@@ -69,8 +65,6 @@ class LayerNorm(_Options, nn.LayerNorm):
 
 class RMSNorm(_Options, nn.RMSNorm):
     """:class:`torch.nn.RMSNorm`; ``zero_centered_weight`` scales by ``1 + weight``."""
-
-    __constants__ = [*nn.RMSNorm.__constants__, *_CONSTANTS]  # noqa: RUF012
 
     def __init__(
         self,

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from ..ops.softmax.softmax import log_softmax, softmax
 
-_CONSTANTS = ("scale", "causal", "backend")  # of TorchScript
-
 
 class _Options(nn.Module):
     """Arguments beyond PyTorch's. The class attributes serve modules saved without them."""
@@ -42,8 +40,6 @@ class _Options(nn.Module):
 class Softmax(_Options, nn.Softmax):
     """:class:`torch.nn.Softmax`; ``scale``, ``causal`` and a ``mask`` as in attention."""
 
-    __constants__ = [*nn.Softmax.__constants__, *_CONSTANTS]  # noqa: RUF012
-
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: A002
         return softmax(
             input, self.dim, _stacklevel=5, scale=self.scale, mask=mask, causal=self.causal,
@@ -53,8 +49,6 @@ class Softmax(_Options, nn.Softmax):
 
 class LogSoftmax(_Options, nn.LogSoftmax):
     """:class:`torch.nn.LogSoftmax`; ``scale``, ``causal`` and a ``mask`` as in attention."""
-
-    __constants__ = [*nn.LogSoftmax.__constants__, *_CONSTANTS]  # noqa: RUF012
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: A002
         return log_softmax(

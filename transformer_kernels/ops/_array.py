@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._errors import ArgumentValueError
 from .._library import direct, raw_op
-from .._torch import is_traced, is_transformed
+from .._torch import is_transformed
 from ._declare_arguments import Given, one_or_all
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run_on_array(op: Op, given: Given) -> Any:
         raise ArgumentValueError(
             f"{title}: backend is 'fpga', expected 'auto' (an array has no kernel of it)"
         )
-    if is_transformed() or is_traced():
+    if is_transformed():
         raise ArgumentValueError(
             f"{title}: backend is 'fpga', expected 'auto' under torch.func and torch.jit.trace"
         )

@@ -16,7 +16,6 @@ from .._torch import (
     eager_apply,
     has_memory,
     is_eager,
-    is_traced,
     is_transformed,
     knows_ops_of_others,
 )
@@ -198,8 +197,6 @@ class _Runner:
             refuse_dispatch(op.title_of(given), given, has_memory, why)
             op.check_values(given)
             kernels = op.triton()
-        elif is_traced():
-            return op.public(*arguments)
         else:
             kernels = op.raw if compiling else self.direct
         if not torch.is_grad_enabled() or not any(

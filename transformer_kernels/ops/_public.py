@@ -10,26 +10,19 @@ from typing import Any, TypeVar, cast
 
 from torch.overrides import has_torch_function_variadic
 
-from .._torch import tracing_state
 from ._generated import run_source
 from ._kinds import ask_overloads, only_jagged
-from ._torchscript import graph_op
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SHOWN = {"input": "x"}  # in messages
 
-# torch.jit.trace follows the call.
-_TRACED = """
-        if tracing_state() is not None:
-            return {name}.in_graph({by_name})"""
-
 # The signature is the function's own: to collect and to spread arguments costs more than the rest.
 _SOURCE = """\
-def make(function, has_torch_function, only_jagged, ask_overloads, tracing_state):
+def make(function, has_torch_function, only_jagged, ask_overloads):
     def {name}({signature}):
         if has_torch_function({tensors}) and not only_jagged({tensors}):
-            return ask_overloads({op!r}, {name}, {{{shown}}}, {by_name}){traced}
+            return ask_overloads({op!r}, {name}, {{{shown}}}, {by_name})
         return function({by_place})
 
     return {name}
@@ -43,21 +36,10 @@ def overridable(function: Function) -> Function:
 
 def overridable_as(op: str) -> Callable[[Function], Function]:
     """The same, with the name that messages have."""
-    return lambda function: _overridable(function, op, "")
+    return lambda function: _overridable(function, op)
 
 
-def one_node(op: str) -> Callable[[Function], Function]:
-    """The same; besides, a call is one node of TorchScript's graphs."""
-
-    def make(function: Function) -> Function:
-        public = _overridable(function, op, _TRACED)
-        public.in_graph = graph_op(public)  # type: ignore[attr-defined]
-        return public
-
-    return make
-
-
-def _overridable(function: Function, op: str, traced: str) -> Function:
+def _overridable(function: Function, op: str) -> Function:
     parameters = inspect.signature(function).parameters.values()
     has_default = {p.name: p.default is not p.empty for p in parameters}
     placed = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -72,21 +54,17 @@ def _overridable(function: Function, op: str, traced: str) -> Function:
     required = [name for name in placed if not has_default[name]]
     signature = [with_default(name) for name in placed]
     signature += ["*", *map(with_default, named)] if named else []
-    by_name = ", ".join([*required, *optional, *keywords])
     source = _SOURCE.format(
         name=function.__name__,
         op=op,
-        traced=traced.format(name=function.__name__, by_name=by_name),
         signature=", ".join(signature),
         tensors=", ".join(tensors),
         shown=", ".join(f"{_SHOWN.get(name, name)!r}: {name}" for name in tensors),
-        by_name=by_name,
+        by_name=", ".join([*required, *optional, *keywords]),
         by_place=", ".join([*placed, *keywords]),
     )
     made = run_source(source, f"<public {function.__name__}>")
-    public = made["make"](
-        function, has_torch_function_variadic, only_jagged, ask_overloads, tracing_state
-    )
+    public = made["make"](function, has_torch_function_variadic, only_jagged, ask_overloads)
     public.__defaults__ = function.__defaults__
     public.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(public, function)

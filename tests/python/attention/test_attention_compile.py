@@ -166,32 +166,3 @@ def test_state_is_that_of_plain_calls() -> None:
         sinks=arguments[6], seed=arguments[9], scale=0.3, window=(20, 0), softcap=2.0, dropout=0.5,
     )  # fmt: skip
     assert torch.equal(direct, OPS.attention_forward(*arguments)[0])
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_jit_trace(dropout: float) -> None:
-    """Its check runs the module again, without gradients, and wants the same graph."""
-    model, x = tfk.nn.CausalSelfAttention(16, 2, dropout=dropout), torch.randn(2, 5, 16)
-    traced = torch.jit.trace(model.train(dropout > 0), (x,), check_trace=not dropout)
-    kinds = [node.kind() for node in traced.inlined_graph.nodes()]
-    assert kinds.count("transformer_kernels::attention") == 1
-    if dropout:
-        assert not torch.equal(traced(x), traced(x))
-        return
-    results = [
-        torch.autograd.grad(f(x).sin().sum(), list(model.parameters())) for f in (model, traced)
-    ]
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_jit_script() -> None:
-    """PyTorch's module takes the place of ours; where it has none we say what to do."""
-    model, x = tfk.nn.MultiheadAttention(16, 2), torch.randn(5, 2, 16)
-    scripted = torch.jit.script(model)
-    torch.testing.assert_close(scripted(x, x, x)[0], model(x, x, x)[0])
-    assert isinstance(model, tfk.nn.MultiheadAttention)
-    with pytest.raises(TypeError, match=r"torch\.jit\.script, expected torch\.jit\.trace"):
-        torch.jit.script(tfk.nn.CausalSelfAttention(16, 2))

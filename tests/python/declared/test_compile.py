@@ -108,6 +108,33 @@ def test_fx_tracing_keeps_one_node_a_call() -> None:
     torch.testing.assert_close(traced(x), tfk.functional.layer_norm(x, (16,)))
 
 
+@pytest.mark.filterwarnings("ignore")  # that torch.jit.trace is deprecated
+def test_a_trace_has_the_formulas() -> None:
+    """A kernel's result would be a constant of the graph: wrong for other numbers."""
+    model = torch.nn.Sequential(
+        tfk.nn.LayerNorm(16), tfk.nn.CausalSelfAttention(16, 2), tfk.nn.RMSNorm(16),
+        tfk.nn.MLP(16, 32), tfk.nn.GELU(), tfk.nn.Linear(16, 16), tfk.nn.LogSoftmax(-1),
+    )  # fmt: skip
+    target = torch.randint(0, 16, (10,))
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return tfk.functional.cross_entropy(self.model(x).flatten(0, 1), target)
+
+    loss, x = Loss(), torch.randn(2, 5, 16)
+    traced = torch.jit.trace(loss, torch.randn(2, 5, 16), check_trace=False)
+    assert not any("transformer_kernels" in n.kind() for n in traced.inlined_graph.nodes())
+    found, expected = (torch.autograd.grad(f(x), list(model.parameters())) for f in (traced, loss))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    with torch.no_grad():
+        torch.testing.assert_close(traced(x), loss(x))
+
+
 @each_main_case
 def test_torch_func(case: Case) -> None:
     """vmap, grad, jvp and forward-mode differentiation run the formula."""

@@ -237,8 +237,6 @@ def test_probe_in_graphs(probe: Op) -> None:
     exported = torch.export.export(model, tuple(leaves))
     targets = {str(node.target) for node in exported.graph.nodes}
     assert "transformer_kernels.declare_probe.default" in targets
-    traced = torch.jit.trace(model, tuple(leaves))
-    torch.testing.assert_close(torch.autograd.grad(traced(*leaves).sum(), leaves), expected)
     torch.testing.assert_close(
         torch.func.grad(lambda x: model(x, leaves[1]).sum())(leaves[0]), expected[0]
     )

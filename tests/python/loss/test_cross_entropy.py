@@ -483,13 +483,6 @@ def test_func_transforms() -> None:
         )
 
 
-def test_torchscript() -> None:
-    traced = torch.jit.trace(lambda x: ce(x, LABELS), (X,))
-    torch.testing.assert_close(traced(X), ce(X, LABELS))
-    scripted = torch.jit.script(tfk.nn.CrossEntropyLoss(label_smoothing=0.1))
-    torch.testing.assert_close(scripted(X, LABELS), ce(X, LABELS, label_smoothing=0.1))
-
-
 @pytest.mark.cuda
 def test_autocast_keeps_the_logits() -> None:
     x = torch.randn(6, 40, device="cuda", dtype=torch.bfloat16, requires_grad=True)

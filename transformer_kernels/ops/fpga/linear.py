@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, check_tensors, translate
 from ..._library import direct, raw_op, require_backend
-from ..._torch import is_traced, is_transformed
+from ..._torch import is_transformed
 from .._array import refuse_gradients
 
 _OP = "linear"
@@ -48,7 +48,7 @@ def on_array(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     require_backend(_OP, "fpga", x)
     given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias}
     check_tensors(_OP, given)
-    if is_transformed() or is_traced():
+    if is_transformed():
         raise ArgumentValueError(
             f"{_OP}: backend is 'fpga', expected 'auto' under torch.func and torch.jit.trace"
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._errors import as_integer
 from ..._library import log_dispatch
-from ..._torch import any_autocast, is_traced
+from ..._torch import any_autocast
 from .._declare import Op
 from .._kinds import PLAIN_CLASSES
 from ._choice import leaves_processors_idle, refusal
@@ -37,14 +37,14 @@ def call_as_one(
     backend: str,
 ) -> Tensor | None:  # fmt: skip
     """The result; None where each layer is called for itself: no gradient is asked for (but where a
-    gate is one kernel), a graph of torch.jit.trace is made, Triton runs, a tensor is of a kind that
-    decides itself what a layer does, or one is missing or of another dtype, which the layer says.
+    gate is one kernel), Triton runs, a tensor is of a kind that decides itself what a layer does,
+    or one is missing or of another dtype, which the layer says.
     """
     x, weight, *_, down_weight, _ = tensors
     up_weight = tensors[2] if op is GATED_MLP else None
     if x is None or weight is None:
         return None
-    if backend == "fpga" or is_traced():
+    if backend == "fpga":
         return None
     has_gradients = torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in tensors

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._torch import any_autocast, is_traced
+from ..._torch import any_autocast
 from .._declare_arguments import Like, Number
 from .._public import overridable
 from ..pointwise.dropout import BIAS_DROPOUT_ADD, DROPOUT, drawn
@@ -31,8 +31,7 @@ def drop_and_add(
     if any_autocast() and y.dtype is not residual.dtype:  # as PyTorch's sum of them is
         wide = torch.promote_types(y.dtype, residual.dtype)
         y, residual = y.to(wide), residual.to(wide)
-    if not is_traced():  # a trace would keep the sizes that it saw
-        _RESIDUAL.check(op, residual, {"y": y})
+    _RESIDUAL.check(op, residual, {"y": y})
     z: Tensor = BIAS_DROPOUT_ADD.call(y, bias, residual, seed, p, backend)
     return z
 

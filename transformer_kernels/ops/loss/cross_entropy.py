@@ -28,7 +28,7 @@ from .._kinds import (
     refuse_distributed,
     require_memory,
 )
-from .._public import one_node
+from .._public import overridable
 from ._formula import NONE
 from ._in_forward import call_in_forward
 from ._ops import CROSS_ENTROPY
@@ -128,7 +128,7 @@ def _check_options(weight: Tensor | None, gradient: Any, backend: Any) -> None:
     refuse_gradient_of_weight(_OP, weight)
 
 
-@one_node("cross_entropy")
+@overridable
 def cross_entropy(
     input: Tensor,  # noqa: A002
     target: Tensor,
@@ -221,7 +221,7 @@ def _jagged(x: Tensor, target: Tensor, *others: Any, **options: Any) -> Tensor:
     return loss if loss.dim() == 0 else jagged_like(x, loss)
 
 
-@one_node("token_log_probs")
+@overridable
 def token_log_probs(
     logits: Tensor,
     tokens: Tensor,

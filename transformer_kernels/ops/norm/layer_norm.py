@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._public import one_node
+from .._public import overridable, overridable_as
 from ._norm import is_one, over_dimensions
 from ._ops import declare_norm
 
@@ -21,7 +21,7 @@ LAYER_NORM = declare_norm(
 _call, _add_call = LAYER_NORM.alone.call, LAYER_NORM.add.call
 
 
-@one_node("layer_norm")
+@overridable
 def layer_norm(
     input: Tensor,  # noqa: A002
     normalized_shape: Sequence[int],
@@ -60,7 +60,7 @@ def layer_norm(
     )
 
 
-@one_node("layer_norm")
+@overridable_as("layer_norm")
 def add_layer_norm(
     x: Tensor,
     residual: Tensor,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .._declare import Op
 from .._dtype import accumulate_dtype
-from .._public import one_node
+from .._public import overridable, overridable_as
 from ._arguments import check_shapes
 from ._norm import is_one, over_dimensions
 from ._ops import declare_norm
@@ -54,7 +54,7 @@ def _like_torch(
     return over_dimensions(op, rows, normalized_shape, weight, bias, eps, *options)
 
 
-@one_node("rms_norm")
+@overridable
 def rms_norm(
     input: Tensor,  # noqa: A002
     normalized_shape: Sequence[int],
@@ -77,7 +77,7 @@ def rms_norm(
     )
 
 
-@one_node("rms_norm")
+@overridable_as("rms_norm")
 def add_rms_norm(
     x: Tensor,
     residual: Tensor,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError
-from ..._torch import is_traced
 from .._declare_call import Call
 from .._public import overridable
 from ._ops import GATED, PLAIN
@@ -114,8 +113,8 @@ def _in_place_function(call: Call) -> Function:
     ) -> Tensor:
         if not inplace:
             return call(input, bias, backend)
-        # What autograd keeps must not be overwritten; a traced graph is one for all gradients.
-        keep = is_traced() or (torch.is_grad_enabled() and input.requires_grad)
+        # What autograd keeps must not be overwritten.
+        keep = torch.is_grad_enabled() and input.requires_grad
         kept = input.clone() if keep else input
         return input.copy_(call(kept, bias, backend))
 

@@ -21,7 +21,7 @@ from ..._library import log_dispatch
 from ..._torch import any_autocast, jagged_like, ragged_dim, softmax_dim
 from .._declare_arguments import Mask
 from .._kinds import PLAIN_CLASSES, is_jagged, jagged_values, refuse_in_words, require_memory
-from .._public import one_node
+from .._public import overridable
 from ._ops import SOFTMAX
 
 _call = SOFTMAX.call
@@ -155,7 +155,7 @@ def _is_plain(x: Any, dim: Any, dtype: Any) -> bool:
     )
 
 
-@one_node("softmax")
+@overridable
 def softmax(
     input: Tensor,  # noqa: A002
     dim: int | None = None,
@@ -188,7 +188,7 @@ def softmax(
     return _along("softmax", input, dim, _stacklevel + _FRAMES, dtype, scale, mask, causal, backend)
 
 
-@one_node("log_softmax")
+@overridable
 def log_softmax(
     input: Tensor,  # noqa: A002
     dim: int | None = None,
