@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,9 @@ from torch import Tensor
 from .._errors import ArgumentValueError
 from .._library import direct, raw_op
 from .._torch import is_transformed
+from ._declare import Op
 from ._declare_arguments import Given, one_or_all
-
-if TYPE_CHECKING:
-    from ._declare import Op
+from ._declare_fake import fake_forward
 
 
 def raw_array_op(op: Op) -> Any:
@@ -26,7 +26,7 @@ def raw_array_op(op: Op) -> Any:
         )
 
     schema = op.forward_schema.replace("_forward(", "_forward_fpga(", 1)
-    return raw_op(schema, reference=refuse, fake=op.fake_forward)
+    return raw_op(schema, reference=refuse, fake=partial(fake_forward, op))
 
 
 def run_on_array(op: Op, given: Given) -> Any:

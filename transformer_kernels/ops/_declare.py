@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""An op from its declaration.
+"""The declaration of an op: its arguments, its results, the signature of its backward pass and the
+formula.
 
-From the arguments, the results, the signature of the backward pass and the formula come the raw ops
-with their schemas and fakes, ``torch.autograd.Function``, the op of exported graphs, the choice of
-a backend and the translation of errors. By hand stay the formula, and the public function's
-signature and docstring.
+``Op`` is data. From it `_register.declare` makes the raw ops with their schemas and fakes,
+``torch.autograd.Function``, the op of exported graphs, the choice of a backend and the translation
+of errors. By hand stay the formula, and the public function's signature and docstring.
 """
 
 from __future__ import annotations
@@ -18,16 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._errors import ArgumentTypeError, ArgumentValueError, check_same_device, dtype_name
-from .._library import composed_op, direct, public_op, raw_op
-from .._torch import has_undecided_sizes, with_autograd
-from ._array import raw_array_op
-from ._declare_arguments import Argument, Given, Like, Param, Result, as_tuple, one_or_all
-from ._declare_call import Call, make_call
-from ._kinds import is_jagged, on_memory, require_memory
+from ._declare_arguments import Argument, Given, Like, Result
 
 Tensors = tuple[Tensor, ...]
 Formula = Callable[..., Any]
+Call = Callable[..., Any]
 
 
 class Kernels(NamedTuple):
@@ -194,6 +189,10 @@ class Op:
         asked = {flag: (flag.removeprefix("need_d"),) for flag in flags} | {**self.flags}
         return {name: flag for flag, names in asked.items() for name in names}
 
+    def is_needed(self, name: str, values: Given) -> bool:
+        """Whether a call of the backward pass asks for an argument's gradient."""
+        return name not in self.flag_of or values[self.flag_of[name]]
+
     # ---- schemas --------------------------------------------------------------------------------
 
     @property
@@ -231,303 +230,17 @@ class Op:
         backward = (self.backward_schema,) if self.backward_of is None else ()
         return (self.forward_schema, *inference, *backward)
 
-    # ---- checks ---------------------------------------------------------------------------------
+    # ---- calls ----------------------------------------------------------------------------------
 
     def given(self, arguments: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.names, arguments, strict=True))
 
-    def as_declared(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments in the types of their schema; what has no rows to read is refused."""
-        title = self.title_of(self.given(arguments))
-        pairs = zip(self.arguments, arguments, strict=True)
-        declared = tuple(argument.as_declared(title, value) for argument, value in pairs)
-        rows = [argument.name for argument in self.arguments if argument.has_rows]
-        jagged = rows if is_jagged(declared[0]) else ()
-        require_memory(title, self.given(declared), jagged)
-        return declared
-
-    def check_values(self, given: Given) -> None:
-        """What C++ checks where it runs."""
-        title = self.title_of(given)
-        self._check_one_of(title, given)
-        for argument in self.arguments:
-            if given[argument.name] is not None:
-                argument.check(title, given[argument.name], given)
-        self._check_parameters(title, given)
-        if self.check is not None:
-            self.check(title, given)
-
-    def _check_one_of(self, title: str, given: Given) -> None:
-        if sum(given[name] is not None for name in self.one_of) == 1 or not self.one_of:
-            return
-        first, other = self.one_of
-        if given[first] is None:
-            raise ArgumentValueError(f"{title}: {first} is missing, expected it or {other}")
-        raise ArgumentValueError(
-            f"{title}: {first} is present beside {other}, expected one of the two"
-        )
-
-    def _check_parameters(self, title: str, given: Given) -> None:
-        parameters = {
-            a.name: given[a.name]
-            for a in self.arguments
-            if isinstance(a, Param) and not a.own_dtype
-        }
-        present = {name: value for name, value in parameters.items() if value is not None}
-        for name, value in present.items():
-            first = next(iter(present.values())).dtype
-            if value.dtype is not first:
-                raise ArgumentTypeError(
-                    f"{title}: {name} is {dtype_name(value.dtype)}, expected"
-                    f" {dtype_name(first)} (all parameters and their gradients share one dtype)"
-                )
-
-    # ---- the formula as a backend ---------------------------------------------------------------
-
-    def formula_inference(self, *arguments: Any) -> Any:
-        self.check_values(self.given(arguments))
-        return self.formula(*arguments)
-
-    def formula_forward(self, *arguments: Any) -> Any:
-        values = self.given(arguments)
-        values |= zip(self.returned, as_tuple(self.formula_inference(*arguments)), strict=True)
-        values |= self._statistics_of(values)
-        return one_or_all([values[name] for name in (*self.returned, *self.saved)])
-
-    def _statistics_of(self, values: Given) -> dict[str, Tensor]:
-        found = () if self.statistics is None else as_tuple(self.statistics(values))
-        return dict(zip(self.saved, found, strict=True))
-
-    def saved_again(self, values: Given) -> dict[str, Tensor]:
-        """The saved results, of what a call keeps."""
-        tensors = {argument.name for argument in self.arguments if argument.is_tensor}
-        if not tensors <= {*self.kept}:
-            return self._statistics_of(values)
-        results = as_tuple(self.raw.forward(*(values[name] for name in self.names)))
-        return dict(zip(self.saved, results[len(self.returned) :], strict=True))
-
-    def _is_needed(self, name: str, values: Given) -> bool:
-        return name not in self.flag_of or values[self.flag_of[name]]
-
-    def formula_backward(self, *inputs: Any) -> Any:
-        if self.gradient is not None:
-            return self.gradient(*inputs)
-        values = dict(zip(self.backward_inputs, inputs, strict=True))
-        with torch.no_grad(), with_autograd():
-            return one_or_all(self._derive_formula(values))
-
-    def derive(self, values: dict[str, Any]) -> Sequence[Tensor]:
-        """The results of the backward pass by its formula, which can be differentiated again.
-
-        So can what it reads: kernels cut off from the arguments what they save.
-        """
-        if self.gradient is None:
-            return self._derive_formula(values)
-        values |= self._statistics_of(values)
-        return as_tuple(self.gradient(*(values[name] for name in self.backward_inputs)))
-
-    def _derive_formula(self, values: dict[str, Any]) -> list[Tensor]:
-        """The results of the backward pass through autograd of the formula."""
-        again = torch.is_grad_enabled()
-        given = {name: values.get(name) for name in self.names}
-        # Aliases end the graph here, also where one argument was computed from another.
-        aliases = {
-            name: value.view_as(value)
-            if again and value.requires_grad
-            else value.detach().requires_grad_()
-            for name in self.differentiable
-            if (value := given[name]) is not None
-        }
-        with torch.enable_grad():
-            results = as_tuple(self.formula(**{**given, **aliases}))
-        wanted = [name for name in aliases if self._is_needed(name, values)]
-        gradients = torch.autograd.grad(
-            results,
-            [aliases[name] for name in wanted],
-            [values[f"d{name}"] for name in self.returned],
-            create_graph=again,
-            materialize_grads=True,
-        )
-        found = {f"d{n}": g.contiguous() for n, g in zip(wanted, gradients, strict=True)}
-        for name, result in zip(self.returned, results, strict=True):
-            if values.get(f"need_{name}"):
-                found[name] = result.detach()
-        return [
-            found[name] if name in found else results[0].new_empty(0)
-            for name in self.backward_outputs
-        ]
-
-    # ---- fakes ----------------------------------------------------------------------------------
-
-    def fake_forward(self, *arguments: Any) -> Any:
-        given = self.given(arguments)
-        if not has_undecided_sizes(arguments):  # which C++ checks where they are known
-            self.check_values(given)
-        return one_or_all([self._empty_result(result, given) for result in self.results])
-
-    def _empty_result(self, result: Result, given: Given) -> Tensor:
+    def empty_result(self, result: Result, given: Given) -> Tensor:
+        """The memory of a result, not filled."""
         make = self.memory.get(result.name, result.empty)
         return make(given)
-
-    def fake_inference(self, *arguments: Any) -> Any:
-        return one_or_all(as_tuple(self.fake_forward(*arguments))[: len(self.returned)])
-
-    def fake_backward(self, *inputs: Any) -> Any:
-        values = dict(zip(self.backward_inputs, inputs, strict=True))
-        anywhere = {argument.name for argument in self.arguments if argument.on_cpu}
-        first, *others = (
-            v for name, v in values.items() if isinstance(v, Tensor) and name not in anywhere
-        )
-        check_same_device(self.title_of(values), first, *others)
-        results = {result.name: result for result in self.results}
-
-        def empty(name: str) -> Tensor:
-            if name in results:
-                needed = values[f"need_{name}"]
-                return self._empty_result(results[name], values) if needed else first.new_empty(0)
-            of = name.removeprefix("d")
-            like = values.get(of, first)  # where the argument itself is not read
-            if like is None or not self._is_needed(of, values):
-                return first.new_empty(0)
-            return self.memory[name](values) if name in self.memory else like.new_empty(like.shape)
-
-        return one_or_all([empty(name) for name in self.backward_outputs])
-
-
-DECLARED: dict[str, Op] = {}
-
-
-def declare(name: str, **declaration: Any) -> Op:
-    """Register the ops of a declaration, which are the fields of :class:`Op`."""
-    op = Op(name, **declaration)
-    assert op.gradients is None or op.gradient is not None, "kernels have no derivative"
-    op.raw = _raw_kernels(op)
-    op.array = raw_array_op(op) if op.fpga else None
-    op.public = define_public(op)
-    op.call = make_call(op, _direct_kernels(op), gradients_of)
-    DECLARED[name] = op
-    return op
-
-
-def _direct_kernels(op: Op) -> Kernels:
-    if op.composed is not None:
-        forward, backward = op.composed
-        return _composed_kernels(op, forward, op.eager_backward or backward)
-    forward, backward = direct(op.raw.forward), direct(op.raw.backward)
-    if op.saved and not op.has_inference:
-        return Kernels(forward, backward, without_saved(op, forward))
-    return Kernels(forward, backward, direct(op.raw.inference))
 
 
 def _tensors(names: Sequence[str]) -> str:
     text = ", ".join(f"Tensor {name}" for name in names)
     return text if len(names) == 1 else f"({text})"
-
-
-def _raw_kernels(op: Op) -> Kernels:
-    def define(
-        schema: str, formula: Formula, fake: Formula, names: tuple[str, ...] = op.names
-    ) -> Any:
-        return raw_op(schema, reference=on_memory(op.title, formula, *names), fake=fake)
-
-    if op.composed is not None:
-        run = _composed_kernels(op, *op.composed)
-        forward = composed_op(op.forward_schema, run.forward, op.fake_forward)
-        backward = composed_op(op.backward_schema, run.backward, op.fake_backward)
-        return Kernels(forward, backward, without_saved(op, forward) if op.saved else forward)
-    forward = define(op.forward_schema, op.formula_forward, op.fake_forward)
-    inference = forward
-    if op.saved and op.has_inference:
-        inference = define(op.inference_schema, op.formula_inference, op.fake_inference)
-    elif op.saved:
-        inference = without_saved(op, forward)
-    if op.backward_of is not None:
-        backward = op.backward_of.raw.backward
-    else:
-        backward = define(
-            op.backward_schema, op.formula_backward, op.fake_backward, op.backward_inputs
-        )
-    return Kernels(forward, backward, inference)
-
-
-def _composed_kernels(op: Op, forward: Formula, backward: Formula) -> Kernels:
-    """Behind the checks that no C++ and no schema does. Eager calls run them as they stand: what
-    watches the ops of a call sees those that they are made of."""
-
-    def checked(*arguments: Any) -> Any:
-        declared = op.as_declared(arguments)
-        op.check_values(op.given(declared))
-        return forward(*declared)
-
-    run = on_memory(op.title, checked, *op.names)
-    run_backward = on_memory(op.title, backward, *op.backward_inputs)
-    return Kernels(run, run_backward, without_saved(op, run) if op.saved else run)
-
-
-def without_saved(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """What a forward pass returns to the user."""
-    returned = len(op.returned)
-
-    def inference(*arguments: Any) -> Any:
-        return one_or_all(forward(*arguments)[:returned])
-
-    return inference
-
-
-def define_public(op: Op, **where: Any) -> Any:
-    """The op as one node of a graph. It returns no statistics: its backward pass computes them once
-    more."""
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        values = {**op.given(inputs), **dict(zip(op.returned, as_tuple(output), strict=True))}
-        tensors = {n: v for n, v in values.items() if isinstance(v, Tensor)}
-        kept = [name for name in op.kept if name in tensors]
-        ctx.save_for_backward(*(tensors[name] for name in kept))
-        ctx.kept = kept
-        ctx.others = {n: v for n, v in values.items() if n not in tensors}
-        ctx.others |= {n: measure(*inputs) for n, measure in op.measured.items()}
-        ctx.set_materialize_grads(not op.zeroed)
-
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        values = dict(zip(ctx.kept, ctx.saved_tensors, strict=True)) | ctx.others
-        values |= {f"d{n}": g for n, g in zip(op.returned, gradients, strict=True)}
-        for name in op.zeroed:
-            if values[f"d{name}"] is None:
-                values[f"d{name}"] = torch.zeros_like(values[op.kept_like(name)])
-        if op.saved and not torch.is_grad_enabled():
-            values |= op.saved_again({**dict.fromkeys(op.names), **values})
-        needed = dict(zip(op.names, ctx.needs_input_grad, strict=True))
-        return tuple(gradients_of(op, op.raw, values, needed))
-
-    return public_op(
-        op.public_schema,
-        impl=op.raw.inference,
-        fake=op.fake_inference,
-        setup_context=setup_context,
-        backward=backward,
-        **where,
-    )
-
-
-def gradients_of(
-    op: Op, kernels: Kernels, values: dict[str, Any], needed: dict[str, bool]
-) -> list[Tensor | None]:
-    """One for each argument; by the formula where they will be differentiated again."""
-    values |= {f"need_{name}": False for name in op.returned}
-    values |= {name: None for name in op.may_be_absent if name not in values}
-    given = [values.get(name) for name in op.names]
-    values |= {name: evaluate(*given) for name, evaluate in op.evaluated.items()}
-    for flag in set(op.flag_of.values()):
-        values[flag] = any(needed[name] for name, of in op.flag_of.items() if of == flag)
-    again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if op.gradients is not None and op.gradient is not None:
-        backward = op.gradient if again else kernels.backward
-        found = op.gradients(backward, values, needed)
-        return [found.get(name) for name in op.names]
-    if again:
-        results: Sequence[Tensor] = op.derive(values)
-    else:
-        results = as_tuple(kernels.backward(*(values[name] for name in op.backward_inputs)))
-    found = dict(zip(op.backward_outputs, results, strict=True))
-    found |= {f"d{name}": values[f"d{result}"] for name, result in op.passed.items()}
-    return [found[op.gradient_of(name)] if needed[name] else None for name in op.names]

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,13 @@ from .._torch import (
     knows_ops_of_others,
 )
 from ._array import run_on_array
+from ._declare import Call, Kernels, Op
 from ._declare_arguments import as_tuple, one_or_all
+from ._declare_checks import as_declared, check_values
+from ._declare_formula import formula_inference, gradients_of
 from ._declare_kinds import has_kinds, run_kinds
 from ._generated import run_source
 from ._kinds import refuse_dispatch
-
-if TYPE_CHECKING:
-    from ._declare import Kernels, Op
-
-Call = Callable[..., Any]
 
 # An eager call is short where it loops over no arguments: its source is written out for each op, as
 # it would be by hand.
@@ -176,7 +174,7 @@ class _Runner:
     def _run(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         op = self.op
         compiling = torch.compiler.is_compiling()
-        arguments = op.as_declared(arguments)
+        arguments = as_declared(op, arguments)
         if op.runs_kinds and has_kinds(arguments):
             return run_kinds(op, arguments, backend)
         if op.arguments[0].has_rows and not 0 < arguments[0].dim() <= MAX_RANK:
@@ -186,7 +184,7 @@ class _Runner:
         if backend == "fpga":
             return run_on_array(op, given)
         if backend == "reference" or is_transformed():
-            return op.formula_inference(*arguments)
+            return formula_inference(op, *arguments)
         if backend == "triton":
             if op.triton is None:
                 raise ArgumentValueError(
@@ -195,7 +193,7 @@ class _Runner:
                 )
             why = "which Triton's kernels cannot read"
             refuse_dispatch(op.title_of(given), given, has_memory, why)
-            op.check_values(given)
+            check_values(op, given)
             kernels = op.triton()
         else:
             kernels = op.raw if compiling else self.direct
@@ -212,7 +210,7 @@ class _Runner:
     def recover(self, error: Exception, arguments: tuple[Any, ...]) -> Any:
         """What ``error`` of a plain call means; the result where more work gives one."""
         op = self.op
-        declared = op.as_declared(arguments)
+        declared = as_declared(op, arguments)
         if op.runs_kinds and has_kinds(arguments):
             return run_kinds(op, declared, "auto")
         if any(a is not b for a, b in zip(declared, arguments, strict=True)):
@@ -233,7 +231,7 @@ class _Runner:
         op, x = self.op, arguments[0]
         given = op.given(arguments)
         if x.dim():
-            op.check_values(given)
+            check_values(op, given)
         last = op.last_dims(given)
         folded = [
             value if value is None else argument.fold(value, x, last)
@@ -249,7 +247,7 @@ class _Runner:
         return one_or_all([unfolded(result) for result in as_tuple(op.call(*folded, backend))])
 
 
-def make_call(op: Op, direct: Kernels, gradients_of: Callable[..., Any]) -> Call:
+def make_call(op: Op, direct: Kernels) -> Call:
     """``call(*arguments, backend="auto")``."""
     generated = run_source(_source(op), f"<declared {op.name}>", {"torch": torch})
     forward, backward = generated["make_function"](

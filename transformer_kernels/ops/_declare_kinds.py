@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._errors import ArgumentValueError
 from .._torch import jagged_like, ragged_dim
+from ._declare import Call, Op
 from ._declare_arguments import Given, Like, Param, Seed, as_tuple, one_or_all
 from ._kinds import is_distributed, is_jagged, jagged_values
 from ._sharding import Shards
 
-if TYPE_CHECKING:
-    from ._declare import Op
-
 Arguments = tuple[Any, ...]
-Call = Callable[..., Any]
 
 
 def has_kinds(arguments: Arguments) -> bool:

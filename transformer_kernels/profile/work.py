@@ -22,8 +22,9 @@ from torch.utils.flop_counter import flop_registry
 
 from .._library import NAMESPACE
 from ..measure import watch
-from ..ops._declare import DECLARED, Op
+from ..ops._declare import Op
 from ..ops._declare_arguments import Table, as_tuple
+from ..ops._register import DECLARED
 from ..ops.linear._arguments import numbers_a_row
 from .trace import Event
 

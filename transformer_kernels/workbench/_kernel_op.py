@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from .._errors import ArgumentTypeError, ArgumentValueError, dtype_name, shape_text
 from .._library import NAMESPACE, composite_op, direct, log_dispatch
 from .._torch import has_undecided_sizes
-from ..ops._declare import Kernels, Op, define_public, gradients_of
+from ..ops._declare import Kernels, Op
 from ..ops._declare_arguments import (
     Argument,
     Flag,
@@ -29,6 +30,10 @@ from ..ops._declare_arguments import (
     one_or_all,
 )
 from ..ops._declare_call import make_call
+from ..ops._declare_checks import check_values
+from ..ops._declare_fake import fake_backward
+from ..ops._declare_formula import formula_backward
+from ..ops._register import define_public
 
 _library = torch.library.Library(f"{NAMESPACE}_yours", "FRAGMENT")
 _defined: dict[str, int] = {}  # how often a name was taken: a notebook's cell runs again
@@ -101,12 +106,6 @@ class KernelOp(Op):
 
     kernel: Definition
 
-    def fake_forward(self, *arguments: Any) -> Any:
-        given = self.given(arguments)
-        if not has_undecided_sizes(arguments):
-            self.check_values(given)
-        return one_or_all([r.new_empty(r.shape) for r in self.by_formula(arguments)])
-
     def by_formula(self, arguments: Sequence[Any]) -> tuple[Tensor, ...]:
         results = as_tuple(self.formula(*arguments))
         if len(results) != len(self.returned):
@@ -115,6 +114,12 @@ class KernelOp(Op):
                 f" {len(self.returned)} ({', '.join(self.returned)})"
             )
         return results
+
+
+def _fake(op: KernelOp, *arguments: Any) -> Any:
+    if not has_undecided_sizes(arguments):
+        check_values(op, op.given(arguments))
+    return one_or_all([r.new_empty(r.shape) for r in op.by_formula(arguments)])
 
 
 def declare_kernel(kernel: Definition, name: str, backward_inputs: Sequence[str]) -> KernelOp:
@@ -144,11 +149,14 @@ def declare_kernel(kernel: Definition, name: str, backward_inputs: Sequence[str]
     op.kernel = kernel
     op.array = None
     passes = _Passes(kernel, op, backward_inputs)
-    forward = composite_op(_library, op.forward_schema, passes.forward, op.fake_forward)
-    backward = composite_op(_library, op.backward_schema, passes.backward, op.fake_backward)
+    fake = partial(_fake, op)
+    forward = composite_op(_library, op.forward_schema, passes.forward, fake)
+    backward = composite_op(
+        _library, op.backward_schema, passes.backward, partial(fake_backward, op)
+    )
     op.raw = Kernels(forward, backward, forward)
-    op.public = define_public(op, library=_library)
-    op.call = make_call(op, Kernels(*map(direct, op.raw)), gradients_of)
+    op.public = define_public(op, fake=fake, library=_library)
+    op.call = make_call(op, Kernels(*map(direct, op.raw)))
     return op
 
 
@@ -175,7 +183,7 @@ class _Passes:
         key = tuple(_form(x) if isinstance(x, Tensor) else x for x in arguments)
         known = self._forms.get(key)
         if known is None:
-            self._op.check_values(self._op.given(arguments))
+            check_values(self._op, self._op.given(arguments))
         if not self._runs(arguments[0]):
             return one_or_all([r.contiguous() for r in self._op.by_formula(arguments)])
         forms = self._expected(arguments) if known is None else known
@@ -189,7 +197,7 @@ class _Passes:
         op = self._op
         values = dict(zip(op.backward_inputs, inputs, strict=True))
         if not self._read or not self._runs(values[op.names[0]]):
-            return op.formula_backward(*inputs)
+            return formula_backward(op, *inputs)
         found = as_tuple(self._kernel.backward(*(values[name] for name in self._read)))
         wanted = op.backward_outputs
         if len(found) != len(wanted):

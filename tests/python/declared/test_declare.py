@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import _library, functional
-from transformer_kernels.ops._declare import DECLARED, Op, declare
+from transformer_kernels.ops._declare import Op
 from transformer_kernels.ops._declare_arguments import (
     Flag,
     Indices,
@@ -27,6 +27,7 @@ from transformer_kernels.ops._declare_arguments import (
     saved_rows,
 )
 from transformer_kernels.ops._public import overridable
+from transformer_kernels.ops._register import DECLARED, declare
 from transformer_kernels.testing.declared import bad, combinations, good
 
 OPS = list(DECLARED.values())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_kernels import _torch
 from transformer_kernels.functional import qk_norm, rms_norm, rope, rope_tables
+from transformer_kernels.ops._declare_formula import formula_backward
 from transformer_kernels.ops.rope._ops import QK_NORM
 from transformer_kernels.testing import reference
 from transformer_kernels.testing.case import Problem
@@ -126,7 +127,7 @@ def test_backends_agree(kind: str, device: str) -> None:
     needs = (given["q_weight"] is not None, given["k_weight"] is not None)
     inputs = (*(torch.randn_like(x) for x in expected), *given.values(), *needs)
     assert QK_NORM.triton is not None
-    gradients = QK_NORM.formula_backward(*inputs)
+    gradients = formula_backward(QK_NORM, *inputs)
     for backward in (QK_NORM.raw.backward, QK_NORM.triton().backward):
         for y, e in zip(backward(*inputs), gradients, strict=True):
             torch.testing.assert_close(y, e, rtol=1e-4, atol=1e-5)

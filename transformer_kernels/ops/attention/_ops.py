@@ -8,10 +8,11 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._declare import Formula, Kernels, declare
+from .._declare import Formula, Kernels
 from .._declare_arguments import Argument, Flag, Given, Integer, Number, Result, Seed
 from .._dtype import accumulate_dtype
 from .._heads import empty_heads
+from .._register import declare
 from . import _formula
 from ._arguments import check
 

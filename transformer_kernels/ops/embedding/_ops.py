@@ -10,8 +10,9 @@ from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError, shape_text
-from .._declare import Kernels, declare
+from .._declare import Kernels
 from .._declare_arguments import Flag, Given, Indices, Integer, Result, Table
+from .._register import declare
 from . import _formula
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, check_floating, dtype_name, shape_text
-from .._declare import Kernels, declare
+from .._declare import Kernels
 from .._declare_arguments import Argument, Given, Indices, Integer, Result, Table
+from .._register import declare
 from . import _formula
 
 

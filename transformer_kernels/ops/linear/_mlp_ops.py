@@ -16,8 +16,8 @@ from collections.abc import Callable
 from torch import Size, Tensor
 
 from ..._errors import ArgumentValueError
-from .._declare import declare
 from .._declare_arguments import Flag, Given, Integer, Result, Rows, Table
+from .._register import declare
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula, _mlp, _ops
 from ._arguments import Bias, Down, check_activation, empty_like_weight, hidden_features

@@ -10,8 +10,9 @@ from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
 from ..._library import raw_op
-from .._declare import Kernels, declare
+from .._declare import Kernels
 from .._declare_arguments import Given, Integer, Result, Rows, Table
+from .._register import declare
 from ..pointwise._ops import GATED
 from ..pointwise.table import ACTIVATIONS
 from . import _formula

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from .._declare import declare
 from .._declare_arguments import Given, Result, Rows
+from .._register import declare
 from . import _formula
 from ._arguments import Bias, Packed, Scales, numbers_a_row
 

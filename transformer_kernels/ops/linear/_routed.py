@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..._errors import ArgumentValueError, translate
 from ..._library import direct, log_dispatch, raw_op
-from .._declare import Kernels, declare, gradients_of, without_saved
+from .._declare import Kernels
 from .._declare_arguments import Given, Integer, Result, Rows, Table
 from .._declare_call import make_call
+from .._register import declare, without_saved
 from . import _formula
 from ._arguments import Bias, empty_like_weight
 from ._formula import as_rows
@@ -236,5 +237,4 @@ ROUTED_LINEAR = declare(
 call = make_call(
     ROUTED_LINEAR,
     Kernels(_forward, _backward_in_place, without_saved(ROUTED_LINEAR, _forward)),
-    gradients_of,
 )

@@ -13,6 +13,7 @@ from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
 from ..._torch import refuses_cublas
 from .._declare import Op
+from .._declare_checks import as_declared, check_values
 from .._public import overridable
 from ..fpga.linear import on_array
 from ..pointwise._ops import GATED, PLAIN
@@ -47,7 +48,7 @@ def _torch_product(op: Op, *arguments: Any) -> Tensor:
         y = _onednn.product(op.name, *arguments[:3])
         return _formula.linear(*arguments[:3]) if y is None else y
     except (RuntimeError, TypeError, AttributeError):
-        op.check_values(op.given(op.as_declared(arguments)))
+        check_values(op, op.given(as_declared(op, arguments)))
         raise
 
 

@@ -17,6 +17,7 @@ from ..._errors import (
 )
 from ..._library import have_kernels_for, log_dispatch
 from ..._torch import is_eager
+from .._declare_checks import as_declared, check_values
 from .._public import overridable
 from ._arguments import SCALES
 from ._choice import has_few_rows, refusal, why_not_few_rows_on_cuda
@@ -166,6 +167,6 @@ def quantized_linear(
 
 def _dequantized_linear(*arguments: Any) -> Tensor:
     op = QUANTIZED_LINEAR
-    op.check_values(op.given(op.as_declared(arguments)))
+    check_values(op, op.given(as_declared(op, arguments)))
     y: Tensor = DequantizedLinear.apply(*arguments)
     return y

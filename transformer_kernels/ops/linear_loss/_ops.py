@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError, shape_text
 from ..._library import composed_op
-from .._declare import declare, gradients_of
 from .._declare_arguments import (
     Flag,
     Given,
@@ -27,8 +26,12 @@ from .._declare_arguments import (
     Rows,
     Table,
 )
+from .._declare_checks import as_declared, check_values
+from .._declare_fake import fake_inference
+from .._declare_formula import gradients_of
 from .._dtype import accumulate_dtype
 from .._kinds import on_memory
+from .._register import declare
 from ..linear._arguments import Bias
 from ..loss._ops import check_options, empty_loss, scale_gradient
 from . import _chunks, _formula
@@ -99,7 +102,7 @@ _GRADIENTS = ("x", "linear_weight", "linear_bias")
 def _loss_and_gradients(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *values, need_dx, need_dweight, need_dbias = arguments
     given = LINEAR_CROSS_ENTROPY.given(values)
-    LINEAR_CROSS_ENTROPY.check_values(given)
+    check_values(LINEAR_CROSS_ENTROPY, given)
     return _chunks.loss_and_gradients(given, (need_dx, need_dweight, need_dbias))
 
 
@@ -107,7 +110,7 @@ def _fake_loss_and_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     *values, need_dx, need_dweight, need_dbias = arguments
     given = LINEAR_CROSS_ENTROPY.given(values)
     needed = dict(zip(_GRADIENTS, (need_dx, need_dweight, need_dbias), strict=True))
-    return LINEAR_CROSS_ENTROPY.fake_inference(*values), *(
+    return fake_inference(LINEAR_CROSS_ENTROPY, *values), *(
         given[name].new_empty(given[name].shape) if needed[name] else given["x"].new_empty(0)
         for name in _GRADIENTS
     )
@@ -175,5 +178,5 @@ def call_in_forward(arguments: tuple[Any, ...]) -> Tensor:
     op = LINEAR_CROSS_ENTROPY
     given = op.given(arguments)
     needed = tuple(given[name] is not None and given[name].requires_grad for name in _GRADIENTS)
-    loss: Tensor = _InForward.apply(needed, *op.as_declared(arguments))
+    loss: Tensor = _InForward.apply(needed, *as_declared(op, arguments))
     return loss

@@ -12,6 +12,7 @@ the sum of v. Label smoothing: Szegedy et al. 2016 (arXiv:1512.00567); the z-los
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError, shape_text
 from ..._library import direct, raw_op
-from .._declare import Formula, Kernels, declare
+from .._declare import Formula, Kernels
 from .._declare_arguments import (
     Flag,
     Given,
@@ -33,7 +34,10 @@ from .._declare_arguments import (
     Rows,
     saved_rows,
 )
+from .._declare_fake import fake_inference
+from .._declare_formula import formula_forward
 from .._dtype import accumulate_dtype
+from .._register import declare
 from . import _formula
 
 _FORWARD = (
@@ -136,7 +140,7 @@ CROSS_ENTROPY = declare(
 
 
 def _loss_and_gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
-    loss, *saved = CROSS_ENTROPY.formula_forward(*arguments)
+    loss, *saved = formula_forward(CROSS_ENTROPY, *arguments)
     values = {**CROSS_ENTROPY.given(arguments), "dloss": torch.ones_like(loss)}
     values |= zip(CROSS_ENTROPY.saved, saved, strict=True)
     return loss, _formula.backward(*(values[name] for name in CROSS_ENTROPY.backward_inputs))
@@ -153,7 +157,7 @@ def _scale_formula(x: Tensor, by: Tensor) -> None:
 
 
 def _fake_loss_and_gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return CROSS_ENTROPY.fake_inference(*arguments), arguments[0].new_empty(arguments[0].shape)
+    return fake_inference(CROSS_ENTROPY, *arguments), arguments[0].new_empty(arguments[0].shape)
 
 
 def _fake_scale(x: Tensor, by: Tensor) -> None:
@@ -171,7 +175,7 @@ loss_with_gradient_in_place = direct(
     raw_op(
         f"cross_entropy_gradient_(Tensor(a!) x, {_FORWARD}) -> Tensor loss",
         reference=_loss_with_gradient_in_place,
-        fake=CROSS_ENTROPY.fake_inference,
+        fake=partial(fake_inference, CROSS_ENTROPY),
     )
 )
 scale_gradient = direct(

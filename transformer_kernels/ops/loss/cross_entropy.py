@@ -21,6 +21,7 @@ from ..._errors import (
 )
 from ..._library import log_copy, log_dispatch
 from ..._torch import any_autocast, is_eager, jagged_like
+from .._declare_checks import as_declared
 from .._kinds import (
     is_distributed,
     is_jagged,
@@ -201,7 +202,7 @@ def cross_entropy(
 
 
 def _in_forward(in_place: bool, arguments: tuple[Any, ...]) -> Tensor:
-    declared = CROSS_ENTROPY.as_declared(arguments)
+    declared = as_declared(CROSS_ENTROPY, arguments)
     try:
         return call_in_forward(in_place, declared)
     except RuntimeError as error:

@@ -11,6 +11,7 @@ from ..._errors import ArgumentValueError
 from ..._torch import ragged_dim
 from .._declare import Op
 from .._declare_arguments import as_tuple, one_or_all
+from .._declare_checks import as_declared
 from .._declare_kinds import has_kinds, run_kinds
 from .._kinds import is_jagged
 from ._arguments import check_shapes
@@ -64,4 +65,4 @@ def _of_kinds(op: Op, arguments: tuple[Any, ...], shape: tuple[int, ...], backen
         *rows, weight, bias, eps, zero_centered = local
         return over_dimensions(op, tuple(rows), shape, weight, bias, eps, zero_centered, backend)
 
-    return run_kinds(op, op.as_declared(arguments), backend, call, len(shape))
+    return run_kinds(op, as_declared(op, arguments), backend, call, len(shape))

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .._declare import Formula, Kernels, Op, declare
+from .._declare import Formula, Kernels, Op
 from .._declare_arguments import Flag, Like, Number, Param, Result, Rows, saved_rows
+from .._register import declare
 from . import _formula
 
 _OPTIONS = (Param("weight"), Param("bias"), Number("eps"), Flag("zero_centered_weight"))

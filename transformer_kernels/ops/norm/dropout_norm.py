@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._declare import Kernels, Op, declare
+from .._declare import Kernels, Op
 from .._declare_arguments import Flag, Given, Like, Number, Param, Result, Rows, Seed, saved_rows
 from .._dtype import accumulate_dtype
 from .._public import overridable
+from .._register import declare
 from ..pointwise.dropout import (
     P,
     bias_dropout_add_formula,

@@ -15,9 +15,10 @@ from functools import partial
 from torch import Tensor
 
 from ..._errors import ArgumentValueError
-from .._declare import Kernels, Op, declare
+from .._declare import Kernels, Op
 from .._declare_arguments import Given, Like, Param, Result, Rows
 from .._dtype import accumulate_dtype
+from .._register import declare
 from .table import ACTIVATIONS, Activation
 
 Activate = Callable[[Tensor], Tensor]

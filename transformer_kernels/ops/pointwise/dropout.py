@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError, as_flag, as_number
 from ..._library import log_dispatch
-from .._declare import Kernels, declare
+from .._declare import Kernels
 from .._declare_arguments import Given, Like, Number, Param, Result, Rows, Seed
 from .._dtype import accumulate_dtype
 from .._philox import VALUES, fresh_seed, kept, scale, threshold
 from .._public import overridable
+from .._register import declare
 
 P = Number("p", least=0.0, most=1.0)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError
-from .._declare_call import Call
+from .._declare import Call
 from .._public import overridable
 from ._ops import GATED, PLAIN
 from .table import ACTIVATIONS, Activation

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from ..._errors import ArgumentValueError
 from ..._library import direct, raw_op
-from .._declare import Kernels, declare
+from .._declare import Kernels
 from .._declare_arguments import Argument, Flag, Given, Indices, Integer, Number, Param, Result
+from .._declare_checks import check_values
 from .._heads import empty_heads
+from .._register import declare
 from . import _formula
 from ._arguments import check
 
@@ -75,7 +77,7 @@ ROPE = declare(
 
 def _rotate_in_place(*arguments: Any) -> None:
     given = ROPE.given(arguments)
-    ROPE.check_values(given)
+    check_values(ROPE, given)
     for x, rotated in zip((given["q"], given["k"]), _formula.forward(*arguments), strict=True):
         if x is not None:
             x.copy_(rotated)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._errors import as_flag, translate
 from ..._torch import is_eager
+from .._declare_checks import as_declared
 from .._public import overridable
 from ._angles import angle_arguments, heads_last
 from ._ops import ROPE, rotate_in_place
@@ -36,7 +37,7 @@ def _run_in_place(arguments: tuple[Any, ...]) -> None:
     try:
         rotate_in_place(*arguments)
     except (RuntimeError, TypeError, AttributeError) as error:
-        declared = ROPE.as_declared(arguments)
+        declared = as_declared(ROPE, arguments)
         if any(a is not b for a, b in zip(declared, arguments, strict=True)):
             return _run_in_place(declared)
         raise translate(_OP, error) from None

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError
-from .._declare import Formula, Kernels, declare
+from .._declare import Formula, Kernels
 from .._declare_arguments import Flag, Given, Mask, Number, Result, Rows
+from .._register import declare
 from . import _formula
 
 
