@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -173,16 +174,86 @@ def knows_ops_of_others(kind: Any) -> bool:
     return has_memory(kind) or kind.__name__ in _TRANSPARENT
 
 
+# ---- modules ------------------------------------------------------------------------------------
+
+Forwards = Mapping[type[torch.nn.Module], Callable[..., Any]]
+
+_has_global_hook = torch.nn.modules.module._has_any_global_hook
+_PLAIN_PARAMETERS = frozenset((torch.nn.Parameter, torch.Tensor, type(None)))
+
+
+def forwards_of(*kinds: type[torch.nn.Module]) -> Forwards:
+    """The classes that :func:`is_bare` is asked about, each with its ``forward``."""
+    return {kind: kind.forward for kind in kinds}
+
+
+def is_bare(module: Any, forwards: Forwards) -> bool:
+    """Whether a call of the module is its class's ``forward`` on its parameters and nothing else,
+    so that a fused pass may read the parameters and leave out the call.
+
+    It is not where another class stands in its place (adapters, parametrizations, quantised
+    layers), where ``forward`` was replaced in the module or in its class, where a hook of the
+    module or of all modules would run (pruning is one), and where a parameter is a tensor that
+    brings its own operators, as quantised weights do.
+    """
+    kind = type(module)
+    forward = forwards.get(kind)
+    if (
+        forward is None
+        or kind.forward is not forward
+        or "forward" in vars(module)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _has_global_hook()
+    ):
+        return False
+    for parameter in module._parameters.values():
+        its = type(parameter)
+        if its not in _PLAIN_PARAMETERS and its.__name__ not in _TRANSPARENT:
+            return False
+    return True
+
+
+def are_bare(module: torch.nn.Module, parts: Mapping[str, Forwards]) -> bool:
+    """Whether the children of these names are, without the time of looking up attributes."""
+    children = module._modules
+    return all(is_bare(children.get(name), forwards) for name, forwards in parts.items())
+
+
+_TABLE = forwards_of(torch.nn.Embedding)
+
+
+def is_table(module: Any) -> bool:
+    """Whether it is a bare ``nn.Embedding`` whose forward pass is a look-up, its gradient a sum."""
+    return is_bare(module, _TABLE) and not (
+        module.max_norm is not None or module.scale_grad_by_freq or module.sparse
+    )
+
+
+_evaluations: dict[int, int] = {}  # calls in evaluating(), of any thread, by the module's id
+_evaluations_lock = threading.Lock()
+
+
 @contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation meanwhile, and each module as it was after it."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Sets modules to evaluation. They train again when the last call that holds them ends: calls
+    of several threads overlap."""
+    with _evaluations_lock:
+        held = [module for module in modules if module.training or id(module) in _evaluations]
+        for module in held:
+            _evaluations[id(module)] = _evaluations.get(id(module), 0) + 1
+            module.training = False
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _evaluations_lock:
+            for module in held:
+                _evaluations[id(module)] -= 1
+                if not _evaluations[id(module)]:
+                    del _evaluations[id(module)]
+                    module.training = True
 
 
 def constant_when_compiled(function: Callable[..., None]) -> Callable[..., None]:

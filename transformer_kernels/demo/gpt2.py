@@ -10,7 +10,8 @@
 A step gives modules of the model a class derived from their own, which has another ``forward`` and
 nothing else. So parameters, hooks and ``state_dict`` stay what and where they are, and what a step
 has no way for goes to ``super()``: encoders beside the decoder, recorded hidden states,
-checkpointed layers.
+checkpointed layers. Each call asks whether the modules that a step leaves out are bare; where an
+adapter, a hook, pruning or another module is on one, stock code runs the block, or the model.
 """
 
 from __future__ import annotations
@@ -24,17 +25,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    EncoderDecoderCache,
+)
+from transformers.activations import ACT2FN
 from transformers.masking_utils import create_causal_mask, sdpa_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     CausalLMOutputWithCrossAttentions,
 )
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2LMHeadModel, GPT2Model
+from transformers.models.gpt2.modeling_gpt2 import (
+    GPT2MLP,
+    GPT2Attention,
+    GPT2Block,
+    GPT2LMHeadModel,
+    GPT2Model,
+)
 from transformers.pytorch_utils import Conv1D
 
 import transformer_kernels as tfk
-from transformer_kernels.nn.linear import is_bare
+from transformer_kernels._torch import are_bare, forwards_of, is_bare, is_table
+
+ATTENTION = "transformer_kernels"  # its name among those of Transformers
 
 
 def put_in_kernels(model: Any) -> Any:
@@ -80,23 +95,27 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Hugging Face's interface of attention: heads before time, and time before heads in return.
 
-    All of it is one kernel, which reads the heads where the projection left them. Where there is no
-    mask, causality is all that it would say.
+    All of it is one kernel, which reads the heads where the projection left them. Without a mask
+    the first query stands beside the first key, and a cache's keys beyond the last query are not
+    there yet; a single query sees all keys.
     """
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     seen: dict[str, Any] = {}
     if attention_mask is not None:
         seen["mask" if attention_mask.dtype is torch.bool else "bias"] = attention_mask
-    else:
+    elif q.shape[1] > 1:
         seen["causal"] = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return tfk.functional.attention(q, k, v, scale=scaling, dropout=dropout, **seen), None
+    return (
+        tfk.functional.attention(q, k, v, scale=scaling, dropout=dropout, top_left=True, **seen),
+        None,
+    )
 
 
 def put_in_attention(model: Any) -> None:
     give_classes(model, {Conv1D: Projection})
-    AttentionInterface.register("transformer_kernels", attend)
-    AttentionMaskInterface.register("transformer_kernels", sdpa_mask)
-    model.config._attn_implementation = "transformer_kernels"
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    model.config._attn_implementation = ATTENTION
 
 
 # ---- blocks -------------------------------------------------------------------------------------
@@ -104,6 +123,21 @@ def put_in_attention(model: Any) -> None:
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu",
     "relu2": "relu_squared", "silu": "silu", "swish": "silu", "quick_gelu": "quick_gelu",
+}  # fmt: skip
+# By the class of the module that stands in an MLP.
+ACTIVATION_OF = {type(ACT2FN[name]): ours for name, ours in ACTIVATIONS.items()}
+
+# What may stand in each place that a fused block leaves out.
+PROJECTIONS = forwards_of(Conv1D, Projection)
+NORMS = forwards_of(nn.LayerNorm, tfk.nn.LayerNorm)
+DROPOUTS = forwards_of(nn.Dropout, tfk.nn.Dropout)
+OF_BLOCK = {
+    "ln_1": NORMS, "attn": forwards_of(GPT2Attention), "ln_2": NORMS, "mlp": forwards_of(GPT2MLP),
+}  # fmt: skip
+OF_ATTENTION = {"c_proj": PROJECTIONS, "resid_dropout": DROPOUTS}
+OF_MLP = {
+    "c_fc": PROJECTIONS, "act": forwards_of(*ACTIVATION_OF), "c_proj": PROJECTIONS,
+    "dropout": DROPOUTS,
 }  # fmt: skip
 
 
@@ -158,9 +192,15 @@ class Block(GPT2Block):
         **options: Any,
     ) -> Any:
         """With ``normed``, which is ``ln_1(hidden_states)``, the block begins behind its norm; with
-        ``next_norm`` it ends behind that, and returns the pair of sum and norm."""
+        ``next_norm`` it ends behind that, and returns the pair of sum and norm. Who gives these has
+        asked whether the block is open."""
         cache = given_cache(cache, options)
-        if encoder_hidden_states is not None:
+        is_ours = normed is not None or (
+            encoder_hidden_states is None
+            and not isinstance(cache, EncoderDecoderCache)
+            and self.is_open()
+        )
+        if not is_ours:
             return super().forward(
                 hidden_states, cache, attention_mask, encoder_hidden_states,
                 encoder_attention_mask, use_cache, **options,
@@ -176,11 +216,19 @@ class Block(GPT2Block):
         pair = add_branch(hidden_states, product, mlp.c_proj, mlp.dropout, next_norm)
         return pair[0] if next_norm is None else pair
 
+    def is_open(self) -> bool:
+        """Whether its attention is ours, and each module that ``forward`` leaves out is bare."""
+        if not are_bare(self, OF_BLOCK):
+            return False
+        attn, mlp = self.attn, self.mlp
+        is_ours = attn.config._attn_implementation == ATTENTION
+        return is_ours and are_bare(attn, OF_ATTENTION) and are_bare(mlp, OF_MLP)
+
     def _through_mlp(self, x: Tensor) -> Tensor:
         """Without the second bias. As one op the MLP keeps less for the backward pass, which on
         Hopper computes the rest within a product; on a CPU that would take a pass more."""
         fc, down = self.mlp.c_fc, self.mlp.c_proj
-        activation = ACTIVATIONS[self.attn.config.activation_function]
+        activation = ACTIVATION_OF[type(self.mlp.act)]
         if x.is_cuda:
             return tfk.functional.mlp(
                 x, fc.weight.t(), fc.bias, down.weight.t(), activation=activation
@@ -211,6 +259,20 @@ def put_in_blocks(model: Any) -> None:
 
 # ---- everything ---------------------------------------------------------------------------------
 
+BLOCKS, HEADS = forwards_of(Block), forwards_of(nn.Linear, tfk.nn.Linear)
+
+
+def is_open(model: Any) -> bool:
+    """Whether :func:`forward` may leave out the tables and norms, and hand norms over to blocks."""
+    return (
+        is_table(model.wte)
+        and is_table(model.wpe)
+        and model.wpe.padding_idx is None
+        and is_bare(model.ln_f, NORMS)
+        and not model.config.add_cross_attention
+        and all(is_bare(block, BLOCKS) and block.is_open() for block in model.h)
+    )
+
 
 def forward(
     self: Any,
@@ -229,7 +291,8 @@ def forward(
     cache = given_cache(cache, options)
     others = (token_type_ids, inputs_embeds, encoder_hidden_states, encoder_attention_mask)
     is_plain = input_ids is not None and input_ids.dim() == 2
-    if not is_plain or any(x is not None for x in others) or _has_wishes(self, options):
+    has_others = any(x is not None for x in others)
+    if not is_plain or has_others or _has_wishes(self, options) or not is_open(self):
         return GPT2Model.forward(
             self, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
             position_ids=position_ids, inputs_embeds=inputs_embeds,
@@ -342,7 +405,7 @@ def _loss_is_ours(model: Any, options: dict[str, Any]) -> bool:
     """Whether nobody put in another loss or head, hooked into it, or wants other results."""
     return (
         model.loss_function is causal_loss
-        and is_bare(model.lm_head, tfk.nn.Linear)
+        and is_bare(model.lm_head, HEADS)
         and "logits_to_keep" not in options
         and _asked(model, options, "return_dict", True)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .._errors import (
     FLOATING,
@@ -18,6 +19,7 @@ from .._errors import (
     is_integer,
     not_floating,
 )
+from .._torch import forwards_of, is_bare
 from ..ops.attention._arguments import MOST_DIM
 from ._level import Affine, Level, Weights
 from .compiled import Compiled
@@ -30,6 +32,9 @@ from .triton import Triton
 LEVELS: dict[str, Level] = {
     level.name: level for level in (Native(), Scripted(), Compiled(), Triton(), Ours())
 }
+
+
+_PARTS = forwards_of(nn.LayerNorm, nn.Linear)
 
 
 def find_level(level: int | str) -> Level:
@@ -48,7 +53,8 @@ class Block(nn.Module):
     """A pre-norm transformer block, as GPT-2's, run by one of five levels.
 
     ``h = x + out(attention(qkv(norm_1(x))))``, ``y = h + down(gelu(up(norm_2(h))))``. All levels
-    compute this, have the same parameters, and take each other's ``state_dict``.
+    compute this, have the same parameters, and take each other's ``state_dict``. A level reads the
+    parameters and calls no module; where a module is an adapter or has a hook, all six are called.
 
     Args:
         level: 1 to 5, or ``"torch"``, ``"torchscript"``, ``"compile"``, ``"triton"``, ``"ours"``.
@@ -109,8 +115,19 @@ class Block(nn.Module):
         """(B, T, C) -> (B, T, C)."""
         self._check(x)
         parts = (self.norm_1, self.qkv, self.out, self.norm_2, self.up, self.down)
+        if not all(is_bare(part, _PARTS) for part in parts):
+            return self._run_modules(x)
         weights = Weights(*(Affine(part.weight, part.bias) for part in parts))
         return self.level.run(x, weights, self.num_heads, self.causal, self.eps)
+
+    def _run_modules(self, x: Tensor) -> Tensor:
+        """The text of ``native.block`` by calls of the modules."""
+        qkv = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        h = x + self.out(seen.transpose(1, 2).flatten(2))
+        y: Tensor = h + self.down(F.gelu(self.up(self.norm_2(h))))
+        return y
 
     def _check(self, x: Tensor) -> None:
         check_tensors("Block", {"x": x})

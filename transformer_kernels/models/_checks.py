@@ -20,6 +20,7 @@ from .._errors import (
     not_floating,
     shape_text,
 )
+from .._torch import forwards_of, is_bare
 from ._fused import Fused
 from ._passes import Passes
 from ._stock import Stock
@@ -91,10 +92,14 @@ def check_targets(op: str, targets: Any, logits: Tensor) -> None:
     check_beside(op, "targets", targets, logits)
 
 
+_HEAD = forwards_of(nn.Linear)
+
+
 class Switched(nn.Module):
-    """A model with the switch: ``kernels``, which may be set again at any time."""
+    """A model with the switch ``kernels``, which may be set again at any time, and a ``head``."""
 
     kernels: str
+    head: nn.Linear
 
     def __init__(self, kernels: str) -> None:
         super().__init__()
@@ -103,6 +108,15 @@ class Switched(nn.Module):
     @property
     def passes(self) -> Passes:
         return KERNELS[one_of(type(self).__name__, "kernels", self.kernels, KERNELS)]
+
+    def _logits_or_loss(self, x: Tensor, targets: Tensor | None) -> Tensor:
+        """A hook on the head, or what stands in its place, may keep the logits: then the loss
+        leaves them as they are."""
+        logits: Tensor = self.head(x)
+        if targets is None:
+            return logits
+        check_targets(type(self).__name__, targets, logits)
+        return self.passes.loss(logits, targets, is_last_use=is_bare(self.head, _HEAD))
 
     def extra_repr(self) -> str:
         return f"kernels={self.kernels!r}"

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The passes by this project's kernels.
 
+A pass reads the parameters of its modules and does not call them. Each call of it asks whether they
+are bare (:func:`transformer_kernels._torch.is_bare`) and what the kernel computes; where one is
+not, as an adapter, a hook or a quantised weight, all of that pass is stock PyTorch's.
+
 What they spare: a bias is added where the next pass reads the projection, and its gradient summed
 where that pass writes its own; residual, dropout and the next norm are one pass; attention reads
 heads where the projection left them, and a cache as it lies; positions are added while tokens are
@@ -13,6 +17,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .. import _torch
+from .._torch import forwards_of, is_bare, is_table
 from ..ops.attention.attention import attention
 from ..ops.embedding.embedding import embedding, embedding_add
 from ..ops.graph.gather_reduce import gather_reduce, graph_attention, segment_reduce
@@ -25,18 +30,41 @@ from ..ops.pointwise._ops import GATED, PLAIN
 from ..ops.pointwise.dropout import dropout
 from ..ops.rope.rope import rope
 from ._passes import Passes, Tables
+from ._stock import Stock
+
+_STOCK = Stock()
+_LINEAR = forwards_of(nn.Linear)
+_LAYER_NORM, _RMS_NORM = forwards_of(nn.LayerNorm), forwards_of(nn.RMSNorm)
+_CONVOLUTION = forwards_of(nn.Conv2d)
+
+
+def _is_of_patches(projection: nn.Conv2d) -> bool:
+    """Whether it reads each pixel once."""
+    return (
+        is_bare(projection, _CONVOLUTION)
+        and projection.stride == projection.kernel_size
+        and projection.padding == (0, 0)
+        and projection.dilation == (1, 1)
+        and projection.groups == 1
+    )
 
 
 class Fused(Passes):
     def embed(
         self, tokens: Tensor, table: nn.Embedding, positions: nn.Embedding | None, first: int
     ) -> Tensor:
+        if not is_table(table):
+            return _STOCK.embed(tokens, table, positions, first)
         if positions is None:
-            return embedding(tokens, table.weight)
-        return embedding_add(tokens, table.weight, first, positions.weight)
+            return embedding(tokens, table.weight, table.padding_idx)
+        if not is_table(positions) or positions.padding_idx is not None:
+            return _STOCK.embed(tokens, table, positions, first)
+        return embedding_add(tokens, table.weight, first, positions.weight, table.padding_idx)
 
     def patches(self, images: Tensor, projection: nn.Conv2d) -> Tensor:
         """Patches that do not overlap are rows of one matrix product."""
+        if not _is_of_patches(projection):
+            return _STOCK.patches(images, projection)
         weight = projection.weight
         height, width = weight.shape[2:]
         grid = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))
@@ -47,26 +75,31 @@ class Fused(Passes):
         return dropout(x, p) if p else x
 
     def norm(self, x: Tensor, norm: nn.Module) -> Tensor:
-        if isinstance(norm, nn.RMSNorm):
+        if is_bare(norm, _RMS_NORM):
             return rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
-        assert isinstance(norm, nn.LayerNorm)
-        return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        if is_bare(norm, _LAYER_NORM):
+            return layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        return _STOCK.norm(x, norm)
 
     def project_add_norm(
         self, x: Tensor, projection: nn.Linear, residual: Tensor, norm: nn.Module, p: float
     ) -> tuple[Tensor, Tensor]:
+        is_rms = is_bare(norm, _RMS_NORM)
+        if not (is_bare(projection, _LINEAR) and (is_rms or is_bare(norm, _LAYER_NORM))):
+            return _STOCK.project_add_norm(x, projection, residual, norm, p)
         # Autocast's projections are narrower than the residual.
         out = _torch.linear(x, projection.weight).to(residual.dtype)
-        if isinstance(norm, nn.RMSNorm):
+        if is_rms:
             return bias_dropout_add_rms_norm(
                 out, projection.bias, residual, norm.weight, p, eps=norm.eps
             )
-        assert isinstance(norm, nn.LayerNorm)
         return bias_dropout_add_layer_norm(
             out, projection.bias, residual, norm.weight, norm.bias, p, eps=norm.eps
         )
 
     def project_activate(self, x: Tensor, projection: nn.Linear, activation: str) -> Tensor:
+        if not is_bare(projection, _LINEAR):
+            return _STOCK.project_activate(x, projection, activation)
         y, bias = _torch.linear(x, projection.weight), projection.bias
         if activation in PLAIN:
             return PLAIN[activation].call(y, bias, "auto")
@@ -89,5 +122,6 @@ class Fused(Passes):
     def pool(self, x: Tensor, offsets: Tensor, reduce: str) -> Tensor:
         return segment_reduce(x, offsets, reduce)
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(logits.flatten(0, -2), targets.flatten(), gradient="in_place")
+    def loss(self, logits: Tensor, targets: Tensor, is_last_use: bool) -> Tensor:
+        gradient = "in_place" if is_last_use else "backward"
+        return cross_entropy(logits.flatten(0, -2), targets.flatten(), gradient=gradient)

@@ -67,5 +67,6 @@ class Passes(ABC):
         """(N, C) -> (G, C): of rows ``offsets[i]`` to ``offsets[i + 1] - 1``; 0 of none."""
 
     @abstractmethod
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy; targets of -100 count nothing. Nobody else reads the logits."""
+    def loss(self, logits: Tensor, targets: Tensor, is_last_use: bool) -> Tensor:
+        """Mean cross-entropy; targets of -100 count nothing. The logits may be overwritten if this
+        is their last use."""

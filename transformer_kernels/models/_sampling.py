@@ -11,13 +11,17 @@ from torch import Tensor
 
 from .._errors import ArgumentValueError, as_count, as_number
 
+# Between these a temperature and its reciprocal, by which CUDA multiplies, are numbers of float32.
+_COLDEST, _HOTTEST = 2.0**-126, 2.0**126
+
 
 @dataclass(frozen=True)
 class Sampling:
     """A distribution of tokens, in this order.
 
     Args:
-        temperature: logits are divided by it; 0 chooses the likeliest token.
+        temperature: logits are divided by it; 0 chooses the likeliest token, the first of equal
+            ones, and so does what is below 2^-126.
         top_k: how many of the likeliest tokens may be drawn.
         top_p: of what is left then, the fewest of the likeliest tokens that are together this
             probable, one at least (Holtzman et al. 2019, arXiv:1904.09751).
@@ -43,18 +47,29 @@ class Sampling:
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """(B, V) -> tokens from the likeliest on, of equal ones the first first, and how probable
         each is, both (B, top_k or V)."""
-        scaled = logits.float() / self.temperature
-        ordered, tokens = scaled.sort(stable=True, dim=-1, descending=True)
-        ordered, tokens = ordered[:, : self.top_k], tokens[:, : self.top_k]
-        shares = ordered.softmax(-1)
+        wide = logits if logits.dtype is torch.float64 else logits.float()
+        ordered, tokens = wide.sort(stable=True, dim=-1, descending=True)
+        if self.top_k is not None and self.top_k < ordered.shape[1]:
+            ordered, tokens = ordered[:, : self.top_k], tokens[:, : self.top_k]
+        # The largest is subtracted first: a quotient that overflows is -inf then, and drawn never.
+        likeliest = ordered[:, :1]
+        below = (ordered - likeliest).masked_fill(ordered == likeliest, 0)  # infinite ones as well
+        temperature = min(max(float(self.temperature), _COLDEST), _HOTTEST)
+        shares = (below / temperature).softmax(-1)
         if self.top_p is not None and self.top_p < 1:
-            before = shares.cumsum(-1) - shares
-            shares = shares.masked_fill(before >= self.top_p, 0)
+            is_beyond = shares.cumsum(-1) - shares >= self.top_p
+            is_beyond[:, 0] = False  # also where top_p is 0 in float32
+            shares = shares.masked_fill(is_beyond, 0)
         return tokens, shares / shares.sum(-1, keepdim=True)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """(B, V) -> (B,)."""
-        if self.temperature == 0:
+        """(B, V) -> (B,). A row with NaN gives the place of the first, as argmax does.
+
+        The numbers are those of ``torch.multinomial``, whose check would wait for a device, or end
+        it.
+        """
+        if self.temperature < _COLDEST:
             return logits.argmax(-1)
         tokens, shares = self.candidates(logits)
-        return tokens.gather(-1, torch.multinomial(shares, 1, generator=generator)).squeeze(-1)
+        noise = torch.empty_like(shares).exponential_(generator=generator)
+        return tokens.gather(-1, (shares / noise).argmax(-1, keepdim=True)).squeeze(-1)

@@ -103,5 +103,5 @@ class Stock(Passes):
         groups = torch.repeat_interleave(counts, output_size=len(x))
         return _reduce(x, groups, counts, reduce)
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, targets: Tensor, is_last_use: bool) -> Tensor:  # noqa: ARG002
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten())

@@ -164,10 +164,11 @@ class Transformer(nn.Module):
         """Of dropout."""
         return self.config.dropout if self.training else 0.0
 
-    def forward(self, x: Tensor, passes: Passes, mix: Callable[[int, Tensor], Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, passes: Passes, mix: Callable[[int, Tensor], Tensor], p: float
+    ) -> Tensor:
         """``mix`` takes a layer's number and its projection, and lets rows see each other; ``y`` is
-        ``x`` normalised: each norm is in the pass of the sum before it."""
-        p = self.p
+        ``x`` normalised: each norm is in the pass of the sum before it; ``p`` is of dropout."""
         norms = [*(layer.norm_1 for layer in self.layers), self.norm]
         y = passes.norm(x, norms[0])
         for index, (layer, following) in enumerate(zip(self.layers, norms[1:], strict=True)):

@@ -16,7 +16,6 @@ from ._checks import (
     check_config,
     check_like,
     check_shape,
-    check_targets,
     one_of,
 )
 from ._passes import Passes
@@ -133,11 +132,8 @@ class GraphNetwork(Switched):
         Raises:
             ArgumentValueError, ArgumentTypeError: an argument that the model cannot take, by name.
         """
-        logits: Tensor = self.head(self.features(x, graph, offsets=offsets, weight=weight))
-        if targets is None:
-            return logits
-        check_targets("GraphNetwork", targets, logits)
-        return self.passes.loss(logits, targets)
+        features = self.features(x, graph, offsets=offsets, weight=weight)
+        return self._logits_or_loss(features, targets)
 
     def features(
         self,
@@ -150,9 +146,10 @@ class GraphNetwork(Switched):
         """What the classes are told by, (N, C) or (G, C)."""
         config, passes = self.config, self.passes
         self._check(x, graph, offsets, weight)
-        embedded = passes.dropout(self.embedding(x), self.transformer.p)
+        p = self.transformer.p
+        embedded = passes.dropout(self.embedding(x), p)
         mix = _Messages(config, passes, graph, weight)
-        y: Tensor = self.transformer(embedded, passes, mix)
+        y: Tensor = self.transformer(embedded, passes, mix, p)
         if config.pool is None:
             return y
         if offsets is None:

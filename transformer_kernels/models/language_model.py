@@ -15,7 +15,7 @@ from .._errors import (
     as_integer,
     as_number,
 )
-from .._torch import evaluating
+from .._torch import evaluating, forwards_of, is_bare
 from ..nn.rope import RotaryEmbedding
 from ._cache import KeyValueCache
 from ._checks import (
@@ -24,11 +24,10 @@ from ._checks import (
     check_config,
     check_range,
     check_shape,
-    check_targets,
     one_of,
 )
 from ._sampling import Sampling
-from ._transformer import SelfAttention, Transformer, TransformerConfig, initialise
+from ._transformer import Layer, SelfAttention, Transformer, TransformerConfig, initialise
 
 _POSITIONS = ("learned", "rope")
 
@@ -114,11 +113,7 @@ class LanguageModel(Switched):
                 :class:`ArgumentIndexError` of tokens on the CPU. On CUDA, which nothing waits for,
                 logits of a token out of range are NaN, and ``"torch"`` asserts.
         """
-        logits = self.head(self._features(tokens, cache))
-        if targets is None:
-            return logits
-        check_targets("LanguageModel", targets, logits)
-        return self.passes.loss(logits, targets)
+        return self._logits_or_loss(self._features(tokens, cache, self.transformer.p), targets)
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KeyValueCache:
         """An empty one for so many sequences of ``capacity`` tokens; default: the context."""
@@ -167,10 +162,13 @@ class LanguageModel(Switched):
         tokens[:, :length] = prompt
         stopped = torch.zeros(batch, dtype=torch.bool, device=prompt.device)
         cache = self.new_cache(batch, length + count) if use_cache and count and batch else None
-        with evaluating(self):
+        # Without dropout by the argument p: modules in training mode serve other threads meanwhile.
+        # What was put into the model knows evaluation by its mode alone.
+        others = (module for module in self.modules() if not is_bare(module, _OWN))
+        with evaluating(others):
             for end in range(length, length + count):
                 begin = 0 if cache is None else cache.length
-                features = self._features(tokens[:, begin:end], cache)
+                features = self._features(tokens[:, begin:end], cache, p=0.0)
                 drawn = sampling.draw(self.head(features[:, -1]), generator)
                 if stop_token is not None:
                     drawn = drawn.masked_fill(stopped, stop_token)
@@ -180,14 +178,14 @@ class LanguageModel(Switched):
                     return tokens[:, : end + 1]
         return tokens
 
-    def _features(self, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
+    def _features(self, tokens: Tensor, cache: KeyValueCache | None, p: float) -> Tensor:
         self._check(tokens, cache)
-        passes, rotary, p = self.passes, self.rotary, self.transformer.p
+        passes, rotary = self.passes, self.rotary
         first = 0 if cache is None else cache.length
         x = passes.embed(tokens, self.tokens, self.positions, first)
         tables = None if rotary is None else (rotary.cos, rotary.sin)
         mix = SelfAttention(self.config, passes, p, True, tables, cache)
-        y: Tensor = self.transformer(passes.dropout(x, p), passes, mix)
+        y: Tensor = self.transformer(passes.dropout(x, p), passes, mix, p)
         if cache is not None:
             cache.length += tokens.shape[1]
         return y
@@ -248,3 +246,9 @@ class LanguageModel(Switched):
                 f"{op}: stop_token is {stop_token}, expected 0 to {vocab_size - 1} (the vocabulary)"
             )
         return count
+
+
+_OWN = forwards_of(
+    LanguageModel, Transformer, Layer, RotaryEmbedding, nn.ModuleList, nn.Embedding, nn.Linear,
+    nn.LayerNorm, nn.RMSNorm,
+)  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError, as_count
-from ._checks import Switched, check_config, check_like, check_shape, check_targets, one_of
+from ._checks import Switched, check_config, check_like, check_shape, one_of
 from ._transformer import SelfAttention, Transformer, TransformerConfig, initialise
 
 _POOLS = ("class", "mean")
@@ -105,11 +105,7 @@ class VisionTransformer(Switched):
         Raises:
             ArgumentValueError, ArgumentTypeError: an argument that the model cannot take, by name.
         """
-        logits: Tensor = self.head(self.features(images))
-        if targets is None:
-            return logits
-        check_targets("VisionTransformer", targets, logits)
-        return self.passes.loss(logits, targets)
+        return self._logits_or_loss(self.features(images), targets)
 
     def features(self, images: Tensor) -> Tensor:
         """What the classes are told by, (B, C)."""
@@ -121,5 +117,5 @@ class VisionTransformer(Switched):
             x = torch.cat((self.class_token.expand(x.shape[0], 1, -1).to(x.dtype), x), 1)
         p = self.transformer.p
         mix = SelfAttention(config, passes, p)
-        y: Tensor = self.transformer(passes.dropout(x + self.positions, p), passes, mix)
+        y: Tensor = self.transformer(passes.dropout(x + self.positions, p), passes, mix, p)
         return y.mean(1) if self.class_token is None else y[:, 0]

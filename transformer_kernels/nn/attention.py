@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .. import _torch
 from .._errors import ArgumentValueError
@@ -14,6 +15,8 @@ from .._library import log_dispatch
 from ..ops._kinds import is_causal_bias
 from ..ops.attention._arguments import MOST_DIM
 from ..ops.attention.attention import attention, is_served
+
+_OUT_PROJ = _torch.forwards_of(NonDynamicallyQuantizableLinear)
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -120,6 +123,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             return "add_bias_kv or add_zero_attn"
         if self.head_dim > MOST_DIM:
             return "the head dim"
+        if not _torch.is_bare(self.out_proj, _OUT_PROJ):
+            return "what was done to out_proj"
         if query.is_nested or key.is_nested or value.is_nested:
             return "a nested tensor"
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():

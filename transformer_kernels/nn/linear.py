@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._torch import forwards_of, is_bare
 from ..ops.linear.linear import linear, linear_act
 from ..ops.linear.mlp import drop_and_add, gated_mlp, mlp
 from ..ops.pointwise._ops import GATED
@@ -54,13 +55,7 @@ class FusedLinearReLU(LinearAct):
         super().__init__(*args, activation="relu", **kwargs)
 
 
-def is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a call of it is the call of its function: nobody replaced it or hooked into it."""
-    hooks = (
-        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks,
-        module._backward_pre_hooks,
-    )  # fmt: skip
-    return type(module) is kind and "forward" not in vars(module) and not any(hooks)
+_LINEAR, _LINEAR_ACT = forwards_of(Linear), forwards_of(LinearAct)
 
 
 class _Behind(nn.Module):
@@ -95,8 +90,8 @@ class MLP(_Behind):
 
     ``dropout`` and ``recompute`` are ``dropout_p`` and ``recompute`` of :func:`functional.mlp
     <transformer_kernels.functional.mlp>`. Where another module stands in the place of a layer, as
-    adapters do, a hook is on one or its ``forward`` was replaced, the layers are called as modules
-    and each keeps its own.
+    adapters do, a hook is set on one or on all modules, a ``forward`` was replaced or a weight is
+    quantised, the layers are called as modules.
     """
 
     def __init__(
@@ -118,7 +113,7 @@ class MLP(_Behind):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:  # noqa: A002
         fc1, fc2 = self.fc1, self.fc2
-        if not (is_bare(fc1, LinearAct) and is_bare(fc2, Linear)):
+        if not (is_bare(fc1, _LINEAR_ACT) and is_bare(fc2, _LINEAR)):
             return self._behind(fc2(fc1(input)), residual)
         return mlp(
             input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, fc1.activation,
@@ -154,7 +149,7 @@ class GatedMLP(_Behind):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:  # noqa: A002
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-        if not all(is_bare(layer, Linear) for layer in (gate, up, down)):
+        if not (is_bare(gate, _LINEAR) and is_bare(up, _LINEAR) and is_bare(down, _LINEAR)):
             hidden = GATED[self.activation].call(gate(input), up(input), None, None)
             return self._behind(down(hidden), residual)
         return gated_mlp(

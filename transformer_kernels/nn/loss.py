@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._torch import forwards_of, is_bare
 from ..ops.linear_loss.linear_cross_entropy import linear_cross_entropy
 from ..ops.loss.cross_entropy import cross_entropy
 
 _OPTIONS = ("z_loss", "softcap", "gradient", "backend")
+_LINEAR = forwards_of(nn.Linear)
+# Arguments that the loss has with the logits and without them.
+_SHARED = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap", "backend")
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
@@ -67,7 +71,8 @@ class LinearCrossEntropyLoss(nn.Module):
 
     The constructor and the ``state_dict`` are those of ``torch.nn.LinearCrossEntropyLoss`` (since
     PyTorch 2.13) for classes of one dimension: ``linear.weight``, ``linear.bias`` and, where it is
-    given, ``weight``. ``loss.linear.weight = embedding.weight`` ties the two.
+    given, ``weight``. ``loss.linear.weight = embedding.weight`` ties the two. An adapter in the
+    place of ``linear``, or a hook on it, has the logits computed by that module.
 
     Args:
         in_features: K, columns of the input.
@@ -96,10 +101,19 @@ class LinearCrossEntropyLoss(nn.Module):
         self.options = options
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
+        if not is_bare(self.linear, _LINEAR):
+            return self._loss_of_logits(self.linear(input), target)
         return linear_cross_entropy(
             input, self.linear.weight, target, linear_bias=self.linear.bias, weight=self.weight,
             **self.options,
         )  # fmt: skip
+
+    def _loss_of_logits(self, logits: Tensor, target: Tensor) -> Tensor:
+        given = {name: self.options.get(name) for name in _SHARED}
+        options = {name: value for name, value in given.items() if value is not None}
+        rows = logits.reshape(-1, logits.shape[-1])
+        loss = cross_entropy(rows, target.flatten(), self.weight, **options)
+        return loss.view(target.shape) if loss.dim() else loss
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

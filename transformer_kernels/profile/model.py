@@ -138,7 +138,7 @@ def profile_model_inference(
     device = device_of(_WHO, given)
     call = partial(model, *given[0], **given[1])
     hidden = _hidden(model)
-    with evaluating(model), torch.no_grad():
+    with evaluating(model.modules()), torch.no_grad():
         name = type(model).__name__
         times = measure(_WHO, {name: model}, given, device, warmup, None, seconds, "events")
         counted = None if hidden else _counted(call)
