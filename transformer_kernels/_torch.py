@@ -209,11 +209,14 @@ def is_bare(module: Any, forwards: Forwards) -> bool:
         or _has_global_hook()
     ):
         return False
-    for parameter in module._parameters.values():
-        its = type(parameter)
-        if its not in _PLAIN_PARAMETERS and its.__name__ not in _TRANSPARENT:
-            return False
-    return True
+    return all(
+        type(x) in _PLAIN_PARAMETERS or is_plain_parameter(x) for x in module._parameters.values()
+    )
+
+
+def is_plain_parameter(x: Any) -> bool:
+    """Whether PyTorch's operators are those of the tensor: a quantised one brings its own."""
+    return type(x) in _PLAIN_PARAMETERS or type(x).__name__ in _TRANSPARENT
 
 
 def are_bare(module: torch.nn.Module, parts: Mapping[str, Forwards]) -> bool:

@@ -47,7 +47,7 @@ from transformers.models.gpt2.modeling_gpt2 import (
 from transformers.pytorch_utils import Conv1D
 
 import transformer_kernels as tfk
-from transformer_kernels._torch import are_bare, forwards_of, is_bare, is_table
+from transformer_kernels._torch import are_bare, forwards_of, is_bare, is_plain_parameter, is_table
 
 ATTENTION = "transformer_kernels"  # its name among those of Transformers
 
@@ -79,6 +79,9 @@ class Projection(Conv1D):
     """Its weight is (inputs, outputs), which a product reads as well as its transpose."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if not is_plain_parameter(self.weight):
+            stock: Tensor = super().forward(x)
+            return stock
         return tfk.functional.linear(x, self.weight.t(), self.bias)
 
 
