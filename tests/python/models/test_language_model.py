@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -115,6 +117,56 @@ def test_writing_leaves_the_model_as_it_was(tokens):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+class Pausing(torch.nn.Module):
+    """An adapter with dropout, which waits for others in its first calls."""
+
+    def __init__(self, base, pauses):
+        super().__init__()
+        self.base, self.drop, self.pauses = base, torch.nn.Dropout(0.5), pauses
+
+    def forward(self, x):
+        if self.pauses:
+            self.pauses.pop()()
+        return self.drop(self.base(x))
+
+
+def test_threads_write_without_dropout(tokens):
+    """Two calls overlap, and the one that ends first leaves the other in evaluation."""
+    model, prompt = language_model(dropout=0.5), tokens[:1, :2]
+    layer = model.transformer.layers[0]
+    layer.up = Pausing(layer.up, [])
+    wanted = model.generate(prompt, 8, temperature=0)
+    began, ended = threading.Event(), threading.Event()
+    found = {}
+
+    def second():
+        found["second"] = model.generate(prompt, 8, temperature=0)
+
+    # The second call waits inside itself until the first, which begins after it, has ended.
+    layer.up.pauses[:] = [lambda: (began.set(), ended.wait(20))]
+    late = threading.Thread(target=second)
+    late.start()
+    assert began.wait(20)
+    found["first"] = model.generate(prompt, 1, temperature=0)
+    assert not layer.up.drop.training  # the second still writes
+    ended.set()
+    assert model.training
+    late.join(20)
+    assert torch.equal(found["second"], wanted)
+    assert torch.equal(found["first"], wanted[:, :3])
+    assert all(module.training for module in model.modules())
+
+
+def test_writing_does_not_touch_the_mode_of_its_own_layers(tokens):
+    model, modes = language_model(dropout=0.5), []
+    names = [module for module in model.modules() if module is not model.head]
+    model.head.register_forward_hook(lambda *_: modes.extend(m.training for m in names))
+    model.generate(tokens[:, :2], 3)
+    assert modes
+    assert all(modes)
+    assert not torch.equal(model(tokens), model(tokens))
+
+
 def test_int32_and_nothing_to_write(tokens):
     model = language_model()
     assert torch.equal(model(tokens.int()), model(tokens))
@@ -205,6 +257,8 @@ def test_what_a_cache_is_not_for(tokens):
         ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5, expected an int"),
         ({"temperature": -0.1}, "temperature is -0.1, expected a finite number, 0 or above"),
         ({"temperature": float("nan")}, "temperature is nan, expected a finite number"),
+        ({"temperature": float("inf")}, "temperature is inf, expected a finite number"),
+        ({"top_p": float("nan")}, "top_p is nan, expected more than 0 and at most 1"),
         ({"temperature": "hot"}, "temperature is 'hot', expected a number"),
         ({"top_k": 0}, "top_k is 0, expected at least 1"),
         ({"top_p": 0.0}, "top_p is 0.0, expected more than 0 and at most 1"),

@@ -82,5 +82,59 @@ def test_extreme_logits():
         assert sampling.draw(logits).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-37, 1e-38, 1e-40, 1e-45, 5e-324, 0.0])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_cold_is_the_likeliest(temperature, kind, device):
+    logits = 50 * torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
+    logits = logits.to(device, kind)
+    logits[1] = torch.finfo(kind).max
+    logits[2, 5:] = -torch.inf
+    if temperature < 2.0**-126:
+        assert torch.equal(Sampling(temperature).draw(logits), logits.argmax(-1))
+    drawn = Sampling(temperature, top_k=40, top_p=0.9).draw(logits)
+    likeliest = logits.gather(1, drawn[:, None]) == logits.amax(-1, keepdim=True)
+    assert likeliest.all()
+
+
+def test_of_equal_tokens_each_is_drawn_but_at_0():
+    equal = torch.tensor([[3.0, 7.0, 7.0]]).expand(200, -1)
+    assert set(Sampling(1e-37).draw(equal).tolist()) == {1, 2}
+    assert set(Sampling(1e-38).draw(equal).tolist()) == {1}
+
+
+@pytest.mark.parametrize("temperature", [1e30, 1e38, 1e300])
+def test_hot_is_uniform_where_anything_may_be_drawn(temperature, device):
+    logits = torch.tensor([[1e3, -1e3, 0.0, -torch.inf]], device=device)
+    tokens, shares = Sampling(temperature).candidates(logits)
+    found = torch.zeros_like(logits).scatter(1, tokens, shares)
+    wanted = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0]], device=device)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}], ids=str)
+def test_infinite_logits_and_nan(options, device):
+    inf, nan = torch.inf, torch.nan
+    rows = [[inf, 1.0, 2.0], [-inf, -inf, 0.0], [0.0, nan, 9.0]]
+    drawn = Sampling(0.7, **options).draw(torch.tensor(rows, device=device))
+    assert drawn.tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize("top_p", [1e-30, 1e-45, 5e-324])
+def test_one_token_is_kept_at_least(top_p, device):
+    assert Sampling(top_p=top_p).draw(LOGITS.to(device)).tolist() == [1, 0]
+
+
+def test_more_tokens_may_be_asked_for_than_there_are():
+    torch.testing.assert_close(distribution(Sampling(top_k=10**30)), SHARES)
+
+
+def test_draws_are_those_of_multinomial():
+    first, second = (torch.Generator().manual_seed(7) for _ in range(2))
+    logits = torch.randn(50, 30)
+    tokens, shares = Sampling().candidates(logits)
+    wanted = tokens.gather(-1, torch.multinomial(shares, 1, generator=first)).squeeze(-1)
+    assert torch.equal(Sampling().draw(logits, second), wanted)
+
+
 def test_half_precision_is_widened():
     assert torch.equal(Sampling(top_k=1).draw(LOGITS.bfloat16()), torch.tensor([1, 0]))
