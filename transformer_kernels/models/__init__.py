@@ -6,6 +6,9 @@
 >>> ours = tfk.models.LanguageModel(config)
 >>> stock = tfk.models.LanguageModel(config, kernels="torch")
 >>> stock.load_state_dict(ours.state_dict())
+
+A layer that was replaced (LoRA), hooked into, pruned, parametrised or quantised is called as in
+stock PyTorch, and so is what would have been fused with it. Every call asks.
 """
 
 from ._cache import KeyValueCache

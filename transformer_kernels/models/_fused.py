@@ -14,6 +14,8 @@ logits.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from .. import _torch
@@ -74,7 +76,7 @@ class Fused(Passes):
     def dropout(self, x: Tensor, p: float) -> Tensor:
         return dropout(x, p) if p else x
 
-    def norm(self, x: Tensor, norm: nn.Module) -> Tensor:
+    def norm(self, x: Tensor, norm: Any) -> Tensor:
         if is_bare(norm, _RMS_NORM):
             return rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
         if is_bare(norm, _LAYER_NORM):
@@ -82,7 +84,7 @@ class Fused(Passes):
         return _STOCK.norm(x, norm)
 
     def project_add_norm(
-        self, x: Tensor, projection: nn.Linear, residual: Tensor, norm: nn.Module, p: float
+        self, x: Tensor, projection: nn.Linear, residual: Tensor, norm: Any, p: float
     ) -> tuple[Tensor, Tensor]:
         is_rms = is_bare(norm, _RMS_NORM)
         if not (is_bare(projection, _LINEAR) and (is_rms or is_bare(norm, _LAYER_NORM))):

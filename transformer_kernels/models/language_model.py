@@ -138,12 +138,14 @@ class LanguageModel(Switched):
         generator: torch.Generator | None = None,
         use_cache: bool = True,
     ) -> Tensor:
-        """Continues each prompt, without dropout.
+        """Continues each prompt, without dropout. Several threads may call it, and train meanwhile;
+        modules put into the model by others are in evaluation until the last call has ended.
 
         Args:
             prompt: (B, T), as the tokens of :meth:`forward`, T at least 1.
             max_new_tokens: at most this many, as far as the context reaches.
-            temperature: logits are divided by it; 0 chooses the likeliest token, and draws nothing.
+            temperature: logits are divided by it; 0, and all below 2^-126, chooses the likeliest
+                token, and draws nothing.
             top_k: draw among this many of the likeliest tokens.
             top_p: draw among the fewest likeliest tokens that are together this probable.
             stop_token: a sequence ends with it, and is filled with it up to the longest.

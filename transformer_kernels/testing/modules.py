@@ -110,7 +110,7 @@ def _pruned(parent: nn.Module, name: str, _log: list[str]) -> None:
 def _weight_norm(parent: nn.Module, name: str, _log: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the hook, which parametrizations replace
-        nn.utils.weight_norm(getattr(parent, name), dim=None)
+        nn.utils.weight_norm(getattr(parent, name))
 
 
 def _parametrization(parent: nn.Module, name: str, _log: list[str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A block whose layers were replaced, hooked into, pruned or quantised runs them at every level."""
+"""A block whose layers were replaced, hooked into or pruned runs them at every level."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
-from transformer_kernels.testing.modules import CHANGES, quantize, results
+from transformer_kernels.testing.modules import CHANGES, results
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1)).double()
 PLACES = ("norm_1", "qkv", "out", "norm_2", "up", "down")
@@ -44,9 +44,3 @@ def test_a_changed_layer_is_called(level, change):
             return log
 
         compare(level, place != "qkv", apply)
-
-
-@pytest.mark.parametrize("level", ["torch", "ours"])
-def test_a_quantised_weight_is_read_by_its_layer(level):
-    for place in ("qkv", "out", "up", "down"):
-        compare(level, True, lambda block, place=place: quantize(block, place))
