@@ -209,9 +209,7 @@ def is_bare(module: Any, forwards: Forwards) -> bool:
         or _has_global_hook()
     ):
         return False
-    return all(
-        type(x) in _PLAIN_PARAMETERS or is_plain_parameter(x) for x in module._parameters.values()
-    )
+    return all(map(is_plain_parameter, module._parameters.values()))
 
 
 def is_plain_parameter(x: Any) -> bool:
