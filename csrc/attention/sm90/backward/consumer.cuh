@@ -427,11 +427,12 @@ struct BackwardConsumer : BackwardProducts<C> {
 
   // ---------------------------------------------------------------- results
 
-  __device__ __forceinline__ void send_rows(const CUtensorMap& map, int rows, BoxOrigin box) const {
+  __device__ __forceinline__ void send_rows(const CUtensorMap* maps, int rows,
+                                            BoxOrigin box) const {
 #pragma unroll
     for (int i = 0; i < C::kSlabs; ++i) {
       box.at[0] = 64 * i;
-      tensor_store(map, box, S::at(rows + i * C::kSlabBytes));
+      tensor_store(S::map_of(maps, i), box, S::at(rows + i * C::kSlabBytes));
     }
   }
 

@@ -42,6 +42,26 @@ TensorMapLayout ragged(TensorMapLayout layout) {
   return layout;
 }
 
+// A tensor of which no box that begins with column 64 or a later one has an element. `memory` is
+// where boxes of it begin.
+TensorMapLayout nothing_at(void* memory, DType dtype) {
+  return {.dtype = dtype,
+          .data = memory,
+          .sizes = {8, 1, 1, 1, 1},
+          .strides = {},
+          .box = {64, 64, 1, 1, 1}};
+}
+
+// For each slab of 64 columns the map of `layout`, or `nothing` where the tensor has none of them.
+template <std::size_t kSlabs>
+void set_maps(CUtensorMap (&maps)[kSlabs], const TensorMapLayout& layout,
+              const CUtensorMap& nothing) {
+  maps[0] = encode_tensor_map(kOp, layout);
+  for (std::size_t i = 1; i != kSlabs; ++i) {
+    maps[i] = static_cast<std::int64_t>(64 * i) < layout.sizes[0] ? maps[0] : nothing;
+  }
+}
+
 struct BackwardLayouts {
   TensorMapLayout q, k, v, out, dout, dq, dk, dv;
 
@@ -256,23 +276,24 @@ void launch_backward(void (*run)(HopperBackward), const Context& context,
 
   const float scale = static_cast<float>(p.scale);
   const BackwardLayouts layouts(p);
-  const auto map_of = [](const TensorMapLayout& layout) {
-    return encode_tensor_map(kOp, C::kRagged ? ragged(layout) : layout);
+  HopperBackward arguments{.geometry = geometry,
+                           .statistics = statistics,
+                           .dq = sums,
+                           .next_tile = next_tile,
+                           .tiles_added = tiles_added,
+                           .scale = scale,
+                           .scale_in_bits = scale * Exponent<T>::kPerNatural,
+                           .features = features_of(p, C::kMapSlabs)};
+  const CUtensorMap nothing = encode_tensor_map(kOp, nothing_at(sums, p.dtype));
+  const auto set = [&](auto& maps, const TensorMapLayout& layout) {
+    set_maps(maps, C::kRagged ? ragged(layout) : layout, nothing);
   };
-  const HopperBackward arguments{.q = map_of(layouts.q),
-                                 .k = map_of(layouts.k),
-                                 .v = map_of(layouts.v),
-                                 .dout = map_of(layouts.dout),
-                                 .dk = map_of(layouts.dk),
-                                 .dv = map_of(layouts.dv),
-                                 .geometry = geometry,
-                                 .statistics = statistics,
-                                 .dq = sums,
-                                 .next_tile = next_tile,
-                                 .tiles_added = tiles_added,
-                                 .scale = scale,
-                                 .scale_in_bits = scale * Exponent<T>::kPerNatural,
-                                 .features = features_of(p, C::kMapSlabs)};
+  set(arguments.q, layouts.q);
+  set(arguments.k, layouts.k);
+  set(arguments.v, layouts.v);
+  set(arguments.dout, layouts.dout);
+  set(arguments.dk, layouts.dk);
+  set(arguments.dv, layouts.dv);
 
   const LaunchShape rows{.ctas = geometry.all_blocks(), .threads = kRowThreads};
   launch(kOp, context, rows, &backward_prologue_kernel<T, C::kDim>,

@@ -86,12 +86,12 @@ struct BackwardProducer : BlockProducer<C, BackwardShared<C>> {
   using typename Base::ItemAt;
 
   // 64 rows of a head, all columns.
-  static __device__ __forceinline__ void load_rows(int to, const CUtensorMap& map, BoxOrigin box,
+  static __device__ __forceinline__ void load_rows(int to, const CUtensorMap* maps, BoxOrigin box,
                                                    std::uint32_t barrier, std::uint64_t policy) {
 #pragma unroll
     for (int i = 0; i < C::kSlabs; ++i) {
       box.at[0] = 64 * i;
-      tensor_load(S::at(to + i * C::kSlabBytes), map, box, barrier, policy);
+      tensor_load(S::at(to + i * C::kSlabBytes), S::map_of(maps, i), box, barrier, policy);
     }
   }
 

@@ -13,6 +13,9 @@
 
 namespace transformer_kernels::cuda {
 
+// Of 64 columns, that a head has in shared memory.
+inline constexpr int kMostSlabs = 4;
+
 // What the scheduler hands out: a query head of a tile. The heads of a group come one after
 // another.
 struct WorkItem {
@@ -48,7 +51,10 @@ struct BackwardFeatures {
 };
 
 struct HopperBackward {
-  CUtensorMap q, k, v, dout, dk, dv;  // boxes of 64 rows and 64 columns, see box_of()
+  // Boxes of 64 rows and 64 columns, by slab, see map_of(). Clusters store by the first ones of dk
+  // and dv.
+  CUtensorMap q[kMostSlabs], k[kMostSlabs], v[kMostSlabs], dout[kMostSlabs];
+  CUtensorMap dk[2], dv[2];
   BackwardGeometry geometry;
   // Of each block of queries, in the order of stat_place(): lse in bits, then -delta / grown_by.
   const float* statistics;
@@ -59,6 +65,7 @@ struct HopperBackward {
   float scale_in_bits;  // scale * log2(e)
   BackwardFeatures features;
 };
+static_assert(sizeof(HopperBackward) <= 4096);  // of parameters, that every driver passes
 
 template <class T_, int kDim_, BackwardVariant kVariant_>
 struct HopperBackwardConfig {
@@ -351,6 +358,14 @@ struct BackwardShared {
                                                          int rows, int head) {
     const int exist = min(64, rows - row);
     return {0, 64 - exist, head, begin + row + exist, p.geometry.q_offsets ? 0 : item.tile.batch};
+  }
+
+  // What a slab is loaded and stored by. A box that lies wholly outside of its tensor has no
+  // element, but TMA may still resolve the address at which the map begins, and a ragged map begins
+  // 64 rows before its tensor, where there may be no memory. So a slab without columns has a map
+  // that begins in the workspace.
+  static __device__ __forceinline__ const CUtensorMap& map_of(const CUtensorMap* maps, int slab) {
+    return maps[C::kRagged ? slab : 0];
   }
 
   static __device__ __forceinline__ int tile_index(std::uint32_t count) {

@@ -168,7 +168,8 @@ struct ClusterConsumer : ConsumerThread<C, ClusterShared<C>> {
   }
 
   // Over the rows of v, or k, when nobody reads them any more.
-  __device__ __forceinline__ void send_gradient(const CUtensorMap& map, int rows, float factor,
+  __device__ __forceinline__ void send_gradient(const CUtensorMap& map, std::int64_t columns,
+                                                int rows, float factor,
                                                 const WorkItem& item) const {
     Base::store_gradient(rows, sums, factor);
     fence_async_shared();
@@ -179,6 +180,7 @@ struct ClusterConsumer : ConsumerThread<C, ClusterShared<C>> {
       BoxOrigin box = S::box_of_keys(p, item, rank);
 #pragma unroll
       for (int i = 0; i < C::kSlabs; ++i) {
+        if (C::kRagged && 64 * i >= columns) break;  // see map_of()
         box.at[0] = 64 * i;
         tensor_store(map, box, S::at(rows + i * C::kSlabBytes));
       }
@@ -388,7 +390,7 @@ struct ValueConsumer : ClusterConsumer<C, 0> {
   }
   // The keys' dP^T, which read v, came before the last dS.
   __device__ __forceinline__ void finish_tile(const WorkItem& item) const {
-    Base::send_gradient(p.dv, C::kV, Base::grown_by(), item);
+    Base::send_gradient(p.dv[0], p.features.problem.value_dim, C::kV, Base::grown_by(), item);
   }
   __device__ __forceinline__ void run() { Base::run_items(*this); }
 };
@@ -502,7 +504,7 @@ struct KeyConsumer : ClusterConsumer<C, 1> {
   // Both consumers read k, for the last dQ.
   __device__ __forceinline__ void finish_tile(const WorkItem& item) const {
     S::template wait_empty<C::kDsStages>(C::kDsEmpty, count - 1 + C::kDsStages);
-    Base::send_gradient(p.dk, C::kK, p.scale * Base::grown_by(), item);
+    Base::send_gradient(p.dk[0], p.features.problem.dim, C::kK, p.scale * Base::grown_by(), item);
   }
   __device__ __forceinline__ void run() { Base::run_items(*this); }
 };

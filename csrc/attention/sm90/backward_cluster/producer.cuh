@@ -24,10 +24,11 @@ struct ClusterProducer : BlockProducer<C, ClusterShared<C>> {
 
   // ---------------------------------------------------------------- keys
 
-  static __device__ __forceinline__ void load_slab(int to, const CUtensorMap& map, int column,
+  // Into the slab at `to`, slab number `i` of the rows.
+  static __device__ __forceinline__ void load_slab(int to, const CUtensorMap* maps, int i,
                                                    BoxOrigin box) {
-    box.at[0] = column;
-    tensor_load(S::at(to), map, box, S::barrier(C::kKeysFull), l2_evict_first());
+    box.at[0] = 64 * i;
+    tensor_load(S::at(to), S::map_of(maps, i), box, S::barrier(C::kKeysFull), l2_evict_first());
   }
 
   __device__ __forceinline__ void load_keys(const ItemAt& item) const {
@@ -35,14 +36,14 @@ struct ClusterProducer : BlockProducer<C, ClusterShared<C>> {
     const BoxOrigin box = S::box_of_keys(p, item(), rank);
 #pragma unroll 1
     for (int i = 0; i < C::kSlabs; ++i) {
-      load_slab(C::kK + i * C::kSlabBytes, p.k, 64 * i, box);
-      load_slab(C::kV + i * C::kSlabBytes, p.v, 64 * i, box);
+      load_slab(C::kK + i * C::kSlabBytes, p.k, i, box);
+      load_slab(C::kV + i * C::kSlabBytes, p.v, i, box);
     }
     const BoxOrigin other_box = S::box_of_keys(p, item(), 1 - rank);
 #pragma unroll 1
     for (int i = 0; i < C::kConsumers; ++i) {
-      const int column = C::dq_first_column(i, rank) / 64 * 64;
-      load_slab(C::kOtherK + i * C::kSlabBytes, p.k, column, other_box);
+      const int slab = C::dq_first_column(i, rank) / 64;
+      load_slab(C::kOtherK + i * C::kSlabBytes, p.k, slab, other_box);
     }
   }
 
@@ -103,14 +104,14 @@ struct ClusterProducer : BlockProducer<C, ClusterShared<C>> {
     S::template wait_empty<C::kRowStages>(C::kRowsEmpty, fill);
     mbarrier_arrive_expect(full, C::kRowsBytes + C::kStatisticBytes);
     const std::uint64_t policy = l2_evict_last();
-    const CUtensorMap& map = is_q ? p.q : p.dout;
+    const CUtensorMap* const maps = is_q ? p.q : p.dout;
 #pragma unroll
     for (int i = 0; i < C::kSlabs; i += C::kCtas) {
       const int slab = i + (fill + rank) % C::kCtas;
       if (slab >= C::kSlabs) break;
       box.at[0] = 64 * slab;
-      tensor_load_multicast(S::at(S::row_stage(fill) + slab * C::kSlabBytes), map, box, full,
-                            kBothCtas, policy);
+      tensor_load_multicast(S::at(S::row_stage(fill) + slab * C::kSlabBytes), S::map_of(maps, slab),
+                            box, full, kBothCtas, policy);
     }
     const int place = S::place_of(p, item()) + block;
     const float* const statistics =
