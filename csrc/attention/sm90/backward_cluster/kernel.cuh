@@ -34,11 +34,15 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   let_next_kernel_start();
   if (warpgroup == 0) {
     give_registers<C::kProducerRegisters>();
-    if (lane != 0) return;
-    const ClusterProducer<C> producer(p, rank);
-    if (warp == 0) producer.load_tiles();
-    if (warp == 1) producer.load_queries();
-    if (C::ordered(p) && warp >= 2) producer.keep_order(warp - 2, rank * C::kConsumers + warp - 2);
+    if (lane == 0) {
+      const ClusterProducer<C> producer(p, rank);
+      if (warp == 0) producer.load_tiles();
+      if (warp == 1) producer.load_queries();
+      if (C::ordered(p) && warp >= 2) {
+        producer.keep_order(warp - 2, rank * C::kConsumers + warp - 2);
+      }
+    }
+    __syncwarp();
   } else {
     take_registers<C::kConsumerRegisters>();
     if (warpgroup == 1) {
@@ -46,10 +50,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     } else {
       KeyConsumer<C>(p, rank, warp, lane).run();
     }
-    // Nobody leaves while the other CTA may still write here.
-    cluster_arrive();
-    cluster_wait();
   }
+  // Nobody leaves while the other CTA may still write here. Its producers do so too: they release
+  // items at the barriers of rank 0, and a thread that just ended would not wait for that to
+  // arrive.
+  cluster_arrive();
+  cluster_wait();
 }
 
 }  // namespace transformer_kernels::cuda
