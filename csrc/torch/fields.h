@@ -106,6 +106,12 @@ constexpr OptionalField<A, Member> optional(const char* name, Member A::*member,
                                             Prepare prepare = as_it_is) {
   return {name, member, prepare};
 }
+// A vector of parameters, as a bias or the weight of a norm: of any strides, of which the one rule
+// is here. Kernels read it without gaps, from a copy where it has some.
+template <class A, class Member>
+constexpr OptionalField<A, Member> parameter(const char* name, Member A::*member) {
+  return {name, member, contiguous};
+}
 template <class A, class Member>
 constexpr NumberField<double, A, Member> real(const char* name, Member A::*member) {
   return {name, member};

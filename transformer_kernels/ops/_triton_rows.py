@@ -40,6 +40,12 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
     return rows, rows.stride(0)
 
 
+def vector(parameter: Tensor | None, x: Tensor) -> Tensor:
+    """What a kernel is given for a parameter, of any strides: without gaps; or memory that it does
+    not read, where that is absent."""
+    return x if parameter is None else parameter.contiguous()
+
+
 def shape_of(cols: int, limit: int = WHOLE_ROW) -> tuple[int, bool, int]:
     """(block, whether it holds a whole row, warps)."""
     whole = cols <= limit

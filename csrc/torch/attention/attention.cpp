@@ -24,17 +24,17 @@ struct SharedArguments : AttentionInputs {
 
 template <class A>
 constexpr auto shared_fields() {
-  return std::tuple(
-      tensor("q", &A::q, with_even_columns), tensor("k", &A::k, with_even_columns),
-      tensor("v", &A::v, with_even_columns),
-      optional("bias", &A::bias_tensor, with_broadcast_columns),
-      optional("mask", &A::mask, with_broadcast_columns),
-      optional("alibi_slopes", &A::alibi_slopes), optional("sinks", &A::sinks, contiguous),
-      optional("cu_seqlens_q", &A::cu_seqlens_q), optional("cu_seqlens_k", &A::cu_seqlens_k),
-      optional("seed", &A::seed), real("scale", &A::scale), integer("window_left", &A::window_left),
-      integer("window_right", &A::window_right), flag("top_left", &A::top_left),
-      real("softcap", &A::softcap), real("dropout", &A::dropout),
-      flag("deterministic", &A::deterministic));
+  return std::tuple(tensor("q", &A::q, with_even_columns), tensor("k", &A::k, with_even_columns),
+                    tensor("v", &A::v, with_even_columns),
+                    optional("bias", &A::bias_tensor, with_broadcast_columns),
+                    optional("mask", &A::mask, with_broadcast_columns),
+                    optional("alibi_slopes", &A::alibi_slopes), parameter("sinks", &A::sinks),
+                    optional("cu_seqlens_q", &A::cu_seqlens_q),
+                    optional("cu_seqlens_k", &A::cu_seqlens_k), optional("seed", &A::seed),
+                    real("scale", &A::scale), integer("window_left", &A::window_left),
+                    integer("window_right", &A::window_right), flag("top_left", &A::top_left),
+                    real("softcap", &A::softcap), real("dropout", &A::dropout),
+                    flag("deterministic", &A::deterministic));
 }
 
 void broadcast_scores(const char* name, const AttentionInputs& in, TensorView& view) {

@@ -15,7 +15,7 @@ struct Linear {
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(tensor("x", &Arguments::x, with_even_rows),
                                              tensor("weight", &Arguments::weight, with_even_rows),
-                                             optional("bias", &Arguments::bias, contiguous));
+                                             parameter("bias", &Arguments::bias));
   static std::string name() { return "linear_forward"; }
   static std::string returns() { return "Tensor y"; }
   static std::int64_t head_dim(const Arguments&) { return 0; }

@@ -45,8 +45,8 @@ struct Forward {
       std::tuple(tensor("x", &GatedLinearForward::x, with_aligned_rows),
                  tensor("weight", &GatedLinearForward::weight),
                  optional("up_weight", &GatedLinearForward::up_weight),
-                 optional("bias", &GatedLinearForward::bias, contiguous),
-                 optional("up_bias", &GatedLinearForward::up_bias, contiguous),
+                 parameter("bias", &GatedLinearForward::bias),
+                 parameter("up_bias", &GatedLinearForward::up_bias),
                  integer("activation", &Arguments::number), flag("keep", &Arguments::keep));
   static std::string name() { return "gated_linear_forward"; }
   static std::string returns() { return "(Tensor y, Tensor gate, Tensor up)"; }
@@ -93,10 +93,9 @@ struct Dgated {
   static constexpr auto kFields = std::tuple(
       tensor("dy", &LinearDgated::dy, with_aligned_rows), tensor("weight", &LinearDgated::weight),
       tensor("gate", &LinearDgated::gate, with_aligned_rows),
-      tensor("up", &LinearDgated::up, with_aligned_rows),
-      optional("bias", &LinearDgated::bias, contiguous),
-      optional("up_bias", &LinearDgated::up_bias, contiguous),
-      integer("activation", &DgatedArguments::number), flag("need_h", &DgatedArguments::need_h));
+      tensor("up", &LinearDgated::up, with_aligned_rows), parameter("bias", &LinearDgated::bias),
+      parameter("up_bias", &LinearDgated::up_bias), integer("activation", &DgatedArguments::number),
+      flag("need_h", &DgatedArguments::need_h));
   static std::string name() { return kOp; }
   static std::string returns() { return "(Tensor dgate, Tensor dup, Tensor h)"; }
 

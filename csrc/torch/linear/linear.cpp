@@ -47,9 +47,9 @@ struct BackwardArguments : LinearBackward {
   bool need_dbias;
 };
 
-constexpr auto kOperands = std::tuple(tensor("x", &LinearForward::x, with_aligned_rows),
-                                      tensor("weight", &LinearForward::weight),
-                                      optional("bias", &LinearForward::bias, contiguous));
+constexpr auto kOperands =
+    std::tuple(tensor("x", &LinearForward::x, with_aligned_rows),
+               tensor("weight", &LinearForward::weight), parameter("bias", &LinearForward::bias));
 
 struct PlainForward {
   using Arguments = LinearForward;
@@ -103,7 +103,7 @@ struct Backward {
     const auto operands =
         std::tuple(tensor("dy", &LinearBackward::dy, with_aligned_rows),
                    tensor("x", &LinearBackward::x, with_aligned_rows),
-                   tensor("weight", &LinearBackward::weight), optional("bias", &Arguments::bias));
+                   tensor("weight", &LinearBackward::weight), parameter("bias", &Arguments::bias));
     const auto flags = std::tuple(flag("need_dx", &Arguments::need_dx),
                                   flag("need_dweight", &Arguments::need_dweight),
                                   flag("need_dbias", &Arguments::need_dbias));
@@ -150,7 +150,7 @@ struct Dact {
   static constexpr auto kLike = &Arguments::z;
   static constexpr auto kFields = std::tuple(
       tensor("dy", &LinearDact::dy, with_aligned_rows), tensor("weight", &LinearDact::weight),
-      optional("bias", &DactArguments::bias), tensor("z", &LinearDact::z, with_aligned_rows),
+      parameter("bias", &DactArguments::bias), tensor("z", &LinearDact::z, with_aligned_rows),
       integer("activation", &DactArguments::number), flag("need_dbias", &DactArguments::need_dbias),
       flag("need_h", &DactArguments::need_h));
   static std::string name() { return kOp; }

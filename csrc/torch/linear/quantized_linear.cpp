@@ -11,11 +11,10 @@ struct Forward {
   using Arguments = QuantizedLinearForward;
   static constexpr const char* kOp = "quantized_linear";
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields =
-      std::tuple(tensor("x", &Arguments::x, with_aligned_rows),
-                 tensor("packed", &Arguments::packed, with_even_columns),
-                 tensor("scales", &Arguments::scales, with_even_columns),
-                 optional("bias", &Arguments::bias, contiguous));
+  static constexpr auto kFields = std::tuple(
+      tensor("x", &Arguments::x, with_aligned_rows),
+      tensor("packed", &Arguments::packed, with_even_columns),
+      tensor("scales", &Arguments::scales, with_even_columns), parameter("bias", &Arguments::bias));
   static std::string name() { return "quantized_linear_forward"; }
   static std::string returns() { return "Tensor y"; }
 
@@ -41,7 +40,7 @@ struct Backward {
       std::tuple(tensor("dy", &QuantizedLinearBackward::dy, with_aligned_rows),
                  tensor("packed", &QuantizedLinearBackward::packed, with_even_columns),
                  tensor("scales", &QuantizedLinearBackward::scales, with_even_columns),
-                 optional("bias", &Arguments::bias), flag("need_dx", &Arguments::need_dx),
+                 parameter("bias", &Arguments::bias), flag("need_dx", &Arguments::need_dx),
                  flag("need_dbias", &Arguments::need_dbias));
   static std::string name() { return "quantized_linear_backward"; }
   static std::string returns() { return "(Tensor dx, Tensor dbias)"; }

@@ -24,7 +24,7 @@ template <class A, class X>
 constexpr auto shared_fields(X x) {
   return std::tuple(x, optional("target", &A::target, packed_indices),
                     optional("probabilities", &A::probabilities, with_even_rows),
-                    optional("weight", &A::weight, contiguous));
+                    parameter("weight", &A::weight));
 }
 template <class A>
 constexpr auto numbers() {

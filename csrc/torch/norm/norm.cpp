@@ -46,12 +46,12 @@ struct Forward {
   static constexpr const char* kOp = Norm::kOp;
   static constexpr bool kMean = kStatistics && Norm::kMean;
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields = std::tuple_cat(
-      std::tuple(tensor("x", &Arguments::x, with_even_rows)),
-      fields_if<kResidual>(tensor("residual", &Arguments::residual, with_even_rows)),
-      std::tuple(optional("weight", &Arguments::weight, contiguous),
-                 optional("bias", &Arguments::bias, contiguous), real("eps", &Arguments::eps),
-                 flag("zero_centered_weight", &Arguments::zero_centered_weight)));
+  static constexpr auto kFields =
+      std::tuple_cat(std::tuple(tensor("x", &Arguments::x, with_even_rows)),
+                     fields_if<kResidual>(tensor("residual", &Arguments::residual, with_even_rows)),
+                     std::tuple(parameter("weight", &Arguments::weight),
+                                parameter("bias", &Arguments::bias), real("eps", &Arguments::eps),
+                                flag("zero_centered_weight", &Arguments::zero_centered_weight)));
 
   static std::string name() {
     return std::string(kResidual ? "add_" : "") + kOp + (kStatistics ? "_forward" : "_inference");
@@ -83,17 +83,16 @@ struct Backward {
   using Arguments = BackwardArguments;
   static constexpr const char* kOp = Norm::kOp;
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields =
-      std::tuple_cat(std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
-                                optional("dsum", &Arguments::dsum, with_even_rows),
-                                tensor("x", &Arguments::x, with_even_rows)),
-                     fields_if<Norm::kMean>(tensor("mean", &Arguments::mean)),
-                     std::tuple(tensor("rstd", &Arguments::rstd),
-                                optional("weight", &Arguments::weight, contiguous),
-                                optional("bias", &Arguments::bias),
-                                flag("zero_centered_weight", &Arguments::zero_centered_weight),
-                                flag("need_dweight", &Arguments::need_dweight),
-                                flag("need_dbias", &Arguments::need_dbias)));
+  static constexpr auto kFields = std::tuple_cat(
+      std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
+                 optional("dsum", &Arguments::dsum, with_even_rows),
+                 tensor("x", &Arguments::x, with_even_rows)),
+      fields_if<Norm::kMean>(tensor("mean", &Arguments::mean)),
+      std::tuple(tensor("rstd", &Arguments::rstd), parameter("weight", &Arguments::weight),
+                 parameter("bias", &Arguments::bias),
+                 flag("zero_centered_weight", &Arguments::zero_centered_weight),
+                 flag("need_dweight", &Arguments::need_dweight),
+                 flag("need_dbias", &Arguments::need_dbias)));
 
   static std::string name() { return std::string(kOp) + "_backward"; }
   static std::string returns() { return "(Tensor dx, Tensor dweight, Tensor dbias)"; }
@@ -115,14 +114,12 @@ struct DropoutForward {
   using Arguments = BiasDropoutAddNormForward;
   static constexpr const char* kOp = Norm::kDropoutOp;
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields =
-      std::tuple(tensor("x", &Arguments::x, with_even_rows),
-                 optional("x_bias", &Arguments::x_bias, contiguous),
-                 tensor("residual", &Arguments::residual, with_even_rows),
-                 optional("weight", &Arguments::weight, contiguous),
-                 optional("bias", &Arguments::bias, contiguous), optional("seed", &Arguments::seed),
-                 real("p", &Arguments::p), real("eps", &Arguments::eps),
-                 flag("zero_centered_weight", &Arguments::zero_centered_weight));
+  static constexpr auto kFields = std::tuple(
+      tensor("x", &Arguments::x, with_even_rows), parameter("x_bias", &Arguments::x_bias),
+      tensor("residual", &Arguments::residual, with_even_rows),
+      parameter("weight", &Arguments::weight), parameter("bias", &Arguments::bias),
+      optional("seed", &Arguments::seed), real("p", &Arguments::p), real("eps", &Arguments::eps),
+      flag("zero_centered_weight", &Arguments::zero_centered_weight));
 
   static std::string name() { return std::string(kOp) + "_forward"; }
   static std::string returns() {
@@ -156,10 +153,9 @@ struct DropoutBackward {
                  optional("dsum", &Arguments::dsum, with_even_rows),
                  tensor("sum", &Arguments::x, with_even_rows)),
       fields_if<Norm::kMean>(tensor("mean", &Arguments::mean)),
-      std::tuple(tensor("rstd", &Arguments::rstd), optional("x_bias", &Arguments::x_bias),
-                 optional("weight", &Arguments::weight, contiguous),
-                 optional("bias", &Arguments::bias), optional("seed", &Arguments::seed),
-                 real("p", &Arguments::p),
+      std::tuple(tensor("rstd", &Arguments::rstd), parameter("x_bias", &Arguments::x_bias),
+                 parameter("weight", &Arguments::weight), parameter("bias", &Arguments::bias),
+                 optional("seed", &Arguments::seed), real("p", &Arguments::p),
                  flag("zero_centered_weight", &Arguments::zero_centered_weight),
                  flag("need_dx_bias", &Arguments::need_dx_bias),
                  flag("need_dweight", &Arguments::need_dweight),

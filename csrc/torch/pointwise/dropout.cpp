@@ -48,7 +48,7 @@ struct BiasDropoutAddForwardOp {
   static constexpr const char* kOp = "bias_dropout_add";
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
-      std::tuple(tensor("x", &Arguments::x, with_even_rows), optional("bias", &Arguments::bias),
+      std::tuple(tensor("x", &Arguments::x, with_even_rows), parameter("bias", &Arguments::bias),
                  tensor("residual", &Arguments::residual, with_even_rows),
                  optional("seed", &Arguments::seed), real("p", &Arguments::p));
   static std::string name() { return "bias_dropout_add_forward"; }
@@ -71,7 +71,7 @@ struct BiasDropoutAddBackwardOp {
   static constexpr const char* kOp = "bias_dropout_add";
   static constexpr auto kLike = &Arguments::dy;
   static constexpr auto kFields =
-      std::tuple(tensor("dy", &Arguments::dy, with_even_rows), optional("bias", &Arguments::bias),
+      std::tuple(tensor("dy", &Arguments::dy, with_even_rows), parameter("bias", &Arguments::bias),
                  optional("seed", &Arguments::seed), real("p", &Arguments::p),
                  flag("need_dbias", &Arguments::need_dbias));
   static std::string name() { return "bias_dropout_add_backward"; }

@@ -44,7 +44,7 @@ template <Pointwise kRow>
 struct PlainForward : ForwardOf<kRow> {
   using Arguments = PointwiseForward;
   static constexpr auto kFields =
-      std::tuple(tensor("x", &Arguments::x, with_even_rows), optional("bias", &Arguments::bias));
+      std::tuple(tensor("x", &Arguments::x, with_even_rows), parameter("bias", &Arguments::bias));
 
   static auto run(const Context& context, Arguments& a) {
     a.op = kRow;
@@ -59,7 +59,7 @@ struct PlainBackward : BackwardOf<kRow> {
   using Arguments = BackwardArguments;
   static constexpr auto kFields =
       std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
-                 tensor("x", &Arguments::x, with_even_rows), optional("bias", &Arguments::bias),
+                 tensor("x", &Arguments::x, with_even_rows), parameter("bias", &Arguments::bias),
                  flag("need_dbias", &Arguments::need_dbias), flag("need_y", &Arguments::need_y));
   static std::string returns() { return "(Tensor dx, Tensor dbias, Tensor y)"; }
 
@@ -106,7 +106,7 @@ struct GatedForward : ForwardOf<kRow> {
   using Arguments = PointwiseForward;
   static constexpr auto kFields = std::tuple(
       tensor("gate", &Arguments::x, with_even_rows), optional("up", &Arguments::up, with_even_rows),
-      optional("bias", &Arguments::bias), optional("up_bias", &Arguments::up_bias));
+      parameter("bias", &Arguments::bias), parameter("up_bias", &Arguments::up_bias));
 
   static auto run(const Context& context, Arguments& a) {
     a.op = kRow;
@@ -126,8 +126,8 @@ struct GatedBackward : BackwardOf<kRow> {
   using Arguments = BackwardArguments;
   static constexpr auto kFields = std::tuple(
       tensor("dy", &Arguments::dy, with_even_rows), tensor("gate", &Arguments::x, with_even_rows),
-      optional("up", &Arguments::up, with_even_rows), optional("bias", &Arguments::bias),
-      optional("up_bias", &Arguments::up_bias), flag("need_dbias", &Arguments::need_dbias),
+      optional("up", &Arguments::up, with_even_rows), parameter("bias", &Arguments::bias),
+      parameter("up_bias", &Arguments::up_bias), flag("need_dbias", &Arguments::need_dbias),
       flag("need_y", &Arguments::need_y));
   static std::string returns() {
     return "(Tensor dgate, Tensor dup, Tensor dbias, Tensor dup_bias, Tensor y)";

@@ -20,8 +20,7 @@ template <class A>
 constexpr auto shared_fields() {
   return std::tuple_cat(
       std::tuple(tensor("q", &A::q, with_even_columns), optional("k", &A::k, with_even_columns),
-                 optional("q_weight", &A::q_weight, contiguous),
-                 optional("k_weight", &A::k_weight, contiguous),
+                 parameter("q_weight", &A::q_weight), parameter("k_weight", &A::k_weight),
                  optional("cos", &A::cos, with_even_columns),
                  optional("sin", &A::sin, with_even_columns)),
       position_fields<A>(), std::tuple(real("eps", &A::eps)));

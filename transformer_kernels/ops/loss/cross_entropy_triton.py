@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._dtype import accumulate_dtype
-from .._triton_rows import accumulate_type, as_rows, shape_of
+from .._triton_rows import accumulate_type, as_rows, shape_of, vector
 from ._formula import MEAN, NONE
 
 _WIDEST_CHUNK = 4096
@@ -163,7 +163,7 @@ def _operands(
     rows, stride = as_rows(x)
     labels = rows if target is None else target.contiguous()
     q, q_stride = (rows, 0) if probabilities is None else as_rows(probabilities)
-    return rows, stride, labels, q, q_stride, rows if weight is None else weight.contiguous()
+    return rows, stride, labels, q, q_stride, vector(weight, rows)
 
 
 def cross_entropy_forward(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .._declare import Kernels
 from .._dtype import accumulate_dtype
-from .._triton_rows import accumulate_type, as_rows, shape_of
+from .._triton_rows import accumulate_type, as_rows, shape_of, vector
 
 WHOLE_BACKWARD = 8192
 _COLUMN_BLOCK = 128
@@ -237,11 +237,6 @@ def _backward_columns(
 # ---- launches -----------------------------------------------------------------------------------
 
 
-def _vector(parameter: Tensor | None, x: Tensor) -> Tensor:
-    """What a kernel is given for a parameter; memory that it does not read where that is absent."""
-    return x if parameter is None else parameter.contiguous()
-
-
 def _statistics_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape[:-1], dtype=accumulate_dtype(x), device=x.device)
 
@@ -262,7 +257,7 @@ def _run_forward(
     block, whole, warps = shape_of(rows.shape[1])
     with torch.cuda.device_of(x):
         _forward[(rows.shape[0],)](
-            rows, stride, residual_rows, residual_stride, _vector(weight, x), _vector(bias, x), y,
+            rows, stride, residual_rows, residual_stride, vector(weight, x), vector(bias, x), y,
             s, mean, rstd, rows.shape[1],
             EPS=eps, CENTER=center, HAS_RESIDUAL=residual is not None,
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
@@ -303,7 +298,7 @@ def _run_backward(
         mean = rstd if mean is None else mean
         inputs = (
             dy_rows, dy_stride, dsum_rows, dsum_stride, x_rows, x_stride, mean, rstd,
-            _vector(weight, x),
+            vector(weight, x),
         )  # fmt: skip
         options: dict[str, Any] = {"CENTER": center, "ACC": acc}
         affine = {

@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import _philox
 from .._declare import Kernels
 from .._dtype import accumulate_dtype
-from .._triton_rows import accumulate_type, as_rows
+from .._triton_rows import accumulate_type, as_rows, vector
 
 _BLOCK = 512  # columns
 _TILE_ROWS = 4
@@ -108,10 +108,9 @@ def _run(
     if sum_columns:
         sums = torch.empty(sections, cols, dtype=accumulate_dtype(x), device=x.device)
     if rows and cols:
-        bias = None if bias is None else bias.contiguous()
         with torch.cuda.device_of(x):
             _kernel[(sections, triton.cdiv(cols, _BLOCK))](
-                matrix, x_stride, bias, added, added_stride,
+                matrix, x_stride, vector(bias, matrix), added, added_stride,
                 None if seed is None else seed.to(x.device), y, sums, rows, cols, rows_each, below,
                 SCALE=_philox.scale(p), HAS_BIAS=bias is not None,
                 HAS_RESIDUAL=residual is not None, DRAWS=draws, SUMS=sum_columns,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._declare import Kernels
 from .._dtype import accumulate_dtype
-from .._triton_rows import accumulate_type, as_rows
+from .._triton_rows import accumulate_type, as_rows, vector
 from . import activation_triton
 
 _TILE = 2048  # elements
@@ -131,8 +131,8 @@ def _run_forward(
         height, block = _tile(cols)
         with torch.cuda.device_of(gate):
             _forward[(triton.cdiv(cols, block), triton.cdiv(rows, height))](
-                a, a_stride, b, b_stride, a if bias is None else bias,
-                a if up_bias is None else up_bias, y, rows, cols, height,
+                a, a_stride, b, b_stride, vector(bias, a), vector(up_bias, a), y, rows, cols,
+                height,
                 ACTIVATION=activation, HAS_UP=gated, HAS_BIAS=bias is not None,
                 HAS_UP_BIAS=up_bias is not None, ACC=acc, ROWS=height, BLOCK=block,
             )  # fmt: skip
@@ -174,8 +174,8 @@ def _run_backward(
     if gate.numel():
         with torch.cuda.device_of(gate):
             _backward[(triton.cdiv(cols, block), sections)](
-                g, g_stride, a, a_stride, b, b_stride, a if bias is None else bias,
-                a if up_bias is None else up_bias, da, db, gradient_stride, y, partials[0],
+                g, g_stride, a, a_stride, b, b_stride, vector(bias, a), vector(up_bias, a), da, db,
+                gradient_stride, y, partials[0],
                 partials[1], rows, cols, each, ACTIVATION=activation, HAS_UP=gated,
                 HAS_BIAS=bias is not None, HAS_UP_BIAS=up_bias is not None,
                 NEED_DBIAS=need_dbias, NEED_Y=need_y, ACC=acc, ROWS=height, BLOCK=block,

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._heads import empty_heads
-from .._triton_rows import accumulate_type
+from .._triton_rows import accumulate_type, vector
 from ._formula import Angles, positions
 from .rope_triton import PASSES
 
@@ -194,7 +194,7 @@ class _Call:
         operands = [part for x in wide for part in (x, *x.stride()[:3])]
         with torch.cuda.device_of(wide[0]):
             kernel[(self.programs,)](
-                *operands, wide[0] if weight is None else weight, *more, *self.angles, self.tokens,
+                *operands, vector(weight, wide[0]), *more, *self.angles, self.tokens,
                 self.time, heads, *self.sizes, HAS_WEIGHT=weight is not None, **self.constants,
             )  # fmt: skip
 
