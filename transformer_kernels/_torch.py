@@ -39,15 +39,31 @@ softmax_dim: Callable[[str, int, int], int] = F._get_softmax_dim  # type: ignore
 any_autocast = torch._C._is_any_autocast_enabled
 
 _functorch_active = torch._C._are_functorch_transforms_active
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 _tracing_state = torch._C._get_tracing_state  # None where torch.jit.trace does not follow
 _is_compiling = torch.compiler.is_compiling
 _REPEATING_WORKSPACES = (":4096:8", ":16:8")
+
+
+def autocasts(x: torch.Tensor) -> bool:
+    """Whether autocast is on for the device of ``x``: of some PyTorch cannot be asked."""
+    return any_autocast() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def is_transformed() -> bool:
     """Whether torch.func, forward-mode differentiation or torch.jit.trace follows the call: it sees
     into formulas, not into kernels."""
     return _functorch_active() or forward_ad._current_level >= 0 or _tracing_state() is not None
+
+
+def is_batched(*tensors: Any) -> bool:
+    """Whether a tensor stands for many: those of torch.func.vmap, and those of PyTorch's older one,
+    which ``is_grads_batched`` makes. Only what goes through the dispatcher knows them."""
+    if _is_compiling():
+        return False
+    return _functorch_active() or any(
+        _is_legacy_batched(x) for x in tensors if isinstance(x, torch.Tensor)
+    )
 
 
 def is_eager() -> bool:
@@ -161,6 +177,15 @@ def has_undecided_sizes(values: Iterable[Any]) -> bool:
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     return bool(free_unbacked_symbols(tensors))
+
+
+def is_fake(x: Any) -> bool:
+    return is_a(x, "torch._subclasses.fake_tensor", "FakeTensor")
+
+
+def has_numbers(x: torch.Tensor) -> bool:
+    """Whether it has more than a shape and a dtype."""
+    return not (x.is_meta or is_fake(x))
 
 
 def has_memory(kind: Any) -> bool:

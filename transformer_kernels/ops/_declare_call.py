@@ -15,6 +15,7 @@ from .._library import log_copy, require_backend
 from .._torch import (
     eager_apply,
     has_memory,
+    is_batched,
     is_eager,
     is_transformed,
     knows_ops_of_others,
@@ -31,7 +32,7 @@ from ._kinds import refuse_dispatch
 # An eager call is short where it loops over no arguments: its source is written out for each op, as
 # it would be by hand.
 _SOURCE = """\
-def make_function(gradients_of, is_grad_enabled, is_compiling):
+def make_function(gradients_of, is_grad_enabled, is_compiling, is_batched):
     def forward(ctx, {arguments}, kernels):
         {results} = kernels.forward({arguments}){sizes}{absent}
         ctx.save_for_backward({tensors})
@@ -121,7 +122,11 @@ def _source(op: Op) -> str:
         values=_dict({name: name for name in (*tensors, *numbers, *gradients)}),
         needed=_dict(needs),
         indirect=" or ".join(
-            [*(needs[name] for name in op.more), "(is_grad_enabled() and not is_compiling())"]
+            [
+                *(needs[name] for name in op.more),
+                "(is_grad_enabled() and not is_compiling())",
+                *([f"is_batched({_commas(gradients)})"] if op.composed is not None else []),
+            ]
         ),
         outputs=_commas(op.backward_outputs),
         inputs=_commas(inputs.values()),
@@ -251,7 +256,7 @@ def make_call(op: Op, direct: Kernels) -> Call:
     """``call(*arguments, backend="auto")``."""
     generated = run_source(_source(op), f"<declared {op.name}>", {"torch": torch})
     forward, backward = generated["make_function"](
-        partial(gradients_of, op), torch.is_grad_enabled, torch.compiler.is_compiling
+        partial(gradients_of, op), torch.is_grad_enabled, torch.compiler.is_compiling, is_batched
     )
     camel = op.name.title().replace("_", "")
     passes = {"forward": staticmethod(forward), "backward": staticmethod(backward)}

@@ -6,10 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from .._errors import ArgumentTypeError, ArgumentValueError, dtype_name
+from .._torch import any_autocast
+from ._constants import as_saved
 from ._declare import Op
 from ._declare_arguments import Given, Param
 from ._kinds import is_jagged, require_memory
+from ._promote import promoted
 
 
 def as_declared(op: Op, arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -20,7 +25,11 @@ def as_declared(op: Op, arguments: Sequence[Any]) -> tuple[Any, ...]:
     rows = [argument.name for argument in op.arguments if argument.has_rows]
     jagged = rows if is_jagged(declared[0]) else ()
     require_memory(title, op.given(declared), jagged)
-    return declared
+    if any_autocast():
+        declared = promoted(op.arguments, op.given(declared))
+    if torch.compiler.is_compiling():
+        return declared
+    return as_saved(title, op.given(declared))
 
 
 def check_values(op: Op, given: Given) -> None:

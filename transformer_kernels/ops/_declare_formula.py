@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import with_autograd
+from .._torch import is_batched, with_autograd
 from ._declare import Kernels, Op
 from ._declare_arguments import Given, as_tuple, one_or_all
 from ._declare_checks import check_values
@@ -94,7 +94,10 @@ def _derive_formula(op: Op, values: dict[str, Any]) -> list[Tensor]:
 def gradients_of(
     op: Op, kernels: Kernels, values: dict[str, Any], needed: dict[str, bool]
 ) -> list[Tensor | None]:
-    """One for each argument; by the formula where they will be differentiated again."""
+    """One for each argument; by the formula where they will be differentiated again. What a
+    composed op is made of goes past the dispatcher, which alone runs batches of gradients."""
+    if op.composed is not None and is_batched(*(values[f"d{name}"] for name in op.returned)):
+        kernels = op.raw
     values |= {f"need_{name}": False for name in op.returned}
     values |= {name: None for name in op.may_be_absent if name not in values}
     given = [values.get(name) for name in op.names]

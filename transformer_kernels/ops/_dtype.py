@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-_LOWERED = (torch.float32, torch.float16, torch.bfloat16)
+LOWERED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def accumulate_dtype(x: torch.Tensor) -> torch.dtype:
@@ -19,5 +19,5 @@ def under_autocast(device: str, *values: Any) -> tuple[Any, ...]:
         return values
     dtype = torch.get_autocast_dtype(device)
     return tuple(
-        x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in _LOWERED else x for x in values
+        x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in LOWERED else x for x in values
     )

@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "slopes' gradient": (
         {"alibi_slopes": torch.zeros(4, requires_grad=True)},
-        "alibi_slopes requires a gradient, expected constants (it has none)",
+        "alibi_slopes requires a gradient, expected a constant (it has none)",
     ),
     "slopes' dtype": (
         {"alibi_slopes": torch.zeros(4).int()},

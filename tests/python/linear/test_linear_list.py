@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
@@ -122,6 +124,37 @@ def test_layers_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(a, b)
     with torch.autocast("cpu", torch.bfloat16):
         assert {y.dtype for y in F.linear_list(x, weights, biases)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_autocast_of_two_dtypes(wide: bool, device: str) -> None:
+    """16-bit activations beside parameters of float32, as each layer for itself takes them."""
+    x = torch.randn(6, 8, device=device).to(torch.float32 if wide else torch.bfloat16)
+    weights = [torch.randn(n, 8, device=device, requires_grad=True) for n in (5, 3)]
+    biases = [torch.randn(5, device=device), None]
+    with torch.autocast(device, torch.bfloat16):
+        found = F.linear_list(x, weights, biases)
+        expected = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype is torch.bfloat16
+        torch.testing.assert_close(a, b)
+    for dw in torch.autograd.grad(sum(y.sum() for y in found), weights):
+        assert dw.dtype is torch.float32
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("rows", "terms"), [(2, 1024), (6, 8), (64, 1024)])
+def test_strides_of_fake_tensors(
+    dtype: torch.dtype, rows: int, terms: int, autocast: bool, device: str
+) -> None:
+    """Those of the tensors that they stand for, whoever multiplies."""
+    shapes = ((rows, terms), (512, terms), (256, terms))
+    found = []
+    for mode in (FakeTensorMode(), contextlib.nullcontext()):
+        with mode, torch.autocast(device, torch.bfloat16, enabled=autocast):
+            x, *weights = (torch.empty(s, dtype=dtype, device=device) for s in shapes)
+            found.append([(y.shape, y.stride()) for y in F.linear_list(x, weights)])
+    assert found[0] == found[1]
 
 
 def test_compile() -> None:

@@ -66,7 +66,8 @@ def _by_heads(x: Tensor, heads: int) -> Tensor:
 def _of_kv_heads(x: Tensor, kv_heads: int) -> Tensor:
     """(B, H, T, D), added up over the heads that share one, as (B, T, Hk, D)."""
     group = x.shape[1] // max(kv_heads, 1)
-    return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2)
+    grouped = x.reshape(x.shape[0], kv_heads, group, *x.shape[2:])
+    return grouped.sum(2).transpose(1, 2)
 
 
 def _places(queries: int, keys: int, top_left: bool, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number, is_integer
 from ..._library import have_kernels_for
 from ..._torch import any_autocast, constant_when_compiled
+from .._constants import refuse_gradient
 from .._dtype import accumulate_dtype, under_autocast
 from .._kinds import is_distributed, is_jagged, require_memory
 from .._philox import fresh_seed
@@ -68,14 +69,10 @@ def _window(window: Any, causal: Any) -> tuple[Any, Any]:
     return left, 0 if as_flag(_OP, "causal", causal) else right
 
 
-def _statistics(name: str, x: Tensor | None, q: Tensor) -> Tensor | None:
+def _statistics(x: Tensor | None, q: Tensor) -> Tensor | None:
     """Slopes and sinks in the dtype of the arithmetic."""
     if not isinstance(x, Tensor):
         return x
-    if name == "alibi_slopes" and x.requires_grad:
-        raise ArgumentValueError(
-            "attention: alibi_slopes requires a gradient, expected constants (it has none)"
-        )
     return x.to(accumulate_dtype(q)) if x.is_floating_point() else x
 
 
@@ -111,8 +108,8 @@ def _call(
             scale = _default_scale(q)
         if dropout and seed is None:
             seed = fresh_seed(q.device)
-        alibi_slopes = _statistics("alibi_slopes", alibi_slopes, q)
-        sinks = _statistics("sinks", sinks, q)
+        refuse_gradient(_OP, alibi_slopes=alibi_slopes)
+        alibi_slopes, sinks = _statistics(alibi_slopes, q), _statistics(sinks, q)
     # Kernels would read the memory of a CausalBias, which nobody wrote, as numbers of its dtype.
     if bias is not None and type(bias) is not Tensor:
         require_memory(_OP, {"bias": bias})

@@ -81,17 +81,20 @@ class _Places(NamedTuple):
         return torch.zeros_like(rows).index_copy(0, self.number, rows)
 
 
+def _by_heads(rows: Tensor, heads: int) -> Tensor:
+    return rows.reshape(rows.shape[0], heads, rows.shape[1] // heads)
+
+
 def _times(rows: Tensor, weight: Tensor | None, place: _Places) -> Tensor:
     """Rows (E, C) by the weights (E, H) of the edges' numbers."""
     if weight is None:
         return rows
     factor = weight.to(rows.dtype)[place.number]
-    heads = weight.shape[1]
-    return (rows.unflatten(1, (heads, rows.shape[1] // heads)) * factor.unsqueeze(-1)).flatten(1)
+    return (_by_heads(rows, weight.shape[1]) * factor.unsqueeze(-1)).reshape(rows.shape)
 
 
 def _sum_heads(rows: Tensor, heads: int) -> Tensor:
-    return rows.unflatten(1, (heads, rows.shape[1] // heads)).sum(-1)
+    return _by_heads(rows, heads).sum(-1)
 
 
 def _counts(offsets: Tensor, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..._library import have_kernels_for, log_dispatch
 from ..._processor import cpuinfo
-from ..._torch import has_dispatch_mode, is_eager, refuses_cublas
+from ..._torch import has_dispatch_mode, is_eager, is_fake, refuses_cublas
 from .._kinds import PLAIN_CLASSES
 from . import _tuned
 
@@ -147,7 +147,7 @@ def _is_uneven(matrix: Tensor) -> bool:
         return True
     step = _ALIGNMENT // _dtype_in_products(matrix).itemsize
     lines = any(stride != 1 and stride % step for stride in matrix.stride())
-    return lines or matrix.data_ptr() % _ALIGNMENT != 0
+    return lines or (not is_fake(matrix) and matrix.data_ptr() % _ALIGNMENT != 0)
 
 
 def _has_uneven_features(weight: Tensor) -> bool:
@@ -155,14 +155,14 @@ def _has_uneven_features(weight: Tensor) -> bool:
 
 
 # What our product cannot take, or must not.
-_ANY_DEVICE = (
-    Refusal(lambda *_: not is_eager(), "a graph or a transform follows the call"),
-    Refusal(
-        lambda x, weight: type(x) not in PLAIN_CLASSES or type(weight) not in PLAIN_CLASSES,
-        "an operand is more than memory",
-    ),
-    Refusal(lambda x, _: not have_kernels_for(x), "no kernel for this device"),
+_FOLLOWED = Refusal(lambda *_: not is_eager(), "a graph or a transform follows the call")
+_MORE_THAN_MEMORY = Refusal(
+    lambda x, weight: type(x) not in PLAIN_CLASSES or type(weight) not in PLAIN_CLASSES,
+    "an operand is more than memory",
 )
+_NO_KERNEL = Refusal(lambda x, _: not have_kernels_for(x), "no kernel for this device")
+_ANY_DEVICE = (_FOLLOWED, _MORE_THAN_MEMORY, _NO_KERNEL)
+_ANY_DEVICE_OF_FAKES = (_FOLLOWED, _NO_KERNEL)
 _ROWS_ON_CUDA = (
     Refusal(
         lambda x, _: _dtype_in_products(x) not in _NARROW,
@@ -244,9 +244,10 @@ def why_not(
     up_weight: Tensor | None = None,
     *,
     activated: bool = False,
+    fakes: bool = False,
 ) -> str | None:
     """Why PyTorch's product alone can run."""
-    reason = first_reason(_ANY_DEVICE, x, weight)
+    reason = first_reason(_ANY_DEVICE_OF_FAKES if fakes else _ANY_DEVICE, x, weight)
     if reason is None:
         reason = first_reason(_ON_CUDA if x.is_cuda else _ON_CPU, x, weight)
     if reason is None and x.is_cuda:
@@ -327,9 +328,11 @@ def refusal(
     *others: Tensor | None,
     activated: bool = False,
     by_rules: bool = False,
+    fakes: bool = False,
 ) -> str | None:
     """Why PyTorch's product runs; None where ours does. Takes what :func:`choose` does."""
-    return choose(op, x, weight, *others, activated=activated, by_rules=by_rules).reason
+    choice = choose(op, x, weight, *others, activated=activated, by_rules=by_rules, fakes=fakes)
+    return choice.reason
 
 
 def choose(
@@ -341,6 +344,7 @@ def choose(
     *,
     activated: bool = False,
     by_rules: bool = False,
+    fakes: bool = False,
 ) -> Choice:
     """Who runs.
 
@@ -349,8 +353,9 @@ def choose(
         up_weight: of the layer that ``weight`` is the gate of.
         activated: whether an activation is part of the product.
         by_rules: whether what was timed is left aside, since products of other sizes will run.
+        fakes: whether fake tensors are taken for the memory that they stand for.
     """
-    reason = why_not(x, weight, down_weight, up_weight, activated=activated)
+    reason = why_not(x, weight, down_weight, up_weight, activated=activated, fakes=fakes)
     forced = _tuned.forced()
     if reason is None and forced is not None:
         routes = forced if isinstance(forced, _tuned.Routes) else None

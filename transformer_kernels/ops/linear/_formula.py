@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from ..._torch import autocasts, with_autograd
 from ..._torch import linear as torch_linear
-from ..._torch import with_autograd
-from .._dtype import accumulate_dtype
+from .._dtype import LOWERED, accumulate_dtype
 from ..pointwise.table import ACTIVATIONS
 
 Activate = Callable[[Tensor], Tensor]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None or bias.dtype is x.dtype:
+    lowered = autocasts(x) and x.dtype in LOWERED  # all three of them
+    if bias is None or bias.dtype is x.dtype or lowered:
         return torch_linear(x, weight, bias)
     return (torch_linear(x, weight) + bias).to(x.dtype)
 
@@ -27,8 +29,10 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: int) 
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """A matrix of the rows of ``x``."""
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    """A matrix of the rows of ``x``. Of flatten() PyTorch's older vmap knows nothing."""
+    if x.dim() == 2:
+        return x
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
-from ..._torch import any_autocast, is_eager
+from ..._torch import any_autocast, is_batched, is_eager, is_fake
 from .._declare_checks import check_values
 from .._kinds import PLAIN_CLASSES
 from .._public import overridable
@@ -67,8 +67,9 @@ def _sum_of_products(rows: Tensor, dys: Sequence[Tensor | None], weights: list[T
     pairs = [(dy, weight) for dy, weight in zip(dys, weights, strict=True) if dy is not None]
     dx = pairs[0][0] @ pairs[0][1] if pairs else torch.zeros_like(rows)
     for dy, weight in pairs[1:]:
-        # A sum that will be differentiated is not written over.
-        dx = torch.addmm(dx, dy, weight) if torch.is_grad_enabled() else dx.addmm_(dy, weight)
+        # A sum that will be differentiated, or is one of a batch, is not written over.
+        new = torch.is_grad_enabled() or is_batched(dx, dy)
+        dx = torch.addmm(dx, dy, weight) if new else dx.addmm_(dy, weight)
     return dx
 
 
@@ -90,14 +91,15 @@ def _checked(weights: Any, biases: Any) -> tuple[tuple[Tensor, ...], tuple[Tenso
 
 
 def _why_apart(x: Tensor, weights: Sequence[Tensor]) -> str | None:
-    """Why each layer is a call of its own."""
+    """Why each layer is a call of its own. Fake tensors take the way of those they stand for, whose
+    results have other strides on the other way."""
     if not is_eager():
         return "a graph or a transform follows the call"
-    if any_autocast():
-        return "autocast is on"
-    if any(type(operand) not in PLAIN_CLASSES for operand in (x, *weights)):
+    operands = (x, *weights)
+    fakes = any(map(is_fake, operands))
+    if any(not (type(t) in PLAIN_CLASSES or is_fake(t)) for t in operands):
         return "an operand is more than memory"
-    if any(refusal(_OP, x, weight) is None for weight in weights):
+    if any(refusal(_OP, x, weight, fakes=fakes) is None for weight in weights):
         return "our product runs"
     return None
 
@@ -131,6 +133,8 @@ def linear_list(
     """
     ws, bs = _checked(weights, biases)
     apart = f"backend is {backend!r}" if backend != "auto" else None
+    if apart is None and any_autocast():
+        apart = "autocast is on"  # which makes one dtype of those that are here
     try:
         for weight, bias in zip(ws, bs, strict=True):
             if apart is None:

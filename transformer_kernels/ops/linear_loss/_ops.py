@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError, shape_text
 from ..._library import composed_op
+from ..._torch import is_batched
 from .._declare_arguments import (
     Flag,
     Given,
@@ -127,6 +128,10 @@ _loss_and_gradients_op = composed_op(
 )
 
 
+def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
+    return (gradient * dloss.to(accumulate_dtype(gradient))).to(gradient.dtype)
+
+
 class _InForward(torch.autograd.Function):
     """The gradients are made for an incoming one of 1. They are scaled in their own memory, and
     belong to the caller then: a second backward pass computes them once more, and one that will be
@@ -150,9 +155,11 @@ class _InForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
         if torch.compiler.is_compiling():
-            found = [gradient * dloss.to(gradient.dtype) for gradient in ctx.saved_tensors]
+            found = [_scaled(gradient, dloss) for gradient in ctx.saved_tensors]
         elif torch.is_grad_enabled() or ctx.gradients is None:
             return None, *_gradients_again(ctx, dloss)
+        elif is_batched(dloss):
+            found, ctx.gradients = [_scaled(g, dloss) for g in ctx.gradients], None
         else:
             found, ctx.gradients = ctx.gradients, None
             for gradient, needed in zip(found, ctx.needed, strict=True):

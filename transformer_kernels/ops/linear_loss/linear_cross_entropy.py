@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._errors import (
+    ArgumentTypeError,
     ArgumentValueError,
     as_count,
     as_integer,
@@ -21,11 +22,12 @@ from ..._errors import (
 )
 from ..._library import require_backend
 from ..._torch import any_autocast, is_eager
+from .._constants import refuse_gradient
 from .._kinds import refuse_distributed, require_memory
 from .._public import overridable
 from ..linear._choice import refusal
 from ..loss._formula import NONE
-from ..loss.cross_entropy import reduction_number, refuse_gradient_of_weight
+from ..loss.cross_entropy import reduction_number
 from ._ops import LINEAR_CROSS_ENTROPY, call_in_forward
 
 _OP = "linear_cross_entropy"
@@ -119,6 +121,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
+    options: Any = None,
     z_loss: float = 0.0,
     softcap: float = 0.0,
     gradient: str = "auto",
@@ -141,6 +144,8 @@ def linear_cross_entropy(
         weight: of each class (V,), without a gradient. It, ``reduction``, ``ignore_index`` (-100
             where it is None), ``label_smoothing``, ``z_loss`` and ``softcap`` are as in
             :func:`cross_entropy`.
+        options: None. PyTorch's ``LinearCrossEntropyOptions`` are of its own chunks; here
+            ``chunk_bytes``, ``float32_sums`` and ``gradient`` say what they do.
         gradient: ``"forward"`` has the forward pass make the gradients as well, while it has a
             chunk's logits: three products, and the backward pass scales them where the gradient
             that arrives is not 1. ``"backward"`` computes the logits once more: four products, and
@@ -172,7 +177,12 @@ def linear_cross_entropy(
             if gradient not in _GRADIENTS:
                 expected = "'auto', 'forward' or 'backward'"
             raise ArgumentValueError(f"{_OP}: gradient is {gradient!r}, expected {expected}")
-        refuse_gradient_of_weight(_OP, weight)
+        refuse_gradient(_OP, weight=weight)
+        if options is not None:
+            raise ArgumentTypeError(
+                f"{_OP}: options is {type(options).__name__}, expected None (chunk_bytes,"
+                " float32_sums and gradient say how it runs)"
+            )
         index = -100 if ignore_index is None else as_integer(_OP, "ignore_index", ignore_index)
         numbers = (index, label_smoothing, z_loss, softcap, number)
         return _call(

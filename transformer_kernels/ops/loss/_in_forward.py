@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ..._errors import ArgumentValueError
+from ..._torch import is_batched
+from .._dtype import accumulate_dtype
 from ._formula import NONE
 from ._ops import CROSS_ENTROPY, loss_and_gradient, loss_with_gradient_in_place, scale_gradient
 
@@ -40,7 +42,10 @@ class _InForward(torch.autograd.Function):
                 " expected one backward pass (gradient='backward' serves more)"
             )
         dx, ctx.dx = ctx.dx, None
-        scale_gradient(dx, dloss)
+        if is_batched(dloss):
+            dx = (dx * dloss.to(accumulate_dtype(dx))).to(dx.dtype)
+        else:
+            scale_gradient(dx, dloss)
         return (dx, None, *([None] * (len(CROSS_ENTROPY.arguments) - 1)))
 
 

@@ -20,7 +20,8 @@ from ..._errors import (
     translate,
 )
 from ..._library import log_copy, log_dispatch
-from ..._torch import any_autocast, is_eager, jagged_like
+from ..._torch import autocasts, is_eager, jagged_like
+from .._constants import refuse_gradient
 from .._declare_checks import as_declared
 from .._kinds import (
     is_distributed,
@@ -67,9 +68,9 @@ def _same_dtype(x: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _widens(x: Tensor) -> bool:
-    """Whether autocast makes the loss float32, as PyTorch's is on CUDA; the logits stay."""
+    """Whether autocast makes the loss float32, as PyTorch's is; the logits stay."""
     low = x.dtype in (torch.float16, torch.bfloat16)
-    return low and x.device.type == "cuda" and torch.is_autocast_enabled("cuda")
+    return low and autocasts(x)
 
 
 def _target(
@@ -110,13 +111,6 @@ def _reduction_of(size_average: Any, reduce: Any, reduction: Any) -> int:
     return reduction_number(_OP, reduction)
 
 
-def refuse_gradient_of_weight(op: str, weight: Tensor | None) -> None:
-    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        raise ArgumentValueError(
-            f"{op}: weight requires a gradient, expected one that does not (it has none)"
-        )
-
-
 def _check_options(weight: Tensor | None, gradient: Any, backend: Any) -> None:
     if gradient not in _GRADIENTS:
         raise ArgumentValueError(
@@ -126,7 +120,7 @@ def _check_options(weight: Tensor | None, gradient: Any, backend: Any) -> None:
         raise ArgumentValueError(
             f"{_OP}: gradient is {gradient!r}, expected 'backward' (backend={backend!r})"
         )
-    refuse_gradient_of_weight(_OP, weight)
+    refuse_gradient(_OP, weight=weight)
 
 
 @overridable
@@ -169,7 +163,7 @@ def cross_entropy(
             no class; on CUDA its row, and what is summed with it, is NaN instead.
         TypeError: of a dtype that is none of these.
 
-    Under CUDA autocast the loss is float32, as PyTorch's is, and the logits stay as they are.
+    Under autocast the loss is float32, as PyTorch's is, and the logits stay as they are.
     """
     tensors = {"x": input, "target": target, "weight": weight}
     try:
@@ -184,7 +178,7 @@ def cross_entropy(
         x, labels, probabilities = _target(input, target, index)
         if is_distributed(input):
             _check_tensors(_OP, tensors)
-        wide = any_autocast() and _widens(x)
+        wide = _widens(x)
         arguments = (
             x, labels, probabilities, weight, index, label_smoothing, z_loss, softcap, number, wide
         )  # fmt: skip

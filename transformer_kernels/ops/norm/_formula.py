@@ -58,7 +58,8 @@ def affine(
 
 
 def _sum_of_rows(terms: Tensor, dtype: torch.dtype) -> Tensor:
-    return (terms if terms.dim() == 1 else terms.flatten(0, -2).sum(0)).to(dtype)
+    leading = list(range(terms.dim() - 1))
+    return (terms.sum(leading) if leading else terms).to(dtype)
 
 
 def backward(

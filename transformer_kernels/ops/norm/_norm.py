@@ -39,7 +39,9 @@ def over_dimensions(
     """The results of ``op``; ``rows`` are its x, and its residual where it has one."""
     x = rows[0]
     shape = check_shapes(op.title, rows, normalized_shape, weight, bias)
-    arguments = (*rows, weight, bias, eps, zero_centered)
+    arguments = as_declared(op, (*rows, weight, bias, eps, zero_centered))
+    rows = arguments[: len(rows)]
+    x, (weight, bias, eps, zero_centered) = rows[0], arguments[len(rows) :]
     if has_kinds(arguments):
         return _of_kinds(op, arguments, shape, backend)
     for argument, value in zip(op.arguments, rows, strict=False):
@@ -65,4 +67,4 @@ def _of_kinds(op: Op, arguments: tuple[Any, ...], shape: tuple[int, ...], backen
         *rows, weight, bias, eps, zero_centered = local
         return over_dimensions(op, tuple(rows), shape, weight, bias, eps, zero_centered, backend)
 
-    return run_kinds(op, as_declared(op, arguments), backend, call, len(shape))
+    return run_kinds(op, arguments, backend, call, len(shape))

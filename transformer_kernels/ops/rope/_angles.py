@@ -8,6 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, is_integer
+from ..._torch import any_autocast
+from .._constants import refuse_gradient
+from .._promote import beside
 
 
 def heads_last(x: Any) -> Any:
@@ -50,14 +53,6 @@ def _sections(op: str, sections: Any, position_ids: Any, q: Any, cos: Any) -> tu
     return sections[0], sections[1]
 
 
-def _check_tables(op: str, **tables: Any) -> None:
-    for name, table in tables.items():
-        if isinstance(table, Tensor) and table.requires_grad:
-            raise ArgumentValueError(
-                f"{op}: {name} requires a gradient, expected constants (it has none)"
-            )
-
-
 def angle_arguments(
     op: str,
     q: Any,
@@ -70,7 +65,9 @@ def angle_arguments(
     interleaved: Any,
 ) -> tuple[Any, ...]:
     """From the tables on, in the order of the schemas."""
-    _check_tables(op, cos=cos, sin=sin)
+    refuse_gradient(op, cos=cos, sin=sin)
+    if any_autocast() and isinstance(q, Tensor):
+        cos, sin = (beside(x, q) if isinstance(x, Tensor) else x for x in (cos, sin))
     tensor_offsets, offset = _split_offsets(op, offsets)
     time, height = _sections(op, sections, position_ids, q, cos)
     interleaved = as_flag(op, "interleaved", interleaved)

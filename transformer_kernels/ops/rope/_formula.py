@@ -94,7 +94,10 @@ class _Turn(NamedTuple):
         else:
             a, b = turned[..., :half], turned[..., half:]
         pair = (a * self.cos - b * self.sin, b * self.cos + a * self.sin)
-        turned = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
+        if self.interleaved:
+            turned = torch.stack(pair, -1).reshape(turned.shape)
+        else:
+            turned = torch.cat(pair, -1)
         y = torch.cat([turned, rest], -1)
         return y if self.held is None else torch.where(self.held, y, wide)
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""Tensors that an op reads and has no gradient of, such as masks, tables of angles and weights of
+classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._errors import ArgumentValueError
+from .._library import log_dispatch
+
+
+def refuse_gradient(op: str, **constants: Any) -> None:
+    """Raise where the gradient of a constant would be asked for: a Parameter is none under
+    ``torch.no_grad()``."""
+    if not torch.is_grad_enabled():
+        return
+    for name, x in constants.items():
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise ArgumentValueError(
+                f"{op}: {name} requires a gradient, expected a constant (it has none)"
+            )
+
+
+def as_saved(op: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a call, such that autograd can keep them where it is differentiated: of a
+    tensor that was made in inference mode a copy."""
+    values = tuple(given.values())
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if not differentiated or not any(x.is_inference() for x in tensors):
+        return values
+    return tuple(_copied(op, *named) for named in given.items())
+
+
+def _copied(op: str, name: str, x: Any) -> Any:
+    if not (isinstance(x, Tensor) and x.is_inference()):
+        return x
+    log_dispatch(f"{op}: {name} was made in inference mode: copied")
+    return x.clone()

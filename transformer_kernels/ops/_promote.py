@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Dtypes that meet under autocast.
+
+PyTorch lists what autocast lowers, products, and what it widens, losses among it. What it does not
+list promotes: a sum of two dtypes has the wider one. There activations and parameters meet that no
+user made different, so that an op which outside of autocast refuses them promotes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._declare_arguments import Argument, Given, Like, Mask, Param
+from ._dtype import LOWERED, accumulate_dtype
+
+
+def _meets(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in LOWERED
+
+
+def widest(tensors: Iterable[Tensor]) -> torch.dtype:
+    return reduce(torch.promote_types, (x.dtype for x in tensors))
+
+
+def beside(x: Tensor, of: Tensor) -> Tensor:
+    """``x`` in a dtype that ops take beside ``of``: its own, or float32."""
+    if not (_meets(x) and _meets(of)) or x.dtype in (of.dtype, accumulate_dtype(of)):
+        return x
+    return x.to(torch.promote_types(x.dtype, of.dtype))
+
+
+def _of(argument: Argument, given: Given) -> Any:
+    """What a tensor of some other dtype may stand beside."""
+    if isinstance(argument, Param):
+        return given[argument.dtype_like(given)]
+    if isinstance(argument, Like) and argument.or_float32:
+        return given[argument.of]
+    return given["x"] if isinstance(argument, Mask) else None
+
+
+def _to_widest(values: dict[str, Any], names: list[str]) -> None:
+    names = [name for name in names if _meets(values[name])]
+    if names:
+        dtype = widest(values[name] for name in names)
+        values |= {name: values[name].to(dtype) for name in names}
+
+
+def promoted(arguments: Sequence[Argument], given: Given) -> tuple[Any, ...]:
+    """The arguments of a declared op: rows in one dtype, and what stands beside them in that or in
+    float32."""
+    values = dict(given)
+    wide = {a.name for a in arguments if getattr(a, "or_float32", False)}
+    _to_widest(values, [a.name for a in arguments if a.has_rows and a.name not in wide])
+    for argument in arguments:
+        x, of = values[argument.name], _of(argument, values)
+        if isinstance(x, Tensor) and isinstance(of, Tensor):
+            values[argument.name] = beside(x, of)
+    parameters = [a.name for a in arguments if isinstance(a, Param) and not a.own_dtype]
+    _to_widest(values, parameters)
+    return tuple(values.values())
