@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.rope.rope import rope
-from ..ops.rope.tables import rope_tables
+from ..ops.rope.tables import base_of, rope_tables
 
 
 class RotaryEmbedding(nn.Module):
@@ -22,7 +22,7 @@ class RotaryEmbedding(nn.Module):
     Args:
         dim: how many numbers of a head are rotated, R.
         max_positions: of the tables.
-        base: of the frequencies.
+        base: of the frequencies; by default the ``rope_theta`` of ``scaling``, or 10000.
         scaling: of the frequencies, as :func:`transformer_kernels.functional.rope_tables` takes it.
         sections: the numbers of frequencies for time, height and width.
         interleaved: pairs are neighbours instead of halves.
@@ -37,7 +37,7 @@ class RotaryEmbedding(nn.Module):
         self,
         dim: int,
         max_positions: int = 2048,
-        base: float = 10000.0,
+        base: float | None = None,
         *,
         scaling: Mapping[str, Any] | None = None,
         sections: tuple[int, int, int] | None = None,
@@ -49,7 +49,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.dim = dim
         self.max_positions = max_positions
-        self.base = base
+        self.base = base_of(base, scaling)
         self.scaling = scaling
         self.sections = sections
         self.interleaved = interleaved
@@ -58,9 +58,10 @@ class RotaryEmbedding(nn.Module):
         self._fill(device, torch.float32)
 
     def _fill(self, device: Any, dtype: torch.dtype) -> None:
-        tables = rope_tables(
-            self.max_positions, self.dim, self.base, self.scaling, dtype=dtype, device=device
-        )
+        with torch.inference_mode(False):  # training may follow wherever it is made or moved
+            tables = rope_tables(
+                self.max_positions, self.dim, self.base, self.scaling, dtype=dtype, device=device
+            )
         for name, table in zip(("cos", "sin"), tables, strict=True):
             self.register_buffer(name, table, persistent=False)
 

@@ -134,6 +134,63 @@ def test_bad_arguments() -> None:
            {**LLAMA3, "high_freq_factor": 1.0})  # fmt: skip
 
 
+def _expect(words: str, scaling: dict[str, Any], **options: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^rope_tables: {words}"):
+        rope_tables(4, 16, scaling=scaling, **options)
+
+
+@each_scaling
+def test_keys_that_would_be_ignored(scaling: dict[str, Any] | None) -> None:
+    """A key that is misspelt, or of another kind of scaling, is refused by its name."""
+    scaling = scaling or {}
+    kind = scaling.get("rope_type", "default")
+    for key in scaling:
+        if key != "rope_type":
+            _expect(f"scaling has an unknown key '{key}s', did you mean '{key}'?",
+                    {**scaling, f"{key}s": scaling[key]})  # fmt: skip
+    for key in {key for other in SCALINGS.values() for key in other or {}}:
+        if key not in ("rope_type", *scaling) and not (kind == "yarn" and key in YARN_OPTIONS):
+            _expect(f"scaling has '{key}', expected none with the rope_type '{kind}'",
+                    {**scaling, key: 2.0})  # fmt: skip
+            assert torch.equal(
+                frequencies(16, scaling={**scaling, key: None})[0],
+                frequencies(16, scaling=scaling)[0],
+            )
+    _expect("scaling has an unknown key 'rope_tpye', did you mean 'rope_type'?",
+            {**scaling, "rope_tpye": "yarn"})  # fmt: skip
+    _expect("scaling has an unknown key 'window', expected rope_type, ", {**scaling, "window": 3})
+    _expect("scaling has 'mrope_section', expected none ", {**scaling, "mrope_section": [2, 3, 3]})
+
+
+YARN_OPTIONS = (
+    "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"
+)  # fmt: skip
+
+
+@each_scaling
+def test_keys_of_every_kind(scaling: dict[str, Any] | None) -> None:
+    """The base is ``rope_theta``; more than the rotated part of a head is none of the tables'."""
+    expected = frequencies(16, 500000.0, scaling)[0]
+    theta = {**(scaling or {}), "rope_theta": 500000.0, "partial_rotary_factor": 1.0}
+    assert torch.equal(frequencies(16, scaling=theta)[0], expected)
+    assert torch.equal(frequencies(16, 500000.0, theta)[0], expected)
+    assert torch.equal(rope_tables(4, 16, scaling=theta)[0], rope_tables(4, 16, 5e5, scaling)[0])
+    module = tfk.nn.RotaryEmbedding(16, 4, scaling=theta)
+    assert torch.equal(module.cos, rope_tables(4, 16, 5e5, scaling)[0])
+    assert "base=500000" in repr(module)
+    words = r"scaling\['rope_theta'\] is 500000.0, expected 10000 \(base\)"
+    _expect(words, theta, base=10000.0)
+    _expect(r"scaling\['rope_theta'\] is 1, expected a finite number above 1", {"rope_theta": 1})
+    half = {**theta, "partial_rotary_factor": 0.5}
+    _expect(r"scaling\['partial_rotary_factor'\] is 0.5, expected 1 or none", half)
+
+
+def test_keys_that_contradict_each_other() -> None:
+    _expect(r"scaling\['type'\] is 'linear', expected 'yarn'", {**YARN, "type": "linear"})
+    _expect("scaling has no 'mscale_all_dim', expected one with 'mscale'", {**YARN, "mscale": 1.0})
+    _expect(r"scaling\['truncate'\] is 'no', expected True or False", {**YARN, "truncate": "no"})
+
+
 # ---- the module ---------------------------------------------------------------------------------
 
 

@@ -6,14 +6,15 @@ Frequency f of R / 2 is ``base ** (-2 f / R)``. Its wavelength is ``2 pi / frequ
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_integer, as_number
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_integer, as_number
 
 _OP = "rope_tables"
 
@@ -35,7 +36,8 @@ def _number(scaling: Mapping[str, Any], name: str, default: float | None = None)
 
 
 def _kind(scaling: Mapping[str, Any]) -> Any:
-    return scaling.get("rope_type", scaling.get("type", "default"))
+    names = (scaling.get(key) for key in ("rope_type", "type"))
+    return next((name for name in names if name is not None), "default")
 
 
 def _default(frequencies: Tensor, *_: Any) -> tuple[Tensor, float]:
@@ -77,7 +79,8 @@ def _yarn(
 
     low = index_of(_number(scaling, "beta_fast", 32.0))
     high = index_of(_number(scaling, "beta_slow", 1.0))
-    if scaling.get("truncate", True):
+    truncate = scaling.get("truncate")
+    if truncate is None or as_flag(_OP, "scaling['truncate']", truncate):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
     index = torch.arange(frequencies.numel(), dtype=torch.float64, device=frequencies.device)
@@ -94,22 +97,94 @@ def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
     def grown(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
+    for name, other in (("mscale", "mscale_all_dim"), ("mscale_all_dim", "mscale")):
+        if scaling.get(name) is not None and scaling.get(other) is None:
+            raise ArgumentValueError(f"{_OP}: scaling has no {other!r}, expected one with {name!r}")
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
         return grown(_number(scaling, "mscale")) / grown(_number(scaling, "mscale_all_dim"))
     return grown(1.0)
 
 
-_SCALINGS: dict[str, Callable[..., tuple[Tensor, float]]] = {
-    "default": _default,
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-}
+class _Scaling(NamedTuple):
+    scale: Callable[..., tuple[Tensor, float]]
+    keys: tuple[str, ...] = ()  # that are its own
+
+
+_SCALINGS = {
+    "default": _Scaling(_default),
+    "linear": _Scaling(_linear, ("factor",)),
+    "llama3": _Scaling(
+        _llama3,
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    ),
+    "yarn": _Scaling(
+        _yarn,
+        (
+            "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
+            "attention_factor", "mscale", "mscale_all_dim",
+        ),
+    ),
+}  # fmt: skip
+_KEYS_OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+
+
+def _check_keys(scaling: Mapping[str, Any]) -> None:
+    """Raise where a key would be ignored; one that is None is as good as absent."""
+    kind = _kind(scaling)
+    taken = (*_KEYS_OF_ALL, *_SCALINGS[kind].keys)
+    for key in scaling:
+        if key in taken or (scaling[key] is None and _is_known(key)):
+            continue
+        if _is_known(key):
+            raise ArgumentValueError(
+                f"{_OP}: scaling has {key!r}, expected none with the rope_type {kind!r}"
+            )
+        if key == "mrope_section":
+            raise ArgumentValueError(
+                f"{_OP}: scaling has 'mrope_section', expected none (sections of rope() are that)"
+            )
+        close = difflib.get_close_matches(str(key), taken, 1)
+        meant = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(taken)}"
+        raise ArgumentValueError(f"{_OP}: scaling has an unknown key {key!r}, {meant}")
+    if scaling.get("type") not in (None, kind):
+        raise ArgumentValueError(
+            f"{_OP}: scaling['type'] is {scaling['type']!r}, expected {kind!r} (its rope_type)"
+        )
+
+
+def _is_known(key: Any) -> bool:
+    return key in _KEYS_OF_ALL or any(key in scaling.keys for scaling in _SCALINGS.values())
+
+
+def base_of(base: float | None, scaling: Mapping[str, Any] | None) -> float:
+    """That of the call, or what ``scaling`` says; both are one."""
+    theta = scaling.get("rope_theta") if isinstance(scaling, Mapping) else None
+    if base is None:
+        name, base = ("base", 10000.0) if theta is None else ("scaling['rope_theta']", theta)
+    else:
+        name = "base"
+    number = float(as_number(_OP, name, base))
+    if not (math.isfinite(number) and number > 1):
+        raise ArgumentValueError(f"{_OP}: {name} is {number:g}, expected a finite number above 1")
+    if theta is not None and as_number(_OP, "scaling['rope_theta']", theta) != number:
+        raise ArgumentValueError(
+            f"{_OP}: scaling['rope_theta'] is {theta!r}, expected {number:g} (base)"
+        )
+    return number
+
+
+def _check_partial(scaling: Mapping[str, Any]) -> None:
+    share = scaling.get("partial_rotary_factor")
+    if share is not None and as_number(_OP, "scaling['partial_rotary_factor']", share) != 1:
+        raise ArgumentValueError(
+            f"{_OP}: scaling['partial_rotary_factor'] is {share!r}, expected 1 or none (rotary_dim"
+            " says how much of a head is rotated)"
+        )
 
 
 def frequencies(
     rotary_dim: int,
-    base: float = 10000.0,
+    base: float | None = None,
     scaling: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, float]:
@@ -119,9 +194,6 @@ def frequencies(
         raise ArgumentValueError(
             f"{_OP}: rotary_dim is {rotary_dim}, expected an even number of 2 or more"
         )
-    base = float(as_number(_OP, "base", base))
-    if not (math.isfinite(base) and base > 1):
-        raise ArgumentValueError(f"{_OP}: base is {base:g}, expected a finite number above 1")
     scaling = {} if scaling is None else scaling
     if not isinstance(scaling, Mapping):
         raise ArgumentTypeError(f"{_OP}: scaling is {scaling!r}, expected a mapping or None")
@@ -130,14 +202,17 @@ def frequencies(
             f"{_OP}: scaling['rope_type'] is {_kind(scaling)!r}, expected one of"
             f" {', '.join(map(repr, _SCALINGS))}"
         )
+    _check_keys(scaling)
+    _check_partial(scaling)
+    base = base_of(base, scaling)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / rotary_dim
-    return _SCALINGS[_kind(scaling)](base**-exponents, scaling, rotary_dim, base)
+    return _SCALINGS[_kind(scaling)].scale(base**-exponents, scaling, rotary_dim, base)
 
 
 def rope_tables(
     max_positions: int,
     rotary_dim: int,
-    base: float = 10000.0,
+    base: float | None = None,
     scaling: Mapping[str, Any] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
@@ -148,7 +223,8 @@ def rope_tables(
     Args:
         max_positions: P; positions are 0 to P - 1.
         rotary_dim: R, even: how many numbers of a head are rotated.
-        base: of the frequencies ``base ** (-2 f / R)``.
+        base: of the frequencies ``base ** (-2 f / R)``; by default the ``rope_theta`` of
+            ``scaling``, or 10000.
         scaling: of the frequencies, with the keys of Hugging Face's ``rope_scaling``: a
             ``rope_type`` of ``"default"``, ``"linear"``, ``"llama3"`` or ``"yarn"``, a ``factor``,
             and
@@ -157,7 +233,10 @@ def rope_tables(
               ``original_max_position_embeddings``;
             - yarn: ``original_max_position_embeddings``, and optionally ``beta_fast`` (32),
               ``beta_slow`` (1), ``truncate`` (True), and ``attention_factor`` or ``mscale`` with
-              ``mscale_all_dim``.
+              ``mscale_all_dim``;
+            - any: ``rope_theta``, the base, and a ``partial_rotary_factor`` of 1.
+
+            A key that none of these is, or that the ``rope_type`` has no use for, is refused.
         dtype: of the tables.
         device: of the tables.
 
