@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
@@ -184,6 +186,63 @@ _W = torch.ones(3, 8)
 def test_weights_that_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^quantize_weight: {message}"):
         F.quantize_weight(*arguments)
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_small_weights(bits: int, scale_dtype: torch.dtype) -> None:
+    """Scales that the dtype has few bits for, or none: within half a step of the exact scale and a
+    quarter more, never clamped, or refused."""
+    most = 2 ** (bits - 1) - 1
+    least = torch.finfo(scale_dtype).smallest_normal
+    first = math.log2(torch.finfo(scale_dtype).eps) - 4
+    kept = refused = 0
+    for scale in least * 2.0 ** torch.arange(first, 3, 0.25, dtype=torch.float64):
+        weight = torch.randn(4, 32, dtype=torch.float64).clamp(-1, 1)
+        weight *= most * scale
+        weight[:, ::8] = most * scale  # the largest of each group
+        # The steps of subnormal numbers.
+        steps = scale.item() / (least * torch.finfo(scale_dtype).eps)
+        if math.ceil(steps) > 1.25 * steps:
+            with pytest.raises(ValueError, match="a group whose scale is too small, expected"):
+                F.quantize_weight(weight, bits, 8, scale_dtype=scale_dtype)
+            refused += 1
+            continue
+        packed, scales = F.quantize_weight(weight, bits, 8, scale_dtype=scale_dtype)
+        kept += 1
+        found = F.dequantize_weight(packed, scales, dtype=torch.float64)
+        step = scales.double().repeat_interleave(8, 1)
+        assert ((found - weight).abs() <= step / 2 * (1 + 1e-6)).all()
+        assert (step <= 1.25 * scale).all()
+    assert kept > 8
+    assert refused > 8
+
+
+def test_groups_of_zeros_beside_others() -> None:
+    weight = torch.randn(2, 16)
+    weight[:, :8] = 0
+    packed, scales = F.quantize_weight(weight, 8, 8, scale_dtype=torch.float16)
+    assert (scales[:, 0] == 0).all()
+    assert (F.dequantize_weight(packed, scales)[:, :8] == 0).all()
+
+
+@pytest.mark.parametrize("way", ["meta", "fake"])
+def test_without_numbers(way: str) -> None:
+    """Modules that a checkpoint fills: nothing reads a number of them."""
+    fakes = FakeTensorMode() if way == "fake" else torch.device("meta")
+    with fakes:
+        made = [
+            tfk.nn.QuantizedLinear(64, 32, group_size=32, bits=bits, scale_dtype=torch.float16)
+            for bits in (4, 8)
+        ]
+        made.append(tfk.nn.QuantizedLinear.from_linear(torch.nn.Linear(64, 32), group_size=32))
+        assert made[0](torch.randn(3, 64)).shape == (3, 32)
+    if way == "meta":
+        real = tfk.nn.QuantizedLinear.from_linear(torch.nn.Linear(64, 32), group_size=32)
+        empty = made[-1].to_empty(device="cpu")
+        empty.load_state_dict(real.state_dict())
+        x = torch.randn(3, 64)
+        assert torch.equal(empty(x), real(x))
 
 
 def test_scales_that_do_not_fit_their_dtype() -> None:

@@ -16,7 +16,8 @@ from ..._errors import (
     dtype_name,
 )
 from ..._library import have_kernels_for, log_dispatch
-from ..._torch import is_eager
+from ..._torch import has_numbers, is_eager
+from .._constants import refuse_gradient
 from .._declare_checks import as_declared, check_values
 from .._public import overridable
 from ._arguments import SCALES
@@ -25,6 +26,9 @@ from ._quantized import QUANTIZED_LINEAR, DequantizedLinear, dequantized
 from ._quantized import quantized_linear as formula
 
 _call = QUANTIZED_LINEAR.call
+
+_BITS = {2: torch.int16, 4: torch.int32}  # integers of as many bytes as a scale has
+_MOST_TOO_LARGE = 1.25  # times: a group would lose a third of a bit more than its numbers have
 
 
 def _group(op: str, group_size: Any, terms: int) -> int:
@@ -58,6 +62,29 @@ def _check_weight(op: str, weight: Any, bits: Any, scale_dtype: Any) -> None:
         )
 
 
+def _scales(op: str, exact: Tensor, most: int, dtype: torch.dtype) -> Tensor:
+    """``exact`` in ``dtype``. One that was rounded down so far that the largest number of its group
+    would be clamped is the next above; one that is then much too large, as subnormal numbers and
+    those below them are, is refused."""
+    scales = exact.to(dtype)
+    wide = scales.to(exact.dtype)
+    clamps = (exact - wide) * 2 * most > wide
+    bits = _BITS[scales.element_size()]
+    scales = (scales.view(bits) + (clamps & wide.isfinite()).to(bits)).view(dtype)
+    if not has_numbers(scales):
+        return scales
+    wide = scales.to(exact.dtype)
+    for fails, what in (
+        (~wide.isfinite(), "is not finite"), (wide > _MOST_TOO_LARGE * exact, "is too small")
+    ):  # fmt: skip
+        if bool(fails.any()):
+            raise ArgumentValueError(
+                f"{op}: weight has a group whose scale {what}, expected numbers whose scales"
+                f" {dtype_name(dtype)} holds"
+            )
+    return scales
+
+
 @torch.no_grad()
 def quantize_weight(
     weight: Tensor,
@@ -82,7 +109,8 @@ def quantize_weight(
         number of an even column in the low nibble of its byte; ``scales``: (N, K / group_size).
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
+        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name; and numbers
+            so large, or so small but for 0, that ``scale_dtype`` has no scale for them.
     """
     op = "quantize_weight"
     _check_weight(op, weight, bits, scale_dtype)
@@ -91,12 +119,8 @@ def quantize_weight(
     most = 2 ** (bits - 1) - 1
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     groups = wide.reshape(rows, terms // group, group)
-    scales = (groups.abs().amax(-1) / most if terms else groups.sum(-1)).to(scale_dtype)
-    if not bool(torch.isfinite(scales).all()):
-        raise ArgumentValueError(
-            f"{op}: weight has a group whose scale is not finite, expected numbers whose scales"
-            f" {dtype_name(scale_dtype)} holds"
-        )
+    largest = groups.abs().amax(-1) if terms else groups.sum(-1)
+    scales = _scales(op, largest.double() / most, most, scale_dtype)
     divisors = torch.where(scales == 0, 1, scales).to(wide.dtype).unsqueeze(-1)
     numbers = (groups / divisors).round_().clamp_(-most - 1, most).to(torch.int8).flatten(1)
     if bits == 8:
@@ -154,6 +178,7 @@ def quantized_linear(
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
     """
+    refuse_gradient("quantized_linear", scales=scales)
     if backend == "auto" and isinstance(input, Tensor):
         if not is_eager():
             if input.is_cuda:  # what runs there is chosen by rows, which a graph may not know
@@ -167,6 +192,7 @@ def quantized_linear(
 
 def _dequantized_linear(*arguments: Any) -> Tensor:
     op = QUANTIZED_LINEAR
-    check_values(op, op.given(as_declared(op, arguments)))
-    y: Tensor = DequantizedLinear.apply(*arguments)
+    declared = as_declared(op, arguments)
+    check_values(op, op.given(declared))
+    y: Tensor = DequantizedLinear.apply(*declared)
     return y
