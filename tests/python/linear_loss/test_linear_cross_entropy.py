@@ -476,6 +476,9 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         "x is a jagged nested tensor, expected a dense one",
     ),
     "no tensor": ((X, None, LABELS), {}, "linear_weight is NoneType, expected a Tensor"),
+    "options": (
+        (X, W, LABELS), {"options": object()}, r"options is object, expected None \(chunk_bytes,"
+    ),
     "gradient of weight": (
         (X, W, LABELS), {"weight": torch.ones(5, requires_grad=True)}, "weight requires a gradient",
     ),
@@ -523,6 +526,9 @@ def test_module() -> None:
     for twin in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         torch.testing.assert_close(twin(X, LABELS), expected)
     assert "z_loss=0.001" in repr(module)
+    layer = {"linear_bias": module.linear.bias, "weight": module.weight}
+    plain = lce(X, module.linear.weight, LABELS, options=None, **layer, **options)
+    assert torch.equal(module(X, LABELS), plain)
     tied = tfk.nn.LinearCrossEntropyLoss(8, 5)
     table = torch.nn.Embedding(5, 8)
     tied.linear.weight = table.weight
@@ -531,3 +537,19 @@ def test_module() -> None:
     theirs = getattr(torch.nn, "LinearCrossEntropyLoss", None)
     if theirs is not None:
         assert tied.state_dict().keys() == theirs(8, 5).state_dict().keys()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("shape", [(), (6,), (2, 3)])
+def test_a_layer_that_is_not_bare_is_called(shape: tuple[int, ...], reduction: str) -> None:
+    """One with a hook, as sharding and adapters have."""
+    options = {"reduction": reduction, "chunk_bytes": 100, "softcap": 3.0, "ignore_index": None}
+    module = tfk.nn.LinearCrossEntropyLoss(8, 5, weight=torch.rand(5), **options)
+    x, target = torch.randn(*shape, 8), torch.randint(5, shape)
+    expected = module(x, target)
+    seen = []
+    module.linear.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(module(x, target), expected)
+    assert seen == [1]
+    module.linear = torch.nn.Sequential(module.linear)
+    torch.testing.assert_close(module(x, target), expected)
