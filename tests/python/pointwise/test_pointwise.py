@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
@@ -116,6 +117,23 @@ def test_nan_and_infinities(row: Activation, dtype: torch.dtype, device: str) ->
     torch.testing.assert_close(y, expected, equal_nan=True)
     assert torch.isnan(y[0])
     assert torch.isfinite(y[1::2]).all()
+
+
+@each_row
+def test_graphs_of_any_size(row: Activation, dtype: torch.dtype, device: str) -> None:
+    """opcheck's graphs of symbolic sizes, of one and two dimensions. It takes two NaN for different
+    numbers, so those are compared here."""
+    op = PLAIN[row.name].raw
+    for shape in ((6,), (3, 8), (1,), (8, 1)):
+        x = randn(shape, dtype, device)
+        torch.library.opcheck(op.forward, (x, None))
+        torch.library.opcheck(op.backward, (torch.ones_like(x), x, None, False, True))
+    x = torch.tensor([torch.nan, 1.0, torch.inf, -torch.inf], dtype=dtype, device=device)
+    for call, arguments in (
+        (op.forward, (x, None)), (op.backward, (torch.ones_like(x), x, None, False, True))
+    ):  # fmt: skip
+        graph = make_fx(lambda *t, call=call: call(*t), tracing_mode="symbolic")(*arguments)
+        torch.testing.assert_close(graph(*arguments), call(*arguments), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", GATED)
