@@ -282,9 +282,10 @@ ScoreMap Checker::bias_gradient(const TensorView& view, const TensorView& bias,
 AttentionForwardProblem check_forward(Device device, const AttentionForward& a) {
   const Checker check(device);
   const Shape s = check.shape(a.inputs);
-  AttentionForwardProblem p{check.problem(a.inputs, s), {}, nullptr};
+  AttentionForwardProblem p{check.problem(a.inputs, s), {}, nullptr, nullptr};
   p.out = check.output("out", a.out, s, s.out(), "q and the dim of v");
   p.lse = check.statistics("lse", a.lse, s);
+  p.lse_rest = check.statistics("lse_rest", a.lse_rest, s);
   return p;
 }
 
@@ -298,6 +299,7 @@ AttentionBackwardProblem check_backward(Device device, const AttentionBackward& 
   p.dout = check.rows("dout", a.dout, s, s.out(), "the shape of out");
   check_value(a.lse.defined(), kOp, ": lse is missing");
   p.lse = check.statistics("lse", a.lse, s);
+  p.lse_rest = check.statistics("lse_rest", a.lse_rest, s);
   p.dlse = check.statistics("dlse", a.dlse, s);
   p.dq = check.output("dq", a.dq, s, s.q(), "the shape of q");
   p.dk = check.output("dk", a.dk, s, s.k(), "the shape of k");

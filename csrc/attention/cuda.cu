@@ -69,11 +69,14 @@ void clear_tail(const Context& context, DType dtype, const Tail& tail) {
   });
 }
 
-void hide_tail(const Context& context, const AttentionForwardProblem& p) {
+void fill_tail(const Context& context, const AttentionForwardProblem& p, void* statistic,
+               double value) {
+  if (statistic == nullptr) return;
   const Tail tail = tail_of_queries(p, {}, 0);
   dispatch_float(accumulate_dtype(p.dtype), [&]<class T>() {
     using A = accumulate_t<T>;
-    launch(kOp, context, tail_shape(context), &hide_tail_kernel<A>, static_cast<A*>(p.lse), tail);
+    launch(kOp, context, tail_shape(context), &fill_tail_kernel<A>, static_cast<A*>(statistic),
+           static_cast<A>(value), tail);
   });
 }
 
@@ -83,7 +86,8 @@ void attention_forward(const Context& context, const AttentionForwardProblem& p)
   run_best(kForwardEngines, context, p);
   if (p.q_offsets == nullptr) return;
   clear_tail(context, p.dtype, tail_of_queries(p, p.out, p.value_dim));
-  if (p.lse != nullptr) hide_tail(context, p);
+  fill_tail(context, p, p.lse, -HUGE_VAL);
+  fill_tail(context, p, p.lse_rest, 0);
 }
 
 void attention_backward(const Context& context, const AttentionBackwardProblem& p) {

@@ -105,6 +105,7 @@ void write(const AttentionForwardProblem& p, const Results& results) {
   dispatch_float(accumulate_dtype(p.dtype), [&]<class T>() {
     if constexpr (std::is_floating_point_v<T>) {
       std::copy(results.lse.begin(), results.lse.end(), static_cast<T*>(p.lse));
+      if (p.lse_rest != nullptr) std::fill_n(static_cast<T*>(p.lse_rest), p.rows(), T{});
     }
   });
 }

@@ -168,14 +168,16 @@ constexpr bool has_plain_scores(const AttentionProblem& p) {
 
 struct AttentionForwardProblem : AttentionProblem {
   HeadRows out;
-  void* lse;  // may be null
+  void* lse;       // may be null
+  void* lse_rest;  // may be null
 };
 
 struct AttentionBackwardProblem : AttentionProblem {
   HeadRows out;
   HeadRows dout;
   const void* lse;
-  const void* dlse;  // may be null
+  const void* lse_rest;  // may be null
+  const void* dlse;      // may be null
   HeadRows dq;
   HeadRows dk;
   HeadRows dv;

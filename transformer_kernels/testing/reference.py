@@ -135,7 +135,8 @@ def attention(
         empty = (total == -torch.inf).all(-1)
         total = torch.where(empty.unsqueeze(-1), 0.0, total)
         lse = torch.logsumexp(total, -1)
-        p = torch.where(z == -torch.inf, 0.0, (z - lse.unsqueeze(-1)).exp())
+        # Not exp(z - lse): from 1e16 on lse has lost the sum.
+        p = torch.where(z == -torch.inf, 0.0, torch.softmax(total, -1)[..., :keys])
         if keep is not None:
             p = p * keep[:, head].double()
         outs.append(p @ v1)

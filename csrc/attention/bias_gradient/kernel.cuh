@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The gradient of a bias on tensor cores. With p = power(score - origin), f the factor of dropout
-// and delta of a row, see sm80/backward.cuh, the gradient of a score is
+// The gradient of a bias on tensor cores. With p = exp(score - lse - lse_rest), f the factor of
+// dropout and delta of a row, see sm80/backward.cuh, the gradient of a score is
 //
 //   dz = p (f (dout v^T) - delta)
 //
@@ -12,7 +12,7 @@
 #pragma once
 
 #include "attention/bias_gradient/plan.h"
-#include "attention/common/row_gradients.h"
+#include "attention/common/row_gradients.cuh"
 #include "attention/sm80/scores.cuh"
 #include "attention/sm80/tile.cuh"
 #include "core/cuda/sm80/product.cuh"
@@ -288,8 +288,16 @@ __global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
     hide_unseen(band_of_queries(p, s), queries, first_query, first_key, probability);
     const RowStatistics<float>* const statistics =
         query_statistics[index % 2] + warp_row + lane.row(0);
-    probability.for_each(
-        [&](float& x, int slot, int) { x = Exponent<T>::power(x - statistics[slot * 8].origin); });
+    if (has_far_row<kBiasWarpTile>(query_statistics[index % 2] + warp_row)) {
+      const std::int64_t row = p.row(tile.batch, tile.head) + first_query;
+      probability.for_each([&](float& x, int slot, int) {
+        x = FarRow<T>(p, row + lane.row(slot), statistics[slot * 8].origin).power(x);
+      });
+    } else {
+      probability.for_each([&](float& x, int slot, int) {
+        x = Exponent<T>::power(fmaf(x, Exponent<T>::kPerNatural, -statistics[slot * 8].origin));
+      });
+    }
     const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};
     if (p.drop_below != 0) {
       kept.draw(Dropout<float>(p), p.row(tile.batch, tile.head) + first_query, first_key);

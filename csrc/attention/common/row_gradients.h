@@ -11,7 +11,9 @@ namespace transformer_kernels::cuda {
 // Of a query of a head. Aligned for one load.
 template <class A>
 struct alignas(2 * sizeof(A)) RowStatistics {
-  A origin;  // lse in units of Exponent; infinite where the query saw nothing: its powers are 0
+  // lse in units of Exponent; infinite where the query saw nothing: its powers are 0. Of far rows it
+  // only tells that they are: see FarRow.
+  A origin;
   A delta;   // sum(out * dout) - dlse
 };
 

@@ -11,28 +11,29 @@
 
 namespace transformer_kernels::cuda {
 
+// Never a part of a multiply-add: the scores of a row have to be rounded as the largest of them was.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
 template <class A>
 struct Score {
   A value;  // -inf where the mask hides the key
   A slope;  // the derivative by scale * product; 1 without softcap
 };
 
-// The scores of one head of one sequence, in units of Exponent<T>: value * kNatural is the score of
-// the definition, and power(value) its exponential. T is q's dtype.
+// The scores of one head of one sequence, as the definition has them. T is q's dtype.
 template <class T>
 class HeadScores {
  public:
   using A = accumulate_t<T>;
-  static constexpr A kUnit = Exponent<T>::kPerNatural;
-
   __device__ HeadScores(const AttentionProblem& p, const Sequence& s, int batch, int head)
       : p_(p),
         shift_(p.bottom_right ? static_cast<int>(s.keys - s.queries) : 0),
         left_(bound(p.window_left)),
         right_(bound(p.window_right)),
-        scale_(static_cast<A>(p.softcap != 0 ? p.scale / p.softcap : p.scale * kUnit)),
-        cap_(static_cast<A>(p.softcap) * kUnit),
-        alibi_(p.slopes.at(batch, head, A{0}) * kUnit),
+        scale_(static_cast<A>(p.softcap != 0 ? p.scale / p.softcap : p.scale)),
+        cap_(static_cast<A>(p.softcap)),
+        alibi_(p.slopes.at(batch, head, A{0})),
         bias_(p.bias.offset(batch, head, 0, 0)),
         mask_(p.mask.offset(batch, head, 0, 0)) {}
 
@@ -57,7 +58,7 @@ class HeadScores {
   // With softcap: what becomes of product * scale().
   __device__ __forceinline__ Score<A> capped(A x) const {
     const A t = hyperbolic_tangent(x);
-    return {t * cap_, 1 - t * t};
+    return {rounded_product(t, cap_), 1 - t * t};
   }
 
   // Taken off a score for each place between its key and the diagonal.
@@ -67,11 +68,11 @@ class HeadScores {
   // plain scores.
   template <bool kHasFeatures>
   __device__ __forceinline__ Score<A> score(A product, int query, int key) const {
-    Score<A> s{product * scale_, 1};
+    Score<A> s{rounded_product(product, scale_), 1};
     if constexpr (kHasFeatures) {
       if (p_.softcap != 0) s = capped(s.value);
       s.value -= alibi_ * static_cast<A>(abs(place(query, key)));
-      if (p_.bias.defined()) s.value += bias(query, key) * kUnit;
+      if (p_.bias.defined()) s.value += bias(query, key);
       if (p_.mask.defined() && !visible(query, key)) s.value = -static_cast<A>(INFINITY);
     }
     return s;
@@ -88,7 +89,7 @@ class HeadScores {
   static __device__ __forceinline__ float hyperbolic_tangent(float x) {
     if constexpr (std::is_same_v<T, float>) return tanhf(x);
     // Its error is some units of 2^-24 whatever x is: as much as that of the product.
-    return 1 - __fdividef(2, 1 + Exponent<T>::power(2 * kUnit * x));
+    return 1 - __fdividef(2, 1 + Exponent<T>::power(2 * Exponent<T>::kPerNatural * x));
   }
 
   __device__ __forceinline__ A bias(int query, int key) const {

@@ -35,15 +35,16 @@ __global__ void __launch_bounds__(kTailThreads) clear_tail_kernel(const Tail tai
   }
 }
 
-// lse: (heads, rows).
+// `statistic` is (heads, rows), as lse and lse_rest are.
 template <class A>
-__global__ void __launch_bounds__(kTailThreads) hide_tail_kernel(A* lse, const Tail tail) {
+__global__ void __launch_bounds__(kTailThreads)
+    fill_tail_kernel(A* statistic, A value, const Tail tail) {
   const std::int64_t first = *tail.end;
   const std::int64_t width = tail.rows - first;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kTailThreads;
   for (std::int64_t i = blockIdx.x * kTailThreads + threadIdx.x; i < width * tail.heads;
        i += step) {
-    lse[i / width * tail.rows + first + i % width] = -static_cast<A>(INFINITY);
+    statistic[i / width * tail.rows + first + i % width] = value;
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The backward pass of some keys of one head. With p = exp(score - lse), f the factors of dropout
-// and delta = sum(out * dout) - dlse:
+// The backward pass of some keys of one head. With p = exp(score - lse - lse_rest), f the factors of
+// dropout and delta = sum(out * dout) - dlse:
 //
 //   dv += (f p)^T dout        dp = f (dout v^T)        dbias += dz = p (dp - delta)
 //   ds  = dz * slope of the cap        dk += scale ds^T q        dq += scale ds k
@@ -113,12 +113,14 @@ void differentiate_row(const BackwardTile<F>& t, std::int64_t r) {
   F* const scores = scratch.p + r * kKeyBlock;
   F* const ds = scratch.ds + r * kKeyBlock;
   F* const slope = p.softcap == 0 ? nullptr : scratch.slope + r * kKeyBlock;
-  const F factor = score_row(p, t.sequence, {t.item.batch, t.head, query, t.tile.key, width},
-                             scores, slope, scratch.row);
+  const double scale = score_row(p, t.sequence, {t.item.batch, t.head, query, t.tile.key, width},
+                                 scores, slope, scratch.row);
   const F lse = static_cast<const F*>(p.lse)[t.first_row() + r];
-  // A query that saw nothing has an lse of -inf, and scores of -inf: exp of their sum is 0.
-  const F origin = lse == kMinusInfinity<F> ? -lse : to_base_two(lse);
-  exponentiate_row(scores, factor, origin, width);
+  const F rest =
+      p.lse_rest == nullptr ? F{0} : static_cast<const F*>(p.lse_rest)[t.first_row() + r];
+  // A query that saw nothing has an lse of -inf, and scores of -inf: the powers are 0.
+  const Powers<F> powers = powers_of_row(scores, scale, lse, rest, width);
+  exponentiate_row(scores, powers.factor, powers.origin, width);
   if (p.drop_below != 0) {
     dropout_factors(p, t.first_row() + r, t.tile.key, width, scratch.factors);
     multiply_rows(ds, scratch.factors, width);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "attention/cpu/plan.h"
 #include "core/cpu/parallel.h"
@@ -249,7 +249,7 @@ void run_forward(const Context& context, const AttentionForwardProblem& p,
   });
 }
 
-// d lse / d sink is exp(sink - lse); each sum has one owner, so its order is fixed.
+// d lse / d sink is exp(sink - lse - lse_rest); each sum has one owner, so its order is fixed.
 template <class A>
 void sum_sink_gradients(const AttentionBackwardProblem& p, const void* delta) {
   for (std::int64_t head = 0; head < p.heads; ++head) {
@@ -260,7 +260,9 @@ void sum_sink_gradients(const AttentionBackwardProblem& p, const void* delta) {
       for (std::int64_t row = first; row < first + p.sequence(b).queries; ++row) {
         const double lse = static_cast<const A*>(p.lse)[row];
         if (sink == -HUGE_VAL) continue;
-        sum -= std::exp(sink - lse) * static_cast<const A*>(delta)[row];
+        const double rest =
+            p.lse_rest == nullptr ? 0 : static_cast<const A*>(p.lse_rest)[row];
+        sum -= std::exp((sink - lse) - rest) * static_cast<const A*>(delta)[row];
       }
     }
     static_cast<A*>(p.dsinks)[head] = static_cast<A>(sum);
@@ -279,10 +281,10 @@ void clear_tail(const HeadRows& result, DType dtype, Range rows, std::int64_t he
 }
 
 template <class A>
-void hide_tail(void* lse, Range rows, std::int64_t heads) {
+void fill_tail(void* statistic, Range rows, std::int64_t heads, double value) {
   for (std::int64_t head = 0; head < heads; ++head) {
-    A* const row = static_cast<A*>(lse) + head * rows.end;
-    std::fill(row + rows.begin, row + rows.end, -std::numeric_limits<A>::infinity());
+    A* const row = static_cast<A*>(statistic) + head * rows.end;
+    std::fill(row + rows.begin, row + rows.end, static_cast<A>(value));
   }
 }
 
@@ -299,9 +301,11 @@ void attention_forward(const Context& context, const AttentionForwardProblem& p)
   if (p.q_offsets == nullptr) return;
   const Range tail{p.q_offsets[p.batch], p.queries};
   clear_tail(p.out, p.dtype, tail, p.heads, p.value_dim);
-  if (p.lse == nullptr) return;
-  p.dtype == DType::kFloat64 ? hide_tail<double>(p.lse, tail, p.heads)
-                             : hide_tail<float>(p.lse, tail, p.heads);
+  for (const auto& [statistic, value] : {std::pair{p.lse, -HUGE_VAL}, std::pair{p.lse_rest, 0.0}}) {
+    if (statistic == nullptr) continue;
+    p.dtype == DType::kFloat64 ? fill_tail<double>(statistic, tail, p.heads, value)
+                               : fill_tail<float>(statistic, tail, p.heads, value);
+  }
 }
 
 void attention_backward(const Context& context, const AttentionBackwardProblem& p) {

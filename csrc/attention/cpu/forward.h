@@ -39,8 +39,8 @@ struct ForwardScratch {
   F* out;
   F* scores;
   F* row;
-  F* top;  // of the scores of each query so far, in powers of 2
-  F* sum;  // of 2^(score - top)
+  F* top;  // of the scores of each query so far
+  F* sum;  // of exp(score - top)
 
   ForwardScratch(const AttentionProblem& p, void* memory)
       : q(static_cast<F*>(memory)),
@@ -59,21 +59,26 @@ std::size_t forward_scratch(const AttentionProblem& p) {
   return static_cast<std::size_t>(numbers) * sizeof(F);
 }
 
-// Scores of one query become 2^(score - top), and what was summed up before is scaled to the new
-// top; the first tile finds nothing in `out`.
+// exp(from - to), from where there may be nothing.
 template <class F>
-void accumulate_row(F factor, std::int64_t width, F* scores, F* out, std::int64_t out_width, F& top,
-                    F& sum) {
-  const F highest = largest_of_row(scores, width) * factor;
+F shrink_of(F from, F to) {
+  return power_of_two(to_base_two(from - to));
+}
+
+// Scores of one query become exp(score * scale - top), and what was summed up before is scaled to
+// the new top; the first tile finds nothing in `out`.
+template <class F>
+void accumulate_row(double scale, std::int64_t width, F* scores, F* out, std::int64_t out_width,
+                    F& top, F& sum) {
+  const F highest = largest_of_row(scores, width) * static_cast<F>(scale);
   if (highest > top) {
-    const F shrink = power_of_two(top - highest);
+    const F shrink = shrink_of(top, highest);
     top = highest;
     sum *= shrink;
     scale_row(out, shrink, out_width);
   }
-  // A query that has seen nothing yet: any finite origin makes every power 0.
-  const F origin = top == kMinusInfinity<F> ? F{0} : top;
-  sum += exponentiate_row(scores, factor, origin, width);
+  const Powers<F> powers = powers_of_row(scores, scale, top, F{0}, width);
+  sum += exponentiate_row(scores, powers.factor, powers.origin, width);
 }
 
 template <class F>
@@ -83,8 +88,11 @@ void finish_row(const AttentionForwardProblem& p, const ForwardItem& item, std::
   narrow_row(p.dtype, out, sum != 0 ? 1 / sum : F{1}, p.value_dim,
              p.out.address(p.dtype, item.batch, s.q_begin + query, item.head));
   if (p.lse == nullptr) return;
-  F* const lse = static_cast<F*>(p.lse) + p.row(item.batch, item.head) + query;
-  *lse = sum != 0 ? to_base_e(top) + natural_log(sum) : kMinusInfinity<F>;
+  const std::int64_t row = p.row(item.batch, item.head) + query;
+  const LogSumExp<F> end = sum != 0 ? log_sum_exp(top, natural_log(sum))
+                                    : LogSumExp<F>{kMinusInfinity<F>, 0};
+  static_cast<F*>(p.lse)[row] = end.lse;
+  if (p.lse_rest != nullptr) static_cast<F*>(p.lse_rest)[row] = end.rest;
 }
 
 // Asks for a row that the next block of queries will read, one at a time: a whole block at once
@@ -108,9 +116,9 @@ void forward_tile(const AttentionForwardProblem& p, const ForwardItem& item, con
     F* const scores = scratch.scores + r * kForwardKeys;
     const std::int64_t query = item.queries.begin + r;
     if (first) request_query(p, p.q, item.batch, item.head, query + queries, p.dim);
-    const F factor = score_row<F>(p, s, {item.batch, item.head, query, tile.key, tile.width},
-                                  scores, nullptr, scratch.row);
-    accumulate_row(factor, tile.width, scores, scratch.out + r * width, first ? 0 : width,
+    const double scale = score_row<F>(p, s, {item.batch, item.head, query, tile.key, tile.width},
+                                      scores, nullptr, scratch.row);
+    accumulate_row(scale, tile.width, scores, scratch.out + r * width, first ? 0 : width,
                    scratch.top[r], scratch.sum[r]);
     if (p.drop_below != 0) {
       dropout_factors(p, p.row(item.batch, item.head) + query, tile.key, tile.width, scratch.row);
@@ -131,7 +139,7 @@ void forward_item(const AttentionForwardProblem& p, const ForwardItem& item, voi
   widen_rows(p.q, p.dtype, item.batch, s.q_begin + item.queries.begin, item.head, queries, p.dim,
              scratch.q, spread_dim(p.dim), s.q_begin + item.queries.end);
   const F sink = p.sinks.at<F>(item.batch, item.head, kMinusInfinity<F>);
-  fill_row(scratch.top, to_base_two(sink), queries);
+  fill_row(scratch.top, sink, queries);
   fill_row(scratch.sum, sink == kMinusInfinity<F> ? F{0} : F{1}, queries);
   const Range keys = p.visible(s, item.queries);
   const std::int64_t first = keys.begin / kKeyStep * kKeyStep;

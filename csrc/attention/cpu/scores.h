@@ -4,6 +4,7 @@
 // use. For sources that are compiled once per instruction set.
 #pragma once
 
+#include "attention/common/far_rows.h"
 #include "attention/cpu/kernels.h"
 #include "core/cpu/philox_block.h"
 #include "core/cpu/row_loop.h"
@@ -14,21 +15,16 @@ template <class F>
 inline constexpr F kMinusInfinity = -static_cast<F>(__builtin_inff());
 
 inline constexpr double kLog2E = 1.4426950408889634;
-inline constexpr double kLn2 = 0.6931471805599453;
 
 inline float natural_log(float value) { return __builtin_logf(value); }
 inline double natural_log(double value) { return __builtin_log(value); }
 inline float power_of_two(float value) { return __builtin_exp2f(value); }
 inline double power_of_two(double value) { return __builtin_exp2(value); }
 
-// Logarithms of base e and of base 2, rounded once.
+// From base e, rounded once.
 template <class F>
 F to_base_two(F natural) {
   return static_cast<F>(natural * kLog2E);
-}
-template <class F>
-F to_base_e(F binary) {
-  return static_cast<F>(binary * kLn2);
 }
 
 // ---------------------------------------------------------------------------- rows of any dtype
@@ -157,6 +153,13 @@ TFK_FLATTEN F sum_of_row(const F* row, std::int64_t count) {
   return sum.sum();
 }
 
+// row = row * scale - top, where the product is rounded as that of the top.
+template <class F>
+TFK_FLATTEN void subtract_top(F* row, F scale, F top, std::int64_t count) {
+  scale_row(row, scale, count);
+  map_row(row, row, count, [&](Vec<F> x) { return x - Vec<F>::of(top); });
+}
+
 // row = 2^(row * factor - origin); the sum of it.
 template <class F>
 TFK_FLATTEN F exponentiate_row(F* row, F factor, F origin, std::int64_t count) {
@@ -170,6 +173,23 @@ TFK_FLATTEN F exponentiate_row(F* row, F factor, F origin, std::int64_t count) {
     sum[slot] = sum[slot] + keep<F>(e, lanes, Vec<F>::of(0));
   });
   return sum.sum();
+}
+
+// What exponentiate_row() takes.
+template <class F>
+struct Powers {
+  F factor;
+  F origin;
+};
+
+// Makes exp(row * scale - top - rest) a power of 2. Of a far row the top is taken off here.
+template <class F>
+TFK_INLINE Powers<F> powers_of_row(F* row, double scale, F top, F rest, std::int64_t count) {
+  // A query that has seen nothing yet: any finite origin makes every power 0.
+  if (top == kMinusInfinity<F>) return {1, 0};
+  if (!is_far(top)) return {static_cast<F>(scale * kLog2E), to_base_two(top + rest)};
+  subtract_top(row, static_cast<F>(scale), top, count);
+  return {static_cast<F>(kLog2E), to_base_two(rest)};
 }
 
 // ---------------------------------------------------------------------------- the features
@@ -272,10 +292,10 @@ void hide_outside(Range visible, std::int64_t key, std::int64_t width, F* row) {
 }
 
 // Products of a query with the columns of a tile, some of which may lie past the last key, become
-// its scores, -inf where it sees no key. They still lack the factor that makes powers of 2 their
-// exponentials, and may lack the scale, which are returned: exponentials take them in for nothing.
+// its scores, -inf where it sees no key. They may lack the scale, which is returned: exponentials
+// take it in for nothing.
 template <class F>
-F score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, F* row, F* slope,
+double score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, F* row, F* slope,
             F* scratch) {
   const bool plain = plain_scores(p);
   if (!plain) {
@@ -284,7 +304,7 @@ F score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, 
     finish_scores(p, s, keys, row, slope, scratch);
   }
   hide_outside(p.visible(s, at.query), at.key, at.count, row);
-  return static_cast<F>(plain ? p.scale * kLog2E : kLog2E);
+  return plain ? p.scale : 1.0;
 }
 
 // 0 where dropout drops, else 1 over the probability of keeping. `key` is a multiple of 8, and

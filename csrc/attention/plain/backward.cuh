@@ -4,11 +4,11 @@
 // gradient computes them for itself, which costs 8 products where 5 would do, and needs neither
 // atomics nor memory that grows with the number of CTAs.
 //
-//   p = exp(z - lse),  dz = p * (keep * dout . v - delta),  ds = dz * softcap'
+//   p = exp(z - lse - lse_rest),  dz = p * (keep * dout . v - delta),  ds = dz * softcap'
 //   dv = (keep * p)^T dout,  dq = scale * ds k,  dk = scale * ds^T q,  delta = dout . out - dlse
 #pragma once
 
-#include "attention/common/row_gradients.h"
+#include "attention/common/row_gradients.cuh"
 #include "attention/plain/forward.cuh"
 
 namespace transformer_kernels::cuda {
@@ -29,11 +29,11 @@ struct ScoreGradient {
 // `weight` is dout . v, `factor` that of dropout.
 template <bool kHasFeatures, class T, class A = accumulate_t<T>>
 __device__ __forceinline__ ScoreGradient<A> differentiate(const HeadScores<T>& scores, int query,
-                                                          int key, const RowStatistics<A>& row,
+                                                          int key, const FarRow<T>& row, A delta,
                                                           A product, A weight, A factor) {
   const Score<A> z = scores.template score<kHasFeatures>(product, query, key);
-  const A power = Exponent<T>::power(z.value - row.origin);
-  const A dz = power * (factor * weight - row.delta);
+  const A power = row.power(z.value);
+  const A dz = power * (factor * weight - delta);
   return {power * factor, dz, dz * z.slope};
 }
 
@@ -78,10 +78,12 @@ __device__ __forceinline__ void differentiate_tile(const PlainBackward& p, const
     const bool exists = query + i < head.s.queries;
     RowStatistics<A> statistics{};
     PhiloxWords bits{};
+    const std::int64_t place = head.row + query + i;
     if (exists) {
-      statistics = static_cast<const RowStatistics<A>*>(p.statistics)[head.row + query + i];
-      if (p.drop_below != 0) bits = dropout.bits(head.row + query + i, key);
+      statistics = static_cast<const RowStatistics<A>*>(p.statistics)[place];
+      if (p.drop_below != 0) bits = dropout.bits(place, key);
     }
+    const FarRow<T> power(p, place, statistics.origin);
 #pragma unroll
     for (int j = 0; j < kPlainOwned; ++j) {
       const int row = own.row + (kKeysOwn ? j : i);
@@ -89,8 +91,9 @@ __device__ __forceinline__ void differentiate_tile(const PlainBackward& p, const
       const bool seen = exists && key + j < head.s.keys && head.scores.sees(query + i, key + j);
       const A factor = p.drop_below != 0 ? dropout.factor(bits, key + j) : A{1};
       A& score = shared.scores[col][row];
-      score = seen ? pick(differentiate<kHasFeatures>(head.scores, query + i, key + j, statistics,
-                                                      score, shared.weights()[col][row], factor))
+      score = seen ? pick(differentiate<kHasFeatures>(head.scores, query + i, key + j, power,
+                                                      statistics.delta, score,
+                                                      shared.weights()[col][row], factor))
                    : A{0};
     }
   }

@@ -4,6 +4,7 @@
 // the output; where there are more, several CTAs share the queries.
 #pragma once
 
+#include "attention/common/far_rows.h"
 #include "attention/common/scores.cuh"
 #include "attention/plain/tile.cuh"
 #include "core/row_blocks.h"
@@ -73,7 +74,7 @@ struct RunningSoftmax {
   __device__ RunningSoftmax(bool has_sink, A sink, bool holds_sink) {
 #pragma unroll
     for (int r = 0; r < kPlainOwned; ++r) {
-      top[r] = has_sink ? sink * E::kPerNatural : -static_cast<A>(INFINITY);
+      top[r] = has_sink ? sink : -static_cast<A>(INFINITY);
       sum[r] = has_sink && holds_sink ? 1 : 0;
     }
   }
@@ -88,12 +89,12 @@ struct RunningSoftmax {
       largest = reduce_lanes<Max, kPlainThreadsPerRow>(largest);
       // Nothing seen yet: any finite top gives powers of 0.
       const A origin = largest == -static_cast<A>(INFINITY) ? 0 : largest;
-      rescale[r] = E::power(top[r] - origin);
+      rescale[r] = E::power((top[r] - origin) * E::kPerNatural);
       top[r] = largest;
       sum[r] *= rescale[r];
 #pragma unroll
       for (int c = 0; c < kPlainOwned; ++c) {
-        scores[r][c] = E::power(scores[r][c] - origin);
+        scores[r][c] = E::power((scores[r][c] - origin) * E::kPerNatural);
         sum[r] += scores[r][c];
       }
     }
@@ -184,7 +185,9 @@ __global__ void __launch_bounds__(kPlainThreads, 1)
   for (int r = 0; r < kPlainOwned; ++r) {
     const int query = at.first + own.row + r;
     if (query >= queries) break;
-    static_cast<A*>(p.lse)[row + query] = (softmax.top[r] + E::log(total[r])) * E::kNatural;
+    const LogSumExp<A> end = log_sum_exp(softmax.top[r], E::log(total[r]) * E::kNatural);
+    static_cast<A*>(p.lse)[row + query] = end.lse;
+    if (p.lse_rest != nullptr) static_cast<A*>(p.lse_rest)[row + query] = end.rest;
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The backward pass on tensor cores. With p = power(score - origin), f the factors of dropout and
-// delta = sum(out * dout) - dlse of a row:
+// The backward pass on tensor cores. With p = exp(score - lse - lse_rest), f the factors of dropout
+// and delta = sum(out * dout) - dlse of a row:
 //
 //   dv = (f p)^T dout     dz = p (f (dout v^T) - delta)     ds = dz * slope of the cap
 //   dk = scale ds^T q     dq = scale ds k                   dbias = sum of dz
@@ -12,7 +12,7 @@
 // for one gradient at a time: dv and dk have a kernel each, 8 products.
 #pragma once
 
-#include "attention/common/row_gradients.h"
+#include "attention/common/row_gradients.cuh"
 #include "attention/sm80/scores.cuh"
 #include "attention/sm80/tile.cuh"
 #include "core/cuda/launch.cuh"
@@ -191,10 +191,23 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas<T>)
         if (!walk.sees(warp_row + lane.row(slot), first_col + lane.col() + col)) x = -INFINITY;
       });
     }
-    const float factor = kHasFeatures ? 1.0f : head_scores.scale();
-    probability.for_each([&](float& x, int slot, int col) {
-      x = Exponent<T>::power(fmaf(x, factor, -statistics(slot, col).origin));
-    });
+    const float scale = kHasFeatures ? 1.0f : head_scores.scale();
+    const int first_query = kOwnQueries ? lane.warp * kWarpRows : 0;
+    if (has_far_row<kOwnQueries ? kWarpRows : kCols>(
+            query_statistics[kOwnQueries ? 0 : parity] + first_query)) {
+      const std::int64_t row =
+          p.row(walk.at.batch, head) + (kOwnQueries ? walk.at.first : first_col) + first_query;
+      probability.for_each([&](float& x, int slot, int col) {
+        const int query = kOwnQueries ? lane.row(slot) : lane.col() + col;
+        const FarRow<T> of_row(p, row + query, statistics(slot, col).origin);
+        x = of_row.power(rounded_product(x, scale));
+      });
+    } else {
+      const float factor = scale * Exponent<T>::kPerNatural;
+      probability.for_each([&](float& x, int slot, int col) {
+        x = Exponent<T>::power(fmaf(x, factor, -statistics(slot, col).origin));
+      });
+    }
     const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};
     const bool drops = kHasFeatures && p.drop_below != 0;
     if (drops) {

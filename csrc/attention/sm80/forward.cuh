@@ -1,29 +1,23 @@
 // SPDX-License-Identifier: MIT
 // The forward pass on tensor cores after FlashAttention-2 (Dao, arXiv 2307.08691): a CTA owns a
 // block of queries of one head, k and v stream past it, and the softmax follows online, in powers
-// of 2 with the scale folded in.
+// of 2 with the scale folded in, but for far rows.
 #pragma once
 
+#include "attention/common/far_rows.h"
 #include "attention/sm80/scores.cuh"
 #include "core/cuda/launch.cuh"
 #include "core/cuda/sm80/product.cuh"
 
 namespace transformer_kernels::cuda {
 
-// The largest product of a row as a score. Of float32 no multiply-add takes it in with more digits:
-// a row whose largest stays would decay a little at each tile.
-template <class T>
-__device__ __forceinline__ float rounded_score(float product, float factor) {
-  if constexpr (sizeof(T) == 4) return __fmul_rn(product, factor);
-  return product * factor;
-}
-
 // The softmax of a warp's rows, as far as they have seen keys; two row slots a tile of mma.
 template <class T, int kRows>
 struct OnlineSoftmax {
+  using E = Exponent<T>;
   static constexpr int kSlots = kRows / 8;
 
-  float largest[kSlots];  // of the row, before `factor`
+  float largest[kSlots];  // of the row, before `scale`
   float sum[kSlots];      // of this lane's columns
 
   __device__ __forceinline__ OnlineSoftmax() {
@@ -34,24 +28,38 @@ struct OnlineSoftmax {
     }
   }
 
-  // Scores become powers of score * factor, less the largest so far; `out` follows the latter.
+  // Scores become powers of score * scale, less the largest so far; `out` follows the latter.
   template <int kCols, int kDim>
-  __device__ __forceinline__ void take(Fragment<kRows, kCols>& scores, float factor,
+  __device__ __forceinline__ void take(Fragment<kRows, kCols>& scores, float scale,
                                        Fragment<kRows, kDim>& out) {
     float top[kSlots], origin[kSlots], decay[kSlots];
+    bool far = false;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) top[slot] = largest[slot];
     scores.for_each([&](float x, int slot, int) { top[slot] = fmaxf(top[slot], x); });
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
       top[slot] = reduce_lanes<Max, 4>(top[slot]);
-      origin[slot] = top[slot] == -INFINITY ? 0 : top[slot] * factor;
-      decay[slot] = Exponent<T>::power(rounded_score<T>(largest[slot], factor) - origin[slot]);
+      origin[slot] = top[slot] == -INFINITY ? 0 : rounded_product(top[slot], scale);
+      far = far || is_far(origin[slot]);
+      const float before = rounded_product(largest[slot], scale);
+      decay[slot] = E::power((before - origin[slot]) * E::kPerNatural);
       largest[slot] = top[slot];
       sum[slot] *= decay[slot];
     }
+    float factor = scale * E::kPerNatural;
+    if (__any_sync(kAllLanes, far)) {
+      scores.for_each([&](float& x, int slot, int) {
+        x = rounded_product(x, scale) - (is_far(origin[slot]) ? origin[slot] : 0);
+      });
+#pragma unroll
+      for (float& of_row : origin) of_row = is_far(of_row) ? 0 : of_row;
+      factor = E::kPerNatural;
+    }
+#pragma unroll
+    for (float& of_row : origin) of_row *= E::kPerNatural;
     scores.for_each([&](float& x, int slot, int) {
-      x = Exponent<T>::power(fmaf(x, factor, -origin[slot]));
+      x = E::power(fmaf(x, factor, -origin[slot]));
       sum[slot] += x;
     });
     out.for_each([&](float& x, int slot, int) { x *= decay[slot]; });
@@ -61,25 +69,25 @@ struct OnlineSoftmax {
 // A row's end: what its sum of products is to be multiplied with, and its log-sum-exp.
 struct RowEnd {
   float factor;
-  float lse;
+  LogSumExp<float> end;
 };
 
-// `largest` in units of Exponent<T>; `sink` is minus infinity where there is none.
+// `sink` is minus infinity where there is none.
 template <class T>
 __device__ __forceinline__ RowEnd finish_row(float largest, float sum, float sink) {
   using E = Exponent<T>;
-  const float top = fmaxf(largest, sink * E::kPerNatural);
-  if (top == -INFINITY && sum == 0) return {0, -INFINITY};  // else there was a NaN
-  const float decay = E::power(largest - top);
-  const float total = fmaf(sum, decay, E::power(sink * E::kPerNatural - top));
-  return {decay / total, (top + E::log(total)) * E::kNatural};
+  const float top = fmaxf(largest, sink);
+  if (top == -INFINITY && sum == 0) return {0, {-INFINITY, 0}};  // else there was a NaN
+  const float decay = E::power((largest - top) * E::kPerNatural);
+  const float total = fmaf(sum, decay, E::power((sink - top) * E::kPerNatural));
+  return {decay / total, log_sum_exp(top, E::log(total) * E::kNatural)};
 }
 
 // What a warp's rows end with: out and lse. `shared` is the CTA's, of which a warp writes what it
 // alone reads, its rows of q.
 template <class T, int kDim, int kRows>
 __device__ __forceinline__ void finish_rows(const AttentionForwardProblem& p, const OwnBlock& at,
-                                            OnlineSoftmax<T, kRows>& softmax, float factor,
+                                            OnlineSoftmax<T, kRows>& softmax, float scale,
                                             float grown, Fragment<kRows, kDim>& out,
                                             unsigned char* shared) {
   const Lane lane;
@@ -90,12 +98,14 @@ __device__ __forceinline__ void finish_rows(const AttentionForwardProblem& p, co
   float row_factor[kRows / 8];
 #pragma unroll
   for (int slot = 0; slot < kRows / 8; ++slot) {
-    const RowEnd end = finish_row<T>(rounded_score<T>(softmax.largest[slot], factor),
+    const RowEnd row = finish_row<T>(rounded_product(softmax.largest[slot], scale),
                                      reduce_lanes<Add, 4>(softmax.sum[slot]), sink);
-    row_factor[slot] = end.factor * grown;
+    row_factor[slot] = row.factor * grown;
     const int query = warp_row + lane.row(slot);
     if (p.lse != nullptr && lane.lane % 4 == 0 && query < queries) {
-      static_cast<float*>(p.lse)[p.row(at.batch, at.head) + query] = end.lse;
+      const std::int64_t place = p.row(at.batch, at.head) + query;
+      static_cast<float*>(p.lse)[place] = row.end.lse;
+      if (p.lse_rest != nullptr) static_cast<float*>(p.lse_rest)[place] = row.end.rest;
     }
   }
   out.for_each([&](float& x, int slot, int) { x *= row_factor[slot]; });
@@ -148,7 +158,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kForwardCtas<T>)
   };
 
   const HeadScores<T> head_scores(p, s, at.batch, at.head);
-  const float factor = kHasFeatures ? 1.0f : head_scores.scale();
+  const float scale = kHasFeatures ? 1.0f : head_scores.scale();
   Fragment<kWarpRows, kDim> out;
   out.clear();
   OnlineSoftmax<T, kWarpRows> softmax;
@@ -180,7 +190,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kForwardCtas<T>)
         if (key < band.begin(query) || key >= band.end(query)) x = -INFINITY;
       });
     }
-    softmax.take(scores, factor, out);
+    softmax.take(scores, scale, out);
     if constexpr (kHasFeatures) {
       if (p.drop_below != 0) {
         const Kept kept{kept_words + lane.warp * Kept::kBytes / 2};
@@ -195,7 +205,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kForwardCtas<T>)
   }
   cp_async_wait_group<0>();
   __syncthreads();  // where there was no tile, q may still be on its way
-  finish_rows<T>(p, block, softmax, factor, kHasFeatures ? Dropout<float>(p).kept() : 1.0f, out,
+  finish_rows<T>(p, block, softmax, scale, kHasFeatures ? Dropout<float>(p).kept() : 1.0f, out,
                  shared);
 }
 

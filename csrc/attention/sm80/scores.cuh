@@ -33,7 +33,7 @@ struct ScoreBlock {
   __device__ __forceinline__ void finish(Fragment<kRows, kCols>& scores, Note&& note) const {
     const float scale = head_scores.scale();
     if (p.softcap == 0) {
-      scores.for_each([&](float& x, int, int) { x *= scale; });
+      scores.for_each([&](float& x, int, int) { x = rounded_product(x, scale); });
     } else {
       scores.for_each([&](float& x, int slot, int c) {
         const Score<float> capped = head_scores.capped(x * scale);
@@ -50,11 +50,11 @@ struct ScoreBlock {
     }
   }
 
-  // Adds a map of T or float32, in units of scores.
+  // Adds a map of T or float32.
   template <int kRows, int kCols>
   __device__ __forceinline__ void add_map(Fragment<kRows, kCols>& scores,
                                           const ScoreMap& map) const {
-    const auto add = [](float& x, auto bias) { x = fmaf(widen(bias), HeadScores<T>::kUnit, x); };
+    const auto add = [](float& x, auto bias) { x += widen(bias); };
     if (std::is_same_v<T, float> || map.dtype == DType::kFloat32) {
       visit<float>(scores, map, add);
     } else {

@@ -55,22 +55,23 @@ inline LoadedMap loaded_map(const char* op, const AttentionProblem& p, const Sco
           .batch_step = map.batch_stride == 0 ? 0 : 1};
 }
 
-// Scores in a unit are `outer` times f of `inner` times a product.
+// Scores are `unit` times f of `inner` times a product, plus the bias; `outer` times what that
+// leaves. A bias is added as it is, as in other units the most negative number is infinite.
 struct ScoreScales {
-  double inner, outer;
+  double inner, unit, outer;
 };
 
 // Whether the scale can be left to the exponential: a row's maximum times the scale is that of its
-// scores if the scale is positive, and numbers that are added are divided by it.
+// scores if the scale is positive, and distances that are added are divided by it.
 inline bool leaves_scale(const AttentionProblem& p) {
   constexpr double kLeastScale = 1e-30;
   return p.scale > kLeastScale;
 }
 
-inline ScoreScales scales_of(const AttentionProblem& p, double unit) {
-  if (p.softcap != 0) return {p.scale / p.softcap, p.softcap * unit};
-  if (leaves_scale(p)) return {1, p.scale * unit};
-  return {p.scale * unit, 1};
+inline ScoreScales scales_of(const AttentionProblem& p) {
+  const double inner = p.softcap != 0 ? p.scale / p.softcap : leaves_scale(p) ? 1 : p.scale;
+  const double unit = p.softcap != 0 ? p.softcap : leaves_scale(p) ? p.scale : 1;
+  return {inner, unit, p.bias.defined() ? 1 : unit};
 }
 
 }  // namespace transformer_kernels::cuda

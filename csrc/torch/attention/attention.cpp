@@ -84,13 +84,20 @@ Tensor empty_lse(const TensorView& q) {
   return empty(q.device, std::array{q.sizes[0], q.sizes[2], q.sizes[1]}, dtype);
 }
 
+// Without lse_rest there is nothing to differentiate from.
+template <bool kDifferentiated>
 struct Forward {
   using Arguments = SharedArguments;
   static constexpr const char* kOp = torch_ops::kOp;
   static constexpr auto kLike = &Arguments::q;
   static constexpr auto kFields = shared_fields<Arguments>();
-  static std::string name() { return "attention_forward"; }
-  static std::string returns() { return "(Tensor out, Tensor lse)"; }
+  static std::string name() {
+    return kDifferentiated ? "attention_forward" : "attention_inference";
+  }
+  static std::string returns() {
+    return kDifferentiated ? "(Tensor out, Tensor lse, Tensor lse_rest)"
+                           : "(Tensor out, Tensor lse)";
+  }
   static std::int64_t head_dim(const Arguments& a) {
     const auto last = [](const TensorView& x) { return x.rank > 0 ? x.sizes[x.rank - 1] : 0; };
     return std::max(last(a.q), last(a.v));
@@ -110,13 +117,19 @@ struct Forward {
     const Tensor out = empty_heads(in.q, {sizes.data(), static_cast<std::size_t>(rank)});
     call.out = view_of(kOp, "out", out);
     const auto lse = result(call.lse, empty_lse, in.q);
-    attention_forward(context, call);
-    return std::tuple_cat(std::tuple(out), lse);
+    if constexpr (kDifferentiated) {
+      const auto rest = result(call.lse_rest, empty_lse, in.q);
+      attention_forward(context, call);
+      return std::tuple_cat(std::tuple(out), lse, rest);
+    } else {
+      attention_forward(context, call);
+      return std::tuple_cat(std::tuple(out), lse);
+    }
   }
 };
 
 struct BackwardArguments : SharedArguments {
-  TensorView dout, dlse, out, lse;
+  TensorView dout, dlse, out, lse, lse_rest;
   bool need_dbias, need_dsinks;
 };
 
@@ -135,7 +148,8 @@ struct Backward {
       std::tuple_cat(std::tuple(tensor("dout", &Arguments::dout, with_even_columns),
                                 optional("dlse", &Arguments::dlse, contiguous),
                                 tensor("out", &Arguments::out, with_even_columns),
-                                tensor("lse", &Arguments::lse, contiguous)),
+                                tensor("lse", &Arguments::lse, contiguous),
+                                tensor("lse_rest", &Arguments::lse_rest, contiguous)),
                      shared_fields<Arguments>(),
                      std::tuple(flag("need_dbias", &Arguments::need_dbias),
                                 flag("need_dsinks", &Arguments::need_dsinks)));
@@ -148,6 +162,7 @@ struct Backward {
     AttentionBackward call{.inputs = inputs_of(a, a.need_dbias),
                            .out = a.out,
                            .lse = a.lse,
+                           .lse_rest = a.lse_rest,
                            .dout = a.dout,
                            .dlse = a.dlse,
                            .dq = {},
@@ -169,8 +184,8 @@ struct Backward {
   }
 };
 
-using Ops = RawOps<Forward, Backward>;
-using ArrayOps = RawOps<OnArray<Forward>>;
+using Ops = RawOps<Forward<true>, Forward<false>, Backward>;
+using ArrayOps = RawOps<OnArray<Forward<true>>>;
 
 }  // namespace
 

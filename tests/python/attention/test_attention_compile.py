@@ -41,9 +41,9 @@ def _raw_arguments(kind: str) -> tuple[Any, ...]:
 def test_opcheck(kind: str) -> None:
     arguments = _raw_arguments(kind)
     torch.library.opcheck(OPS.attention_forward.default, arguments)
-    out, lse = OPS.attention_forward(*arguments)
+    out, lse, rest = OPS.attention_forward(*arguments)
     everything = kind == "all"
-    gradients = (torch.randn_like(out), torch.randn_like(lse), out, lse)
+    gradients = (torch.randn_like(out), torch.randn_like(lse), out, lse, rest)
     backward = (*gradients, *arguments, everything, everything)
     torch.library.opcheck(OPS.attention_backward.default, backward)
     leaves = tuple(

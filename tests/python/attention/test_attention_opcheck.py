@@ -22,10 +22,10 @@ def _check(op: Any, arguments: tuple[Any, ...]) -> None:
 
 def _check_all(arguments: tuple[Any, ...]) -> None:
     _check(OPS.attention_forward, arguments)
-    out, lse = OPS.attention_forward(*arguments)
+    out, lse, rest = OPS.attention_forward(*arguments)
     has_bias, has_sinks = arguments[3] is not None, arguments[6] is not None
     for dlse in (None, torch.randn_like(lse)):
-        backward = (torch.randn_like(out), dlse, out, lse, *arguments)
+        backward = (torch.randn_like(out), dlse, out, lse, rest, *arguments)
         for asked in {False, has_bias or has_sinks}:
             _check(OPS.attention_backward, (*backward, asked and has_bias, asked and has_sinks))
     differentiable = (0, 1, 2, 3, 6)

@@ -185,9 +185,10 @@ def _ours_backward(causal: bool, arguments: Arguments) -> Call:
     dout, out, lse, q, k, v = (arguments[name] for name in ("dout", "out", "lse", *_INPUTS))
     numbers = (q.shape[-1] ** -0.5, -1, 0 if causal else -1, False, 0.0, 0.0)
     inputs = (q, k, v, *[None] * 7, *numbers)
+    rest = torch.zeros_like(lse)  # of scores that are not large
 
     def call() -> Any:
-        return raw(dout, None, out, lse, *inputs, False, False, False)[:3]
+        return raw(dout, None, out, lse, rest, *inputs, False, False, False)[:3]
 
     return call
 

@@ -7,7 +7,7 @@ Both functions have the signatures of the raw ops, and materialise the scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +54,12 @@ class _Scores(NamedTuple):
     hidden: Tensor  # the same, boolean
     slope: Tensor | None  # of the cap
     factors: Tensor | None  # of dropout
+
+
+class _Softmax(NamedTuple):
+    p: Tensor  # of the keys
+    of_sink: Tensor  # (B, H, Tq, 1), or (B, H, Tq, 0) without
+    lse: Tensor
 
 
 def _by_heads(x: Tensor, heads: int) -> Tensor:
@@ -106,45 +112,50 @@ def _scores(inputs: Inputs, options: Options, rows: Tensor, pitch: int) -> _Scor
     return _Scores(q, k, z.masked_fill(hidden, -torch.inf), hidden, slope, factors)
 
 
+def _softmax(s: _Scores, sinks: Tensor | None) -> _Softmax:
+    """PyTorch's, which takes the largest score off first: exp(z - lse) of scores of 1e8 and more
+    would lack the sum, as lse does."""
+    z = s.z
+    if sinks is not None:
+        sinks = sinks.to(z.dtype).view(1, -1, 1, 1)
+        z = torch.cat([z, sinks.expand(*z.shape[:-1], 1)], -1)
+    # Masked elements leave the graph, so that no NaN of theirs reaches a gradient.
+    dead = (z == -torch.inf).all(-1, keepdim=True)
+    z = z.masked_fill(dead, 0.0)
+    p = z.softmax(-1).masked_fill(dead, 0.0)
+    lse = z.logsumexp(-1).masked_fill(dead.squeeze(-1), -torch.inf)
+    keys = s.hidden.shape[-1]
+    return _Softmax(p[..., :keys].masked_fill(s.hidden, 0.0), p[..., keys:], lse)
+
+
 def _dense_forward(
     inputs: Inputs, options: Options, rows: Tensor, pitch: int
 ) -> tuple[Tensor, Tensor]:
     s = _scores(inputs, options, rows, pitch)
-    z = s.z
-    if inputs.sinks is not None:
-        sinks = inputs.sinks.to(z.dtype).view(1, -1, 1, 1)
-        z = torch.cat([z, sinks.expand(*z.shape[:-1], 1)], -1)
-    # Masked elements leave the graph, so that no NaN of theirs reaches a gradient.
-    dead = (z == -torch.inf).all(-1)
-    lse = z.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1)
-    p = (s.z - lse.unsqueeze(-1)).exp().masked_fill(s.hidden, 0.0)
+    p, _, lse = _softmax(s, inputs.sinks)
     if s.factors is not None:
         p = p * s.factors
     out = p @ _by_heads(inputs.v, inputs.q.shape[2])
-    out = in_the_order_of(out.transpose(1, 2).to(inputs.q.dtype), inputs.q)
-    return out, lse.masked_fill(dead, -torch.inf)
+    return in_the_order_of(out.transpose(1, 2).to(inputs.q.dtype), inputs.q), lse
 
 
 def _dense_backward(
     dout: Tensor,
     dlse: Tensor | None,
     out: Tensor,
-    lse: Tensor,
     inputs: Inputs,
     options: Options,
     rows: Tensor,
     pitch: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dz (B, H, Tq, Tk) and delta (B, H, Tq)."""
+    """dq, dk, dv, dz (B, H, Tq, Tk) and the terms of dsinks (B, H, Tq, 1), or (B, H, Tq, 0)."""
     s = _scores(inputs, options, rows, pitch)
     heads, kv_heads = inputs.q.shape[2], inputs.k.shape[2]
     g = _by_heads(dout, heads)
     delta = (g * _by_heads(out, heads)).sum(-1)
     if dlse is not None:
         delta = delta - dlse
-    dead = lse == -torch.inf
-    shift = lse.masked_fill(dead, 0.0).unsqueeze(-1)
-    p = (s.z - shift).exp().masked_fill(s.hidden, 0.0)
+    p, of_sink, _ = _softmax(s, inputs.sinks)
     dp = g @ _by_heads(inputs.v, heads).transpose(-1, -2)
     dropped = p
     if s.factors is not None:
@@ -154,7 +165,7 @@ def _dense_backward(
     dq = (ds @ s.k).transpose(1, 2)
     dk = _of_kv_heads(ds.transpose(-1, -2) @ s.q, kv_heads)
     dv = _of_kv_heads(dropped.transpose(-1, -2) @ g, kv_heads)
-    return dq, dk, dv, dz, delta
+    return dq, dk, dv, dz, -of_sink * delta.unsqueeze(-1)
 
 
 # ---- sequences of different lengths -------------------------------------------------------------
@@ -222,18 +233,17 @@ def _varlen_forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
 
 
 def _varlen_backward(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, inputs: Inputs, options: Options
+    dout: Tensor, dlse: Tensor | None, out: Tensor, inputs: Inputs, options: Options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and delta."""
+    """dq, dk, dv and dsinks."""
     places, pitch = _row_places(inputs), inputs.k.shape[0]
     found: tuple[list[Tensor], ...] = ([], [], [])
-    deltas: list[Tensor] = []
+    dsinks = out.new_zeros((inputs.q.shape[1],), dtype=accumulate_dtype(out))
     for at in _sequences(inputs):
-        *gradients, _, delta = _dense_backward(
+        *gradients, _, terms = _dense_backward(
             dout[at.queries].unsqueeze(0),
             None if dlse is None else dlse[:, at.queries],
             out[at.queries].unsqueeze(0),
-            lse[:, at.queries],
             _one(inputs, at),
             options,
             places[:, at.queries],
@@ -241,15 +251,13 @@ def _varlen_backward(
         )
         for parts, gradient in zip(found, gradients, strict=True):
             parts.append(gradient[0])
-        deltas.append(delta[0])
+        dsinks = dsinks + terms.sum((0, 2, 3))
     rows, keys = inputs.q.shape[0], inputs.k.shape[0]
-    missing = rows - sum(delta.shape[-1] for delta in deltas)
-    tail = lse.new_zeros((lse.shape[0], missing))
     return (
         _joined(found[0], inputs.q, rows),
         _joined(found[1], inputs.k, keys),
         _joined(found[2], inputs.v, keys),
-        torch.cat([*deltas, tail], -1),
+        dsinks,
     )
 
 
@@ -274,33 +282,40 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _dense_forward(inputs, options, _row_places(inputs), inputs.k.shape[1])
 
 
+def statistics(values: Mapping[str, Any]) -> Tensor:
+    """lse_rest: what lse rounds off is what the backward pass of kernels wants."""
+    return torch.zeros_like(values["lse"])
+
+
 def bias_shape(bias: Tensor) -> tuple[int, ...]:
     """Of its gradient: 4 dimensions."""
     return (1,) * (4 - bias.dim()) + tuple(bias.shape)
 
 
 def backward(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    lse_rest: Tensor,
+    *arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for."""
+    """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for. Softmax is
+    made anew, whatever lse and lse_rest are."""
     inputs, options, (_, need_dbias, need_dsinks) = split(arguments)
     dbias = dsinks = inputs.q.new_empty(0)
     if inputs.cu_seqlens_q is not None:
-        dq, dk, dv, delta = _varlen_backward(dout, dlse, out, lse, inputs, options)
+        dq, dk, dv, of_sinks = _varlen_backward(dout, dlse, out, inputs, options)
     else:
-        dq, dk, dv, dz, delta = _dense_backward(
-            dout, dlse, out, lse, inputs, options, _row_places(inputs), inputs.k.shape[1]
+        dq, dk, dv, dz, terms = _dense_backward(
+            dout, dlse, out, inputs, options, _row_places(inputs), inputs.k.shape[1]
         )
         if need_dbias:
             assert inputs.bias is not None
             dbias = dz.sum_to_size(bias_shape(inputs.bias))
+        of_sinks = terms.sum((0, 2, 3))
     if need_dsinks:
-        assert inputs.sinks is not None
-        sinks = inputs.sinks.to(lse.dtype).unsqueeze(-1)
-        dead = lse == -torch.inf
-        power = (sinks - lse.masked_fill(dead, 0.0)).exp().masked_fill(dead, 0.0)
-        by_head = -(power * delta).sum(-1)
-        dsinks = by_head.sum(0) if by_head.dim() == 2 else by_head
+        dsinks = of_sinks
     dq, dk, dv = (
         in_the_order_of(gradient.to(x.dtype), x)
         for gradient, x in zip((dq, dk, dv), inputs[:3], strict=True)

@@ -66,9 +66,9 @@ ATTENTION = declare(
         Number("scale"), Integer("window_left"), Integer("window_right"), Flag("top_left"),
         Number("softcap"), Number("dropout"), Flag("deterministic"),
     ),
-    results=(Result("out", "q"), Result("lse", "q")),
+    results=(Result("out", "q"), Result("lse", "q"), Result("lse_rest", "q", saved=True)),
     backward=(
-        "(dout, dlse?, out, lse, q, k, v, bias, mask, alibi_slopes, sinks, cu_seqlens_q,"
+        "(dout, dlse?, out, lse, lse_rest, q, k, v, bias, mask, alibi_slopes, sinks, cu_seqlens_q,"
         " cu_seqlens_k, seed, scale, window_left, window_right, top_left, softcap, dropout,"
         " deterministic, need_dbias, need_dsinks) -> dq, dk, dv, dbias, dsinks"
     ),
@@ -78,11 +78,13 @@ ATTENTION = declare(
     more=("bias",),
     gradients=_gradients,
     formula=_formula.forward,
+    statistics=_formula.statistics,
     gradient=_formula.backward,
     check=check,
     memory={
         "out": _empty_out,
         "lse": _empty_lse,
+        "lse_rest": _empty_lse,
         **{f"d{name}": partial(_empty_gradient, name) for name in ("q", "k", "v")},
         "dbias": _empty_bias_gradient,
     },

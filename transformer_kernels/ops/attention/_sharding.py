@@ -19,7 +19,8 @@ _Placements = list[Any]  # none where the argument is no tensor
 _Acceptable = list[tuple[_Placements, _Placements]]
 _forward_op: Any
 _backward_op: Any
-_forward_op, _backward_op = ATTENTION.raw.forward, ATTENTION.raw.backward
+_inference_op: Any
+_forward_op, _backward_op, _inference_op = ATTENTION.raw
 
 # The dimension that is split, counted from the last as 1. Who has none is the same everywhere.
 _BATCH = {"q": 4, "k": 4, "v": 4, "bias": 4, "mask": 4, "alibi_slopes": 2, "lse": 3}
@@ -51,17 +52,27 @@ def _everywhere(tensors: tuple[Any, ...]) -> _Placements:
     return [None if x is None else Replicate() for x in tensors]
 
 
-@register_sharding(_forward_op)  # type: ignore[untyped-decorator]
-def _forward(*arguments: Any) -> _Acceptable:
+def _results(statistics: int, arguments: tuple[Any, ...]) -> _Acceptable:
+    """Of the output and so many numbers a row."""
     inputs, _, _ = split(arguments)
     numbers = [None] * (len(arguments) - len(inputs))
-    acceptable = [([Replicate()] * 2, [*_everywhere(inputs), *numbers])]
+    acceptable = [([Replicate()] * (1 + statistics), [*_everywhere(inputs), *numbers])]
     rank = inputs.q.ndim - 1  # of the log-sum-exp
     for way in _ways(inputs):
         places = _places(way, inputs)
-        results = [places[0], Shard(rank - way["lse"])]
+        results = [places[0], *[Shard(rank - way["lse"])] * statistics]
         acceptable.append((results, [*places, *numbers]))
     return acceptable
+
+
+@register_sharding(_forward_op)  # type: ignore[untyped-decorator]
+def _forward(*arguments: Any) -> _Acceptable:
+    return _results(2, arguments)
+
+
+@register_sharding(_inference_op)  # type: ignore[untyped-decorator]
+def _inference(*arguments: Any) -> _Acceptable:
+    return _results(1, arguments)
 
 
 def _summed(way: dict[str, int], name: str, x: Any, asked: bool, rank: int) -> Any:
@@ -73,9 +84,11 @@ def _summed(way: dict[str, int], name: str, x: Any, asked: bool, rank: int) -> A
 
 
 @register_sharding(_backward_op)  # type: ignore[untyped-decorator]
-def _backward(dout: Any, dlse: Any, out: Any, lse: Any, *arguments: Any) -> _Acceptable:
+def _backward(
+    dout: Any, dlse: Any, out: Any, lse: Any, lse_rest: Any, *arguments: Any
+) -> _Acceptable:
     inputs, _, (_, need_dbias, need_dsinks) = split(arguments)
-    results = (dout, dlse, out, lse)
+    results = (dout, dlse, out, lse, lse_rest)
     numbers = [None] * (len(arguments) - len(inputs))
     acceptable = [([Replicate()] * 5, [*_everywhere((*results, *inputs)), *numbers])]
     for way in _ways(inputs):
@@ -85,6 +98,6 @@ def _backward(dout: Any, dlse: Any, out: Any, lse: Any, *arguments: Any) -> _Acc
             _summed(way, "bias", inputs.bias, need_dbias, rank=4),
             _summed(way, "sinks", inputs.sinks, need_dsinks, rank=1),
         ]
-        own = [rows, None if dlse is None else of_lse, rows, of_lse]
+        own = [rows, None if dlse is None else of_lse, rows, of_lse, of_lse]
         acceptable.append(([*places[:3], *sums], [*own, *places, *numbers]))
     return acceptable

@@ -27,7 +27,6 @@ from ._arguments import refuse_in_triton, refuse_learned_bias
 from ._formula import Inputs, Options
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 
 
 class Heads(NamedTuple):
@@ -59,6 +58,14 @@ class Problem(NamedTuple):
     heads: int
     group: int  # heads of q that share one of k and v
     shift: int  # how far the key on a query's diagonal stands after it
+
+
+class RowSums(NamedTuple):
+    """Of each query of each head."""
+
+    lse: Tensor
+    rest: Tensor  # what lse rounds off
+    delta: Tensor
 
 
 class Statics(NamedTuple):
@@ -121,14 +128,15 @@ def _load_map(x, batch, head, row, col, p):
 
 @triton.jit
 def _scores(products, row, col, batch, head, p, s, MASKED: tl.constexpr):
-    """In units of log2, so that exp2 needs no factor; -inf where hidden.
+    """-inf where hidden. Those of a row are compared before exp2 gets its factor: log2(e) times
+    scores of 1e9 is rounded by whole powers, and of the most negative number infinite.
 
     `row` and `col`, the places of queries and keys, broadcast to a tile or to its transpose. MASKED
     tells that the diagonal or the end of the keys may run through it.
     """
-    z = products * (s.scale * LOG2E)
+    z = products * s.scale
     if p.bias is not None:
-        z += _load_map(p.bias, batch, head, row, col, p).to(s.acc) * LOG2E
+        z += _load_map(p.bias, batch, head, row, col, p).to(s.acc)
     if p.mask is not None:
         z = tl.where(_load_map(p.mask, batch, head, row, col, p) != 0, z, -float("inf"))
     if MASKED:
@@ -172,8 +180,8 @@ def _attend(acc, top, total, q_tile, k, v, row0, batch, head, p, s, MASKED: tl.c
         z = _scores(_products(q_tile, k_tile, s), row, col, batch, head, p, s, MASKED)
         new_top = tl.maximum(top, tl.max(z, 1))
         reference = tl.where(new_top == -float("inf"), 0.0, new_top)  # -inf - -inf would be NaN
-        weights = tl.exp2(z - reference[:, None])
-        faded = tl.exp2(top - reference)
+        weights = tl.exp2((z - reference[:, None]) * LOG2E)
+        faded = tl.exp2((top - reference) * LOG2E)
         total = total * faded + tl.sum(weights, 1)
         v_tile = _load(v, batch, head // p.group, col0, s.cols, s.value_dim)
         acc = _add_product(weights, v_tile, acc * faded[:, None], s)
@@ -182,8 +190,9 @@ def _attend(acc, top, total, q_tile, k, v, row0, batch, head, p, s, MASKED: tl.c
 
 
 @triton.jit
-def _forward(q, k, v, out, lse, p, s: tl.constexpr):
-    """out and lse of one block of queries. The last blocks, which see most, come first."""
+def _forward(q, k, v, out, lse, rest, p, s: tl.constexpr):
+    """out and lse of one block of queries, and what lse rounds off, unless `rest` is None. The last
+    blocks, which see most, come first."""
     row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * s.rows
     head, batch = tl.program_id(1), tl.program_id(2)
     q_tile = _load(q, batch, head, row0, s.rows, s.dim)
@@ -195,7 +204,12 @@ def _forward(q, k, v, out, lse, p, s: tl.constexpr):
     dead = total == 0.0  # sees no key
     total = tl.where(dead, 1.0, total)
     at, exists = _statistics(batch, head, row0, p, s)
-    tl.store(lse + at, tl.where(dead, -float("inf"), top * LN2 + tl.log(total)), mask=exists)
+    log_total = tl.log(total)
+    sum_log = top + log_total  # of dead rows top is -inf
+    tl.store(lse + at, sum_log, mask=exists)
+    if rest is not None:
+        left = tl.where(dead, 0.0, (top - sum_log) + log_total)
+        tl.store(rest + at, left, mask=exists)
     _store(out, batch, head, row0, acc / total[:, None])
 
 
@@ -203,14 +217,22 @@ def _forward(q, k, v, out, lse, p, s: tl.constexpr):
 
 
 @triton.jit
-def _load_lse(lse, at, exists):
-    """In units of log2; inf of queries that see no key or do not exist: weights of 0."""
-    x = tl.load(lse + at, mask=exists, other=-float("inf"))
-    return tl.where(x == -float("inf"), float("inf"), x * LOG2E)
+def _load_lse(sums, at, exists):
+    """lse, inf of queries that see no key or do not exist: weights of 0. Its rest is in units of
+    log2."""
+    lse = tl.load(sums.lse + at, mask=exists, other=-float("inf"))
+    rest = tl.load(sums.rest + at, mask=exists, other=0.0)
+    return tl.where(lse == -float("inf"), float("inf"), lse), rest * LOG2E
 
 
 @triton.jit
-def _add_dq(dq_sum, q_tile, g_tile, k, v, lse, delta, row0, batch, head, p, s,
+def _weights(z, lse, rest2):
+    """exp(z - lse - rest)"""
+    return tl.exp2((z - lse) * LOG2E - rest2)
+
+
+@triton.jit
+def _add_dq(dq_sum, q_tile, g_tile, k, v, lse, rest2, delta, row0, batch, head, p, s,
             MASKED: tl.constexpr):  # fmt: skip
     row = row0 + tl.arange(0, s.rows)[:, None]
     start, stop = _seen_keys(row0, p, s, MASKED)
@@ -219,13 +241,14 @@ def _add_dq(dq_sum, q_tile, g_tile, k, v, lse, delta, row0, batch, head, p, s,
         k_tile = _load(k, batch, head // p.group, col0, s.cols, s.dim)
         v_tile = _load(v, batch, head // p.group, col0, s.cols, s.value_dim)
         z = _scores(_products(q_tile, k_tile, s), row, col, batch, head, p, s, MASKED)
-        dz = tl.exp2(z - lse[:, None]) * (_products(g_tile, v_tile, s) - delta[:, None])
+        weights = _weights(z, lse[:, None], rest2[:, None])
+        dz = weights * (_products(g_tile, v_tile, s) - delta[:, None])
         dq_sum = _add_product(dz, k_tile, dq_sum, s)
     return dq_sum
 
 
 @triton.jit
-def _backward_queries(q, k, v, out, dout, lse, delta, dq, p, s: tl.constexpr):
+def _backward_queries(q, k, v, out, dout, sums, dq, p, s: tl.constexpr):
     """dq of one block of queries, and their delta, to which it adds the sum of out * dout."""
     row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * s.rows
     head, batch = tl.program_id(1), tl.program_id(2)
@@ -233,18 +256,20 @@ def _backward_queries(q, k, v, out, dout, lse, delta, dq, p, s: tl.constexpr):
     g_tile = _load(dout, batch, head, row0, s.rows, s.value_dim)
     out_tile = _load(out, batch, head, row0, s.rows, s.value_dim)
     at, exists = _statistics(batch, head, row0, p, s)
-    lse2 = _load_lse(lse, at, exists)
-    delta2 = tl.load(delta + at, mask=exists, other=0.0)
-    delta2 += tl.sum(out_tile.to(s.acc) * g_tile.to(s.acc), 1)
-    tl.store(delta + at, delta2, mask=exists)
+    lse, rest2 = _load_lse(sums, at, exists)
+    delta = tl.load(sums.delta + at, mask=exists, other=0.0)
+    delta += tl.sum(out_tile.to(s.acc) * g_tile.to(s.acc), 1)
+    tl.store(sums.delta + at, delta, mask=exists)
     total = tl.zeros((s.rows, s.dim), s.acc)
-    total = _add_dq(total, q_tile, g_tile, k, v, lse2, delta2, row0, batch, head, p, s, False)
-    total = _add_dq(total, q_tile, g_tile, k, v, lse2, delta2, row0, batch, head, p, s, True)
+    total = _add_dq(total, q_tile, g_tile, k, v, lse, rest2, delta, row0, batch, head, p, s,
+                    False)  # fmt: skip
+    total = _add_dq(total, q_tile, g_tile, k, v, lse, rest2, delta, row0, batch, head, p, s,
+                    True)  # fmt: skip
     _store(dq, batch, head, row0, total * s.scale)
 
 
 @triton.jit
-def _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, lse, delta, start, stop, col0, batch, head,
+def _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, sums, start, stop, col0, batch, head,
                p, s, MASKED: tl.constexpr):  # fmt: skip
     """Over queries from `start` to `stop` of one head. Tiles are (keys, queries)."""
     col = col0 + tl.arange(0, s.cols)[:, None]
@@ -254,15 +279,16 @@ def _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, lse, delta, start, stop,
         g_tile = _load(dout, batch, head, row0, s.rows, s.value_dim)
         at, exists = _statistics(batch, head, row0, p, s)
         z = _scores(_products(k_tile, q_tile, s), row, col, batch, head, p, s, MASKED)
-        weights = tl.exp2(z - _load_lse(lse, at, exists)[None, :])
+        lse, rest2 = _load_lse(sums, at, exists)
+        weights = _weights(z, lse[None, :], rest2[None, :])
         dv_sum = _add_product(weights, g_tile, dv_sum, s)
-        d = tl.load(delta + at, mask=exists, other=0.0)[None, :]
+        d = tl.load(sums.delta + at, mask=exists, other=0.0)[None, :]
         dk_sum = _add_product(weights * (_products(v_tile, g_tile, s) - d), q_tile, dk_sum, s)
     return dk_sum, dv_sum
 
 
 @triton.jit
-def _backward_keys(q, k, v, dout, lse, delta, dk, dv, p, s: tl.constexpr):
+def _backward_keys(q, k, v, dout, sums, dk, dv, p, s: tl.constexpr):
     """dk and dv of one block of keys."""
     col0, kv_head, batch = tl.program_id(0) * s.cols, tl.program_id(1), tl.program_id(2)
     k_tile = _load(k, batch, kv_head, col0, s.cols, s.dim)
@@ -276,9 +302,9 @@ def _backward_keys(q, k, v, dout, lse, delta, dk, dv, p, s: tl.constexpr):
         whole = tl.cdiv(tl.minimum(tl.maximum(diagonal + s.cols - 1, 0), p.queries), s.rows)
         whole *= s.rows
     for head in range(kv_head * p.group, (kv_head + 1) * p.group):
-        dk_sum, dv_sum = _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, lse, delta, begin,
+        dk_sum, dv_sum = _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, sums, begin,
                                     whole, col0, batch, head, p, s, True)  # fmt: skip
-        dk_sum, dv_sum = _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, lse, delta, whole,
+        dk_sum, dv_sum = _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, sums, whole,
                                     p.queries, col0, batch, head, p, s, False)  # fmt: skip
     _store(dk, batch, kv_head, col0, dk_sum * s.scale)
     _store(dv, batch, kv_head, col0, dv_sum)
@@ -355,34 +381,54 @@ def _launch(
         )  # fmt: skip
 
 
-def attention_inference(*arguments: Any) -> tuple[Tensor, Tensor]:
-    inputs, options, _ = _formula.split(arguments)
-    q, k, v = inputs[:3]
+def _run(
+    inputs: Inputs, options: Options, saves_rest: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The output, the log-sum-exp and what that rounds off."""
     refuse_in_triton(inputs, options, _INTERPRETED)
-    if not (q.numel() and k.numel()):
-        return _formula.forward(*arguments)
+    q, k, v = inputs[:3]
     out = empty_heads(q, *q.shape[:-1], v.shape[-1])
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=accumulate_dtype(q))
-    _launch(_forward, FORWARD, inputs, options, *map(_readable, (q, k, v)), _heads(out), lse)
-    return out, lse
+    rest = torch.empty_like(lse) if saves_rest else None
+    if q.numel() and k.numel():
+        heads = *map(_readable, (q, k, v)), _heads(out)
+        _launch(_forward, FORWARD, inputs, options, *heads, lse, rest)
+    else:
+        for result, value in zip((out, lse), _formula.forward(*inputs, *options), strict=True):
+            result.copy_(value)
+        rest = torch.zeros_like(lse)
+    return out, lse, rest
 
 
-def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+def attention_inference(*arguments: Any) -> tuple[Tensor, Tensor]:
+    inputs, options, _ = _formula.split(arguments)
+    return _run(inputs, options, False)[:2]
+
+
+def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Of a call that is differentiated."""
-    refuse_learned_bias(_formula.split(arguments)[0].bias)
-    return attention_inference(*arguments)
+    inputs, options, _ = _formula.split(arguments)
+    refuse_learned_bias(inputs.bias)
+    out, lse, rest = _run(inputs, options, True)
+    assert rest is not None
+    return out, lse, rest
 
 
 def attention_backward(
-    dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    lse_rest: Tensor,
+    *arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs, options, _ = _formula.split(arguments)
     if not (inputs.q.numel() and inputs.k.numel()):
-        return _formula.backward(dout, dlse, out, lse, *arguments)
+        return _formula.backward(dout, dlse, out, lse, lse_rest, *arguments)
     q, k, v, o, g = map(_readable, (*inputs[:3], out, dout))
-    lse = lse.contiguous()
     delta = torch.zeros_like(lse) if dlse is None else (-dlse).contiguous()
+    sums = RowSums(lse.contiguous(), lse_rest.contiguous(), delta)
     dq, dk, dv = (empty_heads(x, *x.shape) for x in inputs[:3])
-    _launch(_backward_queries, QUERIES, inputs, options, q, k, v, o, g, lse, delta, _heads(dq))
-    _launch(_backward_keys, KEYS, inputs, options, q, k, v, g, lse, delta, _heads(dk), _heads(dv))
+    _launch(_backward_queries, QUERIES, inputs, options, q, k, v, o, g, sums, _heads(dq))
+    _launch(_backward_keys, KEYS, inputs, options, q, k, v, g, sums, _heads(dk), _heads(dv))
     return dq, dk, dv, lse.new_empty(0), lse.new_empty(0)

@@ -19,8 +19,8 @@ struct PairForwardScratch {
   float* out;
   float* scores;
   float* row;  // of dropout factors, or for the features
-  float* sum;  // a vector a query, of exp2(score - top)
-  float* top;  // of the scores of each query so far, in powers of 2
+  float* sum;  // a vector a query, of exp(score - top)
+  float* top;  // of the scores of each query so far
   BFloat16* q;
 
   PairForwardScratch(const AttentionProblem& p, void* memory)
@@ -64,19 +64,19 @@ TFK_FLATTEN void round_weights(float* row, const float* dropout, float factor, f
   store(sums, sum[0] + sum[1], All{});
 }
 
-// accumulate_row() in powers of 2.
-inline void weigh_row(const AttentionProblem& p, float factor, std::int64_t width, float* scores,
+// accumulate_row() with weights that are rounded.
+inline void weigh_row(const AttentionProblem& p, double scale, std::int64_t width, float* scores,
                       const float* dropout, float* out, float& top, float* sums) {
-  const float highest = largest_of_row(scores, width) * factor;
+  const float highest = largest_of_row(scores, width) * static_cast<float>(scale);
   if (highest > top) {
-    const float shrink = power_of_two(top - highest);
+    const float shrink = shrink_of(top, highest);
     top = highest;
     scale_row(sums, shrink, VecF::kLanes);
     scale_row(out, shrink, padded_dim(p.value_dim));
   }
-  const float origin = top == kMinusInfinity<float> ? 0.0f : top;
+  const Powers<float> powers = powers_of_row(scores, scale, top, 0.0f, width);
   const auto round = dropout == nullptr ? round_weights<false> : round_weights<true>;
-  round(scores, dropout, factor, origin, width, sums);
+  round(scores, dropout, powers.factor, powers.origin, width, sums);
 }
 
 inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardItem& item,
@@ -90,14 +90,14 @@ inline void pair_forward_tile(const AttentionForwardProblem& p, const ForwardIte
   for (std::int64_t r = 0; r < queries; ++r) {
     float* const scores = scratch.scores + r * kScoreStep;
     const std::int64_t query = item.queries.begin + r;
-    const float factor = score_row<float>(
+    const double scale = score_row<float>(
         p, s, {item.batch, item.head, query, tile.key, tile.width}, scores, nullptr, scratch.row);
     const float* dropout = nullptr;
     if (p.drop_below != 0) {
       dropout_factors(p, p.row(item.batch, item.head) + query, tile.key, tile.width, scratch.row);
       dropout = scratch.row;
     }
-    weigh_row(p, factor, tile.width, scores, dropout, scratch.out + r * padded_dim(p.value_dim),
+    weigh_row(p, scale, tile.width, scores, dropout, scratch.out + r * padded_dim(p.value_dim),
               scratch.top[r], scratch.sum + r * kPairSide);
   }
   const std::int64_t width = padded_dim(p.value_dim);
@@ -118,7 +118,7 @@ inline void pair_forward_item(const AttentionForwardProblem& p, const ForwardIte
   fill_row(scratch.out, 0.0f, kPairQueries * padded_dim(p.value_dim));
   fill_row(scratch.sum, 0.0f, queries * kPairSide);
   const float sink = p.sinks.at<float>(item.batch, item.head, kMinusInfinity<float>);
-  fill_row(scratch.top, to_base_two(sink), queries);
+  fill_row(scratch.top, sink, queries);
   for (std::int64_t r = 0; sink != kMinusInfinity<float> && r < queries; ++r) {
     scratch.sum[r * kPairSide] = 1;
   }

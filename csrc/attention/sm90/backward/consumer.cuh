@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A consumer of the backward kernel on Hopper: a warpgroup that owns 64 keys.
 //
-//   S^T = K Q^T,  P^T = exp(S^T - lse),  dP^T = V dO^T,  dS^T = P^T (dP^T - delta)
+//   S^T = K Q^T,  P^T = exp(S^T - lse - lse_rest),  dP^T = V dO^T,  dS^T = P^T (dP^T - delta)
 //   dV += P^T dO,  dK += dS^T Q,  dQ = dS K
 //
 // Rows of the first four are keys: P^T and dS^T stay in registers, as the A of dV and dK. dS^T goes
@@ -15,6 +15,7 @@
 #pragma once
 
 #include "attention/sm90/backward/drawer.cuh"
+#include "attention/sm90/backward/far.cuh"
 #include "attention/sm90/backward/features.cuh"
 #include "attention/sm90/backward/products.cuh"
 #include "core/cuda/pack.cuh"
@@ -58,9 +59,11 @@ struct BackwardConsumer : BackwardProducts<C> {
 
   // Of two columns of each 8 among 16: lse; -delta lies kBlockQueries behind.
   __device__ __forceinline__ float4 statistic(std::uint32_t n, int columns_16, int which) const {
-    const int at = C::kStatistics + static_cast<int>(n % C::kQStages) * C::kStatisticBytes;
-    return load_shared_floats(S::at(at) + which * kBlockQueries * 4 + columns_16 * 64 +
+    return load_shared_floats(statistics(n) + which * kBlockQueries * 4 + columns_16 * 64 +
                               lane % 4 * 16);
+  }
+  static __device__ __forceinline__ std::uint32_t statistics(std::uint32_t n) {
+    return S::at(C::kStatistics + static_cast<int>(n % C::kQStages) * C::kStatisticBytes);
   }
 
   // What follows from the item is computed anew where it is needed: registers are scarcer.
@@ -153,15 +156,21 @@ struct BackwardConsumer : BackwardProducts<C> {
     if constexpr (C::kHasFeatures) scores(block).finish_scores(ahead, s, slopes);
     [[maybe_unused]] std::uint32_t bits[8];
     if constexpr (C::kDraws) load_bits(n, bits);
-    const float scale = C::kHasFeatures ? p.features.outer : p.scale_in_bits;
+    if (__any_sync(kAllLanes, is_marked_far(statistics(n)))) {
+      exponentiate_far<T>(p, first_row_of_block<C, S>(p, items, block),
+                          C::kHasFeatures ? p.features.outer : p.scale, lane,
+                          [&](int i) { return statistic(n, i, 0); }, s);
+    } else {
+      const float scale = C::kHasFeatures ? p.features.outer_in_bits : p.scale_in_bits;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 lse = statistic(n, i, 0);
-      const float of[4] = {lse.x, lse.y, lse.z, lse.w};
+      for (int i = 0; i < 4; ++i) {
+        const float4 lse = statistic(n, i, 0);
+        const float of[4] = {lse.x, lse.y, lse.z, lse.w};
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float& x = s[8 * i + j];
-        x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
+        for (int j = 0; j < 8; ++j) {
+          float& x = s[8 * i + j];
+          x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
+        }
       }
     }
     hide_where_unseen(block);

@@ -231,7 +231,7 @@ double grown_by(const AttentionProblem& p) {
 // With so many slabs of bias and mask in shared memory. A bias has room, or none is needed.
 BackwardFeatures features_of(const AttentionProblem& p, int slabs) {
   constexpr double kUnit = Exponent<BFloat16>::kPerNatural;
-  const ScoreScales scales = scales_of(p, kUnit);
+  const ScoreScales scales = scales_of(p);
   const double grown = grown_by(p);
   const int of_bias = slabs_of(p.bias, kTileKeys);
   const int of_mask = slabs_of(p.mask, kTileKeys);
@@ -244,8 +244,10 @@ BackwardFeatures features_of(const AttentionProblem& p, int slabs) {
           .map_bytes = static_cast<std::uint32_t>(loaded * kMapSlabBytes),
           .capped = p.softcap != 0,
           .inner = static_cast<float>(scales.inner),
+          .unit = static_cast<float>(scales.unit),
+          .added = static_cast<float>(1 / scales.unit),
           .outer = static_cast<float>(scales.outer),
-          .added = static_cast<float>(kUnit / scales.outer),
+          .outer_in_bits = static_cast<float>(scales.outer * kUnit),
           .grown_by = static_cast<float>(grown)};
 }
 
@@ -278,6 +280,8 @@ void launch_backward(void (*run)(HopperBackward), const Context& context,
   const BackwardLayouts layouts(p);
   HopperBackward arguments{.geometry = geometry,
                            .statistics = statistics,
+                           .lse = p.lse,
+                           .lse_rest = p.lse_rest,
                            .dq = sums,
                            .next_tile = next_tile,
                            .tiles_added = tiles_added,

@@ -353,7 +353,7 @@ struct BackwardScores {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& x = s[8 * i + 2 * m + c];
-          x = __fmaf_rn(bias[c], of.added, x);
+          x = __fmaf_rn(x, of.unit, bias[c]);
         }
       }
     }
@@ -374,7 +374,7 @@ struct BackwardScores {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           float& x = s[4 * i + 2 * half + c];
-          x = __fmaf_rn(__int_as_float(load_shared_int(at + i * kSwizzleGroup)), of.added, x);
+          x = __fmaf_rn(x, of.unit, __int_as_float(load_shared_int(at + i * kSwizzleGroup)));
         }
       }
     }

@@ -72,6 +72,13 @@ constexpr int statistic_place(int row) {
   return row / 16 * 16 + row / 2 % 4 * 4 + row / 8 % 2 * 2 + row % 2;
 }
 
+// Whether a row of a block is far is told by the last bit of the block's first -delta, for which
+// that is next to nothing: the kernel asks once a block.
+constexpr int kFarWord = kBlockQueries;
+__device__ __forceinline__ float with_last_bit(float v, bool bit) {
+  return __int_as_float((__float_as_int(v) & ~1) | (bit ? 1 : 0));
+}
+
 struct BackwardPrologue {
   AttentionBackwardProblem problem;
   BackwardGeometry geometry;
@@ -117,6 +124,7 @@ __global__ void __launch_bounds__(kRowThreads)
   if (blockIdx.x == 0 && threadIdx.x == 0) *a.next_tile = 0;
 
   float* const statistics = a.statistics + at.place * (2 * kBlockQueries);
+  bool far = false;
 #pragma unroll
   for (int i = 0; i < Threads::kRounds; ++i) {
     float x[8], y[8];
@@ -135,9 +143,13 @@ __global__ void __launch_bounds__(kRowThreads)
           at.q_begin + at.query(of_block);
       row = statistics_of<T>(p, place, delta);
     }
+    far = far || is_far(row.origin);
     statistics[statistic_place(of_block)] = row.origin;
     statistics[kBlockQueries + statistic_place(of_block)] = -row.delta * a.shrunk_by;
   }
+  far = __syncthreads_or(far);
+  // The first row's is this thread's.
+  if (threadIdx.x == 0) statistics[kFarWord] = with_last_bit(statistics[kFarWord], far);
 }
 
 struct BackwardEpilogue {

@@ -37,16 +37,17 @@ struct WorkItem {
   __device__ std::uint32_t parity() const { return bits & kParity ? 1 : 0; }
 };
 
-// What scores have beside a scale, and dropout: scores in bits are `outer` times what `inner` times
-// a product is capped to, plus `added` times bias and the like.
+// What scores have beside a scale, and dropout: see ScoreScales.
 struct BackwardFeatures {
   AttentionProblem problem;
   LoadedMap bias, mask;
   std::uint32_t map_bytes;  // of a block, that TMA loads
   bool capped;              // whether there is a softcap: comparing doubles takes long
   float inner;
+  float unit;
+  float added;          // 1 over it: what is added before is in units of this
   float outer;
-  float added;
+  float outer_in_bits;  // outer * log2(e)
   float grown_by;  // what elements that dropout keeps are multiplied with
 };
 
@@ -58,6 +59,8 @@ struct HopperBackward {
   BackwardGeometry geometry;
   // Of each block of queries, in the order of stat_place(): lse in bits, then -delta / grown_by.
   const float* statistics;
+  const void* lse;  // of far rows; lse_rest may be null
+  const void* lse_rest;
   float* dq;         // sums over tiles, each block in the order of a thread's sums
   int* next_tile;    // all below are 0 at first
   int* tiles_added;  // of each block, and each half of dq that is made at once; or null

@@ -10,6 +10,7 @@
 // memory.
 #pragma once
 
+#include "attention/sm90/backward/far.cuh"
 #include "attention/sm90/backward/features.cuh"
 #include "attention/sm90/backward_cluster/storage.cuh"
 #include "core/cuda/pack.cuh"
@@ -294,15 +295,22 @@ struct ValueConsumer : ClusterConsumer<C, 0> {
     pin(Base::scores);
     if (!C::kRagged && masked) hide_unseen(block, -INFINITY);
     if constexpr (C::kWeights) features(block).finish_scores(ahead, Base::scores, weights);
-    const float scale = C::kWeights ? p.features.outer : p.scale_in_bits;
+    const std::uint32_t fill = S::q_fill(n);
+    if (has_far_origin(S::at(S::statistics(fill)), lane)) {
+      exponentiate_far<T>(p, first_row_of_block<C, S>(p, Base::items, block),
+                          C::kWeights ? p.features.outer : p.scale, lane,
+                          [&](int i) { return Base::statistic(fill, i); }, Base::scores);
+    } else {
+      const float scale = C::kWeights ? p.features.outer_in_bits : p.scale_in_bits;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 lse = Base::statistic(S::q_fill(n), i);
-      const float of[4] = {lse.x, lse.y, lse.z, lse.w};
+      for (int i = 0; i < 4; ++i) {
+        const float4 lse = Base::statistic(fill, i);
+        const float of[4] = {lse.x, lse.y, lse.z, lse.w};
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float& x = Base::scores[8 * i + j];
-        x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
+        for (int j = 0; j < 8; ++j) {
+          float& x = Base::scores[8 * i + j];
+          x = exp2_approximate(__fmaf_rn(x, scale, -of[j / 4 * 2 + j % 2]));
+        }
       }
     }
     if (C::kRagged && masked) hide_unseen(block, 0);

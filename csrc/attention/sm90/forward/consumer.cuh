@@ -2,12 +2,14 @@
 // A consumer of the forward kernel: a warpgroup with 64 queries of a tile.
 //
 // Row maximum: looked at for every block, but moved, and O rescaled, only when it has grown by more
-// than 2^8. A softmax does not care which number it subtracts as long as nothing overflows, and
-// sums in float32 are far from that.
+// than log(2^8). A softmax does not care which number it subtracts as long as nothing overflows, and
+// sums in float32 are far from that. Warps with far rows subtract it before the exponential's
+// multiply-add.
 #pragma once
 
 #include <cfloat>
 
+#include "attention/common/far_rows.h"
 #include "attention/sm90/forward/features.cuh"
 #include "attention/sm90/forward/tiles.cuh"
 #include "core/cuda/sm90/accumulator.cuh"
@@ -31,7 +33,8 @@ class ForwardConsumer {
   // Named barriers, one for each warpgroup.
   static constexpr int kTurnBarriers = 1;
   static constexpr int kTailBarriers = kTurnBarriers + kGroups;
-  static constexpr float kRange = 8;           // the maximum moves beyond 2^8
+  static constexpr float kUnit = Exponent<T>::kPerNatural;
+  static constexpr float kRange = 8 / kUnit;   // the maximum moves beyond 2^8
   static constexpr float kNothing = -FLT_MAX;  // the maximum of no keys
 
  public:
@@ -119,7 +122,8 @@ class ForwardConsumer {
   __device__ __forceinline__ void skip_tile() {
 #pragma unroll
     for (float& o : o_) o = 0;
-    max_[0] = max_[1] = kNothing;
+    set_max(0, kNothing);
+    set_max(1, kNothing);
     sum_[0] = sum_[1] = 0;
     for (int block = at_.tile.begin; block < at_.tile.end; ++block) {
       skip(k_);
@@ -140,7 +144,8 @@ class ForwardConsumer {
     wgmma_wait<0>();
     pin(s_);
     release(k_);
-    max_[0] = max_[1] = kNothing;
+    set_max(0, kNothing);
+    set_max(1, kNothing);
     sum_[0] = sum_[1] = 0;
     move_max(at_.end - 1);
     exponentials(at_.end - 1);
@@ -257,6 +262,15 @@ class ForwardConsumer {
     if (masked(block)) hide_unseen(block);
   }
 
+  // What the definition calls a score. Rounded, so that a far row's largest is its maximum.
+  __device__ __forceinline__ float score(float s, int half) const {
+    if constexpr (C::kHasFeatures) {
+      return __fmaf_rn(s, p_.outer, features_.shift(half));
+    } else {
+      return __fmul_rn(s, p_.outer);
+    }
+  }
+
   // True where it has moved, and O has to be rescaled by factor_.
   __device__ __forceinline__ bool move_max(int block) {
     finish_scores(block);
@@ -270,20 +284,46 @@ class ForwardConsumer {
         a = fmaxf(a, s_[own_.sum(half, i)]);
         b = fmaxf(b, s_[own_.sum(half, i) + 1]);
       }
-      top[half] = fmaxf(a, b) * scale_;
-      if constexpr (C::kHasFeatures) top[half] += features_.shift(half);
+      top[half] = score(fmaxf(a, b), half);
     }
-    if (!__any_sync(~0u, top[0] > max_[0] + kRange || top[1] > max_[1] + kRange)) return false;
+    const bool seldom = top[0] > bound_[0] || top[1] > bound_[1];
+    if (!__any_sync(~0u, seldom)) return false;
+    const bool sees[2] = {top[0] > -INFINITY, top[1] > -INFINITY};
+    const bool moves = __any_sync(~0u, top[0] > max_[0] + kRange || top[1] > max_[1] + kRange);
+    if (moves) raise_max(top);
+    const bool far = (sees[0] && is_far(max_[0])) || (sees[1] && is_far(max_[1]));
+    if (__any_sync(~0u, far)) subtract_far();
+    return moves;
+  }
+
+  __device__ __forceinline__ void set_max(int half, float max) {
+    const bool far = is_far(max);
+    max_[half] = max;
+    bound_[half] = far ? -INFINITY : max + kRange;
+    left_[half] = far ? 0 : max * kUnit;
+  }
+
+  __device__ __forceinline__ void raise_max(const float (&top)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      top[half] = fmaxf(top[half], __shfl_xor_sync(~0u, top[half], 1));
-      top[half] = fmaxf(top[half], __shfl_xor_sync(~0u, top[half], 2));
-      top[half] = fmaxf(top[half], max_[half]);
-      factor_[half] = exp2_approximate(max_[half] - top[half]);
-      max_[half] = top[half];
+      float highest = fmaxf(top[half], __shfl_xor_sync(~0u, top[half], 1));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+      highest = fmaxf(highest, max_[half]);
+      factor_[half] = exp2_approximate((max_[half] - highest) * kUnit);
       sum_[half] *= factor_[half];
+      set_max(half, highest);
     }
-    return true;
+  }
+
+  // Takes the maximum off a far row's scores, which are rounded as it was: what is left for the
+  // exponential's multiply-add is exact.
+  __device__ __forceinline__ void subtract_far() {
+#pragma unroll
+    for (int n = 0; n < kKeys / 2; ++n) {
+      const int half = n / 2 % 2;
+      s_[n] = (score(s_[n], half) - (is_far(max_[half]) ? max_[half] : 0)) * p_.inverse_outer;
+    }
+    if constexpr (C::kHasFeatures) features_.forget_shift();
   }
 
   __device__ __forceinline__ void exponentials(int block) {
@@ -303,10 +343,10 @@ class ForwardConsumer {
   // kPolynomials of 8 are polynomials.
   template <int kPolynomials>
   __device__ __forceinline__ void exponentials_and_sums() {
-    float subtracted[2] = {max_[0], max_[1]};
+    float subtracted[2] = {left_[0], left_[1]};
     if constexpr (C::kHasFeatures) {
-      subtracted[0] -= features_.shift(0);
-      subtracted[1] -= features_.shift(1);
+      subtracted[0] = __fmaf_rn(features_.shift(0), -kUnit, subtracted[0]);
+      subtracted[1] = __fmaf_rn(features_.shift(1), -kUnit, subtracted[1]);
     }
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i) {
@@ -364,10 +404,10 @@ class ForwardConsumer {
       float top = max_[half];
       float kept = 1;
       if (p_.problem.sinks.data != nullptr) {
-        const float sink = p_.problem.sinks.at(0, t.head, 0.0f) * Exponent<T>::kPerNatural;
+        const float sink = p_.problem.sinks.at(0, t.head, 0.0f);
         const float higher = fmaxf(top, sink);
-        kept = exp2_approximate(top - higher);
-        sum = sum * kept + exp2_approximate(sink - higher);
+        kept = exp2_approximate((top - higher) * kUnit);
+        sum = sum * kept + exp2_approximate((sink - higher) * kUnit);
         top = higher;
       }
       inverse[half] = sum > 0 ? __fdividef(kept, sum) : 0;
@@ -378,8 +418,11 @@ class ForwardConsumer {
         const std::int64_t at = p_.blocks.offsets == nullptr
                                     ? (t.batch * p_.problem.heads + t.head) * p_.problem.queries
                                     : t.head * p_.problem.queries + t.q_begin;
-        static_cast<float*>(p_.problem.lse)[at + query] =
-            (top + __log2f(sum)) * Exponent<T>::kNatural;
+        const LogSumExp<float> end = log_sum_exp(top, __log2f(sum) * Exponent<T>::kNatural);
+        static_cast<float*>(p_.problem.lse)[at + query] = end.lse;
+        if (p_.problem.lse_rest != nullptr) {
+          static_cast<float*>(p_.problem.lse_rest)[at + query] = end.rest;
+        }
       }
     }
 #pragma unroll
@@ -440,7 +483,9 @@ class ForwardConsumer {
   float o_[kDim / 2];
   float s_[kKeys / 2];
   std::uint32_t p_packed_[kKeys / 4];
-  float max_[2];  // in units of Exponent, as what is subtracted
+  float max_[2];
+  float bound_[2];  // above which a score moves the maximum, or is one of a far row
+  float left_[2];   // what exponentials subtract, in units of Exponent: not of a far row
   float sum_[2];
   float factor_[2];
 };

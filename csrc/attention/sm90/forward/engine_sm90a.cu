@@ -115,12 +115,12 @@ bool is_shared(const AttentionProblem& p, const ScoreMap& map) {
   return map.defined() && map.batch_stride == 0 && p.batch > 1;
 }
 
-void add_features(HopperForward& p, const HopperForwardPlan& plan, const ScoreScales& scales,
-                  double unit) {
+void add_features(HopperForward& p, const HopperForwardPlan& plan, const ScoreScales& scales) {
   const AttentionProblem& problem = p.problem;
   p.features = features_of(problem);
   p.inner = static_cast<float>(scales.inner);
-  p.added = static_cast<float>(unit / scales.outer);
+  p.unit = static_cast<float>(scales.unit);
+  p.added = static_cast<float>(1 / scales.unit);
   const std::uint32_t values = 65536;
   const std::uint32_t kept = values - problem.drop_below;
   p.kept = kept == 0 ? 0.0f : static_cast<float>(values) / static_cast<float>(kept);
@@ -140,7 +140,7 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
   const RowBlocks blocks{problem.q_offsets, problem.batch, problem.queries, kPlan.tile_queries()};
   const std::int64_t all = blocks.count();
   const bool varlen = problem.q_offsets != nullptr;
-  const ScoreScales scales = scales_of(problem, kUnit);
+  const ScoreScales scales = scales_of(problem);
   const std::int64_t processors = device_limits(context.device.index).processors;
   const std::int64_t ctas = std::min(all * problem.heads, processors);
   const WorkCounter tiles(kOp, context, all * problem.heads, ctas);
@@ -158,8 +158,10 @@ void launch_forward(const Context& context, const AttentionForwardProblem& probl
                   .q_boxes = boxes_of(kPlan, problem.dim),
                   .v_boxes = boxes_of(kPlan, problem.value_dim),
                   .heads_per_kv_head = static_cast<int>(problem.group()),
-                  .scale = static_cast<float>(scales.outer)};
-  if constexpr (C::kHasFeatures) add_features(p, kPlan, scales, kUnit);
+                  .outer = static_cast<float>(scales.outer),
+                  .inverse_outer = static_cast<float>(1 / scales.outer),
+                  .scale = static_cast<float>(scales.outer * kUnit)};
+  if constexpr (C::kHasFeatures) add_features(p, kPlan, scales);
   const LaunchShape shape{
       .ctas = ctas, .threads = kPlan.threads(), .shared_bytes = sizeof(ForwardStorage<C>)};
   launch(kOp, context, shape, &hopper_forward_kernel<C>, p);

@@ -64,10 +64,13 @@ class ForwardScores {
     shift_[0] = shift_[1] = 0;
   }
 
-  // What is to be added to a row's scores after p.scale.
+  // What is to be added to a row's scores after p.outer.
   __device__ __forceinline__ float shift(int half) const {
     return (C::kFeatures & kAlibi) != 0 ? shift_[half] : 0;
   }
+
+  // Where scores have it already.
+  __device__ __forceinline__ void forget_shift() { shift_[0] = shift_[1] = 0; }
 
   // Whether no score is -inf but by its place.
   __device__ __forceinline__ bool is_bounded() const { return has<kSoftcap>() && !has<kMaps>(); }
@@ -160,8 +163,8 @@ class ForwardScores {
       for (int n = 0; n < kSums; ++n) {
         s[n] = __fmaf_rn(slope, static_cast<float>(n / 4 * 8 + n % 2), s[n]);
       }
-      shift_[0] = slope * p_.scale * place;
-      shift_[1] = slope * p_.scale * (place - 8);
+      shift_[0] = slope * p_.unit * place;
+      shift_[1] = slope * p_.unit * (place - 8);
     } else {
 #pragma unroll
       for (int n = 0; n < kSums; ++n) {
@@ -185,8 +188,8 @@ class ForwardScores {
       } else {
         widen_word<E>(pair, bias);
       }
-      v[0] = __fmaf_rn(bias[0], p_.added, v[0]);
-      v[1] = __fmaf_rn(bias[1], p_.added, v[1]);
+      v[0] = __fmaf_rn(v[0], p_.unit, bias[0]);
+      v[1] = __fmaf_rn(v[1], p_.unit, bias[1]);
     });
   }
 

@@ -24,12 +24,15 @@ struct HopperForward {
   int left, right;       // window, kNoBound where there is no bound
   int q_boxes, v_boxes;  // loads of a row: 1, or one for each slab of 64 columns
   int heads_per_kv_head;
-  float scale;  // what scores are multiplied with: then they are in units of Exponent
+  float outer;  // what scores are multiplied with: then they are those of the definition
+  float inverse_outer;
+  float scale;  // and in units of Exponent
 
   // Where there are features:
   unsigned features;
   float inner;          // what a product is multiplied with before anything else
-  float added;          // what is added to a score is in units of this
+  float unit;           // what is multiplied with it before the bias is added
+  float added;          // 1 over it: what is added before is in units of this
   float kept;           // 1 over the probability that dropout keeps an element
   bool batches_inside;  // tiles of one head and all batches follow each other
   int map_bytes;        // of a block, for one warpgroup, that TMA loads

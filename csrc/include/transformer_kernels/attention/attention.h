@@ -4,7 +4,9 @@
 //   s[i, j] = softcap(scale * sum_d q[i, d] k[j, d]) + bias[i, j] - slope * |i' - j|
 //   z[i, j] = s[i, j] where query i sees key j, else -inf
 //   lse[i]  = log(exp(sink) + sum_j exp(z[i, j]))
-//   out[i]  = sum_j keep[i, j] / (1 - dropout) * exp(z[i, j] - lse[i]) * v[j]
+//   lse_rest[i] = what lse[i], as it is rounded, leaves of it where |lse[i]| is large: all of the
+//                 sum beside the largest score, from 1e8 on
+//   out[i]  = sum_j keep[i, j] / (1 - dropout) * exp(z[i, j] - lse[i] - lse_rest[i]) * v[j]
 //
 // softcap(x) = c * tanh(x / c), or x where softcap is 0. i' = i + Tk - Tq lines the last query up
 // with the last key (Diagonal::kBottomRight), i' = i the first with the first (kTopLeft). Query i
@@ -13,12 +15,12 @@
 // sink, where there is one), with gradient 0.
 //
 // Shapes: q is (B, Tq, H, D), k is (B, Tk, Hk, D), v is (B, Tk, Hk, Dv), out is (B, Tq, H, Dv) and
-// lse is (B, H, Tq), contiguous; H is a multiple of Hk, and query head h reads head h / (H / Hk) of
+// lse and lse_rest are (B, H, Tq), contiguous; H is a multiple of Hk, and query head h reads head h / (H / Hk) of
 // k and v. D and Dv are 1 to 256. Strides are free, but for last ones of 1. bias and mask are
 // (B, H, Tq, Tk), broadcast by strides of 0, with a last stride of 1 or 0. alibi_slopes is (B, H),
 // broadcast by strides of 0; sinks is (H,).
 // Sequences of different lengths: with cu_seqlens_q and cu_seqlens_k, q is (total Tq, H, D), and
-// likewise k, v and out; lse is (H, total Tq). Both are (sequences + 1,) and contiguous; the first
+// likewise k, v and out; lse and lse_rest are (H, total Tq). Both offsets are (sequences + 1,) and contiguous; the first
 // number is 0, and none is below the one before it. Sequence b holds the rows from cu_seqlens[b] up
 // to cu_seqlens[b + 1]; rows past the last are not read, and results are 0 there (-inf in lse).
 // Dtypes: q, k, v, out and their gradients are all float64, float32, float16 or bfloat16; mask is
@@ -73,15 +75,17 @@ struct AttentionInputs {
 struct AttentionForward {
   AttentionInputs inputs;
   TensorView out;
-  TensorView lse{};  // optional
+  TensorView lse{};       // optional
+  TensorView lse_rest{};  // optional
 };
 
 struct AttentionBackward {
   AttentionInputs inputs;
   TensorView out;  // what the forward pass returned, as lse
   TensorView lse;
-  TensorView dout;    // of out's shape
-  TensorView dlse{};  // optional
+  TensorView lse_rest{};  // optional: 0, which counts where some |lse| is above 1000
+  TensorView dout;        // of out's shape
+  TensorView dlse{};      // optional
   TensorView dq;
   TensorView dk;
   TensorView dv;
