@@ -134,8 +134,9 @@ def attention(
         total = torch.cat([z, sink], -1)
         empty = (total == -torch.inf).all(-1)
         total = torch.where(empty.unsqueeze(-1), 0.0, total)
-        lse = torch.logsumexp(total, -1)
-        # Not exp(z - lse): from 1e16 on lse has lost the sum.
+        # From 1e16 on lse loses the sum, which exp(z - lse) would lack, as a gradient and as weights.
+        top = total.detach().amax(-1, keepdim=True)
+        lse = top.squeeze(-1) + torch.logsumexp(total - top, -1)
         p = torch.where(z == -torch.inf, 0.0, torch.softmax(total, -1)[..., :keys])
         if keep is not None:
             p = p * keep[:, head].double()

@@ -11,10 +11,10 @@ namespace transformer_kernels::cuda {
 // Of a query of a head. Aligned for one load.
 template <class A>
 struct alignas(2 * sizeof(A)) RowStatistics {
-  // lse in units of Exponent; infinite where the query saw nothing: its powers are 0. Of far rows it
-  // only tells that they are: see FarRow.
+  // lse in units of Exponent; infinite where the query saw nothing: its powers are 0. Of far rows
+  // it only tells that they are: see FarRow.
   A origin;
-  A delta;   // sum(out * dout) - dlse
+  A delta;  // sum(out * dout) - dlse
 };
 
 // Of all rows, in the order of lse and in accumulation precision.

@@ -11,7 +11,8 @@
 
 namespace transformer_kernels::cuda {
 
-// Never a part of a multiply-add: the scores of a row have to be rounded as the largest of them was.
+// Never a part of a multiply-add: the scores of a row have to be rounded as the largest of them
+// was.
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The backward pass of some keys of one head. With p = exp(score - lse - lse_rest), f the factors of
-// dropout and delta = sum(out * dout) - dlse:
+// The backward pass of some keys of one head. With p = exp(score - lse - lse_rest), f the factors
+// of dropout and delta = sum(out * dout) - dlse:
 //
 //   dv += (f p)^T dout        dp = f (dout v^T)        dbias += dz = p (dp - delta)
 //   ds  = dz * slope of the cap        dk += scale ds^T q        dq += scale ds k

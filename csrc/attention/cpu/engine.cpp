@@ -260,8 +260,7 @@ void sum_sink_gradients(const AttentionBackwardProblem& p, const void* delta) {
       for (std::int64_t row = first; row < first + p.sequence(b).queries; ++row) {
         const double lse = static_cast<const A*>(p.lse)[row];
         if (sink == -HUGE_VAL) continue;
-        const double rest =
-            p.lse_rest == nullptr ? 0 : static_cast<const A*>(p.lse_rest)[row];
+        const double rest = p.lse_rest == nullptr ? 0 : static_cast<const A*>(p.lse_rest)[row];
         sum -= std::exp((sink - lse) - rest) * static_cast<const A*>(delta)[row];
       }
     }

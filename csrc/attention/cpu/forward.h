@@ -89,8 +89,8 @@ void finish_row(const AttentionForwardProblem& p, const ForwardItem& item, std::
              p.out.address(p.dtype, item.batch, s.q_begin + query, item.head));
   if (p.lse == nullptr) return;
   const std::int64_t row = p.row(item.batch, item.head) + query;
-  const LogSumExp<F> end = sum != 0 ? log_sum_exp(top, natural_log(sum))
-                                    : LogSumExp<F>{kMinusInfinity<F>, 0};
+  const LogSumExp<F> end =
+      sum != 0 ? log_sum_exp(top, natural_log(sum)) : LogSumExp<F>{kMinusInfinity<F>, 0};
   static_cast<F*>(p.lse)[row] = end.lse;
   if (p.lse_rest != nullptr) static_cast<F*>(p.lse_rest)[row] = end.rest;
 }

@@ -295,8 +295,8 @@ void hide_outside(Range visible, std::int64_t key, std::int64_t width, F* row) {
 // its scores, -inf where it sees no key. They may lack the scale, which is returned: exponentials
 // take it in for nothing.
 template <class F>
-double score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, F* row, F* slope,
-            F* scratch) {
+double score_row(const AttentionProblem& p, const Sequence& s, const ScorePlace& at, F* row,
+                 F* slope, F* scratch) {
   const bool plain = plain_scores(p);
   if (!plain) {
     ScorePlace keys = at;

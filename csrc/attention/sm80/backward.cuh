@@ -193,8 +193,9 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas<T>)
     }
     const float scale = kHasFeatures ? 1.0f : head_scores.scale();
     const int first_query = kOwnQueries ? lane.warp * kWarpRows : 0;
-    if (has_far_row<kOwnQueries ? kWarpRows : kCols>(
-            query_statistics[kOwnQueries ? 0 : parity] + first_query)) {
+    if (has_far_row < kOwnQueries
+            ? kWarpRows
+            : kCols > (query_statistics[kOwnQueries ? 0 : parity] + first_query)) {
       const std::int64_t row =
           p.row(walk.at.batch, head) + (kOwnQueries ? walk.at.first : first_col) + first_query;
       probability.for_each([&](float& x, int slot, int col) {

@@ -63,7 +63,7 @@ def _check_formula(function: Any, leaves: dict[str, Tensor], **options: Any) -> 
     ours = _outcome(function, leaves, **options, backend="triton")
     expected = _outcome(function, leaves, **options, backend="reference")
     for a, b in zip(ours, expected, strict=True):
-        tolerance = 1e-9 if EXACT is torch.float64 else 5e-5
+        tolerance = 1e-9 if a.dtype is torch.float64 else 5e-5
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
@@ -83,6 +83,16 @@ def test_bias(shape: tuple[int, ...]) -> None:
     bias = randn(shape, EXACT)
     bias[..., ::3] = -torch.inf if shape[-1] > 1 else 1.0
     _check_formula(attention, leaves, bias=bias, causal=True)
+
+
+@pytest.mark.parametrize("level", [-1e4, -1e9, 1e9, -1e30, torch.finfo(torch.float32).min])
+def test_rows_far_from_0(level: float) -> None:
+    """Of equal scores: log2(e) times them is rounded by whole powers, or infinite."""
+    leaves = dict(zip("qkv", tensors(20, 30, 2, 1, dim=8, batch=1), strict=True))
+    leaves["q"].zero_()
+    bias = torch.zeros(20, 30)
+    bias[::2] = level
+    _check_formula(attention, leaves, bias=bias)
 
 
 @pytest.mark.parametrize("causal", [False, True])

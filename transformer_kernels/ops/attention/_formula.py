@@ -112,6 +112,15 @@ def _scores(inputs: Inputs, options: Options, rows: Tensor, pitch: int) -> _Scor
     return _Scores(q, k, z.masked_fill(hidden, -torch.inf), hidden, slope, factors)
 
 
+def _log_sum_exp(z: Tensor) -> Tensor:
+    """PyTorch's, of numbers near 0: its gradient is exp(z - lse), which has to have the sum 1."""
+    if not z.shape[-1]:
+        return z.logsumexp(-1)
+    top = z.detach().amax(-1, keepdim=True)
+    top = top.masked_fill(top.isinf(), 0.0)
+    return top.squeeze(-1) + (z - top).logsumexp(-1)
+
+
 def _softmax(s: _Scores, sinks: Tensor | None) -> _Softmax:
     """PyTorch's, which takes the largest score off first: exp(z - lse) of scores of 1e8 and more
     would lack the sum, as lse does."""
@@ -123,7 +132,7 @@ def _softmax(s: _Scores, sinks: Tensor | None) -> _Softmax:
     dead = (z == -torch.inf).all(-1, keepdim=True)
     z = z.masked_fill(dead, 0.0)
     p = z.softmax(-1).masked_fill(dead, 0.0)
-    lse = z.logsumexp(-1).masked_fill(dead.squeeze(-1), -torch.inf)
+    lse = _log_sum_exp(z).masked_fill(dead.squeeze(-1), -torch.inf)
     keys = s.hidden.shape[-1]
     return _Softmax(p[..., :keys].masked_fill(s.hidden, 0.0), p[..., keys:], lse)
 

@@ -156,10 +156,11 @@ struct BackwardConsumer : BackwardProducts<C> {
     if constexpr (C::kHasFeatures) scores(block).finish_scores(ahead, s, slopes);
     [[maybe_unused]] std::uint32_t bits[8];
     if constexpr (C::kDraws) load_bits(n, bits);
-    if (__any_sync(kAllLanes, is_marked_far(statistics(n)))) {
-      exponentiate_far<T>(p, first_row_of_block<C, S>(p, items, block),
-                          C::kHasFeatures ? p.features.outer : p.scale, lane,
-                          [&](int i) { return statistic(n, i, 0); }, s);
+    if (same_result(is_marked_far(statistics(n)))) {
+      exponentiate_far<T>(
+          p, first_row_of_block<C, S>(p, items, block),
+          C::kHasFeatures ? p.features.outer : p.scale, lane,
+          [&](int i) { return statistic(n, i, 0); }, s);
     } else {
       const float scale = C::kHasFeatures ? p.features.outer_in_bits : p.scale_in_bits;
 #pragma unroll

@@ -45,10 +45,10 @@ struct BackwardFeatures {
   bool capped;              // whether there is a softcap: comparing doubles takes long
   float inner;
   float unit;
-  float added;          // 1 over it: what is added before is in units of this
+  float added;  // 1 over it: what is added before is in units of this
   float outer;
   float outer_in_bits;  // outer * log2(e)
-  float grown_by;  // what elements that dropout keeps are multiplied with
+  float grown_by;       // what elements that dropout keeps are multiplied with
 };
 
 struct HopperBackward {

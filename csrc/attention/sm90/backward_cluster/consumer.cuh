@@ -297,9 +297,10 @@ struct ValueConsumer : ClusterConsumer<C, 0> {
     if constexpr (C::kWeights) features(block).finish_scores(ahead, Base::scores, weights);
     const std::uint32_t fill = S::q_fill(n);
     if (has_far_origin(S::at(S::statistics(fill)), lane)) {
-      exponentiate_far<T>(p, first_row_of_block<C, S>(p, Base::items, block),
-                          C::kWeights ? p.features.outer : p.scale, lane,
-                          [&](int i) { return Base::statistic(fill, i); }, Base::scores);
+      exponentiate_far<T>(
+          p, first_row_of_block<C, S>(p, Base::items, block),
+          C::kWeights ? p.features.outer : p.scale, lane,
+          [&](int i) { return Base::statistic(fill, i); }, Base::scores);
     } else {
       const float scale = C::kWeights ? p.features.outer_in_bits : p.scale_in_bits;
 #pragma unroll

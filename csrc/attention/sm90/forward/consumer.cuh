@@ -2,8 +2,8 @@
 // A consumer of the forward kernel: a warpgroup with 64 queries of a tile.
 //
 // Row maximum: looked at for every block, but moved, and O rescaled, only when it has grown by more
-// than log(2^8). A softmax does not care which number it subtracts as long as nothing overflows, and
-// sums in float32 are far from that. Warps with far rows subtract it before the exponential's
+// than log(2^8). A softmax does not care which number it subtracts as long as nothing overflows,
+// and sums in float32 are far from that. Warps with far rows subtract it before the exponential's
 // multiply-add.
 #pragma once
 

@@ -15,18 +15,18 @@
 // sink, where there is one), with gradient 0.
 //
 // Shapes: q is (B, Tq, H, D), k is (B, Tk, Hk, D), v is (B, Tk, Hk, Dv), out is (B, Tq, H, Dv) and
-// lse and lse_rest are (B, H, Tq), contiguous; H is a multiple of Hk, and query head h reads head h / (H / Hk) of
-// k and v. D and Dv are 1 to 256. Strides are free, but for last ones of 1. bias and mask are
-// (B, H, Tq, Tk), broadcast by strides of 0, with a last stride of 1 or 0. alibi_slopes is (B, H),
-// broadcast by strides of 0; sinks is (H,).
-// Sequences of different lengths: with cu_seqlens_q and cu_seqlens_k, q is (total Tq, H, D), and
-// likewise k, v and out; lse and lse_rest are (H, total Tq). Both offsets are (sequences + 1,) and contiguous; the first
-// number is 0, and none is below the one before it. Sequence b holds the rows from cu_seqlens[b] up
-// to cu_seqlens[b + 1]; rows past the last are not read, and results are 0 there (-inf in lse).
-// Dtypes: q, k, v, out and their gradients are all float64, float32, float16 or bfloat16; mask is
-// bool; bias is of q's dtype or float32; lse, sinks, alibi_slopes and the gradients of lse, sinks
-// and bias are float32 (float64 with float64); cu_seqlens are int32, seed is int64. Arithmetic is
-// in float32 (float64 for float64).
+// lse and lse_rest are (B, H, Tq), contiguous; H is a multiple of Hk, and query head h reads head h
+// / (H / Hk) of k and v. D and Dv are 1 to 256. Strides are free, but for last ones of 1. bias and
+// mask are (B, H, Tq, Tk), broadcast by strides of 0, with a last stride of 1 or 0. alibi_slopes is
+// (B, H), broadcast by strides of 0; sinks is (H,). Sequences of different lengths: with
+// cu_seqlens_q and cu_seqlens_k, q is (total Tq, H, D), and likewise k, v and out; lse and lse_rest
+// are (H, total Tq). Both offsets are (sequences + 1,) and contiguous; the first number is 0, and
+// none is below the one before it. Sequence b holds the rows from cu_seqlens[b] up to cu_seqlens[b
+// + 1]; rows past the last are not read, and results are 0 there (-inf in lse). Dtypes: q, k, v,
+// out and their gradients are all float64, float32, float16 or bfloat16; mask is bool; bias is of
+// q's dtype or float32; lse, sinks, alibi_slopes and the gradients of lse, sinks and bias are
+// float32 (float64 with float64); cu_seqlens are int32, seed is int64. Arithmetic is in float32
+// (float64 for float64).
 //
 // Dropout drops an element where 16 random bits are below round(65536 dropout), and `1 - dropout`
 // above stands for the probability that follows. The bits are word e % 8 of Philox4x32-10 with key
