@@ -134,7 +134,7 @@ def attention(
         total = torch.cat([z, sink], -1)
         empty = (total == -torch.inf).all(-1)
         total = torch.where(empty.unsqueeze(-1), 0.0, total)
-        # From 1e16 on lse loses the sum, which exp(z - lse) would lack, as a gradient and as weights.
+        # From 1e16 on lse loses the sum, which exp(z - lse) would lack.
         top = total.detach().amax(-1, keepdim=True)
         lse = top.squeeze(-1) + torch.logsumexp(total - top, -1)
         p = torch.where(z == -torch.inf, 0.0, torch.softmax(total, -1)[..., :keys])

@@ -9,6 +9,7 @@ last bit. So float64 is the answer in every dtype, and a row has the sum 1 howev
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -204,7 +205,7 @@ def test_packed_sequences(low: torch.dtype) -> None:
     gradient = randn((170, 2, 64), low) / 64
     out, lse = attention_varlen(*leaves.values(), offsets, causal=True, return_lse=True)
     found = torch.autograd.grad(_loss(out, lse, gradient), [*leaves.values()])
-    for begin, end in zip(lengths, lengths[1:], strict=False):
+    for begin, end in pairwise(lengths):
         if begin == end:
             continue
         at = slice(begin, end)

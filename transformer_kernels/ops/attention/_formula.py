@@ -305,12 +305,14 @@ def backward(
     dout: Tensor,
     dlse: Tensor | None,
     out: Tensor,
-    lse: Tensor,
-    lse_rest: Tensor,
+    _lse: Tensor,
+    _lse_rest: Tensor,
     *arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for. Softmax is
-    made anew, whatever lse and lse_rest are."""
+    """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for.
+
+    The softmax is made anew, and neither lse nor what it rounds off is read.
+    """
     inputs, options, (_, need_dbias, need_dsinks) = split(arguments)
     dbias = dsinks = inputs.q.new_empty(0)
     if inputs.cu_seqlens_q is not None:
