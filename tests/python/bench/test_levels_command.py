@@ -63,7 +63,7 @@ def test_names_on_a_cpu_are_those_of_the_operators(tmp_path, capsys):
     result = _quiet(tmp_path, "--device", "cpu", "--levels", "torch,ours", "--no-causal")
     native, ours = (row.count_of("forward").kernels for row in result.levels)
     assert native.count("addmm") == 4
-    assert "attention_forward" in ours
+    assert "attention_inference" in ours
     assert "bias_dropout_add_layer_norm_forward" in ours
     assert not result.levels[0].causal
 
