@@ -17,7 +17,7 @@ __device__ __forceinline__ RowStatistics<A> statistics_of(const AttentionBackwar
   const A lse = static_cast<const A*>(p.lse)[row];
   const A dlse = p.dlse == nullptr ? A{0} : static_cast<const A*>(p.dlse)[row];
   A origin = lse == -inf ? inf : lse * Exponent<T>::kPerNatural;
-  if (abs(origin) == inf && abs(lse) < inf) origin = lse;  // as far
+  if (fabs(origin) == inf && fabs(lse) < inf) origin = lse;  // as far
   return {origin, out_dot_dout - dlse};
 }
 
