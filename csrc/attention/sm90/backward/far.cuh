@@ -46,6 +46,7 @@ __device__ __forceinline__ void exponentiate_far(const HopperBackward& p, std::i
     const float of[4] = {origins.x, origins.y, origins.z, origins.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
+      asm volatile("" ::: "memory");  // one row's numbers at a time: there are no registers for all
       const FarRow<T> of_row(p, row + 16 * i + j / 2 * 8 + j % 2, of[j]);
       float* const x = s + 8 * i + j / 2 * 4 + j % 2;
       x[0] = of_row.power(__fmul_rn(x[0], outer));

@@ -122,8 +122,7 @@ class ForwardConsumer {
   __device__ __forceinline__ void skip_tile() {
 #pragma unroll
     for (float& o : o_) o = 0;
-    set_max(0, kNothing);
-    set_max(1, kNothing);
+    max_[0] = max_[1] = kNothing;
     sum_[0] = sum_[1] = 0;
     for (int block = at_.tile.begin; block < at_.tile.end; ++block) {
       skip(k_);
@@ -144,8 +143,7 @@ class ForwardConsumer {
     wgmma_wait<0>();
     pin(s_);
     release(k_);
-    set_max(0, kNothing);
-    set_max(1, kNothing);
+    max_[0] = max_[1] = kNothing;
     sum_[0] = sum_[1] = 0;
     move_max(at_.end - 1);
     exponentials(at_.end - 1);
@@ -232,12 +230,21 @@ class ForwardConsumer {
   // Made where it is asked for: the bounds of the window cost no registers in between.
   __device__ __forceinline__ Band band() const { return p_.band(at_.shift, at_.tile.keys); }
 
+  // The thread's place, read anew: the loop over blocks keeps no registers for what follows from
+  // it.
+  __device__ __forceinline__ AccumulatorThread place_read_here() const {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return {own_.warp, lane};
+  }
+
   // Scores of keys that are not seen become -inf.
   __device__ __forceinline__ void hide_unseen(int block) {
-    const int column = block * kKeys + own_.col(0);
+    const AccumulatorThread here = place_read_here();
+    const int column = block * kKeys + here.col(0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int query = row(half);
+      const int query = at_.query + here.row(half);
       int most = at_.tile.keys - 1;
       if constexpr (C::kWindow) most = min(most, band().last(query));
       const int least = C::kWindow ? band().first(query) - column : 0;
@@ -264,7 +271,7 @@ class ForwardConsumer {
 
   // What the definition calls a score. Rounded, so that a far row's largest is its maximum.
   __device__ __forceinline__ float score(float s, int half) const {
-    if constexpr (C::kHasFeatures) {
+    if constexpr (C::kShifts) {
       return __fmaf_rn(s, p_.outer, features_.shift(half));
     } else {
       return __fmul_rn(s, p_.outer);
@@ -286,7 +293,7 @@ class ForwardConsumer {
       }
       top[half] = score(fmaxf(a, b), half);
     }
-    const bool seldom = top[0] > bound_[0] || top[1] > bound_[1];
+    const bool seldom = top[0] > bound(0) || top[1] > bound(1);
     if (!__any_sync(~0u, seldom)) return false;
     const bool sees[2] = {top[0] > -INFINITY, top[1] > -INFINITY};
     const bool moves = __any_sync(~0u, top[0] > max_[0] + kRange || top[1] > max_[1] + kRange);
@@ -296,11 +303,16 @@ class ForwardConsumer {
     return moves;
   }
 
-  __device__ __forceinline__ void set_max(int half, float max) {
-    const bool far = is_far(max);
-    max_[half] = max;
-    bound_[half] = far ? -INFINITY : max + kRange;
-    left_[half] = far ? 0 : max * kUnit;
+  // Above it a score moves the maximum, or is one of a far row. Derived anew at each block, as
+  // registers are scarcer than instructions.
+  __device__ __forceinline__ float bound(int half) const {
+    return is_far(max_[half]) ? -INFINITY : max_[half] + kRange;
+  }
+
+  // The number that exponentials subtract, in units of Exponent: 0 in a far row, see
+  // subtract_far().
+  __device__ __forceinline__ float subtracted_from(int half) const {
+    return is_far(max_[half]) ? 0 : max_[half] * kUnit;
   }
 
   __device__ __forceinline__ void raise_max(const float (&top)[2]) {
@@ -311,7 +323,7 @@ class ForwardConsumer {
       highest = fmaxf(highest, max_[half]);
       factor_[half] = exp2_approximate((max_[half] - highest) * kUnit);
       sum_[half] *= factor_[half];
-      set_max(half, highest);
+      max_[half] = highest;
     }
   }
 
@@ -323,7 +335,7 @@ class ForwardConsumer {
       const int half = n / 2 % 2;
       s_[n] = (score(s_[n], half) - (is_far(max_[half]) ? max_[half] : 0)) * p_.inverse_outer;
     }
-    if constexpr (C::kHasFeatures) features_.forget_shift();
+    if constexpr (C::kShifts) features_.forget_shift();
   }
 
   __device__ __forceinline__ void exponentials(int block) {
@@ -343,8 +355,8 @@ class ForwardConsumer {
   // kPolynomials of 8 are polynomials.
   template <int kPolynomials>
   __device__ __forceinline__ void exponentials_and_sums() {
-    float subtracted[2] = {left_[0], left_[1]};
-    if constexpr (C::kHasFeatures) {
+    float subtracted[2] = {subtracted_from(0), subtracted_from(1)};
+    if constexpr (C::kShifts) {
       subtracted[0] = __fmaf_rn(features_.shift(0), -kUnit, subtracted[0]);
       subtracted[1] = __fmaf_rn(features_.shift(1), -kUnit, subtracted[1]);
     }
@@ -439,11 +451,12 @@ class ForwardConsumer {
   // Through shared memory to the warp that stores.
   __device__ __forceinline__ void store_tile() const {
     const std::uint32_t rows = q_.data() + group_ * C::kGroupBytes;
+    const AccumulatorThread here = place_read_here();
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       const std::uint32_t slab = rows + i / 4 * 64 * kSwizzleRow;
       const float* o = o_ + 8 * i;
-      store_matrices(swizzled_16x16<kSwizzleRow>(slab, 16 * own_.warp, i % 4 * 2, own_.lane),
+      store_matrices(swizzled_16x16<kSwizzleRow>(slab, 16 * here.warp, i % 4 * 2, here.lane),
                      narrow_word<T>(o), narrow_word<T>(o + 2), narrow_word<T>(o + 4),
                      narrow_word<T>(o + 6));
     }
@@ -484,8 +497,6 @@ class ForwardConsumer {
   float s_[kKeys / 2];
   std::uint32_t p_packed_[kKeys / 4];
   float max_[2];
-  float bound_[2];  // above which a score moves the maximum, or is one of a far row
-  float left_[2];   // what exponentials subtract, in units of Exponent: not of a far row
   float sum_[2];
   float factor_[2];
 };

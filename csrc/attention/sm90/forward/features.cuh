@@ -65,9 +65,7 @@ class ForwardScores {
   }
 
   // What is to be added to a row's scores after p.outer.
-  __device__ __forceinline__ float shift(int half) const {
-    return (C::kFeatures & kAlibi) != 0 ? shift_[half] : 0;
-  }
+  __device__ __forceinline__ float shift(int half) const { return shift_[half]; }
 
   // Where scores have it already.
   __device__ __forceinline__ void forget_shift() { shift_[0] = shift_[1] = 0; }

@@ -53,6 +53,7 @@ struct HopperForwardConfig {
   static constexpr unsigned kFeatures = kPlan.features;
   static constexpr bool kHasFeatures = kFeatures != 0;
   static constexpr bool kLoadsMaps = (kFeatures & kMaps) != 0;
+  static constexpr bool kShifts = (kFeatures & kAlibi) != 0;  // a row's scores by one number
 
   static constexpr int kGroups = kPlan.groups;
   static constexpr int kKeys = kPlan.block_keys;
