@@ -46,6 +46,10 @@ def layout(fix: bool) -> bool:  # noqa: ARG001
     return succeeds(SCRIPTS / "python", "tools/check_layout.py")
 
 
+def words(fix: bool) -> bool:  # noqa: ARG001
+    return succeeds(SCRIPTS / "python", "tools/check_words.py")
+
+
 def one_command_a_source(database: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """A kernel is compiled once per instruction set; one of these is enough to read it."""
     first: dict[str, dict[str, str]] = {}
@@ -83,6 +87,7 @@ def tidy_one(source: str) -> bool:
 
 CHECKS: dict[str, Callable[[bool], bool]] = {
     "layout": layout,
+    "words": words,
     "clang-format": clang_format,
     "ruff-format": ruff_format,
     "ruff": ruff_check,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The family's engines on CUDA, best first: what each takes and how it runs. No CUDA header, so
-// that the choice is tested without a GPU.
+// The family's CUDA engines, best first: the problems that each takes and its entry point. No CUDA
+// header, so that the choice is tested without a GPU.
 #pragma once
 
 #include "attention/problem.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention on an FPGA array: what it refuses, and rows of tensors as those of the array's groups.
+// Attention on an FPGA array: the problems that it refuses, and the division of tensors into the
+// array's groups of heads.
 #include <algorithm>
 
 #include "attention/problem.h"

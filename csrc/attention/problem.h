@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The family's engine, host side: checked arguments as plain numbers.
+// Checked arguments of the family, as plain numbers.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace transformer_kernels {
 
-// Of D and Dv.
+// The most that D and Dv may be.
 inline constexpr std::int64_t kMostDim = 256;
 
 // Rows of q and of k that a kernel takes at a time.
@@ -149,8 +149,8 @@ struct AttentionProblem {
 };
 
 namespace cuda {
-// What the queries of a sequence see of its keys, in 32 bits; and that transposed, made at once, so
-// that kernels negate no shift.
+// The keys that the queries of a sequence see, in 32 bits. band_of_keys() is its transpose,
+// computed here so that kernels need not negate the shift.
 constexpr Band band_of_queries(const AttentionProblem& p, const Sequence& s) {
   return {p.bottom_right ? static_cast<int>(s.keys - s.queries) : 0, bound_of(p.window_left),
           bound_of(p.window_right), static_cast<int>(s.keys)};

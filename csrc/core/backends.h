@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The backends of an op as data. Each family has a table for each kind of problem; a new backend is
-// a member here and a row in the tables, and no op knows of it.
+// The backends of an op as data. Each family has one table for each kind of problem. A new backend
+// is a member of Backends and an entry in the tables; the ops do not change.
 #pragma once
 
 #include "core/check.h"
@@ -15,8 +15,9 @@ inline constexpr bool kHasCuda = true;
 inline constexpr bool kHasCuda = false;
 #endif
 
-// What runs a checked problem, null where this build has no such backend. Tables are constexpr, so
-// that a function that this build lacks may be named in `kHasCuda ? function : nullptr`.
+// The functions that run a checked problem, one for each backend; null where this build lacks the
+// backend. Tables are constexpr, so `kHasCuda ? function : nullptr` may name a function that this
+// build does not have.
 template <class Problem>
 struct Backends {
   using Run = void (*)(const Context& context, const Problem& problem);

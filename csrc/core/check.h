@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Argument checks. Each message is put together only when its check fails.
+// Argument checks. A message is put together only when its check fails.
 #pragma once
 
 #include <sstream>
@@ -43,7 +43,8 @@ class ArgumentChecker {
   void floating(const char* argument, const TensorView& view) const;
   // Present, on the context's device and of this dtype.
   void typed(const char* argument, const TensorView& view, DType dtype, const char* reason) const;
-  // The same of the dtype of `like_name`, or of float32 where that has 16 bits.
+  // Present, on the context's device, and of `dtype`, the dtype of argument `like_name`; float32 is
+  // also taken where that dtype has 16 bits.
   void typed_or_float32(const char* argument, const TensorView& view, DType dtype,
                         const char* like_name) const;
   // Present, on the context's device, of int32 or int64.

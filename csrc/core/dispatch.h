@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From run-time values to compile-time ones. The only dtype switch of the library.
+// Turns run-time values into compile-time ones. This is the only dtype switch of the library.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ decltype(auto) dispatch_float(DType dtype, Body&& body) {
   throw Error(Error::Kind::kType, concat("dtype ", name_of(dtype), " is not a floating point"));
 }
 
-// The same without float64, for what has no kernels of it.
+// dispatch_float() without float64, for families that have no kernels of it.
 template <class Body>
 void dispatch_below_double(DType dtype, Body&& body) {
   dispatch_float(dtype, [&]<class T>() {
@@ -44,7 +44,7 @@ void dispatch_below_double(DType dtype, Body&& body) {
   });
 }
 
-// The same of 16-bit floats alone; others are left out.
+// dispatch_float() of 16-bit dtypes alone; other dtypes do nothing.
 template <class Body>
 void dispatch_narrow(DType dtype, Body&& body) {
   dispatch_float(dtype, [&]<class T>() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Whether operands share memory, for ops that write some of them.
+// Checks of whether operands share memory, for ops that may write over their inputs.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ inline bool same_memory(const Extent& a, const Extent& b) {
          a.element_bytes == b.element_bytes && (a.rows <= 1 || a.matrix.stride == b.matrix.stride);
 }
 
-// Of an op that reads each element before it writes it: an output is an input's memory, or shares
-// none with it.
+// Check for an op that reads each element before it writes it: an output is an input's memory, or
+// shares none with it.
 inline void check_output_over_input(const char* op, const Extent& output, const Extent& input) {
   check_value(!overlap(output, input) || same_memory(output, input), op, ": ", output.name,
               " overlaps ", input.name, " in part, expected its memory exactly or none of it");

@@ -8,7 +8,7 @@ namespace transformer_kernels {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// To a multiple of `step`.
+// `count` rounded up to a multiple of `step`.
 constexpr std::int64_t rounded_up(std::int64_t count, std::int64_t step) {
   return divide_up(count, step) * step;
 }

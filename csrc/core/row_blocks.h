@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Blocks of rows of all sequences, numbered without a table: the offsets may lie in device memory,
-// where the host cannot count. Sequence b begins at number offsets[b] / size + b, which leaves it
-// room for one block more than it may need; such a block is empty.
+// where the host cannot count. Sequence b's blocks begin at number offsets[b] / size + b, which
+// leaves room for one block more than the sequence may need; such a block is empty.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct RowBlocks {
     int first;  // row of the block, from the begin of its sequence
   };
 
-  // Of one head of all sequences.
+  // The number of blocks of one head, over all sequences.
   constexpr std::int64_t count() const {
     if (batch == 0) return 0;
     return offsets == nullptr ? batch * per_sequence() : rows / size + batch;

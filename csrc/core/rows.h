@@ -53,7 +53,7 @@ inline std::int64_t checked_row_stride(const char* op, const char* argument,
   return stride;
 }
 
-// The same for an output, whose rows may not lie on each other.
+// The row stride of an output, whose rows may not overlap.
 inline std::int64_t checked_output_stride(const char* op, const char* argument,
                                           const TensorView& view) {
   const std::int64_t stride = checked_row_stride(op, argument, view);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Choice of a kernel from an ordered table, best first. The last row takes everything.
+// Choice of a kernel from an ordered table, best first: the first row that takes the problem runs.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ std::optional<std::size_t> find_kernel(const char* op, const Table& table, const
   return {};
 }
 
-// The same for a table of which one row takes the problem.
+// find_kernel() for a table in which at least one row takes the problem.
 template <class Table, class Problem, class Refusal>
 std::size_t choose(const char* op, const Table& table, const Problem& problem, Refusal&& refusal) {
   const std::optional<std::size_t> chosen = find_kernel(op, table, problem, refusal);

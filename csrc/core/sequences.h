@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tensors of (batch, time, heads, dim), and sequences of different lengths in one of them.
+// Tensors of (batch, time, heads, dim), and tensors that pack sequences of different lengths.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace transformer_kernels {
 
-// (T, H, D) as (1, T, H, D); what is of any other rank stays.
+// (T, H, D) as (1, T, H, D); a tensor of any other rank stays as it is.
 inline TensorView with_batch(TensorView view) {
   if (view.rank != 3) return view;
   for (int i = 3; i > 0; --i) {

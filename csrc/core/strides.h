@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which elements of tensors of any strides share memory.
+// Tests of which elements of tensors with any strides share memory.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ constexpr bool overlaps_itself(const TensorView& view) {
   return false;
 }
 
-// Of two tensors of one shape: whether each element of one lies where its counterpart does.
+// Whether, of two tensors of one shape, each element of one lies where its counterpart does.
 constexpr bool same_memory(const TensorView& a, const TensorView& b) {
   if (a.data != b.data || a.dtype != b.dtype) return false;
   for (int i = 0; i < a.rank; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// 16-bit storage types of the host code. They only name a format: kernels convert whole vectors.
+// 16-bit storage types of host code. They only name a format: kernels convert whole vectors.
 #pragma once
 
 #include <cstdint>

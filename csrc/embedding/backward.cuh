@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The backward pass on CUDA, behind the sort: first the sums of blocks of tokens that all have one
-// index (plan.h), level by level, then every row of the gradient, written once.
+// The backward pass on CUDA, after the sort. First it adds up blocks of tokens that all have one
+// index (plan.h), level by level; then it writes every row of the gradient once.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
@@ -233,7 +233,8 @@ struct OwnRows {
   int count;
   unsigned named;  // bits of the CTA's rows, where it owns rows
 
-  // Of `rows` rows: a lane a row, and one for the end of the last.
+  // Finds `rows` rows from first_row on: a lane finds the first token of a row, and one lane the
+  // end of the last row.
   __device__ __forceinline__ void find_among_rows(const SortedTokens& sorted,
                                                   std::int64_t first_row, int rows) {
     const int lane = threadIdx.x;
@@ -242,7 +243,8 @@ struct OwnRows {
     keep(lane < rows && first < last, static_cast<std::uint32_t>(first_row + lane), first, last);
   }
 
-  // Of those whose tokens begin among `places` sorted ones: a lane a token.
+  // Finds the rows whose tokens begin among `places` sorted tokens from `first` on: one lane a
+  // token.
   __device__ __forceinline__ void find_among_tokens(const SortedTokens& sorted, std::int64_t rows,
                                                     std::uint32_t first, int places) {
     const int lane = threadIdx.x;
@@ -274,7 +276,7 @@ struct OwnRows {
 };
 
 // A CTA owns a few rows of the gradient, or those of a few tokens; neighbouring threads a chunk of
-// one at a time. Zeros go first: nobody waits for a store.
+// one at a time. Zeros are stored first, because no thread waits for a store.
 template <class T, int kSize>
 __global__ void __launch_bounds__(kSumThreads, kSumCtas)
     embedding_rows_kernel(const __grid_constant__ EmbeddingSums<accumulate_t<T>> s) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Forward: each range of tokens belongs to one thread. Backward: tokens are sorted by their index,
-// by counting, and each range of rows of the gradient belongs to one thread.
+// Forward: each range of tokens belongs to one thread. Backward: a counting sort orders the tokens
+// by index, and each range of rows of the gradient belongs to one thread.
 #include <algorithm>
 #include <vector>
 

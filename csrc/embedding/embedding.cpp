@@ -58,7 +58,8 @@ class Checker {
                 tokens_name, ", ", shape_of(tokens), ", with ", cols, " behind it");
   }
 
-  // Those of tokens themselves, or beside them.
+  // The indices of tokens, positions or types: `view` has the shape of tokens, or repeats along its
+  // leading dimensions.
   EmbeddingIndices indices_of(const char* name, const TensorView& view,
                               const TensorView& tokens) const {
     indices(name, view);
@@ -171,7 +172,7 @@ EmbeddingBackwardProblem check_gradient(const Checker& check, const char* op, co
           .dweight = {}};
 }
 
-// The same problem for the gradient of one table.
+// The problem of one table's gradient.
 EmbeddingBackwardProblem of_table(EmbeddingBackwardProblem p, const Checker& check,
                                   const TensorView& dy, const char* name, const TensorView& view,
                                   const EmbeddingIndices& indices) {

@@ -5,7 +5,7 @@
 
 namespace transformer_kernels::cuda {
 
-// The index of a token; of any value, since nobody has looked at it.
+// The index of a token, unchecked: it may have any value.
 __device__ __forceinline__ std::int64_t index_of(const EmbeddingIndices& indices,
                                                  std::int64_t tokens, std::uint32_t token) {
   const std::uint32_t i =

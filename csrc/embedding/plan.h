@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How the CUDA kernels of the backward pass cut their work. Host-only: tested without a GPU.
+// The plan by which the CUDA kernels of the backward pass divide their work. Host-only: tested
+// without a GPU.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,7 @@ inline constexpr int kMostLevels = 3;
 constexpr std::int64_t block_tokens(int level) { return std::int64_t{1} << (kBlockBits * level); }
 
 // Levels of blocks: those of which there are some, or that a row has on average. A few blocks are
-// no faster than what they are made of.
+// no faster than their tokens.
 constexpr int block_levels(std::int64_t tokens, std::int64_t rows) {
   constexpr std::int64_t kFewBlocks = 8;
   int levels = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Checked arguments. Both ops are one problem: a sum of rows of up to three tables, and the
-// gradient of one of them.
+// Checked arguments. Both ops have the same problems: the sum of rows of up to three tables, and
+// the gradient of one table.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The stable sort of tokens by their index: of a few by their ranks, of more by CUB, in as many
-// bits as the indices have.
+// The stable sort of tokens by their index: few tokens by their ranks, more by CUB, which sorts as
+// many bits as the indices have.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "core/cuda/direct_row.cuh"
@@ -13,14 +13,15 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;  // of arrays in the memory
 
-// What a token is sorted by. Those that have no part in the gradient go behind all rows.
+// The sort key of a token. Tokens without a part in the gradient come after all rows.
 __device__ __forceinline__ std::uint32_t key_of(const EmbeddingBackwardProblem& p,
                                                 std::int64_t index) {
   const bool takes_part = is_row(index, p.rows) && index != p.padding_idx;
   return static_cast<std::uint32_t>(takes_part ? index : p.rows);
 }
 
-// What is cleared beside the sort, in parts of kClearBytes of a row; without gaps all is one row.
+// The memory that is zeroed beside the sort, in parts of kClearBytes of a row; without gaps the
+// whole matrix is one row.
 struct Clearing {
   char* data;
   std::int64_t row_bytes;
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kRankThreads)
   const std::uint32_t token = blockIdx.x * kRankTokens + own;
   const std::uint32_t key = token < count ? keys[token] : 0;
   std::uint32_t before = 0;
-  // Over the packs [begin, end) of this part; limit(i) is above all keys that go before.
+  // Counts keys in the packs [begin, end) of this part; limit(i) is above all keys that go before.
   const auto count_packs = [&](std::uint32_t begin, std::uint32_t end, auto limit) {
     begin = max(begin, part * packs_a_part);
     end = min(end, (part + 1) * packs_a_part);

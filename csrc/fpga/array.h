@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The array's face to a host: what is built, what a command says, and what its streams carry.
-// docs/fpga/architecture.md draws the array, docs/fpga/numbers.md defends the formats.
+// The array as the host sees it: the builds that exist, the fields of a command, and the contents
+// of its streams. docs/fpga/architecture.md draws the array, docs/fpga/numbers.md justifies the
+// formats.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 namespace transformer_kernels::fpga {
 
-// What one build of fpga/rtl/attention_array.sv holds.
+// The parameters of one build of fpga/rtl/attention_array.sv.
 struct ParameterSet {
   int rows;          // R: queries of a tile, one row of the array each
   int lanes;         // C: elements of the head dimension at a time, bytes of an input beat
@@ -36,7 +37,7 @@ inline constexpr ParameterSet kParameterSets[] = {
     {8, 8, 64, 1024, 4, true, true},  {4, 16, 128, 1024, 4, true, true},
 };
 
-// What fpga/rtl takes for granted; docs/fpga/architecture.md says why.
+// The conditions that fpga/rtl relies on; docs/fpga/architecture.md gives the reasons.
 constexpr bool can_be_built(const ParameterSet& set) {
   const auto power_of_two = [](int value) { return std::has_single_bit(unsigned(value)); };
   const bool scores = set.matmul || set.softmax;

@@ -35,7 +35,8 @@ constexpr double kLargestMantissa = 65535;
 // The mantissa that stands for a factor of 1: logarithms have 10 bits of fraction.
 double mantissa_unit(int shift) { return std::ldexp(1.0, 20 + 4 * shift); }
 
-// What the parts of the keys give a query: its output so far, times the sum of its exponentials.
+// Merges the results of the parts of the keys. It sums each part's output times the sum of its
+// exponentials, and divides by the total.
 class Merge {
  public:
   Merge(std::int64_t rows, std::int64_t dim)
@@ -105,7 +106,7 @@ class GroupRun {
   }
 
  private:
-  // What centring the keys has taken off all scores of a query, before the scale.
+  // The amount that centring the keys has subtracted from all scores of a query, before the scale.
   double common_score(std::size_t row) const {
     double sum = 0;
     for (std::int64_t d = 0; d < group_.dim; ++d) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention on an array: the heads of q that read one head of k and v at a time. Keys beyond the
-// array's buffers are cut into parts, whose results are merged by their maxima and sums.
+// Attention on an array: one call takes the heads of q that read one head of k and v. Keys beyond
+// the array's buffers are cut into parts, whose results are merged by their maxima and sums.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct AttentionGroup {
 
 struct AttentionResults {
   std::span<float> out;   // (heads, queries, value_dim)
-  std::span<double> lse;  // (heads, queries), or empty where nobody wants it
+  std::span<double> lse;  // (heads, queries), or empty if not wanted
 };
 
 // The largest head dim of an array.
@@ -46,7 +46,7 @@ struct ScoreScale {
   int shift;
 };
 
-// What one command computes: rows [first, first + rows) of all heads' queries, one after the other,
+// The work of one command: rows [first, first + rows) of all heads' queries, one after the other,
 // with one part of the keys.
 struct QueryBlock {
   std::int64_t first;

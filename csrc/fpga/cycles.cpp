@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How long a command takes, from the same rules by which the sequencer runs: simulations assert it.
+// The number of cycles that a command takes, by the rules of the sequencer. Simulations assert it.
 #include "fpga/array.h"
 
 namespace transformer_kernels::fpga {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// An array as ops see it: its set, its transport and what has been spent on it.
+// An array as ops see it: its parameter set, its transport and its counters.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -18,7 +18,7 @@ std::string known_sets() {
   return text;
 }
 
-// What the environment says, or `otherwise` where it says nothing.
+// The value of an environment variable, or `otherwise` where it is absent or empty.
 std::string setting(const char* variable, const char* otherwise) {
   const char* const text = std::getenv(variable);
   return text != nullptr && *text != '\0' ? text : otherwise;
@@ -29,8 +29,8 @@ int multipliers(const ParameterSet& set) { return set.rows * set.lanes; }
 // For ops that have no head dim.
 constexpr std::int64_t kUsualHeadDim = 64;
 
-// Of the sets with every operation: that of the smallest head dim that fits, and of these the
-// largest; null where none fits.
+// The set that has every operation, the smallest head dim that fits, and among those the most
+// multipliers; null where none fits.
 const ParameterSet* best_set(std::int64_t head_dim) {
   const ParameterSet* best = nullptr;
   for (const ParameterSet& set : kParameterSets) {

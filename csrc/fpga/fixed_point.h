@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The arithmetic of a row of the array: integers alone, so that C++ and RTL agree to the bit.
-// docs/fpga/numbers.md derives what each step may lose.
+// docs/fpga/numbers.md derives the error of each step.
 #pragma once
 
 #include <algorithm>
@@ -46,8 +46,8 @@ inline std::uint32_t exp2_of_minus(std::int64_t distance) {
   return static_cast<std::uint32_t>((((fraction << 1) >> whole) + 1) >> 1);
 }
 
-// What a row keeps of the logits that it has seen. The maximum is an integer, so that the sums are
-// rescaled by a shift.
+// The online softmax state of a row. The maximum is an integer, so that the sums are rescaled by a
+// shift.
 struct RunningSoftmax {
   int maximum = kLowestMaximum;
   std::uint32_t sum = 0;  // 13.16

@@ -74,7 +74,7 @@ class MatmulRun {
     }
   }
 
-  // Of a tile the results stand output by output, its rows side by side.
+  // Adds the results of a command. A tile's results are ordered by output, its rows side by side.
   void add(Span rows, Span outputs) {
     const std::int64_t tile_bytes =
         rounded_up(outputs.size() * set_.rows * 4, set_.output_beat_bytes());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Products of int8 rows on an array. Contractions longer than its head dim are added on the host,
-// and more outputs than its buffers hold go by parts.
+// Products of int8 rows on an array. The host adds up contractions longer than its head dim, and
+// cuts outputs that exceed its buffers into parts.
 #pragma once
 
 #include <cstdint>

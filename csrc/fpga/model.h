@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The array in C++, bit for bit: what every transport and the RTL itself are held to.
+// The array in C++, bit for bit: the reference for every transport and for the RTL.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Numbers of tensors as floats, and floats as the integers that an array multiplies.
+// Conversion of tensors to float, and of float to the integers that an array multiplies.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Int8Rows {
 // Throws Error, which calls them `name`, where a number is not finite.
 void check_finite(const char* op, const char* name, std::span<const float> values);
 
-// By which the largest magnitude becomes 127.
+// The scale by which the largest magnitude becomes 127.
 double int8_scale(std::span<const float> values);
 
 // values[i] / scale, to the nearest of -127 to 127. A scale of 0 belongs to zeros alone.
@@ -38,7 +38,7 @@ void quantize(std::span<const float> values, double scale, std::int8_t* out);
 // `values` are rows of `cols`, with one scale.
 Int8Rows quantize_rows(std::span<const float> values, std::int64_t cols, std::int64_t width);
 
-// The same of int8: the largest sum of squares of a row.
+// The largest sum of squares of a row, in units of int8.
 double largest_square(const Int8Rows& rows);
 
 // Takes the mean of each column off, and returns it.

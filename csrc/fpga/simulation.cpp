@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The Verilated RTL as a transport: a shared library of each set, opened at run time, so that the
+// The Verilated RTL as a transport: a shared library for each set, opened at run time, so that the
 // build needs no Verilator.
 #include <dlfcn.h>
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kOp = "softmax";
 
-// Of one command, so that its scores stay within a few megabytes.
+// Limits of one command, so that its scores stay within a few megabytes.
 constexpr std::int64_t kMostScores = std::int64_t{1} << 20;
 constexpr std::int64_t kMostRows = 32768;
 

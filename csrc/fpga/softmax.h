@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Softmax of rows on an array. The host takes each row's maximum off, so that 16 bits hold all that
-// is above 2^-32 of it; exponentials, their sum and the quotients are the array's.
+// Softmax of rows on an array. The host subtracts each row's maximum, so that 16 bits hold every
+// exponential above 2^-32 of the largest; the array computes exponentials, their sum and the
+// quotients.
 #pragma once
 
 #include <cstdint>

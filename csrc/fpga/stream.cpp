@@ -41,7 +41,7 @@ void make_nonblocking(int descriptor) {
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-// Sends and receives at once: the other side stops reading where nobody takes what it writes.
+// Sends and receives at once: the other side stops reading if its output is not taken.
 class Exchange {
  public:
   Exchange(int read_from, int write_to, std::span<const std::uint8_t> out,
@@ -82,7 +82,7 @@ class Exchange {
     if (count > 0) out_ = out_.subspan(static_cast<std::size_t>(count));
   }
 
-  // A socket that nobody reads is an error here, no signal.
+  // A socket without a reader is an error here, not a signal.
   ssize_t write_some() const {
     const ssize_t count = ::send(write_to_, out_.data(), out_.size(), MSG_NOSIGNAL);
     if (count >= 0 || errno != ENOTSOCK) return count;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Transports by name, and the model as one.
+// Opens transports by name, and makes the model a transport.
 #include "fpga/transport.h"
 
 #include <cstdlib>

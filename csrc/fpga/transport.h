@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the transports share.
+// Declarations that the transports share.
 #pragma once
 
 #include <string_view>

@@ -21,14 +21,14 @@ class GraphChecker {
   void matrix(const char* name, const TensorView& view) const;
   void matrix_like(const char* name, const TensorView& view, const char* like_name,
                    const TensorView& like) const;
-  // The same of so many rows and columns, which the message explains.
+  // `view` has this many rows and columns; the message gives the reasons.
   void sized(const char* name, const TensorView& view, std::int64_t rows, const char* rows_reason,
              std::int64_t cols, const char* cols_reason) const;
 
   // The edges that lead to rows of `across`: each of its rows is one without indices.
   Segments segments(const Edges& edges, const char* across_name, const TensorView& across) const;
-  // Those of the transpose, each across from a segment of `forward`; absent is refused, by what it
-  // is wanted for.
+  // The edges of the transpose, each with a segment of `forward` across. Refused if absent; the
+  // message says what it is wanted for.
   Segments transpose(const Edges& edges, const Segments& forward, const char* wanted_for) const;
 
   // (E, H) of the dtype of `like`, contiguous; the heads.

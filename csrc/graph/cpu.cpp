@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Segments, or edges, in ranges, each of which belongs to one thread.
+// The CPU engine: ranges of segments, or of edges, each of which belongs to one thread.
 #include <algorithm>
 #include <vector>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Runs of neighbouring edges, whatever segments they are of: a CTA owns one. What its threads have
-// to know of an edge is looked up once, and kept in shared memory.
+// Runs of neighbouring edges, of any segments; a CTA owns one. Each edge's segment and indices are
+// looked up once, and kept in shared memory for the CTA's threads.
 #pragma once
 
 #include "core/cuda/reduce.cuh"
@@ -9,9 +9,9 @@
 
 namespace transformer_kernels::cuda {
 
-// The last segment that begins at `place` or before, 0 where there is none, by all lanes of a warp:
-// they cut what is left into 32 parts at a time. A step waits for memory once, so that a million
-// segments cost four waits, where one thread alone would wait twenty times.
+// The last segment that begins at `place` or before, 0 where there is none, found by all lanes of a
+// warp, which cut the remaining range into 32 parts at a time. A step waits for memory once, so
+// that a million segments cost four waits, where one thread alone would wait twenty times.
 __device__ __forceinline__ std::int64_t segment_by_warp(const Segments& s, std::int64_t place) {
   const int lane = threadIdx.x % kWarp;
   std::int64_t low = 0;  // the first that begins later is in [low, high]
@@ -26,7 +26,7 @@ __device__ __forceinline__ std::int64_t segment_by_warp(const Segments& s, std::
   return max(low - 1, std::int64_t{0});
 }
 
-// The same among segments [low, high], by one thread.
+// The segment of a place, searched among segments [low, high] by one thread.
 __device__ __forceinline__ std::int64_t segment_between(const Segments& s, std::int64_t place,
                                                         std::int64_t low, std::int64_t high) {
   while (low < high) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What each edge gets of its segment's row: a product by heads with the row across it, or the row
-// itself. Edges are worked off in the order of their places, and not by segment: threads have as
-// much to do in a segment of one edge as in one of a million. Neighbouring threads share a row, a
-// pack each.
+// Per-edge results from the row of the edge's segment: its product, head by head, with the row
+// across the edge, or a copy of it. Edges are taken in the order of their places, not by segment,
+// so that threads have as much to do in a segment of one edge as in one of a million. Neighbouring
+// threads share a row, a pack each.
 #pragma once
 
 #include "graph/edge_run.cuh"
@@ -17,8 +17,8 @@ __device__ __forceinline__ bool is_chosen(const EdgeProblem& p, std::int64_t ele
 }
 
 // Neighbouring threads own kProducts neighbouring items, whose edges are mostly of one segment, and
-// the same of each round of the CTA. Where there is no row across, the first of all is read in its
-// place, and what comes of it not used: all loads leave together.
+// the same of each round of the CTA. Where there is no row across, row 0 is read in its place and
+// the result discarded, so that all loads are issued together.
 template <class T, int kSize>
 __global__ void __launch_bounds__(kRunThreads, product_ctas(kSize, sizeof(T)))
     edge_products_kernel(const __grid_constant__ EdgeLaunch s) {
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(kRunThreads, product_ctas(kSize, sizeof(T)))
 }
 
 // Neighbouring threads own a row of the result, and kSpread of them at a time, so that neighbours
-// write neighbouring rows. What is spread comes from the caches mostly: edges of a segment are
-// neighbours.
+// write neighbouring rows. The segment's row comes mostly from the caches, because edges of a
+// segment are neighbours.
 template <class T, int kSize>
 __global__ void __launch_bounds__(kRunThreads, kSpreadCtas)
     edge_spread_kernel(const __grid_constant__ EdgeLaunch s) {

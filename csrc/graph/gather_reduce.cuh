@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Sums and maxima over the edges of each segment. Neighbouring threads share a row of the result, a
-// pack each, and go through the edges in order, the loads of several under way together.
+// pack each, and go through the edges in order, with the loads of several edges under way together.
 //
-// Long segments are left to two more kernels: one has a piece of such a segment where the first has
-// a segment, the other merges the pieces. Places of pieces are given out as they come; what they
-// hold depends on the edges alone.
+// Long segments are left to two more kernels: in one, the threads of a row reduce a piece of a
+// segment instead of a segment; the other merges the pieces. Slots for pieces are given out in the
+// order in which threads ask for them; what a piece holds depends on the edges alone.
 #pragma once
 
 #include "graph/place.cuh"
@@ -21,7 +21,7 @@ struct Piece {
   std::int64_t end;
 };
 
-// What is known of long segments only once the first kernel has run.
+// The list of long segments, which the first kernel fills.
 template <class A>
 struct LongSegments {
   unsigned long long* counts;  // of segments, of pieces
@@ -62,7 +62,7 @@ struct Merged<A, true, Place> {
     value = take ? candidate : value;
     at = take ? place : at;
   }
-  // In any order.
+  // Merges in any order.
   __device__ __forceinline__ void merge(const Merged& other) {
     if (other.at < 0) return;
     const bool same = value == other.value || (value != value && other.value != other.value);
@@ -93,8 +93,8 @@ struct Messages {
         col(column),
         head(column / (problem.cols / problem.heads)) {}
 
-  // Places [begin, end), fewer than 2^31. What is known of an edge is looked up again where it is
-  // wanted, rather than kept while rows are under way.
+  // Places [begin, end), fewer than 2^31. Each use looks the edge's index up again, which takes
+  // fewer registers than to keep it while rows are loading.
   __device__ __forceinline__ void observe(std::int64_t begin, std::int64_t end) {
     const bool has_factors = p.weight != nullptr || p.degrees.present;
     for (std::int64_t first = begin; first < end; first += kEdges) {
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kGraphThreads, kGraphCtas)
   write_result(p, segment, span, messages);
 }
 
-// The same of one piece of a long segment; the grid goes on until all have had their turn.
+// Reduces pieces of long segments; the grid strides over all pieces.
 template <class T, int kSize, bool kLargest>
 __global__ void __launch_bounds__(kGraphThreads, kGraphCtas)
     reduce_pieces_kernel(const __grid_constant__ ReduceLaunch<accumulate_t<T>> s) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the CUDA sources of the family share on the host.
+// Host declarations that the family's CUDA sources share.
 #pragma once
 
 #include "graph/plan.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Sums and products along edges. Compiled once per instruction set; see core/cpu/isa.h.
 //
-// Rows across the edges lie anywhere, so that no processor guesses the next one: those of a few
-// edges ahead are fetched meanwhile. Columns are worked off in blocks that stay in registers while
-// all edges of a segment go by.
+// Rows across the edges lie anywhere in memory, so no hardware prefetcher finds the next one: the
+// rows of a few edges ahead are prefetched. Columns are processed in blocks that stay in registers
+// while all edges of a segment go by.
 #include "graph/kernels_isa.h"
 
 #include "core/cpu/cache.h"
@@ -62,7 +62,7 @@ TFK_INLINE vec_t<T> where_chosen(const GraphIndices& chosen, std::int64_t first,
 
 // ---------------------------------------------------------------------------- sums
 
-// What edges are multiplied by, in one head.
+// The factor of an edge's message in one head.
 template <class T>
 accumulate_t<T> factor_of(const ReduceProblem& p, std::int64_t place, std::int64_t head) {
   using A = accumulate_t<T>;

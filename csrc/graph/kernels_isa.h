@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Graphs on the CPU: what the sources compiled once per instruction set export.
+// Graphs on the CPU: the exports of the sources that are compiled once per instruction set.
 #pragma once
 
 #include "core/cpu/isa.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Segments and places as device code reads them. Nobody has looked at the indices: what they say is
-// held to the tensors here.
+// Segments and places as device code reads them. Nothing has checked indices that lie on the
+// device: an offset is clamped here, and an index outside of its tensor becomes -1.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"

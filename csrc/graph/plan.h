@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the CUDA kernels cut their work. Host-only: tested without a GPU.
+// The plan by which the CUDA kernels divide their work. Host-only: tested without a GPU.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ constexpr int segments_of_row(std::int64_t threads, int processors) {
   return static_cast<int>(std::clamp<std::int64_t>(threads / (kThreads * processors), 1, kMost));
 }
 
-// Of a CTA that merges pieces: columns, and strips of pieces.
+// The columns, and the strips of pieces, of a CTA that merges pieces.
 inline constexpr int kMergeCols = 32;
 inline constexpr int kMergeStrips = kGraphThreads / kMergeCols;
 
@@ -75,8 +75,9 @@ constexpr int run_items(std::int64_t items, int processors) {
 }
 
 // Softmax: threads of a segment, a power of two up to a warp; `width` of them, a power of two, are
-// side by side in its columns, a pack each. As few as hold a segment half as long again as the
-// average in their registers: threads of a segment have to merge what they find.
+// side by side in its columns, a pack each. They are as few as hold a segment one and a half times
+// as long as the average in their registers, because the threads of a segment have to merge their
+// results.
 struct SoftmaxLanes {
   int bits;
   int width_bits;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Checked arguments. Four problems make up the family, each other's derivatives among them: to
-// reduce what lies across the edges of a segment, to multiply it with a row of the segment, to
-// spread such a row over the segment's edges, and softmax.
+// Checked arguments. The family has four problems, some of them derivatives of others: reduce the
+// rows across the edges of a segment, multiply each of them with the segment's row, spread the
+// segment's row over its edges, and softmax.
 #pragma once
 
 #include <string>
@@ -57,9 +57,9 @@ struct ReduceProblem {
   bool new_chosen_wide = false;
 };
 
-// Of each edge e of segment i, where `spread` y[e] = weight[e] a[i], else the products by heads
-// y[e][h] = a[i][h] . b[across e][h]; divided by the number of edges of i where `mean`, and of
-// elements alone that have chosen e where there are `chosen`.
+// With `spread`, for each edge e of segment i, y[e] = weight[e] a[i]; else the products by heads
+// y[e][h] = a[i][h] . b[across e][h]. Both are divided by the number of edges of i with `mean`.
+// With `chosen`, only elements that have chosen e count.
 struct EdgeProblem {
   const char* op;
   DType dtype;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Softmax of segments. A team of threads owns a segment: a part of a warp, or a CTA for a segment
-// that is long. Some of them are side by side in its columns, and the others go through its places
-// beside them. What a thread meets first stays in its registers; the rest is read again.
+// Softmax of segments. A team of threads owns a segment: a part of a warp, or a CTA for a long
+// segment. 2^width_bits neighbouring threads take the columns; the remaining bits of a thread's
+// number stride over the segment's edges. The first values that a thread reads stay in its
+// registers; the rest are read again.
 #pragma once
 
 #include <limits>
@@ -31,7 +32,7 @@ struct PartOfWarp {
   int bits;  // of the number of its threads
   int width_bits;
 
-  // Of the threads in one column, to all of them.
+  // Reduces over the threads of one column; every one of them gets the result.
   template <class Merge, class A, int kSize>
   __device__ __forceinline__ void reduce(A (&value)[kSize]) const {
     for (int bit = bits - 1; bit >= width_bits; --bit) {
@@ -125,10 +126,10 @@ __device__ __forceinline__ float one_over_sum(float sum) {
   return fmaf(guess, fmaf(-sum, guess, 1.0f), guess);
 }
 
-// A few columns of one segment, a pack, in the places of one thread: first, first + step, ... What
-// lies in the first kKept of them stays in registers. Threads beyond the columns have no places,
-// and what a thread has no place for changes no result: -inf in a softmax, 0 in its gradient.
-// `kOrdered`: the edges may have an order.
+// A few columns of one segment, a pack, in the places of one thread: first, first + step, ... The
+// values of the first kKept places stay in registers. Threads beyond the columns have no places; a
+// value without a place changes no result: it is -inf in a softmax, 0 in its gradient. `kOrdered`:
+// the edges may have an order.
 template <class T, int kSize, bool kOrdered, class Team>
 struct SegmentColumns {
   using A = accumulate_t<T>;

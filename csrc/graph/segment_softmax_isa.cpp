@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Softmax of segments. Compiled once per instruction set; see core/cpu/isa.h.
 //
-// A segment is copied into rows of a power of two of columns, so that each lane of every vector is
-// of one column: the passes over it know no rows, and one column or eight fill the vectors.
+// A segment is copied into rows of a power of two of columns, so that each lane of every vector
+// always has the same column. The passes over the copy need no row structure, and one column fills
+// the vectors as well as eight do.
 #include "core/cpu/row_loop.h"
 #include "graph/kernels_isa.h"
 

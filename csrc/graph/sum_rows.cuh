@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Sums of rows that lie in the order of their segments, one after the other. Neighbouring threads
-// share a row of the result, a pack each, and own a few neighbouring segments: rows of the next are
-// under way before the last of this one are there.
+// share a row of the result, a pack each, and own a few neighbouring segments: loads of the next
+// segment's rows begin before the last rows of this one have arrived.
 #pragma once
 
 #include "graph/gather_reduce.cuh"
@@ -14,7 +14,7 @@ struct RowSums {
   using A = accumulate_t<T>;
   using P = Pack<T, kSize>;
 
-  // Of one segment, whose rows are under way together.
+  // Rows of one segment that are loaded together.
   static constexpr std::int64_t kNone = -1;
   static constexpr std::int64_t kNothingLeft = -2;
   struct Batch {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kGraphThreads, sum_ctas(sizeof(T)))
   typename RowSums<T, kSize>::Batch batch[kSumBatches];
 #pragma unroll
   for (auto& next : batch) sums.fetch(next);
-  // In turn, so that the first is the one that has been under way for longest.
+  // Batches take turns, so that the first is the one whose loads began earliest.
   while (batch[0].ends != sums.kNothingLeft) {
 #pragma unroll
     for (auto& next : batch) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A gated linear layer, host side: checked arguments as plain matrices.
+// Checked arguments of a gated linear layer, as plain matrices.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,8 @@ struct GatedLinearProblem {
   }
 };
 
-// As two layers and the pointwise op. What is not kept lies in `memory` of bytes_in_three().
+// The gated layer as two layers and the pointwise op. Results that are not kept lie in `memory`, of
+// bytes_in_three().
 constexpr std::int64_t bytes_of_layer(const GatedLinearProblem& p) {
   constexpr std::int64_t kAlignment = 256;
   const std::int64_t bytes = p.rows * p.cols * static_cast<std::int64_t>(size_of(p.dtype));
@@ -110,7 +111,8 @@ struct LinearDgatedProblem {
             .dweight = {},
             .dbias = nullptr};
   }
-  // Of what product() leaves where dgate is wanted.
+  // The activation's backward pass: reads the product that product() wrote to dgate, and overwrites
+  // it.
   PointwiseBackwardProblem slope() const {
     return {.op = activation,
             .dtype = dtype,

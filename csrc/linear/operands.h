@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The operands of the family's ops, checked one by one.
+// Checks of the operands of the family's ops, one by one.
 #pragma once
 
 #include <vector>
@@ -56,7 +56,7 @@ class Operands {
   }
 
   Matrix weight(const TensorView& view) { return matrix("weight", view); }
-  // Another one, of the same shape.
+  // A second weight, with the shape of `weight`.
   Matrix weight_like(const char* name, const TensorView& view, const TensorView& weight) {
     check_.floating(name, view);
     check_.typed(name, view, x_.dtype, leading_.dtype);
@@ -82,7 +82,7 @@ class Operands {
     inputs_.push_back({name, view});
     return vector(name, view, cols_, "the rows of weight");
   }
-  // The same of what the columns of weight stand for.
+  // One value a column of weight, of x's dtype or float32.
   const void* bias_of_columns_if_present(const TensorView& view, const char* name) {
     if (!view.defined()) return nullptr;
     inputs_.push_back({name, view});

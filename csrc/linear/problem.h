@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the engines of the family are given: checked arguments as plain matrices.
+// Checked arguments of the family, as plain matrices: the problems that its engines take.
 #pragma once
 
 #include <optional>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A product of matrices and what follows it: the job that the family's passes are made of, on every
-// device.
+// A matrix product and its epilogue: the unit of work of the family's passes, on every device.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A linear layer of a quantised weight, host side: checked arguments as plain matrices.
+// Checked arguments of a linear layer with a quantised weight, as plain matrices.
 #pragma once
 
 #include <string>

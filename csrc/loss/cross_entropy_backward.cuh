@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The gradient on CUDA from what the forward pass has saved, and gradients scaled in place: passes
-// in which no column of a row needs another.
+// The gradient on CUDA from the saved tensors of the forward pass, and the scaling of gradients in
+// place. In both, no column of a row needs another column.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
@@ -47,7 +47,7 @@ class RowPart {
     return row.inside && pack(slot) < row.packs;
   }
 
-  // By plain loads: see docs/decisions/0012.
+  // Loads by plain loads: see docs/decisions/0012.
   __device__ __forceinline__ void load(const void* x, std::int64_t stride,
                                        typename P::Raw (&raw)[kPartPacks]) const {
     const T* const start = static_cast<const T*>(x) + row.index * stride;

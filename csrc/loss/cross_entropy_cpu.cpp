@@ -56,7 +56,7 @@ double total_of(const CrossEntropyProblem& p) {
   return total;
 }
 
-// From an array of the arithmetic's type.
+// Converts an array of the arithmetic's type to `dtype`.
 void write_numbers(DType arithmetic, const void* from, DType dtype, void* to, std::int64_t count) {
   if (dtype == arithmetic) {
     std::memcpy(to, from, count * size_of(dtype));

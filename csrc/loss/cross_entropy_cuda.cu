@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The choice between the engines of cross-entropy.
+// The choice between the CUDA engines of cross-entropy.
 #include "core/cuda/built.h"
 #include "core/cuda/device.h"
 #include "core/cuda/scratch.h"
@@ -31,7 +31,7 @@ void run_rows(const Context& context, const LossCall& call) {
 
 }  // namespace
 
-// The rows, then what they come to. A mean's gradient has to know before what they count.
+// Runs the rows, then their sums. A mean's gradient needs the sum of the rows' weights first.
 void cross_entropy_forward(const Context& context, const CrossEntropyForwardProblem& p) {
   const bool reduces = p.reduction != Reduction::kNone;
   const bool mean = p.reduction == Reduction::kMean;

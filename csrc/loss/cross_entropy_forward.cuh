@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The loss of each row on CUDA and, where it is wanted, its gradient while the row is on the chip.
+// The loss of each row on CUDA and, on request, its gradient while the row is on the chip.
 //
-// Each thread takes the maximum of its elements and the sum of their powers around it as they come,
-// moving the sum to each new maximum; the threads' results then merge over the warp, the group and
-// the cluster. With a gradient the row is met again, in shared memory or in L2.
+// Each thread keeps the maximum of its elements so far and the sum of their powers relative to it,
+// rescaling the sum at each new maximum; the threads' results then merge over the warp, the group
+// and the cluster. The gradient reads the row a second time, from shared memory or L2.
 #pragma once
 
 #include "core/cuda/launch.cuh"
@@ -15,7 +15,7 @@ namespace transformer_kernels::cuda {
 __device__ __forceinline__ float natural_log(float v) { return logf(v); }
 __device__ __forceinline__ double natural_log(double v) { return ::log(v); }
 
-// What a row's loss and gradient are made of.
+// The values from which a row's loss and gradient follow.
 template <class T, class V = accumulate_t<T>>
 struct RowResult {
   V top;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
   if constexpr (!kGradient) return;
 
 #if __CUDA_ARCH__ >= 900
-  wait_for_previous_kernel();  // which may be what the rows count
+  wait_for_previous_kernel();  // which may sum the rows' weights
 #endif
   const V gain = call.total == nullptr ? V(1) : 1 / *static_cast<const V*>(call.total);
   const RowGradient<T, kAny> gradient{

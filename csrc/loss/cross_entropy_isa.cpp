@@ -24,8 +24,8 @@ TFK_INLINE Pair tanh(Pair x) { return {tanh(x.even), tanh(x.odd)}; }
 
 // ---------------------------------------------------------------------------- terms
 
-// What the loss subtracts of each column, a[j] of cross_entropy.h without the label's own share:
-// nothing, the same of all columns, a weight's share, or that of probabilities.
+// The coefficient a[j] of cross_entropy.h that the loss applies to each column, without the label's
+// own share: none, one for all columns, a weight's share, or that of probabilities.
 enum class Terms { kNone, kUniform, kWeighted, kProbable, kProbableWeighted };
 
 constexpr bool is_weighted(Terms t) {
@@ -52,7 +52,7 @@ struct LossRow {
   A uniform;
   A own;
 
-  // From column `col` on, which starts a wide vector.
+  // The row from column `col` on, which starts a wide vector.
   LossRow from(std::int64_t col) const {
     return {x + col,
             q == nullptr ? q : q + col,
@@ -143,7 +143,7 @@ constexpr auto* pick_observe(bool capped, Terms terms) {
   return kTable[capped][static_cast<int>(terms)];
 }
 
-// What comes of a row's forward pass.
+// The results of a row's forward pass.
 template <class A>
 struct RowResult {
   A top;
@@ -250,7 +250,7 @@ struct Slope {
   A gain;
 };
 
-// Differences of what is close to each other need exact powers.
+// Differences of nearly equal numbers need exact powers.
 template <class T, Terms kTerms>
 TFK_INLINE vec_t<T> power_beside(vec_t<T> x) {
   if constexpr (is_probable(kTerms)) {

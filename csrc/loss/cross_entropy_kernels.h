@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The engines of cross-entropy on CUDA. Each is compiled in a unit of its own for each storage type
-// T (instances.cmake). No CUDA header.
+// The CUDA engines of cross-entropy. Each is compiled in a unit of its own for each storage type T
+// (instances.cmake). No CUDA header.
 #pragma once
 
 #include "core/dispatch.h"
@@ -12,7 +12,7 @@ namespace transformer_kernels::cuda {
 struct LossCall {
   CrossEntropyForwardProblem p;
   void* losses;       // one a row; null: they go to p.loss
-  const void* total;  // what the gradient is divided by; null: nothing
+  const void* total;  // divisor of the gradient; null: none
 };
 
 // Row `plan` of kCrossEntropyPlans<kGradient>.
@@ -28,8 +28,8 @@ void run_loss_backward(const Context& context, const CrossEntropyBackwardProblem
 template <class T>
 void run_scale_gradient(const Context& context, const ScaleGradientProblem& p, std::size_t plan);
 
-// What the rows count goes to p.total, or to `total` of the arithmetic's type; with `losses` of
-// that type their sum, or mean, to p.loss.
+// Adds up the rows' weights in the mean, into p.total or into `total`, a number of the arithmetic's
+// type. With `losses`, of that type too, also writes their sum, or mean, to p.loss.
 void sum_rows(const Context& context, const CrossEntropyForwardProblem& p, const void* losses,
               void* total);
 

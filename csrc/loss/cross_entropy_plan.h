@@ -28,7 +28,7 @@ constexpr bool needs_any_terms(const CrossEntropyProblem& p) {
   return !p.has_labels() || p.label_smoothing != 0 || p.softcap != 0;
 }
 
-// Of rows in shared memory, two CTAs of which an SM holds.
+// Bytes of shared memory for rows that leave room for two CTAs on an SM.
 inline constexpr std::int64_t kHalfOfShared = 112 * 1024;
 
 // The loss alone. Chosen by measurement on an H200: docs/decisions/0013-cross-entropy-on-cuda.md.
@@ -62,7 +62,8 @@ inline constexpr const auto& kCrossEntropyPlans = kLossPlans;
 template <>
 inline constexpr const auto& kCrossEntropyPlans<true> = kLossAndGradientPlans;
 
-// Of passes that read and write: x and dx alone count, probabilities are read one by one.
+// The load of passes that read and write: x and dx alone count, because probabilities are read one
+// by one.
 inline RowLoad row_load(const CrossEntropyProblem& p) {
   return {.rows = p.rows,
           .cols = p.cols,
@@ -123,7 +124,7 @@ constexpr PartGrid part_grid(const RowPlan& plan, std::int64_t rows, std::int64_
   return {threads, threads_y, parts, divide_up(rows, threads_y)};
 }
 
-// Which of kPartPlans: x and dx (of a single operand, x) lie so that packs of both fit.
+// The row of kPartPlans. `in_step`: x and dx, or x alone, are aligned such that packs of both fit.
 inline std::size_t part_plan(DType dtype, bool in_step) {
   return dtype == DType::kFloat64 || !in_step ? 1 : 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Cross-entropy: checked arguments as plain rows.
+// Checked arguments of cross-entropy, as plain rows.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace transformer_kernels {
 
-// What both passes know.
+// The arguments of both passes.
 struct CrossEntropyProblem {
   DType dtype;
   std::int64_t rows;
@@ -28,7 +28,7 @@ struct CrossEntropyProblem {
   double z_loss;
   double softcap;
   Reduction reduction;
-  void* dx;  // of a forward pass: null where nobody wants it
+  void* dx;  // of a forward pass: null if not wanted
   std::int64_t dx_stride;
 
   constexpr bool has_labels() const { return target != nullptr || probabilities == nullptr; }
@@ -43,7 +43,7 @@ struct CrossEntropyProblem {
 struct CrossEntropyForwardProblem : CrossEntropyProblem {
   void* loss;
   DType loss_dtype;
-  void* top;  // null, as the next three: nobody wants it
+  void* top;  // null, as the next three: not wanted
   void* spread;
   void* share;
   void* total;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the formula of cross_entropy.h makes of one row's label, probabilities and weights.
+// The terms of the formula of cross_entropy.h for one row: its label or probabilities, and its
+// weights.
 #pragma once
 
 #include "core/cuda/power_sum.cuh"
@@ -173,9 +174,10 @@ struct RowGradient {
   V power;
   V gain;
 
-  // Of a pack of x, without the label's own share; `at` is the column of its first element, and
-  // inside(k) says whether its k-th is one of the row. To ask each element whether it is the
-  // label's would cost more than to compute that one again.
+  // Turns a pack of x into its gradient without the label's own share. `at` is the column of the
+  // pack's first element, and inside(k) says whether its k-th element belongs to the row. The
+  // label's element is computed again by at_label(), which costs less than to ask each element
+  // whether it is the label's.
   template <int kSize, class Inside>
   __device__ __forceinline__ void apply(std::int64_t at, V (&x)[kSize], Inside&& inside) const {
     apply(at, x, V(0), inside);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a call's rows come to: the sum of their losses, and what they count in a mean. One CTA adds
-// up the rows, or the sums of several, in an order that depends on their number alone.
+// The sums over the rows of a call: of their losses, and of their weights in the mean. One CTA, or
+// several whose sums one more adds up, works in an order that depends on the number of rows alone.
 #include "core/cuda/launch.cuh"
 #include "core/cuda/scratch.h"
 #include "loss/cross_entropy_kernels.h"
@@ -23,8 +23,8 @@ struct Sums {
 template <class V>
 struct SumCall {
   CrossEntropyForwardProblem p;
-  const V* losses;       // null: only what the rows count is asked for
-  V* total;              // null: nobody asks for it
+  const V* losses;       // null: only the sum of weights is wanted
+  V* total;              // null: not wanted
   const Sums<V>* parts;  // what to add up where there are more than rows, of which ...
   std::int64_t count;    // ... there are so many
   Sums<V>* of_cta;       // where several CTAs leave theirs
@@ -52,7 +52,7 @@ __device__ void write_any(double value, DType dtype, void* data) {
   }
 }
 
-// As RowTerms has it.
+// The weight of a row in the mean, as in RowTerms.
 template <class V>
 __device__ V counted(const CrossEntropyProblem& p, std::int64_t row) {
   if (!p.has_labels()) return 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Four elements of 16 bits, beside packs of four floats: what a branch of a narrower dtype than the
-// residual's moves at once.
+// Packs of a 16-bit x beside a float32 residual: four elements of x, which are moved at once for
+// each pack of four floats.
 #pragma once
 
 #include "core/cuda/pack.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The choice between the engines of the norms.
+// The choice between the CUDA engines of the norms.
 #include "core/cuda/built.h"
 #include "core/cuda/device.h"
 #include "core/select.h"
@@ -10,7 +10,7 @@
 namespace transformer_kernels::cuda {
 namespace {
 
-// Chunks come before what the other tables have.
+// Chunk plans come before those of the other tables.
 template <class Table, class Problem>
 std::optional<std::size_t> find_chunk_plan(const Table& table, const Problem& p,
                                            const DeviceLimits& device) {

@@ -24,9 +24,9 @@ inline constexpr NormForwardPlan kDropoutNormForwardPlans[] = {
     {kAnyWidth, RowPlan{512, 1, 1, 0, 2, false, false, false}},
 };
 
-// The same of a branch of 16 bits beside a residual of float32, whose row bytes count. Rows of the
-// residual alone come by bulk copies: those of the branch go to the registers at once. What fits no
-// plan is converted.
+// Plans for an x of 16 bits beside a residual of float32, whose row bytes count. Only rows of the
+// residual come by bulk copies; those of x go straight to registers. A problem that fits no plan is
+// converted to float32.
 inline constexpr NormForwardPlan kMixedNormForwardPlans[] = {
     {4096, RowPlan{64, 1, 1, 4, 16, true, true, false}},
     {8192, RowPlan{128, 1, 1, 4, 8, true, true, false}},
@@ -34,8 +34,8 @@ inline constexpr NormForwardPlan kMixedNormForwardPlans[] = {
     {kAnyWidth, RowPlan{256, 1, 1, 0, 4, true, false, false}},
 };
 
-// Of the backward pass where there is a gradient of the sum, as there is in a pre-norm model; the
-// norm's kernels and dropout's, one behind the other, take the rest.
+// Plans of the backward pass with a gradient of the sum, as in a pre-norm model; without it the
+// norm's kernel and then dropout's run.
 //           packs warps groups cluster stages
 inline constexpr RingPlan kDropoutNormBackwardPlans[] = {
     {1, 3, 8, 1, 2},  {1, 4, 6, 1, 2},  {2, 4, 4, 1, 2},  {2, 8, 2, 1, 2},

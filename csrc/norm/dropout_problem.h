@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The norm of dropout(x + x_bias) + residual, host side: the problem of a norm and that of dropout,
-// which share matrices. Forward, the sum that is normalised is dropout's y; backward, the gradient
-// of that sum, the norm's dx, is dropout's dy.
+// Checked arguments of the norm of dropout(x + x_bias) + residual: the problem of a norm and that
+// of dropout, which share matrices. Forward, the sum that is normalised is dropout's y; backward,
+// the gradient of that sum, the norm's dx, is dropout's dy.
 #pragma once
 
 #include "norm/problem.h"

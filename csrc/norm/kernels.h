@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The engines of the norms on CUDA, each in a room of its own: rows/, ring/, chunk/, direct/,
+// The CUDA engines of the norms, each in a folder of its own: rows/, ring/, chunk/, direct/,
 // plain/. Each is compiled in a unit of its own for each storage type T of the matrices
 // (instances.cmake), and runs row `plan` of its plan table. This header needs no CUDA header.
 #pragma once
@@ -23,7 +23,7 @@ void run_norm_forward_ring(const Context& context, const NormForwardProblem& p, 
 template <class T>
 void run_norm_forward_chunk(const Context& context, const NormForwardProblem& p, std::size_t plan);
 
-// Of the table of dropout_plan.h.
+// `plan` is a row of the table of dropout_plan.h.
 template <class T>
 void run_dropout_norm_forward_rows(const Context& context, const DropoutNormForwardProblem& p,
                                    std::size_t plan);
@@ -31,7 +31,7 @@ template <class T>
 void run_dropout_norm_forward_bulk(const Context& context, const DropoutNormForwardProblem& p,
                                    std::size_t plan);
 
-// Of a branch of X, 16 bits, beside sums of float32. Plans are those of the tables of mixed norms.
+// For an x of X, 16 bits, beside sums of float32. `plan` is a row of the tables of mixed norms.
 template <class X>
 void run_mixed_norm_forward_rows(const Context& context, const DropoutNormForwardProblem& p,
                                  std::size_t plan);
@@ -42,7 +42,7 @@ template <class X>
 void run_mixed_norm_backward_ring(const Context& context, const DropoutNormBackwardProblem& p,
                                   std::size_t plan);
 
-// What has no plan there, through float32 in scratch memory.
+// Mixed norms that fit no plan, through float32 in scratch memory.
 void run_mixed_norm_forward_converted(const Context& context, const DropoutNormForwardProblem& p);
 void run_mixed_norm_backward_converted(const Context& context, const DropoutNormBackwardProblem& p);
 
@@ -68,7 +68,7 @@ void sum_norm_bias_gradient(const Context& context, const NormBackwardProblem& p
 
 // ------------------------------------------------------------------ for the units
 
-// Rows of the plan tables as types: what a kernel takes as its template argument.
+// Rows of the plan tables as types, which kernels take as template arguments.
 template <std::size_t kIndex>
 struct NormForwardPlanAt {
   static constexpr NormForwardPlan kEntry = kNormForwardPlans[kIndex];
@@ -108,8 +108,8 @@ constexpr bool traits_suit(unsigned wanted, bool center, bool residual) {
 }
 
 // Calls body.operator()<Plan, kCenter, kResidual>() for row `plan` of the table, of which
-// kRuns(row) says whether the unit has its kernels. What the row's traits rule out is
-// not even compiled.
+// kRuns(row) says whether the unit has its kernels. Combinations that the row's traits rule out are
+// not compiled.
 template <class T, auto kRuns, class Body>
 void dispatch_norm_forward(const NormForwardProblem& p, std::size_t plan, Body&& body) {
   dispatch_index<std::size(kNormForwardPlans)>(plan, [&]<std::size_t kIndex>() {
@@ -126,7 +126,7 @@ void dispatch_norm_forward(const NormForwardProblem& p, std::size_t plan, Body&&
   });
 }
 
-// The same of the backward table; kResidual: there is a gradient of the sum.
+// dispatch_norm_forward() for the backward table; kResidual: there is a gradient of the sum.
 template <class T, auto kRuns, class Body>
 void dispatch_norm_backward(const NormBackwardProblem& p, std::size_t plan, Body&& body) {
   dispatch_index<std::size(kNormBackwardPlans)>(plan, [&]<std::size_t kIndex>() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Norms of a branch of 16 bits beside a residual of float32 that fit no plan: the branch is
-// converted to float32, and what comes of it back.
+// Norms of a 16-bit x beside a float32 residual that fit no plan: x is converted to float32, and
+// the results back.
 #include <algorithm>
 
 #include "core/cuda/launch.cuh"

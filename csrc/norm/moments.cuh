@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Statistics of a row in parts, and what is done with them: the pieces that the forward kernels of
-// the norms share.
+// Statistics of a row in parts, and their use: the code that the forward kernels of the norms
+// share.
 //
-// Statistics in two levels. A warp sums its elements and their squares in one pass, both relative
-// to an anchor, the mean of two elements that it owns: what a row has in common leaves every sum
-// before it can round, and a row of one value gives exactly the bias. The warps' (mean, M2) then
-// merge around the row's mean by their element counts (Chan, Golub and LeVeque 1983).
+// Statistics have two levels. A warp sums its elements and their squares in one pass, both relative
+// to an anchor, the mean of two elements that it owns: the common part of a row is subtracted
+// before a sum can round it, and a row of one value gives exactly the bias. The warps' (mean, M2)
+// then merge around the row's mean by their element counts (Chan, Golub and LeVeque 1983).
 #pragma once
 
 #include "core/cuda/pack.cuh"
@@ -22,8 +22,8 @@ struct alignas(4 * sizeof(V)) Moments {
   V m2;
 };
 
-// What a warp anchors its sums to: the mean of two elements of a pack, seldom an outlier. That of
-// two equal values is exact.
+// The anchor of a warp's sums: the mean of two elements of a pack, which is seldom an outlier. The
+// mean of two equal values is exact.
 template <int kSize, class V>
 __device__ __forceinline__ V anchor_in_pack(const V* value) {
   return kSize == 1 ? value[0] : V(0.5) * (value[0] + value[kSize - 1]);
@@ -100,13 +100,13 @@ struct Affine {
     if (p.bias) bias.load(static_cast<const W*>(p.bias) + col);
   }
 
-  // The same at any alignment, for a pack that may reach out of the row.
+  // load() at any alignment, for a pack that may reach out of the row.
   __device__ __forceinline__ void load_shifted(const NormForwardProblem& p, std::int64_t col) {
     if (p.weight) weight.load_shifted(static_cast<const W*>(p.weight), col, p.cols);
     if (p.bias) bias.load_shifted(static_cast<const W*>(p.bias), col, p.cols);
   }
 
-  // The same as floats.
+  // This Affine as floats.
   __device__ __forceinline__ Affine<float, kSize> widened() const {
     return {weight.widened(), bias.widened()};
   }

@@ -19,7 +19,7 @@ constexpr Backends<DropoutNormForwardProblem> kDropoutForward{
 constexpr Backends<DropoutNormBackwardProblem> kDropoutBackward{
     .cpu = cpu::dropout_norm_backward, .cuda = kHasCuda ? cuda::dropout_norm_backward : nullptr};
 
-// What tells the members of the family apart.
+// The properties in which members of the family differ.
 struct Member {
   const char* op;
   bool center;
@@ -53,7 +53,7 @@ constexpr Typed like_dy(DType dtype) { return {dtype, "dy", "the dtype of dy"}; 
 // Checks the operands of one call against its x.
 class Operands {
  public:
-  // `sums`: the dtype of what is normalised, by default x's.
+  // `sums`: the dtype that is normalised, by default x's.
   Operands(const Member& member, Device device, const TensorView& x,
            std::optional<Typed> sums = std::nullopt)
       : member_(member),
@@ -63,7 +63,7 @@ class Operands {
     check_.floating("x", x);
   }
 
-  // Of the dtype of what is normalised, or of `typed`.
+  // A matrix of the dtype that is normalised, or of `typed`.
   Rows input(const char* name, const TensorView& view) const { return input(name, view, sums_); }
   Rows input(const char* name, const TensorView& view, const Typed& typed) const {
     if (!view.defined()) return {};
@@ -77,12 +77,13 @@ class Operands {
     return {view.data, checked_output_stride(member_.op, name, view)};
   }
 
-  // Of sums beside a branch, which is x: its dtype, or float32 beside 16 bits.
+  // Checks a residual or sum beside x: it has x's dtype, or float32 beside 16 bits.
   void sums(const char* name, const TensorView& view) const {
     check_.typed_or_float32(name, view, x_.dtype, "x");
   }
 
-  // Of a branch beside sums: their dtype, or 16 bits beside float32.
+  // Checks x, or a gradient of its dtype, beside sums: it has their dtype, or 16 bits beside
+  // float32.
   void branch(const char* name, const TensorView& view) const {
     check_.floating(name, view);
     const bool wide = sums_.dtype == DType::kFloat32;
@@ -91,7 +92,7 @@ class Operands {
                wide ? ", float16 or bfloat16" : "", " (the dtype of ", sums_.name, ")");
   }
 
-  // A parameter or its gradient: one value a column, of the dtype of what is normalised or float32.
+  // A parameter or its gradient: one value a column, of the dtype that is normalised or float32.
   // `dtype` is that of the others.
   void* parameter(const char* name, const TensorView& view, DType dtype) const {
     if (!view.defined()) return nullptr;

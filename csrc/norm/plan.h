@@ -12,7 +12,8 @@
 
 namespace transformer_kernels::cuda {
 
-// What a problem is, where it matters for the choice of a plan. A plan names the traits it wants.
+// The properties of a problem that decide the choice of a plan. A plan names the traits that it
+// needs.
 enum NormTrait : unsigned {
   kLayerNorm = 1u << 0,
   kRmsNorm = 1u << 1,
@@ -245,7 +246,7 @@ inline constexpr NormBackwardPlan kNormBackwardPlans[] = {
 };
 // clang-format on
 
-// What depends on the problem besides: how many rows the ring has room for.
+// The part of the layout that depends on the problem too: the number of rows in the ring.
 struct NormBackwardShape {
   int stages;
   int shared_bytes;  // dynamic
@@ -264,7 +265,7 @@ inline NormBackwardShape norm_backward_shape(const RingPlan& plan, const NormBac
   const int weight_bytes = ring_weight_bytes(plan, element_bytes);
   const int stages =
       ring_stages(plan, tensors, ring_static_bytes(plan, kMessageBytes) + weight_bytes, device);
-  // At the end the groups' sums of dweight and dbias meet in the ring's memory.
+  // At the end the ring's memory holds the groups' sums of dweight and dbias.
   const int fold_bytes = plan.groups * 2 * plan.cta_row_bytes() / element_bytes * 4;
   const int ring_bytes = stages * plan.stage_bytes() * tensors;
   return {stages, weight_bytes + std::max(ring_bytes, fold_bytes)};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the engines of the family are given: checked arguments as plain rows. layer_norm and
-// rms_norm differ in one bit, whether the mean is taken off, and share everything below.
+// Checked arguments of the family, as plain rows: the problems that its engines take. layer_norm
+// and rms_norm differ only in whether the mean is subtracted, and share everything below.
 #pragma once
 
 #include <string>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The backward pass on CUDA. Without a bias, a thread owns a pack of one row, as in the forward
-// pass. With one, it walks down some rows and sums up the gradients of their biases; the sums of a
-// CTA are added in shared memory, those of all CTAs by core/cuda/column_sum.h. Single elements, for
-// operands that are not aligned, always go the second way: it gives the same without a bias.
+// pass. With one, a thread walks down some rows and sums the gradients of their biases; a CTA adds
+// up its threads' sums in shared memory, and core/cuda/column_sum.h those of all CTAs. Operands
+// that are not aligned go element by element and always take the second way, which works without a
+// bias too.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Gradients of biases, summed up by the threads of a PointwiseGrid: each has the sum of its rows, a
-// CTA adds up those of its threads, and core/cuda/column_sum.h those of all CTAs.
+// Gradients of biases, summed by the threads of a PointwiseGrid: each thread sums its rows, a CTA
+// adds up its threads' sums, and core/cuda/column_sum.h those of all CTAs.
 #pragma once
 
 #include "pointwise/plan.h"
@@ -16,7 +16,7 @@ struct BiasSums {
   int rows_per_thread;
 };
 
-// Adds up what the rows of threads of a CTA have, in their order.
+// Adds up the sums of a CTA's rows of threads, in their order.
 template <int kSize, class A>
 __device__ __forceinline__ void write_sums(A* out, std::int64_t count, const A (&sum)[kSize]) {
   __shared__ A shared[kPointwiseThreads * kSize];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Dropout on CUDA. A thread owns eight elements of a row (dropout_eight.cuh); where the gradient of
-// a bias is wanted it walks down some rows, and sums up what it gives them.
+// Dropout on CUDA. A thread owns eight elements of a row (dropout_eight.cuh). Where the gradient of
+// a bias is wanted, it walks down some rows and sums their gradients.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
@@ -9,7 +9,7 @@
 
 namespace transformer_kernels::cuda {
 
-// Of x, or of dy: y = drop(x).
+// Dropout alone, forward with x in the place of dy or backward: dx = drop(dy).
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kPointwiseThreads)
     dropout_kernel(const __grid_constant__ DropoutBackwardProblem p) {
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kPointwiseThreads)
   eight.store(row_of<T>(p.dx, row), value);
 }
 
-// Of a processor, 5 CTAs or the 6 that its registers then have room for keep enough loads on their
-// way; more would take registers that the bias needs.
+// 5 CTAs on an SM, or the 6 that the registers then allow, keep enough loads under way; more would
+// take registers that the bias needs.
 template <class T, bool kPacks, bool kBias>
 __global__ void __launch_bounds__(kPointwiseThreads, kPacks ? (kBias || sizeof(T) == 4 ? 5 : 8) : 1)
     bias_dropout_add_kernel(const __grid_constant__ DropoutForwardProblem p) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Dropout on the CPU, for calls that go on with its rows while they are in the cache.
+// Dropout on the CPU, for ops that use its rows while they are in the cache.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class DropoutBackwardRows {
   DropoutBackwardRows& operator=(const DropoutBackwardRows&) = delete;
 
   void chunk(std::int64_t index) const;
-  // Behind all chunks: the gradient of the bias.
+  // Call after all chunks: writes the gradient of the bias.
   void finish(const Context& context) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a thread of dropout's kernels owns: eight elements of a row, for which it draws eight random
-// numbers, as kParts packs of kSize.
+// The eight elements of a row that a thread of dropout's kernels owns, and draws eight random
+// numbers for. They are kParts packs of kSize:
 //
 //   16-bit types    one pack of 16 bytes
 //   float32         two packs of 16 bytes, half a row apart, so that a warp's accesses are whole
@@ -42,7 +42,7 @@ struct DropoutEight {
   }
   __device__ __forceinline__ std::int64_t count_of(int part) const { return cols - col_of(part); }
 
-  // As they lie in memory.
+  // The elements as they are stored.
   struct Raw {
     std::conditional_t<kPacks, uint4, T> piece[kPacks ? kParts : kSize];
   };

@@ -9,8 +9,8 @@
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
 
-// What an element that is dropped has for a factor: a sign, so that what it multiplies, NaN or
-// infinite as it may be, is not looked at.
+// The factor of a dropped element. Its sign alone counts: kept() gives 0 without a look at the
+// product, which may be NaN or infinite.
 inline constexpr int kDropped = -1;
 
 // The factors of neighbouring elements, in runs. A run may begin amid the numbers of a counter; the
@@ -18,7 +18,7 @@ inline constexpr int kDropped = -1;
 template <class T, class A = accumulate_t<T>>
 class Factors {
  public:
-  // Of elements from number `first` on.
+  // Factors of the elements from number `first` on.
   Factors(const DropoutDraw& draw, std::int64_t first)
       : draw_(draw),
         scale_(static_cast<A>(draw.scale)),
@@ -39,7 +39,7 @@ class Factors {
   }
 
  private:
-  // Of the next block of counters.
+  // Draws the factors of the next block of counters.
   TFK_INLINE void draw_into(A* factors) {
     alignas(64) std::uint16_t numbers[kPhiloxNumbers];
     philox_block(draw_.seed, static_cast<std::uint64_t>(counter_), draw_.offset, numbers);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Dropout on the CPU: what the source compiled once per instruction set exports.
+// Dropout on the CPU: the exports of dropout_isa.cpp, which is compiled once per instruction set.
 #pragma once
 
 #include "core/cpu/isa.h"

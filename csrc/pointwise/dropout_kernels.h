@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Dropout's kernels on CUDA, compiled in a unit of its own for each storage type T
-// (dropout_typed.cu). `packs`: operands are aligned to 16 bytes, and the first element of each row
-// to a counter. No CUDA header.
+// Dropout's CUDA kernels, compiled in a unit of its own for each storage type T (dropout_typed.cu).
+// `packs`: operands are aligned to 16 bytes, and the first element of each row to a counter. No
+// CUDA header.
 #pragma once
 
 #include "pointwise/dropout_problem.h"

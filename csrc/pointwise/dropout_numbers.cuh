@@ -18,14 +18,14 @@ class DropoutNumbers {
       : key_(draw.seed_data != nullptr ? draw.seed_data[0] : draw.seed),
         offset_(draw.seed_data != nullptr ? draw.seed_data[1] : draw.offset) {}
 
-  // Of eight elements, the first of which is a multiple of eight.
+  // The numbers of eight elements, the first of which is a multiple of eight.
   __device__ __forceinline__ uint4 aligned(std::int64_t element) const {
     const PhiloxWords words =
         philox(key_, static_cast<std::uint64_t>(element) / kDropoutNumbers, offset_);
     return make_uint4(words.word[0], words.word[1], words.word[2], words.word[3]);
   }
 
-  // Of kSize elements, 8, 4 or 1, the first of which is a multiple of as many.
+  // The numbers of kSize elements, 8, 4 or 1, the first of which is a multiple of kSize.
   template <int kSize>
   __device__ __forceinline__ uint4 of_pack(std::int64_t element) const {
     const uint4 eight = aligned(element);
@@ -38,16 +38,17 @@ class DropoutNumbers {
     }
   }
 
-  // Of any eight neighbouring elements.
+  // The numbers of any eight neighbouring elements.
   __device__ __forceinline__ uint4 any(std::int64_t element) const {
     const int skip = static_cast<int>(element % kDropoutNumbers);
     const uint4 low = aligned(element);
     return skip == 0 ? low : shift_packs<2>(low, aligned(element + kDropoutNumbers), 2 * skip);
   }
 
-  // Of two packs of four elements, where a pair of threads, of which `odd` is one, owns two eights:
-  // `element` begins the eight of which the even thread has the first four and the odd one the
-  // last, and is followed by the other eight `distance` elements later. Each draws one of them.
+  // The numbers of two packs of four elements, where a pair of threads shares two groups of eight:
+  // the even thread owns the first half of each group, the odd one (`odd`) the last. `element`
+  // begins the first group, and the second begins `distance` elements later. Each thread draws one
+  // group for both.
   __device__ __forceinline__ uint4 of_pair(std::int64_t element, std::int64_t distance,
                                            bool odd) const {
     const uint4 own = aligned(element + (odd ? distance : 0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Dropout, host side: checked arguments as plain rows.
+// Checked arguments of dropout, as plain rows.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace transformer_kernels {
 
-// Which elements stay, and what they are multiplied with.
+// The elements that dropout keeps, and their factor.
 struct DropoutDraw {
   static constexpr std::uint32_t kValues = 65536;
 
@@ -54,7 +54,7 @@ struct DropoutBackwardProblem {
   DropoutDraw draw;
 };
 
-// The gradient of x: what the forward pass would make of dy.
+// The gradient of x, which is the forward pass applied to dy.
 constexpr DropoutForwardProblem dropout_of_gradient(const DropoutBackwardProblem& p) {
   return {.op = p.op,
           .dtype = p.dtype,
@@ -68,7 +68,7 @@ constexpr DropoutForwardProblem dropout_of_gradient(const DropoutBackwardProblem
           .draw = p.draw};
 }
 
-// Of no rows, the gradient of a bias is 0.
+// Without rows the gradient of a bias is 0, and is still written.
 constexpr bool is_empty(const DropoutForwardProblem& p) { return p.rows == 0 || p.cols == 0; }
 constexpr bool is_empty(const DropoutBackwardProblem& p) {
   return p.cols == 0 || (p.rows == 0 && p.dbias == nullptr);

@@ -20,7 +20,7 @@ void dispatch_packs(bool packs, Body&& body) {
   body.template operator()<false>();
 }
 
-// Of a row, in threads; of which `together` draw for each other.
+// The number of threads of a row; `together` neighbouring threads draw for each other.
 template <class Eight>
 struct ThreadsOfRow {
   static constexpr int together = Eight::kParts;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The forward pass on CUDA: a thread owns a pack of columns of one row, of a few rows where there
-// is a bias, which it then reads once for all of them. No loop, so that all loads leave at once.
+// The forward pass on CUDA. A thread owns a pack of columns of one row or, with a bias, of a few
+// rows, and reads the bias once for all of them. There is no loop, so that all loads are issued at
+// once.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"

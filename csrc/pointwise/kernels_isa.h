@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The family's engine on the CPU: what the source compiled once per instruction set exports.
+// The family's CPU engine: the exports of kernels_isa.cpp, which is compiled once per instruction
+// set.
 #pragma once
 
 #include "core/cpu/isa.h"

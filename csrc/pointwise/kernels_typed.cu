@@ -24,7 +24,7 @@ void dispatch_pointwise(Pointwise op, bool packs, Body&& body) {
   });
 }
 
-// Of one bias as well as of two: partial sums of both lie side by side.
+// The backward pass with one bias or two: the partial sums of both lie side by side.
 template <class T, int kSize, class Op>
 void backward_with_bias(const Context& context, const PointwiseBackwardProblem& p) {
   using A = accumulate_t<T>;

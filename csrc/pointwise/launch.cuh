@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A PointwiseGrid as a launch.
+// The launch of a PointwiseGrid.
 #pragma once
 
 #include "core/cuda/launch.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a thread of the family's kernels moves at once: kSize neighbouring elements of T, 16 bytes
-// or a single one. The last pack of a row may have fewer, `count`.
+// Packs of the family's kernels, which a thread moves at once: kSize neighbouring elements of T, 16
+// bytes or a single one. The last pack of a row may have fewer elements, `count`.
 #pragma once
 
 #include "core/cuda/pack.cuh"
@@ -8,7 +8,7 @@
 
 namespace transformer_kernels::cuda {
 
-// Which elements a thread of a PointwiseGrid owns: a pack from column `col` on, in each of its
+// The elements that a thread of a PointwiseGrid owns: a pack from column `col` on, in each of its
 // rows.
 struct PointwisePlace {
   std::int64_t col;
@@ -37,7 +37,7 @@ __device__ __forceinline__ T* row_of(const Rows& matrix, std::int64_t row) {
   return static_cast<T*>(matrix.data) + row * matrix.stride;
 }
 
-// By plain loads: where stores are plain as well, loads that no cache keeps cost 2 to 6 %.
+// Loads a pack by plain loads: beside plain stores, loads that no cache keeps cost 2 to 6 %.
 template <class T, int kSize>
 __device__ __forceinline__ typename Pack<T, kSize>::Raw load_pack(const T* pointer,
                                                                   std::int64_t count) {
@@ -82,8 +82,8 @@ __device__ __forceinline__ void load_bias(const B* pointer, std::int64_t count, 
   }
 }
 
-// The same where T is x's storage, and that of the bias T or the type of sums. An absent bias is
-// -0, which changes nothing that it is added to.
+// load_bias() for a bias that is stored as T, the storage type of x, or as the type of sums. An
+// absent bias counts as -0, which leaves every sum as it is.
 template <class T, int kSize, class A = accumulate_t<T>>
 __device__ __forceinline__ void load_bias(const void* bias, bool is_wide, std::int64_t col,
                                           std::int64_t count, A (&value)[kSize]) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Parts of rows, for the family's sources that are compiled once per instruction set: where their
-// elements lie, and how results are stored.
+// Parts of rows, for the family's sources that are compiled once per instruction set: the addresses
+// of their elements, and the stores of results.
 #pragma once
 
 #include "core/cpu/row_loop.h"

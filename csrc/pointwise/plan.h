@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the CUDA kernels lay a matrix over threads. Host-only: tested without a GPU.
+// The plan by which the CUDA kernels lay a matrix over threads. Host-only: tested without a GPU.
 #pragma once
 
 #include <algorithm>

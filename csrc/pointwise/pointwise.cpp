@@ -208,7 +208,7 @@ void pointwise_forward(const Context& context, const PointwiseForward& arguments
 
 void pointwise_backward(const Context& context, const PointwiseBackward& arguments) {
   const PointwiseBackwardProblem problem = check(context, arguments);
-  // Of no rows, the gradient of a bias is 0.
+  // Without rows the gradient of a bias is 0, and is still written.
   const bool sums = problem.dbias != nullptr || problem.dup_bias != nullptr;
   if (problem.cols == 0 || (problem.rows == 0 && !sums)) return;
   run_on(name_of(problem.op), kBackward, context, problem);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The family, host side: its ops as types, and checked arguments as plain rows.
+// The family's ops as types, and its checked arguments as plain rows.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a thread needs of the tables: the cosines and sines of its unit's frequencies.
+// Loads the cosines and sines of a thread's unit from the tables.
 #pragma once
 
 #include "core/cuda/pack.cuh"
@@ -61,8 +61,9 @@ struct RopeUnit {
   bool rotates;
 };
 
-// Of halves, two packs half of the rotated row apart; of neighbours, as many packs apart as a row
-// has units, so that neighbouring threads read neighbouring packs, or the two numbers of a pair.
+// The unit of number `index` of a head. In the halves style a rotated unit is two packs half of the
+// rotated row apart. With neighbours its packs are as many packs apart as a row has units, so that
+// neighbouring threads read neighbouring packs, or it is the two numbers of a pair.
 template <int kSize, bool kNeighbours>
 __device__ __forceinline__ RopeUnit unit_of(const RopeProblem& p, int rotated, int units,
                                             int index) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the family's ops check of heads, results, tables and positions.
+// Checks that the family's ops share: of heads, results, tables and positions.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The family's kernels on CUDA, compiled in a unit of its own for each storage type T
+// The family's CUDA kernels, compiled in a unit of its own for each storage type T
 // (kernels_typed.cu). `packs`: rows are made of aligned packs of 16 bytes. No CUDA header.
 #pragma once
 

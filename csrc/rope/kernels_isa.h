@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The family's engine on the CPU: what the source compiled once per instruction set exports.
+// The family's CPU engine: the exports of kernels_isa.cpp, which is compiled once per instruction
+// set.
 #pragma once
 
 #include "core/cpu/isa.h"
@@ -27,7 +28,7 @@ struct RopeTask {
 struct RopeKernels {
   static constexpr int kDTypes = 4;  // indexed by the floating-point values of DType
 
-  // At most kTokensPerBlock.
+  // Rotates at most kTokensPerBlock tokens.
   void (*rotate[kDTypes])(const RopeTask& task, const RopeToken* tokens, int count);
   void (*finish)();  // after the last call of a thread
 };

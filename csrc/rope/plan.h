@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How the CUDA kernels lay tokens and their heads over threads. Host-only: tested without a GPU.
+// The plan by which the CUDA kernels lay tokens and their heads over threads. Host-only: tested
+// without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +49,7 @@ inline bool packs_fit(const RopeProblem& p) {
          starts(p.k_rotated);
 }
 
-// The same of the tables' rows.
+// Whether the rows of both tables are made of aligned packs.
 inline bool table_packs_fit(const AngleTables& t) {
   const auto starts = [&](const Rows& table) {
     return reinterpret_cast<std::uintptr_t>(table.data) % 16 == 0 &&

@@ -12,7 +12,7 @@ struct Token {
   std::int64_t time;
 };
 
-// Which of them frequency f takes its position from.
+// The axis of positions that frequency f uses.
 TFK_INLINE int axis_of(const AngleTables& t, std::int64_t frequency) {
   return frequency < t.axis_end[0] ? 0 : (frequency < t.axis_end[1] ? 1 : 2);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The family, host side: checked arguments as plain heads of tokens, and where their angles are.
+// Checked arguments of the family: heads of tokens with plain strides, and where their angles are.
 #pragma once
 
 #include <string>

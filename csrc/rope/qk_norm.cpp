@@ -109,7 +109,7 @@ void qk_norm_forward(const Context& context, const QkNormForward& arguments) {
 
 void qk_norm_backward(const Context& context, const QkNormBackward& arguments) {
   const QkNormBackwardProblem problem = check(context, arguments);
-  // Of no rows, the gradient of a weight is 0.
+  // Without rows the gradient of a weight is 0, and is still written.
   if (!has_no_rows(problem.rope) || (problem.has_sums() && problem.rope.dim > 0)) {
     run_on(kOp, kBackward, context, problem);
   }

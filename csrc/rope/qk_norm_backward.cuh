@@ -3,9 +3,9 @@
 //
 //   dw = sum over rows g xhat        dx = rstd (g w - xhat sum(g w xhat) / D)
 //
-// A CTA is of q or of k. A group of lanes owns every tokens-of-the-grid-th token, with all its
-// heads. A lane keeps the sums of its unit's weights in registers; those of a CTA's groups meet in
-// shared memory, and each CTA writes a row of partial sums.
+// A CTA works on either q or k. A group of lanes owns every n-th token with all its heads, n being
+// the number of groups in the grid. A lane keeps the sums of its unit's weights in registers; the
+// groups of a CTA add theirs up in shared memory, and each CTA writes a row of partial sums.
 #pragma once
 
 #include "rope/qk_norm_rows.cuh"
@@ -48,7 +48,7 @@ __device__ __forceinline__ A weighted_product(const UnitValues<T, kSize>& g,
   return sum;
 }
 
-// What of a row all its lanes need.
+// The results of a row that all its lanes need.
 template <class A>
 struct RowSums {
   A rstd;
@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kQkNormThreads, kQkNormBackwardCtas)
   }
 }
 
-// The same for rows of single elements, of any number: a group of lanes goes through a row twice,
-// and has a row of partial sums of its own, zeros at first, in memory.
+// The kernel for rows of any number of single elements: a group of lanes goes through a row twice,
+// and keeps its own row of partial sums in memory, zeros at first.
 template <class T>
 __global__ void __launch_bounds__(kQkNormThreads, kQkNormBackwardCtas)
     qk_norm_backward_elements_kernel(const __grid_constant__ QkNormBackwardProblem problem,

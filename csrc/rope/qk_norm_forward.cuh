@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kQkNormThreads, kQkNormForwardCtas)
   }
 }
 
-// The same for rows of single elements, of any number: lanes go through the units of a row, and
+// The kernel for rows of any number of single elements: lanes go through the units of a row, and
 // read it twice.
 template <class T>
 __global__ void __launch_bounds__(kQkNormThreads)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Normalisation of heads, and the rotation behind it. Compiled once per instruction set; see
+// Normalisation of heads followed by the rotation. Compiled once per instruction set; see
 // core/cpu/isa.h.
 //
-// Between norm and rotation a row lies in the type of sums, in order, in the first-level cache.
+// Between norm and rotation a row lies in the first-level cache, in order, in the type of sums.
 #include "rope/qk_norm_isa.h"
 #include "rope/rows.h"
 

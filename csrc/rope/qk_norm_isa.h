@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// qk_norm's engine on the CPU: what the source compiled once per instruction set exports.
+// qk_norm's CPU engine: the exports of qk_norm_isa.cpp, which is compiled once per instruction set.
 #pragma once
 
 #include "rope/kernels_isa.h"
@@ -24,9 +24,10 @@ struct QkNormBackwardTask {
 struct QkNormKernels {
   static constexpr int kDTypes = 4;  // indexed by the floating-point values of DType
 
-  // At most kTokensPerBlock.
+  // Takes at most kTokensPerBlock tokens.
   void (*forward[kDTypes])(const QkNormForwardTask& task, const RopeToken* tokens, int count);
-  // The same; adds to the sums of both weights' gradients, [2][wide_cols].
+  // Takes at most kTokensPerBlock tokens; adds to the sums of both weights' gradients,
+  // [2][wide_cols].
   void (*backward[kDTypes])(const QkNormBackwardTask& task, const RopeToken* tokens, int count,
                             void* sums);
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// qk_norm's kernels on CUDA, compiled in a unit of its own for each storage type T
-// (qk_norm_typed.cu). `packs`: rows are made of aligned packs of 16 bytes, no more than a warp's
-// lanes own. No CUDA header.
+// qk_norm's CUDA kernels, compiled in a unit of its own for each storage type T (qk_norm_typed.cu).
+// `packs`: rows are made of aligned packs of 16 bytes, no more than a warp's lanes own. No CUDA
+// header.
 #pragma once
 
 #include "rope/qk_norm_problem.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How qk_norm's CUDA kernels lay rows over lanes. Host-only: tested without a GPU.
+// The plan by which qk_norm's CUDA kernels lay rows over lanes. Host-only: tested without a GPU.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ constexpr QkNormGrid qk_norm_grid(const RopeProblem& p, std::int64_t size) {
   return {static_cast<int>(rotated), static_cast<int>(units), static_cast<int>(lanes)};
 }
 
-// Of the shape alone: so are the sums.
+// The number of CTAs depends on the shape alone, and so does the order of sums.
 constexpr std::int64_t qk_norm_ctas(const RopeProblem& p, const QkNormGrid& grid) {
   return std::clamp<std::int64_t>(divide_up(p.tokens(), grid.groups()), 1, kQkNormSums);
 }

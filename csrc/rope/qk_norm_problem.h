@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// qk_norm, host side: a rotation whose rows are normalised before it, or whose gradients pass the
-// norm behind it.
+// Checked arguments of qk_norm: a rotation whose rows are normalised before it, or whose gradients
+// pass the norm after it.
 #pragma once
 
 #include "rope/problem.h"

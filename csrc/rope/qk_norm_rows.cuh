@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What the passes of qk_norm do with a row, a head of a token, that a group of lanes owns.
+// The steps of qk_norm's passes on a row, one head of a token, that a group of lanes owns.
 //
-// A lane's unit is what the rotation turns (angles.cuh): packs of a row that the lane norms
-// are the ones that it rotates, and nothing but the sum of squares crosses lanes.
+// A lane's unit is the unit of the rotation (angles.cuh): a lane normalises the packs that it
+// rotates, so nothing but the sum of squares crosses lanes.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
@@ -12,8 +12,8 @@
 
 namespace transformer_kernels::cuda {
 
-// Over groups of `lanes` neighbouring lanes; every lane of the warp takes part. The sums do not
-// wait for each other.
+// Sums over groups of `lanes` neighbouring lanes; every lane of the warp takes part. The sums do
+// not wait for each other.
 template <class A, int kCount>
 __device__ __forceinline__ void sum_over(A (&values)[kCount], int lanes) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) {
@@ -64,7 +64,7 @@ struct UnitPacks {
     return v;
   }
 
-  // Of packs that were unpacked before.
+  // values() by other instructions, for packs that were unpacked before (core/cuda/pack.cuh).
   __device__ __forceinline__ UnitValues<T, kSize> values_again() const {
     UnitValues<T, kSize> v;
     P::unpack_again(first, v.first);

@@ -53,7 +53,7 @@ void backward(const Context& context, const QkNormBackwardProblem& p, std::int64
               false);
 }
 
-// As many CTAs of k as of q.
+// The grid has as many CTAs for k as for q.
 QkNormGrid backward_grid(const RopeProblem& p, std::int64_t size) {
   QkNormGrid grid = qk_norm_grid(p, size);
   grid.q_ctas = static_cast<unsigned>(qk_norm_ctas(p, grid));

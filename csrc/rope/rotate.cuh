@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The rotation on CUDA: a thread owns one unit, two packs, of some heads of a token. It reads the
-// unit's angles once for all of them. No loop, so that all loads leave at once.
+// The rotation on CUDA: a thread owns one unit, two packs, of some heads of a token, and reads the
+// unit's angles once for all of them. There is no loop, so that all loads are issued at once.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Rotations of rows, for sources that are compiled once per instruction set (core/cpu/isa.h).
 //
-// The angles of a block of tokens are made first, as wide rows (core/cpu/simd.h), and stay in the
-// first-level cache while all heads of these tokens are rotated. Where neighbours are a pair, a
-// row's product with cosines, each twice, and that of its pairs swapped with sines, -sin and sin in
-// turns, add up to the result.
+// The angles of a block of tokens are computed first, as wide rows (core/cpu/simd.h), and stay in
+// the first-level cache while all heads of these tokens are rotated. Where neighbours are a pair,
+// the result is the row times the cosines, each repeated, plus the row with its pairs swapped times
+// the sines, -sin and sin in turns.
 #pragma once
 
 #include "core/cpu/row_loop.h"
@@ -14,7 +14,7 @@
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
 
-// Of one token, as many as its style reads; null where no sequence holds the token.
+// The angles of one token, as many as its style reads; null where no sequence holds the token.
 template <class A>
 struct WideAngles {
   const A* cos;
@@ -73,7 +73,7 @@ TFK_FLATTEN void widen_row(const AngleTables& t, const Rows& table, const Positi
   });
 }
 
-// Of a block of tokens.
+// The angles of a block of tokens.
 template <class T, class A = accumulate_t<T>>
 class BlockAngles {
  public:

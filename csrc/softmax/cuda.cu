@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The choice between the engines of softmax.
+// The choice between the CUDA engines of softmax.
 #include "core/cuda/built.h"
 #include "core/cuda/device.h"
 #include "core/select.h"

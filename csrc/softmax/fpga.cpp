@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Softmax on an FPGA array: what it refuses, and rows of tensors as scores.
+// Softmax on an FPGA array: the problems that it refuses, and rows of tensors as scores.
 #include <algorithm>
 #include <limits>
 #include <span>

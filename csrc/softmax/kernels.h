@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The engines of softmax on CUDA, each in a room of its own: rows/, chunk/, direct/. Each is
+// The CUDA engines of softmax, each in a folder of its own: rows/, chunk/, direct/. Each is
 // compiled in a unit of its own for each storage type T (instances.cmake), for either pass's
 // Problem, and runs row `plan` of its table. This header needs no CUDA header.
 #pragma once
@@ -31,7 +31,7 @@ inline constexpr const auto& kSoftmaxChunks = kSoftmaxForwardChunks;
 template <>
 inline constexpr const auto& kSoftmaxChunks<SoftmaxBackwardProblem> = kSoftmaxBackwardChunks;
 
-// A row of the plan table as a type: what a kernel takes as its template argument.
+// A row of the plan table as a type, which kernels take as a template argument.
 template <class Problem, std::size_t kIndex>
 struct SoftmaxPlanAt {
   static constexpr SoftmaxPlan kEntry = kSoftmaxPlans<Problem>[kIndex];

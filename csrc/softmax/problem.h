@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the engines of the family are given: checked arguments as plain rows.
+// Checked arguments of the family, as plain rows: the problems that its engines take.
 #pragma once
 
 #include <array>

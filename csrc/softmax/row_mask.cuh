@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the boolean, additive and causal masks say about one row.
+// The boolean, additive and causal masks of one row.
 #pragma once
 
 #include "core/cuda/pack.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Between PyTorch's stable ABI and the library: tensors to views, torch's allocator, stream and
-// thread pool to a Context, the library's errors to what Python sees.
+// Conversions between PyTorch's stable ABI and the library: tensors to views; torch's allocator,
+// stream and thread pool to a Context; the library's errors to Python exceptions.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -29,14 +29,14 @@ TensorView view_of(const char* op, const char* name, const std::optional<Tensor>
 // "int64": torch's name, where the library has none as well.
 std::string name_of_scalar(torch::headeronly::ScalarType type);
 
-// What a tensor becomes before it is looked at: itself, or a copy, for the time of the call, where
-// kernels could not read it in place (logged). `op` and `name` are for the log.
+// Prepare a tensor for kernels: each returns the tensor itself or, where kernels cannot read it in
+// place, a copy for the time of the call (logged). `op` and `name` are for the log.
 Tensor as_it_is(const char* op, const char* name, const Tensor& tensor);
 Tensor contiguous(const char* op, const char* name, const Tensor& tensor);
 Tensor with_even_rows(const char* op, const char* name, const Tensor& tensor);
 Tensor with_even_columns(const char* op, const char* name, const Tensor& tensor);
 Tensor with_broadcast_columns(const char* op, const char* name, const Tensor& tensor);
-// The same of indices, without gaps; other dtypes are refused, also those that the library lacks.
+// Prepares indices, without gaps. Refuses all other dtypes, also those that the library lacks.
 Tensor packed_indices(const char* op, const char* name, const Tensor& tensor);
 
 // `view` broadcast to `like`'s shape by strides of 0, as torch broadcasts: aligned at the last
@@ -52,7 +52,7 @@ Tensor new_rows_like(const TensorView& x);
 Tensor empty_heads(const TensorView& like, std::span<const std::int64_t> sizes);
 Tensor new_heads_like(const TensorView& x);
 Tensor empty_statistics(const TensorView& x);  // one element a row
-Tensor absent(const TensorView& x);            // 0 elements, for an output nobody wants
+Tensor absent(const TensorView& x);            // 0 elements, for an unwanted output
 
 // torch's current device, stream, allocator and thread pool for the time of one call.
 class CallContext {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The instruction sets of the CPU, for Python. The stable ABI passes texts as tensors of bytes.
+// The instruction sets of the CPU, for Python. The stable ABI passes strings as tensors of bytes.
 #include "transformer_kernels/cpu.h"
 
 #include <cstring>

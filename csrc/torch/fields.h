@@ -24,7 +24,7 @@
 
 namespace transformer_kernels::torch_ops {
 
-// What becomes of a tensor before it is looked at: itself, or a copy that kernels can read.
+// Prepares a tensor for kernels: returns the tensor itself, or a copy that kernels can read.
 using Prepare = Tensor (*)(const char* op, const char* name, const Tensor& tensor);
 
 template <class Arguments>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A raw op on the FPGA array that the environment names.
+// Runs a raw op on the FPGA array that the environment names.
 #pragma once
 
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace transformer_kernels::torch_ops {
 
-// Beside what RawOp asks of an op, Op::head_dim(arguments) is what it needs of an array, or 0.
+// An op needs one member more than RawOp asks for: Op::head_dim(arguments) is the head dim that the
+// array has to have, or 0.
 template <class Op>
 struct OnArray : Op {
   static std::string name() { return Op::name() + "_fpga"; }

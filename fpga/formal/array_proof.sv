@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The array takes a command only when it is at rest: nothing of the one before is on its way out.
-// What it offers it does not take back, and at rest it neither takes nor gives a beat.
+// The array takes a command only when it is at rest, with no output of the last command under way.
+// It never takes back an offer, and at rest it neither takes nor gives a beat.
 module array_proof (
     input logic         clk,
     input logic         command_valid,
@@ -22,7 +22,7 @@ module array_proof (
   stream_rules #(.WIDTH(NL * 16 + 1)) rules (
       .clk(clk), .reset(reset), .valid(m_valid), .ready(m_ready), .payload({m_last, m_data}));
 
-  // From the cycle in which a command is taken to the one in which its last beat is.
+  // High from the cycle that takes a command to the cycle that takes its last beat.
   logic under_way = 1'b0;
 
   always_ff @(posedge clk) begin

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Stands for the array in a proof: it does anything that array_proof.sv says it may.
+// Stands for the array in a proof: it may do anything that array_proof.sv allows.
 module attention_array #(
     parameter int R       = 1,
     parameter int C       = 2,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The top that speaks bytes sends nothing before it has a whole command, nothing between the last
-// byte of a reply and the next command, and takes back no byte that it offers.
+// The byte_top module sends nothing before it has a whole command, nothing between the last byte of
+// a reply and the next command, and takes back no byte that it offers.
 module byte_top_proof (
     input logic       clk,
     input logic       in_valid,

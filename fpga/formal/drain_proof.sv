@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The drain sends as many beats as a tile has, whatever the taker does; the last of the command's
-// last tile is marked, and no other; and the rows' results may be overwritten only when all of
-// them are out.
+// The drain sends as many beats as a tile has, whatever the receiver does; it marks the last beat
+// of the command's last tile, and no other; and the rows' results may be overwritten only when all
+// of them are out.
 module drain_proof (
     input logic clk,
     input logic start,

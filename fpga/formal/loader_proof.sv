@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The loader writes each beat that it accepts, once, in its place: keys, then values, from the
-// first address on, then queries of a tile row by row; and it accepts nothing that it was not asked
-// to load.
+// The loader writes each beat that it accepts once, in its place: keys, then values, from the first
+// address on, then queries of a tile row by row. It accepts nothing that it was not asked to load.
 module loader_proof (
     input logic clk,
     input logic in_valid,

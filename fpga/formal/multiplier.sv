@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Stands for any multiplier in a proof: its product may be anything, for no handshake looks at it.
+// Stands for any multiplier in a proof: its product may be anything, because no handshake reads it.
 module multiplier #(
     parameter int A = 18,
     parameter int B = 18

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The queue of scores loses none and invents none: where there was room for R before each key, no
-// entry is overwritten, and the results that go out are those that came in, in their order.
+// The queue of scores loses and invents none: if there is room for R entries before each key, no
+// entry is overwritten, and results leave in the order in which they came.
 module score_output_proof (
     input logic clk,
     input logic reserve,

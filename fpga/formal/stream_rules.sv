@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What every output stream owes: an offer that is not taken stands, with the same payload.
+// The rule of every output stream: an offer that is not taken stays, with the same payload.
 module stream_rules #(
     parameter int WIDTH = 8
 ) (

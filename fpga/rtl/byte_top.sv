@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The array behind a stream of bytes each way, which any small board has pins for. In: 16 bytes of
-// a command, then what the command's input stream carries. Out: the output stream, then the cycles
+// a command, then the data of the command's input stream. Out: the output stream, then the cycles
 // that the array was busy, 4 bytes, the last of them with `out_last`. The next command may follow
 // when the last byte is out. Owns the beats on their way in and out.
 module byte_top #(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// min(floor(2^34 / divisor), 2^17 - 1) of a divisor in [2^17, 2^18), a bit a cycle: valid 18 cycles
-// after `start`. A divisor of 2^17 has a remainder that stays what it was, and so gives ones alone.
+// min(floor(2^34 / divisor), 2^17 - 1) of a divisor in [2^17, 2^18), one bit a cycle: valid 18
+// cycles after `start`. With a divisor of 2^17 the remainder never changes, so all bits are ones.
 // With `zero` the quotient is zero.
 module divider (
   input  logic        clk,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Carries the results of a tile out while the next one runs: for each row D words, each its aligned
-// sum times the row's reciprocal, rounded to Q8.8, then what the statistics want. Begins DELAY
-// cycles after `start`, when the last row is divided before its turn comes. Owns the place within
-// the tile.
+// sum times the row's reciprocal, rounded to Q8.8, then the statistics, if wanted. Begins DELAY
+// cycles after `start`, late enough that the last row's reciprocal is ready at its turn. Owns the
+// place within the tile.
 //
 //   cycle  0  row, chunk and group    1  the rows' results    2  the row's
 //          3  the group's, reciprocal 5  products             6  the output's beat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// 2^(-index / 1024) in 1.16, rounded; `value` follows `index` by two cycles, the block RAM's own
-// register and one behind it.
+// 2^(-index / 1024) in 1.16, rounded; `value` follows `index` by two cycles: the block RAM's own
+// register and one after it.
 module exponent_table (
   input  logic        clk,
   input  logic [9:0]  index,

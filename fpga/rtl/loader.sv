@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Takes operands from the input stream: keys and values into their buffers, then the queries of a
-// tile at a time into the bank of the rows that is not in use. Owns the write addresses. What it
-// writes is a cycle behind what it accepts.
+// tile at a time into the bank of the rows that is not in use. Owns the write addresses. It writes
+// a beat one cycle after it accepts it.
 module loader #(
   parameter int R       = 4,
   parameter int NC      = 4,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Signed product, two cycles after its operands: one register holds the operands, one the product.
 //
-// This body is for any part: synthesis makes it of logic, or of the part's multipliers. A build
-// reads one of multiplier*.sv; they have the same ports, the same latency and the same values.
+// This body suits any part: synthesis makes it of logic or of the part's multipliers. A build reads
+// one of multiplier*.sv; they have the same ports, the same latency and the same values.
 module multiplier #(
     parameter int A = 18,
     parameter int B = 18

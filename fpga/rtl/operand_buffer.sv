@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Keys or values on chip, a chunk of C bytes an entry. `read_data` follows `read_address` by two
-// cycles, the block RAM's own register and one behind it. The sequencer never reads an entry while
-// it is written, which `no_rw_check` tells the synthesis.
+// cycles: the block RAM's own register and one after it. The sequencer never reads an entry while
+// it is written; `no_rw_check` tells synthesis so.
 module operand_buffer #(
   parameter int WIDTH   = 32,
   parameter int ENTRIES = 1024,

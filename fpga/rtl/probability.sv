@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // SOFTMAX: an aligned weight times its row's reciprocal, rounded to 0.16 and held below 1; three
-// cycles from `emit` to `value`. The weight has 18 bits without a sign, one more than a factor has
-// room for: 2^17 is taken off it, and 2^17 reciprocals are added to the product.
+// cycles from `emit` to `value`. The weight has 18 unsigned bits, one more than a factor of the
+// multiplier: 2^17 is subtracted from it, and 2^17 reciprocals are added to the product.
 module probability (
   input  logic        clk,
   input  logic        reset,

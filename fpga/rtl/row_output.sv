@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a row sums: the weights (13.16) and, C at a time, weights times values (36 bits). Owns the
+// The sums of a row: the weights (13.16) and, C at a time, weights times values (36 bits). Owns the
 // accumulators, the row's sum, and the normalised results that wait for the drain.
 // Four kinds of slots come with the values' stream:
 //   FIRST       the first key of a tile; older sums do not count

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The score of a row's query with each key: C products a cycle, summed over the NC chunks of a key.
 // Owns the query, in two banks, one of which is loaded while the other is used. In SOFTMAX the
-// score comes with the keys' stream instead, that of row ROW in chunk ROW.
+// keys' stream carries the scores instead, that of row ROW in chunk ROW.
 //
 //   cycle  0  address of a query's chunk    1  key and query       3  products
 //          4  sums of four                  5  sum of a chunk

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The online softmax of a row: of each score a weight 2^-(m - t), t being the score in binary
-// orders (Q7.10) and m the least integer that is no less than any t so far, and the shift that
-// brings older sums to a maximum that has risen. Owns the maximum. Takes a score every fourth cycle
+// The online softmax of a row. Each score gets a weight 2^-(m - t), where t is the score in powers
+// of two (Q7.10) and m the least integer that is no less than any t so far; where m rises, the row
+// also gets the shift that rescales older sums. Owns the maximum. Takes a score every fourth cycle
 // or slower.
 //
 //   cycle  6  score            8  products        9  their sum      10  shifted    11  t

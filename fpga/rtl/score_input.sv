@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Takes beats of C bytes apart into int16 scores, one at a time. Owns the beat in hand. A pass ends
-// within a beat at times: `drop`, with the last score that is taken, throws the rest of it away.
+// Splits beats of C bytes into int16 scores, one at a time. Owns the beat in hand. A pass may end
+// within a beat: `drop`, with the last score that is taken, discards the rest of it.
 module score_input #(
   parameter int C = 16
 ) (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Results that come one at a time, of MATMUL two words each, of SOFTMAX one, on their way out: a
-// queue, and the beat that they fill. Owns the room: R entries are reserved for each key before it
-// enters the array, which cannot stop.
+// The output path of results that come one at a time, two words each in MATMUL and one in SOFTMAX:
+// a queue, and the beat that they fill. Owns the room: R entries are reserved for each key before
+// it enters the array, which cannot stop.
 module score_output #(
   parameter int R       = 4,
   parameter int NL      = 4,

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Decides what enters the first row in each cycle: a slot is one chunk of one key. A tile is R
-// queries; its slots run without a gap unless scores or room for the output are missing, and behind
-// them stands the normalisation:
+// queries; its slots run without a gap unless scores or room for the output are missing, and the
+// normalisation follows them:
 //
 //   TILE -> RUN (keys x NC slots) -> GAP (NC + 3) -> NORMALISE -> TILE ...        ATTENTION
 //   TILE -> RUN -> TILE ...                                                       MATMUL
 //   TILE -> RUN -> GAP -> NORMALISE -> DIVIDE -> TILE -> RUN -> TILE ...          SOFTMAX
 //
 // The last chunk of a key, and the normalisation, are events for the values' stream, which follows
-// a fixed time behind (value_slots). Owns the place within the command.
+// at a fixed distance (value_slots). Owns the place within the command.
 module sequencer #(
   parameter int R       = 4,
   parameter int NC      = 4,
@@ -72,7 +72,7 @@ module sequencer #(
   logic                 first;
   logic [JW-1:0]        keys_left;
   logic [ADDRESS-1:0]   address;
-  logic                 reserving, taking;  // what the slot wants before it goes
+  logic                 reserving, taking;  // conditions of the slot's start
   assign reserving   = (matmul | emitting) & (chunk == LC'(0));
   assign taking      = softmax & ((LC+1)'(chunk) < (LC+1)'(R));
   assign tile_starts = (state == TILE) & (softmax | waiting);

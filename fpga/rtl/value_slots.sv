@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The values' stream: each event of the keys' stream comes back as NC slots, LAG cycles later, when
-// the weights of its key are ready. Owns the line of events on their way and the place in the
-// buffer.
+// The values' stream: each event of the keys' stream returns as NC slots, LAG cycles later, when
+// the weights of its key are ready. Owns the delay line of events and the place in the buffer.
 module value_slots #(
   parameter int NC      = 4,
   parameter int LC      = 2,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The simulated array against the model: every byte out, and the cycles where no stream stalls.
-// Random commands, and those that reach the corners. Exits with 1 where they differ. With
-// TFK_FPGA_BYTES the same through byte_top.
+// The simulated array against the model: every byte out, and the cycles where no stream stalls. The
+// commands are random, plus some for the corner cases. Exits with 1 where the two differ. With
+// TFK_FPGA_BYTES the same test goes through byte_top.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -118,7 +118,7 @@ Command random_command(Operation operation, int most_keys, Random& random) {
   command.statistics = operation == Operation::kAttention && between(random, 0, 1) != 0;
   command.offset = between(random, -12, 40);
   command.shift = between(random, 0, 3);
-  // From logits of hundredths to logits that saturate.
+  // Shifts and mantissas give logits from hundredths up to saturation.
   const int score_bits = operation == Operation::kSoftmax ? 15 : kSet.head_dim >= 64 ? 16 : 15;
   const int order = 20 + 4 * command.shift - score_bits + between(random, -4, 7);
   const int bits = std::clamp(order, 1, 16);
@@ -188,7 +188,8 @@ void run_corners(Bench& bench, Random& random) {
   bench.check("least scores", saturated,
               bytes_of(saturated, [&] { return at++ < 30 * kSet.head_dim ? -128 : 127; }));
 
-  // As many tiles as a command can have, of one key each; through bytes it would take too long.
+  // The command has as many tiles as possible, of one key each; through bytes it would take too
+  // long.
   if (Simulated::kKeepsTime) {
     const Operation operation = kSet.matmul ? Operation::kMatmul : Operation::kAttention;
     const Command most = plain(operation, 65535 / rows * rows, 1);
@@ -267,7 +268,7 @@ int run_all([[maybe_unused]] const char* coverage) {
 }  // namespace
 }  // namespace transformer_kernels::fpga
 
-// Of a build with coverage the first argument names the file for it.
+// In a build with coverage, the first argument names the coverage file.
 int main(int count, char** arguments) {
   return transformer_kernels::fpga::run_all(count > 1 ? arguments[1] : nullptr);
 }

@@ -4,8 +4,8 @@
 //   board          from standard input to standard output
 //   board PATH     a Unix socket of that name, one connection after another
 //
-// Ends with its input. The board runs on while bytes are missing, as hardware does; between
-// commands it waits.
+// It ends with its input. The board keeps running while bytes are missing, as hardware does;
+// between commands it waits.
 #include <Vbyte_top.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -22,7 +22,7 @@
 
 namespace {
 
-// What other processes write is looked for this often.
+// Cycles between looks for input from other processes.
 constexpr int kCyclesPerLook = 256;
 constexpr std::size_t kRead = 1 << 16;
 
@@ -36,7 +36,7 @@ class Board {
     for (int i = 0; i < 2; ++i) tick();
   }
 
-  // Until the input ends.
+  // Serves until the input ends.
   void serve(int from, int to) {
     std::vector<std::uint8_t> reply;
     while (look(from)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What multiplier_ecp5.sv uses of ECP5's MULT18X18D, for simulation: signed operands, one register
-// on each of them and one on the product, all on CLK0 and CE0. Any other mode is an error.
+// The part of ECP5's MULT18X18D that multiplier_ecp5.sv uses, for simulation: signed operands, one
+// register on each of them and one on the product, all on CLK0 and CE0. Any other mode is an error.
 module MULT18X18D #(
     parameter REG_INPUTA_CLK = "NONE",
     parameter REG_INPUTA_CE = "CE0",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The array of fpga/rtl, translated by Verilator, behind the streams that csrc/fpga/array.h says.
+// The array of fpga/rtl, translated by Verilator, behind the streams that csrc/fpga/array.h
+// defines.
 #pragma once
 
 #include <Vattention_array.h>
@@ -41,7 +42,7 @@ class SimulatedArray {
     bool offered = false;
     std::uint64_t quiet = 0;
     while (true) {
-      // What is offered stays until it is taken.
+      // An offer stays until it is taken.
       offered = offered || (sent < in.size() && traffic.offers());
       array_->s_valid = offered;
       if (offered) std::memcpy(&array_->s_data, in.data() + sent, kInBeat);
@@ -65,7 +66,7 @@ class SimulatedArray {
   }
 
 #if VM_COVERAGE
-  // Of everything so far.
+  // Coverage of all runs so far.
   void write_coverage(const char* file) const { context_->coveragep()->write(file); }
 #endif
 

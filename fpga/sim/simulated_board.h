@@ -30,7 +30,7 @@ class SimulatedBoard {
     for (int i = 0; i < 2; ++i) cycle();
   }
 
-  // As SimulatedArray::run.
+  // Runs a command as SimulatedArray::run does.
   std::uint64_t run(const CommandBytes& command, std::span<const std::uint8_t> in,
                     std::span<std::uint8_t> out, const Stalls& stalls = {}) {
     Traffic traffic(stalls);
@@ -68,7 +68,7 @@ class SimulatedBoard {
   }
 
 #if VM_COVERAGE
-  // Of everything so far.
+  // Coverage of all runs so far.
   void write_coverage(const char* file) const { context_->coveragep()->write(file); }
 #endif
 

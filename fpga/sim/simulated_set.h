@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What all simulations share. The set is the build's: TFK_FPGA_R, _C, _D, _NK, _NL, _MATMUL and
-// _SOFTMAX, as the RTL's parameters.
+// Declarations that all simulations share. The build defines the parameter set: TFK_FPGA_R, _C, _D,
+// _NK, _NL, _MATMUL and _SOFTMAX, as the RTL's parameters.
 #pragma once
 
 #include <verilated.h>

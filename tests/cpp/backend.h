@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Where the tests of the ops run: the same tests, once for each backend that this machine has.
+// The backends that the tests of the ops run on: each test runs once for each backend of this
+// machine.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@ inline bool is_on_cuda(const Backend& backend) {
 }
 
 Backend* cpu_backend();
-// Of builds with CUDA alone; null where this machine has no such device.
+// In builds with CUDA only; null where this machine has no CUDA device.
 Backend* cuda_backend();
 
 // The backends of this machine, the CPU first.

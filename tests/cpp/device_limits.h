@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Devices that launch policies are tested for. Needs no GPU.
+// Limits of the devices that launch policies are tested for. Needs no GPU.
 #pragma once
 
 #include "core/cuda/device.h"

@@ -53,7 +53,7 @@ struct DriverMemory {
   }
 };
 
-// Which end of the memory an allocation touches.
+// The end of the memory that an allocation touches.
 enum class Edge { kBegin, kEnd };
 
 // Pages of device 0, with kGuardBytes of addresses without a page on either side.

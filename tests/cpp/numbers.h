@@ -37,7 +37,7 @@ constexpr double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
 }
 
-// Of a finite number's leading bit, or the nearest that normal numbers of the format have.
+// The exponent of a finite number's leading bit, clamped to those of the format's normal numbers.
 constexpr int exponent_in(Format f, double value) {
   const auto biased = static_cast<int>(std::bit_cast<std::uint64_t>(value) >> 52 & 0x7ff);
   return std::clamp(biased - 1023, f.min_exponent, f.max_exponent);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Contexts that cut a parallel loop in different ways: results must not tell them apart.
+// Contexts that cut a parallel loop in different ways: results must be the same for all of them.
 #pragma once
 
 #include <algorithm>

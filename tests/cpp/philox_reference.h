@@ -24,7 +24,7 @@ inline std::array<std::uint32_t, 4> reference_philox(std::array<std::uint32_t, 4
   return counter;
 }
 
-// Of 16 bits, those of element `index`.
+// The 16-bit number of element `index`.
 inline std::uint32_t random_number(std::uint64_t seed, std::uint64_t offset, std::uint64_t index) {
   const std::uint64_t block = index / 8;
   const auto bits = reference_philox(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the ops should return, as plainly as the formulas of the public headers, and how far from it
-// each dtype may be. Sums are long doubles, so that float64 can be held to it as well.
+// The results that the ops should return, computed as plainly as the formulas of the public
+// headers, and the error that each dtype may have. Sums are long doubles, so that float64 can be
+// tested too.
 #pragma once
 
 #include <gtest/gtest.h>

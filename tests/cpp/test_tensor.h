@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A matrix in a backend's memory with room around it that nobody may touch.
+// A matrix in a backend's memory, surrounded by guard elements that nobody may write.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,7 @@ class TestTensor {
     view.strides[0] = stride_;
     return view;
   }
-  // Of a tensor with one row: its elements as a vector.
+  // The elements of a tensor with one row, as a vector.
   TensorView vector() const { return TensorView::contiguous(data(), dtype_, device(), {cols_}); }
 
   Values values() {

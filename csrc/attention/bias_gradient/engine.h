@@ -16,8 +16,8 @@
 
 namespace transformer_kernels::cuda {
 
-// What the tensor-core engine takes, but for the gradients of q, k and v. Statistics are those of
-// the problem's rows, made here where null.
+// Takes the problems of the tensor-core engine, whatever their gradients of q, k and v.
+// `statistics` are those of the problem's rows; they are computed here where null.
 void run_bias_gradient(const Context& context, const AttentionBackwardProblem& p,
                        const RowStatistics<float>* statistics = nullptr);
 

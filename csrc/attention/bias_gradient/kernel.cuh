@@ -5,10 +5,10 @@
 //   dz = p (f (dout v^T) - delta)
 //
 // and that of a bias the sum of dz over all scores that it is added to. A CTA keeps its tile of
-// sums in registers and makes both products of each term anew; no two CTAs add to one place. A row
-// of operands comes in slabs of 128 bytes, those of q and k and then those of dout and v, through
-// a ring of stages that runs on over the ends of terms. What is broadcast is the same for all terms
-// of a CTA: the tile of the bias waits in shared memory.
+// sums in registers and recomputes both products of each term; no two CTAs add to one element. A
+// row of operands comes in slabs of 128 bytes, those of q and k and then those of dout and v,
+// through a ring of stages that continues across terms. A broadcast bias is the same for all terms
+// of a CTA: its tile waits in shared memory.
 #pragma once
 
 #include "attention/bias_gradient/plan.h"
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kBiasThreads, kBiasCtas<T>)
 
   // Stages, of rows of queries and of keys each, then the tile of the bias.
   extern __shared__ __align__(128) unsigned char shared[];
-  // Registers are scarce: what the loop seldom needs waits here.
+  // Registers are scarce: values that the loop seldom needs wait here.
   __shared__ ScoreTile own;
   __shared__ BiasTerms terms;
   __shared__ BiasTerm ring[4];  // of the last terms whose loads have begun, and the one behind them

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// How the gradient of a bias is cut. A dimension of scores is owned where the bias varies along it,
-// and summed over where it is broadcast. A CTA owns a tile of queries and keys, of one element
-// along a broadcast side, and adds up the same tile of all that is summed over: its terms. Where
-// there are few tiles, the terms are split among several CTAs. Host and device alike.
+// The division of the gradient of a bias into work. A dimension of scores is owned where the bias
+// varies along it, and summed over where it is broadcast. A CTA owns a tile of queries and keys, of
+// one element along a broadcast side, and adds up that tile over all summed dimensions: its terms.
+// Where there are few tiles, the terms are split among several CTAs. Host and device alike.
 #pragma once
 
 #include <algorithm>
@@ -79,7 +79,7 @@ struct BiasTerms {
   int count;
 };
 
-// Of a tile of dbias.
+// The size of a tile of dbias.
 struct BiasExtent {
   int rows;
   int cols;
@@ -116,7 +116,7 @@ struct BiasGradientPlan {
   constexpr int split(int cta) const { return cta / static_cast<int>(owned.count()); }
   constexpr ScoreTile tile(int cta) const { return owned[cta % static_cast<int>(owned.count())]; }
 
-  // What a CTA writes of dbias: no more than its tile, and of a broadcast side one element.
+  // The part of dbias that a CTA writes: at most its tile, and one element along a broadcast side.
   constexpr BiasExtent extent(const AttentionBackwardProblem& p, const ScoreTile& own) const {
     const auto size = [](std::int64_t stride, int tile, std::int64_t end) {
       return stride == 0 ? 1 : static_cast<int>(span(tile, 1, end).size());

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Rows whose largest score is far from 0. Elsewhere exp(score - top) is a power of 2 whose exponent
-// is one multiply-add, which rounds top * log2(e): an error of up to 2^-24 |top|. Of a far row, as
-// masks of -1e9 make, the top is taken off first, which is exact for what counts, and lse leaves
-// log(sum) behind: lse_rest has what it rounds off.
+// Rows whose largest score is far from 0. For other rows exp(score - top) is a power of 2 whose
+// exponent is one multiply-add, which rounds top * log2(e): an error of up to 2^-24 |top|. In a far
+// row, as masks of -1e9 make, the top is subtracted first, which is exact for the scores that
+// count. The rounded lse of such a row loses log(sum): lse_rest holds the part that rounding takes
+// off.
 #pragma once
 
 namespace transformer_kernels {
 
-// In units of scores or of Exponent.
+// The largest |score| of a row that is not far, in units of scores or of Exponent.
 inline constexpr float kFarScore = 1024;
 
 template <class A>

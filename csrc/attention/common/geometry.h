@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Common: what engines share. Here, the rows of a sequence and the places that a query sees; on
-// CUDA, scores.cuh makes a score of a product, row_gradients.h the statistics of rows and the
-// gradients of sinks, and tail.cuh what lies behind the last sequence.
+// Common: code that engines share. This file has the rows of a sequence and the keys that a query
+// sees. On CUDA, scores.cuh turns a product into a score, row_gradients.h computes the statistics
+// of rows and the gradients of sinks, and tail.cuh fills the rows after the last sequence.
 //
 // Query i of a sequence stands on key i + shift, its diagonal: shift is 0, or keys - queries where
 // the last query stands on the last key. Of the keys it sees those from window_left before the
@@ -77,7 +77,8 @@ struct Band {
   constexpr int first_row(int column) const { return column - ahead - shift; }
   constexpr int last_row(int column) const { return column + back - shift; }
 
-  // Of the columns that there are. A row that sees none of them has its end at its begin.
+  // The columns that a row sees, clipped to those that exist. For a row that sees none, end is
+  // begin.
   constexpr int begin(int row) const { return below_end(from_0(first(row))); }
   constexpr int end(int row) const { return below_end(from_0(last(row) + 1)); }
 

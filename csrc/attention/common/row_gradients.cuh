@@ -9,7 +9,7 @@
 
 namespace transformer_kernels::cuda {
 
-// Of the row that stands at `row` of lse. T is q's dtype.
+// The statistics of row `row` of lse. T is q's dtype.
 template <class T, class A = accumulate_t<T>>
 __device__ __forceinline__ RowStatistics<A> statistics_of(const AttentionBackwardProblem& p,
                                                           std::int64_t row, A out_dot_dout) {
@@ -41,7 +41,7 @@ struct FarRow {
   A lse;   // 0 where the row is not far
   A rest;  // in units of Exponent; with lse where the row is not far
 
-  // Of the row that stands at `row` of lse; `p` has lse and lse_rest.
+  // The far row `row` of lse; `p` has lse and lse_rest.
   template <class Problem>
   __device__ __forceinline__ FarRow(const Problem& p, std::int64_t row, A origin)
       : lse(0),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the backward passes of all engines on CUDA need of a row of scores beside its operands, and
-// the gradients of sinks, which follow from that alone. Host side.
+// The statistics of a row of scores, which the backward passes of all CUDA engines read beside its
+// operands, and the gradients of sinks, which follow from them alone. Host side.
 #pragma once
 
 #include "attention/problem.h"
@@ -8,7 +8,7 @@
 
 namespace transformer_kernels::cuda {
 
-// Of a query of a head. Aligned for one load.
+// The statistics of a query of a head, aligned for one load.
 template <class A>
 struct alignas(2 * sizeof(A)) RowStatistics {
   // lse in units of Exponent; infinite where the query saw nothing: its powers are 0. Of far rows
@@ -17,7 +17,7 @@ struct alignas(2 * sizeof(A)) RowStatistics {
   A delta;  // sum(out * dout) - dlse
 };
 
-// Of all rows, in the order of lse and in accumulation precision.
+// The statistics of all rows, in the order of lse and in accumulation precision.
 void make_row_statistics(const Context& context, const AttentionBackwardProblem& p,
                          void* statistics);
 

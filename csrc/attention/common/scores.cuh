@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What stands between a product of q and k and its exponential, for every engine on CUDA: one
-// score at a time, and the random bits of dropout. Queries and keys count from the begin of their
-// sequence, and fit 32 bits.
+// The steps from a product of q and k to its exponential, for every CUDA engine: one score at a
+// time, and the random bits of dropout. Queries and keys count from the begin of their sequence,
+// and fit 32 bits.
 #pragma once
 
 #include "attention/problem.h"
@@ -53,7 +53,7 @@ class HeadScores {
     return place(last_query, first_key) >= -left_ && place(first_query, last_key) <= right_;
   }
 
-  // What a product is multiplied with first, and without softcap all that happens to it.
+  // The first factor of a product; without softcap it is the only step.
   __device__ __forceinline__ A scale() const { return scale_; }
 
   // With softcap: what becomes of product * scale().
@@ -114,7 +114,7 @@ class HeadScores {
   std::int64_t mask_;
 };
 
-// Which elements dropout keeps, and what they are multiplied with.
+// The elements that dropout keeps, and their factor.
 template <class A>
 class Dropout {
  public:
@@ -151,7 +151,7 @@ class Dropout {
     return static_cast<std::uint8_t>(kept);
   }
 
-  // What elements that stay are multiplied with.
+  // The factor of elements that dropout keeps.
   __device__ __forceinline__ A kept() const { return kept_; }
 
   // 0 where the bits drop the key, else 1 over the probability of keeping.

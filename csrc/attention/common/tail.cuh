@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows past the last sequence belong to nobody: results are 0 there, and -inf in lse. Where that
-// is, the device alone knows.
+// Rows after the last sequence: results are 0 there, and -inf in lse. Only the device knows where
+// they begin.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ inline constexpr int kTailThreads = 256;
 // Rows of all heads of a result.
 struct Tail {
   HeadRows result;
-  const std::int32_t* end;  // the first row of nobody
+  const std::int32_t* end;  // the first row past all sequences
   std::int64_t rows;
   std::int64_t heads;
   std::int64_t dim;

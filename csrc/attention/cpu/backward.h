@@ -103,7 +103,7 @@ void add_bias_gradient(const BackwardTile<F>& t, std::int64_t query, const F* dz
   *target += sum_of_row(dz, count);
 }
 
-// From the scores of one query, in t.scores.p, and its dp, in t.scores.ds.
+// Computes ds of one query from its scores, in t.scores.p, and its dp, in t.scores.ds.
 template <class F>
 void differentiate_row(const BackwardTile<F>& t, std::int64_t r) {
   const AttentionBackwardProblem& p = t.problem;

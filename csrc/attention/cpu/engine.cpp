@@ -12,7 +12,7 @@
 namespace transformer_kernels::cpu {
 namespace {
 
-// Of accumulation precision.
+// Bytes of a number in accumulation precision.
 std::int64_t number_bytes(const AttentionProblem& p) { return p.dtype == DType::kFloat64 ? 8 : 4; }
 std::size_t bytes_of(const AttentionProblem& p, std::int64_t numbers) {
   return static_cast<std::size_t>(numbers * number_bytes(p));
@@ -57,7 +57,7 @@ class Packer {
     return static_cast<std::size_t>(keys * (key_bytes_ + value_bytes_));
   }
 
-  // From key `key` of `room` keys on.
+  // The packed head from key `key` of `room` keys on.
   PackedHead at(void* memory, std::int64_t room, std::int64_t key) const {
     return {advance(memory, key, key_bytes_),
             advance(memory, room * key_bytes_ + key * value_bytes_, 1)};
@@ -183,14 +183,14 @@ void finish_dq(const AttentionBackwardProblem& p, const QueryItem& item, const v
   kernels(p.dtype).add_splits(p, item, first_split, splits, dq_numbers(p, p.rows()), scratch);
 }
 
-// What the items of the backward pass have in common.
+// The arguments that all items of the backward pass share.
 struct BackwardPass {
   const AttentionBackwardProblem& problem;
   BackwardPlan plan;
   const void* delta;
   void* splits;  // sums of dq, each beside lse; null where there is but one
 
-  // Of the heads that share a head of k, where there is but one split.
+  // Numbers of dq of the heads that share a head of k, where there is only one split.
   std::int64_t own_dq_numbers() const {
     return splits == nullptr ? dq_numbers(problem, problem.group() * problem.queries) : 0;
   }
@@ -268,7 +268,7 @@ void sum_sink_gradients(const AttentionBackwardProblem& p, const void* delta) {
   }
 }
 
-// Rows past the last sequence belong to nobody: results are 0 there, and -inf in lse.
+// Rows past the last sequence belong to none: results are 0 there, and -inf in lse.
 void clear_tail(const HeadRows& result, DType dtype, Range rows, std::int64_t heads,
                 std::int64_t dim) {
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {

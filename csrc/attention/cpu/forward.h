@@ -17,7 +17,7 @@ struct KeyTile {
   std::int64_t key;
   std::int64_t width;
 
-  // At most `most` of the keys up to `end`, in whole panels.
+  // A tile of at most `most` of the keys up to `end`, in whole panels.
   TFK_INLINE static KeyTile at(std::int64_t key, std::int64_t end, std::int64_t most,
                                std::int64_t panel) {
     return {key, std::min(rounded_up(end - key, panel), most)};

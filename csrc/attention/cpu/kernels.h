@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// CPU: attention in tiles that stay in a core's caches. Here, what the sources that are compiled
-// once per instruction set export.
+// CPU: attention in tiles that stay in a core's caches. This file declares the exports of the
+// sources that are compiled once per instruction set.
 //
 // plan.h cuts a problem into work items, from its sizes alone; engine.cpp deals them out to
 // threads. In the forward pass an item owns a block of queries of one head and goes through the
@@ -23,8 +23,8 @@
 namespace transformer_kernels::cpu {
 
 // A tile of scores of the backward pass is kQueryBlock x kKeyBlock numbers. Queries are a multiple
-// of the register tile's rows (6), keys of kKeyStep. The tiles, what they read and the gradients
-// stay in the second cache.
+// of the register tile's rows (6), keys of kKeyStep. The tiles, their operands and the gradients
+// stay in the second-level cache.
 inline constexpr std::int64_t kQueryBlock = 48;
 inline constexpr std::int64_t kKeyBlock = 192;
 // Tiles begin at multiples of this: the widest panel, and a multiple of what Philox gives at once.
@@ -32,8 +32,8 @@ inline constexpr std::int64_t kKeyStep = 64;
 
 // Columns of a row in scratch memory: whole vectors, and rows that start at a cache line.
 constexpr std::int64_t padded_dim(std::int64_t dim) { return rounded_up(dim, 16); }
-// From one row to the next where a product reads the same few columns of many rows: an odd number
-// of cache lines, so that these columns lie in different sets of a cache.
+// The row pitch where a product reads the same few columns of many rows: an odd number of cache
+// lines, so that these columns lie in different sets of a cache.
 constexpr std::int64_t spread_dim(std::int64_t dim) {
   return padded_dim(dim) / 16 % 2 == 0 ? padded_dim(dim) + 16 : padded_dim(dim);
 }
@@ -72,7 +72,7 @@ struct BackwardItem {
   void* dq;
 };
 
-// Queries of one head: what the passes before and after the backward items go through.
+// Queries of one head: the work item of the passes before and after the backward items.
 struct QueryItem {
   std::int64_t batch;
   std::int64_t head;
@@ -93,7 +93,7 @@ using PackRows = void (*)(const void* source, DType dtype, std::int64_t row_stri
        v);
 }
 
-// The kernels of one engine, and what the host has to know of it.
+// The kernels of one engine, and its properties that the host needs.
 struct AttentionKernels {
   BlockSizes forward_block;
   BlockSizes backward_block;

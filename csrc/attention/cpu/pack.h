@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Copies of rows of k and v in the orders that products want, in accumulation precision. For
+// Copies of rows of k and v in the operand layouts of the products, in accumulation precision. For
 // sources that are compiled once per instruction set.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How the CPU cuts attention into work items, and where its copies of k and v lie. Depends on the
-// problem alone, never on the number of threads: neither do the results.
+// The division of attention into work items on the CPU, and the places of its copies of k and v. It
+// depends on the problem alone, never on the number of threads, and so do the results.
 #pragma once
 
 #include <cstdint>

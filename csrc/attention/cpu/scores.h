@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What stands between the products of q and k and their softmax, one row of a tile at a time. Each
-// feature is a short loop over a row in the first cache, which runs only where the feature is in
-// use. For sources that are compiled once per instruction set.
+// The steps from the products of q and k to their softmax, one row of a tile at a time. Each
+// feature is a short loop over a row in the first-level cache, which runs only where the feature is
+// used. For sources that are compiled once per instruction set.
 #pragma once
 
 #include "attention/common/far_rows.h"
@@ -21,7 +21,7 @@ inline double natural_log(double value) { return __builtin_log(value); }
 inline float power_of_two(float value) { return __builtin_exp2f(value); }
 inline double power_of_two(double value) { return __builtin_exp2(value); }
 
-// From base e, rounded once.
+// Converts an exponent from base e to base 2, rounded once.
 template <class F>
 F to_base_two(F natural) {
   return static_cast<F>(natural * kLog2E);
@@ -77,9 +77,9 @@ TFK_INLINE void prefetch_row(const char* row, std::int64_t bytes) {
   PrefetchRow<char>{row}(0, bytes);
 }
 
-// Rows of a head into scratch rows, `step` numbers apart, with a request for those that follow, up
-// to row `end`. Products read numbers past `dim` only into columns that nobody reads, but those may
-// hold anything: they are set to 0, which is finite.
+// Widens rows of a head into scratch rows, `step` numbers apart, and prefetches the rows that
+// follow, up to row `end`. Numbers past `dim` reach only columns of a product that are never read,
+// but uninitialised ones may not be finite, so they are set to 0.
 template <class F>
 void widen_rows(const HeadRows& rows, DType dtype, std::int64_t batch, std::int64_t first,
                 std::int64_t head, std::int64_t count, std::int64_t dim, F* target,
@@ -175,7 +175,7 @@ TFK_FLATTEN F exponentiate_row(F* row, F factor, F origin, std::int64_t count) {
   return sum.sum();
 }
 
-// What exponentiate_row() takes.
+// The arguments of exponentiate_row().
 template <class F>
 struct Powers {
   F factor;

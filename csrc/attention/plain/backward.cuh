@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Backward pass on CUDA cores. One kernel makes dq, dk or dv: a CTA owns a tile of rows of the
-// gradient and walks over the rows on the other side of the scores, which it computes again. Each
-// gradient computes them for itself, which costs 8 products where 5 would do, and needs neither
-// atomics nor memory that grows with the number of CTAs.
+// Backward pass on CUDA cores. One kernel computes dq, dk or dv: a CTA owns a tile of rows of the
+// gradient and walks over the rows on the other side of the scores, which it recomputes. Each
+// gradient recomputes them, which costs 8 products instead of 5, and needs neither atomics nor
+// memory that grows with the number of CTAs.
 //
 //   p = exp(z - lse - lse_rest),  dz = p * (keep * dout . v - delta),  ds = dz * softcap'
 //   dv = (keep * p)^T dout,  dq = scale * ds k,  dk = scale * ds^T q,  delta = dout . out - dlse
@@ -62,9 +62,9 @@ struct PlainHead {
   }
 };
 
-// Of this thread's square of a tile: products in shared.scores become pick(gradient), with
-// dout . v in shared.weights(); 0 for what is out of sight. kKeysOwn: rows are keys, columns
-// queries. The loop over queries keeps one in registers.
+// Turns this thread's square of a tile of products in shared.scores into pick(gradient), with dout
+// . v in shared.weights(); 0 for keys out of sight. kKeysOwn: rows are keys, columns queries. The
+// loop over queries keeps one in registers.
 template <bool kHasFeatures, bool kKeysOwn, class T, class Pick, class A = accumulate_t<T>>
 __device__ __forceinline__ void differentiate_tile(const PlainBackward& p, const PlainHead<T>& head,
                                                    const Dropout<A>& dropout, int first_query,

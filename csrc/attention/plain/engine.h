@@ -4,7 +4,7 @@
 //
 // A CTA owns a tile of 64 queries of one head (forward, dq) or of 64 keys (dk and dv, a kernel
 // each) and some columns of the result, and walks over the tiles of the other side. A thread owns 4
-// by 4 numbers of every product. Nothing runs beside anything else within a CTA: others hide its
+// by 4 numbers of every product. The steps of a CTA do not overlap; other CTAs on the SM hide its
 // waits.
 //
 //   time ->   one tile of keys, forward

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Forward pass on CUDA cores: a CTA owns a tile of queries of one head and walks over the keys that
-// they see, with the softmax renewed tile by tile. A CTA writes at most kGroups tiles of columns of
+// they see, with an online softmax, tile by tile. A CTA writes at most kGroups tiles of columns of
 // the output; where there are more, several CTAs share the queries.
 #pragma once
 

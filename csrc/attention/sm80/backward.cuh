@@ -6,8 +6,8 @@
 //   dk = scale ds^T q     dq = scale ds k                   dbias = sum of dz
 //
 // One kernel owns keys and makes dk and dv, over the queries of all heads of its group; another
-// owns queries and makes dq; bias_gradient/ has one for dbias. All make p and ds anew: 7
-// products instead of 5, but each gradient is a sum in registers of a fixed order. One kernel for
+// owns queries and makes dq; bias_gradient/ has one for dbias. All recompute p and ds: 7
+// products instead of 5, but each gradient is a sum in registers with a fixed order. One kernel for
 // all would add up dq in memory, in float32, by atomics or in turns. A head dim of 256 leaves room
 // for one gradient at a time: dv and dk have a kernel each, 8 products.
 #pragma once
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas<T>)
 
   // The own q and dout (k and v), then the streamed k and v (q and dout) of two stages.
   extern __shared__ __align__(128) unsigned char shared[];
-  // Registers are scarce: what the loop seldom needs waits here.
+  // Registers are scarce: values that the loop seldom needs wait here.
   __shared__ Walk walk;
   __shared__ int end_head;
   __shared__ float grown;              // what dropout multiplies with
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(Plan::tile.threads(), kBackwardCtas<T>)
                 kOwnQueries ? first_col : warp_row);
     }
 
-    // What stands before (f dout v^T - delta) in ds. From here on dv alone needs the probability.
+    // The factor of (f dout v^T - delta) in ds. From here on only dv needs the probability.
     Fragment<kWarpRows, kCols> weight = probability;
     if constexpr (kHasFeatures) {
       weight.for_each([&](float& x, int slot, int col) { x *= slope(slot, col); });

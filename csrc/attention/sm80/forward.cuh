@@ -83,8 +83,8 @@ __device__ __forceinline__ RowEnd finish_row(float largest, float sum, float sin
   return {decay / total, log_sum_exp(top, E::log(total) * E::kNatural)};
 }
 
-// What a warp's rows end with: out and lse. `shared` is the CTA's, of which a warp writes what it
-// alone reads, its rows of q.
+// Stores out and lse of a warp's rows. `shared` is the CTA's; a warp writes only its own rows of q
+// there, which no other warp reads.
 template <class T, int kDim, int kRows>
 __device__ __forceinline__ void finish_rows(const AttentionForwardProblem& p, const OwnBlock& at,
                                             OnlineSoftmax<T, kRows>& softmax, float scale,

@@ -53,8 +53,8 @@ struct TensorCoreBackwardPlan {
 };
 
 // The first plan that fits a problem runs it. Two CTAs a multiprocessor keep its tensor cores busy
-// where one waits; all fit the 99 KB of sm_86, sm_89 and sm_120. 32 rows a warp halve what is read
-// from shared memory, where registers last. A float32 head dim of 256 has more results than
+// where one waits; all fit the 99 KB of sm_86, sm_89 and sm_120. 32 rows a warp halve the reads of
+// shared memory, where there are enough registers. A float32 head dim of 256 has more results than
 // registers hold beside operands in two parts.
 // clang-format off
 inline constexpr TensorCoreForwardPlan kTensorCoreForwardPlans[] = {
@@ -100,7 +100,7 @@ constexpr int most_tensor_core_dim(int element_bytes) {
   return most;
 }
 
-// Beside the tiles.
+// Shared memory of a kernel beside its tiles, at most.
 inline constexpr int kTensorCoreStaticBytes = 3 * 1024;
 
 // The tiles of a plan, for kernels.

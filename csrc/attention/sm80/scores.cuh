@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// From products of q and k to what is exponentiated, and dropout after it, for a warp's block at
-// once. Each feature is a pass of its own over the registers: one that a problem lacks costs a
-// branch a tile, and those it has need neither branches nor long addresses for each score.
+// The steps from products of q and k to the exponents, and dropout after the exponential, for a
+// warp's whole block. Each feature is a separate pass over the registers: a feature that a problem
+// lacks costs a branch a tile, and those in use need neither branches nor long addresses for each
+// score.
 #pragma once
 
 #include "attention/common/scores.cuh"
@@ -131,7 +132,7 @@ struct ScoreBlock {
   }
 };
 
-// Which of a warp's scores dropout keeps: a bit for each, 8 keys of a query a byte, in shared
+// The scores of a warp that dropout keeps: a bit for each, 8 keys of a query a byte, in shared
 // memory of the warp, drawn once for all lanes. kOwnQueries: rows are queries, else keys.
 template <int kRows, int kCols, bool kOwnQueries>
 struct KeptScores {
@@ -142,7 +143,7 @@ struct KeptScores {
 
   std::uint16_t* words;  // two octets each
 
-  // From the warp's first query, which is row `row` of lse, and its first key on.
+  // Draws from the warp's first query, which is row `row` of lse, and its first key on.
   __device__ void draw(const Dropout<float>& dropout, std::int64_t row, int key) const {
     std::uint8_t* const bytes = reinterpret_cast<std::uint8_t*>(words);
     const int lane = Lane().lane;
@@ -156,7 +157,7 @@ struct KeptScores {
     __syncwarp();
   }
 
-  // Of the lane's row slot and column.
+  // Whether dropout keeps the element in the lane's row slot and column.
   __device__ __forceinline__ bool operator()(int slot, int col) const {
     const Lane lane;
     const int query = kOwnQueries ? lane.row(slot) : lane.col() + col;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What both passes of the tensor-core engine are made of. Each of its kernels is one walk: a CTA
-// owns a block of rows of one side (queries or keys), keeps them in shared memory, and streams the
-// other side past them in tiles, two stages deep. A warp owns 16 or 32 of the rows; products of
-// its rows and a tile of columns stay in its registers, from where they are the left operand of the
-// next product. So warps share nothing but what is read.
+// The building blocks of both passes of the tensor-core engine. Each of its kernels is one walk: a
+// CTA owns a block of rows of one side (queries or keys), keeps them in shared memory, and streams
+// the other side past them in tiles, two stages deep. A warp owns 16 or 32 of the rows; products of
+// its rows and a tile of columns stay in its registers, where they are the left operand of the next
+// product. So warps share only the operands that they read.
 #pragma once
 
 #include "attention/problem.h"

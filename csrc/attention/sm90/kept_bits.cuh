@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What dropout keeps, as bits: a byte for 8 keys of a query, made of Philox's random numbers by
-// instructions that compare two of them at once.
+// The elements that dropout keeps, as bits: a byte for 8 keys of a query, made from Philox's random
+// numbers by instructions that compare two of them at once.
 #pragma once
 
 #include "attention/problem.h"
@@ -21,7 +21,7 @@ class KeptBits {
     return nibbles + (nibbles << 20);
   }
 
-  // Which bit of their byte is that of key n of 8.
+  // The bit of key n of 8 in their byte.
   static __device__ __forceinline__ int bit_of(int n) { return n / 2 + (n % 2 == 0 ? 4 : 0); }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What both passes on Hopper make of a problem's scores: maps of bias and mask that TMA loads, and
-// where the scale goes.
+// The scores of a problem as both passes on Hopper take them: tensor maps of bias and mask, and the
+// factors that hold the scale.
 #pragma once
 
 #include <cuda.h>
@@ -23,7 +23,7 @@ struct LoadedMap {
   int head_step, batch_step;  // 0: the same for all
 };
 
-// What is the same for all heads, or batches, has one.
+// Tensor map of a bias or mask; a broadcast dimension has size 1.
 inline TensorMapLayout layout_of(const AttentionProblem& p, const ScoreMap& map) {
   const auto size = [](std::int64_t stride, std::int64_t all) { return stride == 0 ? 1 : all; };
   return {.dtype = map.dtype,

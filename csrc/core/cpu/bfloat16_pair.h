@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Pairs of bfloat16, which AVX512-BF16 and AMX multiply and sum up in float, and what makes them of
-// float. For instruction sets that have AVX512-BF16.
+// Pairs of bfloat16, and their conversion from float. AVX512-BF16 and AMX multiply such pairs and
+// add them up in float. For instruction sets that have AVX512-BF16.
 #pragma once
 
 #include "core/cpu/sums.h"
@@ -66,7 +66,7 @@ TFK_INLINE void transpose(VecP (&rows)[16]) {
 
 // 2^x within 2^-18.5 of itself, for results that will be rounded to 16 bits, in few operations:
 // 2^floor(x + 1/2) times a polynomial of the rest, which has the least maximal error among those of
-// degree 4. The argument is x + 1/2, which whoever scales x adds at no cost. -inf gives 0.
+// degree 4. The argument is x + 1/2; the scaling of x adds the 1/2 at no cost. -inf gives 0.
 TFK_INLINE VecF short_exp2(VecF x_and_half) {
   const VecF rest{_mm512_reduce_ps(x_and_half.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
   VecF q = fma(VecF::of(0x1.3997d6p-7f), rest, VecF::of(0x1.2d4856p-5f));

@@ -11,7 +11,7 @@ namespace transformer_kernels::cpu {
 // an output is written past the caches: that saves reading its lines first, a third of the traffic.
 bool exceeds_cache(std::int64_t bytes);
 
-// The same of a matrix.
+// Whether a matrix of the problem's size leaves the last-level cache.
 template <class Problem>
 bool leaves_cache(const Problem& p) {
   return exceeds_cache(p.rows * p.cols * size_of(p.dtype));

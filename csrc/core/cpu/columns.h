@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What ops on rows have one value a column of, on the CPU: parameters, and sums over rows.
+// Per-column vectors of row ops on the CPU: parameters (weight, bias) and sums over rows.
 #pragma once
 
 #include "core/cpu/isa.h"
@@ -43,7 +43,7 @@ struct ColumnSums {
   std::int64_t cols;
   std::int64_t chunks;
   const void* partials;  // [chunks][2][wide_cols(cols)], of accumulate_dtype(dtype)
-  void* totals[2];       // null where nobody wants one
+  void* totals[2];       // null if not wanted
   bool is_wide;          // totals are of accumulate_dtype(dtype), not of dtype
 };
 void add_chunks(const Context& context, const ColumnSums& sums);

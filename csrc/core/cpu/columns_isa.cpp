@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Parameters and sums of columns. Compiled once per instruction set; see core/cpu/isa.h.
+// Parameters and column sums. Compiled once per instruction set; see core/cpu/isa.h.
 #include "core/cpu/columns.h"
 #include "core/cpu/row_loop.h"
 

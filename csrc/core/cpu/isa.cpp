@@ -38,8 +38,8 @@ bool processor_has_amx_bf16() {
   return (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0;
 }
 
-// Linux gives a process the tile registers when it asks, for all its threads. Whoever has asked
-// before is told yes again; a system without AMX says no.
+// Linux gives a process the tile registers when it asks, for all its threads. A process that has
+// asked before is told yes again; a system without AMX says no.
 bool may_use_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Which instruction set the CPU kernels use. Sources named *_isa.cpp are compiled once per set,
-// each into a namespace named after it, and export a table of kernels; the rest of the library
-// picks the table of isa(). TFK_CPU_ISA=scalar|avx2|avx512|avx512_bf16|amx asks for a lower set
-// than the best. A build may lack some (TFK_ISAS of cmake/cpu_isa.cmake).
+// The instruction set that the CPU kernels use. A source named *_isa.cpp is compiled once per set,
+// each time into a namespace named after the set, and exports a table of kernels; the rest of the
+// library picks the table of isa(). TFK_CPU_ISA=scalar|avx2|avx512|avx512_bf16|amx asks for a lower
+// set than the best. A build may lack some sets (TFK_ISAS of cmake/cpu_isa.cmake).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ Isa isa();
 // AVX512-BF16 on AMD's processors. On Intel's its products take twice as long as those of float.
 bool multiplies_pairs_fast();
 
-// For TFK_LOG=dispatch; `plan` is what the kernel was chosen with, where there is a choice.
+// For TFK_LOG=dispatch; `plan` names the choice of the kernel, where there is one.
 template <class Problem, class... Plan>
 void log_cpu_kernel(const char* op, const Problem& problem, const Plan&... plan) {
   if (!log_dispatch()) return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Small matrix products in the first two caches: C (+)= A B. A tile of C, kTileRows rows of
-// kTileVectors vectors, stays in registers; each step takes one row of B as vectors and one number
-// of A for every row of the tile. Elements of A and B may be several numbers each, along the terms
-// of the sums. For sources that are compiled once per instruction set.
+// Small matrix products within the first- and second-level cache: C (+)= A B. A tile of C,
+// kTileRows rows of kTileVectors vectors, stays in registers; each step reads one row of B as
+// vectors and one number of A for each row of the tile. An element of A and B may be several
+// numbers along the contracted dimension. For sources that are compiled once per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -136,7 +136,7 @@ void multiply(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<sum_t<F>> c, std::int
   }
 }
 
-// The same, with long sums in parts: the rounding error of one chain would grow with its length.
+// multiply() with long sums cut into parts: the rounding error of one chain grows with its length.
 template <bool kAdd, class F>
 void multiply_in_parts(LeftMatrix<F> a, RightMatrix<F> b, OutMatrix<sum_t<F>> c, std::int64_t rows,
                        std::int64_t cols, std::int64_t depth) {

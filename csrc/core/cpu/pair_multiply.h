@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Products of matrices of bfloat16 in pairs: C (+)= A B, where A has pairs of neighbouring columns
-// and B pairs of neighbouring rows. AMX keeps blocks of C, up to 2 x 2 tiles, in tile registers,
-// each with one tile of A and of B a step; AVX512-BF16 goes as products of float do. For sources
+// Matrix products of bfloat16 in pairs: C (+)= A B, where A has pairs of neighbouring columns and B
+// pairs of neighbouring rows. AMX keeps a block of C, up to 2 x 2 tiles, in tile registers and
+// reads one tile of A and one of B a step; AVX512-BF16 runs the loop of float products. For sources
 // that are compiled once per instruction set.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows of bfloat16 in the orders that products of pairs want. For sources that are compiled once
-// per instruction set.
+// Rows of bfloat16 rearranged into the operand layouts of pair_multiply.h. For sources that are
+// compiled once per instruction set.
 #pragma once
 
 #include "core/cpu/bfloat16_pair.h"

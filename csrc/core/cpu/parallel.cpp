@@ -42,13 +42,13 @@ constexpr std::uint64_t kNoRange = 0xffffffff;
 
 }  // namespace
 
-// One loop at a time. A loop is a row of ranges; whoever is awake takes the next one, so a thread
-// that the system has put aside holds nobody up but for the range in its hands.
+// One loop runs at a time. A loop is a row of ranges; any thread that is awake takes the next one,
+// so a thread that the system has descheduled delays only the range that it holds.
 //
-// `ticket` is (number of the loop, next range). Whoever raises the range with a compare-exchange
-// owns it, and knows that the loop was still running then: the fields that it read between seeing
-// the ticket and raising it belong to that loop. A thread that comes late fails and goes to sleep:
-// while the fields change, the ticket is beyond the last range of any loop.
+// `ticket` is (number of the loop, next range). The thread that raises the range with a
+// compare-exchange owns it, and knows that the loop was still running then: the fields that it read
+// between seeing the ticket and raising it belong to that loop. A thread that comes late fails and
+// goes to sleep: while the fields change, the ticket is beyond the last range of any loop.
 struct ThreadPool::State {
   std::vector<std::thread> workers;
   int spins = 0;
@@ -56,7 +56,7 @@ struct ThreadPool::State {
   std::atomic<std::uint32_t> loop_number{0};  // what idle workers watch
   std::atomic<std::uint64_t> ticket{0};
   std::atomic<std::uint32_t> ranges{0};
-  std::atomic<std::uint32_t> finished{0};  // ranges done; what the caller watches
+  std::atomic<std::uint32_t> finished{0};  // ranges done; the caller watches it
   std::atomic<std::int64_t> count{0};
   std::atomic<std::int64_t> range{0};  // its length
   std::atomic<RangeBody> body{nullptr};

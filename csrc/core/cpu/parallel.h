@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Parallel loops on the CPU: the context's hook where it has one, else the library's own threads.
+// Parallel loops on the CPU: they run on the context's ParallelFor, or on the library's own threads
+// where it has none.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,7 @@ class ThreadPool {
 
   int threads() const;
 
-  // As ParallelFor::run; `body` must not throw.
+  // Runs as ParallelFor::run does; `body` must not throw.
   void run(std::int64_t count, std::int64_t grain, RangeBody body, void* argument);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Binary searches over numbers [0, count).
+// Binary searches over the numbers [0, count).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Philox4x32-10 (core/math/philox.h) for several counters at once. Compiled once per instruction
+// Philox4x32-10 (core/math/philox.h) of several counters at once. Compiled once per instruction
 // set; see core/cpu/isa.h.
 #pragma once
 
@@ -29,8 +29,8 @@ inline void philox_block(std::uint64_t key, std::uint64_t first, std::uint64_t o
 
 #else
 
-// A word of a counter in the low half of each lane. What is in the high halves does not matter
-// before the end: products take the low ones.
+// A word of a counter in the low half of each lane. The high halves are ignored until the end:
+// products take the low ones.
 #if TFK_ISA_LEVEL == 1
 using WordLanes = __m256i;
 TFK_INLINE WordLanes low_products(WordLanes a, WordLanes b) { return _mm256_mul_epu32(a, b); }
@@ -43,7 +43,7 @@ TFK_INLINE WordLanes even_lanes(WordLanes a, WordLanes b) { return _mm512_unpack
 TFK_INLINE WordLanes odd_lanes(WordLanes a, WordLanes b) { return _mm512_unpackhi_epi64(a, b); }
 #endif
 
-// The same lanes for the compiler's own operators.
+// WordLanes as a vector type of the compiler, which has operators.
 using CounterWords [[gnu::vector_size(sizeof(WordLanes))]] = unsigned long long;
 
 TFK_INLINE CounterWords products(std::uint32_t a, CounterWords b) {

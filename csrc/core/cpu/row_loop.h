@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Loops over the columns of a row. A row kernel reads its row two or three times; the row stays in
-// the first-level cache meanwhile, and the last pass asks for the next row.
+// the first-level cache meanwhile, and the last pass prefetches the next row.
 #pragma once
 
 #include "core/cpu/simd.h"
@@ -34,7 +34,7 @@ struct PrefetchRow {
   }
 };
 
-// The same for two rows.
+// Fetches the cache lines of elements [begin, end) of two other rows.
 template <class T>
 struct PrefetchPair {
   PrefetchRow<T> a;
@@ -135,7 +135,7 @@ struct StreamingStore {
   }
 };
 
-// The same where only the run knows.
+// Stores past the caches or through them, chosen at run time.
 template <class T, class V, class Lanes>
 TFK_INLINE void put(T* p, V v, Lanes lanes, bool past_caches) {
   if (past_caches) {

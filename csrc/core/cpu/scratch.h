@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory for the length of a call.
+// Scratch memory for the duration of a call.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ class Scratch {
   void* data_;
 };
 
-// The same, aligned to a cache line.
+// Scratch memory aligned to a cache line.
 class AlignedScratch {
  public:
   AlignedScratch(const Context& context, std::size_t bytes)

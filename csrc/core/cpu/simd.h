@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Vectors for kernels: vec_t<T> is what rows of T are computed in. It has lanes of accumulate_t<T>;
-// loads widen to it, and stores round back to nearest even. For sources that are compiled once per
-// instruction set (*_isa.cpp): all names live in the set's own namespace, so that the linker cannot
-// mix the sets.
+// Vectors for kernels: vec_t<T> is the vector type that rows of T are computed in. It has lanes of
+// accumulate_t<T>; loads widen to it, and stores round back to nearest even. For sources that are
+// compiled once per instruction set (*_isa.cpp): all names live in the set's own namespace, so that
+// the linker cannot mix the sets.
 //
 // vec_t<T> is Vec<accumulate_t<T>>, with elements in order, or a Pair, with elements in an order of
 // its own (simd_pair.h). Arrays of elements are always in order. A row that only kernels see can be
-// kept wide, in the order of the lanes: load_wide() and store_wide() then move nothing about.
+// kept wide, in the order of the lanes, which load_wide() and store_wide() need not rearrange.
 //
 //   vec_t<T>::of(a)                      all lanes a
 //   + - *  fma(a, b, c)  abs  exp        lane by lane

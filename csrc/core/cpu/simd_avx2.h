@@ -242,13 +242,13 @@ TFK_INLINE Words to_bfloat16(VecF even, VecF odd) {
   return _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xaa);
 }
 
-// Of the elements of a, then b.
+// The elements at even, or odd, places of a followed by b.
 TFK_INLINE __m256 in_order(__m256 a) {
   return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(a), 0xd8));
 }
 TFK_INLINE VecF even_of(VecF a, VecF b) { return {in_order(_mm256_shuffle_ps(a.v, b.v, 0x88))}; }
 TFK_INLINE VecF odd_of(VecF a, VecF b) { return {in_order(_mm256_shuffle_ps(a.v, b.v, 0xdd))}; }
-// The first and the second half of what takes turns between even and odd.
+// The first and the second half of the row whose even and odd elements are given apart.
 TFK_INLINE VecF first_of(VecF even, VecF odd) {
   return {_mm256_unpacklo_ps(in_order(even.v), in_order(odd.v))};
 }

@@ -255,7 +255,7 @@ TFK_INLINE Words to_bfloat16(VecF even, VecF odd) {
   return _mm512_mask_blend_epi16(kOddWords, low, round_upper(odd));
 }
 
-// Of the elements of a, then b.
+// The elements at even, or odd, places of a followed by b.
 TFK_INLINE VecF even_of(VecF a, VecF b) { return pick(a, _mm512_slli_epi32(lane_index(), 1), b); }
 TFK_INLINE VecF odd_of(VecF a, VecF b) {
   return pick(a, _mm512_add_epi32(_mm512_slli_epi32(lane_index(), 1), _mm512_set1_epi32(1)), b);

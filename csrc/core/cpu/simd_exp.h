@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// exp, written once for all instruction sets and vectors.
+// exp, written once for all instruction sets and vector types.
 #pragma once
 
 #include <cmath>

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Several vectors that take each operation together. In a long chain of operations each waits for
-// the one before; the scheduler of a processor holds too few of them to find those of the next
-// vector by itself.
+// Several vectors that take each operation together. In a long chain of operations each one waits
+// for the one before, and a processor's scheduler looks too few instructions ahead to find those of
+// the next vector by itself.
 //
-// Two<V> is a vector made of two, which may be such vectors in turn. Twice<Lanes> stands for all
-// its lanes, where load, store, load_wide and store_wide take All{} of a single one. It has the
-// operations that core/math needs. It is no array: compilers keep its parts in registers.
+// Two<V> is a vector made of two V, each of which may be a Two itself. Twice<Lanes> stands for all
+// its lanes where load, store, load_wide and store_wide take All{} of a single vector. Two has the
+// operations that core/math needs. It is not an array, because compilers keep its members in
+// registers.
 #pragma once
 
 #include "core/cpu/simd.h"
@@ -38,8 +39,8 @@ inline constexpr int kRegisterVectors = 1;
 inline constexpr int kRegisterVectors = TFK_ISA_LEVEL == 0 ? 1 : (TFK_ISA_LEVEL == 1 ? 2 : 4);
 #endif
 
-// What the registers hold of rows of T: lanes for all of it, and how many that are. Vectors of
-// double stand alone, since their functions are calls.
+// The group of vectors in which rows of T are processed: its lane selector and its number of lanes.
+// A vector of double stays alone, because its math functions are calls.
 template <class T>
 struct GroupOf {
   static constexpr int kVectors =

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Vectors of float from numbers of two's complement in 8 and 4 bits. For sources that are compiled
-// once per instruction set.
+// Vectors of float from signed integers of 8 and 4 bits. For sources that are compiled once per
+// instruction set.
 //
-//   load_bytes(p, lanes)             of std::int8_t; lanes as in simd.h
-//   Nibbles::of(scale).load(p)       of 4 bits, two in a byte, times the scale, from kLanes bytes
+//   load_bytes(p, lanes)             from std::int8_t; lanes as in simd.h
+//   Nibbles::of(scale).load(p)       from kLanes bytes of two 4-bit numbers each, times the scale
 //   lower_of(both)  upper_of(both)   the first and the second half of these in order
 #pragma once
 
@@ -46,7 +46,7 @@ struct Nibbles {
   }
 };
 
-// From place `start` of even and of odd, in turns.
+// Elements of even and odd in turns, from place `start` of each on.
 TFK_INLINE VecF in_turns(EvenOdd both, int start) {
   const __m512i half =
       _mm512_add_epi32(_mm512_srli_epi32(lane_index(), 1), _mm512_set1_epi32(start));

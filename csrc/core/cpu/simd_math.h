@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What core/math needs of vectors: functions by precision.
+// The math functions of vectors that core/math calls, by precision.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,8 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// Of numbers that are neither huge nor tiny. Sets have a faster one where it matters.
+// 1 / a, for numbers that are neither huge nor tiny. Instruction sets have a faster one where it
+// matters.
 template <class A>
 TFK_INLINE Vec<A> reciprocal(Vec<A> a) {
   return Vec<A>::of(1) / a;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Rows of bfloat16 without instructions for it. A register full of them is taken as two vectors, of
-// the elements at even and at odd places: a shift and a mask widen it, a shift and a blend narrow
-// it, where elements in order would have to cross from one half of a register to the other.
+// Rows of bfloat16 for processors without bfloat16 instructions. A register full of them is taken
+// as two vectors, the elements at even and at odd places: a shift and a mask widen it, a shift and
+// a blend narrow it. Elements in order would have to cross from one half of a register to the
+// other.
 #pragma once
 
 #include "core/cpu/simd.h"

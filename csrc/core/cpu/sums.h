@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What products of elements are summed up in: the element itself, unless it is several numbers. For
-// sources that are compiled once per instruction set.
+// sum_t<F>: the type that products of elements F are summed in. It is F itself, unless an element
+// is several numbers. For sources that are compiled once per instruction set.
 #pragma once
 
 #include "core/cpu/simd.h"

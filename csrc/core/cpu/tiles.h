@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// AMX: eight tile registers of 16 rows of 64 bytes, and the product of tiles of bfloat16.
+// AMX: eight tile registers of 16 rows of 64 bytes, and the product of bfloat16 tiles.
 #pragma once
 
 #include <immintrin.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Which kernels this build has. Those that only some architectures run are compiled for these alone
-// (cmake/cuda.cmake), and not at all where the build has none of them: then they must not be named.
+// The kernels that this build has. A kernel for some architectures only is compiled for these alone
+// (cmake/cuda.cmake), and not at all where the build has none of them; its name must not be used
+// then.
 #pragma once
 
 namespace transformer_kernels::cuda {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Bulk copies of memory that starts and ends anywhere.
+// Bulk copies of memory that may start and end at any address.
 #pragma once
 
 #include "core/cuda/ptx.cuh"
@@ -18,7 +18,7 @@ struct Extent {
         end(begin + (rows - 1) * stride + cols) {}
 };
 
-// What a bulk copy brings.
+// One bulk copy: its place in shared memory, its source and its size.
 struct BulkSpan {
   std::uint32_t place;
   std::uintptr_t source;
@@ -37,8 +37,8 @@ __device__ void copy_inside(const Extent<T>& extent, std::uintptr_t pack, std::u
 }
 
 // The packs [begin, end), both multiples of 16 bytes, without those that reach out of the operand.
-// Of these, the elements inside are copied here, one by one: they are visible to whoever waits for
-// the barrier on which this thread arrives afterwards.
+// The elements of such packs that lie inside are copied here, one by one: they are visible to
+// threads that wait for the barrier on which this thread arrives afterwards.
 template <class T>
 __device__ BulkSpan bulk_span(const Extent<T>& extent, std::uintptr_t begin, std::uintptr_t end,
                               std::uint32_t place) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Launching kernels over chunks of rows.
+// Launches of kernels over chunks of rows.
 #pragma once
 
 #include <iterator>
@@ -10,7 +10,7 @@
 
 namespace transformer_kernels::cuda {
 
-// A row of a plan table as a type: what a kernel takes as its template argument.
+// A row of a plan table as a type, which kernels take as a template argument.
 template <const auto& kTable, std::size_t kIndex>
 struct ChunkRow {
   static constexpr auto row = kTable[kIndex];

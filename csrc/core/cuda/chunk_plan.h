@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How a kernel lays chunks of whole rows, which lie without gaps, over teams of threads. Host-only,
-// as row_plan.h.
+// The layout of a kernel that takes chunks of whole rows: teams of threads, and rows without gaps
+// between them. Host-only, as row_plan.h.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ constexpr bool registers_hold(const ChunkPlan& plan, int element_bytes) {
   return plan.packs * 16 / element_bytes <= kMostElements;
 }
 
-// What a plan must fit: the matrices of one call, all of one shape.
+// The load that a plan must fit: the matrices of one call, all of one shape.
 struct ChunkLoad {
   std::int64_t rows;
   std::int64_t cols;
@@ -88,7 +88,7 @@ constexpr int fold_pitch(const ChunkPlan& plan, int element_bytes) {
 
 inline constexpr int kChunksOut = 2;  // results of chunks that a team holds, of each output
 
-// What depends on the load besides.
+// The part of the layout that depends on the load as well as on the plan.
 struct ChunkShape {
   int rounds;       // rows of a group in a chunk
   int chunk_bytes;  // of one operand

@@ -12,8 +12,9 @@ namespace {
 
 __global__ void probe_kernel() {}
 
-// What the code that runs on the device may use: where there is none for its own architecture, it
-// was compiled when loaded, from that of an earlier one, and later kernels are not there.
+// The newest architecture whose features device code may use. Code without a binary for this device
+// was compiled at load time from an earlier architecture's PTX, and lacks the kernels of later
+// ones.
 int architecture_of(int device, int capability) {
   const CurrentDevice current("device", device);
   cudaFuncAttributes probe{};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What launch policies ask of a device. No CUDA header, so that policies are tested without a GPU.
+// The properties of a device that launch policies read. No CUDA header, so policies are tested
+// without a GPU.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How a direct row kernel lays a row over the threads of its CTA, and how large a problem may be
-// for it. Host-only, as row_plan.h.
+// The layout of a direct row kernel: how it spreads a row over the threads of its CTA, and how
+// large a problem it takes. Host-only, as row_plan.h.
 #pragma once
 
 #include <algorithm>

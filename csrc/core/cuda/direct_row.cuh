@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Direct row kernels, for small problems: a CTA a row, global memory to registers and back.
+// Direct row kernels, for small problems: one CTA a row, from global memory to registers and back.
 //
-// What a small problem waits for is latency: of the launch, of instructions that no SM has fetched
-// yet, of the first loads, of reductions. So the code is short, all loads leave first, nothing is
-// staged, a row's sums cross its warps behind one barrier, and the launch overlaps the end of the
-// kernel before. A warp owns kPacks * 32 neighbouring packs; lane l the packs l, l + 32, ...
+// The time of a small problem is latency: of the launch, of instructions that no SM has fetched
+// yet, of the first loads, of reductions. So the code is short, all loads are issued first, nothing
+// is staged, a row's sums cross its warps behind one barrier, and the launch overlaps the end of
+// the kernel before. A warp owns kPacks * 32 neighbouring packs; lane l owns packs l, l + 32, ...
 #pragma once
 
 #include "core/cuda/direct_plan.h"
@@ -14,9 +14,9 @@
 
 namespace transformer_kernels::cuda {
 
-// What a kernel that is launched by launch_direct does first: nothing that the kernel before may
-// still write or read is touched earlier. The next kernel may be on its way from here on, and not
-// earlier: it finds the kernels before this one complete, as it would without any overlap.
+// Call first in a kernel that launch_direct launches, before it touches memory that the kernel
+// before may still write or read. The next kernel may start from here on, and not earlier: it finds
+// the kernels before this one complete, as it would without overlap.
 __device__ __forceinline__ void follow_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   wait_for_previous_kernel();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Powers and logarithms for rows of T. Exponents are kept in units of kNatural, so that a power
-// costs what the precision of T is worth and no more.
+// Powers and logarithms for rows of T. Exponents are kept in units of kNatural, so that a power has
+// the precision, and the cost, that T needs.
 #pragma once
 
 #include "core/cuda/ptx.cuh"

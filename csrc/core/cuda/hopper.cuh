@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The PTX of Hopper's kernels beside wgmma: tensor maps (TMA), registers that move between
-// warpgroups, and what carries a fragment to shared or global memory. As in ptx.cuh, each function
-// is one instruction.
+// warpgroups, and stores of a fragment to shared or global memory. As in ptx.cuh, each function is
+// one instruction.
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ struct BoxOrigin {
   int at[5];
 };
 
-// The same in a matrix.
+// The first element of a box in a matrix.
 struct MatrixOrigin {
   int col;
   int row;
@@ -55,8 +55,8 @@ __device__ __forceinline__ void tensor_load(std::uint32_t destination, const CUt
       : "memory");
 }
 
-// The same to all CTAs of the cluster whose bits `ctas` has: to the same place of each, counted on
-// the mbarrier at the same place.
+// tensor_load to all CTAs of the cluster whose bits are set in `ctas`: each gets the box at this
+// place of its own shared memory, counted on its mbarrier at this place.
 __device__ __forceinline__ void tensor_load_multicast(std::uint32_t destination,
                                                       const CUtensorMap& map, BoxOrigin box,
                                                       std::uint32_t barrier, std::uint16_t ctas,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Launching: attributes set once a kernel and device, every launch checked.
+// Launching: attributes are set once a kernel and device, and every launch is checked.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What core/math/activation.h needs of a CUDA thread's float and double.
+// The math functions that core/math/activation.h calls, for a CUDA thread's float and double.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +27,7 @@ template <class A>
 TFK_INLINE bool equal(A a, A b) {
   return a == b;
 }
-// -0 is not: what is asked for it here is the same of either zero.
+// -0 is not negative here: callers treat both zeros alike.
 template <class A>
 TFK_INLINE bool is_negative(A a) {
   return a < 0;

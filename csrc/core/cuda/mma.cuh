@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The PTX of tensor cores that every architecture from sm_80 on has: mma.sync, ldmatrix, cp.async.
-// Each function is one instruction and keeps its name. Shared-memory addresses are 32-bit.
+// The PTX of tensor cores from sm_80 on: mma.sync, ldmatrix, cp.async. Each function is one
+// instruction and keeps its name. Shared-memory addresses are 32-bit.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t
                : "memory");
 }
 
-// The same of the transposed matrices.
+// ldmatrix_x4 of the transposed matrices.
 __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Packs: what one thread moves at once, 16 bytes or a single element, and its values in the type
-// that sums are kept in.
+// Packs: the 16 bytes, or the single element, that one thread moves at once, and their values in
+// the type that sums are kept in.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,8 +47,8 @@ __device__ __forceinline__ void widen_word(std::uint32_t word, float* out) {
   }
 }
 
-// The same by other instructions. What two passes over packed values unpack would else count as one
-// common subexpression, and the unpacked values would be kept, in twice the registers.
+// widen_word() by other instructions. The compiler takes the same unpacking in two passes for one
+// common subexpression, and would keep the unpacked values, in twice the registers.
 template <class T>
 __device__ __forceinline__ void widen_word_again(std::uint32_t word, float* out) {
   if constexpr (std::is_same_v<T, float>) {
@@ -138,7 +138,7 @@ struct Pack {
     }
   }
 
-  // In a second pass; 16-byte packs of a type that float holds.
+  // unpack() for a second pass; 16-byte packs of a type that float holds.
   static __device__ __forceinline__ void unpack_again(Raw raw, Value* out) {
     constexpr int kPerWord = 4 / sizeof(T);
     widen_word_again<T>(raw.x, out);
@@ -171,13 +171,14 @@ struct ParameterPack {
     for (int i = 0; i < kPieces; ++i) piece[i] = Piece::load_cached(pointer + i * Piece::size);
   }
 
-  // The same for a kernel that starts before the one that writes them has ended; 16-byte packs.
+  // load() for a kernel that starts before the kernel that writes the parameters has ended; packs
+  // of 16 bytes only.
   __device__ __forceinline__ void load_in_order(const W* pointer) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) piece[i] = load_global_in_order(pointer + i * Piece::size);
   }
 
-  // Columns [col, col + kSize) of `cols`, at any alignment; what lies outside counts as 0.
+  // Columns [col, col + kSize) of `cols`, at any alignment; columns outside count as 0.
   __device__ __forceinline__ void load_shifted(const W* pointer, std::int64_t col,
                                                std::int64_t cols) {
     constexpr int kPerPiece = 16 / static_cast<int>(sizeof(W));
@@ -196,7 +197,7 @@ struct ParameterPack {
     }
   }
 
-  // As floats, bit for bit.
+  // These parameters as floats, bit for bit.
   __device__ __forceinline__ ParameterPack<float, kSize> widened() const {
     float value[kSize];
     unpack(value);

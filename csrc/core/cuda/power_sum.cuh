@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums of powers around a running maximum, and what merges partial results over the threads of a
-// row.
+// Sums of powers around a running maximum, and the merge of partial sums over the threads of a row.
 #pragma once
 
 #include "core/cuda/exponent.cuh"
@@ -15,7 +14,8 @@ struct PowerSum {
   V sum;
 };
 
-// What exponents are taken relative to: -inf would turn elements of -inf into NaN.
+// The value that exponents are taken relative to. It is never -inf, which would turn elements of
+// -inf into NaN.
 template <class V>
 __device__ __forceinline__ V anchor(V max) {
   return max == V(-INFINITY) ? V(0) : max;

@@ -22,7 +22,7 @@ __device__ __forceinline__ uint4 load_global_once(const void* pointer) {
   return v;
 }
 
-// The same for memory that another kernel may write while this one waits for it.
+// load_global_once() for memory that another kernel may write while this one waits for it.
 __device__ __forceinline__ uint4 load_global_in_order(const void* pointer) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint4 load_global_in_order(const void* pointer) {
   return v;
 }
 
-// The same of 8 bytes.
+// load_global_in_order() of 8 bytes.
 __device__ __forceinline__ uint2 load_global_8_in_order(const void* pointer) {
   uint2 v;
   asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];"
@@ -135,7 +135,8 @@ __device__ __forceinline__ float minimum_or_nan(float a, float b) {
   return least;
 }
 
-// Of four bytes: for each nibble of kBytes, 8 plus the number of a byte, eight times its sign.
+// Repeats the signs of four bytes: each nibble of kBytes is 8 plus the number of a byte, and
+// selects eight copies of that byte's sign.
 template <std::uint32_t kBytes>
 __device__ __forceinline__ std::uint32_t repeat_signs(std::uint32_t bytes) {
   std::uint32_t signs;
@@ -227,25 +228,25 @@ __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until at most `kPending` groups have still to read their source.
+// Waits until at most `kPending` groups have still to read their source.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Until at most `kPending` groups have still to write their destination.
+// Waits until at most `kPending` groups have still to write their destination.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Between what this thread has stored to shared memory and bulk copies or wgmma that read it, or
-// write to the same place.
+// Orders this thread's stores to shared memory before bulk copies or wgmma that read them, or write
+// to the same place.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Between what this thread knows to be in global memory and bulk copies that add to it.
+// Orders this thread's view of global memory before bulk copies that add to it.
 __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
@@ -266,7 +267,7 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// The address in CTA `rank` of the cluster of what lies at `address` in this one.
+// The address in CTA `rank` of the cluster that corresponds to `address` in this one.
 __device__ __forceinline__ std::uint32_t map_to_rank(std::uint32_t address, std::uint32_t rank) {
   std::uint32_t mapped;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
@@ -305,7 +306,7 @@ __device__ __forceinline__ void store_cluster_int(std::uint32_t address, int v) 
   asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 
-// From shared memory to that of another CTA, on whose mbarrier the bytes are counted.
+// Copies shared memory to that of another CTA, whose mbarrier counts the bytes.
 __device__ __forceinline__ void bulk_copy_cluster(std::uint32_t destination, std::uint32_t source,
                                                   std::uint32_t bytes, std::uint32_t barrier) {
   asm volatile(
@@ -315,13 +316,14 @@ __device__ __forceinline__ void bulk_copy_cluster(std::uint32_t destination, std
       : "memory");
 }
 
-// On an mbarrier of any CTA of the cluster. What this thread has stored is ordered before it for
+// Arrives on an mbarrier of any CTA of the cluster. This thread's stores are ordered before it for
 // its own CTA only: enough to say that something was read, and much cheaper than the next.
 __device__ __forceinline__ void mbarrier_arrive_remote(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// The same; whoever waits with mbarrier_wait_cluster sees what this thread has stored.
+// mbarrier_arrive_remote() with release: a thread that waits with mbarrier_wait_cluster sees this
+// thread's stores.
 __device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");

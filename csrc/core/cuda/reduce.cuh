@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Reductions, from thread to warp to the threads that share a row. Every thread gets the result,
-// and the order of additions is fixed by the lane and warp numbers.
+// Reductions from thread to warp to the threads that share a row. Every thread gets the result, and
+// lane and warp numbers fix the order of additions.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Max {
   __device__ __forceinline__ double operator()(double a, double b) const { return fmax(a, b); }
 };
 
-// Over groups of kLanes neighbouring lanes.
+// Reduces over groups of kLanes neighbouring lanes.
 template <class Op, int kLanes = kWarp, class V>
 __device__ __forceinline__ V reduce_lanes(V value) {
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How a persistent row kernel lays rows over warps. Host-only, as row_plan.h.
+// The layout of a persistent row kernel: how it spreads rows over warps. Host-only, as row_plan.h.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct RingPlan {
   constexpr int threads() const { return warps * groups * 32; }
   constexpr int cta_row_bytes() const { return 16 * 32 * packs * warps; }
   constexpr std::int64_t max_row_bytes() const { return std::int64_t{cta_row_bytes()} * cluster; }
-  // What the ring holds of one operand's row for one warp, and for the groups of a CTA.
+  // Bytes of one operand's row that the ring holds, for one warp and for all groups of a CTA.
   constexpr int segment_bytes() const { return 16 * (32 * packs + (shifted ? 1 : 0)); }
   constexpr int stage_bytes() const { return segment_bytes() * warps * groups; }
 };

@@ -23,7 +23,7 @@ struct RowScratch {
   std::uint64_t arrived[Plan::plan.rows];
 };
 
-// Who this thread is, and what is its own.
+// The thread's place in its row, and the packs that it owns.
 template <class Plan, class T>
 struct Row {
   static constexpr int kPackSize = pack_size(Plan::plan, sizeof(T));
@@ -199,7 +199,7 @@ struct Row {
   }
 };
 
-// A pack of the row that starts at `start`, with zeros for what lies outside the row.
+// A pack of the row that starts at `start`, with zeros for elements outside the row.
 template <class P, class Plan, class T>
 __device__ __forceinline__ typename P::Raw load_pack(const Row<Plan, T>& row, const T* start,
                                                      typename Row<Plan, T>::Index pack) {
@@ -209,7 +209,7 @@ __device__ __forceinline__ typename P::Raw load_pack(const Row<Plan, T>& row, co
   return reinterpret_cast<const typename P::Raw&>(element);
 }
 
-// The same of a pack that lies in shared memory.
+// load_pack() of a pack that lies in shared memory.
 template <class P, class Plan, class T>
 __device__ __forceinline__ uint4 load_staged(const Row<Plan, T>& row, std::uint32_t address,
                                              typename Row<Plan, T>::Index pack) {
@@ -224,7 +224,7 @@ __device__ __forceinline__ uint4 load_staged(const Row<Plan, T>& row, std::uint3
   return raw;
 }
 
-// The same of memory that this thread has written before.
+// load_pack() of memory that this thread has written before.
 template <class P, class Plan, class T>
 __device__ __forceinline__ typename P::Raw reload_pack(const Row<Plan, T>& row, const T* start,
                                                        typename Row<Plan, T>::Index pack) {
@@ -379,7 +379,7 @@ __device__ __forceinline__ void share_stack_in_cluster(const Row<Plan, T>& row,
 #endif
 }
 
-// The same for one row; the results of all warps, or CTAs, are returned.
+// Shares the partial result of one row, and returns the results of all warps, or CTAs.
 template <class Plan, class T, class Partial>
 __device__ __forceinline__ const Partial* share_in_group(const Row<Plan, T>& row,
                                                          RowScratch<Plan, Partial>& scratch,

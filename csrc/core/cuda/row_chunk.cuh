@@ -59,13 +59,14 @@ struct ChunkLane {
         cols(static_cast<int>(width)) {
     const int row_bytes = cols * static_cast<int>(sizeof(T));
     const int begin = group * row_bytes;
-    // At least so many that the row's last pack falls into the last slot of some lane.
+    // The window has at least so many packs that the row's last pack falls into the last slot of
+    // some lane.
     const int window = max(static_cast<int>(packs_of_row(row_bytes)), kLanes * (kPacks - 1) + 1);
     const int start = ((begin + row_bytes - 1) / 16 - window + 1 + lane) * 16;
     column = (start - begin) / static_cast<int>(sizeof(T));
     begin_ = begin;
     start_ = start;
-    // What lies outside of the row as a whole is read from another place of it.
+    // A pack that lies wholly outside of the row is read from inside it instead.
     const auto inside = [&](int slot) { return overlap(slot) ? start + slot * kSlot : begin; };
     first_ = inside(0) / 16 * 16;
     last_ = inside(kPacks - 1) / 16 * 16;
@@ -89,11 +90,12 @@ struct ChunkLane {
   }
   __device__ int column_of(int slot) const { return column + slot * kLanes * kSize; }
 
-  // Pack `slot` of the row whose round starts at `round`, with what else lies in it.
+  // Pack `slot` of the row whose round starts at `round`, including elements of other rows that lie
+  // in it.
   __device__ __forceinline__ uint4 load(std::uint32_t round, int slot) const {
     return load_shared(round + offset(slot));
   }
-  // The same with the bits of `fill` in place of what belongs to another row.
+  // Pack `slot` with the bits of `fill` in place of elements of other rows.
   __device__ __forceinline__ uint4 load(std::uint32_t round, int slot, std::uint32_t fill) const {
     const uint4 raw = load(round, slot);
     if (slot == 0) return select(raw, first_keep_, fill);
@@ -226,7 +228,7 @@ class ChunkRing {
            round * round_bytes();
   }
 
-  // Until the chunk at hand is there. Rows behind the last one count as zeros.
+  // Waits for the current chunk. Rows after the last one count as zeros.
   __device__ __forceinline__ void wait() const {
     mbarrier_wait(filled_ + stage_ * 8, parity_);
     const int left = rows_left(chunk_);
@@ -269,7 +271,7 @@ class ChunkRing {
     }
   }
 
-  // Before the CTA ends: shared memory must outlive the copies.
+  // Call before the CTA ends: shared memory must outlive the copies.
   __device__ __forceinline__ void finish() const {
     if (own_.thread == 0) bulk_wait_read<0>();
   }
@@ -299,7 +301,7 @@ class ChunkRing {
   __device__ __forceinline__ int first_row(int chunk) const { return chunk * chunk_rows(); }
   __device__ __forceinline__ int rows_left(int chunk) const { return rows_ - first_row(chunk); }
 
-  // Of a chunk of which `left` rows exist, what bulk copies bring.
+  // The bytes that bulk copies bring of a chunk of which `left` rows exist.
   __device__ __forceinline__ int whole_bytes(int left) const {
     return left < chunk_rows() ? left * row_bytes() / 16 * 16 : chunk_bytes_;
   }
@@ -319,7 +321,7 @@ class ChunkRing {
     }
   }
 
-  // What of the last chunk does not fill a pack is copied here, element by element.
+  // Copies the end of the last chunk that does not fill a pack, element by element.
   __device__ __forceinline__ void fetch_rest(int left, int chunk, std::uint32_t place) const {
 #pragma unroll
     for (int t = 0; t < kIn; ++t) {

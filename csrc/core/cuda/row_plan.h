@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How a row kernel lays rows over threads. Host-only: a plan is data, chosen by rules that are
-// tested without a GPU, and a kernel takes it as its template argument.
+// The layout of a row kernel: how it spreads rows over threads. Host-only: a plan is data, chosen
+// by rules that are tested without a GPU, and is a kernel's template argument.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct RowPlan {
   constexpr bool needs_sm90() const { return bulk || cluster > 1; }
 };
 
-// What a plan must fit: the rows of one call, seen by one operand of `element_bytes`.
+// The load that a plan must fit: the rows of one call, of an operand of `element_bytes`.
 struct RowLoad {
   std::int64_t rows;
   std::int64_t cols;

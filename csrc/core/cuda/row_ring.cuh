@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Persistent row kernels: one CTA (or cluster) an SM walks over many rows. A group of warps takes a
-// row at a time; each warp owns the same 32 * packs packs of every row of its group, and a ring of
-// stages in shared memory that it fills itself by bulk copies, so no warp waits for another's
-// memory. Only what is summed over a row crosses warps.
+// Persistent row kernels: one CTA (or cluster) an SM walks over many rows. A group of warps takes
+// one row at a time. Each warp owns the same 32 * packs packs of every row of its group, and a ring
+// of stages in shared memory that it fills itself by bulk copies, so no warp waits for another's
+// loads. Only sums over a row cross warps.
 #pragma once
 
 #include <array>
@@ -217,16 +217,18 @@ __device__ __forceinline__ void store_shifted(T* start, int elements, int lane, 
   }
 }
 
-// What a group sums over its row, on the way between its warps and, where a cluster shares the row,
-// between its CTAs: first within each CTA, so that few messages leave it. Two slots: a warp can
-// publish row i + 1 while another still reads row i, and no more, because each row has a barrier.
+// The exchange of a row's sums between the warps of its group and, where a cluster shares the row,
+// between its CTAs. Sums are merged within each CTA first, so few messages leave it. There are two
+// slots: a warp can publish row i + 1 while another still reads row i, and no more, because each
+// row has a barrier.
 //
-// Sums says what travels: Sums::Message; what a lane holds of its warp's: Sums::Share; and
+// Sums defines Sums::Message, the sums that travel, and Sums::Share, the part of its warp's that a
+// lane holds, and
 //   publish(to, share, lane)           the warp writes its message
 //   total(share)                       the warp's message in every lane
 //   merge<kCount>(parts, first, span)  kCount messages as one, in every lane; the i-th stands for
 //                                      the packs first + i * span and on
-//   bits(message)                      as floats that store_cluster_async() takes
+//   bits(message)                      the floats that store_cluster_async() takes
 template <class Plan, class Sums>
 struct RingExchange {
   using Message = typename Sums::Message;

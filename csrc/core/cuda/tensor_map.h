@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Tensor maps: what TMA has to know of a tensor in global memory.
+// Tensor maps: the description of a tensor in global memory that TMA reads.
 #pragma once
 
 #include <cuda.h>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// wgmma: D (64, N) += A (64, 16) B (16, N) by the four warps of a warpgroup, sums in float32.
+// wgmma: D (64, N) += A (64, 16) B (16, N) by the four warps of a warpgroup, with sums in float32.
 //
-// A thread holds N / 2 sums: d[4 i + 2 r + c] is row 16 warp + lane / 4 + 8 r, column 8 i +
-// 2 (lane % 4) + c. A comes from shared memory or from four registers, which hold two neighbouring
-// columns each, in the order of the sums: a[r + 2 i] for row 8 r, column 8 i. So sums, packed two
-// and two, are an A. B comes from shared memory, always.
+// A thread holds N / 2 sums: d[4 i + 2 r + c] is row 16 warp + lane / 4 + 8 r, column 8 i + 2 (lane
+// % 4) + c. A comes from shared memory or from four registers. Each register holds two neighbouring
+// columns, in the order of the sums: a[r + 2 i] is row 8 r, column 8 i. So sums, packed by twos,
+// are an operand A. B always comes from shared memory.
 //
-// asm wants every register by name, and a list's length depends on N: the macros below make the
-// lists, and are gone at the end of this file.
+// asm needs the name of every register, and the length of the list depends on N: the macros below
+// make the lists, and are undefined at the end of this file.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until at most `kPending` groups are still running.
+// Waits until at most `kPending` groups are still running.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Activation functions: each a struct with
+// Activation functions. Each is a struct with
 //
 //   value(precision, x)                  f(x)
-//   value_and_slope(precision, x)        f(x) and f'(x), what both need computed once
+//   value_and_slope(precision, x)        f(x) and f'(x); common terms are computed once
 //
 // for x a float, a double, a vector of core/cpu/simd.h, or a CUDA thread's float or double. Kernels
 // of the pointwise family and the epilogues of matrix products use the same structs.
 //
-// Where x is NaN, so are both. x of any finite size gives what the formula tends to: f(x) is x or 0
-// far from 0, f'(x) 1 or 0. At infinity both are what PyTorch's float64 arithmetic makes of the
-// formula: f(inf) = inf, f(-inf) = NaN (0 times infinity), f'(+-inf) = NaN; those of relu and
-// relu_squared are their limits.
+// Where x is NaN, f(x) and f'(x) are NaN. A finite x of any size gives the limit of the formula:
+// far from 0, f(x) is x or 0 and f'(x) is 1 or 0. At infinity both are the results of PyTorch's
+// formula in float64: f(inf) = inf, f(-inf) = NaN (0 times infinity), f'(+-inf) = NaN; those of
+// relu and relu_squared are their limits.
 #pragma once
 
 #if defined(__CUDACC__)

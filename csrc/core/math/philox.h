@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-// SC 2011): random bits as a function of a key and a counter. core/cpu/philox_block.h has many
+// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
+// 2011): random bits as a function of a key and a counter. core/cpu/philox_block.h computes many
 // counters at once.
 #pragma once
 
@@ -18,7 +18,8 @@ inline constexpr std::uint32_t kPhiloxWeyl0 = 0x9e3779b9;
 inline constexpr std::uint32_t kPhiloxWeyl1 = 0xbb67ae85;
 inline constexpr int kPhiloxRounds = 10;
 
-// Of 32 bits each. CUDA's compiler has to be told that one instruction does it.
+// The 64-bit product of two 32-bit numbers. CUDA's compiler has to be told that one instruction
+// computes it.
 [[gnu::always_inline]] constexpr std::uint64_t wide_product(std::uint32_t a, std::uint32_t b) {
 #ifdef __CUDA_ARCH__
   std::uint64_t product;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How exact a function is, as a type that every function of this folder takes first.
+// The precision of a math function, as a type that every function of this folder takes first.
 #pragma once
 
 #include <type_traits>

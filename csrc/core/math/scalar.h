@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The number types of host code that are not vectors: what activation.h needs of float and double.
-// Vectors have the same functions in core/cpu/simd_math.h, CUDA in core/cuda/math.cuh.
+// The math functions that activation.h calls, for float and double in host code. Vectors have the
+// same functions in core/cpu/simd_math.h, CUDA in core/cuda/math.cuh.
 #pragma once
 
 #include <cmath>

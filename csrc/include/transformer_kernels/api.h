@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Marks what the shared library exports; everything else in it is hidden.
+// Marks the names that the shared library exports; all others in it are hidden.
 #pragma once
 
 #if defined(_WIN32)

@@ -24,8 +24,9 @@ struct ParallelFor {
   void* user = nullptr;
 };
 
-// Scratch memory on the context's device. `release` is called after the last kernel that uses the
-// memory has been enqueued on the stream, so a stream-ordered allocator may reuse it at once.
+// Provides scratch memory on the context's device. `release` is called after the last kernel that
+// uses the memory has been enqueued on the stream, so a stream-ordered allocator may reuse it at
+// once.
 struct Workspace {
   void* (*allocate)(void* user, std::size_t bytes) = nullptr;
   void (*release)(void* user, void* memory) = nullptr;

@@ -5,8 +5,8 @@
 
 namespace transformer_kernels {
 
-// A number in one argument that counts into another is out of range, as an index beyond a table.
-// Its kind is kValue.
+// Thrown where a number that indexes another argument is out of range, as an index beyond the rows
+// of a table. Its kind is kValue.
 class TFK_API IndexError : public Error {
  public:
   explicit IndexError(const std::string& message) : Error(Kind::kValue, message) {}

@@ -35,12 +35,12 @@ constexpr const char* name_of(DType dtype) {
   return kNames[static_cast<int>(dtype)];
 }
 
-// Whether kernels compute in it, or in a wider format that holds each of its numbers: float64,
-// float32, float16, bfloat16. The 8-bit formats are not: numbers are stored in them together with
-// a scale (quantized.h), and mean little without it.
+// Whether kernels compute in this dtype, or in a wider format that holds each of its numbers:
+// float64, float32, float16, bfloat16. The 8-bit formats are not: a number stored in them has a
+// scale beside it (quantized.h), and means little without it.
 constexpr bool is_floating(DType dtype) { return dtype <= DType::kBFloat16; }
 
-// Whether labels, positions and rows of tables may be of it.
+// Whether labels, positions and indices of rows may have this dtype.
 constexpr bool is_index(DType dtype) { return dtype == DType::kInt32 || dtype == DType::kInt64; }
 
 enum class DeviceType : std::uint8_t { kCpu, kCuda };
@@ -54,8 +54,8 @@ struct Device {
   friend constexpr bool operator==(const Device&, const Device&) = default;
 };
 
-// Pointer, element type, place, sizes and strides (in elements). A default-constructed view means
-// "this optional argument is absent". The caller keeps the memory alive.
+// A pointer, its dtype and device, sizes and strides (in elements). A default-constructed view
+// stands for an absent optional argument. The caller keeps the memory alive.
 struct TensorView {
   static constexpr int kMaxRank = 8;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The innermost loop of products of few rows with a weight whose terms lie together: some lines of
-// the weight times kRows rows of the left operand, each of the results a vector of partial sums in
-// a register. For sources that are compiled once per instruction set.
+// The innermost loop of few-row products whose weight has its contracted dimension contiguous: some
+// lines of the weight times kRows rows of the left operand, with each result a vector of partial
+// sums in a register. For sources that are compiled once per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// How many sums stay in registers beside what is added to them, and a bound of the streams from
+// The number of sums that fit in registers beside their addends, which also bounds the streams from
 // memory. Each sum has one chain of additions whatever kRows is: a row of the result does not
-// depend on how many there are.
+// depend on the number of rows.
 inline constexpr int kFewSums = TFK_ISA_LEVEL >= 2 ? 16 : 8;
 template <int kRows>
 inline constexpr int kLines = std::min(kFewSums / kRows, 8);
@@ -27,7 +27,7 @@ struct Ahead {
   std::int64_t last;
   std::int64_t next;
 
-  // Of lines of `terms` terms, the next of which begin `step` bytes behind.
+  // The distances for lines of `terms` terms, where the next lines begin `step` bytes further on.
   template <class Line>
   TFK_INLINE static Ahead of(std::int64_t terms, std::int64_t step) {
     const std::int64_t far = terms - kBytes * 8 / Line::kBits;

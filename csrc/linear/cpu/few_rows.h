@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Products of few rows: what the source compiled once per instruction set exports.
+// Products of few rows: the exports of few_rows_isa.cpp, which is compiled once per instruction
+// set.
 //
-// Such a product takes as long as its right operand, the weight, takes to come from memory. So that
-// is read once, where it lies, and nothing of it is written. The few rows of the left operand are
-// brought in the order in which the innermost loop reads them; they stay in the cache.
+// Such a product takes as long as its right operand, the weight, takes to come from memory. So the
+// weight is read once, in place, and never copied. The few rows of the left operand are rearranged
+// into the order in which the innermost loop reads them, and stay in the cache.
 #pragma once
 
 #include "linear/cpu/kernels.h"
@@ -41,7 +42,8 @@ struct FewRowsKernels {
   void (*arrange)(const FewRowsTask& task);
   // Columns [begin, end) of the result, in units of kFewCols.
   void (*multiply)(const FewRowsTask& task, std::int64_t begin, std::int64_t end);
-  // Of sums in the precision of the arithmetic, rows kFewCols apart.
+  // Writes a block of the result from its sums, which are in the precision of the arithmetic with
+  // rows kFewCols apart.
   void (*finish)(const FewRowsTask& task, const Block& block, const void* sums);
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What becomes of a block of sums while it is in the cache: it is biased, rounded and activated.
-// For sources that are compiled once per instruction set.
+// The epilogue of a block of sums while it is in the cache: bias, rounding, activation. For sources
+// that are compiled once per instruction set.
 #pragma once
 
 #include "core/cpu/row_loop.h"
@@ -8,7 +8,7 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// Those of a block, row by row.
+// The sums of a block, row by row.
 template <class F>
 struct BlockSums {
   const F* data;

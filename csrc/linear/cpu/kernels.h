@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The CPU engine of products: what kernels_isa.cpp, compiled once per instruction set, exports.
+// The CPU engine of products: the exports of kernels_isa.cpp, which is compiled once per
+// instruction set.
 //
-// A product is computed in blocks of its result. Its operands are copied first, once a call, in the
-// order in which the innermost loop reads them and in the precision of the arithmetic: whatever the
-// strides and the dtype were, that loop runs through memory without a gap. Each block adds up parts
-// of its sums in memory of its own, and is rounded, biased and activated while it is in the cache.
+// A product is computed in blocks of its result. First its operands are copied, once a call, into
+// the order in which the innermost loop reads them and into the precision of the arithmetic:
+// whatever the strides and the dtype were, that loop runs through memory without a gap. Each block
+// adds up parts of its sums in memory of its own, and goes through its epilogue while it is in the
+// cache.
 #pragma once
 
 #include "core/cpu/isa.h"
@@ -23,7 +25,8 @@ struct BlockSize {
 };
 // With its share of the operands it stays in half of a second-level cache of 1 MB.
 inline constexpr BlockSize kBlock{96, 192, 256};
-// Of bfloat16 in pairs, which pass through the caches faster: in a third of a cache of 2 MB.
+// The block of products of bfloat16 in pairs, which pass through the caches faster: it takes a
+// third of a second-level cache of 2 MB.
 inline constexpr BlockSize kPairBlock{192, 384, 256};
 
 // The left operand of a product is a, the right one the transpose of b: both have lines of terms.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands of products, copied in the order in which tiles read them. For sources that are compiled
-// once per instruction set.
+// Copies of GEMM operands in the order in which tiles read them. For sources that are compiled once
+// per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -84,8 +84,8 @@ TFK_INLINE void transpose_lines(const T* lines, std::int64_t line_step, std::int
   if (k < terms) square_at(k, terms - k, First{terms - k});
 }
 
-// Of a panel whose lines' elements lie together: in blocks of a vector's lanes of lines. What is
-// not simply in memory is copied first.
+// Packs a panel whose lines have contiguous elements, as many lines at a time as a vector has
+// lanes. Lines that a vector load cannot read are copied first.
 template <class T>
 TFK_INLINE void pack_lines(const PackTask& task, const T* source, std::int64_t lines, Part part,
                            accumulate_t<T>* target) {
@@ -109,8 +109,8 @@ TFK_INLINE void pack_lines(const PackTask& task, const T* source, std::int64_t l
   }
 }
 
-// Of some panels next to each other whose lines' elements lie apart, but lines together: a pass
-// over the rows of memory writes all of them.
+// Packs some neighbouring panels whose lines have strided elements but lie side by side: one pass
+// over the rows of memory writes all the panels.
 template <class T>
 TFK_INLINE void pack_together(const PackTask& task, const T* source, std::int64_t lines, Part part,
                               accumulate_t<T>* target) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Operands of products of bfloat16, copied in pairs of terms in the order in which tiles read them.
-// For sources that are compiled once per instruction set.
+// Copies of bfloat16 GEMM operands, in pairs of terms in the order in which tiles read them. For
+// sources that are compiled once per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// What is copied at a time: 16 lines of an operand, and of each 16 pairs of terms. Lines and terms
-// are filled up to whole squares with zeros.
+// A square is copied at a time: 16 lines of an operand, and of each line 16 pairs of terms. Lines
+// and terms are padded to whole squares with zeros.
 inline constexpr std::int64_t kSquareLines = kPairSide;
 inline constexpr std::int64_t kSquareTerms = 2 * kPairSide;
 
-// In a vector of a square lie the pairs of a line, or a pair of each line.
+// The contents of a vector of a square: the pairs of one line, or one pair of each line.
 enum class PairOrder : std::uint8_t { kLine, kPair };
 
 // One of the source's steps is 1.

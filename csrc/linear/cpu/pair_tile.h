@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The innermost loop of products of bfloat16 by AMX: up to 2 x 2 tiles of the result stay in tile
+// The innermost loop of bfloat16 products by AMX: up to 2 x 2 tiles of the result stay in tile
 // registers while all pairs of a part pass. Both operands are read in order, 32 lines and 32 terms
-// a step; a panel of the right one stays in the first cache. Fetching ahead by instructions would
-// take the loads' place. For sources that are compiled once per instruction set.
+// a step; a panel of the right one stays in the first-level cache. There are no prefetch
+// instructions, because they would take the place of loads. For sources that are compiled once per
+// instruction set.
 #pragma once
 
 #include "core/cpu/pair_multiply.h"

@@ -56,7 +56,7 @@ void multiply_by_lines(const Context& context, const QuantizedMatrix& weight,
   }
 }
 
-// The same of the weight's terms: `product` is of its transpose.
+// Columns of the result by blocks of terms of the weight; `product` multiplies with its transpose.
 void multiply_by_terms(const Context& context, const QuantizedMatrix& weight,
                        const Product& product) {
   const std::int64_t size = size_of(product.dtype);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Products with quantised weights: what the source compiled once per instruction set exports.
+// Products with quantised weights: the exports of quantized_isa.cpp, which is compiled once per
+// instruction set.
 //
-// Of few rows the weight is read once, as the plain one is (few_rows.h); its numbers become
-// floats in registers. Of more rows parts of it become a plain matrix, which the engine of large
-// products multiplies: what that costs is shared by the rows.
+// With few rows the weight is read once, as the plain one is (few_rows.h), and its numbers become
+// floats in registers. With more rows, parts of the weight become a plain matrix that the engine of
+// large products multiplies, at a cost that the rows share.
 #pragma once
 
 #include "linear/cpu/few_rows.h"

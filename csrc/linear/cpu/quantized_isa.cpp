@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Products of few rows with quantised weights, and those as plain matrices. Compiled once per
-// instruction set; see core/cpu/isa.h.
+// Products of few rows with quantised weights, and the conversion of such weights to plain
+// matrices. Compiled once per instruction set; see core/cpu/isa.h.
 #include "linear/cpu/quantized.h"
 
 #include <memory>
@@ -40,7 +40,7 @@ struct ByteLine {
   static constexpr std::int64_t place(std::int64_t term) { return term; }
 };
 
-// In 4 bits: terms at even places, and those at odd ones.
+// A line of 4-bit numbers: a vector of the terms at even places, and one of those at odd places.
 struct NibbleLine {
   using Sum = float;
   using Vector = Two<Vec<float>>;

@@ -4,9 +4,9 @@
 // instruction set.
 //
 // Each term takes kTileWidth vectors of the right operand and one number of the left operand for
-// every row: 24 products for 11 loads of AVX-512. Both operands are read in order, the left one in
-// groups of rows as wide as a vector, so that a transposition makes them; the panel that comes next
-// is fetched into the first cache meanwhile.
+// every row: with AVX-512, 24 multiplications for 11 loads. Both operands are read in order, the
+// left one in groups of rows as wide as a vector, so that a transposition makes them; the next
+// panel is fetched into the first-level cache meanwhile.
 #pragma once
 
 #include <algorithm>

@@ -12,7 +12,7 @@
 namespace transformer_kernels::cuda::cublaslt {
 namespace {
 
-// By name, then where the CUDA toolkit has it.
+// Places to look for the library: by name, then where the CUDA toolkit has it.
 std::vector<std::string> places() {
   const std::vector<std::string> names{"libcublasLt.so.13", "libcublasLt.so.12"};
   std::vector<std::string> found = names;

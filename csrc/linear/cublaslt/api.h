@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What is used of cuBLASLt, which is found when the program runs: neither its header nor the
-// library is needed to build. Names are those of cublasLt.h without their prefixes: kTransA of
-// MatmulDescAttribute is CUBLASLT_MATMUL_DESC_TRANSA.
+// The part of cuBLASLt that the library uses. It is found when the program runs: neither its header
+// nor the library is needed to build. Names are those of cublasLt.h without their prefixes: kTransA
+// of MatmulDescAttribute is CUBLASLT_MATMUL_DESC_TRANSA.
 #pragma once
 
 #include <driver_types.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A product as cuBLASLt reads memory, by columns. Host-only: tested without a GPU.
+// A product in cuBLASLt's column-major terms. Host-only: tested without a GPU.
 #pragma once
 
 #include <compare>
@@ -21,7 +21,7 @@ struct Columns {
 struct Factor {
   const void* data;
   Columns columns;
-  bool is_transposed;  // its transpose is what is multiplied
+  bool is_transposed;  // its transpose is multiplied
 };
 
 // out = left right.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// NVIDIA's cuBLASLt for products of any dtype; activations are the pointwise kernels behind it.
-// Its own epilogues are used for biases alone: its GELU is not ours, bit for bit.
+// NVIDIA's cuBLASLt as an engine for products of any dtype; the pointwise kernels run activations
+// after it. Only its bias epilogue is used: its GELU differs from ours in some bits.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -32,7 +32,7 @@ cudaDataType_t type_of(DType dtype) {
   return dtype == DType::kFloat16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-// What cuBLASLt makes, and destroys.
+// An object that cuBLASLt creates and destroys.
 template <class T>
 using Owned = std::unique_ptr<T, Status (*)(T*)>;
 
@@ -110,8 +110,8 @@ Handle* handle_of(int device) {
   return handles.emplace(device, made).first->second;
 }
 
-// In bytes, a power of two. No load is wider than kVector, so that more is not told: where memory
-// lies then decides no algorithm.
+// The alignment of an address in bytes, a power of two of at most kVector. No load is wider than
+// that, so the exact address does not decide the algorithm.
 constexpr std::uint32_t kVector = 16;
 std::uint32_t alignment_of(const void* data) {
   const auto address = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(data)) | kVector;
@@ -121,7 +121,7 @@ std::uint32_t alignment_of(const void* data) {
 // Algorithms of a product that may be asked for by their number.
 constexpr int kMostOffered = 16;
 
-// What an algorithm is chosen by.
+// The properties of a product by which cuBLASLt chooses an algorithm.
 struct Key {
   int device;
   DType dtype;
@@ -178,7 +178,7 @@ struct Algorithm {
   std::size_t workspace_bytes;
 };
 
-// Those that cuBLASLt names, the one first that it takes for the fastest.
+// The algorithms that cuBLASLt offers, its estimate of the fastest one first.
 std::vector<Algorithm> ask_for_algorithms(const Context& context, const Product& p,
                                           const ColumnProduct& product, const Key& key) {
   const Description d(p, product);
@@ -216,7 +216,7 @@ std::optional<Algorithm> algorithm_of(const Context& context, const Product& p,
   return number < offered.size() ? std::optional(offered[number]) : std::nullopt;
 }
 
-// What cuBLASLt does of a product: its sum, to where the activation reads it.
+// The part of a product that cuBLASLt computes: the sum, written to where the activation reads it.
 Product sum_of(Product p) {
   if (p.z.data != nullptr) {
     p.bias = nullptr;

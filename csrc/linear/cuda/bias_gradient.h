@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The gradient of a bias as a pass of its own: the sum of rows, in a fixed order.
+// The gradient of a bias as a pass of its own: the sum of rows in a fixed order.
 #pragma once
 
 #include "linear/cuda/engines.h"
@@ -17,7 +17,7 @@ struct BiasGradient {
 
 void bias_gradient(const char* op, const Context& context, const BiasGradient& p);
 
-// Of the result of a product, where it is wanted.
+// Sums the rows of a product's result, if the product has a bias gradient to write.
 void bias_gradient(const Context& context, const Product& p);
 
 }  // namespace transformer_kernels::cuda

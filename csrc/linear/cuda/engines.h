@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The engines of products on CUDA, each in a room of its own: sm80/, sm90/, cublaslt/ and plain/.
+// The CUDA engines of products, each in a folder of its own: sm80/, sm90/, cublaslt/ and plain/.
 #pragma once
 
 #include "core/dispatch.h"
@@ -8,7 +8,7 @@
 
 namespace transformer_kernels::cuda {
 
-// A row of a table of engines (core/select.h); operands are the product, and what stands beside it.
+// A row of a table of engines (core/select.h); operands are the product and its further arguments.
 template <class... Operands>
 struct Engine {
   const char* name;
@@ -20,8 +20,8 @@ const char* name_of(const Engine<Operands...>& engine) {
   return engine.name;
 }
 
-// By the first engine that takes it, or by the algorithm that is asked for; throws where cuBLASLt
-// does not offer that.
+// Multiplies by the first engine that takes the product, or by the algorithm that is asked for;
+// throws where cuBLASLt does not offer that.
 void multiply(const Context& context, const Product& p);
 
 // Hopper's engine (sm90/gemm.cuh). Why it does not take a product; null where it does.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What follows a product, for engines whose threads end with a sum each.
+// The epilogue of a product, for engines in which a thread ends with one sum.
 #pragma once
 
 #include "core/cuda/pack.cuh"

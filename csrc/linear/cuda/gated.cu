@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Hopper's kernel where it takes the layer, or the gradient at a gate, else products and the
-// pointwise kernel.
+// Gated layers and gradients at a gate: Hopper's kernel where it takes the problem, else products
+// and the pointwise kernel.
 #include <array>
 
 #include "core/cuda/built.h"
@@ -54,7 +54,7 @@ constexpr auto engines() {
 }
 constexpr auto kEngines = engines();
 
-// By an engine that takes it; false where there is none.
+// Runs the problem in one kernel, if an engine takes it; else returns false.
 template <class Problem>
 bool run_in_one(const Context& context, const Problem& p) {
   const GatedProduct product = product_of(p);

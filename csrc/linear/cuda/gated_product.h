@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Two products of the same rows on CUDA, of which one is the gate of the other.
+// Two products of the same rows on CUDA, one of which gates the other.
 #pragma once
 
 #include "linear/cuda/engines.h"
@@ -7,7 +7,7 @@
 
 namespace transformer_kernels::cuda {
 
-// What up has for itself.
+// The operands and results of up; it shares all others with gate.
 struct Up {
   Matrix b{};
   Matrix kept{};
@@ -16,11 +16,11 @@ struct Up {
   const void* bias = nullptr;
 };
 
-// Without z two products, gate and up, and
+// Without z: two products, gate and up, and
 //
 //   out = f(gate + bias) (up + bias of up), kept = gate and up as they are
 //
-// With it, that of gate and of up, one product and what it is the gradient of:
+// With z, the saved gate and up: one product, of which these are gradients:
 //
 //   out = sum f'(g) u, out of up = sum f(g), kept = f(g) u
 //   g = z + bias, u = z of up + bias of up

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which engine multiplies.
+// The choice of the engine that multiplies.
 #include <array>
 
 #include "core/cuda/built.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The passes as products, and the engine of each.
+// The forward and backward passes as products, and the choice of an engine for each.
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
 #include "linear/cuda/bias_gradient.h"
@@ -77,7 +77,7 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
                         .b = matrix_of(p.x),
                         .out = p.dweight,
                         .algorithm = p.dweight_algorithm};
-  // Kept by columns: its transpose is what lies in rows.
+  // A weight kept by columns: its transpose has contiguous rows.
   multiply(context, p.dweight.col_step == 1 ? dweight : dweight.transposed());
 }
 

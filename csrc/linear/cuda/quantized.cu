@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Quantised weights: few rows multiply them as they are; for more they become a plain matrix first.
+// Quantised weights: few rows are multiplied with the packed weight; for more rows it becomes a
+// plain matrix first.
 #include <array>
 
 #include "core/cuda/built.h"

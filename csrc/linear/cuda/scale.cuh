@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scales of quantised weights, of any of their dtypes.
+// Scales of quantised weights, in any of their dtypes.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,7 +11,7 @@
 
 namespace transformer_kernels::cuda {
 
-// As it lies in memory; so it may be on its way while something else is computed.
+// A scale as it is stored, so that its load may overlap other work.
 __device__ __forceinline__ std::uint32_t scale_bits(const void* scale, DType dtype) {
   if (dtype == DType::kFloat32) return *static_cast<const std::uint32_t*>(scale);
   return *static_cast<const std::uint16_t*>(scale);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The product for every device, dtype and stride: blocks of 64 x 64 sums a CTA, 4 x 4 a thread,
-// operands through shared memory. What is fast is elsewhere; this is what always runs.
+// The product that takes every device, dtype and stride: 64 x 64 sums a CTA, 4 x 4 a thread,
+// operands through shared memory. It is the fallback; the other engines are the fast ones.
 #include "core/cuda/launch.cuh"
 #include "core/rounding.h"
 #include "linear/cuda/epilogue.cuh"

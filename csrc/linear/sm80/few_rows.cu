@@ -20,7 +20,7 @@ bool is_aligned(const void* data, std::int64_t bytes) {
 // A step in elements whose bytes are counted in int.
 bool is_short(std::int64_t step) { return std::abs(step) < std::int64_t{1} << 28; }
 
-// What the products of any weight need.
+// The requirements of products with any kind of weight.
 const char* refusal_of_rows(const Context& context, const Product& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // columns and chunks are counted in int
   if (device_limits(context.device.index).architecture < 80) return "needs sm_80";

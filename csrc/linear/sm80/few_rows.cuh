@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Products of few rows, as when text is generated, with what follows them:
+// Products of few rows, as in text generation, with their epilogue:
 //
 //   out = epilogue(x w)        x at most 16 rows; w terms x columns, of 16, 8 or 4 bits a number
 //
-// They take as long as w takes to come from memory, once. On tensor cores the columns of w are the
-// rows of the left operand, the rows of x the columns of the right one.
+// They take as long as w takes to come from memory, once. On the tensor cores the columns of w are
+// the rows of the left operand, and the rows of x the columns of the right one.
 //
-//   CTA    strips of Weight::kCols columns of out, all terms; one strip after the other, and the
-//          next one's numbers are on their way before this one is through
+//   CTA    strips of Weight::kCols columns of out over all terms; one strip after the other, with
+//          the next one's numbers under way before this one is done
 //   warp   every n-th chunk of terms, so that a CTA's warps read on along its lines together; their
-//          sums are added up in shared memory, in their order
+//          sums are added up in shared memory, in the order of the warps
 //   lane   4 g + t: kLaneTerms terms of a chunk, from kLaneTerms t on, of columns g and g + 8 of
 //          each tile of 16
 //
-// What mma sums over may stand in any order that is that of both operands: a lane takes the terms
-// that lie together, where mma's own order has them apart.
+// The terms of an mma may stand in any order that both operands share: a lane takes contiguous
+// terms, where mma's own order has them apart.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,9 +31,9 @@ namespace transformer_kernels::cuda {
 
 // ------------------------------------------------------------------ numbers
 
-// Of a line's words, in which its terms stand one after the other: step s of a lane is its terms
-// 4 s .. 4 s + 3, a pair in each of the words that mma takes. arrange() brings a lane's terms of x
-// into the order of these pairs.
+// Numbers in a line's words, with terms in order. Step s of a lane takes its terms 4 s .. 4 s + 3,
+// a pair in each of the two words that mma takes. arrange() brings a lane's terms of x into the
+// order of these pairs.
 template <class T>
 struct SixteenBits {
   static constexpr int kPerWord = 2;
@@ -85,7 +85,7 @@ struct EightBits {
   static constexpr bool kScaled = true;
 
   // Bytes in the low halves of two numbers of 16 bits. bfloat16 has room for seven of the bits: the
-  // eighth, which is worth -128, doubles what is subtracted.
+  // eighth, which is worth -128, doubles the amount to subtract.
   static __device__ __forceinline__ std::uint32_t convert(std::uint32_t bytes) {
     constexpr std::uint32_t kOne = Magic<T>::kOne;
     if constexpr (std::is_same_v<T, BFloat16>) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ const std::byte* advanced(const void* from, int index
   return to;
 }
 
-// Into L2, where it stays what memory holds, whoever writes it.
+// Prefetches into L2, which stays coherent with memory, whichever kernel writes it.
 __device__ __forceinline__ void prefetch_global(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
@@ -164,7 +164,7 @@ struct FewRowsSizes {
   int chunks;
 };
 
-// Which lane's sum is that of a column: of tile `tile`, column g or g + 8 of it.
+// The lane that has the sum of a column: column g or g + 8 of tile `tile`.
 struct FewRowsPlace {
   int tile;
   int group;  // g
@@ -192,11 +192,11 @@ struct Lines {
   const FewRowsSizes& sizes;
   int lane;
 
-  // Lines beyond the last one are the last one: nobody stores what comes of them.
+  // Lines beyond the last one repeat it: their results are not stored.
   __device__ __forceinline__ int line(int col, int i) const {
     return min(col + lane / 4 + 8 * i, sizes.cols - 1);
   }
-  // What is loaded at once, of the columns from `col` on.
+  // The address of one load of a lane, for line i of the columns from `col` on.
   __device__ __forceinline__ const std::byte* address(int col, int number, int i) const {
     const std::byte* const first = advanced(source.data, 4 * number + lane % 4, kLineBytes);
     return advanced(first, line(col, i), source.step_bytes);
@@ -242,7 +242,7 @@ struct Columns {
   const FewRowsSizes& sizes;
   int lane;
 
-  // Columns beyond the last four are these: nobody stores what comes of them.
+  // Columns beyond the last four repeat these: their results are not stored.
   __device__ __forceinline__ const std::byte* address(int col, int number, int i) const {
     const int term = (4 * number + lane % 4) * kLaneTerms + i;
     const int first = min(col + lane / 4 * 4, sizes.cols - 4);
@@ -268,7 +268,7 @@ struct Columns {
 
 // ------------------------------------------------------------------ the kernel
 
-// What is null where the weight has no scales.
+// The scales of the weight; null where it has none.
 struct FewRowsScales {
   const void* data;
   int step_bytes;  // from line to line
@@ -327,7 +327,7 @@ class FewRows {
         warp_(static_cast<int>(threadIdx.x) / kWarp),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
         weight_{source, sizes, lane_} {
-    // Rows beyond the last one are the last one: nobody stores what comes of them.
+    // Rows beyond the last one repeat it: their results are not stored.
 #pragma unroll
     for (int i = 0; i < kXTiles; ++i) {
       const int row = min(8 * i + lane_ / 4, static_cast<int>(p.rows) - 1);
@@ -335,7 +335,8 @@ class FewRows {
     }
   }
 
-  // Of the first round, into L2: what another kernel still writes comes from there too.
+  // Prefetches the first round into L2; memory that another kernel still writes also comes from
+  // there.
   __device__ __forceinline__ void prefetch() const {
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {

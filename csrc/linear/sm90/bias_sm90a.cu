@@ -30,7 +30,7 @@ bool is_better(const Context& context, const Product& p) {
   return 11 * cost(context, p, kOther) < 10 * cost(context, p, kWide);
 }
 
-// In how many parts of its terms a product takes the least time, but for 1 where no number of them
+// The number of parts of its terms with which a product takes the least time; 1 where no number
 // saves a quarter.
 std::int64_t best_parts(const Context& context, const Product& p) {
   constexpr std::int64_t kMost = 8;

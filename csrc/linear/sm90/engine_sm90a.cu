@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which products Hopper's engine takes.
+// The products that Hopper's engine takes, and how it runs them.
 #include <initializer_list>
 
 #include "linear/sm90/launch_gemm.cuh"
@@ -44,7 +44,7 @@ bool has_lines(const Product& p) {
   return true;
 }
 
-// What up has for itself, in the place of what the gate has.
+// The product of up: gate's product with up's own operands and results in their place.
 Product product_of_up(const GatedProduct& p) {
   Product up = p.gate;
   if (!p.reads_z()) up.b = p.up.b;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Hopper's product of matrices, with what follows it done on the tile that is still in registers:
+// Hopper's GEMM, with an epilogue on the tile that is still in registers:
 //
-//   out = epilogue(a b)        a is rows x terms, b terms x cols; 16-bit operands, sums of float32
+//   out = epilogue(a b)        a is rows x terms, b terms x cols; 16-bit operands, float32 sums
 //
-// Persistent: a CTA an SM, three warpgroups.
+// It is persistent: one CTA an SM, three warpgroups.
 //
-//   warpgroup 0   warp 0 loads blocks of a and b into a ring (TMA); warp 1 loads the z that an
-//                 epilogue reads, a tile ahead, of gate and up half a tile
+//   warpgroup 0   warp 0 loads stages of a and b into a ring (TMA); warp 1 loads the z that an
+//                 epilogue reads: a tile ahead, or half a tile ahead for gate and up
 //   warpgroups    take tiles of kRows x kCols in turn: products, then the epilogue, which runs
-//   under 1 and 2       the products of the other
+//   1 and 2       while the other multiplies
 //
 //   1:  | products | epilogue   | products | epilogue   |
 //   2:             | products | epilogue   | products | epilogue   |
 //
-// The epilogue goes over chunks of 64 rows and 32 columns. Each warp owns 16 rows of a chunk: from
-// registers to a slot of shared memory, and from there by TMA, without a barrier of the warpgroup.
-// Where columns are summed, each warp has sums of its rows of a tile (core/cuda/column_sum.h).
+// The epilogue goes over chunks of 64 rows and 32 columns. Each warp owns 16 rows of a chunk: it
+// moves them from registers to a slot of shared memory, and from there by TMA, without a barrier of
+// the warpgroup. Where columns are summed, each warp has sums of its rows of a tile
+// (core/cuda/column_sum.h).
 #pragma once
 
 #include "core/cuda/hopper.cuh"
@@ -112,8 +113,8 @@ __device__ __forceinline__ void load_z(const GemmParameters& p, GemmStorage<S>& 
   }
 }
 
-// What a warpgroup of products does. A thread has, in each band of 64 rows, two columns of every
-// eight in two rows.
+// A consumer warpgroup: multiplies tiles and runs their epilogue. In each band of 64 rows a thread
+// owns, in two rows, two columns of every eight.
 template <class S>
 class GemmConsumer {
   using T = typename S::T;
@@ -303,7 +304,7 @@ class GemmConsumer {
     send_slot(slot, box);
   }
 
-  // What is kept is rounded before anything else, and so is what is multiplied.
+  // gate and up are rounded before they are kept, activated or multiplied.
   __device__ __forceinline__ void store_gated_chunk(const float* gate, const float* up,
                                                     const float (&bias)[kPairs][2],
                                                     const float (&up_bias)[kPairs][2],
@@ -352,7 +353,7 @@ class GemmConsumer {
     }
   }
 
-  // Results leave from the slot that what they are made of came in.
+  // Results leave from the slot in which their z arrived.
   __device__ __forceinline__ void store_chunk_with_z(const float* sums,
                                                      const float (&bias)[kPairs][2],
                                                      const float (&up_bias)[kPairs][2],
@@ -410,8 +411,8 @@ class GemmConsumer {
     }
   }
 
-  // Of a chunk's results, as they were rounded. Rows behind the last are 0 times columns of b,
-  // which may not be finite.
+  // Adds a chunk's rounded results to the column sums. Rows past the last are skipped: they are 0
+  // times columns of b, which may not be finite.
   __device__ __forceinline__ void add_rows(std::uint32_t slot, int row, bool is_first,
                                            float (&totals)[2 * kPairs]) const {
 #pragma unroll

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What Hopper's product (gemm.cuh) is made for and given, and what lies in its shared memory.
+// Hopper's GEMM (gemm.cuh): its compile-time shape, its parameters and its shared memory.
 #pragma once
 
 #include <cuda.h>
@@ -45,14 +45,14 @@ struct GemmParameters {
   int cols;
   int blocks;  // of 64 terms
   TileOrder tiles;
-  // Of kPartial: a matrix of rows x cols for each part. Of kSlope: PartialGradients of its columns,
-  // by the rows that a warp has of a tile; null where nobody wants them.
+  // kPartial writes a matrix of rows x cols for each part. kSlope writes PartialGradients of its
+  // columns, one row for the rows that a warp has of a tile; null where the gradient is not wanted.
   float* partial;
   int parts;           // of the terms; 1 but of kPartial
   int blocks_of_part;  // but for the last, which may have fewer
 };
 
-// What a warpgroup does at a time: a tile's sums over some of the terms.
+// The work item of a warpgroup: a tile's sums over some of the terms.
 struct GemmUnit {
   TilePlace place;
   int part;
@@ -129,7 +129,7 @@ struct alignas(1024) GemmStorage {
   unsigned char slots[kGroups][S::kSlots][S::kSlotBytes];
   unsigned char kept[S::kReadsZ ? 2 * S::kKeptSlots : 1][S::kReadsZ ? S::kChunkBytes : 8];
   PipelineBarriers<S::kStages> barriers;
-  // Of each warpgroup, for a parity would not tell its tile from the other's.
+  // One for each warpgroup: a parity alone could not tell the tile of one from that of the other.
   std::uint64_t z_full[2][S::kReadsZ ? S::kSlots : 1];
   std::uint64_t z_empty[S::kReadsZ ? S::kSlots : 1];
 };

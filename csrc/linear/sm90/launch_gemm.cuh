@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// From a product to a launch of Hopper's kernel. Epilogues are compiled in units of their own.
+// Turns a product into a launch of Hopper's GEMM. Epilogues are compiled in units of their own.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace transformer_kernels::cuda {
 
 constexpr Major major_of(bool terms_together) { return terms_together ? Major::kK : Major::kOther; }
-// Of a its columns are terms, of b its rows.
+// The contracted dimension is the columns of a and the rows of b.
 constexpr Major major_of_a(const Product& p) { return major_of(p.a.col_step == 1); }
 constexpr Major major_of_b(const Product& p) { return major_of(p.b.row_step == 1); }
 
@@ -129,7 +129,7 @@ void launch_activated(const Context& context, const Product& p, Parts parts = {}
 #undef TFK_ATTEMPT
 }
 
-// By the gate of p. Terms of a are together.
+// Launches the kernel for p's activation. The contracted dimension of a is contiguous.
 template <Epilogue kEpilogue, Major kMajorB>
 void launch_gated(const Context& context, const GatedProduct& p) {
   const auto attempt = [&]<Pointwise kOp>() {
@@ -151,7 +151,7 @@ void run_gemm_bias(const Context& context, const Product& p);
 void run_gemm_slope(const Context& context, const Product& p);
 void run_gemm_in_parts(const Context& context, const Product& p, std::int64_t parts);
 
-// In units of their own (instances.cmake).
+// These are compiled in units of their own (instances.cmake).
 extern template void launch_activated<Epilogue::kActivate>(const Context&, const Product&, Parts);
 extern template void launch_activated<Epilogue::kActivateKept>(const Context&, const Product&,
                                                                Parts);

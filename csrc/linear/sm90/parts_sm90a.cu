@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A small result of many terms, as the gradient of a weight is: its tiles alone would leave most
-// processors without work. Parts of the terms are summed into matrices of their own, then these, in
-// order.
+// Split-K for a small result with many terms, as the gradient of a weight: its tiles alone would
+// leave most SMs without work. Parts of the terms are summed into matrices of their own, and these
+// are then added in order.
 #include "core/cuda/scratch.h"
 #include "linear/sm90/launch_gemm.cuh"
 

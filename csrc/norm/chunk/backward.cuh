@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The chunk engine, backward pass of the norms over narrow rows of any width that lie without gaps:
-// dx, and partial sums of dweight and dbias that a lane keeps in registers for its columns. The
-// formulas stand in norm/ring/backward.cuh, the layout in core/cuda/row_chunk.cuh.
+// The chunk engine, backward pass of the norms over narrow rows of any width, without gaps between
+// them: dx, and partial sums of dweight and dbias that a lane keeps in registers for its columns.
+// norm/ring/backward.cuh has the formulas, core/cuda/row_chunk.cuh the layout.
 #pragma once
 
 #include "core/cuda/chunk_launch.cuh"
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
   constexpr int kSize = P::size;
   constexpr int kPacks = kPlan.packs;
   constexpr int kOwned = kPacks * kSize;
-  // What the first pass computes is kept for the second where registers hold it.
+  // Results of the first pass are kept for the second where registers hold them.
   constexpr bool kKeep = kOwned <= 16;
   using Table = ColumnTable<Plan, T, float>;
   extern __shared__ __align__(128) unsigned char shared[];

@@ -55,7 +55,7 @@ inline constexpr NormBackwardChunkPlan kNormBackwardChunks[] = {
 };
 // clang-format on
 
-// What the forward kernel keeps of each column: weight and bias.
+// The values of a column that the forward kernel keeps: weight and bias.
 struct alignas(8) ColumnAffine {
   float weight;
   float bias;

@@ -45,8 +45,8 @@ Problem without_empty_strides(Problem problem, Members... members) {
   return problem;
 }
 
-// The loops of a norm, with what stands beside its kernels: before a row, `prepare` makes it, and
-// behind a chunk of rows `proceed` goes on with their gradients, while they are in the cache.
+// Row loops shared with the norms of dropout: `prepare` makes a row before it is normalised,
+// `proceed` takes a chunk's gradients while they are cached.
 
 template <class Prepare>
 void forward_rows(const Context& context, const NormForwardProblem& problem, bool stream,

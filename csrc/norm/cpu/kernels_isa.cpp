@@ -68,7 +68,7 @@ Moments<A> centered_moments(const T* s, std::int64_t cols) {
   return moments_around<T, A>(m.shift + m.delta, s, cols);
 }
 
-// Of the second power alone: what rms_norm calls the variance is around 0.
+// The second power alone: rms_norm's mean square is a moment around 0.
 template <class T, class A>
 TFK_FLATTEN Moments<A> raw_moments(const T* s, std::int64_t cols) {
   A second_power = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The engine of small problems, backward pass of the norms on CUDA, in one kernel: the first CTAs
-// take a row each and write dx, the others some columns each and write dweight and dbias over all
-// rows. What both read comes from memory once and from the L2 cache the second time; no CTA waits
-// for another. See core/cuda/direct_row.cuh.
+// take a row each and write dx, the others take some columns each and write dweight and dbias over
+// all rows. Operands that both read come from memory once and from the L2 cache the second time; no
+// CTA waits for another. See core/cuda/direct_row.cuh.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
@@ -10,7 +10,7 @@
 
 namespace transformer_kernels::cuda {
 
-// What the kernel needs of a problem, and no more: a kernel waits for its parameters too.
+// The arguments that the kernel needs of a problem, and no more: a launch waits for its parameters.
 struct DirectNormBackward {
   Rows x;
   Rows dy;
@@ -110,8 +110,8 @@ inline constexpr int kRowsOfWarp = kWarp / kColumnLanes;
 template <class T>
 inline constexpr int kDirectColumns = kColumnLanes * 16 / static_cast<int>(sizeof(T));
 
-// Adds to dweight and dbias what a thread's rows say of its kSize columns, the first of which is
-// `col`: every `step`-th row from `start` on.
+// Adds a thread's rows to dweight and dbias of its kSize columns, the first of which is `col`:
+// every `step`-th row from `start` on.
 template <class T, bool kCenter, int kSize>
 __device__ __forceinline__ void add_rows(const DirectNormBackward& p, int col, int start, int step,
                                          float* dweight, float* dbias) {

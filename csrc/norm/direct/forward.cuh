@@ -2,8 +2,8 @@
 // The engine of small problems, forward pass of the norms on CUDA: a CTA takes one row straight
 // from global memory into registers. See core/cuda/direct_row.cuh.
 //
-// All threads of a row take their sums relative to one anchor, out of the row's first pack, which
-// each of them reads: sums then meet behind one barrier, without a merge of means.
+// All threads of a row take their sums relative to one anchor from the row's first pack, which each
+// of them reads: so sums are added behind one barrier, without a merge of means.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
@@ -12,7 +12,7 @@
 
 namespace transformer_kernels::cuda {
 
-// What the kernel needs of a problem, and no more: a kernel waits for its parameters too.
+// The arguments that the kernel needs of a problem, and no more: a launch waits for its parameters.
 struct DirectNormForward {
   Rows x;
   Rows residual;

@@ -6,10 +6,10 @@
 //   dx = rstd * (g - mean_C(g) - xhat * mean_C(g * xhat)) + dsum     (RMSNorm: no mean_C(g))
 //   dweight = sum_rows dy * xhat,  dbias = sum_rows dy
 //
-// The parameter gradients want few CTAs, so one CTA (or cluster) an SM walks over many rows and
+// The parameter gradients need few CTAs, so one CTA (or cluster) an SM walks over many rows and
 // keeps its share of both sums in registers; see core/cuda/row_ring.cuh. Only a row's two sums
-// cross warps. Instructions, not bytes, are scarce here: what pass 1 computes stays in registers
-// for pass 2 where it fits, and then the stage is refilled before the sums are even exchanged.
+// cross warps. Instruction issue is the bound, not bytes: results of pass 1 stay in registers for
+// pass 2 where they fit, and then the stage is refilled even before the sums are exchanged.
 #pragma once
 
 #include "core/cuda/column_sum.h"
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     cluster_wait();
   }
 
-  // Of mixed dtypes a gradient of the sum that is absent is not worth kernels: x stands for it.
+  // With mixed dtypes, an absent gradient of the sum has no kernels of its own: x stands for it.
   [[maybe_unused]] const bool has_dsum = p.dsum.data != nullptr;
   const auto operands = [&] {
     if constexpr (kMixed) return std::array{p.x, has_dsum ? p.dsum : p.x};

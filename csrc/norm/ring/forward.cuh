@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The persistent engine, forward pass of the norms on sm_90: CTAs walk over many rows, which reach
-// them through a ring of stages in shared memory (core/cuda/row_ring.cuh). Each thread meets the
-// same columns in every row, so weight and bias stay in its registers. That pays where the
-// parameters would otherwise cost as many bytes on the way from L2 as the rows do from memory
-// (float32 beside 16-bit rows), and where a row needs so much shared memory that few one-shot CTAs
-// fit an SM.
+// them through a ring of stages in shared memory (core/cuda/row_ring.cuh). Each thread has the same
+// columns in every row, so weight and bias stay in its registers. That pays where the parameters
+// would otherwise cost as many bytes on the way from L2 as the rows do from memory (float32 beside
+// 16-bit rows), and where a row needs so much shared memory that few one-shot CTAs fit an SM.
 #pragma once
 
 #include "core/cuda/row_ring.cuh"
@@ -79,7 +78,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   if constexpr (kResidual) operands[1] = p.residual;
   Ring ring(own, p, a.stages, shared_address(shared), filled, operands);
 
-  // As floats, whatever they are stored as.
+  // Parameters are kept as floats, whatever they are stored as.
   Affine<float, kSize> affine[kPacks];
 #pragma unroll
   for (int slot = 0; slot < kPacks; ++slot) {
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
   const float inverse_cols = reciprocal(static_cast<float>(p.cols));
   const bool writes_statistics = own.rank == 0 && own.warp == 0 && own.lane == 0;
   for (int i = 0; i < own.rows; ++i) {
-    // What is normalised, rounded to T.
+    // The values that are normalised, rounded to T.
     typename P::Raw kept[kPacks];
     const std::uint32_t stage = ring.wait();
 #pragma unroll

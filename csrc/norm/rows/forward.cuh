@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The one-shot engine, forward pass of the norms on CUDA: each group of threads meets its row(s)
+// The one-shot engine, forward pass of the norms on CUDA: each group of threads takes its row(s)
 // once. It reads x (and the residual) once, writes y (and the sum) once, and has one barrier a row.
 // See core/cuda/row.cuh.
 #pragma once
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
       return load_pack<P>(row, at(m, r) + slice, pack);
     }
   };
-  // What is normalised, rounded to T.
+  // The values that are normalised, rounded to T.
   const auto peek = [&](int r, int slot, Index pack) {
     typename P::Raw raw{};
     if constexpr (!kMixed) raw = read(p.x, 0, r, pack);

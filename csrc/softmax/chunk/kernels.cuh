@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The chunk engine: both passes of softmax over narrow rows of any width that lie without gaps, of
-// which one bulk copy moves a chunk of whole rows. See core/cuda/row_chunk.cuh.
+// The chunk engine: both passes of softmax over narrow rows of any width, without gaps between
+// them. One bulk copy moves a chunk of whole rows. See core/cuda/row_chunk.cuh.
 #pragma once
 
 #include "core/cuda/chunk_launch.cuh"

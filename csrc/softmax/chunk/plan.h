@@ -63,7 +63,7 @@ inline ChunkLoad chunk_load(const SoftmaxBackwardProblem& p) {
 inline const char* chunk_refusal(const ChunkPlan& plan, const SoftmaxForwardProblem& p,
                                  const DeviceLimits& device) {
   if (p.masked()) return "knows no mask";
-  // What lies outside of a row counts as -infinity before it is scaled.
+  // Elements outside of a row count as -infinity before they are scaled.
   if (!(static_cast<float>(p.scale) > 0)) return "scale is not positive";
   return chunk_refusal(plan, chunk_load(p), device);
 }

@@ -25,7 +25,7 @@ struct MaskElement<MaskKind::kFloat32, T> {
   using type = accumulate_t<T>;
 };
 
-// What a row's mask amounts to: an array of one element a column, or one number for the whole row.
+// The mask of a row: an array of one element a column, or one number for the whole row.
 template <class A>
 struct MaskOfRow {
   MaskKind kind;

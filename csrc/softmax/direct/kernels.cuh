@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The engine of small problems without a mask: both passes of softmax, in which a CTA takes one row
-// straight from global memory into registers. See core/cuda/direct_row.cuh.
+// The engine of small problems without a mask: both passes of softmax. A CTA takes one row straight
+// from global memory into registers. See core/cuda/direct_row.cuh.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
@@ -10,7 +10,7 @@
 
 namespace transformer_kernels::cuda {
 
-// What the kernels need of a problem, and no more: a kernel waits for its parameters too.
+// The arguments that the kernels need of a problem, and no more: a launch waits for its parameters.
 struct DirectSoftmaxForward {
   const void* x;
   void* y;

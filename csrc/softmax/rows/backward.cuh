@@ -11,7 +11,7 @@
 
 namespace transformer_kernels::cuda {
 
-// As wide as what clusters exchange.
+// A sum padded to the width of a cluster's messages.
 template <class V>
 struct alignas(8) RowSum {
   V value;
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
       return {load_pack<P>(row, y + slice, pack), load_pack<P>(row, dy + slice, pack)};
     }
   };
-  // What a masked element has as its output; its dx is 0. Its dy may be anything: under softmax it
-  // meets a factor of 0, under the logarithm it reaches the others through the row's sum.
+  // The output of a masked element, whose dx is 0. Its dy may be anything: in softmax its factor is
+  // 0, in log-softmax it reaches the other elements through the row's sum.
   const V masked_out = p.log ? V(-INFINITY) : V(0);
   const auto unpack = [&](const Inputs& in, V* out, V* gradient) {
     P::unpack(in.y, out);

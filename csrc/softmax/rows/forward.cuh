@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The one-shot engine, forward pass of softmax on CUDA. It reads x once and writes y once.
 //
-// Each thread takes the maximum of its elements and the sum of their powers around it; (max, sum)
-// pairs then merge over the warp, the group and the cluster, with one barrier a row.
+// Each thread takes the maximum of its elements and the sum of their powers relative to it; (max,
+// sum) pairs then merge over the warp, the group and the cluster, with one barrier a row.
 #pragma once
 
 #include "core/cuda/power_sum.cuh"

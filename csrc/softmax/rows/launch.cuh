@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The one-shot engine: each group of threads meets its row(s) once. Launches of both passes.
+// The one-shot engine: each group of threads takes its row(s) once. Launches of both passes.
 #pragma once
 
 #include "core/cuda/launch.cuh"

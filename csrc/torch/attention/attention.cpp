@@ -62,7 +62,7 @@ bool is_expanded(const TensorView& view) {
   return false;
 }
 
-// What C++ takes. The bias's memory stays with `a`.
+// The arguments of the C++ function. `a` owns the bias's memory.
 AttentionInputs inputs_of(SharedArguments& a, bool need_dbias) {
   AttentionInputs in = a;
   in.bias = view_of(kOp, "bias", a.bias_tensor);

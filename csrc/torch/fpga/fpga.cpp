@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What is an FPGA array's alone: the linear layer, and what has been spent on arrays.
+// Raw ops that exist for the FPGA array alone: the linear layer, and the counters of the arrays.
 #include <array>
 #include <cstring>
 

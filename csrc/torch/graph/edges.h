@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The fields of edges, in the order of every schema.
+// The fields of a graph's edges, in the order of every schema.
 #pragma once
 
 #include "torch/fields.h"
@@ -7,7 +7,7 @@
 
 namespace transformer_kernels::torch_ops {
 
-// Of an op that needs indices, or takes edges without.
+// The fields for an op that requires indices, or for one to which they are optional.
 template <class A, bool kNeedsIndices = false>
 constexpr auto edge_fields() {
   constexpr auto kIndices = [] {

@@ -12,7 +12,7 @@ struct ForwardArguments : Edges {
 
 constexpr const char* kSoftmaxOp = "segment_softmax";
 
-// offsets and order alone: what lies across the edges has no part in it.
+// offsets and order alone: the rows across the edges have no part in it.
 template <class A>
 constexpr auto segment_fields() {
   return std::tuple(tensor("offsets", &A::offsets, packed_indices),

@@ -16,7 +16,7 @@ TensorView shape_of_y(const TensorView& x, const TensorView& weight) {
   return weight.rank > 0 ? with_columns(x, weight.sizes[0]) : x;
 }
 
-// In the order in memory that the weight has.
+// The gradient has the weight's layout in memory.
 Tensor gradient_of_weight(bool wanted, TensorView& view, const TensorView& weight) {
   if (!wanted) return absent(weight);
   TensorView order = weight;
@@ -66,7 +66,7 @@ struct PlainForward {
   }
 };
 
-// By an algorithm of cuBLASLt's.
+// The op with a choice of cuBLASLt's algorithm.
 struct ForwardByAlgorithm : PlainForward {
   static constexpr auto kFields =
       std::tuple_cat(kOperands, std::tuple(integer("algorithm", &LinearForward::algorithm)));

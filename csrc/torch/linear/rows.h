@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rows that the family's raw ops take, and those that they give.
+// The rows that the family's raw ops take and return.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

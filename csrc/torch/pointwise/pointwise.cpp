@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The raw ops of the pointwise family, two for each row of its list. A gated op whose `up` is
-// absent takes gate and up packed along the last dimension, [gate | up], and so its bias and
-// gradients.
+// The raw ops of the pointwise family, two for each row of its list. Where a gated op has no `up`,
+// gate and up are packed along the last dimension of its argument, [gate | up], and so are its bias
+// and gradients.
 #include "transformer_kernels/pointwise/pointwise.h"
 
 #include <string>
@@ -75,7 +75,7 @@ struct PlainBackward : BackwardOf<kRow> {
 
 // ---- gated ops ----------------------------------------------------------------------------------
 
-// What halve() does not ask.
+// The checks of packed operands that halve() leaves out.
 void check_packed(const char* op, const TensorView& gate, const TensorView& bias,
                   const TensorView& up_bias) {
   check_value(gate.rank >= 1, op, ": gate has 0 dimensions, expected at least 1");

@@ -9,7 +9,7 @@
 
 namespace transformer_kernels::torch_ops {
 
-// What says by how much tokens are rotated, behind the tables.
+// The fields that choose each token's angles, after the tables.
 template <class A>
 constexpr auto position_fields() {
   return std::tuple(

@@ -24,7 +24,8 @@ struct AttentionOptions {
   bool dbias = true;       // of a bias, the gradient
   bool wide_bias = false;  // in the dtype of statistics
   bool mask = false;
-  // Of bias and mask, over batch, heads, queries, keys; elsewhere they are broadcast.
+  // The dimensions along which bias and mask vary: batch, heads, queries, keys. They are broadcast
+  // along the others.
   std::array<bool, 4> varies = {true, true, true, true};
   bool slopes = false;
   bool sinks = false;
@@ -245,7 +246,7 @@ class AttentionRule {
       : dtype_(dtype),
         eager_(rounds_weights(backend.context().device.type, dtype)) {}
 
-  // What eager operations make of these operands, where that is wanted.
+  // The results of eager operations on these operands, where the test asks for them.
   AttentionReference eager(
       const AttentionOperands& exact,
       const std::function<AttentionReference(const AttentionOperands&)>& run) const {

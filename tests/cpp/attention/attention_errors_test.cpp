@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What attention refuses, in exact words, with its outputs untouched.
+// The arguments that attention refuses, in exact words, with its outputs untouched.
 #include <functional>
 
 #include "attention/attention_cases.h"

@@ -313,7 +313,7 @@ class AttentionGuard : public ::testing::TestWithParam<std::tuple<DType, Edge>> 
   }
 
  private:
-  // Of a workspace, every byte begins as what no kernel makes of it.
+  // Allocates workspaces whose bytes begin as a pattern that no kernel writes.
   static void* allocate(void* user, std::size_t bytes) {
     auto& own = *static_cast<AttentionGuard*>(user);
     void* const memory = own.memory_.allocate(bytes);

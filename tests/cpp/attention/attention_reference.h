@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Attention as its definition reads, one score at a time, in double. Nothing here is shared with
-// the library, the random bits of dropout included.
+// the library, not even the random bits of dropout.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,7 @@ struct AttentionOperands {
   AttentionShape s;
   AttentionNumbers n;
   Values q, k, v, bias, mask, slopes, sinks;
-  // Of every step from products to gradients, as PyTorch's operations in a dtype round it.
+  // The dtype that every step from products to gradients is rounded to, as PyTorch's operations do.
   DType rounding = DType::kFloat64;
 
   double step(double value) const { return rounded_to(rounding, value); }

@@ -116,7 +116,7 @@ TEST_P(AttentionOp, bias_and_mask_in_aligned_rows) {
   }
 }
 
-// Over several blocks of queries and tiles of keys.
+// The features run over several blocks of queries and tiles of keys.
 TEST_P(AttentionOp, features_in_aligned_rows) {
   if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
   for (std::int64_t dim : {64, 128}) {
@@ -157,7 +157,7 @@ TEST_P(AttentionOp, dropout_alone) {
   }
 }
 
-// As above, but TMA can load neither bias nor mask.
+// The rows are such that TMA can load neither bias nor mask.
 TEST_P(AttentionOp, biases_and_masks_in_any_rows) {
   if (!is_on_cuda(backend())) GTEST_SKIP() << "for plans of CUDA";
   constexpr std::array<bool, 4> kOneQuery = {true, true, false, true};
@@ -349,7 +349,7 @@ TEST_P(AttentionOp, repeatable) {
   }
 }
 
-// Of dims up to 64, which nobody has to ask for: tiles of keys that add to one gradient.
+// With dims up to 64 gradients repeat without being asked: tiles of keys add to one gradient.
 TEST_P(AttentionOp, repeatable_sums_of_tiles) {
   constexpr int kRuns = 20;
   if (backend().context().device.type == DeviceType::kCpu) GTEST_SKIP() << "CUDA alone has tiles";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention in a thread that has made no CUDA call: no context is current in it, as in the threads
-// of an autograd engine whose memory comes from a cache.
+// Attention in a thread that has made no CUDA call: it has no current context, like the threads of
+// an autograd engine whose memory comes from a cache.
 #ifdef TFK_WITH_CUDA
 
 #include <gtest/gtest.h>

@@ -46,7 +46,7 @@ struct SequenceRows {
   Values of_keys(const Values& all, std::int64_t columns) const {
     return rows_of(all, k_begin, s.keys, s.kv_heads * columns);
   }
-  // Of all log-sum-exps, (heads, time).
+  // This sequence's part of all log-sum-exps, (heads, time).
   Values statistics(const Values& all) const {
     Values own;
     const std::int64_t time = std::ssize(all) / s.heads;
@@ -100,9 +100,9 @@ bool is_zero(const Values& values) {
          << " (typical " << errors.typical << ", largest " << largest_of(expected) << ")";
 }
 
-// Those of a call of the sequence alone, with the very same out and lse: those of such a call may
-// have other last bits, since a forward kernel may decide for some rows at once, with rows behind
-// the sequence among them.
+// The gradients of a call with the sequence alone, with the same out and lse. Those of a forward
+// call for it alone may differ in the last bits: a forward kernel may decide for several rows at
+// once, and rows after the sequence are then among them.
 Gradients AttentionVarlen::gradients_alone(AttentionBackwardRun& whole, const SequenceRows& rows) {
   const AttentionShape& s = rows.s;
   const TestTensor lse(backend(), whole.run.statistics(), 1, s.queries * s.heads,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The activations on plain numbers, of which a matrix product's epilogue may have a few; vectors
-// are tested through the pointwise ops.
+// The activations on single numbers, of which a matrix product's epilogue may have a few; the
+// pointwise ops test them on vectors.
 #include "core/math/activation.h"
 
 #include <gtest/gtest.h>

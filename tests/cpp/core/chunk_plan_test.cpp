@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which plan takes narrow rows that are not 16-byte aligned. Needs no GPU.
+// The choice of a plan for narrow rows that are not 16-byte aligned. Needs no GPU.
 #include "core/cuda/chunk_plan.h"
 
 #include <gtest/gtest.h>

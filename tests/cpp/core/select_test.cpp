@@ -39,7 +39,7 @@ TEST(Select, says_when_nothing_takes_the_problem) {
   }
 }
 
-// In a process of its own: what the environment says is read once.
+// The test needs a process of its own, because the environment is read once.
 TEST(Select, the_log_says_who_ran_and_who_did_not) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(

@@ -13,7 +13,7 @@ namespace {
 
 template <class In, class Out>
 void convert(const In* in, Out* out, std::int64_t count) {
-  // Of two types, the one with the larger vectors.
+  // The type with the larger vectors of the two.
   using T = std::conditional_t<(vec_t<In>::kLanes > vec_t<Out>::kLanes), In, Out>;
   for_each_vector<T>(count, [&](std::int64_t i, int, auto lanes) {
     store(out + i, load_as<T>(in + i, lanes), lanes);

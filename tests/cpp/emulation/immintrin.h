@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // AVX-512 and AMX for processors without them, so that their kernels are tested everywhere. This
-// file stands before the compiler's <immintrin.h>, and maps the intrinsics that csrc/core/cpu/ uses
-// to SIMDe; those that SIMDe 0.7.4 lacks follow lane by lane. Their meaning is that of Intel's
+// file is found before the compiler's <immintrin.h>, and maps the intrinsics that csrc/core/cpu/
+// uses to SIMDe; those that SIMDe 0.7.4 lacks follow lane by lane. Their meaning is that of Intel's
 // guide.
 #pragma once
 
@@ -80,7 +80,7 @@ inline __m512d permuted_in_twos(__m512d a, unsigned control) {
       a, [&](std::size_t i) { return (i & ~std::size_t{1}) | (control >> i & 1); });
 }
 
-// By halves, as the compilers' own sequences do.
+// Combines lanes by halves, as the compilers' own sequences do.
 template <class T, class Register, class Combine>
 T reduced(Register a, Combine combine) {
   auto lanes = lanes_of<T>(a);
@@ -110,7 +110,7 @@ inline float reciprocal_estimate(float x) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(1 / x) & ~0x1ffu);
 }
 
-// What is left of x when the whole numbers at or below it are taken off; 0 for infinities.
+// x minus the largest whole number at or below it; 0 for infinities.
 inline float above_floor(float x) { return std::isinf(x) ? 0.0f : x - std::floor(x); }
 
 // VCVTNE2PS2BF16: the elements of b, then those of a.

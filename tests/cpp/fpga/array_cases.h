@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Attention of random numbers in float, with the formula in double beside it.
+// Attention of random numbers in float, with the formula in double as its reference.
 #pragma once
 
 #include <cmath>

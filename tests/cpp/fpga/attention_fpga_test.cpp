@@ -11,7 +11,8 @@
 namespace transformer_kernels::testing {
 namespace {
 
-// Of int8 operands; the lse moves with the scores, whose errors are a hundredth or two.
+// Tolerances for int8 operands. The lse moves with the scores, whose errors are one or two
+// hundredths.
 constexpr double kTolerance = 4e-2;
 constexpr double kLseTolerance = 0.1;
 

@@ -28,7 +28,7 @@ Command command_of(Operation operation, int queries, int keys, double spread, in
   return command;
 }
 
-// What the mantissa makes of a score, without rounding.
+// A score times the mantissa, without rounding.
 double scaled(const Command& command, double score) {
   return std::ldexp(score * command.mantissa, -20 - 4 * command.shift);
 }
@@ -97,7 +97,7 @@ double attention_error(const ParameterSet& set, const Command& command) {
   return error.most;
 }
 
-// In units of the last bit of an int8 V.
+// The budget is in units of the last bit of an int8 V.
 constexpr double kAttentionBudget = 0.25;
 
 TEST_P(EverySet, attention_is_the_formula) {

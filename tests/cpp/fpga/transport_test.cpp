@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Transports: the byte stream against a board in a thread, and what cannot be opened.
+// Transports: the byte stream against a board in a thread, and names that cannot be opened.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ void write_slowly(int descriptor, std::span<const std::uint8_t> bytes) {
   }
 }
 
-// What a board does, with the model in the place of the array.
+// Acts as a board, with the model in the place of the array.
 void serve(int descriptor, const fpga::ParameterSet& set) {
   fpga::Model model(set);
   fpga::CommandBytes head;

@@ -59,7 +59,7 @@ Drawn draw(std::int64_t sources, std::int64_t targets, std::int64_t edges) {
   return g;
 }
 
-// The same in a backend's memory; offsets and order are int32.
+// The edges in a backend's memory; offsets and order are int32.
 class DeviceEdges {
  public:
   DeviceEdges(Backend& backend, const Drawn& g)

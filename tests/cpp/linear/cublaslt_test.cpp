@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// cuBLASLt as an engine: what it is told of a product, on any machine, and its results on CUDA.
+// cuBLASLt as an engine: the description of a product that it gets, on any machine, and its results
+// on CUDA.
 #ifdef TFK_WITH_CUDA
 
 #include <cuda_runtime.h>
@@ -60,7 +61,7 @@ double element(const Factor& factor, std::int64_t row, std::int64_t col) {
   return static_cast<const double*>(factor.data)[row + col * factor.columns.step];
 }
 
-// As cuBLASLt does it: all by columns.
+// Multiplies as cuBLASLt does, with all matrices by columns.
 void multiply_columns(const cuda::ColumnProduct& p) {
   const auto& [rows, terms, step] = p.left.columns;
   const std::int64_t count = p.left.is_transposed ? rows : terms;

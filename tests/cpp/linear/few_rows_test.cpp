@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Products of so few rows that the weight is read where it lies.
+// Products of so few rows that the weight is read in place.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -29,7 +29,7 @@ struct Sizes {
   std::int64_t rows, terms, cols;
   Layout layout;
 };
-// Of one tile, of tiles that are not whole, of few rows, of rows that no tensor map reads, of none.
+// One tile, partial tiles, few rows, rows that no tensor map can read, no terms.
 constexpr Sizes kSizes[] = {
     {128, 64, 96, {}}, {300, 200, 104, {}}, {5, 64, 40, {}}, {33, 70, 51, {1, 3}}, {20, 0, 8, {}}};
 
@@ -86,7 +86,7 @@ TEST_P(GatedLinearOp, is_two_layers_and_a_gate) {
       forward.gate = forward.up = {};
       forward.y = alone.view();
       gated_linear_forward(backend().context(), forward);
-      // What is not kept has no gaps: cuBLASLt may sum in another way.
+      // Results that are not kept have no gaps: cuBLASLt may sum those in another order.
       if (!is_on_cuda(backend()) || layout.gap == 0) {
         EXPECT_EQ(alone.values(), y.values());
       }
@@ -95,8 +95,8 @@ TEST_P(GatedLinearOp, is_two_layers_and_a_gate) {
   }
 }
 
-// Of a product and the gate, each of which is tested for itself: the gate's slopes are those that
-// the pointwise op gives of ones.
+// The gradients follow from a product and a gate, each of which has its own tests: the gate's
+// slopes are the pointwise op's gradients for dy = 1.
 void expect_gradients(DType dtype, const Values& found, const Sums& dh, const Values& slopes,
                       const char* name) {
   for (std::size_t i = 0; i < found.size(); ++i) {

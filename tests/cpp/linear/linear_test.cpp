@@ -24,9 +24,8 @@ struct Sizes {
   std::int64_t rows, terms, cols;
   Layout layout;
 };
-// Of one tile, of blocks and parts that are not whole, of no terms; of what Hopper's engine takes:
-// a tile that is not whole, columns that TMA cannot store, terms in parts; of few rows, with few
-// columns and with many.
+// One tile; partial blocks and parts; no terms. For Hopper's engine: a partial tile, columns that
+// TMA cannot store, split terms. Few rows, with few columns and with many.
 constexpr Sizes kSizes[] = {{1, 1, 1, {}},         {7, 5, 3, {1, 3}},  {100, 260, 195, {}},
                             {33, 513, 70, {0, 8}}, {17, 40, 1, {}},    {4, 0, 6, {}},
                             {136, 72, 200, {}},    {40, 64, 77, {}},   {2056, 264, 72, {}},
@@ -151,7 +150,7 @@ TEST_P(LinearOp, activates_the_rounded_sum) {
   }
 }
 
-// From a product and the activation for themselves.
+// The reference is made of a product and of the activation alone.
 TEST_P(LinearOp, gradient_at_an_activation) {
   for (const auto& [rows, terms, cols] :
        {std::array{100, 30, 70}, std::array{136, 72, 200}, std::array{5, 64, 96},
@@ -187,8 +186,8 @@ TEST_P(LinearOp, gradient_at_an_activation) {
   }
 }
 
-// Of rows and columns that are no whole tile, of many tiles, of rows that step further than they
-// are long, of what Hopper's engine does not take, of none.
+// Partial tiles of rows and columns, many tiles, rows with gaps between them, shapes that Hopper's
+// engine refuses, and an empty one.
 constexpr Sizes kDactSizes[] = {{1, 64, 8, {}},          {17, 72, 1504, {}},    {127, 136, 520, {}},
                                 {129, 64, 200, {0, 24}}, {1000, 64, 8, {8}},    {4097, 64, 40, {}},
                                 {4097, 64, 200, {0, 8}}, {100, 30, 70, {1, 3}}, {5, 33, 57, {}},

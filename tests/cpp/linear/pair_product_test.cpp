@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Products of bfloat16 in pairs by every set that has them, also where another one is in use. Sums
-// of whole numbers are exact.
+// Products of bfloat16 in pairs by every instruction set that has them, also while another set is
+// in use. Sums of whole numbers are exact.
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Products as plainly as can be, and how far from them results may be.
+// Products in the plainest form, and the error that results may have.
 #pragma once
 
 #include <gtest/gtest.h>

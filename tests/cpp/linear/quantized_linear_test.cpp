@@ -20,7 +20,7 @@ class QuantizedWeight;
 
 class QuantizedLinearOp : public BackendTest {
  protected:
-  // Of random rows that lie so; `is_plain` where the weight is rounded to dtype.
+  // Checks random rows in this layout; `is_plain` where the weight is rounded to dtype.
   static void check_forward(std::int64_t rows, std::int64_t terms, std::int64_t cols,
                             const QuantizedWeight& weight, Layout of_x, bool is_plain);
 };
@@ -72,8 +72,8 @@ class QuantizedWeight {
   TensorView packed;
 };
 
-// Beside what expect_close() allows the numbers of the weight are rounded, to float32 and, where
-// they become a plain matrix, to dtype.
+// Besides the error that expect_close() allows, the numbers of the weight are rounded, to float32
+// and, where they become a plain matrix, to dtype.
 void expect_near(DType dtype, const Values& got, const Sums& expected, bool is_plain) {
   const double of_weight = unit_roundoff(DType::kFloat32) + (is_plain ? unit_roundoff(dtype) : 0.0);
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -105,7 +105,7 @@ void QuantizedLinearOp::check_forward(std::int64_t rows, std::int64_t terms, std
 struct Case {
   std::int64_t rows, terms, cols, group;
 };
-// Of few rows in whole steps and not, of more rows, of none.
+// Few rows in whole steps and in partial ones, more rows, no terms.
 constexpr Case kCases[] = {{1, 256, 70, 64}, {3, 192, 9, 192}, {16, 64, 130, 32}, {9, 128, 3, 64},
                            {2, 70, 5, 7},    {40, 66, 21, 66}, {4, 6, 1, 2},      {1, 0, 3, 1}};
 

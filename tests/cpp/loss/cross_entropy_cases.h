@@ -104,7 +104,7 @@ struct LossInputs {
   }
 };
 
-// What the loss is, of rows that are reduced or not.
+// The loss after the reduction.
 inline Values reduced(const LossReference& of, Reduction reduction) {
   if (reduction == Reduction::kNone) return of.loss;
   long double sum = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which launch plan cross-entropy takes on CUDA. Needs no GPU.
+// The choice of cross-entropy's launch plan on CUDA. Needs no GPU.
 #include "loss/cross_entropy_plan.h"
 
 #include <gtest/gtest.h>

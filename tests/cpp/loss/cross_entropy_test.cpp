@@ -72,7 +72,7 @@ TEST_P(CrossEntropyOp, all_rows_ignored) {
   }
 }
 
-// What an ignored row holds does not matter.
+// Values of an ignored row have no influence.
 TEST_P(CrossEntropyOp, ignored_rows_may_hold_anything) {
   LossInputs in = random_inputs({3, 100}, dtype(), {.share_ignored = 0});
   in.labels[1] = kIgnored;
@@ -118,7 +118,7 @@ TEST_P(CrossEntropyOp, nothing_but_minus_infinity_is_nan) {
   for (double dx : run.dx.values()) EXPECT_TRUE(std::isnan(dx));
 }
 
-// Nobody waits for the labels on CUDA: what is not a class makes its row, and every sum, NaN.
+// On CUDA the host does not check labels: one that is no class makes its row, and every sum, NaN.
 TEST_P(CrossEntropyOp, labels_out_of_range) {
   for (std::int64_t label : {std::int64_t{-1}, std::int64_t{40}, std::int64_t{1} << 40}) {
     for (Reduction reduction : kReductions) {

@@ -206,7 +206,7 @@ TEST_P(DropoutNorms, without_the_gradient_of_the_sum) {
   }
 }
 
-// As the contract allows: the sum in the residual's memory, dx in dy's.
+// The contract allows the sum in the residual's memory, and dx in dy's.
 TEST_P(DropoutNorms, in_place) {
   for (bool wide : {false, true}) {
     const DropoutOptions o{.bias = true, .wide_bias = wide, .wide_residual = wide};

@@ -48,7 +48,7 @@ inline DType parameter_dtype(DType dtype, const NormOptions& o) {
   return o.float32_parameters ? statistics_dtype(dtype) : dtype;
 }
 
-// What the kernel multiplies with: `weight` as stored, or 1 + weight, or 1.
+// The factor of each column: `weight` as stored, or 1 + weight, or 1.
 inline Values scale_of(const Values& weight, std::int64_t cols, const NormOptions& o) {
   Values scale(cols, 1.0);
   for (std::int64_t c = 0; o.weight && c < cols; ++c) {
@@ -107,7 +107,7 @@ struct NormForwardRun {
                           o.bias ? bias : no_bias, eps.value_or(Op::kEps));
   }
 
-  // What is normalised: x, or the rounded sum.
+  // The values that are normalised: x, or the rounded sum.
   Values normalized() {
     Values s = x;
     for (std::size_t i = 0; o.residual && i < s.size(); ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which launch plan the norms take on CUDA. Needs no GPU.
+// The choice of the norms' launch plan on CUDA. Needs no GPU.
 #include "norm/plan.h"
 
 #include <gtest/gtest.h>

@@ -141,7 +141,7 @@ class NormSuite {
     }
   }
 
-  // The same bits at each call and for any way to cut the work.
+  // Checks that results have the same bits at each call and for any division of the work.
   void repeatable() const {
     for (const Matrix m : {Matrix{1037, 200}, Matrix{37, 2000}}) {
       NormForwardRun<Op> forward(backend_, dtype_, m, {.residual = true});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Outputs that exceed the cache are written past it. The kernels are asked for that directly, since
+// Outputs that exceed the cache are written past it. The test calls these kernels directly, since
 // such outputs would be too large for a test; the bits must be those of the usual stores.
 #include <gtest/gtest.h>
 

@@ -53,7 +53,7 @@ TEST_P(DropoutOps, probabilities) {
   for (double p : {0.0, 1e-6, 0.1, 0.5, 0.999, 1.0}) check_all({5, 200}, {.p = p});
 }
 
-// What is dropped is not looked at.
+// Dropped elements have no influence, whatever they are.
 TEST_P(DropoutOps, drops_what_is_not_finite) {
   const Values x(5 * 64, kNan);
   for (double p : {0.5, 1.0}) {

@@ -39,7 +39,7 @@ inline bool has_gate(Pointwise op) {
   (std::make_index_sequence<kPointwiseCount>());
 }
 
-// Of x and up: two matrices, one after the other or side by side.
+// The layout of x and up: two matrices, one after the other or side by side.
 struct Both {
   Matrix m;
   bool packed;
@@ -132,7 +132,7 @@ struct PointwiseInputs {
     return o.bias && gated ? up_bias_memory.vector() : TensorView{};
   }
 
-  // Of element i: the argument of the activation, and its factor.
+  // The argument of the activation for element i, and its factor.
   long double z(std::size_t i) const {
     return static_cast<long double>(x[i]) + (o.bias ? bias[i % m.cols] : 0);
   }
@@ -152,8 +152,8 @@ struct PointwiseInputs {
   }
 };
 
-// What a result may be off: a rounding of the storage type, and a few of the arithmetic in the
-// terms that it is made of. Functions for 16 bits are approximate by as much as they say.
+// The error that a result may have: a rounding of the storage type, and a few roundings of the
+// arithmetic in each of its terms. Functions for 16 bits add the error that they state.
 class Allowance {
  public:
   explicit Allowance(DType dtype) : dtype_(dtype) {}

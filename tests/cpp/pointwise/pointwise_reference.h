@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The formulas of TFK_ACTIVATIONS in long double, together with their derivatives. What they are
-// made of stands here; nothing of it is shared with the library.
+// The formulas of TFK_ACTIVATIONS in long double, and their derivatives. The functions that they
+// use are defined here; nothing is shared with the library.
 #pragma once
 
 #include <algorithm>

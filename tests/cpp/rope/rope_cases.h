@@ -99,7 +99,7 @@ class HeadTensor {
     }
     return v;
   }
-  // Which element of the memory's values is that of (batch, time, head).
+  // The element of the memory's values for (batch, time, head).
   std::int64_t row(std::int64_t b, std::int64_t t, std::int64_t h) const {
     return options_.heads_first ? (b * heads_ + h) * shape_.time + t
                                 : (b * shape_.time + t) * heads_ + h;
@@ -199,7 +199,7 @@ struct RopeRun {
 
   static constexpr std::int64_t kNotHeld = std::int64_t{-1} << 40;  // no sequence has the row
 
-  // Of axis 0 where positions have none.
+  // The position on an axis; axis 0 stands for all where positions have no axes.
   std::int64_t position(std::int64_t axis, std::int64_t b, std::int64_t t) const {
     if (!places.ids.empty())
       return places.ids[((places.axes ? axis : 0) * s.batch + b) * s.time + t];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How the CUDA kernels lay a rotation over threads.
+// The CUDA kernels' plan for laying a rotation over threads.
 #include "rope/qk_norm_plan.h"
 
 #include <gtest/gtest.h>

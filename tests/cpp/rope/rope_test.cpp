@@ -7,7 +7,7 @@ namespace {
 
 class Rope : public BackendTest {
  protected:
-  // In both styles and directions.
+  // Checks both styles and both directions.
   static void check(const RopeShape& s, RopeOptions o = {}, const RopePlaces& places = {}) {
     for (bool interleaved : {false, true}) {
       for (bool backward : {false, true}) {
@@ -194,7 +194,8 @@ TEST_P(Rope, what_is_not_finite_stays_in_its_pair) {
   }
 }
 
-// What the host cannot know becomes NaN; the part that passes through does not.
+// A position that the host cannot know and that is out of range gives NaN; the part that passes
+// through stays.
 TEST_P(Rope, positions_outside_of_the_tables_on_a_device) {
   if (!is_on_cuda(backend())) GTEST_SKIP() << "the host refuses them";
   const RopeShape s{.dim = 48, .rotary_dim = 32};

@@ -188,7 +188,8 @@ struct SoftmaxBackwardRun {
   }
 };
 
-// Of the terms that dx is the difference of: a sum of gradients, weighted with a probability.
+// The largest term of the difference that gives dx: a sum of gradients, weighted with a
+// probability.
 inline double largest_gradient_term(const SoftmaxBackwardRun& run) {
   double largest = 0;
   for (std::int64_t first = 0; first < std::ssize(run.y); first += run.s.cols) {

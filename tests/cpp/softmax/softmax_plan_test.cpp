@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which launch plan softmax takes on CUDA. Needs no GPU.
+// The choice of softmax's launch plan on CUDA. Needs no GPU.
 #include "softmax/plan.h"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The backward pass of some keys of one head of bfloat16, by products of pairs: the formulas of
-// cpu/backward.h with p and ds rounded to bfloat16, as PyTorch rounds them. dk and dv are
-// formed as columns, from q and dout as columns: pairs of queries are then neighbours in p and ds,
-// whose rows are at hand two at a time. For sources that are compiled once per instruction set.
+// cpu/backward.h with p and ds rounded to bfloat16, as PyTorch rounds them. dk and dv are computed
+// transposed, from transposed q and dout: pairs of queries are then neighbours in p and ds, whose
+// rows are computed two at a time. For sources that are compiled once per instruction set.
 #pragma once
 
 #include "attention/cpu/backward.h"

@@ -4,13 +4,13 @@
 //   S^T = K Q^T,  P^T = exp(S^T - lse - lse_rest),  dP^T = V dO^T,  dS^T = P^T (dP^T - delta)
 //   dV += P^T dO,  dK += dS^T Q,  dQ = dS K
 //
-// Rows of the first four are keys: P^T and dS^T stay in registers, as the A of dV and dK. dS^T goes
-// to shared memory as well, where wgmma reads it as dS: the consumers' keys meet there, and only
-// there. dQ of a block is made one block later, so that no consumer waits for another, or by a
-// warpgroup of its own. The second consumer begins a little later than the first: each has products
-// while the other has none.
+// Rows of the first four are keys: P^T and dS^T stay in registers, as the operand A of dV and dK.
+// dS^T goes to shared memory as well, where wgmma reads it as dS: the consumers' keys meet there,
+// and only there. dQ of a block is computed one block later, so that no consumer waits for another,
+// or by a separate warpgroup. The second consumer begins a little later than the first, so that
+// each multiplies while the other does not.
 //
-// The order of a block's products, and of what lies between them, is a schedule: step_ahead.cuh,
+// The order of a block's products, and of the steps between them, is a schedule: step_ahead.cuh,
 // step_behind.cuh or step_beside.cuh.
 #pragma once
 
@@ -46,7 +46,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     asm volatile("" : "+r"(v));
     return v;
   }
-  // Of the warpgroup.
+  // Whether this is the warpgroup's first thread.
   __device__ __forceinline__ bool leads() const {
     return (C::kHasFeatures || C::kSumsInShared ? anew(warp) : warp) == 0 && lane == 0;
   }
@@ -57,7 +57,7 @@ struct BackwardConsumer : BackwardProducts<C> {
 
   // ---------------------------------------------------------------- between products
 
-  // Of two columns of each 8 among 16: lse; -delta lies kBlockQueries behind.
+  // The statistics of two columns of each 8 among 16: lse; -delta lies kBlockQueries further on.
   __device__ __forceinline__ float4 statistic(std::uint32_t n, int columns_16, int which) const {
     return load_shared_floats(statistics(n) + which * kBlockQueries * 4 + columns_16 * 64 +
                               lane % 4 * 16);
@@ -66,7 +66,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     return S::at(C::kStatistics + static_cast<int>(n % C::kQStages) * C::kStatisticBytes);
   }
 
-  // What follows from the item is computed anew where it is needed: registers are scarcer.
+  // Values that follow from the item are recomputed at each use: registers are scarcer.
   __device__ __forceinline__ int own_key() const {
     return same_of_item(S::tile_index(items)) * kTileKeys + 64 * own;
   }
@@ -98,7 +98,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     pin(dp);
   }
 
-  // Products and exponentials of what is not seen may be anything: they are replaced.
+  // Products and exponentials of unseen keys may have any value: they are replaced.
   __device__ __forceinline__ void hide_unseen(int block, int own_first_key) {
     const int column = block * kBlockQueries + lane % 4 * 2;
     const int key = own_first_key + warp * 16 + lane / 4;
@@ -128,12 +128,12 @@ struct BackwardConsumer : BackwardProducts<C> {
 
   // ---------------------------------------------------------------- features
 
-  // Of the block that is made next.
+  // The scores of the next block.
   __device__ __forceinline__ BackwardScores<C> scores(int block) const {
     return {p.features, items, block * kBlockQueries, anew(own * 4 + warp), anew(lane)};
   }
-  // What a block's scores need that can be had while products are made: `draw` while those of dP^T,
-  // `look_ahead` while those of S^T.
+  // Prepare a block's scores while products run: draw() during those of dP^T, look_ahead() during
+  // those of S^T.
   __device__ __forceinline__ void draw(int block) {
     if constexpr (C::kWeights) scores(block).template draw<0>(ahead);
   }
@@ -189,7 +189,8 @@ struct BackwardConsumer : BackwardProducts<C> {
     pin(p_packed);
   }
 
-  // What was drawn for a block: in number 4 half + i, a byte for each of four queries of 16 i on.
+  // Loads the dropout bits of a block: word 4 half + i has a byte for each of four queries from 16
+  // i on.
   __device__ __forceinline__ void load_bits(std::uint32_t n, std::uint32_t (&bits)[8]) const {
     S::template wait_full<C::kBitStages>(C::kBitsFull, n);
     const std::uint32_t from = S::bits(n) + anew(own * 4 + warp) * 128 + anew(lane) % 4 * 16;
@@ -268,7 +269,7 @@ struct BackwardConsumer : BackwardProducts<C> {
     if constexpr (C::kKeepsWeights) return load_shared(from + i * kWarp * 16);
     return {p_packed[4 * i], p_packed[4 * i + 1], p_packed[4 * i + 2], p_packed[4 * i + 3]};
   }
-  // What gradients lack where dropout's factor is left to the end.
+  // The factor of dropout that gradients still lack, where it is left to the end.
   __device__ __forceinline__ float grown_by() const {
     return C::kKeepsWeights ? p.features.grown_by : 1;
   }
@@ -317,8 +318,8 @@ struct BackwardConsumer : BackwardProducts<C> {
   }
 
   // The ends of the products for dv, behind which those for dk may begin, and for dk. Factors in
-  // registers are pinned behind the wait for their products, lest others take their places
-  // meanwhile.
+  // registers are pinned after the wait for their products, which keeps the compiler from reusing
+  // their registers earlier.
   __device__ __forceinline__ void end_dv() {
     wgmma_wait<0>();
     pin(dv);
@@ -386,7 +387,8 @@ struct BackwardConsumer : BackwardProducts<C> {
     S::template wait_full<C::kDoutStages>(C::kDoutFull, count);
     release<C::kDoutStages>(C::kDoutEmpty, count);
     if constexpr (C::kHasFeatures) scores(0).skip_maps(count);
-    // Nobody reads these, but who leaves out two phases of a barrier mistakes one for the other.
+    // These bits are not read, but a wait that skips two phases of a barrier takes one for the
+    // other.
     if constexpr (C::kDraws) S::template wait_full<C::kBitStages>(C::kBitsFull, count);
 #pragma unroll
     for (int i = 0; i < 16; ++i) ds_packed[i] = 0;
@@ -446,8 +448,8 @@ struct BackwardConsumer : BackwardProducts<C> {
     }
   }
 
-  // dv and dk leave over the rows of v and k: the own ones of v are read by nobody else, those of k
-  // for the last dQ by all.
+  // dv and dk leave through the rows of v and k: no other consumer reads this one's rows of v, and
+  // all read its rows of k for the last dQ.
   __device__ __forceinline__ void finish_tile(const WorkItem& item) {
     const int k_at = C::kK + own * C::kRowsBytes;
     const int v_at = C::kV + own * C::kRowsBytes;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The warpgroup of the backward kernel on Hopper that makes dq of every block, where consumers make
-// none: of all keys of the tile, 64 columns at a time. Consumers leave dS in shared memory, and go
-// on.
+// The warpgroup of the backward kernel on Hopper that computes dq of every block over all keys of
+// the tile, 64 columns at a time, in variants whose consumers compute none. Consumers leave dS in
+// shared memory, and go on.
 //
-// Where there is dropout it draws the bits of the block that follows while consumers make dS.
+// With dropout it also draws the bits of the next block while consumers compute dS.
 //
-// With 64 columns it makes dQ^T = K^T dS: the factor that registers can hold is then K^T, which
-// serves a whole tile. With 128 there are no registers for that, and it makes dQ = dS K.
+// With 64 columns it computes dQ^T = K^T dS: the operand in registers is then K^T, which serves a
+// whole tile. With 128 columns there are no registers for that, and it computes dQ = dS K.
 #pragma once
 
 #include "attention/sm90/backward/drawer.cuh"
@@ -38,7 +38,7 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
         p(problem),
         drawer(problem, warp_, lane_) {}
 
-  // Of K, the warp's 16 columns.
+  // Keeps the warp's 16 columns of K in registers.
   __device__ __forceinline__ void keep_keys() {
     const std::uint32_t row = swizzled_16x16_trans<kSwizzleRow>(S::at(C::kK), 0, 2 * warp, lane);
 #pragma unroll
@@ -119,8 +119,8 @@ struct BackwardDqMaker : ConsumerThread<C, BackwardShared<C>> {
     __syncwarp();  // keeps the sums before the next products, which take their registers
   }
 
-  // Bits of the block behind this one, which may be that of the next item, and where nobody has
-  // drawn them, of this one.
+  // Draws the bits of the block after this one, which may belong to the next item, and the bits of
+  // this one if they have not been drawn yet.
   __device__ __forceinline__ void draw_ahead(WorkItem item, std::uint32_t items, int block,
                                              int last) {
 #pragma unroll 1

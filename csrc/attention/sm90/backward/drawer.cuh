@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The bits of dropout, a block of 64 queries by the tile's 128 keys at a time, which consumers find
-// in shared memory. Drawing takes about 60 instructions for 8 scores, of which most wait for the
-// one before: whoever makes scores has better to do meanwhile.
+// in shared memory. Drawing takes about 60 instructions for 8 scores, most of which wait for the
+// one before, so consumers leave it to another warpgroup.
 //
-// 8 keys of a query are a byte. Those of queries 8 i + 2 j and the next, for i = 0 to 7, lie side
-// by side: the 16 bytes that all lanes of a consumer's warp with lane % 4 = j want of these keys.
+// 8 keys of a query are a byte. The bytes of queries 8 i + 2 j and the next, for i = 0 to 7, lie
+// side by side: these 16 bytes are the bits that all lanes of a consumer's warp with lane % 4 = j
+// need for these keys.
 #pragma once
 
 #include "attention/common/scores.cuh"
@@ -57,7 +58,7 @@ struct BackwardDrawer {
   }
 };
 
-// What the other variants have instead.
+// Stands in for the drawer in variants without one.
 struct NoDrawer {
   __device__ __forceinline__ NoDrawer(const HopperBackward&, int, int) {}
 };

@@ -2,11 +2,12 @@
 // Sm90, backward: the backward pass on wgmma and TMA, for float16 and bfloat16 on sm_90a. Host
 // side, no CUDA header.
 //
-// Three kernels. The prologue makes lse and delta of every query (a CTA a block of 64 queries) and
-// clears dq; the epilogue turns the sums of dq, in float32, into its dtype. Between them one CTA an
-// SM takes tiles of 128 keys of one head of k and v, and goes through the blocks of queries that
-// see them, the last one first, for all query heads of the group. A consumer warpgroup owns 64 of
-// the keys: its dk and dv are sums in registers. dq is a sum over tiles in global memory.
+// There are three kernels. The prologue computes lse and delta of every query (a CTA a block of 64
+// queries) and clears dq; the epilogue turns the sums of dq, in float32, into its dtype. Between
+// them one CTA an SM takes tiles of 128 keys of one head of k and v, and goes through the blocks of
+// queries that see them, the last one first, for all query heads of the group. A consumer warpgroup
+// owns 64 of the keys: its dk and dv are sums in registers. dq is a sum over tiles in global
+// memory.
 //
 //   time ->        blocks 3, 2, ... of queries; S, P, dP and dS are transposed: rows are keys
 //   producers      k v | q3 dO3 | q2 dO2 | q1 dO1 | ...
@@ -14,9 +15,9 @@
 //   consumer 1         S3  P3 |dP3 dV|  dS3 |S2 dK|  P2 |dP2 dV|  dS2 |S1 dK| ...
 //   dq warpgroup  bits3 | bits2              |dQ3| bits1               |dQ2| bits0 ...
 //
-// The bits are those of dropout, where there is some. Where there is no warpgroup for dq, the
-// consumers make it beside dV or dK of the next block: see step_ahead.cuh and step_behind.cuh.
-// Above 128 columns registers hold the sums of 64 keys only: see backward_cluster/.
+// The bits are those of dropout, if any. Without a warpgroup for dq, the consumers compute dq
+// beside dV or dK of the next block: see step_ahead.cuh and step_behind.cuh. Above 128 columns
+// registers hold the sums of 64 keys only: see backward_cluster/.
 #pragma once
 
 #include <array>
@@ -25,10 +26,11 @@
 
 namespace transformer_kernels::cuda {
 
-// What a kernel is made for. The first three are the fastest, for sequences of one length and
-// scores that are products times a scale. The second one sums dq up in the order of tiles, which
-// with 64 columns costs so little that there is no other, and so does the third. Of the others,
-// those of up to 128 columns and the last three take that order at run time.
+// The kinds of problems that kernels are specialised for. The first three are the fastest, for
+// sequences of one length and scores that are products times a scale. kOrdered adds up dq in the
+// order of tiles; with 64 columns that costs so little that there is no unordered kernel. kDropout
+// does so too. Of the other variants, those of up to 128 columns and the last three ask at run time
+// whether to keep that order.
 enum class BackwardVariant : std::uint8_t {
   kUnordered,  // of more than 64 columns
   kOrdered,

@@ -115,7 +115,7 @@ bool adds_in_order(const HopperBackwardPlan& plan, const AttentionBackwardProble
   return p.deterministic || knows_order_alone(plan);
 }
 
-// What keeps a problem from a plan's variant: null, or the reason.
+// The reason why a plan's variant does not take the problem; null if it does.
 const char* refusal_of_variant(const HopperBackwardPlan& plan, const AttentionBackwardProblem& p) {
   using enum BackwardVariant;
   const bool of_cluster = plan.dim > kMostTileDim;
@@ -159,10 +159,10 @@ const char* refusal(const HopperBackwardPlan& plan, const AttentionBackwardProbl
 
 // Heads of k and v whose tiles are mixed. Where every query sees every key, tiles are equally long
 // and go through the queries of a few heads in step. Else the longest tiles of many heads come
-// first, so that all CTAs end together: of as many as the L2 cache holds half of, which is about
-// what is seen. Tiles of one head that add to dq in order wait for each other: the most heads leave
-// fewest of those. Sums that leave through shared memory wait for themselves, and where tiles are
-// equally long they stay in step: then the heads are as many as the cache likes.
+// first, so that all CTAs end together: as many heads as twice the L2 cache holds, since about half
+// of each is seen. Tiles of one head that add to dq in order wait for each other: the most heads
+// leave fewest of those. Sums that leave through shared memory wait for themselves, and where tiles
+// are equally long they stay in step: then the heads are as many as the cache likes.
 int section_of(const HopperBackwardPlan& plan, const AttentionBackwardProblem& p) {
   constexpr std::int64_t kColumnsInStep = 512;
   constexpr std::int64_t kMostInStep = 4;
@@ -251,7 +251,7 @@ BackwardFeatures features_of(const AttentionProblem& p, int slabs) {
           .grown_by = static_cast<float>(grown)};
 }
 
-// What the three kernels pass on, in one allocation.
+// The memory that the three kernels share, in one allocation.
 struct BackwardMemory {
   std::size_t sums, statistics, counters;
 

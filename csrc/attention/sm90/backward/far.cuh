@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// P^T of a block of queries of which some are far: see FarRow. What a kernel has in shared memory
-// tells only that they are; lse and lse_rest are read where they lie, which is seldom.
+// P^T of a block in which some queries have far rows: see FarRow. Shared memory only marks these
+// rows; their lse and lse_rest are read from global memory, which is seldom needed.
 #pragma once
 
 #include "attention/sm90/backward/rows.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ bool is_marked_far(std::uint32_t statistics) {
   return (load_shared_int(statistics + kFarWord * 4) & 1) != 0;
 }
 
-// The same of origins alone; the answer is the warp's.
+// Whether any of the block's origins is far, the same answer in all lanes of the warp.
 __device__ __forceinline__ bool has_far_origin(std::uint32_t origins, int lane) {
   const float2 pair = load_shared_float2(origins + lane * 8);
   return __any_sync(kAllLanes, is_far(pair.x) || is_far(pair.y));

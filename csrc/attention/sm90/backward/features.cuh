@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What the backward kernel on Hopper does for features of scores, and for dropout, on a thread's
-// fragment of S^T: one of keys lane / 4 and that 8 below, and of two queries in each 8, from
-// 2 (lane % 4) on. Each feature is a loop of its own, so that no score asks which there are.
+// Features of scores, and dropout, in the backward kernel on Hopper, on a thread's fragment of S^T:
+// keys lane / 4 and that plus 8, and two queries in each 8, from 2 (lane % 4) on. Each feature is a
+// separate loop, so that no score tests which features there are.
 //
-// Mask and dropout are bits, a byte for 8 keys of a query, in the order of the keys those of the
-// mask, in that of KeptBits those of dropout. A lane makes those of queries
-// 8 (lane / 4) + 2 (lane % 4) and the next, for both eights of keys: four bytes, one word, which
-// is what all lanes of its lane % 4 want for number lane / 4 of their eights of queries.
+// Mask and dropout are bits, a byte for 8 keys of a query; the mask's bits are in the order of the
+// keys, those of dropout in the order of KeptBits. A lane makes the bytes of queries 8 (lane / 4) +
+// 2 (lane % 4) and the next, for both eights of keys. These four bytes form one word, which all
+// lanes with its lane % 4 need for number lane / 4 of their eights of queries.
 #pragma once
 
 #include "attention/common/scores.cuh"
@@ -88,7 +88,7 @@ __device__ __forceinline__ void differentiate_scores(const std::uint32_t (&weigh
   }
 }
 
-// What is known of the next block's scores before its products are.
+// Values of the next block's scores that are known before its products.
 struct BackwardAhead {
   std::uint32_t visible;  // bits
   std::uint32_t kept;
@@ -163,7 +163,7 @@ struct BackwardScores {
     release_maps();
   }
 
-  // Takes what the mask hides from probabilities.
+  // Sets probabilities that the mask hides to 0.
   __device__ __forceinline__ void hide(const BackwardAhead& ahead,
                                        std::uint32_t (&probabilities)[16]) const {
     if (!of.problem.mask.defined()) return;
@@ -171,8 +171,8 @@ struct BackwardScores {
                           [&](int i, std::uint32_t ones) { probabilities[i] &= ones; });
   }
 
-  // What the gradients of probabilities are multiplied with: those before dropout, times slopes,
-  // which are those of scores. keep(weights) takes them.
+  // Passes to keep() the weights that multiply the gradients of probabilities: the probabilities
+  // before dropout, times the slopes of a softcap.
   template <class Keep>
   __device__ __forceinline__ void weigh(const std::uint32_t (&probabilities)[16],
                                         std::uint32_t (&slopes)[16], Keep&& keep) const {
@@ -217,8 +217,8 @@ struct BackwardScores {
 
   // ---------------------------------------------------------------- bits
 
-  // From the words of all lanes: for each of a fragment's 16 pairs all ones in the halves that a
-  // set bit stands for, which is that bit of each byte. body(pair, ones).
+  // Calls body(pair, ones) for each of a fragment's 16 pairs, from the words of all lanes: `ones`
+  // is all ones in the halves whose bit, number `bit` of each byte, is set.
   template <class Body>
   __device__ __forceinline__ void for_each_pair_of_bits(std::uint32_t word, int bit,
                                                         Body&& body) const {
@@ -232,7 +232,7 @@ struct BackwardScores {
     }
   }
 
-  // Of four bytes, which are not 0.
+  // A bit for each of four bytes: whether it is not 0.
   static __device__ __forceinline__ std::uint32_t bits_of_bytes(std::uint32_t bytes) {
     const std::uint32_t signs = ((bytes & 0x7f7f7f7f) + 0x7f7f7f7f | bytes) & 0x80808080;
     return (signs >> 7) * 0x01020408 >> 24 & 0xf;
@@ -282,7 +282,7 @@ struct BackwardScores {
     return word;
   }
 
-  // What TMA cannot load, to where it would.
+  // Copies a bias that TMA cannot load to where TMA would put it.
   template <class V>
   __device__ __forceinline__ void copy_bias() const {
     constexpr int kSize = sizeof(V);
@@ -310,7 +310,7 @@ struct BackwardScores {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v.bits) : "memory");
   }
 
-  // Those of an eight of keys for the lane's two queries, in the upper half of a word.
+  // The dropout bits of eight keys for the lane's two queries, in the upper half of a word.
   __device__ __forceinline__ std::uint32_t drawn(int eight) const {
     const AttentionProblem& p = of.problem;
     const Dropout<float> dropout(p);

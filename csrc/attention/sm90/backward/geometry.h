@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How the backward pass on Hopper cuts a problem: tiles of keys, each of which goes through blocks
-// of queries, the last block first. Host and device alike.
+// The division of the backward pass on Hopper: tiles of keys, each of which goes through blocks of
+// queries, the last block first. Host and device alike.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace transformer_kernels::cuda {
 
 inline constexpr int kBlockQueries = 64;
 inline constexpr int kTileKeys = 128;
-// Of a sequence: what places, bounds and blocks add up to fits 32 bits.
+// The most rows of a sequence: sums of places, bounds and blocks fit 32 bits.
 inline constexpr int kMostRows = kNoBound >> 1;
 
 // Keys of one head of k and v.
@@ -146,7 +146,7 @@ struct BackwardGeometry {
   }
 
  private:
-  // Of queries.
+  // The band of keys that queries see.
   constexpr Band band() const { return {shift, window_left, window_right, keys}; }
   constexpr Band band_of_keys() const { return band().transposed(queries); }
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The kernel between prologue and epilogue: dk, dv, and dq in float32.
 //
-//   warpgroup 0   a warp each: takes tiles and loads k and v; loads q and dout; and two, one for
-//                 the part of dq of each consumer, keep the order in which tiles add to it, if it
-//                 matters
+//   warpgroup 0   one warp takes tiles and loads k and v; one loads q and dout; two, one for the
+//                 part of dq of each consumer, keep the order in which tiles add to it, if needed
 //   two more      64 keys each, see consumer.cuh
-//   the last one  where there is one, makes dq, see dq.cuh
+//   the last one  only in some variants: computes dq, see dq.cuh
 #pragma once
 
 #include "attention/sm90/backward/consumer.cuh"

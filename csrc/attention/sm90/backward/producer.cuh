@@ -7,7 +7,7 @@
 
 namespace transformer_kernels::cuda {
 
-// What producers have in common whose shared memory is as S says.
+// The base of producers; S is the layout of their shared memory.
 template <class C, class S>
 struct BlockProducer : S {
   const HopperBackward& p;

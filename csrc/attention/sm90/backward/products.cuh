@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The products of a consumer of the backward kernel on Hopper, and the registers that they work on.
+// The products of a consumer of the backward kernel on Hopper, and their registers.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   using Base::columns_of, Base::ds_block, Base::key_step, Base::lane, Base::rows_of, Base::warp;
   using T = typename C::T;
 
-  // Of the own rows of K or V, the first kSteps steps of 16 columns.
+  // The first kSteps steps of 16 columns of the consumer's own rows of K or V, in registers.
   template <int kSteps>
   struct KeptRows {
     std::array<std::uint32_t, 4 * kSteps> words;
@@ -62,7 +62,7 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
 
   // ---------------------------------------------------------------- steps of products
 
-  // Of all keys, the columns of dq that this consumer makes.
+  // The columns of dq that this consumer computes, over all keys.
   __device__ __forceinline__ std::uint64_t dq_keys() const {
     return columns_of(C::kK + (C::kSlices == 1 ? 0 : own * C::kSlabBytes));
   }
@@ -71,7 +71,7 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
   static constexpr int kQuerySteps = kBlockQueries / 16;
   static constexpr int kKeySteps = kTileKeys / 16;
 
-  // Of the own rows of K or V, what is not kept.
+  // The own rows of K or V that are not kept in registers.
   template <int kSteps>
   __device__ __forceinline__ std::uint64_t rows_beside(const KeptRows<kSteps>&, int rows) const {
     if constexpr (kSteps == kScoreSteps) {
@@ -80,7 +80,7 @@ struct BackwardProducts : ConsumerThread<C, BackwardShared<C>> {
       return rows_of(rows + own * C::kRowsBytes);
     }
   }
-  // S^T or dP^T: 16 columns of D. kBegun: sums hold what they begin with.
+  // S^T or dP^T: 16 columns of D. kBegun: the sums already hold their initial values.
   template <bool kBegun, int kSteps>
   static __device__ __forceinline__ void score_step(float (&sums)[32], const KeptRows<kSteps>& kept,
                                                     std::uint64_t keys, std::uint64_t queries,

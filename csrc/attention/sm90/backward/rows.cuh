@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Before and after the backward kernel on Hopper, one CTA for each block of queries of a head: what
-// the kernel reads beside a query, and dq in its own dtype. Neighbouring CTAs have neighbouring
-// heads of the same rows.
+// The kernels before and after the backward kernel on Hopper, one CTA for each block of queries of
+// a head: the first computes the statistics of queries, the last converts dq to its dtype.
+// Neighbouring CTAs have neighbouring heads of the same rows.
 #pragma once
 
 #include "attention/common/row_gradients.cuh"
@@ -186,8 +186,8 @@ __device__ __forceinline__ void store_dq(const BackwardEpilogue& a, const QueryB
 
 // Sums lie as wgmma leaves them: slabs of 64 columns, then 16 rows of a warp, then 8 columns, then
 // a lane's four: two columns of a row and of that 8 below. A warp takes 16 rows, and of each slab
-// 32 columns; its quads turn what they read into eight columns a lane. A kernel serves two numbers
-// of slabs: where there is no slab, nothing is read.
+// 32 columns; its quads rearrange their loads into eight columns a lane. A kernel serves two
+// numbers of slabs: where there is no slab, nothing is read.
 template <class T, int kMostSlabs>
 __global__ void __launch_bounds__(kRowThreads)
     backward_epilogue_kernel(const __grid_constant__ BackwardEpilogue a) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The schedule with 64 columns: S^T of the next block is made beside dV, so that its exponentials
-// run while dK and dQ are made. Where no other warpgroup makes dQ, a consumer does for every second
-// block, one block later.
+// The schedule with 64 columns: S^T of the next block is computed beside dV, so that its
+// exponentials run during dK and dQ. Where no other warpgroup computes dQ, each consumer does so
+// for every second block, one block later.
 //
 //   time ->        block 3, the next is 2
 //   tensor cores   dP3, S2 and dV3 ............ | dK3 and dQ4 ............... |

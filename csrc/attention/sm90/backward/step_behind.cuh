@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The schedule with 128 columns where consumers make dQ themselves: there are no registers for S^T
-// of the next block beside dQ, so it comes behind it, with dK.
+// The schedule with 128 columns where consumers compute dQ themselves: there are no registers for
+// S^T of the next block beside dQ, so it comes after it, with dK.
 //
 //   time ->        block 3, the next is 2
 //   tensor cores   dP3, dQ4 and dV3 .......... |            | dK3 and S2 ............... |

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The schedule with 128 columns where another warpgroup makes dQ: there are registers for S^T in a
-// group of products of its own, which ends first.
+// The schedule with 128 columns where another warpgroup computes dQ: there are registers for S^T in
+// a separate group of products, which ends first.
 //
 //   time ->        block 3, the next is 2
 //   tensor cores   dP3 and dV3 ...... | S2, dK3 .................... |

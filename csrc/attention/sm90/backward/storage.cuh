@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the roles of the backward kernel have in common: its configuration, shared memory and
+// Declarations that the roles of the backward kernel share: its configuration, shared memory and
 // barriers, and the work items that the scheduler hands out.
 #pragma once
 
@@ -13,10 +13,10 @@
 
 namespace transformer_kernels::cuda {
 
-// Of 64 columns, that a head has in shared memory.
+// Slabs of 64 columns that a head has in shared memory, at most.
 inline constexpr int kMostSlabs = 4;
 
-// What the scheduler hands out: a query head of a tile. The heads of a group come one after
+// A work item of the scheduler: a query head of a tile. The heads of a group come one after
 // another.
 struct WorkItem {
   static constexpr int kFirst = 1, kLast = 2, kParity = 4;
@@ -27,7 +27,7 @@ struct WorkItem {
   KeyTile tile;  // an index of -1 ends the work
   int head;
   int bits;  // whether it is the first or the last head of its tile; the parity of the tile
-  // Of ragged configurations alone:
+  // In ragged configurations alone:
   IntSequence sequence;
   int place;  // of the head's first block of queries
 
@@ -37,7 +37,7 @@ struct WorkItem {
   __device__ std::uint32_t parity() const { return bits & kParity ? 1 : 0; }
 };
 
-// What scores have beside a scale, and dropout: see ScoreScales.
+// The features of scores beside a scale, and dropout: see ScoreScales.
 struct BackwardFeatures {
   AttentionProblem problem;
   LoadedMap bias, mask;
@@ -57,7 +57,8 @@ struct HopperBackward {
   CUtensorMap q[kMostSlabs], k[kMostSlabs], v[kMostSlabs], dout[kMostSlabs];
   CUtensorMap dk[2], dv[2];
   BackwardGeometry geometry;
-  // Of each block of queries, in the order of stat_place(): lse in bits, then -delta / grown_by.
+  // Statistics of each block of queries, in the order of stat_place(): lse in bits, then -delta /
+  // grown_by.
   const float* statistics;
   const void* lse;  // of far rows; lse_rest may be null
   const void* lse_rest;
@@ -91,7 +92,8 @@ struct HopperBackwardConfig {
   static constexpr bool kDqTransposed = kHasDqMaker && kDim <= 64;
   static constexpr int kDqWarps = kHasDqMaker ? 4 : 0;
   static constexpr int kThreads = 128 + 32 * (kConsumerWarps + kDqWarps);
-  // Of a thread. The sums of a consumer take 2 kDim and more; what is left is for the producers.
+  // Registers of a thread. The sums of a consumer take 2 kDim and more; the rest is for the
+  // producers.
   static constexpr int kConsumerRegisters =
       kHasDqMaker ? (kDim > 64 ? 208 : 200) : (kDim > 64 ? 240 : 232);
   static constexpr int kDqRegisters = !kHasDqMaker ? 0 : kDim > 64 ? 72 : 88;
@@ -119,7 +121,7 @@ struct HopperBackwardConfig {
   static constexpr bool kSumsInShared =
       kVariant == BackwardVariant::kOrdered || (kDraws && kDim <= 64);
   static constexpr int kSumStages = kSumsInShared ? 2 : 0;  // of a ring, one for each producer
-  // The first tile of a block stores its sums, so that nobody has to clear what it would add to.
+  // The first tile of a block stores its sums, so that dq need not be cleared first.
   static constexpr bool kStoresFirst = kSumsInShared;
   // The compiler issues the sums of dq behind the products that follow. Kept before them they leave
   // sooner, which is worth 7 %.
@@ -219,7 +221,7 @@ struct BackwardShared {
   static __device__ __forceinline__ std::uint32_t barrier(int index) {
     return at(C::kBarriers) + index * 8;
   }
-  // Of a ring of kStages: the barrier of fill number `count`, and the parity of its phase.
+  // The barrier of fill number `count` of a ring of kStages; parity() is the parity of its phase.
   template <int kStages>
   static __device__ __forceinline__ std::uint32_t barrier(int first, std::uint32_t count) {
     return barrier(first) + count % kStages * 8;
@@ -297,7 +299,7 @@ struct BackwardShared {
     return {item_word(count, kAt), item_word(count, kAt + 1), item_word(count, kAt + 2),
             item_word(count, kAt + 3)};
   }
-  // Of this CTA, the item of this number.
+  // Waits for and reads this CTA's item of this number.
   static __device__ __forceinline__ WorkItem read_item(std::uint32_t count) {
     wait_full<C::kItemStages>(C::kItemFull, count);
     return peek_item(count);
@@ -315,8 +317,8 @@ struct BackwardShared {
     return item;
   }
 
-  // What an item means: the geometry of its sequence, the place of its head's block 0 in dq, and
-  // boxes of 64 of its rows.
+  // The values that follow from an item: the geometry of its sequence, the place of its head's
+  // block 0 in dq, and boxes of 64 of its rows.
   using Geometry = std::conditional_t<C::kRagged, BackwardGeometry, const BackwardGeometry&>;
   static __device__ __forceinline__ Geometry geometry_of(const HopperBackward& p,
                                                          const WorkItem& item) {
@@ -363,10 +365,10 @@ struct BackwardShared {
     return {0, 64 - exist, head, begin + row + exist, p.geometry.q_offsets ? 0 : item.tile.batch};
   }
 
-  // What a slab is loaded and stored by. A box that lies wholly outside of its tensor has no
-  // element, but TMA may still resolve the address at which the map begins, and a ragged map begins
-  // 64 rows before its tensor, where there may be no memory. So a slab without columns has a map
-  // that begins in the workspace.
+  // The tensor map that loads and stores a slab. A box that lies wholly outside of its tensor has
+  // no element, but TMA may still resolve the address at which the map begins, and a ragged map
+  // begins 64 rows before its tensor, where there may be no memory. So a slab without columns has a
+  // map that begins in the workspace.
   static __device__ __forceinline__ const CUtensorMap& map_of(const CUtensorMap* maps, int slab) {
     return maps[C::kRagged ? slab : 0];
   }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The consumers of a CTA of a cluster, two warpgroups that work on the same 64 keys.
+// The consumers of a CTA in a cluster: two warpgroups that work on the same 64 keys.
 //
 //   0, of values:  S^T = K Q^T,    P^T = exp(S^T - lse),        dV += P^T dO
 //   1, of keys:    dP^T = V dO^T,  dS^T = P^T (dP^T - delta),   dK += dS^T Q
 //
-// P^T goes from 0 to 1 through shared memory, thread by thread; where dS^T is made of other
-// weights, those go instead. dS^T goes to the shared memory of both CTAs, where each makes half of
-// the columns of dQ = dS K of all 128 keys: half as many sums as a CTA alone would add to dq in
+// P^T goes from 0 to 1 through shared memory, thread by thread; where dS^T needs other weights,
+// those go instead. dS^T goes to the shared memory of both CTAs, and each CTA computes half of the
+// columns of dQ = dS K over all 128 keys: half as many sums as a CTA alone would add to dq in
 // memory.
 #pragma once
 
@@ -51,7 +51,7 @@ struct ClusterConsumer : ConsumerThread<C, ClusterShared<C>> {
     return C::kDs + static_cast<int>(n % C::kDsStages) * C::kDsBytes;
   }
 
-  // Of two columns of each 8 among 16.
+  // The statistics of two columns of each 8 among 16.
   __device__ __forceinline__ float4 statistic(std::uint32_t fill, int columns_16) const {
     return load_shared_floats(S::at(S::statistics(fill)) + columns_16 * 64 + lane % 4 * 16);
   }
@@ -101,7 +101,8 @@ struct ClusterConsumer : ConsumerThread<C, ClusterShared<C>> {
     wgmma_commit();
   }
 
-  // Behind the wait for their product: lest what is loaded meanwhile take their places.
+  // Call after wgmma_wait: keeps the compiler from reusing the factors' registers while wgmma still
+  // reads them.
   __device__ __forceinline__ void keep_factors() {
     if constexpr (C::kRagged) pin(factors);
   }
@@ -163,12 +164,12 @@ struct ClusterConsumer : ConsumerThread<C, ClusterShared<C>> {
 
   // ---------------------------------------------------------------- results
 
-  // What gradients lack where dropout's factor is left to the end.
+  // The factor of dropout that gradients still lack, where it is left to the end.
   __device__ __forceinline__ float grown_by() const {
     return C::kWeights ? p.features.grown_by : 1;
   }
 
-  // Over the rows of v, or k, when nobody reads them any more.
+  // Stores a gradient through the rows of v, or k, when they are no longer read.
   __device__ __forceinline__ void send_gradient(const CUtensorMap& map, std::int64_t columns,
                                                 int rows, float factor,
                                                 const WorkItem& item) const {
@@ -249,7 +250,7 @@ struct ValueConsumer : ClusterConsumer<C, 0> {
   using typename Base::S;
   using typename Base::T;
 
-  // Of the next block.
+  // The state of the next block.
   bool masked;  // whether some query does not see some own key
   BackwardAhead ahead;
   std::uint32_t weights[16];  // of dS^T, where they are not P^T
@@ -278,7 +279,7 @@ struct ValueConsumer : ClusterConsumer<C, 0> {
     return {p.features, Base::items, block * kBlockQueries, 4 * rank + warp, lane};
   }
 
-  // What can be had of block number n while its products are made.
+  // Prepares block number n while its products run.
   __device__ __forceinline__ void look_ahead(int block, std::uint32_t n) {
     masked = is_masked(block);
     if constexpr (C::kWeights) {
@@ -289,8 +290,8 @@ struct ValueConsumer : ClusterConsumer<C, 0> {
   }
 
   // S^T of block number n -> P^T. lse is infinite for rows past the end and such that see no key.
-  // What is not seen has a product of -inf where the scale is known to be above 0 and all there is,
-  // else its exponential is replaced.
+  // The product of an unseen key is set to -inf where the scale is positive and the only factor;
+  // otherwise its exponential is replaced.
   __device__ __forceinline__ void exponentiate(int block, std::uint32_t n) {
     pin(Base::scores);
     if (!C::kRagged && masked) hide_unseen(block, -INFINITY);
@@ -448,7 +449,7 @@ struct KeyConsumer : ClusterConsumer<C, 1> {
     Base::release_rows(S::dout_fill(count));
   }
 
-  // To both CTAs; the other counts the bytes.
+  // Sends dS^T to both CTAs; the other one counts the bytes.
   __device__ __forceinline__ void send_ds() const {
     S::template wait_empty<C::kDsStages>(C::kDsEmpty, count);
     const int to = Base::ds_block(count) + rank * C::kSlabBytes;
@@ -460,7 +461,7 @@ struct KeyConsumer : ClusterConsumer<C, 1> {
     __syncwarp();
   }
 
-  // What a warp has stored of it.
+  // Announces the part of dS^T that this warp has stored, and copies it to the other CTA.
   __device__ __forceinline__ void announce_ds(int at) const {
     constexpr int kWarpBytes = 16 * kSwizzleRow;
     const std::uint32_t full = S::template barrier<C::kDsStages>(C::kDsFull, count);

@@ -5,7 +5,7 @@
 // A cluster of two CTAs takes a tile of 128 keys, 64 for each CTA, and goes through the blocks of
 // queries that see them, the last one first. Each block of q and dO is loaded once for both CTAs.
 // In a CTA the two consumer warpgroups work on the same 64 keys: one owns dv, the other dk. Each of
-// the four consumers makes the columns of dQ that it owns, of all 128 keys.
+// the four consumers computes its own columns of dQ, over all 128 keys.
 //
 //   time ->          blocks 3, 2, ... of queries; S, P, dP and dS are transposed: rows are keys
 //   producers        k v | dO3 q3 | dO2 q2 | ...           each CTA loads every second slab
@@ -51,9 +51,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       KeyConsumer<C>(p, rank, warp, lane).run();
     }
   }
-  // Nobody leaves while the other CTA may still write here. Its producers do so too: they release
-  // items at the barriers of rank 0, and a thread that just ended would not wait for that to
-  // arrive.
+  // A CTA must not end while the other may still write to its shared memory. Its producers wait
+  // too: they release items at the barriers of rank 0, and a thread that just ended would not wait
+  // for that to arrive.
   cluster_arrive();
   cluster_wait();
 }

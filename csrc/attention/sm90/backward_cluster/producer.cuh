@@ -47,8 +47,8 @@ struct ClusterProducer : BlockProducer<C, ClusterShared<C>> {
     }
   }
 
-  // What comes after an item of these bits: the next head of its tile or the first of a new tile,
-  // until there are none.
+  // The item that follows one with these bits: the next head of its tile or the first of a new
+  // tile, until there are none.
   __device__ __forceinline__ WorkItem following(const ItemAt& item, int bits) const {
     const int group = p.geometry.group();
     WorkItem next;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the roles of the backward kernel of clusters have in common: its configuration, shared
-// memory and barriers. A tile of 128 keys is one of a cluster of two CTAs, 64 keys each: with more
-// than 128 columns the registers of an SM hold dk and dv of no more.
+// Declarations that the roles of the backward cluster kernel share: its configuration, shared
+// memory and barriers. A tile of 128 keys belongs to a cluster of two CTAs, 64 keys each: with more
+// than 128 columns the registers of an SM hold dk and dv of no more keys.
 #pragma once
 
 #include "attention/sm90/backward/storage.cuh"
@@ -27,7 +27,7 @@ struct BackwardClusterConfig {
   // A kernel starts with equal shares of the registers, in steps of 8: no more are there to take.
   static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <=
                 kThreads * (65536 / kThreads / 8 * 8));
-  // As in HopperBackwardConfig: 10 % faster with 256 columns, 4 % slower with 192.
+  // See HopperBackwardConfig: 10 % faster with 256 columns, 4 % slower with 192.
   static constexpr bool kSumsFirst = kDim > 192;
 
   // dq of a block is cut into one slice for each consumer of the cluster.
@@ -98,8 +98,8 @@ template <class C>
 struct ClusterShared : BackwardShared<C> {
   using S = BackwardShared<C>;
 
-  // Which fill of the ring of stages it is at block number `count` of this CTA. No CTA lives for
-  // the hour after which it would wrap, which a ring of three does not bear.
+  // The number of the fill of the ring of stages at block number `count` of this CTA. It would
+  // wrap, which a ring of three does not bear, after an hour, and no CTA runs for that long.
   static __device__ __forceinline__ std::uint32_t dout_fill(std::uint32_t count) {
     return 2 * count;
   }
@@ -143,7 +143,7 @@ struct ClusterShared : BackwardShared<C> {
     mbarrier_arrive_remote(
         map_to_rank(S::template barrier<C::kItemStages>(C::kItemEmpty, count), 0));
   }
-  // By rank 0, for both.
+  // Rank 0 writes the item for both CTAs.
   static __device__ __forceinline__ void write_item(std::uint32_t count, const WorkItem& item) {
     S::template wait_empty<C::kItemStages>(C::kItemEmpty, count);
 #pragma unroll 1

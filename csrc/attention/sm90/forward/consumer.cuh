@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // A consumer of the forward kernel: a warpgroup with 64 queries of a tile.
 //
-// Row maximum: looked at for every block, but moved, and O rescaled, only when it has grown by more
-// than log(2^8). A softmax does not care which number it subtracts as long as nothing overflows,
-// and sums in float32 are far from that. Warps with far rows subtract it before the exponential's
-// multiply-add.
+// The row maximum is computed for every block, but it moves, and O is rescaled, only when it has
+// grown by more than log(2^8). A softmax is the same whichever number it subtracts as long as
+// nothing overflows, and sums in float32 are far from that. Warps with far rows subtract it before
+// the exponential's multiply-add.
 #pragma once
 
 #include <cfloat>
@@ -151,7 +151,7 @@ class ForwardConsumer {
     for (int i = 0; i < skipped; ++i) skip(v_);
     if (p_.blocks.offsets != nullptr && at_.end * kKeys > at_.tile.keys) clear_tail();
 
-    // P holds block + 1 here, and O what lies above it.
+    // P holds block + 1 here, and O the sums of the blocks above it.
     bool accumulate = false;
     for (int block = at_.end - 2; block >= at_.first; --block) {
       const std::uint64_t k = k_descriptor();
@@ -269,7 +269,8 @@ class ForwardConsumer {
     if (masked(block)) hide_unseen(block);
   }
 
-  // What the definition calls a score. Rounded, so that a far row's largest is its maximum.
+  // The score of the definition. It is rounded, so that the largest score of a far row equals its
+  // maximum.
   __device__ __forceinline__ float score(float s, int half) const {
     if constexpr (C::kShifts) {
       return __fmaf_rn(s, p_.outer, features_.shift(half));
@@ -327,8 +328,8 @@ class ForwardConsumer {
     }
   }
 
-  // Takes the maximum off a far row's scores, which are rounded as it was: what is left for the
-  // exponential's multiply-add is exact.
+  // Subtracts the maximum from a far row's scores, which are rounded as it was: so the difference,
+  // which the exponential's multiply-add takes, is exact.
   __device__ __forceinline__ void subtract_far() {
 #pragma unroll
     for (int n = 0; n < kKeys / 2; ++n) {
@@ -386,7 +387,7 @@ class ForwardConsumer {
     for (int i = 0; i < kDim / 2; ++i) o_[i] *= factor_[i / 2 % 2];
   }
 
-  // Rows behind a sequence belong to the next one, or to nobody: P is 0 there, but 0 * NaN is not.
+  // Rows after a sequence belong to the next one, or to none: P is 0 there, but 0 * NaN is not.
   // Every warpgroup clears them for itself; they all write the same.
   __device__ __forceinline__ void clear_tail() {
     v_.wait();

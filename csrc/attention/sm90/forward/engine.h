@@ -2,9 +2,10 @@
 // Sm90, forward: the forward pass on wgmma and TMA, for float16 and bfloat16 on sm_90a. Host side,
 // no CUDA header.
 //
-// One CTA an SM stays and takes tiles of queries of one head, 64 for each of its two or three
-// consumer warpgroups, the longest ones first. It goes through the blocks of keys that a tile sees
-// from the last one down. A thread of a consumer owns parts of two rows of S, P and O in registers.
+// One persistent CTA an SM takes tiles of queries of one head, 64 for each of its two or three
+// consumer warpgroups, the longest tiles first. It goes through the blocks of keys that a tile
+// sees, the last one first. A thread of a consumer owns parts of two rows of S, P and O in
+// registers.
 //
 //   time ->      S2 = q k2^T; PV2 = its part of O
 //   producer     q k2 v2 k1 v1 k0 v0 | the next tile's q k2 v2 ...
@@ -22,7 +23,7 @@
 
 namespace transformer_kernels::cuda {
 
-// What a problem has beside products and a positive scale.
+// Features that a problem may have beside products and a positive scale.
 enum ForwardFeature : unsigned {
   kAlibi = 1,
   kSoftcap = 2,

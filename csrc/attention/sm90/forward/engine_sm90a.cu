@@ -101,7 +101,7 @@ struct MapRoom {
   int slabs;
 };
 
-// By TMA where it can and there is room; else the warps load for themselves.
+// Loads a map by TMA where it can and there is room; else the warps load it themselves.
 LoadedMap map_of(const HopperForwardPlan& plan, const AttentionProblem& p, const ScoreMap& map,
                  MapRoom& room) {
   const int slabs = slabs_of(map, plan.block_keys);

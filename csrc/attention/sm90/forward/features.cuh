@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What makes scores of products beside the scale, and dropout, on the fragment of one thread: a
-// loop over all its scores for each feature in use, so that no score asks which there are. See
-// HeadScores for one score at a time.
+// The steps from products to scores other than the scale, and dropout, on the fragment of one
+// thread: a loop over all its scores for each feature in use, so that no score tests which features
+// there are. HeadScores takes one score at a time.
 //
-// Scores are kept so that one factor, HopperForward::scale, is left for the exponential, whose
-// multiply-add takes it in for nothing; so is the part of ALiBi that all keys of a block share.
+// Scores are kept such that one factor, HopperForward::scale, remains for the exponential, whose
+// multiply-add applies it at no cost; it also adds the part of ALiBi that all keys of a block
+// share.
 #pragma once
 
 #include "attention/common/scores.cuh"
@@ -64,7 +65,7 @@ class ForwardScores {
     shift_[0] = shift_[1] = 0;
   }
 
-  // What is to be added to a row's scores after p.outer.
+  // The amount that is added to a row's scores after p.outer.
   __device__ __forceinline__ float shift(int half) const { return shift_[half]; }
 
   // Where scores have it already.
@@ -104,7 +105,7 @@ class ForwardScores {
   __device__ __forceinline__ void drop(const GroupTile& at, int block, float (&s)[kSums]) const {
     if (!has<kDropout>()) return;
     constexpr int kBatch = C::kGroups == 2 && kKeys % 64 == 0 ? 4 : 2;
-    // In the upper half of a word; whatever the lower half holds then.
+    // The threshold, in the upper half of a word; any value of the lower half compares alike.
     const std::uint32_t dropped = (p_.problem.drop_below << 16) - 1;
     const Dropout<float> dropout(p_.problem);
     const std::uint32_t scratch =
@@ -287,7 +288,7 @@ class ForwardScores {
   float shift_[2];
 };
 
-// What the other plans have instead.
+// Stands in for features in the other plans.
 struct NoFeatures {
   template <class... Arguments>
   __device__ __forceinline__ explicit NoFeatures(const Arguments&...) {}

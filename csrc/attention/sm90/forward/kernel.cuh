@@ -6,8 +6,9 @@
 //   warpgroups 1..  64 queries each. For each block: start S = q k^T of this block and O += P v of
 //                   the one before it, then turn S into P while the second product runs.
 //
-// Turns go round the warpgroups, so that the products of one run while the others exponentiate. out
-// leaves through the warpgroup's own rows of q's buffer, so the next tile's q is there already.
+// Turns pass round the warpgroups, so that the products of one run while the others exponentiate.
+// out leaves through the warpgroup's own rows of the tile's q buffer; where there is a second
+// buffer, the next tile's q is loaded already.
 #pragma once
 
 #include "attention/sm90/forward/consumer.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What moves data in the forward kernel, by TMA: a thread each for q and k, for v, for bias and
-// mask, and for out, of a warp of its own.
+// The producers of the forward kernel, which move data by TMA: one thread, in a warp of its own,
+// each for q and k, for v, for bias and mask, and for out.
 #pragma once
 
 #include "attention/sm90/forward/tiles.cuh"

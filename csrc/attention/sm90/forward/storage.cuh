@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the roles of the forward kernel have in common: its parameters, its configuration, and what
-// lies in shared memory.
+// Declarations that the roles of the forward kernel share: its parameters, its configuration and
+// its shared memory.
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ struct HopperForward {
   int map_bytes;        // of a block, for one warpgroup, that TMA loads
   LoadedMap bias, mask;
 
-  // Of the queries of a sequence.
+  // The band of keys that the queries of a sequence see.
   __device__ __forceinline__ Band band(int shift, int keys) const {
     return {shift, left, right, keys};
   }
@@ -63,8 +63,8 @@ struct HopperForwardConfig {
   static constexpr int kMapBytes = kPlan.map_slabs * kMapSlabBytes;  // of one warpgroup
 };
 
-// What the warps of a CTA have to know of a tile. Queries and keys count from the begin of their
-// sequence.
+// The description of a tile that all warps of a CTA read. Queries and keys count from the begin of
+// their sequence.
 struct alignas(16) ForwardTile {
   int query;  // the first
   int batch;  // -1: there is none any more
@@ -100,7 +100,7 @@ struct alignas(1024) ForwardStorage {
   __device__ __forceinline__ Queries queries() const { return {q, q_barriers}; }
   __device__ __forceinline__ Keys keys() const { return {k, k_barriers}; }
   __device__ __forceinline__ Keys values() const { return {v, v_barriers}; }
-  // Of one warpgroup.
+  // The maps of one warpgroup.
   __device__ __forceinline__ Maps maps_of(int group) const {
     return {maps.data() + group * C::kMapBytes, map_barriers[group]};
   }

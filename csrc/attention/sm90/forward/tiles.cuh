@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tiles of the forward pass on sm_90a: which keys they see, in which order CTAs take them, and how
-// out leaves.
+// Tiles of the forward pass on sm_90a: the keys that they see, the order in which CTAs take them,
+// and the stores of out.
 #pragma once
 
 #include "attention/sm90/forward/storage.cuh"

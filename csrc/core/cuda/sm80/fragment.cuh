@@ -45,7 +45,7 @@ struct Fragment {
   }
 };
 
-// Which rows and columns of a fragment a lane has.
+// The rows and columns of a fragment that a lane has.
 struct Lane {
   int lane = static_cast<int>(threadIdx.x) % kWarp;
   int warp = static_cast<int>(threadIdx.x) / kWarp;

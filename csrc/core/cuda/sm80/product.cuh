@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Products of a warp's rows on the tensor cores. 16-bit elements are multiplied as they are, and
-// float32 as x = high + low, both TF32, which keeps 22 bits of x: x y = high high + high low +
-// low high, three times the work. The tensor cores cut sums off, so each step of a float32 product
-// starts its own from 0, and ordinary additions collect them.
+// Products of a warp's rows on the tensor cores. 16-bit elements are multiplied as they are. A
+// float32 is split as x = high + low, both TF32, which keeps 22 bits of x: x y = high high + high
+// low + low high, three times the work. Tensor cores truncate sums, so each step of a float32
+// product starts its own sum from 0, and ordinary additions collect the steps.
 #pragma once
 
 #include <type_traits>
@@ -107,7 +107,7 @@ struct SplitOperand {
     constexpr std::uint32_t kDropped = 0x1fff;  // bits of a mantissa that TF32 lacks
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      // To nearest. What cvt.rna does besides, for infinities, would cost as much again.
+      // Rounds to nearest. cvt.rna also handles infinities, which would cost as much again.
       high[i] = (raw[i] + (kDropped + 1) / 2) & ~kDropped;
       low[i] = __float_as_uint(__uint_as_float(raw[i]) - __uint_as_float(high[i]));
     }
@@ -125,8 +125,8 @@ __device__ __forceinline__ void add_product(float (&c)[4], const SplitOperand<4>
   for (int e = 0; e < 4; ++e) c[e] += sum[e];
 }
 
-// The thread's place in its warp, read anew: registers are scarce, and what is made of it does not
-// wait in them over a loop.
+// The thread's place in its warp, read again at each use: registers are scarce, and values computed
+// from it do not wait in them over a loop.
 __device__ __forceinline__ int lane_again() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

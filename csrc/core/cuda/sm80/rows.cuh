@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows of a matrix on their way from global to shared memory by cp.async, and the order of their
-// pieces there, which ldmatrix reads without a bank conflict.
+// Copies rows of a matrix from global to shared memory by cp.async, and defines the order of their
+// 16-byte pieces there, which ldmatrix reads without a bank conflict.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Where the sums that a thread holds of a wgmma stand in its result.
+// The rows and columns of a wgmma result that a thread holds.
 #pragma once
 
 namespace transformer_kernels::cuda {
@@ -13,7 +13,7 @@ struct AccumulatorThread {
   __device__ __forceinline__ int row(int half) const { return 16 * warp + lane / 4 + 8 * half; }
   __device__ __forceinline__ int col(int eight) const { return 8 * eight + lane % 4 * 2; }
 
-  // Which of the sums is that of row(half) and col(eight); the next one is its neighbour's.
+  // The number of the sum of row(half) and col(eight); the next sum is its neighbour's.
   static constexpr __device__ int sum(int half, int eight) { return 4 * eight + 2 * half; }
 };
 

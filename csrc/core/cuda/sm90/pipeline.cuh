@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// A ring of stages in shared memory between producers and consumers: for each stage an mbarrier
-// that says full and one that says empty.
+// A ring of stages in shared memory between producers and consumers. Each stage has two mbarriers,
+// one that says full and one that says empty.
 //
 //   producer   acquire | commit, copies to data() on full() | advance, acquire | commit, ...
 //   consumer   wait ....................................... | read data() | release, advance, wait
 //
-// Each thread that takes part walks with an object of its own. That is one register, its position:
-// the addresses are constants.
+// Each thread that takes part has a Pipeline object of its own, which is one register, its
+// position: the addresses are constants.
 #pragma once
 
 #include "core/cuda/ptx.cuh"
@@ -29,7 +29,7 @@ class Pipeline {
         full_(shared_address(barriers.full)),
         empty_(shared_address(barriers.empty)) {}
 
-  // By one thread, before anything else. `consumers` calls of release() empty a stage.
+  // One thread calls this before anything else. `consumers` calls of release() empty a stage.
   __device__ __forceinline__ void init(int consumers) const {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(full_ + 8 * i, 1);
@@ -39,20 +39,20 @@ class Pipeline {
 
   // ---------------------------------------------------------------- producer
 
-  // Until the stage is empty, as every stage is in the first round.
+  // Waits until the stage is empty, as every stage is in the first round.
   __device__ __forceinline__ void acquire() const { mbarrier_wait(empty(), phase() ^ 1); }
   // Fills the stage: consumers see what this thread has stored.
   __device__ __forceinline__ void commit() const { mbarrier_arrive(full()); }
-  // The same, once copies on full() have brought as many bytes.
+  // Fills the stage once copies on full() have brought `bytes` bytes.
   __device__ __forceinline__ void commit(int bytes) const {
     mbarrier_arrive_expect(full(), static_cast<std::uint32_t>(bytes));
   }
 
   // ---------------------------------------------------------------- consumer
 
-  // Until the stage is full.
+  // Waits until the stage is full.
   __device__ __forceinline__ void wait() const { mbarrier_wait(full(), phase()); }
-  // What this thread has read of the stage may be written again.
+  // Lets producers overwrite this thread's share of the stage.
   __device__ __forceinline__ void release() const { mbarrier_arrive(empty()); }
 
   // ---------------------------------------------------------------- both

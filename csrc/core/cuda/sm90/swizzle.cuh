@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows in shared memory as TMA's swizzles lay them: their 16-byte pieces change places, so that the
-// same piece of eight neighbouring rows lies in different banks.
+// Rows in shared memory in TMA's swizzled layouts: the 16-byte pieces of a row are permuted, so
+// that the same piece of eight neighbouring rows lies in different banks.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ __device__ __forceinline__ std::uint32_t swizzled(std::uint32_t rows, int row, i
   return rows + row * kRowBytes + mixed * 16;
 }
 
-// Of a 16 x 16 tile of 16-bit elements, from row `row`, a multiple of 8, and piece `piece` on: the
-// row of 8 whose address this lane gives to ldmatrix or stmatrix, .x4. Matrices 0 and 1 are the
+// The address that this lane gives to ldmatrix or stmatrix, .x4, for a 16 x 16 tile of 16-bit
+// elements that begins at row `row`, a multiple of 8, and piece `piece`. Matrices 0 and 1 are the
 // tile's left half, 2 and 3 its right one, as a fragment of mma and wgmma wants them.
 template <int kRowBytes>
 __device__ __forceinline__ std::uint32_t swizzled_16x16(std::uint32_t rows, int row, int piece,
@@ -24,8 +24,8 @@ __device__ __forceinline__ std::uint32_t swizzled_16x16(std::uint32_t rows, int 
   return swizzled<kRowBytes>(rows + row * kRowBytes, lane % 16, piece + lane / 16);
 }
 
-// The same for the .trans forms of a tile whose rows are the fragment's columns: matrices 0 and 1
-// are the upper half of the tile, 2 and 3 its lower one.
+// swizzled_16x16() for the .trans forms, of a tile whose rows are the fragment's columns: matrices
+// 0 and 1 are the upper half of the tile, 2 and 3 its lower one.
 template <int kRowBytes>
 __device__ __forceinline__ std::uint32_t swizzled_16x16_trans(std::uint32_t rows, int row,
                                                               int piece, int lane) {

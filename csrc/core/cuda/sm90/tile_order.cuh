@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The order in which a persistent kernel's CTAs go over the tiles of a matrix.
+// The order in which the CTAs of a persistent kernel walk over the tiles of a matrix.
 #pragma once
 
 namespace transformer_kernels::cuda {

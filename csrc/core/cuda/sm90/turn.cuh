@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A turn that goes round warpgroups, so that one works while the others wait.
+// A turn that passes round the warpgroups, so that one works while the others wait.
 #pragma once
 
 #include "core/cuda/ptx.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Work items that the CTAs of a persistent kernel take one by one, in the order of their numbers:
-// who is done with a short one takes the next sooner.
+// A queue of work items that the CTAs of a persistent kernel take one by one, in the order of their
+// numbers. A CTA with a short item takes the next one sooner.
 #pragma once
 
 #include <optional>
@@ -14,8 +14,8 @@ struct WorkQueue {
   int items;
   int* taken;  // beyond the first of each CTA; null: a CTA has one at most
 
-  // By one thread of a CTA. Its first item is that of its own number; then it takes the next that
-  // no CTA has. From `items` on there is none.
+  // One thread of a CTA takes items. The first is that of the CTA's own number; then it takes the
+  // next item that no CTA has. Numbers from `items` on mean that there is none.
   __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x); }
   __device__ __forceinline__ int next() const {
     return static_cast<int>(gridDim.x) + (taken == nullptr ? 0 : atomicAdd(taken, 1));

@@ -9,17 +9,17 @@
 // order of i; rows that no index names are zeros. The order of additions depends on the indices
 // alone, so two calls give the same bits: there are no atomics.
 //
-// Shapes: a table is (rows, D), indices are of any shape and y and dy of that shape with D behind
-// it. The leading dimensions of tables, y, dy and gradients step by one common row stride, the last
+// Shapes: a table is (rows, D), indices have any shape, and y and dy have that shape followed by D.
+// The leading dimensions of tables, y, dy and gradients step by one common row stride, the last
 // stride is 1; indices are contiguous. positions and types have the shape of tokens, or one that
 // repeats along its leading dimensions: (T,) or (1, T) beside (B, T). Without positions, that of a
 // token is first_position + its place in the last dimension of tokens.
-// Dtypes: tables are float64, float32, float16 or bfloat16, all of one dtype, which y, dy and the
-// gradients have as well; indices are int32 or int64. Sums are kept in float32, float64 for
-// float64, and rounded once.
+// Dtypes: tables are float64, float32, float16 or bfloat16, all of one dtype, as are y, dy and the
+// gradients; indices are int32 or int64. Sums are kept in float32, float64 for float64, and rounded
+// once.
 //
-// An index out of range is refused on the CPU, with nothing written. On CUDA nothing waits for the
-// device to look: the row of y becomes NaN, and the index has no part in gradients.
+// An index out of range is refused on the CPU, with nothing written. On CUDA the host does not wait
+// for a check: the row of y becomes NaN, and the index contributes to no gradient.
 // Outputs may not overlap inputs.
 #pragma once
 
@@ -54,7 +54,7 @@ struct EmbeddingAddForward {
   TensorView y;
 };
 
-// Gradients that are absent are not wanted.
+// A gradient that is absent is not computed.
 struct EmbeddingAddBackward {
   TensorView dy;
   TensorView tokens;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// A linear layer whose products run in int8 on an FPGA array; the context names it.
+// A linear layer whose products run in int8 on the FPGA array that the context names.
 //
 //   y[i, n] = sx[i] * sw[n] * sum_k xq[i, k] * wq[n, k] + bias[n]
 //
-// xq and wq are the rows of x and of weight in int8, each row with a scale of its own, by which its
-// largest magnitude is 127. Sums of int8 products are exact.
+// xq and wq are the rows of x and weight in int8. Each row has its own scale, sx or sw, which makes
+// its largest magnitude 127. Sums of int8 products are exact.
 //
 // Shapes: x and y are (..., K) and (..., N) with a last stride of 1 and leading dimensions that
 // step by one common row stride; weight is (N, K) with a last stride of 1; bias is (N,),

@@ -5,14 +5,14 @@
 //   edge_dot       y[e][h] = sum over d of a[i][h][d] b[across e][h][d], i the segment of e
 //
 // reduce is the sum, the mean (the sum divided by the number of edges, whatever they weigh) or the
-// largest; of no edges it is 0. The largest is NaN where one is. Each is the other's derivative:
+// largest message, 0 without edges, NaN where any message is. Each op is the other's derivative:
 //
-//   dx[j] = sum over the edges e across which j lies of weight[e] dy[segment of e]
+//   dx[j] = sum over the edges e with row j across of weight[e] dy[segment of e]
 //   dweight[e][h] = sum over d of dy[i][h][d] x[across e][h][d]
 //
-// Of the largest only the message that `chosen` names has a gradient: the first of equal ones in
-// the order of the edges' places. Sums are in the order of places, in parts whose borders depend on
-// offsets alone, in float32 (float64 for float64), and rounded once: two calls give the same bits.
+// With the largest, only the message that `chosen` names has a gradient: among equal ones the first
+// in the order of places. Sums are in the order of places, in parts whose borders depend on offsets
+// alone, in float32 (float64 for float64), and rounded once: two calls give the same bits.
 //
 // Shapes: x (M, C), y (N, C), weight (E, H) where H divides C: column c belongs to head c / (C /
 // H). Without indices x has a row for each edge, by its number. Rows of x, a, b, y and of gradients
@@ -38,8 +38,8 @@ struct GatherReduceForward {
   TensorView chosen{};  // (N, C), the edges' numbers, -1 of no edges; of kMax alone
 };
 
-// Gradients that are absent are not wanted. dx beside indices reads the transpose, else no more
-// than what the forward pass does.
+// A gradient that is absent is not computed. With indices, dx reads the transpose; everything else
+// reads what the forward pass reads.
 struct GatherReduceBackward {
   TensorView dy;
   TensorView x{};  // for dweight

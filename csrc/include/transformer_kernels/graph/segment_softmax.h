@@ -7,8 +7,8 @@
 //
 // x, y, dy and dx are (E, H), by the edges' numbers (edges.h); their rows step by one common
 // stride, the last stride is 1. float64, float32, float16 or bfloat16, one for all; sums are in
-// float32, float64 for float64. NaN makes its segment's column NaN, and no other. Only offsets and
-// order are read of the edges. Outputs may not overlap inputs.
+// float32, float64 for float64. A NaN makes its own segment and column NaN, and no other. The
+// edges' offsets and order are read, nothing else of them. Outputs may not overlap inputs.
 #pragma once
 
 #include "transformer_kernels/api.h"

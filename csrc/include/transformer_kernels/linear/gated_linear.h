@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Two linear layers of the same input, one of which is the gate of the other:
+// Two linear layers of the same input, one of which gates the other:
 //
 //   gate = x weight^T,   up = x up_weight^T,   y = f(gate + bias) (up + up_bias)
 //
-// and the gradients at a gate in front of a layer, y = h weight^T with h = f(gate + bias) (up +
-// up_bias):
+// and the gradients at a gate that is followed by a layer, y = h weight^T with h = f(gate + bias)
+// (up + up_bias):
 //
 //   dgate = (dy weight) f'(gate + bias) (up + up_bias),   dup = (dy weight) f(gate + bias)
 //
 // Shapes: x is (..., K), weight and up_weight (N, K), bias and up_bias (N,), gate, up and y (...,
-// N). A weight of both, (2N, K), is given as two views of it. Of linear_dgated, dy is (..., N),
+// N). A packed weight, (2N, K), is passed as two views of it. In linear_dgated, dy is (..., N),
 // weight (N, K), bias and up_bias (K,), and gate, up, dgate, dup and h are (..., K). Any of the
-// sizes may be 0. Strides, dtypes and sums are those of linear.h; bias and up_bias are of one
-// dtype. gate and up are rounded to the dtype of x before anything else, as if each were an op of
-// its own: they are what the backward pass of the pointwise op reads. Aliasing: outputs overlap
-// neither inputs nor each other. On Hopper each is one kernel, of 17 rows and more of 16-bit
-// numbers that are 16-byte aligned, columns of gate a multiple of 8, biases in aligned pairs and,
-// of the layer, weights whose terms lie together; else products and a pointwise kernel.
+// sizes may be 0. Strides, dtypes and sums are those of linear.h; bias and up_bias have one dtype.
+// gate and up are rounded to the dtype of x before anything else, as if each were an op of its own:
+// the backward pass of the pointwise op reads them. Aliasing: outputs overlap neither inputs nor
+// each other.
+//
+// On Hopper each op is one kernel if x has at least 17 rows, elements are 16-bit and rows 16-byte
+// aligned, the columns of gate are a multiple of 8, biases are aligned pairs and, in the layer, the
+// contracted dimension of both weights has stride 1. In all other cases it is GEMMs and a pointwise
+// kernel.
 #pragma once
 
 #include "transformer_kernels/api.h"

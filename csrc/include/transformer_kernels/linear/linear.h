@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: MIT
-// A linear layer, and one with an activation behind it.
+// A linear layer, optionally followed by an activation.
 //
-//   z = x weight^T + bias,   y = f(z)                    f is the identity where there is none
+//   z = x weight^T + bias,   y = f(z)                    f is the identity without an activation
 //
 //   dz = dy f'(z),   dx = dz weight,   dweight = dz^T x,   dbias = the sum of the rows of dz
 //
-// and the gradient at the activation in front of a layer, y = f(z) weight^T:
+// and the gradient at an activation that is followed by a layer, y = f(z) weight^T:
 //
 //   h = f(z),   dz = (dy weight) f'(z),   dbias = the sum of the rows of dz
 //
-// Shapes: x is (..., K), weight (N, K), bias (N,), z and y (..., N); gradients are like what they
-// are of. Of linear_dact, dy is (..., N), weight (N, K), z, dz and h (..., K), dbias (K,). Any of
-// the sizes may be 0: a sum of no terms is 0. Strides: rows of x, z, y and their gradients have a
-// last stride of 1 and leading dimensions that step by one common row stride; weight and dweight
-// are of any strides, so that a weight kept as (K, N) is read where it lies. bias and dbias are
-// contiguous. Dtypes: x is float64, float32, float16 or bfloat16, all others of the same, but that
-// bias and dbias may be float32. Products are summed in float32 (float64 for float64), in an order
-// that K decides, and below 17 rows the strides of weight, on CUDA N and the device as well. z is
-// rounded to the dtype of x before f, as if it were an op of its own. Aliasing: outputs overlap
-// neither inputs nor each other. On CUDA, products of 16-bit numbers whose rows are 16-byte aligned
-// are fast on Hopper, those of at most 16 rows from compute capability 8.0 on; all others run on a
-// kernel that takes everything and is not. A product may be asked of cuBLASLt by the number of an
-// algorithm, from 0 on in the order in which it offers them; one that it does not offer is refused.
+// Shapes: x is (..., K), weight (N, K), bias (N,), z and y (..., N); a gradient has the shape of
+// its tensor. In linear_dact, dy is (..., N), weight (N, K), z, dz and h (..., K), dbias (K,). Any
+// of the sizes may be 0: an empty sum is 0. Strides: x, z, y and their gradients have a last stride
+// of 1 and leading dimensions that step by one common row stride; weight and dweight have any
+// strides, so that a weight kept as (K, N) is read where it lies. bias and dbias are contiguous.
+// Dtypes: x is float64, float32, float16 or bfloat16, and all others have the same dtype, except
+// that bias and dbias may be float32. Products are summed in float32 (float64 for float64). The
+// order of a sum depends on K, below 17 rows also on the strides of weight, and on CUDA also on N
+// and the device. z is rounded to the dtype of x before f, as if it were an op of its own.
+// Aliasing: outputs overlap neither inputs nor each other.
+//
+// On CUDA, GEMMs of 16-bit elements with 16-byte aligned rows are fast on Hopper, and those of at
+// most 16 rows from compute capability 8.0 on; all others run on a kernel that takes everything and
+// is slow. A caller may ask for cuBLASLt by the number of an algorithm, counted from 0 in the order
+// in which cuBLASLt offers them; a number that it does not offer is refused.
 #pragma once
 
 #include <optional>
@@ -45,7 +47,7 @@ struct LinearForward {
   std::int64_t algorithm = kAnyAlgorithm;  // of cuBLASLt
 };
 
-// Outputs are optional, each for itself.
+// Each output is optional.
 struct LinearBackward {
   TensorView dy;
   TensorView x;

@@ -9,15 +9,15 @@
 //   dx[j]   = dloss * ((sum_k a[k] + 2 z_loss * v * lse) * exp(z[j] - lse) - a[j]) * dz[j] / dx[j]
 //
 // q is 1 for the row's label t and 0 elsewhere, or the row of probabilities, which need not sum
-// to 1; w is the weight, 1 where there is none; v is what a row counts in the mean: w[t] for a
+// to 1; w is the weight, 1 where there is none; v is the weight of a row in the mean: w[t] for a
 // label, 1 for probabilities. A row whose label is ignore_index counts nothing: its loss and its
 // gradient are 0, whatever its logits are. A mean is the sum over the rows divided by the sum of
 // their v: NaN where no row counts.
 //
-// A label that is neither ignore_index nor one of [0, C) is an Error on the CPU. On CUDA, where
-// nobody waits for the labels, its row's loss, gradient and v are NaN, and so are sums and means.
-// Logits of -inf are classes that cannot be; where all are, and where one is inf or NaN, the row's
-// loss and gradient are NaN.
+// A label that is neither ignore_index nor one of [0, C) is an Error on the CPU. On CUDA the host
+// does not wait for a check: the row's loss, gradient and v are NaN, and so are sums and means. A
+// logit of -inf is a class of probability 0; where all logits are -inf, or one is inf or NaN, the
+// row's loss and gradient are NaN.
 //
 // Shapes: x and dx are (..., C) with a last stride of 1 and leading dimensions that step by one
 // common row stride, and so are probabilities; labels are (...); weight is (C,). Loss and dloss are
@@ -49,8 +49,9 @@ struct CrossEntropyForward {
   double softcap = 0;  // 0: none
   Reduction reduction = Reduction::kMean;
   TensorView loss;
-  // What the backward pass reads; optional, the first three together. lse = top + spread, in two
-  // parts so that logits of any size keep their differences; share is the sum of a.
+  // The saved tensors of the backward pass. All are optional; the first three come together. lse =
+  // top + spread, kept in two parts so that logits of any size keep their differences; share is the
+  // sum of a.
   TensorView top{};
   TensorView spread{};
   TensorView share{};
@@ -76,8 +77,9 @@ struct CrossEntropyBackward {
   TensorView dx;
 };
 
-// x = x * by, in place, of any rows; nothing is read or written where `by`, one number of x's dtype
-// or float32 on x's device, is 1. For gradients that a forward pass has left.
+// x = x * by, in place, for x with any number of rows. `by` is one number of x's dtype or float32
+// on x's device; if it is 1, nothing is read or written. For gradients that a forward pass has
+// left.
 struct ScaleGradient {
   TensorView x;
   TensorView by;

@@ -65,7 +65,7 @@ struct NormBackward {
 };
 
 // dx is the gradient of x, which dropout has scaled. It may be dy's memory; dresidual may not, and
-// the two lie apart.
+// dx and dresidual do not overlap.
 struct BiasDropoutAddNormBackward : NormBackward {
   TensorView dresidual;
   TensorView dx_bias{};  // optional

@@ -9,16 +9,16 @@
 // scale = 65536 / (65536 - t) makes the mean exact. With p below 2^-17 nothing is dropped, which
 // the dispatch log says. The bits are number e % 8 of Philox4x32-10 with key seed[0] and counter (e
 // / 8, seed[1]), e = row * C + column: they depend on the seed and the shape alone, not on the
-// device, its threads or strides, and the backward pass makes them again.
+// device, threads or strides, and the backward pass draws them again.
 //
 // Shapes: x, residual, y and their gradients are (..., C) with a last stride of 1 and leading
 // dimensions that step by one common row stride; bias and dbias are (C,), contiguous; seed is (2,),
 // contiguous, and may be absent where nothing is drawn (p = 0 and p = 1).
-// Dtypes: x is float64, float32, float16 or bfloat16, of which all matrices are; bias and dbias are
-// both of x's dtype or both float32; seed is int64, on the CPU or beside x. Arithmetic is in
-// float32 (float64 for float64). Aliasing: an output may be exactly the memory of one of the inputs
-// of its shape; other than that outputs overlap neither inputs nor each other. dbias is a sum in an
-// order that depends on the shape and the alignment alone.
+// Dtypes: x is float64, float32, float16 or bfloat16, and all matrices have its dtype; bias and
+// dbias are both of x's dtype or both float32; seed is int64, on the CPU or beside x. Arithmetic is
+// in float32 (float64 for float64). Aliasing: an output may be exactly the memory of one of the
+// inputs of its shape; other than that outputs overlap neither inputs nor each other. dbias is a
+// sum in an order that depends on the shape and the alignment alone.
 #pragma once
 
 #include "transformer_kernels/api.h"

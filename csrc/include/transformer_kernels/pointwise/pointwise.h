@@ -30,9 +30,9 @@
 
 namespace transformer_kernels {
 
-// Every f, in one row: F(functor in core/math/activation.h, formula). The library has its own way
-// to compute f; its tests take the formula, in long double. normal_cdf is the standard normal
-// distribution, positive(x) is max(x, 0), softplus(x) is log(1 + exp(x)).
+// Every activation f, one a row: F(functor in core/math/activation.h, formula). The library
+// computes the functor; its tests evaluate the formula in long double. normal_cdf is the standard
+// normal distribution, positive(x) is max(x, 0), softplus(x) is log(1 + exp(x)).
 #define TFK_ACTIVATIONS(F)                                                   \
   F(Gelu, normal_cdf(x) * x)                                                 \
   F(GeluTanh, x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))) \
@@ -41,7 +41,7 @@ namespace transformer_kernels {
   F(ReluSquared, positive(x) * positive(x))                                  \
   F(QuickGelu, sigmoid(1.702 * x) * x)
 
-// Every op of the family, in one row: OP(enumerator, name, its f, whether it is gated).
+// Every op of the family, one a row: OP(enumerator, name, its f, whether it is gated).
 #define TFK_POINTWISE_OPS(OP)                          \
   OP(kGelu, "gelu", Gelu, false)                       \
   OP(kGeluTanh, "gelu_tanh", GeluTanh, false)          \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Root-mean-square normalisation of each head of q and k, and the rotation behind it (rope.h), in
-// one pass: what models with "QK-norm" do between their projections and attention.
+// Root-mean-square normalisation of each head of q and k followed by the rotation (rope.h), in one
+// pass: the "QK-norm" of models between their projections and attention.
 //
 //   rstd = 1 / sqrt(sum(x^2) / D + eps)
 //   y    = rope(x * rstd * w)               for each row x of D numbers, w = weight or 1
@@ -12,8 +12,8 @@
 // are (D,) and contiguous, all of q's dtype or all float32. The gradients dq_normed and dk_normed
 // have the shape and dtype of q and k. Sums and products are in float32 (float64 for float64), and
 // each result is rounded once. Aliasing: dq may be dq_normed's memory, and dk dk_normed's; a result
-// of the forward pass may be the tensor that it is of. Gradients of the weights are sums in an
-// order that depends on the shape alone.
+// of the forward pass may be its input's memory. Gradients of the weights are sums in an order that
+// depends on the shape alone.
 #pragma once
 
 #include "transformer_kernels/rope/rope.h"

@@ -5,9 +5,9 @@
 //   y[b] = x[b] cos[p, f] + x[a] sin[p, f]      for each f < R / 2, in each head of a token
 //
 // p is the token's position. (a, b) is (f, f + R / 2), the halves of a rotated row as in GPT-NeoX
-// and Llama, or with `interleaved` (2 f, 2 f + 1), neighbours as in GPT-J. What lies behind the
-// first R numbers of a row passes through. The backward pass rotates by the opposite angle; the
-// tables have no gradient.
+// and Llama, or with `interleaved` (2 f, 2 f + 1), neighbours as in GPT-J. Numbers beyond the first
+// R of a row pass through. The backward pass rotates by the opposite angle; the tables have no
+// gradient.
 //
 // Positions, of token t of sequence b:
 //   t + offset + offsets[b]      by default; with cu_seqlens, t counts from the sequence's first
@@ -20,16 +20,16 @@
 // cu_seqlens on the device say so.
 //
 // Shapes: q and its results are (B, T, H, D), k and its results (B, T, Hk, D), or (T, H, D) and
-// (T, Hk, D), a batch of one; any strides, but for last ones of 1. cos and sin are (P, R / 2), R <=
-// D, with a last stride of 1. position_ids is (B, T) or (3, B, T), without B where q has none, of
-// any strides. offsets is (B,), contiguous. cu_seqlens is (sequences + 1,) and contiguous, beside q
-// of three dimensions: the first number is 0, and none is below the one before it. Sequence b holds
-// the rows from cu_seqlens[b] up to cu_seqlens[b + 1]; offsets has then a number for each sequence,
-// and rows behind the last sequence pass through. Dtypes: q, k and results are all float64,
-// float32, float16 or bfloat16; cos and sin both of q's dtype or both float32; position_ids and
-// offsets are int32 or int64, cu_seqlens is int32. Arithmetic is in float32 (float64 for float64).
-// Aliasing: a result may be exactly the tensor that it is of: the rotation is then in place. Other
-// than that results overlap neither inputs nor each other.
+// (T, Hk, D), a batch of one; the last stride is 1, others are free. cos and sin are (P, R / 2), R
+// <= D, with a last stride of 1. position_ids is (B, T) or (3, B, T), without B where q has none,
+// of any strides. offsets is (B,), contiguous. cu_seqlens is (sequences + 1,) and contiguous,
+// beside q of three dimensions: the first number is 0, and none is below the one before it.
+// Sequence b holds the rows from cu_seqlens[b] up to cu_seqlens[b + 1]; offsets then has a number
+// for each sequence, and rows after the last sequence pass through. Dtypes: q, k and results are
+// all float64, float32, float16 or bfloat16; cos and sin both of q's dtype or both float32;
+// position_ids and offsets are int32 or int64, cu_seqlens is int32. Arithmetic is in float32
+// (float64 for float64). Aliasing: a result may be exactly its input's memory, which rotates in
+// place; apart from that, results overlap neither inputs nor each other.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@
 
 namespace transformer_kernels {
 
-// By which angle each token is rotated.
+// The angle by which each token is rotated.
 struct RopeAngles {
   TensorView cos{};
   TensorView sin{};

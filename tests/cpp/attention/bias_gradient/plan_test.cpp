@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How CTAs share the gradient of a bias. Needs no GPU.
+// The division of a bias's gradient among CTAs. Needs no GPU.
 #include "attention/bias_gradient/plan.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which keys a query sees by its place, and which queries see a key.
+// The keys that a query sees by its position, and the queries that see a key.
 #include "attention/common/geometry.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How attention is cut into work items.
+// The division of attention into work items.
 #include "attention/cpu/plan.h"
 
 #include <gtest/gtest.h>

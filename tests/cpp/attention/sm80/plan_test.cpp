@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the tensor-core engine takes, and the tiles it chooses from.
+// The problems that the tensor-core engine takes, and its choice of tiles.
 #if TFK_CUDA_SM80
 
 #include "attention/sm80/engine.h"

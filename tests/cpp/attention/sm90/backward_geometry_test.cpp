@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The tiles of the backward pass on Hopper against the definition of a window, key by key. Without
-// a GPU.
+// The tiles of the backward pass on Hopper against the definition of a window, key by key. Needs no
+// GPU.
 #include "attention/sm90/backward/geometry.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ struct Sight {
   bool all = true;
 };
 
-// Of 64 keys and a block of queries. `any` counts what is there, `all` whole blocks.
+// The sight of 64 keys and a block of queries. `any` counts existing elements, `all` whole blocks.
 Sight sight_of(const BackwardGeometry& p, int first_key, int block) {
   Sight sight;
   for (int i = 0; i < kBlockQueries; ++i) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the backward pass on Hopper takes, and why not the rest. Needs no GPU.
+// The problems that the backward pass on Hopper takes, and its reasons to refuse others. Needs no
+// GPU.
 #if TFK_CUDA_SM90A
 
 #include "attention/sm90/backward/engine.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which of Hopper's forward plans takes which problem. Needs no GPU.
+// The choice of Hopper's forward plan for a problem. Needs no GPU.
 #if TFK_CUDA_SM90A
 
 #include "attention/sm90/forward/engine.h"
@@ -42,7 +42,7 @@ std::string chosen(const AttentionForwardProblem& p) {
   return "";
 }
 
-// What the plan for the most says, which refuses the least.
+// The refusal of the last plan, which takes the most problems.
 std::string refusal(const AttentionForwardProblem& p, const DeviceLimits& device = kHopper) {
   const char* const reason = kHopperForwardEngines.back().refusal(p, device);
   return reason == nullptr ? "" : reason;
