@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   take_registers<C::kConsumerRegisters>();
   // A warp's number that is not said to be the warp's is read again where it is needed. Sequences
   // of any lengths leave no register for it.
-  const int own_warp = C::kRagged ? threadIdx.x / kWarp % 4 : warp;
+  const int own_warp = C::kRagged && !C::kHasFeatures ? threadIdx.x / kWarp % 4 : warp;
   BackwardConsumer<C>(p, warpgroup - 1, own_warp, lane).run();
 }
 
