@@ -205,11 +205,31 @@ TFK_INLINE void stream(Half* p, VecF a) {
 TFK_INLINE void stream_fence() { _mm_sfence(); }
 TFK_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
+// The upper half of each lane is rounded: half of its last bit is added, or just less where that
+// bit is 0, so that ties go to even. NaN becomes the NaN of all bits.
+TFK_INLINE __m512i round_upper(VecF a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return _mm512_mask_mov_epi32(sum, is_nan, _mm512_set1_epi32(-1));
+}
+
 #if TFK_ISA_LEVEL >= 3
 
-// The instruction takes subnormal numbers for 0.
+// The instruction takes subnormal numbers for 0, as those that multiply pairs do.
 TFK_INLINE __m256i to_bfloat16(VecF a) {
   return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(a.v));
+}
+// Vectors that hold a subnormal number are seldom: their lanes of such numbers are rounded in
+// integers.
+TFK_INLINE __m256i to_stored_bfloat16(VecF a) {
+  constexpr int kSubnormal = 0x20;
+  const __m256i words = to_bfloat16(a);
+  const __mmask16 subnormal = _mm512_fpclass_ps_mask(a.v, kSubnormal);
+  if (__builtin_expect(subnormal == 0, true)) return words;
+  const __m256i exact = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper(a), 16));
+  return _mm256_mask_mov_epi16(words, subnormal, exact);
 }
 template <OneVector Lanes>
 TFK_INLINE VecF load(const BFloat16* p, Lanes lanes) {
@@ -218,10 +238,10 @@ TFK_INLINE VecF load(const BFloat16* p, Lanes lanes) {
 }
 template <OneVector Lanes>
 TFK_INLINE void store(BFloat16* p, VecF a, Lanes lanes) {
-  store_words(p, to_bfloat16(a), lanes);
+  store_words(p, to_stored_bfloat16(a), lanes);
 }
 TFK_INLINE void stream(BFloat16* p, VecF a) {
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), to_bfloat16(a));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), to_stored_bfloat16(a));
 }
 
 #else  // for simd_pair.h
@@ -240,15 +260,6 @@ TFK_INLINE VecF even_bfloat16(Words a) { return {_mm512_castsi512_ps(_mm512_slli
 TFK_INLINE VecF odd_bfloat16(Words a) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   return {_mm512_castsi512_ps(_mm512_and_si512(a, upper))};
-}
-// The upper half of each lane is rounded: half of its last bit is added, or just less where that
-// bit is 0, so that ties go to even. NaN becomes the NaN of all bits.
-TFK_INLINE __m512i round_upper(VecF a) {
-  const __m512i bits = _mm512_castps_si512(a.v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  return _mm512_mask_mov_epi32(sum, is_nan, _mm512_set1_epi32(-1));
 }
 TFK_INLINE Words to_bfloat16(VecF even, VecF odd) {
   const __m512i low = _mm512_srli_epi32(round_upper(even), 16);

@@ -97,6 +97,17 @@ inline __mmask16 nonzero_bytes(__m128i a) {
   return static_cast<__mmask16>(mask);
 }
 
+// VFPCLASSPS, of subnormal numbers alone.
+inline __mmask16 subnormal_lanes(__m512 a, int classes) {
+  if (classes != 0x20) std::abort();
+  const auto lanes = lanes_of<float>(a);
+  unsigned mask = 0;
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    mask |= (std::fpclassify(lanes[i]) == FP_SUBNORMAL ? 1u : 0u) << i;
+  }
+  return static_cast<__mmask16>(mask);
+}
+
 // VCVTNEPS2BF16: to nearest even; subnormal numbers are 0, NaN becomes quiet.
 inline std::uint16_t bfloat16_of(std::uint32_t bits) {
   const std::uint32_t magnitude = bits & 0x7fffffff;
@@ -220,6 +231,10 @@ inline void tile_dot(int c, int a, int b) {
   (TFK_EMULATED::converted<__m512i, std::uint32_t, std::uint8_t>(a, std::identity()))
 #define _mm512_cvtepi8_epi32(a) \
   (TFK_EMULATED::converted<__m512i, std::int32_t, std::int8_t>(a, std::identity()))
+#define _mm512_cvtepi32_epi16(a)                                   \
+  (TFK_EMULATED::converted<__m256i, std::uint16_t, std::uint32_t>( \
+      a, [](std::uint32_t x) { return static_cast<std::uint16_t>(x); }))
+#define _mm512_fpclass_ps_mask(a, classes) TFK_EMULATED::subnormal_lanes(a, classes)
 #define _mm512_cvtepi32_ps(a)                            \
   (TFK_EMULATED::converted<__m512, float, std::int32_t>( \
       a, [](std::int32_t x) { return static_cast<float>(x); }))
