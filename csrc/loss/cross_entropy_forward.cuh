@@ -137,10 +137,10 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
 #pragma unroll
     for (int k = 0; k < kSize; ++k) max = Max()(max, z[k]);
     const V base = anchor(max);
-    own.sum *= exp_for<T>(own.max - base);
+    own.sum *= power_of<T>(own.max - base);
     own.max = max;
 #pragma unroll
-    for (int k = 0; k < kSize; ++k) own.sum += exp_for<T>(z[k] - base);
+    for (int k = 0; k < kSize; ++k) own.sum += power_of<T>(z[k] - base);
   });
   const RowResult<T> result(merge_over_row(row, scratch, own), terms, origin,
                             terms.logit(x_of_label));

@@ -151,16 +151,10 @@ struct alignas(4 * sizeof(V)) LossSums {
   V logit;
 };
 
-// exp, as exact as T is worth.
-template <class T, class V>
-__device__ __forceinline__ V exp_for(V z) {
-  return Exponent<T>::power(z * Exponent<T>::kPerNatural);
-}
-
 template <class T, int kCount, class V>
 __device__ __forceinline__ LossSums<V> merge_lanes(LossSums<V> part) {
   const V max = reduce_lanes<Max, kCount>(part.max);
-  const V sum = part.sum * exp_for<T>(part.max - anchor(max));
+  const V sum = part.sum * power_of<T>(part.max - anchor(max));
   return {max, reduce_lanes<Add, kCount>(sum), reduce_lanes<Add, kCount>(part.share),
           reduce_lanes<Add, kCount>(part.logit)};
 }

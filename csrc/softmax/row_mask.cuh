@@ -38,16 +38,16 @@ class MaskOfRow {
   // Columns [0, visible()) take part under the causal mask.
   __device__ std::int64_t visible() const { return visible_; }
 
-  // x = x * scale + unit * mask, or -inf, for kSize columns from `col`.
+  // x = x * scale + mask, or -inf, for kSize columns from `col`.
   template <int kSize>
-  __device__ __forceinline__ void apply(std::int64_t col, V scale, V unit, V* x) const {
+  __device__ __forceinline__ void apply(std::int64_t col, V scale, V* x) const {
 #pragma unroll
-    for (int k = 0; k < kSize; ++k) x[k] *= scale;
+    for (int k = 0; k < kSize; ++k) x[k] = product(x[k], scale);
     switch (mask_.kind) {
       case MaskKind::kNone: break;
       case MaskKind::kBool: select<kSize>(col, x); break;
-      case MaskKind::kSameDType: add<T, kSize>(col, unit, x); break;
-      case MaskKind::kFloat32: add<float, kSize>(col, unit, x); break;
+      case MaskKind::kSameDType: add<T, kSize>(col, x); break;
+      case MaskKind::kFloat32: add<float, kSize>(col, x); break;
     }
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
@@ -72,11 +72,11 @@ class MaskOfRow {
   }
 
   template <class M, int kSize>
-  __device__ __forceinline__ void add(std::int64_t col, V unit, V* x) const {
+  __device__ __forceinline__ void add(std::int64_t col, V* x) const {
     M mask[kSize];
     load_mask<M, kSize>(at<M>(col), mask_.col_stride == 0, mask);
 #pragma unroll
-    for (int k = 0; k < kSize; ++k) x[k] = fma(static_cast<V>(widen(mask[k])), unit, x[k]);
+    for (int k = 0; k < kSize; ++k) x[k] += static_cast<V>(widen(mask[k]));
   }
 
   const RowMask& mask_;

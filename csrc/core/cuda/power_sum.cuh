@@ -7,7 +7,7 @@
 
 namespace transformer_kernels::cuda {
 
-// Over some elements z: their maximum, and the sum of power(z - anchor(max)).
+// Over some elements z: their maximum, and the sum of exp(z - anchor(max)).
 template <class V>
 struct PowerSum {
   V max;
@@ -21,12 +21,19 @@ __device__ __forceinline__ V anchor(V max) {
   return max == V(-INFINITY) ? V(0) : max;
 }
 
+// exp(distance), as exact as T is worth, of an element's distance from a maximum. The maximum comes
+// off before the factor that a power of 2 takes: that product of the element itself would overflow
+// near the largest number, and round off what large elements differ by.
+template <class T, class V>
+__device__ __forceinline__ V power_of(V distance) {
+  return Exponent<T>::power(distance * Exponent<T>::kPerNatural);
+}
+
 // Merges kCount partial results, of which lane l of each group of kCount lanes brings the l-th.
-// Exponents are in units of Exponent<T>.
 template <class T, int kCount, class V>
 __device__ __forceinline__ PowerSum<V> merge_lanes(PowerSum<V> part) {
   const V max = reduce_lanes<Max, kCount>(part.max);
-  const V share = part.sum * Exponent<T>::power(part.max - anchor(max));
+  const V share = part.sum * power_of<T>(part.max - anchor(max));
   return {max, reduce_lanes<Add, kCount>(share)};
 }
 

@@ -22,7 +22,6 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
     softmax_forward_chunk_kernel(
         const __grid_constant__ SoftmaxChunkCall<SoftmaxForwardProblem> a) {
   using P = Pack<T, 16 / sizeof(T)>;
-  using E = Exponent<T>;
   constexpr ChunkPlan kPlan = Plan::plan;
   constexpr int kSize = P::size;
   constexpr int kOwned = kPlan.packs * kSize;
@@ -32,7 +31,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
   const ChunkLane<Plan, T> own(p.cols);
   ChunkRing<Plan, T, 1, 1> ring(own, a.shape, p.rows, shared_address(shared), filled, {p.x}, {p.y});
   __syncthreads();
-  const float factor = static_cast<float>(p.scale) * E::kPerNatural;
+  const float scale = static_cast<float>(p.scale);
 
   for (; ring.more(); ring.advance()) {
     ring.wait();
@@ -46,7 +45,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
       }
 #pragma unroll
       for (int k = 0; k < kOwned; ++k) {
-        v[k] = product(v[k], factor);
+        v[k] = product(v[k], scale);
         max = fmaxf(max, v[k]);
       }
       max = reduce_lanes<Max, kPlan.lanes>(max);
@@ -55,10 +54,10 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
       const auto raise = [&]<bool kLog>() {
 #pragma unroll
         for (int k = 0; k < kOwned; ++k) {
-          const float exponent = v[k] - base;
-          const float power = E::power(exponent);
+          const float distance = v[k] - base;
+          const float power = power_of<T>(distance);
           sum += power;
-          v[k] = kLog ? exponent : power;
+          v[k] = kLog ? distance : power;
         }
       };
       if (p.log) {

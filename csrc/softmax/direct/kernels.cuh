@@ -35,7 +35,6 @@ struct DirectSoftmaxBackward {
 template <class T, bool kLog, class Plan>
 __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
     direct_softmax_forward_kernel(const __grid_constant__ DirectSoftmaxForward p) {
-  using E = Exponent<T>;
   using RowT = DirectRow<T, Plan>;
   constexpr int kSize = RowT::kSize;
   constexpr int kWarps = Plan::plan.warps();
@@ -46,7 +45,6 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
   typename RowT::Raw x[RowT::kPacks];
   row.load(static_cast<const T*>(p.x) + blockIdx.x * p.x_stride, x);
 
-  const float factor = p.scale * E::kPerNatural;
   float value[RowT::kPacks][kSize];
   float own = -INFINITY;
 #pragma unroll
@@ -54,7 +52,7 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
     x[slot].unpack(value[slot]);
 #pragma unroll
     for (float& z : value[slot]) {
-      z = row.owns(slot) ? product(z, factor) : -INFINITY;
+      z = row.owns(slot) ? product(z, p.scale) : -INFINITY;
       own = fmaxf(own, z);
     }
   }
@@ -65,16 +63,16 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
   for (int slot = 0; slot < RowT::kPacks; ++slot) {
 #pragma unroll
     for (float& z : value[slot]) {
-      const float exponent = z - base;
-      const float power = E::power(exponent);
+      const float distance = z - base;
+      const float power = power_of<T>(distance);
       part.sum += power;
-      z = kLog ? exponent : power;
+      z = kLog ? distance : power;
     }
   }
   part.sum = reduce_lanes<Add>(part.sum);
   const PowerSum<float> other = gather_warps(scratch, part, {-INFINITY, 0});
   const float row_base = anchor(warp_maximum(other.max));
-  const float sum = reduce_lanes<Add, kWarps>(other.sum * E::power(other.max - row_base));
+  const float sum = reduce_lanes<Add, kWarps>(other.sum * power_of<T>(other.max - row_base));
   const Finish<float> finish = finish_of<T, false, true>(kLog, part.max - row_base, sum);
 
   T* const y = static_cast<T*>(p.y) + blockIdx.x * p.y_stride;

@@ -12,15 +12,6 @@
 
 namespace transformer_kernels::cuda {
 
-// z * factor - base, the product rounded by itself: fused, two equal elements of any size could
-// come out apart, because base is such a product, rounded.
-__device__ __forceinline__ float exponent_of(float z, float factor, float base) {
-  return __fsub_rn(__fmul_rn(z, factor), base);
-}
-__device__ __forceinline__ double exponent_of(double z, double factor, double base) {
-  return __dsub_rn(__dmul_rn(z, factor), base);
-}
-
 // The part of the row that the causal mask lets through, in whole packs.
 template <class Plan, class T>
 __device__ __forceinline__ Row<Plan, T> visible_part(Row<Plan, T> row, std::int64_t visible) {
@@ -37,7 +28,6 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
   using P = Pack<T, RowT::kPackSize>;
   using V = typename P::Value;
   using Index = typename RowT::Index;
-  using E = Exponent<T>;
   constexpr int kSize = P::size;
   constexpr bool kKept = Plan::plan.packs > 0;
   constexpr bool kBulk = Plan::plan.bulk;
@@ -50,7 +40,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
   row.align_to(x);
   const MaskOfRow<T> mask(p, kMasked ? row.index : 0);
   const std::int64_t slice = row.origin();
-  const V scale = static_cast<V>(p.scale) * E::kPerNatural;
+  const V scale = static_cast<V>(p.scale);
 
   announce_to_cluster(scratch);
   if constexpr (kBulk) {
@@ -76,14 +66,19 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
       return wanted ? load_pack<P>(row, x + slice, pack) : typename P::Raw{};
     }
   };
-  // A pack of logits: z[k] * factor is the exponent of its k-th element.
-  const V factor = kMasked ? V(1) : scale;
+  // A pack of logits, scaled and masked. Each is rounded before the maximum comes off: fused with
+  // that, two equal ones of any size could come out apart.
   const auto unpack = [&](Index pack, const typename P::Raw& raw, V* z) {
     P::unpack(raw, z);
-    if constexpr (kMasked) mask.template apply<kSize>(column_of(pack), scale, E::kPerNatural, z);
+    if constexpr (kMasked) {
+      mask.template apply<kSize>(column_of(pack), scale, z);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) z[k] = product(z[k], scale);
+    }
   };
   const auto raise = [&](V& max, Index pack, const V* z) {
-    row.for_each_element(pack, [&](int k) { max = Max()(max, z[k] * factor); });
+    row.for_each_element(pack, [&](int k) { max = Max()(max, z[k]); });
   };
 
   PowerSum<V> own{V(-INFINITY), V(0)};
@@ -97,10 +92,10 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
     row.for_each_pack([&](int slot, Index pack) {
       V* z = values + slot * kSize;
       row.for_each_element(pack, [&](int k) {
-        const V exponent = exponent_of(z[k], factor, base);
-        const V power = E::power(exponent);
+        const V distance = z[k] - base;
+        const V power = power_of<T>(distance);
         own.sum += power;
-        z[k] = p.log ? exponent : power;
+        z[k] = p.log ? distance : power;
       });
     });
   } else {
@@ -110,9 +105,8 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
       const V before = own.max;
       raise(own.max, pack, values);
       const V base = anchor(own.max);
-      own.sum *= E::power(before - base);
-      row.for_each_element(
-          pack, [&](int k) { own.sum += E::power(exponent_of(values[k], factor, base)); });
+      own.sum *= power_of<T>(before - base);
+      row.for_each_element(pack, [&](int k) { own.sum += power_of<T>(values[k] - base); });
     });
   }
 
@@ -134,8 +128,8 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), kMasked ? 1 : Plan::
       unpack(pack, raw, values);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
-        const V exponent = exponent_of(values[k], factor, base);
-        values[k] = p.log ? exponent : E::power(exponent);
+        const V distance = values[k] - base;
+        values[k] = p.log ? distance : power_of<T>(distance);
       }
       write(pack, values);
     });
