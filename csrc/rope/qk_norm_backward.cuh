@@ -58,7 +58,8 @@ struct RowSums {
     A sums[] = {squares, product};
     sum_over(sums, lanes);
     rstd = reciprocal_root(sums[0] * per_number + eps);
-    of_x = sums[1] * rstd * rstd * rstd * per_number;
+    // Where squares overflow, rstd and the gradient are 0, as PyTorch's; the product may overflow.
+    of_x = rstd == 0 ? A(0) : sums[1] * rstd * rstd * rstd * per_number;
   }
 };
 

@@ -103,7 +103,9 @@ void backward(const QkNormBackwardTask& task, const RopeToken* tokens, int count
       convert_rest<T>(gradient, g, rotate_first<T>(p.angles, gradient, g, angles[i], false), p.dim);
       const A rstd = rstd_of(x, p.dim, static_cast<A>(task.problem.eps));
       const A product = product_of(g, x, weight, p.dim);
-      const A of_x = product * rstd * rstd * rstd / static_cast<A>(p.dim);
+      // Where squares overflow, rstd and the gradient are 0, as PyTorch's; the product may
+      // overflow.
+      const A of_x = rstd == 0 ? A{0} : product * rstd * rstd * rstd / static_cast<A>(p.dim);
       gradient_row(g, x, weight, rstd, of_x, head_row<T>(out, tokens[i].at, head), total, p.dim);
     });
   };
