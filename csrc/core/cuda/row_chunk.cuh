@@ -109,7 +109,7 @@ struct ChunkLane {
       return widen(*static_cast<const T*>(
           __cvta_shared_to_generic(round + begin_ + col * static_cast<int>(sizeof(T)))));
     };
-    return narrow<T>(0.5f * (element(0) + element(cols - 1)));
+    return narrow<T>(fmaf(0.5f, element(0), 0.5f * element(cols - 1)));
   }
 
   __device__ __forceinline__ void store(std::uint32_t round, int slot, uint4 raw) const {

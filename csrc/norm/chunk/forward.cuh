@@ -19,8 +19,8 @@ struct NormForwardChunkCall {
 // Mean and sum of squares around it of a row, of which kLanes neighbours hold `count` elements, as
 // differences from an anchor; the others of `off` are 0.
 template <int kLanes, int kOwned>
-__device__ __forceinline__ Moments<float> moments_of_lanes(const float* off, float count,
-                                                           auto&& is_own) {
+__device__ __forceinline__ Moments<float> moments_of_lanes(float anchor, const float* off,
+                                                           float count, auto&& is_own) {
   float sum = 0, squares = 0;
 #pragma unroll
   for (int k = 0; k < kOwned; ++k) {
@@ -29,7 +29,8 @@ __device__ __forceinline__ Moments<float> moments_of_lanes(const float* off, flo
   }
   sum = reduce_lanes<Add, kLanes>(sum);
   squares = reduce_lanes<Add, kLanes>(squares);
-  const float mean = sum * reciprocal(count);
+  const float per_element = reciprocal(count);
+  const float mean = sum * per_element;
   const float shift = sum * mean;
   float m2 = squares - shift;
   const bool outlier = shift > kTrustedAnchor<float> * m2;
@@ -43,7 +44,7 @@ __device__ __forceinline__ Moments<float> moments_of_lanes(const float* off, flo
     again = reduce_lanes<Add, kLanes>(again);
     if (outlier) m2 = again;
   }
-  return {0, mean, m2};
+  return {anchor, sum * (per_element / kNearUnit<float>), m2, 0};
 }
 
 // T: storage of the matrices. Grid: as many CTAs as are resident at a time.
@@ -92,19 +93,43 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.ctas)
 #pragma unroll
         for (int k = 0; k < kOwned; ++k) v[k] -= widen(anchor);
         moments = moments_of_lanes<kPlan.lanes, kOwned>(
-            v, count, [&](int k) { return own.holds(k / kSize, k % kSize); });
+            widen(anchor), v, count, [&](int k) { return own.holds(k / kSize, k % kSize); });
       } else {
 #pragma unroll
         for (int k = 0; k < kOwned; ++k) moments.m2 = fmaf(v[k], v[k], moments.m2);
         moments.m2 = reduce_lanes<Add, kPlan.lanes>(moments.m2);
       }
-      const float rstd = reciprocal_deviation(moments.m2 * inverse_count, p.eps);
+      if (__any_sync(kAllLanes, moments.far())) {
+        const auto for_each_value = [&](auto&& body) {
+#pragma unroll 1
+          for (int slot = 0; slot < kPlan.packs; ++slot) {
+            float value[kSize];
+            P::unpack(own.load(x, slot), value);
+#pragma unroll
+            for (int k = 0; k < kSize; ++k) {
+              if (own.holds(slot, k)) body(value[k]);
+            }
+          }
+        };
+        const Moments<float> again = far_moments<kCenter>(count, for_each_value, [](float part) {
+          return reduce_lanes<Add, Plan::plan.lanes>(part);
+        });
+        if (moments.far()) {
+          moments = again;
+          // Without the anchor, relative to which they may have overflowed.
+#pragma unroll
+          for (int slot = 0; kCenter && slot < kPlan.packs; ++slot) {
+            P::unpack(own.load(x, slot), v + slot * kSize);
+          }
+        }
+      }
+      const float rstd = reciprocal_deviation(moments, inverse_count, p.eps);
       const int row = ring.row(round);
       if (own.lane == 0 && row < p.rows) {
-        if (kCenter && p.mean) static_cast<float*>(p.mean)[row] = widen(anchor) + moments.mean;
+        if (kCenter && p.mean) static_cast<float*>(p.mean)[row] = moments.whole_mean();
         if (p.rstd) static_cast<float*>(p.rstd)[row] = rstd;
       }
-      const float offset = -moments.mean * rstd;
+      const float offset = moments.offset(rstd);
 #pragma unroll
       for (int slot = 0; slot < kPlan.packs; ++slot) {
 #pragma unroll

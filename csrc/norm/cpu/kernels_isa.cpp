@@ -48,7 +48,8 @@ template <class T, class A>
 A shift_near_mean(const T* s, std::int64_t cols) {
   constexpr int kLanes = vec_t<T>::kLanes;
   const vec_t<T> head = cols >= kLanes ? load(s, All{}) : load(s, First{cols});
-  const A mean = reduce_add(head) / static_cast<A>(cols < kLanes ? cols : kLanes);
+  A mean = reduce_add(head) / static_cast<A>(cols < kLanes ? cols : kLanes);
+  if (!(mean - mean == 0)) mean = reduce_add(load(s, First{1}));  // the sum may have overflowed
   if constexpr (sizeof(T) == sizeof(A)) {
     return mean;
   } else {
@@ -81,6 +82,33 @@ TFK_FLATTEN Moments<A> raw_moments(const T* s, std::int64_t cols) {
     second_power += sum_of_squares.sum();
   });
   return {0, 0, second_power / static_cast<A>(cols)};
+}
+
+// Elements whose squares overflow are summed once more, as multiples of a unit: no 2^31 such
+// squares overflow, nor do those underflow that made a sum overflow. Sets the moments, and returns
+// 1 / sqrt(variance).
+template <class T, class A = accumulate_t<T>>
+TFK_FLATTEN A far_moments(Moments<A>& moments, bool center, const T* s, std::int64_t cols) {
+  using V = vec_t<T>;
+  constexpr A kScale = sizeof(A) == 8 ? A(0x1p-600) : A(0x1p-80f);
+  const V scale = V::of(kScale);
+  const auto average = [&](auto&& term) {
+    A total = 0;
+    for_each_block<T>(cols, [&](std::int64_t begin, std::int64_t count) {
+      auto sum = Slots<T>::of(0);
+      for_each_vector<T>(count, [&](std::int64_t i, int slot, auto lanes) {
+        const V v = load(s + begin + i, lanes) * scale;
+        sum[slot] = sum[slot] + keep<T>(term(v), lanes, V::of(0));
+      });
+      total += sum.sum();
+    });
+    return total / static_cast<A>(cols);
+  };
+  const A mean = center ? average([](V v) { return v; }) : A{0};
+  const V origin = V::of(mean);
+  const A variance = average([&](V v) { return (v - origin) * (v - origin); });
+  moments = {0, mean / kScale, variance};
+  return kScale / square_root(variance);
 }
 
 // sum = x + residual, rounded. Where it streams, `copy` keeps the row for the passes to come.
@@ -159,8 +187,11 @@ void forward(const NormForwardTask& task, void* scratch, std::int64_t begin, std
       add_rows(s, row_of<const T>(p.residual, r), sum, copy, p.cols);
       s = copy;
     }
-    const Moments<A> moments = moments_of(s, p.cols);
-    const A rstd = 1 / square_root(moments.variance + static_cast<A>(p.eps));
+    Moments<A> moments = moments_of(s, p.cols);
+    A rstd = 1 / square_root(moments.variance + static_cast<A>(p.eps));
+    if (p.cols > 0 && !(moments.variance < __builtin_inf())) [[unlikely]] {
+      rstd = far_moments<T>(moments, p.center, s, p.cols);
+    }
     const T* const next = row_of<const T>(p.x, r + 1 < end ? r + 1 : r);
     normalize({s, row_of<T>(p.y, r), next, static_cast<const A*>(task.weight),
                static_cast<const A*>(task.bias), p.cols},

@@ -55,19 +55,26 @@ __device__ __forceinline__ Moments<float> moments_of_row(AnchoredSums (&scratch)
     sums.squares = fmaf(off, off, sums.squares);
   });
   sums = add_over_row(scratch[0], sums);
-  if constexpr (!kCenter) return {0, 0, sums.squares};
-  const float mean = sums.sum * per_element;
-  const float shift = sums.sum * mean;
-  float m2 = sums.squares - shift;
-  if (shift > kTrustedAnchor<float> * m2) {
-    sums = {0, 0};
-    revisit([&](float value) {
-      const float off = value - anchor - mean;
-      sums.squares = fmaf(off, off, sums.squares);
-    });
-    m2 = add_over_row(scratch[1], sums).squares;
+  Moments<float> moments{anchor, 0, sums.squares, 0};
+  if constexpr (kCenter) {
+    const float mean = sums.sum * per_element;
+    const float shift = sums.sum * mean;
+    moments.mean = sums.sum * (per_element / kNearUnit<float>);
+    moments.m2 -= shift;
+    if (shift > kTrustedAnchor<float> * moments.m2) {
+      sums = {0, 0};
+      revisit([&](float value) {
+        const float off = value - anchor - mean;
+        sums.squares = fmaf(off, off, sums.squares);
+      });
+      moments.m2 = add_over_row(scratch[1], sums).squares;
+    }
   }
-  return {anchor, mean, m2};
+  if (!moments.far()) return moments;
+  return far_moments<kCenter>(per_element, revisit, [&](float part) {
+    __syncthreads();  // everyone has read what is there
+    return add_over_row(scratch[0], {part, 0}).sum;
+  });
 }
 
 // raw + more, rounded to the type of its elements.
@@ -149,9 +156,9 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
   const Moments<float> moments = moments_of_row<kCenter>(
       scratch, anchor, per_element, [&](auto&& body) { for_each_value(first, body); },
       [&](auto&& body) { for_each_value(again, body); });
-  const float rstd = rsqrtf(fmaf(moments.m2, per_element, p.eps));
+  const float rstd = reciprocal_deviation(moments, per_element, p.eps);
   if (threadIdx.x == 0) {
-    if (kCenter && p.mean != nullptr) p.mean[blockIdx.x] = moments.anchor + moments.mean;
+    if (kCenter && p.mean != nullptr) p.mean[blockIdx.x] = moments.whole_mean();
     if (p.rstd != nullptr) p.rstd[blockIdx.x] = rstd;
   }
 
@@ -163,7 +170,7 @@ __global__ void __launch_bounds__(Plan::plan.most_threads, Plan::plan.min_ctas)
     x[slot].unpack_again(value);
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
-      value[k] = fmaf(value[k] - moments.anchor, rstd, -moments.mean * rstd);
+      value[k] = fmaf(value[k] - moments.anchor, rstd, moments.offset(rstd));
     }
     Affine<W, kSize>{weight[slot], bias[slot]}.apply(p, value);
     row.store(at(p.y), slot, P::pack(value));

@@ -35,7 +35,7 @@ struct RowMoments {
                                           elements(first, kCount * span));
   }
   static __device__ __forceinline__ float4 bits(const Message& message) {
-    return {message.anchor, message.mean, message.m2, 0.0f};
+    return {message.anchor, message.mean, message.m2, message.far_m2};
   }
 };
 
@@ -138,14 +138,14 @@ __global__ void __launch_bounds__(Plan::plan.threads(), Plan::plan.ctas)
     Moments<float> moments =
         moments_of_warp<kCenter>(anchor, count, for_each_value, for_each_value);
     moments = exchanges[own.group].over_row(own, i, moments, arrived, Sums{row_packs});
-    const float rstd = reciprocal_deviation(moments.m2 * inverse_cols, p.eps);
+    const float rstd = reciprocal_deviation(moments, inverse_cols, p.eps);
     if (writes_statistics) {
       const std::int64_t row = own.row + static_cast<std::int64_t>(i) * own.walkers;
-      if (kCenter && p.mean) static_cast<float*>(p.mean)[row] = moments.anchor + moments.mean;
+      if (kCenter && p.mean) static_cast<float*>(p.mean)[row] = moments.whole_mean();
       if (p.rstd) static_cast<float*>(p.rstd)[row] = rstd;
     }
 
-    const float offset = -moments.mean * rstd;
+    const float offset = moments.offset(rstd);
 #pragma unroll
     for (int slot = 0; slot < kPacks; ++slot) {
       if (!own.owns(slot)) continue;

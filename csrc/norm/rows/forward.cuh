@@ -271,12 +271,11 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
   V rstd[kStack];
 #pragma unroll
   for (int r = 0; r < kStack; ++r) {
-    const V variance = p.cols > 0 ? moments[r].m2 * reciprocal(static_cast<V>(p.cols)) : V(NAN);
-    rstd[r] = reciprocal_deviation(variance, p.eps);
+    const V per_element = p.cols > 0 ? reciprocal(static_cast<V>(p.cols)) : V(NAN);
+    rstd[r] = reciprocal_deviation(moments[r], per_element, p.eps);
     if (row.thread == 0 && row.rank == 0 && r < row.count) {
       if (kCenter && p.mean) {
-        const V mean = moments[r].anchor + moments[r].mean;
-        static_cast<V*>(p.mean)[row.index + r] = p.cols > 0 ? mean : V(NAN);
+        static_cast<V*>(p.mean)[row.index + r] = p.cols > 0 ? moments[r].whole_mean() : V(NAN);
       }
       if (p.rstd) static_cast<V*>(p.rstd)[row.index + r] = rstd[r];
     }
@@ -290,7 +289,7 @@ __global__ void __launch_bounds__(Plan::plan.cta_threads(), oneshot_ctas(Plan::p
       P::unpack(again(r, slot, pack), value);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
-        value[k] = fma(value[k] - moments[r].anchor, rstd[r], -moments[r].mean * rstd[r]);
+        value[k] = fma(value[k] - moments[r].anchor, rstd[r], moments[r].offset(rstd[r]));
       }
       affine.apply(p, value);
       if constexpr (kMixed) {

@@ -27,6 +27,8 @@ from .._triton_rows import accumulate_type, as_rows, shape_of, vector
 
 WHOLE_BACKWARD = 8192
 _COLUMN_BLOCK = 128
+# Rows whose squares overflow are multiplied by it first, in float32 and in float64.
+_FAR = (2.0**-80, 2.0**-600)
 _ROWS_AT_ONCE = 16
 
 
@@ -64,6 +66,24 @@ def _centered_square(s, mean, start, cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _moments(x_row, residual_row, cols, SCALE: tl.constexpr, CENTER: tl.constexpr,
+             HAS_RESIDUAL: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The mean of a row times SCALE, and the sum of squares about it."""
+    scale = tl.full((1,), SCALE, ACC)
+    mean = tl.sum(tl.zeros((2,), ACC), 0)
+    squares = tl.sum(tl.zeros((2,), ACC), 0)
+    if CENTER:
+        for start in range(0, cols, BLOCK):
+            s = _load_sum(x_row, residual_row, start, cols, HAS_RESIDUAL, ACC, BLOCK)
+            mean += tl.sum(s * scale, 0)
+        mean /= cols
+    for start in range(0, cols, BLOCK):
+        s = _load_sum(x_row, residual_row, start, cols, HAS_RESIDUAL, ACC, BLOCK)
+        squares += _centered_square(s * scale, mean, start, cols, BLOCK)
+    return mean, squares
+
+
+@triton.jit
 def _store_row(y_row, sum_row, weight, bias, s, mean, rstd, start, cols,
                HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
                ZERO_CENTERED: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
@@ -80,7 +100,7 @@ def _store_row(y_row, sum_row, weight, bias, s, mean, rstd, start, cols,
 @triton.jit
 def _forward(
     x, x_stride, residual, residual_stride, weight, bias, y, s_out, mean_out, rstd_out, cols,
-    EPS: tl.constexpr, CENTER: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    EPS: tl.constexpr, FAR: tl.constexpr, CENTER: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ZERO_CENTERED: tl.constexpr,
     KEEP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -90,22 +110,23 @@ def _forward(
     y_row = y + row * cols
     sum_row = s_out + row * cols
     mean = tl.sum(tl.zeros((2,), ACC), 0)
-    squares = tl.sum(tl.zeros((2,), ACC), 0)
     if WHOLE:
         s = _load_sum(x_row, residual_row, 0, cols, HAS_RESIDUAL, ACC, BLOCK)
         if CENTER:
             mean = tl.sum(s, 0) / cols
         squares = _centered_square(s, mean, 0, cols, BLOCK)
     else:
-        if CENTER:
-            for start in range(0, cols, BLOCK):
-                s = _load_sum(x_row, residual_row, start, cols, HAS_RESIDUAL, ACC, BLOCK)
-                mean += tl.sum(s, 0)
-            mean /= cols
-        for start in range(0, cols, BLOCK):
-            s = _load_sum(x_row, residual_row, start, cols, HAS_RESIDUAL, ACC, BLOCK)
-            squares += _centered_square(s, mean, start, cols, BLOCK)
+        mean, squares = _moments(
+            x_row, residual_row, cols, 1.0, CENTER, HAS_RESIDUAL, ACC, BLOCK
+        )  # fmt: skip
     rstd = 1.0 / tl.sqrt(tl.sum(squares / cols + tl.full((1,), EPS, ACC), 0))
+    if tl.where(squares < float("inf"), 0, 1) == 1:  # squares overflow: again, of smaller numbers
+        mean, squares = _moments(
+            x_row, residual_row, cols, FAR, CENTER, HAS_RESIDUAL, ACC, BLOCK
+        )  # fmt: skip
+        far = tl.sum(tl.full((1,), FAR, ACC), 0)
+        mean /= far
+        rstd = far / tl.sqrt(squares / cols)
     if KEEP:
         tl.store(rstd_out + row, rstd)
         if CENTER:
@@ -259,10 +280,10 @@ def _run_forward(
         _forward[(rows.shape[0],)](
             rows, stride, residual_rows, residual_stride, vector(weight, x), vector(bias, x), y,
             s, mean, rstd, rows.shape[1],
-            EPS=eps, CENTER=center, HAS_RESIDUAL=residual is not None,
-            HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-            ZERO_CENTERED=zero_centered, KEEP=keep, ACC=acc, BLOCK=block, WHOLE=whole,
-            num_warps=warps,
+            EPS=eps, FAR=_FAR[x.dtype is torch.float64], CENTER=center,
+            HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None, ZERO_CENTERED=zero_centered, KEEP=keep, ACC=acc, BLOCK=block,
+            WHOLE=whole, num_warps=warps,
         )  # fmt: skip
     return y, s, mean, rstd
 
