@@ -221,12 +221,12 @@ TFK_INLINE __m512i round_upper(VecF a) {
 TFK_INLINE __m256i to_bfloat16(VecF a) {
   return __builtin_bit_cast(__m256i, _mm512_cvtneps_pbh(a.v));
 }
+TFK_INLINE __mmask16 subnormal_lanes(VecF a) { return _mm512_fpclass_ps_mask(a.v, 0x20); }
 // Vectors that hold a subnormal number are seldom: their lanes of such numbers are rounded in
 // integers.
 TFK_INLINE __m256i to_stored_bfloat16(VecF a) {
-  constexpr int kSubnormal = 0x20;
   const __m256i words = to_bfloat16(a);
-  const __mmask16 subnormal = _mm512_fpclass_ps_mask(a.v, kSubnormal);
+  const __mmask16 subnormal = subnormal_lanes(a);
   if (__builtin_expect(subnormal == 0, true)) return words;
   const __m256i exact = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper(a), 16));
   return _mm256_mask_mov_epi16(words, subnormal, exact);

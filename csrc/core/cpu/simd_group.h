@@ -130,6 +130,17 @@ TFK_INLINE auto load_as(const Element* p, Twice<Lanes>) {
   using V = decltype(load_as<T>(p, Lanes{}));
   return Two<V>{load_as<T>(p, Lanes{}), load_as<T>(p + V::kLanes, Lanes{})};
 }
+#if TFK_ISA_LEVEL >= 3
+// Two vectors are rounded, tested for subnormal numbers and stored as one.
+TFK_INLINE void store(BFloat16* p, Two<VecF> x, Twice<All>) {
+  if (__builtin_expect((subnormal_lanes(x.a) | subnormal_lanes(x.b)) != 0, false)) {
+    store(p, x.a, All{});
+    store(p + VecF::kLanes, x.b, All{});
+  } else {
+    _mm512_storeu_si512(p, __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(x.b.v, x.a.v)));
+  }
+}
+#endif
 template <class T, class V, class Lanes>
 TFK_INLINE void store(T* p, Two<V> x, Twice<Lanes>) {
   store(p, x.a, Lanes{});

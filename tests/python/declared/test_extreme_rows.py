@@ -17,7 +17,7 @@ from transformer_kernels.testing.cases import MAIN_CASES
 from transformer_kernels.testing.check import check_problem
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
-WIDTHS = [64, 768, 5000, 70000]
+WIDTHS = {"cpu": [64, 5000], "cuda": [64, 768, 5000, 16384, 70000]}
 # Of the decimal exponent of the largest number: for float32 and bfloat16 1e18, 1e30, 2e37, 1e-20,
 # 1e-30 and 1e-40.
 POWERS = [0.467, 0.778, 0.97, -0.52, -0.78, -1.04]
@@ -47,7 +47,7 @@ def _problem(case: Case, x: Tensor) -> Problem:
 def test_rows(case: Case, power: float, dtype: torch.dtype, device: str) -> None:
     if dtype is torch.float64 and power > 0.5:
         pytest.skip("squares would need more range than the reference has")
-    for cols in WIDTHS:
+    for cols in WIDTHS[device]:
         check_problem(_problem(case, _rows(3, cols, power, dtype, device)))
 
 
@@ -116,7 +116,7 @@ def test_softmax_masked_by_the_lowest(
 
 @each_power
 def test_cross_entropy(power: float, dtype: torch.dtype, device: str) -> None:
-    for cols in WIDTHS:
+    for cols in WIDTHS[device]:
         x = _rows(3, cols, power, dtype, device) / 4
         labels = torch.randint(cols, (3,), device=device)
 
