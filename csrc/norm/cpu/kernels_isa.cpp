@@ -49,7 +49,8 @@ A shift_near_mean(const T* s, std::int64_t cols) {
   constexpr int kLanes = vec_t<T>::kLanes;
   const vec_t<T> head = cols >= kLanes ? load(s, All{}) : load(s, First{cols});
   A mean = reduce_add(head) / static_cast<A>(cols < kLanes ? cols : kLanes);
-  if (!(mean - mean == 0)) mean = reduce_add(load(s, First{1}));  // the sum may have overflowed
+  const bool overflowed = cols > 0 && !(mean - mean == 0);
+  if (overflowed) mean = reduce_add(load(s, First{1}));
   if constexpr (sizeof(T) == sizeof(A)) {
     return mean;
   } else {
