@@ -280,9 +280,3 @@ def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
                 if not _evaluations[id(module)]:
                     del _evaluations[id(module)]
                     module.training = True
-
-
-def constant_when_compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """``torch.compiler.assume_constant_result``, which loads the compiler to set this: a second."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function

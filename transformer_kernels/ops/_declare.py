@@ -19,10 +19,19 @@ import torch
 from torch import Tensor
 
 from ._declare_arguments import Argument, Given, Like, Result
+from ._work import MEMORY, BytesOf, FlopsOf, Work, sizes_of
 
 Tensors = tuple[Tensor, ...]
 Formula = Callable[..., Any]
 Call = Callable[..., Any]
+Way = Mapping[str, int]  # argument or result -> the dimension that is split (_parallel.py)
+Ways = Sequence[Way]
+Parallel = Callable[["Op", Given], Ways]
+
+
+def nowhere(op: Op, given: Given) -> Ways:  # noqa: ARG001
+    """No dimension may be split: the op computes the whole on every device."""
+    return ()
 
 
 class Kernels(NamedTuple):
@@ -48,6 +57,10 @@ class Op:
 
     By default the backward pass as a formula is autograd of ``formula``, for which a call keeps all
     its tensors. With ``gradient`` it keeps what the backward pass reads.
+
+    ``function`` names the public function, ``stock`` computes the results by the calls of PyTorch
+    that a user would write, in the dtypes of the arguments and without statistics: the rival of
+    benchmarks and tests, and the pattern that the op replaces. Its random numbers are its own.
     """
 
     name: str
@@ -58,7 +71,6 @@ class Op:
     statistics: Callable[[Given], Any] | None = None  # arguments and results -> the saved ones
     gradient: Formula | None = None  # (*inputs of the backward pass) -> its results
     check: Callable[[str, Given], None] | None = None  # beyond the arguments one by one
-    columnwise: Callable[[Given], bool] = lambda _: False  # whether no column needs another
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # results: their terms
     passed: Mapping[str, str] = field(default_factory=dict)  # arguments: whose gradient is theirs
@@ -73,7 +85,14 @@ class Op:
     # How to allocate results and gradients that are not contiguous, or not of the shape and dtype
     # of their argument; given all that the pass takes.
     memory: Mapping[str, Callable[[Given], Tensor]] = field(default_factory=dict)
-    runs_kinds: bool = True  # jagged tensors and DTensors, on their memory
+    jagged: bool = True  # takes jagged tensors, on their memory
+    function: str = ""  # the public one, by its name in the package: "functional.gelu"
+    stock: Any = None  # (*arguments) -> results, in PyTorch's own calls; by default the formula
+    kind: str = MEMORY  # what bounds it: one of KINDS
+    parallel: Parallel = nowhere  # the ways in which it may be split between devices
+    moved: BytesOf | None = None  # bytes of a pass; by default each tensor once
+    flops: FlopsOf | None = None  # operations of a pass, of an op of products
+    unread: tuple[str, ...] = ()  # inputs of the backward pass that give a shape and a dtype alone
     one_of: tuple[str, ...] = ()  # two optional arguments, of which a call has one
     # Arguments whose gradients take more than a call of the backward pass, and all gradients where
     # one of them is needed: (backward, values, needed) -> gradients by argument.
@@ -89,6 +108,9 @@ class Op:
     array: Any = field(init=False, repr=False)  # the raw op of an FPGA array, or None
     public: Any = field(init=False, repr=False)  # one node of exported graphs
     call: Call = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.stock = self.stock or self.formula
 
     # ---- names ----------------------------------------------------------------------------------
 
@@ -229,6 +251,20 @@ class Op:
         inference = (self.inference_schema,) if self.saved and self.has_inference else ()
         backward = (self.backward_schema,) if self.backward_of is None else ()
         return (self.forward_schema, *inference, *backward)
+
+    # ---- cost -----------------------------------------------------------------------------------
+
+    def work(self, pass_: str, given: Given) -> Work:
+        """What a pass costs of the tensors and numbers of these names: arguments, results, and
+        gradients such as ``dx``."""
+        moved = self._moved if self.moved is None else self.moved
+        return Work(moved(pass_, given), None if self.flops is None else self.flops(pass_, given))
+
+    def _moved(self, pass_: str, given: Given) -> int:
+        if pass_ == "forward":
+            return sizes_of(given, (*self.names, *self.returned))
+        read = [name for name in self.backward_inputs if name not in self.unread]
+        return sizes_of(given, (*read, *self.backward_outputs))
 
     # ---- calls ----------------------------------------------------------------------------------
 

@@ -180,7 +180,7 @@ class _Runner:
         op = self.op
         compiling = torch.compiler.is_compiling()
         arguments = as_declared(op, arguments)
-        if op.runs_kinds and has_kinds(arguments):
+        if has_kinds(op, arguments):
             return run_kinds(op, arguments, backend)
         if op.arguments[0].has_rows and not 0 < arguments[0].dim() <= MAX_RANK:
             return self._fold(backend, arguments)
@@ -216,7 +216,7 @@ class _Runner:
         """What ``error`` of a plain call means; the result where more work gives one."""
         op = self.op
         declared = as_declared(op, arguments)
-        if op.runs_kinds and has_kinds(arguments):
+        if has_kinds(op, arguments):
             return run_kinds(op, declared, "auto")
         if any(a is not b for a, b in zip(declared, arguments, strict=True)):
             return op.call(*declared)

@@ -97,16 +97,6 @@ def require_memory(op: str, named: Mapping[str, Any], jagged: Collection[str] = 
             raise _refusal(op, name, x, kind)
 
 
-def refuse_distributed(op: str, named: Mapping[str, Any]) -> None:
-    """Raise where rows are spread over processes, for an op that needs all of its own."""
-    for name, x in named.items():
-        if is_distributed(x):
-            raise ArgumentTypeError(
-                f"{op}: {name} is a DTensor, expected a plain tensor (to_local() gives the rows of"
-                " this process)"
-            )
-
-
 def refuse_dispatch(
     op: str, named: Mapping[str, Any], accepts: Callable[[type], bool], why: str
 ) -> None:

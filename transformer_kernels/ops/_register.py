@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._errors import ArgumentTypeError
 from .._library import composed_op, direct, public_op, raw_op
 from ._array import raw_array_op
 from ._declare import Formula, Kernels, Op
@@ -24,7 +25,9 @@ from ._declare_formula import (
     gradients_of,
     saved_again,
 )
-from ._kinds import on_memory
+from ._declare_raw import register_passes
+from ._kinds import is_distributed, on_memory
+from ._work import KINDS
 
 DECLARED: dict[str, Op] = {}
 
@@ -37,11 +40,13 @@ def declare(name: str, **declaration: Any) -> Op:
 def register(op: Op) -> Op:
     """Define the raw ops and the node of graphs of ``op``, and give it its ``call``."""
     assert op.gradients is None or op.gradient is not None, "kernels have no derivative"
+    assert op.kind in KINDS
     op.raw = _raw_kernels(op)
     op.array = raw_array_op(op) if op.fpga else None
     op.public = define_public(op, fake=partial(fake_inference, op))
     op.call = make_call(op, _direct_kernels(op))
     DECLARED[op.name] = op
+    register_passes(op)
     return op
 
 
@@ -85,6 +90,8 @@ def _composed_kernels(op: Op, forward: Formula, backward: Formula) -> Kernels:
     watches the ops of a call sees those that they are made of."""
 
     def checked(*arguments: Any) -> Any:
+        if any(map(is_distributed, arguments)):  # the call runs the parts: its ops know no DTensors
+            raise ArgumentTypeError(f"{op.title}: a tensor is a DTensor, expected a plain one")
         declared = as_declared(op, arguments)
         check_values(op, op.given(declared))
         return forward(*declared)

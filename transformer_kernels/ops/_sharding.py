@@ -1,84 +1,147 @@
 # SPDX-License-Identifier: MIT
-"""DTensor: rows are computed where they lie, on the shards of each process.
+"""DTensors through a declared op: each process runs it on the parts that it holds.
 
-A dimension that an op runs over is gathered first, and so is what waits to be summed. Parameters
-are replicated; where rows are sharded, their gradients wait to be summed over the mesh.
+For every dimension of the mesh one of the ways is taken that the declaration lists (``parallel``),
+or none: the one for which the fewest bytes have to move. Arguments are redistributed to it first.
+A dimension that may not be split is gathered, and so is a tensor that waits to be summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._errors import ArgumentTypeError, ArgumentValueError
+from ._declare import Op, Way, Ways
+from ._declare_arguments import Given, Seed, as_tuple
 from ._kinds import is_distributed
+from ._parallel import SUMMED
+
+_NONE: Way = {}
 
 
-def is_sharded(*tensors: Any) -> bool:
-    return any(map(is_distributed, tensors))
+def on_shards(
+    op: Op, given: Given, ways: Ways, run: Callable[..., Any], like_first: bool = False
+) -> tuple[Any, ...]:
+    """The results of ``run``, which computes on plain tensors, as DTensors.
 
-
-class Shards:
-    """The local rows of ``x``, and what belongs to them.
-
-    ``may_shard`` says of a dimension of ``x`` whether its elements need not know each other.
+    ``like_first`` says that all results have the first argument's shape; by default the op's fake
+    pass makes them, and checks the arguments as they are before they are split.
     """
+    tensors = _tensors(op, given)
+    whole = {**given, **{name: _without_memory(x) for name, x in tensors.items()}}
+    if like_first:
+        made = (whole[op.names[0]],) * len(op.returned)
+    else:
+        made = as_tuple(op.raw.inference(*(whole[name] for name in op.names)))
+    plan = _Plan(op, tensors, dict(zip(op.returned, made, strict=True)), ways)
+    results = as_tuple(run(*(plan.local(name, given[name]) for name in op.names)))
+    return tuple(plan.shared(*pair) for pair in zip(op.returned, results, strict=True))
 
-    def __init__(self, op: str, x: Any, may_shard: Callable[[int], bool], name: str = "x") -> None:
-        if not is_sharded(x):
+
+def _tensors(op: Op, given: Given) -> dict[str, Any]:
+    """The DTensors of a call, which has no other tensors."""
+    title, first = op.title_of(given), op.names[0]
+    found: dict[str, Any] = {}
+    for argument in op.arguments:
+        name, value = argument.name, given[argument.name]
+        if not argument.is_tensor or value is None:
+            continue
+        if isinstance(argument, Seed):
+            raise ArgumentValueError(
+                f"{title}: {argument.draws} is {given[argument.draws]:g}, expected 0 with DTensors"
+                " (local_map gives every device a call of its own, with its own seed)"
+            )
+        if not is_distributed(value):
+            like = "other arguments are" if name == first else f"{first} is"
             raise ArgumentTypeError(
-                f"{op}: {name} is a Tensor, expected a DTensor as other arguments are"
+                f"{title}: {name} is a {type(value).__name__}, expected a DTensor as {like}"
                 " (distribute_tensor() gives it)"
             )
+        mesh = found[first].device_mesh if found else value.device_mesh
+        if value.device_mesh != mesh:
+            raise ArgumentValueError(f"{title}: {name} is on {value.device_mesh}, expected {mesh}")
+        found[name] = value
+    return found
+
+
+def _without_memory(x: Any) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+class _Plan:
+    """Where the tensors of one call lie while it runs: a way for each dimension of the mesh."""
+
+    def __init__(
+        self, op: Op, tensors: dict[str, Any], results: dict[str, Tensor], ways: Ways
+    ) -> None:
         from torch.distributed.tensor import Partial, Replicate, Shard
 
-        self._op, self._x, self._name = op, x, name
         self._shard, self._replicate, self._partial = Shard, Replicate(), Partial()
-        self.placements: list[Any] = [
-            p if type(p) is Shard and may_shard(p.dim % x.dim()) else self._replicate
-            for p in x.placements
-        ]
+        self._tensors, self._results = tensors, results
+        self._first = tensors[op.names[0]]
+        self._mesh = self._first.device_mesh
+        self._ways: list[Way] = []
+        for place in range(self._mesh.ndim):
+            possible = [_NONE, *(way for way in ways if self._is_possible(way, place))]
+            self._ways.append(min(possible, key=lambda way: self._moved(way, place)))
 
-    def rows(self, name: str, value: Any) -> Tensor:
-        """The local part of a tensor of ``x``'s shape."""
-        return self._local(name, value, self.placements, self.placements)
+    def _dim(self, way: Way, x: Tensor, name: str) -> int:
+        """The dimension of a tensor that is split; -1 where it is whole on every device."""
+        dim = x.dim() - way.get(name, x.dim() + 1)
+        return dim if 0 <= dim < x.dim() and x.shape[dim] != 1 else -1
 
-    def beside(self, name: str, value: Any) -> Tensor | None:
-        """The local part of a tensor that broadcasts to ``x``."""
-        if value is None:
-            return None
-        shift = self._x.dim() - value.dim()
-        placements, of_gradient = [], []
-        for p in self.placements:
-            dim = p.dim % self._x.dim() - shift if p.is_shard() else -1
-            own = dim >= 0 and value.shape[dim] > 1
-            placements.append(self._shard(dim) if own else self._replicate)
-            of_gradient.append(self._partial if p.is_shard() and not own else placements[-1])
-        return self._local(name, value, placements, of_gradient)
+    def _is_possible(self, way: Way, place: int) -> bool:
+        """Whether every device has a part of the results, and parts of unlike sizes are even."""
+        sizes = []
+        for name, x in {**self._tensors, **self._results}.items():
+            dim = self._dim(way, x, name)
+            if dim >= 0:
+                sizes.append(x.shape[dim])
+            elif name in self._results and way.get(name) != SUMMED and x.numel():
+                return False
+        taken = [i for i, other in enumerate(self._ways) if other is way]
+        devices = math.prod(self._mesh.size(i) for i in (*taken, place))
+        return len({*sizes}) <= 1 or all(size % devices == 0 for size in sizes)
 
-    def like_x(self, local: Tensor, shape: Sequence[int] | None = None) -> Any:
-        """A result as a DTensor that lies as ``x`` does; by default of its shape."""
-        whole = torch.empty(self._x.shape if shape is None else shape, device="meta")
-        return type(self._x).from_local(
-            local, self._x.device_mesh, self.placements, run_check=False,
+    def _moved(self, way: Way, place: int) -> int:
+        """The bytes that lie elsewhere than the way wants them."""
+        moved = 0
+        for name, x in self._tensors.items():
+            now, dim = x.placements[place], self._dim(way, x, name)
+            fits = type(now) is self._shard and now.dim % x.dim() == dim
+            if not now.is_replicate() and not fits:
+                moved += x.numel() * x.element_size()
+        return moved
+
+    def _placements(self, name: str, x: Tensor, of_gradient: bool = False) -> list[Any]:
+        placements: list[Any] = []
+        for way in self._ways:
+            dim = self._dim(way, x, name)
+            summed = of_gradient and way is not _NONE
+            if name in self._results:
+                summed = way.get(name) == SUMMED
+            whole = self._partial if summed else self._replicate
+            placements.append(self._shard(dim) if dim >= 0 else whole)
+        return placements
+
+    def local(self, name: str, value: Any) -> Any:
+        """A process's own part of an argument."""
+        if name not in self._tensors:
+            return value
+        there = value.redistribute(placements=self._placements(name, value))
+        if not value.is_floating_point():
+            return there.to_local()
+        return there.to_local(grad_placements=self._placements(name, value, of_gradient=True))
+
+    def shared(self, name: str, local: Tensor) -> Any:
+        """A result as a DTensor."""
+        whole = self._results[name]
+        return type(self._first).from_local(
+            local, self._mesh, self._placements(name, whole), run_check=False,
             shape=whole.shape, stride=whole.stride(),
         )  # fmt: skip
-
-    def _local(
-        self, name: str, value: Any, placements: list[Any], of_gradient: list[Any]
-    ) -> Tensor:
-        if not is_sharded(value):
-            raise ArgumentTypeError(
-                f"{self._op}: {name} is a {type(value).__name__}, expected a DTensor as"
-                f" {self._name} is (distribute_tensor() gives it)"
-            )
-        if value.device_mesh != self._x.device_mesh:
-            raise ArgumentValueError(
-                f"{self._op}: {name} is on {value.device_mesh}, expected {self._x.device_mesh}"
-            )
-        there = value.redistribute(placements=placements)
-        local: Tensor = there.to_local(grad_placements=of_gradient)
-        return local

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _torch
 from ..functional import attention
 from ..ops.attention._ops import ATTENTION
+from ..ops.attention._stock import written_out
 from . import reference
 from .inputs import poisoned, randn
 from .tolerance import assert_close_to_reference, floor_unit
@@ -80,35 +80,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tens
 
 def eager(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """PyTorch's operations in q's dtype, scores and all: what a user would write."""
-    options = _for_reference(options)
-    queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    scale = options.get("scale")
-    z = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if options.get("softcap"):
-        z = options["softcap"] * torch.tanh(z / options["softcap"])
-    diagonal = torch.arange(queries, device=q.device).unsqueeze(-1)
-    diagonal = diagonal + (0 if options.get("top_left") else keys - queries)
-    distance = torch.arange(keys, device=q.device) - diagonal
-    if options.get("alibi_slopes") is not None:
-        z = z - options["alibi_slopes"].to(z.dtype)[..., None, None] * distance.abs().to(z.dtype)
-    if options.get("bias") is not None:
-        z = z + options["bias"].to(z.dtype)
-    left, right = options["window"]
-    hidden = ((distance < -left) & (left >= 0)) | ((distance > right) & (right >= 0))
-    if options.get("mask") is not None:
-        hidden = hidden | ~options["mask"]
-    z = z.masked_fill(hidden, -torch.inf)
-    if options.get("sinks") is not None:
-        sinks = options["sinks"].to(z.dtype).view(1, -1, 1, 1).expand(*z.shape[:-1], 1)
-        z = torch.cat([z, sinks], -1)
-    empty = (z == -torch.inf).all(-1, keepdim=True)
-    lse = z.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
-    p = _torch.softmax(z.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)[..., :keys]
-    if options.get("keep") is not None:
-        p = p * options["keep"].to(p.dtype)
-    return (p @ v).transpose(1, 2), lse.masked_fill(empty, -torch.inf).squeeze(-1)
+    return written_out(q, k, v, **_for_reference(options))
 
 
 def differentiate(

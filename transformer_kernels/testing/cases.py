@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _torch
 from .. import functional as tfk
+from ..ops._register import DECLARED
+from ..ops.softmax._ops import SOFTMAX
 from . import pointwise, reference
 from .case import Case, Problem, Results, as_tuple
 from .inputs import randn
@@ -19,22 +20,6 @@ EPS = 1e-5
 
 
 # ---- softmax ------------------------------------------------------------------------------------
-
-
-def _torch_softmax(x: Tensor, mask: Tensor | None, scale: float, causal: bool, log: bool) -> Tensor:
-    """PyTorch operations in x's dtype, with the rule for rows without an element."""
-    if mask is None and scale == 1.0 and not causal:
-        return _torch.log_softmax(x, -1) if log else _torch.softmax(x, -1)
-    z = x * scale
-    if mask is not None:
-        z = z.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else z + mask.to(z.dtype)
-    if causal:
-        future = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
-        z = z.masked_fill(future.triu(1 + x.shape[-1] - x.shape[-2]), -torch.inf)
-    empty = (z == -torch.inf).all(-1, keepdim=True)
-    z = z.masked_fill(empty, 0.0)
-    y = _torch.log_softmax(z, -1) if log else _torch.softmax(z, -1)
-    return y.masked_fill(empty, -torch.inf if log else 0.0)
 
 
 def _no_mask(_: Tensor) -> None:
@@ -80,7 +65,7 @@ def _softmax_case(
         return Problem(
             (x,),
             lambda x, **kw: function(x, -1, mask=mask, scale=scale, causal=causal, **kw),
-            lambda x: _torch_softmax(x, mask, scale, causal, log),
+            lambda x: SOFTMAX.stock(x, mask, scale, causal, log),
             lambda x: reference.softmax(x, mask64, scale, causal, log),
         )
 
@@ -102,28 +87,6 @@ def _softmax_cases(log: bool) -> list[Case]:
 # ---- norms --------------------------------------------------------------------------------------
 
 
-def _torch_norm(
-    center: bool, x: Tensor, weight: Tensor | None, bias: Tensor | None, zero_centered: bool
-) -> Tensor:
-    scale = weight + 1 if weight is not None and zero_centered else weight
-    shape = x.shape[-1:]
-    if center:
-        if scale is not None and bias is None:
-            bias = torch.zeros_like(scale)
-        y = _torch.layer_norm(x.to(_common(x, scale)), shape, scale, bias, EPS)
-        return y.to(x.dtype)
-    y = (
-        _torch.rms_norm(x, shape, scale, EPS)
-        if scale is None
-        else _torch.rms_norm(x.to(_common(x, scale)), shape, scale, EPS)
-    )
-    return (y if bias is None else y + bias).to(x.dtype)
-
-
-def _common(x: Tensor, weight: Tensor | None) -> torch.dtype:
-    return x.dtype if weight is None else weight.dtype
-
-
 def _norm_case(
     center: bool,
     name: str,
@@ -135,6 +98,7 @@ def _norm_case(
 ) -> Case:
     op = "layer_norm" if center else "rms_norm"
     function: Callable[..., Any] = getattr(tfk, f"add_{op}" if add else op)
+    declared = DECLARED[f"add_{op}" if add else op]
     formula = getattr(reference, op)
 
     def split(tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -155,9 +119,8 @@ def _norm_case(
 
     def torch_way(x: Tensor, *tensors: Tensor) -> Any:
         residual, w, b = split(tensors)
-        s = x if residual is None else x + residual
-        y = _torch_norm(center, s, w, b, zero_centered)
-        return y if residual is None else (y, s)
+        first = (x,) if residual is None else (x, residual)
+        return declared.stock(*first, w, b, EPS, zero_centered)
 
     def build(x: Tensor) -> Problem:
         dtype = torch.float32 if float32 and x.dtype is not torch.float64 else x.dtype

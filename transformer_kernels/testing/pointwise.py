@@ -39,7 +39,8 @@ def _parameter(x: Tensor, float32: bool) -> Tensor:
 
 
 def plain_case(name: str, variant: str = "", bias: bool = True, float32: bool = False) -> Case:
-    row, call = ROWS[name], PLAIN[name].call
+    row, declared = ROWS[name], PLAIN[name]
+    call = declared.call
 
     def build(x: Tensor) -> Problem:
         def ours(x: Tensor, bias: Tensor | None = None, backend: str = "auto") -> Tensor:
@@ -49,7 +50,12 @@ def plain_case(name: str, variant: str = "", bias: bool = True, float32: bool = 
             return lambda x, bias=None: activation(_biased(x, bias)).to(x.dtype)
 
         parameters = [_parameter(x, float32)] if bias else []
-        problem = (ours, with_(row.formula), with_(exact(row)))
+
+        def stock(x: Tensor, bias: Tensor | None = None) -> Tensor:
+            y: Tensor = declared.stock(x, bias)
+            return y
+
+        problem = (ours, stock, with_(exact(row)))
         return Problem((x, *parameters), *problem, term_error=_term_error(x))
 
     return Case(name + variant, build)
@@ -59,7 +65,8 @@ def gated_case(
     name: str, variant: str = "", bias: bool = True, float32: bool = False, packed: bool = False
 ) -> Case:
     """A packed pair has an even number of columns: the last of an odd number is left out."""
-    row, call = ROWS[name], GATED[name].call
+    row, declared = ROWS[name], GATED[name]
+    call = declared.call
 
     def split(tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rest = iter(tensors)
@@ -91,7 +98,12 @@ def gated_case(
             tensors.append(randn(x.shape, x.dtype, x.device))
         if bias:
             tensors += [_parameter(gate, float32) for _ in range(1 if packed else 2)]
-        problem = (ours, with_(row.formula), with_(exact(row)))
+
+        def stock(gate: Tensor, *tensors: Tensor) -> Tensor:
+            y: Tensor = declared.stock(gate, *split(tensors))
+            return y
+
+        problem = (ours, stock, with_(exact(row)))
         return Problem(tuple(tensors), *problem, term_error=_term_error(x))
 
     return Case(name + variant, build)

@@ -11,36 +11,13 @@ from torch import Tensor
 
 from .. import functional
 from ..ops.rope._ops import QK_NORM, ROPE
+from ..ops.rope._stock import turned
 from .inputs import poisoned, randn
 from .tolerance import assert_close_to_reference
 
 
-def rotate_half(x: Tensor) -> Tensor:
-    a, b = x.chunk(2, -1)
-    return torch.cat([-b, a], -1)
-
-
-def rotate_neighbours(x: Tensor) -> Tensor:
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack([-b, a], -1).flatten(-2)
-
-
-def eager(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """``x`` (B, T, H, D) by cosines and sines (B, T, R / 2), as models of PyTorch do it."""
-    rotary_dim = 2 * cos.shape[-1]
-    if interleaved:
-        rotate = rotate_neighbours
-        cos, sin = (t.repeat_interleave(2, -1) for t in (cos, sin))
-    else:
-        rotate = rotate_half
-        cos, sin = (torch.cat([t, t], -1) for t in (cos, sin))
-    cos, sin = (t.unsqueeze(-2).to(x.dtype) for t in (cos, sin))
-    turned, rest = x[..., :rotary_dim], x[..., rotary_dim:]
-    return torch.cat([turned * cos + rotate(turned) * sin, rest], -1)
-
-
 def exact(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """The same, each pair a complex number."""
+    """``x`` (B, T, H, D) by cosines and sines (B, T, R / 2), each pair a complex number."""
     half = cos.shape[-1]
     x = x.double()
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
@@ -92,7 +69,7 @@ def check(
     cotangents = [g.to(x.dtype) for g, x in zip(cotangents, tensors, strict=True)]
     with poisoned():
         found = gradients(ours, *tensors)
-    theirs = gradients(each(eager), *tensors)
+    theirs = gradients(each(turned), *tensors)
     expected = gradients(each(exact), *(x.double() for x in tensors))
     for index, group in enumerate(zip(found, theirs, expected, strict=True)):
         assert_close_to_reference(*group, f"tensor {index}", magnitude)

@@ -144,7 +144,7 @@ def declare_kernel(kernel: Definition, name: str, backward_inputs: Sequence[str]
         results=results,
         backward=f"({', '.join(read)}) -> {gradients}",
         formula=kernel.formula,
-        runs_kinds=False,
+        jagged=False,
     )
     op.kernel = kernel
     op.array = None

@@ -80,8 +80,20 @@ def _split_by_heads() -> None:
     assert _batches(HEADS) == [HEADS, Shard(1), HEADS, HEADS, HEADS]
 
 
-def _one_head_of_keys_is_not_split() -> None:
-    assert _batches(HEADS, kv_heads=1)[0] == Replicate()
+def _one_head_of_keys_is_for_all() -> None:
+    assert _batches(HEADS, kv_heads=1)[:3] == [HEADS, Shard(1), HEADS]
+
+
+def _three_heads_of_keys_are_not_split() -> None:
+    q, k, v = tensors(6, 9, 6, 3, dim=8, dtype=torch.float64)
+    found = _agree(attention, {"q": q, "k": k, "v": v}, {"q": HEADS, "k": HEADS, "v": HEADS})
+    assert found[0] == Replicate()
+
+
+def _other_backends() -> None:
+    q, k, v = tensors(6, 9, 4, 2, dim=8, dtype=torch.float64)
+    places = {"q": HEADS, "k": HEADS, "v": HEADS}
+    _agree(attention, {"q": q, "k": k, "v": v}, places, backend="reference")
 
 
 def _time_is_gathered() -> None:
@@ -118,17 +130,15 @@ def _refusals() -> None:
     q = distribute_tensor(randn((2, 6, 4, 8), torch.float32), mesh, [BATCH])
     with pytest.raises(ValueError, match=r"dropout is 0\.1, expected 0 with DTensors"):
         attention(q, q, q, dropout=0.1)
-    for backend in ("reference", "triton"):
-        with pytest.raises(ValueError, match="expected 'auto' with DTensors"):
-            attention(q, q, q, backend=backend)
-    with pytest.raises(RuntimeError, match="DTensor"):
+    with pytest.raises(TypeError, match="attention: k is a Tensor, expected a DTensor as q is"):
         attention(q, q.to_local(), q)
     with pytest.raises(ValueError, match="attention: k has shape"):
         attention(q, q[..., 1:], q)
 
 
 CASES = [
-    _split_by_batch, _split_by_heads, _one_head_of_keys_is_not_split, _time_is_gathered,
+    _split_by_batch, _split_by_heads, _one_head_of_keys_is_for_all,
+    _three_heads_of_keys_are_not_split, _other_backends, _time_is_gathered,
     _split_in_different_ways, _packed_sequences, _the_dropin, _refusals,
 ]  # fmt: skip
 

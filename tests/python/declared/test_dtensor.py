@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from transformer_kernels import functional
 from transformer_kernels.functional import (
     add_layer_norm,
     add_rms_norm,
@@ -26,6 +27,10 @@ from transformer_kernels.functional import (
     softmax,
     swiglu,
 )
+from transformer_kernels.ops._declare import Op
+from transformer_kernels.ops._declare_arguments import Seed, as_tuple
+from transformer_kernels.ops._register import DECLARED
+from transformer_kernels.testing.declared import combinations
 
 SHAPE = (3, 5, 8)  # neither process has as many rows as the other
 CALLS: dict[str, Any] = {
@@ -100,10 +105,84 @@ def _run_rank(rank: int, file: str) -> None:
             assert kept == Shard(0), name
         if where == "last" and name in ("gelu", "silu, bias", "swiglu"):
             assert kept == Shard(2), name
+    for op in DECLARED.values():
+        _check_op(op, mesh)
+    _check_functions(mesh)
     _check_other_calls(mesh, Partial(), Replicate(), distribute_tensor)
     dist.barrier()  # neither goes while the other's messages are on their way
     dist.destroy_process_group()
     os._exit(0)  # gloo's threads may outlive the interpreter, and end the process with an error
+
+
+def _share(x: Any, mesh: Any, dim: int | None) -> Any:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    if not isinstance(x, Tensor):
+        return x
+    place = Replicate() if dim is None or x.dim() == 0 else Shard(dim % x.dim())
+    return distribute_tensor(x, mesh, [place])
+
+
+def _without_seed(op: Op, values: dict[str, Any]) -> dict[str, Any]:
+    seeds = {a.name: a.draws for a in op.arguments if isinstance(a, Seed)}
+    return values | dict.fromkeys(seeds) | dict.fromkeys(seeds.values(), 0.0)
+
+
+def _passes(op: Op, values: dict[str, Any]) -> list[Tensor]:
+    """Results and gradients of an op, whole."""
+    leaves = {
+        name: x.detach().requires_grad_()
+        for name, x in values.items()
+        if name in op.differentiable and isinstance(x, Tensor) and x.is_floating_point()
+    }
+    results = [r for r in as_tuple(op.call(*{**values, **leaves}.values())) if r.numel()]
+    loss = sum(r.double().square().sum() for r in results)
+    found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
+    tensors: list[Any] = [t for t in (*results, *found) if t is not None]
+    return [t.full_tensor() if isinstance(t, _dtensor()) else t for t in tensors]
+
+
+def _check_op(op: Op, mesh: Any) -> None:
+    """All arguments lie split, by their first dimension or by their last; then the first alone."""
+    given = [_without_seed(op, values) for values in combinations(op)]
+    for values in (given[0], given[-1]):
+        expected = _passes(op, values)
+        for dim, alone in ((0, False), (-1, False), (0, True), (-1, True)):
+            split = {
+                name: _share(x, mesh, dim if name == op.names[0] or not alone else None)
+                for name, x in values.items()
+            }
+            for a, b in zip(_passes(op, split), expected, strict=True):
+                words = f"{op.name}, {dim}, {'the first' if alone else 'all'}"
+                torch.testing.assert_close(
+                    a, b, rtol=1e-4, atol=1e-4, msg=lambda m, n=words: f"{n}: {m}"
+                )
+
+
+def _check_functions(mesh: Any) -> None:
+    """Functions on the way to the ops take DTensors as well, and results stay where rows are."""
+    from torch.distributed.tensor import Shard
+
+    table, labels = torch.randn(11, 8), torch.tensor([[1, 2, 0], [3, 10, 4]])
+    x, q = torch.randn(2, 3, 11), torch.randn(2, 3, 4, 8)
+    of_layer = (x[..., :8], table, labels)
+    cos, sin = functional.rope_tables(3, 8)
+    calls: list[tuple[Any, tuple[Tensor, ...], int]] = [
+        (lambda i, t: functional.embedding(i, t), (labels, table), 1),
+        (lambda i, t: functional.embedding_add(i, t, None, t), (labels, table), 1),
+        (functional.token_log_probs, (x, labels), 2),
+        (lambda x, i: functional.cross_entropy(x.flatten(0, 1), i.flatten()), (x, labels), 0),
+        (lambda q, c, s: functional.rope(q, None, c, s), (q, cos, sin), 1),
+        (lambda q, c, s: functional.qk_norm(q, q, cos=c, sin=s)[1], (q, cos, sin), 1),
+        (lambda x, w, i: functional.linear_token_log_probs(x, w, i), of_layer, 0),
+        (lambda x, w, i: functional.linear_cross_entropy(x, w, i), of_layer, 0),
+    ]  # fmt: skip
+    for call, tensors, split in calls:
+        shared = [_share(t, mesh, 0 if i == 0 else None) for i, t in enumerate(tensors)]
+        found = call(*shared)
+        torch.testing.assert_close(found.full_tensor(), call(*tensors))
+        if split:
+            assert found.placements[0] == Shard(0)
 
 
 def _check_other_calls(mesh: Any, partial: Any, replicate: Any, distribute: Any) -> None:

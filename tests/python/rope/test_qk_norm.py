@@ -12,12 +12,13 @@ from torch import Tensor
 from transformer_kernels import _torch
 from transformer_kernels.functional import qk_norm, rms_norm, rope, rope_tables
 from transformer_kernels.ops._declare_formula import formula_backward
+from transformer_kernels.ops.rope import _stock
 from transformer_kernels.ops.rope._ops import QK_NORM
 from transformer_kernels.testing import reference
 from transformer_kernels.testing.case import Problem
 from transformer_kernels.testing.check import check_problem
 from transformer_kernels.testing.inputs import randn
-from transformer_kernels.testing.rope import KINDS, eager, exact, norm_arguments
+from transformer_kernels.testing.rope import KINDS, exact, norm_arguments
 
 EPS = 1e-5
 STYLES = pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
@@ -49,7 +50,7 @@ def _problem(
             _torch.rms_norm(x.to(w.dtype), (dim,), w, EPS).to(x.dtype)
             for x, w in zip((q, k), weights, strict=True)
         )
-        return tuple(turned(eager, x) for x in normed)
+        return tuple(turned(_stock.turned, x) for x in normed)
 
     def expected(q: Tensor, k: Tensor, *weights: Tensor) -> Any:
         normed = (reference.rms_norm(x, w, None, EPS) for x, w in zip((q, k), weights, strict=True))

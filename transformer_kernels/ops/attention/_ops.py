@@ -8,12 +8,14 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._declare import Formula, Kernels
+from .._declare import Formula, Kernels, Op, Way, Ways
 from .._declare_arguments import Argument, Flag, Given, Integer, Number, Result, Seed
 from .._dtype import accumulate_dtype
 from .._heads import empty_heads
 from .._register import declare
-from . import _formula
+from .._work import ATTENTION as BOUND
+from .._work import sizes_of
+from . import _formula, _stock
 from ._arguments import check
 
 
@@ -48,6 +50,42 @@ def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Ten
     return {name: gradient for name, gradient in found.items() if needed[name]}
 
 
+_BATCH: Way = {
+    "q": 4, "k": 4, "v": 4, "bias": 4, "mask": 4, "alibi_slopes": 2, "out": 4, "lse": 3,
+}  # fmt: skip
+_HEADS: Way = {
+    "q": 2, "k": 2, "v": 2, "bias": 3, "mask": 3, "alibi_slopes": 1, "sinks": 1, "out": 2, "lse": 2,
+}  # fmt: skip
+
+
+def _parallel(op: Op, given: Given) -> Ways:  # noqa: ARG001
+    """By batch or by heads; packed sequences by heads alone."""
+    return [_HEADS] if given["q"].dim() == 3 else [_BATCH, _HEADS]
+
+
+_MOVED = ("q", "k", "v", "bias", "mask", "out")
+
+
+def _moved(pass_: str, given: Given) -> int:
+    """The log-sum-exp is too little to count."""
+    of_gradients = ("dout", "dq", "dk", "dv", "dbias") if pass_ == "backward" else ()
+    return sizes_of(given, (*_MOVED, *of_gradients))
+
+
+def _flops(pass_: str, given: Given) -> float | None:
+    """Two products of T x T numbers for each dimension, five in the backward pass, of queries that
+    see all keys, or those before them; of others nobody knows how many."""
+    q, k, v = (given[name] for name in ("q", "k", "v"))
+    window = given["window_left"], given["window_right"]
+    hides = any(given[name] is not None for name in ("mask", "cu_seqlens_q", "cu_seqlens_k"))
+    fits = q.dim() == 4 and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
+    if hides or not fits or window not in ((-1, -1), (-1, 0)):
+        return None
+    batch, time, heads, dim = q.shape
+    forward = 4.0 * batch * time * time * heads * dim * (0.5 if window == (-1, 0) else 1.0)
+    return forward * (2.5 if pass_ == "backward" else 1.0)
+
+
 def _triton() -> Kernels:
     from .attention_triton import attention_backward, attention_forward, attention_inference
 
@@ -56,6 +94,12 @@ def _triton() -> Kernels:
 
 ATTENTION = declare(
     "attention",
+    function="functional.attention",
+    stock=_stock.attention,
+    kind=BOUND,
+    parallel=_parallel,
+    moved=_moved,
+    flops=_flops,
     arguments=(
         *map(Argument, ("q", "k", "v")),
         *(
@@ -88,7 +132,7 @@ ATTENTION = declare(
         **{f"d{name}": partial(_empty_gradient, name) for name in ("q", "k", "v")},
         "dbias": _empty_bias_gradient,
     },
-    runs_kinds=False,
+    jagged=False,
     triton=_triton,
     fpga=True,
     replaces=(F.scaled_dot_product_attention, nn.MultiheadAttention),

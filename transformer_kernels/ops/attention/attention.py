@@ -9,17 +9,16 @@ A query that sees no key gives 0, a log-sum-exp of -inf, and gradient 0.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number, is_integer
 from ..._library import have_kernels_for
-from ..._torch import any_autocast, constant_when_compiled
+from ..._torch import any_autocast
 from .._constants import refuse_gradient
 from .._dtype import accumulate_dtype, under_autocast
-from .._kinds import is_distributed, is_jagged, require_memory
+from .._kinds import is_jagged, require_memory
 from .._philox import fresh_seed
 from .._public import overridable_as
 from . import _jagged
@@ -32,21 +31,6 @@ def is_served(x: Tensor) -> bool:
     """Whether attention is ours on the device of ``x``; elsewhere PyTorch's kernels are better than
     our formula."""
     return x.is_cpu or have_kernels_for(x)
-
-
-@constant_when_compiled
-def _prepare_for_distributed(dropout: float, backend: str) -> None:
-    """Tell PyTorch how the ops are split."""
-    if dropout:
-        raise ArgumentValueError(
-            f"attention: dropout is {dropout:g}, expected 0 with DTensors (local_map gives every"
-            " device a call of its own, with its own seed)"
-        )
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ArgumentValueError(
-            f"attention: backend is {backend!r}, expected 'auto' with DTensors"
-        )
-    importlib.import_module(f"{__package__}._sharding")
 
 
 def _default_scale(q: Tensor) -> float:
@@ -100,8 +84,6 @@ def _call(
     if isinstance(q, Tensor):
         if type(dropout) is not float:
             dropout = as_number(_OP, "dropout", dropout)
-        if type(q) is not Tensor and is_distributed(q):
-            _prepare_for_distributed(dropout, backend)
         if any_autocast():
             q, k, v = under_autocast(q.device.type, q, k, v)
         if scale is None:

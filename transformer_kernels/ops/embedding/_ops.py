@@ -6,13 +6,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError, shape_text
-from .._declare import Kernels
+from ..._torch import embedding as torch_embedding
+from .._declare import Kernels, Op, Ways
 from .._declare_arguments import Flag, Given, Indices, Integer, Result, Table
 from .._register import declare
+from .._work import size_of, sizes_of
 from . import _formula
 
 
@@ -69,6 +72,48 @@ def _check_add(op: str, given: Given) -> None:
         _check_beside_tokens(op, "types", given["types"], given["tokens"])
 
 
+def _stock(weight: Tensor, indices: Tensor, padding_idx: int, by_freq: bool) -> Tensor:
+    return torch_embedding(weight, indices, padding_idx, by_freq)
+
+
+def _stock_add(
+    weight: Tensor, tokens: Tensor, position_weight: Tensor, positions: Tensor | None,
+    type_weight: Tensor | None, types: Tensor | None, first_position: int, padding_idx: int,
+) -> Tensor:  # fmt: skip
+    if positions is None:
+        last = first_position + (tokens.shape[-1] if tokens.dim() else 1)
+        positions = torch.arange(first_position, last, device=tokens.device)
+    y = torch_embedding(weight, tokens, padding_idx) + torch_embedding(position_weight, positions)
+    if type_weight is not None and types is not None:
+        y = y + torch_embedding(type_weight, types)
+    return y.reshape((*tokens.shape, weight.shape[1]))
+
+
+def _parallel(
+    indices: tuple[str, ...], tables: tuple[str, ...], op: Op, given: Given  # noqa: ARG001
+) -> Ways:  # fmt: skip
+    """By the columns of the tables, or by tokens; positions that nobody gives count on in their
+    last dimension."""
+    first = 1 if given.get("positions", 0) is not None else 2
+    by_tokens = range(first, given[indices[0]].dim() + 1)
+    return [
+        dict.fromkeys((*tables, "y"), 1),
+        *({**dict.fromkeys(indices, dim), "y": dim + 1} for dim in by_tokens),
+    ]
+
+
+_NUMBERS = ("indices", "tokens", "positions", "types")
+
+
+def _moved(pass_: str, given: Given) -> int:
+    """A row is read for each token, of the first table; the others are short. Gradients are written
+    whole."""
+    numbers = sizes_of(given, _NUMBERS)
+    if pass_ == "backward":
+        return numbers + sizes_of(given, ("dy", "dweight", "dposition_weight", "dtype_weight"))
+    return numbers + 2 * size_of(given["y"]) + sizes_of(given, ("position_weight", "type_weight"))
+
+
 def _triton(name: str) -> Kernels:
     from . import embedding_triton
 
@@ -78,6 +123,10 @@ def _triton(name: str) -> Kernels:
 
 EMBEDDING = declare(
     "embedding",
+    function="functional.embedding",
+    stock=_stock,
+    parallel=partial(_parallel, ("indices",), ("weight",)),
+    moved=_moved,
     arguments=(
         Table("weight"), Indices("indices", of="weight"), Integer("padding_idx"),
         Flag("scale_grad_by_freq"),
@@ -88,7 +137,7 @@ EMBEDDING = declare(
     formula=_formula.embedding,
     gradient=_formula.table_gradient,
     memory={"dweight": partial(_gradient, "rows")},
-    runs_kinds=False,
+    jagged=False,
     triton=partial(_triton, "EMBEDDING"),
     replaces=(F.embedding, nn.Embedding),
     text="weight[indices]",
@@ -96,6 +145,12 @@ EMBEDDING = declare(
 
 EMBEDDING_ADD = declare(
     "embedding_add",
+    function="functional.embedding_add",
+    stock=_stock_add,
+    parallel=partial(
+        _parallel, ("tokens", "positions", "types"), ("weight", "position_weight", "type_weight")
+    ),
+    moved=_moved,
     arguments=(
         Table("weight"), Indices("tokens", of="weight"), Table("position_weight", of="weight"),
         Indices("positions", optional=True, of="weight"),
@@ -122,7 +177,7 @@ EMBEDDING_ADD = declare(
         "dposition_weight": partial(_gradient, "position_rows"),
         "dtype_weight": partial(_gradient, "type_rows"),
     },
-    runs_kinds=False,
+    jagged=False,
     triton=partial(_triton, "EMBEDDING_ADD"),
     text="weight[tokens] + position_weight[positions] + type_weight[types]",
 )  # fmt: skip

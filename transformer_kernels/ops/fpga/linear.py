@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, check_tensors, translate
-from ..._library import direct, raw_op, require_backend
+from ..._library import direct, require_backend
 from ..._torch import is_transformed
 from .._array import refuse_gradients
+from .._declare_raw import declare_raw
+from .._work import products_with
+from ..linear._ops import LINEAR
 
 _OP = "linear"
 
@@ -31,8 +34,10 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: AR
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-_ARRAY = raw_op(
+_ARRAY = declare_raw(
     "linear_forward_fpga(Tensor x, Tensor weight, Tensor? bias) -> Tensor y",
+    of=LINEAR,
+    flops=products_with("weight"),
     reference=_reference,
     fake=_fake,
 )

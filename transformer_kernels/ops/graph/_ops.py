@@ -10,10 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, check_floating, dtype_name, shape_text
-from .._declare import Kernels
+from .._declare import Kernels, Op, Ways
 from .._declare_arguments import Argument, Given, Indices, Integer, Result, Table
 from .._register import declare
-from . import _formula
+from .._work import size_of, sizes_of
+from . import _formula, _stock
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,39 @@ def _empty_chosen(given: Given) -> Tensor:
     return chosen
 
 
+def _by_columns(op: Op, given: Given) -> Ways:  # noqa: ARG001
+    """Edges lead anywhere, but no column needs another where no weights have heads of them."""
+    return () if given.get("weight") is not None else ({"x": 1, "y": 1},)
+
+
+def _size_of_row(x: Tensor) -> int:
+    return size_of(x) // max(len(x), 1)
+
+
+def _moved_by_gather(pass_: str, given: Given) -> int:
+    """A row for each edge either way, with the number of its other end; products of both ends as
+    well where edges have weights. Without ``indices`` the edges are rows, read in their order."""
+    indices, weight = given.get("indices"), size_of(given.get("weight"))
+    edges = _number_of_edges("x", given)
+    numbers = size_of(given["offsets"] if indices is None else indices)
+    forward = edges * _size_of_row(given["x"]) + numbers + weight
+    if pass_ == "forward":
+        return forward + size_of(given["y"])
+    dy = given["dy"]
+    gathered = size_of(dy) if indices is None else edges * _size_of_row(dy)
+    backward = gathered + numbers + sizes_of(given, ("dx",))
+    if weight:
+        backward += sizes_of(given, ("weight", "dweight", "back_order", "dy")) + forward
+    return backward
+
+
+def _moved_by_dot(pass_: str, given: Given) -> int:
+    """The rows of both ends of each edge."""
+    ends = len(given["indices"]) * (_size_of_row(given["a"]) + _size_of_row(given["b"]))
+    of_edges = ("y",) if pass_ == "forward" else ("dy", "da", "db")
+    return ends + sizes_of(given, ("indices", *of_edges))
+
+
 def _triton(name: str) -> Kernels:
     from . import graph_triton
 
@@ -135,6 +169,10 @@ def _triton(name: str) -> Kernels:
 
 GATHER_REDUCE = declare(
     "gather_reduce",
+    function="functional.gather_reduce",
+    stock=_stock.gather_reduce,
+    parallel=_by_columns,
+    moved=_moved_by_gather,
     arguments=(Table("x"), *_edges("x"), EdgeWeights("weight"), Integer("reduce")),
     results=(
         Result("y", "x", _reduced_shape),
@@ -147,13 +185,16 @@ GATHER_REDUCE = declare(
     check=_check_gather,
     memory={"chosen": _empty_chosen},
     has_inference=False,
-    runs_kinds=False,
+    jagged=False,
     triton=partial(_triton, "GATHER_REDUCE"),
     text="reduce over edges e of weight[e] * x[source of e]",
 )
 
 EDGE_DOT = declare(
     "edge_dot",
+    function="functional.edge_dot",
+    stock=_stock.edge_dot,
+    moved=_moved_by_dot,
     arguments=(
         Table("a"), Table("b", of="a"), *_edges("a", indices_optional=False), Integer("heads"),
     ),
@@ -164,20 +205,23 @@ EDGE_DOT = declare(
     formula=_formula.edge_dot,
     gradient=_formula.edge_dot_gradient,
     check=_check_dot,
-    runs_kinds=False,
+    jagged=False,
     triton=partial(_triton, "EDGE_DOT"),
     text="a[target of e] . b[source of e], head by head",
 )  # fmt: skip
 
 SEGMENT_SOFTMAX = declare(
     "segment_softmax",
+    function="functional.segment_softmax",
+    stock=_stock.segment_softmax,
+    parallel=_by_columns,
     arguments=(Table("x"), Indices("offsets"), Indices("order", optional=True)),
     results=(Result("y"),),
     backward="(dy, y, offsets, order) -> dx",
     formula=_formula.segment_softmax,
     gradient=_formula.segment_softmax_gradient,
     check=partial(_check_edges, "x"),
-    runs_kinds=False,
+    jagged=False,
     triton=partial(_triton, "SEGMENT_SOFTMAX"),
     text="exp(x - max(x)) / sum(exp(x - max(x))) over the rows of each segment",
 )

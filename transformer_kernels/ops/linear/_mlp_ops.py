@@ -16,8 +16,11 @@ from collections.abc import Callable
 from torch import Size, Tensor
 
 from ..._errors import ArgumentValueError
+from .._declare import Op, Way, Ways
 from .._declare_arguments import Flag, Given, Integer, Result, Rows, Table
+from .._parallel import SUMMED, rows
 from .._register import declare
+from .._work import PRODUCT, products_with
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula, _mlp, _ops
 from ._arguments import Bias, Down, check_activation, empty_like_weight, hidden_features
@@ -53,6 +56,36 @@ def _gated_mlp_formula(
     weight = weight.to(x.dtype)
     h, _, _ = _ops.gated_linear(x, weight, up_weight, bias, up_bias, activation, keep=False)
     return _down(h, down_weight, down_bias)
+
+
+def _gated_mlp_stock(
+    x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
+    up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
+    recompute: int, packed: bool,  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    gate, up = _formula.linear(x, weight.to(x.dtype), bias), None
+    if up_weight is not None:
+        up = _formula.linear(x, up_weight.to(x.dtype), up_bias)
+    return _down(_GATES[activation](gate, up, None, None), down_weight, down_bias)
+
+
+_GATES = [op.stock for op in GATED.values()]
+
+
+# ---- splits -------------------------------------------------------------------------------------
+
+
+def _parallel(op: Op, given: Given) -> Ways:
+    """By rows, or by hidden features: each device then has terms of the result, to which no bias is
+    added, or its columns where there is no second layer. A gate and up in one are not split."""
+    if "up_weight" in given and given["up_weight"] is None:
+        return rows(op, given)
+    hidden: Way = {"weight": 2, "up_weight": 2, "bias": 1, "up_bias": 1}
+    if given["down_weight"] is None:
+        return [*rows(op, given), {**hidden, "y": 1}]
+    if given["down_bias"] is not None:
+        return rows(op, given)
+    return [*rows(op, given), {**hidden, "down_weight": 1, "y": SUMMED}]
 
 
 # ---- results ------------------------------------------------------------------------------------
@@ -130,6 +163,11 @@ def _check_gated_mlp(op: str, given: Given) -> None:
 
 MLP = declare(
     "mlp",
+    function="functional.mlp",
+    kind=PRODUCT,
+    parallel=_parallel,
+    flops=products_with("weight", "down_weight"),
+    unread=("bias", "down_bias"),
     arguments=(Rows("x"), _WEIGHT, Bias("bias"), *_WITH_DOWN, *_CHOICES),
     results=(
         Result("y", shape=_shape_of_y), Result("z", saved=True), Result("h", saved=True),
@@ -153,6 +191,12 @@ MLP = declare(
 
 GATED_MLP = declare(
     "gated_mlp",
+    function="functional.gated_mlp",
+    stock=_gated_mlp_stock,
+    kind=PRODUCT,
+    parallel=_parallel,
+    flops=products_with("weight", "up_weight", "down_weight"),
+    unread=("bias", "up_bias", "down_bias"),
     arguments=(
         Rows("x"), _WEIGHT, _UP_WEIGHT, Bias("bias"), Bias("up_bias", table="up_weight"),
         *_WITH_DOWN, *_CHOICES,

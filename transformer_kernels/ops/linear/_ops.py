@@ -9,10 +9,12 @@ from typing import Any
 from torch import Size, Tensor, nn
 from torch.nn import functional as F
 
-from ..._library import raw_op
-from .._declare import Kernels
+from .._declare import Kernels, Op, Way, Ways
 from .._declare_arguments import Given, Integer, Result, Rows, Table
+from .._declare_raw import declare_raw
+from .._parallel import SUMMED, rows
 from .._register import declare
+from .._work import PRODUCT, products_with
 from ..pointwise._ops import GATED
 from ..pointwise.table import ACTIVATIONS
 from . import _formula
@@ -42,6 +44,20 @@ def _check(op: str, given: Given) -> None:
     check_activation(op, given, len(ACTIVATIONS))
 
 
+BY_COLUMNS: Way = {"weight": 2, "bias": 1, "y": 1}
+
+
+def _parallel(op: Op, given: Given) -> Ways:
+    """By rows, by columns, or by terms where no bias is added to each device's sum."""
+    by_terms = [{"x": 1, "weight": 1, "y": SUMMED}] if given["bias"] is None else []
+    return [*rows(op, given), BY_COLUMNS, *by_terms]
+
+
+def _parallel_act(op: Op, given: Given) -> Ways:
+    """An activation is of whole sums."""
+    return [*rows(op, given), BY_COLUMNS]
+
+
 def _triton(name: str) -> Kernels:
     from . import linear_act_triton
 
@@ -51,6 +67,11 @@ def _triton(name: str) -> Kernels:
 
 LINEAR = declare(
     "linear",
+    function="functional.linear",
+    kind=PRODUCT,
+    parallel=_parallel,
+    flops=products_with("weight"),
+    unread=("bias",),
     arguments=OPERANDS,
     results=(Result("y", shape=shape_of_y),),
     backward="(dy, x, weight, bias, need_dx, need_dweight, need_dbias) -> dx, dweight, dbias",
@@ -64,6 +85,11 @@ LINEAR = declare(
 
 LINEAR_ACT = declare(
     "linear_act",
+    function="functional.linear_act",
+    kind=PRODUCT,
+    parallel=_parallel_act,
+    flops=products_with("weight"),
+    unread=("bias",),
     arguments=(*OPERANDS, Integer("activation")),
     results=(Result("y", shape=shape_of_y), Result("z", shape=shape_of_y, saved=True)),
     backward=(
@@ -90,9 +116,11 @@ def _fake_dact(
 
 # The gradient at an activation in front of a layer, that of the bias that its argument has, and its
 # value.
-LINEAR_DACT = raw_op(
+LINEAR_DACT = declare_raw(
     "linear_dact(Tensor dy, Tensor weight, Tensor? bias, Tensor z, int activation, bool need_dbias,"
     " bool need_h) -> (Tensor dz, Tensor dbias, Tensor h)",
+    of=LINEAR_ACT,
+    flops=products_with("weight", rows=("dy",)),
     reference=_formula.linear_dact,
     fake=_fake_dact,
 )
@@ -124,9 +152,11 @@ def _fake_gated(
 
 # Gate and up of the same x, and the activation of the gate times up. Without ``up_weight`` the
 # weight, the bias and the gate that is kept have both.
-GATED_LINEAR = raw_op(
+GATED_LINEAR = declare_raw(
     "gated_linear_forward(Tensor x, Tensor weight, Tensor? up_weight, Tensor? bias,"
     " Tensor? up_bias, int activation, bool keep) -> (Tensor y, Tensor gate, Tensor up)",
+    of=LINEAR_ACT,
+    flops=products_with("weight", "up_weight"),
     reference=gated_linear,
     fake=_fake_gated,
 )
@@ -155,9 +185,11 @@ def _fake_dgated(
 
 
 # The gradients at a gate in front of a layer, and what the gate makes of up.
-LINEAR_DGATED = raw_op(
+LINEAR_DGATED = declare_raw(
     "linear_dgated(Tensor dy, Tensor weight, Tensor gate, Tensor up, Tensor? bias, Tensor? up_bias,"
     " int activation, bool need_h) -> (Tensor dgate, Tensor dup, Tensor h)",
+    of=LINEAR_ACT,
+    flops=products_with("weight", rows=("dy",)),
     reference=linear_dgated,
     fake=_fake_dgated,
 )

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
+from .._declare import Op, Ways
 from .._declare_arguments import Given, Result, Rows
+from .._parallel import rows
 from .._register import declare
+from .._work import PRODUCT, rows_of
 from . import _formula
 from ._arguments import Bias, Packed, Scales, numbers_a_row
 
@@ -72,8 +75,23 @@ def _empty_dx(given: Given) -> Tensor:
     return dy.new_empty((*dy.shape[:-1], numbers_a_row(given["packed"])))
 
 
+def _parallel(op: Op, given: Given) -> Ways:
+    return [*rows(op, given), {"packed": 2, "scales": 2, "bias": 1, "y": 1}]
+
+
+def _flops(pass_: str, given: Given) -> float:
+    """One product in either pass: the weight has no gradient."""
+    packed, operand = given["packed"], given["x" if pass_ == "forward" else "dy"]
+    return 2.0 * rows_of(operand) * len(packed) * numbers_a_row(packed)
+
+
 QUANTIZED_LINEAR = declare(
     "quantized_linear",
+    function="functional.quantized_linear",
+    kind=PRODUCT,
+    parallel=_parallel,
+    flops=_flops,
+    unread=("bias",),
     arguments=(
         Rows("x"), Packed("packed"), Scales("scales"), Bias("bias", table="packed"),
     ),

@@ -13,11 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from ..._errors import ArgumentValueError, translate
-from ..._library import direct, log_dispatch, raw_op
+from ..._library import direct, log_dispatch
 from .._declare import Kernels
 from .._declare_arguments import Given, Integer, Result, Rows, Table
 from .._declare_call import make_call
+from .._declare_raw import declare_raw
+from .._parallel import rows
 from .._register import declare, without_saved
+from .._work import PRODUCT, products_with
 from . import _formula
 from ._arguments import Bias, empty_like_weight
 from ._formula import as_rows
@@ -64,15 +67,20 @@ def _fake_backward(
     )
 
 
-ALGORITHM_FORWARD = raw_op(
+ALGORITHM_FORWARD = declare_raw(
     "linear_algorithm_forward(Tensor x, Tensor weight, Tensor? bias, int algorithm) -> Tensor y",
+    of=LINEAR,
+    flops=products_with("weight"),
     reference=_forward_formula,
     fake=_fake_forward,
 )
-ALGORITHM_BACKWARD = raw_op(
+ALGORITHM_BACKWARD = declare_raw(
     "linear_algorithm_backward(Tensor dy, Tensor x, Tensor weight, Tensor? bias, bool need_dx,"
     " bool need_dweight, bool need_dbias, int dx_algorithm, int dweight_algorithm)"
     " -> (Tensor dx, Tensor dweight, Tensor dbias)",
+    of=LINEAR,
+    flops=products_with("weight"),
+    pass_="backward",
     reference=_backward_formula,
     fake=_fake_backward,
 )
@@ -212,6 +220,11 @@ def _check(op: str, given: Given) -> None:
 
 ROUTED_LINEAR = declare(
     "routed_linear",
+    function="functional.linear",
+    kind=PRODUCT,
+    parallel=rows,
+    flops=products_with("weight"),
+    unread=("bias",),
     arguments=(
         Rows("x"), Table("weight", of="x", or_float32=True), Bias("bias"),
         *map(Integer, _ROUTES),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._torch import linear
 from ..loss import _formula as loss
+from ..loss import _stock
 
 
 def forward(
@@ -25,3 +26,14 @@ def forward(
         logits, target, None, weight, ignore_index, label_smoothing, z_loss, softcap, reduction,
         wide,
     )  # fmt: skip
+
+
+def stock(
+    x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor,
+    weight: Tensor | None, *numbers: Any,
+) -> Tensor:  # fmt: skip
+    """In PyTorch's own calls, which hold the logits too."""
+    bias = None if linear_bias is None else linear_bias.to(x.dtype)
+    logits = linear(x, linear_weight.to(x.dtype), bias)
+    *options, _chunk_bytes, _float32_sums, _packed = numbers
+    return _stock.cross_entropy(logits, target, None, weight, *options)

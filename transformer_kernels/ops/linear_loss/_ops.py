@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError, shape_text
-from ..._library import composed_op
 from ..._torch import is_batched
+from .._declare import Op, Ways
 from .._declare_arguments import (
     Flag,
     Given,
@@ -30,11 +30,13 @@ from .._declare_arguments import (
 from .._declare_checks import as_declared, check_values
 from .._declare_fake import fake_inference
 from .._declare_formula import gradients_of
+from .._declare_raw import declare_raw
 from .._dtype import accumulate_dtype
 from .._kinds import on_memory
 from .._register import declare
+from .._work import PRODUCT, products_with
 from ..linear._arguments import Bias
-from ..loss._ops import check_options, empty_loss, scale_gradient
+from ..loss._ops import check_options, empty_loss, scale_gradient, ways_of_rows
 from . import _chunks, _formula
 
 _NEEDED = ("need_dx", "need_dlinear_weight", "need_dlinear_bias")
@@ -69,8 +71,17 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _chunks.gradients_alone(values, values["dloss"], (need_dx, need_dweight, need_dbias))
 
 
+def _parallel(op: Op, given: Given) -> Ways:  # noqa: ARG001
+    return ways_of_rows(given, "x")
+
+
 LINEAR_CROSS_ENTROPY = declare(
     "linear_cross_entropy",
+    function="functional.linear_cross_entropy",
+    stock=_formula.stock,
+    kind=PRODUCT,
+    parallel=_parallel,
+    flops=products_with("linear_weight"),
     arguments=(
         Rows("x"), _Head("linear_weight", of="x", or_float32=True),
         Bias("linear_bias", table="linear_weight"), Indices("target", per_row=True),
@@ -89,7 +100,7 @@ LINEAR_CROSS_ENTROPY = declare(
     formula=_formula.forward,
     composed=(_forward, _backward),
     check=_check,
-    runs_kinds=False,
+    jagged=False,
     replaces=tuple(f for f in (getattr(F, "linear_cross_entropy", None),) if f is not None),
     text="cross_entropy(x @ linear_weight.T + linear_bias, target)",
 )  # fmt: skip
@@ -117,14 +128,16 @@ def _fake_loss_and_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     )
 
 
-_loss_and_gradients_op = composed_op(
+_loss_and_gradients_op = declare_raw(
     "linear_cross_entropy_gradient("
     + ", ".join(argument.schema for argument in LINEAR_CROSS_ENTROPY.arguments)
     + ", "
     + ", ".join(f"bool {name}" for name in _NEEDED)
     + ") -> (Tensor loss, Tensor dx, Tensor dlinear_weight, Tensor dlinear_bias)",
-    on_memory("linear_cross_entropy", _loss_and_gradients, *LINEAR_CROSS_ENTROPY.names),
-    _fake_loss_and_gradients,
+    of=LINEAR_CROSS_ENTROPY,
+    reference=on_memory("linear_cross_entropy", _loss_and_gradients, *LINEAR_CROSS_ENTROPY.names),
+    fake=_fake_loss_and_gradients,
+    composed=True,
 )
 
 

@@ -23,7 +23,7 @@ from ..._errors import (
 from ..._library import require_backend
 from ..._torch import any_autocast, is_eager
 from .._constants import refuse_gradient
-from .._kinds import refuse_distributed, require_memory
+from .._kinds import is_distributed, require_memory
 from .._public import overridable
 from ..linear._choice import refusal
 from ..loss._formula import NONE
@@ -36,7 +36,6 @@ _GRADIENTS = ("auto", "forward", "backward")
 
 def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
     check_tensors(op, tensors)
-    refuse_distributed(op, tensors)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -70,6 +69,8 @@ def _makes_gradients(gradient: str, backend: str, number: int, operands: Any) ->
     """Whether the forward pass makes them."""
     graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     if not (graph or is_eager()) or backend in ("triton", "reference") or number == NONE:
+        return False
+    if is_distributed(operands[0]):
         return False
     if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in operands):
         return False

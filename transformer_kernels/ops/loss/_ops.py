@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..._errors import ArgumentValueError, shape_text
-from ..._library import direct, raw_op
-from .._declare import Formula, Kernels
+from ..._library import direct
+from .._declare import Formula, Kernels, Op, Ways
 from .._declare_arguments import (
     Flag,
     Given,
@@ -36,9 +36,11 @@ from .._declare_arguments import (
 )
 from .._declare_fake import fake_inference
 from .._declare_formula import formula_forward
+from .._declare_raw import declare_raw
 from .._dtype import accumulate_dtype
+from .._parallel import SUMMED, leading
 from .._register import declare
-from . import _formula
+from . import _formula, _stock
 
 _FORWARD = (
     "Tensor? target, Tensor? probabilities, Tensor? weight, int ignore_index,"
@@ -95,6 +97,21 @@ def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Ten
     return found
 
 
+def _parallel(op: Op, given: Given) -> Ways:  # noqa: ARG001
+    """By rows, but for a mean, which counts the rows of all devices."""
+    return ways_of_rows(given, "x", "probabilities")
+
+
+def ways_of_rows(given: Given, *rows: str) -> Ways:
+    if given["reduction"] == _formula.MEAN:
+        return ()
+    summed = given["reduction"] == _formula.SUM
+    return [
+        dict.fromkeys(rows, dim) | {"target": dim - 1, "loss": SUMMED if summed else dim - 1}
+        for dim in leading(given["x"])
+    ]
+
+
 def _triton() -> Kernels:
     from .cross_entropy_triton import (
         cross_entropy_backward,
@@ -107,6 +124,9 @@ def _triton() -> Kernels:
 
 CROSS_ENTROPY = declare(
     "cross_entropy",
+    function="functional.cross_entropy",
+    stock=_stock.cross_entropy,
+    parallel=_parallel,
     arguments=(
         Rows("x"), Indices("target", optional=True, per_row=True),
         Like("probabilities", optional=True), Param("weight"), Integer("ignore_index"),
@@ -129,7 +149,7 @@ CROSS_ENTROPY = declare(
     statistics=_formula.statistics,
     gradient=_formula.backward,
     check=_check,
-    runs_kinds=False,
+    jagged=False,
     triton=_triton,
     replaces=(F.cross_entropy, nn.CrossEntropyLoss),
     text="log(sum(exp(x))) - x[target]",
@@ -165,22 +185,25 @@ def _fake_scale(x: Tensor, by: Tensor) -> None:
 
 
 loss_and_gradient = direct(
-    raw_op(
+    declare_raw(
         f"cross_entropy_gradient(Tensor x, {_FORWARD}) -> (Tensor loss, Tensor dx)",
+        of=CROSS_ENTROPY,
         reference=_loss_and_gradient,
         fake=_fake_loss_and_gradient,
     )
 )
 loss_with_gradient_in_place = direct(
-    raw_op(
+    declare_raw(
         f"cross_entropy_gradient_(Tensor(a!) x, {_FORWARD}) -> Tensor loss",
+        of=CROSS_ENTROPY,
         reference=_loss_with_gradient_in_place,
         fake=partial(fake_inference, CROSS_ENTROPY),
     )
 )
 scale_gradient = direct(
-    raw_op(
+    declare_raw(
         "scale_gradient_(Tensor(a!) x, Tensor by) -> ()",
+        of=CROSS_ENTROPY,
         reference=_scale_formula,
         fake=_fake_scale,
     )

@@ -27,7 +27,6 @@ from .._kinds import (
     is_distributed,
     is_jagged,
     jagged_values,
-    refuse_distributed,
     require_memory,
 )
 from .._public import overridable
@@ -46,7 +45,6 @@ def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
         if value is None and name != "weight":
             raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
     check_tensors(op, tensors)
-    refuse_distributed(op, tensors)
     require_memory(op, tensors, jagged=[name for name in tensors if name != "weight"])
 
 
@@ -176,13 +174,12 @@ def cross_entropy(
         _check_options(weight, gradient, backend)
         index = as_integer(_OP, "ignore_index", ignore_index)
         x, labels, probabilities = _target(input, target, index)
-        if is_distributed(input):
-            _check_tensors(_OP, tensors)
         wide = _widens(x)
         arguments = (
             x, labels, probabilities, weight, index, label_smoothing, z_loss, softcap, number, wide
         )  # fmt: skip
         asks = gradient != "backward" and x.requires_grad and torch.is_grad_enabled()
+        asks = asks and not is_distributed(x)
         if asks and is_eager():
             loss = _in_forward(gradient == "in_place", arguments)
         else:

@@ -42,7 +42,7 @@ def over_dimensions(
     arguments = as_declared(op, (*rows, weight, bias, eps, zero_centered))
     rows = arguments[: len(rows)]
     x, (weight, bias, eps, zero_centered) = rows[0], arguments[len(rows) :]
-    if has_kinds(arguments):
+    if has_kinds(op, arguments):
         return _of_kinds(op, arguments, shape, backend)
     for argument, value in zip(op.arguments, rows, strict=False):
         argument.check(op.title, value, {"x": x})

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from .._declare import Formula, Kernels, Op
 from .._declare_arguments import Flag, Like, Number, Param, Result, Rows, saved_rows
+from .._parallel import rows
 from .._register import declare
-from . import _formula
+from . import _formula, _stock
 
 _OPTIONS = (Param("weight"), Param("bias"), Number("eps"), Flag("zero_centered_weight"))
 _BACKWARD = (
@@ -58,8 +59,13 @@ def declare_norm(name: str, center: bool, replaces: tuple[Any, ...], text: str) 
     names = ("mean", "rstd") if center else ("rstd",)
     statistics = tuple(map(saved_rows, names))
     alone, add, gradient = _formulas(center)
+    stock = _stock.layer_norm if center else _stock.rms_norm
     op = declare(
         name,
+        function=f"functional.{name}",
+        stock=stock,
+        parallel=rows,
+        unread=("bias",),
         arguments=(Rows("x"), *_OPTIONS),
         results=(Result("y"), *statistics),
         backward=_BACKWARD.format(of="x", statistics=", ".join(names)),
@@ -72,6 +78,10 @@ def declare_norm(name: str, center: bool, replaces: tuple[Any, ...], text: str) 
     )
     of_sum = declare(
         f"add_{name}",
+        function=f"functional.add_{name}",
+        stock=_stock.of_sum(stock),
+        parallel=rows,
+        unread=("bias",),
         shown=name,
         arguments=(Rows("x"), Like("residual"), *_OPTIONS),
         results=(Result("y"), Result("sum"), *statistics),

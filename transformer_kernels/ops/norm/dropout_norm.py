@@ -17,6 +17,7 @@ from torch import Tensor
 from .._declare import Kernels, Op
 from .._declare_arguments import Flag, Given, Like, Number, Param, Result, Rows, Seed, saved_rows
 from .._dtype import accumulate_dtype
+from .._parallel import rows
 from .._public import overridable
 from .._register import declare
 from ..pointwise.dropout import (
@@ -26,7 +27,7 @@ from ..pointwise.dropout import (
     check_seed,
     drawn,
 )
-from . import _formula
+from . import _formula, _stock
 from .layer_norm import LAYER_NORM
 from .rms_norm import RMS_NORM
 
@@ -96,6 +97,10 @@ def _declare(member: str, center: bool) -> Op:
 
     return declare(
         name,
+        function=f"functional.{name}",
+        stock=_stock.behind_dropout(_stock.layer_norm if center else _stock.rms_norm),
+        parallel=rows,
+        unread=("x_bias", "bias"),
         arguments=(
             Rows("x"), Param("x_bias", own_dtype=True, wide="residual"),
             Like("residual", or_float32=True), Param("weight", wide="residual"),

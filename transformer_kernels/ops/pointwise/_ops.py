@@ -15,9 +15,10 @@ from functools import partial
 from torch import Tensor
 
 from ..._errors import ArgumentValueError
-from .._declare import Kernels, Op
+from .._declare import Formula, Kernels, Op, Ways
 from .._declare_arguments import Given, Like, Param, Result, Rows
 from .._dtype import accumulate_dtype
+from .._parallel import elements, rows
 from .._register import declare
 from .table import ACTIVATIONS, Activation
 
@@ -45,6 +46,37 @@ def _gated(
     else:
         a, b = _biased(gate, bias), _biased(up, up_bias)
     return (activate(a) * b).to(gate.dtype).contiguous()
+
+
+def _stock(activate: Activate) -> Formula:
+    def plain(x: Tensor, bias: Tensor | None) -> Tensor:
+        return activate(x if bias is None else x + bias).to(x.dtype)
+
+    return plain
+
+
+def _stock_gated(activate: Activate) -> Formula:
+    def gated(
+        gate: Tensor, up: Tensor | None, bias: Tensor | None, up_bias: Tensor | None
+    ) -> Tensor:
+        a, b = gate if bias is None else gate + bias, up
+        if b is None:
+            a, b = a.chunk(2, -1)
+        elif up_bias is not None:
+            b = b + up_bias
+        return (activate(a) * b).to(gate.dtype)
+
+    return gated
+
+
+def _parallel_gated(op: Op, given: Given) -> Ways:
+    """The columns of a packed pair belong together."""
+    return rows(op, given) if given["up"] is None else elements(op, given)
+
+
+def _public(op: str) -> str:
+    """The function whose ``approximate`` chooses GELU's formula."""
+    return f"functional.{op.removesuffix('_tanh')}"
 
 
 def _check_packed(op: str, given: Given) -> None:
@@ -82,11 +114,13 @@ def _gated_triton(name: str) -> Kernels:
 def _declare_plain(row: Activation) -> Op:
     return declare(
         row.name,
+        function=_public(row.name),
+        stock=_stock(row.formula),
+        parallel=elements,
         arguments=(Rows("x"), Param("bias")),
         results=(Result("y"),),
         backward="(dy, x, bias, need_dbias, need_y) -> dx, dbias, y",
         formula=partial(_plain, row.formula),
-        columnwise=lambda _: True,
         triton=partial(_plain_triton, row.name),
         replaces=row.replaces,
         text=row.text,
@@ -96,6 +130,9 @@ def _declare_plain(row: Activation) -> Op:
 def _declare_gated(name: str, row: Activation) -> Op:
     return declare(
         name,
+        function=_public(name),
+        stock=_stock_gated(row.formula),
+        parallel=_parallel_gated,
         arguments=(
             Rows("gate"),
             Like("up", optional=True, of="gate"),
@@ -109,7 +146,6 @@ def _declare_gated(name: str, row: Activation) -> Op:
         flags={"need_dbias": ("bias", "up_bias")},
         formula=partial(_gated, row.formula),
         check=_check_packed,
-        columnwise=lambda given: given["up"] is not None,
         triton=partial(_gated_triton, row.name),
         text=f"{row.name}(gate) * up",
     )

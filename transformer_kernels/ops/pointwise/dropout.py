@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ... import _torch
 from ..._errors import ArgumentValueError, as_flag, as_number
 from ..._library import log_dispatch
 from .._declare import Kernels
 from .._declare_arguments import Given, Like, Number, Param, Result, Rows, Seed
 from .._dtype import accumulate_dtype
+from .._parallel import elements
 from .._philox import VALUES, fresh_seed, kept, scale, threshold
 from .._public import overridable
 from .._register import declare
@@ -76,15 +78,28 @@ def _bias_dropout_add_triton() -> Kernels:
     return BIAS_DROPOUT_ADD
 
 
+def _stock_dropout(x: Tensor, seed: Tensor | None, p: float) -> Tensor:  # noqa: ARG001
+    return _torch.dropout(x, p)
+
+
+def _stock_add(
+    x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    branch = x if bias is None else x + bias
+    return (residual + _torch.dropout(branch, p)).to(residual.dtype)
+
+
 DROPOUT = declare(
     "dropout",
+    function="functional.dropout",
+    stock=_stock_dropout,
+    parallel=elements,
     arguments=(Rows("x"), Seed("seed"), P),
     results=(Result("y"),),
     backward="(dy, seed, p) -> dx",
     formula=dropout_formula,
     gradient=dropout_formula,
     check=check_seed,
-    columnwise=lambda _: True,
     triton=_dropout_triton,
     replaces=(F.dropout, nn.Dropout),
     text="x * (random >= p) / (1 - p)",
@@ -92,6 +107,10 @@ DROPOUT = declare(
 
 BIAS_DROPOUT_ADD = declare(
     "bias_dropout_add",
+    function="functional.bias_dropout_add",
+    stock=_stock_add,
+    parallel=elements,
+    unread=("bias",),
     arguments=(Rows("x"), Param("bias"), Like("residual"), Seed("seed"), P),
     results=(Result("y"),),
     backward="(dy, bias, seed, p, need_dbias) -> dx, dbias",
@@ -99,7 +118,6 @@ BIAS_DROPOUT_ADD = declare(
     formula=bias_dropout_add_formula,
     gradient=bias_dropout_add_gradient,
     check=check_seed,
-    columnwise=lambda _: True,
     triton=_bias_dropout_add_triton,
     text="residual + (x + bias) * (random >= p) / (1 - p)",
 )

@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from ..._errors import ArgumentValueError
-from ..._library import direct, raw_op
-from .._declare import Kernels
+from ..._library import direct
+from .._declare import Kernels, Op, Ways
 from .._declare_arguments import Argument, Flag, Given, Indices, Integer, Number, Param, Result
 from .._declare_checks import check_values
+from .._declare_raw import declare_raw
 from .._heads import empty_heads
 from .._register import declare
-from . import _formula
+from . import _formula, _stock
 from ._arguments import check
 
 
@@ -40,6 +41,15 @@ _POSITIONS = (
 _ANGLES = "cos, sin, " + ", ".join(argument.name for argument in _POSITIONS)
 
 
+def _parallel(op: Op, given: Given) -> Ways:
+    """By heads, or by batch; the places of packed tokens belong together."""
+    tensors = ("q", "k", *op.returned)
+    by_heads = dict.fromkeys(tensors, 2)
+    if given["q"].dim() != 4:
+        return [by_heads]
+    return [dict.fromkeys(tensors, 4) | {"position_ids": 2, "offsets": 1}, by_heads]
+
+
 def _triton() -> Kernels:
     from .rope_triton import rope_backward, rope_forward
 
@@ -48,6 +58,9 @@ def _triton() -> Kernels:
 
 ROPE = declare(
     "rope",
+    function="functional.rope",
+    stock=_stock.rope,
+    parallel=_parallel,
     arguments=(
         Argument("q"),
         Argument("k", optional=True),
@@ -66,7 +79,7 @@ ROPE = declare(
         "dq": lambda given: _empty_like("dq_rotated", given),
         "dk": lambda given: _empty_like("dk_rotated", given),
     },
-    runs_kinds=False,
+    jagged=False,
     triton=_triton,
     text="a, b = a * cos - b * sin, b * cos + a * sin",
 )
@@ -83,11 +96,12 @@ def _rotate_in_place(*arguments: Any) -> None:
             x.copy_(rotated)
 
 
-_IN_PLACE = raw_op(
+_IN_PLACE = declare_raw(
     ROPE.public_schema.replace(
         "rope(Tensor q, Tensor? k", "rope_(Tensor(a!) q, Tensor(b!)? k"
     ).partition(" -> ")[0]
     + " -> ()",
+    of=ROPE,
     reference=_rotate_in_place,
     fake=lambda *_: None,
 )
@@ -111,6 +125,9 @@ def _check_norm(op: str, given: Given) -> None:
 
 QK_NORM = declare(
     "qk_norm",
+    function="functional.qk_norm",
+    stock=_stock.qk_norm,
+    parallel=_parallel,
     arguments=(
         Argument("q"),
         Argument("k", optional=True),
@@ -134,7 +151,7 @@ QK_NORM = declare(
         "dq": lambda given: _empty_like("q", given),
         "dk": lambda given: _empty_like("k", given),
     },
-    runs_kinds=False,
+    jagged=False,
     triton=_norm_triton,
     text="rope(x / sqrt(mean(x * x) + eps) * weight)",
 )

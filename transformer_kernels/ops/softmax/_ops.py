@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from ..._errors import ArgumentValueError
 from .._declare import Formula, Kernels
 from .._declare_arguments import Flag, Given, Mask, Number, Result, Rows
+from .._parallel import rows
 from .._register import declare
-from . import _formula
+from . import _formula, _stock
 
 
 def _name(given: Given) -> str:
@@ -51,6 +52,9 @@ def _triton() -> Kernels:
 
 SOFTMAX = declare(
     "softmax",
+    function="functional.softmax",
+    stock=_stock.softmax,
+    parallel=rows,
     shown=_name,
     arguments=(
         Rows("x"), Mask("mask"), Number("scale", finite=True), Flag("causal"), Flag("log"),
