@@ -23,6 +23,7 @@ from transformer_kernels.measure import machine, table
 from transformer_kernels.measure.ceilings import copy_calls, measure_ceilings
 from transformer_kernels.measure.schema import Ceilings, Result, StepPart
 from transformer_kernels.measure.timing import Timer, interleave, make_timer
+from transformer_kernels.ops import _work as declared
 from transformer_kernels.profile import KernelProfiler, work
 from transformer_kernels.profile._recording import Window
 from transformer_kernels.profile.kernels import operators
@@ -32,10 +33,11 @@ PRODUCTS, ATTENTION, MEMORY = "products", "attention", "memory-bound ops"
 OPTIMIZER, REST = "optimizer", "host and the rest"
 PARTS = (PRODUCTS, ATTENTION, MEMORY, OPTIMIZER, REST)
 
-_PRODUCTS = ("mm", "addmm", "addmm_", "_addmm_activation", "linear_forward", "linear_backward",
-             "linear_act_forward", "linear_act_inference", "linear_act_backward",
-             "linear_dact", "gated_linear_forward", "linear_dgated", "quantized_linear_forward",
-             "quantized_linear_backward")  # fmt: skip
+_OF_KINDS = {
+    declared.PRODUCT: PRODUCTS, declared.ATTENTION: ATTENTION, declared.MEMORY: MEMORY,
+    declared.OPTIMIZER: OPTIMIZER,
+}  # fmt: skip
+_PRODUCTS = ("mm", "addmm", "addmm_", "_addmm_activation")  # of PyTorch
 _BATCHED = ("bmm", "baddbmm")  # which attention alone has
 _OPTIMIZER = "Optimizer.step"  # the beginning of PyTorch's mark around it
 _COPIES = [1 << n for n in range(12, 24, 2)]  # bytes; the ceiling's are more
@@ -132,7 +134,11 @@ def _shapes(event: Event) -> Iterator[Sequence[int]]:
 
 
 def part_of(name: str, shapes: Shapes, tokens: int) -> str:
-    """By the operator's name, and by the square of scores among its arguments."""
+    """Ours by what is declared; others by their name, and by the square of scores among their
+    arguments."""
+    kind = work.kind_of(name)
+    if kind is not None and kind != declared.MEMORY:
+        return _OF_KINDS[kind]
     short = name.rpartition("::")[2]
     if short in _PRODUCTS:
         return PRODUCTS

@@ -328,8 +328,8 @@ def _innermost_of_ours(operators: Iterable[Event]) -> Iterable[Event]:
 
 def _op_row(name: str, calls: Sequence[Event], total: float, window: Window) -> OpRow:
     works = [work.of_event(call) for call in calls]
-    moved = _sum([found.bytes for found in works])
-    flops = _sum([found.flops for found in works])
+    moved = _sum([None if found is None else found.bytes for found in works])
+    flops = _sum([None if found is None else found.flops for found in works])
     return OpRow(
         name=name,
         count=len(calls),

@@ -333,7 +333,7 @@ def test_counting_looks_into_ops_that_others_make_up():
 
 
 @pytest.mark.parametrize("up", [True, False])
-def test_counting_counts_products_that_no_declaration_has(up):
+def test_counting_counts_products_that_are_no_whole_pass(up):
     x, weight = torch.randn(3, 4), torch.randn(10, 4)
     up_weight = torch.randn(10, 4) if up else None
     ops = torch.ops.transformer_kernels
