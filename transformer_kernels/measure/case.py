@@ -68,12 +68,12 @@ class Case:
     inputs: tuple[str, ...]
     parameters: tuple[str, ...]  # tensors of N
     outputs: tuple[str, ...]  # of the forward pass
-    backward_reads: tuple[str, ...]
     reference: Function  # (*inputs, *parameters) -> outputs; run in float64
-    save: Callable[[Arguments], Arguments]  # what the backward pass reads beside the inputs
     functions: Mapping[str, Function]  # provider -> differentiable (*inputs, *parameters)
     backward: Mapping[str, Build]  # provider -> the backward pass alone
     compiled_backward: Callable[[Compiler], Build]
+    # What the backward pass reads beside the inputs.
+    save: Callable[[Arguments], Arguments] = lambda _: {}
     forward: Mapping[str, Build] = field(default_factory=dict)  # where there is no gradient
     gradients: int = 1  # of the inputs, from the backward pass: one where they are all the same
     grid: Grid = ROWS  # the shapes that it is measured at
@@ -85,7 +85,7 @@ class Case:
     # Tensors of integers, which functions and the reference take before the operands; how to draw
     # them.
     indices: Mapping[str, Callable[[Shape], Tensor]] = field(default_factory=dict)
-    moved: Callable[[str, Arguments], int] | None = None  # bytes, where a pass skips parts
+    moved: Callable[[str, Arguments], int] | None = None  # bytes of a pass
     integers: tuple[str, ...] = ()  # inputs that are numbers of columns and have no gradient
 
     @property
@@ -120,18 +120,10 @@ class Case:
         return {**arguments, **self.save(arguments)}
 
     def bytes_moved(self, pass_: str, arguments: Arguments) -> int:
-        """The fewest bytes: each tensor read once and each result written once."""
+        """The fewest bytes of a pass, of the forward pass by default each operand and result."""
         if self.moved is not None:
             return self.moved(pass_, arguments)
-
-        def total(*names: str) -> int:
-            return sum(arguments[name].nbytes for name in names)
-
-        forward = total(*self.operands, *self.cotangents)
-        backward = total(
-            *self.backward_reads, *self.differentiable[: self.gradients], *self.parameters
-        )
-        return {"forward": forward, "backward": backward, "both": forward + backward}[pass_]
+        return sum(arguments[name].nbytes for name in (*self.operands, *self.cotangents))
 
     def elements(self, shape: Shape) -> int:
         """Of all inputs and outputs."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._declare_arguments import Argument, Given, Like, Result
+from ._declare_arguments import Argument, Given, Like, Result, Seed
 from ._work import MEMORY, BytesOf, FlopsOf, Work, sizes_of
 
 Tensors = tuple[Tensor, ...]
@@ -261,10 +261,14 @@ class Op:
         return Work(moved(pass_, given), None if self.flops is None else self.flops(pass_, given))
 
     def _moved(self, pass_: str, given: Given) -> int:
+        """Each tensor once, but for a seed, which weighs nothing."""
+        unread = {a.name for a in self.arguments if isinstance(a, Seed)}
         if pass_ == "forward":
-            return sizes_of(given, (*self.names, *self.returned))
-        read = [name for name in self.backward_inputs if name not in self.unread]
-        return sizes_of(given, (*read, *self.backward_outputs))
+            read = [name for name in self.names if name not in unread]
+            return sizes_of(given, (*read, *self.returned))
+        read = [name for name in self.backward_inputs if name not in {*self.unread, *unread}]
+        again = {name for name in self.returned if not given.get(f"need_{name}")}
+        return sizes_of(given, (*read, *(n for n in self.backward_outputs if n not in again)))
 
     # ---- calls ----------------------------------------------------------------------------------
 

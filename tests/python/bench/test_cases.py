@@ -183,7 +183,7 @@ def test_the_reference_of_attention_takes_some_rows_at_a_time(name, monkeypatch)
     op, problem = _attention(name, "forward", (1, 29, 4, 2, 8))
     arguments = op.make(problem, CPU)
     whole, *gradients = _results(op, arguments)
-    monkeypatch.setattr("transformer_kernels.bench.cases.attention_attention._SCORES", 29 * 8)
+    monkeypatch.setattr("transformer_kernels.bench.cases.attention._SCORES", 29 * 8)
     blocks, *others = _results(op, arguments)
     torch.testing.assert_close(blocks, whole)
     for a, b in zip(others, gradients, strict=True):

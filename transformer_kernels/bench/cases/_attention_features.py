@@ -20,13 +20,13 @@ from transformer_kernels.bench.cases._attention_rivals import (
     flash_attention_3,
     flash_attention_4,
     flex_attention,
-    in_torch,
     packed_flash_attention_3,
     packed_flash_attention_4,
     packed_in_torch,
 )
 from transformer_kernels.measure.case import Function
 from transformer_kernels.ops import _philox
+from transformer_kernels.ops.attention._stock import in_torch
 from transformer_kernels.testing import reference
 
 _SEEN_KEYS = 1024  # of a sliding window

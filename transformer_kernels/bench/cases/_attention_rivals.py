@@ -12,18 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
-from torch.nn import functional
 
 _COMPILED_FORMS = 1000  # of one function, before Dynamo would run it eagerly
-
-
-def in_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """PyTorch takes heads before time, and gives them back so."""
-    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
-    shared = q.shape[2] != k.shape[2]
-    return functional.scaled_dot_product_attention(
-        query, key, value, enable_gqa=shared, **options
-    ).transpose(1, 2)
 
 
 def packed_in_torch(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int) -> Any:

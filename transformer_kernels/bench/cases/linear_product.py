@@ -9,6 +9,7 @@ is the kernel itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,23 +20,22 @@ from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
 from transformer_kernels.bench.cases import _cublaslt, _quack
-from transformer_kernels.bench.cases._linear import MLP_GRID, PRODUCTS, packed, whole
+from transformer_kernels.bench.cases._derive import no_compiled_backward, whole
+from transformer_kernels.bench.cases.linear import MLP_GRID, packed, sizes_by
 from transformer_kernels.measure.case import (
     Arguments,
     Build,
     Case,
-    Compiler,
     Function,
-    UnsupportedError,
     bind,
     differentiate,
 )
-from transformer_kernels.measure.sweeps import Shape
 from transformer_kernels.measure.timing import Call
 from transformer_kernels.ops.linear.linear import GATED_NUMBERS, NUMBERS
 
 _aten, _raw = torch.ops.aten, torch.ops.transformer_kernels
 _GELU, _SWIGLU = NUMBERS["gelu_tanh"], GATED_NUMBERS["swiglu"]
+_PASSES = {"forward": 1, "backward": 2, "both": 3}  # products of each
 Sizes = Mapping[str, str]  # of each tensor, inputs first; "TH" is T x H
 
 
@@ -50,34 +50,21 @@ def _op(
 ) -> Case:
     names = tuple(sizes)
 
-    def no_compiled_backward(_: Compiler) -> Build:
-        raise UnsupportedError(f"compile has no {name} backward")
-
-    def sizes_of(of: str, shape: Shape) -> Shape:
-        by_letter = dict(zip("THF", shape, strict=True))
-        return tuple(by_letter[letter] for letter in sizes[of])
-
-    def flops(pass_: str, shape: Shape) -> float:
-        rows, features, hidden = shape
-        return 2.0 * rows * features * hidden * products * PRODUCTS[pass_]
-
     return Case(
         name=name,
         key=key,
         inputs=names[:inputs],
         parameters=(),
         outputs=names[inputs:],
-        backward_reads=names[:inputs],
         reference=formula,
-        save=lambda _: {},
         functions={"torch": formula},
         backward={},
-        compiled_backward=no_compiled_backward,
+        compiled_backward=no_compiled_backward(name),
         forward=forward,
         gradients=inputs,
         grid=MLP_GRID,
-        sizes=sizes_of,
-        flops=flops,
+        sizes=sizes_by(sizes, ""),
+        flops=lambda pass_, shape: 2.0 * math.prod(shape) * products * _PASSES[pass_],
         verified=whole,
         feature=True,
     )

@@ -86,7 +86,7 @@ def _stock_add(
     y = torch_embedding(weight, tokens, padding_idx) + torch_embedding(position_weight, positions)
     if type_weight is not None and types is not None:
         y = y + torch_embedding(type_weight, types)
-    return y.reshape((*tokens.shape, weight.shape[1]))
+    return y if tokens.dim() else y.flatten()
 
 
 def _parallel(

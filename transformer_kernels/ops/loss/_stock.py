@@ -22,21 +22,23 @@ def cross_entropy(
 ) -> Tensor:  # fmt: skip
     z = x.to(accumulate_dtype(x)) if wide else x
     z = softcap * (z / softcap).tanh() if softcap > 0 else z
-    rows = z.flatten(0, -2) if z.dim() > 2 else z
+    many = z.dim() > 2
+    rows = z.flatten(0, -2) if many else z
     options: dict[str, Any] = {"reduction": _REDUCTIONS[reduction]}
     if target is not None:
-        labels = target.long().view(rows.shape[:-1])
+        labels = target.long().flatten() if many else target.long()
         options["ignore_index"] = ignore_index
     else:
         assert probabilities is not None
-        labels = probabilities.to(z.dtype).view(rows.shape)
+        labels = probabilities.to(z.dtype)
+        labels = labels.flatten(0, -2) if many else labels
     of_classes = None if weight is None else weight.to(z.dtype)
     loss = _torch.cross_entropy(
         rows, labels, of_classes, label_smoothing=label_smoothing, **options
     )
     if z_loss:
         loss = loss + z_loss * _squares(rows, target, weight, ignore_index, reduction)
-    return loss.view(x.shape[:-1]) if reduction == NONE else loss
+    return loss.view(x.shape[:-1]) if many and reduction == NONE else loss
 
 
 def _squares(

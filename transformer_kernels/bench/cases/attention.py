@@ -10,8 +10,6 @@ FlexAttention, compiled, for the features. `fa3` and `fa4` are FlashAttention's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,20 +24,26 @@ from transformer_kernels.bench.cases._attention_rivals import (
     fa3,
     flash_attention_3,
     flash_attention_4,
-    in_torch,
+)
+from transformer_kernels.bench.cases._derive import (
+    derive,
+    flops,
+    grid,
+    no_compiled_backward,
+    without,
 )
 from transformer_kernels.measure.case import (
     Arguments,
-    Build,
     Case,
-    Compiler,
     Function,
     Part,
     UnsupportedError,
     differentiate,
 )
-from transformer_kernels.measure.sweeps import Grid, Shape, Sweep
+from transformer_kernels.measure.sweeps import Shape, Sweep
 from transformer_kernels.measure.timing import Call
+from transformer_kernels.ops.attention._ops import ATTENTION
+from transformer_kernels.ops.attention._stock import in_torch
 from transformer_kernels.testing import reference
 
 _INPUTS = ("q", "k", "v")
@@ -82,36 +86,24 @@ def _full(device: torch.device, dtype: torch.dtype) -> list[Shape]:
     return _headline(device, dtype) + other_dims + _shared(device, dtype)
 
 
-def _fold(sizes: Shape) -> Shape | None:
-    fits = len(sizes) == 4 or (len(sizes) == 5 and sizes[3] > 0 and sizes[2] % sizes[3] == 0)
-    return sizes if fits else None
-
-
 _headline = _of_lengths(_LENGTHS, _DIMS)
-_GRID = Grid(
-    forms="8x2048x32x128 (batch, time, heads, dim) or 8x2048x32x8x128 (32 heads share 8)",
-    fold=_fold,
-    sweeps={
-        "quick": _of_lengths({"cuda": (2048, 8192), "cpu": (512, 1024)}, (64,)),
-        "headline": _headline,
-        "small": lambda *_: [(1, time, 12, 64) for time in (64, 128, 256, 512)],
-        "full": _full,
-    },
-)
+_GRID = grid(
+    "8x2048x32x128 (batch, time, heads, dim) or 8x2048x32x8x128 (32 heads share 8)", 4, 5,
+    fits=lambda sizes: len(sizes) == 4 or (sizes[3] > 0 and sizes[2] % sizes[3] == 0),
+    quick=_of_lengths({"cuda": (2048, 8192), "cpu": (512, 1024)}, (64,)),
+    headline=_headline,
+    small=[(1, time, 12, 64) for time in (64, 128, 256, 512)],
+    full=_full,
+)  # fmt: skip
 
 
 def _sizes(name: str, shape: Shape) -> Shape:
     batch, time, *heads, dim = shape
     if name == "bias":
         return heads[0], time, time
+    if name == "lse":
+        return batch, heads[0], time
     return batch, time, heads[-1] if name in _OF_KEYS else heads[0], dim
-
-
-def _flops(causal: bool, pass_: str, shape: Shape) -> float:
-    """Two products of T x T numbers for each dimension; five in the backward pass."""
-    batch, time, heads, dim = _sizes("q", shape)
-    forward = 4.0 * batch * time * time * heads * dim * (0.5 if causal else 1.0)
-    return {"forward": 1.0, "backward": 2.5, "both": 3.5}[pass_] * forward
 
 
 # ---- the reference ------------------------------------------------------------------------------
@@ -165,36 +157,9 @@ def _exact(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 # ---- who runs it --------------------------------------------------------------------------------
 
 
-def _ours(causal: bool, q: Tensor, k: Tensor, v: Tensor, backend: str = "auto") -> Tensor:
-    out: Tensor = F.attention(q, k, v, causal=causal, backend=backend)
-    return out
-
-
 def _torch_by(kernel: SDPBackend, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with sdpa_kernel(kernel):
         return in_torch(q, k, v, is_causal=causal)
-
-
-def _save(causal: bool, arguments: Arguments) -> Arguments:
-    out, lse = F.attention(*(arguments[n] for n in _INPUTS), causal=causal, return_lse=True)
-    return {"out": out, "lse": lse}
-
-
-def _ours_backward(causal: bool, arguments: Arguments) -> Call:
-    raw = torch.ops.transformer_kernels.attention_backward.default
-    dout, out, lse, q, k, v = (arguments[name] for name in ("dout", "out", "lse", *_INPUTS))
-    numbers = (q.shape[-1] ** -0.5, -1, 0 if causal else -1, False, 0.0, 0.0)
-    inputs = (q, k, v, *[None] * 7, *numbers)
-    rest = torch.zeros_like(lse)  # of scores that are not large
-
-    def call() -> Any:
-        return raw(dout, None, out, lse, rest, *inputs, False, False, False)[:3]
-
-    return call
-
-
-def _no_compiled_backward(_: Compiler) -> Build:
-    raise UnsupportedError("compile has no attention backward of its own")
 
 
 def _fa3_backward(causal: bool, arguments: Arguments) -> Call:
@@ -203,88 +168,51 @@ def _fa3_backward(causal: bool, arguments: Arguments) -> Call:
     return differentiate(partial(flash_attention_3, causal=causal), _INPUTS, ("dout",))(arguments)
 
 
-def _op(
-    name: str,
-    reference: Function,
-    save: Callable[[Arguments], Arguments],
-    functions: Mapping[str, Function],
-    backward: Mapping[str, Build],
-    flops: Callable[[str, Shape], float],
-    feature: bool = False,
-) -> Case:
-    return Case(
-        name=name,
-        key="attention/attention",
-        inputs=_INPUTS,
-        parameters=(),
-        outputs=("out",),
-        backward_reads=("dout", "out", *_INPUTS),
-        reference=reference,
-        save=save,
-        functions=functions,
-        backward=backward,
-        compiled_backward=_no_compiled_backward,
-        gradients=len(_INPUTS),
-        grid=_GRID,
-        sizes=_sizes,
-        flops=flops,
-        verified=_last_heads,
-        feature=feature,
-    )
+def _numbers(causal: bool) -> dict[str, Any]:
+    return {
+        "scale": lambda given: given["q"].shape[-1] ** -0.5, "window_left": -1,
+        "window_right": 0 if causal else -1, "softcap": 0.0, "dropout": 0.0,
+    }  # fmt: skip
 
 
-def _differentiated(
-    functions: Mapping[str, Function], inputs: tuple[str, ...] = _INPUTS
-) -> dict[str, Build]:
-    return {who: differentiate(run, inputs, ("dout",)) for who, run in functions.items()}
+def _case(name: str, exact: Function, functions: dict[str, Function], **of: Any) -> Case:
+    """``functions`` are what providers run, ours among them."""
+    of = {"inputs": _INPUTS, "verified": _last_heads, "fixed": _numbers(False), **of}
+    ours, torchs = functions.pop("ours"), functions.pop("torch", None)
+    case = derive(
+        ATTENTION, "attention/attention", of.pop("inputs"), name=name, outputs=("out",),
+        reference=exact, ours=ours, torchs=torchs or ours, rivals=functions,
+        compiled=no_compiled_backward("attention"), grid=_GRID, sizes=_sizes, **of,
+    )  # fmt: skip
+    return case if torchs is not None else without(case, "torch")
 
 
 def _plain(name: str, causal: bool) -> Case:
-    rivals = {
-        "torch": partial(in_torch, is_causal=causal),
-        **{rival: partial(_torch_by, kernel, causal) for rival, kernel in _KERNELS.items()},
-        "fa4": partial(flash_attention_4, causal=causal),
-        "triton": partial(_ours, causal, backend="triton"),
-    }
-    backward = {"fa3": partial(_fa3_backward, causal), "ours": partial(_ours_backward, causal)}
-    return _op(
+    return _case(
         name,
         partial(_exact, causal),
-        partial(_save, causal),
         {
-            **rivals,
+            "ours": partial(F.attention, causal=causal),
+            "torch": partial(in_torch, is_causal=causal),
+            **{rival: partial(_torch_by, kernel, causal) for rival, kernel in _KERNELS.items()},
             "fa3": partial(flash_attention_3, causal=causal),
-            "ours": partial(_ours, causal),
+            "fa4": partial(flash_attention_4, causal=causal),
         },
-        {**_differentiated(rivals), **backward},
-        partial(_flops, causal),
+        fixed=_numbers(causal),
+        backwards={"fa3": partial(_fa3_backward, causal)},
     )
 
 
 def _feature(feature: Feature) -> Case:
-    def save(arguments: Arguments) -> Arguments:
-        return {"out": feature.functions["ours"](*(arguments[n] for n in _INPUTS))}
-
-    return replace(
-        _op(
-            feature.name,
-            feature.reference,
-            save,
-            feature.functions,
-            _differentiated(feature.functions),
-            partial(_flops_of_feature, feature),
-            feature=True,
-        ),
-        verified=_first_heads if feature.verifies_first_heads else _last_heads,
+    """Operations are of the scores that are left."""
+    share = flops(
+        ATTENTION, _INPUTS, _sizes, _numbers(False), share=lambda shape: feature.share(shape[1])
     )
-
-
-def _flops_of_feature(feature: Feature, pass_: str, shape: Shape) -> float:
-    """Of the scores that are left."""
-    return feature.share(shape[1]) * _flops(False, pass_, shape)
-
-
-# ---- a bias that is learned ---------------------------------------------------------------------
+    return _case(
+        feature.name, feature.reference, dict(feature.functions), flops=share, raw=False,
+        triton=False, verified=_first_heads if feature.verifies_first_heads else _last_heads,
+        feature=True,
+    )  # fmt: skip
 
 
 def _torch_learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -300,34 +228,14 @@ def _exact_learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return reference.attention(q, k, v, bias=bias)[0]
 
 
-def _learned() -> Case:
-    """One bias a head for all sequences, with its gradient: relative positions."""
-    inputs = (*_INPUTS, "bias")
-    functions: dict[str, Function] = {"torch": _torch_learned, "ours": _ours_learned}
-
-    def save(arguments: Arguments) -> Arguments:
-        return {"out": functions["ours"](*(arguments[n] for n in inputs))}
-
-    return replace(
-        _op(
-            "learned_bias_attention",
-            _exact_learned,
-            save,
-            functions,
-            _differentiated(functions, inputs),
-            partial(_flops, False),
-            feature=True,
-        ),
-        inputs=inputs,
-        backward_reads=("dout", "out", *inputs),
-        gradients=len(inputs),
-        verified=_last_heads_of_all,
-    )
-
-
 OPS = (
     _plain("attention", causal=False),
     _plain("causal_attention", causal=True),
     *(_feature(feature) for feature in FEATURES),
-    _learned(),
-)
+    # One bias a head for all sequences, with its gradient: relative positions.
+    _case(
+        "learned_bias_attention", _exact_learned, {"torch": _torch_learned, "ours": _ours_learned},
+        inputs=(*_INPUTS, "bias"), raw=False, triton=False, verified=_last_heads_of_all,
+        feature=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: MIT
+"""A case from the declaration of its op: what torch, torch.compile, Triton and our kernels run,
+what the backward pass reads, and what a pass costs.
+
+A case names the operands, by the names of the op's arguments, and fixes all other arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.measure.case import (
+    Arguments,
+    Build,
+    Case,
+    Compiler,
+    Function,
+    Part,
+    UnsupportedError,
+    bind,
+    differentiate,
+)
+from transformer_kernels.measure.sweeps import SWEEPS, Grid, Shape
+from transformer_kernels.measure.timing import Call
+from transformer_kernels.ops._declare import Op
+from transformer_kernels.ops._declare_arguments import Flag, as_tuple
+
+Values = Mapping[str, Any]
+_FEW_ROWS = 16
+
+
+def whole(_: Arguments) -> Part:
+    """All of a tensor is verified: no row is by itself."""
+    return lambda _, tensor: tensor
+
+
+def grid(
+    forms: str, *sizes: int, fits: Callable[[Shape], bool] = lambda _: True, **sweeps: Any
+) -> Grid:
+    """Shapes of that many sizes. A sweep is a list, one by the type of device, or a function."""
+
+    def sweep(shapes: Any) -> Callable[[torch.device, torch.dtype], list[Shape]]:
+        if callable(shapes):
+            return shapes  # type: ignore[no-any-return]
+        if isinstance(shapes, Mapping):
+            return lambda device, _: list(shapes[device.type])
+        return lambda *_: list(shapes)
+
+    return Grid(
+        forms=forms,
+        fold=lambda shape: shape if len(shape) in sizes and fits(shape) else None,
+        sweeps={name: sweep(sweeps[name]) for name in SWEEPS},
+    )
+
+
+# ---- calls --------------------------------------------------------------------------------------
+
+
+def by_place(function: Function, takes: Sequence[str], names: Sequence[str], fixed: Values) -> Any:
+    """A function of the tensors ``takes``, which calls ``function`` with the arguments ``names``
+    and does nothing else: what it costs is timed."""
+    scope = {"function": function, **{f"_{name}": fixed.get(name) for name in names}}
+    given = ", ".join(name if name in takes else f"_{name}" for name in names)
+    return eval(f"lambda {', '.join(takes)}: function({given})", scope)
+
+
+def triton_backward(op: Op) -> Function:
+    """Triton's backward pass, which is imported with the first call."""
+
+    def run(*arguments: Any) -> Any:
+        assert op.triton is not None
+        return op.triton().backward(*arguments)
+
+    return run
+
+
+def _values(fixed: Values, arguments: Arguments) -> dict[str, Any]:
+    """Tensors and numbers by name; a number may be one of a function of the tensors."""
+    numbers = {n: v(arguments) if callable(v) else v for n, v in fixed.items()}
+    return {**numbers, **arguments}
+
+
+def _reads(op: Op, operands: Sequence[str], fixed: Values, arguments: Arguments) -> list[Any]:
+    """What the backward pass takes: all gradients are asked for, and no result again."""
+    values = _values(fixed, arguments)
+    given = [values.get(name) for name in op.names]
+    values |= {n: make(*given) for n, make in (op.evaluated | op.measured).items()}
+    for flag in (name for name in op.backward_inputs if name.startswith("need_")):
+        asked = op.flags.get(flag, (flag.removeprefix("need_d"),))
+        values[flag] = not {*asked}.isdisjoint(operands)
+    return [values.get(name) for name in op.backward_inputs]
+
+
+def backward(op: Op, operands: Sequence[str], fixed: Values, kernel: Function) -> Build:
+    """The backward pass of the raw op, with the operands' gradients first."""
+    order = [op.backward_outputs.index(name) for name in _gradients(op, operands)]
+    in_order = order == list(range(len(order)))
+
+    def build(arguments: Arguments) -> Call:
+        call = partial(kernel, *_reads(op, operands, fixed, arguments))
+        pick = itemgetter(*order)
+        return call if in_order else lambda: pick(call())
+
+    return build
+
+
+def _gradients(op: Op, operands: Sequence[str]) -> list[str]:
+    """Those that the backward pass gives for operands, each once."""
+    found = dict.fromkeys(op.gradient_of(name) for name in operands)
+    return [name for name in found if name in op.backward_outputs]
+
+
+def _save(op: Op, fixed: Values, arguments: Arguments) -> Arguments:
+    """The results that the backward pass reads."""
+    names = [r.name for r in op.results if r.name in op.backward_inputs]
+    if not names:
+        return {}
+    values = _values(fixed, arguments)
+    results = as_tuple(op.raw.forward(*(values.get(name) for name in op.names)))
+    made = dict(zip((*op.returned, *op.saved), results, strict=True))
+    return {name: made[name] for name in names}
+
+
+def compiled_vjp(
+    function: Function, cotangents: Sequence[str], operands: Sequence[str], constants: int = 0
+) -> Callable[[Compiler], Build]:
+    """The backward pass of ``function`` as one graph; the last operands may be ``constants``."""
+    results, last = len(cotangents), len(operands) - constants
+
+    def run(*tensors: Tensor) -> Any:
+        gradients, given = tensors[:results], tensors[results:]
+        of_first = function if not constants else lambda *first: function(*first, *given[last:])
+        dy = gradients if results > 1 else gradients[0]
+        return torch.func.vjp(of_first, *given[:last])[1](dy)
+
+    return lambda compiled: bind(compiled(run), *cotangents, *operands)
+
+
+def without(case: Case, provider: str) -> Case:
+    """The case of all others."""
+
+    def others(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {who: run for who, run in of.items() if who != provider}
+
+    return replace(case, functions=others(case.functions), backward=others(case.backward))
+
+
+def no_compiled_backward(name: str) -> Callable[[Compiler], Build]:
+    def refuse(_: Compiler) -> Build:
+        raise UnsupportedError(f"compile has no {name} backward")
+
+    return refuse
+
+
+# ---- costs --------------------------------------------------------------------------------------
+
+
+def _named(op: Op, pass_: str, operands: Sequence[str], tensors: Values, fixed: Values) -> Values:
+    """The tensors of a pass by the declaration's names: gradients are as large as operands."""
+    results = {name: tensors[f"d{name}"] for name in op.returned if f"d{name}" in tensors}
+    gradients = {f"d{name}": tensors[name] for name in operands if pass_ == "backward"}
+    present = dict.fromkeys(op.names) | {k: v for k, v in fixed.items() if not _is_tensor(v)}
+    return {**present, **results, **tensors, **gradients}
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def of_passes(cost: Callable[[str], Any], pass_: str) -> Any:
+    return cost(pass_) if pass_ != "both" else cost("forward") + cost("backward")
+
+
+def moved(op: Op, operands: Sequence[str], fixed: Values) -> Callable[[str, Arguments], int]:
+    """The bytes of a pass as declared, of the tensors that the case has."""
+
+    def cost(pass_: str, arguments: Arguments) -> int:
+        return op.work(pass_, _named(op, pass_, operands, arguments, fixed)).bytes
+
+    return lambda pass_, arguments: of_passes(lambda p: cost(p, arguments), pass_)
+
+
+def flops_of_product(count: int, pass_: str, shape: Shape) -> float:
+    """Of ``count`` products; 0 forward of few rows, of which the weight's bytes are the bound."""
+    if pass_ == "forward" and shape[0] <= _FEW_ROWS:
+        return 0
+    return 2.0 * math.prod(shape) * count
+
+
+def flops(
+    op: Op, operands: Sequence[str], sizes: Callable[[str, Shape], Shape], fixed: Values,
+    few_rows: bool = False, share: Callable[[Shape], float] = lambda _: 1.0,
+) -> Callable[[str, Shape], float]:  # fmt: skip
+    """The operations of a pass as declared; with ``few_rows`` none forward where the weight's bytes
+    are the bound."""
+    made = {name: name for name in operands} | {f"d{name}": name for name in op.returned}
+
+    def cost(pass_: str, shape: Shape) -> float:
+        tensors = {n: torch.empty(sizes(of, shape), device="meta") for n, of in made.items()}
+        found = op.work(pass_, _named(op, pass_, operands, tensors, fixed)).flops
+        return share(shape) * (found or 0.0)
+
+    def of_shape(pass_: str, shape: Shape) -> float:
+        if few_rows and pass_ == "forward" and shape[0] <= _FEW_ROWS:
+            return 0
+        return float(of_passes(lambda p: cost(p, shape), pass_))
+
+    return of_shape
+
+
+# ---- the case -----------------------------------------------------------------------------------
+
+
+def derive(
+    op: Op,
+    key: str,
+    inputs: tuple[str, ...],
+    parameters: tuple[str, ...] = (),
+    *,
+    reference: Function | None = None,
+    fixed: Values | None = None,
+    ours: Function | None = None,
+    torchs: Function | None = None,
+    rivals: Mapping[str, Function] | None = None,
+    backwards: Mapping[str, Build] | None = None,
+    raw: bool = True,
+    triton: bool = True,
+    compiled: Callable[[Compiler], Build] | str = "stock",
+    few_rows: bool = False,
+    **fields: Any,
+) -> Case:
+    """The case of ``op`` with these operands.
+
+    ``reference`` is by default the stock. ``ours`` is the public function of the operands, with
+    ``backend`` by keyword; by default the op's call. ``torchs`` stands for the declared stock where
+    it reads tensors that are made once.
+    ``rivals`` are further functions, ``backwards`` their backward passes, or better ones than
+    autograd's. Without ``raw`` ours is differentiated like the others. ``compiled`` is the backward
+    pass of torch.compile: by default autograd's of the compiled stock; "vjp" is one graph of it,
+    "gradient" the declared formula. ``few_rows``: see :func:`flops`.
+    """
+    indices, integers = tuple(fields.get("indices", {})), fields.get("integers", ())
+    taken, operands = inputs + parameters, (*indices, *inputs, *parameters)
+    fixed = {a.name: False for a in op.arguments if isinstance(a, Flag)} | dict(fixed or {})
+    stock = by_place(op.stock, operands, op.names, fixed) if torchs is None else torchs
+    functions: dict[str, Function] = {"torch": stock}
+    triton = triton and op.triton is not None
+    for who, backend in [("ours", "auto"), *([("triton", "triton")] if triton else [])]:
+        if ours is not None:
+            functions[who] = ours if who == "ours" else partial(ours, backend=backend)
+        else:
+            by_name = {**fixed, "backend": backend}
+            functions[who] = by_place(op.call, operands, (*op.names, "backend"), by_name)
+    functions |= rivals or {}
+    outputs = fields.pop("outputs", op.returned)
+    cotangents = tuple(f"d{name}" for name in outputs)
+
+    def differentiated(function: Function) -> Build:
+        def build(arguments: Arguments) -> Call:
+            of_operands = partial(function, *(arguments[name] for name in indices))
+            return differentiate(of_operands, taken, cotangents)(arguments)
+
+        return build if indices else differentiate(function, taken, cotangents)
+
+    back = {who: differentiated(run) for who, run in functions.items()}
+    if raw:
+        back["ours"] = backward(op, operands, fixed, op.raw.backward)
+        if triton:
+            back["triton"] = backward(op, operands, fixed, triton_backward(op))
+    if op.flops is not None and "flops" not in fields:
+        fields["flops"] = flops(op, operands, fields["sizes"], fixed, few_rows)
+    if compiled == "vjp":
+        compiled = compiled_vjp(stock, cotangents, operands, constants=len(integers))
+    elif compiled == "gradient":
+        compiled = lambda compiler: backward(op, operands, fixed, compiler(op.gradient))  # noqa: E731
+    elif compiled == "stock":
+        compiled = lambda compiler: differentiated(compiler(stock))  # noqa: E731
+    differentiable = [name for name in inputs if name not in integers]
+    return Case(
+        key=key,
+        inputs=inputs,
+        parameters=parameters,
+        outputs=outputs,
+        reference=reference or stock,
+        save=fields.pop("save", partial(_save, op, fixed) if raw else lambda _: {}),
+        functions=functions,
+        backward={**back, **(backwards or {})},
+        compiled_backward=compiled,
+        gradients=len(_gradients(op, differentiable)),
+        moved=fields.pop("moved", moved(op, taken, fixed)),
+        **{"name": op.name, **fields},
+    )
