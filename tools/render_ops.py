@@ -1,16 +1,25 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Write what documents say of declared ops: docs/_generated/ops_<family>.md, from declarations."""
+"""Write what documents say of declared ops, from declarations: docs/_generated/ops_<page>.md for
+each page of docs/ops."""
 
 from __future__ import annotations
 
+import inspect
+from functools import reduce
 from typing import Any
 
+import transformer_kernels
 from render_results import GENERATED
+from setup_env import ROOT
 from transformer_kernels.nn.activation import MODULES
 from transformer_kernels.ops._declare import Op
-from transformer_kernels.ops.pointwise._ops import GATED, PLAIN
+from transformer_kernels.ops._declare_raw import RAW
+from transformer_kernels.ops._register import DECLARED
 from transformer_kernels.ops.pointwise.pointwise import FUNCTIONS
+
+PAGES = ROOT / "docs" / "ops"
+_HEADINGS = ("op", "function", "formula", "in place of", "bound by", "may be split", "raw ops")
 
 
 def _torch_name(thing: Any) -> str:
@@ -19,25 +28,59 @@ def _torch_name(thing: Any) -> str:
     return f"`{place}.{function.__name__}`"
 
 
+def _splits(op: Op) -> str:
+    """The first words of what declares the ways."""
+    function = getattr(op.parallel, "func", op.parallel)
+    text = " ".join((inspect.getdoc(function) or "").split())
+    first = text.partition(". ")[0].partition(": ")[0].rstrip(".")
+    return first[:1].lower() + first[1:]
+
+
 def row(op: Op) -> str:
-    replaced = ", ".join(map(_torch_name, op.replaces)) or "-"
-    raw = ", ".join(f"`{schema.partition('(')[0]}`" for schema in op.schemas)
-    return f"| `{op.name}` | `{op.text}` | {replaced} | {raw} |"
+    raw = [name for name, raw in RAW.items() if raw.of is op and not raw.composed]
+    cells = (
+        f"`{op.name}`",
+        f"`{op.function.rpartition('.')[2]}`",
+        f"`{op.text}`".replace("|", "\\|"),
+        ", ".join(map(_torch_name, op.replaces)) or "-",
+        op.kind,
+        _splits(op),
+        ", ".join(f"`{name}`" for name in raw) or "-",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
-def page(functions: list[str], modules: list[str], ops: list[Op]) -> str:
-    listed = [f".. autofunction:: {name}" for name in functions]
+def page_of(op: Op) -> str:
+    """The page of its function's module, where there is one, or of its family."""
+    function: Any = reduce(getattr, op.function.split("."), transformer_kernels)
+    *_, family, module = function.__module__.split(".")
+    return module if (PAGES / f"{module}.md").exists() else family
+
+
+def table(ops: list[Op]) -> list[str]:
+    lines = [f"| {' | '.join(_HEADINGS)} |", f"|{' --- |' * len(_HEADINGS)}"]
+    return [*lines, *map(row, ops)]
+
+
+def _with_functions(rows: list[str]) -> list[str]:
+    """Functions and modules that follow from the table of activations, too."""
+    listed = [f".. autofunction:: {name}" for name in FUNCTIONS]
     directives = [".. currentmodule:: transformer_kernels.functional", *listed]
-    table = ["| op | formula | in place of | raw ops |", "| --- | --- | --- | --- |"]
-    of_nn = f"As modules of `transformer_kernels.nn`: {', '.join(f'`{name}`' for name in modules)}."
+    names = ", ".join(f"`{name}`" for name in MODULES)
     fenced = ["```{eval-rst}", *directives, "```"]
-    return "\n".join([*fenced, "", *table, *map(row, ops), "", of_nn, ""])
+    return [*fenced, "", *rows, "", f"As modules of `transformer_kernels.nn`: {names}."]
 
 
 def write_pages() -> None:
     GENERATED.mkdir(parents=True, exist_ok=True)
-    pointwise = page(list(FUNCTIONS), list(MODULES), [*PLAIN.values(), *GATED.values()])
-    (GENERATED / "ops_pointwise.md").write_text(pointwise)
+    pages: dict[str, list[Op]] = {}
+    for op in DECLARED.values():
+        pages.setdefault(page_of(op), []).append(op)
+    for page, ops in pages.items():
+        lines = table(ops)
+        if page == "pointwise":
+            lines = _with_functions(lines)
+        (GENERATED / f"ops_{page}.md").write_text("\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ Parallel = Callable[["Op", Given], Ways]
 
 
 def nowhere(op: Op, given: Given) -> Ways:  # noqa: ARG001
-    """No dimension may be split: the op computes the whole on every device."""
+    """Not at all: every device computes the whole."""
     return ()
 
 

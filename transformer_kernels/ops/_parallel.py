@@ -18,13 +18,13 @@ SUMMED = 0  # of a result: each device has terms of it, whose sum it is
 
 
 def rows(op: Op, given: Given, last: int | None = None) -> Ways:
-    """Every dimension before those that the op runs over, which are the ``last`` ones."""
+    """By rows: in every dimension before those that the op runs over, the ``last`` ones."""
     last = op.last_dims(given) if last is None else last
     return [_by_rows(op, dim) for dim in range(last + 1, given[op.names[0]].dim() + 1)]
 
 
 def elements(op: Op, given: Given) -> Ways:
-    """Every dimension: no element needs another. Parameters are split as their columns are."""
+    """By any dimension: no element needs another. Parameters are split as their columns are."""
     parameters = [a.name for a in op.arguments if isinstance(a, Param)]
     last = _by_rows(op, 1) | dict.fromkeys(parameters, 1)
     return [last, *rows(op, given, 1)]

@@ -277,12 +277,13 @@ def derive(
             back["triton"] = backward(op, operands, fixed, triton_backward(op))
     if op.flops is not None and "flops" not in fields:
         fields["flops"] = flops(op, operands, fields["sizes"], fixed, few_rows)
-    if compiled == "vjp":
-        compiled = compiled_vjp(stock, cotangents, operands, constants=len(integers))
-    elif compiled == "gradient":
-        compiled = lambda compiler: backward(op, operands, fixed, compiler(op.gradient))  # noqa: E731
-    elif compiled == "stock":
-        compiled = lambda compiler: differentiated(compiler(stock))  # noqa: E731
+    by_compiler: dict[Any, Callable[[Compiler], Build]] = {
+        "stock": lambda compiler: differentiated(compiler(stock)),
+        "vjp": compiled_vjp(stock, cotangents, operands, constants=len(integers)),
+        "gradient": lambda compiler: backward(
+            op, operands, fixed, compiler(op.gradient or op.formula)
+        ),
+    }
     differentiable = [name for name in inputs if name not in integers]
     return Case(
         key=key,
@@ -293,7 +294,7 @@ def derive(
         save=fields.pop("save", partial(_save, op, fixed) if raw else lambda _: {}),
         functions=functions,
         backward={**back, **(backwards or {})},
-        compiled_backward=compiled,
+        compiled_backward=compiled if callable(compiled) else by_compiler[compiled],
         gradients=len(_gradients(op, differentiable)),
         moved=fields.pop("moved", moved(op, taken, fixed)),
         **{"name": op.name, **fields},

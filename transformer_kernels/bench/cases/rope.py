@@ -103,7 +103,8 @@ def _weights_of(q: Tensor) -> tuple[Tensor, Tensor]:
 def _of_hugging_face(interleaved: bool, sign: float) -> Callable[..., Any]:
     def function(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         sin = sin if sign > 0 else -sin
-        return tuple(_stock.rotated(x, cos, sin, interleaved) for x in (q, k))  # type: ignore[return-value]
+        q, k = (_stock.rotated(x, cos, sin, interleaved) for x in (q, k))
+        return q, k
 
     return function
 

@@ -92,7 +92,7 @@ def _stock_add(
 def _parallel(
     indices: tuple[str, ...], tables: tuple[str, ...], op: Op, given: Given  # noqa: ARG001
 ) -> Ways:  # fmt: skip
-    """By the columns of the tables, or by tokens; positions that nobody gives count on in their
+    """By the columns of the tables, or by tokens: positions that nobody gives count on in their
     last dimension."""
     first = 1 if given.get("positions", 0) is not None else 2
     by_tokens = range(first, given[indices[0]].dim() + 1)

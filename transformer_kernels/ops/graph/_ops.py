@@ -128,7 +128,7 @@ def _empty_chosen(given: Given) -> Tensor:
 
 
 def _by_columns(op: Op, given: Given) -> Ways:  # noqa: ARG001
-    """Edges lead anywhere, but no column needs another where no weights have heads of them."""
+    """By columns, where no weights have heads of them: edges lead anywhere."""
     return () if given.get("weight") is not None else ({"x": 1, "y": 1},)
 
 

@@ -76,8 +76,8 @@ _GATES = [op.stock for op in GATED.values()]
 
 
 def _parallel(op: Op, given: Given) -> Ways:
-    """By rows, or by hidden features: each device then has terms of the result, to which no bias is
-    added, or its columns where there is no second layer. A gate and up in one are not split."""
+    """By rows, or by hidden features without a last bias: each device then has terms of the result,
+    or its columns where there is no second layer. A gate and up in one are not split."""
     if "up_weight" in given and given["up_weight"] is None:
         return rows(op, given)
     hidden: Way = {"weight": 2, "up_weight": 2, "bias": 1, "up_bias": 1}

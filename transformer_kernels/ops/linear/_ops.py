@@ -54,7 +54,7 @@ def _parallel(op: Op, given: Given) -> Ways:
 
 
 def _parallel_act(op: Op, given: Given) -> Ways:
-    """An activation is of whole sums."""
+    """By rows or by columns: an activation is of whole sums."""
     return [*rows(op, given), BY_COLUMNS]
 
 

@@ -76,6 +76,7 @@ def _empty_dx(given: Given) -> Tensor:
 
 
 def _parallel(op: Op, given: Given) -> Ways:
+    """By rows or by columns."""
     return [*rows(op, given), {"packed": 2, "scales": 2, "bias": 1, "y": 1}]
 
 

@@ -98,7 +98,7 @@ def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Ten
 
 
 def _parallel(op: Op, given: Given) -> Ways:  # noqa: ARG001
-    """By rows, but for a mean, which counts the rows of all devices."""
+    """By rows, but not for a mean: it counts the rows of all devices."""
     return ways_of_rows(given, "x", "probabilities")
 
 

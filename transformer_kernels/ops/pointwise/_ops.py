@@ -70,7 +70,7 @@ def _stock_gated(activate: Activate) -> Formula:
 
 
 def _parallel_gated(op: Op, given: Given) -> Ways:
-    """The columns of a packed pair belong together."""
+    """By any dimension, a packed pair by rows: its columns belong together."""
     return rows(op, given) if given["up"] is None else elements(op, given)
 
 

@@ -42,7 +42,7 @@ _ANGLES = "cos, sin, " + ", ".join(argument.name for argument in _POSITIONS)
 
 
 def _parallel(op: Op, given: Given) -> Ways:
-    """By heads, or by batch; the places of packed tokens belong together."""
+    """By heads, or by batch: the places of packed tokens belong together."""
     tensors = ("q", "k", *op.returned)
     by_heads = dict.fromkeys(tensors, 2)
     if given["q"].dim() != 4:
