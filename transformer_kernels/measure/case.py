@@ -120,10 +120,13 @@ class Case:
         return {**arguments, **self.save(arguments)}
 
     def bytes_moved(self, pass_: str, arguments: Arguments) -> int:
-        """The fewest bytes of a pass, of the forward pass by default each operand and result."""
+        """The fewest bytes: by default each operand, result and gradient once."""
         if self.moved is not None:
             return self.moved(pass_, arguments)
-        return sum(arguments[name].nbytes for name in (*self.operands, *self.cotangents))
+        forward = sum(arguments[name].nbytes for name in (*self.operands, *self.cotangents))
+        written = (*self.differentiable, *self.parameters)
+        backward = forward + sum(arguments[name].nbytes for name in written)
+        return {"forward": forward, "backward": backward, "both": forward + backward}[pass_]
 
     def elements(self, shape: Shape) -> int:
         """Of all inputs and outputs."""

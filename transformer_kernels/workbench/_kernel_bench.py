@@ -14,6 +14,7 @@ from torch import Tensor
 from .._errors import ArgumentTypeError
 from ..bench import runner
 from ..measure.case import Arguments, Build, Case, Compiler, Function, Problem, bind, differentiate
+from ..measure.derive import moved, whole
 from ..measure.schema import Result
 from ..measure.sweeps import Shape
 from ..ops._declare_arguments import as_tuple
@@ -93,9 +94,7 @@ def case_of(kernel: Declared) -> Case:
         inputs=inputs,
         parameters=(),
         outputs=op.returned,
-        backward_reads=(*cotangents, *inputs),
         reference=formula,
-        save=lambda _: {},
         functions={"torch": formula, "ours": ours},
         backward={
             "torch": differentiate(formula, inputs, cotangents),
@@ -104,7 +103,8 @@ def case_of(kernel: Declared) -> Case:
         compiled_backward=compiled_backward,
         gradients=len(inputs) - len(integers),
         sizes=lambda name, shape: tuple(blank(shape)[name].shape),
-        verified=lambda _: lambda _, tensor: tensor,
+        verified=whole,
+        moved=moved(op, inputs, {}),
         integers=integers,
         kernel=kernel,
     )

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from transformer_kernels.bench import cases, providers
-from transformer_kernels.bench.cases import _cublaslt, linear_product
-from transformer_kernels.bench.cases._cublaslt import Heuristic, Layout, layouts
+from transformer_kernels.bench.cases import linear_product
+from transformer_kernels.bench.rivals import cublaslt
+from transformer_kernels.bench.rivals.cublaslt import Heuristic, Layout, layouts
 from transformer_kernels.measure import table
 from transformer_kernels.measure.case import PASSES, Problem, UnsupportedError
 from transformer_kernels.measure.verify import Reference
@@ -147,17 +148,17 @@ def test_the_result_of_a_heuristic_lies_as_in_c():
 
 def test_the_library_is_that_of_pytorchs_cuda(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert _cublaslt.library_name() == "libcublasLt.so.13"
+    assert cublaslt.library_name() == "libcublasLt.so.13"
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UnsupportedError, match="this PyTorch has no CUDA"):
-        _cublaslt.library_name()
+        cublaslt.library_name()
 
 
 def test_a_library_that_is_not_loaded_is_named(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "99.1")
-    _cublaslt._library.cache_clear()
+    cublaslt._library.cache_clear()
     with pytest.raises(UnsupportedError, match=r"has not loaded libcublasLt\.so\.99"):
-        _cublaslt._library()
+        cublaslt._library()
 
 
 def test_cublaslt_runs_on_a_gpu_only():
@@ -178,9 +179,9 @@ def test_cublaslt_computes_the_product(name, precision):
 @pytest.mark.cuda
 def test_cublaslt_offers_several_algorithms_and_keeps_one():
     x, y = (torch.randn(512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product = _cublaslt._product(layouts(x, y), x.dtype, x.device)
+    product = cublaslt._product(layouts(x, y), x.dtype, x.device)
     offered = product.offered()
-    assert 1 < len(offered) <= _cublaslt.WANTED
+    assert 1 < len(offered) <= cublaslt.WANTED
     chosen = product.fastest(x, y)
     assert bytes(chosen.algo) in [bytes(one.algo) for one in offered]
     assert product.fastest(x, y) is chosen

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from transformer_kernels.bench import cases, providers
-from transformer_kernels.bench.cases import _attention_rivals
+from transformer_kernels.bench.rivals import attention as attention_rivals
 from transformer_kernels.measure.case import PASSES, Problem, UnsupportedError
 from transformer_kernels.measure.verify import Reference
 from transformer_kernels.testing import reference
@@ -344,7 +344,7 @@ def test_flex_attention_has_the_feature(name, monkeypatch):
     """Not compiled: what it is asked for is the same. It has no backward pass on a CPU."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    monkeypatch.setattr(_attention_rivals, "_compiled_flex_attention", lambda: flex_attention)
+    monkeypatch.setattr(attention_rivals, "_compiled_flex_attention", lambda: flex_attention)
     op = cases.all_ops()[name]
     shape = (2, 70, 4, 2, 16)
     arguments = op.make(Problem(name, "forward", torch.float32, torch.float32, shape), CPU)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases._attention_rivals import (
+from transformer_kernels.bench.rivals.attention import (
     flash_attention_3,
     flash_attention_4,
     flex_attention,

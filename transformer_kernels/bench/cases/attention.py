@@ -20,17 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_kernels import functional as F
 from transformer_kernels.bench.cases._attention_features import FEATURES, Feature
-from transformer_kernels.bench.cases._attention_rivals import (
+from transformer_kernels.bench.rivals.attention import (
     fa3,
     flash_attention_3,
     flash_attention_4,
-)
-from transformer_kernels.bench.cases._derive import (
-    derive,
-    flops,
-    grid,
-    no_compiled_backward,
-    without,
 )
 from transformer_kernels.measure.case import (
     Arguments,
@@ -39,6 +32,13 @@ from transformer_kernels.measure.case import (
     Part,
     UnsupportedError,
     differentiate,
+)
+from transformer_kernels.measure.derive import (
+    derive,
+    flops,
+    grid,
+    no_compiled_backward,
+    without,
 )
 from transformer_kernels.measure.sweeps import Shape, Sweep
 from transformer_kernels.measure.timing import Call

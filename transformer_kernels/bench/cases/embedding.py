@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases._derive import derive, grid, whole
 from transformer_kernels.measure.case import Arguments, Case
+from transformer_kernels.measure.derive import derive, grid, whole
 from transformer_kernels.measure.sweeps import Shape
 from transformer_kernels.ops.embedding._ops import EMBEDDING, EMBEDDING_ADD
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases._derive import derive, grid, whole
+from transformer_kernels.bench.rivals import pyg
 from transformer_kernels.measure.case import Case, Function
+from transformer_kernels.measure.derive import derive, grid, whole
 from transformer_kernels.measure.sweeps import Grid, Shape
 from transformer_kernels.ops.graph import _stock
 from transformer_kernels.ops.graph._ops import GATHER_REDUCE, SEGMENT_SOFTMAX
@@ -100,8 +100,9 @@ def _case(
 
 def _index_add(graph: F.Graph, x: Tensor, weight: Tensor | None = None) -> Tensor:
     of_heads = None if weight is None else weight.unsqueeze(1)
-    offsets, *none = graph.offsets, None, None, None, None
-    return _stock.gather_reduce(x, offsets, graph.indices, *none, of_heads, 0, graph.targets)
+    return _stock.gather_reduce(
+        x, graph.offsets, graph.indices, None, None, None, None, of_heads, 0, graph.targets
+    )
 
 
 def _sparse(graph: F.Graph, x: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -111,57 +112,10 @@ def _sparse(graph: F.Graph, x: Tensor, weight: Tensor | None = None) -> Tensor:
     return matrix @ x
 
 
-_PYG_GRAPHS: Any = WeakTensorKeyDictionary()  # by their sources
-
-
-def _pyg_graph(graph: F.Graph) -> Any:
-    """PyTorch Geometric's own, with all that it keeps of one, made once."""
-    from torch_geometric import EdgeIndex
-
-    if graph.indices not in _PYG_GRAPHS:
-        edges = torch.stack([graph.indices, graph.targets])
-        size = (graph.num_sources, graph.num_targets)
-        made = EdgeIndex(edges, sparse_size=size, sort_order="col")
-        _PYG_GRAPHS[graph.indices] = made.fill_cache_()
-    return _PYG_GRAPHS[graph.indices]
-
-
-def _pyg(graph: F.Graph, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Its sparse product, which takes what is fastest of PyTorch and of its extensions; a row for
-    each edge where PyTorch on a CPU has no product of 16-bit numbers."""
-    from torch_geometric.utils import scatter
-
-    if not x.is_cuda and x.dtype.itemsize == 2:
-        rows = x[graph.indices] if weight is None else x[graph.indices] * weight.unsqueeze(1)
-        summed: Tensor = scatter(rows, graph.targets, 0, graph.num_targets, "sum")
-        return summed
-    if weight is None and x.dtype is not torch.float32:  # the ones that it keeps
-        weight = x.new_ones(graph.num_edges)
-    product: Tensor = _pyg_graph(graph).matmul(x, weight, transpose=True)
-    return product
-
-
 def _gather(
     graph: F.Graph, x: Tensor, weight: Tensor | None = None, backend: str = "auto"
 ) -> Tensor:
     return F.gather_reduce(x, graph, weight, backend=backend)
-
-
-# ---- segments -----------------------------------------------------------------------------------
-
-
-def _pyg_sum(graph: F.Graph, x: Tensor) -> Tensor:
-    from torch_geometric.utils import segment
-
-    summed: Tensor = segment(x, graph.offsets, "sum")
-    return summed
-
-
-def _pyg_softmax(graph: F.Graph, x: Tensor) -> Tensor:
-    from torch_geometric.utils import softmax
-
-    y: Tensor = softmax(x, ptr=graph.offsets, dim=0)
-    return y
 
 
 _NODES = {"x": "NC", "weight": "E", "y": "NC"}
@@ -169,7 +123,8 @@ _NODES = {"x": "NC", "weight": "E", "y": "NC"}
 OPS = (
     *(
         _case(
-            GATHER_REDUCE, name, inputs, _NODES, 64, _index_add, _gather, segments=_sparse, pyg=_pyg
+            GATHER_REDUCE, name, inputs, _NODES, 64, _index_add, _gather, segments=_sparse,
+            pyg=pyg.gather_reduce,
         )
         for name, inputs in (
             ("gather_reduce", ("x",)),
@@ -182,12 +137,12 @@ OPS = (
         lambda graph, x, **on: F.segment_reduce(x, graph.offsets, **on),
         segmented=True,
         segments=lambda graph, x: torch.segment_reduce(x, "sum", offsets=graph.offsets, axis=0),
-        pyg=_pyg_sum,
+        pyg=pyg.segment_sum,
     ),
     _case(
         SEGMENT_SOFTMAX, "segment_softmax", ("x",), {"x": "EC", "y": "EC"}, 8,
         lambda graph, x: _stock.segment_softmax(x, graph.offsets, None, graph.targets),
         lambda graph, x, **on: F.segment_softmax(x, graph.offsets, **on),
-        pyg=_pyg_softmax,
+        pyg=pyg.segment_softmax,
     ),
 )  # fmt: skip

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases import _quack
-from transformer_kernels.bench.cases._derive import derive, flops_of_product, grid, whole
+from transformer_kernels.bench.rivals import quack
 from transformer_kernels.measure.case import Arguments, Case, Function, bind
+from transformer_kernels.measure.derive import derive, flops_of_product, grid, whole
 from transformer_kernels.measure.sweeps import Grid, Shape
 from transformer_kernels.measure.timing import Call
 from transformer_kernels.ops._declare import Op
@@ -124,12 +124,15 @@ def _onednn(activation: tuple[Any, ...]) -> Function:
 
 def _layers() -> Iterator[Case]:
     """Of each product by its choice, and of ours whatever the choice is."""
-    in_onednn = {"linear": ("none", [], ""), "linear_act": ("gelu", [], "tanh")}
+    in_onednn: dict[str, tuple[Any, ...]] = {
+        "linear": ("none", [], ""),
+        "linear_act": ("gelu", [], "tanh"),
+    }
     for op, ours, by_quack in (
-        (LINEAR, F.linear, _quack.linear),
-        (LINEAR_ACT, partial(F.linear_act, activation="gelu_tanh"), _quack.linear_gelu),
+        (LINEAR, F.linear, quack.linear),
+        (LINEAR_ACT, partial(F.linear_act, activation="gelu_tanh"), quack.linear_gelu),
     ):
-        rivals = {"onednn": _onednn(in_onednn[op.name]), **_quack.providers(by_quack)}
+        rivals = {"onednn": _onednn(in_onednn[op.name]), **quack.providers(by_quack)}
         for is_packed in (False, True):
             yield _case(
                 op, "linear", _LAYER, packed(ours) if is_packed else ours, _LAYER_GRID,
@@ -140,8 +143,8 @@ def _layers() -> Iterator[Case]:
 
 
 def _quack_gated(arguments: Arguments, *, tuned: bool) -> Call:
-    both = _quack.in_turn(arguments["weight"], arguments["up_weight"], 0)
-    return partial(_quack.linear_swiglu, arguments["x"], both, tuned=tuned)
+    both = quack.in_turn(arguments["weight"], arguments["up_weight"], 0)
+    return partial(quack.linear_swiglu, arguments["x"], both, tuned=tuned)
 
 
 # ---- quantised weights --------------------------------------------------------------------------
@@ -198,7 +201,7 @@ OPS = (
     *_layers(),
     _case(
         GATED_MLP, "gated_linear", _GATED, F.gated_linear, _GATED_GRID, name="gated_linear",
-        fixed={"activation": _SWIGLU}, forward=_quack.providers(_quack_gated), sizes=_of_layer,
+        fixed={"activation": _SWIGLU}, forward=quack.providers(_quack_gated), sizes=_of_layer,
     ),
     _case(
         GATED_MLP, "gated_linear", (*_GATED, "down_weight"), F.gated_mlp, _GATED_GRID,

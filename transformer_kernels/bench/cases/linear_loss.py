@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases._derive import derive, grid, whole, without
 from transformer_kernels.measure.case import Arguments, Case, Function, differentiate
+from transformer_kernels.measure.derive import derive, grid, whole, without
 from transformer_kernels.measure.sweeps import Shape
 from transformer_kernels.ops.linear_loss._ops import LINEAR_CROSS_ENTROPY
 from transformer_kernels.ops.loss._formula import MEAN

@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases import _cublaslt, _quack
-from transformer_kernels.bench.cases._derive import no_compiled_backward, whole
 from transformer_kernels.bench.cases.linear import MLP_GRID, packed, sizes_by
+from transformer_kernels.bench.rivals import cublaslt, quack
 from transformer_kernels.measure.case import (
     Arguments,
     Build,
@@ -30,6 +29,7 @@ from transformer_kernels.measure.case import (
     bind,
     differentiate,
 )
+from transformer_kernels.measure.derive import no_compiled_backward, whole
 from transformer_kernels.measure.timing import Call
 from transformer_kernels.ops.linear.linear import GATED_NUMBERS, NUMBERS
 
@@ -127,11 +127,11 @@ def _bare(row: _Product) -> Case:
         return lambda arguments: row.in_layer(linear, arguments[first], arguments[second])
 
     def by_quack(*, tuned: bool) -> Build:
-        return of_factors(lambda x, y: partial(_quack.product, x, y, tuned=tuned))
+        return of_factors(lambda x, y: partial(quack.product, x, y, tuned=tuned))
 
     forward = {
-        "cublaslt": of_factors(_cublaslt.fastest_product),
-        **{name: make() for name, make in _quack.providers(by_quack).items()},
+        "cublaslt": of_factors(cublaslt.fastest_product),
+        **{name: make() for name, make in quack.providers(by_quack).items()},
         "packed": in_layer(packed(F.linear)),
         "ours": in_layer(F.linear),
     }
@@ -192,14 +192,14 @@ def _our_linear_dswiglu(dy: Tensor, weight: Tensor, gate: Tensor, up: Tensor) ->
 
 
 def _quack_swiglu(arguments: Arguments, *, tuned: bool) -> Call:
-    both = _quack.in_turn(arguments["weight"], arguments["up_weight"], 0)
-    return partial(_quack.linear_swiglu, arguments["x"], both, keep=True, tuned=tuned)
+    both = quack.in_turn(arguments["weight"], arguments["up_weight"], 0)
+    return partial(quack.linear_swiglu, arguments["x"], both, keep=True, tuned=tuned)
 
 
 def _quack_dswiglu(arguments: Arguments, *, tuned: bool) -> Call:
-    pairs = _quack.in_turn(arguments["gate"], arguments["up"], 1)
+    pairs = quack.in_turn(arguments["gate"], arguments["up"], 1)
     dy, weight = arguments["dy"], arguments["weight"]
-    return partial(_quack.linear_dswiglu, dy, weight, pairs, tuned=tuned)
+    return partial(quack.linear_dswiglu, dy, weight, pairs, tuned=tuned)
 
 
 def _bound(functions: Mapping[str, Function], *names: str) -> dict[str, Build]:
@@ -212,7 +212,7 @@ _KEPT_LINEAR_ACT = _op(
     3,
     _linear_gelu,
     _bound(
-        {**_quack.providers(partial(_quack.linear_gelu, keep=True)), "ours": _our_linear_gelu},
+        {**quack.providers(partial(quack.linear_gelu, keep=True)), "ours": _our_linear_gelu},
         "x", "weight", "bias",
     ),
 )  # fmt: skip
@@ -221,9 +221,7 @@ _LINEAR_DACT = _op(
     {"dy": "TH", "weight": "HF", "z": "TF", "dz": "TF", "h": "TF"},
     3,
     _linear_dgelu,
-    _bound(
-        {**_quack.providers(_quack.linear_dgelu), "ours": _our_linear_dgelu}, "dy", "weight", "z"
-    ),
+    _bound({**quack.providers(quack.linear_dgelu), "ours": _our_linear_dgelu}, "dy", "weight", "z"),
 )
 _KEPT_GATED_LINEAR = _op(
     "kept_gated_linear",
@@ -231,7 +229,7 @@ _KEPT_GATED_LINEAR = _op(
     3,
     _linear_swiglu,
     {
-        **_quack.providers(_quack_swiglu),
+        **quack.providers(_quack_swiglu),
         "ours": bind(_our_linear_swiglu, "x", "weight", "up_weight"),
     },
     products=2,
@@ -246,7 +244,7 @@ _LINEAR_DGATED = _op(
         **_bound(
             {"torch": _torch_dswiglu, "ours": _our_linear_dswiglu}, "dy", "weight", "gate", "up"
         ),
-        **_quack.providers(_quack_dswiglu),
+        **quack.providers(_quack_dswiglu),
     },
     key="linear/gated_linear",
 )

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases._derive import derive, no_compiled_backward, whole
+from transformer_kernels.bench.rivals import quack
 from transformer_kernels.measure.case import Case, Function, bind, differentiate
+from transformer_kernels.measure.derive import derive, no_compiled_backward, whole
 from transformer_kernels.measure.sweeps import Grid, Shape
 from transformer_kernels.ops.loss._formula import MEAN, SUM
 from transformer_kernels.ops.loss._ops import CROSS_ENTROPY
@@ -52,12 +53,6 @@ def _reference(x: Tensor, target: Tensor) -> Tensor:
     return (torch.logsumexp(x, -1) - x.gather(-1, target.unsqueeze(-1)).squeeze(-1)).mean()
 
 
-def _quack(x: Tensor, target: Tensor) -> Any:
-    from quack.cross_entropy import cross_entropy
-
-    return cross_entropy(x, target)
-
-
 # ---- with the gradient in the forward pass ------------------------------------------------------
 
 
@@ -83,13 +78,6 @@ def _ours_with_gradient(x: Tensor, target: Tensor) -> Any:
     return run(x, target, None, None, *_OPTIONS.values(), SUM, False)
 
 
-def _quack_with_gradient(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    from quack.cross_entropy import cross_entropy_fwd
-
-    losses, dx = cross_entropy_fwd(x, target, return_dx=True)
-    return losses.sum(), dx
-
-
 def _vjp(x: Tensor, target: Tensor) -> Any:
     made: Any = torch.func.vjp(lambda x: functional.cross_entropy(x, target, reduction="sum"), x)
     loss, back = made
@@ -99,8 +87,8 @@ def _vjp(x: Tensor, target: Tensor) -> Any:
 OPS = (
     derive(
         CROSS_ENTROPY, _KEY, _OPERANDS, integers=("target",), fixed={**_OPTIONS, "reduction": MEAN},
-        reference=_reference, ours=F.cross_entropy, rivals={"quack": _quack},
-        backwards={"quack": differentiate(_quack, _OPERANDS, ("dloss",))},
+        reference=_reference, ours=F.cross_entropy, rivals={"quack": quack.cross_entropy},
+        backwards={"quack": differentiate(quack.cross_entropy, _OPERANDS, ("dloss",))},
         compiled="vjp", grid=_GRID, sizes=_sizes, verified=whole,
     ),
     Case(
@@ -110,7 +98,7 @@ OPS = (
         forward={
             "torch": bind(_loss_and_gradient(functional.cross_entropy), *_OPERANDS),
             "ours": bind(_ours_with_gradient, *_OPERANDS),
-            "quack": bind(_quack_with_gradient, *_OPERANDS),
+            "quack": bind(quack.cross_entropy_with_gradient, *_OPERANDS),
         },
         backward={},
         compiled_backward=no_compiled_backward("cross_entropy_and_gradient"),

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer_kernels.bench.cases._derive import derive
 from transformer_kernels.measure.case import Arguments, Case, Draw, differentiate
+from transformer_kernels.measure.derive import derive
 from transformer_kernels.ops._declare import Op
 from transformer_kernels.ops.pointwise._ops import GATED, PLAIN
 from transformer_kernels.ops.pointwise.dropout import BIAS_DROPOUT_ADD, DROPOUT

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases._derive import derive, grid, triton_backward
 from transformer_kernels.measure.case import (
     Arguments,
     Build,
@@ -29,6 +28,7 @@ from transformer_kernels.measure.case import (
     Part,
     bind,
 )
+from transformer_kernels.measure.derive import derive, grid, triton_backward
 from transformer_kernels.measure.sweeps import Shape
 from transformer_kernels.ops.rope import _stock
 from transformer_kernels.ops.rope._ops import QK_NORM, ROPE

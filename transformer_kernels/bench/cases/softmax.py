@@ -7,42 +7,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.cases._derive import derive
-from transformer_kernels.measure.case import Arguments, Case, Function, bind
-from transformer_kernels.measure.timing import Call
+from transformer_kernels.bench.rivals import liger, quack
+from transformer_kernels.measure.case import Case, Function, bind
+from transformer_kernels.measure.derive import derive
 from transformer_kernels.ops.softmax._ops import SOFTMAX
 from transformer_kernels.testing import reference
 
 _aten = torch.ops.aten
-
-
-def _liger(x: Tensor) -> Any:
-    from liger_kernel.ops.softmax import LigerSoftmaxFunction
-
-    return LigerSoftmaxFunction.apply(x)
-
-
-def _liger_backward(arguments: Arguments) -> Call:
-    from liger_kernel.ops.softmax import _softmax_backward, _softmax_forward
-
-    dy, y = arguments["dy"], arguments["y"]
-    _, *launch = _softmax_forward(arguments["x"])
-    return lambda: _softmax_backward(dy, y, *launch)
-
-
-def _quack(x: Tensor) -> Any:
-    from quack.softmax import softmax
-
-    return softmax(x)
-
-
-def _quack_backward(dy: Tensor, y: Tensor) -> Any:
-    from quack.softmax import softmax_bwd
-
-    return softmax_bwd(dy, y)
 
 
 def _case(log: bool, ours: Function, torchs_backward: Any, **rivals: Any) -> Case:
@@ -65,8 +38,10 @@ def _case(log: bool, ours: Function, torchs_backward: Any, **rivals: Any) -> Cas
 OPS = (
     _case(
         False, F.softmax, _aten._softmax_backward_data,
-        rivals={"liger": _liger, "quack": _quack},
-        backwards={"liger": _liger_backward, "quack": bind(_quack_backward, "dy", "y")},
+        rivals={"liger": liger.softmax, "quack": quack.softmax},
+        backwards={
+            "liger": liger.softmax_backward, "quack": bind(quack.softmax_backward, "dy", "y"),
+        },
     ),
     _case(True, F.log_softmax, _aten._log_softmax_backward_data),
 )  # fmt: skip

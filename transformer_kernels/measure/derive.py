@@ -49,7 +49,7 @@ def grid(
 
     def sweep(shapes: Any) -> Callable[[torch.device, torch.dtype], list[Shape]]:
         if callable(shapes):
-            return shapes  # type: ignore[no-any-return]
+            return shapes
         if isinstance(shapes, Mapping):
             return lambda device, _: list(shapes[device.type])
         return lambda *_: list(shapes)
