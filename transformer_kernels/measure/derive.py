@@ -167,15 +167,11 @@ def _named(op: Op, pass_: str, operands: Sequence[str], tensors: Values, fixed: 
     """The tensors of a pass by the declaration's names: gradients are as large as operands."""
     results = {name: tensors[f"d{name}"] for name in op.returned if f"d{name}" in tensors}
     gradients = {f"d{name}": tensors[name] for name in operands if pass_ == "backward"}
-    present = dict.fromkeys(op.names) | {k: v for k, v in fixed.items() if not _is_tensor(v)}
-    return {**present, **results, **tensors, **gradients}
+    numbers = {name: x for name, x in fixed.items() if not isinstance(x, Tensor)}
+    return {**dict.fromkeys(op.names), **numbers, **results, **tensors, **gradients}
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
-def of_passes(cost: Callable[[str], Any], pass_: str) -> Any:
+def _of_passes(cost: Callable[[str], Any], pass_: str) -> Any:
     return cost(pass_) if pass_ != "both" else cost("forward") + cost("backward")
 
 
@@ -185,7 +181,7 @@ def moved(op: Op, operands: Sequence[str], fixed: Values) -> Callable[[str, Argu
     def cost(pass_: str, arguments: Arguments) -> int:
         return op.work(pass_, _named(op, pass_, operands, arguments, fixed)).bytes
 
-    return lambda pass_, arguments: of_passes(lambda p: cost(p, arguments), pass_)
+    return lambda pass_, arguments: _of_passes(lambda p: cost(p, arguments), pass_)
 
 
 def flops_of_product(count: int, pass_: str, shape: Shape) -> float:
@@ -211,7 +207,7 @@ def flops(
     def of_shape(pass_: str, shape: Shape) -> float:
         if few_rows and pass_ == "forward" and shape[0] <= _FEW_ROWS:
             return 0
-        return float(of_passes(lambda p: cost(p, shape), pass_))
+        return float(_of_passes(lambda p: cost(p, shape), pass_))
 
     return of_shape
 
@@ -230,7 +226,7 @@ def derive(
     ours: Function | None = None,
     torchs: Function | None = None,
     rivals: Mapping[str, Function] | None = None,
-    backwards: Mapping[str, Build] | None = None,
+    backwards: Mapping[str, Build | None] | None = None,
     raw: bool = True,
     triton: bool = True,
     compiled: Callable[[Compiler], Build] | str = "stock",
@@ -241,11 +237,11 @@ def derive(
 
     ``reference`` is by default the stock. ``ours`` is the public function of the operands, with
     ``backend`` by keyword; by default the op's call. ``torchs`` stands for the declared stock where
-    it reads tensors that are made once.
-    ``rivals`` are further functions, ``backwards`` their backward passes, or better ones than
-    autograd's. Without ``raw`` ours is differentiated like the others. ``compiled`` is the backward
-    pass of torch.compile: by default autograd's of the compiled stock; "vjp" is one graph of it,
-    "gradient" the declared formula. ``few_rows``: see :func:`flops`.
+    it reads tensors that are made once. ``rivals`` are further functions, ``backwards`` backward
+    passes that are not autograd's, or None where a provider has none. Without ``raw`` ours is
+    differentiated like the others. ``compiled`` is the backward pass of torch.compile: by default
+    autograd's of the compiled stock; "vjp" is one graph of it, "gradient" the declared formula.
+    ``few_rows``: see :func:`flops`.
     """
     indices, integers = tuple(fields.get("indices", {})), fields.get("integers", ())
     taken, operands = inputs + parameters, (*indices, *inputs, *parameters)
@@ -284,6 +280,7 @@ def derive(
             op, operands, fixed, compiler(op.gradient or op.formula)
         ),
     }
+    back_or_none = {**back, **(backwards or {})}
     differentiable = [name for name in inputs if name not in integers]
     return Case(
         key=key,
@@ -293,7 +290,7 @@ def derive(
         reference=reference or stock,
         save=fields.pop("save", partial(_save, op, fixed) if raw else lambda _: {}),
         functions=functions,
-        backward={**back, **(backwards or {})},
+        backward={who: run for who, run in back_or_none.items() if run is not None},
         compiled_backward=compiled if callable(compiled) else by_compiler[compiled],
         gradients=len(_gradients(op, differentiable)),
         moved=fields.pop("moved", moved(op, taken, fixed)),

@@ -199,7 +199,12 @@ def _plain(name: str, causal: bool) -> Case:
             "fa4": partial(flash_attention_4, causal=causal),
         },
         fixed=_numbers(causal),
-        backwards={"fa3": partial(_fa3_backward, causal)},
+        backwards={
+            "fa3": partial(_fa3_backward, causal),
+            "triton": differentiate(
+                partial(F.attention, causal=causal, backend="triton"), _INPUTS, ("dout",)
+            ),
+        },
     )
 
 

@@ -150,9 +150,8 @@ def _rope(name: str, interleaved: bool) -> Case:
         ROPE, "rope/rope", _INPUTS, name=name, reference=partial(_reference, interleaved),
         ours=ours, torchs=_with_tables(_of_hugging_face(interleaved, 1.0), interleaved), raw=False,
         rivals={} if interleaved else {"liger": _liger},
-        backwards={
-            who: bind(_backward(interleaved, kernel), *_ROTATED) for who, kernel in kernels.items()
-        },
+        backwards={"liger": None}
+        | {who: bind(_backward(interleaved, kernel), *_ROTATED) for who, kernel in kernels.items()},
         compiled=compiled, grid=_GRID, sizes=_sizes, verified=_last_sequence, feature=interleaved,
     )  # fmt: skip
 
