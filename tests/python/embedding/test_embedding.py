@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from transformer_kernels import functional as tfk
 from transformer_kernels import nn
+from transformer_kernels.ops.embedding._ops import EMBEDDING_ADD
 from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import LAYOUTS, poisoned, randn
 from transformer_kernels.testing.tolerance import assert_close_to_reference
@@ -225,13 +226,10 @@ def _sum(
                                  backend=backend)  # fmt: skip
 
     def theirs(w: Tensor, p: Tensor, t: Tensor | None = None) -> Tensor:
-        first = 0 if positions is None else positions
-        places = first if isinstance(first, Tensor) else torch.arange(
-            first, first + (tokens.shape[-1] if tokens.dim() else 1), device=w.device)  # fmt: skip
-        y = F.embedding(tokens, w, padding) + F.embedding(places, p).view(
-            *places.shape[places.dim() - tokens.dim() :], p.shape[1]
-        )
-        return y if t is None or types is None else y + F.embedding(types, t)
+        ids, first = (positions, 0) if isinstance(positions, Tensor) else (None, positions or 0)
+        index = -1 if padding is None else padding
+        y: Tensor = EMBEDDING_ADD.stock(w, tokens, p, ids, t, types, first, index)
+        return y
 
     return ours, theirs
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
-from transformer_kernels import _torch
+from transformer_kernels.ops.loss._ops import CROSS_ENTROPY
+from transformer_kernels.ops.loss._stock import REDUCTIONS
 from transformer_kernels.testing.case import Problem
 from transformer_kernels.testing.check import check_problem
 from transformer_kernels.testing.inputs import LAYOUTS, randn
@@ -54,23 +55,13 @@ def reference(
 
 def torch_way(x: Tensor, target: Tensor, weight: Any, **options: Any) -> Tensor:
     """PyTorch's, in x's dtype; what it lacks as operations around it."""
-    z_loss, softcap = options.pop("z_loss", 0.0), options.pop("softcap", 0.0)
-    z = softcap * torch.tanh(x / softcap) if softcap else x
-    loss = _torch.cross_entropy(z, target, weight, **options)
-    if not z_loss:
-        return loss
-    extra = torch.logsumexp(z, -1).square() * z_loss
-    if not target.is_floating_point():
-        kept = target != -100
-        label = target.clamp(0, x.shape[-1] - 1)
-        counted = kept * (1 if weight is None else weight[label])
-        extra = extra * counted
-        total = counted.sum()
-    else:
-        total = torch.tensor(float(extra.numel()), device=x.device)
-    if options["reduction"] == "none":
-        return loss + extra
-    return loss + (extra.sum() / (total if options["reduction"] == "mean" else 1)).to(loss.dtype)
+    given = dict.fromkeys(CROSS_ENTROPY.names, 0.0) | options
+    given |= {"x": x, "target": target, "probabilities": None, "weight": weight, "wide": False}
+    if target.is_floating_point():
+        given |= {"target": None, "probabilities": target}
+    given |= {"ignore_index": -100, "reduction": REDUCTIONS.index(options["reduction"])}
+    loss: Tensor = CROSS_ENTROPY.stock(*(given[name] for name in CROSS_ENTROPY.names))
+    return loss
 
 
 def problem(

@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformer_kernels import _torch
 from transformer_kernels.functional import qk_norm, rms_norm, rope, rope_tables
 from transformer_kernels.ops._declare_formula import formula_backward
-from transformer_kernels.ops.rope import _stock
 from transformer_kernels.ops.rope._ops import QK_NORM
 from transformer_kernels.testing import reference
 from transformer_kernels.testing.case import Problem
@@ -38,23 +36,18 @@ def _problem(
     options: dict[str, Any] = {}
     rows: tuple[Tensor, ...] = ()
     if rotary:
-        tables = rope_tables(time + 3, rotary, 100.0, dtype=table_dtype or q.dtype, device=device)
-        options = {"cos": tables[0], "sin": tables[1], "offsets": 3, "interleaved": interleaved}
-        rows = tuple(t[3:][None] for t in tables)
+        made = rope_tables(time + 3, rotary, 100.0, dtype=table_dtype or q.dtype, device=device)
+        options = {"cos": made[0], "sin": made[1], "offsets": 3, "interleaved": interleaved}
+        rows = tuple(t[3:][None] for t in made)
 
-    def turned(rotate: Any, x: Tensor) -> Tensor:
-        return rotate(x, *rows, interleaved) if rows else x
+    tables = (options["cos"], options["sin"]) if rotary else (None, None)
 
     def theirs(q: Tensor, k: Tensor, *weights: Tensor) -> Any:
-        normed = (
-            _torch.rms_norm(x.to(w.dtype), (dim,), w, EPS).to(x.dtype)
-            for x, w in zip((q, k), weights, strict=True)
-        )
-        return tuple(turned(_stock.turned, x) for x in normed)
+        return QK_NORM.stock(q, k, *weights, *tables, None, None, None, 3, 0, 0, interleaved, EPS)
 
     def expected(q: Tensor, k: Tensor, *weights: Tensor) -> Any:
         normed = (reference.rms_norm(x, w, None, EPS) for x, w in zip((q, k), weights, strict=True))
-        return tuple(turned(exact, x) for x in normed)
+        return tuple(exact(x, *rows, interleaved) if rows else x for x in normed)
 
     return Problem(
         (q, k, *weights),

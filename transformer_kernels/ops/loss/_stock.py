@@ -12,7 +12,7 @@ from ... import _torch
 from .._dtype import accumulate_dtype
 from ._formula import MEAN, NONE, counted_labels
 
-_REDUCTIONS = ("none", "mean", "sum")
+REDUCTIONS = ("none", "mean", "sum")
 
 
 def cross_entropy(
@@ -24,7 +24,7 @@ def cross_entropy(
     z = softcap * (z / softcap).tanh() if softcap > 0 else z
     many = z.dim() > 2
     rows = z.flatten(0, -2) if many else z
-    options: dict[str, Any] = {"reduction": _REDUCTIONS[reduction]}
+    options: dict[str, Any] = {"reduction": REDUCTIONS[reduction]}
     if target is not None:
         labels = target.long().flatten() if many else target.long()
         options["ignore_index"] = ignore_index
