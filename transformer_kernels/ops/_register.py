@@ -90,8 +90,8 @@ def _composed_kernels(op: Op, forward: Formula, backward: Formula) -> Kernels:
     watches the ops of a call sees those that they are made of."""
 
     def checked(*arguments: Any) -> Any:
-        if any(map(is_distributed, arguments)):  # the call runs the parts: its ops know no DTensors
-            raise ArgumentTypeError(f"{op.title}: a tensor is a DTensor, expected a plain one")
+        if is_distributed(arguments[0]):  # whose parts the call runs: ops inside know no DTensors
+            raise ArgumentTypeError(f"{op.title}: {op.names[0]} is a DTensor, expected a Tensor")
         declared = as_declared(op, arguments)
         check_values(op, op.given(declared))
         return forward(*declared)

@@ -75,6 +75,11 @@ def test_a_step_on_a_gpu():
         ("aten::_softmax", [(2, 2, 8, 8)], step.ATTENTION),
         ("aten::_softmax", [(2, 2, 8, 16)], step.MEMORY),
         ("transformer_kernels::attention_forward", [(2, 8, 1, 16)], step.ATTENTION),
+        ("transformer_kernels::linear_algorithm_backward", [(8, 8)], step.PRODUCTS),
+        ("transformer_kernels::linear_dgated", [(8, 8)], step.PRODUCTS),
+        ("transformer_kernels::quantized_linear_forward", [(8, 8)], step.PRODUCTS),
+        ("transformer_kernels::cross_entropy_gradient_", [(2, 50)], step.MEMORY),
+        ("transformer_kernels::softmax_forward", [(2, 2, 8, 8)], step.ATTENTION),
         ("aten::add", [(), (16,)], step.MEMORY),
     ],
 )

@@ -159,6 +159,12 @@ def _check_op(op: Op, mesh: Any) -> None:
                 )
 
 
+def _rotate_in_place(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    q = q.clone()
+    functional.rope(q, None, cos, sin, inplace=True)
+    return q
+
+
 def _check_functions(mesh: Any) -> None:
     """Functions on the way to the ops take DTensors as well, and results stay where rows are."""
     from torch.distributed.tensor import Shard
@@ -173,6 +179,7 @@ def _check_functions(mesh: Any) -> None:
         (functional.token_log_probs, (x, labels), 2),
         (lambda x, i: functional.cross_entropy(x.flatten(0, 1), i.flatten()), (x, labels), 0),
         (lambda q, c, s: functional.rope(q, None, c, s), (q, cos, sin), 1),
+        (_rotate_in_place, (q, cos, sin), 1),
         (lambda q, c, s: functional.qk_norm(q, q, cos=c, sin=s)[1], (q, cos, sin), 1),
         (lambda x, w, i: functional.linear_token_log_probs(x, w, i), of_layer, 0),
         (lambda x, w, i: functional.linear_cross_entropy(x, w, i), of_layer, 0),

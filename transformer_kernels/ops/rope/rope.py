@@ -11,6 +11,7 @@ from torch import Tensor
 from ..._errors import as_flag, translate
 from ..._torch import is_eager
 from .._declare_checks import as_declared
+from .._kinds import is_distributed
 from .._public import overridable
 from ._angles import angle_arguments, heads_last
 from ._ops import ROPE, rotate_in_place
@@ -24,6 +25,7 @@ def _overwrite(arguments: tuple[Any, ...], backend: str) -> None:
     tensors = [x for x in arguments[:2] if isinstance(x, Tensor)]
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     plain = all(x.stride(-1) == 1 or x.shape[-1] <= 1 for x in tensors if x.dim())
+    plain = plain and not any(map(is_distributed, tensors))
     if backend == "auto" and is_eager() and not differentiable and plain:
         _run_in_place(arguments)
         return
