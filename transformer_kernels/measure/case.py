@@ -72,7 +72,7 @@ class Case:
     functions: Mapping[str, Function]  # provider -> differentiable (*inputs, *parameters)
     backward: Mapping[str, Build]  # provider -> the backward pass alone
     compiled_backward: Callable[[Compiler], Build]
-    # What the backward pass reads beside the inputs.
+    # The tensors that the backward pass reads beside the inputs.
     save: Callable[[Arguments], Arguments] = lambda _: {}
     forward: Mapping[str, Build] = field(default_factory=dict)  # where there is no gradient
     gradients: int = 1  # of the inputs, from the backward pass: one where they are all the same

@@ -89,7 +89,7 @@ def _values(fixed: Values, arguments: Arguments) -> dict[str, Any]:
 
 
 def _reads(op: Op, operands: Sequence[str], fixed: Values, arguments: Arguments) -> list[Any]:
-    """What the backward pass takes: all gradients are asked for, and no result again."""
+    """The inputs of the backward pass: all gradients are asked for, and no result again."""
     values = _values(fixed, arguments)
     given = [values.get(name) for name in op.names]
     values |= {n: make(*given) for n, make in (op.evaluated | op.measured).items()}
@@ -113,7 +113,7 @@ def backward(op: Op, operands: Sequence[str], fixed: Values, kernel: Function) -
 
 
 def _gradients(op: Op, operands: Sequence[str]) -> list[str]:
-    """Those that the backward pass gives for operands, each once."""
+    """The gradients that the backward pass gives for operands, each once."""
     found = dict.fromkeys(op.gradient_of(name) for name in operands)
     return [name for name in found if name in op.backward_outputs]
 
@@ -185,7 +185,7 @@ def moved(op: Op, operands: Sequence[str], fixed: Values) -> Callable[[str, Argu
 
 
 def flops_of_product(count: int, pass_: str, shape: Shape) -> float:
-    """Of ``count`` products; 0 forward of few rows, of which the weight's bytes are the bound."""
+    """The operations of products; 0 forward of few rows, which the weight's bytes bound."""
     if pass_ == "forward" and shape[0] <= _FEW_ROWS:
         return 0
     return 2.0 * math.prod(shape) * count

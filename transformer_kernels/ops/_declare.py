@@ -255,7 +255,7 @@ class Op:
     # ---- cost -----------------------------------------------------------------------------------
 
     def work(self, pass_: str, given: Given) -> Work:
-        """What a pass costs of the tensors and numbers of these names: arguments, results, and
+        """The cost of a pass, given its tensors and numbers by name: arguments, results, and
         gradients such as ``dx``."""
         moved = self._moved if self.moved is None else self.moved
         return Work(moved(pass_, given), None if self.flops is None else self.flops(pass_, given))

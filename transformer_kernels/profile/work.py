@@ -45,13 +45,13 @@ def is_ours(name: str) -> bool:
 
 
 def kind_of(name: str) -> str | None:
-    """What bounds a kernel of ours; None of another operator."""
+    """The kind of a kernel of ours; None for other operators."""
     raw = _raw(name)
     return None if raw is None else raw.kind
 
 
 def of_event(event: Event) -> Work | None:
-    """Of a traced call whose arguments' shapes and dtypes were recorded; None of another."""
+    """The work of a traced call; None where the shapes of its arguments were not recorded."""
     return _of_signature(event.name, json.dumps([event.arguments.get(key) for key in _RECORDED]))
 
 

@@ -110,19 +110,19 @@ def _sizes(name: str, shape: Shape) -> Shape:
 
 
 def _last_heads(arguments: Arguments) -> Part:
-    """Those that share the last head of k, in the last sequence."""
+    """Heads that share the last head of k, in the last sequence."""
     shared = arguments["q"].shape[2] // arguments["k"].shape[2]
     return lambda name, x: x[-1:, :, -1 if name in _OF_KEYS else -shared :]
 
 
 def _first_heads(arguments: Arguments) -> Part:
-    """Those that share the first head of k, in the first sequence."""
+    """Heads that share the first head of k, in the first sequence."""
     shared = arguments["q"].shape[2] // arguments["k"].shape[2]
     return lambda name, x: x[:1, :, : 1 if name in _OF_KEYS else shared]
 
 
 def _last_heads_of_all(arguments: Arguments) -> Part:
-    """The same of every sequence, with their bias."""
+    """The last heads of every sequence, with their bias."""
     shared = arguments["q"].shape[2] // arguments["k"].shape[2]
 
     def part(name: str, x: Tensor) -> Tensor:

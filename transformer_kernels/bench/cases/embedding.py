@@ -37,7 +37,7 @@ def _sizes(name: str, shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4)
 def _frequencies(rows: int) -> Tensor:
-    """Those of words by Zipf's law, in any order."""
+    """Frequencies of words by Zipf's law, in any order."""
     return (1.0 / torch.arange(1, rows + 1, dtype=torch.float64))[torch.randperm(rows)]
 
 

@@ -123,7 +123,7 @@ def _onednn(activation: tuple[Any, ...]) -> Function:
 
 
 def _layers() -> Iterator[Case]:
-    """Of each product by its choice, and of ours whatever the choice is."""
+    """Each layer by its own choice of a product, and by our product whatever the choice is."""
     in_onednn: dict[str, tuple[Any, ...]] = {
         "linear": ("none", [], ""),
         "linear_act": ("gelu", [], "tanh"),

@@ -47,7 +47,7 @@ def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor],
 
 
 def dropped(x: Tensor, kept: Tensor) -> Tensor:
-    """What is left of ``x``, exactly."""
+    """The elements of ``x`` that are kept, scaled exactly; the others are 0."""
     return torch.where(kept, x * SCALE, 0.0)
 
 

@@ -87,7 +87,7 @@ def _doubled(
 
 @lru_cache(maxsize=8)
 def _weights(dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The same numbers in every dtype that holds them."""
+    """Weights of numbers that every dtype holds."""
     steps = torch.arange(dim, device=device)
     q_weight, k_weight = ((steps * step % 17) / 16 + 0.5 for step in (5, 7))
     return q_weight.to(dtype), k_weight.to(dtype)

@@ -24,7 +24,7 @@ WORKSPACE_BYTES = 32 << 20
 WANTED = 16  # algorithms
 _CALLS, _ROUNDS = 4, 9  # the fewest calls of a sample; its repetitions
 
-# Of cublasLt.h and library_types.h.
+# Constants of cublasLt.h and library_types.h.
 _COMPUTE_32F, _R_32F = 68, 0
 _TYPES = {torch.float32: _R_32F, torch.float16: 2, torch.bfloat16: 14}
 _TRANSA, _TRANSB = 3, 4
@@ -32,7 +32,7 @@ _MAX_WORKSPACE_BYTES = 1
 
 
 class Layout(NamedTuple):
-    """Of a matrix by columns, as cuBLASLt reads memory."""
+    """The layout of a column-major matrix, as cuBLASLt reads memory."""
 
     rows: int
     cols: int
@@ -62,7 +62,7 @@ class Heuristic(ctypes.Structure):
 
 
 def _transposed(matrix: Tensor) -> tuple[Layout, bool]:
-    """What lies there by columns, and whether its transpose is that of the matrix."""
+    """The column-major layout of the memory, and whether it holds the transpose of the matrix."""
     rows, cols = matrix.shape
     if matrix.stride(1) == 1:
         return Layout(cols, rows, matrix.stride(0)), False
@@ -72,7 +72,7 @@ def _transposed(matrix: Tensor) -> tuple[Layout, bool]:
 
 
 def layouts(x: Tensor, y: Tensor) -> Layouts:
-    """Of x y by rows, which is (y^T x^T) by columns."""
+    """The layouts of x y by rows, which is y^T x^T by columns."""
     a, transpose_a = _transposed(y)
     b, transpose_b = _transposed(x)
     rows, cols = len(x), y.shape[1]
@@ -122,7 +122,7 @@ def _layout(of: Layout, dtype: torch.dtype) -> ctypes.c_void_p:
 
 
 class _Product:
-    """Of matrices that lie so; sums are of float32."""
+    """A GEMM of matrices of these layouts; it accumulates in float32."""
 
     def __init__(self, of: Layouts, dtype: torch.dtype, device: torch.device) -> None:
         if dtype not in _TYPES:
