@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One transformer block five times: the same weights and the same results, by ever better kernels.
+"""Runs one transformer block in five levels: the same weights and results, on ever better kernels.
 
 First by hand, to show that a level is one word; then measured: time, launches, bytes and memory of
 each level on this machine, as a table and a plot. `transformer-kernels levels` has more options.
@@ -18,7 +18,8 @@ BATCH, TIME, CHANNELS, HEADS = 4, 128, 256, 4
 
 
 def same_results(device: torch.device, levels: list[str]) -> None:
-    """Every level that runs here takes the weights of the first, and gives what it gives."""
+    """Checks that every level that runs here loads the first one's weights and gives its
+    results."""
     torch.manual_seed(0)
     native = tfk.levels.Block("torch", CHANNELS, HEADS, device=device)
     x = torch.randn(1, 8, CHANNELS, device=device)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Configure, build and test the C++ side with the CMake and Ninja of `.venv`.
+"""Configures, builds and tests the C++ side with the CMake and Ninja of `.venv`.
 
     build.py            the development build: libraries into transformer_kernels/lib, C++ tests
     build.py --test     the same, then the C++ tests
@@ -42,7 +42,8 @@ def card_architectures() -> list[str]:
 
 
 def architectures_of(capabilities: Sequence[str]) -> list[str]:
-    """Hopper's own instructions need the "a" target; its successors' a family target."""
+    """The targets for these cards: Hopper's own instructions need "90a", its successors' a family
+    target."""
     suffix = {"90": "90a-real", "100": "100f-real", "103": "100f-real"}
     numbers = sorted({capability.replace(".", "") for capability in capabilities}, key=int)
     return sorted({suffix.get(number, f"{number}-real") for number in numbers})
@@ -66,7 +67,7 @@ def cmake_options(preset: str) -> list[str]:
 
 
 def drop_foreign_build(folder: Path) -> None:
-    """A build folder that came along from another place cannot be used by CMake."""
+    """Removes a build folder that was moved from another place, which CMake cannot use."""
     cache = folder / "CMakeCache.txt"
     if cache.exists() and f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}\n" not in cache.read_text():
         shutil.rmtree(folder)

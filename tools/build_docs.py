@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Build the documentation; any warning fails."""
+"""Builds the documentation; any warning fails."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Run the commands and the Python examples that README and docs show, so that they cannot rot.
+"""Runs the commands and the Python examples of README and docs, so that they keep working.
 
-A fenced block of `console` is run by bash line by line (lines that start in "$ "), one of `python`
-by the interpreter of .venv, each block in a fresh process at the root of the repository. A block
-that follows the line `<!-- not run: REASON -->` is left out, and the reason is printed.
+bash runs each line of a fenced `console` block that starts with "$ ", and the interpreter of .venv
+runs a `python` block; each block is a fresh process at the root of the repository. A block after
+the line `<!-- not run: REASON -->` is skipped, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from build import SCRIPTS
 from check_layout import files
 from setup_env import ROOT
 
-FENCE = re.compile(r"^```(\S*)(?:\s.*)?$")  # also of a directive with an argument
+FENCE = re.compile(r"^```(\S*)(?:\s.*)?$")  # also a directive with an argument
 SKIP = re.compile(r"^<!-- not run: (.+) -->$")
 
 

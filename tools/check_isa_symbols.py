@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Check that objects compiled for one instruction set share no inline code with the rest.
+"""Checks that objects compiled for one instruction set share no inline code with the rest.
 
-The linker keeps one copy of a weak symbol. Were it the copy that a source with AVX-512 flags made,
-the whole library would need AVX-512. So a weak symbol of such an object must belong to the
-namespace of its instruction set.
+The linker keeps one copy of a weak symbol. If it kept the copy of a source with AVX-512 flags, the
+whole library would need AVX-512. So a weak symbol of such an object must belong to the namespace of
+its instruction set.
 
     check_isa_symbols.py [object ...]       (default: those of every build under build/)
 """
@@ -19,15 +19,16 @@ from pathlib import Path
 
 from setup_env import ROOT
 
-# Types of nm: weak functions, weak objects, and unique ones (GNU).
+# Types in nm's output: weak functions, weak objects, and unique ones (GNU).
 SHARED_TYPES = "WwVvu"
 OWN = re.compile(r"transformer_kernels::cpu::(scalar|avx2|avx512|avx512_bf16|amx)::")
-# What the compiler's own instrumentation shares on purpose (coverage, sanitizers): no code.
+# Symbols that the compiler's instrumentation (coverage, sanitizers) shares on purpose; they are no
+# code.
 INSTRUMENTATION = re.compile(r"^(__gcov|__asan|__ubsan|__tsan|__odr_asan|DW\.ref\.)")
 
 
 def shared_symbols(listing: str) -> Iterator[str]:
-    """Names in nm's output that another object may define as well, but for undefined ones."""
+    """Names in nm's output that another object may define too; undefined symbols are left out."""
     for line in listing.splitlines():
         match = re.match(r"[0-9a-fA-F]+ (\w) (.+)$", line.strip())
         if match and match[1] in SHARED_TYPES:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Hold the repository to the layout that docs/design.md promises.
+"""Holds the repository to the layout that docs/design.md describes.
 
-Every rule is a function from the tree to its violations; each violation names the place and what
-to do. A rule that nothing enforces decays.
+Every rule is a function from the tree to its violations; each violation names the place and what to
+do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAMILY_RANKS = {
     "moe": 4, "decode": 4, "optimizer": 4,
 }  # fmt: skip
 
-# What a family has at least: a file whose path starts and ends like this.
+# The least that a family has: a file whose path starts and ends like this.
 FAMILY_ROOMS = (
     ("csrc/include/transformer_kernels/{family}/", (".h",)),
     ("csrc/{family}/", (".cpp",)),
@@ -51,9 +51,9 @@ FAMILY_ROOMS = (
     ("tests/python/{family}/", (".py",)),
     ("transformer_kernels/bench/cases/{family}", (".py",)),
 )
-# Families made of others in Python: their rooms in C++ stand open.
+# Families that are composed of others in Python: they need no files in C++.
 COMPOSED = {"linear_loss"}
-# Folders of these hold families, and these besides.
+# Each of these folders holds the families' folders, and the others that are named here.
 FAMILY_TREES = {
     "csrc": {"core", "fpga", "include", "torch"},
     "csrc/include/transformer_kernels": {"fpga"},
@@ -81,7 +81,7 @@ PYTHON_RANKS = {
 
 
 def files(root: Path, *suffixes: str, under: str = "") -> list[Path]:
-    """Files of the working tree without what tools make, in a stable order."""
+    """Files of the working tree, without those that tools make, in a stable order."""
     found = []
     for folder, names, leaves in os.walk(root / under):
         names[:] = sorted(n for n in names if n not in MADE_BY_TOOLS and not n.startswith("."))
@@ -94,7 +94,7 @@ def cxx_sources(root: Path) -> list[Path]:
 
 
 def families(root: Path) -> list[str]:
-    """The folders of any tree that hold a family's files."""
+    """The names of folders that hold a family's files in any tree."""
     found: set[str] = set()
     for tree, others in FAMILY_TREES.items():
         inside = files(root, *CXX_SUFFIXES, ".py", under=tree)
@@ -181,13 +181,13 @@ def headers_compile_alone(root: Path) -> Iterator[str]:
     yield from (verdict for verdict in verdicts if verdict is not None)
 
 
-Module = tuple[str, ...]  # its name without the package's
+Module = tuple[str, ...]  # a module's name, without the package's
 
 
 def imports(path: Path, package: Path) -> Iterator[tuple[int, Module]]:
-    """What the file imports below the package, wherever in it: (line, names without the package's).
+    """Yields each import of the package's own modules, anywhere in the file: (line, module).
 
-    Relative imports are resolved. The last name may be that of a module or of what is in one.
+    Relative imports are resolved. The last name may be a module, or a name defined in one.
     """
     inside = path.relative_to(package).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -227,7 +227,7 @@ def python_layers(root: Path) -> Iterator[str]:
 
 
 def python_circles(root: Path) -> Iterator[str]:
-    """Imports for types alone and those inside functions count as all others."""
+    """Finds circles of imports. Imports for types and imports inside functions count too."""
     package = root / "transformer_kernels"
     modules: dict[Module, Path] = {}
     for path in files(root, ".py", under="transformer_kernels"):
@@ -253,7 +253,7 @@ def python_circles(root: Path) -> Iterator[str]:
 
 
 def way_back(module: Module, imported: dict[Module, set[Module]]) -> list[Module]:
-    """The shortest way from a module to itself; empty where there is none."""
+    """The shortest path from a module back to itself; empty where there is none."""
     ways, seen = [[module]], set[Module]()
     for way in ways:
         for step in sorted(imported[way[-1]] - seen):
@@ -322,7 +322,7 @@ def comments(root: Path) -> Iterator[str]:
                 yield f"{where}: an open end without a number, expected TODO(#123)"
 
 
-# A path in back quotes is checked when it starts in one of these; wildcards and patterns are not.
+# A path in back quotes is checked if it starts with one of these; wildcards and patterns are not.
 ROOT_FOLDERS = (
     "assets", "benchmarks", "cmake", "csrc", "docs", "examples", "fpga", "tests", "tools",
     "transformer_kernels", "tutorials",

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Carry out what CONTRIBUTING says of additions on a copy of the tree, build the copy and run the
-tests of what was added.
+"""Carries out CONTRIBUTING's instructions for additions on a copy of the tree, then builds the copy
+and runs the tests of what was added.
 
-Added are a dummy op, laid from the templates, and the activation that is worked through: text that
-nothing builds would rot.
+It adds a dummy op, made from the templates, and the activation of the worked example. This keeps
+the templates and the instructions correct.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ TESTS = "build/cpu/tests/cpp/tfk_tests"
 
 def call(*command: str) -> None:
     print(f"[new_op] {' '.join(command)}", flush=True)
-    # Relative to the copy, its sources are those that the compiler's cache knows.
+    # With paths relative to the copy, the compiler's cache recognises its sources.
     environment = {**os.environ, "CCACHE_BASEDIR": str(SCRATCH), "PYTHONPATH": str(SCRATCH)}
     if subprocess.run(command, cwd=SCRATCH, env=environment, check=False).returncode != 0:
         sys.exit(1)
 
 
 def give_rank(layout: Path) -> None:
-    """A family is named where its rank is."""
+    """Gives the family a rank, in the file where ranks are."""
     text = layout.read_text()
     layout.write_text(text.replace("FAMILY_RANKS = {", f'FAMILY_RANKS = {{"{FAMILY}": 1,'))
 
 
 def make_public(names: Path) -> None:
-    """The one edited line, where it belongs in the alphabet."""
+    """Adds the one line that makes the op public, in alphabetical order."""
     lines = names.read_text().splitlines(keepends=True)
     line = f"{new_op.public_line(FAMILY, OP)}\n"
     place = next(
@@ -63,7 +63,7 @@ def lay_op() -> None:
 
 
 def too_many(edits: list[Edit]) -> str | None:
-    """What an activation costs more than it may, in words."""
+    """Describes how an activation's edits exceed the limits; None where they do not."""
     lines, files = sum(edit.lines for edit in edits), len({edit.path for edit in edits})
     print(f"[new_op] {ACTIVATION}: {lines} edited lines in {files} files")
     if 0 < lines <= MOST_LINES and files <= MOST_FILES:
@@ -80,7 +80,7 @@ def work_activation() -> None:
 
 
 def run_cpp_tests(*names: str) -> None:
-    """A name without a test is a failure; to GoogleTest it would be a success."""
+    """Runs C++ tests by name. A name without a test fails here; GoogleTest would succeed."""
     listed = subprocess.check_output([SCRATCH / TESTS, "--gtest_list_tests"], text=True)
     if missing := [name for name in names if name not in listed]:
         sys.exit(f"no C++ test has {missing[0]} in its name")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Fail on register spills and on more kernels than tools/kernel_budget.toml grants.
+"""Fails on register spills, and on more kernels than tools/kernel_budget.toml grants.
 
 check_ptxas.py build.log        reads Ninja's log of a build with TFK_PTXAS_VERBOSE; prints kernels
                                 by family, and the one with the most registers, by architecture
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Python 3.10 has it by another name, which comes with pytest.
+# Python 3.10 has this module under another name, which pytest installs.
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 BUDGET = Path(__file__).with_name("kernel_budget.toml")
@@ -31,7 +31,7 @@ REGISTERS = re.compile(r"Used (\d+) registers")
 class Resources:
     name: str
     architecture: str
-    family: str = ""  # its folder of csrc
+    family: str = ""  # the kernel's folder in csrc
     spills: int = 0
     registers: int = 0
 
@@ -64,7 +64,7 @@ def readable(name: str) -> str:
 def over_budget(
     kernels: Sequence[Resources], budget: Mapping[str, Mapping[str, int | str]]
 ) -> list[str]:
-    """What is wrong with the number of kernels, each counted once, in words."""
+    """Describes how the number of kernels breaks the budget; each kernel counts once."""
     kernels = list({kernel.name: kernel for kernel in kernels}.values())
     errors = []
     for family, count in sorted(Counter(kernel.family for kernel in kernels).items()):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Check what the bindings library asks of its surroundings.
+"""Checks which symbols the bindings library needs from its surroundings.
 
-It loads into every PyTorch from 2.10 on only while it uses nothing of PyTorch but the C functions
-of the stable ABI, and nothing of the core but what the core exports.
+It loads into every PyTorch from 2.10 on only if it uses nothing of PyTorch except the C functions
+of the stable ABI, and nothing of the core except exported symbols.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CORE = "libtransformer_kernels.so"
 BINDINGS = ROOT / "transformer_kernels" / "lib" / "libtransformer_kernels_torch.so"
 
 STABLE_C = re.compile(r"^(aoti_torch_|torch_)\w+$")
-# libc, libm, libgcc and libstdc++: by their version, by name where a library of PyTorch defines the
-# same template once more, or without either.
+# libc, libm, libgcc and libstdc++: recognised by version; by name where a library of PyTorch
+# defines the same template; or without either.
 RUNTIME = re.compile(
     r"@(GLIBC|GLIBCXX|CXXABI|GCC)_|^_Z(T[ISTV])?(N[KRO]*)?St"
     r"|^(_ITM_|__gmon_start__|__cxa_|_Unwind_|__gxx_personality|__tls_get_addr)"
@@ -35,7 +35,8 @@ def symbols(library: Path, kind: str) -> list[str]:
 
 
 def foreign(undefined: Iterable[str], core: Collection[str]) -> list[str]:
-    """What neither the system's libraries, nor the core, nor the stable ABI provides."""
+    """Undefined symbols that neither the system's libraries, nor the core, nor the stable ABI
+    provides."""
     return [
         symbol
         for symbol in undefined

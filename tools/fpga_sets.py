@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from setup_env import ROOT
 
-# Python 3.10 has it by another name, which comes with pytest.
+# Python 3.10 has this module under another name, which pytest installs.
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 FPGA = ROOT / "fpga"
@@ -19,12 +19,12 @@ FPGA = ROOT / "fpga"
 @dataclass(frozen=True)
 class Part:
     title: str
-    multiplier: str  # the body in fpga/rtl
-    synthesis: str  # the command of Yosys
-    router: Sequence[str]  # nextpnr and the options that name the part
+    multiplier: str  # implementation in fpga/rtl
+    synthesis: str  # Yosys' command
+    router: Sequence[str]  # nextpnr, with the options that name the part
     cells: Mapping[str, str]  # names of logic cells, multipliers and memories in nextpnr's report
-    registers: str  # pattern of the names of registers in Yosys' statistics
-    models: str = ""  # of its cells, in Yosys' share; where there are some, netlists are simulated
+    registers: str  # pattern of register names in Yosys' statistics
+    models: str = ""  # cell models in Yosys' share; if there are any, netlists are simulated
 
 
 ECP5 = {"logic": "TRELLIS_COMB", "dsp": "MULT18X18D", "ram": "DP16KD"}
@@ -60,7 +60,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Gate:
-    """What a routed set has to have."""
+    """The properties that a routed set has to have."""
 
     least_mhz: float
     dsp: int
@@ -81,7 +81,7 @@ class ParameterSet:
     parts: Mapping[str, Gate]
 
     def parameters(self) -> dict[str, int]:
-        """Of the tops in fpga/rtl."""
+        """The parameters of the top modules in fpga/rtl."""
         return {
             "R": self.rows,
             "C": self.lanes,
@@ -102,7 +102,7 @@ def read_sets(text: str) -> dict[str, ParameterSet]:
 
 
 def sources(multiplier: str = "multiplier.sv") -> list[str]:
-    """The RTL with one body of the multiplier, relative to the root."""
+    """The RTL with one implementation of the multiplier, relative to the root."""
     others = {path.name for path in FPGA.glob("rtl/multiplier*.sv")} - {multiplier}
     found = [path for path in sorted(FPGA.glob("rtl/*.sv")) if path.name not in others]
     return [str(path.relative_to(ROOT)) for path in found]

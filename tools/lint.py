@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Run every static check, or one by name; --fix rewrites what a formatter can."""
+"""Runs every static check, or one by name; --fix rewrites what a formatter can."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def words(fix: bool) -> bool:  # noqa: ARG001
 
 
 def one_command_a_source(database: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """A kernel is compiled once per instruction set; one of these is enough to read it."""
+    """Keeps one compile command per source: a kernel is compiled once for each instruction set."""
     first: dict[str, dict[str, str]] = {}
     for entry in database:
         if Path(entry["file"]).is_relative_to(ROOT / "csrc"):
@@ -77,7 +77,7 @@ def clang_tidy(fix: bool) -> bool:  # noqa: ARG001
 
 
 def tidy_one(source: str) -> bool:
-    """Prints findings only: clang-tidy also counts what it has suppressed."""
+    """Prints findings only: clang-tidy's output also counts those it suppressed."""
     command = [str(SCRIPTS / "clang-tidy"), "-p", str(TIDY), "--quiet", source]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:

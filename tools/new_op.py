@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Lay the files of an op with kernels of its own, filled with one that builds, runs and passes its
-tests (y = x). An op that the engine of its family runs needs none: see CONTRIBUTING.md.
+"""Lays out the files of an op with kernels of its own, filled with one that builds, runs and passes
+its tests (y = x). An op that its family's engine runs needs none: see CONTRIBUTING.md.
 
 new_op.py optimizer/adamw
 """
@@ -40,7 +40,7 @@ def camel(name: str) -> str:
 
 
 def own_prefix(family: str, op: str) -> str:
-    """What an op's files in its family's folder begin with: no name repeats its folder."""
+    """The prefix of an op's files in its family's folder: no name repeats its folder."""
     return "" if op == family else f"{op}_"
 
 

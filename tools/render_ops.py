@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Write what documents say of declared ops, from declarations: docs/_generated/ops_<page>.md for
-each page of docs/ops."""
+"""Writes the documents' tables of declared ops, docs/_generated/ops_<page>.md for each page of
+docs/ops."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _HEADINGS = ("op", "function", "formula", "in place of", "bound by", "may be spl
 
 
 def _torch_name(thing: Any) -> str:
-    function = getattr(thing, "func", thing)  # of a partial one
+    function = getattr(thing, "func", thing)  # unwraps functools.partial
     place = "torch.nn" if isinstance(function, type) else "torch.nn.functional"
     return f"`{place}.{function.__name__}`"
 
 
 def _splits(op: Op) -> str:
-    """The first words of what declares the ways."""
+    """The first words of the docstring of the function that declares the ways."""
     function = getattr(op.parallel, "func", op.parallel)
     text = " ".join((inspect.getdoc(function) or "").split())
     first = text.partition(". ")[0].partition(": ")[0].rstrip(".")
@@ -51,7 +51,7 @@ def row(op: Op) -> str:
 
 
 def page_of(op: Op) -> str:
-    """The page of its function's module, where there is one, or of its family."""
+    """The page of the op's module, if it has one, or else of its family."""
     function: Any = reduce(getattr, op.function.split("."), transformer_kernels)
     *_, family, module = function.__module__.split(".")
     return module if (PAGES / f"{module}.md").exists() else family
@@ -63,7 +63,7 @@ def table(ops: list[Op]) -> list[str]:
 
 
 def _with_functions(rows: list[str]) -> list[str]:
-    """Functions and modules that follow from the table of activations, too."""
+    """The functions and modules of a page, including those from the table of activations."""
     listed = [f".. autofunction:: {name}" for name in FUNCTIONS]
     directives = [".. currentmodule:: transformer_kernels.functional", *listed]
     names = ", ".join(f"`{name}`" for name in MODULES)

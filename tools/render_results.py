@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Turn the files of benchmarks/results/ into the tables that documents show.
+"""Renders the files of benchmarks/results/ as the tables that documents show.
 
     render_results.py            writes docs/_generated/*.md and the tables inside README.md
     render_results.py --check    fails where README.md differs from what would be written
 
-A Markdown document asks for a table by two lines; what stands between them is replaced:
+A Markdown document asks for a table with two lines; the text between them is replaced:
 
     <!-- results: h200.json shape=16384x8192 dtype=bfloat16 -->
     <!-- /results -->
@@ -45,7 +45,8 @@ FIELDS: Mapping[str, Callable[[Row], str]] = {
 
 
 def provenance(result: Result) -> str:
-    """Where the figures come from: a table without it would be a claim."""
+    """The machine, versions and date of the figures, without which a table would be a mere
+    claim."""
     if result.area:
         return area.provenance(result)
     machine = result.machine
@@ -69,7 +70,7 @@ def block(result: Result) -> str:
 
 
 def drawn(result: Result) -> str:
-    """The table of what was measured, operations per second where any were counted."""
+    """The result's table; it shows operations per second where any were counted."""
     if result.area:
         return area.render(result)
     if result.host:
@@ -120,8 +121,8 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 
 def page_of(result: Result) -> str:
-    """What a benchmark measured, the levels, what profilers cost, trained models, the parts of a
-    step of one, what `make fpga` routed, what ran on the array."""
+    """The page of a result, by its kind: a benchmark, the levels, profilers' overhead, trained
+    models, a training step's parts, routing by `make fpga`, or runs on the array."""
     if result.area:
         return "fpga.md"
     if result.levels:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Make `.venv` ready: PyTorch that fits this machine and the packages of the named groups.
+"""Prepares `.venv`: a PyTorch that fits this machine, and the packages of the named groups.
 
     setup_env.py [run] [lint] [docs]       groups are files of tools/requirements/
     TORCH="torch==2.11.0" setup_env.py     takes this PyTorch instead
 
-A group that is ready is left alone, so a second call needs no network. Needs only the standard
-library. Missing system packages are installed when root on Debian, and named otherwise.
+A group that is ready is left alone, so that a second call needs no network. Only the standard
+library is needed. Missing system packages are installed for root on Debian, and otherwise named.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 class SetupError(Exception):
-    """Something that the user has to provide; the message says what and how."""
+    """The user has to provide something; the message says what and how."""
 
 
 def say(message: str) -> None:
@@ -78,15 +78,15 @@ def has_venv() -> bool:
 class SystemPackage:
     what: str
     present: Callable[[], object]
-    names: Mapping[str, str]  # by package manager
+    names: Mapping[str, str]  # package names by package manager
 
 
 def executable(name: str, managers: Sequence[str]) -> SystemPackage:
-    """A program whose package has its name."""
+    """A program whose package has the program's name."""
     return SystemPackage(name, lambda: shutil.which(name), dict.fromkeys(managers, name))
 
 
-# By the managers that have them.
+# The package managers that have each program.
 FPGA_TOOLS: Mapping[str, Sequence[str]] = {
     "verilator": MANAGERS,
     "yosys": MANAGERS,
@@ -165,10 +165,10 @@ def is_recent(version: str | None) -> bool:
 
 
 def torch_attempts(override: str, driver: bool, platform: str) -> list[list[str]]:
-    """Arguments of `pip install`, in the order to try them, for a venv without PyTorch.
+    """Arguments of `pip install` for a venv without PyTorch, in the order to try them.
 
-    The default index of Linux serves CUDA builds of several gigabytes: nothing here takes PyTorch
-    from it unless there is a driver to use it.
+    The default index of Linux serves CUDA builds of several gigabytes, so PyTorch is taken from it
+    only if there is a driver to use them.
     """
     if override:
         return [[override]]
@@ -182,7 +182,8 @@ def torch_attempts(override: str, driver: bool, platform: str) -> list[list[str]
 
 
 class Environment:
-    """A venv with stamps: `.ready-<name>` says for which content, interpreter and place."""
+    """A venv with stamps: `.ready-<name>` records the content, interpreter and place that it
+    fits."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -207,7 +208,7 @@ class Environment:
         return run([*command, *arguments], quiet=quiet).returncode == 0
 
     def usable(self) -> bool:
-        """It was made for this interpreter and has not been moved."""
+        """Whether it was made for this interpreter and has not been moved."""
         if self.stamp("venv").exists():
             return self.is_ready("venv")
         version = "import pip, sys; print(*sys.version_info[:2])"
@@ -234,7 +235,7 @@ class Environment:
         (packages / f"{name}.pth").write_text(f"{target}\n")
 
     def add_project(self) -> None:
-        """The package is imported from the working tree; its command runs from there too."""
+        """Makes the package importable from the working tree, and its command run from there."""
         self.add_path("transformer_kernels", ROOT)
         command = self.folder / "bin" / "transformer-kernels"
         command.write_text(
@@ -257,7 +258,7 @@ class Environment:
         return str(version)
 
     def try_torch(self, arguments: list[str]) -> bool:
-        """The second call adds the dependencies that --no-deps left out; PyTorch itself stays."""
+        """Installs PyTorch. The second call adds the dependencies that --no-deps left out."""
         say(f"PyTorch: pip install {' '.join(arguments)}")
         return self.pip(*arguments, quiet=True) and self.pip(arguments[-1])
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The edits that a document shows, to be carried out on a copy of the tree.
+"""Reads the edits that a document shows, and carries them out on a copy of the tree.
 
-One is a line of the form
+An edit is a line of the form
 
     `path`, below `text`:
 
-and the fenced block after it, whose lines go below the one line of the file that contains the text.
+followed by a fenced block. The block's lines go below the only line of the file that contains the
+text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Edit(NamedTuple):
 
 
 def read_edits(document: str, heading: str) -> list[Edit]:
-    """Those of the section under a heading."""
+    """The edits in the section under a heading."""
     _, found, rest = document.partition(f"\n## {heading}\n")
     if not found:
         raise ValueError(f"the document has no section {heading!r}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Exceptions of bad arguments.
 
-Each is both the exception that its meaning asks for and the one that PyTorch raises for the same
-mistake, so that ``except`` clauses written for ``torch.nn.functional`` keep working.
+Each class derives from the built-in exception for the mistake and from the exception that PyTorch
+raises for it, so that ``except`` clauses written for ``torch.nn.functional`` keep working.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-# The deepest tensor that C++ takes as it is.
+# C++ takes tensors of up to this many dimensions.
 MAX_RANK = 8
 
 
@@ -33,7 +33,7 @@ _DTYPES_OF_CPP = (
     *FLOATING, torch.bool, torch.int32, torch.int64, torch.int8, torch.uint8, torch.float8_e4m3fn,
     torch.float8_e5m2,
 )  # fmt: skip
-_NUMPY_BOOLS = ("bool_", "bool")  # before NumPy 2, and since
+_NUMPY_BOOLS = ("bool_", "bool")  # the name before NumPy 2, and since
 _KINDS = {
     "ValueError: ": ArgumentValueError,
     "TypeError: ": ArgumentTypeError,
@@ -48,7 +48,7 @@ def check_tensors(op: str, tensors: dict[str, Any]) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: an array by its class alone."""
+    """A value as messages show it; an array is shown as the name of its class."""
     return type(value).__name__ if hasattr(value, "shape") else repr(value)
 
 
@@ -65,27 +65,27 @@ def check_number(op: str, name: str, value: Any) -> None:
 
 
 def as_number(op: str, name: str, value: Any) -> Any:
-    """A number of any type as a float, or as the symbol of one."""
+    """Converts a number of any type to a float, or returns a symbolic number as it is."""
     check_number(op, name, value)
     return value if isinstance(value, torch.SymFloat) else float(value)
 
 
 def is_integer(value: Any) -> bool:
-    """Whether it is an integer of any type, or the symbol of one."""
+    """Whether ``value`` is an integer of any type, or a symbolic integer; a bool is not."""
     if type(value) is int:
         return True
     return type(value) is not bool and isinstance(value, (Integral, torch.SymInt))
 
 
 def as_integer(op: str, name: str, value: Any) -> Any:
-    """An integer of any type as an int, or as the symbol of one."""
+    """Converts an integer of any type to an int, or returns a symbolic integer as it is."""
     if not is_integer(value):
         raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected an int")
     return value if isinstance(value, torch.SymInt) else int(value)
 
 
 def as_count(op: str, name: str, value: Any) -> int:
-    """An integer of at least 1."""
+    """An integer of any type, of at least 1, as an int."""
     number = as_integer(op, name, value)
     if number < 1:
         raise ArgumentValueError(f"{op}: {name} is {number}, expected at least 1")
@@ -103,7 +103,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def or_float32(dtype: torch.dtype) -> str:
-    """For messages: what a parameter may be besides ``dtype``."""
+    """For messages about a parameter that may be float32 beside ``dtype``: " or float32" or ""."""
     return " or float32" if dtype in (torch.float16, torch.bfloat16) else ""
 
 
@@ -112,7 +112,7 @@ def shape_text(x: torch.Tensor) -> str:
 
 
 def check_same_device(op: str, x: torch.Tensor, *others: torch.Tensor | None) -> None:
-    """For fake kernels, which the dispatcher also calls when one tensor of several is meta."""
+    """Checks devices in fake kernels: the dispatcher calls them if any one tensor is on meta."""
     for other in others:
         if other is not None and other.device != x.device:
             raise ArgumentValueError(f"{op}: a tensor is on {other.device}, expected {x.device}")
@@ -125,7 +125,7 @@ def not_floating(op: str, name: str, dtype: torch.dtype) -> ArgumentTypeError:
 
 
 def check_known(op: str, name: str, x: torch.Tensor) -> None:
-    """Of tensors that need not be floating-point: their dtype is one that C++ has."""
+    """Checks that C++ has the dtype of a tensor that need not be floating-point."""
     if x.dtype not in _DTYPES_OF_CPP:
         raise not_floating(op, name, x.dtype)
 
@@ -147,8 +147,8 @@ def is_ours(error: Any) -> TypeGuard[ArgumentValueError | ArgumentTypeError]:
 
 
 def translate(op: str, error: Exception) -> Exception:
-    """The exception that a C++ check named in its text, or that PyTorch made another of; else
-    ``error``."""
+    """The exception of ours behind ``error``: named in the text of a C++ check, or replaced by one
+    of PyTorch's. Returns ``error`` itself where there is none."""
     if is_ours(error):
         return error
     for source in (error.__cause__, error.__context__):

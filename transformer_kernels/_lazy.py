@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attributes of a package that are loaded on first use."""
+"""Loads the attributes of a package on first use."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 def attributes(
     package: str, homes: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Makes ``__getattr__`` and ``__dir__`` of a package that imports its modules on first use.
 
     Args:
-        homes: the names that each of its modules has; its own stands for the module.
+        homes: for each module, the names that it defines; its own name stands for the module
+            itself.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The native library and the registration of ops.
+"""Loads the native library and registers ops.
 
-A *raw* op is one kernel call: its schema and its CPU and CUDA kernels are C++, its fake kernel and
-its reference formula are Python. The formula serves every device that has no kernel. Raw ops carry
-no autograd registration, which keeps a call short; ``ops/`` differentiates on top of them.
-Where the native library is absent the same ops are defined here, with the formula alone.
+A *raw* op is one kernel call. Its schema and its CPU and CUDA kernels are C++; its fake kernel and
+its reference formula are Python. The formula serves every device that has no kernel. Raw ops have
+no autograd formula, which keeps a call short; the modules in ``ops/`` differentiate them. Without
+the native library the same ops are defined here, and only the formula runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def library_path() -> Path:
 
 
 def _load() -> str | None:
-    """Why the native library is not in use; None when it is."""
+    """Loads the native library; returns why it cannot be used, or None when it is loaded."""
     path = library_path()
     if not path.is_file():
         if os.environ.get("TFK_LIBRARY"):
@@ -62,7 +62,7 @@ has_cuda_kernels = has_kernels and has_kernel(f"{NAMESPACE}::softmax_forward", "
 
 
 def have_kernels_for(x: torch.Tensor) -> bool:
-    """Whether the native library is here, and serves the device of ``x``."""
+    """Whether the native library is loaded and has kernels for the device of ``x``."""
     return (has_kernels and x.is_cpu) or (has_cuda_kernels and x.is_cuda)
 
 
@@ -72,20 +72,20 @@ def log_dispatch(line: str) -> None:
 
 
 def log_copy(reason: str, made: Any, of: Any) -> None:
-    """Say where a tensor that was made to be read otherwise does not share the other's memory."""
+    """Logs ``reason`` if ``made``, which was to be a view of ``of``, has memory of its own."""
     if _log_dispatch and isinstance(made, torch.Tensor) and made.data_ptr() != of.data_ptr():
         log_dispatch(f"{reason}: copied")
 
 
-_said: set[str] = set()  # what the user knows of formulas that run on a device
+_said: set[str] = set()  # warnings about formulas that were given already
 
 
 def _say_formula(name: str, arguments: Iterable[Any]) -> None:
-    """Say that a formula runs for want of a kernel: a warning once per device, or once per op where
-    the device has kernels of other ops, and a line per call of the log."""
+    """Says that a formula runs because there is no kernel. It warns once per device, or once per op
+    where the device has kernels for other ops, and writes a line of the log for each call."""
     log_dispatch(f"{name}: the reference formula runs, no kernel for this device")
     device = next((x.device.type for x in arguments if isinstance(x, torch.Tensor)), "cpu")
-    if device in ("cpu", "meta"):  # the CPU's is said when the package loads
+    if device in ("cpu", "meta"):  # the CPU's warning is given when the package is loaded
         return
     what = "PyTorch formulas"
     if missing_reason:
@@ -113,7 +113,7 @@ def _require_triton(op: str, x: torch.Tensor) -> None:
 
 
 def require_backend(op: str, backend: str, x: torch.Tensor) -> None:
-    """Raise where ``backend`` is unknown or cannot serve ``x``."""
+    """Raises where ``backend`` is unknown or cannot serve ``x``."""
     if not isinstance(backend, str):
         raise ArgumentTypeError(f"{op}: backend is {backend!r}, expected a str")
     if backend not in BACKENDS:
@@ -140,7 +140,7 @@ def require_backend(op: str, backend: str, x: torch.Tensor) -> None:
 
 
 def _is_registered(qualified: str) -> bool:
-    """Whether the library in use has the op; one that is older than the package may not."""
+    """Whether the library in use has the op: a library older than the package may lack it."""
     if not has_kernels:
         return False
     found = is_defined(qualified)
@@ -155,7 +155,7 @@ def _is_registered(qualified: str) -> bool:
 
 
 def raw_op(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Complete the C++ op of this schema, and return its overload."""
+    """Registers the Python half of the C++ op with this schema; returns the op's overload."""
     name = schema.partition("(")[0]
     qualified = f"{NAMESPACE}::{name}"
     if not _is_registered(qualified):
@@ -171,7 +171,7 @@ def raw_op(schema: str, *, reference: Callable[..., Any], fake: Callable[..., An
 
 
 def direct(op: Any) -> Any:
-    """The C++ half of a raw op's overload, for eager calls: the Python half has nothing to add."""
+    """The C++ half of a raw op's overload. Eager calls use it: the Python half only costs time."""
     return op._op
 
 
@@ -184,14 +184,14 @@ def public_op(
     backward: Callable[..., Any],
     library: torch.library.Library = _fragment,
 ) -> Any:
-    """Define a differentiable op for graphs that must keep one node per call."""
+    """Defines a differentiable op that stays one node in a graph."""
     op = composite_op(library, schema, impl, fake)
     torch.library.register_autograd(op.name(), backward, setup_context=setup_context, lib=library)
     return op
 
 
 def composed_op(schema: str, impl: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define an op of ours that others of them make up, called from Python."""
+    """Defines an op that is composed of other ops of ours and is called from Python."""
     return composite_op(_fragment, schema, impl, fake)
 
 
@@ -201,7 +201,7 @@ def composite_op(
     impl: Callable[..., Any],
     fake: Callable[..., Any],
 ) -> Any:
-    """Define an op that Python alone implements, for every device."""
+    """Defines an op that is implemented in Python alone, for every device."""
     name = schema.partition("(")[0]
     library.define(schema)
     library.impl(name, impl, "CompositeExplicitAutograd")

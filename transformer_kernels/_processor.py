@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the processor is, and what our kernels make of it."""
+"""The processor's name, and the instruction sets that our kernels use on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpuinfo() -> str:
-    """What Linux says of the processor; "" elsewhere."""
+    """The text of /proc/cpuinfo; "" where there is no such file."""
     try:
         return _CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -29,7 +29,8 @@ def cpu_name() -> str:
 
 
 def cpu_instruction_sets() -> list[str]:
-    """The one that the kernels use, and all that they could; "" where there is no library."""
+    """The instruction set that the kernels use, then all that they could use; [""] without a
+    library."""
     if not _library.has_kernels:
         return [""]
     text = torch.ops.transformer_kernels.cpu_instruction_sets()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What we need of PyTorch beyond its public names, and its functions that others may replace.
+"""Private functions of PyTorch that the package needs, and PyTorch's functions as first imported.
 
-A user may put our functions in the place of PyTorch's. Where ours leave a problem to PyTorch they
-call what stood there when the package was imported, never what stands there now.
+A user may put our functions in the place of PyTorch's. When one of ours leaves a call to PyTorch,
+it calls the function that stood there when the package was imported, never its replacement.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ any_autocast = torch._C._is_any_autocast_enabled
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
-_tracing_state = torch._C._get_tracing_state  # None where torch.jit.trace does not follow
+_tracing_state = torch._C._get_tracing_state  # returns None unless torch.jit.trace follows the call
 _is_compiling = torch.compiler.is_compiling
 _REPEATING_WORKSPACES = (":4096:8", ":16:8")
 
@@ -51,8 +51,8 @@ def autocasts(x: torch.Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch.func, forward-mode differentiation or torch.jit.trace follows the call: it sees
-    into formulas, not into kernels."""
+    """Whether torch.func, forward-mode differentiation or torch.jit.trace follows the call. They
+    can follow a formula in PyTorch, but not a kernel."""
     return _functorch_active() or forward_ad._current_level >= 0 or _tracing_state() is not None
 
 
@@ -67,7 +67,7 @@ def is_batched(*tensors: Any) -> bool:
 
 
 def is_eager() -> bool:
-    """Whether a call is run as it stands: no graph is made of it, and nothing transforms it."""
+    """Whether a call runs as it stands: no graph is made of it, and nothing transforms it."""
     return not (
         _is_compiling()
         or _functorch_active()
@@ -77,13 +77,13 @@ def is_eager() -> bool:
 
 
 def has_dispatch_mode() -> bool:
-    """Whether something watches the ops of a call, as fake tensors and ``make_fx`` do."""
+    """Whether a dispatch mode, such as fake tensors or ``make_fx``, watches the ops of a call."""
     return bool(torch._C._len_torch_dispatch_stack() > 0)
 
 
 def refuses_cublas() -> bool:
-    """Whether a product of PyTorch's on CUDA is an error: deterministic algorithms are asked for,
-    and cuBLAS is not set up to repeat its results."""
+    """Whether PyTorch refuses products on CUDA: deterministic algorithms are asked for, and cuBLAS
+    is not set up to repeat its results."""
     return (
         torch.are_deterministic_algorithms_enabled()
         and not torch.is_deterministic_algorithms_warn_only_enabled()
@@ -92,7 +92,7 @@ def refuses_cublas() -> bool:
 
 
 def why_no_compiler(device: torch.device) -> str | None:
-    """Why torch.compile does not work on a device here; None where it does."""
+    """The reason why torch.compile does not work on this device here; None where it works."""
     try:
         torch.compile(lambda x: x.sin() + 1, dynamic=False)(torch.ones(8, device=device))
     except Exception as error:  # no C++ compiler, no Python headers, no Triton, ...
@@ -105,20 +105,21 @@ def why_no_compiler(device: torch.device) -> str | None:
 
 
 def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Its ``apply`` without the Python half, which serves torch.func alone and costs half of the
-    call. torch.compile knows only the whole."""
+    """``apply`` of an autograd function without its Python half, which only serves torch.func and
+    takes half of the call's time. torch.compile needs the whole."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
 
 def with_autograd() -> AbstractContextManager[Any]:
-    """Autograd works in it, also in a kernel that was called from below autograd."""
+    """Turns autograd on inside the context, also in a kernel that was called from below
+    autograd."""
     key = torch._C.DispatchKey.AutogradFunctionality
     return torch._C._SetExcludeDispatchKeyGuard(key, False)
 
 
 def has_kernel(op: str, key: str) -> bool:
-    """Whether an op of this name has a kernel of its own for a dispatch key."""
+    """Whether the op of this name has a kernel of its own for a dispatch key."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op, key)
 
 
@@ -139,26 +140,26 @@ _TRANSPARENT = ("FakeTensor", "FunctionalTensor", "DTensor")
 
 
 def is_a(x: Any, module: str, name: str) -> bool:
-    """Whether it is of this class, which exists where its module was imported; some take a second.
+    """Whether ``x`` is an instance of a class that may not be imported: some take a second to load.
 
-    Properties would tell as much, but ``__torch_function__`` is asked for each.
+    Checks the class instead of a property, because ``__torch_function__`` is called for properties.
     """
     return type(x) is not torch.Tensor and isinstance(x, getattr(sys.modules.get(module), name, ()))
 
 
 def has_gaps(x: Any) -> bool:
-    """Whether a jagged nested tensor leaves out rows between its sequences."""
+    """Whether a jagged nested tensor has unused rows between its sequences."""
     return x.lengths() is not None
 
 
 def ragged_dim(x: Any) -> int:
-    """The dimension of a jagged nested tensor that has a length for each sequence."""
+    """The dimension of a jagged nested tensor whose length differs between sequences."""
     dim: int = x._ragged_idx
     return dim
 
 
 def jagged_like(x: Any, values: torch.Tensor) -> torch.Tensor:
-    """``values`` with the sequences of ``x``, to which they can be added."""
+    """``values`` as a nested tensor with the sequences of ``x``, so that the two can be added."""
     return torch.nested.nested_tensor_from_jagged(
         values, x.offsets(), jagged_dim=ragged_dim(x), min_seqlen=x._maybe_min_seqlen,
         max_seqlen=x._maybe_max_seqlen,
@@ -166,7 +167,8 @@ def jagged_like(x: Any, values: torch.Tensor) -> torch.Tensor:
 
 
 def has_undecided_sizes(values: Iterable[Any]) -> bool:
-    """Whether a tensor among them has a size that depends on data, in a graph that has none yet."""
+    """Whether the size of a tensor among the values depends on data that a graph does not know
+    yet."""
     tensors = [
         x
         for x in values
@@ -189,13 +191,14 @@ def has_numbers(x: torch.Tensor) -> bool:
 
 
 def has_memory(kind: Any) -> bool:
-    """Whether a kernel may read tensors of this class by their pointers: others decide themselves
+    """Whether a kernel may read tensors of this class by pointer. Other classes decide themselves
     what an op does."""
     return bool(kind.__torch_dispatch__ is _NO_DISPATCH)
 
 
 def knows_ops_of_others(kind: Any) -> bool:
-    """Whether an op that PyTorch did not define reaches its kernels, its fake or its sharding."""
+    """Whether a tensor of this class accepts ops that PyTorch did not define: they reach its
+    kernels, its fake kernels or its sharding rules."""
     return has_memory(kind) or kind.__name__ in _TRANSPARENT
 
 
@@ -208,18 +211,18 @@ _PLAIN_PARAMETERS = frozenset((torch.nn.Parameter, torch.Tensor, type(None)))
 
 
 def forwards_of(*kinds: type[torch.nn.Module]) -> Forwards:
-    """The classes that :func:`is_bare` is asked about, each with its ``forward``."""
+    """The table that :func:`is_bare` reads: each class, with its ``forward``."""
     return {kind: kind.forward for kind in kinds}
 
 
 def is_bare(module: Any, forwards: Forwards) -> bool:
-    """Whether a call of the module is its class's ``forward`` on its parameters and nothing else,
+    """Whether calling the module runs its class's ``forward`` on its parameters and nothing else,
     so that a fused pass may read the parameters and leave out the call.
 
-    It is not where another class stands in its place (adapters, parametrizations, quantised
-    layers), where ``forward`` was replaced in the module or in its class, where a hook of the
-    module or of all modules would run (pruning is one), and where a parameter is a tensor that
-    brings its own operators, as quantised weights do.
+    It is not bare if an instance of another class stands in its place (adapters, parametrizations,
+    quantised layers), if ``forward`` was replaced in the module or in its class, if a hook of the
+    module or of all modules would run (pruning is one), or if a parameter is a tensor that brings
+    its own operators, as quantised weights do.
     """
     kind = type(module)
     forward = forwards.get(kind)
@@ -238,12 +241,13 @@ def is_bare(module: Any, forwards: Forwards) -> bool:
 
 
 def is_plain_parameter(x: Any) -> bool:
-    """Whether PyTorch's operators are those of the tensor: a quantised one brings its own."""
+    """Whether the parameter uses PyTorch's operators; a quantised tensor brings its own."""
     return type(x) in _PLAIN_PARAMETERS or type(x).__name__ in _TRANSPARENT
 
 
 def are_bare(module: torch.nn.Module, parts: Mapping[str, Forwards]) -> bool:
-    """Whether the children of these names are, without the time of looking up attributes."""
+    """Whether the children of these names are bare. Reads ``_modules``, which is faster than
+    attributes."""
     children = module._modules
     return all(is_bare(children.get(name), forwards) for name, forwards in parts.items())
 
@@ -252,20 +256,21 @@ _TABLE = forwards_of(torch.nn.Embedding)
 
 
 def is_table(module: Any) -> bool:
-    """Whether it is a bare ``nn.Embedding`` whose forward pass is a look-up, its gradient a sum."""
+    """Whether it is a bare ``nn.Embedding`` that looks up rows and whose gradient is a plain
+    sum."""
     return is_bare(module, _TABLE) and not (
         module.max_norm is not None or module.scale_grad_by_freq or module.sparse
     )
 
 
-_evaluations: dict[int, int] = {}  # calls in evaluating(), of any thread, by the module's id
+_evaluations: dict[int, int] = {}  # by the module's id: calls in evaluating(), of any thread
 _evaluations_lock = threading.Lock()
 
 
 @contextmanager
 def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Sets modules to evaluation. They train again when the last call that holds them ends: calls
-    of several threads overlap."""
+    """Puts modules into evaluation mode. Calls of several threads may overlap: a module trains
+    again when the last call that holds it ends."""
     with _evaluations_lock:
         held = [module for module in modules if module.training or id(module) in _evaluations]
         for module in held:

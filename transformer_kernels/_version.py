@@ -5,5 +5,5 @@ import importlib.metadata
 
 try:
     __version__ = importlib.metadata.version("transformer-kernels")
-except importlib.metadata.PackageNotFoundError:  # a source tree that was not installed
+except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0.0.0+source"

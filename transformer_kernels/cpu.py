@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""What runs on a CPU, under the names that people look for; each is a short way to the real thing.
+"""Attention on a CPU and its benchmark, under the names that people look for.
 
 >>> y = tfk.cpu.cpu_fused_attention(q, k, v, causal=True)
 >>> y = tfk.cpu.optimized_cpu_attention(q, k, v, causal=True, chunk_size=256)
 >>> print(tfk.cpu.CPUKernelBenchmark().compare_implementations())
 
-The kernels are SIMD code for the best instruction set of the processor, chosen once
-(``tfk.workbench.properties("cpu")`` says which), and take float64, float32, bfloat16 and float16.
+The functions call :func:`transformer_kernels.functional.attention`. Its CPU kernels are SIMD code
+for the processor's best instruction set, chosen once (``tfk.workbench.properties("cpu")`` says
+which), and take float64, float32, bfloat16 and float16.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["CPUKernelBenchmark", "cpu_fused_attention", "optimized_cpu_attention"]
 
 _CHUNKED = "optimized_cpu_attention"
-_TIME = {False: 1, True: 2}  # the dimension, by heads_first
+_TIME = {False: 1, True: 2}  # the dimension of time, by heads_first
 
 
 def cpu_fused_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """:func:`transformer_kernels.functional.attention` of tensors on a CPU.
+    """Computes :func:`transformer_kernels.functional.attention` of tensors on a CPU.
 
     One pass over the keys with the online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867):
     scores never leave the caches, so memory grows with T and not with its square, forward and
-    backward. (B, T, H, D), with all the ``options`` of ``attention``.
+    backward. Tensors are (B, T, H, D), and ``options`` are all those of ``attention``.
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: a tensor that is not on a CPU, and what ``attention``
-            refuses, by name.
+        ArgumentValueError, ArgumentTypeError: a tensor is not on a CPU, or ``attention`` refuses an
+            argument; the message names it.
     """
     _require_cpu("cpu_fused_attention", q, k, v)
     return attention(q, k, v, **options)
@@ -64,19 +65,20 @@ def optimized_cpu_attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Any:
-    """:func:`cpu_fused_attention`, ``chunk_size`` queries at a time.
+    """Computes :func:`cpu_fused_attention` for ``chunk_size`` queries at a time.
 
-    A chunk reads only the keys that a causal mask or a window lets it see. Results are those of one
-    call. The kernels keep no scores, so chunks change little for them; they bound what PyTorch's
-    operations take (``backend="reference"``, or a package without its library): scores of
-    ``chunk_size * Tk`` instead of ``Tq * Tk`` at a time, in both passes.
+    A chunk reads only the keys that a causal mask or a window lets it see; the result is that of
+    one call. Our kernels keep no scores, so chunks change little for them. They bound the memory of
+    PyTorch's operations (``backend="reference"``, or a package without its library): at a time
+    there are ``chunk_size * Tk`` scores instead of ``Tq * Tk``, in both passes.
 
     Args:
-        chunk_size: queries at a time; None for all.
+        chunk_size: queries at a time; None takes all at once.
         backend: ``"auto"``, ``"cpu"`` or ``"reference"``, the formula in PyTorch.
 
-    The other arguments are those of :func:`transformer_kernels.functional.attention`, and so are
-    results and errors. What depends on places in the whole (ALiBi, dropout) is not taken.
+    The other arguments, results and errors are those of
+    :func:`transformer_kernels.functional.attention`. Features that depend on a query's place in the
+    whole (ALiBi, dropout) are not taken.
     """
     _require_cpu(_CHUNKED, q, k, v)
     heads_first = as_flag(_CHUNKED, "heads_first", heads_first)
@@ -113,7 +115,7 @@ def optimized_cpu_attention(
 
 
 def _run(*tensors: Tensor, **options: Any) -> Any:
-    """The formula computes its scores again in the backward pass, as the kernels do."""
+    """Runs one chunk. The formula recomputes its scores in the backward pass, as the kernels do."""
     if options["backend"] == "reference" and torch.is_grad_enabled():
         return checkpoint(
             attention, *tensors, use_reentrant=False, preserve_rng_state=False, **options
@@ -122,7 +124,8 @@ def _run(*tensors: Tensor, **options: Any) -> Any:
 
 
 def _refuse_bad(*tensors: Tensor, **options: Any) -> None:
-    """What attention refuses of the whole, before the first chunk: a call without data."""
+    """Raises for arguments that attention refuses, before the first chunk: calls it on meta
+    tensors."""
 
     def blank(x: Any) -> Any:
         return x.detach().to("meta") if isinstance(x, Tensor) else x
@@ -133,7 +136,7 @@ def _refuse_bad(*tensors: Tensor, **options: Any) -> None:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some queries, and the keys that they can see."""
+    """A range of queries, and the range of keys that they can see."""
 
     begin: int
     queries: int
@@ -142,7 +145,7 @@ class _Chunk:
     window: tuple[int, int]
 
     def of(self, x: Tensor | None) -> Tensor | None:
-        """The part of a mask or a bias, which may be broadcast."""
+        """The chunk's part of a mask or a bias, which may be broadcast."""
         if x is None:
             return None
         if x.dim() > 1 and x.shape[-2] > 1:
@@ -151,7 +154,7 @@ class _Chunk:
 
 
 class _Seen:
-    """Which keys a query sees: a window around its diagonal, which ends at the last key."""
+    """The keys that a query sees: a window around its diagonal, which ends at the last key."""
 
     def __init__(self, queries: int, keys: int, causal: bool, window: tuple[int, int]) -> None:
         self._queries, self._keys = queries, keys
@@ -159,7 +162,8 @@ class _Seen:
         self._right = 0 if causal else right
 
     def chunk(self, begin: int, end: int) -> _Chunk:
-        """A chunk's diagonal ends at its own last key, ``ahead`` of where it ended before."""
+        """The chunk of these queries. Its own diagonal ends at its last key, ``ahead`` of where the
+        diagonal of the whole ends for it."""
         shift = self._keys - self._queries
         last = self._keys if self._right < 0 else min(self._keys, end + shift + self._right)
         last = max(last, 0)
@@ -173,11 +177,12 @@ class _Seen:
 
 
 class CPUKernelBenchmark:
-    """Time ways to compute attention on this CPU, or anything else: verified, then timed.
+    """Times ways to compute attention on this CPU, or other functions, after verifying each.
 
     Args:
-        batch, time, heads, dim: of the random tensors that :meth:`compare_implementations` draws.
-        dtype: of them.
+        batch, time, heads, dim: sizes of the random tensors that :meth:`compare_implementations`
+            draws.
+        dtype: their dtype.
         causal: whether the default implementations hide the future.
     """
 
@@ -202,8 +207,8 @@ class CPUKernelBenchmark:
         self.causal = as_flag("CPUKernelBenchmark", "causal", causal)
 
     def implementations(self) -> dict[str, Callable[..., Any]]:
-        """Attention of (B, T, H, D): by PyTorch's operations, PyTorch's fused call, our kernels,
-        and those in chunks of an eighth of T."""
+        """Functions of q, k and v (B, T, H, D) by name: PyTorch's operations, PyTorch's fused call,
+        our kernels, and our kernels in chunks of an eighth of T."""
         causal, chunk = self.causal, max(1, self.shape[1] // 8)
 
         def operations(q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -230,13 +235,13 @@ class CPUKernelBenchmark:
         inputs: Any = None,
         **options: Any,
     ) -> Comparison:
-        """:func:`transformer_kernels.profile.compare_implementations` on this CPU.
+        """Calls :func:`transformer_kernels.profile.compare_implementations` on this CPU.
 
         Args:
-            implementations: functions by name; default :meth:`implementations`, held to
+            implementations: functions by name; by default :meth:`implementations`, verified against
                 PyTorch's operations in float64.
-            inputs: what they take; default random q, k and v.
-            options: of :func:`transformer_kernels.profile.compare_implementations`.
+            inputs: their arguments; by default random q, k and v.
+            options: other arguments of :func:`transformer_kernels.profile.compare_implementations`.
         """
         from .profile import compare_implementations
 

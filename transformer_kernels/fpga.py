@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The array behind ``backend="fpga"``: which one it is, and what has been spent on it.
+"""Chooses the array behind ``backend="fpga"``, and counts the work that it does.
 
-``TFK_FPGA_ARRAY`` names a parameter set, as ``r4c16d64n1024``; by default it is the set of the
-smallest head dim that fits. ``TFK_FPGA_TRANSPORT`` says what carries commands to it: ``model`` (the
-default: the bit-exact model), ``simulation`` (the Verilated RTL, from the folder that
-``TFK_FPGA_SIMULATION`` names) or ``stream:PATH`` (a board, or what speaks its protocol).
+``TFK_FPGA_ARRAY`` names a parameter set, such as ``r4c16d64n1024``; by default the set of the
+smallest head dim that fits is used. ``TFK_FPGA_TRANSPORT`` says how commands reach the array:
+``model`` (the default, a bit-exact model), ``simulation`` (the Verilated RTL, from the folder that
+``TFK_FPGA_SIMULATION`` names) or ``stream:PATH`` (a board, or a program that speaks its protocol).
 
 >>> with tfk.fpga.count() as spent:
 ...     tfk.functional.attention(q, k, v, backend="fpga")
@@ -24,23 +24,23 @@ from ._library import NAMESPACE, has_kernels
 
 @dataclass
 class Counters:
-    """What arrays were busy with, in the order of the C++ struct."""
+    """The work of arrays; the fields have the order of the C++ struct."""
 
     cycles: int = 0
     commands: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
-    useful: int = 0  # multiplications that results needed
-    possible: int = 0  # that the array had time for
+    useful: int = 0  # multiplications that contribute to a result
+    possible: int = 0  # multiplications that the array had time for
 
     @property
     def utilization(self) -> float:
-        """The share of the multipliers' time that results needed."""
+        """The share of the multipliers' time that contributed to results."""
         return self.useful / self.possible if self.possible else 0.0
 
 
 def counters() -> Counters:
-    """The sums since the process began, of all arrays."""
+    """The counters of all arrays since the process began."""
     if not has_kernels:
         return Counters()
     return Counters(*getattr(torch.ops, NAMESPACE).fpga_counters().tolist())
@@ -48,7 +48,7 @@ def counters() -> Counters:
 
 @contextmanager
 def count() -> Iterator[Counters]:
-    """Counters of the calls within, which are there when it ends."""
+    """Counts the work of the calls inside. The fields are filled in when the context ends."""
     spent, before = Counters(), counters()
     try:
         yield spent

@@ -28,7 +28,7 @@ from .ops.rope.rope import rope
 from .ops.rope.tables import rope_tables
 from .ops.softmax.softmax import log_softmax, softmax
 
-globals().update(_ACTIVATIONS)  # one for each row of the table
+globals().update(_ACTIVATIONS)  # one function for each row of the table
 
 __all__ = [
     *_ACTIVATIONS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What this installation can do: ``transformer_kernels.info()``."""
+"""``transformer_kernels.info()`` describes this installation: versions, devices and backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._version import __version__
 
 @dataclass(frozen=True)
 class Info:
-    """Versions, devices and backends; ``str()`` puts one on a line."""
+    """Versions, devices and backends of an installation; ``str()`` gives one line for each."""
 
     version: str
     python: str
@@ -73,7 +73,7 @@ def _triton_version() -> str | None:
 
 
 def info() -> Info:
-    """Versions, devices, and whether the native library is in use."""
+    """Describes this installation: versions, devices, and whether the native library is in use."""
     loaded = _library.missing_reason is None
     devices, triton = _cuda_devices(), _triton_version()
     return Info(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Timing the products of a linear layer, ours, PyTorch's and cuBLASLt's, as it is called.
+"""Times the products of linear layers (ours, PyTorch's and cuBLASLt's) as a program calls them.
 
 >>> with tfk.tuning():
 ...     model(x).sum().backward()
 
-From then on each product of these sizes is the one that was faster, here and in every later process
-of the user on this machine. The file that keeps the times is :func:`tune_file`.
+From then on each product of these sizes runs on the implementation that was fastest, in this
+process and in the user's later ones on this machine. :func:`tune_file` names the file of times.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .ops.linear import _routed, _tuned
 from .ops.linear._formula import as_rows
 from .ops.linear._tuned import OURS, TORCH, Product, Routed, Routes, Times
 
-ACTIVATION = "gelu_tanh"  # of products with one: what it is matters little for the choice
+ACTIVATION = "gelu_tanh"  # for products with an activation: which one matters little for the choice
 PROVIDERS = ("torch", "ours")
 _SECONDS = 0.1
-_ROUTES = (OURS, TORCH, *range(16))  # of one product; so many algorithms cuBLASLt is asked for
+_ROUTES = (OURS, TORCH, *range(16))  # for one product; cuBLASLt is asked for 16 algorithms
 _ROUTE_SAMPLES = 5
 
 
 @contextmanager
 def tuning() -> Iterator[None]:
-    """Inside, each product of a linear layer that was not timed yet is timed when it is called.
+    """Times each product of a linear layer that has no time yet, when it is called inside.
 
-    Both products run some tens of times, with gradients where the call has some, and on CUDA up to
-    16 of cuBLASLt's algorithms for each product of a plain layer, which takes seconds. No tensor of
-    the caller is changed, and no random number drawn. Not timed are calls in graphs, under
-    transforms and while a CUDA graph is captured, and products that only PyTorch has here.
+    Our product and PyTorch's run some tens of times, with gradients where the call has some. On
+    CUDA so do up to 16 of cuBLASLt's algorithms for each product of a plain layer, which takes
+    seconds. The caller's tensors and random numbers stay as they are. Calls are not timed in
+    graphs, under transforms, while a CUDA graph is captured, or where only PyTorch has the product.
     """
     before = _tuned.measure()
     _tuned.measure_with(measure)
@@ -48,27 +48,27 @@ def tuning() -> Iterator[None]:
 
 
 def start() -> None:
-    """The same for as long as the process lives; what ``TFK_TUNE=1`` asks for."""
+    """Turns tuning on until the process ends; ``TFK_TUNE=1`` does this."""
     _tuned.measure_with(measure)
 
 
 def tune_file() -> Path:
-    """The file that keeps times: ``TFK_TUNE_FILE``, or ``tune.json`` in the user's cache."""
+    """The path of the file of times: ``TFK_TUNE_FILE``, or ``tune.json`` in the user's cache."""
     return _tuned.file_path()
 
 
 def measure(x: Tensor, weight: Tensor, product: Product, seconds: float = _SECONDS) -> Times:
-    """The times of ``linear``, or of ``linear_act``, with a bias, of operands that lie as these.
+    """Times ``linear`` or ``linear_act`` with a bias, on operands with the layout of these.
 
-    They are the 10th percentiles: what other programs take of the machine is not the product's.
+    Returns 10th percentiles: time that other programs take from the machine is not the product's.
     """
     wanted = product.gradients.split()
     inputs = tuple(
         tensor.detach().requires_grad_(name in wanted)
         for name, tensor in (("x", x), ("weight", weight), ("bias", x.new_zeros(len(weight))))
     )
-    # The identity keeps hooks of the caller, such as those of checkpoints, from what is timed; the
-    # benchmark fills tensors with random numbers.
+    # The identity keeps hooks of the caller, such as those of checkpoints, out of the timed call.
+    # The benchmark fills tensors with random numbers.
     with (
         torch.random.fork_rng([x.device] if x.is_cuda else []),
         torch.autocast(x.device.type, enabled=False),
@@ -88,7 +88,7 @@ def _timed(
     calls: Mapping[str, Callable[..., Any]], inputs: tuple[Tensor, ...], seconds: float,
     samples: int | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    from .profile.timing import measure as timings  # and with it the benchmark
+    from .profile.timing import measure as timings  # which loads the benchmark
 
     device = inputs[0].device
     found = timings(
@@ -100,7 +100,7 @@ def _timed(
 def _fastest_routes(
     inputs: tuple[Tensor, ...], wanted: list[str], seconds: float
 ) -> Routes | None:  # fmt: skip
-    """Of each product for itself; None where that gives nothing new."""
+    """The fastest route of each product by itself; None where timing them adds nothing."""
     x, weight, bias = (tensor.detach() for tensor in inputs)
     x = as_rows(x)
     dy = x.new_empty(len(x), len(weight)).normal_()
@@ -124,7 +124,8 @@ def _fastest_route(
 
 
 def _runs(run: Callable[..., Tensor], route: int, inputs: tuple[Tensor, ...]) -> bool:
-    """cuBLASLt offers fewer algorithms than were asked for, or one that refuses the call."""
+    """Whether the route exists: cuBLASLt may offer fewer algorithms, or one that refuses the
+    call."""
     try:
         run(route, *inputs)
     except RuntimeError:

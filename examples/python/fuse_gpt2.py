@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Put the kernels into Hugging Face's GPT-2, step by step: what it changes, and what it brings.
+"""Puts the kernels into Hugging Face's GPT-2 step by step: what each step changes, and its speed.
 
-What is put in, to be read first, is `transformer_kernels/demo/gpt2.py`. Here each of its steps is
-held to the stock model, logits and gradients without dropout, and then all train in turn, with it.
+Read `transformer_kernels/demo/gpt2.py` first, which has the steps. Here each step is compared with
+the stock model (logits and gradients, without dropout), and then all models train in turn, with
+dropout.
 """
 
 import argparse
@@ -22,7 +23,7 @@ BATCH, TOKENS = 8, 128
 
 
 def models() -> dict[str, Any]:
-    """The stock model, and one for each step, with those before it."""
+    """The stock model, and a model for each step, which has the earlier steps too."""
     found = {"stock": stock_model(layers=2, width=192, heads=4, block=TOKENS, seed=0, dropout=0.1)}
     model = found["stock"]
     for name, put_in in STEPS.items():
@@ -45,7 +46,7 @@ def results(model: Any, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def largest_error(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Relative to the largest number of each tensor."""
+    """The largest error, relative to the largest number of its tensor."""
     return max(
         float((got[name] - expected[name]).abs().max() / expected[name].abs().max())
         for name in expected
@@ -53,7 +54,7 @@ def largest_error(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 def check(found: dict[str, Any], tokens: Tensor) -> dict[str, float]:
-    """Errors of each step; parameters are stock's, by name and shape."""
+    """The errors of each step; parameters must have stock's names and shapes."""
     stock = found["stock"]
     shapes = {name: x.shape for name, x in stock.state_dict().items()}
     expected, errors = results(stock, tokens), {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the time and the memory of a model go, and a leak that a profiler finds."""
+"""Shows where the time and the memory of a model go, and finds a leak with a profiler."""
 
 import torch
 from torch import nn
@@ -10,12 +10,12 @@ BATCH, TIME, CHANNELS = 4, 64, 128
 
 
 def inference(model: nn.Module, x: torch.Tensor) -> None:
-    """Time, memory, modules, kernels and our ops of a forward pass, in one report."""
+    """Reports a forward pass: its time, memory, modules, kernels and our ops."""
     print(tfk.profile.profile_model_inference(model, x, seconds=0.1))
 
 
 def training(model: nn.Module, x: torch.Tensor, steps: int = 5) -> None:
-    """Sections of a step; on a CPU by the wall clock, which has to be asked for."""
+    """Times sections of a training step; a CPU's wall clock has to be asked for."""
     optimizer = torch.optim.AdamW(model.parameters())
     profiler = tfk.profile.GPUProfiler(x.device)
     with profiler:
@@ -31,7 +31,7 @@ def training(model: nn.Module, x: torch.Tensor, steps: int = 5) -> None:
 
 
 def leak(model: nn.Module, x: torch.Tensor, steps: int = 5) -> None:
-    """Losses that are kept with their graphs, as who forgets ``.item()`` does."""
+    """Leaks memory as a program does that forgets ``.item()``: losses keep their graphs."""
     losses = []
     with tfk.profile.MemoryProfiler(x.device) as profiler:
         for _ in range(steps):
@@ -41,7 +41,8 @@ def leak(model: nn.Module, x: torch.Tensor, steps: int = 5) -> None:
 
 
 def comparison(x: torch.Tensor) -> None:
-    """Verified first: a softmax over the wrong dimension is never timed."""
+    """Compares softmax functions. They are verified first, so one over the wrong dimension is not
+    timed."""
     print(
         tfk.profile.compare_implementations(
             {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Networks of graphs, trained by PyTorch and by our kernels on three tasks.
+"""Trains graph networks with PyTorch and with our kernels on three tasks.
 
-Zachary's karate club, of which two members' sides are known: who goes with whom? A stochastic
-block model, of which a tenth of the nodes is known: which block is a node of? And many small ones:
-is this a graph whose blocks keep to themselves, or one whose blocks seek each other?
+Zachary's karate club, with two members' sides known: which side does each member take? A stochastic
+block model, with a tenth of the nodes known: which block is a node in? And many small graphs: do
+the edges of a graph stay inside its blocks, or run between them?
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformer_kernels.bench.commands import pick_device
 from transformer_kernels.functional import Graph
 from transformer_kernels.models import GraphNetwork, GraphNetworkConfig
 
-UNKNOWN = -100  # as a target it counts nothing
+UNKNOWN = -100  # a target that is ignored
 GOAL = 0.95
 
 
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     x: Tensor
     graph: Graph
     targets: Tensor
-    offsets: Tensor | None = None  # of several graphs
+    offsets: Tensor | None = None  # for several graphs
 
     def to(self, device: torch.device) -> Batch:
         return Batch(*(None if part is None else part.to(device) for part in self))
@@ -55,12 +55,12 @@ def both_ways(edges: Tensor) -> Tensor:
 
 
 def club(quick: bool, device: torch.device) -> models.Task:
-    """A node comes with where two steps of a walk from it end, with the chances of each place."""
+    """Each node's features are the probabilities of where a walk of two steps from it ends."""
     club = networkx.karate_club_graph()
     edges = both_ways(torch.tensor(list(club.edges)).T)
     sides = torch.tensor([int(club.nodes[i]["club"] != "Mr. Hi") for i in club.nodes])
     members = len(sides)
-    step = torch.eye(members)  # a step may stay where it is
+    step = torch.eye(members)  # a step may stay in place
     step[edges[1], edges[0]] = 1
     step /= step.sum(1, keepdim=True)
     x = step @ step
@@ -85,13 +85,13 @@ def club(quick: bool, device: torch.device) -> models.Task:
 
 
 def block_model(blocks: Tensor, inside: float, across: float, generator: torch.Generator) -> Tensor:
-    """Edges (2, E), both ways, between nodes of the same block and of different ones."""
+    """Edges (2, E) in both directions, between nodes of the same block and of different blocks."""
     chance = torch.where(blocks.unsqueeze(1) == blocks, inside, across).triu(1)
     return both_ways((torch.rand(chance.shape, generator=generator) < chance).nonzero().T)
 
 
 def hide(blocks: Tensor, classes: int, shown: Tensor) -> Tensor:
-    """What is known of each node's block, (N, classes): nothing where it is not shown."""
+    """The known blocks of the nodes, one-hot (N, classes); 0 where a block is not shown."""
     return torch.nn.functional.one_hot(blocks, classes) * shown.unsqueeze(1).float()
 
 
@@ -100,7 +100,7 @@ def half_of(known: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def blocks_of_nodes(quick: bool, device: torch.device) -> models.Task:
-    """Training shows half of what is known, another half at each step, and asks for the rest."""
+    """Each training step shows a random half of the known blocks, and asks for the others."""
     nodes, classes = (60, 3) if quick else (1000, 4)
     generator = torch.Generator().manual_seed(7)
     blocks = torch.arange(nodes) % classes
@@ -136,7 +136,8 @@ def blocks_of_nodes(quick: bool, device: torch.device) -> models.Task:
 
 
 def small_graphs(count: int, generator: torch.Generator) -> Batch:
-    """Two blocks of 10 to 19 nodes, told by a number with noise; of class 1 edges are inside."""
+    """Graphs of two blocks of 10 to 19 nodes; a noisy number tells the block. Edges stay inside in
+    class 1."""
     edges, rows, sizes = [], [], [0]
     targets = torch.arange(count) % 2
     for target in targets.tolist():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A language model of bytes, trained on CPython's documentation by PyTorch and by our kernels.
+"""Trains a language model of bytes on CPython's documentation, with PyTorch and with our kernels.
 
-Both begin with the same weights and see the same text; the last tenth is held out. Then the model
-writes, with its cache of keys and values and without.
+Both start with the same weights and see the same text, of which the last tenth is held out. Then
+the model writes, with and without its cache of keys and values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LLAMA = LanguageModelConfig(
     norm="rms_norm", activation="swiglu", positions="rope", bias=False,
 )  # fmt: skip
 QUICK = LanguageModelConfig(vocab_size=256, context=32, dim=32, num_layers=2, num_heads=2)
-CONFIGS = {"llama": (LLAMA, 0.58), "gpt2": (GPT2, 0.4)}  # and what accuracy they reach
+CONFIGS = {"llama": (LLAMA, 0.58), "gpt2": (GPT2, 0.4)}  # configuration, and the accuracy to reach
 HELD_OUT = 0.1
 PROMPT = b"The "
 
@@ -58,7 +58,7 @@ def next_byte_loss(model: LanguageModel, window: Tensor) -> Tensor:
 
 
 def next_byte_accuracy(model: LanguageModel, text: Tensor, windows: int) -> float:
-    """How often the likeliest byte is the one that follows, in windows evenly spaced."""
+    """How often the likeliest byte is the next one, in evenly spaced windows."""
     length = model.config.context + 1
     starts = torch.linspace(0, len(text) - length, windows).long().tolist()
     device = model.tokens.weight.device
@@ -68,7 +68,7 @@ def next_byte_accuracy(model: LanguageModel, text: Tensor, windows: int) -> floa
 
 
 def write(model: LanguageModel, use_cache: bool) -> tuple[str, float]:
-    """What follows the prompt, up to the end of the context, and how many bytes a second."""
+    """The bytes that follow the prompt, up to the end of the context, and the bytes per second."""
     device = model.tokens.weight.device
     prompt = torch.tensor([list(PROMPT)], device=device)
     count = model.config.context - len(PROMPT)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A vision transformer, trained on scikit-learn's digits by PyTorch and by our kernels.
+"""Trains a vision transformer on scikit-learn's digits, with PyTorch and with our kernels.
 
-1797 images of 8 x 8 pixels, which scikit-learn carries: `pip install scikit-learn`. Every fifth is
-held out.
+The data are 1797 images of 8 x 8 pixels in scikit-learn (`pip install scikit-learn`). Every fifth
+is held out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from transformer_kernels.bench.commands import pick_device
 from transformer_kernels.models import VisionTransformer, VisionTransformerConfig
 
 SIDE, CLASSES, LARGEST = 8, 10, 16
-HELD_OUT = 5  # every so many
+HELD_OUT = 5  # one image in so many
 
 Labelled = tuple[Tensor, Tensor]
 
 
 def digits() -> tuple[Labelled, Labelled]:
-    """Images (N, 1, 8, 8) around 0 and their labels: to train on, and held out."""
+    """Images (N, 1, 8, 8) around 0 and their labels: those to train on, and those held out."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -42,7 +42,7 @@ def digits() -> tuple[Labelled, Labelled]:
 
 
 def batches(known: Labelled, size: int, device: torch.device) -> Iterator[Labelled]:
-    """Without end, each image once before any comes again."""
+    """Batches without end; each image comes once before any comes again."""
     generator = torch.Generator().manual_seed(1)
     images, labels = known
     while True:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Two kernels of your own, one in Triton and one in C++, with checks, gradients and a benchmark.
 
-In Triton the soft cap of logits (Gemma 2, arXiv:2408.00118), cap * tanh(x / cap): it runs on a GPU;
-without one Triton's interpreter runs it on the CPU, for its results. In C++ relu(x + bias)^2 in one
-pass, on a CPU, where there is a compiler. Elsewhere both are their formula, and say so.
+The Triton kernel is the soft cap of logits (Gemma 2, arXiv:2408.00118), cap * tanh(x / cap). It
+runs on a GPU; without one Triton's interpreter computes its results on the CPU. The C++ kernel is
+relu(x + bias)^2 in one pass, on a CPU with a compiler. Elsewhere both run their formulas, and say
+so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from transformer_kernels.measure import table
 from transformer_kernels.workbench.arguments import Number, Operand, Param, Rows
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before Triton is imported
 try:
     import triton
     import triton.language as tl
@@ -57,7 +58,7 @@ if triton is not None:
 
 
 class SoftCap(tfk.workbench.Kernel):
-    """In Triton, both passes."""
+    """The soft cap; both passes are Triton kernels."""
 
     arguments = (Operand("x"), Number("cap", least=1e-3))
 
@@ -100,7 +101,7 @@ extern "C" void relu_squared(const float* x, const float* bias, float* y, std::i
 
 
 def compiled() -> ctypes.CDLL | None:
-    """The C++ kernel, where there is a compiler."""
+    """Compiles the C++ kernel and loads it; None where there is no compiler."""
     compiler = shutil.which("c++")
     if compiler is None:
         return None
@@ -115,7 +116,8 @@ def compiled() -> ctypes.CDLL | None:
 
 
 class BiasReluSquared(tfk.workbench.Kernel):
-    """In C++, the forward pass, of float32; its gradient is that of the formula."""
+    """relu(x + bias)^2; the forward pass is a C++ kernel for float32, the gradient is the
+    formula's."""
 
     arguments = (Rows("x"), Param("bias", optional=False))
 
@@ -141,7 +143,7 @@ class BiasReluSquared(tfk.workbench.Kernel):
 
 
 def show(kernel: tfk.workbench.Kernel, device: torch.device, *more: Any) -> None:
-    """Checks, derivatives, an error; ``more`` are arguments beside x."""
+    """Shows checks, derivatives and an error; ``more`` are the arguments after x."""
     print(f"\n{type(kernel).__name__}: {kernel.__doc__}")
     if (why := kernel.why_absent(device)) is not None:
         print(f"  the formula runs: {why}")

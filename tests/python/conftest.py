@@ -71,7 +71,7 @@ def make_result() -> MakeResult:
 
 @pytest.fixture
 def full_result() -> Result:
-    """One with every part in it, over two ops, passes and shapes."""
+    """A result with every part, over two ops, passes and shapes."""
     rows = [
         _row(provider, time * (1 + size), op=op, pass_=pass_, shape=[1024 << size, 768],
              bytes=3_000_000 << size)

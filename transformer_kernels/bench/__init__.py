@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Benchmarks: every op against its rivals and against the memory ceiling of the machine.
+"""Benchmarks of every op, compared with its rivals and with the machine's memory bandwidth.
 
-`transformer-kernels bench` (or `python -m transformer_kernels.bench`) is the way in. Nothing here
-is imported by `import transformer_kernels`.
+Start with `transformer-kernels bench` (or `python -m transformer_kernels.bench`). `import
+transformer_kernels` imports nothing from here.
 """

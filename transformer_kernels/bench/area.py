@@ -18,14 +18,14 @@ _HEADINGS = [
 
 
 def render(result: Result) -> str:
-    """One line per set and part: what is used of what the part has, and the clock."""
+    """One line per set and part: the resources used, of those that the part has, and the clock."""
     subtitle = "used / on the part; clock by static timing analysis, no board measured"
     body = [_cells(row) for row in result.area]
     return box("FPGA ARRAY, PLACED AND ROUTED", subtitle, _HEADINGS, body)
 
 
 def provenance(result: Result) -> str:
-    """With what the figures were made."""
+    """The versions, seed and date that the figures were made with."""
     versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
     seeds = ", ".join(sorted({str(row.seed) for row in result.area}))
     return f"Placed and routed {result.date} with {versions}; seed {seeds}."

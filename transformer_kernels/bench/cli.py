@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels`: bench, tune, levels, profilers, list, compare, plot, report, fpga and
-info."""
+"""The command `transformer-kernels`: bench, tune, levels, profilers, list, compare, plot, report,
+fpga and info."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the commands of `transformer-kernels` do with their parsed arguments."""
+"""Runs the commands of `transformer-kernels` with their parsed arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transformer_kernels.tune import tune_file
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 WEIGHTS = {"input": None, "float32": torch.float32}
 HOST = "host"
-# Of a block, and its heads.
+# The shape of a block, and its number of heads.
 _LEVEL_SIZES: dict[str, tuple[sweeps.Shape, int]] = {
     "cpu": ((4, 256, 384), 6),
     "cuda": ((8, 1024, 1024), 16),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Two result files against each other, row by row: same, faster, slower or ambiguous."""
+"""Compares two result files row by row: same, faster, slower or ambiguous."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """Time after over time before."""
+        """The time after, divided by the time before."""
         if self.before is None or self.after is None:
             return None
         return self.after.median_us / self.before.median_us
@@ -57,7 +57,8 @@ def compare(
     providers: Sequence[str] = ("ours",),
     by_ceiling: bool = False,
 ) -> list[Comparison]:
-    """`by_ceiling` compares times in units of the copy of the same run, which drifts with it."""
+    """Compares the rows of two results. With `by_ceiling`, times are in units of the same run's
+    copy, which drifts with the machine as they do."""
     old = _by_key(before.rows, providers, by_ceiling)
     new = _by_key(after.rows, providers, by_ceiling)
     comparisons = []

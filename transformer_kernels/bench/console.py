@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Progress: a bar on a terminal, plain lines elsewhere."""
+"""Shows progress: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLAIN_LINES = 10
 
 
 class Progress:
-    """`with Progress("measuring", total) as p: p.advance("softmax")`."""
+    """Shows how far a run is: `with Progress("measuring", total) as p: p.advance("softmax")`."""
 
     def __init__(self, label: str, total: int, quiet: bool = False) -> None:
         self._label = label
@@ -44,7 +44,7 @@ class Progress:
             print(f"{self._label}: {self._done}/{self._total}  {detail}", flush=True)
 
     def _is_due(self) -> bool:
-        """Every tenth of the way."""
+        """Whether another tenth is done."""
         step = max(1, self._total // _PLAIN_LINES)
         return self._done % step == 0 or self._done == self._total
 

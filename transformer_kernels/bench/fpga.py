@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels fpga`: ops on the FPGA array's model beside the CPU's kernels.
+"""`transformer-kernels fpga` compares ops on the FPGA array's model with the CPU's kernels.
 
-An array's cycles are exact: the model counts them by the formula that the RTL is held to. Their
-time is modelled, cycles / clock, with the clock that the router reported for the set on a part; the
-CPU's time is measured.
+An array's cycles are exact: the model counts them by the formula that the RTL is checked against.
+The array's time is modelled as cycles / clock, with the clock that the router reported for the set
+on a part; the CPU's time is measured.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from transformer_kernels.measure import machine, schema, table, timing
 from transformer_kernels.measure.schema import ArrayModel, ArrayRow, Result
 
 DEFAULT_SETS = ("r2c4d64n256", "r4c16d64n1024")
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"  # of a source tree
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"  # in a source tree
 CLOCKS = "fpga*.json"
-_SECONDS = 0.3  # of timing a CPU kernel
+_SECONDS = 0.3  # duration of timing a CPU kernel
 
-Call = Callable[[str], Any]  # of a backend
+Call = Callable[[str], Any]  # takes the name of a backend
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What the router reported of a set."""
+    """The clock that the router reported for a set on one part."""
 
     part: str
     mhz: float
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_clocks(folder: Path) -> Clocks:
-    """The routed clocks by set; none where nothing was routed."""
+    """The routed clocks by set; empty where nothing was routed."""
     clocks: Clocks = {}
     for path in sorted(folder.glob(CLOCKS)):
         for row in json.loads(path.read_text()).get("area", []):
@@ -151,7 +151,7 @@ def _cpu_us(problem: Problem) -> float:
 
 @contextmanager
 def on_array(name: str) -> Iterator[None]:
-    """The model of this set behind ``backend="fpga"``."""
+    """Puts the model of this set behind ``backend="fpga"``."""
     wanted = {"TFK_FPGA_ARRAY": name, "TFK_FPGA_TRANSPORT": "model"}
     before = {variable: os.environ.get(variable) for variable in wanted}
     os.environ.update(wanted)
@@ -182,13 +182,13 @@ def _percent(share: float | None) -> str:
 
 
 def _by_part(clocks: Sequence[Clock], figure: Callable[[Clock], float]) -> list[list[str]]:
-    """A line for each part that the set was routed on."""
+    """One line for each part that the set was routed on."""
     lines = [[c.part, f"{c.mhz:.1f}", f"{figure(c):.0f}"] for c in clocks]
     return lines or [[table.ABSENT] * 3]
 
 
 def render(result: Result, clocks: Clocks) -> str:
-    """Ops: the array's modelled time beside the CPU's measured."""
+    """A table of ops: the array's modelled time and the CPU's measured time."""
     body = []
     for row in result.array:
         figures = [row.op, row.shape, row.array, str(row.commands), str(row.cycles),
@@ -201,7 +201,7 @@ def render(result: Result, clocks: Clocks) -> str:
 
 
 def render_models(result: Result, clocks: Clocks) -> str:
-    """Models: what int8 costs them, and the array's modelled speed."""
+    """A table of models: their accuracy in int8, and the array's modelled speed."""
     body = []
     for row in result.array_models:
         accuracy = ", ".join(f"{_WORDS[name]} {x:.4f}" for name, x in row.accuracy.items())
@@ -227,7 +227,7 @@ def _tokens_per_second(row: ArrayModel, clock: Clock) -> float:
 
 
 def _projections(result: Result, clocks: Clocks) -> list[str]:
-    """What several arrays in a larger part would do, heads shared out among them."""
+    """Projected speeds of several arrays in a larger part, which share the heads."""
     lines = [
         f"  {row.model}, {row.in_int8}: {_PROJECTED * _tokens_per_second(row, clock):.0f} tokens/s"
         for row in result.array_models

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Host time of one eager call: ours against torch's on a tensor too small to matter."""
+"""Measures host time of one eager call, ours and torch's, on a tensor too small to matter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformer_kernels.measure.statistics import Summary, summarise
 from transformer_kernels.measure.sweeps import Shape, shape_text
 from transformer_kernels.measure.table import box
 
-_CALLS = 100  # and their kernels are fewer than a CUDA stream takes before it blocks the host
+_CALLS = 100  # fewer kernels than a CUDA stream queues before it blocks the host
 _ROUNDS = 25
 _PROVIDERS = ("torch", "ours")
 
@@ -70,7 +70,7 @@ def render(result: Result) -> str:
 
 def _measure(call: _Call, device: torch.device) -> list[HostRow]:
     op = cases.all_ops()[call.op]
-    # What tensor cores compute, where the cost of a call is what decides.
+    # Ops on tensor cores are timed in bfloat16; here the cost of the call decides.
     dtype = torch.bfloat16 if device.type == "cuda" and op.flops else torch.float32
     problem = Problem(op.name, "forward", dtype, dtype, call.shape)
     with torch.no_grad():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Which kernel the library chooses for a problem.
+"""Finds out which kernel the library chooses for a problem.
 
-The library says so on stderr under TFK_LOG=dispatch, which it reads once and which costs time on
+The library reports it on stderr under TFK_LOG=dispatch, which it reads once and which slows down
 every call. So a child process runs each problem once, and its stderr is read.
 """
 
@@ -24,7 +24,8 @@ _RUNS = re.compile(r"\[tfk\] .*: (.+) runs$")
 
 
 def chosen_kernels(problems: Sequence[Problem], device: torch.device) -> dict[Problem, str]:
-    """The kernels of each problem, in the order in which they run; nothing where unknown."""
+    """The kernels of each problem, in the order in which they run; problems without a report are
+    absent."""
     command = [sys.executable, "-m", __name__, device.type]
     child = subprocess.run(
         command,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Models of :mod:`transformer_kernels.models` trained in both of their switches, side by side.
+"""Trains models of :mod:`transformer_kernels.models` on both settings of their switch, side by
+side.
 
-What the training examples share: a task, its run, the table, the command line.
+The training examples share this code: a task, its run, the table and the command line.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ SWITCHES = ("torch", "ours")
 
 @dataclass(frozen=True)
 class Task:
-    """A model, what it learns, and how well it has to."""
+    """A model, the data that it learns, and the accuracy that it has to reach."""
 
     model: str
     data: str
-    build: Callable[[str], nn.Module]  # of the switch
+    build: Callable[[str], nn.Module]  # takes the setting of the switch
     batches: Callable[[], Iterable[Any]]
     loss_of: Callable[[Any, Any], Tensor]
-    accuracy_of: Callable[[Any], float]  # on data that it was not trained on
+    accuracy_of: Callable[[Any], float]  # on held-out data
     recipe: training.Recipe
     goal: float | None = None
 
@@ -53,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     task: Task, kernels: Sequence[str], device: torch.device, seed: int = 0
 ) -> dict[str, Trained]:
-    """Trains the switches from the same weights, in turn, and says how well each does."""
+    """Trains each setting of the switch, in turns, from the same weights, and measures its
+    accuracy."""
     models = {}
     for name in kernels:
         torch.manual_seed(seed)
@@ -80,7 +82,7 @@ def result_of(trained: Iterable[Mapping[str, Trained]], device: torch.device) ->
 
 
 def finish(result: Result, path: Path | None) -> int:
-    """Shows and keeps the figures; 1, in words, where a goal was not reached."""
+    """Prints and stores the figures; returns 1, with a message, if a goal was not reached."""
     print(render(result))
     if path is not None:
         schema.save(result, path)
@@ -100,7 +102,7 @@ _HEADINGS = [
 
 
 def render(result: Result) -> str:
-    """A line for each switch; the speed-up is that of the median step over stock PyTorch's."""
+    """A line for each setting; speed-ups compare the median step with stock PyTorch's."""
     stock = {(row.model, row.data): row for row in result.model_runs if row.kernels == "torch"}
     body = [_cells(row, stock.get((row.model, row.data))) for row in result.model_runs]
     subtitle = "the switches take turns, step by step; accuracy on data not trained on"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The figures of a result: what is reached against size, memory, speed-up bars, loss curves."""
+"""The figures of a result: bandwidth and memory against size, speed-up bars, loss curves."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _RIVALS = tuple(name for name in PROVIDERS if name != "ours")
 _KERNEL_CURVES = (style.COLOURS["compile"], style.COLOURS["ours"])
 _BAR_GROUP = 0.8
 _TIME_AXIS = 1  # of a shape BxTxHxD
-_SAME_SIZE = 4  # problems closer than that in bytes are told apart by their width
+_SAME_SIZE = 4  # problems closer in bytes than this factor are drawn apart by their width
 _LABEL_SHARE = 0.1  # of the axis, taken by the label of a tick
 
 
 def figures(result: Result) -> dict[str, tuple[str, Draw]]:
-    """The figures that the result has data for: name -> (caption, how to draw it)."""
+    """The figures that the result has data for: name -> (caption, function that draws it)."""
     found: dict[str, tuple[str, Draw]] = {}
     if result.training is not None:
         found["loss"] = (
@@ -60,7 +60,7 @@ def figures(result: Result) -> dict[str, tuple[str, Draw]]:
 def _size_figures(
     rows: Sequence[Row], name: str, ceilings: Ceilings | None
 ) -> dict[str, tuple[str, Draw]]:
-    """What arithmetic bounds is drawn against the length of its sequences."""
+    """Figures against size; ops that arithmetic bounds are drawn against sequence length."""
     found: dict[str, tuple[str, Draw]] = {}
     of_bytes = {row.op for row in rows} - {row.op for row in rows if row.tflops is not None}
     moving = [row for row in rows if row.op in of_bytes]
@@ -95,7 +95,7 @@ def _peak_gib(row: Row) -> float:
 
 
 def _matmul(rows: Sequence[Row], ceilings: Ceilings | None) -> float | None:
-    """All rows have one dtype."""
+    """The rate of the matrix product in the rows' dtype, which they share."""
     return ceilings.product_tflops(rows[0].dtype) if ceilings is not None else None
 
 
@@ -187,7 +187,8 @@ def _draw_against_time(panel: Axes, rows: Sequence[Row], value: Callable[[Row], 
 
 
 def _heads(row: Row) -> str:
-    """Those of a shape BxTxHxD or BxTxHxHkxD; not how many, which keeps H x D."""
+    """The heads of a shape BxTxHxD or BxTxHxHkxD; the number is left out where H x D is
+    constant."""
     shared = f"{row.shape[2]}/{row.shape[3]} heads, " if len(row.shape) > 4 else ""
     return f"{shared}D = {row.shape[-1]}"
 
@@ -201,7 +202,7 @@ def _megabytes(row: Row) -> float:
 
 
 def _set_log_ticks(panel: Axes, values: Sequence[float]) -> None:
-    """A tick at each value, a label at those with room for one."""
+    """Puts a tick at each value, and a label where there is room for one."""
     panel.set_xscale("log")
     least = _LABEL_SHARE * math.log(max(values) / min(values))
     labels, last = [], -math.inf
@@ -262,7 +263,7 @@ def _speed_ups(lines: Sequence[Problem]) -> dict[tuple[tuple[str, str], str], fl
 
 @contextmanager
 def loss_curves(training: Training) -> Iterator[Figure]:
-    """Every curve, and its difference to the stock one on a scale of its own below."""
+    """Every loss curve, and below it the difference from the stock curve on its own scale."""
     with style.figure(2, 1, 2 * _PANEL_WIDTH, 1.6 * _PANEL_HEIGHT) as (drawn, (above, below)):
         stock, *others = training.runs
         steps = range(1, len(stock.losses) + 1)
@@ -283,7 +284,7 @@ def loss_curves(training: Training) -> Iterator[Figure]:
 
 @contextmanager
 def levels(result: Result) -> Iterator[Figure]:
-    """A panel for each figure, a bar for each level that has it."""
+    """One panel per figure, with a bar for each level that has it."""
     things = "kernels launched" if result.machine.device == "cuda" else "operators"
     counts = {row.level: row.count_of("both") for row in result.levels}
     counted = {level: count for level, count in counts.items() if count is not None}
@@ -308,7 +309,7 @@ def _mega(count: int | None) -> float | None:
 
 
 def _draw_times(panel: Axes, times: dict[str, LevelPass]) -> None:
-    """The medians, and a line from the 10th to the 90th percentile."""
+    """Draws the medians, and lines from the 10th to the 90th percentile."""
     _draw_levels(panel, {level: timed.median_us / 1e3 for level, timed in times.items()})
     for at, timed in enumerate(times.values()):
         panel.vlines(at, timed.p10_us / 1e3, timed.p90_us / 1e3, "#808080", linewidth=1)
@@ -316,7 +317,7 @@ def _draw_times(panel: Axes, times: dict[str, LevelPass]) -> None:
 
 
 def _draw_levels(panel: Axes, figures: Mapping[str, float | None]) -> None:
-    """A bar for each level whose figure is known."""
+    """Draws a bar for each level whose figure is known."""
     values = {level: figure for level, figure in figures.items() if figure is not None}
     bars = panel.bar(
         range(len(values)), list(values.values()), _BAR_GROUP,
@@ -342,7 +343,7 @@ def _panels(count: int) -> Iterator[tuple[Figure, list[Axes]]]:
 
 
 def _share_legend(drawn: Figure, panels: Sequence[Axes]) -> None:
-    """One legend above all panels."""
+    """Draws one legend above all panels."""
     entries: dict[str, Artist] = {}
     for panel in panels:
         drawn_handles, drawn_labels = panel.get_legend_handles_labels()

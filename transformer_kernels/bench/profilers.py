@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels profilers`: what the profilers cost, and that they and `bench` agree."""
+"""`transformer-kernels profilers` measures the profilers' overhead, and compares them with
+`bench`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from transformer_kernels.measure.statistics import quantile
 from transformer_kernels.measure.sweeps import Shape, shape_text
 from transformer_kernels.measure.table import box, short_dtype
 
-_SHAPE, _HEADS = (1, 32, 64), 4  # of a block so small that the host decides
+_SHAPE, _HEADS = (1, 32, 64), 4  # a block so small that the host is the bound
 _STEPS = 10  # in a window
 _PLAIN = "none"
 _OPS = ("softmax", "layer_norm", "gelu")
@@ -98,7 +99,7 @@ def _costs(device: torch.device, rounds: int) -> list[ProfilerRow]:
     windows |= {name: lambda p=p: p for name, p in profilers.items()}  # type: ignore[misc]
     steps: dict[str, list[float]] = {name: [] for name in windows}
     around: dict[str, list[float]] = {name: [] for name in windows}
-    order = random.Random(0)  # none always follows the same one
+    order = random.Random(0)  # random, so that no profiler always follows the same one
     for i in range(rounds + 1):
         for name, window in order.sample(sorted(windows.items()), len(windows)):
             section = profilers["GPUProfiler"] if name == "GPUProfiler" else None
@@ -107,7 +108,7 @@ def _costs(device: torch.device, rounds: int) -> list[ProfilerRow]:
                 begin = clock()
                 profilers[name].report  # noqa: B018
                 outside += (clock() - begin) * 1e6
-            if i > 0:  # the first starts what stays
+            if i > 0:  # the first window starts services that stay
                 steps[name].append(inside / _STEPS)
                 around[name].append(outside)
     launches = kernels.report.launches // _STEPS
@@ -121,9 +122,9 @@ def _costs(device: torch.device, rounds: int) -> list[ProfilerRow]:
 def _window(
     step: Callable[[], None], window: Window, section: Any, device: torch.device
 ) -> tuple[float, float]:
-    """Microseconds of the steps, and of what stands around them."""
+    """Microseconds of the steps, and of the profiler's work around them."""
     clock = _clock(device)
-    gc.collect()  # what the last report left
+    gc.collect()  # garbage of the last report
     step()
     begin = clock()
     with window:
@@ -139,12 +140,12 @@ def _window(
 
 
 def _least(times: Sequence[float]) -> float:
-    """The 10th percentile: the load of others only adds."""
+    """The 10th percentile: load of other programs only adds time."""
     return quantile(sorted(times), 0.1)
 
 
 def _clock(device: torch.device) -> Callable[[], float]:
-    """All of the cost is the host's; on a GPU it may hide behind kernels."""
+    """The clock of the host, which has all of the cost; on a GPU some may hide behind kernels."""
     return time.process_time if device.type == "cpu" else time.perf_counter
 
 

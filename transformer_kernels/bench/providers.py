@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Who is measured, and who can be on this machine."""
+"""The providers that are measured, and why one may be absent on this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _why_not_importable(module: str) -> str | None:
 
 
 def _needs_gpu_and(*modules: str) -> Callable[[torch.device], str | None]:
-    """One of them."""
+    """Needs a GPU and any one of the modules."""
 
     def reason(device: torch.device) -> str | None:
         if (missing := _needs_gpu(device)) is not None:
@@ -80,7 +80,7 @@ def why_absent(provider: str, device: torch.device) -> str | None:
 
 
 class Compiled:
-    """torch.compile in one mode; each function once per problem."""
+    """Compiles with torch.compile in one mode; each function once per problem."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
@@ -93,7 +93,8 @@ class Compiled:
         return self._functions[function]
 
     def reset(self) -> None:
-        """Before the next problem: past its recompile limit Dynamo would run the function eager."""
+        """Forgets compiled functions before the next problem: past a limit Dynamo would run them
+        eagerly."""
         if self._functions:
             self._functions.clear()
             torch._dynamo.reset()

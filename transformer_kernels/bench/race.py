@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whole steps of training of several models in turn: what each takes, in time and in memory."""
+"""Times whole training steps of several models in turn, and measures their memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformer_kernels.measure.watch import peak_bytes
 
 
 def measure(task: Task, device: torch.device, rounds: int) -> Result:
-    """Each step is timed by the clock, from its batch to its loss on the host."""
+    """Times each step by the clock, from its batch to its loss on the host."""
     runs = {n: training.Run.begin(m, task.recipe, device) for n, m in task.models.items()}
     with Progress("racing", (WARM_UP + 1 + rounds) * len(runs)) as progress:
 
@@ -25,7 +25,7 @@ def measure(task: Task, device: torch.device, rounds: int) -> Result:
             runs[name].step(task.loss_of, task.batch, device)
             progress.advance(name)
 
-        for name in runs:  # one by one, so that compiling is what is waited for
+        for name in runs:  # one by one, so that compiling is not timed
             for _ in range(WARM_UP):
                 step(name)
         peaks = {}
@@ -47,7 +47,7 @@ def _row(name: str, run: training.Run, peak: int) -> StepTime:
 
 
 def render(result: Result) -> str:
-    """A line for each model, by the first one."""
+    """A line for each model, compared with the first one."""
     first = result.step_times[0]
     headings = [("Model", 12), ("ms a step", 9), ("p10", 7), ("p90", 7), ("speed-up", 8),
                 ("MiB at peak", 11), ("share", 6)]  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One HTML page with everything in it: figures, table, machine. It needs no network to be read."""
+"""Writes one HTML page of figures, table and machine, which can be read without a network."""
 
 from __future__ import annotations
 

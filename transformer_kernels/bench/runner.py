@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs problems: verify every provider, then time all of them and the copy in rotation."""
+"""Runs problems: verifies every provider, then times all of them and the copy in rotation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformer_kernels.measure.sweeps import Shape
 from transformer_kernels.measure.timing import Call, Stopwatch, Timer, interleave, make_timer
 from transformer_kernels.measure.verify import Reference
 
-# A rival that rounds more often than we do is measured all the same; its error stands in the row.
+# A rival that rounds more often than ours is still timed; its row states its error.
 _RIVALS = [name for name in providers.PROVIDERS if name not in ("triton", "packed", "ours")]
 _ALLOWANCE = dict.fromkeys(_RIVALS, 4)
 
@@ -33,8 +33,8 @@ class Settings:
     shapes: Callable[[Case, torch.dtype], Sequence[Shape]]
     device: torch.device
     providers: Sequence[str] = providers.PROVIDERS
-    outputs: Sequence[str] = heap.OUTPUTS[:1]  # on a CPU; a GPU's allocator keeps its memory
-    weight_dtypes: Sequence[torch.dtype | None] = (None,)  # none: that of the input
+    outputs: Sequence[str] = heap.OUTPUTS[:1]  # only on a CPU: a GPU's allocator keeps its memory
+    weight_dtypes: Sequence[torch.dtype | None] = (None,)  # None for the input's dtype
     timer: str = "graph"
     seconds: float = 0.5  # per problem
     compile_mode: str = "default"
@@ -42,7 +42,7 @@ class Settings:
     budget_seconds: float | None = None  # small problems come first; the rest is left out
 
     def problems(self) -> list[Problem]:
-        """Each once: without parameters, or of one dtype with them, problems coincide."""
+        """The problems, each once: without parameters, weight dtypes make no difference."""
         return list(
             dict.fromkeys(
                 Problem(op.name, pass_, dtype, weight_dtype or dtype, tuple(shape))
@@ -99,7 +99,8 @@ class _Run:
     def _measure_all(
         self, problems: Sequence[Problem], present: Sequence[str], quiet: bool
     ) -> None:
-        """What is measured before the budget is used up, or the user interrupts, is kept."""
+        """Measures all problems. Rows from before the end of the budget, or an interrupt, are
+        kept."""
         deadline = time.monotonic() + (self._settings.budget_seconds or math.inf)
         ended = None
         with Progress("measuring", len(problems), quiet) as progress:
@@ -169,7 +170,7 @@ class _Run:
     def _start_watch(self, problem: Problem, candidate: _Candidate) -> Stopwatch | None:
         try:
             return self._timer.stopwatch(candidate.calls)
-        except Exception as error:  # cannot be captured, out of memory, ...
+        except Exception as error:  # it cannot be captured, or memory is full, ...
             self._skip(problem, candidate.provider, error)
             return None
 
@@ -210,7 +211,7 @@ class _Run:
         self._skipped.append(Skip(str(problem), provider, f"{name}{lines[0]}"[:300]))
 
     def _fits(self, op: Case, problem: Problem) -> bool:
-        """Arguments, results, and the copy that both are compared with."""
+        """Whether arguments, results and the copy that they are compared with fit into memory."""
         needed = 4 * op.elements(problem.shape) * problem.dtype.itemsize
         return needed < 2 * cold.MEMORY_SHARE * machine.free_memory_bytes(self._device)
 
@@ -245,7 +246,7 @@ class _Run:
             )
 
     def _flops(self, problem: Problem) -> float:
-        """0 where they are not the bound."""
+        """The operations of a problem; 0 where arithmetic is not the bound."""
         flops = self._ops[problem.op].flops
         return flops(problem.pass_, problem.shape) if flops else 0.0
 
@@ -253,7 +254,7 @@ class _Run:
         return self._flops(problem) / microseconds / 1e6 or None
 
     def _row(self, problem: Problem, summary: Summary, moved: int, is_cold: bool) -> Row:
-        """As the copy has it; a provider's row replaces what differs."""
+        """A row with the figures of the copy, which a provider's row then replaces."""
         has_parameters = bool(self._ops[problem.op].parameters)
         return Row(
             op=problem.op,

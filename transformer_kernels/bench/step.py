@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Where the time of a step of training goes, by parts, and the least that each could take here.
+"""Measures where the time of a training step goes, by parts, and the least that each could take.
 
-The time of a part is that of its operators under PyTorch's profiler, of a GPU of its kernels, each
-the least of several steps: load of others only adds. Its floor is the sum over the same operators
-of what takes longer: their operations at the rate of a large matrix product, or a copy of as many
-bytes as they move.
+The time of a part is the time of its operators in PyTorch's profiler, or of its kernels on a GPU.
+Each is the least of several steps, because other load only adds time. A part's floor sums over the
+same operators the longer of two times: their operations at the rate of a large matrix product, and
+a copy of as many bytes as they move.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _OF_KINDS = {
     declared.OPTIMIZER: OPTIMIZER,
 }  # fmt: skip
 _PRODUCTS = ("mm", "addmm", "addmm_", "_addmm_activation")  # of PyTorch
-_BATCHED = ("bmm", "baddbmm")  # which attention alone has
-_OPTIMIZER = "Optimizer.step"  # the beginning of PyTorch's mark around it
+_BATCHED = ("bmm", "baddbmm")  # only attention uses these
+_OPTIMIZER = "Optimizer.step"  # start of the name of PyTorch's mark around it
 _COPIES = [1 << n for n in range(12, 24, 2)]  # bytes; the ceiling's are more
 _COPY_ROUNDS = 40
 WARM_UP = 3  # steps that are not measured
@@ -49,17 +49,17 @@ Shapes = Iterable[Sequence[int]]
 
 @dataclass(frozen=True)
 class Task:
-    """Models that take the same step, and what tells their attention."""
+    """Models that take the same step, and the length that identifies attention's operators."""
 
     models: Mapping[str, Any]
     batch: Any
     loss_of: Callable[[Any, Any], torch.Tensor]
     recipe: training.Recipe
-    tokens: int  # in a sequence; no other tensor than scores ends in its square
+    tokens: int  # per sequence; only scores have a dimension pair of this size
 
 
 def measure(task: Task, device: torch.device, rounds: int = 9) -> Result:
-    """Windows of one step, of every model in turn."""
+    """Measures windows of one step, of every model in turn."""
     timer = make_timer(device, "events")
     ceilings = measure_ceilings(timer, device, least=True)
     floor_of = Floor(timer, device, ceilings)
@@ -84,12 +84,12 @@ def measure(task: Task, device: torch.device, rounds: int = 9) -> Result:
 
 # ---- time ---------------------------------------------------------------------------------------
 
-# Of each operator in order and of the time before it: part and microseconds.
+# For each operator in order, and the time before it: the part and its microseconds.
 Pieces = list[tuple[str, float]]
 
 
 def _parts(windows: Sequence[Pieces]) -> dict[str, tuple[int, float]]:
-    """Calls and time of each part, by the steps that ran as many operators as most."""
+    """Calls and time of each part, over the steps with the most common number of operators."""
     length = Counter(map(len, windows)).most_common(1)[0][0]
     alike = [pieces for pieces in windows if len(pieces) == length]
     least = [(same[0][0], min(us for _, us in same)) for same in zip(*alike, strict=True)]
@@ -108,7 +108,7 @@ def _pieces(trace: Trace, device: torch.device, tokens: int) -> Pieces:
 
 
 def _computing(trace: Trace, device: torch.device) -> Iterator[tuple[Event, Event | None]]:
-    """What took time, and the operator behind it: on a CPU the same."""
+    """The events that took time, each with its operator; on a CPU they are the same."""
     if device.type == "cuda":
         yield from ((event, trace.operator_of(event)) for event in trace.on_device)
     else:
@@ -125,7 +125,7 @@ def _part_of_event(launcher: Event | None, tokens: int) -> str:
 
 
 def _shapes(event: Event) -> Iterator[Sequence[int]]:
-    """Of tensors, and of the tensors in lists."""
+    """The shapes of tensors, and of tensors in lists."""
     for dims in event.arguments.get("Input Dims", ()):
         if dims and isinstance(dims[0], list):
             yield from dims
@@ -152,7 +152,7 @@ def part_of(name: str, shapes: Shapes, tokens: int) -> str:
 
 
 class Floor:
-    """The least microseconds of a call, by what this machine was measured to do."""
+    """The least microseconds of a call, from rates measured on this machine."""
 
     def __init__(self, timer: Timer, device: torch.device, ceilings: Ceilings) -> None:
         self._flops_per_us = ceilings.matmul_tflops * 1e6
@@ -166,7 +166,8 @@ class Floor:
         return max(call.flops / self._flops_per_us, self.copy(call.bytes))
 
     def copy(self, moved: int) -> float:
-        """Between those that were measured by proportion; the smallest is what a call costs."""
+        """The time of a copy, interpolated between measured sizes; the smallest is the cost of a
+        call."""
         if not moved:
             return 0.0
         place = bisect_left(self._copies, (moved, 0.0))
@@ -196,7 +197,7 @@ def _floors(
 
 
 def render(result: Result) -> str:
-    """A line for each part and one for the step, by model; milliseconds."""
+    """For each model, a line for each part and one for the step, in milliseconds."""
     names = list(dict.fromkeys(row.model for row in result.step_parts))
     headings = [("Part", 18)]
     for name in names:

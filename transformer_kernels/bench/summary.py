@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One line per op and dtype before a long table: how many times longer PyTorch takes."""
+"""One line per op and dtype above a long table: how many times longer PyTorch takes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformer_kernels.measure.table import ABSENT, PASS_WORDS, box, problems,
 
 _TITLE = "SPEED-UP OVER PYTORCH"
 
-Passes = dict[str, list[float]]  # pass -> time of torch over ours, of each problem
+Passes = dict[str, list[float]]  # pass -> times of torch over ours, one per problem
 
 
 def render(result: Result) -> str | None:
-    """Geometric means over the shapes, by pass and over all; none where there is one of each."""
+    """Geometric means over shapes, by pass and over all; None where each has one problem."""
     groups = _speed_ups(result)
     if all(len(_all(passes)) < 2 for passes in groups.values()):
         return None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Training of several models side by side: the same batches, in turn, step by step, so that a drift
-of the machine falls on all."""
+"""Trains several models side by side on the same batches, in turn at each step, so that a drift of
+the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW's. The rate rises over the first steps, and where it decays falls to 0 by a cosine."""
+    """Settings of AdamW. The rate rises over the first steps, then may fall to 0 along a cosine."""
 
     steps: int
     learning_rate: float
@@ -38,7 +38,7 @@ class Recipe:
 
 @dataclass
 class Run:
-    """One model on its way."""
+    """The training run of one model."""
 
     model: Any
     optimizer: torch.optim.Optimizer
@@ -56,7 +56,7 @@ class Run:
         return cls(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.factor))
 
     def step(self, loss_of: Callable[[Any, T], Tensor], batch: T, device: torch.device) -> None:
-        """Reading the loss waits for the device."""
+        """Trains one step on a batch. Reading the loss waits for the device."""
         begin = time.perf_counter()
         loss = self.gradients(loss_of, batch, device)
         self.update()
@@ -66,7 +66,7 @@ class Run:
     def gradients(
         self, loss_of: Callable[[Any, T], Tensor], batch: T, device: torch.device
     ) -> Tensor:
-        """Those of the batch in the place of the last one's; the loss."""
+        """Computes the gradients of the batch, replacing earlier ones; returns the loss."""
         with _precision(device):
             loss = loss_of(self.model, batch)
         self.optimizer.zero_grad(set_to_none=True)
@@ -85,7 +85,7 @@ def train(
     recipe: Recipe,
     device: torch.device,
 ) -> dict[str, Run]:
-    """``recipe.steps`` batches, each given to every model before the next."""
+    """Gives ``recipe.steps`` batches to the models, each to every model before the next."""
     runs = {name: Run.begin(model, recipe, device) for name, model in models.items()}
     with Progress("training", recipe.steps) as progress:
         for _, batch in zip(range(recipe.steps), batches, strict=False):
@@ -97,13 +97,13 @@ def train(
 
 
 def documentation() -> Tensor:
-    """The documentation text that CPython carries, as bytes."""
+    """The documentation text in CPython's standard library, as bytes."""
     text = "\n".join(pydoc_data.topics.topics.values())
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
 
 
 def windows(text: Tensor, length: int, batch: int, seed: int = 1) -> Iterator[Tensor]:
-    """Without end: (batch, length) stretches of the text, from places drawn by the seed."""
+    """Yields (batch, length) windows of the text without end, at places drawn by the seed."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - length, (batch,), generator=generator)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels tune`: times the products of linear layers and keeps which is fastest."""
+"""`transformer-kernels tune` times the products of linear layers and stores the fastest of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Settings:
     passes: Sequence[str]
     dtypes: Sequence[torch.dtype]
     shapes: Sequence[Shape]
-    conv1d: bool  # weights are kept as (terms, columns)
+    conv1d: bool  # whether weights are stored as (terms, columns)
     seconds: float
 
 
@@ -45,7 +45,7 @@ class Line:
 
 
 def run(settings: Settings, quiet: bool) -> list[Line]:
-    """Times the products anew, and keeps the times."""
+    """Times the products again, and stores the times."""
     calls = list(_calls(settings))
     lines = []
     with Progress("timing", len(calls), quiet) as progress:
@@ -103,7 +103,7 @@ def render(lines: Sequence[Line]) -> str:
 
 
 def render_kept(device: torch.device) -> str:
-    """What the file has of this machine and as many threads."""
+    """A table of the file's times for this machine and number of threads."""
     name, threads = _tuned.device_name(device), _tuned.threads_of(device)
     kept = [
         _cells(product, times)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A GPT-2 trained stock and with the kernels put in, then every op against PyTorch.
+"""Trains GPT-2 with stock PyTorch and with our kernels, then times every op against PyTorch.
 
-`python -m transformer_kernels.demo`, or `make demo` in a source tree.
+Run it as `python -m transformer_kernels.demo`, or `make demo` in a source tree.
 """

@@ -26,7 +26,7 @@ from transformer_kernels.measure.schema import Training
 _SEED = 0
 _DROPOUT = 0.1  # GPT-2's
 _CURVE_LINES = 12
-# Compiling for a CPU takes longer than everything else here together.
+# Compiling for a CPU would take longer than the rest of the demo.
 _CPU_PROVIDERS = ("torch", "ours")
 _GPU_PROVIDERS = ("torch", "compile", "triton", "ours")
 _SIZES = {
@@ -101,7 +101,8 @@ def _fresh(size: Size, vocabulary: int = BYTES) -> Any:
 
 
 def _train_all(size: Size, device: torch.device) -> Training:
-    """Dropout draws anew for every model: stock twice shows what that alone does to a loss."""
+    """Trains stock twice, because dropout draws anew for each model: that shows its effect on the
+    loss."""
     print(f"{size}; bytes of the Python documentation, {size.batch}x{size.block} a step")
     ours = put_in_kernels(_fresh(size))
     models = {"stock": _fresh(size), "stock again": _fresh(size), "ours": ours}
@@ -110,7 +111,7 @@ def _train_all(size: Size, device: torch.device) -> Training:
 
 
 def _outcome(training: Training, size: Size) -> str:
-    """What the kernels bring to the whole step, and what they leave as it is."""
+    """A table of what the kernels change in the whole step: time, speed and loss."""
     stock = training.stock
     headings = [("Model", 12), ("ms a step", 9), ("tokens/s", 8), ("speed-up", 8), ("loss", 7),
                 ("to stock's", 10)]  # fmt: skip
@@ -133,7 +134,7 @@ def _outcome(training: Training, size: Size) -> str:
 
 
 def _curves(training: Training) -> str:
-    """The loss curves side by side, at evenly spaced steps, and their distance from stock."""
+    """The loss curves side by side at evenly spaced steps, and their distance from stock."""
     stock, *others = training.runs
     last = len(stock.losses) - 1
     lines = min(_CURVE_LINES, last + 1)
@@ -149,8 +150,8 @@ def _curves(training: Training) -> str:
 
 
 def _measure_step(size: Size, device: torch.device, parsed: argparse.Namespace) -> int:
-    """Of the model of that size; on a GPU, but for the short form, of the 124 million parameters
-    that GPT-2 has, under autocast, as it is trained."""
+    """Times steps of the model of that size. A GPU, except in the short form, gets GPT-2's 124
+    million parameters and autocast, as it is trained."""
     if device.type == "cuda" and not parsed.quick:
         size = _GPT2
         model, fresh = f"{size} and its vocabulary", partial(_fresh, size, TOKENS)

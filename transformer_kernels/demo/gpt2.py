@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Kernels put into Hugging Face's GPT-2 by hand, in four steps that stand on each other.
+"""Puts kernels into Hugging Face's GPT-2 by hand, in four steps that build on each other.
 
     norms        a norm is one kernel, forward and backward
-    attention    so is attention; projections read Conv1D's weights as they lie
-    blocks       what stands behind a product is one pass: bias, dropout, residual and the next norm
-    everything   tokens and positions are one pass; a block's last one brings the next block's norm;
-                 while it trains, the loss is computed without the logits
+    attention    so is attention; projections read Conv1D's weights without a copy
+    blocks       bias, dropout, residual and the next norm after a product are one pass
+    everything   tokens and positions are one pass; a block's last pass computes the next block's
+                 norm; in training the loss is computed without the logits
 
-A step gives modules of the model a class derived from their own, which has another ``forward`` and
-nothing else. So parameters, hooks and ``state_dict`` stay what and where they are, and what a step
-has no way for goes to ``super()``: encoders beside the decoder, recorded hidden states,
-checkpointed layers. Each call asks whether the modules that a step leaves out are bare; where an
-adapter, a hook, pruning or another module is on one, stock code runs the block, or the model.
+A step gives modules of the model a derived class, which differs only in its ``forward``. So
+parameters, hooks and ``state_dict`` keep their types and places, and calls that a step does not
+handle go to ``super()``: encoders beside the decoder, recorded hidden states, checkpointed layers.
+Each call checks that the modules that a step leaves out are bare; if one has an adapter, a hook or
+pruning, or was replaced, stock code runs the block, or the model.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from transformers.pytorch_utils import Conv1D
 import transformer_kernels as tfk
 from transformer_kernels._torch import are_bare, forwards_of, is_bare, is_plain_parameter, is_table
 
-ATTENTION = "transformer_kernels"  # its name among those of Transformers
+ATTENTION = "transformer_kernels"  # the name of `attend` in Transformers
 
 
 def put_in_kernels(model: Any) -> Any:
-    """All of the steps; ``model`` is a ``GPT2LMHeadModel``, and is changed."""
+    """Applies all steps to ``model``, a ``GPT2LMHeadModel``, in place."""
     for put_in in STEPS.values():
         put_in(model)
     return model
 
 
 def give_classes(model: nn.Module, classes: dict[type, type]) -> None:
-    """To every module of one of these very classes the one that is derived from it."""
+    """Gives every module whose class is exactly a key of ``classes`` the derived class there."""
     for module in model.modules():
         module.__class__ = classes.get(type(module), type(module))
 
@@ -76,7 +76,8 @@ def put_in_norms(model: nn.Module) -> None:
 
 
 class Projection(Conv1D):
-    """Its weight is (inputs, outputs), which a product reads as well as its transpose."""
+    """A projection whose weight is (inputs, outputs), which a product reads as well as its
+    transpose."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not is_plain_parameter(self.weight):
@@ -96,11 +97,12 @@ def attend(
     is_causal: bool | None = None,
     **_options: Any,
 ) -> tuple[Tensor, None]:
-    """Hugging Face's interface of attention: heads before time, and time before heads in return.
+    """Hugging Face's interface of attention: arguments are (B, H, T, D), the result is (B, T, H,
+    D).
 
-    All of it is one kernel, which reads the heads where the projection left them. Without a mask
-    the first query stands beside the first key, and a cache's keys beyond the last query are not
-    there yet; a single query sees all keys.
+    One kernel computes it all, and reads the heads from the projection's result. Without a mask,
+    causal attention aligns the first query with the first key, because the cache's keys beyond the
+    last query do not exist yet; a single query sees all keys.
     """
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     seen: dict[str, Any] = {}
@@ -127,10 +129,10 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu",
     "relu2": "relu_squared", "silu": "silu", "swish": "silu", "quick_gelu": "quick_gelu",
 }  # fmt: skip
-# By the class of the module that stands in an MLP.
+# Keyed by the class of the module that stands in an MLP.
 ACTIVATION_OF = {type(ACT2FN[name]): ours for name, ours in ACTIVATIONS.items()}
 
-# What may stand in each place that a fused block leaves out.
+# Classes of modules that a fused block may leave out, by their places.
 PROJECTIONS = forwards_of(Conv1D, Projection)
 NORMS = forwards_of(nn.LayerNorm, tfk.nn.LayerNorm)
 DROPOUTS = forwards_of(nn.Dropout, tfk.nn.Dropout)
@@ -151,10 +153,10 @@ def add_branch(
     dropout: nn.Dropout,
     norm: nn.LayerNorm | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``residual + dropout(product + bias)`` and its norm, in one pass behind the projection's
+    """Computes ``residual + dropout(product + bias)`` and its norm, in one pass after the
     product."""
     if norm is None or residual.dtype is not torch.float32:
-        product = product.to(residual.dtype)  # autocast's are narrower
+        product = product.to(residual.dtype)  # under autocast, products are narrower
     p, training = dropout.p, dropout.training
     if norm is None:
         total = tfk.functional.bias_dropout_add(product, projection.bias, residual, p, training)
@@ -165,7 +167,7 @@ def add_branch(
     return total, normed
 
 
-# What the argument of keys and values is called; Transformers 5.24 has renamed it.
+# The name of the argument of keys and values, which Transformers 5.24 renamed.
 CACHE = next(
     name
     for name in inspect.signature(GPT2Model.forward).parameters
@@ -174,13 +176,14 @@ CACHE = next(
 
 
 def given_cache(cache: Any, options: dict[str, Any]) -> Any:
-    """By either name; the old one is taken out of ``options``."""
+    """The cache under either name; the old one is removed from ``options``."""
     old = options.pop("past_key_values", None)
     return old if cache is None else cache
 
 
 class Block(GPT2Block):
-    """Two branches, each from a norm to the sum with the residual and the norm behind it."""
+    """A block of two branches: each runs from a norm to the sum with the residual and the next
+    norm."""
 
     def forward(
         self,
@@ -194,9 +197,9 @@ class Block(GPT2Block):
         next_norm: nn.LayerNorm | None = None,
         **options: Any,
     ) -> Any:
-        """With ``normed``, which is ``ln_1(hidden_states)``, the block begins behind its norm; with
-        ``next_norm`` it ends behind that, and returns the pair of sum and norm. Who gives these has
-        asked whether the block is open."""
+        """Runs the block. With ``normed``, which is ``ln_1(hidden_states)``, it begins after its
+        norm; with ``next_norm`` it ends after that one, and returns the pair of sum and norm. A
+        caller who passes either has checked that the block is open."""
         cache = given_cache(cache, options)
         is_ours = normed is not None or (
             encoder_hidden_states is None
@@ -220,7 +223,7 @@ class Block(GPT2Block):
         return pair[0] if next_norm is None else pair
 
     def is_open(self) -> bool:
-        """Whether its attention is ours, and each module that ``forward`` leaves out is bare."""
+        """Whether attention is ours and each module that ``forward`` leaves out is bare."""
         if not are_bare(self, OF_BLOCK):
             return False
         attn, mlp = self.attn, self.mlp
@@ -228,8 +231,8 @@ class Block(GPT2Block):
         return is_ours and are_bare(attn, OF_ATTENTION) and are_bare(mlp, OF_MLP)
 
     def _through_mlp(self, x: Tensor) -> Tensor:
-        """Without the second bias. As one op the MLP keeps less for the backward pass, which on
-        Hopper computes the rest within a product; on a CPU that would take a pass more."""
+        """The MLP without its second bias. As one op it saves less for the backward pass, which on
+        Hopper recomputes the rest within a product; on a CPU that would take another pass."""
         fc, down = self.mlp.c_fc, self.mlp.c_proj
         activation = ACTIVATION_OF[type(self.mlp.act)]
         if x.is_cuda:
@@ -290,7 +293,7 @@ def forward(
     use_cache: bool | None = None,
     **options: Any,
 ) -> Any:
-    """``GPT2Model.forward`` where each block brings along the norm of what comes behind it."""
+    """``GPT2Model.forward`` in which each block computes the norm of the block after it."""
     cache = given_cache(cache, options)
     others = (token_type_ids, inputs_embeds, encoder_hidden_states, encoder_attention_mask)
     is_plain = input_ids is not None and input_ids.dim() == 2
@@ -328,13 +331,13 @@ def forward(
 
 
 def _asked(model: Any, options: dict[str, Any], name: str, default: Any) -> Any:
-    """By the call, where it says anything, else by the configuration."""
+    """The value of an option of the call, or else of the configuration."""
     found = options.get(name)
     return getattr(model.config, name, default) if found is None else found
 
 
 def _has_wishes(model: Any, options: dict[str, Any]) -> bool:
-    """Whether something is to be recorded, recomputed or returned that stock code knows how to."""
+    """Whether the call asks to record, recompute or return something that only stock code can."""
     return (
         _asked(model, options, "output_hidden_states", False)
         or _asked(model, options, "output_attentions", False)
@@ -345,7 +348,7 @@ def _has_wishes(model: Any, options: dict[str, Any]) -> bool:
 
 
 def _positions(tokens: Tensor, position_ids: Tensor | None, cache: Any) -> Tensor | None:
-    """None from 0 on."""
+    """Positions of the tokens; None where they begin at 0."""
     if position_ids is not None:
         return position_ids.expand_as(tokens)
     if cache is None:
@@ -362,7 +365,8 @@ def _loss_of_next(
     shift_labels: Tensor | None = None,
     **_options: Any,
 ) -> Tensor:
-    """The mean over the tokens that follow one. Labels move, so that nothing larger has to."""
+    """The mean loss over tokens that follow another. Labels are shifted, which are the smallest
+    tensor."""
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     loss = cross_entropy(
@@ -380,7 +384,7 @@ def causal_loss(logits: Tensor, labels: Tensor, vocab_size: int, **options: Any)
 def causal_loss_of_hidden(
     hidden: Tensor, head: nn.Linear, labels: Tensor, **options: Any
 ) -> Tensor:
-    """The loss of ``head(hidden)``, which is never there as a whole."""
+    """The loss of ``head(hidden)``, whose logits are never stored whole."""
     operands = (hidden.flatten(0, -2), head.weight)
     loss = partial(tfk.functional.linear_cross_entropy, linear_bias=head.bias)
     return _loss_of_next(loss, operands, labels, **options)
@@ -388,7 +392,8 @@ def causal_loss_of_hidden(
 
 @wraps(GPT2LMHeadModel.forward)
 def forward_to_loss(self: Any, input_ids: Any = None, *others: Any, **options: Any) -> Any:
-    """``GPT2LMHeadModel.forward``, which in training returns the loss of labels and no logits."""
+    """``GPT2LMHeadModel.forward``, which in training returns the loss of the labels and no
+    logits."""
     labels = options.get("labels")
     if labels is None or others or not (self.training and _loss_is_ours(self, options)):
         return GPT2LMHeadModel.forward(self, input_ids, *others, **options)
@@ -405,7 +410,8 @@ def forward_to_loss(self: Any, input_ids: Any = None, *others: Any, **options: A
 
 
 def _loss_is_ours(model: Any, options: dict[str, Any]) -> bool:
-    """Whether nobody put in another loss or head, hooked into it, or wants other results."""
+    """Whether the loss and the head are unchanged and without hooks, and no other result is
+    wanted."""
     return (
         model.loss_function is causal_loss
         and is_bare(model.lm_head, HEADS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Hugging Face's GPT-2 as it comes, of bytes or of its own vocabulary."""
+"""Hugging Face's stock GPT-2, on bytes or on its own vocabulary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 BYTES = 256
-TOKENS = 50257  # of GPT-2's vocabulary
+TOKENS = 50257  # size of GPT-2's vocabulary
 
 
 def stock_model(
@@ -21,7 +21,7 @@ def stock_model(
     dropout: float = 0.0,
     vocabulary: int = BYTES,
 ) -> Any:
-    """Random weights, the same for the same seed."""
+    """A model with random weights, which depend on the seed alone."""
     torch.manual_seed(seed)
     configure: Any = GPT2Config  # typed in part only
     config = configure(
@@ -35,6 +35,6 @@ def stock_model(
         attn_pdrop=dropout,
         bos_token_id=0,
         eos_token_id=0,
-        tie_word_embeddings=vocabulary != BYTES,  # few bytes learn sooner apart
+        tie_word_embeddings=vocabulary != BYTES,  # on few bytes, untied tables learn faster
     )
     return GPT2LMHeadModel(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Training on bytes of text, the same batches in the same order for every model."""
+"""Trains on bytes of text, with the same batches in the same order for every model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROMPT = b"The "
 
 @dataclass(frozen=True)
 class Size:
-    """Everything that decides how long the demo takes."""
+    """The sizes that decide how long the demo takes."""
 
     layers: int
     width: int
@@ -57,7 +57,7 @@ def loss_of(model: Any, batch: Tensor) -> Tensor:
 
 
 def generate(model: Any, size: Size, device: torch.device) -> str:
-    """A sample of what the model writes, from a short prompt."""
+    """A sample of text that the model writes after a short prompt."""
     torch.manual_seed(0)
     prompt = torch.tensor([list(_PROMPT)], device=device)
     model.eval()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""One transformer block in five levels: from PyTorch as one writes it to kernels by hand.
+"""One transformer block in five levels, from plain PyTorch to hand-written kernels.
 
 >>> block = tfk.levels.Block("ours", dim=768, num_heads=12)
 >>> block.load_state_dict(tfk.levels.Block("torch", dim=768, num_heads=12).state_dict())
 
 Read the levels in this order: ``native.py``, ``scripted.py``, ``compiled.py``, ``fused.py``,
-``triton.py``, ``ours.py``. Each begins with what it saves over the one before.
+``triton.py``, ``ours.py``. Each begins with what it saves compared with the one before.
 """
 
 from ._level import Affine, Level, Weights

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a level is: a way to run the block, whose weights it is given."""
+"""The interface of a level: a way to run the block with given weights."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -16,7 +16,8 @@ class Affine(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Of a block of C channels and I inner ones; a projection's weight is (out, in)."""
+    """The weights of a block with C channels and I inner ones; a projection's weight is (out,
+    in)."""
 
     norm_1: Affine
     qkv: Affine  # (3C, C)
@@ -27,20 +28,20 @@ class Weights(NamedTuple):
 
 
 class Level(ABC):
-    """One of the five. It has no state: all weights are the block's."""
+    """One of the five levels. It has no state: the block holds all weights."""
 
     name: str
     title: str
-    hides: str | None = None  # why its operators cannot be counted
+    hides: str | None = None  # why its operators cannot be counted; None where they can
 
     @abstractmethod
     def run(self, x: Tensor, w: Weights, num_heads: int, causal: bool, eps: float) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
+        """Runs the block, (B, T, C) -> (B, T, C)."""
 
     def why_absent(self, device: torch.device) -> str | None:  # noqa: ARG002
-        """Why it cannot run on a device here; None where it can."""
+        """The reason why the level cannot run on a device here; None where it can."""
         return None
 
     def why_untimed(self, device: torch.device) -> str | None:  # noqa: ARG002
-        """Why its time there would tell nothing; None where it tells something."""
+        """The reason why its time on a device would be meaningless; None where it is not."""
         return None

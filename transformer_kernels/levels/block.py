@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The block: weights, checks, and a level that runs it."""
+"""The block: its weights, its checks, and the level that runs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .ours import Ours
 from .scripted import Scripted
 from .triton import Triton
 
-# In the order in which one would try them.
+# The order in which one would try them.
 LEVELS: dict[str, Level] = {
     level.name: level for level in (Native(), Scripted(), Compiled(), Triton(), Ours())
 }
@@ -38,7 +38,7 @@ _PARTS = forwards_of(nn.LayerNorm, nn.Linear)
 
 
 def find_level(level: int | str) -> Level:
-    """By name, or by number from 1."""
+    """Finds a level by name, or by number from 1."""
     names = list(LEVELS)
     if isinstance(level, str) and level in LEVELS:
         return LEVELS[level]
@@ -50,23 +50,24 @@ def find_level(level: int | str) -> Level:
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block, as GPT-2's, run by one of five levels.
+    """A pre-norm transformer block, as in GPT-2, run by one of five levels.
 
     ``h = x + out(attention(qkv(norm_1(x))))``, ``y = h + down(gelu(up(norm_2(h))))``. All levels
-    compute this, have the same parameters, and take each other's ``state_dict``. A level reads the
-    parameters and calls no module; where a module is an adapter or has a hook, all six are called.
+    compute this, have the same parameters, and load each other's ``state_dict``. A level reads the
+    parameters and calls no module; if one of the six modules is an adapter or has a hook, all are
+    called instead.
 
     Args:
         level: 1 to 5, or ``"torch"``, ``"torchscript"``, ``"compile"``, ``"triton"``, ``"ours"``.
         dim: C, the channels of input and output.
         num_heads: H; divides C; a head has at most 256 channels.
-        mlp_ratio: inner channels of the MLP in units of C.
-        causal: whether a token sees only itself and those before it.
+        mlp_ratio: inner channels of the MLP, as a multiple of C.
+        causal: whether a token sees only itself and earlier tokens.
         eps: added to the variance of both norms.
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: an argument that the block cannot take, by name; a
-            level that cannot run where ``x`` is, when it is called.
+        ArgumentValueError, ArgumentTypeError: the block cannot take an argument; the message names
+            it. A level that cannot run on the device of ``x`` raises when it is called.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Block(nn.Module):
         return LEVELS[self._level]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
+        """Maps x (B, T, C) to (B, T, C)."""
         self._check(x)
         parts = (self.norm_1, self.qkv, self.out, self.norm_2, self.up, self.down)
         if not all(is_bare(part, _PARTS) for part in parts):
@@ -121,7 +122,7 @@ class Block(nn.Module):
         return self.level.run(x, weights, self.num_heads, self.causal, self.eps)
 
     def _run_modules(self, x: Tensor) -> Tensor:
-        """The text of ``native.block`` by calls of the modules."""
+        """Computes ``native.block`` by calling the modules."""
         qkv = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)

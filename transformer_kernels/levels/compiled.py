@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Level 3: the same text through torch.compile.
+"""Level 3: the block of level 1 through torch.compile.
 
-What it saves over level 2 is memory traffic: between two matrix products the compiler writes one
-kernel for all that is elementwise or a sum over a row, so that the residual is added where the next
-norm reads it, and GELU is applied once and not written and read again. Matrix products and
-attention are left to the libraries, and a kernel that the compiler writes knows no hardware beyond
-what its language has.
+Compared with level 2 it saves memory traffic. Between two matrix products the compiler writes one
+kernel for everything that is elementwise or a sum over a row: the residual is added where the next
+norm reads it, and GELU's input is not written and read again. Matrix products and attention are
+left to libraries, and the compiler's kernels use no hardware feature that its language lacks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from ._level import Level, Weights
 
 @functools.cache
 def _compile() -> Callable[..., Tensor]:
-    """Of the whole graph: what cannot be compiled is an error then, and not level 1."""
+    """Compiles the whole graph; code that cannot be compiled is an error, instead of running as
+    level 1."""
     function: Callable[..., Tensor] = torch.compile(native.block, fullgraph=True)
     return function
 

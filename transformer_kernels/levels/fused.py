@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""The block in fused ops, which levels 4 and 5 run by different kernels.
+"""The block in fused ops, which levels 4 and 5 run on different kernels.
 
-What it spares over level 1:
-- attention takes and gives (B, T, H, D), the layout of the projections on either side: its gradient
-  is not copied on the way back;
-- the bias of the projection, the residual and the norm behind it are one pass over memory;
-- the bias of the MLP's first projection is added where GELU reads it, and its gradient summed where
-  GELU's gradient is written: no pass over the widest tensor of the block for a sum of rows;
-- so is the second one's, with the residual.
+Savings compared with level 1:
+- attention reads and writes (B, T, H, D), the layout of the projections around it, so that its
+  gradient is not copied;
+- the projection's bias, the residual and the next norm are one pass over memory;
+- the bias of the MLP's first projection is added where GELU reads it, and its gradient is summed
+  where GELU's gradient is written, without a pass over the block's widest tensor;
+- so is the bias of the second projection, with the residual.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ._level import Weights
 
 
 def block(x: Tensor, w: Weights, num_heads: int, causal: bool, eps: float, backend: str) -> Tensor:
-    """(B, T, C) -> (B, T, C), as ``native.block``."""
+    """Runs the block of ``native.block``, (B, T, C) -> (B, T, C)."""
     norm_1, norm_2 = w.norm_1, w.norm_2
     y = layer_norm(x, x.shape[-1:], norm_1.weight, norm_1.bias, eps, backend=backend)
     qkv = _torch.linear(y, w.qkv.weight, w.qkv.bias).unflatten(-1, (3, num_heads, -1))
     seen = attention(*qkv.unbind(2), causal=causal, backend=backend).flatten(2)
-    # Autocast's projections are narrower than the residual.
+    # Under autocast, projections are narrower than the residual.
     out = _torch.linear(seen, w.out.weight).to(x.dtype)
     y, h = bias_dropout_add_layer_norm(
         out, w.out.bias, x, norm_2.weight, norm_2.bias, p=0.0, eps=eps, backend=backend

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Level 1: PyTorch as one writes it, and the text that levels 2 and 3 compile.
+"""Level 1: the block in plain PyTorch. Levels 2 and 3 compile this function.
 
-Attention is one operator already, as in any model of today: its scores are never in memory. Around
-it every line is a kernel or more, which reads all of its input from memory and writes all of its
-output back for the next line to read.
+Attention is one operator, as in today's models: its scores are never in memory. Every other line is
+one kernel or more, which reads all of its input from memory and writes all of its output back for
+the next line to read.
 """
 
-# No postponed annotations: TorchScript reads them as they stand.
+# Annotations are not postponed, because TorchScript reads them as they stand.
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,7 +14,7 @@ from ._level import Level, Weights
 
 
 def block(x: Tensor, w: Weights, num_heads: int, causal: bool, eps: float) -> Tensor:
-    """(B, T, C) -> (B, T, C): x + attention(norm(x)), then h + mlp(norm(h))."""
+    """Computes x + attention(norm(x)), then h + mlp(norm(h)); (B, T, C) -> (B, T, C)."""
     y = F.layer_norm(x, x.shape[-1:], w.norm_1.weight, w.norm_1.bias, eps)
     qkv = F.linear(y, w.qkv.weight, w.qkv.bias).unflatten(-1, (3, num_heads, -1))
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, T, D)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Level 5: the fused block through this project's C++ and CUDA kernels.
+"""Level 5: the fused block on this project's C++ and CUDA kernels.
 
-The same passes over memory as level 4. What it saves is the distance to the machine: bulk copies
-and tensor-core instructions that Triton does not have, a plan of threads and rows for each size,
-launches by C++, and on a CPU vector units instead of an interpreter.
+It makes the same passes over memory as level 4, and uses more of the machine: bulk copies and
+tensor-core instructions that Triton does not have, a plan of threads and rows for each size,
+launches from C++, and on a CPU vector units instead of an interpreter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Ours(Level):
     title = "C++ and CUDA"
 
     def run(self, x: Tensor, w: Weights, num_heads: int, causal: bool, eps: float) -> Tensor:
-        # The formula is no level: without kernels for the device this is an error.
+        # The formula is no level: a device without kernels is an error.
         _library.require_backend("Block", x.device.type, x)
         return fused.block(x, w, num_heads, causal, eps, backend="auto")
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Level 2: the same text through TorchScript.
+"""Level 2: the block of level 1 through TorchScript.
 
-What it saves over level 1 is Python: one call runs the whole block in C++, and frees a tensor after
-its last use, where a Python function keeps it until it returns. The operators are the same, and
-move the same bytes; on a GPU neighbours that are elementwise may become one kernel. So it pays
-where kernels are so short that Python cannot launch them fast enough, and hardly elsewhere.
+Compared with level 1 it saves Python's time: one call runs the whole block in C++, and frees each
+tensor after its last use, where a Python function keeps it until it returns. The operators are the
+same and move the same bytes; on a GPU, neighbouring elementwise ones may become one kernel. This
+pays off where kernels are so short that Python cannot launch them fast enough.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ._level import Level, Weights
 
 @functools.cache
 def _script() -> Callable[..., Tensor] | str:
-    """The compiled function, or in words why there is none: PyTorch is parting with TorchScript."""
+    """The compiled function, or the reason why there is none: PyTorch is removing TorchScript."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is deprecated
+            warnings.simplefilter("ignore")  # a warning that it is deprecated
             function: Callable[..., Tensor] = torch.jit.script(native.block)
-    except Exception as error:  # whatever a PyTorch without it, or a Python it cannot read, raises
+    except Exception as error:  # PyTorch without TorchScript, or unreadable Python
         lines = str(error).splitlines() or [""]
         return f"torch.jit.script does not work here ({type(error).__name__}: {lines[0]})"
     return function

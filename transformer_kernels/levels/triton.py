@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Level 4: the fused block through kernels written by hand in Triton.
+"""Level 4: the fused block on kernels written by hand in Triton.
 
-What it saves over level 3 is the compiler: what is one pass is said by the author, forward and
-backward, and stays so with every size and every version; for another number of tokens a kernel may
-be compiled again, the block is not; attention is a kernel of its own layout, and not a library's.
-Triton still decides which thread holds what, and Python launches every kernel.
+Compared with level 3 it does without the compiler: the author decides what is one pass, forward and
+backward, for every size and every version. Another number of tokens may compile a kernel again, but
+not the block. Attention is a kernel for the block's own layout instead of a library's. Triton still
+decides which thread holds which element, and Python launches every kernel.
 
-Without a GPU Triton's interpreter runs the same kernels in NumPy: right, and too slow to time.
+Without a GPU, Triton's interpreter runs the same kernels in NumPy: correct, but too slow to time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What one op tells the benchmark: its tensors, its reference, and how each provider runs it.
+"""`Case` describes one op to the benchmark: its tensors, its reference and its providers' calls.
 
-An op names its tensors, of M rows and N columns unless it says otherwise; from the names follow the
-bytes that a pass must move at least, the gradients that it must give, and the check of both.
+An op names its tensors, which have M rows and N columns unless `sizes` says otherwise. The names
+decide how many bytes a pass moves at least, which gradients it returns and how both are checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformer_kernels.measure.timing import Call
 Arguments = dict[str, Tensor]
 Function = Callable[..., Any]
 Build = Callable[[Arguments], Call]
-Part = Callable[[str, Tensor], Tensor]  # of an input or an output, by its name
+Part = Callable[[str, Tensor], Tensor]  # (name, whole tensor) -> the part that is checked
 Compiler = Callable[[Function], Function]  # torch.compile, in the mode of the run
 
 PASSES = ("forward", "backward", "both")
@@ -31,11 +31,12 @@ PASSES = ("forward", "backward", "both")
 
 @dataclass(frozen=True)
 class Draw:
-    """What a random op has dropped is found in what it gave; its reference takes that as well."""
+    """How to find the elements that a random op dropped: its results show them, and the reference
+    applies the same mask."""
 
-    p: float  # of an element to be dropped
+    p: float  # probability that an element is dropped
     kept: Callable[[str, Arguments, Sequence[Tensor]], Tensor]  # (pass, arguments, results) -> mask
-    in_sum: bool = False  # forward, where small elements are lost in another tensor
+    in_sum: bool = False  # forward: small elements are lost in a sum with another tensor
 
 
 class UnsupportedError(Exception):
@@ -67,26 +68,26 @@ class Case:
     key: str  # <family>/<op>, the same path in every tree of the project
     inputs: tuple[str, ...]
     parameters: tuple[str, ...]  # tensors of N
-    outputs: tuple[str, ...]  # of the forward pass
+    outputs: tuple[str, ...]  # results of the forward pass
     reference: Function  # (*inputs, *parameters) -> outputs; run in float64
     functions: Mapping[str, Function]  # provider -> differentiable (*inputs, *parameters)
     backward: Mapping[str, Build]  # provider -> the backward pass alone
     compiled_backward: Callable[[Compiler], Build]
     # The tensors that the backward pass reads beside the inputs.
     save: Callable[[Arguments], Arguments] = lambda _: {}
-    forward: Mapping[str, Build] = field(default_factory=dict)  # where there is no gradient
-    gradients: int = 1  # of the inputs, from the backward pass: one where they are all the same
-    grid: Grid = ROWS  # the shapes that it is measured at
-    sizes: Callable[[str, Shape], Shape] = _rows_and_columns  # of an input or an output
-    flops: Callable[[str, Shape], float] | None = None  # of a pass, where they are the bound
-    verified: Callable[[Arguments], Part] | None = None  # what is checked, where rows need others
+    forward: Mapping[str, Build] = field(default_factory=dict)  # used where no gradient is wanted
+    gradients: int = 1  # inputs with a gradient of their own: 1 where all gradients are equal
+    grid: Grid = ROWS  # the shapes that are measured
+    sizes: Callable[[str, Shape], Shape] = _rows_and_columns  # (tensor, shape) -> its sizes
+    flops: Callable[[str, Shape], float] | None = None  # of a pass, where arithmetic is the bound
+    verified: Callable[[Arguments], Part] | None = None  # replaces random rows, if rows need others
     draw: Draw | None = None
-    feature: bool = False  # of another op: measured where it is asked for by name
-    # Tensors of integers, which functions and the reference take before the operands; how to draw
-    # them.
+    feature: bool = False  # a variant of another op: measured only when it is asked for by name
+    # Integer tensors by name, and how to draw them. Functions and the reference take them before
+    # the operands.
     indices: Mapping[str, Callable[[Shape], Tensor]] = field(default_factory=dict)
     moved: Callable[[str, Arguments], int] | None = None  # bytes of a pass
-    integers: tuple[str, ...] = ()  # inputs that are numbers of columns and have no gradient
+    integers: tuple[str, ...] = ()  # inputs that hold column numbers and have no gradient
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ class Case:
         return tuple(f"d{name}" for name in self.outputs)
 
     def make(self, problem: Problem, device: torch.device) -> Arguments:
-        """Fresh random tensors for all passes."""
+        """Draws random tensors for all passes."""
         arguments = {
             name: torch.randn(self.sizes(of, problem.shape), dtype=problem.dtype, device=device)
             for name, of in zip(
@@ -120,7 +121,7 @@ class Case:
         return {**arguments, **self.save(arguments)}
 
     def bytes_moved(self, pass_: str, arguments: Arguments) -> int:
-        """The fewest bytes: by default each operand, result and gradient once."""
+        """The fewest bytes of a pass: by default each operand, result and gradient counts once."""
         if self.moved is not None:
             return self.moved(pass_, arguments)
         forward = sum(arguments[name].nbytes for name in (*self.operands, *self.cotangents))
@@ -129,16 +130,16 @@ class Case:
         return {"forward": forward, "backward": backward, "both": forward + backward}[pass_]
 
     def elements(self, shape: Shape) -> int:
-        """Of all inputs and outputs."""
+        """The number of elements of all inputs and outputs."""
         return sum(math.prod(self.sizes(name, shape)) for name in self.inputs + self.outputs)
 
     @property
     def providers(self) -> set[str]:
-        """Those that have the op, in whatever way."""
+        """The providers that can run the op, in any pass."""
         return {"compile", *self.functions, *self.backward, *self.forward}
 
     def build(self, provider: str, pass_: str, compiled: Compiler) -> Build:
-        """How the provider runs the pass; raises UnsupportedError where it does not."""
+        """Builds the provider's call of the pass; raises UnsupportedError where it has none."""
         if pass_ == "backward":
             return self._backward(provider, compiled)
         if pass_ == "forward" and provider in self.forward:
@@ -151,7 +152,7 @@ class Case:
         )(arguments)
 
     def with_indices(self, function: Function, arguments: Arguments) -> Function:
-        """A function of the operands alone."""
+        """Binds the index tensors, so that a function of the operands remains."""
         return partial(function, *(arguments[name] for name in self.indices))
 
     def _backward(self, provider: str, compiled: Compiler) -> Build:
@@ -191,7 +192,8 @@ def _forward_and_backward(
 
 
 def differentiate(function: Function, operands: Sequence[str], cotangents: Sequence[str]) -> Build:
-    """Builds the backward pass of `function` through autograd, for want of a raw op."""
+    """Builds the backward pass of `function` through autograd, for ops without a raw backward
+    op."""
 
     def build(arguments: Arguments) -> Call:
         leaves = _leaves(arguments, operands)
@@ -205,8 +207,8 @@ def differentiate(function: Function, operands: Sequence[str], cotangents: Seque
 
 @contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """The backward pass runs on the stream of the forward pass, which a CUDA graph can follow to
-    any stream but the default one."""
+    """Runs the forward pass on a side stream. Autograd runs the backward pass on the same stream,
+    and a CUDA graph can capture any stream but the default one."""
     if device.type != "cuda":
         yield
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The limits of the machine: a copy of as many bytes, and a matrix product."""
+"""The limits of the machine: the bandwidth of a large copy, and the rate of a matrix product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COPY_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 _MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 _MATMUL_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 _SECONDS = 0.5
-# On a CPU that others use: so short that some calls run undisturbed, so many that the fastest did.
+# A shared CPU: calls so short that some are undisturbed, and enough of them to find the fastest.
 _LEAST_BYTES, _LEAST_MATMUL, _LEAST_ROUNDS = 16 << 20, 512, 100
 
 
@@ -41,7 +41,8 @@ def copy_variants(device: torch.device) -> tuple[str, ...]:
 
 
 def copy_calls(bytes_moved: int, sets: int, device: torch.device) -> Mapping[str, list[Call]]:
-    """Copies that read and write `bytes_moved` together, into memory that exists already."""
+    """Copies that together read and write `bytes_moved`, between tensors that are allocated
+    already."""
     count = max(1, bytes_moved // 2 // torch.float32.itemsize)
     pairs: list[tuple[Tensor, Tensor]] = []
     for _ in range(sets):
@@ -56,9 +57,10 @@ def copy_calls(bytes_moved: int, sets: int, device: torch.device) -> Mapping[str
 def measure_ceilings(
     timer: Timer, device: torch.device, computed: Collection[torch.dtype] = (), least: bool = False
 ) -> Ceilings:
-    """The copy, and products in the device's own dtype and in those that operations count in.
+    """Measures a copy, and matrix products in the device's own dtype and in those of ``computed``.
 
-    Of medians, or with ``least`` of 10th percentiles: what is held to them is the least as well.
+    Rates come from medians, or with ``least`` from 10th percentiles, for comparison with other 10th
+    percentiles.
     """
     bytes_moved, size, rounds = _COPY_BYTES[device.type], _MATMUL_SIZE[device.type], None
     if least and device.type == "cpu":

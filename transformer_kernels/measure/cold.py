@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How many sets of tensors the calls of a sample rotate over, so that a GPU's cache is cold."""
+"""How many sets of tensors the timed calls rotate over, so that a GPU's cache is cold."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from transformer_kernels.measure import machine
 from transformer_kernels.measure.timing import Call
 
-# A graph holds so many calls, on as many sets of tensors as make the cache useless.
+# A CUDA graph holds this many calls, on enough sets of tensors that the L2 cache does not help.
 _GRAPH_CALLS = 20
-_SAMPLE_FLOPS = 2e13  # some tens of milliseconds; a sample of more has fewer calls
+_SAMPLE_FLOPS = 2e13  # some tens of milliseconds; if a sample would have more, it makes fewer calls
 _L2_MULTIPLE = 3
 MEMORY_SHARE = 0.4
 
 
 def sets_of(moved: int, device: torch.device) -> int:
-    """One on a CPU."""
+    """The number of sets of tensors for calls that move `moved` bytes; 1 on a CPU."""
     if device.type == "cpu":
         return 1
     wanted = math.ceil(_L2_MULTIPLE * machine.l2_bytes(device) / max(moved, 1))
@@ -31,7 +31,7 @@ def is_cold(moved: int, sets: int, device: torch.device) -> bool:
 
 
 def cycle(calls: Sequence[Call], moved: int, flops: float, device: torch.device) -> list[Call]:
-    """The calls of one sample, over all sets in turn; the results must fit in memory."""
+    """The calls of one sample, which go over all sets in turn; their results must fit in memory."""
     if device.type == "cpu":
         return list(calls[:1])
     room = int(MEMORY_SHARE * machine.free_memory_bytes(device)) // max(moved, 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A case from the declaration of its op: what torch, torch.compile, Triton and our kernels run,
-what the backward pass reads, and what a pass costs.
+"""Derives a benchmark case from the declaration of its op: the functions of torch, torch.compile,
+Triton and our kernels, the inputs of the backward pass, and the cost of a pass.
 
-A case names the operands, by the names of the op's arguments, and fixes all other arguments.
+A case names its operands by the names of the op's arguments, and fixes all other arguments.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ _FEW_ROWS = 16
 
 
 def whole(_: Arguments) -> Part:
-    """All of a tensor is verified: no row is by itself."""
+    """Verifies whole tensors, for ops whose rows depend on each other."""
     return lambda _, tensor: tensor
 
 
 def grid(
     forms: str, *sizes: int, fits: Callable[[Shape], bool] = lambda _: True, **sweeps: Any
 ) -> Grid:
-    """Shapes of that many sizes. A sweep is a list, one by the type of device, or a function."""
+    """A grid of shapes with that many sizes. A sweep is a list, a dict of lists by type of device,
+    or a function."""
 
     def sweep(shapes: Any) -> Callable[[torch.device, torch.dtype], list[Shape]]:
         if callable(shapes):
@@ -65,15 +66,15 @@ def grid(
 
 
 def by_place(function: Function, takes: Sequence[str], names: Sequence[str], fixed: Values) -> Any:
-    """A function of the tensors ``takes``, which calls ``function`` with the arguments ``names``
-    and does nothing else: what it costs is timed."""
+    """Compiles a function of the tensors ``takes`` that calls ``function`` with the arguments
+    ``names`` and does nothing else, because it is timed."""
     scope = {"function": function, **{f"_{name}": fixed.get(name) for name in names}}
     given = ", ".join(name if name in takes else f"_{name}" for name in names)
     return eval(f"lambda {', '.join(takes)}: function({given})", scope)
 
 
 def triton_backward(op: Op) -> Function:
-    """Triton's backward pass, which is imported with the first call."""
+    """Triton's backward pass, which is imported by the first call."""
 
     def run(*arguments: Any) -> Any:
         assert op.triton is not None
@@ -83,13 +84,14 @@ def triton_backward(op: Op) -> Function:
 
 
 def _values(fixed: Values, arguments: Arguments) -> dict[str, Any]:
-    """Tensors and numbers by name; a number may be one of a function of the tensors."""
+    """Tensors and numbers by name; a number may be given as a function of the tensors."""
     numbers = {n: v(arguments) if callable(v) else v for n, v in fixed.items()}
     return {**numbers, **arguments}
 
 
 def _reads(op: Op, operands: Sequence[str], fixed: Values, arguments: Arguments) -> list[Any]:
-    """The inputs of the backward pass: all gradients are asked for, and no result again."""
+    """The inputs of the backward pass; flags ask for all gradients, and for no recomputed
+    result."""
     values = _values(fixed, arguments)
     given = [values.get(name) for name in op.names]
     values |= {n: make(*given) for n, make in (op.evaluated | op.measured).items()}
@@ -100,7 +102,7 @@ def _reads(op: Op, operands: Sequence[str], fixed: Values, arguments: Arguments)
 
 
 def backward(op: Op, operands: Sequence[str], fixed: Values, kernel: Function) -> Build:
-    """The backward pass of the raw op, with the operands' gradients first."""
+    """Builds the backward pass of the raw op, which returns the operands' gradients first."""
     order = [op.backward_outputs.index(name) for name in _gradients(op, operands)]
     in_order = order == list(range(len(order)))
 
@@ -113,13 +115,13 @@ def backward(op: Op, operands: Sequence[str], fixed: Values, kernel: Function) -
 
 
 def _gradients(op: Op, operands: Sequence[str]) -> list[str]:
-    """The gradients that the backward pass gives for operands, each once."""
+    """The gradients of operands that the backward pass returns, each once."""
     found = dict.fromkeys(op.gradient_of(name) for name in operands)
     return [name for name in found if name in op.backward_outputs]
 
 
 def _save(op: Op, fixed: Values, arguments: Arguments) -> Arguments:
-    """The results that the backward pass reads."""
+    """Runs the forward pass, and returns the results that the backward pass reads."""
     names = [r.name for r in op.results if r.name in op.backward_inputs]
     if not names:
         return {}
@@ -132,7 +134,8 @@ def _save(op: Op, fixed: Values, arguments: Arguments) -> Arguments:
 def compiled_vjp(
     function: Function, cotangents: Sequence[str], operands: Sequence[str], constants: int = 0
 ) -> Callable[[Compiler], Build]:
-    """The backward pass of ``function`` as one graph; the last operands may be ``constants``."""
+    """Compiles the backward pass of ``function`` to one graph; the last operands may be
+    ``constants``."""
     results, last = len(cotangents), len(operands) - constants
 
     def run(*tensors: Tensor) -> Any:
@@ -145,7 +148,7 @@ def compiled_vjp(
 
 
 def without(case: Case, provider: str) -> Case:
-    """The case of all others."""
+    """The case without one provider."""
 
     def others(of: Mapping[str, Any]) -> dict[str, Any]:
         return {who: run for who, run in of.items() if who != provider}
@@ -164,7 +167,8 @@ def no_compiled_backward(name: str) -> Callable[[Compiler], Build]:
 
 
 def _named(op: Op, pass_: str, operands: Sequence[str], tensors: Values, fixed: Values) -> Values:
-    """The tensors of a pass by the declaration's names: gradients are as large as operands."""
+    """The tensors of a pass by the declaration's names; gradients are as large as their
+    operands."""
     results = {name: tensors[f"d{name}"] for name in op.returned if f"d{name}" in tensors}
     gradients = {f"d{name}": tensors[name] for name in operands if pass_ == "backward"}
     numbers = {name: x for name, x in fixed.items() if not isinstance(x, Tensor)}
@@ -176,7 +180,7 @@ def _of_passes(cost: Callable[[str], Any], pass_: str) -> Any:
 
 
 def moved(op: Op, operands: Sequence[str], fixed: Values) -> Callable[[str, Arguments], int]:
-    """The bytes of a pass as declared, of the tensors that the case has."""
+    """The bytes of a pass as declared, counting the case's tensors."""
 
     def cost(pass_: str, arguments: Arguments) -> int:
         return op.work(pass_, _named(op, pass_, operands, arguments, fixed)).bytes
@@ -185,7 +189,8 @@ def moved(op: Op, operands: Sequence[str], fixed: Values) -> Callable[[str, Argu
 
 
 def flops_of_product(count: int, pass_: str, shape: Shape) -> float:
-    """The operations of products; 0 forward of few rows, which the weight's bytes bound."""
+    """The flops of ``count`` products; 0 for a forward pass of few rows, which the weight's bytes
+    bound."""
     if pass_ == "forward" and shape[0] <= _FEW_ROWS:
         return 0
     return 2.0 * math.prod(shape) * count
@@ -195,8 +200,8 @@ def flops(
     op: Op, operands: Sequence[str], sizes: Callable[[str, Shape], Shape], fixed: Values,
     few_rows: bool = False, share: Callable[[Shape], float] = lambda _: 1.0,
 ) -> Callable[[str, Shape], float]:  # fmt: skip
-    """The operations of a pass as declared; with ``few_rows`` none forward where the weight's bytes
-    are the bound."""
+    """The operations of a pass as declared; with ``few_rows``, 0 for forward passes that the
+    weight's bytes bound."""
     made = {name: name for name in operands} | {f"d{name}": name for name in op.returned}
 
     def cost(pass_: str, shape: Shape) -> float:
@@ -233,15 +238,15 @@ def derive(
     few_rows: bool = False,
     **fields: Any,
 ) -> Case:
-    """The case of ``op`` with these operands.
+    """Derives the case of ``op`` with these operands.
 
-    ``reference`` is by default the stock. ``ours`` is the public function of the operands, with
-    ``backend`` by keyword; by default the op's call. ``torchs`` stands for the declared stock where
-    it reads tensors that are made once. ``rivals`` are further functions, ``backwards`` backward
-    passes that are not autograd's, or None where a provider has none. Without ``raw`` ours is
-    differentiated like the others. ``compiled`` is the backward pass of torch.compile: by default
-    autograd's of the compiled stock; "vjp" is one graph of it, "gradient" the declared formula.
-    ``few_rows``: see :func:`flops`.
+    ``reference`` is by default the declared stock. ``ours`` is the public function of the operands
+    with ``backend`` by keyword, by default the op's call. ``torchs`` replaces the declared stock if
+    it reads tensors that are computed once. ``rivals`` are further functions, and ``backwards`` are
+    backward passes other than autograd's, or None where a provider has none. Without ``raw`` ours
+    is differentiated like the others. ``compiled`` is torch.compile's backward pass: by default
+    autograd's of the compiled stock, with "vjp" one graph of it, with "gradient" the declared
+    formula. For ``few_rows`` see :func:`flops`.
     """
     indices, integers = tuple(fields.get("indices", {})), fields.get("integers", ())
     taken, operands = inputs + parameters, (*indices, *inputs, *parameters)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Where the outputs of a CPU's calls lie: in memory that the system gives anew, or that is kept.
+"""Decides where a CPU op's outputs lie: in pages that the system maps anew, or in memory that
+malloc kept.
 
 glibc maps a large block anew and unmaps it when it is freed, and the kernel clears each page at its
-first touch, which takes longer than many ops. From which size on depends on what the process has
-freed before: the limit rises up to 32 MB, and room that other tensors left behind serves larger
-ones. Here it is always the same: ``fresh`` outputs of 32 MB or more are mapped anew, smaller ones
-are not, as in a process that has run for a while; ``reused`` ones never are.
+first touch, which takes longer than many ops. The size from which it does so depends on what the
+process freed before: the limit rises up to 32 MB, and gaps that other tensors left behind serve
+larger blocks. This module fixes it: ``fresh`` outputs of 32 MB or more are mapped anew and smaller
+ones are not, as in a process that has run for a while; ``reused`` outputs are never mapped anew.
 """
 
 from __future__ import annotations
@@ -15,29 +16,30 @@ from functools import lru_cache
 
 OUTPUTS = ("fresh", "reused")
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # parameters of mallopt(3)
 _NEVER = 2**31 - 1
 _MANY = 1 << 16
 _SMALL, LARGE = 128 << 10, 32 << 20
 
 
 def is_known() -> bool:
-    """Whether the C library is one whose allocator can be told."""
+    """Whether the C library is glibc, whose allocator can be configured."""
     return _libc() is not None
 
 
 class Heap:
-    """What malloc does for all that is allocated by the process; elsewhere than glibc, nothing."""
+    """Configures malloc for the whole process; does nothing where the C library is not glibc."""
 
     def __init__(self) -> None:
         self._plugs: list[int] = []
 
     def keep_apart(self) -> None:
-        """Tensors that are made next leave no room behind when they are freed."""
+        """Maps tensors that are made from now on apart, so that they leave no gaps when they are
+        freed."""
         self._set(mapped_from=_SMALL, mappings=_MANY)
 
     def choose(self, outputs: str) -> None:
-        """For the outputs of the calls that follow."""
+        """Sets up malloc for the calls that follow: ``outputs`` is "fresh" or "reused"."""
         self._set(mapped_from=LARGE, mappings=_MANY if outputs == "fresh" else 0)
         if outputs == "fresh":
             self._plug()
@@ -54,7 +56,8 @@ class Heap:
         libc.mallopt(_MMAP_MAX, mappings)
 
     def _plug(self) -> None:
-        """Takes the gaps of the heap that a large output would fit into; no page is touched."""
+        """Takes the gaps of the heap that a large output would fit into, without touching a
+        page."""
         libc = _libc()
         if libc is None:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the figures were measured on and with."""
+"""The machine and the versions that a figure was measured with."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FALLBACK_L2_BYTES = 64 << 20
 
 
 def new_result(device: torch.device, settings: dict[str, str], **measured: Any) -> Result:
-    """A result of this machine, these versions and this moment."""
+    """A result that names this machine, its versions and the present time."""
     now = datetime.datetime.now(datetime.timezone.utc)
     return Result(
         schema_version=SCHEMA_VERSION,
@@ -85,9 +85,9 @@ def device_memory_bytes(device: torch.device) -> int:
 
 
 def peak_bytes(call: Callable[[], Any], device: torch.device) -> int | None:
-    """The most memory that a call takes beyond what is there before it, its results included.
+    """The most memory that a call takes beyond what was allocated before it, results included.
 
-    None on a CPU, where PyTorch does not count.
+    None on a CPU, where PyTorch does not count memory.
     """
     if device.type != "cuda":
         return None

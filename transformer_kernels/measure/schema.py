@@ -36,29 +36,31 @@ class Machine:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the machine can do at best, measured at the start of the run."""
+    """The machine's limits, measured at the start of the run."""
 
     copy_gbps: float
     copy_bytes: int
     matmul_tflops: float
     matmul_size: int
     matmul_dtype: str
-    products: dict[str, float] = field(default_factory=dict)  # TFLOP/s by other dtypes, same size
+    products: dict[str, float] = field(default_factory=dict)  # TFLOP/s of other dtypes, same size
 
     @property
     def all_products(self) -> dict[str, float]:
-        """TFLOP/s by dtype."""
+        """TFLOP/s of the matrix product, by dtype."""
         return {self.matmul_dtype: self.matmul_tflops, **self.products}
 
     def product_tflops(self, dtype: str) -> float | None:
-        """Of a matrix product in that dtype, or in the other 16-bit one, if none is of its own."""
+        """The rate of the matrix product in this dtype; where it was not measured, in the other
+        16-bit dtype."""
         measured = self.all_products
         return measured.get(dtype, measured.get(_SIXTEEN_BITS.get(dtype, dtype)))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One provider on one problem. The rows of provider "copy" move as many bytes as the op."""
+    """One provider on one problem. The rows of provider "copy" move as many bytes as the op
+    does."""
 
     op: str
     pass_: str  # "forward", "backward" or "both"
@@ -77,8 +79,8 @@ class Row:
     error: float | None  # relative, against the float64 reference
     kernel: str | None
     timer: str
-    cold: bool  # the tensors of the timed calls do not fit in the cache together
-    tflops: float | None = None  # where arithmetic is the bound
+    cold: bool  # the tensors of all timed calls together exceed the cache
+    tflops: float | None = None  # only where arithmetic is the bound
     peak_bytes: int | None = None  # memory of a call beyond its arguments, on a GPU
 
     @property
@@ -114,7 +116,7 @@ class AreaRow:
     set: str  # "r2c4d64n256"
     part: str  # "ecp5-25f"
     title: str  # the part's name in a table
-    logic: int  # cells, in the part's own kind
+    logic: int  # logic cells, of the kind that the part has
     logic_available: int
     registers: int
     dsp: int  # hardware multipliers
@@ -122,7 +124,7 @@ class AreaRow:
     ram: int  # block memories
     ram_available: int
     mhz: float  # by static timing analysis
-    seed: int  # of the placement
+    seed: int  # seed of the placement
 
 
 @dataclass(frozen=True)
@@ -134,21 +136,21 @@ class ArrayRow:
     array: str
     commands: int
     cycles: int
-    utilization: float | None  # none of what multiplies nothing
+    utilization: float | None  # None for an op that multiplies nothing
     relative_error: float
     cpu_us: float  # measured
 
 
 @dataclass(frozen=True)
 class ArrayModel:
-    """A model of which a part runs on an FPGA array, over some tokens."""
+    """A model that runs partly on an FPGA array, over a number of tokens."""
 
     model: str
     array: str
-    in_int8: str  # which of its layers
+    in_int8: str  # which of its layers run in int8
     tokens: int
     cycles_per_token: float
-    products_per_token: float  # multiplications that results needed
+    products_per_token: float  # multiplications that contribute to a result
     utilization: float
     accuracy: dict[str, float]  # against float32
 
@@ -168,7 +170,8 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Training:
-    """One model trained several times from one seed: first stock, then with kernels put in."""
+    """One model trained several times from one seed: first with stock PyTorch, then with our
+    kernels."""
 
     model: str
     runs: list[TrainingRun]
@@ -184,9 +187,9 @@ class Training:
 
 @dataclass(frozen=True)
 class LevelPass:
-    """What one call of a level's block costs."""
+    """The time of one call of a level's block."""
 
-    pass_: str  # "forward" (without gradients), "backward", or "step" of training, with AdamW's
+    pass_: str  # "forward" (without gradients), "backward", or "step" (training, AdamW included)
     median_us: float
     p10_us: float
     p90_us: float
@@ -195,11 +198,12 @@ class LevelPass:
 
 @dataclass(frozen=True)
 class LevelCount:
-    """What one call of a level's block does; none: the level hides it."""
+    """The kernels and the memory of one call of a level's block; None where the level hides
+    them."""
 
     pass_: str  # "forward" or "both"
-    kernels: list[str] | None  # by name, in order: of a GPU; on a CPU operators
-    bytes: int | None  # that operators read and write
+    kernels: list[str] | None  # names in order: kernels on a GPU, operators on a CPU
+    bytes: int | None  # read and written by operators
     peak_bytes: int
 
     @property
@@ -209,17 +213,17 @@ class LevelCount:
 
 @dataclass(frozen=True)
 class LevelRow:
-    """A transformer block in one of its levels."""
+    """A transformer block as one of the levels runs it."""
 
     level: str
     dtype: str
     shape: list[int]  # batch, time, channels
     heads: int
     causal: bool
-    error: float  # largest relative one, of the result and all gradients, against float64
+    error: float  # largest relative error of the result and all gradients, against float64
     passes: list[LevelPass] = field(default_factory=list)
     counts: list[LevelCount] = field(default_factory=list)
-    note: str | None = None  # what is not in the row, and why
+    note: str | None = None  # what the row leaves out, and why
 
     def time_of(self, pass_: str) -> LevelPass | None:
         return next((timed for timed in self.passes if timed.pass_ == pass_), None)
@@ -230,28 +234,29 @@ class LevelRow:
 
 @dataclass(frozen=True)
 class ProfilerRow:
-    """What a profiler costs a step of a transformer block so small that the host decides."""
+    """The overhead of a profiler on a step of a transformer block small enough for the host to be
+    the bound."""
 
     profiler: str
-    launches: int  # of a step: kernels, on a CPU operators
-    plain_us: float  # of a step, 10th percentiles; on a CPU of the processors' time
+    launches: int  # of one step: kernels on a GPU, operators on a CPU
+    plain_us: float  # time of one step, 10th percentile; on a CPU, processor time
     profiled_us: float
-    window_us: float  # to begin and to end a window and to make the report
+    window_us: float  # to begin and end a window and make the report
 
     @property
     def launch_us(self) -> float:
-        """What it adds to each launch."""
+        """The time that the profiler adds to each launch."""
         return (self.profiled_us - self.plain_us) / self.launches
 
 
 @dataclass(frozen=True)
 class AgreementRow:
-    """The forward pass of one of our ops, by `bench` and by `profile.benchmark_kernel`."""
+    """The forward pass of one of our ops, timed by `bench` and by `profile.benchmark_kernel`."""
 
     op: str
     dtype: str
     shape: list[int]
-    bench_us: float  # the least 10th percentile of runs in turns: load of others only adds
+    bench_us: float  # the least 10th percentile of alternating runs: other load only adds time
     profile_us: float
 
     @property
@@ -268,36 +273,36 @@ class ModelRun:
     kernels: str  # "torch" or "ours"
     parameters: int
     steps: int
-    seconds: float  # of all steps
+    seconds: float  # all steps together
     step_ms: float  # median
     step_p10_ms: float
     step_p90_ms: float
     loss: float  # of the last step
-    accuracy: float  # on data that it was not trained on
-    goal: float | None  # what the accuracy is to reach
+    accuracy: float  # on held-out data
+    goal: float | None  # the accuracy to reach
 
 
 @dataclass(frozen=True)
 class StepPart:
-    """A part of a step of training of one model."""
+    """One part of a model's training step."""
 
     model: str
     part: str
-    calls: int  # operators, of a GPU kernels
+    calls: int  # kernels on a GPU, operators on a CPU
     us: float
-    floor_us: float | None  # by the machine's products and copies; none of what computes nothing
+    floor_us: float | None  # lower bound from products and copies; None where nothing is computed
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A whole step of training of one model, the others of the run in turn with it."""
+    """The time of a model's whole training step, measured in turn with the run's other models."""
 
     model: str
     median_us: float
     p10_us: float
     p90_us: float
     samples: int
-    peak_bytes: int  # beyond parameters, the optimizer's memory and the batch
+    peak_bytes: int  # beyond parameters, optimizer state and the batch
 
 
 @dataclass(frozen=True)
@@ -357,7 +362,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _key(name: str) -> str:
-    """`pass_` is written as `pass`, which Python keeps to itself."""
+    """`pass_` is written as `pass`, which is a keyword in Python."""
     return name.rstrip("_")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """Median, spread and mean, in microseconds."""
+    """Median, spread and mean of a set of times, in microseconds."""
 
     median: float
     p10: float

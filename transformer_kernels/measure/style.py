@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How every figure of the project looks. Loads matplotlib."""
+"""The look of every figure of the project. Importing this module loads matplotlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart by colour-blind readers, on white and on black.
+# Okabe and Ito's palette: colour-blind readers can tell these apart, on white and on black.
 COLOURS = {
     "ours": "#d55e00",
     "torch": "#0072b2",
@@ -63,7 +63,7 @@ MARKERS = {
     "quack_tuned": "1", "cublaslt": "8", "segments": "h", "pyg": "X", "onednn": "d", "packed": "H",
 }  # fmt: skip
 
-# Stands for the colour of text; an SVG inside a page takes the page's.
+# The text's colour; an SVG inside a page takes the page's text colour in its place.
 _INK = "#1a1a1b"
 _RESOLUTION = 200
 _SETTINGS: Any = {
@@ -124,5 +124,5 @@ def inline_svg(drawn: Figure) -> str:
 
 
 def _metadata(path: Path) -> dict[str, None]:
-    """No date, so that the same figures give the same file."""
+    """Leaves out the date, so that equal figures give equal files."""
     return {"Date": None} if path.suffix == ".svg" else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Shapes by name: those of M rows and N columns, M being batch times sequence, and of other ops."""
+"""Named sweeps of shapes: M rows (batch times sequence) and N columns, or an op's own sizes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Sweep = Callable[[torch.device, torch.dtype], list[Shape]]
 class Grid:
     """The shapes that an op can be measured at."""
 
-    forms: str  # of a shape in words, for who wrote another
-    fold: Callable[[Shape], Shape | None]  # a shape from the sizes that were given; none: not one
+    forms: str  # examples of a valid shape, for error messages
+    fold: Callable[[Shape], Shape | None]  # the given sizes as a shape; None where they are not one
     sweeps: Mapping[str, Sweep]
 
     def shapes_of(
         self, names: Sequence[str], device: torch.device, dtype: torch.dtype
     ) -> list[Shape]:
-        """The shapes of these sweeps, each once."""
+        """The shapes of these sweeps, without repetition."""
         return list(dict.fromkeys(s for name in names for s in self.sweeps[name](device, dtype)))
 
     def parse(self, text: str) -> list[Shape]:
-        """`2048x768,8192x768`."""
+        """Reads shapes such as `2048x768,8192x768`."""
         return [self._parse(part.strip()) for part in text.split(",")]
 
     def _parse(self, part: str) -> Shape:
@@ -67,7 +67,7 @@ def _quick(device: torch.device, _: torch.dtype) -> list[Shape]:
 
 
 def _headline(device: torch.device, dtype: torch.dtype) -> list[Shape]:
-    """On a GPU, as many bytes in every dtype."""
+    """On a GPU, every dtype has as many bytes."""
     if device.type == "cpu":
         return list(_WIDE_CPU)
     narrowing = torch.bfloat16.itemsize
@@ -84,7 +84,7 @@ def _full(device: torch.device, dtype: torch.dtype) -> list[Shape]:
 
 
 def _rows_and_columns(sizes: Shape) -> Shape:
-    """More than two sizes are batch, sequence, ..., hidden."""
+    """Two sizes; of more, the leading ones (batch, sequence, ...) are multiplied."""
     return math.prod(sizes[:-1]), sizes[-1]
 
 
@@ -93,4 +93,4 @@ ROWS = Grid(
     fold=_rows_and_columns,
     sweeps={"quick": _quick, "headline": _headline, "small": _small, "full": _full},
 )
-SWEEPS = tuple(ROWS.sweeps)  # every grid has the same
+SWEEPS = tuple(ROWS.sweeps)  # every grid has the same names

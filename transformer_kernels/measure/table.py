@@ -13,7 +13,7 @@ from transformer_kernels.measure.sweeps import shape_text
 TITLE = "TRANSFORMER KERNEL PACK BENCHMARK"
 ABSENT = "-"
 
-# Heading and narrowest width of the columns.
+# Heading and least width of each column.
 _KERNEL = ("Kernel", 31)
 _PROVIDERS = {
     "torch": ("PyTorch", 7),
@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def computes(self) -> bool:
-        """Whether arithmetic is its bound, not memory."""
+        """Whether arithmetic bounds the op, rather than memory."""
         return any(row.tflops is not None for row in self.rows.values())
 
     @property
@@ -72,7 +72,7 @@ class Problem:
 
     @property
     def speed_up(self) -> float | None:
-        """Time of the best rival over our time."""
+        """Time of the best rival divided by our time."""
         if self.ours is None or self.best_rival is None:
             return None
         return self.best_rival.median_us / self.ours.median_us
@@ -103,9 +103,9 @@ def problems(rows: Iterable[Row], outputs: str = "fresh") -> list[Problem]:
 def box(
     title: str, subtitle: str, headings: Sequence[tuple[str, int]], body: Sequence[Sequence[str]]
 ) -> str:
-    """Draws the box. The first column is flush left, the others flush right.
+    """Draws the box. The first column is aligned left, the others right.
 
-    A column that no line fills is left out.
+    A column without any value is left out.
     """
     filled = [i == 0 or any(line[i] != ABSENT for line in body) for i in range(len(headings))]
     headings = list(compress(headings, filled))
@@ -133,12 +133,13 @@ def box(
 
 
 def _inner(widths: Sequence[int]) -> int:
-    """Between the outer edges: a blank on either side of a cell, a rule between two."""
+    """The width between the outer edges: cells with a blank on either side, and a rule between
+    two."""
     return sum(widths) + 3 * len(widths) - 1
 
 
 def render(result: Result, unit: str = "us") -> str:
-    """Reused outputs stand below, where ours are among them."""
+    """Draws the table. Problems with reused outputs stand at the end, where we measured them."""
     reused = problems(result.rows, "reused")
     lines = problems(result.rows) + [problem for problem in reused if problem.ours]
     headings = [_KERNEL, *_PROVIDERS.values(), _OF_CEILING, _VS_BEST]
@@ -155,7 +156,8 @@ def _ceiling_words(lines: Sequence[Problem]) -> str:
 
 
 def of_matmul(row: Row, ceilings: Ceilings | None) -> float | None:
-    """The share of the measured matrix product, in percent, where that has the same arithmetic."""
+    """The share of the measured matrix product's rate, in percent; None where its dtype was not
+    measured."""
     if ceilings is None or row.tflops is None:
         return None
     product = ceilings.product_tflops(row.dtype)
@@ -183,7 +185,7 @@ def _figure(row: Row | None, unit: str) -> str:
 
 
 def skipped_lines(result: Result) -> list[str]:
-    """What was not measured, one line per provider and reason."""
+    """One line per provider and reason for what was not measured."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for skip in result.skipped:
         grouped.setdefault((skip.provider, skip.reason), []).append(skip.problem)

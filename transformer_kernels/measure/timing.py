@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Timers: the wall clock on a CPU, CUDA graphs or CUDA events on a GPU.
 
-A timer turns calls (one per set of tensors) into a stopwatch. `interleave` then starts all the
-stopwatches of a problem in rotation, so that a drift of the clocks or of the neighbours' load
-falls on all of them alike.
+A timer makes a stopwatch of calls (one per set of tensors). `interleave` starts all stopwatches of
+a problem in rotation, so that a drift of the clocks or of the machine's load affects all of them
+alike.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Stopwatch(Protocol):
         """Runs one sample; on a GPU, only enqueues it."""
 
     def microseconds(self) -> float:
-        """Time of one call in the last sample; waits for it."""
+        """The time of one call in the last sample; waits for the sample to end."""
 
 
 class Timer(Protocol):
@@ -43,11 +43,11 @@ class Timer(Protocol):
 
 
 class _WallStopwatch:
-    """A sample repeats the call for at least two milliseconds."""
+    """Times samples by the wall clock; a sample repeats the call for at least two milliseconds."""
 
     _MIN_SAMPLE_S = 2e-3
     _MAX_REPEATS = 200
-    _TRIALS = 3  # one that another process held up would make samples shorter
+    _TRIALS = 3  # a single trial that another process delayed would make samples too short
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._call = calls[0]
@@ -84,7 +84,8 @@ class WallTimer:
 
 @contextmanager
 def _whole_generator() -> Iterator[None]:
-    """A capture that fails leaves PyTorch's generator inside it, and each draw after it raises."""
+    """Restores PyTorch's generator when a capture fails: it would stay in capture mode, and each
+    later draw would raise."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()
     try:
@@ -95,14 +96,14 @@ def _whole_generator() -> Iterator[None]:
 
 
 class _GraphStopwatch:
-    """A CUDA graph with one node per call."""
+    """Times a CUDA graph with one node per call."""
 
     def __init__(self, calls: Sequence[Call], pool: Any) -> None:
         self._calls = len(calls)
         self._graph = torch.cuda.CUDAGraph()
         with _whole_generator(), torch.cuda.graph(self._graph, pool=pool):
-            # Held while capturing, so that every call writes memory of its own; given back to
-            # the pool afterwards, for the graphs of the other providers.
+            # The results are held while capturing, so that every call writes its own memory, and
+            # are returned to the pool afterwards, for the graphs of the other providers.
             outputs = [call() for call in calls]
         del outputs
         self.pool = self._graph.pool()
@@ -120,7 +121,7 @@ class _GraphStopwatch:
 
 
 class _EventStopwatch:
-    """A pair of events around every call; a sample is their median."""
+    """Times a pair of events around every call; a sample is their median."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         def event() -> torch.cuda.Event:
@@ -145,7 +146,8 @@ class _CudaTimer:
         self._head_start_cycles = head_start_cycles
 
     def begin_round(self) -> None:
-        # Keeps the device busy while the host enqueues: no launch latency inside the events.
+        # The device stays busy while the host enqueues, so that no launch latency lies between
+        # events.
         torch.cuda._sleep(self._head_start_cycles)
 
     def _warm_up(self, calls: Sequence[Call]) -> None:
@@ -159,7 +161,8 @@ class _CudaTimer:
 
 
 class GraphTimer(_CudaTimer):
-    """The graphs of one timer share their memory: use a timer per problem."""
+    """A timer that replays CUDA graphs. Its graphs share their memory: use one timer per
+    problem."""
 
     name = "CUDA graph"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Each provider's result against float64, before anything is timed."""
+"""Checks each provider's results against float64 before anything is timed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from transformer_kernels.measure.case import Arguments, Case, Draw, Part
 from transformer_kernels.measure.timing import Call
 from transformer_kernels.testing.tolerance import TOLERANCES
 
-# An element may be off by so many times the tolerance, as a share of the largest element.
+# An element may differ by this many times the tolerance, relative to the largest element.
 _ELEMENT_FACTOR = 4
 _SAMPLED_ROWS = 192
 _CHUNK_ELEMENTS = 1 << 22
 _POISONED_COPIES = 2
-_DEVIATIONS = 5  # that the share of dropped elements may be off
+_DEVIATIONS = 5  # how many standard deviations the share of dropped elements may be off
 
 
 class VerificationError(Exception):
-    """The provider's result is wrong: it is not timed."""
+    """The provider's result is wrong, so it is not timed."""
 
 
 class Reference:
-    """The float64 results of one pass: a part of each, and every element of the column sums."""
+    """The float64 results of one pass: some rows of each, and every element of the column sums."""
 
     def __init__(self, op: Case, pass_: str, arguments: Arguments) -> None:
         self._op = op
@@ -39,7 +39,7 @@ class Reference:
         self._part = op.verified(arguments) if op.verified else _random_rows(x.shape[0], x.device)
         inputs = op.differentiable[: None if pass_ == "both" else op.gradients]
         self._names = op.outputs if pass_ == "forward" else inputs + op.parameters
-        self._kept: Tensor | None = None  # what a random op has not dropped
+        self._kept: Tensor | None = None  # the mask of the elements that a random op kept
         self._expected = [] if op.draw else self._exact()
 
     def _exact(self) -> list[Tensor]:
@@ -49,7 +49,7 @@ class Reference:
             return self._gradients(len(self._names) - len(self._op.parameters))
 
     def check(self, call: Call, allowance: float = 1) -> float:
-        """Runs the call into poisoned memory; the largest relative error of its results.
+        """Runs the call into poisoned memory; returns the largest relative error of its results.
 
         Raises VerificationError past `allowance` times the tolerance, and on NaN.
         """
@@ -149,7 +149,7 @@ def _random_rows(rows: int, device: torch.device) -> Part:
 
 
 def poison(like: Sequence[Tensor], device: torch.device) -> None:
-    """Leaves NaN in the blocks that the allocator will hand out next."""
+    """Fills with NaN the blocks that the allocator will hand out next."""
     blanks = [*like] * _POISONED_COPIES
     poison = [torch.full_like(blank, torch.nan, device=device) for blank in blanks]
     del poison

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What one call does: operators or kernels by name, bytes that they move, memory."""
+"""Observes one call: its operators or kernels by name, the bytes that they move, and its memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from transformer_kernels.measure.machine import peak_bytes as peak_bytes_on_devi
 from transformer_kernels.measure.timing import Call
 
 _ALLOCATIONS = ("empty", "new_empty", "_unsafe_view")  # and their variants: they touch no element
-GRAPH = "## Call CompiledFxGraph"  # PyTorch's name of what stands around a compiled graph
+GRAPH = "## Call CompiledFxGraph"  # PyTorch's name of the event around a compiled graph
 _MEMORY = "[memory]"
-_NO_KERNELS = ("Memcpy", "Memset", "## ")  # of what stands on a GPU's timeline
+_NO_KERNELS = ("Memcpy", "Memset", "## ")  # other events on a GPU's timeline
 
 
 class Operators(TorchDispatchMode):
-    """Every operator below autograd while it is entered, but for views and allocations."""
+    """Records every operator below autograd while it is entered, except views and allocations."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
-        self.bytes = 0  # of all tensors that they read and write
+        self.bytes = 0  # read and written, over all tensors
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
@@ -45,7 +45,7 @@ def is_operator(func: Any) -> bool:
 
 
 def bytes_of(values: Any) -> int:
-    """An expanded tensor is no larger than its memory."""
+    """Bytes of all tensors among the values; an expanded tensor counts only its memory."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
     return sum(min(x.nbytes, x.untyped_storage().nbytes()) for x in tensors)
 
@@ -57,7 +57,8 @@ def operators(call: Call) -> Operators:
 
 
 def kernels(call: Call, device: torch.device) -> list[str]:
-    """What ran, in order: kernels of a GPU; on a CPU the parts of compiled graphs."""
+    """The names of what ran, in order: a GPU's kernels, or on a CPU the parts of compiled
+    graphs."""
     if device.type != "cuda":
         events = _profiled(call).events() or []
         graphs = [event for event in events if event.name.startswith(GRAPH)]
@@ -75,7 +76,7 @@ def kernels(call: Call, device: torch.device) -> list[str]:
 
 
 def peak_bytes(call: Call, device: torch.device) -> int:
-    """The most memory that a call takes beyond what is there before it, its results included."""
+    """The most memory that a call takes beyond what was allocated before it, results included."""
     if (counted := peak_bytes_on_device(call, device)) is not None:
         return counted
     traced: Any = _profiled(call, profile_memory=True).profiler
@@ -88,14 +89,15 @@ def peak_bytes(call: Call, device: torch.device) -> int:
 
 
 def short_name(kernel: str) -> str:
-    """Of a C++ kernel without its result, namespaces, template arguments and parameters."""
+    """A C++ kernel's name without its result type, namespaces, template arguments and
+    parameters."""
     plain = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     head = re.split(r"[<(]", plain, maxsplit=1)[0]
     return head.rpartition("::")[2] or plain
 
 
 def by_name(names: Iterable[str]) -> dict[str, int]:
-    """How often each short name ran, in the order of the first."""
+    """How often each short name ran, ordered by first run."""
     counts: dict[str, int] = {}
     for name in map(short_name, names):
         counts[name] = counts.get(name, 0) + 1
@@ -103,7 +105,8 @@ def by_name(names: Iterable[str]) -> dict[str, int]:
 
 
 def named_kernels(device: torch.device) -> AbstractContextManager[Any]:
-    """In it torch.compile writes kernels that tell the profiler their names; a GPU's always do."""
+    """Makes torch.compile name its CPU kernels for the profiler; a GPU's kernels always have
+    names."""
     if device.type == "cuda":
         return nullcontext()
     import torch._inductor.config as config
@@ -113,7 +116,7 @@ def named_kernels(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def part_of_graph(name: str) -> str | None:
-    """The short name of a part of a compiled graph; None where it touches no element."""
+    """The short name of a part of a compiled graph; None for a part that touches no element."""
     namespace, _, short = name.rpartition("::")
     if namespace == "aten" and short.startswith(("as_strided", "view", "t", "empty")):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models written once and run by stock PyTorch or by this project's kernels, by one switch.
+"""Models that are written once and run on stock PyTorch or on this project's kernels, by a switch.
 
 >>> config = tfk.models.LanguageModelConfig(
 ...     vocab_size=256, context=128, dim=192, num_layers=4, num_heads=4)
@@ -7,8 +7,9 @@
 >>> stock = tfk.models.LanguageModel(config, kernels="torch")
 >>> stock.load_state_dict(ours.state_dict())
 
-A layer that was replaced (LoRA), hooked into, pruned, parametrised or quantised is called as in
-stock PyTorch, and so is what would have been fused with it. Every call asks.
+Each call checks the layers: one that was replaced (LoRA), hooked into, pruned, parametrised or
+quantised is called as in stock PyTorch, and so are the operations that would have been fused with
+it.
 """
 
 from ._cache import KeyValueCache

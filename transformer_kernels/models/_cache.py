@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Keys and values of the tokens that a model has seen, in memory that is allocated once."""
+"""A cache of keys and values of the tokens that a model has seen, allocated once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values of all layers, for up to ``capacity`` tokens of a batch.
 
-    ``length`` of them are there. A call of the model writes those of its tokens behind them;
-    setting ``length`` back forgets, at no cost.
+    ``length`` tokens are stored. A call of the model appends its own; setting ``length`` to a
+    smaller number forgets the later ones, at no cost.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class KeyValueCache:
         return self.keys.shape[2]
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes (B, T, H, D) of one layer and gives all of that layer, as views."""
+        """Writes the keys and values (B, T, H, D) of one layer; returns all of that layer, as
+        views."""
         end = self.length + k.shape[1]
         self.keys[layer, :, self.length : end] = k
         self.values[layer, :, self.length : end] = v

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the models check before anything runs, and their switch."""
+"""Checks of the models' arguments, and the base class with their switch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_config(op: str, config: Any, kind: type) -> None:
 
 
 def check_shape(op: str, name: str, x: Any, *wanted: int | str) -> None:
-    """``wanted`` has a size for each dimension, or a word where any is right."""
+    """Checks dimensions: ``wanted`` has a size for each, or a word where any size is allowed."""
     if x is None:
         raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
     check_tensors(op, {name: x})
@@ -56,7 +56,7 @@ def check_shape(op: str, name: str, x: Any, *wanted: int | str) -> None:
 
 
 def check_like(op: str, name: str, x: Tensor, weight: Tensor) -> None:
-    """Of numbers that the first layer multiplies: the device and the dtype of its weight."""
+    """Checks that numbers have the device and dtype of the weight that multiplies them first."""
     check_beside(op, name, x, weight)
     if x.dtype not in FLOATING:
         raise not_floating(op, name, x.dtype)
@@ -75,7 +75,8 @@ def check_beside(op: str, name: str, x: Tensor, weight: Tensor) -> None:
 
 
 def check_range(op: str, name: str, indices: Tensor, size: int, reason: str) -> None:
-    """Of indices that the host knows; a graph of torch.compile and a device are not waited for."""
+    """Checks indices on the CPU. Those on a device, or in a graph of torch.compile, are not
+    read."""
     check_indices(op, name, indices)
     if not indices.is_cpu or not indices.numel() or torch.compiler.is_compiling():
         return
@@ -96,7 +97,8 @@ _HEAD = forwards_of(nn.Linear)
 
 
 class Switched(nn.Module):
-    """A model with the switch ``kernels``, which may be set again at any time, and a ``head``."""
+    """The base of the models: a switch ``kernels``, which may be set at any time, and a
+    ``head``."""
 
     kernels: str
     head: nn.Linear
@@ -110,8 +112,8 @@ class Switched(nn.Module):
         return KERNELS[one_of(type(self).__name__, "kernels", self.kernels, KERNELS)]
 
     def _logits_or_loss(self, x: Tensor, targets: Tensor | None) -> Tensor:
-        """A hook on the head, or what stands in its place, may keep the logits: then the loss
-        leaves them as they are."""
+        """Computes logits, and the loss where targets are given. A hook on the head, or a module in
+        its place, may keep the logits: then the loss does not overwrite them."""
         logits: Tensor = self.head(x)
         if targets is None:
             return logits

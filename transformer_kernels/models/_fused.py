@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""The passes by this project's kernels.
+"""The passes on this project's kernels.
 
-A pass reads the parameters of its modules and does not call them. Each call of it asks whether they
-are bare (:func:`transformer_kernels._torch.is_bare`) and what the kernel computes; where one is
-not, as an adapter, a hook or a quantised weight, all of that pass is stock PyTorch's.
+A pass reads the parameters of its modules and does not call them. Each call of a pass checks that
+they are bare (:func:`transformer_kernels._torch.is_bare`) and have options that the kernel knows;
+if one does not, because of an adapter, a hook or a quantised weight, the whole pass runs in stock
+PyTorch.
 
-What they spare: a bias is added where the next pass reads the projection, and its gradient summed
-where that pass writes its own; residual, dropout and the next norm are one pass; attention reads
-heads where the projection left them, and a cache as it lies; positions are added while tokens are
-looked up; messages of a graph are summed as they are read; the loss writes its gradient over the
-logits.
+Fusing saves passes over memory: a bias is added where the next pass reads the projection, and its
+gradient is summed where that pass writes its own; residual, dropout and the next norm are one pass;
+attention reads heads from the projection's result, and a cache, without a copy; positions are added
+while tokens are looked up; messages of a graph are summed while they are read; the loss writes its
+gradient over the logits.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _CONVOLUTION = forwards_of(nn.Conv2d)
 
 
 def _is_of_patches(projection: nn.Conv2d) -> bool:
-    """Whether it reads each pixel once."""
+    """Whether the convolution reads each pixel once, so that it is a product of patches."""
     return (
         is_bare(projection, _CONVOLUTION)
         and projection.stride == projection.kernel_size
@@ -64,7 +65,7 @@ class Fused(Passes):
         return embedding_add(tokens, table.weight, first, positions.weight, table.padding_idx)
 
     def patches(self, images: Tensor, projection: nn.Conv2d) -> Tensor:
-        """Patches that do not overlap are rows of one matrix product."""
+        """Projects patches, which do not overlap and so are the rows of one matrix product."""
         if not _is_of_patches(projection):
             return _STOCK.patches(images, projection)
         weight = projection.weight
@@ -89,7 +90,7 @@ class Fused(Passes):
         is_rms = is_bare(norm, _RMS_NORM)
         if not (is_bare(projection, _LINEAR) and (is_rms or is_bare(norm, _LAYER_NORM))):
             return _STOCK.project_add_norm(x, projection, residual, norm, p)
-        # Autocast's projections are narrower than the residual.
+        # Under autocast, projections are narrower than the residual.
         out = _torch.linear(x, projection.weight).to(residual.dtype)
         if is_rms:
             return bias_dropout_add_rms_norm(

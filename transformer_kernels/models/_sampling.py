@@ -11,20 +11,21 @@ from torch import Tensor
 
 from .._errors import ArgumentValueError, as_count, as_number
 
-# Between these a temperature and its reciprocal, by which CUDA multiplies, are numbers of float32.
+# Temperatures between these, and their reciprocals (CUDA multiplies by those), are in float32's
+# range.
 _COLDEST, _HOTTEST = 2.0**-126, 2.0**126
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """A distribution of tokens, in this order.
+    """A distribution over tokens; the arguments apply in this order.
 
     Args:
-        temperature: logits are divided by it; 0 chooses the likeliest token, the first of equal
-            ones, and so does what is below 2^-126.
-        top_k: how many of the likeliest tokens may be drawn.
-        top_p: of what is left then, the fewest of the likeliest tokens that are together this
-            probable, one at least (Holtzman et al. 2019, arXiv:1904.09751).
+        temperature: divides the logits; 0, and anything below 2^-126, chooses the likeliest token,
+            the first of equal ones.
+        top_k: number of the likeliest tokens that may be drawn.
+        top_p: keeps the fewest of the remaining likeliest tokens that together have this
+            probability, at least one (Holtzman et al. 2019, arXiv:1904.09751).
     """
 
     temperature: float = 1.0
@@ -45,28 +46,29 @@ class Sampling:
             )
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, V) -> tokens from the likeliest on, of equal ones the first first, and how probable
-        each is, both (B, top_k or V)."""
+        """(B, V) -> tokens by falling probability, equal ones in order, and their probabilities;
+        both are (B, top_k or V)."""
         wide = logits if logits.dtype is torch.float64 else logits.float()
         ordered, tokens = wide.sort(stable=True, dim=-1, descending=True)
         if self.top_k is not None and self.top_k < ordered.shape[1]:
             ordered, tokens = ordered[:, : self.top_k], tokens[:, : self.top_k]
-        # The largest is subtracted first: a quotient that overflows is -inf then, and drawn never.
+        # The largest is subtracted first: a quotient that overflows is then -inf, and never drawn.
         likeliest = ordered[:, :1]
         below = (ordered - likeliest).masked_fill(ordered == likeliest, 0)  # infinite ones as well
         temperature = min(max(float(self.temperature), _COLDEST), _HOTTEST)
         shares = (below / temperature).softmax(-1)
         if self.top_p is not None and self.top_p < 1:
             is_beyond = shares.cumsum(-1) - shares >= self.top_p
-            is_beyond[:, 0] = False  # also where top_p is 0 in float32
+            is_beyond[:, 0] = False  # even where top_p is 0 in float32
             shares = shares.masked_fill(is_beyond, 0)
         return tokens, shares / shares.sum(-1, keepdim=True)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """(B, V) -> (B,). A row with NaN gives the place of the first, as argmax does.
+        """Draws a token per row, (B, V) -> (B,). A row with NaN gives the index of the first, as
+        argmax does.
 
-        The numbers are those of ``torch.multinomial``, whose check would wait for a device, or end
-        it.
+        The draws are those of ``torch.multinomial``, whose own check would wait for the device, or
+        end its process.
         """
         if self.temperature < _COLDEST:
             return logits.argmax(-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The passes as one writes them in PyTorch."""
+"""The passes in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _GATES = {row.gated: row.formula for row in ACTIVATIONS if row.gated}
 
 
 def _by_place(weight: Tensor, graph: Graph) -> Tensor:
-    """In the order of the graph's edges."""
+    """Edge weights in the order of the graph's edges."""
     return weight if graph.order is None else weight[graph.order]
 
 
 def _reduce(rows: Tensor, groups: Tensor, counts: Tensor, reduce: str) -> Tensor:
-    """(E, ...) -> (groups, ...), 0 of an empty one."""
+    """Reduces rows (E, ...) to (groups, ...); 0 for an empty group."""
     zeros = rows.new_zeros(len(counts), *rows.shape[1:])
     trailing = (1,) * (rows.dim() - 1)
     if reduce == "max":

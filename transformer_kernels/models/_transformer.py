@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The stack of pre-norm layers that all models share; they differ in how rows see each other."""
+"""The stack of pre-norm layers that all models share; only how rows see each other differs."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """The layers.
+    """The configuration of the layers.
 
     Args:
         dim: C, the channels between layers.
-        num_layers: how many.
+        num_layers: number of layers.
         num_heads: H; a head has ``dim / num_heads`` channels, at most 256.
-        num_kv_heads: heads of keys and values, which divides ``num_heads``; default: as many.
+        num_kv_heads: number of heads of keys and values, which divides ``num_heads``; by default
+            equal to it.
         inner_dim: channels inside the MLP; default ``4 * dim``.
         norm: ``"layer_norm"`` or ``"rms_norm"``.
-        activation: of the MLP: any of :mod:`transformer_kernels.functional`; one of two tensors,
-            as ``"swiglu"``, has a gate of ``inner_dim`` channels beside as many others.
-        bias: whether projections and layer norms have one.
-        dropout: after embeddings and projections and in attention, in training.
-        eps: of the norms.
+        activation: activation of the MLP, any of :mod:`transformer_kernels.functional`; a gated
+            one, such as ``"swiglu"``, has a gate of ``inner_dim`` channels and as many others.
+        bias: whether projections and layer norms have a bias.
+        dropout: probability of dropout after embeddings and projections and in attention, in
+            training.
+        eps: eps of the norms.
     """
 
     dim: int
@@ -94,7 +96,7 @@ class TransformerConfig:
 
     @property
     def mixed(self) -> int:
-        """Channels of the projection that rows see each other by."""
+        """Channels of the first projection, through which rows see each other."""
         return (self.num_heads + 2 * self.kv_heads) * self.head_dim
 
     @property
@@ -107,8 +109,8 @@ class TransformerConfig:
 
 
 class Layer(nn.Module):
-    """The parameters of ``h = x + out(mix(qkv(norm_1(x))))`` and ``h + down(act(up(norm_2(h))))``;
-    ``mix`` is attention, or of a graph perhaps a sum, of which ``qkv`` has the values alone."""
+    """The parameters of ``h = x + out(mix(qkv(norm_1(x))))`` and ``h + down(act(up(norm_2(h))))``.
+    ``mix`` is attention, or in a graph network a sum, for which ``qkv`` holds only values."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -122,14 +124,14 @@ class Layer(nn.Module):
 
 
 def heads(config: TransformerConfig, qkv: Tensor) -> tuple[Tensor, ...]:
-    """As views of the projection: (..., H, D), and twice (..., Hk, D)."""
+    """Views of the projection: queries (..., H, D), keys and values (..., Hk, D)."""
     parts = (config.num_heads, config.kv_heads, config.kv_heads)
     return qkv.unflatten(-1, (sum(parts), config.head_dim)).split(parts, -2)
 
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """How the tokens of a sequence see each other, in each layer."""
+    """Lets the tokens of a sequence see each other, in each layer."""
 
     config: TransformerConfig
     passes: Passes
@@ -149,7 +151,7 @@ class SelfAttention:
 
 
 class Transformer(nn.Module):
-    """(..., C) -> (..., C), normalised behind the last layer."""
+    """The stack of layers, (..., C) -> (..., C), with a norm after the last layer."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -161,14 +163,15 @@ class Transformer(nn.Module):
 
     @property
     def p(self) -> float:
-        """Of dropout."""
+        """The probability of dropout."""
         return self.config.dropout if self.training else 0.0
 
     def forward(
         self, x: Tensor, passes: Passes, mix: Callable[[int, Tensor], Tensor], p: float
     ) -> Tensor:
-        """``mix`` takes a layer's number and its projection, and lets rows see each other; ``y`` is
-        ``x`` normalised: each norm is in the pass of the sum before it; ``p`` is of dropout."""
+        """Runs the layers. ``mix`` takes a layer's number and its projection, and lets rows see
+        each other. ``y`` is ``x`` normalised: each norm belongs to the pass that computes the sum
+        before it."""
         norms = [*(layer.norm_1 for layer in self.layers), self.norm]
         y = passes.norm(x, norms[0])
         for index, (layer, following) in enumerate(zip(self.layers, norms[1:], strict=True)):
@@ -180,8 +183,8 @@ class Transformer(nn.Module):
 
 
 def initialise(model: nn.Module, stack: Transformer) -> None:
-    """Normal weights of (3 inputs)^-1/2, which at 768 channels is GPT-2's 0.02, and less of what
-    each layer adds the more layers there are."""
+    """Draws weights from a normal distribution of deviation (3 inputs)^-1/2, which at 768 channels
+    is GPT-2's 0.02. Projections into the residual are smaller the more layers there are."""
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=(3 * parameter[0].numel()) ** -0.5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A network of nodes that send messages along edges, to classify them or the graphs they are of."""
+"""A network whose nodes send messages along edges, to classify nodes or whole graphs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ _POOLS = ("sum", "mean", "max")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphNetworkConfig(TransformerConfig):
-    """The layers, as :class:`TransformerConfig` has them, and around them:
+    """The configuration of a graph network: :class:`TransformerConfig` and, around the layers:
 
     Args:
-        in_features: F, the numbers that come with a node.
-        num_classes: how many there are to tell apart.
-        messages: what a node makes of those that its edges bring, in each layer: their ``"sum"``,
-            ``"mean"`` or ``"max"`` (Hamilton et al. 2017, arXiv:1706.02216), or ``"attention"`` to
-            them, of ``num_heads`` (Shi et al. 2021, arXiv:2009.03509), whose weights are not
-            dropped.
-        pool: None to classify nodes; of the nodes of a graph the ``"sum"``, ``"mean"`` or ``"max"``
+        in_features: F, the number of values that come with a node.
+        num_classes: number of classes.
+        messages: how a node combines the messages of its edges in each layer: ``"sum"``, ``"mean"``
+            or ``"max"`` (Hamilton et al. 2017, arXiv:1706.02216), or ``"attention"`` with
+            ``num_heads`` (Shi et al. 2021, arXiv:2009.03509), whose weights are not dropped.
+        pool: None to classify nodes; ``"sum"``, ``"mean"`` or ``"max"`` over the nodes of a graph
             to classify graphs.
     """
 
@@ -66,7 +65,7 @@ class GraphNetworkConfig(TransformerConfig):
 
 @dataclass(frozen=True)
 class _Messages:
-    """How nodes see each other, in each layer."""
+    """Lets nodes see each other, in each layer."""
 
     config: GraphNetworkConfig
     passes: Passes
@@ -81,16 +80,16 @@ class _Messages:
 
 
 class GraphNetwork(Switched):
-    """Nodes and edges to logits of the nodes' classes, or of graphs'.
+    """Computes logits of the classes of nodes, or of graphs, from nodes and edges.
 
     Args:
-        config: what it is made of.
-        kernels: ``"ours"``, this project's kernels, or ``"torch"``, stock PyTorch's
-            ``index_add``. Parameters, ``state_dict`` and results are the same; ``model.kernels``
-            may be set at any time.
+        config: its configuration.
+        kernels: ``"ours"`` for this project's kernels, or ``"torch"`` for stock PyTorch's
+            ``index_add``. Both have the same parameters, ``state_dict`` and results;
+            ``model.kernels`` may be set at any time.
 
-    Parameters at first depend on PyTorch's seed alone. What a node itself is reaches the next layer
-    past its messages; edges from a node to itself are not needed.
+    Initial parameters depend on PyTorch's seed alone. A node's own features reach the next layer
+    past its messages, so edges from a node to itself are not needed.
 
     >>> model = tfk.models.GraphNetwork(tfk.models.GraphNetworkConfig(
     ...     in_features=16, num_classes=2, dim=32, num_layers=2))
@@ -116,21 +115,23 @@ class GraphNetwork(Switched):
         offsets: Tensor | None = None,
         weight: Tensor | None = None,
     ) -> Tensor:
-        """Logits (N, classes), of graphs (G, classes); or with ``targets`` the mean cross-entropy.
+        """Returns logits (N, classes), or (G, classes) of graphs; with ``targets`` the mean
+        cross-entropy.
 
         Args:
             x: (N, F), of the weights' dtype.
-            graph: the edges between N nodes; of several graphs, one after the other, those of all.
-            targets: int64, (N,) or (G,): the classes; -100 counts nothing.
-            offsets: of several graphs (G + 1,), int32 or int64: graph i has the nodes
+            graph: the edges between N nodes; several graphs are joined, one after the other.
+            targets: int64, (N,) or (G,), the classes; -100 is ignored.
+            offsets: (G + 1,), int32 or int64, only to classify graphs: graph i has the nodes
                 ``offsets[i]`` to ``offsets[i + 1] - 1``
-                (:func:`transformer_kernels.functional.segment_offsets`). One by default. Only where
-                graphs are classified.
-            weight: (E,), of ``x``'s dtype: what messages are multiplied by, by the edges' numbers.
+                (:func:`transformer_kernels.functional.segment_offsets`). By default all nodes are
+                one graph.
+            weight: (E,), of ``x``'s dtype: a factor of each edge's message, by the edges' numbers.
                 Not with attention.
 
         Raises:
-            ArgumentValueError, ArgumentTypeError: an argument that the model cannot take, by name.
+            ArgumentValueError, ArgumentTypeError: the model cannot take an argument; the message
+                names it.
         """
         features = self.features(x, graph, offsets=offsets, weight=weight)
         return self._logits_or_loss(features, targets)
@@ -143,7 +144,7 @@ class GraphNetwork(Switched):
         offsets: Tensor | None = None,
         weight: Tensor | None = None,
     ) -> Tensor:
-        """What the classes are told by, (N, C) or (G, C)."""
+        """The features that the head classifies, (N, C) or (G, C)."""
         config, passes = self.config, self.passes
         self._check(x, graph, offsets, weight)
         p = self.transformer.p

@@ -34,14 +34,14 @@ _POSITIONS = ("learned", "rope")
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig(TransformerConfig):
-    """The layers, as :class:`TransformerConfig` has them, and around them:
+    """The configuration of a language model: :class:`TransformerConfig` and, around the layers:
 
     Args:
-        vocab_size: V, how many tokens there are.
-        context: how many tokens the model sees at most.
+        vocab_size: V, the number of tokens in the vocabulary.
+        context: the most tokens that the model sees at once.
         positions: ``"learned"``, a table, or ``"rope"``, rotations of queries and keys.
-        rope_base: of the frequencies of rotations.
-        tie_weights: whether the head is the transposed table of tokens.
+        rope_base: base of the rotations' frequencies.
+        tie_weights: whether the head's weight is the table of tokens.
     """
 
     vocab_size: int
@@ -66,14 +66,15 @@ class LanguageModelConfig(TransformerConfig):
 
 
 class LanguageModel(Switched):
-    """Tokens to logits of the next token.
+    """Computes logits of the next token from tokens.
 
     Args:
-        config: what it is made of.
-        kernels: ``"ours"``, this project's kernels, or ``"torch"``, stock PyTorch. Parameters,
-            ``state_dict`` and results are the same; ``model.kernels`` may be set at any time.
+        config: its configuration.
+        kernels: ``"ours"`` for this project's kernels, or ``"torch"`` for stock PyTorch. Both have
+            the same parameters, ``state_dict`` and results; ``model.kernels`` may be set at any
+            time.
 
-    Parameters at first depend on PyTorch's seed alone.
+    Initial parameters depend on PyTorch's seed alone.
 
     >>> model = tfk.models.LanguageModel(tfk.models.LanguageModelConfig(
     ...     vocab_size=256, context=128, dim=192, num_layers=4, num_heads=4))
@@ -100,23 +101,23 @@ class LanguageModel(Switched):
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, *, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Logits (B, T, V), or with ``targets`` the mean cross-entropy.
+        """Returns logits (B, T, V), or with ``targets`` the mean cross-entropy.
 
         Args:
             tokens: int32 or int64, (B, T), from 0 to V - 1.
-            targets: int64, (B, T): the tokens that follow; -100 counts nothing.
-            cache: of :meth:`new_cache`: what was seen before ``tokens``, to which these are added.
-                Without gradients.
+            targets: int64, (B, T), the tokens that follow; -100 is ignored.
+            cache: a cache from :meth:`new_cache` with the tokens before ``tokens``, which are
+                appended. Without gradients.
 
         Raises:
-            ArgumentValueError, ArgumentTypeError: an argument that the model cannot take, by name;
-                :class:`ArgumentIndexError` of tokens on the CPU. On CUDA, which nothing waits for,
-                logits of a token out of range are NaN, and ``"torch"`` asserts.
+            ArgumentValueError, ArgumentTypeError: the model cannot take an argument; the message
+                names it. On the CPU a token out of range is an :class:`ArgumentIndexError`. On
+                CUDA, which is not waited for, its logits are NaN, and ``"torch"`` asserts.
         """
         return self._logits_or_loss(self._features(tokens, cache, self.transformer.p), targets)
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KeyValueCache:
-        """An empty one for so many sequences of ``capacity`` tokens; default: the context."""
+        """An empty cache for ``batch`` sequences of ``capacity`` tokens, by default the context."""
         op, config, weight = "LanguageModel", self.config, self.tokens.weight
         batch = as_count(op, "batch", batch)
         capacity = config.context if capacity is None else as_count(op, "capacity", capacity)
@@ -138,22 +139,23 @@ class LanguageModel(Switched):
         generator: torch.Generator | None = None,
         use_cache: bool = True,
     ) -> Tensor:
-        """Continues each prompt, without dropout. Several threads may call it, and train meanwhile;
-        modules put into the model by others are in evaluation until the last call has ended.
+        """Continues each prompt, without dropout. Several threads may call it, and train meanwhile.
+        Modules that were put into the model from outside are in evaluation mode until the last call
+        has ended.
 
         Args:
-            prompt: (B, T), as the tokens of :meth:`forward`, T at least 1.
-            max_new_tokens: at most this many, as far as the context reaches.
-            temperature: logits are divided by it; 0, and all below 2^-126, chooses the likeliest
-                token, and draws nothing.
-            top_k: draw among this many of the likeliest tokens.
-            top_p: draw among the fewest likeliest tokens that are together this probable.
-            stop_token: a sequence ends with it, and is filled with it up to the longest.
-            generator: what draws are made from, on the model's device; default: PyTorch's.
-            use_cache: keep keys and values instead of computing them again for each token.
+            prompt: (B, T), tokens as in :meth:`forward`, T at least 1.
+            max_new_tokens: number of new tokens at most, within the context.
+            temperature: divides the logits; 0, and anything below 2^-126, chooses the likeliest
+                token without drawing.
+            top_k: draws among this many of the likeliest tokens.
+            top_p: draws among the fewest likeliest tokens that together have this probability.
+            stop_token: ends a sequence, which is filled with it to the length of the longest.
+            generator: source of the draws, on the model's device; by default PyTorch's.
+            use_cache: keeps keys and values instead of computing them again for each token.
 
         Returns:
-            (B, T + new), int64: prompts with what follows.
+            (B, T + new), int64: the prompts and their continuations.
         """
         op = "LanguageModel.generate"
         sampling = Sampling(temperature, top_k, top_p)
@@ -164,8 +166,8 @@ class LanguageModel(Switched):
         tokens[:, :length] = prompt
         stopped = torch.zeros(batch, dtype=torch.bool, device=prompt.device)
         cache = self.new_cache(batch, length + count) if use_cache and count and batch else None
-        # Without dropout by the argument p: modules in training mode serve other threads meanwhile.
-        # What was put into the model knows evaluation by its mode alone.
+        # The argument p turns dropout off, because modules in training mode may serve other threads
+        # meanwhile. Modules from outside know evaluation only by their mode.
         others = (module for module in self.modules() if not is_bare(module, _OWN))
         with evaluating(others):
             for end in range(length, length + count):

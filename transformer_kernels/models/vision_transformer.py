@@ -17,7 +17,7 @@ _POOLS = ("class", "mean")
 
 
 def _pair(op: str, name: str, value: Any) -> tuple[int, int]:
-    """One size for both sides, or (height, width)."""
+    """Reads one size for both sides, or (height, width)."""
     sides = value if isinstance(value, (tuple, list)) else (value, value)
     if len(sides) != 2:
         raise ArgumentTypeError(f"{op}: {name} is {value!r}, expected an int or (height, width)")
@@ -27,15 +27,15 @@ def _pair(op: str, name: str, value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionTransformerConfig(TransformerConfig):
-    """The layers, as :class:`TransformerConfig` has them, and around them:
+    """The configuration of a vision transformer: :class:`TransformerConfig` and, around the layers:
 
     Args:
-        image_size: of the images, (height, width) or one int for both.
-        patch_size: of a patch, the same; divides the image's.
-        num_classes: how many there are to tell apart.
-        channels: of the images.
-        pool: what the classes are told by: ``"class"``, a token that is learned, or ``"mean"`` of
-            all patches.
+        image_size: size of the images, (height, width) or one int for both.
+        patch_size: size of a patch, given likewise; divides the image's.
+        num_classes: number of classes.
+        channels: number of channels of the images.
+        pool: the features to classify by: ``"class"``, a learned token, or ``"mean"`` over all
+            patches.
     """
 
     image_size: int | tuple[int, int]
@@ -72,14 +72,19 @@ class VisionTransformerConfig(TransformerConfig):
 
 
 class VisionTransformer(Switched):
-    """Images to logits of their classes.
+    """Computes logits of the classes of images.
 
     Args:
-        config: what it is made of.
-        kernels: ``"ours"``, this project's kernels, or ``"torch"``, stock PyTorch. Parameters,
-            ``state_dict`` and results are the same; ``model.kernels`` may be set at any time.
+        config: its configuration.
+        kernels: ``"ours"`` for this project's kernels, or ``"torch"`` for stock PyTorch. Both have
+            the same parameters, ``state_dict`` and results; ``model.kernels`` may be set at any
+            time.
 
-    Parameters at first depend on PyTorch's seed alone.
+    Initial parameters depend on PyTorch's seed alone.
+
+    >>> model = tfk.models.VisionTransformer(tfk.models.VisionTransformerConfig(
+    ...     image_size=32, patch_size=4, num_classes=10, dim=192, num_layers=4, num_heads=4))
+    >>> loss = model(images, labels)  # images: (B, 3, 32, 32)
     """
 
     def __init__(self, config: VisionTransformerConfig, kernels: str = "ours") -> None:
@@ -96,19 +101,20 @@ class VisionTransformer(Switched):
         initialise(self, self.transformer)
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits (B, classes), or with ``targets`` the mean cross-entropy.
+        """Returns logits (B, classes), or with ``targets`` the mean cross-entropy.
 
         Args:
             images: (B, channels, height, width), of the weights' dtype and the sizes of ``config``.
-            targets: int64, (B,): the classes; -100 counts nothing.
+            targets: int64, (B,), the classes; -100 is ignored.
 
         Raises:
-            ArgumentValueError, ArgumentTypeError: an argument that the model cannot take, by name.
+            ArgumentValueError, ArgumentTypeError: the model cannot take an argument; the message
+                names it.
         """
         return self._logits_or_loss(self.features(images), targets)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the classes are told by, (B, C)."""
+        """The features that the head classifies, (B, C)."""
         config, passes = self.config, self.passes
         check_shape("VisionTransformer", "images", images, "batch", config.channels, *config.image)
         check_like("VisionTransformer", "images", images, self.patches.weight)

@@ -12,7 +12,7 @@ from .quantized_linear import QuantizedLinear
 from .rope import RotaryEmbedding
 from .softmax import LogSoftmax, Softmax
 
-globals().update(_ACTIVATIONS)  # one for each activation
+globals().update(_ACTIVATIONS)  # one module for each activation
 
 __all__ = [
     *_ACTIVATIONS,

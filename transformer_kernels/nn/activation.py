@@ -19,9 +19,10 @@ def _zeros(features: int | None, device: Any, dtype: torch.dtype | None) -> nn.P
 
 
 class _Pointwise(nn.Module):
-    """With ``features``, a bias of that many columns is added first; a parameter, zeros at first.
+    """The base of the activations: with ``features`` it adds a bias of that many columns first, a
+    parameter that starts at zero.
 
-    A module of PyTorch's that becomes one of these has neither a bias nor a backend of its own.
+    The bias and the backend have class attributes, for a PyTorch module whose class is replaced.
     """
 
     function: ClassVar[Any]
@@ -69,7 +70,8 @@ class _InPlace(_Pointwise):
 
 
 class _Gated(_Pointwise):
-    """``gate`` and ``up`` may come as one tensor; its bias has as many features as it."""
+    """An activation with a gate. ``gate`` and ``up`` may come packed as one tensor, whose bias then
+    has as many features as that tensor."""
 
     def __init__(self, *, up_features: int | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -88,7 +90,7 @@ class GELU(_Pointwise, nn.GELU):
 
 
 class GEGLU(_Gated):
-    """:func:`transformer_kernels.functional.geglu`, of two tensors or a packed pair."""
+    """:func:`transformer_kernels.functional.geglu` as a module, of two tensors or a packed pair."""
 
     def __init__(self, approximate: str = "none", **options: Any) -> None:
         super().__init__(**options)

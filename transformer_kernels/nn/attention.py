@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""MultiheadAttention, which is a subclass of PyTorch's, and GPT-2's CausalSelfAttention."""
+"""MultiheadAttention, a subclass of PyTorch's, and GPT-2's CausalSelfAttention."""
 
 from __future__ import annotations
 
@@ -20,28 +20,32 @@ _OUT_PROJ = _torch.forwards_of(NonDynamicallyQuantizableLinear)
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """PyTorch's mask of a module (true is hidden, or a number to add) as numbers to add."""
+    """Converts a mask of PyTorch's modules (true hides, or a number to add) to numbers to add."""
     if mask.dtype is not torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
 
 
 def _in_memory(mask: Any, device: torch.device) -> Any:
-    """PyTorch's causal masks, which are two lengths, as its modules take masks: true is hidden."""
+    """Writes out PyTorch's causal masks, which are two lengths, as masks of its modules: true
+    hides."""
     return ~mask._materialize(device) if is_causal_bias(mask) else mask
 
 
 def _is_mask(mask: Any, dtype: torch.dtype) -> bool:
-    """Whether PyTorch takes it beside a query of this dtype."""
+    """Whether PyTorch accepts the mask beside a query of this dtype."""
     return isinstance(mask, Tensor) and mask.dtype in (torch.bool, torch.float32, dtype)
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """:class:`torch.nn.MultiheadAttention`: its constructor, arguments, results and state_dict.
 
-    With ``need_weights=False`` the kernels run; the weights themselves, ``add_bias_kv`` and
-    ``add_zero_attn`` are PyTorch's own way, and so is what PyTorch refuses. ``TFK_LOG=dispatch``
-    says which.
+    The kernels run with ``need_weights=False``. PyTorch's own code runs for the weights themselves,
+    for ``add_bias_kv`` and ``add_zero_attn``, and for what it refuses. ``TFK_LOG=dispatch`` says
+    which ran.
+
+    >>> layer = tfk.nn.MultiheadAttention(512, 8, batch_first=True)
+    >>> y, _ = layer(x, x, x, need_weights=False)  # x: (N, L, 512)
     """
 
     backend: str = "auto"  # for modules saved without it
@@ -89,7 +93,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 query, key, value, key_padding_mask, need_weights, attn_mask,
                 average_attn_weights, is_causal,
             )  # fmt: skip
-        # The mask is the causal one then, by the caller's word.
+        # The caller's ``is_causal`` says that the mask is the causal one.
         causal = is_causal and key_padding_mask is None
         if causal:
             attn_mask = None
@@ -114,7 +118,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Any,
         is_causal: Any,
     ) -> str | None:
-        """What PyTorch alone takes, or refuses, or where its own kernels are the only ones."""
+        """The reason to run PyTorch's own code: it alone takes or refuses the call, or we have no
+        kernels for it. None where our kernels run."""
         if not all(isinstance(x, Tensor) for x in (query, key, value)):
             return "an argument that is no tensor"
         if self.backend == "auto" and not is_served(query):
@@ -170,7 +175,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _bias(
         self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype
     ) -> Tensor | None:
-        """Both masks as one, which broadcasts to (N, H, L, S)."""
+        """Adds both masks up to one that broadcasts to (N, H, L, S)."""
         bias = None
         if attn_mask is not None:
             bias = _as_bias(attn_mask, dtype)
@@ -188,7 +193,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None,
         causal: bool,
     ) -> Tensor:
-        """(N, L, E), whatever the memory."""
+        """The result (N, L, E), whichever dimension is first in memory."""
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)) for x in self._project(*tensors))
         out: Tensor = attention(
             q, k, v, causal=causal, top_left=True,
@@ -199,17 +204,20 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 class CausalSelfAttention(nn.Module):
-    """Self-attention as in GPT-2: one projection to q, k and v, causal attention, one back.
+    """Self-attention of GPT-2: one projection to q, k and v, causal attention, and one back.
 
     Args:
         embed_dim: C, the channels of input and output.
         num_heads: H; divides C.
-        bias: whether the projections have one.
-        dropout: of the attention weights and of the result, in training.
-        window: how many tokens before its own a query sees; -1 for all.
+        bias: whether the projections have a bias.
+        dropout: dropout probability of the attention weights and of the result, in training.
+        window: number of tokens before its own that a query sees; -1 for all.
         backend: as for :func:`transformer_kernels.functional.attention`.
 
-    Parameters: ``c_attn.weight`` (3C, C) and ``c_proj.weight`` (C, C), and their biases.
+    Parameters: ``c_attn.weight`` (3C, C), ``c_proj.weight`` (C, C), and their biases.
+
+    >>> layer = tfk.nn.CausalSelfAttention(768, 12)
+    >>> y = layer(x)  # x: (B, T, 768)
     """
 
     def __init__(
@@ -240,8 +248,8 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(embed_dim, embed_dim, **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C); jagged nested tensors as well. q, k and v are read where the
-        projection left them."""
+        """Maps x (B, T, C), also a jagged nested tensor, to (B, T, C). q, k and v are not copied:
+        attention reads them from the projection's result."""
         if x.dim() != 3:
             raise ArgumentValueError(
                 f"CausalSelfAttention: x has {x.dim()} dimensions, expected 3 (batch, time,"
@@ -254,7 +262,7 @@ class CausalSelfAttention(nn.Module):
                 q, k, v, causal=True, window=(self.window, 0), dropout=dropout,
                 backend=self.backend,
             )  # fmt: skip
-        else:  # PyTorch's kernels, where there are none of ours
+        else:  # PyTorch's kernels, on devices without ours
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             out = _torch.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
             out = out.transpose(1, 2)

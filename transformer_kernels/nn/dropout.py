@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dropout as modules."""
+"""Dropout, and dropout with a residual, as modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..ops.pointwise.dropout import bias_dropout_add, dropout
 
 
 class Dropout(nn.Dropout):
-    """:class:`torch.nn.Dropout` by :func:`transformer_kernels.functional.dropout`."""
+    """:class:`torch.nn.Dropout` that calls :func:`transformer_kernels.functional.dropout`."""
 
     backend = "auto"
 

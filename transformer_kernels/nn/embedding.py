@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Embedding. It is a subclass of PyTorch's, so isinstance checks keep working."""
+"""Embedding, a subclass of PyTorch's, so that isinstance checks keep working."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..ops.embedding.embedding import embedding, refuse_options
 
 
 class Embedding(nn.Embedding):
-    """:class:`torch.nn.Embedding`, without ``max_norm`` and ``sparse``; takes ``backend``."""
+    """:class:`torch.nn.Embedding` with ``backend``, without ``max_norm`` and ``sparse``."""
 
-    backend: str = "auto"  # of modules saved without it
+    backend: str = "auto"  # serves modules saved without it
 
     def __init__(self, *args: Any, backend: str = "auto", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Linear layers and MLPs. Linear layers are subclasses of PyTorch's, so isinstance checks keep
-working, and their state_dicts are its."""
+"""Linear layers and MLPs. Linear layers are subclasses of PyTorch's, so that isinstance checks keep
+working and state_dicts fit both."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..ops.pointwise._ops import GATED
 
 
 class Linear(nn.Linear):
-    """:class:`torch.nn.Linear`; takes ``backend``."""
+    """:class:`torch.nn.Linear` with ``backend``."""
 
-    backend: str = "auto"  # of modules saved without it
+    backend: str = "auto"  # serves modules saved without it
 
     def __init__(self, *args: Any, backend: str = "auto", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,9 +32,11 @@ class Linear(nn.Linear):
 
 
 class LinearAct(Linear):
-    """A linear layer with an activation behind it, ``functional.linear_act`` as a module.
+    """A linear layer with an activation: ``functional.linear_act`` as a module.
 
-    Its parameters are those of :class:`torch.nn.Linear`.
+    The parameters are those of :class:`torch.nn.Linear`, and so are shapes and dtypes.
+
+    >>> layer = tfk.nn.LinearAct(768, 3072, activation="gelu_tanh")
     """
 
     def __init__(self, *args: Any, activation: str = "gelu", **kwargs: Any) -> None:
@@ -59,7 +61,7 @@ _LINEAR, _LINEAR_ACT = forwards_of(Linear), forwards_of(LinearAct)
 
 
 class _Behind(nn.Module):
-    """What an MLP does behind its last layer."""
+    """The base of the MLPs: dropout and residual after the last layer."""
 
     dropout = 0.0
     recompute = 1
@@ -85,13 +87,16 @@ class _Behind(nn.Module):
 
 
 class MLP(_Behind):
-    """``fc2(act(fc1(x)))``, with dropout and a residual behind it; the keys are ``fc1.weight``,
-    ``fc1.bias``, ``fc2.weight``, ``fc2.bias``.
+    """``fc2(act(fc1(x)))``, followed by dropout and a residual. The keys are ``fc1.weight``,
+    ``fc1.bias``, ``fc2.weight`` and ``fc2.bias``.
 
     ``dropout`` and ``recompute`` are ``dropout_p`` and ``recompute`` of :func:`functional.mlp
-    <transformer_kernels.functional.mlp>`. Where another module stands in the place of a layer, as
-    adapters do, a hook is set on one or on all modules, a ``forward`` was replaced or a weight is
-    quantised, the layers are called as modules.
+    <transformer_kernels.functional.mlp>`. The layers are called as modules, without fusion, if
+    another module stands in the place of one (an adapter), a hook is set on one or on all modules,
+    a ``forward`` was replaced or a weight is quantised.
+
+    >>> mlp = tfk.nn.MLP(768, 3072, activation="gelu_tanh", dropout=0.1)
+    >>> y = mlp(x, residual)  # both (..., 768)
     """
 
     def __init__(
@@ -122,10 +127,14 @@ class MLP(_Behind):
 
 
 class GatedMLP(_Behind):
-    """``down_proj(act(gate_proj(x)) * up_proj(x))``, with dropout and a residual behind it; the
-    keys are those of Hugging Face's Llama.
+    """``down_proj(act(gate_proj(x)) * up_proj(x))``, followed by dropout and a residual. The keys
+    are those of Hugging Face's Llama.
 
-    ``dropout`` and ``recompute`` are those of :class:`MLP`, and so is what is said there.
+    ``dropout`` and ``recompute`` are those of :class:`MLP`, and layers are called as modules in the
+    same cases.
+
+    >>> mlp = tfk.nn.GatedMLP(4096, 14336, activation="swiglu")
+    >>> y = mlp(x)  # (..., 4096)
     """
 
     def __init__(

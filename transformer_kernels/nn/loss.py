@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""CrossEntropyLoss, which is a subclass of PyTorch's, so that isinstance checks keep working, and
-the same behind a linear layer."""
+"""CrossEntropyLoss, a subclass of PyTorch's, so that isinstance checks keep working, and
+LinearCrossEntropyLoss, which contains the linear layer before the loss."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..ops.loss.cross_entropy import cross_entropy
 
 _OPTIONS = ("z_loss", "softcap", "gradient", "backend")
 _LINEAR = forwards_of(nn.Linear)
-# Arguments that the loss has with the logits and without them.
+# Arguments of the loss both with logits and without them.
 _SHARED = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap", "backend")
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
-    """:class:`torch.nn.CrossEntropyLoss`; ``z_loss``, ``softcap`` and ``gradient`` as in
+    """:class:`torch.nn.CrossEntropyLoss` with ``z_loss``, ``softcap`` and ``gradient`` of
     :func:`transformer_kernels.functional.cross_entropy`."""
 
-    # They serve modules saved without them.
+    # The class attributes serve modules saved without them.
     z_loss: float = 0.0
     softcap: float = 0.0
     gradient: str = "backward"
@@ -66,19 +66,22 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
 
 class LinearCrossEntropyLoss(nn.Module):
-    """A linear layer without its results, the logits, and their cross-entropy:
-    :func:`transformer_kernels.functional.linear_cross_entropy` as a module.
+    """A linear layer and the cross-entropy of its results, the logits, which are never stored
+    whole: :func:`transformer_kernels.functional.linear_cross_entropy` as a module.
 
     The constructor and the ``state_dict`` are those of ``torch.nn.LinearCrossEntropyLoss`` (since
     PyTorch 2.13) for classes of one dimension: ``linear.weight``, ``linear.bias`` and, where it is
-    given, ``weight``. ``loss.linear.weight = embedding.weight`` ties the two. An adapter in the
-    place of ``linear``, or a hook on it, has the logits computed by that module.
+    given, ``weight``. ``loss.linear.weight = embedding.weight`` ties the two. If an adapter stands
+    in the place of ``linear``, or it has a hook, that module computes the logits.
+
+    >>> loss = tfk.nn.LinearCrossEntropyLoss(768, 50257)
+    >>> loss(x, labels).backward()  # x: (..., 768), labels: (...)
 
     Args:
-        in_features: K, columns of the input.
-        num_classes: V.
-        bias: whether the layer has one.
-        weight: of each class (V,).
+        in_features: K, the columns of the input.
+        num_classes: V, the number of classes.
+        bias: whether the layer has a bias.
+        weight: weight of each class, (V,).
         options: the other arguments of the function, by keyword.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""LayerNorm and RMSNorm. They are subclasses of PyTorch's, so isinstance checks keep working."""
+"""LayerNorm and RMSNorm, subclasses of PyTorch's, so that isinstance checks keep working."""
 
 from __future__ import annotations
 

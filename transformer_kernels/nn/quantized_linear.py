@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A linear layer whose frozen weight is kept in 8 or 4 bits a number."""
+"""A linear layer whose frozen weight is stored in 8 or 4 bits per number."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from ..ops.linear.quantized_linear import quantize_weight, quantized_linear
 
 
 class QuantizedLinear(nn.Module):
-    """:func:`functional.quantized_linear` as a module.
+    """:func:`transformer_kernels.functional.quantized_linear` as a module.
 
-    ``packed`` and ``scales`` are buffers, ``bias`` a parameter; the three are its state_dict. A new
-    one's weight is zeros: :meth:`from_linear` or a state_dict fills it. Casts of the module leave
-    the scales in their dtype.
+    ``packed`` and ``scales`` are buffers and ``bias`` is a parameter; the three are its state_dict.
+    The weight of a new module is zero: use :meth:`from_linear`, or load a state_dict. Casts of the
+    module leave the scales in their dtype.
+
+    >>> layer = tfk.nn.QuantizedLinear.from_linear(linear, bits=4)
+    >>> y = layer(x)  # x: (..., in_features)
     """
 
     packed: Tensor
@@ -50,7 +53,7 @@ class QuantizedLinear(nn.Module):
     def from_linear(
         cls, linear: nn.Linear, bits: int = 4, group_size: int | None = 128, **options: Any
     ) -> QuantizedLinear:
-        """Of the weight of ``linear``, and with its bias."""
+        """Quantizes the weight of ``linear``, and takes its bias."""
         weight, bias = linear.weight.detach(), linear.bias
         rows, terms = weight.shape
         options |= {"device": weight.device, "dtype": weight.dtype}

@@ -16,17 +16,21 @@ from ..ops.rope.tables import base_of, rope_tables
 class RotaryEmbedding(nn.Module):
     """:func:`transformer_kernels.functional.rope` with tables of its own.
 
-    The tables are no part of the ``state_dict``. They stay float32 when the module becomes one of
-    16 bits, and are float64 where it is.
+    The tables are not in the ``state_dict``. They stay float32 when the module is cast to 16 bits,
+    and become float64 with it.
+
+    >>> rope = tfk.nn.RotaryEmbedding(128, max_positions=4096)
+    >>> q, k = rope(q, k)  # (B, T, H, 128)
 
     Args:
-        dim: how many numbers of a head are rotated, R.
-        max_positions: of the tables.
-        base: of the frequencies; by default the ``rope_theta`` of ``scaling``, or 10000.
-        scaling: of the frequencies, as :func:`transformer_kernels.functional.rope_tables` takes it.
-        sections: the numbers of frequencies for time, height and width.
-        interleaved: pairs are neighbours instead of halves.
-        heads_first: tensors are (B, H, T, D) instead of (B, T, H, D).
+        dim: R, the numbers of a head that are rotated.
+        max_positions: positions that the tables have.
+        base: base of the frequencies.
+        scaling: scaling of the frequencies, as :func:`transformer_kernels.functional.rope_tables`
+            takes it.
+        sections: how many frequencies belong to time, height and width.
+        interleaved: whether pairs are neighbours instead of halves.
+        heads_first: whether tensors are (B, H, T, D) instead of (B, T, H, D).
         backend: as in :func:`transformer_kernels.functional.rope`.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Softmax and LogSoftmax. They are subclasses of PyTorch's, so isinstance checks keep working."""
+"""Softmax and LogSoftmax, subclasses of PyTorch's, so that isinstance checks keep working."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class _Options(nn.Module):
 
 
 class Softmax(_Options, nn.Softmax):
-    """:class:`torch.nn.Softmax`; ``scale``, ``causal`` and a ``mask`` as in attention."""
+    """:class:`torch.nn.Softmax` with ``scale``, ``causal`` and a ``mask``, as attention has
+    them."""
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: A002
         return softmax(
@@ -48,7 +49,8 @@ class Softmax(_Options, nn.Softmax):
 
 
 class LogSoftmax(_Options, nn.LogSoftmax):
-    """:class:`torch.nn.LogSoftmax`; ``scale``, ``causal`` and a ``mask`` as in attention."""
+    """:class:`torch.nn.LogSoftmax` with ``scale``, ``causal`` and a ``mask``, as attention has
+    them."""
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: A002
         return log_softmax(

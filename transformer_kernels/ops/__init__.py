@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A folder a family: declarations of its ops (``_declare.py``), formulas, public functions.
+"""The ops. Each family has a folder with the declarations of its ops, their formulas and the public
+functions; ``_declare.py`` describes declarations.
 
-``*_triton.py`` has the same kernels in Triton.
+``*_triton.py`` holds a family's kernels once more, in Triton.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The forward pass of a declared op on an FPGA array, whose kernel C++ has."""
+"""Runs the forward pass of a declared op on an FPGA array, through a kernel in C++."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._declare_fake import fake_forward
 
 
 def raw_array_op(op: Op) -> Any:
-    """The raw op that runs on the array which the environment names."""
+    """The raw op that runs on the array that the environment names."""
 
     def refuse(*_: Any) -> Any:
         raise ArgumentValueError(
@@ -30,7 +30,7 @@ def raw_array_op(op: Op) -> Any:
 
 
 def run_on_array(op: Op, given: Given) -> Any:
-    """What an array cannot do is refused, here or in C++."""
+    """Runs the op on an array. Calls that an array cannot compute are refused, here or in C++."""
     title = op.title_of(given)
     if op.array is None:
         raise ArgumentValueError(
@@ -47,7 +47,7 @@ def run_on_array(op: Op, given: Given) -> Any:
 
 
 def refuse_gradients(title: str, tensors: dict[str, Any]) -> None:
-    """Raise where one of them requires a gradient, which an array does not compute."""
+    """Raises where a tensor requires a gradient, which an array does not compute."""
     if not torch.is_grad_enabled():
         return
     for name, value in tensors.items():

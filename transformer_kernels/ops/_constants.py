@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Tensors that an op reads and has no gradient of, such as masks, tables of angles and weights of
-classes."""
+"""Constants: tensors that an op reads without having a gradient for them, such as masks, tables of
+angles and class weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .._library import log_dispatch
 
 
 def refuse_gradient(op: str, **constants: Any) -> None:
-    """Raise where the gradient of a constant would be asked for: a Parameter is none under
-    ``torch.no_grad()``."""
+    """Raises where the gradient of a constant would be asked for. Under ``torch.no_grad()`` a
+    Parameter is fine."""
     if not torch.is_grad_enabled():
         return
     for name, x in constants.items():
@@ -27,8 +27,8 @@ def refuse_gradient(op: str, **constants: Any) -> None:
 
 
 def as_saved(op: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a call, such that autograd can keep them where it is differentiated: of a
-    tensor that was made in inference mode a copy."""
+    """The arguments of a call, in a form that autograd can save where the call is differentiated: a
+    tensor that was made in inference mode is copied."""
     values = tuple(given.values())
     tensors = [x for x in values if isinstance(x, Tensor)]
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

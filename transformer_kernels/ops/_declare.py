@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The declaration of an op: its arguments, its results, the signature of its backward pass and the
+"""The declaration of an op: its arguments, its results, the signature of its backward pass and its
 formula.
 
-``Op`` is data. From it `_register.declare` makes the raw ops with their schemas and fakes,
+``Op`` is data. `_register.declare` makes from it the raw ops with their schemas and fakes,
 ``torch.autograd.Function``, the op of exported graphs, the choice of a backend and the translation
-of errors. By hand stay the formula, and the public function's signature and docstring.
+of errors. Only the formula, and the public function's signature and docstring, are written by hand.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def nowhere(op: Op, given: Given) -> Ways:  # noqa: ARG001
 
 
 class Kernels(NamedTuple):
-    """One backend of one op, with the signatures of the raw ops."""
+    """One backend of one op; the functions have the signatures of the raw ops."""
 
     forward: Callable[..., Any]  # (*arguments) -> results, saved ones last
     backward: Callable[..., Any]
@@ -44,19 +44,20 @@ class Kernels(NamedTuple):
 
 @dataclass(eq=False)
 class Op:
-    """A declared op; ``call`` takes every argument in its place, and the backend.
+    """A declared op. ``call`` takes every argument by position, and the backend.
 
-    The backward pass is declared as ``(dy, dsum?, x, bias, need_dbias, need_y) -> dx, dbias, y``,
-    that is gradients of results, arguments, results and flags by name. A gradient with a question
-    mark may be absent: nobody differentiates that result, or the op has no such result. Beside one
-    that may, any other that is absent is zeros. Where the gradient of one of ``sums`` is the only
-    one, it is the gradient of that result's terms. A flag asks for the gradients that ``flags``
-    names, by default for the one in its own name; ``need_y`` for a result, computed once more. What
-    nobody asks for has no elements. An input of another kind, as ``bool masked``, is one of
-    ``expressions``, and a number such as ``int rows`` one of ``sizes``.
+    ``backward`` declares the backward pass as ``(dy, dsum?, x, bias, need_dbias, need_y) -> dx,
+    dbias, y``: gradients of results, arguments, results and flags, by name. A question mark says
+    that a gradient may be absent, because the result is not differentiated or the op lacks it;
+    beside such a gradient, any other absent one is passed as zeros. If only the gradient of one of
+    ``sums`` arrives, it is returned for that sum's terms and no kernel runs. A flag asks for the
+    gradients that ``flags`` lists, by default for the one in its own name; ``need_y`` asks to
+    recompute a result. Results that no flag asks for have no elements. An input of another kind,
+    such as ``bool masked``, is one of ``expressions``, and a number, such as ``int rows``, one of
+    ``sizes``.
 
-    By default the backward pass as a formula is autograd of ``formula``, for which a call keeps all
-    its tensors. With ``gradient`` it keeps what the backward pass reads.
+    Without ``gradient``, autograd of ``formula`` is the formula of the backward pass, and a call
+    saves all its tensors. With ``gradient``, a call saves what the backward pass reads.
 
     ``function`` names the public function, ``stock`` computes the results by the calls of PyTorch
     that a user would write, in the dtypes of the arguments and without statistics: the rival of
@@ -67,23 +68,23 @@ class Op:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     backward: str
-    formula: Formula  # (*arguments) -> results, without the saved ones
-    statistics: Callable[[Given], Any] | None = None  # arguments and results -> the saved ones
+    formula: Formula  # (*arguments) -> results, without saved ones
+    statistics: Callable[[Given], Any] | None = None  # arguments and results -> saved results
     gradient: Formula | None = None  # (*inputs of the backward pass) -> its results
-    check: Callable[[str, Given], None] | None = None  # beyond the arguments one by one
+    check: Callable[[str, Given], None] | None = None  # checks beyond single arguments
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # results: their terms
-    passed: Mapping[str, str] = field(default_factory=dict)  # arguments: whose gradient is theirs
-    backward_of: Op | None = None  # has the raw op of the backward pass
-    has_inference: bool = True  # a raw op that saves nothing, where there is something to save
-    shown: str | Callable[[Given], str] = ""  # its name in messages, where that is another's
-    last_dims: Callable[[Given], int] = lambda _: 1  # of rows, that belong together
-    # Inputs of the backward pass as expressions of the arguments; ``torch`` is in scope.
+    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sums and terms
+    passed: Mapping[str, str] = field(default_factory=dict)  # arguments that share a gradient
+    backward_of: Op | None = None  # the op whose backward pass this one uses
+    has_inference: bool = True  # whether a raw op exists that saves nothing
+    shown: str | Callable[[Given], str] = ""  # its name in messages, if it differs
+    last_dims: Callable[[Given], int] = lambda _: 1  # last dims that belong together
+    # Inputs of the backward pass as expressions of the arguments, in which ``torch`` is in scope.
     expressions: Mapping[str, str] = field(default_factory=dict)
-    # The same of tensors that the backward pass does without, evaluated with the forward pass.
+    # Likewise, but evaluated in the forward pass, for tensors that the backward pass does not need.
     sizes: Mapping[str, str] = field(default_factory=dict)
-    # How to allocate results and gradients that are not contiguous, or not of the shape and dtype
-    # of their argument; given all that the pass takes.
+    # Allocates results and gradients that are not contiguous, or whose shape or dtype is not their
+    # argument's; takes everything that the pass takes.
     memory: Mapping[str, Callable[[Given], Tensor]] = field(default_factory=dict)
     jagged: bool = True  # takes jagged tensors, on their memory
     function: str = ""  # the public one, by its name in the package: "functional.gelu"
@@ -93,14 +94,14 @@ class Op:
     moved: BytesOf | None = None  # bytes of a pass; by default each tensor once
     flops: FlopsOf | None = None  # operations of a pass, of an op of products
     unread: tuple[str, ...] = ()  # inputs of the backward pass that give a shape and a dtype alone
-    one_of: tuple[str, ...] = ()  # two optional arguments, of which a call has one
-    # Arguments whose gradients take more than a call of the backward pass, and all gradients where
-    # one of them is needed: (backward, values, needed) -> gradients by argument.
+    one_of: tuple[str, ...] = ()  # two optional arguments; a call has exactly one
+    # Arguments whose gradients take more than a call of the backward pass. If one of them is
+    # needed, ``gradients`` computes all: (backward, values, needed) -> gradients by argument.
     more: tuple[str, ...] = ()
     gradients: Callable[[Formula, Given, Given], Given] | None = None
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
-    composed: tuple[Formula, Formula] | None = None  # both passes of other ops: no C++ of its own
-    eager_backward: Formula | None = None  # of a composed op: may give None, where ``.grad`` has it
+    composed: tuple[Formula, Formula] | None = None  # both passes, made of other ops, without C++
+    eager_backward: Formula | None = None  # of a composed op; may return None if ``.grad`` has it
     fpga: bool = False  # has a forward pass on an FPGA array
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
@@ -116,11 +117,11 @@ class Op:
 
     @cached_property
     def title(self) -> str:
-        """Its name in messages that know no arguments."""
+        """The op's name in messages that do not depend on arguments."""
         return self.name if callable(self.shown) else self.shown or self.name
 
     def title_of(self, given: Given) -> str:
-        """Its name in messages."""
+        """The op's name in messages."""
         return self.shown(given) if callable(self.shown) else self.title
 
     @cached_property
@@ -137,7 +138,7 @@ class Op:
 
     @cached_property
     def _inputs(self) -> list[tuple[str, str, str]]:
-        """(type, name, question mark) of what the backward pass takes."""
+        """The type, name and question mark of each input of the backward pass."""
         return re.findall(r"(?:(bool|int) )?(\w+)(\??)", self.backward.partition("->")[0])
 
     @cached_property
@@ -146,18 +147,19 @@ class Op:
 
     @cached_property
     def may_be_absent(self) -> tuple[str, ...]:
-        """Gradients that the backward pass does without."""
+        """Gradients that may be absent in the backward pass."""
         return tuple(name for _, name, mark in self._inputs if mark)
 
     @cached_property
     def zeroed(self) -> tuple[str, ...]:
-        """Results whose gradients are zeros where they are absent, as another result's may be."""
+        """Results whose absent gradients are passed as zeros, because another result's may be
+        absent."""
         needed = tuple(name for name in self.returned if f"d{name}" not in self.may_be_absent)
         return () if self.sums or needed == self.returned else needed
 
     def kept_like(self, name: str) -> str:
-        """What is kept of the shape of a result, and of its dtype unless that is narrower: autograd
-        gives a gradient its argument's dtype."""
+        """The tensor to save for the shape of a result, and for its dtype unless that is narrower:
+        autograd casts a gradient to its argument's dtype."""
         result = next(result for result in self.results if result.name == name)
         alike = [r.name for r in self.results if r.is_alike(result)]
         wide = [a.name for a in self.arguments if isinstance(a, Like) and a.or_float32]
@@ -190,13 +192,13 @@ class Op:
         return tuple(n for n in self.names if n in direct or n in self.more or n in self.passed)
 
     def gradient_of(self, name: str) -> str:
-        """Which result of the backward pass is an argument's gradient."""
+        """The result of the backward pass that is an argument's gradient."""
         first = next((terms[0] for terms in self.sums.values() if name in terms), name)
         return f"d{first}"
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
-        """The tensors that the backward pass and its derivative read."""
+        """The tensors that the backward pass and its derivative read, which a call saves."""
         tensors = [argument.name for argument in self.arguments if argument.is_tensor]
         results = [result.name for result in self.results]
         if self.gradient is None:
@@ -206,7 +208,7 @@ class Op:
 
     @cached_property
     def flag_of(self) -> dict[str, str]:
-        """The flag that asks for an argument's gradient, where there is one."""
+        """For each argument with one, the flag that asks for its gradient."""
         flags = [name for name in self.backward_inputs if name.startswith("need_d")]
         asked = {flag: (flag.removeprefix("need_d"),) for flag in flags} | {**self.flags}
         return {name: flag for flag, names in asked.items() for name in names}
@@ -247,7 +249,7 @@ class Op:
 
     @property
     def schemas(self) -> tuple[str, ...]:
-        """Those of the raw ops, which C++ registers."""
+        """The schemas of the raw ops, which C++ registers."""
         inference = (self.inference_schema,) if self.saved and self.has_inference else ()
         backward = (self.backward_schema,) if self.backward_of is None else ()
         return (self.forward_schema, *inference, *backward)
@@ -255,13 +257,13 @@ class Op:
     # ---- cost -----------------------------------------------------------------------------------
 
     def work(self, pass_: str, given: Given) -> Work:
-        """The cost of a pass, given its tensors and numbers by name: arguments, results, and
+        """The cost of a pass with these tensors and numbers by name: arguments, results, and
         gradients such as ``dx``."""
         moved = self._moved if self.moved is None else self.moved
         return Work(moved(pass_, given), None if self.flops is None else self.flops(pass_, given))
 
     def _moved(self, pass_: str, given: Given) -> int:
-        """Each tensor once, but for a seed, which weighs nothing."""
+        """Counts each tensor once, except seeds, which have a few bytes."""
         unread = {a.name for a in self.arguments if isinstance(a, Seed)}
         if pass_ == "forward":
             read = [name for name in self.names if name not in unread]
@@ -276,7 +278,7 @@ class Op:
         return dict(zip(self.names, arguments, strict=True))
 
     def empty_result(self, result: Result, given: Given) -> Tensor:
-        """The memory of a result, not filled."""
+        """Allocates a result."""
         make = self.memory.get(result.name, result.empty)
         return make(given)
 

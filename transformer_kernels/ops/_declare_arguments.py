@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What an op takes and gives: kinds of arguments and results.
+"""The kinds of arguments and results of an op.
 
-Each kind knows its schema and, in the words of C++, what C++ refuses about it. Those checks run
-where no C++ does: in formulas, fakes and Triton.
+Each kind knows its schema and makes C++'s checks, with the same messages. They run where no C++
+does: in formulas, fakes and Triton.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
 
 
 def one_or_all(results: Sequence[Any]) -> Any:
-    """The way back: a result alone, or a tuple of several."""
+    """Turns results into a call's return value: one alone, or a tuple of several."""
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -48,7 +48,7 @@ def one_or_all(results: Sequence[Any]) -> Any:
 class Argument:
     name: str
     optional: bool = False
-    on_cpu: bool = False  # a tensor that may also lie there, beside others on a device
+    on_cpu: bool = False  # whether it may be on the CPU beside tensors on a device
     kind: ClassVar[str] = "Tensor"
     has_rows: ClassVar[bool] = False
 
@@ -61,7 +61,8 @@ class Argument:
         return self.kind == "Tensor"
 
     def as_declared(self, op: str, value: Any) -> Any:
-        """``value`` in the schema's type, which others may stand for; refused by its name."""
+        """Converts ``value`` to the schema's type; raises, with the argument's name, where that
+        fails."""
         if not (isinstance(value, Tensor) or (value is None and self.optional)):
             raise ArgumentTypeError(
                 f"{op}: {self.name} is {type(value).__name__}, expected a Tensor"
@@ -69,10 +70,11 @@ class Argument:
         return value
 
     def check(self, op: str, value: Any, given: Given) -> None:
-        """What C++ says of a value of the right type that is not None."""
+        """Makes C++'s checks of a value that has the right type and is not None."""
 
     def fold(self, value: Any, x: Tensor, last: int) -> Any:  # noqa: ARG002
-        """Beside an ``x`` of which only the ``last`` dimensions stay and one before them."""
+        """Reshapes the argument for an ``x`` that keeps its ``last`` dimensions and one before
+        them."""
         return value
 
 
@@ -118,7 +120,7 @@ class Like(_OfRows):
     """A tensor of the dtype and shape of another argument."""
 
     of: str = "x"
-    or_float32: bool = False  # beside another of 16 bits
+    or_float32: bool = False  # allowed beside a 16-bit argument
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         of = given[self.of]
@@ -134,15 +136,16 @@ class Like(_OfRows):
 
 @dataclass(frozen=True)
 class Table(Argument):
-    """A matrix whose rows are looked up; of the dtype and the columns of another, where it names
-    one. One that is optional is given with what it is ``beside``, or not at all."""
+    """A matrix whose rows are looked up. It has the dtype and the columns of the argument ``of``,
+    if that is named. An optional table is given with the argument that it is ``beside``, or not at
+    all."""
 
     of: str = ""
     beside: str = ""
-    or_float32: bool = False  # beside another of 16 bits
+    or_float32: bool = False  # allowed beside a 16-bit argument
 
     def columns(self, given: Given) -> tuple[int, str]:
-        """How many there have to be, and what they are."""
+        """The number of columns that it must have, and a description of it."""
         return given[self.of].shape[-1], f"the last dimension of {self.of}"
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
@@ -163,7 +166,7 @@ class Table(Argument):
 
 @dataclass(frozen=True)
 class Mask(Argument):
-    """Broadcasts to ``x``: booleans, or numbers of its dtype or float32."""
+    """Broadcasts to ``x``; holds booleans, or numbers of its dtype or float32."""
 
     optional: bool = True
 
@@ -193,14 +196,14 @@ class Mask(Argument):
 class Param(Argument):
     """One value for each column of another argument, of its dtype or float32.
 
-    One ``beside`` an optional argument is checked where that is given.
+    One ``beside`` an optional argument is checked only if that is given.
     """
 
     optional: bool = True
     of: str = "x"
     beside: str = ""
-    own_dtype: bool = False  # whatever that of the others is
-    wide: str = ""  # an argument that, where it is wider than ``of``, stands for its dtype
+    own_dtype: bool = False  # whether it may have any dtype
+    wide: str = ""  # an argument that replaces ``of`` for the dtype if it is wider
 
     def dtype_like(self, given: Given) -> str:
         of = given[self.of]
@@ -208,7 +211,7 @@ class Param(Argument):
         return self.wide if is_wide else self.of
 
     def elements(self, given: Given) -> tuple[int, str]:
-        """How many there have to be, and what they are."""
+        """The number of elements that it must have, and a description of it."""
         return given[self.of].shape[-1], f"the last dimension of {self.of}"
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
@@ -231,9 +234,10 @@ class Param(Argument):
 
 @dataclass(frozen=True)
 class Seed(Argument):
-    """A seed and an offset of random numbers; needed where the number ``draws`` is from 0 to 1.
+    """A seed and an offset of random numbers, needed where the probability ``draws`` is between 0
+    and 1.
 
-    Which elements drop depends on their places: a shard knows only its own.
+    An element's position decides whether it is dropped, and a shard does not know it.
     """
 
     optional: bool = True
@@ -259,13 +263,13 @@ class Seed(Argument):
 class Indices(Argument):
     """Integers, int32 or int64, beside another argument: labels, positions, rows of a table.
 
-    Of a shape that the op's own check says, or one for each row of that argument. What a number
-    means, and which are refused, is the op's.
+    The op's own check decides their shape, or there is one for each row of that argument. The op
+    defines the meaning of a number, and which numbers it refuses.
     """
 
     of: str = "x"
     per_row: bool = False
-    beside: str = ""  # an optional argument that it is given with, or not at all
+    beside: str = ""  # an optional argument; both are given, or neither
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         of = given[self.of]
@@ -285,10 +289,10 @@ class Indices(Argument):
 
 @dataclass(frozen=True)
 class Number(Argument):
-    """A float, with bounds or without."""
+    """A float, with or without bounds."""
 
     least: float | None = None
-    most: float | None = None  # beside ``least``
+    most: float | None = None  # requires ``least``
     finite: bool = False
     kind: ClassVar[str] = "float"
 
@@ -327,12 +331,12 @@ class Flag(Argument):
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that the op gives, on the device of the argument that it is like."""
+    """A tensor that the op returns, on the device of the argument ``like``."""
 
     name: str
     like: str = "x"
-    shape: Callable[[Given], Sequence[int]] | None = None  # default: that of ``like``
-    saved: bool = False  # for the backward pass alone, in the dtype of the arithmetic
+    shape: Callable[[Given], Sequence[int]] | None = None  # default: the shape of ``like``
+    saved: bool = False  # only for the backward pass, in the arithmetic's dtype
 
     def is_alike(self, other: Result) -> bool:
         return (self.like, self.shape, self.saved) == (other.like, other.shape, other.saved)

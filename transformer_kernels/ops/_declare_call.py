@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of a declared op: the eager one, which is generated, and every other."""
+"""Calls of a declared op: the eager one, whose source is generated, and all others."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ._declare_kinds import has_kinds, run_kinds
 from ._generated import run_source
 from ._kinds import refuse_dispatch
 
-# An eager call is short where it loops over no arguments: its source is written out for each op, as
-# it would be by hand.
+# A loop over arguments would take longer than an eager call, so the source of the call is generated
+# for each op as it would be written by hand.
 _SOURCE = """\
 def make_function(gradients_of, is_grad_enabled, is_compiling, is_batched):
     def forward(ctx, {arguments}, kernels):
@@ -137,7 +137,7 @@ def _source(op: Op) -> str:
             for name, need in needs.items()
         ),
         flags_are_bools="".join(
-            f" and type({argument.name}) is bool"  # PyTorch takes numbers for them
+            f" and type({argument.name}) is bool"  # PyTorch accepts numbers for bools
             for argument in op.arguments
             if argument.kind == "bool"
         ),
@@ -151,7 +151,8 @@ def _source(op: Op) -> str:
 
 
 def _distinct(arguments: tuple[Any, ...]) -> list[Any]:
-    """torch.compile loses track of a tensor that a Function takes twice."""
+    """Aliases repeated tensors: torch.compile loses track of a tensor that a Function takes
+    twice."""
     distinct: list[Any] = []
     for value in arguments:
         twice = isinstance(value, Tensor) and any(value is other for other in distinct)
@@ -160,7 +161,7 @@ def _distinct(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 class _Runner:
-    """The calls of an op that are not plain: other backends, graphs, transforms, errors."""
+    """Runs the calls of an op that are not plain: other backends, graphs, transforms, errors."""
 
     def __init__(self, op: Op, direct: Kernels, function: Any) -> None:
         self.op = op
@@ -213,7 +214,8 @@ class _Runner:
         return self.apply(*arguments, kernels)
 
     def recover(self, error: Exception, arguments: tuple[Any, ...]) -> Any:
-        """What ``error`` of a plain call means; the result where more work gives one."""
+        """Handles an ``error`` of a plain call: returns the result where another way gives one,
+        else raises."""
         op = self.op
         declared = as_declared(op, arguments)
         if has_kinds(op, arguments):
@@ -223,7 +225,7 @@ class _Runner:
         raise self._explained(error, arguments) from None
 
     def _explained(self, error: Exception, arguments: tuple[Any, ...]) -> Exception:
-        """An error of C++ in our words and of our types."""
+        """Translates an error of C++ into our words and types."""
         given = self.op.given(arguments)
         title = self.op.title_of(given)
         translated = translate(title, error)
@@ -232,7 +234,8 @@ class _Runner:
         return translated
 
     def _fold(self, backend: str, arguments: tuple[Any, ...]) -> Any:
-        """Rows of no dimension, or of more than C++ takes, as rows of one or two."""
+        """Runs rows of no dimension, or of more than C++ takes, as rows of one or two
+        dimensions."""
         op, x = self.op, arguments[0]
         given = op.given(arguments)
         if x.dim():
@@ -253,7 +256,7 @@ class _Runner:
 
 
 def make_call(op: Op, direct: Kernels) -> Call:
-    """``call(*arguments, backend="auto")``."""
+    """Makes ``call(*arguments, backend="auto")``."""
     generated = run_source(_source(op), f"<declared {op.name}>", {"torch": torch})
     forward, backward = generated["make_function"](
         partial(gradients_of, op), torch.is_grad_enabled, torch.compiler.is_compiling, is_batched

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of a declared op as its schema has them, and the checks that C++ makes of them."""
+"""Converts a declared op's arguments to its schema's types, and makes C++'s checks of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._promote import promoted
 
 
 def as_declared(op: Op, arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments in the types of their schema; what has no rows to read is refused."""
+    """Converts arguments to the types of their schema; raises for tensors without readable rows."""
     title = op.title_of(op.given(arguments))
     pairs = zip(op.arguments, arguments, strict=True)
     declared = tuple(argument.as_declared(title, value) for argument, value in pairs)
@@ -33,7 +33,7 @@ def as_declared(op: Op, arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def check_values(op: Op, given: Given) -> None:
-    """What C++ checks where it runs."""
+    """Makes the checks that C++ makes where it runs."""
     title = op.title_of(given)
     _check_one_of(op, title, given)
     for argument in op.arguments:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The shapes, dtypes and strides of what a declared op gives, without data."""
+"""The shapes, dtypes and strides of a declared op's results, without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._declare_checks import check_values
 
 def fake_forward(op: Op, *arguments: Any) -> Any:
     given = op.given(arguments)
-    if not has_undecided_sizes(arguments):  # which C++ checks where they are known
+    if not has_undecided_sizes(arguments):  # C++ checks these once they are known
         check_values(op, given)
     return one_or_all([op.empty_result(result, given) for result in op.results])
 
@@ -39,7 +39,7 @@ def fake_backward(op: Op, *inputs: Any) -> Any:
             needed = values[f"need_{name}"]
             return op.empty_result(results[name], values) if needed else first.new_empty(0)
         of = name.removeprefix("d")
-        like = values.get(of, first)  # where the argument itself is not read
+        like = values.get(of, first)  # if the argument itself is not read
         if like is None or not op.is_needed(of, values):
             return first.new_empty(0)
         return op.memory[name](values) if name in op.memory else like.new_empty(like.shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The formula of a declared op as a backend, and the derivatives of both passes."""
+"""Runs the formula of a declared op as a backend, and differentiates both passes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _statistics_of(op: Op, values: Given) -> dict[str, Tensor]:
 
 
 def saved_again(op: Op, values: Given) -> dict[str, Tensor]:
-    """The saved results, of what a call keeps."""
+    """Recomputes the saved results from the tensors that a call keeps."""
     tensors = {argument.name for argument in op.arguments if argument.is_tensor}
     if not tensors <= {*op.kept}:
         return _statistics_of(op, values)
@@ -50,9 +50,9 @@ def formula_backward(op: Op, *inputs: Any) -> Any:
 
 
 def derive(op: Op, values: dict[str, Any]) -> Sequence[Tensor]:
-    """The results of the backward pass by its formula, which can be differentiated again.
+    """Computes the backward pass by its formula, which can be differentiated again.
 
-    So can what it reads: kernels cut off from the arguments what they save.
+    So can the saved tensors that it reads: kernels detach what they save, so it is recomputed.
     """
     if op.gradient is None:
         return _derive_formula(op, values)
@@ -61,10 +61,10 @@ def derive(op: Op, values: dict[str, Any]) -> Sequence[Tensor]:
 
 
 def _derive_formula(op: Op, values: dict[str, Any]) -> list[Tensor]:
-    """The results of the backward pass through autograd of the formula."""
+    """Computes the backward pass through autograd of the formula."""
     again = torch.is_grad_enabled()
     given = {name: values.get(name) for name in op.names}
-    # Aliases end the graph here, also where one argument was computed from another.
+    # Aliases end the graph here, even if one argument was computed from another.
     aliases = {
         name: value.view_as(value)
         if again and value.requires_grad
@@ -94,8 +94,8 @@ def _derive_formula(op: Op, values: dict[str, Any]) -> list[Tensor]:
 def gradients_of(
     op: Op, kernels: Kernels, values: dict[str, Any], needed: dict[str, bool]
 ) -> list[Tensor | None]:
-    """One for each argument; by the formula where they will be differentiated again. What a
-    composed op is made of goes past the dispatcher, which alone runs batches of gradients."""
+    """The gradient of each argument, by the formula if it will be differentiated again. The ops
+    inside a composed op bypass the dispatcher, which alone can run batches of gradients."""
     if op.composed is not None and is_batched(*(values[f"d{name}"] for name in op.returned)):
         kernels = op.raw
     values |= {f"need_{name}": False for name in op.returned}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Jagged tensors and DTensors through a declared op: rows are computed where they lie."""
+"""Runs a declared op on jagged tensors and DTensors: on their rows, where those are in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def has_kinds(op: Op, arguments: Arguments) -> bool:
 def run_kinds(
     op: Op, arguments: Arguments, backend: str, call: Call | None = None, dims: int | None = None
 ) -> Any:
-    """The results, which are of the kind of the first argument.
+    """Runs the op; results have the kind of the first argument.
 
     ``call`` runs plain tensors, by default the op itself; it normalises the last ``dims``
     dimensions together, and gives results of the first argument's shape.
@@ -42,7 +42,8 @@ def run_kinds(
 
 
 def _on_values(op: Op, given: Given, ways: Ways, run: Call) -> tuple[Any, ...]:
-    """A ragged dimension is one that may be split, beside no parameter."""
+    """Runs on the values; a ragged dimension has to be one that may be split, and not a
+    parameter's."""
     name = op.names[0]
     x = given[name]
     present = {a.name for a in op.arguments if isinstance(a, Param) and given[a.name] is not None}

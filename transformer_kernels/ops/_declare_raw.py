@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The raw ops: passes of declared ops, and parts of passes that are kernels of their own."""
+"""Declares raw ops: the passes of declared ops, and parts of passes that are separate kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ._work import BytesOf, FlopsOf, Work, sizes_of
 
 @dataclass(frozen=True)
 class Raw:
-    """A raw op by its name, with the declared op that it belongs to."""
+    """A raw op, by name, and the declared op that it belongs to."""
 
     name: str
     of: Op
-    composed: bool  # of other ops: no kernel of its own
-    work: Callable[[Given], Work]  # by its arguments and its results, which its schema names
+    composed: bool  # made of other ops, without a kernel
+    work: Callable[[Given], Work]  # takes arguments and results, as named in the schema
 
     @property
     def kind(self) -> str:
@@ -33,7 +33,7 @@ RAW: dict[str, Raw] = {}
 
 
 def register_passes(op: Op) -> None:
-    """List the raw ops that the passes of a declared op are."""
+    """Lists the raw ops of a declared op's passes."""
 
     on_array = [f"{op.name}_forward_fpga"] if op.fpga else []
     for name in (*(schema.partition("(")[0] for schema in op.schemas), *on_array):
@@ -52,9 +52,10 @@ def declare_raw(
     flops: FlopsOf | None = None,
     pass_: str = "forward",
 ) -> Any:
-    """The overload of a raw op that is no whole pass: part of one, or one in place.
+    """Declares a raw op that is not a whole pass, but a part of one or an in-place op; returns its
+    overload.
 
-    It moves each tensor of its schema once, and those that it overwrites twice.
+    It moves each tensor in its schema once, and overwritten ones twice.
     """
     name, rest = schema.partition("(")[::2]
     tensors = re.findall(r"Tensor(?:\(\w!\))?\??\s+(\w+)", rest)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The dtype that the arithmetic is in."""
+"""The dtypes of arithmetic: accumulation, and autocast."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def accumulate_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def under_autocast(device: str, *values: Any) -> tuple[Any, ...]:
-    """What PyTorch's products of matrices make of their tensors: all in the lower dtype, but for
+    """Casts tensors as autocast does for PyTorch's matrix products: all to the lower dtype, except
     float64."""
     if not torch.is_autocast_enabled(device):
         return values

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Memory of tensors (batch, time, heads, dim): in the order that another has its heads and rows."""
+"""Allocates tensors (batch, time, heads, dim) with heads and rows in the memory order of
+another."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from torch import Tensor
 
 
 def empty_heads(like: Tensor, *sizes: Any) -> Tensor:
-    """(B, T, H, D) or (T, H, D), heads before rows in memory where ``like`` has them so."""
+    """Allocates (B, T, H, D) or (T, H, D), with heads before rows in memory if ``like`` has them
+    so."""
     if len(sizes) != 4 or like.stride(2) <= like.stride(1):
         return like.new_empty(sizes)
     batch, time, heads, dim = sizes
@@ -17,7 +19,8 @@ def empty_heads(like: Tensor, *sizes: Any) -> Tensor:
 
 
 def in_the_order_of(x: Tensor, like: Tensor) -> Tensor:
-    """(B, T, H, D), heads before rows in memory where ``like`` has them so."""
+    """Copies x (B, T, H, D) if needed, so that heads precede rows in memory if they do in
+    ``like``."""
     if x.dim() != 4 or like.stride(2) <= like.stride(1):
         return x.contiguous()
     return x.transpose(1, 2).contiguous().transpose(1, 2)

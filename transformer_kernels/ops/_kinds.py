@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Tensors that are more than strided memory: understood, left to their own, or refused by name.
+"""Kinds of tensors beyond strided memory: each is computed, left to its own operators, or refused.
 
-A plain subclass of Tensor is memory; its ``__torch_function__`` is asked first, as everywhere in
-PyTorch. What is listed here is not: read as memory it would give wrong numbers.
+A plain subclass of Tensor is memory, and its ``__torch_function__`` is asked first, as in PyTorch.
+The kinds that are listed here are not: reading them as memory would give wrong numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
 
 
 def is_jagged(x: Any) -> bool:
-    """Whether it is a nested tensor that holds its sequences one after the other."""
+    """Whether ``x`` is a nested tensor that holds its sequences one after the other."""
     return is_a(x, NESTED_MODULE, "NestedTensor")
 
 
@@ -31,14 +31,14 @@ def is_distributed(x: Any) -> bool:
 
 
 def is_causal_bias(x: Any) -> bool:
-    """Whether it is PyTorch's ``causal_upper_left`` or ``causal_lower_right``: a tensor with two
-    lengths for its meaning, and memory that nobody wrote."""
+    """Whether ``x`` is PyTorch's ``causal_upper_left`` or ``causal_lower_right``: a tensor whose
+    meaning is two lengths, and whose memory was never written."""
     return is_a(x, "torch.nn.attention.bias", "CausalBias")
 
 
 # ---- what is refused ----------------------------------------------------------------------------
 
-# What is no memory, and what to give instead.
+# The kinds without readable memory, and what to pass instead.
 _WORDS = {
     "causal": "is a CausalBias, expected a plain tensor",
     "masked": "is a MaskedTensor, expected a plain tensor (get_data() gives it)",
@@ -51,7 +51,7 @@ _WORDS_OF: dict[str, dict[str, str]] = {}
 
 
 def refuse_in_words(op: str, **words: str) -> None:
-    """Have ``op`` say more of a kind than that others are expected."""
+    """Gives ``op`` its own messages for some kinds."""
     _WORDS_OF[op] = {**_WORDS, **words}
 
 
@@ -62,14 +62,14 @@ def _refusal(op: str, name: str, x: Tensor, kind: str) -> ArgumentTypeError:
 
 
 def _kind_without_memory(x: Tensor) -> str | None:
-    """Of a subclass that knows PyTorch's functions alone."""
+    """The kind of a subclass that only PyTorch's functions can read; None for others."""
     if is_causal_bias(x):
         return "causal"
     return "masked" if is_a(x, "torch.masked", "MaskedTensor") else None
 
 
 def _fault(x: Tensor) -> str | None:
-    """What keeps a tensor from being memory."""
+    """The reason why a tensor is not plain memory; None where it is."""
     if is_jagged(x):
         return "jagged"
     if x.is_nested:
@@ -88,7 +88,7 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def require_memory(op: str, named: Mapping[str, Any], jagged: Collection[str] = ()) -> None:
-    """Raise where a tensor is not memory, but for those that may be ``jagged``."""
+    """Raises where a tensor is not memory; those named in ``jagged`` may be jagged."""
     for name, x in named.items():
         if not isinstance(x, Tensor) or _is_plain(x):
             continue
@@ -100,7 +100,7 @@ def require_memory(op: str, named: Mapping[str, Any], jagged: Collection[str] = 
 def refuse_dispatch(
     op: str, named: Mapping[str, Any], accepts: Callable[[type], bool], why: str
 ) -> None:
-    """Raise where a subclass decides itself what an op does, by the tensor's name."""
+    """Raises, with the tensor's name, where a subclass decides itself what an op does."""
     for name, x in named.items():
         if isinstance(x, Tensor) and not accepts(type(x)):
             raise ArgumentTypeError(
@@ -109,7 +109,7 @@ def refuse_dispatch(
 
 
 def on_memory(op: str, formula: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """A formula that the dispatcher also calls where a tensor is not memory, and refuses it."""
+    """A formula that refuses tensors without memory, with which the dispatcher may also call it."""
 
     def checked(*arguments: Any) -> Any:
         for x, name in zip_longest(arguments, names, fillvalue="a tensor"):
@@ -123,7 +123,7 @@ def on_memory(op: str, formula: Callable[..., Any], *names: str) -> Callable[...
 
 
 def jagged_values(op: str, name: str, x: Tensor) -> Tensor:
-    """The memory of a jagged tensor; the batch and the ragged dimension are one."""
+    """The memory of a jagged tensor, in which the batch and the ragged dimension are one."""
     if has_gaps(x):
         raise ArgumentValueError(
             f"{op}: {name} is jagged with gaps between its sequences, expected none"
@@ -133,7 +133,7 @@ def jagged_values(op: str, name: str, x: Tensor) -> Tensor:
 
 
 def only_jagged(*tensors: Any) -> bool:
-    """Whether jagged tensors alone are why ``__torch_function__`` would be asked."""
+    """Whether only jagged tensors would make ``__torch_function__`` be asked."""
     others = [x for x in tensors if not is_jagged(x)]
     return len(others) < len(tensors) and not has_torch_function((None, *others))
 
@@ -141,7 +141,7 @@ def only_jagged(*tensors: Any) -> bool:
 def ask_overloads(
     op: str, function: Callable[..., Any], named: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """What ``__torch_function__`` of a tensor or of a mode makes of the call."""
+    """The result of ``__torch_function__``, if a tensor or a mode overrides the call."""
     for name, x in named.items():
         kind = _kind_without_memory(x) if isinstance(x, Tensor) else None
         if kind is not None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The ways in which an op may be split between devices, as its declaration lists them.
 
-A way names the dimension of each tensor that is split, counted from the last as 1. A device then
-computes its part of the results from its part of the arguments; a tensor that the way does not
-name is the same on every device, and so is one that broadcasts: of size 1 in that dimension, or of
-fewer dimensions. The gradient of such a tensor is the sum over the devices.
+A way maps tensors to the dimension that is split, counted from the last as 1. Each device computes
+its part of the results from its part of the arguments. A tensor that the way does not name is the
+same on every device, and so is one that broadcasts: with size 1 in that dimension, or with fewer
+dimensions. The gradient of such a tensor is the sum over devices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ._declare import Op, Way, Ways
 from ._declare_arguments import Given, Mask, Param
 
-SUMMED = 0  # of a result: each device has terms of it, whose sum it is
+SUMMED = 0  # marks a result of which each device computes a summand
 
 
 def rows(op: Op, given: Given, last: int | None = None) -> Ways:
@@ -31,7 +31,7 @@ def elements(op: Op, given: Given) -> Ways:
 
 
 def _by_rows(op: Op, dim: int) -> dict[str, int]:
-    """Arguments of the first one's shape, what broadcasts to it, and results."""
+    """Splits arguments with the first one's shape, tensors that broadcast to it, and results."""
     way = {a.name: dim for a in op.arguments if a.has_rows or isinstance(a, Mask)}
     of_rows = {a.name: dim - 1 for a in op.arguments if getattr(a, "per_row", False)}
     return {**way, **of_rows, **dict.fromkeys(op.returned, dim)}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The random bits of dropout in PyTorch operations: the same elements drop as in every kernel.
+"""The random bits of dropout in PyTorch operations; the same elements drop as in every kernel.
 
-Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011.
+The generator is Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+1, 2, 3", 2011.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _ROUNDS = 10
 _PER_CALL = 8
 VALUES = 1 << 16
 _MOST_SEED = 2**63 - 1
-_MIX = 0x9E3779B97F4A7C15  # odd: what is multiplied by it modulo a power of 2 keeps its bits
-_OFFSET_STEP = 4  # PyTorch's own, of which offsets are multiples
+_MIX = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo a power of 2 loses no bits
+_OFFSET_STEP = 4  # PyTorch's own step; offsets are multiples of it
 
 
 def fresh_seed(device: torch.device) -> Tensor:
-    """A seed and an offset for dropout, from the device's generator.
+    """Draws a seed and an offset for dropout from the device's generator.
 
-    Without a kernel of its own where no graph is made. A graph draws new ones at each replay.
+    Outside of graphs this launches no kernel. A graph draws new ones at each replay.
     """
     plain = device.type == "cuda" and is_eager() and not has_dispatch_mode()
     if not plain or torch.cuda.is_current_stream_capturing():
@@ -36,7 +37,7 @@ def fresh_seed(device: torch.device) -> Tensor:
     generator = torch.cuda.default_generators[device.index]
     offset = generator.get_offset()
     generator.set_offset(offset + _OFFSET_STEP)
-    # PyTorch's kernels draw from the generator's seed: ours from another, as good.
+    # PyTorch's kernels draw from the generator's seed, so ours use another one.
     key = (generator.initial_seed() * _MIX + _MIX) & _MOST_SEED
     return torch.tensor((key, offset))
 
@@ -47,7 +48,7 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _words(key: Tensor, counter: Tensor, offset: Tensor) -> list[Tensor]:
-    """Four words of 32 random bits for each counter; products wrap around, as those of C do."""
+    """Four words of 32 random bits for each counter; products wrap around as in C."""
     key0, key1 = _halves(key)
     x0, x1 = _halves(counter)
     x2, x3 = (half.expand_as(counter) for half in _halves(offset))
@@ -67,18 +68,19 @@ def _numbers(counters: Tensor, seed: Tensor) -> Tensor:
 
 
 def threshold(dropout: float) -> int:
-    """An element is dropped where its 16 bits are below this."""
+    """Elements whose 16 bits are below this number are dropped."""
     return round(dropout * VALUES)
 
 
 def scale(dropout: float) -> float:
-    """What makes up for the elements that are dropped; 1 where all are."""
+    """The factor of kept elements, which makes up for dropped ones; 1 where all are dropped."""
     below = threshold(dropout)
     return VALUES / (VALUES - below) if below < VALUES else 1.0
 
 
 def kept(shape: Sequence[int], dropout: float, seed: Tensor | None, device: torch.device) -> Tensor:
-    """Which elements of a tensor of ``shape`` stay; ``seed`` is read for 0 < dropout < 1 alone."""
+    """A mask of the elements to keep in a tensor of ``shape``; ``seed`` is read only for 0 <
+    dropout < 1."""
     below = threshold(dropout)
     if below in (0, VALUES) or seed is None:
         return torch.full(shape, below == 0, device=device)
@@ -88,9 +90,10 @@ def kept(shape: Sequence[int], dropout: float, seed: Tensor | None, device: torc
 
 
 def factors(rows: Tensor, keys: int, pitch: int, dropout: float, seed: Tensor) -> Tensor:
-    """0 where an element is dropped, else 1 over the probability of keeping: (*rows, keys).
+    """Dropout's factor of each element (*rows, keys): 0 if it is dropped, else 1 over the
+    probability of keeping.
 
-    ``rows`` are the places of the queries in the log-sum-exp, ``pitch`` the rows of k.
+    ``rows`` are the queries' positions in the log-sum-exp, ``pitch`` is the number of rows of k.
     """
     calls_per_row = -(-pitch // _PER_CALL)
     calls = torch.arange(-(-keys // _PER_CALL), device=rows.device)

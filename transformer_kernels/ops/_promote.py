@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Dtypes that meet under autocast.
+"""Promotes dtypes that meet under autocast.
 
-PyTorch lists what autocast lowers, products, and what it widens, losses among it. What it does not
-list promotes: a sum of two dtypes has the wider one. There activations and parameters meet that no
-user made different, so that an op which outside of autocast refuses them promotes as well.
+PyTorch lists the ops that autocast lowers (products) and those that it widens (losses, for one).
+All others promote: a sum of two dtypes has the wider one. Autocast thus brings together activations
+and parameters of dtypes that no user chose to differ, so that an op that refuses them outside of
+autocast promotes them inside it.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def widest(tensors: Iterable[Tensor]) -> torch.dtype:
 
 
 def beside(x: Tensor, of: Tensor) -> Tensor:
-    """``x`` in a dtype that ops take beside ``of``: its own, or float32."""
+    """Casts ``x`` to a dtype that ops take beside ``of``: its own, or float32."""
     if not (_meets(x) and _meets(of)) or x.dtype in (of.dtype, accumulate_dtype(of)):
         return x
     return x.to(torch.promote_types(x.dtype, of.dtype))
 
 
 def _of(argument: Argument, given: Given) -> Any:
-    """What a tensor of some other dtype may stand beside."""
+    """The tensor beside which an argument may have another dtype; None if there is none."""
     if isinstance(argument, Param):
         return given[argument.dtype_like(given)]
     if isinstance(argument, Like) and argument.or_float32:
@@ -51,7 +52,7 @@ def _to_widest(values: dict[str, Any], names: list[str]) -> None:
 
 
 def promoted(arguments: Sequence[Argument], given: Given) -> tuple[Any, ...]:
-    """The arguments of a declared op: rows in one dtype, and what stands beside them in that or in
+    """Casts the rows of a declared op to one dtype, and arguments beside them to that dtype or
     float32."""
     values = dict(given)
     wide = {a.name for a in arguments if getattr(a, "or_float32", False)}

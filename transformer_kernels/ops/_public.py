@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Public functions: what every one of them does before its own work."""
+"""The work that every public function does before its own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ._kinds import ask_overloads, only_jagged
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_SHOWN = {"input": "x"}  # in messages
+_SHOWN = {"input": "x"}  # names in messages
 
-# The signature is the function's own: to collect and to spread arguments costs more than the rest.
+# The generated function has the wrapped one's signature: collecting and spreading arguments would
+# take longer than the rest.
 _SOURCE = """\
 def make(function, has_torch_function, only_jagged, ask_overloads):
     def {name}({signature}):
@@ -30,12 +31,14 @@ def make(function, has_torch_function, only_jagged, ask_overloads):
 
 
 def overridable(function: Function) -> Function:
-    """Ask ``__torch_function__`` of every argument that is annotated as a tensor."""
+    """Makes a function ask ``__torch_function__`` of every argument that is annotated as a
+    tensor."""
     return overridable_as(function.__name__)(function)
 
 
 def overridable_as(op: str) -> Callable[[Function], Function]:
-    """The same, with the name that messages have."""
+    """Makes functions overridable as :func:`overridable` does, under the name ``op`` in
+    messages."""
     return lambda function: _overridable(function, op)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The machine that a declaration drives: raw ops, autograd, a node of graphs, and the call."""
+"""Registers a declared op: its raw ops, autograd, its node in graphs, and its call."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DECLARED: dict[str, Op] = {}
 
 
 def declare(name: str, **declaration: Any) -> Op:
-    """The registered op of a declaration, whose fields are those of :class:`Op`."""
+    """Declares and registers an op; the arguments are the fields of :class:`Op`."""
     return register(Op(name, **declaration))
 
 
 def register(op: Op) -> Op:
-    """Define the raw ops and the node of graphs of ``op``, and give it its ``call``."""
+    """Defines the raw ops and the graph node of ``op``, and gives it its ``call``."""
     assert op.gradients is None or op.gradient is not None, "kernels have no derivative"
     assert op.kind in KINDS
     op.raw = _raw_kernels(op)
@@ -86,8 +86,8 @@ def _raw_kernels(op: Op) -> Kernels:
 
 
 def _composed_kernels(op: Op, forward: Formula, backward: Formula) -> Kernels:
-    """Behind the checks that no C++ and no schema does. Eager calls run them as they stand: what
-    watches the ops of a call sees those that they are made of."""
+    """Kernels of a composed op, behind argument checks: it has no C++ entry, so they run here. In
+    eager mode the Python functions run as they are, so dispatch modes see the ops inside."""
 
     def checked(*arguments: Any) -> Any:
         if is_distributed(arguments[0]):  # whose parts the call runs: ops inside know no DTensors
@@ -102,7 +102,7 @@ def _composed_kernels(op: Op, forward: Formula, backward: Formula) -> Kernels:
 
 
 def without_saved(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """What a forward pass returns to the user."""
+    """A forward pass that returns only the user's results."""
     returned = len(op.returned)
 
     def inference(*arguments: Any) -> Any:
@@ -112,8 +112,8 @@ def without_saved(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def define_public(op: Op, fake: Callable[..., Any], **where: Any) -> Any:
-    """The op as one node of a graph. It returns no statistics: its backward pass computes them once
-    more."""
+    """Defines the op as one node of a graph. The node returns no statistics: its backward pass
+    recomputes them."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         values = {**op.given(inputs), **dict(zip(op.returned, as_tuple(output), strict=True))}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Sequences of different lengths in one tensor: what C++ checks of ``cu_seqlens``, elsewhere."""
+"""Sequences of different lengths in one tensor: C++'s checks of ``cu_seqlens``, for other
+backends."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from .._torch import has_memory
 
 
 def is_readable(x: Tensor | None) -> bool:
-    """Whether looking at its numbers neither waits for a device nor breaks a graph."""
+    """Whether reading its numbers neither waits for a device nor breaks a graph."""
     return x is None or (x.is_cpu and has_memory(type(x)) and not torch.compiler.is_compiling())
 
 
 def check_cu_seqlens(op: str, name: str, x: Tensor, rows: int, of: str) -> None:
-    """Sequence b holds the rows ``x[b]`` to ``x[b + 1]`` of ``rows``, those of the tensor ``of``.
+    """Checks that sequence b holds rows ``x[b]`` to ``x[b + 1] - 1`` of the ``rows`` rows of
+    ``of``.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: with C++'s words.
+        ArgumentTypeError, ArgumentValueError: the check fails; the message is C++'s.
     """
     if x.dtype is not torch.int32:
         raise ArgumentTypeError(

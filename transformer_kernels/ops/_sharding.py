@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """DTensors through a declared op: each process runs it on the parts that it holds.
 
-For every dimension of the mesh one of the ways is taken that the declaration lists (``parallel``),
-or none: the one for which the fewest bytes have to move. Arguments are redistributed to it first.
-A dimension that may not be split is gathered, and so is a tensor that waits to be summed.
+For every dimension of the mesh, the plan takes one of the ways that the declaration lists
+(``parallel``), or none: whichever moves the fewest bytes. Arguments are first redistributed to it.
+A dimension that may not be split is gathered, and pending sums are reduced.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def on_shards(
 
 
 def _tensors(op: Op, given: Given) -> dict[str, Any]:
-    """The DTensors of a call, which has no other tensors."""
+    """The DTensors of a call, which must have no other tensors."""
     title, first = op.title_of(given), op.names[0]
     found: dict[str, Any] = {}
     for argument in op.arguments:
@@ -74,7 +74,7 @@ def _without_memory(x: Any) -> Tensor:
 
 
 class _Plan:
-    """Where the tensors of one call lie while it runs: a way for each dimension of the mesh."""
+    """The placement of a call's tensors while it runs: a way for each dimension of the mesh."""
 
     def __init__(
         self, op: Op, tensors: dict[str, Any], results: dict[str, Tensor], ways: Ways
@@ -91,12 +91,13 @@ class _Plan:
             self._ways.append(min(possible, key=lambda way: self._moved(way, place)))
 
     def _dim(self, way: Way, x: Tensor, name: str) -> int:
-        """The dimension of a tensor that is split; -1 where it is whole on every device."""
+        """The dimension of a tensor that is split; -1 where every device has the whole."""
         dim = x.dim() - way.get(name, x.dim() + 1)
         return dim if 0 <= dim < x.dim() and x.shape[dim] != 1 else -1
 
     def _is_possible(self, way: Way, place: int) -> bool:
-        """Whether every device has a part of the results, and parts of unlike sizes are even."""
+        """Whether every device gets part of each result, and split sizes are equal or divide
+        evenly."""
         sizes = []
         for name, x in {**self._tensors, **self._results}.items():
             dim = self._dim(way, x, name)
@@ -109,7 +110,7 @@ class _Plan:
         return len({*sizes}) <= 1 or all(size % devices == 0 for size in sizes)
 
     def _moved(self, way: Way, place: int) -> int:
-        """The bytes that lie elsewhere than the way wants them."""
+        """The bytes that have to move to the way's placement."""
         moved = 0
         for name, x in self._tensors.items():
             now, dim = x.placements[place], self._dim(way, x, name)
@@ -139,7 +140,7 @@ class _Plan:
         return there.to_local(grad_placements=self._placements(name, value, of_gradient=True))
 
     def shared(self, name: str, local: Tensor) -> Any:
-        """A result as a DTensor."""
+        """Makes a result a DTensor."""
         whole = self._results[name]
         return type(self._first).from_local(
             local, self._mesh, self._placements(name, whole), run_check=False,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors as rows for the Triton kernels, and how wide a program is."""
+"""Tensors as rows for Triton's kernels, and the width of a program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .._errors import ArgumentTypeError, ArgumentValueError
 
-# Elements of the widest row that one program keeps in registers; beyond it a program loops over
-# chunks of kChunk elements and reads the row again for every pass.
+# A program keeps a row of up to this many elements in registers. For longer rows it loops over
+# chunks of CHUNK elements, and reads the row again in every pass.
 WHOLE_ROW = 16384
 CHUNK = 8192
 
@@ -33,7 +33,7 @@ def accumulate_type(op: str, x: Tensor) -> tl.dtype:
 
 
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
-    """``x`` as (rows, cols) with a last stride of 1, copied where it has none; the row stride."""
+    """``x`` as (rows, cols) with a last stride of 1, copied if needed; and the row stride."""
     rows = x.reshape(x.numel() // x.shape[-1] if x.shape[-1] else 0, x.shape[-1])
     if rows.shape[1] > 1 and rows.stride(1) != 1:
         rows = rows.contiguous()
@@ -41,13 +41,13 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def vector(parameter: Tensor | None, x: Tensor) -> Tensor:
-    """What a kernel is given for a parameter, of any strides: without gaps; or memory that it does
-    not read, where that is absent."""
+    """A parameter of any strides as a kernel reads it, without gaps; without a parameter, memory
+    that is not read."""
     return x if parameter is None else parameter.contiguous()
 
 
 def shape_of(cols: int, limit: int = WHOLE_ROW) -> tuple[int, bool, int]:
-    """(block, whether it holds a whole row, warps)."""
+    """The block size, whether a block holds a whole row, and the number of warps."""
     whole = cols <= limit
     block = max(triton.next_power_of_2(cols) if whole else min(CHUNK, limit), 16)
     return block, whole, min(max(block // 512, 1), 16)

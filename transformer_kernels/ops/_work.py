@@ -2,8 +2,8 @@
 """The cost of a pass of an op: its bytes, and the operations of its products.
 
 Costs are computed from tensors by name: arguments, results (``y``), saved results and gradients
-(``dx``). A name that is absent costs nothing, so a call without a weight is cheaper. The tensors
-need no memory: those of the ``meta`` device do.
+(``dx``). An absent name costs nothing, so a call without a weight is cheaper. Tensors need no
+memory: they may be on the ``meta`` device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FlopsOf = Callable[[str, Given], float | None]
 
 @dataclass(frozen=True)
 class Work:
-    """The fewest bytes that are read and written, and the operations where products count them."""
+    """The fewest bytes read and written, and the operations of products that count them."""
 
     bytes: int
     flops: float | None = None
@@ -41,7 +41,7 @@ def size_of(x: Any) -> int:
 
 
 def sizes_of(given: Given, names: Iterable[str]) -> int:
-    """The bytes of the tensors of these names that are there."""
+    """The total bytes of the tensors of these names; absent ones count 0."""
     return sum(size_of(given.get(name)) for name in names)
 
 
@@ -50,10 +50,10 @@ def rows_of(x: Tensor) -> int:
 
 
 def products_with(*weights: str, rows: tuple[str, ...] = ("x", "dy")) -> FlopsOf:
-    """The operations of products of the rows of an argument with each of the weights.
+    """Counts the operations of products of an argument's rows with each of the weights.
 
-    A backward pass has a product for each gradient, unless a flag of the call refuses it.
-    ``rows`` names tensors with as many rows, of which the first that is there is counted.
+    A backward pass has a product for each gradient, unless a flag of the call is off. ``rows``
+    names tensors with equally many rows, the first present of which is counted.
     """
 
     def flops(pass_: str, given: Given) -> float:
@@ -68,7 +68,7 @@ def products_with(*weights: str, rows: tuple[str, ...] = ("x", "dy")) -> FlopsOf
 
 
 def _products(pass_: str, weight: str, given: Given) -> int:
-    """How many products one weight has a part in."""
+    """The number of products that involve one weight."""
     if pass_ == "forward":
         return 1
     return int(given.get("need_dx", True)) + int(given.get(f"need_d{weight}", True))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Profilers: where the time and the memory of a model or a kernel go.
+"""Profilers: they show where a model or a kernel spends time and memory.
 
 >>> with tfk.profile.KernelProfiler() as profiler:
 ...     model(x)
 >>> print(profiler.report)
 
-The time of a kernel is measured as ``transformer-kernels bench`` measures it, by the same timers
-and statistics, and its bytes are those of its tensors. Nothing is loaded before it is used.
+A kernel's time is measured as ``transformer-kernels bench`` measures it, with the same timers and
+statistics, and its bytes are those of its tensors. Modules are imported when they are first used.
 """
 
 from __future__ import annotations

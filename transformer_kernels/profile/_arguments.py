@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks of what the profilers are given, in the words of the ops."""
+"""Checks of the profilers' arguments; errors read as those of ops."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from .._errors import ArgumentTypeError, ArgumentValueError, as_integer, as_number
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional, by keyword
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional arguments, and arguments by keyword
 
 
 def as_device(who: str, device: Any) -> torch.device:
-    """A CPU or a GPU that is here; the GPU where none is named and there is one."""
+    """The device of that name, which has to be present; by default the GPU, or the CPU without
+    one."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -33,7 +34,7 @@ def as_device(who: str, device: Any) -> torch.device:
 
 
 def device_of(who: str, inputs: Any, device: Any = None) -> torch.device:
-    """The one that is named, or that of the first tensor among the inputs."""
+    """The device that is named, or else that of the first tensor among the inputs."""
     if device is not None:
         return as_device(who, device)
     tensors = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
@@ -51,7 +52,7 @@ def as_call(who: str, name: str, function: Any) -> None:
 
 
 def as_inputs(who: str, inputs: Any) -> Inputs:
-    """A tensor, a sequence of arguments, or arguments by their names."""
+    """Accepts a tensor, a sequence of arguments, or a dict of arguments by name."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     if isinstance(inputs, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A window of the program under PyTorch's profiler, with marks where it and its steps begin."""
+"""Runs a window of the program under PyTorch's profiler, and marks where it and its steps begin."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ R = TypeVar("R")
 
 
 class Profiler:
-    """A context manager, and a decorator of functions, each call of which is a window.
+    """The base of the profilers: a context manager, and a decorator that makes each call a window.
 
-    A profiler runs again as often as one likes; its report is that of the last window.
+    A profiler can run any number of windows; its report describes the last one.
     """
 
     def __init__(self, device: Any = None) -> None:
@@ -73,7 +73,7 @@ class Profiler:
         return run
 
     def _recorded(self, found: R | None) -> R:
-        """What the last window gave."""
+        """Returns what the last window recorded; raises where there is none."""
         if found is None or self._running:
             raise ArgumentValueError(
                 f"{self.title}: nothing was recorded, expected a window that has ended"
@@ -88,7 +88,7 @@ class Profiler:
 
 
 class TraceProfiler(Profiler):
-    """A profiler whose window is traced."""
+    """The base of profilers that trace their window with PyTorch's profiler."""
 
     _memory = False
 
@@ -99,11 +99,11 @@ class TraceProfiler(Profiler):
 
     @property
     def trace(self) -> Trace:
-        """That of the last window."""
+        """The trace of the last window."""
         return self._recorded(self._trace)
 
     def step(self) -> None:
-        """Marks the end of a step, such as one of training: figures are given for one step."""
+        """Marks the end of a step, such as a training step; figures are given per step."""
         self._require_running("step")
         _mark(_STEP)
 
@@ -112,7 +112,8 @@ class TraceProfiler(Profiler):
         return _write(Path(path), self.trace.text)
 
     def export_tensorboard_trace(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes the trace where TensorBoard's profiler plugin finds it. Needs no package."""
+        """Writes the trace where TensorBoard's profiler plugin finds it; no package is needed for
+        that."""
         name = f"{self.title}.{time.time_ns()}.pt.trace.json"
         return _write(Path(folder) / name, self.trace.text)
 
@@ -148,7 +149,7 @@ class TraceProfiler(Profiler):
 
 
 class Window:
-    """Where in a trace the window lies, and where each of its steps ends."""
+    """The part of a trace that is the window, and the ends of its steps."""
 
     def __init__(self, trace: Trace) -> None:
         begins, ends = _marks(trace, _BEGIN), _marks(trace, _END)
@@ -162,7 +163,7 @@ class Window:
 
     @property
     def steps(self) -> int:
-        """One where none was marked."""
+        """The number of steps; 1 where none was marked."""
         return max(1, len(self.step_ends))
 
 

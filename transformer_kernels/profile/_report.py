@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What every report can do: text, a dict, records for a table, scalars for TensorBoard."""
+"""The output formats of every report: text, a dict, records for a table, scalars for
+TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,26 +16,26 @@ Headings = Sequence[tuple[str, int]]
 
 
 class Report:
-    """Base of the reports, which are dataclasses."""
+    """The base of the reports, which are dataclasses."""
 
     def text(self) -> str:
-        """As one reads it on a terminal."""
+        """The report as text for a terminal."""
         raise NotImplementedError
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per row: what ``pandas.DataFrame`` takes."""
+        """One flat dict per row, which ``pandas.DataFrame`` accepts."""
         raise NotImplementedError
 
     def scalars(self) -> dict[str, float]:
-        """The figures that are worth a curve over time."""
+        """The figures whose development over time is worth a curve, by name."""
         raise NotImplementedError
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON takes it."""
+        """The whole report as a dict that JSON can hold."""
         return dataclasses.asdict(cast(Any, self))
 
     def to_tensorboard(self, writer: Any, step: int = 0) -> None:
-        """Adds the scalars to a ``SummaryWriter``, or to one for this folder."""
+        """Adds the scalars to a ``SummaryWriter``, or to a new one for the folder ``writer``."""
         write_scalars(writer, self.scalars(), step)
 
     def __str__(self) -> str:

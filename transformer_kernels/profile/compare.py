@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Several implementations of one thing: verified first, then timed in rotation."""
+"""Compares implementations of one function: verifies all, then times them in rotation."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from .timing import Timing, copied, measure
 
 _WHO = "compare_implementations"
 _COARSEST = TOLERANCES[torch.bfloat16]
-_OF_ROUNDED = 2  # errors that meet where the reference is rounded too
+_OF_ROUNDED = 2  # if the reference is rounded too, both errors may add up
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One of those that were compared: timed, or refused."""
+    """One of the compared implementations: timed, or refused."""
 
     name: str
-    error: float | None  # largest relative one of its results
-    refused: str | None  # why it was not timed
+    error: float | None  # largest relative error of its results
+    refused: str | None  # why it was not timed; None where it was
     timing: Timing | None
-    speedup: float | None  # over the first
+    speedup: float | None  # relative to the first implementation
 
 
 @dataclass(frozen=True)
 class Comparison(Report):
-    """Implementations in the order in which they were given."""
+    """The compared implementations, in the order in which they were given."""
 
     reference: str
     implementations: list[Implementation]
@@ -53,7 +53,7 @@ class Comparison(Report):
 
     @property
     def fastest(self) -> Implementation | None:
-        """By the median; none where all were refused."""
+        """The implementation with the least median; None where all were refused."""
         timed = [i for i in self.implementations if i.timing is not None]
         return min(timed, key=_median, default=None)
 
@@ -96,19 +96,20 @@ def compare_implementations(
     timer: str = "graph",
     device: Any = None,
 ) -> Comparison:
-    """Times functions of the same inputs; one whose results are wrong is refused, and not timed.
+    """Times functions of the same inputs. One with wrong results is refused and not timed.
 
-    Each is called with copies of the inputs, and its results land in memory that was filled with
-    NaN before. A refusal stands in :attr:`Comparison.refused`; so does an exception.
+    Each is called with copies of the inputs, and its results lie in memory that was filled with
+    NaN. :attr:`Comparison.refused` holds the reasons of refusals, exceptions among them.
 
     Args:
-        implementations: functions by their names, which return tensors or trees of them.
+        implementations: functions by name, which return tensors or trees of tensors.
         inputs: as for :func:`benchmark_kernel`.
-        reference: what the results are held to: the name of one, by default the first, or another
-            function, which is called with float64 for every floating-point input.
-        tolerance: largest relative error, of the norm; one element may be off by four times as
-            much of the largest. By default the benchmark's of the results' dtype, twice that where
-            the reference is not in float64. Other dtypes have to be equal.
+        reference: what results are verified against: the name of an implementation, by default the
+            first, or another function, which is called with float64 for every floating-point input.
+        tolerance: the largest relative error of the norm; one element may differ by four times as
+            much, relative to the largest element. The default is the benchmark's tolerance of the
+            results' dtype, twice that where the reference is not in float64. Integers and booleans
+            have to be equal.
         warmup, repeat, seconds, timer, device: as for :func:`benchmark_kernel`.
     """
     if not isinstance(implementations, Mapping) or not implementations:
@@ -148,7 +149,8 @@ def compare_implementations(
 
 
 def plot_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
-    """Draws the medians as bars, with the 10th and the 90th percentile; the suffix is the format.
+    """Draws the medians as bars, with the 10th and 90th percentiles. The suffix of ``path`` is the
+    format.
 
     Needs matplotlib.
     """
@@ -204,7 +206,8 @@ def _expected(
     inputs: Inputs,
     reference: str | Callable[..., Any] | None,
 ) -> tuple[str, list[Tensor], float]:
-    """The reference's name and results, and how often its own rounding counts."""
+    """The reference's name, its results, and the factor by which its own rounding widens
+    tolerances."""
     if callable(reference):
         name = getattr(reference, "__name__", type(reference).__name__)
         return f"{name} in float64", _results(reference, inputs, wide=True), 1
@@ -238,12 +241,12 @@ def _judged(
     allowance: float,
     function: Callable[..., Any],
 ) -> float | str:
-    """The largest relative error, or why it is refused."""
+    """The largest relative error, or the reason why the implementation is refused."""
     try:
         return _verified(function, inputs, device, expected, tolerance, allowance)
     except verify.VerificationError as error:
         return str(error)
-    except Exception as error:  # a wrong one may fail in any way, and the others go on
+    except Exception as error:  # a wrong implementation may raise anything; the others go on
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
@@ -255,7 +258,7 @@ def _verified(
     tolerance: float | None,
     allowance: float,
 ) -> float:
-    """The largest relative error; raises VerificationError where one is too large."""
+    """The largest relative error; raises VerificationError where it exceeds the tolerance."""
     blanks = [torch.empty_like(x, device="meta") for x in _results(function, inputs)]
     verify.poison([x for x in blanks if x.is_floating_point()], device)
     results = _results(function, inputs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""``GPUProfiler``: how long the sections of a program keep the GPU, at almost no cost."""
+"""``GPUProfiler`` times sections of a program on the GPU, at almost no cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHAT = {
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the program, by all times that it ran."""
+    """A section of the program, with the statistics of all its runs."""
 
     name: str
     count: int
@@ -35,18 +35,18 @@ class Section:
     median_us: float
     p10_us: float
     p90_us: float
-    share: float  # of the window; one section may lie in another
+    share: float  # of the window; sections may contain others
 
 
 @dataclass(frozen=True)
 class GPUReport(Report):
-    """The sections of a window, in the order in which they first began."""
+    """The sections of a window, in the order in which each first began."""
 
     device: str
     device_name: str
     measured_by: str
     window_us: float
-    peak_bytes: int | None  # of PyTorch's allocator, all in all; none on a CPU
+    peak_bytes: int | None  # peak of PyTorch's allocator in the window; None on a CPU
     reserved_bytes: int | None
     sections: list[Section]
 
@@ -86,7 +86,7 @@ class _Watch(Protocol):
     def stop(self) -> None: ...
 
     def microseconds(self) -> float:
-        """Of a watch that was stopped, and that the device has passed."""
+        """The watch's time, once it was stopped and the device has passed that point."""
 
 
 class _Clock:
@@ -102,7 +102,7 @@ class _Clock:
 
 
 class _Events:
-    """Two events on the current stream; nobody waits before the window ends."""
+    """A pair of events on the current stream; no one waits for them before the window ends."""
 
     def __init__(self) -> None:
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -124,12 +124,12 @@ class GPUProfiler(Profiler):
     >>> print(profiler.report)
 
     A section is a pair of CUDA events on the current stream. Nothing waits for the GPU before the
-    window ends, so the program runs as it would without; kernels by name are those of
-    :class:`KernelProfiler`.
+    window ends, so the program runs as it would without the profiler. :class:`KernelProfiler` lists
+    kernels by name.
 
     Args:
-        device: by default the GPU; where there is none, this is an error. ``"cpu"`` asks for the
-            wall clock in the place of events, which the report says.
+        device: by default the GPU; without one this is an error. ``"cpu"`` uses the wall clock
+            instead of events, which the report says.
     """
 
     def __init__(self, device: Any = None) -> None:
@@ -145,18 +145,18 @@ class GPUProfiler(Profiler):
         self._report: GPUReport | None = None
 
     def section(self, name: str) -> _Section:
-        """A context manager, and a decorator, of a part of the window."""
+        """A context manager and a decorator for a section of the window."""
         if not isinstance(name, str):
             raise ArgumentTypeError(f"{self.title}: name is {type(name).__name__}, expected a str")
         return _Section(self, name)
 
     @property
     def report(self) -> GPUReport:
-        """Of the last window."""
+        """The report of the last window."""
         return self._recorded(self._report)
 
     def begin(self, name: str) -> _Watch:
-        """Begins a section, which the caller stops; :meth:`section` does both."""
+        """Begins a section that the caller stops; :meth:`section` does both."""
         self._require_running("section")
         watch = self._make()
         self._watches.setdefault(name, []).append(watch)
@@ -193,7 +193,7 @@ class GPUProfiler(Profiler):
 
 
 class _Section(ContextDecorator):
-    """May be entered again, also inside itself."""
+    """Times a section; it may be entered again, also inside itself."""
 
     def __init__(self, profiler: GPUProfiler, name: str) -> None:
         self._profiler = profiler

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""``KernelProfiler``: which kernels ran, what launched them, what our ops moved, who waited."""
+"""``KernelProfiler`` lists the kernels that ran, what launched them, what our ops moved, and idle
+gaps."""
 
 from __future__ import annotations
 
@@ -26,18 +27,18 @@ _OCCUPANCY = "est. achieved occupancy %"
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel of a GPU, or an operator on a CPU; all its calls in the window."""
+    """A kernel on a GPU, or an operator on a CPU, with all its calls in the window."""
 
     name: str
-    op: str | None  # that launched it
+    op: str | None  # the op that launched it
     count: int
     total_us: float
     share: float  # of the window
-    occupancy: float | None  # of a GPU's multiprocessors' warps, by the launch; 0 to 1
-    grid: tuple[int, ...] | None  # of the last launch
+    occupancy: float | None  # warps per multiprocessor, as a share of the limit, by the launch
+    grid: tuple[int, ...] | None  # grid of the last launch
     block: tuple[int, ...] | None
-    registers: int | None  # a thread
-    shared_memory: int | None  # bytes a block
+    registers: int | None  # per thread
+    shared_memory: int | None  # bytes per block
 
     @property
     def mean_us(self) -> float:
@@ -46,13 +47,13 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class OpRow:
-    """One of our ops; all its calls in the window."""
+    """One of our ops, with all its calls in the window."""
 
     name: str
     count: int
-    total_us: float  # of its kernels; on a CPU of its calls
+    total_us: float  # time of its kernels; on a CPU, of its calls
     share: float
-    bytes: int | None  # of its tensors
+    bytes: int | None  # size of its tensors
     flops: float | None
     gbps: float | None
     tflops: float | None
@@ -70,20 +71,20 @@ class Gap:
 
 @dataclass(frozen=True)
 class KernelReport(Report):
-    """What ran in a window; times are microseconds, over all its steps."""
+    """The kernels and ops of a window; times are microseconds, summed over all its steps."""
 
     device: str
     device_name: str
     steps: int
     window_us: float
-    busy_us: float  # in which a kernel or a copy ran
-    launches: int  # calls of the host that launched kernels; on a CPU operators
-    launch_us: float | None  # of the host in one of them, median; none on a CPU
+    busy_us: float  # time in which a kernel or a copy ran
+    launches: int  # the host's calls that launched kernels; on a CPU, operators
+    launch_us: float | None  # host time of such a call, median; None on a CPU
     delay_us: float | None  # from the end of that call to the kernel's start, median
     copies: int
     kernels: list[KernelRow]
     ops: list[OpRow]
-    gaps: list[Gap]  # the largest
+    gaps: list[Gap]  # the longest ones
 
     @property
     def step_us(self) -> float:
@@ -95,16 +96,16 @@ class KernelReport(Report):
 
     @property
     def share_of_ours(self) -> float:
-        """Of the window's time, in our ops."""
+        """The share of the window's time that our ops take."""
         return sum(row.share for row in self.ops)
 
     @property
     def names(self) -> list[str]:
-        """Of the kernels, the longest first."""
+        """The kernels' names, the longest first."""
         return [row.name for row in self.kernels]
 
     def records(self) -> list[dict[str, Any]]:
-        """A row per kernel; ``op_records`` has those of our ops."""
+        """One row per kernel; ``op_records`` has the rows of our ops."""
         return flat(self.kernels)
 
     def op_records(self) -> list[dict[str, Any]]:
@@ -120,7 +121,8 @@ class KernelReport(Report):
         return found | {f"ops/{row.name}/gbps": row.gbps for row in self.ops if row.gbps}
 
     def text(self, rows: int = 20) -> str:
-        """The tables of kernels and of our ops, the longest ``rows``, and where nobody worked."""
+        """The tables of kernels and of our ops, ``rows`` lines each, longest first, and the idle
+        gaps."""
         shown = at_least("KernelReport.text", "rows", rows, 0)
         parts = [self._kernel_table(shown)]
         if self.ops:
@@ -174,11 +176,15 @@ class KernelReport(Report):
 
 
 class KernelProfiler(TraceProfiler):
-    """Traces kernels by PyTorch's profiler: a context manager and a decorator.
+    """Traces kernels with PyTorch's profiler: a context manager and a decorator.
 
-    On a GPU kernels are CUPTI's, with their launches; on a CPU they are the operators that reach
-    PyTorch's dispatcher, without views and allocations, and their times include what PyTorch does
-    to call them. Only one profiler of PyTorch runs at a time.
+    On a GPU, kernels and their launches come from CUPTI. On a CPU, rows are the operators that
+    reach PyTorch's dispatcher, without views and allocations, and times include PyTorch's overhead
+    of the calls. Only one profiler of PyTorch can run at a time.
+
+    >>> with tfk.profile.KernelProfiler() as profiler:
+    ...     model(x)
+    >>> print(profiler.report)
 
     Args:
         device: ``"cuda"`` or ``"cpu"``; by default the GPU where there is one.
@@ -186,12 +192,12 @@ class KernelProfiler(TraceProfiler):
 
     @property
     def report(self) -> KernelReport:
-        """Of the last window."""
+        """The report of the last window."""
         return report_of(self.trace, self.device)
 
 
 def report_of(trace: Trace, device: torch.device) -> KernelReport:
-    """What a trace says, of a GPU's kernels or of a CPU's operators."""
+    """The report of a trace: of a GPU's kernels, or of a CPU's operators."""
     window = Window(trace)
     on_gpu = device.type == "cuda"
     kernels = trace.kernels if on_gpu else list(operators(trace.roots))
@@ -221,7 +227,7 @@ def report_of(trace: Trace, device: torch.device) -> KernelReport:
 
 
 def operators(events: Iterable[Event]) -> Iterator[Event]:
-    """The outermost operators that compute: what is made of others is left to those."""
+    """The outermost operators that compute. An operator made of others is replaced by those."""
     for event in events:
         found = _computes(event)
         if found is None:
@@ -231,7 +237,7 @@ def operators(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _computes(event: Event) -> bool | None:
-    """None: it is made of the operators in it."""
+    """Whether the event computes; None where the operators inside it do."""
     if event.category != "cpu_op":
         return None
     if event.parent is not None and event.parent.name.startswith(watch.GRAPH):
@@ -244,11 +250,11 @@ def _overload_computes(name: str, arguments: int) -> bool | None:
     namespace, _, short = name.partition("::")
     packet: Any = getattr(getattr(torch.ops, namespace), short, None) if short else None
     if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return None  # a node of autograd, a graph
+        return None  # a node of autograd, or a graph
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
     overloads = [
         o for o in overloads if torch._C._dispatch_has_kernel(o.name())
-    ]  # not TorchScript's
+    ]  # without overloads of TorchScript
     fitting = [o for o in overloads if len(o._schema.arguments) == arguments] or overloads
     if namespace == NAMESPACE:
         return work.is_ours(name) or None
@@ -276,14 +282,14 @@ def _kernel_rows(trace: Trace, kernels: Sequence[Event], window: Window) -> list
 
 
 def short_name(kernel: Event) -> str:
-    """As the benchmark of the levels names it."""
+    """The name that the benchmark of the levels gives to this kernel."""
     if kernel.category == "cpu_op":
         return kernel.name.rpartition("::")[2]
     return watch.short_name(kernel.name)
 
 
 def _launcher(event: Event) -> str | None:
-    """Ours, if it lies in one of ours, or the innermost operator."""
+    """The op that launched it: the innermost of ours around it, or else the innermost operator."""
     outward = [e.name for e in event.ancestors() if e.category == "cpu_op"]
     ours = [name for name in outward if work.is_ours(name)]
     name = next(iter(ours or outward), None)
@@ -343,18 +349,18 @@ def _op_row(name: str, calls: Sequence[Event], total: float, window: Window) -> 
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """None where one is not known."""
+    """The sum of the values; None where one is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
 
 # ---- gaps ---------------------------------------------------------------------------------------
 
-_Span = tuple[float, float, str, str]  # begin and end, the first and the last that ran
+_Span = tuple[float, float, str, str]  # begin, end, and the names of the first and the last kernel
 
 
 def _merged(events: Iterable[Event]) -> list[_Span]:
-    """The times in which at least one ran."""
+    """The spans of time in which at least one event ran."""
     spans: list[_Span] = []
     for event in sorted(events, key=lambda event: event.start):
         name = short_name(event)

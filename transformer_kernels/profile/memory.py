@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""``MemoryProfiler``: how much memory stood at the peak and whose, over time, and what leaks."""
+"""``MemoryProfiler`` shows the peak memory and its owners, memory over time, and leaks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .kernels import operators
 from .trace import Change, Event, Trace
 
 _NOWHERE = "outside operators"
-_RISES = 2  # of a leak at least: what grows once may be a cache
+_RISES = 2  # increases that make a leak: memory that grows once may be a cache
 _LINES = 5
 
 
 @dataclass(frozen=True)
 class Leak:
-    """What an operator allocates in step after step, and nobody frees."""
+    """Memory that an operator allocates in step after step and nobody frees."""
 
     op: str
     bytes_per_step: float
-    bytes: int  # that are left in all
-    steps: int  # in which it grew
+    bytes: int  # left at the end, in all
+    steps: int  # steps in which it grew
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,22 @@ class MemoryRow:
 
     op: str
     count: int
-    bytes: int  # allocated in all
-    at_peak: int  # bytes that stood when most did
+    bytes: int  # allocated in total
+    at_peak: int  # bytes allocated at the time of the peak
 
 
 @dataclass(frozen=True)
 class Point:
-    """Bytes that stand from a time on."""
+    """The memory in use from a time on."""
 
     time_us: float  # from the beginning of the window
-    bytes: int  # beyond those at its beginning
-    reserved: int | None  # by the allocator of a GPU, all in all
+    bytes: int  # beyond those in use at its beginning
+    reserved: int | None  # by a GPU's allocator, in total
 
 
 @dataclass(frozen=True)
 class MemoryReport(Report):
-    """The memory of a window, beyond what stood at its beginning."""
+    """The memory of a window, beyond what was in use at its beginning."""
 
     device: str
     device_name: str
@@ -64,12 +64,12 @@ class MemoryReport(Report):
     allocated_bytes: int
     fragmentation: float | None  # share of a GPU's reserved memory without a tensor, at the peak
     timeline: list[Point]
-    step_bytes: list[int]  # that stand at the end of each step
+    step_bytes: list[int]  # in use at the end of each step
     rows: list[MemoryRow]
     leaks: list[Leak]
 
     def records(self) -> list[dict[str, Any]]:
-        """A row per operator; ``timeline_records`` has the points of the timeline."""
+        """One row per operator; ``timeline_records`` has the points of the timeline."""
         return flat(self.rows)
 
     def timeline_records(self) -> list[dict[str, Any]]:
@@ -111,13 +111,20 @@ class MemoryReport(Report):
 class MemoryProfiler(TraceProfiler):
     """Traces the allocations of PyTorch's allocators: a context manager and a decorator.
 
-    A leak is what an operator's allocations leave behind in step after step, so ``step()`` has to
-    be called at the end of each, and at least four times. On a CPU only memory that is allocated in
-    the window is seen.
+    A leak is memory that an operator's allocations leave behind in step after step; to find one,
+    call ``step()`` at the end of each step, at least four times. On a CPU, only memory that is
+    allocated in the window is seen.
+
+    >>> with tfk.profile.MemoryProfiler() as profiler:
+    ...     for batch in batches:
+    ...         train(batch)
+    ...         profiler.step()
+    >>> print(profiler.report)
 
     Args:
-        device: ``"cuda"`` or ``"cpu"``, whose memory is meant; by default the GPU's.
-        warmup: the first steps, in which optimizers and caches allocate what they keep.
+        device: ``"cuda"`` or ``"cpu"``: whose memory is traced; by default the GPU's.
+        warmup: number of first steps to leave out, in which optimizers and caches allocate what
+            they keep.
     """
 
     _memory = True
@@ -128,12 +135,12 @@ class MemoryProfiler(TraceProfiler):
 
     @property
     def report(self) -> MemoryReport:
-        """Of the last window."""
+        """The report of the last window."""
         return report_of(self.trace, self.device, self._warmup)
 
 
 def report_of(trace: Trace, device: torch.device, warmup: int = 1) -> MemoryReport:
-    """What a trace says of the memory of a device."""
+    """The memory report of a trace for one device."""
     window, on_gpu = Window(trace), device.type == "cuda"
     changes = [
         change
@@ -189,7 +196,7 @@ def _fragmentation(change: Change) -> float | None:
 
 
 def _blocks(trace: Trace, changes: Iterable[Change]) -> list[_Block]:
-    """What was allocated, and when it was freed."""
+    """The blocks that were allocated, each with the time when it was freed."""
     computing = {id(event) for event in operators(trace.roots)}
     blocks: list[_Block] = []
     standing: dict[int, _Block] = {}
@@ -205,7 +212,7 @@ def _blocks(trace: Trace, changes: Iterable[Change]) -> list[_Block]:
 
 
 def _operator(running: Event | None, computing: set[int]) -> str:
-    """The operator that computes, or else the innermost."""
+    """The outermost operator that computes, or else the innermost operator."""
     outward = list(running.ancestors()) if running is not None else []
     inside = [event for event in outward if event.category == "cpu_op"]
     found = next((event for event in inside if id(event) in computing), None)
@@ -234,7 +241,8 @@ def _rows(blocks: Iterable[_Block], peak: float | None) -> list[MemoryRow]:
 
 
 def _leaks(blocks: Iterable[_Block], step_ends: Sequence[float]) -> list[Leak]:
-    """Of operators whose blocks never become fewer from step to step, and grow more than once."""
+    """The leaks: operators whose memory never shrinks from step to step, and grows more than
+    once."""
     leaks = []
     for op, found in _by_op(blocks).items():
         standing = [sum(b.bytes for b in found if b.stands(end)) for end in step_ends]

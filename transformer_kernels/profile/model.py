@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""``profile_model_inference``: one report of what a model's forward pass costs, and where."""
+"""``profile_model_inference`` reports what a model's forward pass costs, and where."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ _TRACED_CALLS = 3
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """A module of the model, with all modules in it."""
+    """A module of the model, including all modules inside it."""
 
     path: str
     kind: str
-    calls: float  # in one forward pass
-    host_us: float  # of one forward pass
-    kernel_us: float | None  # of the GPU's kernels that it launched; none on a CPU
+    calls: float  # per forward pass
+    host_us: float  # per forward pass
+    kernel_us: float | None  # of the GPU kernels that it launched; None on a CPU
     share: float  # of the forward pass
 
 
 @dataclass(frozen=True)
 class ModelReport(Report):
-    """The forward pass of a model in inference."""
+    """A model's forward pass in inference."""
 
     model: str
     device: str
     parameters: int
     parameter_bytes: int
     timing: Timing
-    items: int | None  # first dimension of the first tensor
-    bytes: int | None  # read and written by all operators; none where kernels hide them
+    items: int | None  # size of the first dimension of the first tensor
+    bytes: int | None  # read and written by all operators; None where a compiled model hides them
     flops: float | None
     peak_bytes: int  # beyond parameters and inputs
     kernels: KernelReport
     modules: list[ModuleRow]
-    note: str | None = None  # what is not in the report, and why
+    note: str | None = None  # what the report leaves out, and why
 
     @property
     def items_per_second(self) -> float | None:
@@ -67,7 +67,7 @@ class ModelReport(Report):
         return {**asdict(self), "items_per_second": self.items_per_second}
 
     def records(self) -> list[dict[str, Any]]:
-        """A row per module."""
+        """One row per module."""
         return flat(self.modules)
 
     def scalars(self) -> dict[str, float]:
@@ -123,14 +123,17 @@ def profile_model_inference(
 ) -> ModelReport:
     """Times, counts and traces ``model(*inputs)`` without gradients, in evaluation mode.
 
-    The time is taken first, with nothing attached to the model; then its operators are counted, and
-    kernels, modules and memory are traced. The model's mode is put back.
+    The time is measured first, with nothing attached to the model. Then its operators are counted,
+    and its kernels, modules and memory are traced. The model's mode is restored.
+
+    >>> print(tfk.profile.profile_model_inference(model, x))
 
     Args:
-        model: its hooks run as ever; of one that torch.compile made, modules are not told apart.
+        model: the model. Its hooks run as usual; a model from torch.compile is reported without
+            modules.
         inputs: a tensor, a sequence of arguments, or a dict of them by name.
-        warmup: calls before; by default until they get no faster.
-        seconds: of timing.
+        warmup: calls before the timing; by default until calls get no faster.
+        seconds: duration of the timing.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"{_WHO}: model is {type(model).__name__}, expected an nn.Module")
@@ -165,7 +168,7 @@ def profile_model_inference(
 
 
 def _hidden(model: nn.Module) -> str | None:
-    """Why modules and operators cannot be told apart."""
+    """The reason why modules and operators cannot be told apart; None where they can."""
     if isinstance(model, torch._dynamo.OptimizedModule):
         return "modules, bytes and operations are hidden by torch.compile"
     if isinstance(model, torch.jit.ScriptModule):
@@ -186,7 +189,7 @@ def _items(inputs: Inputs) -> int | None:
 
 @contextmanager
 def _named_modules(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Each module's forward pass is a range of the trace."""
+    """Makes each module's forward pass a range of the trace."""
     handles = []
     for path, module in model.named_modules() if wanted else ():
         ranges: list[Any] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The time of a call, by the timers and the statistics of ``transformer-kernels bench``.
+"""Times a call with the timers and the statistics of ``transformer-kernels bench``.
 
 All times are microseconds.
 """
@@ -26,17 +26,17 @@ from ._arguments import Inputs, as_call, as_inputs, as_seconds, at_least, device
 from ._report import Report, microseconds, number, percent, table
 
 TIMERS = ("graph", "events")
-_TIMED = "timed: "  # before the names of functions, beside those of copies
-_STEADY = 0.95  # a call is warm when the last ones take at least that share of those before
+_TIMED = "timed: "  # precedes the functions' names, which stand beside those of copies
+_STEADY = 0.95  # a call is warm when the last group took at least this share of the one before
 _GROUP = 3
 _WARM_UP_CALLS = 60
 _WARM_UP_SECONDS = 2.0
-_SAMPLE_SECONDS = 0.05  # of the calls in it, about
+_SAMPLE_SECONDS = 0.05  # about the duration of a sample
 
 
 @dataclass(frozen=True)
 class Timing(Report):
-    """What one call takes."""
+    """The time of one call."""
 
     name: str
     mean_time: float
@@ -46,14 +46,14 @@ class Timing(Report):
     samples: int
     warmup: int  # calls before the first sample
     timer: str
-    cold: bool  # on a GPU, the tensors of all timed calls do not fit in the cache together
+    cold: bool  # on a GPU: the tensors of all timed calls together exceed the cache
     bytes: int | None = None
     flops: float | None = None
-    copy_us: float | None = None  # of a copy that moves as many bytes, in the same rotation
+    copy_us: float | None = None  # time of a copy of as many bytes, in the same rotation
 
     @property
     def spread(self) -> float:
-        """Half of what lies between the 10th and the 90th percentile, as a share of the median."""
+        """Half the distance between the 10th and the 90th percentile, as a share of the median."""
         return (self.p90 - self.p10) / 2 / self.median
 
     @property
@@ -62,7 +62,7 @@ class Timing(Report):
 
     @property
     def of_copy(self) -> float | None:
-        """The share of that copy's bandwidth which is reached."""
+        """The bandwidth of the call, as a share of the copy's."""
         return None if self.copy_us is None else self.copy_us / self.median
 
     @property
@@ -99,17 +99,19 @@ def quick_benchmark(
     timer: str = "events",
     device: Any = None,
 ) -> Timing:
-    """The time of ``function(*inputs)``, with nothing to choose.
+    """Times ``function(*inputs)`` with default settings.
 
-    The warm-up ends where calls get no faster any more. On a GPU a pair of events around each call
-    is timed, gaps in which the GPU waits for the host included; on a CPU the wall clock.
+    The warm-up ends when calls get no faster. On a GPU a pair of events around each call is timed,
+    which includes gaps in which the GPU waits for the host; on a CPU the wall clock is read.
+
+    >>> print(tfk.profile.quick_benchmark(torch.softmax, x, -1))
 
     Args:
-        function: what is timed, under the modes of the caller (gradients, autocast).
+        function: the function to time, in the caller's modes (gradients, autocast).
         inputs: its arguments.
-        seconds: of sampling, about; at least nine samples are taken.
+        seconds: duration of sampling, approximately; at least nine samples are taken.
         timer: on a GPU, ``"events"`` or ``"graph"``, as for :func:`benchmark_kernel`.
-        device: where it runs; by default where the first tensor of the inputs lies.
+        device: where the function runs; by default the device of the first tensor among the inputs.
     """
     who = "quick_benchmark"
     as_call(who, "function", function)
@@ -129,22 +131,24 @@ def benchmark_kernel(
     bytes: int | None = None,  # noqa: A002
     flops: float | None = None,
 ) -> Timing:
-    """The time of a kernel as ``transformer-kernels bench`` takes it.
+    """Times a kernel as ``transformer-kernels bench`` does.
 
-    On a GPU the calls rotate over copies of the inputs that do not fit in the cache together, and
-    are replayed as a CUDA graph, so no host is in the time. They take turns with a copy of as many
-    bytes, which gives ``of_copy``.
+    On a GPU the calls rotate over copies of the inputs that together exceed the cache, and are
+    replayed as a CUDA graph, so that the time holds none of the host's. They alternate with a copy
+    of as many bytes, which gives ``of_copy``.
+
+    >>> print(tfk.profile.benchmark_kernel(torch.softmax, (x, -1)))
 
     Args:
-        function: what is timed; a CUDA graph cannot hold one that waits for the GPU.
+        function: the function to time; a CUDA graph cannot hold one that waits for the GPU.
         inputs: a tensor, a sequence of arguments, or a dict of them by name.
         warmup: calls before the first sample; by default until they get no faster.
-        repeat: samples; by default as many as fit in ``seconds``, 9 to 41.
-        seconds: of sampling.
+        repeat: number of samples; by default as many as fit in ``seconds``, 9 to 41.
+        seconds: duration of sampling.
         timer: on a GPU, ``"graph"`` or ``"events"``.
-        device: where it runs; by default where the first tensor of the inputs lies.
-        bytes: that a call moves at least, for ``gbps``; known of a call of our ops alone.
-        flops: operations of a call, for ``tflops``; known of our attention.
+        device: where the function runs; by default the device of the first tensor among the inputs.
+        bytes: bytes that a call moves at least, for ``gbps``; derived for calls of our ops alone.
+        flops: operations of a call, for ``tflops``; derived for our attention.
     """
     who = "benchmark_kernel"
     as_call(who, "function", function)
@@ -174,8 +178,8 @@ def measure(
 ) -> dict[str, Timing]:
     """The timings of functions of the same inputs, sampled in rotation.
 
-    As the benchmark's, the calls of a sample go over several sets of tensors, and a copy of as many
-    bytes is in the rotation, which leaves the caches in the same state.
+    As in the benchmark, the calls of a sample go over several sets of tensors, and a copy of as
+    many bytes is in the rotation, which leaves the caches in the same state for each function.
     """
     rounds = None if repeat is None else at_least(who, "repeat", repeat, 1)
     before = None if warmup is None else at_least(who, "warmup", warmup, 0)
@@ -224,7 +228,7 @@ def _watch(who: str, name: str, timer: Timer, calls: Sequence[Call]) -> Stopwatc
 
 
 def warm_up(call: Call, device: torch.device, calls: int | None = None) -> list[float]:
-    """Calls it so often, or else until calls get no faster; the seconds of each call."""
+    """Makes this many calls, or calls until they get no faster; returns the seconds of each."""
     limit = _WARM_UP_CALLS if calls is None else calls
     begin = time.perf_counter()
     times: list[float] = []
@@ -267,7 +271,7 @@ def _timing(
 
 
 def copied(inputs: Inputs) -> Inputs:
-    """The same with memory of its own."""
+    """A copy of the inputs with memory of its own."""
 
     def copy(x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -279,7 +283,7 @@ def copied(inputs: Inputs) -> Inputs:
 
 
 def _work(function: Callable[..., Any], inputs: Inputs) -> tuple[int | None, float | None]:
-    """Of a call of our ops alone; other kernels may hide what they do."""
+    """Bytes and operations of a call that runs only our ops; other kernels may do unknown work."""
     given, named = inputs
     with work.Counting() as counted:
         function(*given, **named)

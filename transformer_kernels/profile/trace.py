@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What a trace of PyTorch's profiler (Chrome's format) holds: operators, launches, kernels, memory.
+"""Reads a trace of PyTorch's profiler (Chrome's format): operators, launches, kernels, memory.
 
-All times are microseconds. The operators of a thread are a tree; a kernel knows the operator that
-launched it and the call of the CUDA runtime or driver by which it did.
+All times are microseconds. The operators of a thread form a tree; a kernel knows the operator that
+launched it and the call of the CUDA runtime or driver that did so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Event:
     category: str
     start: float
     duration: float
-    thread: tuple[Any, Any]  # process and thread; of a kernel device and stream
+    thread: tuple[Any, Any]  # process and thread; for a kernel, device and stream
     arguments: dict[str, Any]
     parent: Event | None = None
     children: list[Event] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Event:
         return self.start + self.duration
 
     def ancestors(self) -> Iterator[Event]:
-        """From the event itself outwards."""
+        """The event itself and those around it, outwards."""
         event: Event | None = self
         while event is not None:
             yield event
@@ -48,19 +48,19 @@ class Event:
 
 @dataclass(frozen=True)
 class Change:
-    """An allocation, or the end of one (negative bytes)."""
+    """An allocation, or the freeing of one (negative bytes)."""
 
     time: float
     bytes: int
     address: int
     on_device: bool
-    allocated: int  # in all, as the allocator counts
+    allocated: int  # in total, as the allocator counts
     reserved: int
     thread: tuple[Any, Any]
 
 
 class Trace:
-    """A trace from its JSON text."""
+    """A trace, read from its JSON text."""
 
     def __init__(self, text: str | bytes) -> None:
         self.text = text
@@ -77,7 +77,7 @@ class Trace:
 
     @property
     def kernels(self) -> list[Event]:
-        """Without copies and fills of memory."""
+        """Kernels on the GPU, without copies and fills of memory."""
         return [event for event in self.on_device if event.category == _KERNEL]
 
     @cached_property
@@ -91,20 +91,21 @@ class Trace:
         return sorted(found, key=lambda event: event.start)
 
     def operator_of(self, on_device: Event) -> Event | None:
-        """The innermost operator that launched it."""
+        """The innermost operator that launched the kernel or copy."""
         return self._by_id.get(on_device.arguments.get("External id"))
 
     def launch_of(self, on_device: Event) -> Event | None:
-        """The host's call that launched it; a graph's launches all its kernels."""
+        """The host's call that launched it; the launch of a CUDA graph launches all its kernels."""
         return self._by_correlation.get(on_device.arguments.get("correlation"))
 
     def times_on_device(
         self, owners: Callable[[Iterator[Event]], Iterable[Event]]
     ) -> dict[int, float]:
-        """Of all that was launched within an event, by the event's id.
+        """Sums the device time of everything launched within an event, by the event's id.
 
         Args:
-            owners: which of the events around a launch, from the innermost operator outwards.
+            owners: chooses among the events around a launch, which come from the innermost
+                outwards.
         """
         times: dict[int, float] = {}
         for on_device in self.on_device:
@@ -114,7 +115,7 @@ class Trace:
         return times
 
     def running(self, thread: tuple[Any, Any], time: float) -> Event | None:
-        """The innermost operator or annotation of a thread at a time."""
+        """The innermost operator or annotation that runs in a thread at a time."""
         events, starts = self._by_thread.get(thread, ([], []))
         place = bisect_right(starts, time) - 1
         event = events[place] if place >= 0 else None
@@ -163,7 +164,7 @@ def _outermost_first(event: Event) -> tuple[float, float]:
 
 
 def _nest(events: list[Event]) -> list[Event]:
-    """Makes trees, one forest for all threads, of events that lie in one another."""
+    """Arranges events that lie in one another as trees: one forest for all threads."""
     roots: list[Event] = []
     open_events: dict[tuple[Any, Any], list[Event]] = {}
     for event in sorted(events, key=_outermost_first):

@@ -45,13 +45,14 @@ def is_ours(name: str) -> bool:
 
 
 def kind_of(name: str) -> str | None:
-    """The kind of a kernel of ours; None for other operators."""
+    """The resource that bounds one of our kernels; None for other operators."""
     raw = _raw(name)
     return None if raw is None else raw.kind
 
 
 def of_event(event: Event) -> Work | None:
-    """The work of a traced call; None where the shapes of its arguments were not recorded."""
+    """The work of a traced call, if shapes and dtypes of its arguments were recorded; None
+    otherwise."""
     return _of_signature(event.name, json.dumps([event.arguments.get(key) for key in _RECORDED]))
 
 
@@ -76,15 +77,15 @@ def _argument(declared: Any, shape: list[int], dtype: str, text: str) -> Any:
 
 
 def of_call(op: Any, arguments: Any, results: tuple[Any, ...]) -> Work:
-    """Of a raw op's overload with its arguments and results."""
+    """The work of a raw op's overload, called with these arguments and results."""
     raw = RAW[op._schema.name.partition("::")[2]]
     given = dict(zip((a.name for a in op._schema.arguments), arguments, strict=False))
-    names = [r.name for r in op._schema.returns]  # none of what works in place
+    names = [r.name for r in op._schema.returns]  # empty for in-place ops
     return raw.work({**given, **dict(zip(names, results if names else (), strict=True))})
 
 
 def _count_of(func: Any) -> Any:
-    """PyTorch's count of an operator's operations, or of the one that it is in place of."""
+    """PyTorch's count of an operator's operations; an in-place operator has its counterpart's."""
     packets = [func.overloadpacket]
     if func.namespace == "aten":
         packets.append(getattr(torch.ops.aten, func._opname.removesuffix("_"), None))
@@ -93,17 +94,17 @@ def _count_of(func: Any) -> Any:
 
 @dataclass(frozen=True)
 class Counted:
-    """A call of an operator."""
+    """One call of an operator."""
 
     name: str  # with its namespace
-    shapes: list[Size]  # of the tensors that it reads
+    shapes: list[Size]  # shapes of the tensors that it reads
     bytes: int
     flops: float
 
 
 class Counting(TorchDispatchMode):
-    """Counts all operators that run while it is entered: ours by their declarations, others by
-    the tensors that they read and write, and by PyTorch's own count of operations."""
+    """Counts the operators that run while it is entered: ours by their declarations, others by the
+    tensors that they read and write and by PyTorch's own count of operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class Counting(TorchDispatchMode):
 
     @property
     def others(self) -> int:
-        """Operators that are not ours."""
+        """The number of calls of operators that are not ours."""
         return sum(not is_ours(call.name) for call in self.calls)
 
     @property
@@ -138,14 +139,15 @@ class Counting(TorchDispatchMode):
         elif watch.is_operator(func):
             moved = watch.bytes_of((args, kwargs)) + watch.bytes_of(results)
             count = _count_of(func)
-            # PyTorch's counts know of no dtype that a product is asked for.
+            # PyTorch's counting functions do not accept the dtype that some products are given.
             known = [value for value in args if not isinstance(value, torch.dtype)]
             flops = count(*known, **(kwargs or {}), out_val=results) if count else 0.0
             self._add(name, (args, kwargs), moved, flops)
         return results
 
     def _inside(self, func: Any, args: Any) -> Any:
-        """The op's implementation for the device, whose operators come here again."""
+        """Calls the op's implementation for the device; the operators inside it are counted in
+        turn."""
         device = next(x.device for x in args if isinstance(x, Tensor))
         key = getattr(torch._C.DispatchKey, device.type.upper())
         with self:

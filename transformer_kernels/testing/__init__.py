@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of every op share: float64 references, the tolerance rule, inputs, poison."""
+"""Helpers that the tests of all ops share: float64 references, the tolerance rule, inputs,
+poison."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What arrives at the leaves of a backward pass."""
+"""Records the gradients that arrive at a leaf in a backward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 class Arrivals(list[Any]):
-    """What autograd is given for a leaf in turn; None where a product added it to ``.grad``."""
+    """The gradients that autograd hands to a leaf, in order; None where a product added it to
+    ``.grad``."""
 
     def __init__(self, leaf: Tensor) -> None:
         self._node = torch.autograd.graph.get_gradient_edge(leaf).node  # lives while it is held

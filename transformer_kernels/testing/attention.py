@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Attention three ways: ours, PyTorch's operations in the same dtype, and float64."""
+"""Attention computed three ways: by us, by PyTorch's operations in the same dtype, and in
+float64."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .tolerance import assert_close_to_reference, floor_unit
 
 Outcome = tuple[dict[str, Tensor], dict[str, Tensor]]  # results and gradients, by name
 
-_DEVIATIONS = 4.0  # that a sum of rounding errors may be from its mean: once in 16,000
+_DEVIATIONS = 4.0  # allowed deviations of a sum of rounding errors: exceeded once in 16,000
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Call:
         return {name: x for name, x in named.items() if x is not None}
 
     def to(self, device: str) -> Call:
-        """There, but for the seed of dropout, which stays."""
+        """The call on another device, except for the seed of dropout, which stays."""
         options = {
             name: x.to(device) if isinstance(x, Tensor) and name != "seed" else x
             for name, x in self.options.items()
@@ -79,7 +80,8 @@ def exact(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tens
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """PyTorch's operations in q's dtype, scores and all: what a user would write."""
+    """Attention by PyTorch's operations in q's dtype, with all scores: code that a user would
+    write."""
     return written_out(q, k, v, **_for_reference(options))
 
 
@@ -90,7 +92,8 @@ def differentiate(
     dtype: torch.dtype | None,
     **more: Any,
 ) -> Outcome:
-    """Results, and the gradients of all that has one, in ``dtype`` or as they are."""
+    """Results, and the gradients of all tensors that have one, in ``dtype`` or in their own
+    dtypes."""
     leaves = {
         name: (x if dtype is None else x.to(dtype)).detach().requires_grad_()
         for name, x in call.differentiable.items()
@@ -104,10 +107,10 @@ def differentiate(
 
 
 def _rounding_of_out(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> float:
-    """What the gradients of sinks are off because ``out`` is rounded to q's dtype.
+    """The error of the gradients of sinks that comes from rounding ``out`` to q's dtype.
 
-    The backward pass starts from the rounded ``out``: half a unit of each of its elements, of
-    either sign, times dout and the sink's probability, added up over a head's queries.
+    The backward pass starts from the rounded ``out``. Each element is off by up to half a unit, of
+    either sign, times dout and the sink's probability; these add up over a head's queries.
     """
     assert call.sinks is not None
     power = (call.sinks.double().view(1, -1, 1) - lse.double()).exp().transpose(1, 2)
@@ -119,9 +122,9 @@ def _rounding_of_out(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> 
 def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[str, float]:
     """The size of the terms that cancel in each gradient.
 
-    Those are the terms of p * dp and p * delta, times k or q. Recomputing p from the log-sum-exp,
-    a rounded number, costs an error of that many units. A gradient of bias adds up the rounding of
-    ``out`` in as many rows as share an element.
+    They are the terms of p * dp and p * delta, times k or q. Recomputing p from the log-sum-exp, a
+    rounded number, costs an error of that many units. A gradient of bias adds up the rounding of
+    ``out`` over the rows that share an element.
     """
     q, k, v = (x.detach().double() for x in (call.q, call.k, call.v))
     keys, group = k.shape[1], q.shape[2] // k.shape[2]
@@ -137,7 +140,7 @@ def _magnitudes(call: Call, gradient: Tensor, lse: Tensor, out: Tensor) -> dict[
     units = max(1.0, finite.abs().max().item() / 4 if finite.numel() else 0.0)
     scale = call.options.get("scale")
     factor = largest * units * abs(q.shape[-1] ** -0.5 if scale is None else scale)
-    # A key's gradient is a sum over queries: the root of the sum of the squares of p.
+    # A key's gradient is a sum over queries: take the root of the sum of the squares of p.
     column = p.square().sum(1).sqrt().max().item() * group**0.5 if p.numel() else 0.0
     size = {
         "q": factor * k.abs().max().item(),
@@ -164,7 +167,8 @@ def check(
     device: str | None = None,
     magnitude: float = 1.0,
 ) -> None:
-    """Results and gradients of a call by the rule; ours on another device, where one is named."""
+    """Holds the results and gradients of a call to the rule; ours run on ``device`` where one is
+    named."""
     shape = (*call.q.shape[:-1], call.v.shape[-1])
     gradient = randn(shape, call.q.dtype)
     there = call if device is None else call.to(device)
@@ -182,7 +186,7 @@ def check_outcome(
     keep: Tensor | None = None,
     magnitude: float = 1.0,
 ) -> None:
-    """What a call gave, and the gradients that it made of one of its result, by the rule."""
+    """Holds a call's results, and the gradients that ``gradient`` led to, to the rule."""
     plain = Call(**{**call.__dict__, "options": dict(call.options)})
     for name in ("dropout", "seed"):
         plain.options.pop(name, None)
@@ -203,7 +207,7 @@ def check_outcome(
 
 # ---- arguments of the op ------------------------------------------------------------------------
 
-# Which optional arguments a call has: of batches, and of packed sequences.
+# The optional arguments that a call has: calls of batches, then of packed sequences.
 OPTIONAL = {
     "all": ("bias", "mask", "alibi_slopes", "sinks", "seed"),
     "plain": (),
@@ -226,7 +230,7 @@ def op_arguments(
     dtype: torch.dtype = torch.float32,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Every argument of the op, by name; None for optional ones that are not in ``names``."""
+    """Every argument of the op, by name; optional ones that are not in ``names`` are None."""
     wide = torch.promote_types(dtype, torch.float32)
     given: dict[str, Any] = dict.fromkeys(ATTENTION.names)
     with torch.device(device) if device else nullcontext():
@@ -253,14 +257,15 @@ def op_arguments(
 
 
 def combinations(device: str) -> Iterator[dict[str, Any]]:
-    """Arguments of batches and of packed sequences, with all that is optional, and each alone."""
+    """Arguments of batches and of packed sequences, with all optional ones together and each
+    alone."""
     for packed, choices in ((False, OPTIONAL), (True, PACKED)):
         for names in choices.values():
             yield op_arguments(names, packed, device=device)
 
 
 _INFINITE = {"infinite": math.inf, "nan": math.nan}
-# What the op refuses beyond the types of its numbers.
+# Values that the op refuses beyond wrong types.
 BAD: dict[str, dict[str, Any]] = {
     "scale": _INFINITE,
     "window_left": {"below": -2},
@@ -268,10 +273,10 @@ BAD: dict[str, dict[str, Any]] = {
     "softcap": {"below": -1.0, **_INFINITE},
     "dropout": {"below": -0.5, "above": 1.5, "nan": math.nan},
 }
-# What it takes, or refuses by the name of another argument, where others like it do not.
+# Values that the op takes, or refuses under another argument's name, unlike other ops.
 GOOD = {
-    "v": ("short",),  # its head dim is its own
-    "bias": ("one more dimension",),  # of heads as it is, of batches with one more
+    "v": ("short",),  # its head dim may differ
+    "bias": ("one more dimension",),  # a dimension for heads, and one more for batches
     "alibi_slopes": ("one more dimension",),
     "mask": ("booleans",),
     "cu_seqlens_q": ("short",),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a case of a test is."""
+"""The data of a test case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Problem:
     ours: Callable[..., Any]  # with backend= by keyword
     torch: Callable[..., Any]
     reference: Callable[..., Any]
-    term_error: float = 0.0  # of each term of a parameter's gradient, where above the arithmetic's
+    term_error: float = 0.0  # of each term of a parameter's gradient, if above the arithmetic's
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every op with every option as data: what the shared tests run."""
+"""Every op with every option as data, for the shared tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _no_mask(_: Tensor) -> None:
 
 
 def _bool_mask(x: Tensor) -> Tensor:
-    """About one element in four is hidden, and in one row all of them."""
+    """Hides about one element in four, and all elements of one row."""
     mask = torch.rand(x.shape, device="cpu") > 0.25
     if mask.numel():
         mask.view(-1, x.shape[-1])[0] = False
@@ -35,7 +35,7 @@ def _bool_mask(x: Tensor) -> Tensor:
 
 
 def _key_mask(x: Tensor) -> Tensor:
-    """One mask for all rows, as padding is."""
+    """One mask for all rows, like padding."""
     return (torch.arange(x.shape[-1], device=x.device) % 5 != 2).expand(x.shape[-1])
 
 
@@ -45,7 +45,7 @@ def _additive_mask(x: Tensor) -> Tensor:
 
 
 def _additive_float32_column(x: Tensor) -> Tensor:
-    """One value a row, of the wider dtype."""
+    """One value per row, of the wider dtype."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     return randn((*x.shape[:-1], 1), dtype, x.device)
 
@@ -171,7 +171,7 @@ MAIN_CASES = [case for case in CASES if "-" not in case.name or case.name.endswi
 def run(
     function: Callable[..., Any], tensors: tuple[Tensor, ...], gradients: Results, **options: Any
 ) -> tuple[Results, Results]:
-    """Results and the gradients of every tensor. Layouts are kept: no tensor is cloned."""
+    """Results, and the gradients of every tensor. No tensor is cloned, so layouts are kept."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     results = as_tuple(function(*leaves, **options))
     seeds = tuple(g.to(r.dtype).to(r.device) for g, r in zip(gradients, results, strict=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run a problem three ways and hold ours to the rule."""
+"""Runs a problem three ways and holds our results to the rule."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .tolerance import assert_close_to_reference
 
 
 def random_gradients(problem: Problem) -> tuple[Tensor, ...]:
-    """One for each result, of x's dtype."""
+    """A random gradient for each result, of its dtype."""
     with torch.no_grad():
         results = as_tuple(problem.torch(*problem.tensors))
     return tuple(torch.randn(r.shape, dtype=torch.float64).to(r.dtype) for r in results)
 
 
 def _partial_sums(problem: Problem, result: Tensor) -> float:
-    """A parameter's gradient adds up rows in the arithmetic's dtype.
+    """The size of the partial sums in a parameter's gradient, which adds up rows in the
+    arithmetic's dtype.
 
-    The rounding of partial sums of terms of order one grows with the root of their number. What has
-    another dtype than x is a parameter's even where x has one row.
+    Terms are of order one, so the rounding of their partial sums grows with the root of their
+    number. A gradient with another dtype than x is a parameter's, even where x has one row.
     """
     x = problem.tensors[0]
     if not 0 < result.numel() < x.numel() + (result.dtype != x.dtype):
@@ -35,7 +36,7 @@ def _partial_sums(problem: Problem, result: Tensor) -> float:
 
 
 def check_same_but_rounded(result: Tensor, expected: Tensor) -> None:
-    """For one problem computed twice, where the second may add up in another order."""
+    """Compares one problem computed twice, where the second run may add up in another order."""
     size = expected.abs().mean(dtype=torch.float32).item()
     torch.testing.assert_close(result, expected, rtol=2**-6, atol=2**-6 * size)
 
@@ -46,7 +47,7 @@ def check_problem(
     backend: str = "auto",
     magnitude: float = 0.0,
 ) -> None:
-    """Forward and backward of ours within the tolerance of float64, from poisoned memory."""
+    """Holds our forward and backward pass, in poisoned memory, to the tolerance rule."""
     gradients = random_gradients(problem) if gradients is None else gradients
     with poisoned():
         ours = run(problem.ours, problem.tensors, gradients, backend=backend)

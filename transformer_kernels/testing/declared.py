@@ -46,7 +46,7 @@ def _good(argument: Argument, device: str) -> Any:
     return False if isinstance(argument, Flag) else 0.5
 
 
-# Ops whose arguments are of no kind that says what suits them.
+# Ops whose arguments are of kinds that do not say which values fit.
 _OWN: dict[str, dict[str, Any]] = {
     "attention": {
         "combinations": attention.combinations,
@@ -74,7 +74,8 @@ def _own(op: Op) -> dict[str, Any]:
 
 
 def combinations(op: Op, device: str = "cpu") -> Iterator[Values]:
-    """Good values with every choice of optional arguments that the op takes, most of them first."""
+    """Good values with every choice of the op's optional arguments, those with most of them
+    first."""
     if op.name in _OWN:
         yield from _OWN[op.name]["combinations"](device)
         return
@@ -95,12 +96,13 @@ def combinations(op: Op, device: str = "cpu") -> Iterator[Values]:
 
 
 def good(op: Op, name: str) -> Values:
-    """Values that suit each other, among them one of an argument."""
+    """Good values that fit together, in which the argument ``name`` is not None."""
     return next(values for values in combinations(op) if values[name] is not None)
 
 
 def bad(op: Op, argument: Argument) -> Values:
-    """What the op refuses beside good values of the other arguments, by what is wrong."""
+    """Bad values of one argument, which the op refuses beside good ones, by what is wrong with
+    them."""
     if not argument.is_tensor:
         return {"text": "1", "None": None} | _bad_number(op, argument)
     x = good(op, argument.name)[argument.name]

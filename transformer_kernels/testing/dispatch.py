@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What reaches the dispatcher."""
+"""Records the calls that reach the dispatcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class CallsOf(TorchDispatchMode):
-    """The arguments of every call of one op, in the order of its schema, while it is entered."""
+    """Records the arguments of every call of one op, in schema order, while it is entered."""
 
     def __init__(self, op: Any) -> None:
         super().__init__()

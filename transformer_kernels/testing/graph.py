@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arguments of the ops of graphs that suit each other."""
+"""Arguments of the graph ops that fit together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Values = dict[str, Any]
 
 
 def small_graph(device: str, dtype: torch.dtype = torch.int64) -> Graph:
-    """Three sources, four targets: one of none, one of several edges; out of order."""
+    """Three sources and four targets, one without edges and one with several; edges are
+    unsorted."""
     edges = torch.tensor([[2, 0, 2, 1, 0], [3, 0, 0, 2, 0]], dtype=dtype, device=device)
     return Graph.from_edges(edges, (3, 4))
 
@@ -66,7 +67,7 @@ COMBINATIONS: dict[str, Callable[[str], Iterator[Values]]] = {
     SEGMENT_SOFTMAX.name: _segment_softmax,
 }
 
-# What they refuse beyond the types of their numbers, and what they refuse not.
+# Values that the ops refuse beyond wrong types, and values that they take.
 BAD: dict[str, dict[str, Any]] = {
     "reduce": {"below": -1, "above": 3},
     "heads": {"none": 0, "no divisor": 3},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CUDA graphs of what a test does."""
+"""Captures CUDA graphs of test steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ R = TypeVar("R")
 
 
 def capture(step: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
-    """The graph of ``step``, warmed up on a stream of its own, and what each replay writes."""
+    """Captures ``step``, warmed up on a side stream; returns the graph and the results it
+    writes."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -26,7 +27,8 @@ def capture(step: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
 
 
 def check_replay(step: Callable[[], Sequence[Tensor]]) -> None:
-    """That ``step`` never waits for the device, and that a graph of it gives the same bits."""
+    """Checks that ``step`` never waits for the device, and that a graph of it gives the same
+    bits."""
     expected = step()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Random inputs in every memory layout, and memory that tells when it is used unwritten."""
+"""Random inputs in every memory layout, and poisoned memory that shows reads of unwritten
+values."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ def randn(
     device: torch.device | str | None = None,
     mean: float = 0.0,
 ) -> Tensor:
-    """Fresh normal values, on the default device unless another is named.
+    """Draws normal values, on the default device unless another is named.
 
-    Drawn in float64 on the CPU, so that every device gets the same; on the device itself where
-    that would take minutes.
+    They are drawn in float64 on the CPU, so that every device gets the same values; a very large
+    tensor is drawn on the device itself.
     """
     where = device or torch.get_default_device()
     if math.prod(shape) > _MOST_DRAWN_ON_CPU:
@@ -33,7 +34,7 @@ def randn(
 
 
 def _strided(x: Tensor) -> Tensor:
-    """Rows with a gap between them, which holds NaN."""
+    """Rows with a gap of NaN between them."""
     *leading, cols = x.shape
     wide = torch.full((*leading, cols + 5), torch.nan, dtype=x.dtype, device=x.device)
     wide[..., 2 : 2 + cols] = x
@@ -41,7 +42,7 @@ def _strided(x: Tensor) -> Tensor:
 
 
 def _offset(x: Tensor) -> Tensor:
-    """Contiguous, at an address that is a multiple of the element size alone, between NaN."""
+    """Contiguous between NaN, at an address that is aligned to the element size only."""
     buffer = torch.full((x.numel() + 18,), torch.nan, dtype=x.dtype, device=x.device)
     view = buffer[1 : 1 + x.numel()].view(x.shape)
     view.copy_(x)
@@ -49,7 +50,7 @@ def _offset(x: Tensor) -> Tensor:
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """Columns contiguous instead of rows."""
+    """Columns are contiguous instead of rows."""
     return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() > 1 else x
 
 
@@ -69,7 +70,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Fresh memory of PyTorch's allocators holds NaN while this is open."""
+    """Fills fresh memory of PyTorch's allocators with NaN inside the context."""
     before = torch.are_deterministic_algorithms_enabled()
     settings: Any = torch.utils.deterministic
     fill = settings.fill_uninitialized_memory

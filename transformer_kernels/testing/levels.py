@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The transformer block of :mod:`transformer_kernels.levels` in float64, and what is held to it."""
+"""The block of :mod:`transformer_kernels.levels` in float64, and the rule that its levels meet."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from . import reference
 from .tolerance import violation
 
 # Tensors that are stored, and so rounded, on the way through the block: two norms, the projections
-# and attention, the sum and GELU. Each may add what the rule's floor has for one.
+# and attention, the sum and GELU. The rule's floor allows the rounding of one; each of these adds
+# it.
 _STORED = 8
 
-Results = dict[str, Tensor]  # y, dx, and the gradient of every parameter by its name
+Results = dict[str, Tensor]  # y, dx, and the gradient of every parameter by name
 
 
 def twins(block: Block, names: Iterable[str] = LEVELS) -> dict[str, Block]:
-    """The block once more in each level, by name, with copies of its weights."""
+    """Copies of the block in each level, by name, with the same weights."""
     return {name: _like(block, name) for name in names}
 
 
@@ -35,7 +36,7 @@ def _like(block: Block, level: str) -> Block:
 
 
 def results(block: Block, x: Tensor, dy: Tensor) -> Results:
-    """Forward and backward."""
+    """The results and gradients of a forward and a backward pass."""
     leaf = x.detach().requires_grad_()
     with torch.enable_grad():
         y = block(leaf)
@@ -43,9 +44,9 @@ def results(block: Block, x: Tensor, dy: Tensor) -> Results:
 
 
 def exact(block: Block, x: Tensor, dy: Tensor) -> Results:
-    """The same in float64, as the definitions read; of ``block`` only the weights are used.
+    """Results in float64, computed from the definitions; only weights are taken from ``block``.
 
-    One sequence after the other: float64 keeps the scores of all heads.
+    Sequences are computed one by one, because the scores of all heads are kept in float64.
     """
     w = {name: p.detach().double().requires_grad_() for name, p in block.named_parameters()}
     found = []
@@ -65,8 +66,8 @@ def exact(block: Block, x: Tensor, dy: Tensor) -> Results:
 def violations(
     found: Results, native: Results, expected: Results, stored: int = _STORED
 ) -> list[str]:
-    """Where results break the tolerance rule, beside those of PyTorch's; ``stored``: how many
-    tensors are stored, and so rounded, on the way."""
+    """Describes where results break the tolerance rule, beside PyTorch's own; ``stored`` is the
+    number of tensors that are stored, and so rounded, on the way."""
     broken = []
     for name, exact_result in expected.items():
         size = stored * exact_result.abs().max().item() if exact_result.numel() else 0.0

@@ -20,7 +20,7 @@ BAD = {
 
 
 def combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """With a bias and without, the weight kept either way."""
+    """With and without a bias, with the weight stored by rows and by columns."""
     for has_bias in (True, False):
         for by_columns in (False, True):
             weight = randn((_COLS, _TERMS), torch.float32, device)
@@ -37,14 +37,14 @@ def act_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
 
 
 def routed_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """Ours, PyTorch's and an algorithm of cuBLASLt's for each product."""
+    """A choice for each product: our kernel, PyTorch's, and an algorithm of cuBLASLt's."""
     for number, given in enumerate(combinations(device)):
         names = ("y_route", "dx_route", "dweight_route")
         yield given | {name: (number + i) % 3 - 2 for i, name in enumerate(names)}
 
 
 def mlp_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """Each level, our products and PyTorch's; without a second layer last."""
+    """Each level, with our products and with PyTorch's; the last has no second layer."""
     for level, has_biases in enumerate((True, False, True)):
         given = next(combinations(device))
         yield given | {
@@ -58,7 +58,7 @@ def mlp_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
 
 
 def gated_mlp_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """The same; of gate and up in one last."""
+    """As for the MLP; the last has gate and up packed in one weight."""
     for given in mlp_combinations(device):
         up_weight = randn((_COLS, _TERMS), torch.float32, device)
         up_bias = None if given["bias"] is None else randn((_COLS,), torch.float32, device)
@@ -78,7 +78,7 @@ QUANTIZED_GOOD = {"scales": ("half",)}
 
 
 def quantized_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """With a bias and without, of 8 bits and of 4."""
+    """With and without a bias, in 8 and in 4 bits."""
     for has_bias in (True, False):
         for whole in (True, False):
             numbers = torch.arange(_COLS * _TERMS, device=device).view(_COLS, _TERMS) * 7 - 128

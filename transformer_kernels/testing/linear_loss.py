@@ -21,7 +21,7 @@ BAD = {
 
 
 def combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """With a bias and a weight of classes, and without; each in another number of chunks."""
+    """With and without a bias and class weights, each in another number of chunks."""
     for number, (bias, weight) in enumerate(itertools.product((True, False), repeat=2)):
         yield {
             "x": randn((_ROWS, _TERMS), torch.float32, device),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operands of the loss of a linear layer, and the check of its numbers."""
+"""Operands of the loss of a linear layer, and the check of its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, TERMS, CLASSES = 13, 24, 131
 def operands(
     dtype: torch.dtype, device: str = "cpu", rows: int = ROWS, classes: int = CLASSES
 ) -> tuple[list[Tensor], Tensor]:
-    """x, weight and bias, and labels of which some are ignored."""
+    """x, weight and bias; and labels, of which some are ignored."""
     weight = randn((classes, TERMS), torch.float64, device) * TERMS**-0.5
     leaves = [
         randn((rows, TERMS), dtype, device),
@@ -40,7 +40,7 @@ def ours(leaves: list[Tensor], target: Tensor, **options: Any) -> Tensor:
 
 
 def rows_of(rows: int, leaves: list[Tensor]) -> int:
-    """chunk_bytes of so many rows."""
+    """The value of chunk_bytes that makes chunks of ``rows`` rows."""
     return rows * len(leaves[1]) * leaves[0].itemsize
 
 
@@ -50,7 +50,7 @@ def gradients(loss: Tensor, leaves: list[Tensor], dloss: Tensor | None = None) -
 
 
 def loss_of(logits: Tensor, target: Tensor, weight: Any, **options: Any) -> Tensor:
-    """By its formula."""
+    """The loss of logits, by its formula."""
     names = ("ignore_index", "label_smoothing", "z_loss", "softcap")
     defaults = (-100, 0.0, 0.0, 0.0)
     numbers = [options.get(n, d) for n, d in zip(names, defaults, strict=True)]
@@ -60,15 +60,16 @@ def loss_of(logits: Tensor, target: Tensor, weight: Any, **options: Any) -> Tens
 
 
 def in_torch(leaves: list[Tensor], target: Tensor, weight: Any, **options: Any) -> Tensor:
-    """Of the whole logits, PyTorch's product in the dtype."""
+    """The loss from whole logits, which PyTorch's product computes in the operands' dtype."""
     return loss_of(_torch.linear(*leaves), target, weight, **options)
 
 
 def sizes_of_terms(
     leaves: list[Tensor], target: Tensor, weight: Any, dloss: float, **options: Any
 ) -> list[float]:
-    """Of the loss and each gradient: that of a sum of as many independent errors of one unit as it
-    has terms which are rounded on the way, logits and their gradients. Terms cancel, errors do not.
+    """The magnitude of rounding errors in the loss and in each gradient. Each term that is rounded
+    on the way (logits and their gradients) has an independent error of one unit; terms may cancel,
+    errors do not.
     """
     logits = _torch.linear(*leaves).detach().requires_grad_()
     loss = loss_of(logits, target, weight, **options)
@@ -84,7 +85,7 @@ def sizes_of_terms(
 
 
 def check(leaves: list[Tensor], target: Tensor, dloss: float = 1.0, **options: Any) -> None:
-    """The loss and all gradients within the tolerance of float64, from poisoned memory."""
+    """Holds the loss and all gradients, from poisoned memory, to the tolerance rule."""
     own = {name: options.pop(name) for name in ("gradient", "chunk_bytes", "backend")}
     weight = options.pop("weight", None)
     with poisoned():

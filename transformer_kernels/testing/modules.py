@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What users do to the layers of a model, each of which a fused pass has to notice.
+"""Changes that users make to the layers of a model, each of which a fused pass has to notice.
 
-A change takes a layer's parent, its name there, and a list that gains an element each time the
-change runs.
+A change takes the parent of a layer, the layer's name there, and a list that gains an element each
+time the change runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Change = Callable[[nn.Module, str, list[str]], None]
 
 
 class Adapter(nn.Module):
-    """The layer inside, its parameters by the names that they had, and a factor that is learned."""
+    """Wraps a layer, keeps its parameters' names, and multiplies by a learned factor."""
 
     def __init__(self, base: nn.Module, log: list[str]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ CHANGES: dict[str, Change] = {
 
 
 class Quantized(Tensor):
-    """A weight in steps of its scale, which only the functions of stock layers can read."""
+    """A quantized weight, which only the functions of stock layers can read."""
 
     scale: Tensor
 

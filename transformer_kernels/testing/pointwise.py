@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The cases of the pointwise ops, from their table."""
+"""The test cases of the pointwise ops, from their table."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROWS = {row.name: row for row in ACTIVATIONS} | {row.gated: row for row in ACTIV
 
 
 def exact(row: Activation) -> Callable[[Tensor], Tensor]:
-    """The activation of float64: its definition, or the formula of its row where that is one."""
+    """The activation in float64: its definition, or the row's formula if that is one."""
     function: Callable[[Tensor], Tensor] = getattr(reference, row.name, row.formula)
     return function
 
 
 def _term_error(x: Tensor) -> float:
-    """Of the slope of an activation: 16-bit tensors take approximations (docs/numerics.md)."""
+    """The error of an activation's slope: 16-bit tensors use approximations (docs/numerics.md)."""
     return 2.0**-20 if x.dtype.itemsize == 2 else 0.0
 
 
@@ -64,7 +64,8 @@ def plain_case(name: str, variant: str = "", bias: bool = True, float32: bool = 
 def gated_case(
     name: str, variant: str = "", bias: bool = True, float32: bool = False, packed: bool = False
 ) -> Case:
-    """A packed pair has an even number of columns: the last of an odd number is left out."""
+    """A case with a gate. Packed pairs need an even number of columns, so an odd last one is left
+    out."""
     row, declared = ROWS[name], GATED[name]
     call = declared.call
 

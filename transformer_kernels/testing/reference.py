@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The ops in float64, as their definitions read. Nothing here is shared with a backend.
+"""The ops in float64, straight from their definitions. No code here is shared with a backend.
 
-Gradients come from autograd through these definitions.
+Autograd differentiates these definitions.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def rms_norm(
 
 
 def rounded_sum(x: Tensor, residual: Tensor, dtype: torch.dtype) -> Tensor:
-    """x + residual as it is stored, with the gradient of the exact sum."""
+    """x + residual rounded as it is stored, with the gradient of the exact sum."""
     exact = x.double() + residual.double()
     return exact + (exact.to(dtype).double() - exact).detach()
 
@@ -94,9 +94,9 @@ def attention(
     softcap: float = 0.0,
     keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, Tq, H, Dv) and the log-sum-exp (B, H, Tq), one query head after the other.
+    """Returns the output (B, Tq, H, Dv) and the log-sum-exp (B, H, Tq), computed head by head.
 
-    ``window`` has 0 on the right where attention is causal; ``keep`` (B, H, Tq, Tk) are the factors
+    Causal attention has a ``window`` of 0 on the right; ``keep`` (B, H, Tq, Tk) holds the factors
     of dropout.
     """
     batch, queries, heads, dim = q.shape

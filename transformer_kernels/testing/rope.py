@@ -41,7 +41,8 @@ def check(
     magnitude: float = 1.0,
     **options: Any,
 ) -> None:
-    """Results and gradients by the rule, of positions ``at`` (B, T) that the options stand for."""
+    """Holds results and gradients to the rule; the options stand for the positions ``at`` (B,
+    T)."""
     interleaved = options.get("interleaved", False)
     heads_first = options.get("heads_first", False)
     rows = tuple(table[at] for table in tables)
@@ -109,7 +110,7 @@ def combinations(device: str) -> Iterator[dict[str, Any]]:
 
 
 def norm_arguments(kind: str, device: str = "cpu") -> dict[str, Any]:
-    """The same of qk_norm; ``plain`` is without tables, and ``ids`` without weights."""
+    """Every argument of qk_norm, by name; ``plain`` has no tables, and ``ids`` has no weights."""
     given = op_arguments(kind, device) | {"eps": 1e-3, "q_weight": None, "k_weight": None}
     if kind == "plain":
         given |= {"cos": None, "sin": None}
@@ -125,11 +126,11 @@ def norm_combinations(device: str) -> Iterator[dict[str, Any]]:
         yield norm_arguments(kind, device)
 
 
-# What they refuse beyond the types of their numbers.
+# Values that the ops refuse beyond wrong types.
 BAD: dict[str, dict[str, Any]] = {
     "offset": {"below": -1},
     "section_time": {"below": -1, "above": 1},
     "section_height": {"below": -1, "above": 1},
 }
-# What they refuse by the name of another argument.
+# Values that the ops refuse under another argument's name.
 GOOD = {"cos": ("short",)}

@@ -3,7 +3,7 @@
 
     err(ours) <= 2 * err(torch in the same dtype) + floor        err = max |result - float64|
 
-NaN and the infinities must stand where the reference has them.
+NaN and infinities must be where the reference has them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ FACTOR = 2.0
 
 
 class Tolerance(NamedTuple):
-    """What a result of a dtype may be off."""
+    """The error that a result of a dtype may have."""
 
-    # In the rule, in units of eps(dtype) * max |reference|: where PyTorch happens to be exact. Half
-    # a unit is the rounding error of one store.
+    # In the rule, in units of eps(dtype) * max |reference|, for results that PyTorch happens to
+    # compute exactly. Half a unit is the rounding error of one store.
     floor: float
-    # Beside no result of PyTorch's: ||result - float64|| / ||float64||, as benchmarks verify.
+    # Where no result of PyTorch's is at hand: ||result - float64|| / ||float64||, as benchmarks
+    # verify.
     relative: float
 
 
@@ -35,7 +36,7 @@ TOLERANCES = {
 
 
 def floor_unit(dtype: torch.dtype) -> float:
-    """The floor of a reference of size one."""
+    """The floor for a reference of size one."""
     return TOLERANCES[dtype].floor * torch.finfo(dtype).eps
 
 
@@ -54,9 +55,9 @@ def _error(result: Tensor, reference: Tensor) -> float:
 def violation(
     ours: Tensor, torch_result: Tensor, reference: Tensor, magnitude: float = 0.0
 ) -> str | None:
-    """What of the rule ``ours`` does not meet, in words; None where it meets all.
+    """Describes how ``ours`` breaks the rule; None where it meets it.
 
-    ``magnitude`` is the size of the terms that cancel, where the reference is small because of it.
+    ``magnitude`` is the size of the terms where they cancel and the reference is small.
     """
     reference = reference.double().cpu()
     if ours.shape != reference.shape:
@@ -65,7 +66,7 @@ def violation(
         if not torch.equal(test(ours).cpu(), test(reference)):
             return f"{test.__name__} differs from the reference"
     error, torch_error = _error(ours, reference), _error(torch_result, reference)
-    if torch_error != torch_error:  # PyTorch's NaN excuses nothing
+    if torch_error != torch_error:  # NaN in PyTorch's result excuses no error of ours
         torch_error = 0.0
     bound = FACTOR * torch_error + floor_of(reference, ours.dtype, magnitude)
     if error <= bound:
@@ -80,6 +81,6 @@ def assert_close_to_reference(
     what: str = "",
     magnitude: float = 0.0,
 ) -> None:
-    """Hold ``ours`` to the rule."""
+    """Asserts that ``ours`` meets the rule."""
     found = violation(ours, torch_result, reference, magnitude)
     assert found is None, f"{what}: {found}"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A workbench for models and kernels: devices, memory by op, checks of every layer, kernels of your
-own.
+"""A workbench for models and kernels: devices, memory by op, checks of every layer, and your own
+kernels.
 
 >>> tfk.workbench.devices()
 >>> with tfk.workbench.account_memory(model) as account:
@@ -8,7 +8,7 @@ own.
 >>> tfk.validate(model, x, gradients=True)
 >>> class SoftCap(tfk.workbench.Kernel): ...
 
-Nothing is loaded before it is used.
+Modules are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A user's kernel as a case of the benchmark, and under the profiler."""
+"""Makes a user's kernel a case of the benchmark, and runs it under the profiler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROVIDERS = ("torch", "compile", "ours")
 
 
 class Declared(Protocol):
-    """A user's kernel once it is declared."""
+    """The attributes of a user's kernel that the benchmark needs."""
 
     op: KernelOp
 
@@ -40,7 +40,7 @@ class Declared(Protocol):
 
 @dataclass(frozen=True)
 class _KernelCase(Case):
-    """An op of the benchmark whose tensors the kernel draws."""
+    """A benchmark case whose tensors the kernel itself draws."""
 
     kernel: Any = None
 
@@ -56,7 +56,8 @@ class _KernelCase(Case):
 
 
 def case_of(kernel: Declared) -> Case:
-    """Its tensors are all inputs, of the shapes that the kernel draws, and all of them verified."""
+    """The case of a kernel. All its tensors are inputs, in the shapes that the kernel draws, and
+    all elements of the results are verified."""
     op = kernel.op
 
     @cache
@@ -147,7 +148,7 @@ def profile(kernel: Declared, given: tuple[Any, ...]) -> Any:
         x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x
         for x in given
     ]
-    gradients = [torch.ones_like(r) for r in as_tuple(kernel(*leaves))]  # and warms up
+    gradients = [torch.ones_like(r) for r in as_tuple(kernel(*leaves))]  # also warms up
     with KernelProfiler(device=given[0].device.type) as profiler:
         torch.autograd.backward(as_tuple(kernel(*leaves)), gradients)
     return profiler.report

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The declared op of a user's kernel: its arguments from a signature, its checks and passes."""
+"""Declares the op of a user's kernel: arguments from the formula's signature, checks and passes."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from ..ops._declare_formula import formula_backward
 from ..ops._register import define_public
 
 _library = torch.library.Library(f"{NAMESPACE}_yours", "FRAGMENT")
-_defined: dict[str, int] = {}  # how often a name was taken: a notebook's cell runs again
+_defined: dict[str, int] = {}  # how often each name was taken: a notebook runs a cell again
 
 _KINDS: dict[str, type[Argument]] = {"bool": Flag, "int": Integer, "float": Number}
 _Form = tuple[torch.Size, torch.dtype, torch.device]
-_MOST_SHAPES = 256  # whose results are remembered
+_MOST_SHAPES = 256  # results are remembered for this many shapes
 
 
 class Definition(Protocol):
-    """What a user's kernel says of itself; :class:`~.kernel.Kernel` documents it."""
+    """The part of a user's kernel that its op reads; :class:`~.kernel.Kernel` documents it."""
 
     arguments: ClassVar[tuple[Argument, ...]]
     results: ClassVar[tuple[str, ...]]
@@ -59,7 +59,7 @@ class Definition(Protocol):
 
 @dataclass(frozen=True)
 class Operand(Argument):
-    """A floating-point tensor of any shape, on the device of another."""
+    """A floating-point tensor of any shape, on the same device as the argument ``of``."""
 
     of: str = ""
 
@@ -77,7 +77,7 @@ class Operand(Argument):
 
 
 def arguments_of(title: str, formula: Callable[..., Any]) -> tuple[Argument, ...]:
-    """Those of a formula, by their annotations."""
+    """The arguments of a formula, from its annotations."""
     parameters = [*inspect.signature(formula).parameters.values()]
     if not parameters:
         raise ArgumentTypeError(f"{title}: formula takes nothing, expected a Tensor first")
@@ -102,7 +102,7 @@ def _argument(title: str, parameter: inspect.Parameter, first: str) -> Argument:
 
 
 class KernelOp(Op):
-    """An op whose kernels are a user's; the shapes of its results are those of its formula's."""
+    """An op with a user's kernels. Its formula determines the shapes of the results."""
 
     kernel: Definition
 
@@ -123,7 +123,7 @@ def _fake(op: KernelOp, *arguments: Any) -> Any:
 
 
 def declare_kernel(kernel: Definition, name: str, backward_inputs: Sequence[str]) -> KernelOp:
-    """The op with all that follows from it: raw ops, autograd, the node of exported graphs."""
+    """Declares the op, with its raw ops, its autograd and its node in exported graphs."""
     arguments = kernel.arguments or arguments_of(name, kernel.formula)
     results = tuple(Result(result, arguments[0].name) for result in kernel.results)
     differentiable = [a.name for a in arguments if a.is_tensor and _has_gradient(a)]
@@ -134,7 +134,7 @@ def declare_kernel(kernel: Definition, name: str, backward_inputs: Sequence[str]
         raise ArgumentValueError(
             f"{name}: backward takes {unknown}, expected some of {', '.join(sorted(allowed))}"
         )
-    # All arguments are kept, for the second derivative; of the results those that are asked for.
+    # All arguments are saved, for the second derivative, and those results that are asked for.
     read = [f"d{result}" for result in kernel.results] + [a.name for a in arguments]
     read += [n for n in backward_inputs if n in kernel.results] + sorted(needs & {*backward_inputs})
     gradients = ", ".join(f"d{n}" for n in differentiable)
@@ -170,7 +170,7 @@ def _fresh_name(name: str) -> str:
 
 
 class _Passes:
-    """Both passes of the kernel, between checks; the formula's where the kernel cannot run."""
+    """Runs both passes of the kernel between checks, or the formula where the kernel cannot run."""
 
     def __init__(self, kernel: Definition, op: KernelOp, backward_inputs: Sequence[str]) -> None:
         self._kernel = kernel
@@ -179,7 +179,7 @@ class _Passes:
         self._forms: dict[tuple[Any, ...], list[_Form]] = {}
 
     def forward(self, *arguments: Any) -> Any:
-        """Arguments are checked, and what the results must be is found out, once per key."""
+        """Checks arguments and works out the results' shapes once for each key."""
         key = tuple(_form(x) if isinstance(x, Tensor) else x for x in arguments)
         known = self._forms.get(key)
         if known is None:
@@ -259,7 +259,7 @@ class _Passes:
             raise ArgumentValueError(f"{title}: {name} is on {found.device}, expected {device}")
 
     def _expected(self, arguments: Sequence[Any]) -> list[_Form]:
-        """Of the formula's results, which a call without data gives."""
+        """Shape, dtype and device of each result, from a call of the formula on meta tensors."""
         blank = [x.to("meta") if isinstance(x, Tensor) else x for x in arguments]
         device = arguments[0].device
         return [(r.shape, r.dtype, device) for r in self._op.by_formula(blank)]

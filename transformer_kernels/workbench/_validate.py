@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""``validate(model, inputs)``: one pass under all checks, and the model as it was before."""
+"""``validate(model, inputs)`` runs one pass under all checks, and leaves the model as it was."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEEDED = ("cuda", "xpu")  # devices with generators of their own
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`validate` found; true where all is well."""
+    """The result of :func:`validate`; true where no fault was found."""
 
     fault: Fault | None
     seen: Seen
@@ -37,7 +37,7 @@ class Report:
         return self.ok
 
     def raise_for_fault(self) -> None:
-        """Raise FaultError where there is one."""
+        """Raises FaultError where a fault was found."""
         if self.fault is not None:
             raise FaultError(self.fault)
 
@@ -60,24 +60,25 @@ def validate(
     expected: Mapping[str, Expected] | None = None,
     checks: Iterable[str] = CHECKS,
 ) -> Report:
-    """Run ``model`` once, and find the first module that has a bad tensor.
+    """Runs ``model`` once, and finds the first module that has a bad tensor.
 
-    Everything of the model is as it was when this returns or raises: hooks, training mode, buffers,
-    ``.grad`` of parameters and inputs, and the states of the random generators. Inputs are not
-    copied: a model that writes to them does so here too.
+    The model is as before when this returns or raises: hooks, training mode, buffers, ``.grad`` of
+    parameters and inputs, and the states of the random generators. Inputs are not copied, so a
+    model that writes to its inputs does so here too.
 
     Args:
         inputs: a tensor, a tuple or list of arguments, or a dict of them by name.
-        gradients: run the backward pass as well, of ``loss(output)``, by default of random numbers
-            for each floating-point result that requires a gradient.
-        expected, checks: of :class:`ModuleChecks`.
+        gradients: also run the backward pass of ``loss(output)``; without a loss, each
+            floating-point result that requires a gradient receives random numbers.
+        expected, checks: as in :class:`ModuleChecks`.
 
     Returns:
-        A report, which is true where nothing was found. A module that raises is its fault as well,
-        of the kind ``"error"``, by the path of the innermost module.
+        A report, which is true where no fault was found. An exception of a module is a fault of the
+        kind ``"error"``, with the path of the innermost module.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: an argument that cannot be taken, by name.
+        ArgumentTypeError, ArgumentValueError: an argument has the wrong type or value; the message
+            names it.
     """
     args, kwargs = _arguments(inputs)
     if loss is not None and not callable(loss):
@@ -91,7 +92,7 @@ def validate(
                 _backward(results, loss)
         except FaultError as error:
             fault = error.fault
-        except Exception as error:  # whatever a model raises is what is wrong with it
+        except Exception as error:  # whatever a model raises is its fault
             fault = _raised(model, watched.inside, error)
     return Report(fault, watched.seen, watched.checks, gradients)
 
@@ -130,14 +131,14 @@ def _raised(model: nn.Module, inside: list[str], error: Exception) -> Fault:
 
 @contextmanager
 def _as_before(model: nn.Module, inputs: Any) -> Iterator[None]:
-    """What a pass changes is changed back."""
+    """Restores what a pass changes."""
     leaves = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.is_leaf]
     held = [*model.parameters(), *leaves]
     gradients = [x.grad for x in held]
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     for x in held:
-        x.grad = None  # what is there is kept from being added to
+        x.grad = None  # so that the pass does not add to it
     with _random_state([*held, *(buffer for buffer, _ in buffers)]):
         try:
             yield
@@ -153,7 +154,7 @@ def _as_before(model: nn.Module, inputs: Any) -> Iterator[None]:
 
 @contextmanager
 def _random_state(tensors: list[Tensor]) -> Iterator[None]:
-    """The generators of the CPU and of the devices of these tensors."""
+    """Restores the generators of the CPU and of these tensors' devices, and seeds them."""
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=()))
         for kind in _SEEDED:

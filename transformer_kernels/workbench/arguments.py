@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Kinds of arguments of a :class:`Kernel`, each with the checks that the library's own ops have.
+"""Kinds of arguments of a :class:`Kernel`, with the checks that the library's own ops have.
 
-``Operand``: a floating-point tensor. ``Rows``: one of at least one dimension. ``Like``: of the
-shape and dtype of another. ``Param``: one value for each column of another. ``Mask``, ``Indices``,
-``Seed``: tensors without a gradient. ``Number``, with bounds, ``Integer``, ``Flag``.
+``Operand`` is a floating-point tensor; ``Rows`` has at least one dimension; ``Like`` has the shape
+and dtype of another argument; ``Param`` has one value for each column of another. ``Mask``,
+``Indices`` and ``Seed`` are tensors without a gradient. ``Number`` (with bounds), ``Integer`` and
+``Flag`` are plain values.
 """
 
 from ..ops._declare_arguments import (

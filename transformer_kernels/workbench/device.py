@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The devices of this machine, and what the library would run on each."""
+"""The devices of this machine, and what the library runs on each."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..measure import machine
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """One device; ``str()`` puts it on a line."""
+    """One device; ``str()`` gives it as one line."""
 
     device: torch.device
     name: str
-    units: int  # cores that the process may use; multiprocessors of a GPU
-    memory_bytes: int  # of the device; 0 where PyTorch does not say
+    units: int  # CPU cores that the process may use, or multiprocessors of a GPU
+    memory_bytes: int  # memory of the device; 0 where PyTorch does not know it
     instruction_sets: tuple[str, ...]  # of the CPU that our kernels know, best last; or ("sm_90",)
     in_use: str  # the instruction set that our kernels use; "" where formulas run
-    backends: tuple[str, ...]  # what ``backend=`` may ask for there
+    backends: tuple[str, ...]  # allowed values of ``backend=`` there
 
     @property
     def has_kernels(self) -> bool:
-        """Whether ``backend="auto"`` is kernels there, and not the formulas in PyTorch."""
+        """Whether ``backend="auto"`` runs kernels there, and not formulas in PyTorch."""
         return bool(self.in_use)
 
     @property
     def runs(self) -> str:
-        """What ``backend="auto"`` runs there, in words."""
+        """A description of what ``backend="auto"`` runs there."""
         return f"kernels ({self.in_use})" if self.has_kernels else "PyTorch formulas"
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class DeviceProperties:
 
 
 def devices() -> tuple[DeviceProperties, ...]:
-    """The CPU, all CUDA devices, and the devices of another accelerator that PyTorch has."""
+    """The CPU, all CUDA devices, and the devices of another accelerator that PyTorch supports."""
     found = [torch.device("cpu")]
     found += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     other = _other_accelerator()
@@ -53,10 +53,10 @@ def devices() -> tuple[DeviceProperties, ...]:
 
 
 def properties(device: torch.device | str | int | None = None) -> DeviceProperties:
-    """Of one device; by default of the one that new tensors are made on.
+    """The properties of one device, by default of the one that new tensors are made on.
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: what is no device, or none of this machine.
+        ArgumentValueError, ArgumentTypeError: ``device`` is no device, or none of this machine.
     """
     found = _checked(device)
     if found.type == "cpu":
@@ -65,11 +65,11 @@ def properties(device: torch.device | str | int | None = None) -> DeviceProperti
 
 
 def choose_device(memory_bytes: int = 0) -> torch.device:
-    """The CUDA device with the most free memory that our kernels serve; the CPU where none has
-    ``memory_bytes`` of it.
+    """Returns the CUDA device with the most free memory that our kernels serve, or the CPU where
+    none has ``memory_bytes`` free.
 
     Raises:
-        ArgumentValueError: neither has as much.
+        ArgumentValueError: neither has that much free memory.
     """
     wanted = as_integer("choose_device", "memory_bytes", memory_bytes)
     served = [d.device for d in devices() if d.device.type == "cuda" and d.has_kernels]
@@ -86,7 +86,7 @@ def choose_device(memory_bytes: int = 0) -> torch.device:
 
 
 def synchronize(device: torch.device | str | int | None = None) -> None:
-    """Wait for all that was started on a device; a CPU has always finished."""
+    """Waits for all work that was started on a device; a CPU has always finished."""
     found = _checked(device)
     if found.type != "cpu":
         torch.accelerator.synchronize(found)
@@ -149,7 +149,7 @@ def _cuda(device: torch.device) -> DeviceProperties:
 
 
 def _other(device: torch.device) -> DeviceProperties:
-    """Of an accelerator that has no kernels of ours, by what its module of PyTorch tells."""
+    """Describes an accelerator without kernels of ours, from its module of PyTorch."""
     module = torch.get_device_module(device)
     ask = getattr(module, "get_device_properties", None)
     found = None if ask is None else ask(device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What can be wrong with a tensor, and where it was found."""
+"""The faults that a tensor can have, and the place where one was found."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CHECKS = (*NUMBERS, "shape", "dtype", "device")
 
 @dataclass(frozen=True)
 class Expected:
-    """What an input or an output has to be; None is not checked.
+    """The shape, dtype and device that an input or an output has to have; None is not checked.
 
-    A size of ``shape`` is a number, None for any, or a name, which is the same number wherever it
-    stands in one pass: ``Expected(("batch", "time", 512), torch.bfloat16)``.
+    A size in ``shape`` is a number, None for any, or a name, which stands for the same number
+    everywhere in one pass: ``Expected(("batch", "time", 512), torch.bfloat16)``.
     """
 
     shape: tuple[int | str | None, ...] | None = None
@@ -39,12 +39,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class Fault:
-    """The first thing that was wrong."""
+    """The first fault that was found."""
 
     path: str  # of the module; "" is the model itself
-    module: str  # its class
+    module: str  # class of the module
     where: str  # "input x", "output[0]", "parameter weight", "gradient of output"
-    kind: str  # one of CHECKS, or "error", which the module raised
+    kind: str  # one of CHECKS, or "error" for an exception of the module
     detail: str  # in words
     count: int = 0  # bad elements
     total: int = 0  # elements
@@ -55,7 +55,7 @@ class Fault:
 
 
 class FaultError(ValueError):
-    """Raised at the first fault; ``fault`` says which."""
+    """Raised at the first fault, which is its attribute ``fault``."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
@@ -63,7 +63,7 @@ class FaultError(ValueError):
 
 
 def checked_names(op: str, checks: Iterable[str]) -> tuple[str, ...]:
-    """``checks``, each one of CHECKS."""
+    """Checks that each name in ``checks`` is one of CHECKS, and returns them."""
     if isinstance(checks, str) or not isinstance(checks, Iterable):
         raise ArgumentTypeError(f"{op}: checks is {checks!r}, expected names of checks")
     names = tuple(checks)
@@ -77,15 +77,15 @@ def checked_names(op: str, checks: Iterable[str]) -> tuple[str, ...]:
 def bad_elements(
     x: Tensor, checks: Iterable[str], hides: bool = False
 ) -> tuple[str, Tensor] | None:
-    """The kind of the first fault of numbers, and where it is; None where there is none.
+    """The kind of the first bad number, and a mask of the bad elements; None where there are none.
 
-    In a tensor that ``hides``, as masks do, minus infinity is no fault.
+    In a tensor that ``hides``, such as a mask, minus infinity is no fault.
     """
     if not (x.is_floating_point() or x.is_complex()) or x.is_meta or x.layout is not torch.strided:
         return None
     tests = {"nan": torch.isnan, "inf": torch.isposinf if hides else torch.isinf}
     wanted = [kind for kind in NUMBERS if kind in checks]
-    if not wanted or (not hides and bool(torch.isfinite(x).all())):  # one pass where all is well
+    if not wanted or (not hides and bool(torch.isfinite(x).all())):  # one pass over a good tensor
         return None
     for kind in wanted:
         bad = tests[kind](x)
@@ -118,7 +118,8 @@ def form_fault(
     sizes: dict[str, int],
     checks: Iterable[str],
 ) -> Fault | None:
-    """Shape, dtype and device against what is expected; ``sizes`` are those with names so far."""
+    """Checks shape, dtype and device against what is expected; ``sizes`` holds the named sizes so
+    far."""
     words = {
         "shape": _shape_words(x, expected, sizes),
         "dtype": _dtype_words(x, expected),

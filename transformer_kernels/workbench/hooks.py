@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Hooks that look at what goes into and comes out of every module, and stop at the first fault."""
+"""Hooks that check the inputs and outputs of every module, and stop at the first fault."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from .faults import (
 
 @dataclass
 class Seen:
-    """What has been looked at."""
+    """Counts of what was checked."""
 
     modules: int = 0  # calls of modules
     tensors: int = 0
     elements: int = 0
-    gradients: int = 0  # tensors of gradients among them
+    gradients: int = 0  # gradient tensors, counted in tensors too
 
 
 class ModuleChecks:
-    """Check the tensors of every module of ``model`` while this is entered.
+    """Checks the tensors of every module of ``model`` while this is entered.
 
-    In the order of the pass: a module's own parameters and buffers, its inputs, its outputs; with
+    The checks follow the pass: a module's own parameters and buffers, its inputs, its outputs; with
     ``gradients``, in a backward pass, the gradient of each of those and of the parameters. The
-    first fault raises :class:`FaultError` out of the pass, with the module's path. What TorchScript
-    or torch.compile runs is not looked into.
+    first fault raises :class:`FaultError` out of the pass, with the module's path. Modules that
+    TorchScript or torch.compile runs are not checked.
 
     >>> with tfk.workbench.ModuleChecks(model, gradients=True):
     ...     model(x).sum().backward()
 
     Args:
-        checks: of ``"nan"``, ``"inf"``, ``"shape"``, ``"dtype"``, ``"device"``. Minus infinity is
-            no fault in an input whose name contains ``mask`` or ``bias``. An input that is not on
-            the device of the module's parameters is a fault of ``"device"``, unless it has no
-            dimension.
-        expected: what inputs and outputs have to be, by ``"path.of.module:output"`` or
+        checks: names among ``"nan"``, ``"inf"``, ``"shape"``, ``"dtype"`` and ``"device"``. Minus
+            infinity is no fault in an input whose name contains ``mask`` or ``bias``. An input that
+            is not on the device of the module's parameters is a fault of ``"device"``, unless it
+            has no dimension.
+        expected: the :class:`Expected` of inputs and outputs, by ``"path.of.module:output"``, or
             ``":x"`` for the argument x of the model itself.
-        gradients: check gradients too.
+        gradients: also check gradients.
 
-    Reading the numbers waits for the device: this is for finding a fault, not for training.
+    Checking numbers waits for the device: use this to find a fault, not for training.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ModuleChecks:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         path = self._paths[module]
-        if not path:  # another pass
+        if not path:  # a new pass begins
             self._sizes.clear()
             self._handles = [h for h in self._handles if h.hooks_dict_ref() is not None]
         self.inside.append(path)
@@ -124,11 +124,11 @@ class ModuleChecks:
         for name, x in _tensors(results):
             self._look(module, f"output{name}", x, f"output{name}")
         path = self._paths[module]
-        while self.inside.pop() != path:  # the model has caught what a module raised
+        while self.inside.pop() != path:  # the model caught an exception of a module
             pass
 
     def _look(self, module: nn.Module, where: str, x: Tensor, name: str = "") -> None:
-        """``name`` is that of an input or output, for what is expected of it."""
+        """Checks a tensor; ``name`` is that of an input or output, for what is expected of it."""
         self.seen.tensors += 1
         self.seen.elements += x.numel()
         path, title = self._paths[module], type(module).__name__
@@ -159,7 +159,8 @@ class ModuleChecks:
     # ---- gradients ------------------------------------------------------------------------------
 
     def _watch(self, path: str, title: str, where: str, x: Tensor) -> None:
-        """A tensor has one gradient, whoever reads it: the names of all come into its fault."""
+        """Watches the gradient of a tensor. All readers share that gradient, so its fault names
+        them all."""
         at = (path, title, where)
         if x in self._names:
             if at not in self._names[x]:
@@ -176,7 +177,8 @@ class ModuleChecks:
         self._handles.append(x.register_hook(look))
 
     def _gradient_fault(self, names: list[tuple[str, str, str]], gradient: Tensor) -> Fault | None:
-        """Named after its last reader, where the bad number came from."""
+        """Checks a gradient. Its fault is named after the tensor's last reader, from which the bad
+        number came."""
         (path, title, where), *others = reversed(names)
         shown = f"gradient of {where}"
         if others:
@@ -186,7 +188,7 @@ class ModuleChecks:
 
 
 def _open_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Those that Python calls, with hooks, by their paths; each once."""
+    """The modules that Python calls, and so with hooks, by path; each once."""
     closed: list[str] = []
     for path, module in model.named_modules():
         if any(path.startswith(outer) for outer in closed):
@@ -200,22 +202,22 @@ def _open_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by the names that ``forward`` has for them."""
+    """The arguments of a call, by the names of ``forward``'s parameters."""
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # refused, which the call will say, or without a signature
+    except (TypeError, ValueError):  # refused, as the call will say, or without a signature
         return {**{str(i): value for i, value in enumerate(args)}, **kwargs}
     return dict(bound.arguments)
 
 
 def _inputs(named: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """``x``, ``mask['self']``."""
+    """Names such as ``x`` and ``mask['self']``, with their tensors."""
     for name, value in named.items():
         yield from ((name + place, x) for place, x in _tensors(value))
 
 
 def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
-    """With their places: ``[0]``, ``['logits']``, or nothing of a tensor alone."""
+    """Tensors with their places: ``[0]``, ``['logits']``, or "" for a tensor alone."""
     for path, value in tree_flatten_with_path(values)[0]:
         if isinstance(value, Tensor):
             yield keystr(path), value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A base class for kernels of your own."""
+"""The base class for your own kernels."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Kernel:
-    """A kernel of your own, in Triton, CUDA, C++ or Python, with all that the library's have.
+    """Your own kernel, in Triton, CUDA, C++ or Python, with everything that the library's ops have.
 
-    A subclass says what the op is, ``formula``, and how it runs, ``forward`` and ``backward``:
+    A subclass defines the op in ``formula``, and runs it in ``forward`` and ``backward``:
 
     >>> class SoftCap(tfk.workbench.Kernel):
     ...     def formula(self, x: Tensor, cap: float) -> Tensor:
@@ -38,44 +38,46 @@ class Kernel:
     >>> soft_cap = SoftCap()
     >>> soft_cap(x, 30.0)
 
-    An instance is a function. Arguments are checked before the kernel runs, and its results after:
-    number, shape, dtype, device, memory of their own. It is differentiable, by ``backward``, or by
-    autograd of the formula where there is none; a second derivative is that of the formula. It is
-    an op of PyTorch's, for torch.compile and torch.export; torch.func sees the formula. Both passes
-    run below autograd, and may not write to their arguments.
+    An instance is a function. Arguments are checked before the kernel runs, and results after it:
+    number, shape, dtype, device, and that they have memory of their own. The function is
+    differentiable, by ``backward``, or where there is none by autograd of the formula; second
+    derivatives are the formula's. It is an op of PyTorch, for torch.compile and torch.export;
+    torch.func follows the formula. Both passes run below autograd and must not write to their
+    arguments.
 
     Attributes:
-        name: of the op, in messages too; by default that of the class, in snake case.
-        arguments: kinds of arguments (:mod:`transformer_kernels.workbench.arguments`), where the
-            annotations of ``formula`` say too little: they know ``Tensor``, ``Tensor | None``,
-            ``float``, ``int`` and ``bool``, and take every tensor for a differentiable one.
-        results: names of what ``formula`` and ``forward`` return; the gradient of ``y`` is ``dy``.
+        name: name of the op, also in messages; by default the class's name in snake case.
+        arguments: kinds of arguments (:mod:`transformer_kernels.workbench.arguments`), if the
+            annotations of ``formula`` do not suffice: those distinguish ``Tensor``, ``Tensor |
+            None``, ``float``, ``int`` and ``bool``, and every tensor counts as differentiable.
+        results: names of the results of ``formula`` and ``forward``; the gradient of ``y`` is
+            ``dy``.
     """
 
     name: ClassVar[str] = ""
     arguments: ClassVar[tuple[Argument, ...]] = ()
     results: ClassVar[tuple[str, ...]] = ("y",)
-    # (gradients of results, arguments, results and need_d<argument>, by name) -> the gradients of
-    # all differentiable arguments in their order, None for one that is absent or not needed.
+    # Takes gradients of results, arguments, results and need_d<argument>, by name. Returns the
+    # gradients of all differentiable arguments in order; None for one that is absent or not needed.
     backward: Any = None
 
     def formula(self, *arguments: Any) -> Any:
-        """The op in PyTorch operations, of tensors of any dtype and device."""
+        """Computes the op in PyTorch operations, on tensors of any dtype and device."""
         raise NotImplementedError
 
     def forward(self, *arguments: Any) -> Any:
-        """The kernel; takes what ``formula`` takes, by place."""
+        """Runs the kernel; takes the arguments of ``formula``, by position."""
         raise NotImplementedError
 
     def why_absent(self, device: torch.device) -> str | None:  # noqa: ARG002
-        """Why the kernel cannot run on a device, where the formula runs instead; None where it
+        """The reason why the kernel cannot run on a device, so that the formula runs; None where it
         can."""
         return None
 
     def inputs(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
     ) -> tuple[Any, ...]:
-        """Random arguments of a problem, for ``benchmark`` and ``check``: tensors of ``shape``,
+        """Draws the arguments of a problem for ``benchmark`` and ``check``: tensors of ``shape``,
         parameters of its last size, and the defaults of ``formula`` for numbers."""
         defaults = inspect.signature(self.formula).parameters
         return tuple(
@@ -96,7 +98,7 @@ class Kernel:
         self.op: KernelOp = declare_kernel(self, self.name or _snake(type(self).__name__), taken)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the op: a copy has one of its own."""
+        """Leaves out the op: a copy declares its own."""
         return {k: v for k, v in self.__dict__.items() if k not in ("op", "_signature")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -104,7 +106,7 @@ class Kernel:
         self._declare()
 
     def __call__(self, *arguments: Any, backend: str = "auto", **named: Any) -> Any:
-        """The op. ``backend="reference"`` is the formula."""
+        """Calls the op; ``backend="reference"`` runs the formula."""
         op = self.op
         if backend not in ("auto", "reference"):
             raise ArgumentValueError(
@@ -118,11 +120,12 @@ class Kernel:
         return f"{type(self).__name__}({self.op.forward_schema})"
 
     def check(self, *arguments: Any, **named: Any) -> None:
-        """Hold both passes to the rule of :doc:`numerics`: an error against the formula in float64
-        of at most twice that of the formula in the dtype given, and a floor.
+        """Holds both passes to the rule of :doc:`numerics`: the error against the formula in
+        float64 may be at most twice that of the formula in the given dtype, plus a floor.
 
         Raises:
-            AssertionError: the rule is broken; says by which result or gradient, and how far.
+            AssertionError: the rule is broken; the message names the result or gradient and its
+                error.
         """
         given = self._bound(arguments, named)
         names = [n for n in self.op.differentiable if self.op.given(given)[n] is not None]
@@ -141,24 +144,25 @@ class Kernel:
         check_problem(Problem(tensors, of(self), of(self.formula), of(self.formula)))
 
     def benchmark(self, *shapes: Sequence[int], **settings: Any) -> BenchResult:
-        """Time the kernel ("ours") against its formula ("torch") and torch.compile of that, as
-        ``transformer-kernels bench`` does, verified first, over random ``inputs``.
+        """Times the kernel ("ours") against its formula ("torch") and the compiled formula
+        ("compile"), as ``transformer-kernels bench`` does: verified first, with random ``inputs``.
 
         Args:
-            shapes: of problems, as ``inputs`` takes them; default (2048, 1024).
+            shapes: shapes of the problems, as ``inputs`` takes them; by default (2048, 1024).
             settings: ``device``, ``dtypes``, ``passes``, ``providers``, ``seconds`` and ``timer``
                 of :class:`transformer_kernels.bench.runner.Settings`.
 
         Returns:
-            What the command writes; ``transformer_kernels.measure.table.render`` makes it a table.
+            The result that the command writes; ``transformer_kernels.measure.table.render`` makes a
+            table.
         """
         from ._kernel_bench import benchmark
 
         return benchmark(self, shapes or ((2048, 1024),), **settings)
 
     def profile(self, *arguments: Any, **named: Any) -> Any:
-        """The report of :class:`transformer_kernels.profile.KernelProfiler` of one forward and
-        backward pass: kernels, launches, bytes, gaps."""
+        """Reports one forward and backward pass as
+        :class:`transformer_kernels.profile.KernelProfiler` does: kernels, launches, bytes, gaps."""
         from ._kernel_bench import profile
 
         return profile(self, self._bound(arguments, named))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Memory by op: what each of our ops allocates, and keeps for its backward pass.
+"""Memory by op: the bytes that each of our ops allocates, and saves for its backward pass.
 
-Storages are counted, each once, as they come out of operators and as long as they live: on a CPU
-that is exact but for the scratch memory that a kernel gives back before it returns. On a GPU these
-are the bytes that were asked for; PyTorch's allocator rounds each block up.
+Each storage is counted once, when an operator returns it, and as long as it lives. On a CPU this is
+exact, except for scratch memory that a kernel frees before it returns. On a GPU the figures are the
+bytes that were asked for; PyTorch's allocator rounds each block up.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from torch.utils._pytree import tree_leaves
 from .._errors import ArgumentTypeError
 from .._library import NAMESPACE
 
-OTHERS = "PyTorch"  # all that no op of ours allocates or keeps
+OTHERS = "PyTorch"  # owns everything that no op of ours allocates or saves
 
 _PASSES = ("_forward", "_inference", "_backward")
 
 
 @dataclass
 class OpMemory:
-    """What one op took, in bytes."""
+    """The memory of one op, in bytes."""
 
     op: str
     calls: int = 0  # forward passes
-    forward: int = 0  # allocated
+    forward: int = 0  # allocated by the forward pass
     backward: int = 0
-    saved: int = 0  # kept for the backward pass, that no op before kept; without parameters
+    saved: int = 0  # saved for the backward pass and by no op before; without parameters
 
 
 @dataclass
 class MemoryAccount:
-    """What was allocated and kept in a ``with account_memory()``."""
+    """The memory that was allocated and saved inside ``account_memory()``."""
 
     ops: dict[str, OpMemory] = field(default_factory=dict)  # in the order of their first calls
-    live_bytes: int = 0  # allocated since it began, and not yet freed
-    peak_bytes: int = 0  # the most that was live at a time
+    live_bytes: int = 0  # allocated since it began and not yet freed
+    peak_bytes: int = 0  # the most that was live at one time
 
     @property
     def allocated_bytes(self) -> int:
@@ -59,11 +59,11 @@ class MemoryAccount:
 
     @property
     def ours(self) -> dict[str, OpMemory]:
-        """Without what is PyTorch's."""
+        """The ops of ours, without PyTorch's."""
         return {name: op for name, op in self.ops.items() if name != OTHERS}
 
     def records(self) -> list[dict[str, Any]]:
-        """A dict for each op, as pandas takes them."""
+        """One dict per op, which ``pandas.DataFrame`` accepts."""
         return [asdict(op) for op in self.ops.values()]
 
     def of(self, op: str) -> OpMemory:
@@ -80,18 +80,18 @@ class MemoryAccount:
 
 
 class account_memory:  # noqa: N801  # entered as a function is called
-    """Account for the memory of what runs within, in this thread and in its backward passes.
+    """Accounts for the memory of the code inside, in this thread and in its backward passes.
 
     >>> with tfk.workbench.account_memory(model) as account:
     ...     model(x).sum().backward()
     >>> print(account)
 
-    A kernel of your own (:class:`Kernel`) counts among ours, by its name. What torch.compile has
-    compiled is no operator, and is not seen.
+    A kernel of your own (:class:`Kernel`) counts among ours, by its name. Code that torch.compile
+    compiled calls no operators and is not seen.
 
     Args:
         model: its parameters and buffers do not count as saved; without it, leaves that require a
-            gradient do not.
+            gradient do not count.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -122,9 +122,9 @@ class account_memory:  # noqa: N801  # entered as a function is called
 
 @dataclass
 class _Call:
-    """One call of a public function: what is known of it so far."""
+    """One call of a public function, and what is known about it so far."""
 
-    op: str | None = None  # ours, once its kernel has run
+    op: str | None = None  # name of our op, once its kernel has run
     forward: int = 0
     saved: int = 0
 
@@ -142,7 +142,7 @@ class _Tracker:
     # ---- events ---------------------------------------------------------------------------------
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run a public function, ours or PyTorch's."""
+        """Runs a public function, ours or PyTorch's."""
         self._calls.append(_Call())
         try:
             return function()
@@ -158,7 +158,7 @@ class _Tracker:
                 row.saved += done.saved
 
     def operator(self, op: str | None, pass_: str, arguments: Any, results: Any) -> None:
-        """An operator has run; ``op`` is the name of one of ours."""
+        """Records an operator that has run; ``op`` is its name if it is ours."""
         current = self._calls[-1] if self._calls else None
         if op is not None and pass_ != "_backward":
             self.account.of(op).calls += 1
@@ -175,7 +175,7 @@ class _Tracker:
             self.account.of(op or OTHERS).backward += allocated
 
     def save(self, x: Tensor) -> Tensor:
-        """A tensor is kept for a backward pass."""
+        """Records that a tensor is saved for a backward pass."""
         key = _key(x)
         if key is None or key in self._kept or self._is_parameter(x, key):
             return x
@@ -188,7 +188,7 @@ class _Tracker:
         return x
 
     def forget(self) -> None:
-        """What is freed from now on is nobody's business."""
+        """Drops all storages: what is freed later is not counted."""
         self._live.clear()
         self._kept.clear()
         self._owned.clear()
@@ -201,7 +201,8 @@ class _Tracker:
         return x.is_leaf and x.requires_grad
 
     def _hold(self, x: Tensor) -> int:
-        """The bytes of its storage, where that is new; they are live until it is freed."""
+        """The bytes of a tensor's storage if it is new, which are live until it is freed; else
+        0."""
         key = _key(x)
         if key is None or key in self._live:
             return 0
@@ -220,7 +221,7 @@ class _Tracker:
 
 
 def _key(x: Tensor) -> int | None:
-    """Of its storage; None where it has none, as sparse tensors."""
+    """Identifies a tensor's storage; None where it has none, such as a sparse tensor."""
     try:
         return int(x.untyped_storage()._cdata)
     except NotImplementedError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention's tests on every device: tensors are made on the one that is tested."""
+"""Attention's tests on every device: tensors are made on the device under test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def default_device(device: str) -> Iterator[None]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Where problems are so small that handing them out takes longest."""
+    """Uses one thread, for problems so small that distributing them takes longest."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

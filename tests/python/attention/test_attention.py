@@ -73,7 +73,7 @@ def test_bias_and_its_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> No
 @pytest.mark.parametrize("shape", [(4, 150, 200), (150, 200), (4, 1, 200), (4, 150, 1)], ids=str)
 @pytest.mark.parametrize("mask", ["full", "window"])
 def test_bias_of_several_tiles(shape: tuple[int, ...], mask: str) -> None:
-    """The gradient sums over both sequences, and over heads, queries or keys."""
+    """The gradient of a bias sums over both sequences, and over heads, queries or keys."""
     q, k, v = tensors(150, 200, 4, 2, dim=64, dtype=torch.bfloat16)
     check(Call(q, k, v, bias=randn(shape, torch.bfloat16), options=MASKS[mask]))
 
@@ -113,7 +113,7 @@ def test_everything_at_once(dtype: torch.dtype) -> None:
 
 
 def test_queries_without_a_key(dtype: torch.dtype) -> None:
-    """0, a log-sum-exp of -inf, and gradient 0."""
+    """A query without a key gives 0, a log-sum-exp of -inf, and a gradient of 0."""
     call = Call(*tensors(40, 10, dim=8, dtype=dtype), options={"causal": True})
     check(call)
     gradient = randn((2, 40, 2, 8), dtype)
@@ -128,7 +128,7 @@ def test_queries_without_a_key(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
 def test_sizes_of_zero(empty: str, backend: str) -> None:
-    """Gradients of what is there are zeros, those of bias and sinks as well."""
+    """Gradients of the tensors that are not empty are zeros, also of bias and sinks."""
     sizes = {"batch": 2, "heads": 2, "queries": 5, "keys": 7, empty: 0}
     q, k, v = tensors(sizes["queries"], sizes["keys"], sizes["heads"], sizes["heads"], dim=8,
                       batch=sizes["batch"])  # fmt: skip
@@ -145,7 +145,7 @@ def test_sizes_of_zero(empty: str, backend: str) -> None:
 
 @pytest.mark.parametrize("sizes", [(20, 30), (30, 20)], ids=str)
 def test_windows_that_hide_nothing(sizes: tuple[int, int]) -> None:
-    """Whatever the number: sums of it and a place do not overflow."""
+    """A window of any size hides nothing here: adding it to a position must not overflow."""
     q, k, v = tensors(*sizes, dim=8)
     gradient = torch.randn_like(q)
     for causal in (False, True):
@@ -161,10 +161,8 @@ def test_windows_that_hide_nothing(sizes: tuple[int, int]) -> None:
 
 
 def test_large_scores() -> None:
-    """Each tile raises the maximum by more than exp can hold.
-
-    Only where two scores nearly meet does their rounding show: of few rows chance would decide.
-    """
+    """Each tile raises the maximum by more than exp can hold. Rounding of scores shows only where
+    two nearly meet, so with few rows the outcome would be chance."""
     q, k, v = tensors(256, 1000, dim=64)
     ramp = torch.linspace(0.1, 40, 1000).view(1, -1, 1, 1)
     check(Call(q, k * ramp, v))
@@ -216,7 +214,7 @@ def test_the_reference_backend_is_the_same(dtype: torch.dtype) -> None:
 
 
 def _kept(batch: int, heads: int, queries: int, keys: int, p: float, seed: torch.Tensor) -> Any:
-    """The factors, read off: with equal scores and one-hot values, out holds them."""
+    """Reads off dropout's factors: with equal scores and one-hot values, the output holds them."""
     q = torch.zeros(batch, queries, heads, 1, dtype=torch.float64)
     k = torch.zeros(batch, keys, heads, 1, dtype=torch.float64)
     columns = []
@@ -251,7 +249,7 @@ def test_dropout_depends_on_seed_and_offset_alone() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_dropout_forward_and_backward(p: float, dtype: torch.dtype) -> None:
-    """Against the reference with the same factors; and the formula drops the same elements."""
+    """Compares with the reference for the same factors; the formula drops the same elements."""
     seed = torch.tensor([2**62 + 3, 17])
     options = {"dropout": p, "seed": seed}
     keep = _kept(2, 2, 60, 90, p, seed)
@@ -277,7 +275,7 @@ def test_dropout_draws_from_torchs_generator() -> None:
 def test_varlen_is_one_call_for_each_sequence(
     backend: str, padding: int, dtype: torch.dtype
 ) -> None:
-    """Padding rows hold NaN, and nobody reads them; their results are 0."""
+    """Padding rows hold NaN, which must not be read; their results are 0."""
     q_at, k_at = [0, 7, 7, 60, 61, 161], [0, 70, 75, 75, 140, 141]
     q = randn((161 + padding, 4, 16), dtype)
     k, v = (randn((141 + padding, 2, 16), dtype) for _ in range(2))

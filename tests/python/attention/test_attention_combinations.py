@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every combination of features, by the kernels and by the formula."""
+"""Every combination of features, on the kernels and on the formula."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SWITCHES: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.fixture(params=[16, 64, 128, 192])
 def dim(request: pytest.FixtureRequest, default_device: None) -> int:
-    """One for each form of the kernels on CUDA; a CPU has one for all."""
+    """One head dim for each form of the kernels on CUDA; a CPU has one form."""
     if request.param != 16 and torch.get_default_device().type == "cpu":
         pytest.skip("for plans of CUDA")
     return int(request.param)
@@ -50,7 +50,7 @@ def _switched() -> Iterator[tuple[list[str], dict[str, Any]]]:
 
 
 def _outcome(run: Callable[..., Any], leaves: list[Tensor], backend: str) -> list[Tensor]:
-    """Results and gradients; a loss of both results."""
+    """Results and gradients; the loss depends on both results."""
     out, lse = run(backend)
     seen = lse.masked_fill(lse == -torch.inf, 0.0)
     weight = torch.linspace(-1, 1, out.numel()).view(out.shape)
@@ -61,7 +61,7 @@ def _outcome(run: Callable[..., Any], leaves: list[Tensor], backend: str) -> lis
 def _check(
     run: Callable[..., Any], leaves: list[Tensor], sinks: Tensor | None, most: float, names: Any
 ) -> None:
-    """Each result's and each gradient's largest error, in units of its largest number. The gradient
+    """The largest error of each result and gradient, in units of its largest number. The gradient
     of sinks is a sum of rounded numbers of either sign over all rows."""
     ours, expected = (_outcome(run, leaves, backend) for backend in ("auto", "reference"))
     of = ("out", "lse", *leaves)

@@ -94,7 +94,7 @@ def test_compile_of_varlen_and_sdpa() -> None:
 
 
 def test_sizes_that_depend_on_data() -> None:
-    """Packing by nonzero(), and keys that are selected: one graph, for any outcome."""
+    """Packing by nonzero() and selecting keys give one graph for all outcomes."""
 
     def packed(x: Tensor, starts: Tensor) -> Any:
         return attention_varlen(x, x, x, torch.nonzero(starts).flatten().int())
@@ -159,7 +159,7 @@ def test_meta_tensors_have_shapes() -> None:
 
 
 def test_state_is_that_of_plain_calls() -> None:
-    """The direct path and the dispatched one give the same numbers."""
+    """The direct path and the dispatched path give the same numbers."""
     arguments = _raw_arguments("all")
     direct = attention(
         *arguments[:3], bias=arguments[3], mask=arguments[4], alibi_slopes=arguments[5],

@@ -38,7 +38,7 @@ def _step(leaves: list[Tensor], gradient: Tensor, **options: Any) -> tuple[Tenso
 
 @each_dtype
 def test_second_stream(low: torch.dtype) -> None:
-    """The kernels run on the current stream: work queued before them there is seen."""
+    """The kernels run on the current stream, so they see work queued there before them."""
     leaves = [x.requires_grad_() for x in tensors(300, 300, dtype=low)]
     gradient = randn(leaves[0].shape, low)
     expected = _step(leaves, gradient, causal=True)
@@ -126,7 +126,7 @@ for name in sys.argv[1:]:
 
 
 def test_engines_and_plans_can_be_asked_for() -> None:
-    """Each says that it runs, though for `128` that is `128_long`; a name of none is refused."""
+    """Each plan reports that it runs, but `128` reports `128_long`; an unknown name is refused."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("for Hopper's plans")
     names = [f"hopper_forward_{of}" for of in ("64", "96", "128", "128_long", "192", "256")]
@@ -169,7 +169,7 @@ for name in sys.argv[1:]:
 
 
 def test_kernels_for_more_take_less_too() -> None:
-    """Those of packed sequences and of features, asked for plain causal attention."""
+    """Kernels for packed sequences and for features also compute plain causal attention."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("for Hopper's kernels")
     names = [f"hopper_backward_{dim}" for dim in (64, 128, 192, 256)]
@@ -216,7 +216,7 @@ def test_long_sequences(options: dict[str, Any], time: int, dim: int) -> None:
 def test_values_of_another_dim(
     low: torch.dtype, options: dict[str, Any], dims: tuple[int, int]
 ) -> None:
-    """192 and 128 are DeepSeek's."""
+    """The head dims 192 and 128 are DeepSeek's."""
     dim, value_dim = dims
     leaves = tensors(300, 420, 4, 2, dim=dim, value_dim=value_dim, dtype=low)
     check(Call(*leaves, options=options))
@@ -224,7 +224,7 @@ def test_values_of_another_dim(
 
 @pytest.mark.slow
 def test_tensors_of_more_than_2_to_the_31_elements() -> None:
-    """The last queries of the last head: a window keeps what they depend on within reach."""
+    """Only the last queries of the last head are checked: a window bounds what they depend on."""
     total = torch.cuda.get_device_properties(0).total_memory
     if total < 80 << 30:
         pytest.skip("needs 80 GiB of GPU memory")
@@ -255,7 +255,8 @@ def test_tensors_of_more_than_2_to_the_31_elements() -> None:
 def test_sums_of_many_tiles_agree(
     dim: int, asks: bool, options: dict[str, Any], heads: tuple[int, int]
 ) -> None:
-    """More tiles than a GPU has room for at once. Up to 64 columns nobody has to ask."""
+    """There are more tiles than fit on a GPU at once. Up to 64 columns sums are always
+    deterministic."""
     shape: dict[str, Any] = {"dim": dim, "batch": 4, "dtype": torch.bfloat16}
     leaves = [x.requires_grad_() for x in tensors(900, 1000, *heads, **shape)]
     gradient = randn(leaves[0].shape, torch.bfloat16)
@@ -270,7 +271,7 @@ def test_sums_of_many_tiles_agree(
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "softcap": 20.0}], ids=str)
 def test_memory_grows_with_the_length_alone(options: dict[str, Any]) -> None:
-    """128K tokens: the scores alone would be 32 GiB, and the tensors are a few of 16 MiB."""
+    """With 128K tokens the scores alone would be 32 GiB, and the tensors are a few of 16 MiB."""
     time = 131072
     leaves = [
         x.requires_grad_() for x in tensors(time, time, 1, 1, dim=64, batch=1, dtype=torch.bfloat16)
@@ -288,7 +289,7 @@ def test_memory_grows_with_the_length_alone(options: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
 def test_second_device() -> None:
-    """Kernels follow their tensors, and leave the current device as it was."""
+    """Kernels run on their tensors' device, and leave the current device as it was."""
     torch.cuda.set_device(0)
     with torch.device("cuda:1"):
         check(Call(*tensors(40, 50), options={"causal": True}))

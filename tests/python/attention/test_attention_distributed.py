@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""DTensor: two processes compute together what one computes alone."""
+"""DTensor: two processes together compute the result of one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH, TIME, HEADS = Shard(0), Shard(1), Shard(2)
 
 
 def _features(heads: int, batch: int) -> dict[str, Tensor]:
-    """Of four heads and a batch of two, each for all or for one by one."""
+    """Features of four heads and a batch of two; ``heads`` and ``batch`` of 1 broadcast."""
     return {
         "bias": torch.randn(batch, heads, 1, 9).double(),
         "mask": torch.rand(batch, 1, 6, 9) > 0.2,
@@ -35,7 +35,7 @@ def _features(heads: int, batch: int) -> dict[str, Tensor]:
 
 
 def _gradients(function: Any, arguments: dict[str, Any], **options: Any) -> list[Tensor]:
-    """The results of ``function`` and the gradients of all that has one."""
+    """The results of ``function``, and the gradients of all tensors that have one."""
     leaves = {
         name: x.detach().requires_grad_()
         for name, x in arguments.items()
@@ -49,7 +49,7 @@ def _gradients(function: Any, arguments: dict[str, Any], **options: Any) -> list
 def _agree(
     function: Any, arguments: dict[str, Tensor], places: dict[str, Any], **options: Any
 ) -> list[Any]:
-    """Where the results and the gradients of q, k and v lie."""
+    """Compares two processes with one; returns where results and gradients of q, k and v lie."""
     mesh = init_device_mesh("cpu", (WORLD,))
     alone = _gradients(function, arguments, **options)
     split = {

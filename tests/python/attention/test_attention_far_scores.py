@@ -44,13 +44,13 @@ class Problem(NamedTuple):
 
 
 def _step(level: float) -> float:
-    """What differences of scores have to be multiples of; 0 where float16 cannot hold it."""
+    """The unit of differences between scores; 0 where float16 cannot hold it."""
     step = max(1.0, 4 * 2.0 ** (math.frexp(level)[1] - 24))
     return step if step <= 2.0**14 else 0.0
 
 
 def _inputs(dtype: torch.dtype, step: float, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores are 0, -step and -2 step."""
+    """Inputs whose scores are 0, -step and -2 step."""
     queries, keys = (150, 300) if torch.get_default_device().type == "cuda" else (37, 70)
     q, k = torch.zeros(2, queries, 4, dim, dtype=dtype), torch.zeros(2, keys, 2, dim, dtype=dtype)
     q[..., 0] = step / SCALE
@@ -59,7 +59,7 @@ def _inputs(dtype: torch.dtype, step: float, dim: int) -> tuple[Tensor, Tensor, 
 
 
 def _problem(dtype: torch.dtype, level: float, feature: str, dim: int = 64) -> Problem:
-    """Every third row is at the level, one sees nothing, one few keys; a bias tells."""
+    """A bias puts every third row at the level; one row sees nothing, and one sees few keys."""
     q, k, v = _inputs(dtype, _step(level), dim)
     shape = (2, 1, q.shape[1], k.shape[1])
     bias = torch.zeros(shape, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
@@ -102,7 +102,7 @@ def _outcome(
 
 
 def _magnitudes(problem: Problem, gradient: Tensor) -> dict[str, float]:
-    """Of the terms that results are sums of: those of a row of equal scores cancel."""
+    """The size of the terms that results sum up: those of a row of equal scores cancel."""
     q, k, v = (problem.leaves[name].double() for name in "qkv")
     scale = problem.options.get("scale", q.shape[-1] ** -0.5)
     dz = gradient.double().norm(dim=-1).max().item() * v.norm(dim=-1).max().item() + 1 / 64
@@ -159,7 +159,7 @@ def test_every_feature(low: torch.dtype, feature: str) -> None:
 
 @pytest.mark.parametrize("low", DTYPES, ids=str)
 def test_rows_of_the_most_negative_number_of_a_dtype(low: torch.dtype) -> None:
-    """As models write masks: added to products of any size, which the number swallows."""
+    """Models add this number to scores as a mask; in the sum nothing remains of the score."""
     q, k, v = (randn((2, 40, 2, 32), low) for _ in range(3))
     bias = torch.zeros(2, 1, 40, 40, dtype=low)
     bias[:, :, ::2] = torch.finfo(low).min
@@ -182,7 +182,7 @@ def test_rows_of_the_most_negative_number_of_a_dtype(low: torch.dtype) -> None:
 @pytest.mark.parametrize("dim", [32, 64, 128, 192, 256])
 @pytest.mark.parametrize("low", DTYPES, ids=str)
 def test_large_activations(low: torch.dtype, dim: int, size: float) -> None:
-    """Of either sign; every other key is half as large."""
+    """Activations have either sign, and every other key is half as large."""
     if torch.get_default_device().type == "cpu" and dim > 64:
         pytest.skip("for plans of CUDA")
     if size > torch.finfo(low).max:
@@ -227,7 +227,7 @@ def test_the_formula(level: float) -> None:
 
 @pytest.mark.parametrize("level", [-(2.0**30), -LARGEST])
 def test_vmap(level: float) -> None:
-    """Of gradients, too."""
+    """vmap gives the results and the gradients of separate calls."""
     problem = _problem(torch.float32, level, "full")
     q, k, v, bias = problem.leaves.values()
 

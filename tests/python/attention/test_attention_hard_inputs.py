@@ -33,7 +33,7 @@ def low(request: pytest.FixtureRequest, default_device: None) -> torch.dtype:
 
 @pytest.fixture(params=[64, 128, 256])
 def dim(request: pytest.FixtureRequest, default_device: None) -> int:
-    """One for each form of the kernels on CUDA; a CPU has one for all."""
+    """One head dim for each form of the kernels on CUDA; a CPU has one form."""
     if request.param != 64:
         _on_cuda_alone(default_device)
     return int(request.param)
@@ -44,8 +44,9 @@ def _random(least: int, most: int) -> int:
 
 
 def _room(low: torch.dtype) -> float:
-    """A score of 100 is off by 100 units of 1, and by that much its exponential: of few rows chance
-    decides where it shows. In 16 bits the rounding of results hides it."""
+    """The allowance for large scores: a score of 100 is off by 100 units of 1, and so is its
+    exponential. With few rows chance decides where this shows; in 16 bits the rounding of results
+    hides it."""
     return 100.0 if low is torch.float32 else 1.0
 
 
@@ -54,10 +55,8 @@ def _room(low: torch.dtype) -> float:
 
 @pytest.mark.parametrize("rising", [True, False])
 def test_every_tile_raises_the_maximum(low: torch.dtype, dim: int, rising: bool) -> None:
-    """By more than what a kernel may leave it behind by: each has to rescale what it has.
-
-    Scores of many queries lie below the first tile's by as much, too: their terms underflow.
-    """
+    """Each tile raises the maximum by more than a kernel may postpone, so it has to rescale its
+    sums. Scores of many queries lie as far below the first tile's: their terms underflow."""
     q, k, v = tensors(100, 700, 2, 1, dim=dim, batch=1, dtype=low)
     ramp = torch.linspace(0.1, 40, 700).view(1, -1, 1, 1).to(low)
     k = k * (ramp if rising else ramp.flip(1))
@@ -68,7 +67,8 @@ def test_every_tile_raises_the_maximum(low: torch.dtype, dim: int, rising: bool)
 
 @pytest.mark.parametrize("queries", [1, 70])
 def test_log_sum_exps_below_what_exp_can_hold(low: torch.dtype, dim: int, queries: int) -> None:
-    """All scores of a row are below -88.7, where exp of float32 is 0; lengths of 64 past a tile."""
+    """All scores of a row are below -88.7, where exp of float32 is 0; lengths are 64 past a
+    tile."""
     q, k, v = tensors(queries, 192, 2, 1, dim=dim, batch=2, dtype=low)
     q, k = 3 * (1 + q.abs()), -3 * (1 + k.abs())
     scale = 6.4 / dim
@@ -81,7 +81,7 @@ def test_log_sum_exps_below_what_exp_can_hold(low: torch.dtype, dim: int, querie
 
 @pytest.mark.parametrize("keys", [64, 192])
 def test_lengths_of_64_past_a_tile_with_a_mask(low: torch.dtype, keys: int) -> None:
-    """Keys of padding, as a model hides them; one sequence is hidden from itself."""
+    """A mask hides padding keys, as models do; one sequence is hidden from itself."""
     hidden = torch.zeros(3, 1, 1, keys, dtype=torch.bool)
     hidden[1, ..., keys - 30 :] = True
     hidden[2] = True
@@ -107,7 +107,7 @@ def test_random_windows(low: torch.dtype, top_left: bool) -> None:
 
 
 def _sequences(count: int, most: int) -> list[int]:
-    """Where each begins and the last ends; one is empty."""
+    """The place where each sequence begins and the last one ends; one is empty."""
     lengths = [_random(1, most) for _ in range(count)]
     lengths[_random(0, count - 1)] = 0
     return [sum(lengths[:i]) for i in range(count + 1)]
@@ -115,7 +115,7 @@ def _sequences(count: int, most: int) -> list[int]:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_random_sequences(low: torch.dtype, dim: int, causal: bool) -> None:
-    """Each is held to the rule, as a call of its own; NaN is in rows of no sequence."""
+    """Each sequence meets the rule as a call of its own; rows of no sequence hold NaN."""
     q_at, k_at = _sequences(5, 300), _sequences(5, 300)
     q = randn((q_at[-1] + 9, 2, dim), low)
     k, v = (randn((k_at[-1] + 9, 1, dim), low) for _ in range(2))
@@ -156,7 +156,7 @@ def _all_of(call: Call, gradient: Tensor) -> dict[str, Tensor]:
 def test_nan_stays_in_its_batch_and_head(
     low: torch.dtype, dim: int, options: dict[str, Any]
 ) -> None:
-    """Tiles reach past the end of a sequence, and what lies there is multiplied by 0."""
+    """Tiles reach past the end of a sequence, and the memory there is multiplied by 0."""
     call = Call(*tensors(100, 150, 4, 2, dim=dim, batch=2, dtype=low), options=options)
     gradient = randn(call.q.shape, low)
     expected = _all_of(call, gradient)
@@ -171,7 +171,7 @@ def test_nan_stays_in_its_batch_and_head(
 
 
 def test_nan_shows_where_it_is_read(low: torch.dtype, dim: int) -> None:
-    """One of a query spoils its row, one of a key all rows that see it, and nothing else."""
+    """NaN in a query spoils its row, NaN in a key all rows that see it, and nothing else."""
     q, k, v = tensors(150, 150, 2, 1, dim=dim, batch=1, dtype=low)
     for spoiled, rows in ((q, slice(90, 91)), (k, slice(90, None))):
         kept = spoiled[0, 90, 0, 2].clone()
@@ -204,7 +204,7 @@ def test_nan_stays_in_its_sequence(low: torch.dtype, dim: int) -> None:
 
 @pytest.mark.parametrize("axis", ["batch", "time", "heads"])
 def test_strides_past_2_to_the_31(axis: str) -> None:
-    """Of elements that are never touched: three of the axis lie 2^30 apart."""
+    """Three entries of the axis lie 2^30 elements apart; the elements between are never touched."""
     low = torch.bfloat16
     sizes = {"batch": (3, 20, 2, 64), "time": (1, 3, 2, 64), "heads": (1, 20, 3, 64)}[axis]
     place = ("batch", "time", "heads").index(axis)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Jagged nested tensors: every sequence alone is what attention makes of it."""
+"""Jagged nested tensors: the result of each sequence is attention's of that sequence alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _parts(lengths: tuple[int, ...], heads: int, dim: int) -> list[Tensor]:
 
 
 def _jagged(parts: list[Tensor], like: Tensor | None = None) -> Tensor:
-    """A leaf, of the offsets of another."""
+    """A leaf with the offsets of another tensor."""
     if like is None:
         return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
     rows, offsets = torch.cat(parts), like.offsets()
@@ -91,7 +91,7 @@ def test_each_sequence_alone(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", [False, True], ids=["", "causal_upper_left"])
 def test_the_dropin_is_torchs(causal: bool, mask: bool) -> None:
-    """PyTorch has no causal kernel for them on the CPU: one sequence after the other."""
+    """PyTorch has no causal kernel for jagged tensors on the CPU, so sequences run one by one."""
     leaf = _jagged(_parts(LENGTHS, 2, 8)).detach()
     q = leaf.transpose(1, 2).float()
     out = sdpa(q, q, q, causal_upper_left(3, 3) if mask else None, is_causal=causal and not mask)
@@ -102,7 +102,8 @@ def test_the_dropin_is_torchs(causal: bool, mask: bool) -> None:
 
 
 def test_the_dropin_takes_it_from_replaced_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Head dims above ours, and a batch that is jagged in another dimension: PyTorch's kernels."""
+    """PyTorch's kernels run for head dims above ours, and for a batch jagged in another
+    dimension."""
     wide = _jagged(_parts(LENGTHS, 1, 300)).detach().float().transpose(1, 2)
     stacks = torch.nested.nested_tensor([torch.randn(n, 6, 8) for n in (2, 3)], layout=torch.jagged)
     for x in (wide, stacks):

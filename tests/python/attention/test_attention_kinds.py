@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors that are more than memory, and PyTorch's function replaced by ours."""
+"""Tensor subclasses and lazy views, and PyTorch's function replaced by ours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _in_memory(mask: CausalBias, like: Tensor) -> Tensor:
 
 
 def _poisoned(mask: CausalBias) -> CausalBias:
-    """Whoever reads its memory finds NaN."""
+    """A tensor whose memory holds NaN, for code that reads it without asking."""
     with torch._C.DisableTorchFunctionSubclass():
         mask.data.fill_(float("nan"))
     return mask
@@ -65,7 +65,7 @@ def test_causal_masks_of_torch(
 def test_causal_masks_where_pytorch_runs(
     mask: Callable[..., CausalBias], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch's mask knows PyTorch's function by its name in the module, where ours may stand."""
+    """PyTorch's mask finds PyTorch's function by its name in the module, where ours may be."""
     torchs = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", sdpa)
     q, k = randn((1, 1, 4, 300), torch.float32), randn((1, 1, 6, 300), torch.float32)
@@ -134,7 +134,7 @@ def test_causal_masks_compile() -> None:
 
 
 class Asked(Tensor):
-    """Answers with the name of the function that asked."""
+    """A tensor that answers with the name of the function that asked it."""
 
     @classmethod
     def __torch_function__(
@@ -275,7 +275,7 @@ def test_the_dropin_leaves_it_to_pytorch(kind: str, name: str, device: str) -> N
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "triton"])
 def test_lazy_negation_is_seen(backend: str) -> None:
-    """Its memory holds the other sign."""
+    """A lazily negated tensor's memory holds the opposite sign."""
     q, k, v = tensors(5, 5, 2, dim=8)
     negated = [torch._neg_view(-x) for x in (q, k, v)]
     assert all(x.is_neg() for x in negated)

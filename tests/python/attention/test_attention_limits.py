@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""attention and attention_varlen: what they refuse, and how much memory they take."""
+"""attention and attention_varlen: the arguments that they refuse, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
 def test_memory_grows_with_the_length_alone() -> None:
-    """32K tokens: the scores alone would be 4 GiB."""
+    """With 32K tokens the scores alone would be 4 GiB."""
     assert resource.getrusage(resource.RUSAGE_SELF)
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(run.stdout) < 200
@@ -154,7 +154,8 @@ def test_types_of_numbers_and_flags(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["k", "mask", "sinks", "seed"])
 def test_a_tensor_without_memory_is_refused(name: str) -> None:
-    """Where one is on the meta device PyTorch asks for shapes alone: no result would be written."""
+    """If one tensor is on the meta device, PyTorch asks for shapes only and would write no
+    result."""
     arguments: dict[str, Any] = {
         "q": Q, "k": K, "v": V, "mask": torch.ones(9, dtype=torch.bool), "sinks": torch.zeros(4),
         "dropout": 0.5, "seed": torch.tensor([1, 2]),

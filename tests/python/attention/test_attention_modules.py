@@ -41,7 +41,7 @@ FORWARDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def _beside_the_module(default_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The constants above on the device that is tested."""
+    """Moves this file's constants to the device under test."""
     device = torch.get_default_device()
     moved = {
         name: {key: x.to(device) if isinstance(x, Tensor) else x for key, x in options.items()}
@@ -158,7 +158,7 @@ def test_what_torch_refuses_of_operands() -> None:
 
 @on_each_device
 def test_results_are_contiguous_where_torchs_are() -> None:
-    """Time before batch, as by default: callers join both with view()."""
+    """Time is before batch, as by default: callers join both dimensions with view()."""
     ours, theirs = _pair()
     operands = _operands(ours)
     a, b = (m(*operands, need_weights=False)[0] for m in (ours, theirs))

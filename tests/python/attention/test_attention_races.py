@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A thousand runs of one call: whoever comes first, the numbers are the same."""
+"""A thousand runs of one call give the same numbers, whichever thread comes first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DIMS = [32, pytest.param(64, marks=pytest.mark.cuda), pytest.param(128, marks=py
 
 
 def _check(run: Callable[[], tuple[Tensor, ...]], deterministic: bool) -> None:
-    """out, lse, dq, dk and dv bit by bit; dq closely where it may be summed in any order."""
+    """Compares out, lse, dq, dk and dv bit by bit, but dq closely where its order may vary."""
     first = run()
     anywhere = first[0].is_cpu or deterministic
     different = torch.zeros((), dtype=torch.int64)

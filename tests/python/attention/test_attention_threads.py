@@ -41,7 +41,7 @@ def test_first_backward_of_a_process(name: str) -> None:
 
 @pytest.mark.parametrize("of", [torch.float32, torch.bfloat16], ids=str)
 def test_fresh_thread(of: torch.dtype) -> None:
-    """The same bits from a thread that has only been handed tensors."""
+    """A thread that made no CUDA call of its own computes the same bits."""
     q, k, v = (randn((2, 130, 2, 64), of, "cuda") for _ in range(3))
     expected = attention(q, k, v)
     results: list[torch.Tensor] = []

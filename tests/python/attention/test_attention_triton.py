@@ -35,7 +35,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes as long for a small tile as for a large one: several of them."""
+    """Uses small tiles, so that there are several: the interpreter is no slower on large ones."""
     if COMPILED:
         return
     small = dict.fromkeys((64, 128, 256), attention_triton.Tile(16, 32, 4, 1))
@@ -44,7 +44,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _outcome(function: Any, leaves: dict[str, Tensor], **options: Any) -> list[Tensor]:
-    """Results and gradients, from a gradient of each result."""
+    """Results and gradients, for a gradient of each result."""
     leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
     out, lse = function(**leaves, **options, return_lse=True)
     finite = lse.masked_fill(lse == -torch.inf, 0.0)
@@ -54,7 +54,7 @@ def _outcome(function: Any, leaves: dict[str, Tensor], **options: Any) -> list[T
 
 
 def _check_formula(function: Any, leaves: dict[str, Tensor], **options: Any) -> None:
-    """Gradients of both results, the log-sum-exp as well."""
+    """Compares the gradients of both results with the formula's, the log-sum-exp included."""
     leaves = {name: x.to(DEVICE) for name, x in leaves.items()}
     options = {
         name: x.to(DEVICE) if isinstance(x, Tensor) and name != "seed" else x
@@ -87,7 +87,7 @@ def test_bias(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("level", [-1e4, -1e9, 1e9, -1e30, torch.finfo(torch.float32).min])
 def test_rows_far_from_0(level: float) -> None:
-    """Of equal scores: log2(e) times them is rounded by whole powers, or infinite."""
+    """Scores of a row are equal: log2(e) times them is rounded by whole powers, or infinite."""
     leaves = dict(zip("qkv", tensors(20, 30, 2, 1, dim=8, batch=1), strict=True))
     leaves["q"].zero_()
     bias = torch.zeros(20, 30)
@@ -119,7 +119,7 @@ def test_everything_at_once(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("low", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["causal", "full"])
 def test_head_dims(dim: int, name: str, low: torch.dtype) -> None:
-    """Every row of the tables; 80 is padded to 128."""
+    """Covers every row of the tables; a head dim of 80 is padded to 128."""
     call = Call(*tensors(300, 400, 2, 1, dim=dim, batch=1, dtype=low), options=FEATURES[name])
     check(call, backend="triton", device="cuda")
 
@@ -196,7 +196,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 def test_refusals(
     name: str, queries: int, differentiated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same words with gradients and without, of nothing too, before a kernel runs."""
+    """Refusals have the same words with and without gradients and for empty tensors, before any
+    kernel."""
     monkeypatch.setattr(attention_triton, "_launch", pytest.fail)
     options, message = REFUSALS[name]
     options = {n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in options.items()}

@@ -129,7 +129,7 @@ def test_scales_that_are_no_number(device: str) -> None:
 
 
 def test_dropout(device: str) -> None:
-    """Its expectation is the result without."""
+    """The mean over dropout's draws is the result without dropout."""
     torch.manual_seed(1)
     q, k, v = (x.to(device) for x in (Q, K, V))
     mean = torch.stack([ours(q, k, v, dropout_p=0.3) for _ in range(200)]).mean(0)

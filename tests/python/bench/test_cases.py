@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every op's case: what it moves, and that each provider computes it."""
+"""Every op's case: the bytes that it moves, and that each provider computes it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_ops_are_those_of_the_library():
 @pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("provider", ["torch", "compile", "ours"])
 def test_a_provider_computes_the_op(name, pass_, precision, provider):
-    """ "compile" runs its formulas uncompiled: they are what is tested here."""
+    """The formulas of "compile" run uncompiled, because they are under test here."""
     op, problem = cases.all_ops()[name], _problem(name, pass_, precision)
     arguments = op.make(problem, CPU)
     reference = Reference(op, pass_, arguments)

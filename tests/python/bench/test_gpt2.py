@@ -32,7 +32,7 @@ def stock(**options):
 
 
 def with_steps(model, last="everything"):
-    """Those to the last one."""
+    """Puts in the steps up to the last one named."""
     for name, put_in in STEPS.items():
         put_in(model)
         if name == last:
@@ -104,7 +104,8 @@ def test_losses_and_gradients_agree(step):
 
 @each_step
 def test_generation_with_a_cache_agrees(step):
-    """With the stock model's logits of what was generated, not its tokens: two may be as likely."""
+    """Compares with the stock model's logits of the generated text; tokens may be equally
+    likely."""
     expecting, model = stock().eval(), with_steps(stock().eval(), step)
     options = {"attention_mask": torch.ones(2, 5, dtype=torch.long), "max_new_tokens": 8,
                "do_sample": False, "pad_token_id": 0, "output_logits": True,
@@ -292,7 +293,7 @@ def test_labels_may_come_by_place_and_results_as_a_tuple():
 
 
 def test_arguments_can_be_listed():
-    """As the Trainer does, to choose columns of its data."""
+    """The Trainer lists the arguments of forward to choose columns of its data."""
     forward = put_in_kernels(stock()).forward
     assert inspect.signature(forward) == inspect.signature(stock().forward)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""GPT-2 with kernels put in whose layers were replaced, hooked into, pruned or quantised, or whose
-cache is longer than what it holds: it computes what the stock model does."""
+"""GPT-2 with kernels put in computes the stock model's results also if its layers were replaced,
+hooked into, pruned or quantised, or if its cache is longer than its contents."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def parent(model: nn.Module, place: str) -> tuple[nn.Module, str]:
 
 
 def compare(change) -> None:
-    """Losses and gradients of both models after a change, by kernels that were put in before it
-    and behind it."""
+    """Compares losses and gradients of both models after a change; kernels are put in before it or
+    after it."""
     found = []
     for prepare, finish in ((None, None), (put_in_kernels, None), (None, put_in_kernels)):
         model = stock()
@@ -205,7 +205,7 @@ def test_prompts_and_steps_with_a_cache(last, kind, side, parts):
 @pytest.mark.parametrize("last", STEPS)
 @torch.no_grad()
 def test_a_prompt_whose_mask_reaches_over_the_cache(last):
-    """What is masked are the places behind the prompt, so that no mask is made."""
+    """The mask hides only places after the prompt, so no mask is made."""
     mask, found = torch.zeros(2, 16, dtype=torch.long), []
     mask[:, :8] = 1
     for steps in ((), list(STEPS)[: list(STEPS).index(last) + 1]):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels levels`: what it measures, counts, shows and refuses."""
+"""`transformer-kernels levels`: its measurements, counts and output, and the arguments it
+refuses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The matrix products of an MLP one by one, and cuBLASLt's way to them."""
+"""The matrix products of an MLP one by one, and cuBLASLt's algorithms for them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_provider_computes_the_product(name, provider, precision):
 
 @pytest.mark.parametrize("op", linear_product.OPS, ids=lambda op: op.name)
 def test_a_product_has_a_reference_of_every_pass(op):
-    """A run asks for all of them, and only then who has the pass."""
+    """A run first asks for the reference of every pass, and then which provider has the pass."""
     for pass_ in PASSES:
         op, arguments = _made(op.name, pass_=pass_)
         Reference(op, pass_, arguments)
@@ -75,7 +75,7 @@ def test_gate_and_up_are_two_products():
 
 @pytest.mark.parametrize("name", ["dgrad_product", "wgrad_product"])
 def test_a_gradient_of_ours_is_one_product(name):
-    """Of so few numbers PyTorch's runs."""
+    """PyTorch's product runs for matrices this small."""
     op, arguments = _made(name)
     call = op.build("ours", "forward", lambda f: f)(arguments)
     with torch.autograd.profiler.profile() as profile:
@@ -100,13 +100,13 @@ def test_packed_is_no_rival_of_ours(make_row):
 
 
 def _kept_by(kind, rows, cols, offset):
-    """A matrix by rows or by columns, of lines that are longer than it is."""
+    """A matrix stored by rows or by columns whose lines are longer than it is."""
     long = torch.randn(rows, cols + offset) if kind == "rows" else torch.randn(cols, rows + offset)
     return long[:, :cols] if kind == "rows" else long[:, :rows].t()
 
 
 def _read(memory, layout):
-    """As cuBLASLt reads it."""
+    """The matrix as cuBLASLt reads it."""
     return memory.as_strided((layout.rows, layout.cols), (1, layout.leading))
 
 

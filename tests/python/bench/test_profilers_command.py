@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels profilers`: what it measures, stores and refuses."""
+"""`transformer-kernels profilers`: its measurements and file, and the arguments it refuses."""
 
 from __future__ import annotations
 

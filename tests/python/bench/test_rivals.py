@@ -51,7 +51,7 @@ def _rstd(x, eps):
 
 
 def _function(forward):
-    """In the place of an autograd.Function."""
+    """A stand-in for an autograd.Function."""
     return types.SimpleNamespace(apply=forward)
 
 
@@ -166,7 +166,7 @@ def quack_rmsnorm():
 
 
 def quack_gemm_interface():
-    """A gate and what it is of lie in turn, in weights, results and gradients."""
+    """Gate and up columns alternate, in weights, results and gradients."""
 
     def of_act(z):
         return torch.nn.functional.gelu(z, approximate="tanh")
@@ -341,7 +341,7 @@ _FLEX = [op.name for op in cases.all_ops().values() if "flex" in op.providers]
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", _FLEX)
 def test_flex_attention_has_the_feature(name, monkeypatch):
-    """Not compiled: what it is asked for is the same. It has no backward pass on a CPU."""
+    """Runs uncompiled, with the same arguments; it has no backward pass on a CPU."""
     from torch.nn.attention.flex_attention import flex_attention
 
     monkeypatch.setattr(attention_rivals, "_compiled_flex_attention", lambda: flex_attention)
@@ -355,7 +355,7 @@ def test_flex_attention_has_the_feature(name, monkeypatch):
 
 @pytest.mark.parametrize("argument", ["window_size", "is_causal"])
 def test_packed_attention_in_torch_is_causal(argument, monkeypatch):
-    """PyTorch 2.10 says so in another way than later ones, and runs it on a GPU alone."""
+    """PyTorch 2.10 spells causality differently from later versions, and needs a GPU for it."""
 
     def by_window(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size=(-1, -1)):
         assert window_size == (-1, 0)

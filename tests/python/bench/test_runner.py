@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whole runs on small problems."""
+"""Whole benchmark runs on small problems."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the time of a training step goes: parts and floors."""
+"""The parts of a training step's time, and their floors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels tune`: what it times, shows, forgets and refuses."""
+"""`transformer-kernels tune`: the calls that it times, shows and forgets, and the arguments it
+refuses."""
 
 from __future__ import annotations
 

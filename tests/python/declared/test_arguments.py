@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Arguments of other Python types: refused by name, or taken where PyTorch takes them."""
+"""Arguments of other Python types are refused by name, or taken where PyTorch takes them."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_flags_of_numpy() -> None:
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("eps", [-0.25, -1e6, float("nan"), float("inf")])
 def test_any_eps(eps: float, backend: str) -> None:
-    """NaN where the variance and eps are negative together, as PyTorch gives."""
+    """The result is NaN where variance plus eps is negative, as in PyTorch."""
     x = torch.randn(3, 64, dtype=torch.float64)
     x[1] *= 0.01
     with_grad = x.clone().requires_grad_()

@@ -124,7 +124,7 @@ TORCHS: dict[str, tuple[Call, Call]] = {
     ),
 }  # fmt: skip
 
-# What has x's dtype or float32 here whatever PyTorch gives, as its documentation says.
+# Results that have x's dtype or float32, as documented, whatever dtype PyTorch returns.
 SAME, FLOAT32 = "that of x", "float32"
 OURS: dict[str, tuple[Call, str]] = {
     "layer_norm": (lambda x, _, v: F.layer_norm(x, (C,), v, v), SAME),

@@ -47,7 +47,8 @@ def _batched(
 def _check(
     way: str, call: Callable[..., Any], leaves: Sequence[Tensor], create_graph: bool, once: bool
 ) -> None:
-    """``once``: the op hands its gradient out in one backward pass, so that each has a graph."""
+    """Compares batched gradients with one after the other. With ``once`` the op returns its
+    gradient in one backward pass only, so each has a graph of its own."""
 
     def graph() -> list[Tensor]:
         return [y for y in as_tuple(call(*leaves)) if y.numel() and y.requires_grad]

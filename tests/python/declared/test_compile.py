@@ -34,7 +34,7 @@ def _assert_same(first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
 @each_main_case
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compile_fullgraph(case: Case, dynamic: bool, device: str) -> None:
-    """One graph, forward and backward, the same numbers; a new size is no new problem."""
+    """Compiles to one graph, forward and backward, with the same numbers; a new size works too."""
     compiled = None
     for rows in (4, 6, 9):
         problem = case.build(randn((rows, 24), torch.float32, device))
@@ -49,7 +49,7 @@ def test_compile_fullgraph(case: Case, dynamic: bool, device: str) -> None:
 
 @pytest.mark.slow
 def test_inductor(device: str) -> None:
-    """Through the default compiler, beside pointwise work on both sides."""
+    """Runs through the default compiler, beside pointwise work on both sides."""
     if device == "cpu" and " " in torch.__file__:
         pytest.skip("Inductor cannot link against a PyTorch whose path has a space")
 
@@ -110,7 +110,7 @@ def test_fx_tracing_keeps_one_node_a_call() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # that torch.jit.trace is deprecated
 def test_a_trace_has_the_formulas() -> None:
-    """A kernel's result would be a constant of the graph: wrong for other numbers."""
+    """A traced kernel would be a constant of the graph, and wrong for other numbers."""
     model = torch.nn.Sequential(
         tfk.nn.LayerNorm(16), tfk.nn.CausalSelfAttention(16, 2), tfk.nn.RMSNorm(16),
         tfk.nn.MLP(16, 32), tfk.nn.GELU(), tfk.nn.Linear(16, 16), tfk.nn.LogSoftmax(-1),
@@ -164,7 +164,7 @@ def test_torch_func(case: Case) -> None:
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("low", [torch.float32, torch.float16, torch.bfloat16])
 def test_derivatives_keep_the_dtype(case: Case, rank: int, low: torch.dtype) -> None:
-    """Of every order and mode, for a row alone too, whose statistics have no dimension."""
+    """Covers every order and mode, also for a single row, whose statistics have no dimension."""
     problem = case.build(torch.randn((3, 8)[2 - rank :], dtype=low))
     x, *rest = problem.tensors
 
@@ -258,7 +258,8 @@ def test_meta_tensors_have_shapes() -> None:
 
 
 def test_autocast(device: str) -> None:
-    """Norms keep x's dtype beside float32 weights; softmax does what PyTorch's does."""
+    """Norms keep x's dtype beside float32 weights; softmax returns the dtype that PyTorch's
+    does."""
     x, w = randn((4, 8), torch.bfloat16, device), torch.ones(8, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert tfk.functional.layer_norm(x, (8,), w, w).dtype is torch.bfloat16

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Streams, graphs and devices. Everything here needs a CUDA device."""
+"""Streams, graphs and devices. Every test here needs a CUDA device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ each_main_case = pytest.mark.parametrize("case", MAIN_CASES, ids=str)
 
 @each_main_case
 def test_second_stream(case: Case) -> None:
-    """The kernels run on the current stream: work queued before them there is seen."""
+    """The kernels run on the current stream, so they see work queued there before them."""
     problem = case.build(randn((512, 1024), torch.float32, "cuda"))
     expected = as_tuple(problem.ours(*problem.tensors))
     x, *rest = problem.tensors
@@ -41,7 +41,7 @@ def test_second_stream(case: Case) -> None:
 
 @each_main_case
 def test_graph_capture(case: Case) -> None:
-    """Forward and backward, captured once and replayed on new inputs."""
+    """Captures forward and backward once, and replays them on new inputs."""
     problem = case.build(randn((64, 1024), torch.float32, "cuda"))
     gradients = tuple(g.cuda() for g in random_gradients(problem))
     static = tuple(t.detach().clone().requires_grad_() for t in problem.tensors)
@@ -65,8 +65,9 @@ def test_graph_capture(case: Case) -> None:
 @each_main_case
 @pytest.mark.parametrize("cols", [32768, 131072])
 def test_many_wide_rows(case: Case, cols: int, dtype: torch.dtype) -> None:
-    """A CTA that takes one row after another gives what CTAs with one row each do, in any launch:
-    the next row must not arrive before the last one is read, however long stores take."""
+    """A CTA that processes one row after another gives the results of CTAs with one row each, in
+    every launch: the next row must not arrive before the last one is read, however long stores
+    take."""
     at_once, launches = 64, 12
     problem = case.build(torch.randn(2**26 // cols, cols, dtype=dtype, device="cuda"))
     full = tuple(t.detach() for t in problem.tensors)
@@ -84,7 +85,7 @@ def test_many_wide_rows(case: Case, cols: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("captured", [False, True], ids=["stream", "graph"])
 def test_chain(captured: bool) -> None:
-    """Small kernels start while the one before them ends, and still see all that it wrote."""
+    """Small kernels start before the previous one ends, and still see everything that it wrote."""
     x, residual = (randn((64, 4096), torch.bfloat16, "cuda") for _ in range(2))
     weight = torch.ones_like(x[0])
 
@@ -112,7 +113,7 @@ def test_chain(captured: bool) -> None:
 @each_main_case
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
 def test_second_device(case: Case) -> None:
-    """Kernels follow their tensors, and leave the current device as it was."""
+    """Kernels run on their tensors' device, and leave the current device as it was."""
     torch.cuda.set_device(0)
     check_problem(case.build(randn((33, 515), torch.float32, "cuda:1")))
     assert torch.cuda.current_device() == 0
@@ -120,7 +121,7 @@ def test_second_device(case: Case) -> None:
 
 @each_main_case
 def test_reduce_overhead_mode(case: Case) -> None:
-    """torch.compile with CUDA graphs."""
+    """Runs in torch.compile's mode with CUDA graphs."""
     torch._dynamo.reset()
     problem = case.build(randn((32, 256), torch.float32, "cuda"))
     compiled = torch.compile(problem.ours, fullgraph=True, mode="reduce-overhead")

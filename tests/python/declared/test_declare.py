@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What follows from a declaration: for every declared op, and for one that has all kinds."""
+"""Properties that follow from a declaration, for every declared op and for one with all kinds."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_cpp_and_python_refuse_in_the_same_words(op: Op, name: str, what: str, v
 
 @each_op
 def test_opcheck(op: Op, device: str) -> None:
-    """Schemas, fakes and autograd registrations, over every choice of optional arguments."""
+    """Checks schemas, fakes and autograd registrations, for every choice of optional arguments."""
     for given in combinations(op, device):
         results = as_tuple(op.raw.forward(*given.values()))
         torch.library.opcheck(op.raw.forward, tuple(given.values()))
@@ -94,7 +94,7 @@ def test_opcheck(op: Op, device: str) -> None:
 @each_op
 @pytest.mark.parametrize("wanted", [0, -1], ids=["first", "last"])
 def test_one_gradient_alone(op: Op, wanted: int) -> None:
-    """Of the first or the last argument, as when all require one; ways to differentiate agree."""
+    """The gradient of the first or last argument alone is the one computed with all others."""
     for given in combinations(op):
         names = [name for name in op.differentiable if given[name] is not None]
 
@@ -111,7 +111,7 @@ def test_one_gradient_alone(op: Op, wanted: int) -> None:
 
 @each_op
 def test_eager_calls_have_a_source(op: Op) -> None:
-    """Tracebacks and debuggers show what was generated."""
+    """Tracebacks and debuggers show the generated source."""
     assert f"def call({', '.join(op.names)}" in inspect.getsource(op.call)
 
 
@@ -276,7 +276,7 @@ def test_numbers_of_any_type_in_compiled_calls(probe: Op) -> None:
 
 
 def test_exported_graphs_keep_what_eager_calls_keep(probe: Op) -> None:
-    """The sum of add_layer_norm, and neither of its terms."""
+    """An exported graph saves the sum of add_layer_norm and neither of its terms."""
     x, residual, weight = (torch.randn(shape, requires_grad=True) for shape in ((3, 8),) * 2 + (8,))
     op = DECLARED["add_layer_norm"]
     for call in (op.call, op.public):

@@ -29,7 +29,7 @@ NO_OPS = {"cpu_instruction_sets", "fpga_counters"}  # they say something of the 
 
 
 def _without_dropout(op: Op, values: Values) -> Values:
-    """Two devices, or two libraries, do not draw the same elements."""
+    """Turns dropout off, because two devices, or two libraries, draw different elements."""
     seeds = {a.name: a.draws for a in op.arguments if isinstance(a, Seed)}
     return values | dict.fromkeys(seeds) | dict.fromkeys(seeds.values(), 0.0)
 
@@ -75,7 +75,8 @@ def test_stock_computes_the_same(op: Op, values: Values) -> None:
 
 
 def test_every_raw_op_is_declared() -> None:
-    """Raw ops of C++ and of Python alike; a node of exported graphs has its op's own name."""
+    """Raw ops in C++ and in Python are declared; a node of exported graphs has its op's own
+    name."""
     names = torch._C._dispatch_get_all_op_names()
     ours = {name.partition("::")[2] for name in names if name.startswith(f"{NAMESPACE}::")}
     of_graphs = {name for name in ours if name in DECLARED or name.endswith(".functional")}
@@ -121,7 +122,7 @@ def _dim(way: Way, name: str, x: Tensor) -> int | None:
 
 
 def _parts(way: Way, values: Values, at: dict[str, int]) -> list[Values]:
-    """Arguments of two devices: one has a third, the other the rest, where sizes are alike."""
+    """The arguments of two devices: one third and the rest, where sizes allow unequal parts."""
 
     def part(name: str, x: Any, second: bool) -> Any:
         if not isinstance(x, Tensor) or (dim := _dim(way, name, x)) is None:

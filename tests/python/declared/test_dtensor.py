@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""DTensor: two processes compute what one does, however the tensors lie."""
+"""DTensor: two processes compute the result of one, for every placement of the tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _tensors() -> list[Tensor]:
 
 
 def _results(call: Any, tensors: list[Any]) -> list[Tensor]:
-    """The result and the gradients, whole."""
+    """The whole result and the whole gradients."""
     y = call(*tensors)
     seed = torch.arange(y.numel(), dtype=y.dtype).view(SHAPE).sin()
     if not isinstance(y, _dtensor()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rows of large and of small numbers: where squares, sums, products and powers leave the format."""
+"""Rows of large and of small numbers, whose squares, sums, products and powers leave the format."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from transformer_kernels.testing.check import check_problem
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 WIDTHS = {"cpu": [64, 5000], "cuda": [64, 768, 5000, 16384, 70000]}
-# Of the decimal exponent of the largest number: for float32 and bfloat16 1e18, 1e30, 2e37, 1e-20,
-# 1e-30 and 1e-40.
+# Powers scale the decimal exponent of the largest number: for float32 and bfloat16 they give 1e18,
+# 1e30, 2e37, 1e-20, 1e-30 and 1e-40.
 POWERS = [0.467, 0.778, 0.97, -0.52, -0.78, -1.04]
 ROW_CASES = [case for case in MAIN_CASES if "softmax" in case.name or "norm" in case.name]
 
@@ -152,7 +152,7 @@ def test_qk_norm(power: float, dtype: torch.dtype, device: str) -> None:
 
 
 def test_subnormal_numbers_are_stored(dtype: torch.dtype, device: str) -> None:
-    """What an op copies, adds or scales by a power of two comes out to the last bit."""
+    """Subnormal numbers that an op copies, adds or scales by a power of two are exact."""
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     multiples = torch.randint(-60, 61, (20, 90), dtype=torch.float64) * 2
     x = (multiples * least).to(dtype).to(device)

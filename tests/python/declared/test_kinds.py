@@ -64,7 +64,7 @@ def _quantized(x: Tensor) -> Tensor:
     return torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)
 
 
-# What is no memory to read, made of a dense tensor, and the words that refuse it.
+# Kinds of tensors without strided memory, made from a dense one, and the words that refuse them.
 KINDS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "coo": (Tensor.to_sparse, "of layout sparse_coo, expected strided"),
     "csr": (lambda _: torch.ones(4, 8).to_sparse_csr(), "of layout sparse_csr, expected strided"),
@@ -89,7 +89,7 @@ def test_refused_by_name(place: str, kind: str, grad: bool) -> None:
 
 
 class _Asked(Tensor):
-    """Remembers which functions asked it."""
+    """A tensor that remembers which functions asked it."""
 
     asked: list[Any] = []  # noqa: RUF012
 
@@ -181,7 +181,7 @@ JAGGED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", JAGGED)
 def test_jagged(name: str) -> None:
-    """Each sequence as if it were alone; results can be added to what went in."""
+    """The result of each sequence is that of the sequence alone, and can be added to the input."""
     ours, theirs = JAGGED[name]
     x = _jagged(torch.float64).requires_grad_()
     w = torch.randn(8, dtype=torch.float64, requires_grad=True)

@@ -66,7 +66,7 @@ def test_python_m_info() -> None:
 
 
 def test_the_import_loads_no_compiler() -> None:
-    """Each of them takes a second."""
+    """Loading either of these takes a second."""
     code = "import sys, transformer_kernels; print({'torch._dynamo', 'triton'} & {*sys.modules})"
     assert _python(code).stdout == "set()\n"
 

@@ -39,8 +39,7 @@ def test_more_widths(case: Case, cols: int, dtype: torch.dtype, device: str) -> 
 
 @each_case
 def test_width_of_one(case: Case, dtype: torch.dtype, device: str) -> None:
-    """Gradients of order one cancel to almost nothing; x, and its sum with a residual, stay away
-    from 0."""
+    """Gradients of order one cancel almost wholly; x and its sum with a residual are not near 0."""
     x = randn((2, 5, 1), dtype, device)
     check_problem(case.build(x + 8 * x.sign()), magnitude=4.0)
 
@@ -63,7 +62,7 @@ def test_empty(case: Case, shape: tuple[int, ...], dtype: torch.dtype, device: s
 @each_main_case
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(case: Case, layout: str, dtype: torch.dtype, device: str) -> None:
-    """Of x, and of the gradients that arrive from above."""
+    """x and the incoming gradients have every layout."""
     arrange = LAYOUTS[layout]
     x = arrange(randn((2, 6, 127), dtype, device))
     problem = case.build(x)
@@ -85,7 +84,7 @@ def test_one_dimension_and_many(case: Case, device: str) -> None:
 
 @each_case
 def test_large_mean(case: Case, dtype: torch.dtype, device: str) -> None:
-    """Mean 1e4 with unit variance: sums of squares without a shift lose every digit here."""
+    """The mean is 1e4 and the variance 1: sums of squares without a shift lose every digit."""
     if dtype is torch.float16 and "softmax" not in case.name:
         pytest.skip("the spacing of float16 at 1e4 is 8, and it ends at 65504")
     # Where x resolves less than a unit at 1e4, its own rounding is most of the variance.
@@ -96,12 +95,10 @@ def test_large_mean(case: Case, dtype: torch.dtype, device: str) -> None:
 @each_main_case
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan], ids=str)
 def test_special_values(case: Case, value: float, dtype: torch.dtype, device: str) -> None:
-    """Rows that hold one do what PyTorch's do; the other rows do not notice.
-
-    PyTorch's own rms_norm differs between devices, NaN for the whole row or for the infinite
-    element alone: there the CPU's, which follows the formula, decides. Its gelu of infinity is NaN
-    in float32 alone: float64 decides about activations.
-    """
+    """Rows with a special value have PyTorch's result; other rows are unaffected. PyTorch's own
+    rms_norm differs between devices (NaN in the whole row, or in the infinite element alone), so
+    the CPU's decides, which follows the formula. Its gelu of infinity is NaN in float32 alone, so
+    float64 decides about activations."""
     x = randn((5, 65), dtype, device)
     x[1, 7] = value
     x[3] = value
@@ -151,7 +148,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 @each_case
 def test_gradcheck(case: Case, device: str) -> None:
-    """First and second derivatives, in float64."""
+    """First and second derivatives in float64."""
     problem = case.build(randn((3, 5), torch.float64, device))
     leaves = [tensor.clone().requires_grad_() for tensor in problem.tensors]
 
@@ -181,7 +178,7 @@ def test_wide_rows_on_the_cpu(case: Case) -> None:
 @pytest.mark.parametrize("shape", [(2**22 + 3, 513), (3, 2**30 - 1)], ids=str)
 @each_main_case
 def test_more_than_2_31_elements(case: Case, shape: tuple[int, int]) -> None:
-    """The first and the last rows, where a 32-bit offset would have wrapped."""
+    """The first and the last rows are checked, where a 32-bit offset would have wrapped."""
     free, _ = torch.cuda.mem_get_info()
     needed = 8 * 2 * shape[0] * shape[1]
     if free < needed:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Parameters of any strides, for every op that has some, with and without gradients: a bias may be
-a column of a matrix, one number expanded, or begin anywhere in memory."""
+a column of a matrix, one expanded number, or begin anywhere in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKED = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
 
 
 def _is_parameter(argument: Argument) -> bool:
-    """Whether it is a tensor beside rows, which have tests of their own."""
+    """Whether the argument is a parameter; row tensors have tests of their own."""
     return (
         argument.is_tensor
         and not argument.has_rows
@@ -84,7 +84,7 @@ IN_TRITON = [
 
 @pytest.mark.parametrize(("op", "name"), IN_TRITON)
 def test_every_parameter_in_triton(op: Op, name: str, device: str) -> None:
-    """But for attention's, whose kernels have none of these scores."""
+    """All ops but attention, whose Triton kernels have none of these arguments."""
     pytest.importorskip("triton")
     given = next(values for values in combinations(op, device) if values[name] is not None)
     laid = LAYOUTS["strided"](given[name])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Any shape, any strides, any option."""
+"""Properties that hold for any shape, strides and options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _permuted(x: Tensor, order: list[int]) -> Tensor:
     st.integers(0, 2**31 - 1),
 )
 def test_shapes_and_layouts(case, leading, cols, layout, dtype, seed) -> None:
-    """Neighbours lie apart: the gradient of two elements that almost agree has no digits left."""
+    """Neighbouring values differ: the gradient of two that almost agree has no digits left."""
     torch.manual_seed(seed)
     apart = 8.0 * (torch.arange(cols) % 2)
     x = LAYOUTS[layout]((torch.randn(*leading, cols) + apart).to(dtype))

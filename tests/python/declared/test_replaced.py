@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Our functions in the place of PyTorch's: what they leave to PyTorch is PyTorch's own."""
+"""Our functions in the place of PyTorch's: calls that they leave to PyTorch run PyTorch's own."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_layouts(case: Case, layout: str) -> None:
 
 @each_case
 def test_rows_wider_than_a_program(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunked kernels, at a width that the interpreter can take."""
+    """The chunked kernels run, at a width that the interpreter can take."""
 
     def narrow(cols: int, limit: int = 0) -> tuple[int, bool, int]:
         return 32, False, 4

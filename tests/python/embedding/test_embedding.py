@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of embedding and embedding_add; declared/test_declare.py tests what their
-declarations say."""
+"""The numbers of embedding and embedding_add; declared/test_declare.py tests the declarations."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ TABLES = [(1, 1), (7, 33), (13, 1029), (300, 64)]
 
 
 def _indices(shape: tuple[int, ...], rows: int, device: str, dtype: Any = torch.int64) -> Tensor:
-    """Few rows have most of them, as in text."""
+    """Random indices; few rows have most of them, as in text."""
     drawn = torch.rand(shape, dtype=torch.float64).pow(4) * rows
     return drawn.to(torch.int64).clamp(max=rows - 1).to(dtype).to(device)
 
@@ -45,7 +44,7 @@ def _run(
 
 
 def _check(ours: Any, theirs: Any, weights: list[Tensor]) -> None:
-    """Both passes within the tolerance of float64, from poisoned memory."""
+    """Holds both passes, from poisoned memory, to the tolerance rule."""
     dy = randn(ours(*weights).shape, weights[0].dtype, weights[0].device)
     with poisoned():
         y, gradients = _run(ours, weights, dy)
@@ -103,7 +102,7 @@ def test_layouts(layout: str, backend: str, device: str, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("count", [31, 257, 5000, 40000])
 def test_one_row_has_all_indices(count: int, backend: str, device: str) -> None:
-    """As of padding without padding_idx: the sum is exact only where its parts are kept wide."""
+    """All indices are equal, as padding without padding_idx: only wide partial sums are exact."""
     _skip_slow(backend, device, count)
     indices = torch.full((count,), 2, device=device)
     indices[:: count // 3] = 1
@@ -155,7 +154,7 @@ def test_repeatable(device: str) -> None:
 
 
 def test_derivatives(device: str) -> None:
-    """Of what numerical derivatives see: they know no padding and no frequencies."""
+    """Numerical derivatives, which know neither padding nor frequencies."""
     weight = randn((5, 3), torch.float64, device).requires_grad_()
     indices = torch.tensor([[0, 4, 4], [2, 0, 0]], device=device)
     assert torch.autograd.gradcheck(lambda w: tfk.embedding(indices, w, 1), (weight,))
@@ -219,7 +218,7 @@ def test_module(device: str) -> None:
 def _sum(
     tokens: Tensor, positions: Any, types: Tensor | None, padding: int | None = None
 ) -> tuple[Any, Any]:
-    """(ours by backend, PyTorch's)"""
+    """The sum by our op on a backend, and by PyTorch."""
 
     def ours(backend: str, w: Tensor, p: Tensor, t: Tensor | None = None) -> Tensor:
         return tfk.embedding_add(tokens, w, positions, p, padding, types=types, type_weight=t,
@@ -264,7 +263,7 @@ def test_one_gradient_of_the_sum(device: str) -> None:
 
 @pytest.mark.parametrize("many", [1, 4000])
 def test_positions_of_a_batch(many: int, device: str) -> None:
-    """Their gradient is a sum over the batch, of however many sequences."""
+    """The gradient of positions sums over the batch, for any number of sequences."""
     tokens = _indices((many, 3), 9, device)
     _check(
         lambda *weights: _sum(tokens, 2, None)[0]("auto", *weights),
@@ -331,7 +330,7 @@ def test_compiled(dynamic: bool, device: str) -> None:
 
 @pytest.mark.cuda
 def test_cuda_graph() -> None:
-    """Nothing waits for the device: other tokens may be behind the same graph."""
+    """Nothing waits for the device, so a graph can be replayed on other tokens."""
     tokens = _indices((4, 600), 300, "cuda")
     tables = [randn((rows, 64), torch.bfloat16, "cuda") for rows in (300, 600)]
     dy = randn((4, 600, 64), torch.bfloat16, "cuda")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The smallest array in Verilator against the model, and how its coverage is read."""
+"""Compares the smallest array in Verilator with the model, and reads its coverage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rtl(top: str) -> list[Path]:
 
 
 def compare_with_model(top: str, options: list[str | Path], folder: Path) -> str:
-    """Builds array_test around what Verilator makes of the sources in `options`, and runs it."""
+    """Builds array_test with Verilator's translation of the sources in `options`, and runs it."""
     values = {**SMALLEST, "BYTES": int(top == "byte_top")}
     macros = [f"-DTFK_FPGA_{name}={value}" for name, value in values.items()]
     includes = [f"-I{ROOT / path}" for path in ("csrc", "csrc/include", "fpga/sim")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""examples/python/fpga_transformer.py, in its short form."""
+"""Runs examples/python/fpga_transformer.py in its short form."""
 
 from __future__ import annotations
 

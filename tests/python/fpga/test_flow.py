@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The program behind `make fpga`: parameter sets, gates, and what it reads of the reports."""
+"""The program behind `make fpga`: parameter sets, gates, and how it reads reports."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_linear_is_pytorchs_otherwise() -> None:
 def test_a_board_gives_what_the_model_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The simulated board that `make fpga` builds of a set, behind a socket."""
+    """The simulated board that `make fpga` builds of a set, behind a socket, matches the model."""
     program = Path(os.environ["TFK_FPGA_BOARD"]) / "r2c4d64n256" / "board"
     socket = tmp_path / "board"
     with subprocess.Popen([str(program), str(socket)]) as board:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of the ops of graphs; declared/test_declare.py tests what their declarations say."""
+"""The numbers of the graph ops; declared/test_declare.py tests the declarations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _skip_slow(backend: str, device: str, programs: int) -> None:
 def _check(
     ours: Any, theirs: Any, tensors: list[Tensor], shape: tuple[int, ...], terms: int
 ) -> None:
-    """Both passes within the tolerance of float64, from poisoned memory."""
+    """Holds both passes, from poisoned memory, to the tolerance rule."""
     dy = randn(shape, tensors[0].dtype, tensors[0].device)
     with poisoned():
         found = both_passes(ours, tensors, dy)
@@ -59,7 +59,7 @@ def _check(
 
 
 def _first_largest(rows: Tensor) -> Tensor:
-    """Its gradient goes to the first of equal ones."""
+    """A maximum whose gradient goes to the first of equal elements."""
     if len(rows) == 0:
         return rows.sum(0)
     is_top = rows == rows.detach().amax(0)
@@ -67,7 +67,7 @@ def _first_largest(rows: Tensor) -> Tensor:
 
 
 def _reduced(messages: Tensor, target: Tensor, count: int, reduce: str) -> Tensor:
-    """In PyTorch's operations."""
+    """Reduces in PyTorch's operations."""
     if reduce == "max":
         return torch.stack([_first_largest(messages[target == i]) for i in range(count)])
     y = messages.new_zeros(count, messages.shape[1]).index_add(0, target, messages)
@@ -171,7 +171,7 @@ def test_derivatives(reduce: str, device: str) -> None:
 
 @pytest.mark.parametrize("reduce", REDUCES)
 def test_repeatable(reduce: str, device: str) -> None:
-    """Also where segments are cut into pieces."""
+    """Results repeat bit by bit, also where segments are cut into pieces."""
     edges = torch.stack([torch.randint(70, (9000,)), (torch.rand(9000) ** 6 * 50).long()])
     graph = F.Graph.from_edges(edges.to(device), (70, 50))
     tensors = [randn((70, 40), torch.float32, device), randn((9000, 4), torch.float32, device)]
@@ -186,7 +186,7 @@ def test_repeatable(reduce: str, device: str) -> None:
 @pytest.mark.parametrize("reduce", REDUCES)
 @pytest.mark.parametrize("count", [513, 70_000])
 def test_a_long_segment(count: int, reduce: str, device: str) -> None:
-    """The sum is exact only where its parts are kept wide."""
+    """The sum is exact only if its parts are wide."""
     offsets = torch.tensor([0, 1, 1 + count, 1 + count, 3 + count], device=device)
     x = torch.randint(-8, 9, (3 + count, 24), device=device)
     y, dx = both_passes(lambda x: F.segment_reduce(x, offsets, reduce), [x.to(torch.bfloat16)],
@@ -238,7 +238,7 @@ def _softmax(x: Tensor, target: Tensor, count: int) -> Tensor:
 def test_segment_softmax(
     name: str, cols: int, backend: str, device: str, dtype: torch.dtype
 ) -> None:
-    """Of edges in any order, and of rows in the order of their segments."""
+    """Covers edges in any order, and rows in the order of their segments."""
     _, targets, edges = GRAPHS[name]
     _skip_slow(backend, device, edges)
     graph, (_, target) = _graph(name, device)
@@ -290,7 +290,7 @@ WIDTHS = ((1, 0), (3, 0), (8, 0), (8, 1), (64, 0), (65, 0))
 
 
 def _ragged(index: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Offsets, and the segment of each place."""
+    """Offsets, and the segment of each row."""
     counts = torch.tensor(LENGTHS, device=device)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(index)
     return offsets, torch.repeat_interleave(torch.arange(len(LENGTHS), device=device), counts)
@@ -391,7 +391,7 @@ def test_edge_dot_derivatives(device: str) -> None:
 
 @pytest.mark.parametrize("heads", [(), (4,)])
 def test_graph_attention(heads: tuple[int, ...], device: str) -> None:
-    """A dense graph's is attention."""
+    """On a dense graph the op is attention."""
     nodes = 12
     grid = torch.cartesian_prod(torch.arange(nodes), torch.arange(nodes)).t().to(device)
     graph = F.Graph.from_edges(grid[:, torch.randperm(nodes * nodes)], nodes)

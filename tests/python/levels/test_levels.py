@@ -22,7 +22,7 @@ each_level = pytest.mark.parametrize("level", LEVELS)
 
 @pytest.fixture(autouse=True)
 def forget_graphs():
-    """Each test's block is compiled anew: torch.compile refuses too many kinds of one function."""
+    """Compiles each test's block anew: torch.compile limits the variants of one function."""
     torch._dynamo.reset()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which engine multiplies, by the log of dispatch, and engines that are asked for."""
+"""The engine that multiplies, according to the dispatch log, and engines that are asked for."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_what_is_no_number_stays_in_its_row() -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("rows", [1, 5, 8, 16, 17, 300])
 def test_quantized(rows: int, bits: int, narrow: torch.dtype) -> None:
-    """Streamed in groups of one load and of several, and what becomes a plain matrix."""
+    """Covers groups of one load and of several, and weights that become a plain matrix."""
     for terms, cols, group in ((256, 40, 128), (4096, 776, 128), (192, 3204, 64), (1024, 96, 1024),
                                (96, 64, 32), (70, 33, 35), (256, 17001, 128),
                                (2560, 17001, 64)):  # fmt: skip
@@ -118,7 +118,7 @@ def test_quantized(rows: int, bits: int, narrow: torch.dtype) -> None:
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_number_times_every_kind_of_scale(bits: int, scale_dtype: torch.dtype) -> None:
-    """One row of ones over one term: the numbers themselves."""
+    """A row of ones over one term gives the numbers themselves."""
     numbers = torch.arange(-(2 ** (bits - 1)), 2 ** (bits - 1), dtype=torch.int8)
     packed = torch.zeros(len(numbers), 128, dtype=torch.int8)
     packed[:, 37] = numbers

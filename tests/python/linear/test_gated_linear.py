@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The raw op of a gated layer: on the CPU what C++ has, elsewhere in test_gated_linear_cuda.py."""
+"""The raw op of a gated layer on the CPU; test_gated_linear_cuda.py tests CUDA."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_bad_arguments(arguments: tuple[object, ...], message: str) -> None:
 @pytest.mark.parametrize("activation", range(len(GATED_FORMULAS)))
 @pytest.mark.parametrize("biases", ["none", "bias", "up_bias", "both"])
 def test_gradient_at_a_gate(biases: str, activation: int, dtype: torch.dtype) -> None:
-    """Gate and up as halves of one tensor, with h and without."""
+    """Gate and up are halves of one tensor, with h and without."""
     dy, weight = randn((6, 5), dtype), randn((5, 7), dtype)
     gate, up = randn((6, 14), dtype).chunk(2, -1)
     bias, up_bias = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gate and up in one kernel on Hopper, and the MLP of it."""
+"""Gate and up in one kernel on Hopper, and the MLP that uses it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ ORDERS = {"rows": lambda w: w, "columns": lambda w: w.t().contiguous().t()}
 
 
 def _at_a_gate(shape: tuple[int, int, int], dtype: torch.dtype, biases: bool = True) -> list[Any]:
-    """Gate and up are halves of one tensor, as those of one weight are."""
+    """Gate and up are halves of one tensor, as products of one weight are."""
     rows, terms, cols = shape
     weight = (randn((terms, cols), torch.float64) * terms**-0.5).to(dtype)
     gate, up = randn((rows, 2 * cols), dtype).chunk(2, -1)

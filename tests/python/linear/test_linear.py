@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of linear layers; declared/test_declare.py tests what their declarations say."""
+"""The numbers of linear layers; declared/test_declare.py tests the declarations."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {**LAYOUTS, "by columns": _kept
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_layouts(layout: str, dtype: torch.dtype) -> None:
-    """x, weight and dy of every layout give what contiguous ones do, bit by bit."""
+    """Every layout of x, weight and dy gives the bits of contiguous tensors."""
     for of_weight in WEIGHTS.values():
         _check_layout(LAYOUTS[layout], of_weight, dtype)
 
@@ -86,7 +86,7 @@ def test_layouts(layout: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("of_weight", WEIGHTS.values(), ids=list(WEIGHTS))
 @pytest.mark.parametrize("of", [torch.float32, torch.bfloat16])
 def test_few_rows_of_any_layout(of_weight: Callable[[Tensor], Tensor], of: torch.dtype) -> None:
-    """A weight kept by columns is summed in an order of its own. No row depends on the others."""
+    """A weight stored by columns is summed in another order. No row depends on the others."""
     x, weight, bias = _operands(16, 150, 200, of)
     weight = of_weight(weight)
     y = F.linear(x, weight, bias, backend="cpu")
@@ -152,7 +152,7 @@ def test_no_rows_have_a_gradient_of_the_bias() -> None:
 
 
 def test_the_gradient_is_kept_as_the_weight_is() -> None:
-    """Of a weight kept as (K, N), so that nothing copies it."""
+    """A weight stored as (K, N) has a gradient stored as (K, N), which spares a copy."""
     x, dy = randn((40, 50), torch.float32), randn((40, 60), torch.float32)
     weight = randn((50, 60), torch.float32).t()
     _, dweight, _ = LINEAR.raw.backward(dy, x, weight, None, False, True, False)
@@ -174,7 +174,7 @@ def test_gradients_of_gradients(activation: str | None) -> None:
 
 @pytest.mark.parametrize("wanted", range(3))
 def test_frozen_operands(wanted: int) -> None:
-    """What has no gradient costs none, and changes nothing."""
+    """An operand without a gradient costs no product, and changes no other gradient."""
     leaves = _operands(30, 20, 10, torch.float32)
     dy = randn((30, 10), torch.float32)
     every = both_passes(lambda *a: F.linear_act(*a, backend="cpu"), leaves, dy)
@@ -202,7 +202,8 @@ def test_the_same_bits_for_any_number_of_threads(
 
 
 def test_a_changed_weight_is_seen() -> None:
-    """In place, through .data, and one that takes another's memory: nothing is kept of a call."""
+    """The weight changes in place, through .data, and by taking another's memory: no call is
+    cached."""
     x, weight, _ = _operands(64, 64, 64, torch.float32)
     F.linear(x, weight, backend="cpu")
     weight.mul_(2)
@@ -358,7 +359,7 @@ def test_either_product_is_differentiable(fast: bool, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """oneDNN's operator runs of operands of any size, on any processor that can."""
+    """oneDNN's operator runs on any processor that has it, for operands of any size."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no products of bfloat16 here")
     monkeypatch.setattr(_onednn, "has_tiles", lambda: True)
@@ -452,7 +453,7 @@ def test_mlps() -> None:
 
 
 def test_what_is_kept_for_the_backward_pass() -> None:
-    """Of linear_act x, the weight, the bias and z: nothing of y."""
+    """linear_act saves x, the weight, the bias and z, but not y."""
     leaves = [leaf.requires_grad_() for leaf in _operands(64, 32, 48, torch.float32)]
     kept: list[int] = []
     pack = lambda t: kept.append(t.data_ptr()) or t  # type: ignore[func-returns-value] # noqa: E731

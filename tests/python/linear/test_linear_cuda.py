@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Products on CUDA: Hopper's engine and the one for everything, what falls to which, and the MLP
-whose activation is part of its products."""
+"""Products on CUDA: Hopper's engine and the general one, which of them runs, and the MLP whose
+activation is part of its products."""
 
 from __future__ import annotations
 

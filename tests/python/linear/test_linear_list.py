@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""linear_list: the numbers of layers of their own, autograd, messages."""
+"""linear_list: the numbers of its layers, autograd, messages."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_sizes(sizes: tuple[int, int, tuple[int, ...]]) -> None:
 
 
 def test_layers_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our product, a backend by name, autocast, a graph."""
+    """Layers run one by one for our product, a named backend, autocast and a graph."""
     x, weights, biases = _operands(torch.float32)
     expected = _apart(x, weights, biases)
     monkeypatch.setattr(linear_list, "_SideBySide", None)
@@ -128,7 +128,7 @@ def test_layers_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_autocast_of_two_dtypes(wide: bool, device: str) -> None:
-    """16-bit activations beside parameters of float32, as each layer for itself takes them."""
+    """Autocast takes 16-bit activations beside float32 parameters, as each single layer does."""
     x = torch.randn(6, 8, device=device).to(torch.float32 if wide else torch.bfloat16)
     weights = [torch.randn(n, 8, device=device, requires_grad=True) for n in (5, 3)]
     biases = [torch.randn(5, device=device), None]
@@ -147,7 +147,7 @@ def test_autocast_of_two_dtypes(wide: bool, device: str) -> None:
 def test_strides_of_fake_tensors(
     dtype: torch.dtype, rows: int, terms: int, autocast: bool, device: str
 ) -> None:
-    """Those of the tensors that they stand for, whoever multiplies."""
+    """Fake tensors have the strides of real ones, whoever multiplies."""
     shapes = ((rows, terms), (512, terms), (256, terms))
     found = []
     for mode in (FakeTensorMode(), contextlib.nullcontext()):

@@ -31,7 +31,7 @@ SHAPES = [
     (1, 1, 1), (5, 7, 3), (16, 16, 32), (33, 75, 51), (150, 20, 40), (3, 130, 67), (0, 5, 6),
     (4, 0, 6), (4, 6, 0),
 ]  # fmt: skip
-# Of each tile of the tables.
+# Shapes that use each tile of the tables.
 LARGE = [
     (4096, 768, 3072), (2048, 584, 1160), (300, 128, 776), (5000, 264, 200), (17, 4104, 264),
     (520, 96, 1003), (2049, 771, 3075),
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensor
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes as long for a small tile as for a large one: several of them."""
+    """Uses small tiles, so that there are several: the interpreter is no slower on large ones."""
     if not COMPILED:
         small = (linear_act_triton.Tile(16, 32, 16, 4, 1),)
         monkeypatch.setattr(linear_act_triton, "TILES", dict.fromkeys((2, 4, 8), small))
@@ -111,14 +111,14 @@ def test_float32_has_all_of_its_bits() -> None:
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("of_weight", list(LAYOUTS))
 def test_layouts(layout: str, of_weight: str) -> None:
-    """x, weight and dy are read where they lie."""
+    """x, weight and dy are read in any layout without a copy."""
     x, weight, bias = _operands(40, 50, 60, torch.float32)
     dy = LAYOUTS[layout](randn((40, 60), torch.float32, DEVICE))
     _check(_act, _formula, [LAYOUTS[layout](x), LAYOUTS[of_weight](weight), bias], dy)
 
 
 def test_the_gradient_is_kept_as_the_weight_is() -> None:
-    """Of a weight kept as (K, N), so that nothing copies it."""
+    """A weight stored as (K, N) has a gradient stored as (K, N), which spares a copy."""
     x, weight, _ = _operands(40, 50, 60, torch.float32)
     weight = weight.t().contiguous().t()
     dy = randn((40, 60), torch.float32, DEVICE)
@@ -140,7 +140,7 @@ def test_a_bias_of_float32(low: torch.dtype) -> None:
 
 @pytest.mark.parametrize("wanted", range(3))
 def test_frozen_operands(wanted: int) -> None:
-    """What has no gradient changes nothing."""
+    """An operand without a gradient changes no other gradient."""
     leaves, dy = _operands(30, 20, 10, torch.float32), randn((30, 10), torch.float32, DEVICE)
     every = both_passes(_act, leaves, dy)
     some = [leaf.requires_grad_(i == wanted) for i, leaf in enumerate(leaves)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""MLPs: numbers at each level, what each keeps, frozen weights, what stands behind them."""
+"""MLPs: numbers at each level, saved tensors, frozen weights, dropout and residuals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(params=[False, True], ids=["whole", "parts"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hidden features at once, or in parts as those of large problems are."""
+    """Computes the hidden features at once, or in parts, as for large problems."""
     if request.param:
         monkeypatch.setattr(_mlp, "_FEWEST_BYTES", {})
 
@@ -155,7 +155,7 @@ def test_gradients_of_gradients(kind: str, level: int) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_layer_and_its_activation_alone(gated: bool) -> None:
-    """At level 2, against what keeps the product."""
+    """Compares level 2 with the levels that save the product."""
     leaves = _leaves("pair" if gated else "plain", torch.float64)
     leaves = {name: leaves[name] for name in ("input", "weight", "bias")}
     function = F.gated_linear if gated else F.linear_act
@@ -181,7 +181,7 @@ def test_on_cuda(kind: str, level: int, dtype: torch.dtype) -> None:
 @pytest.mark.cuda
 @each_level
 def test_a_cuda_graph_replays_both_passes(level: int) -> None:
-    """Nothing in them waits for the device."""
+    """Nothing in either pass waits for the device."""
     with torch.device("cuda"):
         leaves, dy = _leaves("pair", torch.bfloat16), randn((33, N), torch.bfloat16)
     leaves = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
@@ -212,7 +212,7 @@ def test_the_same_bits_each_time() -> None:
 
 
 def _kept(call: Callable[[], Tensor], parameters: list[Tensor]) -> int:
-    """Bytes that a call keeps for its backward pass besides parameters."""
+    """Bytes that a call saves for its backward pass, besides parameters."""
     storages: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ def _kept(call: Callable[[], Tensor], parameters: list[Tensor]) -> int:
 
 
 def _documented() -> dict[tuple[int, str], str]:
-    """The table of levels: what each op keeps of a row, in elements."""
+    """The documented table of levels: elements that each op saves per row."""
     text = (Path(__file__).parents[3] / "docs/ops/linear.md").read_text()
     table = re.search(r"^\| `recompute` \|.*?\n\n", text, re.M | re.S)
     assert table is not None
@@ -264,7 +264,7 @@ def test_what_is_kept(level: int, of: torch.dtype) -> None:
 
 
 def test_what_two_weights_keep() -> None:
-    """As much as one of both."""
+    """Two weights save as much as one that packs both."""
     leaves = {n: leaf.requires_grad_() for n, leaf in _leaves("two", torch.float32).items()}
     parameters = [leaf for name, leaf in leaves.items() if name != "input"]
     for level, elements in zip(LEVELS, (K + 3 * HIDDEN, K + 2 * HIDDEN, K), strict=True):
@@ -274,7 +274,7 @@ def test_what_two_weights_keep() -> None:
 
 
 class _Widest(TorchDispatchMode):
-    """The most elements of a tensor of 33 rows that an op gave."""
+    """Records the largest number of elements of an op's result with 33 rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ def test_dropout_and_residual_keep_nothing() -> None:
 
 @each_kind
 def test_dropout_and_a_residual(kind: str, dtype: torch.dtype) -> None:
-    """As bias_dropout_add drops, forward and backward."""
+    """Dropout drops as bias_dropout_add does, forward and backward."""
     leaves = _leaves(kind, dtype) | {"residual": randn((33, N), dtype)}
     seed, dy = torch.tensor([7, 3]), randn((33, N), dtype)
 
@@ -351,7 +351,7 @@ def test_dropout_alone() -> None:
 
 
 def _products(frozen: set[str], level: int) -> float:
-    """Of the backward pass, as many as have 33 rows, K terms and HIDDEN columns."""
+    """The number of products in the backward pass with 33 rows, K terms and HIDDEN columns."""
     leaves = _leaves("plain", torch.float32, columns=K)
     y = _ours("plain", {n: t.requires_grad_(n not in frozen) for n, t in leaves.items()},
               recompute=level)  # fmt: skip
@@ -372,7 +372,7 @@ def _products(frozen: set[str], level: int) -> float:
 )
 @pytest.mark.usefixtures("parts")
 def test_what_is_frozen_costs_nothing(frozen: set[str], products: int) -> None:
-    """There are four: dh, dx and a gradient of each weight; at level 2 a fifth."""
+    """There are four products: dh, dx and a gradient of each weight; level 2 adds a fifth."""
     assert _products(frozen, 1) == products
     assert _products(frozen, 2) == products + (products > 0)
 
@@ -409,7 +409,7 @@ class _Adapter(torch.nn.Module):
 
 
 def test_adapters_beside_frozen_layers() -> None:
-    """A layer that another module took the place of is called as a module."""
+    """A layer that another module replaced is called as a module."""
     mlp, gated = tfk.nn.MLP(K, HIDDEN), tfk.nn.GatedMLP(K, HIDDEN)
     mlp.requires_grad_(False)
     mlp.fc2 = _Adapter(mlp.fc2, 4)
@@ -472,7 +472,7 @@ def test_gradients_accumulate_in_the_parameters() -> None:
     ],
 )
 def test_one_graph(kind: str, level: int, dynamic: bool, kept: int) -> None:
-    """Whose backward pass reads what the level says."""
+    """There is one graph, whose backward pass reads what the level saves."""
     torch._dynamo.reset()
 
     def call(leaves: dict[str, Tensor]) -> Tensor:
@@ -525,7 +525,7 @@ def test_modules(level: int) -> None:
 
 @pytest.mark.parametrize("kind", [tfk.nn.MLP, tfk.nn.GatedMLP])
 def test_a_layer_whose_forward_was_replaced_is_called(kind: Any) -> None:
-    """As those are that a library moves between devices."""
+    """Libraries that move a layer between devices replace its forward."""
     module = kind(K, HIDDEN, bias=True)
     first = next(iter(module.children()))
     calls: list[Tensor] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of quantised weights; declared/test_declare.py tests what the declaration says."""
+"""The numbers of quantised weights; declared/test_declare.py tests the declaration."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_numbers_are_off_by_half_a_scale(
 
 
 def test_the_layout_of_nibbles() -> None:
-    """As csrc/include/transformer_kernels/quantized.h has it."""
+    """Packs nibbles as csrc/include/transformer_kernels/quantized.h describes."""
     packed, scales = F.quantize_weight(torch.tensor([[7.0, -7.0, 1.0, 0.0]]), 4, 4)
     assert scales.tolist() == [[1.0]]
     assert packed.tolist() == [[0x97, 0x01]]
@@ -87,7 +87,7 @@ def test_the_layout_of_nibbles() -> None:
     [(8, 128, 0.0065), (4, 128, 0.117), (4, 32, 0.097)],
 )
 def test_the_error_of_normal_numbers(bits: int, group: int, expected: float) -> None:
-    """What docs/ops/linear.md states."""
+    """The errors are those that docs/ops/linear.md states."""
     weight = randn((256, 1024), torch.float32)
     back = F.dequantize_weight(*F.quantize_weight(weight, bits, group))
     error = ((weight - back).norm() / weight.norm()).item()
@@ -151,7 +151,8 @@ def test_numbers_that_are_not_finite_stay_in_their_row(number: float) -> None:
 
 @pytest.mark.parametrize("rows", [4, 40])
 def test_nothing_of_the_weight_s_size_is_kept(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever product runs: packed, scales and what bias may need."""
+    """Whichever product runs, it saves packed, scales and what the bias needs, but no whole
+    weight."""
     monkeypatch.setattr(_choice, "blas_fills_units", lambda: True)
     packed, scales = F.quantize_weight(randn((64, 128), torch.float32))
     x = randn((rows, 128), torch.float32).requires_grad_()
@@ -191,8 +192,8 @@ def test_weights_that_are_refused(arguments: tuple[Any, ...], message: str) -> N
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_small_weights(bits: int, scale_dtype: torch.dtype) -> None:
-    """Scales that the dtype has few bits for, or none: within half a step of the exact scale and a
-    quarter more, never clamped, or refused."""
+    """Scales for which the dtype has few bits or none: each is within half a step of the exact
+    scale and a quarter more, never clamped, or refused."""
     most = 2 ** (bits - 1) - 1
     least = torch.finfo(scale_dtype).smallest_normal
     first = math.log2(torch.finfo(scale_dtype).eps) - 4
@@ -228,7 +229,7 @@ def test_groups_of_zeros_beside_others() -> None:
 
 @pytest.mark.parametrize("way", ["meta", "fake"])
 def test_without_numbers(way: str) -> None:
-    """Modules that a checkpoint fills: nothing reads a number of them."""
+    """A checkpoint fills the module, so nothing reads the numbers of its tensors."""
     fakes = FakeTensorMode() if way == "fake" else torch.device("meta")
     with fakes:
         made = [
@@ -292,7 +293,7 @@ def test_the_module(bits: int, has_bias: bool) -> None:
 
 
 def test_what_is_beside_a_frozen_weight_is_trained() -> None:
-    """As low-rank adapters do (Hu et al. 2021, arXiv:2106.09685)."""
+    """Low-rank adapters train beside a frozen weight (Hu et al. 2021, arXiv:2106.09685)."""
     base = tfk.nn.QuantizedLinear.from_linear(torch.nn.Linear(64, 64), group_size=None)
     base.requires_grad_(False)
     first, down, up = torch.nn.Linear(8, 64), torch.nn.Linear(64, 4), torch.nn.Linear(4, 64)

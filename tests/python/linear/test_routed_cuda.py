@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Linear layers on CUDA each of whose products has a route: ours, PyTorch's, or cuBLASLt's."""
+"""Linear layers on CUDA with a route for each product: ours, PyTorch's, or cuBLASLt's."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def _keep(x: Tensor, weight: Tensor, routes: Routes) -> None:
 
 
 def _offered(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> list[int]:
-    """The algorithms that cuBLASLt has for every product of a layer; the first it has for any."""
+    """The algorithms that cuBLASLt offers for every product of a layer; the first exists for
+    any."""
 
     def is_offered(route: int) -> bool:
         try:

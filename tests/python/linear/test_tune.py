@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which product runs where they were timed: what is timed, kept, and read again."""
+"""Tuned products: which calls are timed, how times are stored, and which product then runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
-    """The products that are timed; each time ours is found to be faster."""
+    """The products that are timed; ours is found to be faster each time."""
     products: list[Product] = []
 
     def measure(x: Tensor, weight: Tensor, product: Product) -> Times:
@@ -240,7 +240,7 @@ def test_timing_changes_nothing_of_the_caller(device: str, dtype: torch.dtype, f
 @pytest.mark.usefixtures("file")
 @pytest.mark.parametrize("who", [*tune.PROVIDERS, ROUTES], ids=str)
 def test_who_is_timed_runs(who: str | Routes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All calls are of the same product; that of PyTorch's reaches no kernel of ours."""
+    """All calls are of the same product; PyTorch's calls no kernel of ours."""
     reached = []
 
     def choose(*args: Any, **kwargs: Any) -> _choice.Choice:

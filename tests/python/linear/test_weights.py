@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Master weights, and gradients that products add to ``.grad``: where they may, and where not.
+"""Master weights, and gradients that products add to ``.grad``, where that is allowed.
 
-On a CPU that is never done; here it is let.
+On a CPU this is never done; these tests enable it.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def _assert_close(found: Tensor | None, expected: Tensor, rtol: float = 1e-4) ->
 
 
 def _gradient(name: str, order: str, x: Tensor, leaf: Tensor) -> Tensor:
-    """By autograd of the formula, for a sum of the results."""
+    """The gradient of a sum of the results, by autograd of the formula."""
     copy = leaf.detach().requires_grad_()
     return torch.autograd.grad(FORMULAS[name](x, ORDERS[order](copy)).sum(), copy)[0]
 
 
 def _train(name: str, order: str, leaf: Tensor, times: int = 2) -> tuple[Tensor, Tensor]:
-    """What ``.grad`` has to be after so many backward passes, and what it was after the first."""
+    """The expected ``.grad`` after so many backward passes, and the actual one after the first."""
     expected, first = torch.zeros_like(leaf), leaf
     for at in range(times):
         x = randn((ROWS, FEATURES), torch.float32)
@@ -137,7 +137,7 @@ def test_a_hook_sees_the_gradient(call: str, order: str, watch: Callable[[Tensor
 
 
 class _Scale(torch.autograd.Function):
-    """A view whose gradient is another."""
+    """A view with a gradient of its own."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def test_a_transpose_that_keeps_its_gradient(call: str) -> None:
 @each_call
 @pytest.mark.parametrize("turned", [False, True])
 def test_one_of_several_weights_of_a_parameter(call: str, turned: bool) -> None:
-    """As experts have them."""
+    """Several weights are parts of one parameter, as experts' are."""
     leaf, x = randn((3, FEATURES, FEATURES), torch.float32), randn((ROWS, FEATURES), torch.float32)
     leaf.requires_grad_().grad = torch.zeros_like(leaf)
     weight = leaf[1].t() if turned else leaf[1]
@@ -274,7 +274,7 @@ def test_what_watches_sees_a_gradient_of_its_own(call: str) -> None:
 
 
 def test_products_that_are_added_are_counted() -> None:
-    """By PyTorch's counter, which refuses a sum of two dtypes."""
+    """PyTorch's counter counts them; it refuses a sum of two dtypes."""
     out, a, b = (
         torch.zeros(4, 4, device="meta", dtype=d) for d in (torch.float32, *[torch.half] * 2)
     )
@@ -285,7 +285,7 @@ def test_products_that_are_added_are_counted() -> None:
 
 @pytest.mark.parametrize("view", [False, True], ids=["copied", "views"])
 def test_distributed_data_parallel(view: bool, tmp_path: Path) -> None:
-    """Its hooks find what was added."""
+    """DistributedDataParallel's hooks find the gradient that was added."""
     distributed = torch.distributed
     distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
@@ -309,7 +309,7 @@ def test_distributed_data_parallel(view: bool, tmp_path: Path) -> None:
 
 
 class _Stream:
-    """Stands for a stream of a card."""
+    """Stands in for a stream of a GPU."""
 
     device = "cuda:0"
 
@@ -346,7 +346,7 @@ def test_several_threads_of_a_cpu_do_not_add_side_by_side(monkeypatch: pytest.Mo
 
 
 def _masters(op: Any, recompute: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """An op of x, its weights and biases, and these, of float32 but for x."""
+    """An op of x and its parameters, and these tensors; all but x are float32."""
     hidden, gated = 48, op is GATED_MLP
     sizes = [(hidden, FEATURES), (hidden,), (FEATURES, hidden), (FEATURES,)]
     sizes = [sizes[0], *sizes[:2], sizes[1], *sizes[2:]] if gated else sizes
@@ -367,7 +367,7 @@ each_op = pytest.mark.parametrize(
 @each_op
 @pytest.mark.parametrize("recompute", [0, 1, 2])
 def test_weights_of_float32_beside_16_bits(op: Any, recompute: int) -> None:
-    """The same as of copies in 16 bits; gradients are float32."""
+    """Results equal those with copies in 16 bits; gradients are float32."""
     call, leaves = _masters(op, recompute)
     lowered = [t.bfloat16() if t.dim() == 2 else t for t in leaves]
     y, expected = call(*leaves), call(*lowered)
@@ -429,7 +429,7 @@ def test_only_autocast_makes_masters(with_gradients: bool, backend: str) -> None
 def test_under_autocast(
     biases: torch.dtype | None, recompute: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gradients of masters are what those of copies are, and are added to ``.grad``."""
+    """Gradients of masters equal those of copies, and are added to ``.grad``."""
     monkeypatch.setattr(_weights, "_DEVICES", ("cpu",))
     weights, x = (_leaf(), _leaf(), _leaf()), randn((ROWS, FEATURES), torch.float32)
     given: dict[str, Any] = {"recompute": recompute}
@@ -468,7 +468,7 @@ def test_biases_stay_wide_together(second: torch.dtype) -> None:
 
 
 def test_a_master_that_changes_between_the_passes() -> None:
-    """Is refused, as a weight without autocast is."""
+    """A master that changes between the passes is refused, as a weight without autocast is."""
     call, leaves = _masters(MLP, 1)
     y = call(*leaves)
     with torch.no_grad():

@@ -69,7 +69,7 @@ def on_cuda() -> Iterator[None]:
 
 
 def _leaves(op: str, order: str = "rows") -> list[Tensor]:
-    """x and parameters, of float32; whole numbers of 16 bits, so that casts are exact."""
+    """x and float32 parameters whose values fit in 16 bits, so that casts are exact."""
     hidden = 2 * HIDDEN if op == "gated" else HIDDEN
     sizes = [(hidden, FEATURES), (hidden,), (FEATURES, HIDDEN), (FEATURES,)]
     parameters = [
@@ -100,7 +100,7 @@ def _error(a: Tensor, exact: Tensor) -> float:
 @each_order
 @each_narrow
 def test_gradients(op: str, order: str, narrow: torch.dtype) -> None:
-    """No further from float64 than PyTorch's under autocast."""
+    """Gradients are no further from float64 than PyTorch's under autocast."""
     leaves, dy = _leaves(op, order), randn((ROWS, HIDDEN), torch.bfloat16).half().float()
     dy = dy if op == "linear" else dy[:, :FEATURES].contiguous()
     found = _under_autocast(op, narrow, leaves, dy)
@@ -150,7 +150,7 @@ def test_products_add_to_grad(
 
 
 def test_the_transpose_of_a_parameter() -> None:
-    """As Hugging Face's ``Conv1D`` keeps it."""
+    """Hugging Face's ``Conv1D`` stores its weight transposed."""
     x, weight, bias = _leaves("linear")
     kept = weight.detach().t().contiguous().requires_grad_()
     gradients: list[Tensor] = []
@@ -188,7 +188,7 @@ def test_on_another_stream_autograd_adds(op: str) -> None:
 
 @each_op
 def test_a_graph_of_the_step(op: str) -> None:
-    """Which adds to the same memory with each replay."""
+    """Each replay of a step's graph adds to the same memory."""
     leaves = _leaves(op)
     _step(op, leaves)
     once = [t.grad.clone() for t in leaves if t.grad is not None]
@@ -207,7 +207,7 @@ def test_a_graph_of_the_step(op: str) -> None:
 
 @pytest.mark.parametrize("view", [False, True], ids=["copied", "views"])
 def test_distributed_data_parallel(view: bool, tmp_path: Any) -> None:
-    """Its hooks find what was added."""
+    """DistributedDataParallel's hooks find the gradient that was added."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
@@ -229,7 +229,7 @@ def test_distributed_data_parallel(view: bool, tmp_path: Any) -> None:
 
 
 def test_by_routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever runs the others, the gradient of a master weight is PyTorch's product."""
+    """PyTorch's product computes the gradient of a master weight, whatever runs the others."""
     leaves, dy = _leaves("linear"), randn((ROWS, HIDDEN), torch.bfloat16)
     expected = _under_autocast("linear", torch.bfloat16, leaves, dy)
     for routes in ((0, 0, 0), (_tuned.TORCH,) * 3, (_tuned.OURS,) * 3):
@@ -245,7 +245,8 @@ def test_by_routes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_deterministic_algorithms(
     workspace: str, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they refuse cuBLAS every product is ours, and a gradient is rounded to 16 bits."""
+    """Where deterministic algorithms refuse cuBLAS, every product is ours and a gradient is rounded
+    to 16 bits."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
     leaves, dy = _leaves("linear"), randn((ROWS, HIDDEN), torch.bfloat16)
     found: list[list[Tensor]] = []
@@ -265,7 +266,7 @@ def test_deterministic_algorithms(
 
 
 def test_a_wide_bias_without_gradients() -> None:
-    """Is added as it is: what remains of it beside its rounded self is not nothing."""
+    """The bias is added unrounded: the difference from its rounded value is not lost."""
     bias = randn((HIDDEN,), torch.float32)
     weight = torch.zeros(HIDDEN, FEATURES)
     weight[:, 0] = -bias.bfloat16()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""linear_cross_entropy and linear_token_log_probs: numbers, chunks, autograd, messages, the
-module; declared/test_declare.py tests what the declaration says."""
+"""linear_cross_entropy and linear_token_log_probs: numbers, chunks, autograd, messages, the module;
+declared/test_declare.py tests the declaration."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 @each_way
 def test_options(name: str, way: str, dtype: torch.dtype, device: str) -> None:
-    """A mean of many rows, so that gains are no powers of two."""
+    """The mean is over many rows, so that factors are no powers of two."""
     leaves, target = operands(dtype, device)
     options = dict(OPTIONS[name])
     if options.get("weight"):
@@ -72,7 +72,7 @@ def test_options(name: str, way: str, dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
 def test_weights_of_classes_are_not_rounded_again(low: torch.dtype, device: str) -> None:
-    """Nothing but the logits is rounded in a mean that is wanted in float32."""
+    """Only the logits are rounded in a mean that is wanted in float32."""
     leaves, target = operands(low, device)
     weight = randn((CLASSES,), low, device).abs()
     values = dict.fromkeys(LINEAR_CROSS_ENTROPY.names, 0) | {
@@ -111,7 +111,7 @@ def test_layouts(layout: str, device: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 6, 7, 12, 13, 99])
 def test_chunk_borders(rows: int, device: str) -> None:
-    """Chunks of any number of rows are the same problem."""
+    """Chunks of any number of rows give the same result."""
     leaves, target = operands(torch.float64, device)
     whole = ours(leaves, target, reduction="none")
     parts = ours(leaves, target, reduction="none", chunk_bytes=rows_of(rows, leaves))
@@ -144,13 +144,14 @@ def test_sums_in_float32(way: str, device: str) -> None:
     assert found.dtype is weight.dtype
     wide = [leaf.detach().double().requires_grad_() for leaf in (x, weight)]
     logits = _torch.linear(*wide)
-    # What logits in bfloat16 and their rounded gradients differ by is no matter of the sums.
+    # Differences between bfloat16 logits, with their rounded gradients, and exact ones are no error
+    # of the sums.
     (exact,) = gradients(F.cross_entropy(logits, target, reduction="sum"), [wide[1]])
     torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=0.05)
 
 
 def test_float16_takes_a_scaled_loss(device: str) -> None:
-    """As a GradScaler makes it: no gradient is lost before it is scaled."""
+    """A GradScaler scales the loss: no gradient may be lost before that."""
     leaves, target = operands(torch.float16, device, 64, 700)
     loss = ours(leaves, target)
     assert type(loss.grad_fn).__name__ == "LinearCrossEntropyBackward"
@@ -354,7 +355,7 @@ each_way_and_reduction = pytest.mark.parametrize(
 
 
 def pad_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where uneven vocabularies are padded."""
+    """Pads columns, as on a GPU with a vocabulary of an uneven size."""
     monkeypatch.setattr(_chunks._Rows, "_row_step", lambda _: CLASSES + 61)
     monkeypatch.setattr(_chunks._Rows, "_is_even", lambda _: False)
 
@@ -410,7 +411,7 @@ def test_autocast_on_cuda(rows: int, way: str) -> None:
 @each_way
 @pytest.mark.parametrize("chunks", [1, 3, 6])
 def test_float32_weights_sum_what_is_not_rounded(chunks: int, way: str) -> None:
-    """Beside a 16-bit gradient of the logits the products add to float32 themselves."""
+    """Products with a 16-bit gradient of the logits add to float32 weights' gradients directly."""
     (x, weight, _), target = operands(torch.float32, "cuda", 300, 1003)
     size = -(-300 // chunks) * 1024 * 2  # rows of logits are whole lines
     with torch.autocast("cuda", torch.bfloat16):
@@ -542,7 +543,7 @@ def test_module() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3)])
 def test_a_layer_that_is_not_bare_is_called(shape: tuple[int, ...], reduction: str) -> None:
-    """One with a hook, as sharding and adapters have."""
+    """A layer with a hook, as sharding and adapters set, is called as a module."""
     options = {"reduction": reduction, "chunk_bytes": 100, "softcap": 3.0, "ignore_index": None}
     module = tfk.nn.LinearCrossEntropyLoss(8, 5, weight=torch.rand(5), **options)
     x, target = torch.randn(*shape, 8), torch.randint(5, shape)

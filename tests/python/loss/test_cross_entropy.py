@@ -31,7 +31,7 @@ def reference(
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """The definition in float64, of rows."""
+    """The loss of each row from its definition, in float64."""
     z = x.double()
     z = softcap * torch.tanh(z / softcap) if softcap else z
     classes = x.shape[-1]
@@ -54,7 +54,7 @@ def reference(
 
 
 def torch_way(x: Tensor, target: Tensor, weight: Any, **options: Any) -> Tensor:
-    """PyTorch's, in x's dtype; what it lacks as operations around it."""
+    """PyTorch's loss in x's dtype; features that it lacks are operations around it."""
     given = dict.fromkeys(CROSS_ENTROPY.names, 0.0) | options
     given |= {"x": x, "target": target, "probabilities": None, "weight": weight, "wide": False}
     if target.is_floating_point():
@@ -151,7 +151,7 @@ def test_wide_rows(cols: int, dtype: torch.dtype) -> None:
 @pytest.mark.large_memory
 @pytest.mark.parametrize("shape", [(2**22 + 3, 513), (3, 2**30 - 1)], ids=str)
 def test_more_than_2_31_elements(shape: tuple[int, int]) -> None:
-    """The first and the last rows, where a 32-bit offset would have wrapped."""
+    """The first and the last rows are checked, where a 32-bit offset would have wrapped."""
     free, _ = torch.cuda.mem_get_info()
     needed = 8 * 2 * shape[0] * shape[1]
     if free < needed:
@@ -196,7 +196,7 @@ def test_gradient_of_probabilities(device: str) -> None:
 @each_option
 @pytest.mark.parametrize("way", ["forward", "in_place"])
 def test_gradient_in_forward(name: str, way: str, dtype: torch.dtype, device: str) -> None:
-    """The same loss and gradient, for an incoming gradient of 1 and for another."""
+    """Loss and gradient equal the default's, for an incoming gradient of 1 and for another."""
     for reduction, factor in itertools.product(("mean", "sum"), (1.0, 0.5)):
         leaf = randn((9, 130), dtype, device).requires_grad_()
         function = problem(leaf.detach(), reduction=reduction, **OPTIONS[name]).ours
@@ -368,7 +368,7 @@ def test_what_is_refused(name: str, backend: str) -> None:
 
 @each_backend
 def test_labels_out_of_range_off_the_cpu(backend: str) -> None:
-    """Nobody waits for the labels: what is not a class is NaN, as is what is summed with it."""
+    """Labels are not waited for: a row whose label is no class is NaN, and so are its sums."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     x = torch.randn(6, 40, device="cuda", requires_grad=True)
@@ -421,7 +421,7 @@ def test_export_keeps_one_node() -> None:
 
 @pytest.mark.cuda
 def test_cuda_graph() -> None:
-    """Fresh labels and logits at each replay, an ignored row among them."""
+    """Each replay has new labels and logits, with an ignored row."""
     x = torch.randn(64, 5003, device="cuda", dtype=torch.bfloat16)
     target = torch.randint(0, 5003, (64,), device="cuda")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""In a process of its own: the allocator is one for all."""
+"""Tests the allocator in a process of its own, because its settings are global."""
 
 from __future__ import annotations
 

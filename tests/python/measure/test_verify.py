@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The check before the timing must refuse what is wrong."""
+"""The check before the timing refuses wrong results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _setup(name="layer_norm", pass_="forward", rows=400, columns=64):
 
 
 def _spoil(call, spoil):
-    """The call with one of its results changed."""
+    """The call, with one of its results changed."""
 
     def run():
         outputs = call()

@@ -40,21 +40,21 @@ def graph_network(kernels: str = "ours", **options: Any):
 
 
 def graph_batch(nodes: int = 11, edges: int = 40) -> tuple[torch.Tensor, ...]:
-    """Features, different edges of which no node need have one, and their weights."""
+    """Features, edges that leave some nodes without any, and the edges' weights."""
     pairs = torch.randperm(nodes * nodes)[:edges]
     ends = torch.stack((pairs // nodes, pairs % nodes))
     return torch.randn(nodes, GRAPH["in_features"]), ends, torch.rand(ends.shape[1])
 
 
 def in_both(model):
-    """The same weights by PyTorch, and by PyTorch in float64."""
+    """Copies with the same weights that run on PyTorch, and on PyTorch in float64."""
     stock = copy.deepcopy(model)
     stock.kernels = "torch"
     return stock, copy.deepcopy(stock).double()
 
 
 def results(model, *inputs: Any) -> dict[str, torch.Tensor]:
-    """Logits, the loss, and the gradient of every parameter; the last input is the targets."""
+    """Logits, loss, and the gradient of every parameter; the last input holds the targets."""
     y = model(*inputs[:-1])
     loss = model(*inputs)
     names = [name for name, _ in model.named_parameters()]

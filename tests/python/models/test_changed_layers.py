@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Layers that were replaced, hooked into, pruned or quantised: both switches run what is there."""
+"""Layers that were replaced, hooked into, pruned or quantised run as they are in both switches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def places(model) -> list[str]:
 
 
 def pair(name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The same model in both switches."""
+    """One model with either setting of the switch, with equal weights."""
     for kernels in ("torch", "ours"):
         torch.manual_seed(3)
         model = BUILD[name](num_layers=1).double()

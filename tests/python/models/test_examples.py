@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The training examples in their short form, and what they share."""
+"""The training examples in their short form, and their shared code."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def example(name: str):
 
 
 def stand_in(name: str) -> types.ModuleType:
-    """What others look for in a module that was imported is there."""
+    """A module with the attributes that importers look for."""
     module = types.ModuleType(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None)
     return module
 
 
 def few_digits() -> types.ModuleType:
-    """In the place of scikit-learn, whose digits the short form does not need to learn."""
+    """Stands in for scikit-learn's digits, which the short form need not learn."""
     module = stand_in("sklearn.datasets")
     labels = numpy.arange(40) % 10
     images = numpy.random.default_rng(0).integers(0, 17, (40, 8, 8)).astype(float)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is the network of graphs' own: messages, pooling, its inputs."""
+"""The graph network's own parts: messages, pooling and inputs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_nodes_without_edges_and_graphs_without_nodes(kernels, messages):
 @each_kernels
 @each_message
 def test_it_learns_who_is_pointed_at(kernels, messages):
-    """A node's class is that of the one node whose edge it has."""
+    """A node's class is that of the one node with an edge to it."""
     torch.manual_seed(0)
     model = graph_network(kernels, messages=messages, num_classes=2, num_heads=2)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is the language model's own: its cache, its writing, its inputs."""
+"""The language model's own parts: cache, generation and inputs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_writing_leaves_the_model_as_it_was(tokens):
 
 
 class Pausing(torch.nn.Module):
-    """An adapter with dropout, which waits for others in its first calls."""
+    """An adapter with dropout that waits for other calls in its first ones."""
 
     def __init__(self, base, pauses):
         super().__init__()

@@ -13,7 +13,7 @@ LOGITS = SHARES.log() + torch.tensor([[2.0], [-5.0]])  # what is added to all ch
 
 
 def distribution(sampling: Sampling, logits: torch.Tensor = LOGITS) -> torch.Tensor:
-    """By token."""
+    """The probability of each token."""
     tokens, shares = sampling.candidates(logits)
     return torch.zeros(len(logits), logits.shape[1]).scatter(1, tokens, shares)
 
@@ -55,7 +55,7 @@ def test_top_p_keeps_the_fewest_that_are_so_probable(top_p, rows):
 
 
 def test_temperature_then_top_k_then_top_p():
-    """Squares of the three likeliest are 16, 9 and 2.25; the first is 0.59 of them."""
+    """Squares of the three likeliest are 16, 9 and 2.25; the first has 0.59 of their sum."""
     found = distribution(Sampling(0.5, top_k=3, top_p=0.65))[:1]
     torch.testing.assert_close(found, normalised([[0, 16, 0, 9, 0]]))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What holds for every model: one switch, the same weights and the same results."""
+"""Properties of every model: one switch, the same weights and the same results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ each_model = pytest.mark.parametrize("name", BUILD)
 
 
 def inputs_of(model, batch: int = 3) -> tuple[Any, ...]:
-    """The targets last."""
+    """The model's inputs; the targets come last."""
     config = model.config
     if isinstance(model, models.GraphNetwork):
         x, edges, _ = graph_batch(5 * batch, 16 * batch)
@@ -64,7 +64,7 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
 
 
 def spread(model):
-    """Weights that are not near 0, so that no part hides behind the residual."""
+    """Draws weights that are not near 0, so that no part is lost beside the residual."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is the vision transformer's own: patches, pooling, its inputs."""
+"""The vision transformer's own parts: patches, pooling and inputs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_no_vision_transformer_can_be(options, message):
 
 
 def test_the_sizes_of_a_known_one():
-    """ViT-Ti/16 of 224 x 224 pixels and 1000 classes has 5.7 million parameters."""
+    """ViT-Ti/16 on 224 x 224 pixels with 1000 classes has 5.7 million parameters."""
     options = {**VISION, "image_size": 224, "patch_size": 16, "channels": 3, "num_classes": 1000,
                "dim": 192, "num_layers": 12, "num_heads": 3}  # fmt: skip
     model = vision_transformer(**options)

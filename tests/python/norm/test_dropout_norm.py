@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The norms of ``dropout(x + x_bias) + residual``: what stands in one pass is what stands apart."""
+"""The norms of ``dropout(x + x_bias) + residual``: one pass gives the results of separate ops."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ each = pytest.mark.parametrize("name", FUSED)
 
 
 def _inputs(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Tensor]:
-    """x, x_bias, residual, weight, bias"""
+    """Returns x, x_bias, residual, weight and bias."""
     row = shape[-1:]
     return [randn(size, dtype, device).requires_grad_() for size in (shape, row, shape, row, row)]
 
 
 def _apart(norm: Callable[..., Tensor], *inputs: Tensor, p: float = P) -> Both:
-    """The same by dropout's mask, in the dtype of the inputs."""
+    """Both results from separate operations with dropout's mask, in the dtypes of the inputs."""
     x, x_bias, residual, weight, bias = inputs
     ones = torch.ones_like(x, dtype=torch.float64)
     factors = F.dropout(ones, p, seed=_seed()).to(torch.promote_types(x.dtype, torch.float32))
@@ -65,10 +65,8 @@ def _check(
     name: str, inputs: list[Tensor], gradients: list[Tensor | None], backend: str = "auto",
     p: float = P,
 ) -> None:  # fmt: skip
-    """Results, and the gradients of all inputs, against those of float64; dtypes are PyTorch's.
-
-    A gradient of a result may be None: nobody differentiates it.
-    """
+    """Compares results, and the gradients of all inputs, with float64; dtypes are PyTorch's. A
+    gradient of a result may be None: then that result is not differentiated."""
     results = FUSED[name](*inputs, backend=backend, p=p)
     exact_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
 
@@ -159,7 +157,7 @@ def test_mixed_probabilities(name: str, p: float, narrow: torch.dtype, device: s
 @NARROW
 @pytest.mark.parametrize("absent", [0, 1])
 def test_mixed_results_alone(name: str, absent: int, narrow: torch.dtype, device: str) -> None:
-    """One result of which nobody takes the gradient."""
+    """Only one of the results is differentiated."""
     inputs = _mixed_inputs((8, 768), narrow, device)
     gradients = _mixed_gradients(inputs)
     gradients[absent] = None
@@ -217,7 +215,7 @@ def test_mixed_without_parameters(name: str, p: float, narrow: torch.dtype, devi
 
 @each
 def test_mixed_under_autocast(name: str, device: str) -> None:
-    """What a product gives goes in, and what the next takes comes out, without a cast."""
+    """A product's result goes in, and the next product's operand comes out, without a cast."""
     x, x_bias, residual, weight, bias = _inputs((6, 48), torch.float32, device)
     square = randn((48, 48), torch.float32, device)
     with torch.autocast(device, torch.bfloat16):
@@ -323,7 +321,7 @@ def test_derivatives(name: str, device: str) -> None:
 
 @each
 def test_one_result_alone(name: str, device: str) -> None:
-    """Post-norm uses y alone, the last block of a pre-norm model the sum."""
+    """Post-norm models use y alone, the last block of a pre-norm model uses the sum."""
     inputs = _inputs((6, 48), torch.float64, device)
     for index in (0, 1):
         result = FUSED[name](*inputs)[index]
@@ -348,7 +346,7 @@ def test_without_bias_and_weight(name: str, device: str) -> None:
 
 @each
 def test_parameters_of_float32(name: str, device: str) -> None:
-    """x_bias of the rows' dtype beside float32 weights, and the other way round."""
+    """x_bias has the rows' dtype beside float32 weights, and the other way round."""
     x, x_bias, residual, weight, bias = _inputs((6, 48), torch.bfloat16, device)
     wide = [parameter.detach().float().requires_grad_() for parameter in (weight, bias)]
     y, _ = FUSED[name](x, x_bias, residual, *wide)

@@ -106,7 +106,7 @@ def test_what_torch_accepts(name: str, grad: bool) -> None:
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_torch_refuses(name: str, backend: str) -> None:
-    """The message says what and where; an except clause written for torch catches it."""
+    """The message names argument and reason; an except clause written for torch catches it."""
     arguments, message = REFUSED[name]
     ours = _exception(lambda *a: layer_norm(*a, backend=backend), *arguments)
     assert isinstance(ours, (ValueError, TypeError))
@@ -139,7 +139,7 @@ def test_unknown_and_unfit_backends() -> None:
 
 
 def test_nothing_runs_when_a_check_fails() -> None:
-    """No memory is touched: inputs stay as they were, and so does the graph."""
+    """No memory is written when a check fails: inputs and graph stay as they were."""
     x = torch.randn(4, 8, requires_grad=True)
     before = x.detach().clone()
     with poisoned(), pytest.raises(ValueError, match="weight has 767 elements, expected 8"):
@@ -165,7 +165,7 @@ def test_only_the_gradients_that_are_needed(needed: tuple[int, ...], device: str
 
 
 def test_float32_bias_without_weight_gets_a_float32_gradient(device: str) -> None:
-    """A sum of 4096 equal terms that bfloat16 could not hold."""
+    """The gradient sums 4096 equal terms, which bfloat16 could not hold."""
     x = randn((4096, 8), torch.bfloat16, device).requires_grad_()
     bias = torch.zeros(8, device=device, requires_grad=True)
     y = layer_norm(x, (8,), None, bias)

@@ -73,7 +73,7 @@ def test_what_torch_refuses(name: str) -> None:
 
 @pytest.mark.parametrize("small", [1e-3, 1e-4])
 def test_default_eps_is_torchs(small: float, dtype: torch.dtype) -> None:
-    """Where the mean square is as small as eps, the default shows."""
+    """The mean square is as small as eps, so the default eps shows."""
     x = torch.full((2, 8), small, dtype=dtype)
     torch.testing.assert_close(rms_norm(x, (8,)), F.rms_norm(x, (8,)))
     torch.testing.assert_close(tfk.nn.RMSNorm(8, dtype=dtype)(x), F.rms_norm(x, (8,)))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dropout alone and between a bias and a residual; what follows from the declarations is tested in
-core/."""
+"""Dropout alone, and between a bias and a residual; tests of the declarations are in declared/."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def _seed(device: str = "cpu") -> Tensor:
 
 
 def _philox4x32(counter: int) -> list[int]:
-    """The eight numbers of a counter, from the definition, with Python's integers."""
+    """The eight numbers of a counter from the definition, in Python's integers."""
     word = [counter & 0xFFFFFFFF, counter >> 32, SEED[1] & 0xFFFFFFFF, SEED[1] >> 32]
     key = [SEED[0] & 0xFFFFFFFF, SEED[0] >> 32]
     for _ in range(10):
@@ -88,7 +87,7 @@ def test_drops_by_the_definition(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout: str, device: str) -> None:
-    """Places are counted in the shape, not in memory."""
+    """Elements are numbered by their place in the shape, not in memory."""
     x = LAYOUTS[layout](randn((4, 3, 24), torch.float32, device))
     y = dropout(x, P, seed=_seed())
     assert torch.equal(y, dropout(x.contiguous(), P, seed=_seed()))
@@ -97,7 +96,7 @@ def test_layouts(layout: str, device: str) -> None:
 
 @pytest.mark.parametrize("below", [4.5, 5.5, 32768.5])
 def test_a_probability_between_two_thresholds(below: float, device: str) -> None:
-    """Is rounded as everywhere, and so drops the same elements."""
+    """The probability is rounded as on every backend, so the same elements are dropped."""
     x, p = torch.ones(64, 1024, device=device), below / 65536
     assert torch.equal(
         dropout(x, p, seed=_seed()), dropout(x, p, seed=_seed(), backend="reference")
@@ -158,7 +157,7 @@ def _numbers(count: int, offset: int) -> Tensor:
 
 
 def test_numbers_are_uniform() -> None:
-    """Chi-square of the 65536 values, within 5 deviations of its mean."""
+    """Chi-square of the 65536 values is within 5 deviations of its mean."""
     count, values = 2**22, 65536
     found = torch.bincount(_numbers(count, SEED[1]), minlength=values).double()
     expected = count / values
@@ -179,7 +178,7 @@ def test_neighbouring_offsets_are_independent(shift: int, apart: int) -> None:
 
 
 def test_mean_is_exact() -> None:
-    """Within 5 deviations over 1e8 elements; 16 random bits are as good as p allows."""
+    """The mean is within 5 deviations over 1e8 elements; 16 random bits represent p well enough."""
     count, draws = 10**7, 10
     x = torch.ones(count)
     total = sum(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The pointwise ops, from their table; what they share with all ops is tested in declared/."""
+"""The pointwise ops, from their table; tests that all ops share are in declared/."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ each_module = pytest.mark.parametrize("name", MODULES)
 
 
 def _arguments_of(row: Activation) -> dict[str, Any]:
-    """What chooses the row where one function serves two."""
+    """The arguments that choose the row, where one function serves two rows."""
     return {"approximate": "tanh"} if row.name == "gelu_tanh" else {}
 
 
@@ -74,7 +74,7 @@ def test_triton(case: Case, device: str) -> None:
 
 @each_variant
 def test_derivatives(case: Case, device: str) -> None:
-    """First and second ones, off the corner of relu."""
+    """First and second derivatives, away from the corner of relu."""
     x = randn((3, 4), torch.float64, device)
     problem = case.build(x + x.sign())
     leaves = [tensor.clone().requires_grad_() for tensor in problem.tensors]
@@ -84,10 +84,8 @@ def test_derivatives(case: Case, device: str) -> None:
 
 @each_row
 def test_hard_points(row: Activation, dtype: torch.dtype, device: str) -> None:
-    """Saturated, tiny, denormal, zero: the value and the slope of each by the rule.
-
-    Denormals may become 0, as processors' own conversions to bfloat16 make them.
-    """
+    """Saturated, tiny, denormal and zero inputs: values and slopes meet the rule. Denormals may
+    become 0, as in processors' own conversions to bfloat16."""
     info = torch.finfo(dtype)
     least = 4 * info.smallest_normal / info.eps
     sizes = [0.0, info.smallest_normal / 4, info.smallest_normal, info.eps, 1e-3, 0.5, 3.0, 5.5]
@@ -110,7 +108,7 @@ def test_hard_points(row: Activation, dtype: torch.dtype, device: str) -> None:
 
 @each_row
 def test_nan_and_infinities(row: Activation, dtype: torch.dtype, device: str) -> None:
-    """As float64 has them, and no neighbour notices."""
+    """Results are float64's, and neighbours are unaffected."""
     x = torch.tensor([torch.nan, 1.0, torch.inf, -1.0, -torch.inf, 0.5], dtype=dtype, device=device)
     y = _function(row)(x, **_arguments_of(row))
     expected = exact(row)(x.double()).to(dtype)
@@ -121,8 +119,8 @@ def test_nan_and_infinities(row: Activation, dtype: torch.dtype, device: str) ->
 
 @each_row
 def test_graphs_of_any_size(row: Activation, dtype: torch.dtype, device: str) -> None:
-    """opcheck's graphs of symbolic sizes, of one and two dimensions. It takes two NaN for different
-    numbers, so those are compared here."""
+    """opcheck's graphs of symbolic sizes, of one and two dimensions. opcheck takes two NaN for
+    different numbers, so this test compares them itself."""
     op = PLAIN[row.name].raw
     for shape in ((6,), (3, 8), (1,), (8, 1)):
         x = randn(shape, dtype, device)
@@ -153,7 +151,7 @@ def test_a_packed_pair_is_two_tensors(name: str, dtype: torch.dtype, device: str
 
 @each_main
 def test_recomputed_result(case: Case, dtype: torch.dtype, device: str) -> None:
-    """The backward pass can give the result once more, the same bits."""
+    """The backward pass can recompute the result, bit by bit."""
     problem = case.build(randn((6, 40), dtype, device))
     op = (PLAIN | GATED)[case.name]
     with torch.no_grad():
@@ -194,7 +192,7 @@ IN_PLACE = [row for row in ROWS if row.has_in_place]
 
 @pytest.mark.parametrize("row", IN_PLACE, ids=lambda row: row.name)
 def test_in_place(row: Activation, device: str) -> None:
-    """The tensor is overwritten and returned; its gradient is that of PyTorch's."""
+    """The tensor is overwritten and returned, and its gradient is PyTorch's."""
     ours, theirs = _function(row), row.replaces[0]
     start = randn((4, 6), torch.float64, device).requires_grad_()
     outcomes = []

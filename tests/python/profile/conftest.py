@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The trace of a GPU, written by hand in the profiler's format."""
+"""A trace of a GPU, written by hand in the profiler's format."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _allocation(start: float, size: int, address: int, allocated: int, reserved:
 
 @pytest.fixture
 def gpu_trace() -> Trace:
-    """Two steps of a window from 10 to 210: softmax of ours launches one kernel, mm two in a row by
-    one call, and there is a copy."""
+    """Two steps in a window from 10 to 210: our softmax launches one kernel, one call of mm
+    launches two, and there is a copy."""
     softmax, mm = "transformer_kernels::softmax_forward", "aten::mm"
     types = ["float", "", "Scalar", "Scalar", "Scalar"]
     events = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""``GPUProfiler``, ``profile_model_inference``, TensorBoard, and what importing costs."""
+"""``GPUProfiler``, ``profile_model_inference``, TensorBoard, and the cost of importing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""``KernelProfiler``: kernels, launches, bytes, operations, gaps; on a CPU and of a GPU's trace."""
+"""``KernelProfiler``: kernels, launches, bytes, operations and gaps, on a CPU and in a GPU's
+trace."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""``MemoryProfiler``: peaks to the byte, whose memory it is, leaks and what looks like one."""
+"""``MemoryProfiler``: exact peaks, owners of memory, leaks, and caches that look like leaks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def _problem(
     weight_dtype: torch.dtype | None = None,
     table_dtype: torch.dtype | None = None,
 ) -> Problem:
-    """Of q and k (B, T, H, D); nothing is rotated where ``rotary`` is 0."""
+    """A problem of q and k (B, T, H, D); without rotation where ``rotary`` is 0."""
     dim, time, device = q.shape[-1], q.shape[1], q.device
     weights = [randn((dim,), weight_dtype or q.dtype, device) for _ in range(2)]
     options: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def test_parameters_in_float32(device: str) -> None:
 
 
 def test_many_tokens(device: str) -> None:
-    """Sums over more tokens than one chunk or one CTA has."""
+    """Sums run over more tokens than one chunk or one CTA has."""
     q, k = _heads(torch.float32, device, 16, time=1500)
     check_problem(_problem(q, k, 16))
 

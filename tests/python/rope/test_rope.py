@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The rotation: numbers, positions, layouts, memory. What it shares with all ops is in core/."""
+"""The rotation: numbers, positions, layouts, memory. Tests that all ops share are in declared/."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_head_dims_of_models(interleaved: bool, dim: int, dtype: torch.dtype, de
 
 @STYLES
 def test_tables_in_float32(interleaved: bool, device: str) -> None:
-    """Nothing but the result is rounded to 16 bits."""
+    """Only the result is rounded to 16 bits."""
     tables = _tables(torch.float32, device)
     rows = [table[:TIME].expand(BATCH, TIME, -1) for table in tables]
     for dtype in (torch.float16, torch.bfloat16):
@@ -85,7 +85,7 @@ def test_triton(interleaved: bool, device: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_backends_agree(kind: str, device: str) -> None:
-    """Every way to say positions, forward and backward."""
+    """Covers every way to give positions, forward and backward."""
     pytest.importorskip("triton", reason="Triton is not installed")
     from transformer_kernels.ops.rope._ops import ROPE
 
@@ -116,7 +116,7 @@ def test_derivatives(interleaved: bool, device: str) -> None:
 
 
 def test_one_result_alone(device: str) -> None:
-    """A gradient of zeros for the other tensor."""
+    """The other tensor's gradient is zero."""
     q, k = (_heads(torch.float32, device).requires_grad_() for _ in range(2))
     tables = _tables(torch.float32, device)
     _, k_rotated = rope(q, k, *tables)
@@ -167,7 +167,7 @@ def test_ragged_sequences(device: str) -> None:
 
 @STYLES
 def test_three_axes(interleaved: bool, device: str) -> None:
-    """As Qwen2-VL has it: cosines and sines of each section come from another axis."""
+    """As in Qwen2-VL, each section's cosines and sines come from another axis."""
     q, k = _heads(torch.float32, device), _heads(torch.float32, device, heads=1)
     tables = _tables(torch.float32, device)
     at = torch.randint(POSITIONS, (3, BATCH, TIME), device=device)
@@ -206,7 +206,8 @@ def test_positions_that_the_tables_lack(device: str) -> None:
 
 @STYLES
 def test_layouts(interleaved: bool, device: str) -> None:
-    """Any strides of the leading dimensions, and results in the order of their tensors."""
+    """Leading dimensions have any strides, and results are ordered in memory as their tensors
+    are."""
     tables = _tables(torch.float32, device)
     packed = randn((BATCH, TIME, 3, 4, 16), torch.float32, device)
     q, k, _ = packed.unbind(2)
@@ -331,7 +332,7 @@ def test_transforms(device: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["auto", "triton", "reference"])
 def test_cuda_graph(backend: str) -> None:
-    """Calls do not wait for the device; offsets on it are read at each replay."""
+    """Calls do not wait for the device; each replay reads offsets on it."""
     tables = _tables(torch.bfloat16, "cuda")
     q, k = (_heads(torch.bfloat16, "cuda") for _ in range(2))
     offsets = torch.zeros(BATCH, dtype=torch.int64, device="cuda")

@@ -34,7 +34,7 @@ each_scaling = pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALING
 
 
 def _one_frequency(index: int, dim: int, base: float, scaling: dict[str, Any] | None) -> float:
-    """Of the papers, one number at a time."""
+    """One frequency by the papers' formulas."""
     plain = base ** (-2 * index / dim)
     kind = (scaling or {}).get("rope_type", "default")
     if scaling is None or kind == "default":
@@ -87,7 +87,7 @@ def test_tables(scaling: dict[str, Any] | None) -> None:
 
 
 def test_attention_factors() -> None:
-    """0.1 ln(s) + 1 of the paper; DeepSeek-V2's quotient; none where nothing is scaled."""
+    """The factors are the paper's 0.1 ln(s) + 1, DeepSeek-V2's quotient, and 1 without scaling."""
     assert frequencies(64, scaling=YARN)[1] == pytest.approx(0.1 * math.log(4) + 1)
     deepseek = SCALINGS["yarn of DeepSeek"]
     quotient = (0.1 * math.log(40) + 1) / (0.1 * 0.707 * math.log(40) + 1)
@@ -141,7 +141,7 @@ def _expect(words: str, scaling: dict[str, Any], **options: Any) -> None:
 
 @each_scaling
 def test_keys_that_would_be_ignored(scaling: dict[str, Any] | None) -> None:
-    """A key that is misspelt, or of another kind of scaling, is refused by its name."""
+    """A misspelt key, or one of another kind of scaling, is refused by name."""
     scaling = scaling or {}
     kind = scaling.get("rope_type", "default")
     for key in scaling:
@@ -169,7 +169,7 @@ YARN_OPTIONS = (
 
 @each_scaling
 def test_keys_of_every_kind(scaling: dict[str, Any] | None) -> None:
-    """The base is ``rope_theta``; more than the rotated part of a head is none of the tables'."""
+    """``rope_theta`` is the base; tables cover the rotated part alone, so its share must be 1."""
     expected = frequencies(16, 500000.0, scaling)[0]
     theta = {**(scaling or {}), "rope_theta": 500000.0, "partial_rotary_factor": 1.0}
     assert torch.equal(frequencies(16, scaling=theta)[0], expected)

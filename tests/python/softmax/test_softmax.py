@@ -110,7 +110,7 @@ def test_gradient_over_any_dim(ours: Any, theirs: Any) -> None:
 
 
 def test_attention_probabilities_like_sdpa(device: str) -> None:
-    """Scale, mask and causality mean what scaled_dot_product_attention means by them."""
+    """Scale, mask and causality mean what they mean in scaled_dot_product_attention."""
     q, k = (randn((2, 3, 6, 16), torch.float64, device) for _ in range(2))
     v = torch.eye(6, dtype=torch.float64, device=device).expand(2, 3, 6, 6)
     mask = torch.rand(2, 1, 6, 6, device=device) > 0.3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tools are scripts: they import each other by bare names from their own folder."""
+"""Makes tools importable: they are scripts and import each other by bare names."""
 
 from __future__ import annotations
 

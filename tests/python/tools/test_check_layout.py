@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Each rule is shown a tree that breaks it and one that does not."""
+"""Each rule is run on a tree that breaks it and on one that does not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A device that PyTorch has and the library has no kernels for, made of PrivateUse1 in Python.
+"""A device that PyTorch supports and the library has no kernels for, made of PrivateUse1 in Python.
 
-Its tensors lie on the CPU, where PyTorch's own operators run; ops of other namespaces are left to
-the dispatcher. ``python -m`` or ``runpy`` of this file prints what our ops do there.
+Its tensors are in the CPU's memory, where PyTorch's operators run; ops of other namespaces are left
+to the dispatcher. Running this file with ``python -m`` or ``runpy`` prints what our ops do there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CPU kernels by the names that people look for."""
+"""CPU kernels under the names that people look for."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_heads_first() -> None:
 
 
 def _peaks(time: int, chunk: int | None, backend: str) -> tuple[int, int]:
-    """Of a forward and of a training pass, beyond inputs and what is returned."""
+    """Peak memory of a forward pass and of a training pass, beyond inputs and results."""
     q, k, v = (torch.randn(1, time, 2, 16, requires_grad=True) for _ in range(3))
     call = {"chunk_size": chunk, "backend": backend}
     with torch.no_grad(), tfk.workbench.account_memory() as forward:
@@ -74,7 +74,7 @@ def _peaks(time: int, chunk: int | None, backend: str) -> tuple[int, int]:
 
 
 def test_memory_of_chunks_is_bounded() -> None:
-    """PyTorch's operations hold all scores, several times; in chunks of C a share of C / T."""
+    """PyTorch's operations hold all scores, several times; chunks of C hold a share of C / T."""
     time, chunk, heads, float32 = 128, 16, 2, 4
     scores = heads * time * time * float32
     whole, chunked = _peaks(time, None, "reference"), _peaks(time, chunk, "reference")

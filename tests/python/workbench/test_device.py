@@ -64,7 +64,7 @@ def test_what_is_no_device_here_is_refused(named: Any) -> None:
 
 
 class _Cards:
-    """Two GPUs, of which the second has more room."""
+    """Two GPUs, the second with more free memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cards = [torch.device("cuda", i) for i in range(2)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A user's kernel: what it gets by joining the base class."""
+"""A user's kernel: what the base class adds to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPE = (6, 16)
 
 
 class SoftCap(Kernel):
-    """Counts its launches."""
+    """A kernel that counts its launches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def _low(x: Tensor) -> bool:
 
 
 class ScaleShift(Kernel):
-    """Two results, an optional argument, and no backward pass of its own."""
+    """A kernel with two results, an optional argument, and no backward pass."""
 
     results = ("y", "shifted")
 
@@ -123,7 +123,7 @@ def test_without_a_device_that_it_runs_on_the_formula_does() -> None:
 
 
 class Gather(Kernel):
-    """Declares its arguments."""
+    """A kernel that declares its arguments."""
 
     arguments = (Rows("x"), Indices("index"), Param("weight"), Number("scale", least=0.0))
 

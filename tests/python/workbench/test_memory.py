@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory by op: each byte of a step is counted once, and belongs to someone."""
+"""Memory by op: each byte of a step is counted once, and has an owner."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks of every module: the first fault by path, and the model as it was."""
+"""Checks of every module: the first fault by its path, and the model left as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIM = 8
 
 
 class Bad(nn.Module):
-    """Puts a number where it does not belong; in its gradient where ``backward``."""
+    """Puts a bad number into the result, or with ``backward`` into the gradient."""
 
     def __init__(self, value: float, at: tuple[int, ...] = (1, 2), backward: bool = False) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Bad(nn.Module):
 
 
 def _nan(x: Tensor) -> Tensor:
-    """x, with a gradient of NaN."""
+    """Returns x, and gives its gradient NaN."""
     zero = (x * 0).pow(2).sum(-1, keepdim=True).sqrt()
     return x + zero
 

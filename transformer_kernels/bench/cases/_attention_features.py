@@ -198,7 +198,7 @@ def _drop(_: Tensor) -> dict[str, Any]:
 
 
 def _exactly_dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Of the first heads, whose rows are the first ones of all."""
+    """The reference of the first heads, whose rows come first."""
     time, heads = q.shape[1:3]
     rows = torch.arange(heads * time, device=q.device).view(1, heads, time)
     keep = _philox.factors(rows, time, time, _DROPPED, _seed())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Attention, full, causal and with each feature of scores: a shape is BxTxHxD, or BxTxHxHkxD where
-heads of q share those of k. See ``_attention_features`` for the features.
+"""Attention, full, causal and with each feature of scores. A shape is BxTxHxD, or BxTxHxHkxD where
+heads of q share heads of k. See ``_attention_features`` for the features.
 
-`torch` is scaled_dot_product_attention with what it chooses, `cudnn`, `flash` and `math` the same
-held to one of its kernels; `math` is standard attention, which materialises the scores, and `flex`
-FlexAttention, compiled, for the features. `fa3` and `fa4` are FlashAttention's own packages
-(flash-attn-3, or fa3_fwd, which has the forward pass alone, and flash-attn-4).
+`torch` is scaled_dot_product_attention with the kernel that it chooses; `cudnn`, `flash` and `math`
+fix the kernel. `math` is standard attention, which stores the scores, and `flex` is compiled
+FlexAttention, for the features. `fa3` and `fa4` are FlashAttention's own packages (flash-attn-3, or
+fa3_fwd, which only has the forward pass, and flash-attn-4).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
 }
-_SCORES = 1 << 28  # of the reference at a time
+_SCORES = 1 << 28  # scores that the reference holds at a time
 
 # ---- shapes -------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ _SHARED_HEADS = {"cuda": ((64, 8), (32, 8)), "cpu": ((12, 4),)}
 
 
 def _of_lengths(per_device: dict[str, tuple[int, ...]], dims: tuple[int, ...]) -> Sweep:
-    """As many tokens and as many numbers in each, whatever the length and the head dim."""
+    """Shapes with equal numbers of tokens and of channels, whatever the length and the head dim."""
 
     def shapes(device: torch.device, _: torch.dtype) -> list[Shape]:
         tokens, width = _TOKENS[device.type], _WIDTH[device.type]
@@ -110,19 +110,19 @@ def _sizes(name: str, shape: Shape) -> Shape:
 
 
 def _last_heads(arguments: Arguments) -> Part:
-    """Heads that share the last head of k, in the last sequence."""
+    """The heads that share the last head of k, in the last sequence."""
     shared = arguments["q"].shape[2] // arguments["k"].shape[2]
     return lambda name, x: x[-1:, :, -1 if name in _OF_KEYS else -shared :]
 
 
 def _first_heads(arguments: Arguments) -> Part:
-    """Heads that share the first head of k, in the first sequence."""
+    """The heads that share the first head of k, in the first sequence."""
     shared = arguments["q"].shape[2] // arguments["k"].shape[2]
     return lambda name, x: x[:1, :, : 1 if name in _OF_KEYS else shared]
 
 
 def _last_heads_of_all(arguments: Arguments) -> Part:
-    """The last heads of every sequence, with their bias."""
+    """The heads that share the last head of k, in every sequence, with their bias."""
     shared = arguments["q"].shape[2] // arguments["k"].shape[2]
 
     def part(name: str, x: Tensor) -> Tensor:
@@ -132,8 +132,8 @@ def _last_heads_of_all(arguments: Arguments) -> Part:
 
 
 def _exact(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Some rows of one head at a time, their scores made again in the backward pass: those of all
-    would not fit."""
+    """Computes some rows of one head at a time, and recomputes their scores in the backward pass:
+    all scores would not fit in memory."""
     window = (-1, 0 if causal else -1)
     time, group = q.shape[1], q.shape[2] // k.shape[2]
     block = max(1, _SCORES // time)
@@ -176,7 +176,7 @@ def _numbers(causal: bool) -> dict[str, Any]:
 
 
 def _case(name: str, exact: Function, functions: dict[str, Function], **of: Any) -> Case:
-    """``functions`` are what providers run, ours among them."""
+    """A case of the providers' ``functions``, ours among them."""
     of = {"inputs": _INPUTS, "verified": _last_heads, "fixed": _numbers(False), **of}
     ours, torchs = functions.pop("ours"), functions.pop("torch", None)
     case = derive(
@@ -209,7 +209,7 @@ def _plain(name: str, causal: bool) -> Case:
 
 
 def _feature(feature: Feature) -> Case:
-    """Operations are of the scores that are left."""
+    """A case of a feature; only scores that it leaves count as operations."""
     share = flops(
         ATTENTION, _INPUTS, _sizes, _numbers(False), share=lambda shape: feature.share(shape[1])
     )
@@ -237,7 +237,7 @@ OPS = (
     _plain("attention", causal=False),
     _plain("causal_attention", causal=True),
     *(_feature(feature) for feature in FEATURES),
-    # One bias a head for all sequences, with its gradient: relative positions.
+    # A bias per head for all sequences, with its gradient, as for relative positions.
     _case(
         "learned_bias_attention", _exact_learned, {"torch": _torch_learned, "ours": _ours_learned},
         inputs=(*_INPUTS, "bias"), raw=False, triton=False, verified=_last_heads_of_all,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""embedding, and embedding_add with the positions 0 to T - 1: a shape is BxTxVxD, the table is VxD.
-Indices are drawn as words of a text are (Zipf's law), and evenly (uniform_embedding).
+"""embedding, and embedding_add with the positions 0 to T - 1. A shape is BxTxVxD, and the table is
+VxD. Indices are drawn like words of a text (Zipf's law), or uniformly (uniform_embedding).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _sizes(name: str, shape: Shape) -> Shape:
 
 @lru_cache(maxsize=4)
 def _frequencies(rows: int) -> Tensor:
-    """Frequencies of words by Zipf's law, in any order."""
+    """Frequencies of words by Zipf's law, in random order."""
     return (1.0 / torch.arange(1, rows + 1, dtype=torch.float64))[torch.randperm(rows)]
 
 
@@ -52,7 +52,7 @@ def _uniform(shape: Shape) -> Tensor:
 
 
 def _torch_backward(arguments: Arguments) -> Callable[[], Any]:
-    """PyTorch's raw op."""
+    """Calls PyTorch's raw op."""
     dy, indices, rows = arguments["dy"], arguments["indices"], len(arguments["weight"])
     run = torch.ops.aten.embedding_dense_backward
     return lambda: run(dy, indices, rows, -1, False)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The ops of graphs: a shape is NODESxEDGESxCOLUMNS, both ends of each edge drawn evenly, and edges
-sorted by their target.
+"""The graph ops. A shape is NODESxEDGESxCOLUMNS; both ends of each edge are drawn uniformly, and
+edges are sorted by target.
 
-``torch`` is what models write: a row for each edge, and index_add or scatter_reduce; ``segments``
-what PyTorch has for sorted edges: a sparse matrix, segment_reduce. No one sorts anything while
-measured.
+``torch`` is the code that models contain: a row for each edge, and index_add or scatter_reduce.
+``segments`` is PyTorch's code for sorted edges: a sparse matrix, or segment_reduce. Sorting is not
+timed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _draw(name: str, shape: Shape) -> Tensor:
 
 
 def _given(edges: tuple[Tensor, ...]) -> F.Graph:
-    """The graph of drawn tensors, nothing of which is made anew."""
+    """A graph of drawn tensors, of which nothing is recomputed."""
     offsets, sources, targets, *back = edges
     graph = F.Graph(offsets, sources, None, back[0].numel() - 1)
     graph.__dict__.update(targets=targets, transpose=Transpose(*back))
@@ -64,7 +64,7 @@ def _given(edges: tuple[Tensor, ...]) -> F.Graph:
 
 
 def _on_graph(function: Function) -> Function:
-    """A function of the graph and the operands as one of the drawn tensors."""
+    """Wraps a function of the graph and the operands as one of the drawn tensors."""
 
     def run(*tensors: Tensor, **backend: Any) -> Any:
         return function(_given(tensors[: len(_EDGES)]), *tensors[len(_EDGES) :], **backend)
@@ -76,8 +76,8 @@ def _case(
     op: Any, name: str, inputs: tuple[str, ...], sizes: dict[str, str], cols: int,
     torchs: Function, ours: Function, segmented: bool = False, **rivals: Function,
 ) -> Case:  # fmt: skip
-    """``sizes`` of inputs are letters, "NC" is (nodes, columns); functions are of a graph and the
-    inputs. Edges that are ``segmented`` are rows themselves, and have no numbers."""
+    """A case whose functions take a graph and the inputs. ``sizes`` of inputs are letters: "NC" is
+    (nodes, columns). If edges are ``segmented``, they are rows themselves and have no numbers."""
 
     def sizes_of(tensor: str, shape: Shape) -> Shape:
         by_letter = dict(zip("NEC", shape, strict=True))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """linear, linear_act with GPT-2's activation and gated_linear with Llama's: M rows, K terms, N
-columns; MLPs of them: M rows, K features, N hidden ones; quantized_linear in 4 and in 8 bits.
+columns; MLPs of them: M rows, K features, N hidden features; quantized_linear in 4 and in 8 bits.
 
-``packed_linear`` and ``packed_linear_act`` run our product whatever the choice is, on every device.
-``onednn`` is the operator of PyTorch's wheel that its compiler calls. The weights of gate and up
-are two parameters, as in Hugging Face's models. Beside quantised weights ``torch`` multiplies with
-the same weight, dequantised beforehand.
+``packed_linear`` and ``packed_linear_act`` run our product on every device, whatever would be
+chosen. ``onednn`` is the operator in PyTorch's wheel that its compiler calls. The weights of gate
+and up are two parameters, as in Hugging Face's models. For quantised weights, ``torch`` multiplies
+by the same weight, dequantised beforehand.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LAYER, _GATED = ("x", "weight", "bias"), ("x", "weight", "up_weight")
 
 # ---- shapes -------------------------------------------------------------------------------------
 
-# Rows, features and hidden ones of MLPs, the last four of models.
+# Rows, features and hidden features of MLPs; the last four are models'.
 _SQUARE, _DEMO, _FC1, _FC2 = (512, 512, 512), (1024, 192, 768), (1024, 768, 3072), (1024, 3072, 768)
 _WIDE, _ODD = (4096, 1024, 4096), (511, 736, 1504)
 _MODELS: list[Shape] = [
@@ -65,7 +65,7 @@ _SMALL_GATED = [(512, 256, 704), (1024, 192, 768)]
 _GATED_GRID = grid(
     "1024x768x3072 (rows, features, hidden features)", 3,
     quick=_SMALL_GATED[:1],
-    # The last two are Llama's of 7 and 8 billion parameters.
+    # The last two are Llama's with 7 and 8 billion parameters.
     headline={"cuda": [*_MODELS, (4096, 4096, 11008), (4096, 4096, 14336)], "cpu": _SMALL_GATED},
     small=[(1, 4096, 14336), (16, 4096, 14336), (128, 768, 2048)],
     full=[*_SMALL_GATED, _ODD],
@@ -73,7 +73,8 @@ _GATED_GRID = grid(
 
 
 def sizes_by(letters: Mapping[str, str], others: str) -> Callable[[str, Shape], Shape]:
-    """The sizes of tensors as letters of rows T, terms or features H, columns or hidden ones F."""
+    """Maps tensors to sizes, given as letters: rows T, terms or features H, columns or hidden
+    features F."""
 
     def sizes(name: str, shape: Shape) -> Shape:
         by_letter = dict(zip("THF", shape, strict=True))
@@ -95,7 +96,7 @@ def scaled(names: tuple[str, ...], arguments: Arguments) -> Arguments:
 
 
 def packed(function: Callable[..., Tensor]) -> Function:
-    """Ours, whatever the choice is."""
+    """Runs our product, whatever would be chosen."""
 
     def run(x: Tensor, *operands: Tensor) -> Tensor:
         return function(x, *operands, backend=x.device.type)
@@ -106,7 +107,7 @@ def packed(function: Callable[..., Tensor]) -> Function:
 def _case(
     op: Op, key: str, inputs: tuple[str, ...], ours: Function, grid: Grid, **of: Any
 ) -> Case:  # fmt: skip
-    """A layer all of whose operands have a gradient."""
+    """A layer whose operands all have a gradient."""
     weights = tuple(name for name in inputs if name.endswith("weight"))
     return derive(
         op, f"linear/{key}", inputs, ours=ours, raw=False, grid=grid,
@@ -123,7 +124,7 @@ def _onednn(activation: tuple[Any, ...]) -> Function:
 
 
 def _layers() -> Iterator[Case]:
-    """Each layer by its own choice of a product, and by our product whatever the choice is."""
+    """The cases of each product: with the choice, and with our product regardless of it."""
     in_onednn: dict[str, tuple[Any, ...]] = {
         "linear": ("none", [], ""),
         "linear_act": ("gelu", [], "tanh"),
@@ -168,7 +169,7 @@ def _packed_numbers(bits: int, shape: Shape) -> Tensor:
 
 
 def _scales(bits: int, shape: Shape) -> Tensor:
-    """That keep the size of the input."""
+    """Scales that preserve the size of the input."""
     _, terms, columns = shape
     return (torch.rand(columns, terms // _GROUP) + 0.5) * terms**-0.5 / 2 ** (bits - 2)
 

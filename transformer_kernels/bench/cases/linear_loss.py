@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """linear_cross_entropy: T rows, K terms, V classes, forward and backward.
 
-``torch`` holds the logits; in ``chunked_linear_cross_entropy`` it is PyTorch's own loss in chunks
+``torch`` stores the logits; in ``chunked_linear_cross_entropy`` it is PyTorch's own loss in chunks
 (since 2.13).
 """
 
@@ -63,7 +63,7 @@ def _reference(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def _case(name: str, torchs: Function | None = None, **of: Any) -> Case:
-    """The backward pass alone computes the logits again."""
+    """A case; a backward pass by itself computes the logits again."""
     alone = partial(F.linear_cross_entropy, gradient="backward")
     return derive(
         LINEAR_CROSS_ENTROPY, "linear_loss/linear_cross_entropy", _OPERANDS, name=name,

@@ -20,13 +20,13 @@ from transformer_kernels.ops.loss._ops import CROSS_ENTROPY
 _KEY, _OPERANDS = "loss/cross_entropy", ("x", "target")
 _OPTIONS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "softcap": 0.0}
 
-# GPT-2's vocabulary as it is and padded, that of Llama 3.
+# GPT-2's vocabulary, unpadded and padded, and Llama 3's.
 _VOCABULARIES = (50257, 50304, 128256)
 
 
 def _shapes(rows_on_gpu: int, rows_on_cpu: int, *vocabularies: int) -> Any:
     def shapes(device: torch.device, dtype: torch.dtype) -> list[Shape]:
-        """On a GPU, as many bytes in every dtype."""
+        """On a GPU, every dtype has as many bytes."""
         rows = rows_on_cpu if device.type == "cpu" else rows_on_gpu * 2 // dtype.itemsize
         return [(max(rows, 1), vocabulary) for vocabulary in vocabularies]
 

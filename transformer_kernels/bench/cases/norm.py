@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""layer_norm, with weight and bias, and rms_norm, with a weight: alone, of a sum, and of the sum
-behind dropout, whose elements are each provider's own (see ``pointwise.py``)."""
+"""layer_norm, with weight and bias, and rms_norm, with a weight: alone, of a sum, and of a sum with
+dropout, whose dropped elements differ between providers (see ``pointwise.py``)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _of_sum(norm: Function) -> Function:
 
 
 def _with_residual_gradient(build: Build) -> Build:
-    """The backward pass of the norm of the sum, then the gradient that goes past the norm."""
+    """Runs the backward pass of the norm of a sum, then adds the gradient that bypasses the
+    norm."""
 
     def run(arguments: Arguments) -> Call:
         norm, dsum = build({**arguments, "x": arguments["sum"]}), arguments["dsum"]
@@ -76,7 +77,7 @@ def _stock_rms_norm(x: Tensor, weight: Tensor) -> Any:
 
 
 def _torch_rms_norm_backward(arguments: Arguments) -> Call:
-    """Autograd through the formula where the device has no raw op."""
+    """Calls the raw op, or autograd of the formula where the device has none."""
     dy, x, weight = (arguments[name] for name in ("dy", "x", "weight"))
     if not (x.is_cuda and hasattr(_aten, "_fused_rms_norm_backward")):
         return differentiate(_stock_rms_norm, ("x", "weight"), ("dy",))(arguments)

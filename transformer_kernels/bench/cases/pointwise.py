@@ -47,7 +47,7 @@ def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor],
 
 
 def dropped(x: Tensor, kept: Tensor) -> Tensor:
-    """The elements of ``x`` that are kept, scaled exactly; the others are 0."""
+    """The exact values of ``x`` that are left."""
     return torch.where(kept, x * SCALE, 0.0)
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding of q and k, and that behind a norm of each head, by weights that all
-share: a shape is BxTxHxD, or BxTxHxHkxD where k has fewer heads.
+"""Rotary position embedding of q and k, alone and after a norm of each head with weights that all
+heads share. A shape is BxTxHxD, or BxTxHxHkxD where k has fewer heads.
 
-`torch` is what models write: Hugging Face's formula with cosines and sines of the tensors' dtype,
-which no one makes while measured, behind rms_norm for ``qk_norm``; ours reads tables of float32.
-`liger` rotates in place: what is timed is that and the copy that it needs to leave q and k as they
-were.
+`torch` is the code of Hugging Face's models, with cosines and sines in the tensors' dtype, which
+are computed beforehand, and for ``qk_norm`` after rms_norm; ours reads float32 tables. `liger`
+rotates in place: its time includes the copy that leaves q and k unchanged.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def _doubled(
 
 @lru_cache(maxsize=8)
 def _weights(dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Weights of numbers that every dtype holds."""
+    """Weights with the same values in every dtype that holds them."""
     steps = torch.arange(dim, device=device)
     q_weight, k_weight = ((steps * step % 17) / 16 + 0.5 for step in (5, 7))
     return q_weight.to(dtype), k_weight.to(dtype)

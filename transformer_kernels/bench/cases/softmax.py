@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def _case(log: bool, ours: Function, torchs_backward: Any, **rivals: Any) -> Case:
-    """PyTorch's backward pass is its raw op."""
+    """A case; PyTorch's backward pass is its raw op."""
     in_torch = bind(lambda dy, y: torchs_backward(dy, y, -1, y.dtype), "dy", "y")
     return derive(
         SOFTMAX,

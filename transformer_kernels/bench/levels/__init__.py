@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels levels`: one transformer block in five levels, on the machine in hand."""
+"""`transformer-kernels levels` measures one transformer block in five levels on this machine."""

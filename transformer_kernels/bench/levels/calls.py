@@ -14,14 +14,14 @@ from transformer_kernels.measure.timing import Call
 
 
 class Calls:
-    """What is timed and counted of one block."""
+    """The calls of one block that are timed and counted."""
 
     def __init__(self, block: Block, x: Tensor, dy: Tensor) -> None:
         self._block = block
         self._x, self._dy = x, dy
-        self._leaf = x.clone().requires_grad_()  # a block in a model hands its gradient on
+        self._leaf = x.clone().requires_grad_()  # a block in a model passes its gradient on
         self._wanted = [self._leaf, *block.parameters()]
-        # A learning rate of 0: all of the work, and the same weights at every step.
+        # A learning rate of 0 does all of the work, and keeps the weights the same at every step.
         self._optimizer = torch.optim.AdamW(block.parameters(), lr=0.0, fused=True)
 
     def forward(self) -> Tensor:
@@ -30,7 +30,7 @@ class Calls:
             return y
 
     def graph(self) -> Call:
-        """A forward pass, and the backward pass of it as a call."""
+        """Runs a forward pass, and returns its backward pass as a call."""
         y = self._block(self._leaf)
         return lambda: torch.autograd.grad(y, self._wanted, self._dy)
 
@@ -45,7 +45,7 @@ class Calls:
 
 
 class BackwardWatch:
-    """A sample is one backward pass, of a graph that its forward pass makes just before."""
+    """Times a backward pass per sample, on a graph that a forward pass makes just before."""
 
     def __init__(self, graph: Callable[[], Call], device: torch.device) -> None:
         self._graph = graph

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Verifies the block in every level, times all of them in rotation, and watches each once."""
+"""Verifies the block in every level, times all levels in rotation, and observes each once."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from transformer_kernels.testing import levels as held
 
 PASSES = ("forward", "backward", "step")
 _SEED = 0
-_INTERPRETED_TIME = 9  # tokens, where only the results are wanted
-# Some 15 ms: what the host takes to enqueue a step of every level.
+_INTERPRETED_TIME = 9  # tokens; an interpreter runs few, because only results are wanted
+# About 15 ms, which the host takes to enqueue a step of every level.
 _HEAD_START_CYCLES = 30_000_000
 
 
@@ -55,16 +55,16 @@ class Settings:
 
 
 def run(settings: Settings, quiet: bool = False) -> Result:
-    """Rows of the levels that run here; of the others, why they do not."""
+    """Rows of the levels that run here, and the reasons why others do not."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the profiler first starts
-    torch._dynamo.reset()  # other sizes before would make these dynamic, and the kernels slower
+    torch._dynamo.reset()  # earlier sizes would make these dynamic, and kernels slower
     with watch.named_kernels(settings.device):
         return _Run(settings, quiet).result()
 
 
 def _interpreted(settings: Settings) -> Result:
-    """The Triton level on a CPU, by a child: Triton asks for its interpreter when it is imported,
-    which PyTorch has done by now."""
+    """Runs the Triton level on a CPU in a child process: Triton reads whether to interpret when it
+    is imported, which PyTorch has done by now."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "levels.json"
         command = [
@@ -84,7 +84,7 @@ def _interpreted(settings: Settings) -> Result:
 
 @dataclass(frozen=True)
 class _Problem:
-    """What a level is verified on: inputs, what PyTorch makes of them, and float64."""
+    """The inputs that a level is verified on, and the results of PyTorch and of float64."""
 
     x: Tensor
     dy: Tensor
@@ -132,7 +132,7 @@ class _Run:
         )
 
     def _verified(self, name: str, block: Block) -> LevelRow | None:
-        """The level's row with its error alone; none where it cannot run, or is wrong."""
+        """The level's row with only its error; None where it cannot run or is wrong."""
         device = self._settings.device
         interprets = os.environ.get("TRITON_INTERPRET") == "1"
         if name == "triton" and device.type == "cpu" and not interprets:
@@ -144,7 +144,7 @@ class _Run:
         problem = self._problem(untimed is not None)
         try:
             found = held.results(block, problem.x, problem.dy)
-        except Exception as error:  # whatever a compiler, or memory that is full, raises
+        except Exception as error:  # whatever a compiler or a full memory raises
             lines = str(error).splitlines() or [""]
             self._leave_out(name, f"{type(error).__name__}: {lines[0]}")
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The levels as a table, and which kernels ran in each."""
+"""Shows the levels as a table, and the kernels that ran in each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTED = ("forward", "both")
 
 
 def render(result: Result) -> str:
-    """A line per level; nothing is shown that was not measured."""
+    """A table with a line per level, of measured figures only."""
     title = f"{_TITLE} ({result.machine.device_name})"
     if not result.levels:
         return box(title, "", [("Level", 20)], [])
@@ -36,7 +36,7 @@ def render(result: Result) -> str:
 
 
 def lines(result: Result) -> list[str]:
-    """What the table cannot hold: notes, levels that are absent, and the kernels by name."""
+    """Lines below the table: notes, absent levels, and the kernels by name."""
     found = [f"{row.level}: {row.note}" for row in result.levels if row.note is not None]
     found += skipped_lines(result)
     for row in result.levels:
@@ -76,7 +76,7 @@ def _mega(count: int) -> str:
 
 
 def _both(values: Sequence[int | None], form: Callable[[int], str]) -> str:
-    """Of each pass, "3 / 7"."""
+    """The figures of both passes, such as "3 / 7"."""
     if not values:
         return ABSENT
     known = [value for value in values if value is not None]

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: MIT
-"""The calls of other libraries that the benchmark's cases compare ours with, a module a library."""
+"""Calls of other libraries, with which the benchmark's cases compare ours; a module per library."""
 
-EPS = 1e-5  # of all norms
+EPS = 1e-5  # of every norm

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention by PyTorch, its FlexAttention, and FlashAttention's own packages: (B, T, H, D) each."""
+"""Attention by PyTorch, its FlexAttention, and FlashAttention's packages, on (B, T, H, D)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPILED_FORMS = 1000  # of one function, before Dynamo would run it eagerly
 
 
 def packed_in_torch(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int) -> Any:
-    """Causal attention within sequences that lie one after another, from PyTorch 2.10 on."""
+    """Causal attention within adjacent sequences, from PyTorch 2.10 on."""
     from torch.nn.attention.varlen import varlen_attn
 
     named = inspect.signature(varlen_attn).parameters
@@ -35,7 +35,8 @@ def _compiled_flex_attention() -> Any:
 
 
 def flex_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Compiled, as its documentation asks for; its backward pass may run more than once."""
+    """Compiled FlexAttention, as its documentation asks for; its backward pass may run
+    repeatedly."""
     query, key, value = (x.transpose(1, 2) for x in (q, k, v))
     shared = q.shape[2] != k.shape[2]
     with (
@@ -47,7 +48,7 @@ def flex_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def fa3() -> ModuleType:
-    """FlashAttention-3, or its forward pass alone."""
+    """The module of FlashAttention-3, or of its forward pass alone."""
     try:
         return importlib.import_module("flash_attn_interface")
     except ImportError:
@@ -55,7 +56,7 @@ def fa3() -> ModuleType:
 
 
 def _out_of(result: Any) -> Any:
-    """Some versions give the log-sum-exp, too."""
+    """The output; some versions also return the log-sum-exp."""
     return result[0] if isinstance(result, tuple) else result
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Products by cuBLASLt: of the algorithms that its heuristics offer, the fastest one here.
+"""Runs products by cuBLASLt, with the fastest here of the algorithms that its heuristics offer.
 
-It is called through ctypes, in the copy that PyTorch has loaded. What is made of it lives as long
-as the process: a run has few products.
+The library is called through ctypes, in the copy that PyTorch loaded. Objects live as long as the
+process, because a run has few products.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformer_kernels.measure.timing import Call, GraphTimer, Stopwatch, inte
 
 WORKSPACE_BYTES = 32 << 20
 WANTED = 16  # algorithms
-_CALLS, _ROUNDS = 4, 9  # the fewest calls of a sample; its repetitions
+_CALLS, _ROUNDS = 4, 9  # the fewest calls of a sample, and its repetitions
 
 # Constants of cublasLt.h and library_types.h.
 _COMPUTE_32F, _R_32F = 68, 0
@@ -32,7 +32,7 @@ _MAX_WORKSPACE_BYTES = 1
 
 
 class Layout(NamedTuple):
-    """The layout of a column-major matrix, as cuBLASLt reads memory."""
+    """The layout of a matrix stored by columns, as cuBLASLt reads memory."""
 
     rows: int
     cols: int
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """d = a b, of each that is to be transposed its transpose."""
+    """The layouts of d = a b; a flag says that a factor is to be transposed."""
 
     a: Layout
     b: Layout
@@ -62,7 +62,7 @@ class Heuristic(ctypes.Structure):
 
 
 def _transposed(matrix: Tensor) -> tuple[Layout, bool]:
-    """The column-major layout of the memory, and whether it holds the transpose of the matrix."""
+    """The layout of the memory read by columns, and whether it holds the transpose."""
     rows, cols = matrix.shape
     if matrix.stride(1) == 1:
         return Layout(cols, rows, matrix.stride(0)), False
@@ -72,7 +72,7 @@ def _transposed(matrix: Tensor) -> tuple[Layout, bool]:
 
 
 def layouts(x: Tensor, y: Tensor) -> Layouts:
-    """The layouts of x y by rows, which is y^T x^T by columns."""
+    """The layouts of x y by rows, which is (y^T x^T) by columns."""
     a, transpose_a = _transposed(y)
     b, transpose_b = _transposed(x)
     rows, cols = len(x), y.shape[1]
@@ -122,7 +122,7 @@ def _layout(of: Layout, dtype: torch.dtype) -> ctypes.c_void_p:
 
 
 class _Product:
-    """A GEMM of matrices of these layouts; it accumulates in float32."""
+    """A product of matrices with these layouts; sums are in float32."""
 
     def __init__(self, of: Layouts, dtype: torch.dtype, device: torch.device) -> None:
         if dtype not in _TYPES:
@@ -137,7 +137,7 @@ class _Product:
         self._fastest: Heuristic | None = None
 
     def offered(self) -> list[Heuristic]:
-        """Best first, as cuBLASLt believes."""
+        """The algorithms in cuBLASLt's order, which it believes to be the best first."""
         preference = _made("MatmulPreferenceCreate")
         workspace = ctypes.c_size_t(WORKSPACE_BYTES)
         _set("MatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE_BYTES, workspace)
@@ -162,7 +162,7 @@ class _Product:
         return out
 
     def fastest(self, x: Tensor, y: Tensor) -> Heuristic:
-        """Timed once, as the run times its providers."""
+        """The fastest algorithm, timed once, as the run times its providers."""
         if self._fastest is None:
             moved = x.nbytes + y.nbytes + self._shape[0] * self._shape[1] * x.itemsize
             extra = cold.sets_of(moved, x.device) - 1
@@ -178,7 +178,7 @@ class _Product:
             pairs = islice(cycle(sets), max(len(sets), _CALLS))
             try:
                 watches[str(i)] = timer.stopwatch([partial(self.run, heuristic, *p) for p in pairs])
-            except RuntimeError:  # offered, and refused when it is called
+            except RuntimeError:  # offered, but refused when called
                 continue
         if not watches:
             raise UnsupportedError("cublaslt offers no algorithm")
@@ -190,6 +190,6 @@ _product = cache(_Product)
 
 
 def fastest_product(x: Tensor, y: Tensor) -> Call:
-    """x y: (M, K) by (K, N), each by rows or by columns."""
+    """The product x y of (M, K) and (K, N), each stored by rows or by columns."""
     product = _product(layouts(x, y), x.dtype, x.device)
     return partial(product.run, product.fastest(x, y), x, y)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Graphs by PyTorch Geometric."""
+"""Graph ops by PyTorch Geometric."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from transformer_kernels.functional import Graph
 
-_GRAPHS: Any = WeakTensorKeyDictionary()  # by their sources
+_GRAPHS: Any = WeakTensorKeyDictionary()  # keyed by their sources
 
 
 def _graph(graph: Graph) -> Any:
-    """PyTorch Geometric's own, with all that it keeps of one, made once."""
+    """PyTorch Geometric's own graph, with everything that it caches, made once."""
     from torch_geometric import EdgeIndex
 
     if graph.indices not in _GRAPHS:
@@ -27,15 +27,15 @@ def _graph(graph: Graph) -> Any:
 
 
 def gather_reduce(graph: Graph, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Its sparse product, which takes what is fastest of PyTorch and of its extensions; a row for
-    each edge where PyTorch on a CPU has no product of 16-bit numbers."""
+    """Its sparse product, which chooses the fastest of PyTorch and its extensions; rows per edge
+    where PyTorch has no 16-bit product on a CPU."""
     from torch_geometric.utils import scatter
 
     if not x.is_cuda and x.dtype.itemsize == 2:
         rows = x[graph.indices] if weight is None else x[graph.indices] * weight.unsqueeze(1)
         summed: Tensor = scatter(rows, graph.targets, 0, graph.num_targets, "sum")
         return summed
-    if weight is None and x.dtype is not torch.float32:  # the ones that it keeps
+    if weight is None and x.dtype is not torch.float32:  # the ones of its cache
         weight = x.new_ones(graph.num_edges)
     product: Tensor = _graph(graph).matmul(x, weight, transpose=True)
     return product

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Norms, softmax, cross-entropy and products by QuACK. Products are as its own layers call them: in
-its default form, or in the fastest of its forms, which it times when a product is first called."""
+"""Norms, softmax, cross-entropy and products by QuACK. Products are called as in its own layers: in
+the default form, or in the fastest form, which it times when a product is first called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TUNED = {"quack": False, "quack_tuned": True}
 
 
 def providers(make: Callable[..., Any]) -> dict[str, Any]:
-    """`make` of each, with `tuned` given."""
+    """A provider for each value of `tuned`, which `make` is called with."""
     return {name: partial(make, tuned=tuned) for name, tuned in _TUNED.items()}
 
 
@@ -35,7 +35,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, *, tuned: bool) -> Any:
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, keep: bool = False, tuned: bool) -> Any:
-    """y, or y and z."""
+    """Returns y, or y and z."""
     from quack.gemm_interface import gemm_act
 
     z, y = gemm_act(x, weight.t(), bias=bias, activation=GELU, store_preact=keep, tuned=tuned)
@@ -43,14 +43,14 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, keep: bool = False, 
 
 
 def linear_dgelu(dy: Tensor, weight: Tensor, z: Tensor, *, tuned: bool) -> Any:
-    """dz and h."""
+    """Returns dz and h."""
     from quack.gemm_interface import gemm_dact
 
     return gemm_dact(dy, weight, z, activation=GELU, tuned=tuned)
 
 
 def in_turn(first: Tensor, second: Tensor, dim: int) -> Tensor:
-    """A row or column of either by turns, as QuACK's gates take them."""
+    """Interleaves rows or columns of two tensors, as QuACK's gates take them."""
     return torch.stack((first, second), dim + 1).flatten(dim, dim + 1)
 
 
@@ -59,7 +59,8 @@ def _halves(pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def linear_swiglu(x: Tensor, both: Tensor, *, keep: bool = False, tuned: bool) -> Any:
-    """y, or y, gate and up; `both` has the rows of two weights in turn."""
+    """Returns y, or y and the interleaved gate and up; the rows of `both` alternate between two
+    weights."""
     from quack.gemm_interface import gemm_gated
 
     pairs, y = gemm_gated(x, both.t(), activation=SWIGLU, store_preact=keep, tuned=tuned)
@@ -67,7 +68,7 @@ def linear_swiglu(x: Tensor, both: Tensor, *, keep: bool = False, tuned: bool) -
 
 
 def linear_dswiglu(dy: Tensor, weight: Tensor, pairs: Tensor, *, tuned: bool) -> Any:
-    """dgate, dup and h; `pairs` has the columns of gate and up in turn."""
+    """Returns dgate, dup and h; the columns of `pairs` alternate between gate and up."""
     from quack.gemm_interface import gemm_dgated
 
     gradients, h = gemm_dgated(dy, weight, pairs, activation=SWIGLU, tuned=tuned)
@@ -90,7 +91,7 @@ def layer_norm_backward(x: Tensor, weight: Tensor, dy: Tensor, rstd: Tensor, mea
 
 
 def with_float32_parameters(build: Build) -> Build:
-    """QuACK's layer norm takes no other parameters, whatever the dtype of x."""
+    """Casts parameters: QuACK's layer norm takes only float32, whatever the dtype of x."""
 
     def run(arguments: Arguments) -> Call:
         parameters = {name: arguments[name].float() for name in ("weight", "bias")}

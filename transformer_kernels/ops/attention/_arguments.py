@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What C++ checks where its kernels run, with the same messages, for all other ways."""
+"""Makes C++'s checks of attention's arguments, with its messages, where no C++ runs."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _check_options(options: Options) -> None:
 
 
 def check(op: str, given: Given) -> None:  # noqa: ARG001
-    """Raise where the op cannot take the arguments."""
+    """Raises where the op cannot take the arguments."""
     inputs = Inputs(*(given[name] for name in Inputs._fields))
     options = Options(*(given[name] for name in Options._fields))
     _check_tensors(inputs)
@@ -177,11 +177,11 @@ def check(op: str, given: Given) -> None:  # noqa: ARG001
     _check_options(options)
 
 
-# ---- Triton's kernels, which have what there is to teach ----------------------------------------
+# ---- Triton's kernels ----------------------------------------------------------------------------
 
 
 def refuse_in_triton(inputs: Inputs, options: Options, interpreted: bool) -> None:
-    """What they leave to the other backends, by name."""
+    """Raises for features that only other backends have; the message names the argument."""
     refusals = (
         (inputs.cu_seqlens_q is not None, "cu_seqlens_q", "sequences of one length"),
         (inputs.alibi_slopes is not None, "alibi_slopes", "none"),
@@ -202,7 +202,7 @@ def refuse_in_triton(inputs: Inputs, options: Options, interpreted: bool) -> Non
 
 
 def refuse_learned_bias(bias: Tensor | None) -> None:
-    """Before a call of Triton's kernels that is differentiated."""
+    """Refuses a bias with a gradient, before a differentiated call of Triton's kernels."""
     if bias is not None and bias.requires_grad:
         _fail(
             "bias requires a gradient, expected none with backend 'triton' (its kernels give those"

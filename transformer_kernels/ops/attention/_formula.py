@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention in PyTorch operations, differentiable any number of times.
 
-Both functions have the signatures of the raw ops, and materialise the scores.
+Both functions have the signatures of the raw ops, and store all scores.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .._heads import in_the_order_of
 
 
 class Options(NamedTuple):
-    """What is not a tensor, in the order of the schemas, but for what kernels alone ask: whether
-    gradients have to be deterministic."""
+    """The options that are not tensors, in schema order, without the one that only kernels read:
+    whether gradients have to be deterministic."""
 
     scale: float
     window_left: int
@@ -46,19 +46,19 @@ class Inputs(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """Of one batch of sequences of one length, in the arithmetic's dtype."""
+    """The scores of a batch of sequences of one length, in the arithmetic's dtype."""
 
     q: Tensor  # (B, H, Tq, D)
-    k: Tensor  # (B, H, Tk, D), each head once for every query head
+    k: Tensor  # each head repeated for its query heads
     z: Tensor  # (B, H, Tq, Tk), -inf where hidden
-    hidden: Tensor  # the same, boolean
-    slope: Tensor | None  # of the cap
+    hidden: Tensor  # its boolean mask
+    slope: Tensor | None  # of the soft cap
     factors: Tensor | None  # of dropout
 
 
 class _Softmax(NamedTuple):
-    p: Tensor  # of the keys
-    of_sink: Tensor  # (B, H, Tq, 1), or (B, H, Tq, 0) without
+    p: Tensor  # weights of the keys
+    of_sink: Tensor  # (B, H, Tq, 1), or (B, H, Tq, 0) without sinks
     lse: Tensor
 
 
@@ -70,14 +70,14 @@ def _by_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _of_kv_heads(x: Tensor, kv_heads: int) -> Tensor:
-    """(B, H, T, D), added up over the heads that share one, as (B, T, Hk, D)."""
+    """Sums (B, H, T, D) over the query heads that share a key head, to (B, T, Hk, D)."""
     group = x.shape[1] // max(kv_heads, 1)
     grouped = x.reshape(x.shape[0], kv_heads, group, *x.shape[2:])
     return grouped.sum(2).transpose(1, 2)
 
 
 def _places(queries: int, keys: int, top_left: bool, device: torch.device) -> Tensor:
-    """How far each key stands after the diagonal of each query."""
+    """The distance of each key from the diagonal of each query; positive in the future."""
     shift = 0 if top_left else keys - queries
     diagonal = torch.arange(queries, device=device).unsqueeze(-1) + shift
     return torch.arange(keys, device=device) - diagonal
@@ -113,7 +113,7 @@ def _scores(inputs: Inputs, options: Options, rows: Tensor, pitch: int) -> _Scor
 
 
 def _log_sum_exp(z: Tensor) -> Tensor:
-    """PyTorch's, of numbers near 0: its gradient is exp(z - lse), which has to have the sum 1."""
+    """A log-sum-exp whose gradient exp(z - lse) has the sum 1, also for scores far from 0."""
     if not z.shape[-1]:
         return z.logsumexp(-1)
     top = z.detach().amax(-1, keepdim=True)
@@ -122,8 +122,8 @@ def _log_sum_exp(z: Tensor) -> Tensor:
 
 
 def _softmax(s: _Scores, sinks: Tensor | None) -> _Softmax:
-    """PyTorch's, which takes the largest score off first: exp(z - lse) of scores of 1e8 and more
-    would lack the sum, as lse does."""
+    """A softmax that subtracts the largest score first, as PyTorch's does: for scores of 1e8 and
+    more exp(z - lse) would not sum to 1, because lse is rounded."""
     z = s.z
     if sinks is not None:
         sinks = sinks.to(z.dtype).view(1, -1, 1, 1)
@@ -157,7 +157,7 @@ def _dense_backward(
     rows: Tensor,
     pitch: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dz (B, H, Tq, Tk) and the terms of dsinks (B, H, Tq, 1), or (B, H, Tq, 0)."""
+    """Returns dq, dk, dv, dz (B, H, Tq, Tk) and the terms of dsinks (B, H, Tq, 1 or 0)."""
     s = _scores(inputs, options, rows, pitch)
     heads, kv_heads = inputs.q.shape[2], inputs.k.shape[2]
     g = _by_heads(dout, heads)
@@ -181,7 +181,7 @@ def _dense_backward(
 
 
 def _row_places(inputs: Inputs) -> Tensor:
-    """The places of all queries in the log-sum-exp."""
+    """The position of every query in the log-sum-exp."""
     *batch, time, heads, _ = inputs.q.shape
     return torch.arange(math.prod((*batch, heads, time)), device=inputs.q.device).view(
         *batch, heads, time
@@ -203,7 +203,7 @@ def _sequences(inputs: Inputs) -> Iterator[_Sequence]:
 
 
 def _one(inputs: Inputs, at: _Sequence) -> Inputs:
-    """A sequence as a batch of one."""
+    """One sequence as a batch of size one."""
     slopes = inputs.alibi_slopes
     if slopes is not None and slopes.dim() == 2 and slopes.shape[0] > 1:
         slopes = slopes[at.number]
@@ -218,7 +218,7 @@ def _one(inputs: Inputs, at: _Sequence) -> Inputs:
 
 
 def _joined(parts: list[Tensor], like: Tensor, rows: int) -> Tensor:
-    """The rows of all sequences, and zeros for those that belong to none."""
+    """Joins the rows of all sequences, followed by zeros for rows that belong to none."""
     shape = parts[0].shape[1:] if parts else like.shape[1:]
     missing = rows - sum(part.shape[0] for part in parts)
     return torch.cat([*parts, like.new_zeros((missing, *shape))])
@@ -244,7 +244,7 @@ def _varlen_forward(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
 def _varlen_backward(
     dout: Tensor, dlse: Tensor | None, out: Tensor, inputs: Inputs, options: Options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and dsinks."""
+    """Returns dq, dk, dv and dsinks."""
     places, pitch = _row_places(inputs), inputs.k.shape[0]
     found: tuple[list[Tensor], ...] = ([], [], [])
     dsinks = out.new_zeros((inputs.q.shape[1],), dtype=accumulate_dtype(out))
@@ -278,13 +278,13 @@ _SHARED = _TENSORS + len(Options._fields)
 
 
 def split(arguments: tuple[Any, ...]) -> tuple[Inputs, Options, tuple[Any, ...]]:
-    """Tensors, numbers and what follows: flags."""
+    """Splits the arguments of a raw op into tensors, options, and the flags that follow."""
     inputs, options = Inputs(*arguments[:_TENSORS]), Options(*arguments[_TENSORS:_SHARED])
     return inputs, options, arguments[_SHARED:]
 
 
 def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The output, of q's dtype, and the log-sum-exp."""
+    """Returns the output, in q's dtype, and the log-sum-exp."""
     inputs, options, _ = split(arguments)
     if inputs.cu_seqlens_q is not None:
         return _varlen_forward(inputs, options)
@@ -292,12 +292,13 @@ def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def statistics(values: Mapping[str, Any]) -> Tensor:
-    """lse_rest: what lse rounds off is what the backward pass of kernels wants."""
+    """lse_rest, the rounding error of lse, which only the kernels' backward pass needs: zeros
+    here."""
     return torch.zeros_like(values["lse"])
 
 
 def bias_shape(bias: Tensor) -> tuple[int, ...]:
-    """Of its gradient: 4 dimensions."""
+    """The shape of the bias's gradient, which has 4 dimensions."""
     return (1,) * (4 - bias.dim()) + tuple(bias.shape)
 
 
@@ -309,9 +310,10 @@ def backward(
     _lse_rest: Tensor,
     *arguments: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, and the gradients of bias and sinks, of 0 elements where not asked for.
+    """Returns dq, dk, dv, and the gradients of bias and sinks, without elements where not asked
+    for.
 
-    The softmax is made anew, and neither lse nor what it rounds off is read.
+    Recomputes the softmax; neither lse nor its rounding error is read.
     """
     inputs, options, (_, need_dbias, need_dsinks) = split(arguments)
     dbias = dsinks = inputs.q.new_empty(0)

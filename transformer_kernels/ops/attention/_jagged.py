@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Jagged nested tensors: the sequences of attention_varlen, which they hold one after the other."""
+"""Jagged nested tensors run as attention_varlen: they hold their sequences one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIME = 1  # the dimension of (B, T, H, D)
 
 
 def _rows(name: str, x: Tensor) -> Tensor:
-    """(total T, H, D)"""
+    """The memory of a jagged tensor, (total T, H, D)."""
     if x.dim() != 4:
         raise ArgumentValueError(
             f"attention: {name} has {x.dim()} dimensions, expected 4 (batch, time, heads, dim)"
@@ -31,7 +31,7 @@ def _rows(name: str, x: Tensor) -> Tensor:
 
 
 def offsets_of(x: Tensor) -> Tensor:
-    """Where each sequence begins, and where the last ends, as attention_varlen takes it."""
+    """The beginning of each sequence and the end of the last, as attention_varlen takes them."""
     offsets: Tensor = x.offsets()  # type: ignore[attr-defined]
     return offsets.to(torch.int32)
 
@@ -48,7 +48,7 @@ def attention(
     mask: Tensor | None,
     **options: Any,
 ) -> Any:
-    """The results of ``varlen``, nested as ``q`` is."""
+    """Calls ``varlen``; its results become nested tensors with the offsets of ``q``."""
     for name, x in (("bias", bias), ("mask", mask)):
         if x is not None:
             raise ArgumentValueError(

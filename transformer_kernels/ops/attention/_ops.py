@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention's op: the output and the log-sum-exp of tensors and numbers (``_formula.py``)."""
+"""Declares attention, whose formula is in ``_formula.py``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _empty_bias_gradient(given: Given) -> Tensor:
 
 
 def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
-    """That of bias in its own shape and dtype."""
+    """Runs the backward pass, and brings the gradient of bias to its shape and dtype."""
     results = backward(*(values[name] for name in ATTENTION.backward_inputs))
     named = zip(ATTENTION.backward_outputs, results, strict=True)
     found = {name.removeprefix("d"): gradient for name, gradient in named}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's scaled_dot_product_attention by our kernels."""
+"""PyTorch's scaled_dot_product_attention on our kernels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _OP = "scaled_dot_product_attention"
 
 
 def _stands_top_left(bias: Any, queries: int, keys: int) -> bool:
-    """Whether a CausalBias stands in the top left corner. PyTorch reads its lengths as we do: one
-    of the lower right corner counts by their difference, any other not at all."""
+    """Whether a CausalBias is aligned to the top left corner. As PyTorch reads it, a lower right
+    one counts only if its lengths differ as much as those of the tensors."""
     shift = bias.seq_len_kv - bias.seq_len_q
     if bias.variant.name == "UPPER_LEFT":
         return True
@@ -36,7 +36,7 @@ def _stands_top_left(bias: Any, queries: int, keys: int) -> bool:
 
 
 def _is_top_left(query: Any, key: Any, bias: Any, is_causal: Any) -> bool:
-    """Where a CausalBias stands. PyTorch refuses tensors without queries and keys before it."""
+    """The corner of a CausalBias. PyTorch refuses tensors without queries and keys before this."""
     if is_causal:
         raise ArgumentValueError(
             f"{_OP}: is_causal is {is_causal!r}, expected False (attn_mask is a CausalBias)"
@@ -47,7 +47,7 @@ def _is_top_left(query: Any, key: Any, bias: Any, is_causal: Any) -> bool:
 
 
 def _lower_right(query: Tensor, key: Tensor) -> Tensor:
-    """The mask of PyTorch's ``causal_lower_right`` in memory."""
+    """Writes out the mask of PyTorch's ``causal_lower_right``."""
     queries, keys = query.shape[-2], key.shape[-2]
     seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
     return seen.tril(keys - queries)
@@ -89,7 +89,8 @@ def _why_not(
     gqa: Any,
     backend: str,
 ) -> str | None:
-    """What only PyTorch can take, or refuse; none where our kernels do."""
+    """The reason to call PyTorch, which alone takes or refuses the call; None where our kernels
+    run."""
     sequences = type(query) is not Tensor and all(map(_is_sequences, (query, key, value)))
     for x in (query, key, value):
         if not (sequences or _is_memory(x)):
@@ -132,22 +133,22 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """:func:`torch.nn.functional.scaled_dot_product_attention`, with its arguments.
 
-    Tensors are (N, H, L, E) or (N, L, E); ``is_causal`` lines the first query up with the first
-    key. ``attn_mask`` may be ``causal_upper_left`` or ``causal_lower_right`` of
-    :mod:`torch.nn.attention.bias`, which is not put into memory; a query that sees no key gives 0.
-    Nested tensors jagged in L run as sequences. What our kernels do not take (other devices than
-    CPU and CUDA, broadcast batches, head dims above 256, and all that PyTorch refuses) is PyTorch's
-    own call; ``TFK_LOG=dispatch`` says so.
+    Tensors are (N, H, L, E) or (N, L, E). ``is_causal`` aligns the first query with the first key.
+    ``attn_mask`` may be ``causal_upper_left`` or ``causal_lower_right`` of
+    :mod:`torch.nn.attention.bias`, which is not written to memory; a query that sees no key gives
+    0. Nested tensors jagged in L run as sequences. Calls that our kernels do not take (devices
+    other than CPU and CUDA, broadcast batches, head dims above 256, and whatever PyTorch refuses)
+    go to PyTorch; ``TFK_LOG=dispatch`` says so.
 
     Args:
-        backend: as for :func:`attention`; any but ``"auto"`` refuses what only PyTorch takes.
+        backend: as for :func:`attention`; any but ``"auto"`` refuses calls that only PyTorch takes.
     """
     given, top_left = (attn_mask, is_causal), True
     if attn_mask is not None and is_causal_bias(attn_mask):
         top_left = _is_top_left(query, key, attn_mask, is_causal)
         attn_mask, is_causal = None, True
     tensors = (query, key, value, attn_mask)
-    # A jagged one would ask without its overload, by which alone PyTorch serves it.
+    # Jagged tensors are not asked: PyTorch serves them only by the overload of its own function.
     if has_torch_function_variadic(*tensors) and not any(map(is_jagged, tensors)):
         return handle_torch_function(
             scaled_dot_product_attention, tensors, query, key, value,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Attention in PyTorch's own calls: ``scaled_dot_product_attention``, or what a user writes out
-where that has no such feature. Tensors are (B, T, H, D); the log-sum-exp is left out."""
+"""Attention in PyTorch's own calls: ``scaled_dot_product_attention``, or code that a user would
+write for features that it lacks. Tensors are (B, T, H, D); the log-sum-exp is not returned."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attention(
 
 
 def in_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """PyTorch takes heads before time, and gives them back so."""
+    """Transposes to PyTorch's order, in which heads precede time, and back."""
     query, key, value = (x.transpose(1, 2) for x in (q, k, v))
     shared = q.shape[2] != k.shape[2]
     return _torch.scaled_dot_product_attention(
@@ -50,7 +50,7 @@ def in_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def _as_one(q: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """PyTorch takes a boolean mask or a bias."""
+    """One tensor of mask and bias, because PyTorch takes either."""
     if bias is None:
         return mask
     bias = bias.to(q.dtype)
@@ -58,7 +58,7 @@ def _as_one(q: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor | Non
 
 
 def _distances(q: Tensor, k: Tensor, top_left: bool) -> Tensor:
-    """(Tq, Tk): how far each key stands after the diagonal."""
+    """Distances (Tq, Tk) of keys from the diagonal; positive in the future."""
     queries, keys = q.shape[1], k.shape[1]
     diagonal = torch.arange(queries, device=q.device).unsqueeze(-1)
     diagonal = diagonal + (0 if top_left else keys - queries)
@@ -76,7 +76,8 @@ def written_out(
     window: tuple[int, int] = (-1, -1), top_left: bool = False, softcap: float = 0.0,
     dropout: float = 0.0, keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, log-sum-exp), scores and all; ``keep`` are the factors of dropout."""
+    """Returns the output and the log-sum-exp, with all scores in memory; ``keep`` are dropout's
+    factors."""
     distance, keys, group = _distances(q, k, top_left), k.shape[1], q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
@@ -104,7 +105,7 @@ def written_out(
 def _packed(
     q: Tensor, k: Tensor, v: Tensor, of_q: list[int], of_k: list[int], options: dict[str, Any]
 ) -> Tensor:
-    """Sequence by sequence; rows behind the last one are 0."""
+    """Runs sequence by sequence; rows after the last one are 0."""
     cuts = zip(pairwise(of_q), pairwise(of_k), strict=True)
     outs = [
         written_out(q[None, a:b], k[None, c:d], v[None, c:d], **options)[0][0]

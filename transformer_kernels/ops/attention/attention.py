@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Scaled dot-product attention with all that modern models put into its scores.
+"""Scaled dot-product attention, with the modifications of scores that modern models use.
 
     s = softcap * tanh(scale * (q @ k.T) / softcap) + bias - slope * distance
     out = dropout(softmax(s where visible)) @ v
 
-A query that sees no key gives 0, a log-sum-exp of -inf, and gradient 0.
+A query that sees no key gives 0, a log-sum-exp of -inf, and a gradient of 0.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _OP = "attention"
 
 
 def is_served(x: Tensor) -> bool:
-    """Whether attention is ours on the device of ``x``; elsewhere PyTorch's kernels are better than
-    our formula."""
+    """Whether our attention runs on the device of ``x``; elsewhere PyTorch's kernels beat our
+    formula."""
     return x.is_cpu or have_kernels_for(x)
 
 
@@ -37,7 +37,7 @@ def _default_scale(q: Tensor) -> float:
     try:
         return float(q.shape[-1] ** -0.5)
     except (IndexError, RuntimeError, ZeroDivisionError):
-        return 1.0  # of what has no head dim, which the op refuses by name
+        return 1.0  # for a tensor without head dim, which the op refuses by name
 
 
 def _window(window: Any, causal: Any) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ def _window(window: Any, causal: Any) -> tuple[Any, Any]:
 
 
 def _statistics(x: Tensor | None, q: Tensor) -> Tensor | None:
-    """Slopes and sinks in the dtype of the arithmetic."""
+    """Casts slopes and sinks to the arithmetic's dtype."""
     if not isinstance(x, Tensor):
         return x
     return x.to(accumulate_dtype(q)) if x.is_floating_point() else x
@@ -92,7 +92,7 @@ def _call(
             seed = fresh_seed(q.device)
         refuse_gradient(_OP, alibi_slopes=alibi_slopes)
         alibi_slopes, sinks = _statistics(alibi_slopes, q), _statistics(sinks, q)
-    # Kernels would read the memory of a CausalBias, which nobody wrote, as numbers of its dtype.
+    # Kernels would read the memory of a CausalBias, which was never written, as numbers.
     if bias is not None and type(bias) is not Tensor:
         require_memory(_OP, {"bias": bias})
     results: tuple[Tensor, Tensor] = ATTENTION.call(
@@ -124,44 +124,49 @@ def attention(
     deterministic: bool = False,
     backend: str = "auto",
 ) -> Any:
-    """Attention of ``q`` (B, Tq, H, D) to ``k`` (B, Tk, Hk, D) and ``v`` (B, Tk, Hk, Dv).
+    """Computes attention of ``q`` (B, Tq, H, D) to ``k`` (B, Tk, Hk, D) and ``v`` (B, Tk, Hk, Dv).
 
-    Strides are free where the last one is 1; other tensors are copied. Query head ``h`` reads head
-    ``h // (H // Hk)`` of ``k`` and ``v``. D and Dv are 1 to 256. Jagged nested tensors run as
+    Strides are free if the last one is 1; other tensors are copied. Query head ``h`` reads head ``h
+    // (H // Hk)`` of ``k`` and ``v``. D and Dv are 1 to 256. Jagged nested tensors run as
     :func:`attention_varlen`; results are nested with the offsets of ``q``.
 
+    >>> y = tfk.functional.attention(q, k, v, causal=True, window=(1024, 0))
+
     Args:
-        q, k, v: of one floating-point dtype; the arithmetic is in float32 (float64 for float64).
-        causal: hide the future. The last query stands beside the last key; with ``top_left``, as
-            in PyTorch, the first beside the first.
-        window: how many keys before and after its own place a query sees; -1 for no bound.
+        q, k, v: tensors of one floating-point dtype; the arithmetic is in float32 (float64 for
+            float64).
+        causal: hide later keys. The last query is aligned with the last key; with ``top_left``, as
+            in PyTorch, the first query with the first key.
+        window: the number of keys before and after its own position that a query sees; -1 for no
+            bound.
         scale: factor of the products; default ``D ** -0.5``.
         softcap: scores become ``softcap * tanh(score / softcap)``; 0 for no cap.
         bias: added to the scores; broadcasts to (B, H, Tq, Tk), of ``q``'s dtype or float32, and
             may require a gradient.
-        mask: boolean, true takes part; broadcasts to (B, H, Tq, Tk).
-        alibi_slopes: (H,) or (B, H); ``slope * distance`` comes off each score.
-        sinks: (H,): a score of every query that belongs to no key. May require a gradient.
+        mask: boolean, true where a key is seen; broadcasts to (B, H, Tq, Tk).
+        alibi_slopes: (H,) or (B, H); ``slope * distance`` is subtracted from each score.
+        sinks: (H,): for each query, a score that belongs to no key; may require a gradient.
         dropout: the probability that a weight is dropped.
-        seed: int64 seed and offset, on the CPU or beside ``q``, that determine what is dropped,
-            the same on every device; default: from the generator of ``q``'s device.
-        heads_first: tensors are (B, H, T, D) instead, and so is the result.
-        return_lse: return the log-sum-exp of the scores, (B, H, Tq), as well. Differentiable.
-        deterministic: whether the gradient of ``q`` is the same bits in every run on Hopper too
-            where that costs time: above a head dim of 64, for packed sequences and with features of
-            scores. Elsewhere it always is, and so are all other results.
-            :func:`torch.use_deterministic_algorithms` asks for it as well.
+        seed: int64 seed and offset, on the CPU or on the device of ``q``. They determine which
+            weights are dropped, identically on every device. Default: drawn from the generator of
+            ``q``'s device.
+        heads_first: tensors and result are (B, H, T, D) instead.
+        return_lse: also return the log-sum-exp of the scores, (B, H, Tq), which is differentiable.
+        deterministic: make the gradient of ``q`` the same bits in every run also where that costs
+            time: on Hopper above a head dim of 64, for packed sequences and with features of
+            scores. Elsewhere, and for all other results, it always is.
+            :func:`torch.use_deterministic_algorithms` has the same effect.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"``, ``"fpga"`` or ``"reference"``, the
-            formula; ``"auto"`` is the kernels of ``q``'s device, or the formula where there are
-            none. ``"triton"`` has causal and boolean masks and a bias without a gradient.
-            ``"fpga"`` is an array in int8 (:mod:`transformer_kernels.fpga`): the forward pass
-            with a scale and a causal mask.
+            formula. ``"auto"`` runs the kernels of ``q``'s device, or the formula if there are
+            none. ``"triton"`` takes causal and boolean masks, and a bias without a gradient.
+            ``"fpga"`` runs the forward pass, with a scale and a causal mask, on an int8 array
+            (:mod:`transformer_kernels.fpga`).
 
     Returns:
-        (B, Tq, H, Dv), or the pair of that and the log-sum-exp.
+        (B, Tq, H, Dv), or a pair of that and the log-sum-exp.
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: an argument that the op cannot take, by name.
+        ArgumentValueError, ArgumentTypeError: the op cannot take an argument; the message names it.
     """
     heads_first = as_flag(_OP, "heads_first", heads_first)
     return_lse = as_flag(_OP, "return_lse", return_lse)
@@ -210,18 +215,18 @@ def attention_varlen(
     deterministic: bool = False,
     backend: str = "auto",
 ) -> Any:
-    """:func:`attention` within sequences of different lengths, one after the other.
+    """Computes :func:`attention` within sequences of different lengths, stored one after the other.
 
     Args:
         q, k, v: (total Tq, H, D), (total Tk, Hk, D), (total Tk, Hk, Dv).
-        cu_seqlens_q: int32 (sequences + 1): where each sequence begins, and where the last ends.
-            Rows past that are not read, and 0 in the result.
-        cu_seqlens_k: the same for ``k`` and ``v``; default ``cu_seqlens_q``.
+        cu_seqlens_q: int32 (sequences + 1): the beginning of each sequence, and the end of the
+            last. Rows past that are not read, and are 0 in the result.
+        cu_seqlens_k: likewise for ``k`` and ``v``; default ``cu_seqlens_q``.
 
     The other arguments are those of :func:`attention`.
 
     Returns:
-        (total Tq, H, Dv), or the pair of that and the log-sum-exp, (H, total Tq).
+        (total Tq, H, Dv), or a pair of that and the log-sum-exp, (H, total Tq).
     """
     return_lse = as_flag(_OP, "return_lse", return_lse)
     if cu_seqlens_q is None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""attention in Triton, with the signatures of the raw ops: FlashAttention-2 (Dao 2023,
-arXiv:2307.08691) to read, with causality, bias, mask and grouped heads.
+"""attention in Triton, with the signatures of the raw ops: a readable FlashAttention-2 (Dao 2023,
+arXiv:2307.08691) with causality, bias, mask and grouped heads.
 
-Forward: a program owns a block of a head's queries and visits the keys that they see. Backward: one
-kernel owns queries (dq), one owns keys and visits the queries of all heads that share them (dk,
-dv). What a program owns nobody else adds to, so results repeat bit for bit.
+Forward, a program owns a block of a head's queries and visits the keys that they see. Backward, one
+kernel owns queries (dq), and one owns keys and visits the queries of all heads that share them (dk,
+dv). No other program adds to what a program owns, so results repeat bit for bit.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
@@ -30,7 +30,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Heads(NamedTuple):
-    """(B, T, H, D), with a last stride of 1."""
+    """A tensor (B, T, H, D) with a last stride of 1."""
 
     data: Tensor
     batch: int
@@ -41,7 +41,7 @@ class Heads(NamedTuple):
 
 
 class ScoreMap(NamedTuple):
-    """One number a score; a stride of 0 broadcasts."""
+    """A bias or mask, with one number per score; a stride of 0 broadcasts."""
 
     data: Tensor
     batch: int
@@ -57,27 +57,27 @@ class Problem(NamedTuple):
     keys: int
     heads: int
     group: int  # heads of q that share one of k and v
-    shift: int  # how far the key on a query's diagonal stands after it
+    shift: int  # position of the key on the first query's diagonal
 
 
 class RowSums(NamedTuple):
-    """Of each query of each head."""
+    """One number per query of each head."""
 
     lse: Tensor
-    rest: Tensor  # what lse rounds off
+    rest: Tensor  # the rounding error of lse
     delta: Tensor
 
 
 class Statics(NamedTuple):
-    """What a kernel is compiled for."""
+    """The constants that a kernel is compiled for."""
 
-    rows: Any  # queries of a tile
-    cols: Any  # and keys
+    rows: Any  # queries per tile
+    cols: Any  # keys per tile
     dim: Any  # of q and k, padded
     value_dim: Any
     scale: Any
     causal: Any
-    operand: Any  # dtype of the products' operands
+    operand: Any  # dtype of the product's operands
     acc: Any
     precision: Any
 
@@ -87,7 +87,7 @@ class Statics(NamedTuple):
 
 @triton.jit
 def _addresses(x, batch, head, first, ROWS: tl.constexpr, DIM: tl.constexpr):
-    """Of a head's rows from `first` on, and which of them exist."""
+    """Addresses of a head's rows from `first` on, and which rows exist."""
     at = tl.cast(batch, tl.int64) * x.batch + tl.cast(head, tl.int64) * x.head
     at += tl.cast(first, tl.int64) * x.row
     row, d = tl.arange(0, ROWS)[:, None], tl.arange(0, DIM)[None, :]
@@ -108,14 +108,14 @@ def _store(x, batch, head, first, tile):
 
 @triton.jit
 def _add_product(a, b, total, s):
-    """total + a @ b"""
+    """Returns total + a @ b."""
     a, b = a.to(s.operand), b.to(s.operand)
     return tl.dot(a, b, total, input_precision=s.precision, out_dtype=s.acc)
 
 
 @triton.jit
 def _products(a, b, s):
-    """a @ b.T: of each row of one with each row of the other."""
+    """Returns a @ b.T, the product of each row of one with each row of the other."""
     return _add_product(a, tl.trans(b), tl.zeros((a.shape[0], b.shape[0]), s.acc), s)
 
 
@@ -128,11 +128,12 @@ def _load_map(x, batch, head, row, col, p):
 
 @triton.jit
 def _scores(products, row, col, batch, head, p, s, MASKED: tl.constexpr):
-    """-inf where hidden. Those of a row are compared before exp2 gets its factor: log2(e) times
-    scores of 1e9 is rounded by whole powers, and of the most negative number infinite.
+    """The scores of a tile, -inf where hidden. Scores of a row are compared before exp2's factor
+    log2(e) is applied: scaled scores of 1e9 are rounded by whole powers, and the most negative
+    number becomes infinite.
 
-    `row` and `col`, the places of queries and keys, broadcast to a tile or to its transpose. MASKED
-    tells that the diagonal or the end of the keys may run through it.
+    `row` and `col`, the positions of queries and keys, broadcast to a tile or to its transpose.
+    MASKED says that the diagonal or the end of the keys may run through it.
     """
     z = products * s.scale
     if p.bias is not None:
@@ -149,7 +150,7 @@ def _scores(products, row, col, batch, head, p, s, MASKED: tl.constexpr):
 
 @triton.jit
 def _seen_keys(row0, p, s, MASKED: tl.constexpr):
-    """From where to where keys are seen by all of a block's queries, or (MASKED) by some."""
+    """The range of keys that all of a block's queries see, or (MASKED) only some of them."""
     by_all, by_last = p.keys, p.keys
     if s.causal:
         diagonal = row0 + p.shift
@@ -161,7 +162,7 @@ def _seen_keys(row0, p, s, MASKED: tl.constexpr):
 
 @triton.jit
 def _statistics(batch, head, row0, p, s):
-    """The places of a block's queries in the log-sum-exp, and which of them exist."""
+    """Positions of a block's queries in the log-sum-exp, and which of them exist."""
     row = row0 + tl.arange(0, s.rows)
     return (tl.cast(batch, tl.int64) * p.heads + head) * p.queries + row, row < p.queries
 
@@ -171,7 +172,8 @@ def _statistics(batch, head, row0, p, s):
 
 @triton.jit
 def _attend(acc, top, total, q_tile, k, v, row0, batch, head, p, s, MASKED: tl.constexpr):
-    """Softmax and its product with the values: the largest score and the sum of weights so far."""
+    """Adds keys to the softmax and its product with the values: the largest score, the sum of
+    weights, and the weighted sum so far."""
     row = row0 + tl.arange(0, s.rows)[:, None]
     start, stop = _seen_keys(row0, p, s, MASKED)
     for col0 in range(start, stop, s.cols):
@@ -191,8 +193,8 @@ def _attend(acc, top, total, q_tile, k, v, row0, batch, head, p, s, MASKED: tl.c
 
 @triton.jit
 def _forward(q, k, v, out, lse, rest, p, s: tl.constexpr):
-    """out and lse of one block of queries, and what lse rounds off, unless `rest` is None. The last
-    blocks, which see most, come first."""
+    """Computes out and lse of one block of queries, and the rounding error of lse unless `rest` is
+    None. The last blocks, which see most keys, come first."""
     row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * s.rows
     head, batch = tl.program_id(1), tl.program_id(2)
     q_tile = _load(q, batch, head, row0, s.rows, s.dim)
@@ -205,7 +207,7 @@ def _forward(q, k, v, out, lse, rest, p, s: tl.constexpr):
     total = tl.where(dead, 1.0, total)
     at, exists = _statistics(batch, head, row0, p, s)
     log_total = tl.log(total)
-    sum_log = top + log_total  # of dead rows top is -inf
+    sum_log = top + log_total  # in dead rows, top is -inf
     tl.store(lse + at, sum_log, mask=exists)
     if rest is not None:
         left = tl.where(dead, 0.0, (top - sum_log) + log_total)
@@ -218,8 +220,8 @@ def _forward(q, k, v, out, lse, rest, p, s: tl.constexpr):
 
 @triton.jit
 def _load_lse(sums, at, exists):
-    """lse, inf of queries that see no key or do not exist: weights of 0. Its rest is in units of
-    log2."""
+    """Loads lse; queries that see no key or do not exist get inf, which gives weights of 0. The
+    rest is in units of log2."""
     lse = tl.load(sums.lse + at, mask=exists, other=-float("inf"))
     rest = tl.load(sums.rest + at, mask=exists, other=0.0)
     return tl.where(lse == -float("inf"), float("inf"), lse), rest * LOG2E
@@ -227,7 +229,7 @@ def _load_lse(sums, at, exists):
 
 @triton.jit
 def _weights(z, lse, rest2):
-    """exp(z - lse - rest)"""
+    """Returns exp(z - lse - rest)."""
     return tl.exp2((z - lse) * LOG2E - rest2)
 
 
@@ -249,7 +251,8 @@ def _add_dq(dq_sum, q_tile, g_tile, k, v, lse, rest2, delta, row0, batch, head, 
 
 @triton.jit
 def _backward_queries(q, k, v, out, dout, sums, dq, p, s: tl.constexpr):
-    """dq of one block of queries, and their delta, to which it adds the sum of out * dout."""
+    """Computes dq of one block of queries, and their delta, to which it adds the sum of out *
+    dout."""
     row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * s.rows
     head, batch = tl.program_id(1), tl.program_id(2)
     q_tile = _load(q, batch, head, row0, s.rows, s.dim)
@@ -271,7 +274,8 @@ def _backward_queries(q, k, v, out, dout, sums, dq, p, s: tl.constexpr):
 @triton.jit
 def _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, sums, start, stop, col0, batch, head,
                p, s, MASKED: tl.constexpr):  # fmt: skip
-    """Over queries from `start` to `stop` of one head. Tiles are (keys, queries)."""
+    """Adds up dk and dv over queries from `start` to `stop` of one head. Tiles are (keys,
+    queries)."""
     col = col0 + tl.arange(0, s.cols)[:, None]
     for row0 in range(start, stop, s.rows):
         row = row0 + tl.arange(0, s.rows)[None, :]
@@ -289,13 +293,13 @@ def _add_dk_dv(dk_sum, dv_sum, k_tile, v_tile, q, dout, sums, start, stop, col0,
 
 @triton.jit
 def _backward_keys(q, k, v, dout, sums, dk, dv, p, s: tl.constexpr):
-    """dk and dv of one block of keys."""
+    """Computes dk and dv of one block of keys."""
     col0, kv_head, batch = tl.program_id(0) * s.cols, tl.program_id(1), tl.program_id(2)
     k_tile = _load(k, batch, kv_head, col0, s.cols, s.dim)
     v_tile = _load(v, batch, kv_head, col0, s.cols, s.value_dim)
     dk_sum = tl.zeros((s.cols, s.dim), s.acc)
     dv_sum = tl.zeros((s.cols, s.value_dim), s.acc)
-    begin, whole = 0, 0  # the blocks of queries that see some, and all, of the keys
+    begin, whole = 0, 0  # the first blocks of queries that see some, and all, of the keys
     if s.causal:
         diagonal = col0 - p.shift
         begin = tl.minimum(tl.maximum(diagonal, 0), p.queries) // s.rows * s.rows
@@ -320,15 +324,15 @@ class Tile(NamedTuple):
     stages: int
 
 
-# Of 16-bit operands by the larger head dim, rounded up to a power of two.
+# Tiles for 16-bit operands, by the larger head dim rounded up to a power of two.
 FORWARD = {64: Tile(128, 64, 4, 3), 128: Tile(128, 64, 8, 2), 256: Tile(64, 32, 4, 2)}
 QUERIES = {64: Tile(128, 64, 8, 2), 128: Tile(64, 64, 4, 2), 256: Tile(32, 32, 4, 1)}
 KEYS = {64: Tile(64, 64, 4, 2), 128: Tile(32, 128, 8, 2), 256: Tile(32, 32, 4, 1)}
-# What goes into a score besides the product needs registers.
+# Tiles for calls with a bias or mask, which take registers too.
 FEATURED = {64: Tile(64, 32, 4, 2), 128: Tile(64, 32, 4, 1), 256: Tile(32, 32, 4, 1)}
-# float32 has no tensor cores: small tiles stay in registers.
+# Tiles for float32, which has no tensor cores: small ones stay in registers.
 WIDE = {64: Tile(32, 32, 8, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 4, 1)}
-_LEAST_DIM = 16  # of a product
+_LEAST_DIM = 16  # least dimension of a product
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DTYPES = {
     torch.float64: tl.float64,
@@ -343,7 +347,7 @@ def _heads(x: Tensor) -> Heads:
 
 
 def _readable(x: Tensor) -> Heads:
-    x = x.resolve_neg()  # a kernel sees the sign in memory alone
+    x = x.resolve_neg()  # a kernel only sees the sign in memory
     return _heads(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous())
 
 
@@ -357,7 +361,8 @@ def _map(x: Tensor | None, shape: tuple[int, ...]) -> ScoreMap | None:
 def _launch(
     kernel: Any, table: dict[int, Tile], inputs: Inputs, options: Options, *arguments: Any
 ) -> None:
-    """A program for each block of a head's keys, where the kernel owns these, or of its queries."""
+    """Launches a program for each block of a head's keys if the kernel owns keys, else of its
+    queries."""
     q, bias, mask = inputs.q, inputs.bias, inputs.mask
     (batch, queries, heads, dim), (_, keys, kv_heads, value_dim) = q.shape, inputs.v.shape
     score_shape = (batch, heads, queries, keys)
@@ -384,7 +389,7 @@ def _launch(
 def _run(
     inputs: Inputs, options: Options, saves_rest: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The output, the log-sum-exp and what that rounds off."""
+    """Returns the output, the log-sum-exp and its rounding error."""
     refuse_in_triton(inputs, options, _INTERPRETED)
     q, k, v = inputs[:3]
     out = empty_heads(q, *q.shape[:-1], v.shape[-1])
@@ -406,7 +411,7 @@ def attention_inference(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a call that is differentiated."""
+    """Runs the forward pass of a call that is differentiated."""
     inputs, options, _ = _formula.split(arguments)
     refuse_learned_bias(inputs.bias)
     out, lse, rest = _run(inputs, options, True)

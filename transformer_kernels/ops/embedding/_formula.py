@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The embeddings in PyTorch operations, differentiable any number of times.
 
-An index out of range is PyTorch's error on the CPU. Elsewhere, as in the kernels of CUDA, its row
-is NaN and it has no part in gradients.
+An index out of range raises PyTorch's error on the CPU. Elsewhere, as in the CUDA kernels, its row
+is NaN and it adds nothing to gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .._dtype import accumulate_dtype
 
 
 def _lookup(weight: Tensor, indices: Tensor, padding_idx: int, scale: bool = False) -> Tensor:
-    """In the dtype of the arithmetic, in which its gradient is then summed."""
+    """Looks rows up in the arithmetic's dtype, in which their gradients are then summed."""
     wide = weight.to(accumulate_dtype(weight))
     if indices.device.type == "cpu":
         return torch_embedding(wide, indices, padding_idx, scale)
@@ -33,7 +33,7 @@ def embedding(
 def table_gradient(
     dy: Tensor, indices: Tensor, rows: int, padding_idx: int = -1, scale_grad_by_freq: bool = False
 ) -> Tensor:
-    """Row ``r`` is the sum of ``dy`` where ``indices`` are ``r``."""
+    """Row ``r`` of the gradient is the sum of ``dy`` over places where ``indices`` are ``r``."""
     left_out = (indices < 0) | (indices >= rows) | (indices == padding_idx)
     if rows == 0 or dy.numel() == 0:
         return dy.new_zeros(rows, dy.shape[-1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The embeddings' ops. A ``padding_idx`` below 0 is none."""
+"""Declares the embeddings. A ``padding_idx`` below 0 means that there is none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _gradient(rows: str, given: Given) -> Tensor:
 
 
 def _repeats_in(shape: Size, tokens: Size) -> bool:
-    """Whether ``shape`` is that of ``tokens`` or of their last dimensions."""
+    """Whether ``shape`` equals the shape of ``tokens``, or their last dimensions."""
     if len(shape) > len(tokens):
         return False
     first = next((i for i, size in enumerate(shape) if size != 1), len(shape))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""embedding, and embedding_add: tokens, positions and types in one pass."""
+"""embedding, and embedding_add, which looks up tokens, positions and types in one pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _call, _add_call = EMBEDDING.call, EMBEDDING_ADD.call
 
 
 def _row_of_padding(op: str, padding_idx: Any, weight: Tensor) -> int:
-    """Negative numbers count from the end, as PyTorch's do; -1 where there is none."""
+    """The row of padding; negative numbers count from the end, and -1 is returned for None."""
     if padding_idx is None:
         return -1
     index, rows = as_integer(op, "padding_idx", padding_idx), len(weight)
@@ -30,7 +30,7 @@ def _row_of_padding(op: str, padding_idx: Any, weight: Tensor) -> int:
 
 
 def refuse_options(max_norm: Any, sparse: Any) -> None:
-    """Those of PyTorch's that change the weight, or give gradients that are not dense."""
+    """Refuses PyTorch's options that change the weight, or give sparse gradients."""
     if max_norm is not None:
         raise ArgumentValueError(
             f"embedding: max_norm is {max_norm}, expected None (torch.embedding_renorm_() limits"
@@ -57,19 +57,21 @@ def embedding(
     """:func:`torch.nn.functional.embedding`: ``weight[input]``.
 
     Args:
-        input: indices, int32 or int64, of any shape; a jagged nested tensor gives one.
+        input: indices, int32 or int64, of any shape; a jagged nested tensor gives a jagged result.
         weight: (rows, D), floating-point.
-        padding_idx: a row that gets no gradient; negative ones count from the end.
-        max_norm: None; ``norm_type`` goes with it.
-        scale_grad_by_freq: divide the gradient of each row by how often ``input`` names it.
-        sparse: False.
+        padding_idx: a row that gets no gradient; negative numbers count from the end.
+        max_norm: must be None; ``norm_type`` is then unused.
+        scale_grad_by_freq: divide the gradient of each row by the number of its occurrences in
+            ``input``.
+        sparse: must be False.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
-    Returns ``input``'s shape with D behind it, in ``weight``'s dtype. The gradient of ``weight`` is
-    summed in float32 (float64 for float64) in the order of ``input``: the same bits every time.
+    Returns a tensor of ``input``'s shape followed by D, in ``weight``'s dtype. The gradient of
+    ``weight`` is summed in float32 (float64 for float64) in the order of ``input``, so it is the
+    same bits every time.
 
-    An index out of range is an IndexError on the CPU. On CUDA, which nothing waits for, its row of
-    the result is NaN, and it has no part in the gradient.
+    An index out of range is an IndexError on the CPU. On CUDA, which is not waited for, its row of
+    the result is NaN, and it adds nothing to the gradient.
     """
     if max_norm is not None or sparse:
         refuse_options(max_norm, sparse)
@@ -92,21 +94,22 @@ def embedding_add(
     type_weight: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """``weight[tokens] + position_weight[positions]``, and ``type_weight[types]``, in one pass.
+    """Computes ``weight[tokens] + position_weight[positions]``, plus ``type_weight[types]``, in one
+    pass.
 
-    The sum is rounded once. What begins GPT-2 (Radford et al. 2019) and, with token types, BERT
-    (Devlin et al. 2019, arXiv:1810.04805).
+    The sum is rounded once. GPT-2 begins with this (Radford et al. 2019), and so does BERT, with
+    token types (Devlin et al. 2019, arXiv:1810.04805).
 
     Args:
         tokens: indices of ``weight``, int32 or int64, (..., T).
-        weight: (rows, D), floating-point; the other tables are of its dtype and D.
-        positions: indices of ``position_weight``, of the shape of ``tokens`` or of their last
-            dimensions; None for 0 to T - 1; a number for so many more.
-        padding_idx: a row of ``weight`` that gets no gradient; negative ones count from the end.
-        types: indices of ``type_weight``, as positions.
+        weight: (rows, D), floating-point; the other tables have its dtype and D.
+        positions: indices of ``position_weight``, with the shape of ``tokens`` or of their last
+            dimensions; None for 0 to T - 1; or an int that is added to these.
+        padding_idx: a row of ``weight`` that gets no gradient; negative numbers count from the end.
+        types: indices of ``type_weight``, shaped as positions are.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
-    Gradients and indices out of range are as those of :func:`embedding`.
+    Gradients, and indices out of range, are as in :func:`embedding`.
     """
     padding = -1 if padding_idx is None else _row_of_padding("embedding_add", padding_idx, weight)
     first = 0

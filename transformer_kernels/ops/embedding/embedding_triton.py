@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The embeddings in Triton, with the signatures of the raw ops.
 
-Forward, a program owns a block of columns of one token. Backward, tokens are sorted by index, by
-PyTorch, and a program owns a block of columns of one row of the gradient, whose tokens it adds in
-order. An index out of range gives NaN, and has no part in gradients.
+Forward, a program owns a block of columns of one token. Backward, PyTorch sorts tokens by index,
+and a program owns a block of columns of one row of the gradient, whose tokens it adds in order. An
+index out of range gives NaN, and adds nothing to gradients.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.

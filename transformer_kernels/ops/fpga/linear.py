@@ -3,7 +3,7 @@
 
     y = sx * sw * (xq @ wq.T) + bias
 
-``xq`` and ``wq`` are the rows of ``x`` and ``weight`` in int8, each with a scale of its own.
+``xq`` and ``wq`` are the rows of ``x`` and ``weight`` in int8; each row has a scale.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _ARRAY = declare_raw(
 
 
 def on_array(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x`` (..., K) times ``weight`` (N, K) transposed, plus ``bias`` (N,).
+    """Computes ``x`` (..., K) times ``weight`` (N, K) transposed, plus ``bias`` (N,).
 
-    Of tensors on the CPU without gradients, of finite elements, all of one floating-point dtype.
+    Tensors are on the CPU, finite, of one floating-point dtype, and require no gradient.
     """
     if not isinstance(x, Tensor):
         raise ArgumentTypeError(f"{_OP}: x is {type(x).__name__}, expected a Tensor")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The ops of graphs in PyTorch operations, differentiable any number of times.
+"""The graph ops in PyTorch operations, differentiable any number of times.
 
-What is wrong with indices is an error on the CPU. Elsewhere, as in the kernels of CUDA, an edge
-whose index is out of range contributes nothing.
+A bad index is an error on the CPU. Elsewhere, as in the CUDA kernels, an edge with an index out of
+range contributes nothing.
 """
 
-# Signatures are those of the raw ops, whatever a function reads of them.
+# Functions have the signatures of the raw ops, even where they do not read every argument.
 # ruff: noqa: ARG001
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUM, MEAN, MAX = range(3)
 
 
 def check_offsets(op: str, name: str, offsets: Tensor, edges: int) -> None:
-    """In the words of C++; the device is waited for."""
+    """Raises as C++ does; waits for the device."""
     if int(offsets[0]) != 0:
         raise ArgumentValueError(f"{op}: {name} begins with {int(offsets[0])}, expected 0")
     falls = (offsets.diff() < 0).nonzero()
@@ -48,9 +48,9 @@ def check_range(op: str, name: str, indices: Tensor | None, limit: int, what: st
 
 
 class _Places(NamedTuple):
-    """Of the edges in the order of segments: where each is from, to and what its number is."""
+    """The edges in the order of segments: the segment, the number and the other end of each."""
 
-    segment: Tensor  # N where the edge has no part in anything
+    segment: Tensor  # N for an edge that is left out
     number: Tensor
     across: Tensor
 
@@ -71,7 +71,7 @@ class _Places(NamedTuple):
         return cls(segment, number, torch.where(inside, across, 0))
 
     def from_segments(self, rows: Tensor) -> Tensor:
-        """The row of each edge's segment; zeros for an edge without a part."""
+        """The row of each edge's segment; zeros for an edge that is left out."""
         return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])[self.segment]
 
     def to_segments(self, rows: Tensor, count: int) -> Tensor:
@@ -86,7 +86,7 @@ def _by_heads(rows: Tensor, heads: int) -> Tensor:
 
 
 def _times(rows: Tensor, weight: Tensor | None, place: _Places) -> Tensor:
-    """Rows (E, C) by the weights (E, H) of the edges' numbers."""
+    """Multiplies rows (E, C) by the edges' weights (E, H), which are ordered by number."""
     if weight is None:
         return rows
     factor = weight.to(rows.dtype)[place.number]
@@ -113,7 +113,7 @@ def _messages(
 
 
 def _largest(place: _Places, messages: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(y, the places of its elements: E where there is none): the first of equal ones."""
+    """Returns y and the places of its elements: the first of equal ones, or E without edges."""
     edges, cols = messages.shape
     if edges == 0:
         return place.to_segments(messages, count), place.number.new_zeros(count, cols)
@@ -145,7 +145,7 @@ def chosen_edges(
     x: Tensor, offsets: Tensor, indices: Tensor | None, order: Tensor | None,
     weight: Tensor | None, reduce: int,
 ) -> Tensor:  # fmt: skip
-    """The number of the edge of each element of the largest; -1 of no edges."""
+    """For each element of a maximum, the number of the edge that it came from; -1 without edges."""
     if reduce != MAX:
         return offsets.new_empty(0)
     place, messages = _messages(x.detach(), offsets, indices, order, weight)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The ops of graphs. Edges are those of csrc/include/transformer_kernels/graph/edges.h."""
+"""Declares the graph ops. Edges are those of csrc/include/transformer_kernels/graph/edges.h."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import _formula, _stock
 
 @dataclass(frozen=True)
 class EdgeWeights(Argument):
-    """(E, H), of the dtype of a matrix whose columns H divides."""
+    """Weights (E, H) with the dtype of a matrix; H divides the number of its columns."""
 
     optional: bool = True
     of: str = "x"

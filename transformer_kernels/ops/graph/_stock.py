@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The ops of graphs in PyTorch's own calls, as models write them: a row for each edge, and
-``index_add`` or ``scatter_reduce`` into the targets. ``targets`` may be given, which models have.
+"""The graph ops in PyTorch's own calls, as models write them: a row for each edge, and
+``index_add`` or ``scatter_reduce`` into the targets. ``targets`` may be given, which models have at
+hand.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def targets_of(offsets: Tensor, edges: int) -> Tensor:
 
 
 def reduced(rows: Tensor, targets: Tensor, count: int, reduce: int = 0) -> Tensor:
-    """(E, C) to (count, C): the sum, the mean or the maximum of each target's rows, 0 of none."""
+    """Reduces (E, C) to (count, C): the sum, mean or maximum of each target's rows, 0 without
+    any."""
     zeros = rows.new_zeros(count, rows.shape[1])
     if reduce == MAX:
         index = targets.long().unsqueeze(1).expand_as(rows)
@@ -33,7 +35,7 @@ def reduced(rows: Tensor, targets: Tensor, count: int, reduce: int = 0) -> Tenso
 
 
 def _by_edge(weight: Tensor, order: Tensor | None, cols: int) -> Tensor:
-    """(E, H) to (E, C), or to (E, 1) where H is 1, in the order of the targets."""
+    """Expands (E, H) to (E, C), or to (E, 1) where H is 1, in the order of the targets."""
     weight = weight if order is None else weight[order.long()]
     heads = weight.shape[1]
     return weight if heads == 1 else weight.repeat_interleave(cols // heads, 1)

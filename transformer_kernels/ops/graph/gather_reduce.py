@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Message passing and segments: sums, means and maxima, softmax, products of edges' ends."""
+"""Message passing and segments: sums, means and maxima, softmax, and products of edges' ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _segments_of(op: str, offsets: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _rows(op: str, name: str, x: Any) -> Tensor:
-    """A matrix of all dimensions but the first."""
+    """Flattens all dimensions but the first, to a matrix."""
     check_tensors(op, {name: x})
     if x.dim() == 0:
         raise ArgumentValueError(f"{op}: {name} has 0 dimensions, expected at least 1")
@@ -55,7 +55,8 @@ def _check_rows(op: str, name: str, x: Tensor, count: int, what: str) -> None:
 
 
 def _transpose(graph: Graph, x: Tensor) -> tuple[Any, ...]:
-    """What the gradient of ``x`` is summed by, where it is wanted."""
+    """The graph's transpose, by which the gradient of ``x`` is summed; None thrice if it is not
+    wanted."""
     wanted = x.requires_grad and torch.is_grad_enabled()
     return tuple(graph.transpose) if wanted else (None, None, None)
 
@@ -64,21 +65,23 @@ def _transpose(graph: Graph, x: Tensor) -> tuple[Any, ...]:
 def segment_reduce(
     x: Tensor, offsets: Tensor | Graph, reduce: str = "sum", *, backend: str = "auto"
 ) -> Tensor:
-    """The sum, mean or maximum of each segment's rows; 0 of none.
+    """Computes the sum, mean or maximum of each segment's rows; 0 for an empty segment.
 
     Args:
-        x: (E, ...), floating-point; rows of a segment lie one after the other.
-        offsets: (N + 1,), int32 or int64: segment i has the rows ``offsets[i]`` to
-            ``offsets[i + 1] - 1`` (:func:`segment_offsets` makes them of segment numbers). Or a
-            :class:`Graph`, of whose targets' edges ``x`` has a row each, by the edges' numbers.
-        reduce: ``"sum"``, ``"mean"`` or ``"max"``, which is NaN where one is.
+        x: (E, ...), floating-point; rows of a segment are adjacent.
+        offsets: (N + 1,), int32 or int64: segment i has the rows ``offsets[i]`` to ``offsets[i + 1]
+            - 1`` (:func:`segment_offsets` makes them from segment numbers). Or a :class:`Graph`,
+            whose targets' edges have one row of ``x`` each, by the edges' numbers.
+        reduce: ``"sum"``, ``"mean"`` or ``"max"``, which is NaN if a row has NaN.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
-    Returns (N, ...) in ``x``'s dtype, summed in float32 (float64 for float64) in the order of rows:
-    the same bits every time. The gradient of a maximum goes to the first of equal rows.
+    Returns (N, ...) in ``x``'s dtype, summed in float32 (float64 for float64) in the order of rows,
+    so it is the same bits every time. The gradient of a maximum goes to the first of equal rows.
 
-    Offsets that begin with no 0, fall or end elsewhere than at E are a ValueError on the CPU. On
-    CUDA, which nothing waits for, results are then unspecified.
+    >>> y = tfk.functional.segment_reduce(x, tfk.functional.segment_offsets(batch), "mean")
+
+    Offsets that do not begin with 0, that fall, or that do not end at E are a ValueError on the
+    CPU. On CUDA, which is not waited for, results are then unspecified.
     """
     places, order = _segments_of("segment_reduce", offsets)
     rows = _rows("segment_reduce", "x", x)
@@ -89,14 +92,15 @@ def segment_reduce(
 
 @overridable
 def segment_softmax(x: Tensor, offsets: Tensor | Graph, *, backend: str = "auto") -> Tensor:
-    """Softmax over each segment's rows, column by column.
+    """Computes softmax over each segment's rows, column by column.
 
     Args:
         x: (E, ...), floating-point.
-        offsets: of segments, or a :class:`Graph`, as in :func:`segment_reduce`.
+        offsets: offsets of segments, or a :class:`Graph`, as in :func:`segment_reduce`.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
-    Returns ``x``'s shape and dtype. NaN, or infinity, makes its segment's column NaN, and no other.
+    Returns ``x``'s shape and dtype. NaN or infinity makes its column of its segment NaN, and no
+    other.
     """
     places, order = _segments_of("segment_softmax", offsets)
     rows = _rows("segment_softmax", "x", x)
@@ -114,20 +118,23 @@ def gather_reduce(
 ) -> Tensor:
     """Message passing: each target's sum, mean or maximum of ``weight[e] * x[source of e]``.
 
-    Over its edges e; 0 where it has none. There is no tensor of all messages.
+    The sum is over the target's edges e, and 0 if there are none. Messages are never stored.
+
+    >>> graph = tfk.functional.Graph.from_edges(edges, num_nodes)
+    >>> y = tfk.functional.gather_reduce(x, graph, reduce="mean")
 
     Args:
         x: (num_sources, ...), floating-point.
         graph: the edges.
-        weight: (E,), or (E, H) for heads, by the edges' numbers and of ``x``'s dtype; the columns
-            of ``x`` are H equal parts, one for each head.
-        reduce: ``"sum"``, ``"mean"`` (the sum by the number of edges, whatever they weigh) or
-            ``"max"``, which is NaN where a message is.
+        weight: (E,), or (E, H) for heads, by the edges' numbers and in ``x``'s dtype; the columns
+            of ``x`` are H equal parts, one per head.
+        reduce: ``"sum"``, ``"mean"`` (the sum divided by the number of edges, whatever their
+            weights) or ``"max"``, which is NaN if a message is.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
-    Returns (num_targets, ...) in ``x``'s dtype. Sums, also those of gradients, are in float32
-    (float64 for float64) and in a fixed order, without atomics: the same bits every time. The
-    gradient of ``x`` takes the graph's transpose, that of ``weight`` a product an edge.
+    Returns (num_targets, ...) in ``x``'s dtype. Sums, including those of gradients, are in float32
+    (float64 for float64) and in a fixed order, without atomics, so they are the same bits every
+    time. The gradient of ``x`` needs the graph's transpose, that of ``weight`` a product per edge.
     """
     op = "gather_reduce"
     edges = _graph_of(op, graph)
@@ -143,15 +150,15 @@ def gather_reduce(
 
 @overridable
 def edge_dot(a: Tensor, b: Tensor, graph: Graph, *, backend: str = "auto") -> Tensor:
-    """The product of each edge's ends: ``a[target of e] . b[source of e]``.
+    """Computes the product of each edge's ends: ``a[target of e] . b[source of e]``.
 
     Args:
-        a: (num_targets, D), or (num_targets, H, D) for heads; floating-point.
+        a: (num_targets, D), floating-point; or (num_targets, H, D) with heads.
         b: (num_sources, D) or (num_sources, H, D), of ``a``'s dtype.
         graph: the edges.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
-    Returns (E,) or (E, H) by the edges' numbers, in ``a``'s dtype. Gradients are sums as those of
+    Returns (E,) or (E, H) by the edges' numbers, in ``a``'s dtype. Gradients are summed as in
     :func:`gather_reduce`.
     """
     op = "edge_dot"
@@ -184,21 +191,20 @@ def graph_attention(
     *,
     backend: str = "auto",
 ) -> Tensor:
-    """Attention along the edges of a graph: of each target, to its sources alone.
+    """Attention along the edges of a graph: each target attends to the sources of its edges.
 
-    ``softmax over its edges of (query[target] . key[source] * scale)``, by which values are summed:
-    :func:`edge_dot`, :func:`segment_softmax` and :func:`gather_reduce` (Shi et al. 2021,
-    arXiv:2009.03509).
+    Values are summed with the weights ``softmax over edges of (query[target] . key[source] *
+    scale)``. This is :func:`edge_dot`, :func:`segment_softmax` and :func:`gather_reduce` (Shi et
+    al. 2021, arXiv:2009.03509).
 
     Args:
         query: (num_targets, H, D), floating-point; or (num_targets, D).
         key, value: (num_sources, H, D), or (num_sources, D).
         graph: the edges.
-        scale: 1 / sqrt(D) by default.
+        scale: default ``1 / sqrt(D)``.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
-    Returns the shape of ``query`` with the last dimension of ``value``; 0 where a target has no
-    edge.
+    Returns ``query``'s shape with the last dimension of ``value``; 0 for a target without edges.
     """
     check_tensors("graph_attention", {"query": query, "key": key, "value": value})
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale

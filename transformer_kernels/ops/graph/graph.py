@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The edges of a graph, sorted once for all ops."""
+"""A graph's edges, sorted once for all ops."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from ._formula import check_offsets, check_range
 
 
 class Transpose(NamedTuple):
-    """The same edges sorted by their source; what gradients of sources are summed by."""
+    """The graph's edges sorted by source, by which gradients of sources are summed."""
 
     offsets: Tensor  # (num_sources + 1,)
-    indices: Tensor  # (E,) the target of each edge
-    order: Tensor  # (E,) its number
+    indices: Tensor  # (E,): the target of each edge
+    order: Tensor  # (E,): the number of each edge
 
 
 def segment_offsets(segments: Tensor, count: int | None = None) -> Tensor:
-    """The offsets (count + 1,) of sorted segment numbers (E,), as of PyTorch Geometric's ``batch``.
+    """Computes offsets (count + 1,) of sorted segment numbers (E,), such as PyTorch Geometric's
+    ``batch``.
 
     Args:
-        segments: the segment of each row, int32 or int64, never falling.
-        count: how many segments there are; by default one more than the last number.
+        segments: the segment of each row, int32 or int64, in ascending order.
+        count: number of segments; by default one more than the last segment number.
 
     Segment i has the rows ``offsets[i]`` to ``offsets[i + 1] - 1``. The dtype is that of
-    ``segments``, whose values are checked: on CUDA that waits for the device.
+    ``segments``, whose values are checked, which on CUDA waits for the device.
+
+    >>> segment_offsets(torch.tensor([0, 0, 2]))
+    tensor([0, 2, 2, 3])
     """
     _check_vector("segment_offsets", "segments", segments)
     if count is None:
@@ -55,7 +59,8 @@ def _offsets(sorted_segments: Tensor, count: int) -> Tensor:
 
 
 def _sorted(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Stably, so that edges of equal ends keep their order; places in the dtype of ``values``."""
+    """Sorts stably, so edges with equal ends keep their order; places have the dtype of
+    ``values``."""
     ordered, places = values.sort(stable=True)
     return ordered, places.to(values.dtype)
 
@@ -63,18 +68,21 @@ def _sorted(values: Tensor) -> tuple[Tensor, Tensor]:
 class Graph:
     """Directed edges, each from a source to a target, sorted by target (CSR).
 
-    Made by :meth:`from_edges` or :meth:`from_csr`, once; the ops
-    (:func:`~transformer_kernels.functional.gather_reduce` and the others) read it as often as they
-    like. Edges keep the numbers that they came with: weights, scores and softmax are by those.
+    Create a graph once, with :meth:`from_edges` or :meth:`from_csr`, and pass it to any number of
+    calls of :func:`~transformer_kernels.functional.gather_reduce` and the other ops. Edges keep
+    their original numbers, by which weights, scores and softmax are ordered.
+
+    >>> edges = torch.tensor([[0, 1, 2], [1, 2, 0]])  # sources, targets
+    >>> graph = tfk.functional.Graph.from_edges(edges)
 
     Attributes:
-        offsets: (num_targets + 1,), places of each target's edges.
+        offsets: (num_targets + 1,), the range of places of each target's edges.
         indices: (E,), the source of the edge in each place.
-        order: (E,), the number of the edge in each place; None where edges came sorted.
-        num_sources, num_targets, num_edges: of nodes on either side, and of edges.
-        transpose: the same sorted by source, made when a gradient first needs it.
+        order: (E,), the number of the edge in each place; None if edges were given sorted.
+        num_sources, num_targets, num_edges: numbers of nodes on either side, and of edges.
+        transpose: the edges sorted by source, computed when a gradient first needs it.
 
-    Offsets and indices that came sorted are views of what came: nothing is copied.
+    Offsets and indices that are given sorted are not copied: the attributes are views of them.
     """
 
     offsets: Tensor
@@ -92,16 +100,15 @@ class Graph:
 
     @classmethod
     def from_edges(cls, edges: Tensor, num_nodes: int | tuple[int, int] | None = None) -> Graph:
-        """Of a list of edges (COO).
+        """Makes a graph of a list of edges (COO).
 
         Args:
-            edges: (2, E), int32 or int64: ``edges[0]`` sources, ``edges[1]`` targets, in any order;
-                PyTorch Geometric's ``edge_index``.
-            num_nodes: how many nodes there are, some of which may have no edge; or (sources,
-                targets) of a graph from nodes of one kind to nodes of another. By default one more
-                than the largest number.
+            edges: (2, E), int32 or int64, in any order: ``edges[0]`` are sources, ``edges[1]``
+                targets, as in PyTorch Geometric's ``edge_index``.
+            num_nodes: number of nodes, some of which may have no edge; or (sources, targets) for a
+                graph between two kinds of nodes. By default one more than the largest node number.
 
-        A node out of range is an IndexError, on CUDA as well, where this waits for the device.
+        A node out of range is an IndexError, also on CUDA, where this waits for the device.
         """
         op = "Graph.from_edges"
         if not isinstance(edges, Tensor):
@@ -123,10 +130,10 @@ class Graph:
 
     @classmethod
     def from_csr(cls, offsets: Tensor, indices: Tensor, num_sources: int | None = None) -> Graph:
-        """Of rows of sources: ``indices[offsets[i]]`` to ``indices[offsets[i + 1] - 1]`` are those
-        of target i, as in a ``torch.sparse_csr`` matrix of (targets, sources).
+        """Makes a graph of rows of sources: ``indices[offsets[i]]`` to ``indices[offsets[i + 1] -
+        1]`` are the sources of target i, as in a ``torch.sparse_csr`` matrix of (targets, sources).
 
-        ``num_sources`` is the number of targets by default. Values are checked, as by
+        By default ``num_sources`` is the number of targets. Values are checked as in
         :meth:`from_edges`.
         """
         op = "Graph.from_csr"

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""The ops of graphs in Triton, with the signatures of the raw ops.
+"""The graph ops in Triton, with the signatures of the raw ops.
 
-A program owns a segment, and a block of columns or one head of it; it goes through the edges a few
-at a time, in order. An edge whose index is out of range contributes nothing.
+A program owns a segment, and a block of columns or one head of it. It loops over the edges a few at
+a time, in order. An edge with an index out of range contributes nothing.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-# Signatures are those of the raw ops, whatever a function reads of them.
+# Functions have the signatures of the raw ops, even where they do not read every argument.
 # ruff: noqa: ARG001
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from .._triton_rows import accumulate_type, as_rows
 from ._formula import MAX, MEAN
 
-_EDGES = 8  # that a program loads together
+_EDGES = 8  # edges that a program loads together
 _MOST_COLS = 256
 
 # ---- places -------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def _span(offsets, segment, edges):
 
 @triton.jit
 def _number(order, place, present, edges, ORDERED: tl.constexpr):
-    """The numbers of the edges in places, and which there are."""
+    """The numbers of the edges in places, and which of them exist."""
     number = place
     if ORDERED:
         number = tl.load(order + place, mask=present, other=-1).to(tl.int64)
@@ -133,7 +133,7 @@ def _run_reduce(
 
 
 def _packed(tensor: Tensor | None, otherwise: Tensor) -> Tensor:
-    """Kernels take a tensor in every place."""
+    """Replaces an absent tensor: kernels take a tensor for every argument."""
     return otherwise if tensor is None else tensor.contiguous()
 
 
@@ -191,7 +191,7 @@ def _run_edges(
     order: Tensor | None, edges: int, weight: Tensor | None = None, chosen: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Products with rows of ``b``, or rows of ``a`` spread over their edges."""
+    """Computes products with rows of ``b``, or spreads rows of ``a`` over their edges."""
     acc = accumulate_type("gather_reduce", a)
     cols = a.shape[1]
     y = a.new_empty(edges, cols if b is None else heads)

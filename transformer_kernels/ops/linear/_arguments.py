@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What linear layers take beside x."""
+"""The kinds of arguments that only linear layers have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .._declare_arguments import Argument, Given, Param, Table, check_device
 class Bias(Param):
     """One value for each row of a table, of the dtype of ``x`` or float32.
 
-    One of an optional table is checked where that is given.
+    The bias of an optional table is checked only if that is given.
     """
 
     table: str = "weight"
@@ -37,14 +37,14 @@ class Bias(Param):
 
 
 def hidden_features(given: Given) -> int:
-    """The rows of ``weight``; half of them, where it is gate and up in one."""
+    """The rows of ``weight``; half of them if it packs gate and up."""
     rows: int = given["weight"].shape[0]
     return rows // 2 if given.get("up_weight", given) is None else rows
 
 
 @dataclass(frozen=True)
 class Down(Table):
-    """The weight behind hidden features, which are its columns."""
+    """A weight whose columns are hidden features."""
 
     optional: bool = True
     of: str = "x"
@@ -61,7 +61,7 @@ def check_activation(op: str, given: Given, activations: int) -> None:
 
 
 def empty_like_weight(weight: Tensor) -> Tensor:
-    """Columns together where the weight has them so."""
+    """Allocates a gradient for a weight, with columns contiguous where the weight's are."""
     if weight.stride(0) == 1 and weight.stride(1) > 1:
         return weight.new_empty(weight.shape[::-1]).t()
     return weight.new_empty(weight.shape)
@@ -73,13 +73,13 @@ def _check_matrix(op: str, name: str, value: Tensor) -> None:
 
 
 def numbers_a_row(packed: Tensor) -> int:
-    """Those of int8, or of uint8 with two in a byte."""
+    """Numbers per row of a packed weight: one per int8, or two per byte of uint8."""
     return packed.shape[1] * (2 if packed.dtype is torch.uint8 else 1)
 
 
 @dataclass(frozen=True)
 class Packed(Argument):
-    """The numbers of a quantised weight, in rows of as many as ``x`` has columns."""
+    """The numbers of a quantised weight; a row holds as many as ``x`` has columns."""
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         check_known(op, self.name, value)
@@ -103,7 +103,7 @@ SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Scales(Argument):
-    """One for each group of numbers in a row of ``packed``."""
+    """One scale for each group of numbers in a row of ``packed``."""
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         check_known(op, self.name, value)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A layer and what stands behind it as one node of autograd, which keeps what its level says."""
+"""Runs linear_act, gated_linear or an MLP as one autograd node; ``recompute`` says which
+activations it saves."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ def call_as_one(
     op: Op, title: str, tensors: tuple[Tensor | None, ...], activation: int, level: int,
     backend: str,
 ) -> Tensor | None:  # fmt: skip
-    """The result; None where each layer is called for itself: no gradient is asked for (but where a
-    gate is one kernel), Triton runs, a tensor is of a kind that decides itself what a layer does,
-    or one is missing or of another dtype, which the layer says.
+    """Runs the layers as one node. Returns None where each layer has to be called by itself: no
+    gradient is asked for (unless a gate is one kernel), Triton runs, a tensor decides itself what a
+    layer does, or one is missing or has another dtype, about which the layer raises.
     """
     x, weight, *_, down_weight, _ = tensors
     up_weight = tensors[2] if op is GATED_MLP else None
@@ -69,6 +70,6 @@ def call_as_one(
             return None
         level = 2
     if down_weight is not None and not down_weight.requires_grad:
-        level = max(level, 1)  # nothing reads h but the gradient of that weight
+        level = max(level, 1)  # h is only read for the gradient of that weight
     y: Tensor = op.call(*tensors, activation, level, packed, backend)
     return y

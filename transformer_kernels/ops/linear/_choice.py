@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Which product a linear layer runs: ours, of operands in order ("packed"), or PyTorch's; or who
-runs each of its products (:mod:`._routed`).
+"""Chooses the product that a linear layer runs: ours, on contiguous operands ("packed"), PyTorch's,
+or one for each of its products (:mod:`._routed`).
 
-What was timed on this machine decides (:mod:`._tuned`). Else the choice is tables of what speaks
-against ours, in the order in which it is asked; measured, see
-``docs/decisions/0016-linear-on-the-cpu.md`` and ``0017-linear-on-hopper.md``. ``backend="cpu"`` or
-``"cuda"`` runs ours whatever the tables say.
+Times that were measured on this machine decide (:mod:`._tuned`). Without them, tables list the
+reasons against our product, in the order in which they are checked; their figures were measured,
+see ``docs/decisions/0016-linear-on-the-cpu.md`` and ``0017-linear-on-hopper.md``. ``backend="cpu"``
+or ``"cuda"`` runs ours regardless of the tables.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from ..._torch import has_dispatch_mode, is_eager, is_fake, refuses_cublas
 from .._kinds import PLAIN_CLASSES
 from . import _tuned
 
-_MOST_FEW_ROWS = 16  # that csrc/linear has engines of, cpu/few_rows.h and sm80/few_rows.cuh
+_MOST_FEW_ROWS = 16  # engines: csrc/linear's cpu/few_rows.h and sm80/few_rows.cuh
 _FEWEST_ROWS, _FEWEST_ROWS_OF_GRADIENTS = 32, 64
 _FEWEST_PRODUCTS = 6 * 2**20
 _FEWEST_NUMBERS, _FEWEST_NUMBERS_OF_ONE_ROW = 2**18, 2**19  # of a weight
-_FIRST_FULL_WIDTH_FAMILY = 26  # of AMD's processors: Zen 5, which adds 512 bits at once
-_MOST_16_BIT = (8, 4)  # rows with a weight kept by columns, and as PyTorch keeps it
+_FIRST_FULL_WIDTH_FAMILY = 26  # AMD's Zen 5, which has 512-bit adders
+_MOST_16_BIT = (8, 4)  # rows, with a weight stored by columns, and by rows
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.float16, torch.bfloat16)
 _FEWEST_ROWS_ON_HOPPER = 512
-_MOST_NUMBERS_ON_HOPPER, _MOST_ROWS_BY_COLUMNS = 2**24, 4  # of few rows
+_MOST_NUMBERS_ON_HOPPER, _MOST_ROWS_BY_COLUMNS = 2**24, 4  # with few rows
 _TILES = ((128, 192), (128, 128))  # of csrc/linear/sm90
-_FEWEST_ROUNDS = 2  # of tiles of a weight's gradient; of fewer PyTorch's is as fast or faster
-_LEAST_SHARE = 0.85  # of the processors' time that tiles have to fill
+_FEWEST_ROUNDS = 2  # of tiles of a weight's gradient; with fewer PyTorch's product is no slower
+_LEAST_SHARE = 0.85  # the share of the processors' time that tiles have to fill
 _ALIGNMENT = 16  # bytes
 
 
 class Choice(NamedTuple):
     reason: str | None  # why PyTorch's product runs; None where ours does
-    routes: _tuned.Routes | None = None  # of products that are not all ours
+    routes: _tuned.Routes | None = None  # if not all products are ours
 
 
 class Refusal(NamedTuple):
-    applies: Callable[..., bool]  # to the operands
+    applies: Callable[..., bool]  # takes the operands
     reason: str
 
 
@@ -56,10 +56,10 @@ def first_reason(refusals: tuple[Refusal, ...], *operands: Tensor | None) -> str
 
 @functools.cache
 def blas_is_fast() -> bool:
-    """Whether PyTorch's products of float32 are about as fast as the processor.
+    """Whether PyTorch's float32 products run at about the processor's speed.
 
-    They were measured not to be where its MKL meets a processor with AVX-512 that is not Intel's,
-    and leaves AVX-512 unused.
+    They were measured not to where MKL runs on a processor with AVX-512 that is not Intel's: it
+    leaves AVX-512 unused.
     """
     text = cpuinfo()
     if not (torch.backends.mkl.is_available() and text):
@@ -69,10 +69,10 @@ def blas_is_fast() -> bool:
 
 @functools.cache
 def blas_fills_units() -> bool:
-    """Whether PyTorch's products of many rows of float32 leave no arithmetic unit half empty.
+    """Whether PyTorch's float32 products with many rows use the full width of the arithmetic units.
 
-    MKL multiplies vectors of 256 bits on AMD's processors. Zen 4 runs those of 512 bits as two
-    halves and gains nothing by them; from Zen 5 on they double the rate.
+    On AMD's processors MKL multiplies vectors of 256 bits. Zen 4 executes vectors of 512 bits as
+    two halves and would gain nothing from them; from Zen 5 on they double the rate.
     """
     family = re.search(r"^cpu family\s*:\s*(\d+)", cpuinfo(), re.MULTILINE)
     return blas_is_fast() or family is None or int(family[1]) < _FIRST_FULL_WIDTH_FAMILY
@@ -101,7 +101,7 @@ def _has_gradients(x: Tensor, weight: Tensor) -> bool:
 
 
 def has_few_rows(x: Tensor) -> bool:
-    """Whether the weight is read once, where it lies, at the speed of memory."""
+    """Whether engines for few rows apply, which read the weight once, at the speed of memory."""
     return _rows(x) <= _MOST_FEW_ROWS
 
 
@@ -118,7 +118,7 @@ def _processors(device: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _is_filled(rows: int, cols: int, processors: int) -> bool:
-    """Whether tiles of the result keep the processors at work until the last round of them."""
+    """Whether tiles of the result keep the processors busy until their last round."""
 
     def share(height: int, width: int) -> float:
         tiles = -(-rows // height) * -(-cols // width)
@@ -136,13 +136,13 @@ def leaves_processors_idle(x: Tensor, weight: Tensor) -> bool:
 
 
 def _dtype_in_products(x: Tensor) -> torch.dtype:
-    """That of ``x``, or what autocast makes of it."""
+    """The dtype of ``x`` in products: its own, or autocast's."""
     lowered = torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64
     return torch.get_autocast_dtype(x.device.type) if lowered else x.dtype
 
 
 def _is_uneven(matrix: Tensor) -> bool:
-    """Whether the tensor maps of Hopper cannot say where rows or columns begin."""
+    """Whether rows or columns begin at addresses that Hopper's tensor maps cannot express."""
     if matrix.dim() != 2 or 1 not in matrix.stride():
         return True
     step = _ALIGNMENT // _dtype_in_products(matrix).itemsize
@@ -154,7 +154,7 @@ def _has_uneven_features(weight: Tensor) -> bool:
     return any(size % (_ALIGNMENT // 2) for size in weight.shape)
 
 
-# What our product cannot take, or must not.
+# Reasons why our product cannot run, or must not.
 _FOLLOWED = Refusal(lambda *_: not is_eager(), "a graph or a transform follows the call")
 _MORE_THAN_MEMORY = Refusal(
     lambda x, weight: type(x) not in PLAIN_CLASSES or type(weight) not in PLAIN_CLASSES,
@@ -191,7 +191,7 @@ _ON_CUDA = (
 )
 _ON_CPU = (Refusal(lambda *_: torch.is_autocast_enabled("cpu"), "autocast is on"),)
 
-# Where it was measured to be slower, on the machines of the decisions.
+# Reasons why our product was measured to be slower, on the machines of the decisions.
 _FEW_ROWS_ON_CUDA = (
     Refusal(
         lambda x, _: _capability(x.device.index) != (9, 0),
@@ -246,7 +246,7 @@ def why_not(
     activated: bool = False,
     fakes: bool = False,
 ) -> str | None:
-    """Why PyTorch's product alone can run."""
+    """The reason why only PyTorch's product can run; None where ours can."""
     reason = first_reason(_ANY_DEVICE_OF_FAKES if fakes else _ANY_DEVICE, x, weight)
     if reason is None:
         reason = first_reason(_ON_CUDA if x.is_cuda else _ON_CPU, x, weight)
@@ -260,20 +260,21 @@ def why_not(
 
 
 def why_not_few_rows_on_cuda(x: Tensor) -> str | None:
-    """Why a weight of any kind is not multiplied where it lies."""
+    """The reason why few-row kernels cannot run on CUDA, whatever the weight's format; None where
+    they can."""
     if not has_few_rows(x):
         return "there are more than 16 rows"
     return first_reason(_ROWS_ON_CUDA, x, x)
 
 
 def why_slower(x: Tensor, weight: Tensor) -> str | None:
-    """Why the rules choose PyTorch's product."""
+    """The reason why the rules choose PyTorch's product; None where they choose ours."""
     few, more = (_FEW_ROWS_ON_CUDA, _SLOWER_ON_HOPPER) if x.is_cuda else (_FEW_ROWS, _MORE_ROWS)
     return first_reason(few if has_few_rows(x) else more, x, weight)
 
 
 def _routes_by_rules(x: Tensor, weight: Tensor) -> _tuned.Routes | None:
-    """Of a layer on Hopper, whose weight may have a gradient of few tiles."""
+    """Routes on Hopper for a layer whose weight's gradient may have few tiles."""
     trains = torch.is_grad_enabled() and weight.requires_grad
     if not (x.is_cuda and trains) or has_few_rows(x) or _has_uneven_features(weight):
         return None
@@ -302,7 +303,7 @@ def product_of(x: Tensor, weight: Tensor, *, activated: bool = False) -> _tuned.
 
 
 def _times(x: Tensor, weight: Tensor, activated: bool) -> _tuned.Times | None:
-    """What the products took here, where that is known or is to be found out."""
+    """Measured times of the products, if they are known or are to be measured now."""
     if not _tuned.is_asked() or x.dim() == 0 or weight.dim() != 2:
         return None
     product = product_of(x, weight, activated=activated)
@@ -315,7 +316,7 @@ def _times(x: Tensor, weight: Tensor, activated: bool) -> _tuned.Times | None:
 
 
 def _is_measurable(x: Tensor, weight: Tensor) -> bool:
-    """Whether it is a product, and nothing would follow the calls that are timed."""
+    """Whether the operands form a product, and nothing follows the timed calls."""
     fits = x.shape[-1] == weight.shape[1] and _dtype_in_products(weight) is _dtype_in_products(x)
     captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
     return fits and x.numel() * len(weight) > 0 and not captured and not has_dispatch_mode()
@@ -330,7 +331,8 @@ def refusal(
     by_rules: bool = False,
     fakes: bool = False,
 ) -> str | None:
-    """Why PyTorch's product runs; None where ours does. Takes what :func:`choose` does."""
+    """The reason why PyTorch's product runs; None where ours does. Arguments are those of
+    :func:`choose`."""
     choice = choose(op, x, weight, *others, activated=activated, by_rules=by_rules, fakes=fakes)
     return choice.reason
 
@@ -346,14 +348,14 @@ def choose(
     by_rules: bool = False,
     fakes: bool = False,
 ) -> Choice:
-    """Who runs.
+    """Chooses who multiplies.
 
     Args:
-        down_weight: of a layer behind.
-        up_weight: of the layer that ``weight`` is the gate of.
+        down_weight: the weight of a following layer.
+        up_weight: the weight beside ``weight``, if that is a gate.
         activated: whether an activation is part of the product.
-        by_rules: whether what was timed is left aside, since products of other sizes will run.
-        fakes: whether fake tensors are taken for the memory that they stand for.
+        by_rules: whether to ignore measured times, because products of other sizes will run.
+        fakes: whether fake tensors count as the real tensors that they stand for.
     """
     reason = why_not(x, weight, down_weight, up_weight, activated=activated, fakes=fakes)
     forced = _tuned.forced()

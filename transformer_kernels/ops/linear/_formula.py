@@ -29,7 +29,7 @@ def linear_act(x: Tensor, weight: Tensor, bias: Tensor | None, activation: int) 
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """A matrix of the rows of ``x``. Of flatten() PyTorch's older vmap knows nothing."""
+    """``x`` as a matrix of rows. flatten() would fail in older versions of PyTorch's vmap."""
     if x.dim() == 2:
         return x
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -54,7 +54,7 @@ def linear_gradient(
 
 
 def slope_times(activate: Activate, z: Tensor, dy: Tensor) -> Tensor:
-    """dz, by autograd of the activation."""
+    """Computes dz by autograd of the activation."""
     again = torch.is_grad_enabled()
     with with_autograd(), torch.enable_grad():
         leaf = z.view_as(z) if again and z.requires_grad else z.detach().requires_grad_()

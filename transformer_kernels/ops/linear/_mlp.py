@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Both passes of an MLP, of matrix products and the kernels of the pointwise family.
+"""Both passes of an MLP, made of matrix products and pointwise kernels.
 
-The backward pass goes over the hidden features in parts: what it computes is at no time as large as
-the hidden layer. Each part gives its own rows or columns of the weights' gradients; those of x are
-summed over the parts.
+The backward pass runs over the hidden features in parts, so that its temporaries are never as large
+as the hidden layer. Each part computes its own rows or columns of the weights' gradients; the
+gradient of x is summed over the parts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ._weights import Gradient, copy_of, gradient_of, multiplied
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
 
-# The sum over the parts is rounded to the dtype of x after each: 4 stay within twice the error of
-# one product. On CUDA, of so many bytes and features, 2 are as fast as one or faster, and 4 take up
-# to 5 % longer. Below, more calls cost more than memory that stays in the cache saves, or than
-# memory is worth.
+# The sum over the parts is rounded to the dtype of x after each: with 4 parts the error stays
+# within twice that of one product. On CUDA, from these bytes and features on, 2 parts are as fast
+# as one or faster, and 4 take up to 5 % longer. Below that, more calls cost more than a working set
+# in the cache saves, or than the memory is worth.
 _PARTS = {"cpu": 4, "cuda": 2}
 _FEWEST_BYTES = {"cpu": 2**24, "cuda": 2**28}
-_FEWEST_FEATURES_ON_CUDA = 4096  # of a part: products with fewer leave processors without work
-_STEP = 64  # parts begin at multiples of it, where rows of hidden features are aligned
+_FEWEST_FEATURES_ON_CUDA = 4096  # per part: smaller products leave processors idle
+_STEP = 64  # parts begin at multiples, where rows of hidden features are aligned
 
 
 class Products(NamedTuple):
@@ -50,7 +50,7 @@ def _add_packed(total: Tensor, x: Tensor, weight: Tensor) -> None:
 
 
 def _packed_dweight(gradient: Gradient, dz: Tensor, x: Tensor) -> None:
-    like = gradient.memory.to(x.dtype)  # of a weight its shape, order and dtype are read
+    like = gradient.memory.to(x.dtype)  # only shape, order and dtype of the weight are read
     gradient.take(_packed_backward(dz, x, like, None, False, True, False)[1])
 
 
@@ -64,14 +64,15 @@ _ON_CUDA = _TORCHS._replace(linear=_packed)
 
 
 class Fused(NamedTuple):
-    """Products that an activation is part of. z has the bias here: the one in front added it."""
+    """Products that include an activation. Here z includes the bias, which the first product
+    added."""
 
     number: int  # of the activation
 
     def forward(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """h, and z where it is to be kept."""
+        """Returns h, and z if it is to be saved."""
         if keep:
             h, z = _act_forward(x, weight, bias, self.number)
             return h, z
@@ -81,7 +82,7 @@ class Fused(NamedTuple):
         self, dy: Tensor, down_weight: Tensor, bias: Tensor | None, z: Tensor, need_dbias: bool,
         need_h: bool,
     ) -> Tensors:  # fmt: skip
-        """dz, the gradient of the bias, and h."""
+        """Returns dz, the gradient of the bias, and h."""
         return cast(Tensors, _dact(dy, down_weight, bias, z, self.number, need_dbias, need_h))
 
 
@@ -93,15 +94,15 @@ _dgated = direct(LINEAR_DGATED)
 
 
 class Kernels(NamedTuple):
-    """Of one activation: those of the pointwise family, and the products."""
+    """The kernels of one activation, from the pointwise family, and the products."""
 
     forward: Callable[..., Tensor]
     backward: Callable[..., Tensors]
     products: Products
     fused: Fused | None = None
-    # (rows, weights, biases, keep) -> h, and what both weights give, all in one kernel
+    # (rows, weights, biases, keep) -> h and both weights' products, in one kernel
     gated: Callable[..., Tensors] | None = None
-    # (dy, down_weight, gate, up, bias, up_bias, need_h) -> dgate, dup, h, all in one kernel
+    # (dy, down_weight, gate, up, bias, up_bias, need_h) -> dgate, dup, h, in one kernel
     dgated: Callable[..., Tensors] | None = None
 
 
@@ -141,8 +142,8 @@ def _forward(
     kernels: Kernels, x: Tensor, weights: Optionals, biases: Optionals,
     down_weight: Tensor | None, down_bias: Tensor | None, recompute: int,
 ) -> Tensors:  # fmt: skip
-    """y, what each of ``weights`` gives before its bias, the activation's result, and copies of
-    master weights; without elements where they are not kept."""
+    """Returns y, the product of each of ``weights`` before its bias, the activation's result, and
+    copies of master weights; those that are not saved have no elements."""
     linear = kernels.products.linear
     rows = as_rows(x)
     copies = [copy_of(weight, x) for weight in (*weights, down_weight)]
@@ -197,15 +198,16 @@ def gated_mlp_forward(
 
 
 class _Call(NamedTuple):
-    """What the backward pass reads, and where it writes; None where nobody asks for a gradient."""
+    """The inputs of the backward pass, and where it writes; None for gradients that are not asked
+    for."""
 
     kernels: Kernels
-    dy: Tensor  # this and x by rows
+    dy: Tensor  # dy and x as rows
     x: Tensor
     weights: Sequence[Tensor]
     biases: Optionals
     down_weight: Tensor | None
-    z: Sequence[Tensor] | None  # None where it was not kept
+    z: Sequence[Tensor] | None  # None if it was not saved
     h: Tensor | None
     need_dx: bool
     dweights: Sequence[Gradient | None]
@@ -229,7 +231,7 @@ class _Call(NamedTuple):
 
 
 def _operands(call: _Call, part: slice) -> tuple[Tensor | None, ...]:
-    """Of the activation: columns of z, and their biases, unless z has them."""
+    """The activation's operands: columns of z, and biases that z does not include."""
     linear = call.kernels.products.linear
     biases = [None if bias is None else bias[part] for bias in call.biases]
     none = [None for _ in biases]
@@ -243,7 +245,7 @@ def _operands(call: _Call, part: slice) -> tuple[Tensor | None, ...]:
 
 
 def _bias_sums(call: _Call, part: slice, dz: Sequence[Tensor]) -> Optionals:
-    """The gradients of the biases that are asked for, by our kernel alone."""
+    """Computes the biases' gradients that are asked for, by our kernel of sums alone."""
     return [
         None
         if memory is None
@@ -253,7 +255,7 @@ def _bias_sums(call: _Call, part: slice, dz: Sequence[Tensor]) -> Optionals:
 
 
 def _through_activation(call: _Call, part: slice) -> Sequence[Any]:
-    """dz of each weight, the gradients of their biases, and h where it was not kept."""
+    """Returns dz of each weight, the gradients of their biases, and h if it was not saved."""
     need_dbias = any(t is not None for t in call.dbiases)
     need_h = call.ddown_weight is not None and call.h is None
     dz: Sequence[Tensor]
@@ -274,7 +276,7 @@ def _through_activation(call: _Call, part: slice) -> Sequence[Any]:
 
 
 def _through_hidden(call: _Call, part: slice) -> Sequence[Tensor]:
-    """dz of each weight; the gradients of the biases and of the second weight are written."""
+    """Returns dz of each weight; writes the gradients of the biases and of the second weight."""
     count = len(call.weights)
     found: Sequence[Any] = _through_activation(call, part) if call.needs_dz else ()
     for dbias, memory in zip(found[count:], call.dbiases, strict=False):
@@ -290,7 +292,7 @@ def _through_hidden(call: _Call, part: slice) -> Sequence[Tensor]:
 
 
 def _through_first(call: _Call, part: slice, dx: Tensor | None) -> Tensor | None:
-    """dx with what this part adds; the gradients of the first weights are written."""
+    """Returns dx with this part's share added; writes the gradients of the first weights."""
     products = call.kernels.products
     dz = _through_hidden(call, part)
     for own, weight, gradient in zip(dz, call.weights, call.dweights, strict=False):
@@ -306,7 +308,7 @@ def _through_first(call: _Call, part: slice, dx: Tensor | None) -> Tensor | None
 
 
 def _dx(call: _Call, like: Tensor) -> Tensor | None:
-    """None where it is not asked for; the other gradients are written on the way."""
+    """Returns dx, None where it is not asked for; writes the other gradients on the way."""
     dx: Tensor | None = None
     for part in call.parts():
         dx = _through_first(call, part, dx)
@@ -325,15 +327,15 @@ def _gradients(
     copies: Sequence[Tensor], recompute: int, need_dx: bool, need_dweights: Sequence[bool],
     need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, in_place: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Of x, of each weight, of each bias, of the second weight and of its bias; without elements
-    where they are not asked for, None where they were added to what there is."""
+    """The gradients of x, each weight, each bias, the second weight and its bias. Those that are
+    not asked for have no elements; those that were added to ``.grad`` are None."""
     every = (*weights, down_weight)
     *dweights, ddown_weight = [
         gradient_of(weight, in_place) if needed and weight is not None else None
         for weight, needed in zip(every, (*need_dweights, need_ddown_weight), strict=True)
     ]
     dbiases = [b.new_empty(b.shape) if need_dbias and b is not None else None for b in biases]
-    is_pair = len(weights) == 2 and weights[1] is None  # gate and up in one
+    is_pair = len(weights) == 2 and weights[1] is None  # gate and up are packed
     *weights, down_weight = _multiplied(every, copies, x)
 
     def each(whole: Sequence[Any], dim: int = 0) -> Any:

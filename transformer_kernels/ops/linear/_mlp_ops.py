@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""The ops of MLPs, each one node of autograd that keeps what its level of recomputation says.
+"""Declares the MLPs; each op is one autograd node, and ``recompute`` says which activations it
+saves.
 
     z = x weight^T,   h = act(z + bias),   y = h down_weight^T + down_bias
 
-``recompute`` is 0, where z and h are kept; 1, where z is; 2, where neither is. A gated one has the
-gate's z and up's, or both in one where ``weight`` has the rows of both. Without ``down_weight`` the
-result is h. ``packed`` has our product run, of operands in order; on CUDA its z has the bias.
-Weights of float32 beside an x of 16 bits are copied in its dtype, and the copies kept.
+``recompute`` of 0 saves z and h, 1 saves z, 2 saves neither. A gated MLP has z for gate and for up,
+or one for both if ``weight`` packs them. Without ``down_weight`` the result is h. ``packed`` runs
+our product on contiguous operands; on CUDA its z includes the bias. Float32 weights beside a 16-bit
+x are copied to its dtype, and the copies are saved.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _shape_of_y(given: Given) -> Size:
 
 
 def _kept(most: int, columns: Callable[[Given], int], of: str) -> Callable[[Given], Tensor]:
-    """What is kept up to a level, where there is what it is ``of``."""
+    """Allocates a tensor that is saved up to a level, if the argument ``of`` is given."""
 
     def make(given: Given) -> Tensor:
         x: Tensor = given["x"]

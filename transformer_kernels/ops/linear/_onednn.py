@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's product without gradients, by the operator that its compiler calls.
+"""PyTorch's product without gradients, through the oneDNN operator that its compiler calls.
 
-``F.linear`` of 16-bit numbers and a bias copies the bias into every row of the result before it
-multiplies; oneDNN's own operator for a linear layer adds it to the sums. The table says what speaks
-against the operator, measured as ``docs/decisions/0016-linear-on-the-cpu.md`` tells. Activations
-stay our kernels: behind the sums oneDNN's were measured to be slower.
+For 16-bit numbers and a bias, ``F.linear`` copies the bias into every row of the result before it
+multiplies; oneDNN's operator for a linear layer adds it to the sums. The table lists the reasons
+against the operator, measured as ``docs/decisions/0016-linear-on-the-cpu.md`` describes.
+Activations stay our kernels: oneDNN's were measured to be slower after the sums.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEWEST_PRODUCTS = 2**28
 
 @functools.cache
 def has_tiles() -> bool:
-    """Whether the processor has AMX, and PyTorch's build oneDNN."""
+    """Whether the processor has AMX, and PyTorch was built with oneDNN."""
     return torch.backends.mkldnn.is_available() and torch.cpu._is_amx_tile_supported()
 
 
@@ -33,7 +33,7 @@ def _differentiates(*operands: Tensor | None) -> bool:
 
 
 def _does_not_fit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """PyTorch's product copes, or says what is wrong."""
+    """Whether the operands do not fit together; PyTorch's product handles them, or raises."""
     return (
         bias is None
         or x.dim() == 0
@@ -69,12 +69,12 @@ REFUSALS = (
 
 
 def refusal(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
-    """Why F.linear runs; None where oneDNN's operator does."""
+    """The reason why F.linear runs; None where oneDNN's operator does."""
     return first_reason(REFUSALS, x, weight, bias)
 
 
 def product(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """``x @ weight.T + bias``; None where F.linear is to run."""
+    """Computes ``x @ weight.T + bias``; returns None where F.linear is to run."""
     reason = refusal(x, weight, bias)
     if reason is not None:
         log_dispatch(f"{op}: mkldnn::_linear_pointwise refused: {reason}")

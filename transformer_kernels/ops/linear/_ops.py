@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The linear layers' ops. An activation is the number of its row in the table of activations."""
+"""Declares the linear layers. Activations are given as row numbers of the table of activations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _parallel(op: Op, given: Given) -> Ways:
 
 
 def _parallel_act(op: Op, given: Given) -> Ways:
-    """By rows or by columns: an activation is of whole sums."""
+    """By rows or by columns: an activation needs whole sums."""
     return [*rows(op, given), BY_COLUMNS]
 
 
@@ -114,8 +114,8 @@ def _fake_dact(
     return z.new_empty(z.shape), dbias, z.new_empty(z.shape if need_h else 0)
 
 
-# The gradient at an activation in front of a layer, that of the bias that its argument has, and its
-# value.
+# Computes the gradient at the activation in front of a layer, the gradient of the activation's
+# bias, and the activation's value.
 LINEAR_DACT = declare_raw(
     "linear_dact(Tensor dy, Tensor weight, Tensor? bias, Tensor z, int activation, bool need_dbias,"
     " bool need_h) -> (Tensor dz, Tensor dbias, Tensor h)",
@@ -150,8 +150,8 @@ def _fake_gated(
     return y, gate, x.new_empty((*leading, lines) if keep and up_weight is not None else 0)
 
 
-# Gate and up of the same x, and the activation of the gate times up. Without ``up_weight`` the
-# weight, the bias and the gate that is kept have both.
+# Computes gate and up of the same x, and act(gate) * up. Without ``up_weight``, the weight, the
+# bias and the saved gate hold both.
 GATED_LINEAR = declare_raw(
     "gated_linear_forward(Tensor x, Tensor weight, Tensor? up_weight, Tensor? bias,"
     " Tensor? up_bias, int activation, bool keep) -> (Tensor y, Tensor gate, Tensor up)",
@@ -184,7 +184,7 @@ def _fake_dgated(
     return gate.new_empty(like), gate.new_empty(like), gate.new_empty(like if need_h else 0)
 
 
-# The gradients at a gate in front of a layer, and what the gate makes of up.
+# Computes the gradients at a gate in front of a layer, and the gated product.
 LINEAR_DGATED = declare_raw(
     "linear_dgated(Tensor dy, Tensor weight, Tensor gate, Tensor up, Tensor? bias, Tensor? up_bias,"
     " int activation, bool need_h) -> (Tensor dgate, Tensor dup, Tensor h)",

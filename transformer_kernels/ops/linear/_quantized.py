@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The op of linear layers with quantised weights, and its formula."""
+"""Declares linear layers with quantised weights, and has their formula."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._arguments import Bias, Packed, Scales, numbers_a_row
 
 
 def numbers_of(packed: Tensor) -> Tensor:
-    """As int8: those of a byte are its low nibble, then its high one, in two's complement."""
+    """Unpacks numbers to int8: a byte holds its low nibble first, in two's complement."""
     if packed.dtype is not torch.uint8:
         return packed
     signed = packed.view(torch.int8)
@@ -26,7 +26,7 @@ def numbers_of(packed: Tensor) -> Tensor:
 
 
 def dequantized(packed: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight, computed in float32."""
+    """The weight, dequantised in float32."""
     rows, groups = scales.shape
     if scales.numel() == 0:
         return packed.new_zeros((rows, numbers_a_row(packed)), dtype=dtype)
@@ -50,7 +50,7 @@ def quantized_linear_gradient(
 
 
 class DequantizedLinear(torch.autograd.Function):
-    """The formula, of which no dequantised weight is kept for the backward pass."""
+    """The formula as a node that saves no dequantised weight for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -81,7 +81,7 @@ def _parallel(op: Op, given: Given) -> Ways:
 
 
 def _flops(pass_: str, given: Given) -> float:
-    """One product in either pass: the weight has no gradient."""
+    """Either pass has one product, because the weight has no gradient."""
     packed, operand = given["packed"], given["x" if pass_ == "forward" else "dy"]
     return 2.0 * rows_of(operand) * len(packed) * numbers_a_row(packed)
 

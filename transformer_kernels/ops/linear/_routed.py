@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A linear layer on CUDA each of whose products has a route of its own.
+"""A linear layer on CUDA with a route for each of its products.
 
-A route is the number of one of cuBLASLt's algorithms, from 0 on as it offers them, or ``OURS`` or
-``TORCH``. The raw ops here refuse an algorithm that is not offered; the layer runs ours there.
+A route is ``OURS``, ``TORCH``, or the number of one of cuBLASLt's algorithms, from 0 on in the
+order in which it offers them. The raw ops here refuse an algorithm that is not offered; the layer
+then runs our product.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ _gradients_by_algorithm = direct(ALGORITHM_BACKWARD)
 
 
 def y_by(route: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Raises where cuBLASLt does not offer the algorithm."""
+    """Computes y by a route; raises where cuBLASLt does not offer the algorithm."""
     if route == TORCH:
         return _formula.linear(x, weight, bias)
     y: Tensor = _ours(x, weight, bias) if route == OURS else _by_algorithm(x, weight, bias, route)
@@ -102,7 +103,7 @@ def y_by(route: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def dx_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Raises where cuBLASLt does not offer the algorithm."""
+    """Computes dx by a route; raises where cuBLASLt does not offer the algorithm."""
     if route == TORCH:
         return dy @ weight
     dx: Tensor = _gradients(dy, x, weight, None, (True, False, False), (route, OURS))[0]
@@ -110,7 +111,7 @@ def dx_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def dweight_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Raises where cuBLASLt does not offer the algorithm."""
+    """Computes dweight by a route; raises where cuBLASLt does not offer the algorithm."""
     if route == TORCH:
         gradient = Gradient(empty_like_weight(weight))
         gradient.product(as_rows(dy), as_rows(x))
@@ -132,8 +133,8 @@ def _gradients(
 
 
 def _say(error: RuntimeError) -> None:
-    """Ours runs then: the algorithm is not offered, its workspace finds no memory, or arguments do
-    not fit, which ours says in our words."""
+    """Logs that our product runs instead: the algorithm is not offered, its workspace does not fit
+    in memory, or arguments do not fit together, for which our product raises."""
     log_dispatch(f"{str(translate(_OP, error)).splitlines()[0]}; ours runs")
 
 
@@ -142,7 +143,7 @@ def _forward(
     dx_route: int, dweight_route: int,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if y_route >= 0 and (bias is None or bias.dtype is not x.dtype):
-        y_route = OURS  # numbers were timed with a bias of x's dtype: without it they mean others
+        y_route = OURS  # algorithms were timed with a bias of x's dtype; without one numbers differ
     copy = copy_of(weight, x)
     weight = multiplied(weight, copy, x)
     try:
@@ -157,8 +158,8 @@ def _backward(
     dweight_route: int, need_dx: bool, need_dweight: bool, need_dbias: bool,
     *, in_place: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """All that is not PyTorch's in one call. The gradient of a master weight is PyTorch's, which
-    writes it in float32; that of another dtype ours and cuBLASLt's write."""
+    """Computes all gradients that are not PyTorch's in one call. PyTorch computes the gradient of a
+    master weight, and writes it in float32; ours and cuBLASLt write other dtypes."""
     lowered = multiplied(weight, weight_copy, x)
     dweight_is_torchs = dweight_route == TORCH or weight.dtype is not x.dtype
     needs = (
@@ -246,7 +247,7 @@ ROUTED_LINEAR = declare(
     text="x @ weight.T + bias, each product by its route",
 )  # fmt: skip
 
-# Eager calls of plain tensors, which C++ checks: a check before it takes longer than the call.
+# Eager calls of plain tensors, which C++ checks: checks in Python would take longer than the call.
 call = make_call(
     ROUTED_LINEAR,
     Kernels(_forward, _backward_in_place, without_saved(ROUTED_LINEAR, _forward)),

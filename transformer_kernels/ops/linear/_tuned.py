@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Products of linear layers that were timed on this machine, and the file that keeps their times.
+"""Times of linear layers' products on this machine, and the file that stores them.
 
-Nothing is timed unless it is asked for: by ``transformer-kernels tune``, by
-:func:`transformer_kernels.tuning`, or by ``TFK_TUNE=1``. What was timed decides, from then on and
-in every process of the user, between our product, PyTorch's, and on CUDA for each product of a
-layer the fastest of these and of cuBLASLt's algorithms; ``TFK_TUNE=0`` has rules decide.
+Products are timed only on request: by ``transformer-kernels tune``, by
+:func:`transformer_kernels.tuning`, or with ``TFK_TUNE=1``. From then on, in every process of the
+user, the times choose between our product and PyTorch's, and on CUDA for each product of a layer
+the fastest among these and cuBLASLt's algorithms. With ``TFK_TUNE=0`` rules choose.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _BROKEN = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 class Product(NamedTuple):
-    """What is chosen for: the result has ``rows`` rows and ``columns`` columns, each number of it a
-    sum of ``terms``."""
+    """The key of a measured product. Its result has ``rows`` rows and ``columns`` columns, and each
+    number is a sum of ``terms`` products."""
 
     device: str
-    threads: int  # of PyTorch; 0 where the device is no CPU
+    threads: int  # PyTorch's threads; 0 where the device is not a CPU
     dtype: str
     rows: int
     terms: int
     columns: int
-    by_columns: bool  # the weight is kept as (terms, columns)
+    by_columns: bool  # whether the weight is stored as (terms, columns)
     activated: bool
-    gradients: str  # that are wanted: "", "x", "weight" or "x weight"
+    gradients: str  # the gradients wanted: "", "x", "weight" or "x weight"
 
 
-# Who runs one product: these, or the number of one of cuBLASLt's algorithms.
+# Values of a route: one of these, or the number of one of cuBLASLt's algorithms.
 OURS, TORCH = -1, -2
 _ROUTE_WORDS = {OURS: "ours", TORCH: "torch"}
 
 
 class Routes(NamedTuple):
-    """Who runs each product of a layer."""
+    """The route of each product of a layer."""
 
     y: int = OURS
     dx: int = OURS
@@ -65,14 +65,14 @@ class Routes(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """Microseconds of a call whose products have routes of their own."""
+    """The time of a call whose products have routes, in microseconds."""
 
     us: float
     routes: Routes
 
 
 class Times(NamedTuple):
-    """Of a call, gradients included, in microseconds."""
+    """Times of a call with its gradients, in microseconds."""
 
     ours: float
     torch: float
@@ -112,7 +112,7 @@ def file_path() -> Path:
     return Path(caches) / "transformer_kernels" / "tune.json"
 
 
-# Times of other versions are kept, and say nothing of these.
+# Times of other versions stay in the file, but do not apply.
 _VERSIONS = {"package": __version__, "torch": torch.__version__}
 
 
@@ -127,7 +127,7 @@ def _times(record: dict[str, Any]) -> tuple[Product, Times]:
 
 
 def _routed(record: dict[str, Any] | None) -> Routed | None:
-    """None in what was written before there were routes."""
+    """Reads routes; None in records from before there were routes."""
     if record is None:
         return None
     routes = Routes(**record["routes"])
@@ -149,7 +149,8 @@ def _record(product: Product, times: Times) -> dict[str, Any]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The file's records. One that is not ours is said once, and counts as empty."""
+    """Reads the file's records. A file of another kind is warned about once, and counts as
+    empty."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != _FORMAT:
@@ -165,7 +166,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _write(path: Path, records: list[dict[str, Any]]) -> None:
-    """In one step, so that no process finds half of it."""
+    """Replaces the file in one step, so that no process reads half of it."""
     text = json.dumps({"format": _FORMAT, "records": records}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +184,7 @@ def _warn(text: str) -> None:
 
 
 class Table:
-    """The times of these versions, by product; from a file that other processes write as well."""
+    """The times of these versions by product, from a file that other processes write too."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -206,17 +207,18 @@ def table() -> Table:
 
 # ---- what is asked for --------------------------------------------------------------------------
 
-Measure = Callable[[Tensor, Tensor, Product], Times]  # of x and weight
+Measure = Callable[[Tensor, Tensor, Product], Times]  # takes x and weight
 
 
 class _Asked:
-    measure: Measure | None = None  # takes the times of products that are not in the table
-    forced: str | Routes | None = None  # who multiplies while times are taken
+    measure: Measure | None = None  # measures products that are not in the table
+    forced: str | Routes | None = None  # who multiplies during measurements
 
 
 @functools.cache
 def mode() -> bool | None:
-    """Of TFK_TUNE: True times what is new, False leaves the table alone."""
+    """The setting of TFK_TUNE: True times new products, False ignores the table, None is the
+    default."""
     text = os.environ.get("TFK_TUNE", "")
     if text not in _MODES:
         raise ArgumentValueError(f"TFK_TUNE is {text!r}, expected 0 or 1")
@@ -245,5 +247,5 @@ def measure() -> Measure | None:
 
 
 def is_asked() -> bool:
-    """Whether anything but rules chooses; else a call spends no time on it."""
+    """Whether anything but the rules may choose; otherwise a call spends no time on it."""
     return _Asked.measure is not None or (mode() is not False and bool(table().times))

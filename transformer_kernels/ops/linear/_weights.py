@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Master weights, which are kept in float32 and multiplied in 16 bits, and where the gradient of a
-weight is written.
+"""Master weights, which are stored in float32 and multiplied in 16 bits, and the memory that a
+weight's gradient is written to.
 
 Under autocast PyTorch rounds the gradient of a master weight to 16 bits, casts it to float32, and
-adds that to ``.grad``. Here the product behind it writes float32, or adds to ``.grad`` itself.
+adds it to ``.grad``. Here the product writes float32, or adds to ``.grad`` directly.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ._arguments import empty_like_weight
 
 # ---- master weights -----------------------------------------------------------------------------
 
-_DEVICES = ("cuda",)  # where products of 16 bits give float32
+_DEVICES = ("cuda",)  # devices whose 16-bit products give float32
 
 
 def is_master(x: Tensor, weight: Any) -> bool:
-    """Whether the layer casts the weight, and not autocast, for a gradient of float32."""
+    """Whether the layer itself casts the weight, instead of autocast, for a gradient in float32."""
     return (
         type(weight) in PLAIN_CLASSES
         and weight.dtype is torch.float32
@@ -43,8 +43,8 @@ def is_master(x: Tensor, weight: Any) -> bool:
 def as_multiplied(
     x: Tensor, *parameters: Tensor | None, masters: bool, wide_biases: bool
 ) -> tuple[Any, ...]:
-    """What autocast makes of them, but for master weights with ``masters``, and with
-    ``wide_biases`` but for biases, which have one dimension, if all are float32: our products add
+    """Casts tensors as autocast does. Exceptions: with ``masters``, master weights; with
+    ``wide_biases``, biases (which have one dimension) if all are float32, because our products add
     them as they are."""
     biases = [t for t in parameters if isinstance(t, Tensor) and t.dim() == 1]
     stay = wide_biases and all(bias.dtype is torch.float32 for bias in biases)
@@ -59,7 +59,7 @@ def as_multiplied(
 
 
 def fits(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether all matrices are of the dtype of ``x`` or master weights."""
+    """Whether every matrix has the dtype of ``x``, or is a master weight."""
     return all(
         t is None or t.dim() != 2 or t.dtype is x.dtype or is_master(x, t) for t in parameters
     )
@@ -70,14 +70,14 @@ def _is_wide(weight: Tensor | None, x: Tensor) -> bool:
 
 
 def copy_of(weight: Tensor | None, x: Tensor) -> Tensor:
-    """A master weight in the dtype of ``x``; without elements where there is none."""
+    """A master weight cast to the dtype of ``x``; a tensor without elements for other weights."""
     if weight is None or not _is_wide(weight, x):
         return x.new_empty(0)
     return weight.to(x.dtype)
 
 
 def copy_memory(name: str) -> Callable[[Given], Tensor]:
-    """How to allocate :func:`copy_of` the argument of that name."""
+    """How to allocate :func:`copy_of` for the argument of that name."""
 
     def make(given: Given) -> Tensor:
         weight, x = given[name], given["x"]
@@ -99,18 +99,18 @@ def multiplied(weight: Tensor, copy: Tensor, x: Tensor) -> Tensor:
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
-    """``a @ b`` in ``out``, or added to it; on CUDA of float32 out of 16 bits too."""
+    """Writes ``a @ b`` to ``out``, or adds it; on CUDA, 16-bit operands may give float32."""
     wide: dict[str, Any] = {} if out.dtype is a.dtype else {"out_dtype": out.dtype}
     if not add:
         torch.mm(a, b, out=out, **wide)
     elif wide and has_dispatch_mode():
-        out.add_(torch.mm(a, b, **wide))  # of addmm, FlopCounterMode knows one dtype alone
+        out.add_(torch.mm(a, b, **wide))  # FlopCounterMode only counts addmm of one dtype
     else:
         torch.addmm(out, a, b, out=out, **wide)
 
 
 class Gradient(NamedTuple):
-    """Memory that a product writes the gradient of a weight to, or adds it to."""
+    """Memory that a product writes a weight's gradient to, or adds it to."""
 
     memory: Tensor
     adds: bool = False
@@ -122,7 +122,7 @@ class Gradient(NamedTuple):
         return [self._replace(memory=memory) for memory in self.memory.chunk(count, dim)]
 
     def product(self, dy: Tensor, x: Tensor) -> None:
-        """``dy.t() @ x``, of matrices; on CUDA not rounded to the dtype of ``x``."""
+        """Computes ``dy.t() @ x`` of matrices; on CUDA it is not rounded to the dtype of ``x``."""
         if self.memory.dtype is x.dtype or self.memory.is_cuda:
             write_product(self.memory, dy.t(), x, self.adds)
         else:
@@ -136,21 +136,21 @@ class Gradient(NamedTuple):
 
     @property
     def result(self) -> Tensor | None:
-        """What autograd is given: nothing, where ``.grad`` has it."""
+        """The gradient to return to autograd; None if it was already added to ``.grad``."""
         return None if self.adds else self.memory
 
 
 def gradient_of(weight: Tensor, in_place: bool) -> Gradient:
-    """Memory for the gradient; ``.grad`` itself with ``in_place``, where all that autograd would do
-    is to add to it."""
+    """Memory for the gradient; with ``in_place``, ``.grad`` itself if autograd would only add to
+    it."""
     total = _sum_so_far(weight) if in_place else None
     return Gradient(empty_like_weight(weight)) if total is None else Gradient(total, adds=True)
 
 
 def _sum_so_far(weight: Tensor) -> Tensor | None:
-    """``.grad`` in the order of ``weight``, which is a leaf or the transpose of one, if adding to
-    it is all that autograd would do with the gradient: not where a hook would see it, where
-    :func:`torch.autograd.grad` returns it, or where another stream or thread may be adding."""
+    """``.grad`` in the layout of ``weight``, which is a leaf or the transpose of one, if autograd
+    would do nothing with the gradient but add to it. That is not so if a hook would see it, if
+    :func:`torch.autograd.grad` returns it, or if another stream or thread may be adding."""
     leaf = weight if weight.is_leaf else weight._base
     if leaf is None or type(leaf) not in PLAIN_CLASSES or leaf.dim() != 2:
         return None
@@ -177,7 +177,7 @@ def _is_watched(leaf: Tensor, weight: Tensor) -> bool:
 
 
 def _is_only_added(weight: Tensor, sink: Any) -> bool:
-    """Whether the gradient of ``weight`` would go to the node of a leaf, and this run."""
+    """Whether the gradient of ``weight`` would only go to a leaf's node, which will run."""
     between = weight.grad_fn
     if between is not None and (
         between.name() != "TBackward0" or between.next_functions != ((sink, 0),)
@@ -190,7 +190,7 @@ def _is_only_added(weight: Tensor, sink: Any) -> bool:
 
 
 def _has_one_writer(leaf: Tensor) -> bool:
-    """A card's backward passes run in one thread, a CPU's in those that ask for them."""
+    """Whether one thread adds to the leaf: true on a GPU, whose backward passes share a thread."""
     if not leaf.is_cuda:
         return False
     stream: torch.cuda.Stream = torch.cuda.current_stream(leaf.device)
@@ -198,8 +198,8 @@ def _has_one_writer(leaf: Tensor) -> bool:
 
 
 def _keep_in_order(sink: Any, stream: torch.cuda.Stream) -> None:
-    """What the node of a leaf does, and its hooks, comes behind ``stream``, once: it may run on
-    another, and waits by itself for gradients that it is given alone."""
+    """Makes the node of a leaf, and its hooks, wait for ``stream`` once: the node may run on
+    another stream, and by itself waits only for gradients that it receives."""
 
     def wait(_gradients: Any) -> None:
         handle.remove()

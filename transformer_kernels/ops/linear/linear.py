@@ -43,7 +43,7 @@ def chosen(op: str, activation: Any, table: Mapping[str, Any]) -> Any:
 
 
 def _torch_product(op: Op, *arguments: Any) -> Tensor:
-    """PyTorch's product; what it refuses, in our words."""
+    """Runs PyTorch's product; its errors are raised in our words."""
     try:
         y = _onednn.product(op.name, *arguments[:3])
         return _formula.linear(*arguments[:3]) if y is None else y
@@ -55,7 +55,7 @@ def _torch_product(op: Op, *arguments: Any) -> Tensor:
 def _as_multiplied(
     x: Any, *parameters: Tensor | None, masters: bool = False, wide_biases: bool = True
 ) -> tuple[Any, ...]:
-    """What autocast makes of them on CUDA; on the CPU our product takes tensors as they are."""
+    """Casts tensors as autocast does on CUDA; on the CPU our product takes tensors as they are."""
     if not (isinstance(x, Tensor) and x.is_cuda and torch.is_autocast_enabled("cuda")):
         return x, *parameters
     return as_multiplied(x, *parameters, masters=masters, wide_biases=wide_biases)
@@ -73,19 +73,19 @@ def linear(
 
     Args:
         input: (..., K), floating-point.
-        weight: (N, K), of ``input``'s dtype and any strides: one kept as (K, N), as Hugging Face's
-            ``Conv1D`` does, is given as ``weight.t()`` and read where it lies.
+        weight: (N, K), of ``input``'s dtype and any strides. One stored as (K, N), as in Hugging
+            Face's ``Conv1D``, is passed as ``weight.t()`` and read without a copy.
         bias: (N,), of ``input``'s dtype or float32.
-        backend: ``"auto"`` is ours or PyTorch's product, or on CUDA cuBLASLt's, whichever was
-            measured to be faster; ``"cpu"`` and ``"cuda"`` ours, ``"triton"`` ours in Triton,
+        backend: ``"auto"`` runs our product, PyTorch's, or on CUDA cuBLASLt's, whichever was
+            measured to be faster; ``"cpu"`` and ``"cuda"`` run ours, ``"triton"`` ours in Triton,
             ``"reference"`` PyTorch's. ``"fpga"`` multiplies in int8 on the array that
-            :mod:`transformer_kernels.fpga` tells of, without gradients.
+            :mod:`transformer_kernels.fpga` describes, without gradients.
 
     Returns:
-        (..., N), of the dtype of ``input``. Sums are of float32, float64 for float64.
+        (..., N), in the dtype of ``input``. Sums are in float32 (float64 for float64).
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
+        ArgumentValueError, ArgumentTypeError: an argument does not fit; the message names it.
     """
     if backend == "fpga":
         return on_array(input, weight, bias)
@@ -93,13 +93,13 @@ def linear(
         reason, routes = choose("linear", input, weight)
         if reason is not None:
             return _torch_product(LINEAR, input, weight, bias)
-        # The gradient of a master is PyTorch's product.
+        # PyTorch's product computes the gradient of a master weight.
         master = is_master(input, weight) and not refuses_cublas()
         if routes is None and master:
             routes = Routes(dweight=TORCH)
         if routes is not None:
             log_dispatch(f"linear: products run by routes: {routes} (numbers are cuBLASLt's)")
-            wide = routes.y == OURS  # others would add a bias of float32 by a pass of its own
+            wide = routes.y == OURS  # other routes would add a float32 bias in a pass of its own
             operands = _as_multiplied(input, weight, bias, masters=master, wide_biases=wide)
             return cast(Tensor, _routed_call(*operands, *routes))
     return _call(*_as_multiplied(input, weight, bias), backend)
@@ -115,20 +115,22 @@ def linear_act(
     recompute: int = 1,
     backend: str = "auto",
 ) -> Tensor:
-    """``act(input @ weight.T + bias)``.
+    """Computes ``act(input @ weight.T + bias)``.
 
-    The sum is rounded to the dtype of ``input`` and kept for the backward pass, which computes the
-    slope of the activation again. Where PyTorch's product runs, the activation is our kernel of its
-    own; else it is applied to each block of the result that is still in the cache, or in registers.
+    The sum is rounded to the dtype of ``input`` and saved for the backward pass, which computes the
+    slope of the activation from it. After PyTorch's product the activation is a kernel of its own;
+    otherwise it is applied to each block of the result while that is in the cache, or in registers.
 
     Args:
-        activation: the name of an activation of one tensor: ``"gelu"``, ``"gelu_tanh"``,
-            ``"silu"``, ``"relu"``, ``"relu_squared"``, ``"quick_gelu"``.
-        recompute: 2 keeps ``input`` alone and computes the product once more in the backward pass;
-            0 and 1 keep the product, and so does ``"triton"``.
+        activation: the activation of one tensor: ``"gelu"``, ``"gelu_tanh"``, ``"silu"``,
+            ``"relu"``, ``"relu_squared"`` or ``"quick_gelu"``.
+        recompute: 2 saves only ``input`` and computes the product again in the backward pass; 0 and
+            1 save the product, and so does ``"triton"``.
         backend: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"triton"`` or ``"reference"``.
 
-    The other arguments and the result are as those of :func:`linear`.
+    The other arguments and the result are those of :func:`linear`.
+
+    >>> h = tfk.functional.linear_act(x, weight, bias, "gelu_tanh")  # (..., K) -> (..., N)
     """
     number = chosen("linear_act", activation, NUMBERS)
     if as_level("linear_act", recompute) == 2:
@@ -143,7 +145,7 @@ def linear_act(
 
 
 def _is_one_on_cuda(x: Any, bias: Any, up_bias: Any) -> bool:
-    """Whether gate and up may be one kernel, whose biases are of one dtype."""
+    """Whether gate and up may be one kernel, which needs biases of one dtype."""
     pair = [b.dtype for b in (bias, up_bias) if isinstance(b, Tensor)]
     return isinstance(x, Tensor) and x.is_cuda and len(set(pair)) < 2
 
@@ -160,20 +162,23 @@ def gated_linear(
     recompute: int = 1,
     backend: str = "auto",
 ) -> Tensor:
-    """``act(input @ weight.T + bias) * (input @ up_weight.T + up_bias)``.
+    """Computes ``act(input @ weight.T + bias) * (input @ up_weight.T + up_bias)``.
 
     Args:
-        weight: (N, K), or without ``up_weight`` (2N, K): the rows of the gate, then those of up,
-            read where they lie.
+        weight: (N, K); or without ``up_weight`` (2N, K), the rows of the gate followed by those of
+            up, which are read without a copy.
         bias: (N,), or (2N,) for both.
-        activation: the name of an activation of a gate: ``"geglu"``, ``"geglu_tanh"``,
-            ``"swiglu"``, ``"reglu"``.
-        recompute: 2 keeps ``input`` alone and computes the products once more in the backward pass;
-            0 and 1 keep the products, and so does ``"triton"``.
-        backend: as that of :func:`linear`.
+        activation: an activation with a gate: ``"geglu"``, ``"geglu_tanh"``, ``"swiglu"`` or
+            ``"reglu"``.
+        recompute: 2 saves only ``input`` and computes the products again in the backward pass; 0
+            and 1 save the products, and so does ``"triton"``.
+        backend: as for :func:`linear`.
 
-    On Hopper both products and the gate are one kernel; elsewhere the product is :func:`linear`,
-    the rest one kernel behind it.
+    On Hopper, both products and the gate are one kernel. Elsewhere the product is :func:`linear`,
+    and the rest is one kernel after it. The other arguments and the result are those of
+    :func:`linear`.
+
+    >>> h = tfk.functional.gated_linear(x, gate_weight, up_weight)  # (..., K) -> (..., N)
     """
     gated = chosen("gated_linear", activation, GATED)
     level = as_level("gated_linear", recompute)

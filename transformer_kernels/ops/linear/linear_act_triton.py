@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""linear and linear_act in Triton: one product of matrices for all three of a layer.
+"""linear and linear_act in Triton: one kernel of matrix products computes all three of a layer.
 
-A program owns a tile of the result and goes over the terms. Matrices have a stride for each
-direction, so that weights of either order and transposes are read where they lie. Bias and
-activation are applied to the tile in registers. What a program owns nobody else adds to, so results
+A program owns a tile of the result and loops over the terms. Matrices have a stride for each
+direction, so weights of either order and transposes are read without a copy. Bias and activation
+are applied to the tile in registers. No other program adds to what a program owns, so results
 repeat bit for bit.
 """
 
@@ -30,7 +30,7 @@ from ._arguments import empty_like_weight
 
 
 class Matrix(NamedTuple):
-    """A tensor of two dimensions, and its strides."""
+    """A tensor of two dimensions with its strides."""
 
     data: Tensor
     row: int
@@ -46,17 +46,17 @@ class Tile(NamedTuple):
 
 
 class Statics(NamedTuple):
-    """What a kernel is compiled for."""
+    """The constants that a kernel is compiled for."""
 
-    rows: Any  # of a tile
+    rows: Any  # rows of a tile
     cols: Any
     terms: Any
-    part: Any  # terms that are summed up together
+    part: Any  # terms that are summed together
     operand: Any  # dtype of the product's operands
     acc: Any
 
 
-GROUP = tl.constexpr(8)  # rows of tiles whose operands stay in the L2 cache together
+GROUP = tl.constexpr(8)  # rows of tiles that share operands in the L2 cache
 
 
 # ---- products -----------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def _addresses(x, row, col):
 
 @triton.jit
 def _place(rows, cols, s):
-    """The first row and column of a program's tile. Tiles come in columns of GROUP."""
+    """The first row and column of a program's tile. Tiles are ordered in columns of GROUP."""
     tall, wide = tl.cdiv(rows, s.rows), tl.cdiv(cols, s.cols)
     program = tl.program_id(0)
     top = program // (GROUP * wide) * GROUP
@@ -80,7 +80,8 @@ def _place(rows, cols, s):
 
 @triton.jit
 def _sum_of_terms(a, b, row, col, rows, cols, terms, s):
-    """A tile of a @ b, in parts of the terms, so that the error grows with their number alone."""
+    """Computes a tile of a @ b. Terms are summed in parts, so that the error grows with the number
+    of parts."""
     term = tl.arange(0, s.terms)
     a_at, b_at = _addresses(a, row, term[None, :]), _addresses(b, term[:, None], col)
     a_step, b_step = tl.cast(s.terms, tl.int64) * a.col, tl.cast(s.terms, tl.int64) * b.row
@@ -91,7 +92,7 @@ def _sum_of_terms(a, b, row, col, rows, cols, terms, s):
             left = term < terms - first
             a_tile = tl.load(a_at, mask=(row < rows) & left[None, :], other=0.0).to(s.operand)
             b_tile = tl.load(b_at, mask=left[:, None] & (col < cols), other=0.0).to(s.operand)
-            # "ieee": a product of float32 has all of its bits.
+            # "ieee" keeps all bits of a float32 product.
             part = tl.dot(a_tile, b_tile, part, input_precision="ieee", out_dtype=s.acc)
             a_at += a_step
             b_at += b_step
@@ -101,7 +102,7 @@ def _sum_of_terms(a, b, row, col, rows, cols, terms, s):
 
 @triton.jit
 def _product(a, b, bias, z, y, rows, cols, terms, ACTIVATION: tl.constexpr, s: tl.constexpr):
-    """y = ACTIVATION(a @ b + bias), and what the activation is applied to as z."""
+    """Computes y = ACTIVATION(a @ b + bias), and stores the activation's argument as z."""
     first_row, first_col = _place(rows, cols, s)
     row = (first_row + tl.arange(0, s.rows))[:, None]
     col = (first_col + tl.arange(0, s.cols))[None, :]
@@ -121,7 +122,7 @@ def _product(a, b, bias, z, y, rows, cols, terms, ACTIVATION: tl.constexpr, s: t
 @triton.jit
 def _sum_rows(x, partials, rows, cols, rows_each, ACC: tl.constexpr, ROWS: tl.constexpr,
               COLS: tl.constexpr):  # fmt: skip
-    """The sums of a block of columns over a section of the rows."""
+    """Sums a block of columns over a section of the rows."""
     col = (tl.program_id(0) * COLS + tl.arange(0, COLS))[None, :]
     section = tl.program_id(1)
     first = section * rows_each
@@ -136,22 +137,22 @@ def _sum_rows(x, partials, rows, cols, rows_each, ACC: tl.constexpr, ROWS: tl.co
 
 # ---- launches -----------------------------------------------------------------------------------
 
-# By the bytes of a number, the largest first. float32 has no tensor cores: small tiles stay in
-# registers.
+# Tiles by the bytes of a number, the largest first. float32 has no tensor cores: small tiles stay
+# in registers.
 TILES = {
     2: (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4)),
     4: (Tile(128, 64, 16, 4, 2), Tile(64, 64, 16, 8, 2)),
     8: (Tile(64, 64, 16, 8, 2),),
 }
-_PARTS = {2: 1 << 30, 4: 256, 8: 256}  # tensor cores have 16-bit terms summed up in their own way
+_PARTS = {2: 1 << 30, 4: 256, 8: 256}  # tensor cores sum 16-bit terms in their own way
 _SUMMED_ROWS, _SUMMED_COLS = 32, 64
-_MOST_SECTIONS = 64  # of rows that are summed
+_MOST_SECTIONS = 64  # sections of rows that are summed separately
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _OPERANDS = {
     torch.float64: tl.float64,
     torch.float32: tl.float32,
     torch.float16: tl.float16,
-    torch.bfloat16: tl.float32 if _INTERPRETED else tl.bfloat16,  # its matmul knows no bfloat16
+    torch.bfloat16: tl.float32 if _INTERPRETED else tl.bfloat16,  # its matmul has no bfloat16
 }
 
 
@@ -160,12 +161,12 @@ def _accumulate(x: Tensor) -> tl.dtype:
 
 
 def _matrix(x: Tensor) -> Matrix:
-    x = x.resolve_neg()  # a kernel sees the sign in memory alone
+    x = x.resolve_neg()  # a kernel only sees the sign in memory
     return Matrix(x, *x.stride())
 
 
 def _tile(x: Tensor, rows: int, cols: int) -> Tile:
-    """The largest that fits in shared memory and leaves no multiprocessor idle."""
+    """The largest tile that fits in shared memory and leaves no multiprocessor idle."""
     *large, least = TILES[x.dtype.itemsize]
     if not x.is_cuda:
         return least
@@ -187,7 +188,7 @@ def _multiply(
     a: Tensor, b: Tensor, y: Tensor, bias: Tensor | None = None, z: Tensor | None = None,
     activation: Any = None,
 ) -> None:  # fmt: skip
-    """y = activation(a @ b + bias) of matrices, and its argument in z."""
+    """Computes y = activation(a @ b + bias) of matrices, and the activation's argument in z."""
     (rows, terms), cols = a.shape, b.shape[1]
     if not y.numel():
         return
@@ -204,7 +205,7 @@ def _multiply(
 
 
 def _summed_rows(x: Tensor) -> Tensor:
-    """The sum of each column, sections of the rows added up in their order."""
+    """The sum of each column; sections of the rows are added up in their order."""
     rows, cols = x.shape
     sections = min(triton.cdiv(rows, _SUMMED_ROWS), _MOST_SECTIONS)
     partials = torch.empty(sections, cols, dtype=accumulate_dtype(x), device=x.device)
@@ -250,7 +251,7 @@ def _linear_backward(
 def _run_linear_act(
     keep: bool, x: Tensor, weight: Tensor, bias: Tensor | None, activation: int
 ) -> tuple[Tensor, Tensor]:
-    """y, and z where it is kept."""
+    """Returns y, and z if it is saved."""
     y = _empty_y(x, weight)
     z = torch.empty_like(y) if keep else None
     _multiply(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Linear layers of the same input, whose weights stay apart: of queries, keys and values, or of a
-gate and what it lets through."""
+"""Linear layers that share an input and have separate weights, such as queries, keys and values, or
+a gate and the values that it scales."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _OP = "linear_list"
 
 
 class _SideBySide(torch.autograd.Function):
-    """The layers' results are columns of one tensor. The gradient of the input is one sum of
-    products, each added where it is computed."""
+    """Runs layers whose results are columns of one tensor. The input's gradient is a sum of
+    products, each added in place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, count: int, *parameters: Any) -> tuple[Tensor, ...]:
@@ -42,7 +42,7 @@ class _SideBySide(torch.autograd.Function):
         ctx.save_for_backward(x, *weights)
         ctx.dtypes = [None if bias is None else bias.dtype for bias in biases]
         ctx.set_materialize_grads(False)
-        # Each result may be changed in place, as that of a layer of its own.
+        # Each result may be changed in place, like the result of a separate layer.
         return tuple(torch.unsafe_split_with_sizes(y, widths, -1))
 
     @staticmethod
@@ -67,7 +67,7 @@ def _sum_of_products(rows: Tensor, dys: Sequence[Tensor | None], weights: list[T
     pairs = [(dy, weight) for dy, weight in zip(dys, weights, strict=True) if dy is not None]
     dx = pairs[0][0] @ pairs[0][1] if pairs else torch.zeros_like(rows)
     for dy, weight in pairs[1:]:
-        # A sum that will be differentiated, or is one of a batch, is not written over.
+        # A sum that will be differentiated, or that is part of a batch, is not overwritten.
         new = torch.is_grad_enabled() or is_batched(dx, dy)
         dx = torch.addmm(dx, dy, weight) if new else dx.addmm_(dy, weight)
     return dx
@@ -91,8 +91,8 @@ def _checked(weights: Any, biases: Any) -> tuple[tuple[Tensor, ...], tuple[Tenso
 
 
 def _why_apart(x: Tensor, weights: Sequence[Tensor]) -> str | None:
-    """Why each layer is a call of its own. Fake tensors take the way of those they stand for, whose
-    results have other strides on the other way."""
+    """The reason why each layer is a call of its own; None where they run together. Fake tensors go
+    the way of the real ones that they stand for, because strides of results depend on the way."""
     if not is_eager():
         return "a graph or a transform follows the call"
     operands = (x, *weights)
@@ -112,29 +112,29 @@ def linear_list(
     *,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
-    """``tuple(linear(input, w, b) for w, b in zip(weights, biases))``: layers of the same input,
-    whose weights stay parameters of their own.
+    """Computes ``tuple(linear(input, w, b) for w, b in zip(weights, biases))``: layers that share
+    an input and keep separate parameters.
 
-    No weight is copied or joined to another. The results are columns of one tensor, written where
-    they stand, and the gradient of ``input`` is summed up in place. Where :func:`linear` takes our
-    product, under autocast and in graphs, each layer is a call of its own.
+    No weight is copied or joined to another. The results are columns of one tensor, and the
+    gradient of ``input`` is summed in place. Where :func:`linear` runs our product, under autocast
+    and in graphs, each layer is a call of its own.
 
     Args:
         input: (..., K), floating-point.
-        weights: one (N, K) or more, of ``input``'s dtype.
+        weights: one or more (N, K), of ``input``'s dtype.
         biases: as many, each (N,), of ``input``'s dtype or float32, or None.
-        backend: as that of :func:`linear`.
+        backend: as for :func:`linear`.
 
     Returns:
-        One (..., N) for each weight; they share memory, and no element of it.
+        One (..., N) for each weight. They share memory, but no element.
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
+        ArgumentValueError, ArgumentTypeError: an argument does not fit; the message names it.
     """
     ws, bs = _checked(weights, biases)
     apart = f"backend is {backend!r}" if backend != "auto" else None
     if apart is None and any_autocast():
-        apart = "autocast is on"  # which makes one dtype of those that are here
+        apart = "autocast is on"  # which casts these to one dtype
     try:
         for weight, bias in zip(ws, bs, strict=True):
             if apart is None:

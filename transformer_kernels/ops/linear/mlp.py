@@ -22,13 +22,14 @@ def drop_and_add(
     op: str, y: Tensor, bias: Tensor | None, residual: Tensor | None, dropout_p: float,
     training: bool, seed: Tensor | None, backend: str = "auto",
 ) -> Tensor:  # fmt: skip
-    """``residual + dropout(y + bias)``; without a residual ``dropout(y)``, of a y with its bias."""
+    """Computes ``residual + dropout(y + bias)``; or without a residual ``dropout(y)``, where y
+    includes its bias."""
     backend = "auto" if backend == "fpga" else backend
     seed, p = drawn(op, y, dropout_p, training, seed, _P)
     if residual is None:
         return y if p == 0 else DROPOUT.call(y, seed, p, backend)
     residual = _RESIDUAL.as_declared(op, residual)
-    if any_autocast() and y.dtype is not residual.dtype:  # as PyTorch's sum of them is
+    if any_autocast() and y.dtype is not residual.dtype:  # as in PyTorch's sum of the two
         wide = torch.promote_types(y.dtype, residual.dtype)
         y, residual = y.to(wide), residual.to(wide)
     _RESIDUAL.check(op, residual, {"y": y})
@@ -52,28 +53,31 @@ def mlp(
     recompute: int = 1,
     backend: str = "auto",
 ) -> Tensor:
-    """``residual + dropout(act(input @ weight.T + bias) @ down_weight.T + down_bias)``.
+    """Computes ``residual + dropout(act(input @ weight.T + bias) @ down_weight.T + down_bias)``.
 
     Args:
         input: (..., K), floating-point.
-        weight, bias: (F, K) and (F,), as :func:`linear` takes them.
+        weight, bias: (F, K) and (F,), as in :func:`linear`.
         down_weight, down_bias: (N, F) and (N,).
-        activation: as that of :func:`linear_act`.
-        residual: (..., N), of the dtype of ``input``; under autocast of any.
-        dropout_p: the probability of an element to be dropped, from 0 to 1.
+        activation: an activation of :func:`linear_act`.
+        residual: (..., N), of the dtype of ``input``; under autocast of any dtype.
+        dropout_p: the probability that an element is dropped, from 0 to 1.
         training: ``False`` drops nothing.
-        seed: of dropout, as :func:`dropout` takes it.
-        recompute: what is kept for the backward pass besides ``input`` and parameters: 0, the
-            product with ``weight`` and the activation of it; 1, the product; 2, nothing.
-        backend: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"triton"`` or ``"reference"``, as that of
-            :func:`linear`. With ``"triton"`` each layer keeps its own, as at level 0.
+        seed: seed of dropout, as in :func:`dropout`.
+        recompute: which activations are saved for the backward pass, besides ``input`` and
+            parameters: with 0 the product with ``weight`` and its activation; with 1 the product;
+            with 2 none.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"triton"`` or ``"reference"``, as for
+            :func:`linear`. With ``"triton"`` each layer saves its own tensors, as at level 0.
 
     Returns:
-        (..., N), of the dtype of ``input``.
+        (..., N), in the dtype of ``input``.
 
-    Dropout and the residual are one pass behind the second product, which adds ``down_bias`` too;
-    the backward pass of it draws again. What is frozen has no gradient computed, and below a frozen
-    ``down_weight`` level 0 keeps what level 1 does.
+    Dropout and the residual are one pass after the second product, which adds ``down_bias`` too;
+    its backward pass draws dropout's numbers again. No gradient is computed for frozen parameters,
+    and with a frozen ``down_weight`` level 0 saves what level 1 does.
+
+    >>> y = tfk.functional.mlp(x, w1, b1, w2, b2, "gelu_tanh", residual=x)
     """
     number, level = chosen("mlp", activation, NUMBERS), as_level("mlp", recompute)
     last_bias = down_bias if residual is None else None
@@ -103,18 +107,20 @@ def gated_mlp(
     recompute: int = 1,
     backend: str = "auto",
 ) -> Tensor:
-    """``residual + dropout((act(gate) * up) @ down_weight.T + down_bias)``, where ``gate`` is
-    ``input @ weight.T + bias`` and ``up`` is ``input @ up_weight.T + up_bias``.
+    """Computes ``residual + dropout((act(gate) * up) @ down_weight.T + down_bias)``, where ``gate``
+    is ``input @ weight.T + bias`` and ``up`` is ``input @ up_weight.T + up_bias``.
 
     Args:
-        weight, up_weight, bias, up_bias: as :func:`gated_linear` takes them: ``weight`` may be of
-            gate and up, and ``bias`` with it.
+        weight, up_weight, bias, up_bias: as in :func:`gated_linear`: ``weight`` may pack gate and
+            up, and then so does ``bias``.
         down_weight, down_bias: (N, F) and (N,).
-        activation: as that of :func:`gated_linear`.
-        recompute: what is kept for the backward pass besides ``input`` and parameters: 0, gate, up
-            and ``act(gate) * up``; 1, gate and up; 2, nothing.
+        activation: an activation of :func:`gated_linear`.
+        recompute: which activations are saved for the backward pass, besides ``input`` and
+            parameters: with 0 gate, up and ``act(gate) * up``; with 1 gate and up; with 2 none.
 
-    The other arguments, and what is said of them, are those of :func:`mlp`.
+    The other arguments, the result and the remarks are those of :func:`mlp`.
+
+    >>> y = tfk.functional.gated_mlp(x, gate_weight, up_weight, down_weight, residual=x)
     """
     number, level = chosen("gated_mlp", activation, GATED_NUMBERS), as_level("gated_mlp", recompute)
     last_bias = down_bias if residual is None else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Linear layers whose weight is kept in 8 or 4 bits a number."""
+"""Linear layers whose weight is stored in 8 or 4 bits per number."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ._quantized import quantized_linear as formula
 
 _call = QUANTIZED_LINEAR.call
 
-_BITS = {2: torch.int16, 4: torch.int32}  # integers of as many bytes as a scale has
-_MOST_TOO_LARGE = 1.25  # times: a group would lose a third of a bit more than its numbers have
+_BITS = {2: torch.int16, 4: torch.int32}  # integers with as many bytes as a scale
+_MOST_TOO_LARGE = 1.25  # factor: a larger scale would lose a third of a bit of its numbers
 
 
 def _group(op: str, group_size: Any, terms: int) -> int:
@@ -63,9 +63,9 @@ def _check_weight(op: str, weight: Any, bits: Any, scale_dtype: Any) -> None:
 
 
 def _scales(op: str, exact: Tensor, most: int, dtype: torch.dtype) -> Tensor:
-    """``exact`` in ``dtype``. One that was rounded down so far that the largest number of its group
-    would be clamped is the next above; one that is then much too large, as subnormal numbers and
-    those below them are, is refused."""
+    """Casts exact scales to ``dtype``. A scale that was rounded down so far that its group's
+    largest number would be clamped is replaced by the next larger one; one that is then much too
+    large, as happens with subnormal numbers and smaller ones, is refused."""
     scales = exact.to(dtype)
     wide = scales.to(exact.dtype)
     clamps = (exact - wide) * 2 * most > wide
@@ -93,24 +93,28 @@ def quantize_weight(
     *,
     scale_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """The numbers and the scales of :func:`quantized_linear`, by rounding to nearest.
+    """Quantizes a weight for :func:`quantized_linear`, by rounding to nearest.
 
-    A group is ``group_size`` neighbouring numbers of a row. Its scale maps the largest magnitude
-    in it to 7, or to 127 with 8 bits; so each number is off by half of its group's scale at most.
+    A group is ``group_size`` neighbouring numbers of a row. Its scale maps the largest magnitude in
+    it to 7, or to 127 with 8 bits, so each number is off by at most half of its group's scale.
+
+    >>> packed, scales = tfk.functional.quantize_weight(weight, bits=4)
+    >>> y = tfk.functional.quantized_linear(x, packed, scales)
 
     Args:
-        weight: (N, K), floating-point and finite; K even with 4 bits.
+        weight: (N, K), floating-point and finite; K is even with 4 bits.
         bits: 4 or 8.
-        group_size: a divisor of K, or None for one scale a row.
+        group_size: a divisor of K, or None for one scale per row.
         scale_dtype: float32, float16 or bfloat16.
 
     Returns:
-        ``packed``: int8 of (N, K), or uint8 of (N, K / 2) with 4 bits, in two's complement, the
+        ``packed``: int8 (N, K), or with 4 bits uint8 (N, K / 2) in two's complement, with the
         number of an even column in the low nibble of its byte; ``scales``: (N, K / group_size).
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name; and numbers
-            so large, or so small but for 0, that ``scale_dtype`` has no scale for them.
+        ArgumentValueError, ArgumentTypeError: an argument does not fit, and the message names it;
+            or numbers are so large, or so small without being 0, that ``scale_dtype`` has no scale
+            for them.
     """
     op = "quantize_weight"
     _check_weight(op, weight, bits, scale_dtype)
@@ -132,12 +136,13 @@ def quantize_weight(
 def dequantize_weight(
     packed: Tensor, scales: Tensor, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The weight (N, K) that ``packed`` and ``scales`` stand for."""
+    """Returns the weight (N, K) that ``packed`` and ``scales`` of :func:`quantize_weight`
+    represent."""
     return dequantized(packed, scales, dtype)
 
 
 def _why_formula(x: Tensor, packed: Tensor) -> str | None:
-    """Why dequantising, then PyTorch's product, runs; None where kernels do."""
+    """The reason to dequantise the weight and run PyTorch's product; None where our kernels run."""
     if not have_kernels_for(x):
         return "no kernel for this device"
     if torch.is_autocast_enabled(x.device.type):
@@ -158,30 +163,31 @@ def quantized_linear(
     *,
     backend: str = "auto",
 ) -> Tensor:
-    """:func:`linear` with a weight of :func:`quantize_weight`.
+    """Computes :func:`linear` with a weight from :func:`quantize_weight`.
 
-    With few rows, as when text is generated, a linear layer takes as long as its weight takes to
-    come from memory: in 4 bits an eighth of float32's time. The numbers become floats in registers.
+    With few rows, as in text generation, a linear layer takes as long as reading its weight from
+    memory: with 4 bits that is an eighth of float32's time. The numbers become floats in registers.
 
     Args:
         input: (..., K), floating-point.
-        packed: (N, K) of int8, or (N, K / 2) of uint8, two numbers a byte.
-        scales: (N, G), float32, float16 or bfloat16, of which each belongs to K / G numbers.
+        packed: int8 (N, K), or uint8 (N, K / 2) with two numbers per byte.
+        scales: (N, G), float32, float16 or bfloat16; each scale belongs to K / G numbers.
         bias: (N,), of ``input``'s dtype or float32.
-        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``. ``"auto"`` runs kernels of 16
-            rows and fewer, on CUDA of float16 and bfloat16; on the CPU of more as well where
-            :func:`linear` would run ours. Else the weight is dequantised for PyTorch's product.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``. ``"auto"`` runs kernels for
+            up to 16 rows, on CUDA in float16 and bfloat16; on the CPU for more rows too where
+            :func:`linear` would run ours. Otherwise the weight is dequantised for PyTorch's
+            product.
 
     Returns:
-        (..., N), of the dtype of ``input``. Gradients are those of ``input`` and ``bias``.
+        (..., N), in the dtype of ``input``. ``input`` and ``bias`` have gradients.
 
     Raises:
-        ArgumentValueError, ArgumentTypeError: an argument that does not fit, by name.
+        ArgumentValueError, ArgumentTypeError: an argument does not fit; the message names it.
     """
     refuse_gradient("quantized_linear", scales=scales)
     if backend == "auto" and isinstance(input, Tensor):
         if not is_eager():
-            if input.is_cuda:  # what runs there is chosen by rows, which a graph may not know
+            if input.is_cuda:  # the choice depends on rows, which a graph may not know
                 return formula(input, packed, scales, bias)
         elif (reason := _why_formula(input, packed)) is not None:
             log_dispatch(f"quantized_linear: kernels refused: {reason}; PyTorch's product runs")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy of a linear layer in chunks of rows: what is held of the logits is one chunk.
+"""Cross-entropy of a linear layer in chunks of rows: only one chunk of logits is in memory.
 
-A chunk is a product, a pass over it that leaves the losses and, in its place, their gradient, and
-two products of that, each where somebody needs it. What all losses are multiplied by, 1 / total in
-a mean and what arrives in the backward pass, comes in as a factor of the weights of classes: the
-gradient of a logit is rounded once, as that of PyTorch's operations.
+A chunk is a product that computes logits, a pass that computes losses and overwrites the logits
+with their gradient, and two products with that gradient, each only if it is needed. Factors that
+all losses share (1 / total for a mean, and the incoming gradient) are multiplied into the class
+weights, so a logit's gradient is rounded once, as in PyTorch's operations.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from ..loss._formula import MEAN, NONE, check_labels, counted_labels
 from ..loss._ops import CROSS_ENTROPY, loss_with_gradient_in_place
 from ._products import PackedProducts, Products, TorchProducts
 
-# Of logits that are held at once, where the call names no other number: on a CPU rows enough for
-# products at full speed; elsewhere, so that a large weight's gradient is summed up a few times
-# only, as much as that gradient takes, within limits.
+# Bytes of logits in memory if the call does not say: on a CPU, enough rows for products at full
+# speed; elsewhere, as many bytes as the weight's gradient, within limits, so that a large gradient
+# is summed only a few times.
 DEFAULT_BYTES = 64 << 20
 LEAST_BYTES_ELSEWHERE, MOST_BYTES_ELSEWHERE = 512 << 20, 1 << 30
 
-# Up to so many chunks a 16-bit gradient of the weight is summed in its own dtype.
+# With up to this many chunks, a 16-bit gradient of the weight is summed in its own dtype.
 MOST_NARROW_SUMS = 4
 
-_ROWS_CAST = 256  # at once, of products that are added to sums of another dtype
+_ROWS_CAST = 256  # at a time, for products that are added to sums of another dtype
 
-# On a GPU rows of logits start at multiples of a line, and products have as many columns as their
-# libraries need for their fast kernels, whatever the vocabulary. Bytes.
+# Bytes. On a GPU rows of logits start at multiples of a line, and products have as many columns as
+# libraries need for their fast kernels, whatever the vocabulary.
 _LINE, _EVEN = 128, 16
 
 Given = Mapping[str, Any]
-Needed = tuple[bool, bool, bool]  # the gradients of x, weight and bias
+Needed = tuple[bool, bool, bool]  # whether the gradients of x, weight and bias are needed
 Pass = TypeVar("Pass", bound=Callable[..., Any])
 
 
@@ -50,14 +50,15 @@ def default_bytes(x: Tensor, weight: Tensor) -> int:
 
 
 def rows_at_once(rows: int, row_bytes: int, most_bytes: int) -> int:
-    """Of chunks that are alike, each of ``most_bytes`` unless one row has more."""
+    """Rows per chunk, for chunks of equal size of up to ``most_bytes`` (or one row, if that is
+    larger)."""
     most = max(1, most_bytes // max(row_bytes, 1))
     chunks = max(1, -(-rows // most))
     return max(1, -(-rows // chunks))
 
 
 def _padded(tensor: Tensor | None, x: Tensor, rows: int) -> Any:
-    """In the dtype of ``x``, with rows of zeros to so many."""
+    """Casts to the dtype of ``x``, and appends rows of zeros up to ``rows``."""
     if tensor is None or len(tensor) == rows:
         return None if tensor is None else tensor.to(x.dtype)
     padded = x.new_zeros(rows, *tensor.shape[1:])
@@ -66,12 +67,12 @@ def _padded(tensor: Tensor | None, x: Tensor, rows: int) -> Any:
 
 
 class _Rows:
-    """The rows of a call; of each chunk's size so many ``copies`` are held."""
+    """The rows of a call, in chunks; ``copies`` buffers of a chunk's size are in memory."""
 
     def __init__(self, given: Given, copies: int = 1) -> None:
         self._given = given
         x, weight, bias = given["x"], given["linear_weight"], given["linear_bias"]
-        # oneDNN reads beyond the end of 16-bit rows that do not follow each other.
+        # oneDNN reads beyond the end of 16-bit rows that are not adjacent.
         self.x: Tensor = (x if x.dim() == 2 else x.flatten(0, -2)).contiguous()
         log_copy("linear_cross_entropy: rows of x do not follow each other", self.x, x)
         self.target: Tensor = given["target"].reshape(-1)
@@ -101,23 +102,23 @@ class _Rows:
         check_labels(self.target, self._classes, ignored, "linear_cross_entropy")
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Rows and their logits, in memory that the next chunk may use again."""
+        """Yields rows and their logits, in memory that the next chunk may reuse."""
         for part in self.parts:
             yield part, self.products.logits(self.x[part])
 
     def total(self) -> Tensor | None:
-        """What a mean is divided by."""
+        """The divisor of a mean; None for other reductions."""
         if self._given["reduction"] != MEAN:
             return None
         weight, ignored = self._given["weight"], self._given["ignore_index"]
         return counted_labels(self.target, self._classes, weight, ignored, self.arithmetic).sum()
 
     def options(self, total: Tensor | None = None, dloss: Tensor | None = None) -> tuple[Any, ...]:
-        """Of the loss of each row, whose weights of classes have the factors of all losses."""
+        """The options of each row's loss, with the shared factors in the class weights."""
         weight = self._given["weight"]
         gain = None if dloss is None else dloss.to(self.arithmetic)
         if total is not None:
-            mean = torch.where(total == 0, 0.0, 1 / total)  # where no row counts
+            mean = torch.where(total == 0, 0.0, 1 / total)  # 0 where no row counts
             gain = mean if gain is None else gain * mean
         if gain is not None:
             of_classes = gain.new_ones(self._classes) if weight is None else weight.to(gain.dtype)
@@ -134,8 +135,8 @@ class _Rows:
 
 
 def _add(sums: Tensor, product: Tensor) -> None:
-    """On a CPU PyTorch adds numbers of two dtypes one by one: rows that stay in the cache are cast
-    first."""
+    """Adds a product to sums. For two dtypes PyTorch adds number by number on a CPU, so rows that
+    stay in the cache are cast first."""
     if sums.dtype is product.dtype or not sums.is_cpu:
         sums.add_(product)
         return
@@ -145,7 +146,7 @@ def _add(sums: Tensor, product: Tensor) -> None:
 
 
 class _WeightSums:
-    """The weight's gradient, summed over chunks in its own dtype or in that of the arithmetic."""
+    """The weight's gradient, summed over chunks in its own dtype or in the arithmetic's."""
 
     def __init__(self, given: Given, rows: _Rows) -> None:
         x, weight = given["x"], given["linear_weight"]
@@ -178,7 +179,7 @@ class _WeightSums:
 
 
 class _Gradients:
-    """Those that are needed, chunk by chunk; the others have no elements."""
+    """The gradients that are needed, computed chunk by chunk; others have no elements."""
 
     def __init__(self, given: Given, rows: _Rows, needed: Needed) -> None:
         x, bias = given["x"], given["linear_bias"]
@@ -211,7 +212,7 @@ class _Gradients:
 
 
 def _pass(function: Pass) -> Pass:
-    """Of tensors that have their dtypes, and whose derivatives are made here."""
+    """Runs a pass without autograd and autocast: dtypes and derivatives are handled here."""
 
     @wraps(function)
     def run(given: Given, *others: Any) -> Any:
@@ -236,7 +237,7 @@ def loss_alone(given: Given) -> Tensor:
 
 @_pass
 def loss_and_gradients(given: Given, needed: Needed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of a reduced loss, for an incoming gradient of 1."""
+    """Computes a reduced loss, and the gradients for an incoming gradient of 1."""
     rows = _Rows(given)
     rows.check_labels()
     total = rows.total()
@@ -252,7 +253,7 @@ def loss_and_gradients(given: Given, needed: Needed) -> tuple[Tensor, Tensor, Te
 
 @_pass
 def gradients_alone(given: Given, dloss: Tensor, needed: Needed) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits are computed once more."""
+    """Computes the gradients; the logits are computed again."""
     if given["reduction"] == NONE:
         return _gradients_of_rows(given, dloss, needed)
     rows = _Rows(given)
@@ -267,8 +268,8 @@ def gradients_alone(given: Given, dloss: Tensor, needed: Needed) -> tuple[Tensor
 def _gradients_of_rows(
     given: Given, dloss: Tensor, needed: Needed
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each row's loss has a gradient of its own, which is none of the kernel's that writes over the
-    logits."""
+    """Computes the gradients for a separate incoming gradient per row, which the kernel that
+    overwrites logits does not support."""
     rows = _Rows(given, copies=2)
     options = rows.options()
     weight, *numbers = options

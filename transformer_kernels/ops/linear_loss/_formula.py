@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy of a linear layer in PyTorch operations, differentiable any number of times. It
-holds the logits."""
+"""Cross-entropy of a linear layer in PyTorch operations, differentiable any number of times. All
+logits are in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def forward(
     weight: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float,
     reduction: int, wide: bool, *_: Any, **__: Any,
 ) -> Tensor:  # fmt: skip
-    """The arguments behind these say how it is computed, not what."""
+    """Computes the loss. The remaining arguments change how kernels compute it, but not the
+    result."""
     loss.check_labels(target, linear_weight.shape[0], ignore_index, "linear_cross_entropy")
     bias = None if linear_bias is None else linear_bias.to(x.dtype)
     logits = linear(x, linear_weight.to(x.dtype), bias)

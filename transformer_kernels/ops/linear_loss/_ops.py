@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy of a linear layer, whose logits are held in chunks of rows.
+"""Declares cross-entropy of a linear layer, whose logits are in memory one chunk of rows at a time.
 
     loss = cross_entropy(x linear_weight^T + linear_bias, target)
 
-Both passes are made of other ops: products, and cross-entropy with its gradient in place.
+Both passes are composed of other ops: products, and cross-entropy with its gradient in place.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEEDED = ("need_dx", "need_dlinear_weight", "need_dlinear_bias")
 
 
 class _Head(Table):
-    """A row for each class."""
+    """The weight of the linear layer, with a row for each class."""
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         super().check(op, value, given)
@@ -147,9 +147,9 @@ def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
 
 
 class _InForward(torch.autograd.Function):
-    """The gradients are made for an incoming one of 1. They are scaled in their own memory, and
-    belong to the caller then: a second backward pass computes them once more, and one that will be
-    differentiated goes through the formula."""
+    """A loss whose forward pass computes the gradients, for an incoming gradient of 1. The backward
+    pass scales them in place and gives them to the caller: a second backward pass computes them
+    again, and one that will be differentiated uses the formula."""
 
     @staticmethod
     def forward(ctx: Any, needed: tuple[bool, ...], *arguments: Any) -> Tensor:
@@ -195,7 +195,8 @@ def _gradients_again(ctx: Any, dloss: Tensor) -> list[Tensor | None]:
 
 
 def call_in_forward(arguments: tuple[Any, ...]) -> Tensor:
-    """``LINEAR_CROSS_ENTROPY.call`` where a gradient is needed, with the gradients on the way."""
+    """``LINEAR_CROSS_ENTROPY.call`` for a call that needs gradients, which the forward pass
+    computes."""
     op = LINEAR_CROSS_ENTROPY
     given = op.given(arguments)
     needed = tuple(given[name] is not None and given[name].requires_grad for name in _GRADIENTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The products of a chunk of rows: logits = x weight^T + bias, and the two of their gradient."""
+"""The products of a chunk of rows: logits = x weight^T + bias, and the two of its gradient."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from ..linear._weights import write_product
 
 
 class Products(Protocol):
-    sums: tuple[torch.dtype, ...]  # the dtypes of sums that ``dweight`` adds to
-    columns: int  # rows of the weight: the classes, and perhaps more that are 0
+    sums: tuple[torch.dtype, ...]  # dtypes of sums to which ``dweight`` can add
+    columns: int  # rows of the weight: the classes, and possibly padding with zeros
 
     def logits(self, x: Tensor) -> Tensor:
-        """In memory that the next chunk may use again."""
+        """Computes logits, in memory that the next chunk may reuse."""
 
     def dx(self, dlogits: Tensor, out: Tensor) -> None:
-        """Of ``dlogits`` that lie where the logits did, where there are more columns than classes;
-        and so the next."""
+        """Computes dx. If there are more columns than classes, ``dlogits`` must be where the logits
+        were; the same holds for ``dweight``."""
 
     def dweight(self, dlogits: Tensor, x: Tensor, out: Tensor, add: bool) -> Tensor:
-        """In ``out``, whose dtype is one of ``sums``; where there are none, ``x``'s, and perhaps
-        elsewhere."""
+        """Computes dweight in ``out``, whose dtype is one of ``sums``; if there are none, in
+        ``x``'s dtype, and possibly in other memory. Returns it."""
 
 
 class TorchProducts:
-    """Columns of ``memory`` beyond the classes are 0, and add nothing to gradients."""
+    """PyTorch's products. Columns of ``memory`` beyond the classes are 0, and add nothing to
+    gradients."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, memory: Tensor, classes: int) -> None:
         wide = (accumulate_dtype(memory),) if memory.is_cuda else ()  # cuBLAS's need no rounding
@@ -45,7 +46,7 @@ class TorchProducts:
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
         if self.columns > self._classes:
-            out[:, self._classes :].zero_()  # of infinite rows they are NaN
+            out[:, self._classes :].zero_()  # in rows with infinity they are NaN
         return out[:, : self._classes]
 
     def _all_columns(self, dlogits: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ class TorchProducts:
 
 
 class PackedProducts:
-    """Ours, of operands in order."""
+    """Our products, on contiguous operands."""
 
     sums: tuple[torch.dtype, ...] = ()
 
@@ -72,7 +73,7 @@ class PackedProducts:
         return y
 
     def dx(self, dlogits: Tensor, out: Tensor) -> None:
-        # Of x, in whose place ``out`` stands, the shape alone is read.
+        # Only the shape of x is read; ``out`` has the same.
         gradients = LINEAR.raw.backward(dlogits, out, self._weight, None, True, False, False)
         out.copy_(gradients[0])
 

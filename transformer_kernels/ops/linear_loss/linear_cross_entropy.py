@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy of a linear layer as torch.nn.functional has it, and log-probabilities of given
-tokens."""
+"""Cross-entropy of a linear layer with the arguments of torch.nn.functional, and log-probabilities
+of given tokens."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """In which autocast would multiply; None where it does not."""
+    """The dtype in which autocast would multiply; None where it is off."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def _cast(x: Tensor | None, dtype: torch.dtype, *others: torch.dtype) -> Any:
-    """As autocast does, which leaves float64; so do we ``others``."""
+    """Casts as autocast does, which leaves float64; dtypes in ``others`` are left too."""
     if x is None or not x.is_floating_point() or x.dtype in (torch.float64, *others):
         return x
     return x.to(dtype)
 
 
 def _rows(op: str, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, K) and (T,)."""
+    """Flattens to rows: x (T, K) and target (T,)."""
     check_floating(op, "x", x)
     check_indices(op, "target", target)
     if target.shape != x.shape[:-1]:
@@ -66,7 +66,7 @@ def _rows(op: str, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _makes_gradients(gradient: str, backend: str, number: int, operands: Any) -> bool:
-    """Whether the forward pass makes them."""
+    """Whether the forward pass computes the gradients."""
     graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     if not (graph or is_eager()) or backend in ("triton", "reference") or number == NONE:
         return False
@@ -74,7 +74,7 @@ def _makes_gradients(gradient: str, backend: str, number: int, operands: Any) ->
         return False
     if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in operands):
         return False
-    # A loss in float16 is scaled, so that small gradients are not lost: what arrives has to be
+    # A float16 loss is scaled so that small gradients are not lost: the incoming gradient has to be
     # known before they are rounded.
     return gradient == "forward" or (gradient == "auto" and operands[0].dtype is not torch.float16)
 
@@ -86,8 +86,8 @@ def _call(
 ) -> Tensor:  # fmt: skip
     require_memory(_OP, {"x": x, "linear_weight": linear_weight, "target": target})
     if any_autocast() and (dtype := _autocast_dtype(x)) is not None:
-        # The parameters are cast for the products alone: their gradients stay in float32. So does
-        # the loss, as PyTorch's is.
+        # Parameters are cast only for the products: their gradients stay in float32. So does the
+        # loss, as in PyTorch.
         x, wide = _cast(x, dtype), True
         linear_weight = _cast(linear_weight, dtype, torch.float32)
         linear_bias = _cast(linear_bias, dtype, torch.float32)
@@ -130,42 +130,45 @@ def linear_cross_entropy(
     float32_sums: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """``cross_entropy(linear(input, linear_weight, linear_bias), target)``, without the logits.
+    """Computes ``cross_entropy(linear(input, linear_weight, linear_bias), target)`` without storing
+    the logits.
 
-    They exist a chunk of rows at a time. The arguments are those of
-    ``torch.nn.functional.linear_cross_entropy`` (since PyTorch 2.13), with what
-    :func:`cross_entropy` has besides; classes are one dimension, and targets labels.
+    Only a chunk of rows of logits is in memory at a time. The arguments are those of
+    ``torch.nn.functional.linear_cross_entropy`` (since PyTorch 2.13), and those that
+    :func:`cross_entropy` has in addition. Classes have one dimension, and targets are labels.
+
+    >>> loss = tfk.functional.linear_cross_entropy(x, head.weight, labels)
 
     Args:
         input: (..., K), float64, float32, float16 or bfloat16.
-        linear_weight: (V, K), of ``input``'s dtype or float32: then it is cast, and its gradient
-            summed in float32.
+        linear_weight: (V, K), of ``input``'s dtype or float32; in float32 it is cast, and its
+            gradient is summed in float32.
         target: (...), int32 or int64.
         linear_bias: (V,), of ``input``'s dtype or float32.
-        weight: of each class (V,), without a gradient. It, ``reduction``, ``ignore_index`` (-100
-            where it is None), ``label_smoothing``, ``z_loss`` and ``softcap`` are as in
+        weight: weight of each class (V,), without a gradient. It, ``reduction``, ``ignore_index``
+            (None means -100), ``label_smoothing``, ``z_loss`` and ``softcap`` are those of
             :func:`cross_entropy`.
-        options: None. PyTorch's ``LinearCrossEntropyOptions`` are of its own chunks; here
-            ``chunk_bytes``, ``float32_sums`` and ``gradient`` say what they do.
-        gradient: ``"forward"`` has the forward pass make the gradients as well, while it has a
-            chunk's logits: three products, and the backward pass scales them where the gradient
-            that arrives is not 1. ``"backward"`` computes the logits once more: four products, and
-            nothing is held between the passes. ``"auto"`` is ``"forward"``, but ``"backward"`` for
-            ``reduction="none"`` and for float16, whose loss is scaled.
-        chunk_bytes: how many bytes of logits are held at most, but for one row; by default 64 MiB
-            on a CPU, elsewhere as many as ``linear_weight`` has in the dtype of the input, from
-            512 MiB to 1 GiB.
-        float32_sums: a 16-bit gradient of ``linear_weight`` is summed over the chunks in float32
-            also where they are four or fewer, at the cost of the memory.
-        backend: ``"auto"`` takes the product that :func:`linear` would; ``"cpu"`` ours,
-            ``"reference"`` PyTorch operations that hold the logits.
+        options: must be None: PyTorch's ``LinearCrossEntropyOptions`` configure its own chunks. Use
+            ``chunk_bytes``, ``float32_sums`` and ``gradient`` here.
+        gradient: ``"forward"`` computes the gradients in the forward pass, while a chunk's logits
+            exist: three products, and the backward pass scales them unless the incoming gradient is
+            1. ``"backward"`` computes the logits again: four products, and nothing is kept between
+            the passes. ``"auto"`` is ``"forward"``, except with ``reduction="none"`` and in
+            float16, whose loss is scaled.
+        chunk_bytes: the most bytes of logits in memory, but at least one row; by default 64 MiB on
+            a CPU, and elsewhere the size of ``linear_weight`` in the input's dtype, between 512 MiB
+            and 1 GiB.
+        float32_sums: sum a 16-bit gradient of ``linear_weight`` over chunks in float32 even if
+            there are four or fewer, which takes memory.
+        backend: ``"auto"`` runs the product that :func:`linear` would choose; ``"cpu"`` runs ours,
+            ``"reference"`` PyTorch operations that store the logits.
 
     Returns:
-        The loss, as :func:`cross_entropy` of the logits.
+        The loss, as :func:`cross_entropy` of the logits would return it.
 
     Raises:
-        ValueError, TypeError: as :func:`cross_entropy`; of ``gradient="forward"`` with
-            ``reduction="none"``, whose gradients need what arrives.
+        ValueError, TypeError: as in :func:`cross_entropy`; also for ``gradient="forward"`` with
+            ``reduction="none"``, whose gradients depend on the incoming one.
     """
     tensors = {
         "x": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias,
@@ -208,17 +211,18 @@ def linear_token_log_probs(
     float32_sums: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """``token_log_probs(linear(input, linear_weight, linear_bias), tokens)``, without the logits.
+    """Computes ``token_log_probs(linear(input, linear_weight, linear_bias), tokens)`` without
+    storing the logits.
 
     Args:
         tokens: (...), int32 or int64.
-        ignore_index: where this is the token, the result is 0, without a gradient.
+        ignore_index: rows with this token have a result of 0, without a gradient.
 
-    The other arguments are those of :func:`linear_cross_entropy`, which computes it; the backward
-    pass computes the logits once more.
+    The other arguments are those of :func:`linear_cross_entropy`, which computes the result; the
+    backward pass computes the logits again.
 
     Returns:
-        (...), float32 (float64 of float64).
+        (...), float32 (float64 for float64).
     """
     try:
         index = as_integer("linear_token_log_probs", "ignore_index", ignore_index)

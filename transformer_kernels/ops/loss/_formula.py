@@ -18,7 +18,7 @@ NONE, MEAN, SUM = range(3)  # reductions
 def check_labels(
     target: Tensor, classes: int, ignore_index: int, op: str = "cross_entropy"
 ) -> None:
-    """What C++ checks on the CPU; elsewhere nobody waits for the labels."""
+    """Checks labels as C++ does on the CPU; labels on other devices are not waited for."""
     if target.device.type != "cpu" or type(target) not in PLAIN_CLASSES or not is_eager():
         return
     bad = ((target < 0) | (target >= classes)) & (target != ignore_index)
@@ -31,7 +31,7 @@ def check_labels(
 
 
 def _logits(x: Tensor, target: Tensor | None, ignore_index: int, softcap: float) -> Tensor:
-    """Those of ignored rows leave the graph, so that no NaN of theirs reaches a gradient."""
+    """Capped logits. Ignored rows leave the graph, so that no NaN of theirs reaches a gradient."""
     z = x.to(accumulate_dtype(x))
     if target is not None:
         z = z.masked_fill((target == ignore_index).unsqueeze(-1), 0.0)
@@ -39,12 +39,12 @@ def _logits(x: Tensor, target: Tensor | None, ignore_index: int, softcap: float)
 
 
 def _labels(target: Tensor, classes: int) -> Tensor:
-    """The label of each row; 0 where it is no class."""
+    """The label of each row; 0 where the label is no class."""
     return torch.where((target >= 0) & (target < classes), target, 0).long()
 
 
 def _counted(x: Tensor, target: Tensor | None, weight: Tensor | None, ignore_index: int) -> Tensor:
-    """What each row counts in the mean."""
+    """The weight of each row in the mean."""
     dtype = accumulate_dtype(x)
     if target is None:
         return torch.ones(x.shape[:-1], dtype=dtype, device=x.device)
@@ -54,7 +54,7 @@ def _counted(x: Tensor, target: Tensor | None, weight: Tensor | None, ignore_ind
 def counted_labels(
     target: Tensor, classes: int, weight: Tensor | None, ignore_index: int, dtype: torch.dtype
 ) -> Tensor:
-    """What each label counts: 0 where it is ignored, NaN where it is no class."""
+    """The weight of each label: 0 where it is ignored, NaN where it is no class."""
     counted = torch.ones(target.shape, dtype=dtype, device=target.device)
     if weight is not None:
         counted = weight.to(dtype)[_labels(target, classes)]
@@ -100,7 +100,7 @@ def _shares(
     x: Tensor, target: Tensor | None, probabilities: Tensor | None, weight: Tensor | None,
     ignore_index: int, label_smoothing: float,
 ) -> Tensor:  # fmt: skip
-    """What the loss weighs each logit with: a of the declaration."""
+    """The coefficient of each logit in the loss: a of the declaration."""
     classes, dtype = x.shape[-1], accumulate_dtype(x)
     if target is None:
         assert probabilities is not None
@@ -119,8 +119,8 @@ def _shares(
 
 
 def statistics(values: Given) -> tuple[Tensor, ...]:
-    """The largest logit of each row, the log-sum-exp around it, the sum of its shares; what the
-    rows count."""
+    """The largest logit of each row, the log-sum-exp relative to it, the sum of its coefficients,
+    and the total weight of rows."""
     x, target = values["x"], values["target"]
     ignore_index = values["ignore_index"]
     shares = _shares(
@@ -139,7 +139,7 @@ def statistics(values: Given) -> tuple[Tensor, ...]:
 
 
 def _gain(dloss: Tensor, total: Tensor, dtype: torch.dtype, reduction: int) -> Tensor:
-    """The gradient of each row's loss, or of all of them."""
+    """The gradient of each row's loss, or of all rows' losses."""
     gain = dloss.to(dtype)
     return gain / total if reduction == MEAN else gain
 
@@ -149,7 +149,7 @@ def backward(
     weight: Tensor | None, top: Tensor, spread: Tensor, share: Tensor, total: Tensor,
     ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int,
 ) -> Tensor:  # fmt: skip
-    """Gradient of ``x``, as a formula that can be differentiated again."""
+    """The gradient of ``x``, as a formula that can be differentiated again."""
     z = _logits(x, target, ignore_index, softcap)
     counted = _counted(x, target, weight, ignore_index).unsqueeze(-1)
     shares = _shares(x, target, probabilities, weight, ignore_index, label_smoothing)

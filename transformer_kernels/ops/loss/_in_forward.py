@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy whose forward pass leaves the gradient for its backward pass to hand on."""
+"""Cross-entropy whose forward pass also computes the gradient, which its backward pass returns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ._ops import CROSS_ENTROPY, loss_and_gradient, loss_with_gradient_in_place,
 
 
 class _InForward(torch.autograd.Function):
-    """The gradient is made for an incoming one of 1. It is scaled in its own memory, where that is
-    another, and belongs to the caller then: there is no second backward pass."""
+    """A loss whose forward pass computes the gradient, for an incoming gradient of 1. The backward
+    pass scales it in place if the incoming one differs, and gives it to the caller: there is no
+    second backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, in_place: bool, *others: Any) -> Tensor:
@@ -50,7 +51,7 @@ class _InForward(torch.autograd.Function):
 
 
 def call_in_forward(in_place: bool, arguments: tuple[Any, ...]) -> Tensor:
-    """``CROSS_ENTROPY.call`` of an x that requires a gradient, with the gradient on the way."""
+    """``CROSS_ENTROPY.call`` for an x that requires a gradient, which the forward pass computes."""
     given = CROSS_ENTROPY.given(arguments)
     x, way = given["x"], "in_place" if in_place else "forward"
     if given["reduction"] == NONE:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy of rows of logits, and its gradient in the same pass.
+"""Declares cross-entropy of rows of logits, and the pass that computes its gradient too.
 
     z = x, or softcap * tanh(x / softcap)        lse = log(sum(exp(z)))
     a = weight * (label_smoothing / C + (1 - label_smoothing) * q)
     loss = sum(a * (lse - z)) + z_loss * v * lse^2
 
-q is 1 for the row's label, or a row of probabilities; v is the label's weight, or 1. A mean is over
-the sum of v. Label smoothing: Szegedy et al. 2016 (arXiv:1512.00567); the z-loss: Chowdhery et al.
-2022 (arXiv:2204.02311); the soft cap: Gemma Team 2024 (arXiv:2408.00118).
+q is 1 for the row's label, or a row of probabilities; v is the label's weight, or 1. A mean divides
+by the sum of v. Label smoothing: Szegedy et al. 2016 (arXiv:1512.00567); z-loss: Chowdhery et al.
+2022 (arXiv:2204.02311); soft cap: Gemma Team 2024 (arXiv:2408.00118).
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def _empty_total(given: Given) -> Tensor:
 
 
 def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
-    """Those of x and of probabilities."""
+    """The gradients of x and of probabilities."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # What kernels save is cut off from the arguments.
+        # Tensors that kernels save are detached from the arguments, so they are recomputed.
         again = zip(CROSS_ENTROPY.saved, _formula.statistics(values), strict=True)
         values = {**values, **dict(again)}
     found = {}
@@ -181,7 +181,7 @@ def _fake_loss_and_gradient(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fake_scale(x: Tensor, by: Tensor) -> None:
-    """It returns nothing."""
+    """The fake kernel, which returns nothing."""
 
 
 loss_and_gradient = direct(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Cross-entropy as torch.nn.functional has it, and log-probabilities of given tokens."""
+"""Cross-entropy with the arguments of torch.nn.functional, and log-probabilities of given
+tokens."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
 
 
 def _classes_last(x: Tensor) -> Tensor:
-    """(N, C, d1, ...) as rows of classes."""
+    """Reshapes (N, C, d1, ...) to rows of classes."""
     if x.dim() <= 2:
         return x
     rows = x.movedim(1, -1).reshape(-1, x.shape[1])
@@ -66,7 +67,7 @@ def _same_dtype(x: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _widens(x: Tensor) -> bool:
-    """Whether autocast makes the loss float32, as PyTorch's is; the logits stay."""
+    """Whether autocast makes the loss float32, as in PyTorch; logits keep their dtype."""
     low = x.dtype in (torch.float16, torch.bfloat16)
     return low and autocasts(x)
 
@@ -140,28 +141,31 @@ def cross_entropy(
     """:func:`torch.nn.functional.cross_entropy`, with a soft cap of the logits and a z-loss.
 
     Args:
-        input: logits (N, C), (C) or (N, C, d1, ...), float64, float32, float16 or bfloat16. Classes
-            that are not the last dimension cost a copy.
-        target: labels of the rows, int32 or int64, or probabilities of ``input``'s shape.
-        weight: of each class (C), of ``input``'s dtype or float32. It has no gradient.
-        size_average: deprecated, as in PyTorch; and so is ``reduce``.
-        ignore_index: rows with this label count nothing.
-        reduction: ``"mean"`` over the weights of the labels that count, ``"sum"`` or ``"none"``.
-        label_smoothing: share of the uniform distribution in the target, from 0 to 1.
-        z_loss: factor of the squared log-sum-exp of each row, weighted as its label is.
+        input: logits (N, C), (C) or (N, C, d1, ...), float64, float32, float16 or bfloat16. If
+            classes are not the last dimension, the logits are copied.
+        target: labels, int32 or int64, or probabilities with ``input``'s shape.
+        weight: weight of each class (C), of ``input``'s dtype or float32; it has no gradient.
+        size_average: deprecated, as in PyTorch, and so is ``reduce``.
+        ignore_index: rows with this label are ignored.
+        reduction: ``"mean"`` over the weights of labels that are not ignored, ``"sum"`` or
+            ``"none"``.
+        label_smoothing: the share of the uniform distribution in the target, from 0 to 1.
+        z_loss: factor of the squared log-sum-exp of each row, which is weighted as its label is.
         softcap: above 0, logits are ``softcap * tanh(input / softcap)``.
-        gradient: ``"backward"`` computes it in the backward pass. ``"forward"`` has the forward
-            pass write it as well, while each row is on the chip, for one backward pass, which
-            scales it only where the gradient that arrives is not 1. ``"in_place"`` writes it over
-            ``input``. Graphs and transforms of PyTorch know ``"backward"`` alone.
+        gradient: ``"backward"`` computes the gradient in the backward pass. ``"forward"`` computes
+            it in the forward pass, while a row is on the chip, for a single backward pass, which
+            scales it unless the incoming gradient is 1. ``"in_place"`` does so too, and writes it
+            over ``input``. Graphs and transforms of PyTorch only support ``"backward"``.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
     Raises:
-        ValueError: of a shape or number that is none of these. On the CPU also of a label that is
-            no class; on CUDA its row, and what is summed with it, is NaN instead.
-        TypeError: of a dtype that is none of these.
+        ValueError: a shape or number is none of these. A label that is no class is one on the CPU;
+            on CUDA its row is NaN instead, and so are sums that it is in.
+        TypeError: a dtype is none of these.
 
-    Under autocast the loss is float32, as PyTorch's is, and the logits stay as they are.
+    Under autocast the loss is float32, as in PyTorch, and the logits keep their dtype.
+
+    >>> loss = tfk.functional.cross_entropy(logits, labels, label_smoothing=0.1)
     """
     tensors = {"x": input, "target": target, "weight": weight}
     try:
@@ -201,7 +205,7 @@ def _in_forward(in_place: bool, arguments: tuple[Any, ...]) -> Tensor:
 
 
 def _jagged(x: Tensor, target: Tensor, *others: Any, **options: Any) -> Tensor:
-    """Sequences of logits (B, j, C) with labels (B, j), or probabilities, as rows."""
+    """Runs sequences of logits (B, j, C) with labels (B, j), or probabilities, as rows."""
     if x.dim() != 3 or x._ragged_idx != 1:  # type: ignore[attr-defined]
         raise ArgumentValueError(
             f"{_OP}: x is jagged with {x.dim()} dimensions, expected sequences of rows (B, j, C)"
@@ -222,20 +226,20 @@ def token_log_probs(
     softcap: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """Log-probabilities of given tokens, ``log_softmax(logits, -1)`` at ``tokens``.
+    """Computes log-probabilities of given tokens: ``log_softmax(logits, -1)`` at ``tokens``.
 
     Args:
         logits: (..., C), float64, float32, float16 or bfloat16.
         tokens: (...), int32 or int64.
-        ignore_index: where this is the token, the result is 0, without a gradient.
+        ignore_index: rows with this token have a result of 0, without a gradient.
         softcap: above 0, logits are ``softcap * tanh(logits / softcap)``.
-        backend: as of :func:`cross_entropy`.
+        backend: as for :func:`cross_entropy`.
 
     Returns:
-        (...), float32 (float64 of float64).
+        (...), float32 (float64 for float64).
 
     Raises:
-        ValueError, TypeError: as :func:`cross_entropy`, whose kernels compute it.
+        ValueError, TypeError: as in :func:`cross_entropy`, whose kernels compute the result.
     """
     try:
         index = as_integer("token_log_probs", "ignore_index", ignore_index)

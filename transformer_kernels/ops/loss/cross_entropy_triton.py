@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 """cross_entropy in Triton, with the signatures of the raw ops.
 
-In the forward pass a program owns one row and reads it once, chunk by chunk, moving its sum of
-powers to each new maximum; the rows are added up by PyTorch. In the backward pass a program owns
-one chunk.
+Forward, a program owns one row and reads it once, chunk by chunk; it rescales its sum of powers at
+each new maximum. PyTorch adds the rows up. Backward, a program owns one chunk.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
@@ -27,7 +26,7 @@ _WIDEST_CHUNK = 4096
 
 @triton.jit
 def _number(VALUE: tl.constexpr, ACC: tl.constexpr):
-    """In the arithmetic's type: arguments of kernels are float32."""
+    """A number in the arithmetic's type: kernel arguments are float32."""
     return tl.sum(tl.full((1,), VALUE, ACC), 0)
 
 
@@ -42,7 +41,7 @@ def _logit(x, CAP: tl.constexpr, ACC: tl.constexpr):
 @triton.jit
 def _label(target, weight, row, cols, ignore_index, LABELS: tl.constexpr, WEIGHT: tl.constexpr,
            ACC: tl.constexpr):  # fmt: skip
-    """The row's label, -1 where it is no class; whether it is ignored; what the row counts."""
+    """The row's label (-1 if it is no class), whether it is ignored, and the row's weight."""
     counted = _number(1.0, ACC)
     if LABELS:
         label = tl.load(target + row).to(tl.int64)
@@ -59,7 +58,7 @@ def _label(target, weight, row, cols, ignore_index, LABELS: tl.constexpr, WEIGHT
 @triton.jit
 def _share(q_row, weight, col, inside, SMOOTHING: tl.constexpr, LABELS: tl.constexpr,
            WEIGHT: tl.constexpr, cols, ACC: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """What the loss weighs each logit with, without the label's own share."""
+    """The coefficient of each logit in the loss, without the label's own share."""
     share = tl.full((BLOCK,), SMOOTHING, ACC) / cols
     if not LABELS:
         share += (1 - _number(SMOOTHING, ACC)) * tl.load(q_row + col, mask=inside, other=0.0).to(
@@ -159,7 +158,8 @@ def _backward(
 def _operands(
     x: Tensor, target: Tensor | None, probabilities: Tensor | None, weight: Tensor | None
 ) -> tuple[Any, ...]:
-    """(x, its stride, labels, probabilities, their stride, weight), with x where one is absent."""
+    """Returns (x, its stride, labels, probabilities, their stride, weight); x stands for absent
+    ones."""
     rows, stride = as_rows(x)
     labels = rows if target is None else target.contiguous()
     q, q_stride = (rows, 0) if probabilities is None else as_rows(probabilities)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What the norms take beyond the declared ops: dimensions that are normalised together."""
+"""Checks the norms' arguments that the declared ops lack: several dimensions normalised
+together."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .._kinds import require_memory
 
 
 def _size(n: Any) -> Any:
-    """A size of any integer type, as PyTorch takes it."""
+    """A size of any integer type that PyTorch accepts."""
     if isinstance(n, bool):
         raise TypeError
     return n if isinstance(n, torch.SymInt) else operator.index(n)
@@ -49,7 +50,7 @@ def _check_parameter_shape(op: str, name: str, value: Tensor, shape: tuple[int, 
 
 
 def _check_types(op: str, tensors: dict[str, Any]) -> None:
-    """Raise where an argument is no tensor, or none that has memory."""
+    """Raises where an argument is not a tensor, or has no memory."""
     for name in ("x", "residual"):
         if name in tensors and tensors[name] is None:
             raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
@@ -64,7 +65,8 @@ def check_shapes(
     weight: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[int, ...]:
-    """``normalized_shape`` as a tuple, when x, the first of ``rows``, and the parameters fit it."""
+    """Checks that x, the first of ``rows``, and the parameters fit ``normalized_shape``; returns it
+    as a tuple."""
     parameters = {"weight": weight, "bias": bias}
     _check_types(op, dict(zip(("x", "residual"), rows, strict=False)) | parameters)
     x, shape = rows[0], _shape(op, normalized_shape)

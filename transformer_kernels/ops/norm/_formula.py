@@ -2,10 +2,10 @@
 """The norms' formula in PyTorch operations, differentiable any number of times.
 
     s = x + residual                     (s = x where there is no residual)
-    y = (s - mean(s)) * rstd * w + bias  w = weight, 1 + weight or 1; rms_norm takes no mean off
+    y = (s - mean(s)) * rstd * w + bias  w = weight, 1 + weight or 1; rms_norm subtracts no mean
 
-The two members differ in one bit, ``center``, and in the statistics that they keep for the
-backward pass: (mean, rstd) or (rstd,).
+The two norms differ in a flag, ``center``, and in the statistics that they save for the backward
+pass: (mean, rstd) or (rstd,).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .._dtype import accumulate_dtype
 
 
 def statistics(s: Tensor, eps: float, center: bool) -> tuple[Tensor, ...]:
-    """(mean, rstd), or (rstd,) where the mean stays; one element a row."""
-    # The dimension is kept until the end: PyTorch's forward-mode derivative of a sum of a float32
-    # tensor without dimensions and a Python number is float64.
+    """Returns (mean, rstd), or (rstd,) without ``center``; one element per row."""
+    # The dimension is kept until the end: for a float32 tensor without dimensions plus a Python
+    # number, PyTorch's forward-mode derivative is float64.
     h = s.to(accumulate_dtype(s))
     if not center:
         return (torch.rsqrt(h.square().mean(-1, keepdim=True) + eps).squeeze(-1),)
     mean = h.mean(-1, keepdim=True)
-    # What rounding left in the mean is taken off: it matters where the mean is large.
+    # The rounding error of the mean is corrected, which matters where the mean is large.
     mean = mean + (h - mean).mean(-1, keepdim=True)
     variance = (h - mean).square().mean(-1, keepdim=True)
     return mean.squeeze(-1), torch.rsqrt(variance + eps).squeeze(-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls of the norms over any number of dimensions; the ops run over one."""
+"""Runs the norms over any number of dimensions; the ops run over one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ._arguments import check_shapes
 
 
 def is_one(x: Any, normalized_shape: Any, weight: Any, bias: Any) -> bool:
-    """Whether the last dimension of ``x`` alone is normalised, and the parameters are its vectors:
-    the op takes them as they are."""
+    """Whether only the last dimension of ``x`` is normalised and parameters are vectors of it, so
+    that the op takes them as they are."""
     try:
         return (
             len(normalized_shape) == 1
@@ -36,7 +36,7 @@ def over_dimensions(
     op: Op, rows: tuple[Tensor, ...], normalized_shape: Any, weight: Tensor | None,
     bias: Tensor | None, eps: Any, zero_centered: Any, backend: str,
 ) -> Any:  # fmt: skip
-    """The results of ``op``; ``rows`` are its x, and its residual where it has one."""
+    """Runs ``op``; ``rows`` are its x, and its residual if it has one."""
     x = rows[0]
     shape = check_shapes(op.title, rows, normalized_shape, weight, bias)
     arguments = as_declared(op, (*rows, weight, bias, eps, zero_centered))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The norms' ops, over one dimension: each member alone, and of a sum (formulas: ``_formula.py``).
+"""Declares the norms over one dimension, each alone and of a sum (formulas: ``_formula.py``).
 
-Both ops of a member have the same backward pass.
+The two ops of a norm share a backward pass.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _BACKWARD = (
 
 
 class NormOps(NamedTuple):
-    """A member of the family."""
+    """The two ops of a norm."""
 
     alone: Op
     add: Op
 
 
 def _formulas(center: bool) -> tuple[Formula, Formula, Formula]:
-    """(alone, add, gradient)"""
+    """Returns the formulas (alone, add, gradient)."""
 
     def alone(x: Tensor, weight: Any, bias: Any, eps: float, zero_centered: bool) -> Tensor:
         stats = _formula.statistics(x, eps, center)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The norms in PyTorch's own calls. Parameters wider than x have the norm run in their dtype."""
+"""The norms in PyTorch's own calls. If parameters are wider than x, the norm runs in their
+dtype."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def rms_norm(
 
 
 def of_sum(norm: Formula) -> Formula:
-    """(y, sum) of x and a residual."""
+    """Makes a function that returns (y, sum) of x and a residual."""
 
     def stock(x: Tensor, residual: Tensor, *options: object) -> tuple[Tensor, Tensor]:
         s = x + residual
@@ -44,7 +45,7 @@ def of_sum(norm: Formula) -> Formula:
 
 
 def behind_dropout(norm: Formula) -> Formula:
-    """(y, sum) of what dropout leaves of x and its bias, and a residual."""
+    """Makes a function that returns (y, sum) of dropout(x + bias) and a residual."""
 
     def stock(
         x: Tensor, x_bias: Tensor | None, residual: Tensor, weight: Tensor | None,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The norms of ``dropout(x + x_bias, p) + residual``: the block around attention and MLP.
+"""The norms of ``dropout(x + x_bias, p) + residual``, which surround attention and the MLP.
 
-The forward pass makes the sum and normalises it in one pass; the sum is what the backward pass
-keeps. Dropout is that of :func:`transformer_kernels.functional.dropout`. Under autocast the sums
-stay float32 beside a branch, ``x`` and ``y``, of 16 bits.
+The forward pass computes the sum and normalises it in one pass; the backward pass reads the saved
+sum. Dropout is that of :func:`transformer_kernels.functional.dropout`. Under autocast the sums stay
+float32 beside 16-bit ``x`` and ``y``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BACKWARD = (
 
 
 def _triton(member: str, center: bool) -> Kernels:
-    """Dropout's kernels, and the norm's."""
+    """Combines dropout's kernels with the norm's."""
     from ..pointwise.dropout_triton import BIAS_DROPOUT_ADD
     from .norm_triton import norm_kernels
 
@@ -154,25 +154,28 @@ def bias_dropout_add_layer_norm(
     seed: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """``(layer_norm(s), s)`` with ``s = residual + dropout(x + x_bias, p)``, in one pass.
+    """Computes ``(layer_norm(s), s)`` with ``s = residual + dropout(x + x_bias, p)``, in one pass.
 
-    With the second result as the next residual it is the pre-norm block of GPT-2; the first alone
+    If the second result is the next residual, this is the pre-norm block of GPT-2; the first alone
     is the post-norm block of BERT. Gradients of both reach all arguments.
+
+    >>> y, residual = tfk.functional.bias_dropout_add_layer_norm(
+    ...     x, x_bias, residual, weight, bias, p=0.1)
 
     Args:
         x: a floating-point tensor (..., C), of any strides.
         x_bias: (C), of ``x``'s dtype or float32, added to ``x``; or None.
-        residual: of the shape and dtype of ``x``, or float32 beside ``x`` of 16 bits, as autocast
-            has them. The first result is of ``x``'s dtype, the second of the residual's; biases
-            and weight are float32 beside a residual wider than ``x``.
+        residual: has the shape of ``x``, and its dtype or, beside a 16-bit ``x``, float32, as under
+            autocast. The first result has ``x``'s dtype, the second the residual's; biases and
+            weight are float32 beside a residual wider than ``x``.
         weight: (C), of ``x``'s dtype or float32; or None.
         bias: (C), of ``weight``'s dtype; or None.
-        p: the probability of an element to be dropped, from 0 to 1.
+        p: the probability that an element is dropped, from 0 to 1.
         training: ``False`` drops nothing.
         eps: added to the variance.
         zero_centered_weight: scale by ``1 + weight``.
-        seed: int64 seed and offset, (2,), on the CPU or beside ``x``; by default drawn from
-            PyTorch's generator of the device.
+        seed: int64 seed and offset, (2,), on the CPU or on the device of ``x``; by default drawn
+            from the device's generator.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
     """
     return _run(
@@ -196,9 +199,9 @@ def bias_dropout_add_rms_norm(
     seed: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(s), s)`` with ``s = residual + dropout(x + x_bias, p)``, in one pass.
+    """Computes ``(rms_norm(s), s)`` with ``s = residual + dropout(x + x_bias, p)``, in one pass.
 
-    The arguments are those of :func:`bias_dropout_add_layer_norm`; ``eps`` is by default the
+    The arguments are those of :func:`bias_dropout_add_layer_norm`; the default of ``eps`` is the
     machine epsilon of the arithmetic, as in :func:`rms_norm`.
     """
     if eps is None:

@@ -37,14 +37,16 @@ def layer_norm(
     Args:
         input: a floating-point tensor, of any strides.
         normalized_shape: the last dimensions of ``input``, which are normalised together.
-        weight: scales; of ``input``'s dtype or float32, in the shape ``normalized_shape``.
-        bias: offsets; of ``weight``'s dtype.
+        weight: scales, in the shape ``normalized_shape``; of ``input``'s dtype or float32.
+        bias: offsets, of ``weight``'s dtype.
         eps: added to the variance.
         zero_centered_weight: scale by ``1 + weight``.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
-    The result has ``input``'s dtype, under autocast too: statistics are float32 either way
-    (float64 for float64), so float32 weights beside bfloat16 activations need no cast.
+    The result has ``input``'s dtype, under autocast too. Statistics are always float32 (float64 for
+    float64), so float32 weights beside bfloat16 activations need no cast.
+
+    >>> y = tfk.functional.layer_norm(x, (768,), weight, bias)  # x: (..., 768)
     """
     if is_one(input, normalized_shape, weight, bias):
         return _call(input, weight, bias, eps, zero_centered_weight, backend)
@@ -72,7 +74,7 @@ def add_layer_norm(
     zero_centered_weight: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """``(layer_norm(x + residual), x + residual)`` in one pass over memory.
+    """Computes ``(layer_norm(x + residual), x + residual)`` in one pass over memory.
 
     ``residual`` has the shape and dtype of ``x``; the other arguments are those of
     :func:`layer_norm`. Gradients of both results reach ``x`` and ``residual``.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """The norms' engine in Triton; layer_norm and rms_norm differ in CENTER.
 
-Forward: a program owns one row. Up to WHOLE_ROW elements stay in registers; a wider row is read
-again for every pass. Backward: rows of up to WHOLE_BACKWARD elements go through a fixed number of
-programs that each keep their share of dweight and dbias in registers; wider rows take one kernel
-over rows and one over columns. Parameter gradients are partial sums added in a fixed order, so
-results repeat bit for bit.
+Forward, a program owns one row. Up to WHOLE_ROW elements stay in registers; a wider row is read
+again in every pass. Backward, rows of up to WHOLE_BACKWARD elements are shared by a fixed number of
+programs, which keep their parts of dweight and dbias in registers; wider rows take one kernel over
+rows and one over columns. Parameter gradients are partial sums added in a fixed order, so results
+repeat bit for bit.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
@@ -50,7 +50,7 @@ def _load_scale(weight, start, cols, HAS_WEIGHT: tl.constexpr, ZERO_CENTERED: tl
 @triton.jit
 def _load_sum(x_row, residual_row, start, cols, HAS_RESIDUAL: tl.constexpr, ACC: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
-    """x, or x + residual rounded to x's dtype, which is what is normalised."""
+    """x, or x + residual rounded to x's dtype: the values that are normalised."""
     s = _load(x_row, start, cols, ACC, BLOCK)
     if HAS_RESIDUAL:
         s += _load(residual_row, start, cols, ACC, BLOCK)
@@ -60,7 +60,7 @@ def _load_sum(x_row, residual_row, start, cols, HAS_RESIDUAL: tl.constexpr, ACC:
 
 @triton.jit
 def _centered_square(s, mean, start, cols, BLOCK: tl.constexpr):
-    """Sum of squares about the mean of the columns inside the row."""
+    """Sum of squares about the mean, over the columns inside the row."""
     d = tl.where(start + tl.arange(0, BLOCK) < cols, s - mean, 0.0)
     return tl.sum(d * d, 0)
 
@@ -173,7 +173,8 @@ def _backward_whole(
     ZERO_CENTERED: tl.constexpr, NEED_DWEIGHT: tl.constexpr, NEED_DBIAS: tl.constexpr,
     ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program owns every `programs`-th row, and one row of the partial sums."""
+    """Computes the gradients; a program owns every `programs`-th row, and one row of partial
+    sums."""
     program = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     inside = col < cols
@@ -204,7 +205,7 @@ def _backward_rows(
     CENTER: tl.constexpr, HAS_DSUM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     ZERO_CENTERED: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx of a wide row; a program owns one."""
+    """Computes dx of wide rows; a program owns one."""
     row = tl.program_id(0).to(tl.int64)
     row_mean = _load_mean(mean, row, CENTER, ACC)
     row_rstd = tl.load(rstd + row)
@@ -233,7 +234,7 @@ def _backward_columns(
     CENTER: tl.constexpr, NEED_DWEIGHT: tl.constexpr, NEED_DBIAS: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Partial parameter gradients of BLOCK columns over one section of the rows."""
+    """Sums parameter gradients of BLOCK columns over one section of the rows."""
     col = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     section = tl.program_id(1).to(tl.int64)
     weight_sum = tl.zeros((BLOCK,), ACC)
@@ -266,7 +267,7 @@ def _run_forward(
     keep: bool, op: str, center: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None,
     bias: Tensor | None, eps: float, zero_centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """(y, sum, mean, rstd); those that nobody asked for hold nothing."""
+    """Returns (y, sum, mean, rstd); those that are not asked for are unwritten."""
     acc = accumulate_type(op, x)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     s = y if residual is None else torch.empty_like(y)
@@ -289,7 +290,7 @@ def _run_forward(
 
 
 def _programs(x: Tensor) -> int:
-    """How many programs share the rows of a backward pass: a few for every multiprocessor."""
+    """The number of programs that share the rows of a backward pass: a few per multiprocessor."""
     if not x.is_cuda:
         return 3
     return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
@@ -354,7 +355,7 @@ def _run_backward(
 
 @cache
 def norm_kernels(op: str, center: bool) -> tuple[Kernels, Kernels]:
-    """Those of the norm alone and of a sum."""
+    """The kernels of the norm alone, and of a sum."""
 
     def forward(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
         y, _, mean, rstd = _run_forward(True, op, center, x, None, *options)

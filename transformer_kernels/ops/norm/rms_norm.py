@@ -39,8 +39,8 @@ def _like_torch(
     op: Op, rows: tuple[Tensor, ...], normalized_shape: Any, weight: Tensor | None,
     bias: Tensor | None, eps: float | None, *options: Any,
 ) -> Any:  # fmt: skip
-    """PyTorch's rms_norm has a default ``eps``, and takes weights of any dtype: those without a
-    kernel are cast."""
+    """Runs calls that are not plain. As in PyTorch, ``eps`` has a default, and weights have any
+    dtype: those without a kernel are cast."""
     check_shapes(op.title, rows, normalized_shape, weight, bias)
     x = rows[0]
     arithmetic = accumulate_dtype(x)
@@ -67,8 +67,10 @@ def rms_norm(
 ) -> Tensor:
     """:func:`torch.nn.functional.rms_norm`, with a bias and the options of :func:`layer_norm`.
 
-    ``eps`` is by default the machine epsilon of the arithmetic: float32's, or float64's for
-    float64. A weight of yet another dtype is cast to that of the arithmetic.
+    The default of ``eps`` is the machine epsilon of the arithmetic: float32's, or float64's for
+    float64. A weight of any other dtype is cast to the arithmetic's.
+
+    >>> y = tfk.functional.rms_norm(x, (4096,), weight, 1e-6)  # x: (..., 4096)
     """
     if _is_plain(input, normalized_shape, weight, bias, eps):
         return _call(input, weight, bias, eps, zero_centered_weight, backend)
@@ -89,7 +91,7 @@ def add_rms_norm(
     zero_centered_weight: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(x + residual), x + residual)`` in one pass over memory.
+    """Computes ``(rms_norm(x + residual), x + residual)`` in one pass over memory.
 
     ``residual`` has the shape and dtype of ``x``; the other arguments are those of
     :func:`rms_norm`. Gradients of both results reach ``x`` and ``residual``.

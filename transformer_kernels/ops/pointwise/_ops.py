@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The ops of the table's rows.
+"""Declares the ops of the table's rows.
 
     plain   y = act(x + bias)
     gated   y = act(gate + bias) * (up + up_bias)
 
-Without ``up``, ``gate`` is the packed pair (..., 2I) = [gate | up], and ``bias`` is that of both.
+Without ``up``, ``gate`` is the packed pair (..., 2I) = [gate | up], and ``bias`` belongs to both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The activations' value and slope in Triton, each under the name of its row."""
+"""The activations' values and slopes in Triton; each function has the name of its row."""
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -12,9 +12,9 @@ import triton.language as tl
 
 @triton.jit
 def _times_sigmoid(x, z, slope_of_z):
-    """x * sigmoid(z), and its slope."""
+    """Returns x * sigmoid(z) and its slope."""
     e = tl.exp(-tl.abs(z))
-    near, far = 1 / (1 + e), e / (1 + e)  # of sigmoid(z) and 1 - sigmoid(z)
+    near, far = 1 / (1 + e), e / (1 + e)  # sigmoid(|z|) and 1 - sigmoid(|z|)
     s = tl.where(z >= 0, near, far)
     return x * s, s + x * (near * far) * slope_of_z
 

@@ -26,13 +26,14 @@ P = Number("p", least=0.0, most=1.0)
 
 
 def _drop(x: Tensor, seed: Tensor | None, p: float) -> Tensor:
-    """Of the numbers of the arithmetic; what is dropped is 0, whatever it was."""
+    """Drops elements of a tensor in the arithmetic's dtype; dropped ones are 0, even if not
+    finite."""
     stay = kept(x.shape, p, seed, x.device)
     return torch.where(stay, x * scale(p), 0.0)
 
 
 def dropout_formula(x: Tensor, seed: Tensor | None, p: float) -> Tensor:
-    """The forward pass, and the backward pass of dy."""
+    """Computes the forward pass of x, and equally the backward pass of dy."""
     return _drop(x.to(accumulate_dtype(x)), seed, p).to(x.dtype).contiguous()
 
 
@@ -57,7 +58,7 @@ def bias_dropout_add_gradient(
 
 
 def _draws(p: float) -> bool:
-    """Whether some elements may stay, and others drop."""
+    """Whether some elements may stay and others be dropped."""
     return 0 < threshold(p) < VALUES
 
 
@@ -126,7 +127,7 @@ BIAS_DROPOUT_ADD = declare(
 def drawn(
     op: str, x: Tensor, p: float, training: bool, seed: Tensor | None, given_as: Number = P
 ) -> tuple[Tensor | None, float]:
-    """The seed where one is needed, and the probability: 0 where nothing is dropped."""
+    """The seed, if one is needed, and the probability, which is 0 if nothing is dropped."""
     name = given_as.name
     number = as_number(op, name, p)
     given_as.check(op, number, {})
@@ -154,18 +155,18 @@ def dropout(
 ) -> Tensor:
     """:func:`torch.nn.functional.dropout`, with a seed.
 
-    Element ``e`` of the flattened tensor is dropped where its 16 random bits are below
-    ``t = round(p * 65536)``; the others are multiplied by ``65536 / (65536 - t)``, so that the mean
-    is exact. The same seed drops the same elements on every device and backend. What is dropped is
-    0, also where it was not finite. Below ``p = 2**-17`` nothing is dropped.
+    Element ``e`` of the flattened tensor is dropped if its 16 random bits are below ``t = round(p *
+    65536)``; the others are multiplied by ``65536 / (65536 - t)``, so that the mean is exact. A
+    seed drops the same elements on every device and backend. A dropped element is 0, even if it was
+    not finite. Below ``p = 2**-17`` nothing is dropped.
 
     Args:
         input: a floating-point tensor, of any strides.
-        p: the probability of an element to be dropped, from 0 to 1.
+        p: the probability that an element is dropped, from 0 to 1.
         training: ``False`` returns ``input``.
         inplace: write the result to ``input`` and return that.
-        seed: int64 seed and offset, (2,), on the CPU or beside ``input``; by default drawn from
-            PyTorch's generator of the device.
+        seed: int64 seed and offset, (2,), on the CPU or on the device of ``input``; by default
+            drawn from the device's generator.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
     """
     seed, p = drawn("dropout", input, p, training, seed)
@@ -186,18 +187,19 @@ def bias_dropout_add(
     seed: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """``residual + dropout(x + bias, p)``, what stands behind attention and behind an MLP.
+    """Computes ``residual + dropout(x + bias, p)``, which follows attention and MLPs.
 
-    Drops as :func:`dropout` does. The backward pass reads ``dy`` alone: it draws again.
+    Drops elements as :func:`dropout` does. The backward pass reads only ``dy``: it draws the random
+    numbers again.
 
     Args:
         x: a floating-point tensor (..., C), of any strides.
         bias: (C), of ``x``'s dtype or float32; or None.
-        residual: of the shape and dtype of ``x``.
-        p: the probability of an element to be dropped, from 0 to 1.
+        residual: has the shape and dtype of ``x``.
+        p: the probability that an element is dropped, from 0 to 1.
         training: ``False`` drops nothing.
-        seed: int64 seed and offset, (2,), on the CPU or beside ``x``; by default drawn from
-            PyTorch's generator of the device.
+        seed: int64 seed and offset, (2,), on the CPU or on the device of ``x``; by default drawn
+            from the device's generator.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
     """
     seed, p = drawn("bias_dropout_add", x, p, training, seed)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Dropout in Triton: the elements that drop are those of every other backend.
+"""Dropout in Triton; the same elements drop as in every other backend.
 
 A program owns a block of columns of a section of rows. It draws the numbers of each counter that
-its columns share in, eight elements of a row that begins with a counter; rows that do not are drawn
-one counter for each element.
+its columns touch; a counter gives eight elements if rows begin with one, and otherwise one counter
+is drawn for each element.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
@@ -25,13 +25,13 @@ from .._triton_rows import accumulate_type, as_rows, vector
 
 _BLOCK = 512  # columns
 _TILE_ROWS = 4
-_MOST_SECTIONS = 64  # of rows, where there are sums over rows
-_DRAWN = 8  # numbers of a counter
+_MOST_SECTIONS = 64  # sections of rows that are summed separately
+_DRAWN = 8  # numbers per counter
 
 
 @triton.jit
 def _numbers(counter, seed):
-    """The words of each counter, two numbers of 16 bits each."""
+    """The words of each counter; a word holds two 16-bit numbers."""
     offset = tl.load(seed + 1)
     return tl.philox(
         tl.load(seed), (counter & 0xFFFFFFFF).to(tl.uint32), (counter >> 32).to(tl.uint32),
@@ -41,7 +41,7 @@ def _numbers(counter, seed):
 
 @triton.jit
 def _numbers_of(row, first_col, cols, seed, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """(rows, BLOCK) numbers of the elements from ``first_col`` on."""
+    """The numbers (rows, BLOCK) of the elements from ``first_col`` on."""
     if ALIGNED:
         counter = (row * cols + first_col) // 8 + tl.arange(0, BLOCK // 8)[None, :]
         a, b, c, d = _numbers(counter, seed)
@@ -91,7 +91,7 @@ def _run(
     op: str, x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, p: float,
     sum_columns: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The result, and its sums over the rows."""
+    """Returns the result, and its sums over the rows."""
     acc = accumulate_type(op, x)
     matrix, x_stride = as_rows(x)
     rows, cols = matrix.shape

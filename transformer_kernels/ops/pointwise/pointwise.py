@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The activations as functions: those of the table's rows, and the two that choose between rows."""
+"""The activations as functions: one for each row of the table, and two that choose between rows."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def geglu(
     up_bias: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """``gelu(gate) * up``, with the approximations of :func:`gelu`.
+    """Computes ``gelu(gate) * up``, with the approximations of :func:`gelu`.
 
     Args:
         gate: (..., I); without ``up`` the packed pair (..., 2I) = [gate | up].
-        up: of the shape and dtype of ``gate``.
+        up: has the shape and dtype of ``gate``.
         approximate: ``"none"`` or ``"tanh"``.
         bias: (I), or (2I) for the packed pair; of ``gate``'s dtype or float32; added first.
-        up_bias: (I), the same for ``up``.
+        up_bias: (I), likewise for ``up``.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
     """
     call = _chosen("geglu", approximate, GATED["geglu"].call, GATED["geglu_tanh"].call)
@@ -113,7 +113,7 @@ def _in_place_function(call: Call) -> Function:
     ) -> Tensor:
         if not inplace:
             return call(input, bias, backend)
-        # What autograd keeps must not be overwritten.
+        # Autograd saves the input, so it must not be overwritten.
         keep = torch.is_grad_enabled() and input.requires_grad
         kept = input.clone() if keep else input
         return input.copy_(call(kept, bias, backend))

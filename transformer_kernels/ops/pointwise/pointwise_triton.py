@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The pointwise ops' engine in Triton: one kernel a pass, with the activation as a parameter.
+"""The pointwise ops' engine in Triton: one kernel per pass, with the activation as a parameter.
 
-A program owns a block of columns of a section of rows, and goes through it tile by tile. A bias's
-gradient is a partial sum for each section, added up in a fixed order. A packed pair is two tensors
-whose rows lie further apart.
+A program owns a block of columns of a section of rows, and processes it tile by tile. A bias's
+gradient is a partial sum for each section, and sections are added in a fixed order. A packed pair
+is read as two tensors with a larger row stride.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
@@ -26,7 +26,7 @@ from . import activation_triton
 
 _TILE = 2048  # elements
 _WIDEST = 512  # columns
-_MOST_SECTIONS = 64  # of rows, where there are sums over rows
+_MOST_SECTIONS = 64  # sections of rows that are summed separately
 
 
 @triton.jit

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The activations. A row becomes the ops, functions, modules, tests and documentation of one, alone
-and, where ``gated`` names that op, as the gate of another tensor.
+"""The table of activations. From a row follow the ops, functions, modules, tests and documentation
+of an activation, by itself and, if ``gated`` names that op, as a gate.
 
-Its Triton function has the row's name in ``activation_triton.py``; its kernels are those of a
-functor in ``csrc/core/math``.
+A row's Triton function has the row's name in ``activation_triton.py``; its kernels use a functor of
+``csrc/core/math``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ... import _torch
 class Activation(NamedTuple):
     name: str
     formula: Callable[[Tensor], Tensor]  # differentiable any number of times
-    text: str  # the formula, for the documentation
-    module: str  # the name of its module
-    gated: str | None = None  # the op of two tensors that it is the gate of
+    text: str  # formula for the documentation
+    module: str  # name of its module
+    gated: str | None = None  # the op in which it is the gate of another tensor
     gated_module: str = ""
-    replaces: tuple[Any, ...] = ()  # the function and the module of PyTorch that it stands in for
+    replaces: tuple[Any, ...] = ()  # PyTorch's function and module that it replaces
 
     @property
     def has_in_place(self) -> bool:

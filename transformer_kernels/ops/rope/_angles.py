@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What says by how much tokens are rotated, in the words of the ops."""
+"""Converts the public arguments of tables and positions to those of the ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .._promote import beside
 
 
 def heads_last(x: Any) -> Any:
-    """(..., H, T, D) as (..., T, H, D); what has no such dimensions is refused by the op."""
+    """Transposes (..., H, T, D) to (..., T, H, D); the op refuses tensors without such
+    dimensions."""
     return x.transpose(-3, -2) if isinstance(x, Tensor) and x.dim() >= 3 else x
 
 
@@ -27,7 +28,7 @@ def _split_offsets(op: str, offsets: Any) -> tuple[Tensor | None, int]:
 
 
 def _sections(op: str, sections: Any, position_ids: Any, q: Any, cos: Any) -> tuple[int, int]:
-    """Frequencies of time and of height; those of width are the rest."""
+    """The numbers of frequencies of time and height; the rest belong to width."""
     axes = all(isinstance(x, Tensor) for x in (position_ids, q)) and (
         position_ids.dim() >= q.dim() - 1
     )
@@ -64,7 +65,7 @@ def angle_arguments(
     sections: Any,
     interleaved: Any,
 ) -> tuple[Any, ...]:
-    """From the tables on, in the order of the schemas."""
+    """The arguments from the tables on, in schema order."""
     refuse_gradient(op, cos=cos, sin=sin)
     if any_autocast() and isinstance(q, Tensor):
         cos, sin = (beside(x, q) if isinstance(x, Tensor) else x for x in (cos, sin))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What C++ checks where its kernels run, with the same messages, for all other ways."""
+"""Makes C++'s checks of the rotation's arguments, with its messages, where no C++ runs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _source(angles: Angles) -> str:
 
 
 def _check_positions(op: str, q: Tensor, angles: Angles) -> None:
-    """Those that the host knows."""
+    """Checks positions that the host can read without waiting."""
     tensors = (angles.position_ids, angles.offsets, angles.cu_seqlens)
     if torch.compiler.is_compiling() or not (
         has_memory(type(q)) and all(map(is_readable, tensors))
@@ -164,7 +164,7 @@ def _check_no_positions(op: str, angles: Angles) -> None:
 
 
 def check(op: str, given: Given) -> None:
-    """Raise where an op of the family cannot take its tensors of heads, tables and positions."""
+    """Raises where an op of the family cannot take its tensors of heads, tables and positions."""
     q = given["q"]
     angles = Angles(*(given[name] for name in Angles._fields))
     _check_tensors(op, q, given)

@@ -13,7 +13,7 @@ from .._heads import in_the_order_of
 
 
 class Angles(NamedTuple):
-    """What says by how much each token is rotated, in the order of the schemas."""
+    """The arguments that determine the angle of each token, in schema order."""
 
     cos: Tensor
     sin: Tensor
@@ -31,8 +31,8 @@ def has_axes(position_ids: Tensor | None, q: Tensor) -> bool:
 
 
 def positions(q: Tensor, given: Angles, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
-    """(B, T) or (3, B, T), without B where ``q`` has none; which rows a sequence holds, where there
-    are sequences. On the device that the tensors of positions are on."""
+    """Positions (B, T) or (3, B, T), without B if ``q`` has none; and with sequences, which rows
+    belong to one. They are on the device of the position tensors."""
     tokens = q.shape[:-2]
     if given.position_ids is not None:
         shape = (3, *tokens) if has_axes(given.position_ids, q) else tokens
@@ -54,7 +54,7 @@ def positions(q: Tensor, given: Angles, device: torch.device | str) -> tuple[Ten
 
 
 def _rows(table: Tensor, at: Tensor) -> Tensor:
-    """The table's rows at these positions; NaN where it has none."""
+    """The table's rows at these positions; NaN where there is none."""
     last = table.shape[0] - 1
     if last < 0:
         return table.new_full((*at.shape, table.shape[1]), torch.nan)
@@ -63,7 +63,7 @@ def _rows(table: Tensor, at: Tensor) -> Tensor:
 
 
 def _angles(q: Tensor, given: Angles) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Cosines and sines (B, T, 1, R / 2) in the arithmetic's dtype, and rows that are rotated."""
+    """Cosines and sines (B, T, 1, R / 2) in the arithmetic's dtype, and which rows are rotated."""
     at, held = positions(q, given, q.device)
     if held is not None:
         at = torch.where(held, at, 0)
@@ -79,11 +79,11 @@ def _angles(q: Tensor, given: Angles) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 class _Turn(NamedTuple):
-    """How the tokens of one call are rotated, in the arithmetic's dtype."""
+    """The rotation of a call's tokens, in the arithmetic's dtype."""
 
     cos: Tensor
     sin: Tensor
-    held: Tensor | None  # rows that are rotated, where not all are
+    held: Tensor | None  # rows to rotate; None for all
     interleaved: bool
 
     def __call__(self, wide: Tensor) -> Tensor:
@@ -111,19 +111,19 @@ def _rotate(x: Tensor, turn: _Turn) -> Tensor:
 
 
 def forward(q: Tensor, k: Tensor | None, *angles: object) -> tuple[Tensor, Tensor]:
-    """Without a ``k``, its result is one of no elements."""
+    """Rotates q and k; without ``k``, its result has no elements."""
     given = Angles(*angles)  # type: ignore[arg-type]
     turn = _turn_of(q, given)
     return _rotate(q, turn), q.new_empty(0) if k is None else _rotate(k, turn)
 
 
 def is_absent(k_rotated: Tensor) -> bool:
-    """Whether it stands for a ``k`` that was not given."""
+    """Whether the result stands for a ``k`` that was not given."""
     return k_rotated.dim() == 1
 
 
 def backward(dq_rotated: Tensor, dk_rotated: Tensor, *angles: object) -> tuple[Tensor, Tensor]:
-    """The rotation by the opposite angles."""
+    """Rotates by the opposite angles."""
     given = Angles(*angles)  # type: ignore[arg-type]
     opposite = given._replace(sin=-given.sin)
     dk = None if is_absent(dk_rotated) else dk_rotated
@@ -156,7 +156,8 @@ def norm_forward(
     interleaved: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Without a ``k``, its result is one of no elements, to autograd made of ``q``."""
+    """Normalises and rotates q and k. Without ``k``, its result has no elements, and autograd sees
+    it as made of ``q``."""
     turn = None
     if cos is not None and sin is not None:
         given = Angles(

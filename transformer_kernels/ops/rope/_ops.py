@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The ops of the family: the rotation into new memory, differentiable, and in place, which is not;
-and the rotation behind a norm of each head."""
+"""Declares the rotation (differentiable into new memory, and in place without gradients), and the
+rotation after a norm of each head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._arguments import check
 
 
 def _empty_like(name: str, given: Given) -> Tensor:
-    """Of no elements, where the tensor is absent or stands for an absent one."""
+    """Allocates like a tensor; without elements if it is absent or stands for an absent one."""
     x = given[name]
     if x is None:
         q: Tensor = given["q"]

@@ -23,19 +23,19 @@ def rotate_neighbours(x: Tensor) -> Tensor:
 
 
 def doubled(table: Tensor, interleaved: bool) -> Tensor:
-    """(..., R / 2) to (..., 1, R): each number once for each number of a pair, for all heads."""
+    """Expands (..., R / 2) to (..., 1, R), with each number twice, for all heads."""
     both = table.repeat_interleave(2, -1) if interleaved else torch.cat([table, table], -1)
     return both.unsqueeze(-2)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """By doubled tables, of all numbers of a head."""
+    """Rotates all numbers of a head by doubled tables."""
     rotate = rotate_neighbours if interleaved else rotate_half
     return x * cos + rotate(x) * sin
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """By cosines and sines (..., T, R / 2), of the first R numbers of a head."""
+    """Rotates the first R numbers of a head by cosines and sines (..., T, R / 2)."""
     rotary_dim = 2 * cos.shape[-1]
     cos, sin = (doubled(t, interleaved).to(x.dtype) for t in (cos, sin))
     first, rest = x[..., :rotary_dim], x[..., rotary_dim:]
@@ -52,7 +52,7 @@ def _rows(table: Tensor, at: Tensor, given: Angles, q: Tensor) -> Tensor:
 
 
 def rope(q: Tensor, k: Tensor | None, *angles: object) -> tuple[Tensor, Tensor]:
-    """Without a ``k``, its result is one of no elements."""
+    """Rotates q and k; without ``k``, its result has no elements."""
     given = Angles(*angles)  # type: ignore[arg-type]
     at, held = positions(q, given, q.device)
     at = at if held is None else torch.where(held, at, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Root-mean-square normalisation of the heads of q and k, and the rotation behind it."""
+"""Root-mean-square normalisation of the heads of q and k, followed by the rotation."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def qk_norm(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """``x / sqrt(mean(x * x) + eps) * weight`` of each head of ``q`` and ``k``, and with ``cos``
-    and ``sin`` :func:`rope` of that, in one pass over both.
+    """Computes ``x / sqrt(mean(x * x) + eps) * weight`` for each head of ``q`` and ``k``, and with
+    ``cos`` and ``sin`` applies :func:`rope` to it, in one pass over both.
 
     Args:
         q: (B, T, H, D), or (T, H, D) without a batch; of any strides.
-        k: the same with any number of heads, or None.
+        k: likewise, with any number of heads; or None.
         q_weight: (D,), of ``q``'s dtype or float32.
-        k_weight: the same, for ``k``; both of one dtype.
+        k_weight: likewise for ``k``; both have one dtype.
         eps: added to the mean of squares.
         cos: as in :func:`rope`, like all below; without it nothing is rotated.
-        sin: the same.
+        sin: as in :func:`rope`.
         position_ids: as in :func:`rope`.
         offsets: as in :func:`rope`.
         cu_seqlens: as in :func:`rope`.
@@ -51,7 +51,9 @@ def qk_norm(
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
     Returns:
-        The normalised ``q``, with ``k`` both.
+        The normalised ``q``; if ``k`` is given, both.
+
+    >>> q, k = tfk.functional.qk_norm(q, k, q_weight, k_weight, cos=cos, sin=sin)
     """
     angles = angle_arguments(
         _OP, q, cos, sin, position_ids, offsets, cu_seqlens, sections, interleaved

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """qk_norm in Triton, with the signatures of the raw ops.
 
-A program owns every so-many-th token, and of it a block of heads at a time, of which it has the
-numbers that are rotated as pairs, and the rest. Without tables all numbers are the rest.
+A program owns tokens at a fixed step. It processes a block of a token's heads at a time, and holds
+the rotated numbers as pairs, and the others. Without tables all numbers are others.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
@@ -48,7 +48,7 @@ def _angle(cos, cos_row, sin, sin_row, at, at_axis, token, f, table_rows, half, 
 
 @triton.jit
 def _places(f, r, half, INTERLEAVED: tl.constexpr):
-    """Columns of the pairs and of the rest."""
+    """Columns of the pairs, and of the other numbers."""
     if INTERLEAVED:
         return (2 * f)[None, :], (2 * f + 1)[None, :], (2 * half + r)[None, :]
     return f[None, :], (f + half)[None, :], (2 * half + r)[None, :]
@@ -157,7 +157,7 @@ def _with_batch(x: Tensor) -> Tensor:
 
 
 class _Call:
-    """What the launches for q and for k share."""
+    """The arguments that the launches for q and for k share."""
 
     def __init__(self, q: Tensor, angles: Sequence[Any], eps: float) -> None:
         given = Angles(*angles)

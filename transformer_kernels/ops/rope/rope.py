@@ -20,7 +20,7 @@ _OP = "rope"
 
 
 def _overwrite(arguments: tuple[Any, ...], backend: str) -> None:
-    """Rotates in the memory of q and k, or in PyTorch's words where autograd or a formula has to
+    """Rotates in the memory of q and k; by PyTorch's operations where autograd or a formula has to
     see it."""
     tensors = [x for x in arguments[:2] if isinstance(x, Tensor)]
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
@@ -35,7 +35,8 @@ def _overwrite(arguments: tuple[Any, ...], backend: str) -> None:
 
 
 def _run_in_place(arguments: tuple[Any, ...]) -> None:
-    """Values of other types than the schema's are read once the plain call has failed."""
+    """Runs the plain call; if it fails, converts arguments to the schema's types and runs it
+    again."""
     try:
         rotate_in_place(*arguments)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -63,33 +64,38 @@ def rope(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Rotary position embedding (Su et al. 2021) of ``q`` and ``k``, in one pass over both.
 
-    Each pair (a, b) of numbers in a head becomes ``(a cos - b sin, b cos + a sin)``, by the angle
-    that the tables have for the token's position and the pair's frequency.
+    Each pair (a, b) of numbers in a head becomes ``(a cos - b sin, b cos + a sin)``; the tables
+    hold the angle for the token's position and the pair's frequency.
+
+    >>> cos, sin = tfk.functional.rope_tables(2048, 128)
+    >>> q, k = tfk.functional.rope(q, k, cos, sin)  # (B, T, H, 128)
 
     Args:
         q: (B, T, H, D), or (T, H, D) without a batch; of any strides.
-        k: the same with any number of heads, or None.
-        cos: (P, R / 2): cosines for P positions and R / 2 frequencies, of ``q``'s dtype or float32
-            (:func:`rope_tables`). Where R is less than D, the rest of each head passes through.
-            The tables have no gradient.
-        sin: the same.
-        position_ids: integers that broadcast to (B, T): the rows of the tables. With ``sections``
-            (3, B, T): positions in time, height and width. By default tokens are counted from 0.
-        offsets: added to what is counted: an int, or one for each sequence, (B,).
-        cu_seqlens: (sequences + 1,) int32, for packed sequences, beside ``q`` of (T, H, D): the
-            first row of each, and the number of rows. Tokens are counted in their sequence; rows
-            behind the last one pass through.
-        sections: the numbers of frequencies that turn by time, height and width (M-RoPE of
-            Qwen2-VL); R / 2 in all.
-        interleaved: pairs are neighbours, as in GPT-J, instead of halves, as in GPT-NeoX and Llama.
-        heads_first: tensors are (B, H, T, D), or (H, T, D).
-        inplace: write the results to ``q`` and ``k`` and return these. Without gradients it saves
-            their memory; with them it means what it means in PyTorch.
+        k: likewise, with any number of heads; or None.
+        cos: (P, R / 2), cosines of P positions and R / 2 frequencies, of ``q``'s dtype or float32
+            (:func:`rope_tables`). If R is less than D, the rest of each head is not rotated. The
+            tables have no gradient.
+        sin: sines, likewise.
+        position_ids: integers that broadcast to (B, T): the tables' rows. With ``sections`` (3, B,
+            T): positions in time, height and width. By default tokens are counted from 0.
+        offsets: added to the counted positions: an int, or one for each sequence, (B,).
+        cu_seqlens: (sequences + 1,) int32, for packed sequences with ``q`` (T, H, D): the first row
+            of each sequence, and the number of rows. Tokens are counted within their sequence; rows
+            after the last sequence are not rotated.
+        sections: how many frequencies turn with time, height and width (M-RoPE of Qwen2-VL); R / 2
+            in all.
+        interleaved: whether pairs are neighbours, as in GPT-J, instead of halves, as in GPT-NeoX
+            and Llama.
+        heads_first: whether tensors are (B, H, T, D), or (H, T, D).
+        inplace: write the results to ``q`` and ``k`` and return these. Without gradients this saves
+            memory; with gradients it has PyTorch's meaning.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
     Returns:
-        The rotated ``q``, with ``k`` both. A position that the tables do not have is an error; on a
-        GPU, where reading ``position_ids``, ``offsets`` or ``cu_seqlens`` would wait, it gives NaN.
+        The rotated ``q``; if ``k`` is given, both. A position that the tables lack is an error; on
+        a GPU, where reading ``position_ids``, ``offsets`` or ``cu_seqlens`` would wait, it gives
+        NaN.
     """
     angles = angle_arguments(
         _OP, q, cos, sin, position_ids, offsets, cu_seqlens, sections, interleaved

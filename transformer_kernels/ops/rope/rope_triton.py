@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The rotation in Triton, with the signatures of the raw ops.
 
-A program owns a block of heads of one token. Positions are made by PyTorch's operations first.
+A program owns a block of heads of one token. PyTorch's operations compute positions first.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.

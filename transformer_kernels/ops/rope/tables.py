@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables of cosines and sines: the frequencies of models, and how they are scaled for more context.
+"""Tables of cosines and sines: the frequencies of models, and their scaling for longer contexts.
 
 Frequency f of R / 2 is ``base ** (-2 f / R)``. Its wavelength is ``2 pi / frequency``.
 """
@@ -45,13 +45,13 @@ def _default(frequencies: Tensor, *_: Any) -> tuple[Tensor, float]:
 
 
 def _linear(frequencies: Tensor, scaling: Mapping[str, Any], *_: Any) -> tuple[Tensor, float]:
-    """Chen et al. 2023, arXiv:2306.15595."""
+    """Linear scaling (Chen et al. 2023, arXiv:2306.15595)."""
     return frequencies / _number(scaling, "factor"), 1.0
 
 
 def _llama3(frequencies: Tensor, scaling: Mapping[str, Any], *_: Any) -> tuple[Tensor, float]:
-    """Llama 3.1 (arXiv:2407.21783): long wavelengths are scaled, short ones kept, and those between
-    are mixed in proportion to the inverse of the wavelength."""
+    """Llama 3.1's scaling (arXiv:2407.21783): long wavelengths are scaled, short ones kept, and
+    those between are mixed in proportion to the inverse of the wavelength."""
     factor = _number(scaling, "factor")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
     context = _number(scaling, "original_max_position_embeddings")
@@ -68,9 +68,9 @@ def _yarn(
     frequencies: Tensor, scaling: Mapping[str, Any], rotary_dim: int, base: float
 ) -> tuple[Tensor, float]:
     """YaRN (Peng et al. 2023, arXiv:2309.00071): frequencies that turn more than ``beta_fast``
-    times in the original context are kept, those that turn less than ``beta_slow`` times scaled,
-    and what lies between is mixed linearly in the index. Cosines and sines grow by the attention
-    factor."""
+    times in the original context are kept, those that turn less than ``beta_slow`` times are
+    scaled, and those between are mixed linearly in the index. Cosines and sines are multiplied by
+    the attention factor."""
     factor = _number(scaling, "factor")
     context = _number(scaling, "original_max_position_embeddings")
 
@@ -90,7 +90,8 @@ def _yarn(
 
 
 def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
-    """That of the paper by default; DeepSeek's models give two scales of its logarithm."""
+    """The attention factor: the paper's by default; DeepSeek's models give two scales of its
+    logarithm."""
     if scaling.get("attention_factor") is not None:
         return _number(scaling, "attention_factor")
 
@@ -107,7 +108,7 @@ def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
 
 class _Scaling(NamedTuple):
     scale: Callable[..., tuple[Tensor, float]]
-    keys: tuple[str, ...] = ()  # that are its own
+    keys: tuple[str, ...] = ()  # keys of this kind only
 
 
 _SCALINGS = {
@@ -129,7 +130,7 @@ _KEYS_OF_ALL = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
 def _check_keys(scaling: Mapping[str, Any]) -> None:
-    """Raise where a key would be ignored; one that is None is as good as absent."""
+    """Raises where a key would be ignored; a key of None counts as absent."""
     kind = _kind(scaling)
     taken = (*_KEYS_OF_ALL, *_SCALINGS[kind].keys)
     for key in scaling:
@@ -157,7 +158,7 @@ def _is_known(key: Any) -> bool:
 
 
 def base_of(base: float | None, scaling: Mapping[str, Any] | None) -> float:
-    """That of the call, or what ``scaling`` says; both are one."""
+    """The base, from the call or from ``scaling``; if both are given they must agree."""
     theta = scaling.get("rope_theta") if isinstance(scaling, Mapping) else None
     if base is None:
         name, base = ("base", 10000.0) if theta is None else ("scaling['rope_theta']", theta)
@@ -188,7 +189,7 @@ def frequencies(
     scaling: Mapping[str, Any] | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, float]:
-    """(R / 2) frequencies in float64, and the factor of cosines and sines."""
+    """Computes the R / 2 frequencies in float64, and the factor of cosines and sines."""
     rotary_dim = as_integer(_OP, "rotary_dim", rotary_dim)
     if rotary_dim < 2 or rotary_dim % 2:
         raise ArgumentValueError(
@@ -218,14 +219,14 @@ def rope_tables(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for :func:`rope`, computed in float64 and rounded once.
+    """Computes cosines and sines for :func:`rope`, in float64 and rounded once.
 
     Args:
         max_positions: P; positions are 0 to P - 1.
-        rotary_dim: R, even: how many numbers of a head are rotated.
-        base: of the frequencies ``base ** (-2 f / R)``; by default the ``rope_theta`` of
+        rotary_dim: R, even: the number of a head's elements that are rotated.
+        base: base of the frequencies ``base ** (-2 f / R)``; by default the ``rope_theta`` of
             ``scaling``, or 10000.
-        scaling: of the frequencies, with the keys of Hugging Face's ``rope_scaling``: a
+        scaling: scaling of the frequencies, with the keys of Hugging Face's ``rope_scaling``: a
             ``rope_type`` of ``"default"``, ``"linear"``, ``"llama3"`` or ``"yarn"``, a ``factor``,
             and
 
@@ -236,9 +237,9 @@ def rope_tables(
               ``mscale_all_dim``;
             - any: ``rope_theta``, the base, and a ``partial_rotary_factor`` of 1.
 
-            A key that none of these is, or that the ``rope_type`` has no use for, is refused.
-        dtype: of the tables.
-        device: of the tables.
+            Keys that are none of these, or that the ``rope_type`` does not use, are refused.
+        dtype: dtype of the tables.
+        device: device of the tables.
 
     Returns:
         cos, sin: (P, R / 2).

@@ -24,7 +24,7 @@ def _masked_scores(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -
 
 
 def forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool, log: bool) -> Tensor:
-    """The formula in PyTorch operations, differentiable any number of times."""
+    """Computes softmax or log_softmax in PyTorch operations, differentiable any number of times."""
     z = _masked_scores(x, mask, scale, causal)
     normalize = log_softmax if log else softmax
     if mask is None and not causal:
@@ -38,7 +38,7 @@ def forward(x: Tensor, mask: Tensor | None, scale: float, causal: bool, log: boo
 
 
 def backward(dy: Tensor, y: Tensor, scale: float, masked: bool, log: bool) -> Tensor:
-    """Gradient of ``x``, as a formula in ``dy`` and ``y`` that can be differentiated again."""
+    """The gradient of ``x``, as a formula in ``dy`` and ``y`` that can be differentiated again."""
     dtype = accumulate_dtype(y)
     g, p = dy.to(dtype), y.to(dtype)
     if log:

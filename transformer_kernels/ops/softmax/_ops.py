@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""softmax and log_softmax over the last dimension: one op, with a flag.
+"""Declares softmax and log_softmax over the last dimension, as one op with a flag.
 
     z = x * scale + mask        (-inf where a boolean or the causal mask is false)
     softmax = exp(z - max(z)) / sum(exp(z - max(z)))        log_softmax = log(softmax)
 
-A row of which every element is masked gives 0 (softmax) or -inf (log_softmax), and gradient 0.
+A row in which every element is masked gives 0 (softmax) or -inf (log_softmax), and a gradient of 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _check_causal(op: str, given: Given) -> None:
 
 
 def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
-    """Those of x and of an additive mask."""
+    """The gradients of x and of an additive mask."""
     dy, y, scale, masked, log = (values[n] for n in ("dy", "y", "scale", "masked", "log"))
     if not needed["mask"]:
         return {"x": backward(dy, y, scale, masked, log)}

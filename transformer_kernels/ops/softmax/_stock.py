@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""softmax in PyTorch's own calls, with the rule for rows of which every element is masked."""
+"""softmax in PyTorch's own calls, with our rule for rows in which every element is masked."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _wrapped_dim(op: str, dim: Any, rank: int) -> int:
 
 
 def _autocast(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """What torch.softmax does under autocast: float32, except on the CPU."""
+    """Casts as torch.softmax does under autocast: to float32, except on the CPU."""
     low = (torch.float16, torch.bfloat16)
     if x.dtype not in low or x.device.type == "cpu":
         return x, mask
@@ -83,7 +83,7 @@ def _along_dim(
     op: str, x: Tensor, dim: Any, dtype: torch.dtype | None, scale: Any, mask: Tensor | None,
     causal: Any, backend: str,
 ) -> Tensor:  # fmt: skip
-    """One other than the last is brought there and back by copies."""
+    """Runs along ``dim``; one that is not the last is moved there and back by copies."""
     index = _wrapped_dim(op, dim, x.dim())
     if dtype is not None:
         x = x.to(dtype)
@@ -122,7 +122,7 @@ def _mask_of_values(op: str, x: Tensor, mask: Tensor | None) -> Tensor | None:
 def _along_in_sequences(
     op: str, x: Tensor, dim: Any, scale: Any, mask: Tensor | None, causal: Any, backend: str
 ) -> Tensor:
-    """Along a dimension after the ragged one, of values that lie one after the other."""
+    """Runs along a dimension after the ragged one, on the values, which are adjacent in memory."""
     ragged, index = ragged_dim(x), _wrapped_dim(op, dim, x.dim())
     if index <= ragged:
         raise ArgumentValueError(
@@ -140,7 +140,7 @@ def _along_in_sequences(
 
 # ---- functions ----------------------------------------------------------------------------------
 
-# Frames between _along() and the user's line: the function and what wraps it.
+# Frames between _along() and the user's line: the function and its wrapper.
 _FRAMES = 2
 
 
@@ -171,17 +171,19 @@ def softmax(
 
     Args:
         input: a floating-point tensor, of any strides.
-        dim: the dimension that sums to 1. One other than the last costs two copies.
-        dtype: ``input`` is cast to it first.
+        dim: the dimension that sums to 1; if it is not the last, input and result are copied.
+        dtype: ``input`` is cast to this dtype first.
         scale: factor of ``input``.
-        mask: broadcasts to ``input``'s shape; boolean (true takes part) or added to
-            ``input * scale`` (``input``'s dtype or float32), which may require a gradient.
-        causal: hide the future, over the last two dimensions (queries, keys), aligned to the
-            bottom right corner.
-        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"``, ``"fpga"`` (an array, without
-            mask or gradient) or ``"reference"``.
+        mask: broadcasts to ``input``'s shape; boolean (true is kept), or added to ``input *
+            scale``, in ``input``'s dtype or float32; an additive mask may require a gradient.
+        causal: hide later keys, over the last two dimensions (queries, keys), aligned to the bottom
+            right corner.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"``, ``"fpga"`` (an array, without mask
+            or gradient) or ``"reference"``.
 
-    Under CUDA autocast the result is float32, as PyTorch's is.
+    Under CUDA autocast the result is float32, as in PyTorch.
+
+    >>> weights = tfk.functional.softmax(scores, -1, scale=0.125, causal=True)
     """
     if _is_plain(input, dim, dtype):
         return _call(input, mask, scale, causal, False, backend)

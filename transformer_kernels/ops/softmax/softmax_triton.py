@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """softmax and log_softmax in Triton, with the signatures of the raw ops.
 
-A program owns one row. A row of up to WHOLE_ROW elements stays in registers; a wider one is read
-twice: once for its maximum and sum, combined chunk by chunk, and once to write.
+A program owns one row. A row of up to WHOLE_ROW elements stays in registers. A wider one is read
+twice: for its maximum and sum, which are combined chunk by chunk, and again to be written.
 """
 
 # Triton's parameters say what they are by name; its language has no annotations but constexpr.
@@ -40,13 +40,14 @@ def _scores(
 
 @triton.jit
 def _finite(maximum):
-    """A reference for the exponent that turns exp(-inf - reference) into 0 and not into NaN."""
+    """A reference for the exponent with which exp(-inf - reference) is 0 and not NaN."""
     return tl.where(maximum == -float("inf"), 0.0, maximum)
 
 
 @triton.jit
 def _result(z, maximum, total, LOG: tl.constexpr, MASKED: tl.constexpr):
-    """Only a masked row without an element may be 0 or -inf all over; another is NaN."""
+    """The result of a chunk. Only a row that a mask hides wholly may be 0 or -inf all over; others
+    are NaN."""
     dead = MASKED & (total == 0.0)
     if LOG:
         y = z - maximum - tl.log(total)
@@ -96,7 +97,7 @@ def _forward(
 @triton.jit
 def _load_pair(dy_row, y_row, cols, start, LOG: tl.constexpr, ACC: tl.constexpr,
                BLOCK: tl.constexpr):  # fmt: skip
-    """One chunk of dy and y, with values past the row's end that add nothing."""
+    """One chunk of dy and y; values past the row's end add nothing."""
     col = start + tl.arange(0, BLOCK)
     inside = col < cols
     dy = tl.load(dy_row + col, mask=inside, other=0.0).to(ACC)
@@ -143,7 +144,7 @@ def _backward(
 
 
 def _mask_rows(mask: Tensor, shape: torch.Size) -> tuple[Tensor, list[int], list[int], int]:
-    """The mask over x's rows: up to three (size, stride) pairs, outermost first."""
+    """The mask over x's rows, as up to three pairs (size, stride), outermost first."""
     try:
         mask = mask.expand(shape)
     except RuntimeError:
