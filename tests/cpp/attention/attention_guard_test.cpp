@@ -187,8 +187,9 @@ struct Problems {
       p.k_offsets = static_cast<std::int32_t*>(arena.copy(kKeyOffsets, sizeof(kKeyOffsets)));
     }
 
-    const auto rows_at = [](void* data, std::int64_t time, std::int64_t heads, std::int64_t dim) {
-      return HeadRows{data, time * heads * dim, heads * dim, dim};
+    // Packed sequences lie one behind the other: they have no stride from batch to batch.
+    const auto rows_at = [&](void* data, std::int64_t time, std::int64_t heads, std::int64_t dim) {
+      return HeadRows{data, s.packed ? 0 : time * heads * dim, heads * dim, dim};
     };
     const auto input = [&](std::int64_t time, std::int64_t heads, std::int64_t dim) {
       return rows_at(arena.random(dtype, batches * time * heads * dim), time, heads, dim);
