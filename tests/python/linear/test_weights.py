@@ -6,6 +6,7 @@ On a CPU this is never done; these tests enable it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,29 +284,40 @@ def test_products_that_are_added_are_counted() -> None:
     assert flops.get_total_flops() == 2 * 4**3
 
 
-@pytest.mark.parametrize("view", [False, True], ids=["copied", "views"])
-def test_distributed_data_parallel(view: bool, tmp_path: Path) -> None:
-    """DistributedDataParallel's hooks find the gradient that was added."""
-    distributed = torch.distributed
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+def _train_in_parallel(view: bool) -> None:
+    model = tfk.nn.MLP(FEATURES, FEATURES)
+    parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=view)
+    leaf = model.fc1.weight
+    arrived = Arrivals(leaf)
+    once = None
+    x = randn((ROWS, FEATURES), torch.float32)
+    for _ in range(3):
+        parallel(x).sum().backward()
+        assert leaf.grad is not None
+        once = leaf.grad.clone() if once is None else once
+    assert once is not None
+    _assert_close(leaf.grad, 3 * once)
+    assert arrived[1:] == [None, None]
+
+
+def _process(_: int, store: str) -> None:
+    torch.set_num_threads(1)
+    _weights._has_one_writer = lambda _: True
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=0, world_size=1
     )
-    try:
-        model = tfk.nn.MLP(FEATURES, FEATURES)
-        parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=view)
-        leaf = model.fc1.weight
-        arrived = Arrivals(leaf)
-        once = None
-        x = randn((ROWS, FEATURES), torch.float32)
-        for _ in range(3):
-            parallel(x).sum().backward()
-            assert leaf.grad is not None
-            once = leaf.grad.clone() if once is None else once
-        assert once is not None
-        _assert_close(leaf.grad, 3 * once)
-        assert arrived[1:] == [None, None]
-    finally:
-        distributed.destroy_process_group()
+    for view in (False, True):
+        _train_in_parallel(view)
+    os._exit(0)  # gloo's threads would outlive the interpreter, and end it with an error
+
+
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    """DistributedDataParallel's hooks find the gradient that was added, in copies and in views.
+
+    It runs in a process of its own: PyTorch does not free what a parallel model holds, and gloo's
+    threads would live on, after `destroy_process_group`, in the process that runs the tests.
+    """
+    torch.multiprocessing.spawn(_process, (str(tmp_path / "store"),))
 
 
 class _Stream:
