@@ -150,7 +150,7 @@ F.softmax(torch.randn(2, 8), -1)
 print("the processor has it")
 from transformer_kernels.testing.cases import CASES
 from transformer_kernels.testing.check import check_problem
-for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+for dtype in (torch.float32, torch.bfloat16):  # C++ tests run the others on each set
     for case in CASES:
         check_problem(case.build(torch.randn(3, 77).to(dtype)), magnitude=2.0)
 """

@@ -30,7 +30,7 @@ def _indices(shape: tuple[int, ...], rows: int, device: str, dtype: Any = torch.
 
 
 def _skip_slow(backend: str, device: str, programs: int) -> None:
-    if backend == "triton" and device == "cpu" and programs > 200:
+    if backend == "triton" and device == "cpu" and programs > 50:
         pytest.skip("Triton's interpreter takes a millisecond a program")
 
 
