@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+import cpu_seconds
 
 os.environ["TFK_TUNE"] = "0"  # what was timed on this machine does not choose what is tested
 if not torch.cuda.is_available():
@@ -23,8 +28,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Each of several processes keeps to its share of the cores."""
+    if times := os.environ.get(cpu_seconds.VARIABLE):
+        config.pluginmanager.register(cpu_seconds.CpuSeconds(config, Path(times)))
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
