@@ -154,47 +154,58 @@ TensorView broadcast_to(const char* op, const char* name, const TensorView& view
   return wide;
 }
 
-Tensor empty(Device device, std::span<const std::int64_t> sizes, DType dtype) {
-  std::array<std::int64_t, TensorView::kMaxRank> strides;
-  check_value(sizes.size() <= strides.size(), "an output has ", sizes.size(),
-              " dimensions, expected at most ", strides.size());
-  std::int64_t numel = 1;
+TensorView layout_of(Device device, std::span<const std::int64_t> sizes, DType dtype) {
+  check_value(sizes.size() <= TensorView::kMaxRank, "an output has ", sizes.size(),
+              " dimensions, expected at most ", TensorView::kMaxRank);
+  TensorView layout;
+  layout.dtype = dtype;
+  layout.device = device;
+  layout.rank = static_cast<int>(sizes.size());
+  std::int64_t stride = 1;
   for (std::size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = numel;
-    numel *= std::max<std::int64_t>(sizes[i], 1);
+    layout.sizes[i] = sizes[i];
+    layout.strides[i] = stride;
+    stride *= std::max<std::int64_t>(sizes[i], 1);
   }
-  const bool on_cpu = device.type == DeviceType::kCpu;
+  return layout;
+}
+
+TensorView rows_like(const TensorView& x) {
+  if (!x.defined()) return {};
+  return layout_of(x.device, {x.sizes.data(), static_cast<std::size_t>(x.rank)}, x.dtype);
+}
+
+TensorView heads_like(const TensorView& like) {
+  if (like.rank != 4 || like.strides[2] <= like.strides[1]) return rows_like(like);
+  TensorView swapped = like;
+  std::swap(swapped.sizes[1], swapped.sizes[2]);
+  TensorView layout = rows_like(swapped);
+  std::swap(layout.sizes[1], layout.sizes[2]);
+  std::swap(layout.strides[1], layout.strides[2]);
+  return layout;
+}
+
+TensorView statistics_of(const TensorView& x) {
+  const int rank = std::max(x.rank - 1, 0);
+  return layout_of(x.device, {x.sizes.data(), static_cast<std::size_t>(rank)},
+                   accumulate_dtype(x.dtype));
+}
+
+Tensor empty(const TensorView& layout) {
+  const bool on_cpu = layout.device.type == DeviceType::kCpu;
   const std::int32_t type = on_cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
   AtenTensorHandle handle = nullptr;
-  const std::int32_t code = kTorchDTypes[static_cast<int>(dtype)].code();
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()),
-                                                  sizes.data(), strides.data(), code, type,
-                                                  on_cpu ? -1 : device.index, &handle));
+  const std::int32_t code = kTorchDTypes[static_cast<int>(layout.dtype)].code();
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(layout.rank, layout.sizes.data(),
+                                                  layout.strides.data(), code, type,
+                                                  on_cpu ? -1 : layout.device.index, &handle));
   Tensor tensor(handle);
-  if (on_cpu) cpu::advise_huge_pages(tensor.data_ptr(), numel * size_of(dtype));
+  if (on_cpu) cpu::advise_huge_pages(tensor.data_ptr(), layout.numel() * size_of(layout.dtype));
   return tensor;
 }
 
-Tensor new_rows_like(const TensorView& x) {
-  return empty(x.device, {x.sizes.data(), static_cast<std::size_t>(x.rank)}, x.dtype);
-}
-
-Tensor empty_heads(const TensorView& like, std::span<const std::int64_t> sizes) {
-  if (sizes.size() != 4 || like.strides[2] <= like.strides[1]) {
-    return empty(like.device, sizes, like.dtype);
-  }
-  const std::int64_t swapped[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
-  return torch::stable::transpose(empty(like.device, swapped, like.dtype), 1, 2);
-}
-
-Tensor new_heads_like(const TensorView& x) {
-  return empty_heads(x, {x.sizes.data(), static_cast<std::size_t>(x.rank)});
-}
-
-Tensor empty_statistics(const TensorView& x) {
-  const int rank = std::max(x.rank - 1, 0);
-  return empty(x.device, {x.sizes.data(), static_cast<std::size_t>(rank)},
-               accumulate_dtype(x.dtype));
+Tensor empty(Device device, std::span<const std::int64_t> sizes, DType dtype) {
+  return empty(layout_of(device, sizes, dtype));
 }
 
 Tensor absent(const TensorView& x) {

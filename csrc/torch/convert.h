@@ -44,15 +44,20 @@ Tensor packed_indices(const char* op, const char* name, const Tensor& tensor);
 TensorView broadcast_to(const char* op, const char* name, const TensorView& view,
                         const TensorView& like, const char* reason);
 
-// Uninitialised contiguous memory; float32 for statistics, float64 where x is.
-Tensor empty(Device device, std::span<const std::int64_t> sizes, DType dtype);
-Tensor new_rows_like(const TensorView& x);
+// Layouts of tensors to be made: views without memory, in row-major order. Those of an undefined
+// view are undefined.
+TensorView layout_of(Device device, std::span<const std::int64_t> sizes, DType dtype);
+TensorView rows_like(const TensorView& x);
 // For (batch, time, heads, dim), in the order that `like` has its heads and rows in, as PyTorch's
 // own attention does.
-Tensor empty_heads(const TensorView& like, std::span<const std::int64_t> sizes);
-Tensor new_heads_like(const TensorView& x);
-Tensor empty_statistics(const TensorView& x);  // one element a row
-Tensor absent(const TensorView& x);            // 0 elements, for an unwanted output
+TensorView heads_like(const TensorView& like);
+// One element a row; float32, float64 where x is.
+TensorView statistics_of(const TensorView& x);
+
+// Uninitialised memory.
+Tensor empty(const TensorView& layout);
+Tensor empty(Device device, std::span<const std::int64_t> sizes, DType dtype);
+Tensor absent(const TensorView& x);  // 0 elements, for an unwanted output
 
 // torch's current device, stream, allocator and thread pool for the time of one call.
 class CallContext {

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Raw ops from lists of fields: an argument is named once, and its schema, its place in the call
-// and its view follow. An op is a struct
+// Raw ops from lists of fields: an argument or a result is named once, and its schema, its place in
+// the call, its view and its memory follow. An op is a struct
 //
 //   Arguments    the arguments of the C++ function, or a struct derived from them where the op has
 //                options of its own
-//   kOp          its name in messages
+//   kOp, kPass   its name: kOp is that in messages
 //   kLike        the member of Arguments on whose device the op runs
 //   kFields      a tuple of fields, in the order of the schema
-//   name(), returns()       of the schema
-//   run(context, arguments) makes the results, calls the C++ function and returns them as a tuple
+//   kResults     a tuple of results, in theirs
+//   kCall        the C++ function
 //
-// and RawOps<Op...> defines and implements it.
+// and, where it needs them, name() instead of kPass, and prepare(arguments), which completes the
+// arguments before results are made. RawOps<Op...> defines and implements it.
 #pragma once
 
 #include <array>
@@ -24,50 +25,79 @@
 
 namespace transformer_kernels::torch_ops {
 
+// A member of a part of the arguments, which stands where a member of theirs does.
+template <class Part, class Member>
+struct Within {
+  Part part;
+  Member member;
+};
+template <class Part, class Member>
+constexpr Within<Part, Member> within(Part part, Member member) {
+  return {part, member};
+}
+
+template <class Member>
+constexpr auto& at(auto& arguments, Member member) {
+  return arguments.*member;
+}
+template <class Part, class Member>
+constexpr auto& at(auto& arguments, Within<Part, Member> member) {
+  return arguments.*member.part.*member.member;
+}
+
+// ---- arguments ----------------------------------------------------------------------------------
+
 // Prepares a tensor for kernels: returns the tensor itself, or a copy that kernels can read.
 using Prepare = Tensor (*)(const char* op, const char* name, const Tensor& tensor);
 
-template <class Arguments>
+template <class Member>
 struct TensorField {
   using Value = const Tensor&;
   static constexpr const char* kType = "Tensor";
 
   const char* name;
-  TensorView Arguments::*member;
+  Member member;
   Prepare prepare;
 
   // `kept` holds the memory of the view for the time of the call.
   void bind(const char* op, auto& arguments, std::optional<Tensor>& kept, Value value) const {
     kept = prepare(op, name, value);
-    arguments.*member = view_of(op, name, *kept);
+    at(arguments, member) = view_of(op, name, *kept);
   }
 };
 
 // A tensor that the op writes.
-template <class Arguments>
-struct WrittenField : TensorField<Arguments> {
+template <class Member>
+struct WrittenField : TensorField<Member> {
   static constexpr const char* kType = "Tensor(a!)";
 };
 
 // The member is a view, or the tensor itself, of which the op makes a view later.
-template <class Arguments, class Member>
+template <class Member>
 struct OptionalField {
   using Value = const std::optional<Tensor>&;
   static constexpr const char* kType = "Tensor?";
 
   const char* name;
-  Member Arguments::*member;
+  Member member;
   Prepare prepare;
 
   void bind(const char* op, auto& arguments, std::optional<Tensor>& kept, Value value) const {
     if (!value) return;
     kept = prepare(op, name, *value);
-    if constexpr (std::is_same_v<Member, TensorView>) {
-      arguments.*member = view_of(op, name, *kept);
+    auto& place = at(arguments, member);
+    if constexpr (std::is_same_v<std::remove_reference_t<decltype(place)>, TensorView>) {
+      place = view_of(op, name, *kept);
     } else {
-      arguments.*member = kept;
+      place = kept;
     }
   }
+};
+
+// A second tensor that the op writes.
+template <class Member>
+struct OptionalWrittenField : OptionalField<Member> {
+  static constexpr const char* kType = "Tensor(b!)?";
 };
 
 template <class Number>
@@ -79,67 +109,169 @@ inline constexpr const char* kTypeOf<std::int64_t> = "int";
 template <>
 inline constexpr const char* kTypeOf<bool> = "bool";
 
-template <class Number, class Arguments, class Member>
+template <class Number, class Member>
 struct NumberField {
   using Value = Number;
   static constexpr const char* kType = kTypeOf<Number>;
 
   const char* name;
-  Member Arguments::*member;
+  Member member;
 
   void bind(const char*, auto& arguments, std::optional<Tensor>&, Value value) const {
-    arguments.*member = value;
+    at(arguments, member) = value;
   }
 };
 
-template <class A>
-constexpr TensorField<A> tensor(const char* name, TensorView A::*member,
-                                Prepare prepare = as_it_is) {
+// A number that stands for one of a list.
+template <class Member, class Choose>
+struct ChoiceField {
+  using Value = std::int64_t;
+  static constexpr const char* kType = "int";
+
+  const char* name;
+  Member member;
+  Choose choose;  // (op, number) -> the value of the member
+
+  void bind(const char* op, auto& arguments, std::optional<Tensor>&, Value value) const {
+    at(arguments, member) = choose(op, value);
+  }
+};
+
+// A number that this pass has no use for.
+template <class Number>
+struct UnusedField {
+  using Value = Number;
+  static constexpr const char* kType = kTypeOf<Number>;
+
+  const char* name;
+
+  void bind(const char*, auto&, std::optional<Tensor>&, Value) const {}
+};
+
+template <class Member>
+constexpr TensorField<Member> tensor(const char* name, Member member, Prepare prepare = as_it_is) {
   return {name, member, prepare};
 }
-template <class A>
-constexpr WrittenField<A> written(const char* name, TensorView A::*member) {
+template <class Member>
+constexpr WrittenField<Member> written(const char* name, Member member) {
   return {{name, member, as_it_is}};
 }
-template <class A, class Member>
-constexpr OptionalField<A, Member> optional(const char* name, Member A::*member,
-                                            Prepare prepare = as_it_is) {
+template <class Member>
+constexpr OptionalField<Member> optional(const char* name, Member member,
+                                         Prepare prepare = as_it_is) {
   return {name, member, prepare};
+}
+template <class Member>
+constexpr OptionalWrittenField<Member> optional_written(const char* name, Member member) {
+  return {{name, member, as_it_is}};
 }
 // A vector of parameters, as a bias or the weight of a norm: of any strides, of which the one rule
 // is here. Kernels read it without gaps, from a copy where it has some.
-template <class A, class Member>
-constexpr OptionalField<A, Member> parameter(const char* name, Member A::*member) {
+template <class Member>
+constexpr OptionalField<Member> parameter(const char* name, Member member) {
   return {name, member, contiguous};
 }
-template <class A, class Member>
-constexpr NumberField<double, A, Member> real(const char* name, Member A::*member) {
+template <class Member>
+constexpr NumberField<double, Member> real(const char* name, Member member) {
   return {name, member};
 }
-template <class A>
-constexpr NumberField<std::int64_t, A, std::int64_t> integer(const char* name,
-                                                             std::int64_t A::*member) {
+template <class Member>
+constexpr NumberField<std::int64_t, Member> integer(const char* name, Member member) {
   return {name, member};
 }
-template <class A>
-constexpr NumberField<bool, A, bool> flag(const char* name, bool A::*member) {
+template <class Member>
+constexpr NumberField<bool, Member> flag(const char* name, Member member) {
   return {name, member};
+}
+template <class Member, class Choose>
+constexpr ChoiceField<Member, Choose> choice(const char* name, Member member, Choose choose) {
+  return {name, member, choose};
+}
+template <class Number>
+constexpr UnusedField<Number> unused(const char* name) {
+  return {name};
 }
 
-template <class Op, class Fields = std::remove_const_t<decltype(Op::kFields)>>
+// ---- results ------------------------------------------------------------------------------------
+
+// A tensor that the op makes. Its layout follows from the arguments; where that is undefined nobody
+// wants the result, which then has no elements, and its member stays undefined.
+template <class Member, class Layout>
+struct ResultField {
+  const char* name;
+  Member member;
+  Layout layout;  // (arguments) -> a view without memory
+
+  Tensor make(auto& arguments, const TensorView& first) const {
+    const TensorView wanted = layout(arguments);
+    if (!wanted.defined()) return absent(first);
+    const Tensor tensor = empty(wanted);
+    TensorView& view = at(arguments, member);
+    view = wanted;
+    view.data = tensor.data_ptr();
+    return tensor;
+  }
+};
+
+template <class Member, class Layout>
+constexpr ResultField<Member, Layout> result(const char* name, Member member, Layout layout) {
+  return {name, member, layout};
+}
+
+// Laid out as `layout` says of a view among the arguments; absent beside one that is.
+using LayoutLike = TensorView (*)(const TensorView& like);
+template <class Member, class Like>
+constexpr auto result(const char* name, Member member, LayoutLike layout, Like like) {
+  return result(name, member, [=](const auto& a) { return layout(at(a, like)); });
+}
+
+// The same where the flag `wanted` is set.
+template <class Wanted, class Member, class Like>
+constexpr auto result_if(Wanted wanted, const char* name, Member member, LayoutLike layout,
+                         Like like) {
+  return result(name, member,
+                [=](const auto& a) { return at(a, wanted) ? layout(at(a, like)) : TensorView{}; });
+}
+
+// `fields` where the op has them.
+template <bool kHas, class... Field>
+constexpr auto fields_if(const Field&... field) {
+  if constexpr (kHas) {
+    return std::tuple(field...);
+  } else {
+    return std::tuple<>();
+  }
+}
+
+// ---- ops ----------------------------------------------------------------------------------------
+
+template <class Op, class Fields = std::remove_const_t<decltype(Op::kFields)>,
+          class Results = std::remove_const_t<decltype(Op::kResults)>>
 struct RawOp;
 
-template <class Op, class... Field>
-struct RawOp<Op, std::tuple<Field...>> {
+template <class Op, class... Field, class... Result>
+struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
+  static std::string name() {
+    if constexpr (requires { Op::name(); }) {
+      return Op::name();
+    } else {
+      return std::string(Op::kOp) + Op::kPass;
+    }
+  }
+
   static std::string schema() {
-    std::string text = Op::name() + "(";
-    const char* comma = "";
-    const auto add = [&](const char* type, const char* name) {
-      text += std::string(comma) + type + " " + name;
-      comma = ", ";
-    };
-    std::apply([&](const Field&... field) { (add(Field::kType, field.name), ...); }, Op::kFields);
-    return text + ") -> " + Op::returns();
+    const std::string arguments = std::apply(
+        [](const auto&... field) {
+          return list({{Field::kType, field.name}...});
+        },
+        Op::kFields);
+    const std::string results = std::apply(
+        [](const auto&... result) {
+          return list({{"Tensor", result.name}...});
+        },
+        Op::kResults);
+    const bool one = sizeof...(Result) == 1;
+    return name() + "(" + arguments + ") -> " + (one ? results : "(" + results + ")");
   }
 
   static auto call(typename Field::Value... values) {
@@ -152,9 +284,33 @@ struct RawOp<Op, std::tuple<Field...>> {
             (field.bind(Op::kOp, arguments, *next++, values), ...);
           },
           Op::kFields);
-      const CallContext context((arguments.*Op::kLike).device);
-      return Op::run(context, arguments);
+      const CallContext context(at(arguments, Op::kLike).device);
+      if constexpr (requires { Op::prepare(arguments); }) Op::prepare(arguments);
+      if constexpr (sizeof...(Result) == 0) {
+        Op::kCall(context, arguments);
+      } else {
+        const TensorView& first = at(arguments, std::get<0>(Op::kFields).member);
+        // Braces: results are made in their order.
+        auto results = std::apply(
+            [&](const Result&... result) {
+              return std::tuple<std::conditional_t<true, Tensor, Result>...>{
+                  result.make(arguments, first)...};
+            },
+            Op::kResults);
+        Op::kCall(context, arguments);
+        return results;
+      }
     });
+  }
+
+ private:
+  // "Tensor x, float eps"
+  static std::string list(std::initializer_list<std::pair<const char*, const char*>> items) {
+    std::string text;
+    for (const auto& [type, name] : items) {
+      text += std::string(text.empty() ? "" : ", ") + type + " " + name;
+    }
+    return text;
   }
 };
 
@@ -167,29 +323,16 @@ struct RawOps {
 
   template <class Library>
   static void implement(Library& library) {
-    (library.impl(Op::name().c_str(), TORCH_BOX(&RawOp<Op>::call)), ...);
+    (library.impl(RawOp<Op>::name().c_str(), TORCH_BOX(&RawOp<Op>::call)), ...);
   }
 };
 
-// A result of an op as a tuple: made like `like`, with a view of it; or none.
-template <bool kWanted = true>
-auto result(TensorView& view, Tensor (*make)(const TensorView& like), const TensorView& like) {
-  if constexpr (kWanted) {
-    const Tensor tensor = make(like);
-    view = view_of("", "result", tensor);
-    return std::tuple<Tensor>(tensor);
-  } else {
-    return std::tuple<>();
+// The raw ops of a list on the devices that have kernels.
+#define TFK_RAW_OPS(Ops)                                                        \
+  STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }     \
+  STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); } \
+  STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {                     \
+    if constexpr (kHasCuda) Ops::implement(m);                                  \
   }
-}
-
-// A result like `like`, with a view of it, or one of 0 elements.
-inline Tensor result_if(bool wanted, TensorView& view, const TensorView& like, const TensorView& x,
-                        Tensor (*make)(const TensorView& like) = new_rows_like) {
-  if (!wanted) return absent(x);
-  const Tensor tensor = make(like);
-  view = view_of("", "result", tensor);
-  return tensor;
-}
 
 }  // namespace transformer_kernels::torch_ops

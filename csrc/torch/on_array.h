@@ -13,13 +13,19 @@ namespace transformer_kernels::torch_ops {
 // array has to have, or 0.
 template <class Op>
 struct OnArray : Op {
-  static std::string name() { return Op::name() + "_fpga"; }
+  static std::string name() { return RawOp<Op>::name() + "_fpga"; }
 
-  static auto run(const Context& context, typename Op::Arguments& arguments) {
+  static void call(const Context& context, const typename Op::Arguments& arguments) {
     Context on_array = context;
     on_array.array = &fpga::environment_array(Op::kOp, Op::head_dim(arguments));
-    return Op::run(on_array, arguments);
+    Op::kCall(on_array, arguments);
   }
+  static constexpr auto* kCall = call;
 };
+
+// The raw ops of a list, whose memory is the CPU's.
+#define TFK_RAW_OPS_ON_ARRAY(Ops)                                           \
+  STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); } \
+  STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
 
 }  // namespace transformer_kernels::torch_ops

@@ -12,21 +12,19 @@ namespace {
 struct Linear {
   using Arguments = fpga::LinearForward;
   static constexpr const char* kOp = "linear";
+  static constexpr const char* kPass = "_forward";
+  static constexpr auto* kCall = fpga::linear_forward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(tensor("x", &Arguments::x, with_even_rows),
                                              tensor("weight", &Arguments::weight, with_even_rows),
                                              parameter("bias", &Arguments::bias));
-  static std::string name() { return "linear_forward"; }
-  static std::string returns() { return "Tensor y"; }
-  static std::int64_t head_dim(const Arguments&) { return 0; }
+  static constexpr auto kResults = std::tuple(result("y", &Arguments::y, [](const Arguments& a) {
+    TensorView layout = a.x;
+    if (layout.rank > 0) layout.sizes[a.x.rank - 1] = a.weight.rank == 2 ? a.weight.sizes[0] : 0;
+    return rows_like(layout);
+  }));
 
-  static auto run(const Context& context, Arguments& a) {
-    TensorView like = a.x;
-    if (like.rank > 0) like.sizes[like.rank - 1] = a.weight.rank == 2 ? a.weight.sizes[0] : 0;
-    auto y = result(a.y, new_rows_like, like);
-    fpga::linear_forward(context, a);
-    return y;
-  }
+  static std::int64_t head_dim(const Arguments&) { return 0; }
 };
 
 using Ops = RawOps<OnArray<Linear>>;
@@ -46,11 +44,8 @@ Tensor counters() {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
-  Ops::define(m);
-  m.def("fpga_counters() -> Tensor");
-}
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
+TFK_RAW_OPS_ON_ARRAY(Ops)
+STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { m.def("fpga_counters() -> Tensor"); }
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CompositeExplicitAutograd, m) {
   m.impl("fpga_counters", TORCH_BOX(&counters));
 }

@@ -7,34 +7,32 @@
 
 namespace transformer_kernels::torch_ops {
 
+// A member of the edges of the arguments.
+template <class A>
+constexpr auto edge(TensorView Edges::*member) {
+  return within(&A::edges, member);
+}
+
 // The fields for an op that requires indices, or for one to which they are optional.
 template <class A, bool kNeedsIndices = false>
 constexpr auto edge_fields() {
   constexpr auto kIndices = [] {
     if constexpr (kNeedsIndices) {
-      return tensor("indices", &A::indices, packed_indices);
+      return tensor("indices", edge<A>(&Edges::indices), packed_indices);
     } else {
-      return optional("indices", &A::indices, packed_indices);
+      return optional("indices", edge<A>(&Edges::indices), packed_indices);
     }
   }();
-  return std::tuple(tensor("offsets", &A::offsets, packed_indices), kIndices,
-                    optional("order", &A::order, packed_indices),
-                    optional("back_offsets", &A::back_offsets, packed_indices),
-                    optional("back_indices", &A::back_indices, packed_indices),
-                    optional("back_order", &A::back_order, packed_indices));
+  return std::tuple(tensor("offsets", edge<A>(&Edges::offsets), packed_indices), kIndices,
+                    optional("order", edge<A>(&Edges::order), packed_indices),
+                    optional("back_offsets", edge<A>(&Edges::back_offsets), packed_indices),
+                    optional("back_indices", edge<A>(&Edges::back_indices), packed_indices),
+                    optional("back_order", edge<A>(&Edges::back_order), packed_indices));
 }
 
-// (rows, cols) of the dtype of `like`, with a view of it; of no elements where it is not wanted.
-inline Tensor matrix_if(bool wanted, TensorView& view, const TensorView& like, std::int64_t rows,
-                        std::int64_t cols, DType dtype) {
-  if (!wanted) return empty(like.device, std::array<std::int64_t, 1>{0}, dtype);
-  const Tensor tensor = empty(like.device, std::array{rows, cols}, dtype);
-  view = view_of("", "result", tensor);
-  return tensor;
-}
-inline Tensor matrix(TensorView& view, const TensorView& like, std::int64_t rows,
-                     std::int64_t cols) {
-  return matrix_if(true, view, like, rows, cols, like.dtype);
+// (rows, cols) of the dtype of `like`.
+inline TensorView matrix(const TensorView& like, std::int64_t rows, std::int64_t cols) {
+  return layout_of(like.device, std::array{rows, cols}, like.dtype);
 }
 
 // Sizes of tensors whose ranks are checked later, with all else.

@@ -7,16 +7,14 @@
 namespace transformer_kernels::torch_ops {
 namespace {
 
-constexpr const char* kName = "gated_linear";
-
 // The number of an activation: its place among those of a gate.
-Pointwise gate_of(const char* name, std::int64_t number) {
+Pointwise gate_of(const char* op, std::int64_t number) {
   std::int64_t left = number;
   for (int i = 0; i < kPointwiseCount && left >= 0; ++i) {
-    const auto op = static_cast<Pointwise>(i);
-    if (is_gated(op) && left-- == 0) return op;
+    const auto row = static_cast<Pointwise>(i);
+    if (is_gated(row) && left-- == 0) return row;
   }
-  check_value(false, name, ": activation is ", number, ", expected the number of one");
+  check_value(false, op, ": activation is ", number, ", expected the number of one");
   return {};
 }
 
@@ -31,90 +29,89 @@ TensorView split(TensorView& both, int dimension) {
   return second;
 }
 
-struct Arguments : GatedLinearForward {
-  std::int64_t number;  // of the activation
+struct ForwardArguments : GatedLinearForward {
   bool keep;
+
+  bool in_one() const { return !up_weight.defined(); }
+  std::int64_t lines() const { return weight.rank > 0 ? weight.sizes[0] : 0; }
 };
 
 // Without up_weight the weight has the rows of both, as the bias has, and gate the columns of both.
 struct Forward {
-  using Arguments = torch_ops::Arguments;
-  static constexpr const char* kOp = kName;
+  using Arguments = ForwardArguments;
+  static constexpr const char* kOp = "gated_linear";
+  static constexpr const char* kPass = "_forward";
   static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields =
-      std::tuple(tensor("x", &GatedLinearForward::x, with_aligned_rows),
-                 tensor("weight", &GatedLinearForward::weight),
-                 optional("up_weight", &GatedLinearForward::up_weight),
-                 parameter("bias", &GatedLinearForward::bias),
-                 parameter("up_bias", &GatedLinearForward::up_bias),
-                 integer("activation", &Arguments::number), flag("keep", &Arguments::keep));
-  static std::string name() { return "gated_linear_forward"; }
-  static std::string returns() { return "(Tensor y, Tensor gate, Tensor up)"; }
+  static constexpr auto kFields = std::tuple(
+      tensor("x", &Arguments::x, with_aligned_rows), tensor("weight", &Arguments::weight),
+      optional("up_weight", &Arguments::up_weight), parameter("bias", &Arguments::bias),
+      parameter("up_bias", &Arguments::up_bias),
+      choice("activation", &Arguments::activation, gate_of), flag("keep", &Arguments::keep));
+  static constexpr auto kResults = std::tuple(
+      result("y", &Arguments::y,
+             [](const Arguments& a) {
+               return rows_like(with_columns(a.x, a.in_one() ? a.lines() / 2 : a.lines()));
+             }),
+      result("gate", &Arguments::gate,
+             [](const Arguments& a) {
+               return a.keep ? rows_like(with_columns(a.x, a.lines())) : TensorView{};
+             }),
+      result("up", &Arguments::up, [](const Arguments& a) {
+        return a.keep && !a.in_one() ? rows_like(with_columns(a.x, a.lines())) : TensorView{};
+      }));
 
-  static void split_all(Arguments& a) {
-    check_value(!a.up_bias.defined(), kName,
+  static void prepare(Arguments& a) {
+    if (!a.in_one()) return;
+    check_value(!a.up_bias.defined(), kOp,
                 ": up_bias is present, expected none (bias is of gate and up)");
     if (a.x.rank == 0 || a.weight.rank == 0) return;  // found with all else
     const std::int64_t lines = a.weight.sizes[0];
-    check_value(lines % 2 == 0, kName, ": weight has ", lines,
+    check_value(lines % 2 == 0, kOp, ": weight has ", lines,
                 " rows, expected an even number (those of gate, then of up)");
-    a.up_weight = split(a.weight, 0);
-    if (a.bias.defined()) {
-      check_value(a.bias.rank == 1 && a.bias.sizes[0] == lines, kName, ": bias has shape ",
-                  shape_of(a.bias), ", expected (", lines, ",) (the rows of weight)");
-      a.up_bias = split(a.bias, 0);
+    const bool fits = !a.bias.defined() || (a.bias.rank == 1 && a.bias.sizes[0] == lines);
+    if (!fits) {
+      check_value(false, kOp, ": bias has shape ", shape_of(a.bias), ", expected (", lines,
+                  ",) (the rows of weight)");
     }
-    if (a.keep) a.up = split(a.gate, a.gate.rank - 1);
   }
 
-  static auto run(const Context& context, Arguments& a) {
-    a.activation = gate_of(kName, a.number);
-    const bool in_one = !a.up_weight.defined();
-    const std::int64_t lines = a.weight.rank > 0 ? a.weight.sizes[0] : 0;
-    const TensorView kept = with_columns(a.x, lines);
-    const Tensor gate = result_if(a.keep, a.gate, kept, a.x);
-    const Tensor up = result_if(a.keep && !in_one, a.up, kept, a.x);
-    if (in_one) split_all(a);
-    auto y = result(a.y, new_rows_like, with_columns(a.x, in_one ? lines / 2 : lines));
+  static void call(const Context& context, Arguments& a) {
+    if (a.in_one() && a.x.rank > 0 && a.weight.rank > 0) {
+      a.up_weight = split(a.weight, 0);
+      if (a.bias.defined()) a.up_bias = split(a.bias, 0);
+      if (a.keep) a.up = split(a.gate, a.gate.rank - 1);
+    }
     gated_linear_forward(context, a);
-    return std::tuple_cat(y, std::tuple(gate, up));
   }
+  static constexpr auto* kCall = call;
 };
 
 struct DgatedArguments : LinearDgated {
-  std::int64_t number;
   bool need_h;
 };
 
 struct Dgated {
   using Arguments = DgatedArguments;
   static constexpr const char* kOp = "linear_dgated";
+  static constexpr const char* kPass = "";
+  static constexpr auto* kCall = linear_dgated;
   static constexpr auto kLike = &Arguments::gate;
   static constexpr auto kFields = std::tuple(
-      tensor("dy", &LinearDgated::dy, with_aligned_rows), tensor("weight", &LinearDgated::weight),
-      tensor("gate", &LinearDgated::gate, with_aligned_rows),
-      tensor("up", &LinearDgated::up, with_aligned_rows), parameter("bias", &LinearDgated::bias),
-      parameter("up_bias", &LinearDgated::up_bias), integer("activation", &DgatedArguments::number),
-      flag("need_h", &DgatedArguments::need_h));
-  static std::string name() { return kOp; }
-  static std::string returns() { return "(Tensor dgate, Tensor dup, Tensor h)"; }
-
-  static auto run(const Context& context, Arguments& a) {
-    a.activation = gate_of(kOp, a.number);
-    auto gradients = std::tuple_cat(result(a.dgate, new_rows_like, a.gate),
-                                    result(a.dup, new_rows_like, a.gate));
-    const Tensor h = result_if(a.need_h, a.h, a.gate, a.gate);
-    linear_dgated(context, a);
-    return std::tuple_cat(gradients, std::tuple(h));
-  }
+      tensor("dy", &Arguments::dy, with_aligned_rows), tensor("weight", &Arguments::weight),
+      tensor("gate", &Arguments::gate, with_aligned_rows),
+      tensor("up", &Arguments::up, with_aligned_rows), parameter("bias", &Arguments::bias),
+      parameter("up_bias", &Arguments::up_bias),
+      choice("activation", &Arguments::activation, gate_of), flag("need_h", &Arguments::need_h));
+  static constexpr auto kResults =
+      std::tuple(result("dgate", &Arguments::dgate, rows_like, &Arguments::gate),
+                 result("dup", &Arguments::dup, rows_like, &Arguments::gate),
+                 result_if(&Arguments::need_h, "h", &Arguments::h, rows_like, &Arguments::gate));
 };
 
 using Ops = RawOps<Forward, Dgated>;
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) { Ops::implement(m); }
+TFK_RAW_OPS(Ops)
 
 }  // namespace transformer_kernels::torch_ops

@@ -33,7 +33,7 @@ inline Tensor with_aligned_rows(const char* op, const char* name, const Tensor& 
   std::int64_t& cols = roomy.sizes[view.rank - 1];
   const std::int64_t count = cols;
   cols = rounded_up(cols, step);
-  Tensor memory = new_rows_like(roomy);
+  Tensor memory = empty(rows_like(roomy));
   Tensor rows = torch::stable::narrow(memory, view.rank - 1, 0, count);
   torch::stable::copy_(rows, even);
   return rows;

@@ -9,16 +9,15 @@
 namespace transformer_kernels::torch_ops {
 namespace {
 
-constexpr const char* kName = "cross_entropy";
-
-// Arguments as PyTorch has them, beside those of the C++ functions.
 struct ForwardArguments : CrossEntropyForward {
-  std::int64_t reduction_number;
   bool wide;  // the loss is of the arithmetic's type, not of x's
 };
-struct BackwardArguments : CrossEntropyBackward {
-  std::int64_t reduction_number;
-};
+
+Reduction reduction_of(const char* op, std::int64_t number) {
+  check_value(number >= 0 && number <= 2, op, ": reduction is ", number,
+              ", expected 0 (none), 1 (mean) or 2 (sum)");
+  return static_cast<Reduction>(number);
+}
 
 template <class A, class X>
 constexpr auto shared_fields(X x) {
@@ -30,7 +29,7 @@ template <class A>
 constexpr auto numbers() {
   return std::tuple(integer("ignore_index", &A::ignore_index),
                     real("label_smoothing", &A::label_smoothing), real("z_loss", &A::z_loss),
-                    real("softcap", &A::softcap), integer("reduction", &A::reduction_number));
+                    real("softcap", &A::softcap), choice("reduction", &A::reduction, reduction_of));
 }
 template <class X>
 constexpr auto forward_fields(X x) {
@@ -38,98 +37,63 @@ constexpr auto forward_fields(X x) {
   return std::tuple_cat(shared_fields<A>(x), numbers<A>(), std::tuple(flag("wide", &A::wide)));
 }
 
-template <class A>
-void set_reduction(A& a) {
-  const std::int64_t number = a.reduction_number;
-  check_value(number >= 0 && number <= 2, kName, ": reduction is ", number,
-              ", expected 0 (none), 1 (mean) or 2 (sum)");
-  a.reduction = static_cast<Reduction>(number);
-}
-
-Tensor filled(TensorView& view, const Tensor& tensor) {
-  view = view_of(kName, "result", tensor);
-  return tensor;
-}
-
 // One number a row, or one where rows are reduced.
-Tensor new_loss(ForwardArguments& a) {
-  set_reduction(a);
-  const bool reduced = a.reduction != Reduction::kNone;
-  const std::size_t rank = reduced ? 0 : std::max(a.x.rank - 1, 0);
+TensorView layout_of_loss(const ForwardArguments& a) {
+  const std::size_t rank = a.reduction == Reduction::kNone ? std::max(a.x.rank - 1, 0) : 0;
   const DType dtype = a.wide ? accumulate_dtype(a.x.dtype) : a.x.dtype;
-  return filled(a.loss, empty(a.x.device, {a.x.sizes.data(), rank}, dtype));
+  return layout_of(a.x.device, {a.x.sizes.data(), rank}, dtype);
 }
 
-// Without statistics there is nothing to differentiate from.
-template <bool kStatistics>
-struct Forward {
+TensorView layout_of_total(const ForwardArguments& a) {
+  if (a.reduction != Reduction::kMean) return {};
+  return layout_of(a.x.device, {}, accumulate_dtype(a.x.dtype));
+}
+
+constexpr auto kLoss = result("loss", &CrossEntropyForward::loss, layout_of_loss);
+
+// What all forward passes share.
+struct ForwardOp {
   using Arguments = ForwardArguments;
-  static constexpr const char* kOp = kName;
+  static constexpr const char* kOp = "cross_entropy";
+  static constexpr auto* kCall = cross_entropy_forward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = forward_fields(tensor("x", &Arguments::x, with_even_rows));
-  static std::string name() {
-    return kStatistics ? "cross_entropy_forward" : "cross_entropy_inference";
-  }
-  static std::string returns() {
-    return kStatistics ? "(Tensor loss, Tensor top, Tensor spread, Tensor share, Tensor total)"
-                       : "Tensor loss";
-  }
+};
 
-  static auto run(const Context& context, Arguments& a) {
-    Tensor loss = new_loss(a);
-    if constexpr (kStatistics) {
-      const Tensor top = filled(a.top, empty_statistics(a.x));
-      const Tensor spread = filled(a.spread, empty_statistics(a.x));
-      const Tensor share = filled(a.share, empty_statistics(a.x));
-      Tensor total = absent(a.x);
-      if (a.reduction == Reduction::kMean) {
-        total = filled(a.total, empty(a.x.device, {}, accumulate_dtype(a.x.dtype)));
-      }
-      cross_entropy_forward(context, a);
-      return std::tuple(loss, top, spread, share, total);
-    } else {
-      cross_entropy_forward(context, a);
-      return loss;
-    }
-  }
+struct Forward : ForwardOp {
+  static constexpr const char* kPass = "_forward";
+  static constexpr auto kResults =
+      std::tuple(kLoss, result("top", &Arguments::top, statistics_of, &Arguments::x),
+                 result("spread", &Arguments::spread, statistics_of, &Arguments::x),
+                 result("share", &Arguments::share, statistics_of, &Arguments::x),
+                 result("total", &Arguments::total, layout_of_total));
+};
+
+// Without statistics there is nothing to differentiate from.
+struct Inference : ForwardOp {
+  static constexpr const char* kPass = "_inference";
+  static constexpr auto kResults = std::tuple(kLoss);
 };
 
 // The loss and its gradient from one pass over x, which may become the gradient.
-struct Gradient {
-  using Arguments = ForwardArguments;
-  static constexpr const char* kOp = kName;
-  static constexpr auto kLike = &Arguments::x;
-  static constexpr auto kFields = forward_fields(tensor("x", &Arguments::x, with_even_rows));
-  static std::string name() { return "cross_entropy_gradient"; }
-  static std::string returns() { return "(Tensor loss, Tensor dx)"; }
-
-  static auto run(const Context& context, Arguments& a) {
-    Tensor loss = new_loss(a);
-    const Tensor dx = filled(a.dx, new_rows_like(a.x));
-    cross_entropy_forward(context, a);
-    return std::tuple(loss, dx);
-  }
+struct Gradient : ForwardOp {
+  static constexpr const char* kPass = "_gradient";
+  static constexpr auto kResults =
+      std::tuple(kLoss, result("dx", &Arguments::dx, rows_like, &Arguments::x));
 };
 
-struct GradientInPlace {
-  using Arguments = ForwardArguments;
-  static constexpr const char* kOp = kName;
-  static constexpr auto kLike = &Arguments::x;
+struct GradientInPlace : ForwardOp {
+  static constexpr const char* kPass = "_gradient_";
   static constexpr auto kFields = forward_fields(written("x", &Arguments::x));
-  static std::string name() { return "cross_entropy_gradient_"; }
-  static std::string returns() { return "Tensor loss"; }
-
-  static auto run(const Context& context, Arguments& a) {
-    Tensor loss = new_loss(a);
-    a.dx = a.x;
-    cross_entropy_forward(context, a);
-    return loss;
-  }
+  static constexpr auto kResults = std::tuple(kLoss);
+  static void prepare(Arguments& a) { a.dx = a.x; }
 };
 
 struct Backward {
-  using Arguments = BackwardArguments;
-  static constexpr const char* kOp = kName;
+  using Arguments = CrossEntropyBackward;
+  static constexpr const char* kOp = "cross_entropy";
+  static constexpr const char* kPass = "_backward";
+  static constexpr auto* kCall = cross_entropy_backward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
       std::tuple_cat(std::tuple(tensor("dloss", &Arguments::dloss, contiguous)),
@@ -139,37 +103,25 @@ struct Backward {
                                 tensor("share", &Arguments::share, contiguous),
                                 tensor("total", &Arguments::total)),
                      numbers<Arguments>());
-  static std::string name() { return "cross_entropy_backward"; }
-  static std::string returns() { return "Tensor dx"; }
-
-  static auto run(const Context& context, Arguments& a) {
-    set_reduction(a);
-    auto dx = result(a.dx, new_rows_like, a.x);
-    cross_entropy_backward(context, a);
-    return dx;
-  }
+  static constexpr auto kResults =
+      std::tuple(result("dx", &Arguments::dx, rows_like, &Arguments::x));
 };
 
 struct Scale {
   using Arguments = ScaleGradient;
   static constexpr const char* kOp = "scale_gradient";
+  static constexpr const char* kPass = "_";
+  static constexpr auto* kCall = scale_gradient;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
       std::tuple(written("x", &Arguments::x), tensor("by", &Arguments::by));
-  static std::string name() { return "scale_gradient_"; }
-  static std::string returns() { return "()"; }
-
-  static void run(const Context& context, Arguments& a) { scale_gradient(context, a); }
+  static constexpr auto kResults = std::tuple<>();
 };
 
-using Ops = RawOps<Forward<false>, Forward<true>, Gradient, GradientInPlace, Backward, Scale>;
+using Ops = RawOps<Inference, Forward, Gradient, GradientInPlace, Backward, Scale>;
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
-  if constexpr (kHasCuda) Ops::implement(m);
-}
+TFK_RAW_OPS(Ops)
 
 }  // namespace transformer_kernels::torch_ops

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/norm/norm.h"
 
-#include "core/check.h"
 #include "torch/fields.h"
 
 namespace transformer_kernels::torch_ops {
@@ -27,24 +26,18 @@ struct RmsNorm {
   static constexpr auto* kBackward = rms_norm_backward;
 };
 
-// `fields` where the op has them.
-template <bool kHas, class... Field>
-constexpr auto fields_if(const Field&... field) {
-  if constexpr (kHas) {
-    return std::tuple(field...);
-  } else {
-    return std::tuple<>();
-  }
+template <class Norm, class A>
+constexpr auto statistics() {
+  return std::tuple_cat(fields_if<Norm::kMean>(result("mean", &A::mean, statistics_of, &A::x)),
+                        std::tuple(result("rstd", &A::rstd, statistics_of, &A::x)));
 }
-
-std::string statistics_of(bool mean) { return mean ? "Tensor mean, Tensor rstd" : "Tensor rstd"; }
 
 // With a residual it is "add + norm"; without statistics there is nothing to differentiate from.
 template <class Norm, bool kResidual, bool kStatistics>
 struct Forward {
   using Arguments = NormForward;
   static constexpr const char* kOp = Norm::kOp;
-  static constexpr bool kMean = kStatistics && Norm::kMean;
+  static constexpr auto* kCall = Norm::kForward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
       std::tuple_cat(std::tuple(tensor("x", &Arguments::x, with_even_rows)),
@@ -53,22 +46,20 @@ struct Forward {
                                 parameter("bias", &Arguments::bias), real("eps", &Arguments::eps),
                                 flag("zero_centered_weight", &Arguments::zero_centered_weight)));
 
+  static constexpr auto results() {
+    constexpr auto kY = std::tuple(result("y", &Arguments::y, rows_like, &Arguments::x));
+    constexpr auto kSum =
+        fields_if<kResidual>(result("sum", &Arguments::sum, rows_like, &Arguments::x));
+    if constexpr (kStatistics) {
+      return std::tuple_cat(kY, kSum, statistics<Norm, Arguments>());
+    } else {
+      return std::tuple_cat(kY, kSum);
+    }
+  }
+  static constexpr auto kResults = results();
+
   static std::string name() {
     return std::string(kResidual ? "add_" : "") + kOp + (kStatistics ? "_forward" : "_inference");
-  }
-  static std::string returns() {
-    if (!kStatistics) return "Tensor y";
-    return std::string("(Tensor y, ") + (kResidual ? "Tensor sum, " : "") +
-           statistics_of(Norm::kMean) + ")";
-  }
-
-  static auto run(const Context& context, Arguments& a) {
-    auto results = std::tuple_cat(result(a.y, new_rows_like, a.x),
-                                  result<kResidual>(a.sum, new_rows_like, a.x),
-                                  result<kMean>(a.mean, empty_statistics, a.x),
-                                  result<kStatistics>(a.rstd, empty_statistics, a.x));
-    Norm::kForward(context, a);
-    return results;
   }
 };
 
@@ -82,6 +73,8 @@ template <class Norm>
 struct Backward {
   using Arguments = BackwardArguments;
   static constexpr const char* kOp = Norm::kOp;
+  static constexpr const char* kPass = "_backward";
+  static constexpr auto* kCall = Norm::kBackward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple_cat(
       std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
@@ -93,18 +86,11 @@ struct Backward {
                  flag("zero_centered_weight", &Arguments::zero_centered_weight),
                  flag("need_dweight", &Arguments::need_dweight),
                  flag("need_dbias", &Arguments::need_dbias)));
-
-  static std::string name() { return std::string(kOp) + "_backward"; }
-  static std::string returns() { return "(Tensor dx, Tensor dweight, Tensor dbias)"; }
-
-  static auto run(const Context& context, Arguments& a) {
-    auto dx = result(a.dx, new_rows_like, a.x);
-    const Tensor dweight =
-        result_if(a.need_dweight && a.weight.defined(), a.dweight, a.weight, a.x);
-    const Tensor dbias = result_if(a.need_dbias && a.bias.defined(), a.dbias, a.bias, a.x);
-    Norm::kBackward(context, a);
-    return std::tuple_cat(dx, std::tuple(dweight, dbias));
-  }
+  static constexpr auto kResults = std::tuple(
+      result("dx", &Arguments::dx, rows_like, &Arguments::x),
+      result_if(&Arguments::need_dweight, "dweight", &Arguments::dweight, rows_like,
+                &Arguments::weight),
+      result_if(&Arguments::need_dbias, "dbias", &Arguments::dbias, rows_like, &Arguments::bias));
 };
 
 // ---- of dropout(x + x_bias) + residual ----------------------------------------------------------
@@ -113,6 +99,8 @@ template <class Norm>
 struct DropoutForward {
   using Arguments = BiasDropoutAddNormForward;
   static constexpr const char* kOp = Norm::kDropoutOp;
+  static constexpr const char* kPass = "_forward";
+  static constexpr auto* kCall = Norm::kDropoutForward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(
       tensor("x", &Arguments::x, with_even_rows), parameter("x_bias", &Arguments::x_bias),
@@ -120,19 +108,10 @@ struct DropoutForward {
       parameter("weight", &Arguments::weight), parameter("bias", &Arguments::bias),
       optional("seed", &Arguments::seed), real("p", &Arguments::p), real("eps", &Arguments::eps),
       flag("zero_centered_weight", &Arguments::zero_centered_weight));
-
-  static std::string name() { return std::string(kOp) + "_forward"; }
-  static std::string returns() {
-    return "(Tensor y, Tensor sum, " + statistics_of(Norm::kMean) + ")";
-  }
-
-  static auto run(const Context& context, Arguments& a) {
-    auto results = std::tuple_cat(
-        result(a.y, new_rows_like, a.x), result(a.sum, new_rows_like, a.residual),
-        result<Norm::kMean>(a.mean, empty_statistics, a.x), result(a.rstd, empty_statistics, a.x));
-    Norm::kDropoutForward(context, a);
-    return results;
-  }
+  static constexpr auto kResults =
+      std::tuple_cat(std::tuple(result("y", &Arguments::y, rows_like, &Arguments::x),
+                                result("sum", &Arguments::sum, rows_like, &Arguments::residual)),
+                     statistics<Norm, Arguments>());
 };
 
 struct DropoutBackwardArguments : BiasDropoutAddNormBackward {
@@ -147,6 +126,8 @@ template <class Norm>
 struct DropoutBackward {
   using Arguments = DropoutBackwardArguments;
   static constexpr const char* kOp = Norm::kDropoutOp;
+  static constexpr const char* kPass = "_backward";
+  static constexpr auto* kCall = Norm::kDropoutBackward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple_cat(
       std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
@@ -160,23 +141,14 @@ struct DropoutBackward {
                  flag("need_dx_bias", &Arguments::need_dx_bias),
                  flag("need_dweight", &Arguments::need_dweight),
                  flag("need_dbias", &Arguments::need_dbias)));
-
-  static std::string name() { return std::string(kOp) + "_backward"; }
-  static std::string returns() {
-    return "(Tensor dx, Tensor dx_bias, Tensor dresidual, Tensor dweight, Tensor dbias)";
-  }
-
-  static auto run(const Context& context, Arguments& a) {
-    auto dx = result(a.dx, new_rows_like, a.dy);
-    const Tensor dx_bias =
-        result_if(a.need_dx_bias && a.x_bias.defined(), a.dx_bias, a.x_bias, a.dy);
-    auto dresidual = result(a.dresidual, new_rows_like, a.x);
-    const Tensor dweight =
-        result_if(a.need_dweight && a.weight.defined(), a.dweight, a.weight, a.dy);
-    const Tensor dbias = result_if(a.need_dbias && a.bias.defined(), a.dbias, a.bias, a.dy);
-    Norm::kDropoutBackward(context, a);
-    return std::tuple_cat(dx, std::tuple(dx_bias), dresidual, std::tuple(dweight, dbias));
-  }
+  static constexpr auto kResults = std::tuple(
+      result("dx", &Arguments::dx, rows_like, &Arguments::dy),
+      result_if(&Arguments::need_dx_bias, "dx_bias", &Arguments::dx_bias, rows_like,
+                &Arguments::x_bias),
+      result("dresidual", &Arguments::dresidual, rows_like, &Arguments::x),
+      result_if(&Arguments::need_dweight, "dweight", &Arguments::dweight, rows_like,
+                &Arguments::weight),
+      result_if(&Arguments::need_dbias, "dbias", &Arguments::dbias, rows_like, &Arguments::bias));
 };
 
 using Ops = RawOps<Forward<LayerNorm, false, false>, Forward<LayerNorm, false, true>,
@@ -187,10 +159,6 @@ using Ops = RawOps<Forward<LayerNorm, false, false>, Forward<LayerNorm, false, t
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
-  if constexpr (kHasCuda) Ops::implement(m);
-}
+TFK_RAW_OPS(Ops)
 
 }  // namespace transformer_kernels::torch_ops

@@ -16,61 +16,52 @@
 namespace transformer_kernels::torch_ops {
 namespace {
 
+template <Pointwise kRow>
+void forward(const Context& context, PointwiseForward& a) {
+  a.op = kRow;
+  pointwise_forward(context, a);
+}
+
 struct BackwardArguments : PointwiseBackward {
   bool need_dbias;
   bool need_y;
 };
 
 template <Pointwise kRow>
-struct ForwardOf {
-  using Arguments = PointwiseForward;
-  static constexpr const char* kOp = name_of(kRow);
-  static constexpr auto kLike = &Arguments::x;
-  static std::string name() { return std::string(kOp) + "_forward"; }
-  static std::string returns() { return "Tensor y"; }
-};
-
-template <Pointwise kRow>
-struct BackwardOf {
-  using Arguments = BackwardArguments;
-  static constexpr const char* kOp = name_of(kRow);
-  static constexpr auto kLike = &Arguments::x;
-  static std::string name() { return std::string(kOp) + "_backward"; }
-};
+void backward(const Context& context, BackwardArguments& a) {
+  a.op = kRow;
+  pointwise_backward(context, a);
+}
 
 // ---- plain ops ----------------------------------------------------------------------------------
 
 template <Pointwise kRow>
-struct PlainForward : ForwardOf<kRow> {
+struct PlainForward {
   using Arguments = PointwiseForward;
+  static constexpr const char* kOp = name_of(kRow);
+  static constexpr const char* kPass = "_forward";
+  static constexpr auto* kCall = forward<kRow>;
+  static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
       std::tuple(tensor("x", &Arguments::x, with_even_rows), parameter("bias", &Arguments::bias));
-
-  static auto run(const Context& context, Arguments& a) {
-    a.op = kRow;
-    auto y = result(a.y, new_rows_like, a.x);
-    pointwise_forward(context, a);
-    return y;
-  }
+  static constexpr auto kResults = std::tuple(result("y", &Arguments::y, rows_like, &Arguments::x));
 };
 
 template <Pointwise kRow>
-struct PlainBackward : BackwardOf<kRow> {
+struct PlainBackward {
   using Arguments = BackwardArguments;
+  static constexpr const char* kOp = name_of(kRow);
+  static constexpr const char* kPass = "_backward";
+  static constexpr auto* kCall = backward<kRow>;
+  static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
       std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
                  tensor("x", &Arguments::x, with_even_rows), parameter("bias", &Arguments::bias),
                  flag("need_dbias", &Arguments::need_dbias), flag("need_y", &Arguments::need_y));
-  static std::string returns() { return "(Tensor dx, Tensor dbias, Tensor y)"; }
-
-  static auto run(const Context& context, Arguments& a) {
-    a.op = kRow;
-    const Tensor dx = result_if(true, a.dx, a.x, a.x);
-    const Tensor dbias = result_if(a.need_dbias && a.bias.defined(), a.dbias, a.bias, a.x);
-    const Tensor y = result_if(a.need_y, a.y, a.x, a.x);
-    pointwise_backward(context, a);
-    return std::tuple(dx, dbias, y);
-  }
+  static constexpr auto kResults = std::tuple(
+      result("dx", &Arguments::dx, rows_like, &Arguments::x),
+      result_if(&Arguments::need_dbias, "dbias", &Arguments::dbias, rows_like, &Arguments::bias),
+      result_if(&Arguments::need_y, "y", &Arguments::y, rows_like, &Arguments::x));
 };
 
 // ---- gated ops ----------------------------------------------------------------------------------
@@ -90,11 +81,16 @@ void check_packed(const char* op, const TensorView& gate, const TensorView& bias
               " (the last dimension of gate)");
 }
 
+TensorView half_of(TensorView packed) {
+  packed.sizes[packed.rank - 1] /= 2;
+  return packed;
+}
+
 // Leaves the first half of the last dimension in `packed`, where it is defined, and returns the
 // second.
 TensorView halve(TensorView& packed) {
   if (!packed.defined()) return {};
-  packed.sizes[packed.rank - 1] /= 2;
+  packed = half_of(packed);
   TensorView second = packed;
   second.data =
       static_cast<char*>(second.data) + second.sizes[second.rank - 1] * size_of(second.dtype);
@@ -102,58 +98,60 @@ TensorView halve(TensorView& packed) {
 }
 
 template <Pointwise kRow>
-struct GatedForward : ForwardOf<kRow> {
+struct GatedForward {
   using Arguments = PointwiseForward;
+  static constexpr const char* kOp = name_of(kRow);
+  static constexpr const char* kPass = "_forward";
+  static constexpr auto* kCall = forward<kRow>;
+  static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(
       tensor("gate", &Arguments::x, with_even_rows), optional("up", &Arguments::up, with_even_rows),
       parameter("bias", &Arguments::bias), parameter("up_bias", &Arguments::up_bias));
+  static constexpr auto kResults = std::tuple(result("y", &Arguments::y, rows_like, &Arguments::x));
 
-  static auto run(const Context& context, Arguments& a) {
-    a.op = kRow;
-    if (!a.up.defined()) {
-      check_packed(name_of(kRow), a.x, a.bias, a.up_bias);
-      a.up = halve(a.x);
-      a.up_bias = halve(a.bias);
-    }
-    auto y = result(a.y, new_rows_like, a.x);
-    pointwise_forward(context, a);
-    return y;
+  static void prepare(Arguments& a) {
+    if (a.up.defined()) return;
+    check_packed(kOp, a.x, a.bias, a.up_bias);
+    a.up = halve(a.x);
+    a.up_bias = halve(a.bias);
   }
 };
 
+// Of packed arguments gate has the columns of both until its gradient is made.
 template <Pointwise kRow>
-struct GatedBackward : BackwardOf<kRow> {
+struct GatedBackward {
   using Arguments = BackwardArguments;
+  static constexpr const char* kOp = name_of(kRow);
+  static constexpr const char* kPass = "_backward";
+  static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(
       tensor("dy", &Arguments::dy, with_even_rows), tensor("gate", &Arguments::x, with_even_rows),
       optional("up", &Arguments::up, with_even_rows), parameter("bias", &Arguments::bias),
       parameter("up_bias", &Arguments::up_bias), flag("need_dbias", &Arguments::need_dbias),
       flag("need_y", &Arguments::need_y));
-  static std::string returns() {
-    return "(Tensor dgate, Tensor dup, Tensor dbias, Tensor dup_bias, Tensor y)";
-  }
+  static constexpr auto kResults = std::tuple(
+      result("dgate", &Arguments::dx, rows_like, &Arguments::x),
+      result("dup", &Arguments::dup, rows_like, &Arguments::up),
+      result_if(&Arguments::need_dbias, "dbias", &Arguments::dbias, rows_like, &Arguments::bias),
+      result_if(&Arguments::need_dbias, "dup_bias", &Arguments::dup_bias, rows_like,
+                &Arguments::up_bias),
+      result("y", &Arguments::y, [](const Arguments& a) {
+        return a.need_y ? rows_like(a.up.defined() ? a.x : half_of(a.x)) : TensorView{};
+      }));
 
-  static auto run(const Context& context, Arguments& a) {
-    a.op = kRow;
-    const bool packed = !a.up.defined();
-    if (packed) check_packed(name_of(kRow), a.x, a.bias, a.up_bias);
-    const auto sum_if = [&](TensorView& view, const TensorView& bias) {
-      return result_if(a.need_dbias && bias.defined(), view, bias, a.x);
-    };
-    const Tensor dgate = result_if(true, a.dx, a.x, a.x);
-    const Tensor dup = result_if(!packed, a.dup, a.up, a.x);
-    const Tensor dbias = sum_if(a.dbias, a.bias);
-    const Tensor dup_bias = sum_if(a.dup_bias, a.up_bias);
-    if (packed) {
+  static void prepare(Arguments& a) {
+    if (!a.up.defined()) check_packed(kOp, a.x, a.bias, a.up_bias);
+  }
+  static void call(const Context& context, Arguments& a) {
+    if (!a.up.defined()) {
       a.up = halve(a.x);
       a.dup = halve(a.dx);
       a.up_bias = halve(a.bias);
       a.dup_bias = halve(a.dbias);
     }
-    const Tensor y = result_if(a.need_y, a.y, a.x, a.x);
-    pointwise_backward(context, a);
-    return std::tuple(dgate, dup, dbias, dup_bias, y);
+    backward<kRow>(context, a);
   }
+  static constexpr auto* kCall = call;
 };
 
 // ---- of every row -------------------------------------------------------------------------------
@@ -176,19 +174,19 @@ void for_each_row(Visit&& visit) {
   (std::make_index_sequence<kPointwiseCount>());
 }
 
-template <class Library>
-void implement(Library& library) {
-  for_each_row([&]<class Ops>() { Ops::implement(library); });
-}
+struct Ops {
+  template <class Library>
+  static void define(Library& library) {
+    for_each_row([&]<class Row>() { Row::define(library); });
+  }
+  template <class Library>
+  static void implement(Library& library) {
+    for_each_row([&]<class Row>() { Row::implement(library); });
+  }
+};
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
-  for_each_row([&]<class Ops>() { Ops::define(m); });
-}
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
-  if constexpr (kHasCuda) implement(m);
-}
+TFK_RAW_OPS(Ops)
 
 }  // namespace transformer_kernels::torch_ops

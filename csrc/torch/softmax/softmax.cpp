@@ -9,39 +9,33 @@ namespace {
 struct Forward {
   using Arguments = SoftmaxForward;
   static constexpr const char* kOp = "softmax";
+  static constexpr const char* kPass = "_forward";
+  static constexpr auto* kCall = softmax_forward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(
       tensor("x", &Arguments::x, with_even_rows),
       optional("mask", &Arguments::mask, with_broadcast_columns), real("scale", &Arguments::scale),
       flag("causal", &Arguments::causal), flag("log", &Arguments::log));
-  static std::string name() { return "softmax_forward"; }
-  static std::string returns() { return "Tensor y"; }
-  static std::int64_t head_dim(const Arguments&) { return 0; }
+  static constexpr auto kResults = std::tuple(result("y", &Arguments::y, rows_like, &Arguments::x));
 
-  static auto run(const Context& context, Arguments& a) {
+  static std::int64_t head_dim(const Arguments&) { return 0; }
+  static void prepare(Arguments& a) {
     if (a.mask.defined()) a.mask = broadcast_to(kOp, "mask", a.mask, a.x, "the shape of x");
-    auto y = result(a.y, new_rows_like, a.x);
-    softmax_forward(context, a);
-    return y;
   }
 };
 
 struct Backward {
   using Arguments = SoftmaxBackward;
   static constexpr const char* kOp = "softmax";
+  static constexpr const char* kPass = "_backward";
+  static constexpr auto* kCall = softmax_backward;
   static constexpr auto kLike = &Arguments::y;
   static constexpr auto kFields =
       std::tuple(tensor("dy", &Arguments::dy, with_even_rows),
                  tensor("y", &Arguments::y, with_even_rows), real("scale", &Arguments::scale),
                  flag("masked", &Arguments::masked), flag("log", &Arguments::log));
-  static std::string name() { return "softmax_backward"; }
-  static std::string returns() { return "Tensor dx"; }
-
-  static auto run(const Context& context, Arguments& a) {
-    auto dx = result(a.dx, new_rows_like, a.y);
-    softmax_backward(context, a);
-    return dx;
-  }
+  static constexpr auto kResults =
+      std::tuple(result("dx", &Arguments::dx, rows_like, &Arguments::y));
 };
 
 using Ops = RawOps<Forward, Backward>;
@@ -49,16 +43,7 @@ using ArrayOps = RawOps<OnArray<Forward>>;
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
-  Ops::define(m);
-  ArrayOps::define(m);
-}
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) {
-  Ops::implement(m);
-  ArrayOps::implement(m);
-}
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
-  if constexpr (kHasCuda) Ops::implement(m);
-}
+TFK_RAW_OPS(Ops)
+TFK_RAW_OPS_ON_ARRAY(ArrayOps)
 
 }  // namespace transformer_kernels::torch_ops
