@@ -66,7 +66,7 @@ FAMILY_TREES = {
 PYTHON_RANKS = {
     "_errors": 0, "_lazy": 0, "_torch": 0, "_version": 0,
     "_library": 1,
-    "_processor": 2, "fpga": 2, "info": 2,
+    "_metadata": 2, "_processor": 2, "fpga": 2, "info": 2,
     "ops": 3,
     "functional": 4, "levels": 4,
     "nn": 5, "testing": 5,

@@ -29,7 +29,7 @@ class ArgumentTypeError(TypeError, NotImplementedError):
 
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_DTYPES_OF_CPP = (
+DTYPES_OF_CPP = (
     *FLOATING, torch.bool, torch.int32, torch.int64, torch.int8, torch.uint8, torch.float8_e4m3fn,
     torch.float8_e5m2,
 )  # fmt: skip
@@ -126,7 +126,7 @@ def not_floating(op: str, name: str, dtype: torch.dtype) -> ArgumentTypeError:
 
 def check_known(op: str, name: str, x: torch.Tensor) -> None:
     """Checks that C++ has the dtype of a tensor that need not be floating-point."""
-    if x.dtype not in _DTYPES_OF_CPP:
+    if x.dtype not in DTYPES_OF_CPP:
         raise not_floating(op, name, x.dtype)
 
 

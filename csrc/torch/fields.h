@@ -22,6 +22,7 @@
 
 #include "core/backends.h"
 #include "torch/convert.h"
+#include "torch/metadata.h"
 
 namespace transformer_kernels::torch_ops {
 
@@ -64,6 +65,9 @@ struct TensorField {
     kept = prepare(op, name, value);
     at(arguments, member) = view_of(op, name, *kept);
   }
+  void read(const char*, auto& arguments, Metadata& call) const {
+    at(arguments, member) = call.tensor(name, prepare != as_it_is);
+  }
 };
 
 // A tensor that the op writes.
@@ -72,7 +76,6 @@ struct WrittenField : TensorField<Member> {
   static constexpr const char* kType = "Tensor(a!)";
 };
 
-// The member is a view, or the tensor itself, of which the op makes a view later.
 template <class Member>
 struct OptionalField {
   using Value = const std::optional<Tensor>&;
@@ -85,12 +88,22 @@ struct OptionalField {
   void bind(const char* op, auto& arguments, std::optional<Tensor>& kept, Value value) const {
     if (!value) return;
     kept = prepare(op, name, *value);
-    auto& place = at(arguments, member);
-    if constexpr (std::is_same_v<std::remove_reference_t<decltype(place)>, TensorView>) {
-      place = view_of(op, name, *kept);
-    } else {
-      place = kept;
-    }
+    at(arguments, member) = view_of(op, name, *kept);
+  }
+  void read(const char*, auto& arguments, Metadata& call) const {
+    at(arguments, member) = call.tensor(name, prepare != as_it_is);
+  }
+};
+
+// One of which the op may make another view later, from the tensor.
+template <class Member, class Source>
+struct SourceField : OptionalField<Member> {
+  Source source;
+
+  void bind(const char* op, auto& arguments, std::optional<Tensor>& kept,
+            const std::optional<Tensor>& value) const {
+    OptionalField<Member>::bind(op, arguments, kept, value);
+    at(arguments, source) = kept;
   }
 };
 
@@ -120,6 +133,11 @@ struct NumberField {
   void bind(const char*, auto& arguments, std::optional<Tensor>&, Value value) const {
     at(arguments, member) = value;
   }
+  void read(const char*, auto& arguments, Metadata& call) const {
+    Number value;
+    call.read(value);
+    at(arguments, member) = value;
+  }
 };
 
 // A number that stands for one of a list.
@@ -135,6 +153,11 @@ struct ChoiceField {
   void bind(const char* op, auto& arguments, std::optional<Tensor>&, Value value) const {
     at(arguments, member) = choose(op, value);
   }
+  void read(const char* op, auto& arguments, Metadata& call) const {
+    std::int64_t value;
+    call.read(value);
+    at(arguments, member) = choose(op, value);
+  }
 };
 
 // A number that this pass has no use for.
@@ -146,6 +169,10 @@ struct UnusedField {
   const char* name;
 
   void bind(const char*, auto&, std::optional<Tensor>&, Value) const {}
+  void read(const char*, auto&, Metadata& call) const {
+    Number value;
+    call.read(value);
+  }
 };
 
 template <class Member>
@@ -160,6 +187,11 @@ template <class Member>
 constexpr OptionalField<Member> optional(const char* name, Member member,
                                          Prepare prepare = as_it_is) {
   return {name, member, prepare};
+}
+template <class Member, class Source>
+constexpr SourceField<Member, Source> optional(const char* name, Member member, Source source,
+                                               Prepare prepare) {
+  return {{name, member, prepare}, source};
 }
 template <class Member>
 constexpr OptionalWrittenField<Member> optional_written(const char* name, Member member) {
@@ -210,6 +242,11 @@ struct ResultField {
     view = wanted;
     view.data = tensor.data_ptr();
     return tensor;
+  }
+  void imagine(auto& arguments, Metadata& call) const {
+    TensorView& view = at(arguments, member);
+    view = layout(arguments);
+    if (view.defined()) view.data = call.address();
   }
 };
 
@@ -285,7 +322,7 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
           },
           Op::kFields);
       const CallContext context(at(arguments, Op::kLike).device);
-      if constexpr (requires { Op::prepare(arguments); }) Op::prepare(arguments);
+      prepare(arguments);
       if constexpr (sizeof...(Result) == 0) {
         Op::kCall(context, arguments);
       } else {
@@ -303,7 +340,26 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
     });
   }
 
+  // All that `call` checks, of a call without its tensors.
+  static void check(std::span<const std::int64_t> numbers) {
+    typename Op::Arguments arguments{};
+    Metadata call(Op::kOp, numbers);
+    std::apply([&](const Field&... field) { (field.read(Op::kOp, arguments, call), ...); },
+               Op::kFields);
+    prepare(arguments);
+    std::apply([&](const Result&... result) { (result.imagine(arguments, call), ...); },
+               Op::kResults);
+    Context context;
+    context.device = at(arguments, Op::kLike).device;
+    context.parallel_for.run = checks_only;
+    Op::kCall(context, arguments);
+  }
+
  private:
+  static void prepare(typename Op::Arguments& arguments) {
+    if constexpr (requires { Op::prepare(arguments); }) Op::prepare(arguments);
+  }
+
   // "Tensor x, float eps"
   static std::string list(std::initializer_list<std::pair<const char*, const char*>> items) {
     std::string text;
@@ -319,6 +375,7 @@ struct RawOps {
   template <class Library>
   static void define(Library& library) {
     (library.def(RawOp<Op>::schema().c_str()), ...);
+    (add_check(RawOp<Op>::name(), RawOp<Op>::check), ...);
   }
 
   template <class Library>

@@ -71,7 +71,7 @@ class Op:
     formula: Formula  # (*arguments) -> results, without saved ones
     statistics: Callable[[Given], Any] | None = None  # arguments and results -> saved results
     gradient: Formula | None = None  # (*inputs of the backward pass) -> its results
-    check: Callable[[str, Given], None] | None = None  # checks beyond single arguments
+    check: Callable[[str, Given], None] | None = None  # of an op that C++ does not check
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # sums and terms
     passed: Mapping[str, str] = field(default_factory=dict)  # arguments that share a gradient
@@ -105,6 +105,7 @@ class Op:
     fpga: bool = False  # has a forward pass on an FPGA array
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
+    checked_by_cpp: bool = field(init=False, default=False)
     raw: Kernels = field(init=False, repr=False)
     array: Any = field(init=False, repr=False)  # the raw op of an FPGA array, or None
     public: Any = field(init=False, repr=False)  # one node of exported graphs

@@ -2,7 +2,8 @@
 """The kinds of arguments and results of an op.
 
 Each kind knows its schema and makes C++'s checks, with the same messages. They run where no C++
-does: in formulas, fakes and Triton.
+does: in composed ops, in a user's own kernels, under a tracer of Python code, and without the
+library.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .._torch import (
 from ._array import run_on_array
 from ._declare import Call, Kernels, Op
 from ._declare_arguments import as_tuple, one_or_all
-from ._declare_checks import as_declared, check_values
+from ._declare_checks import as_declared, check_arguments, check_values
 from ._declare_formula import formula_inference, gradients_of
 from ._declare_kinds import has_kinds, run_kinds
 from ._generated import run_source
@@ -239,7 +239,7 @@ class _Runner:
         op, x = self.op, arguments[0]
         given = op.given(arguments)
         if x.dim():
-            check_values(op, given)
+            check_arguments(op, given)
         last = op.last_dims(given)
         folded = [
             value if value is None else argument.fold(value, x, last)

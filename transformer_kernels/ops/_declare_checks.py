@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .._errors import ArgumentTypeError, ArgumentValueError, dtype_name
-from .._torch import any_autocast
+from .._errors import ArgumentTypeError, ArgumentValueError, check_indices, check_known, dtype_name
+from .._metadata import check_call
+from .._torch import any_autocast, has_undecided_sizes
 from ._constants import as_saved
 from ._declare import Op
-from ._declare_arguments import Given, Param
+from ._declare_arguments import Given, Indices, Param, check_device
 from ._kinds import is_jagged, require_memory
 from ._promote import promoted
 
@@ -33,7 +35,30 @@ def as_declared(op: Op, arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def check_values(op: Op, given: Given) -> None:
-    """Makes the checks that C++ makes where it runs."""
+    """Asks C++ whether it takes a call, or the kinds of arguments where no C++ checks it."""
+    if op.checked_by_cpp and not torch.compiler.is_dynamo_compiling():
+        _check_in_cpp(op, op.title_of(given), given)
+    else:
+        check_arguments(op, given)
+
+
+def _check_in_cpp(op: Op, title: str, given: Given) -> None:
+    values = [given[argument.name] for argument in op.arguments]
+    if has_undecided_sizes(values):  # checked where they are known
+        return
+    first = next(value for value in values if isinstance(value, Tensor))
+    for argument, value in zip(op.arguments, values, strict=True):
+        if isinstance(value, Tensor):
+            check_dtype = check_indices if isinstance(argument, Indices) else check_known
+            check_dtype(title, argument.name, value)
+            if value.is_meta or not argument.on_cpu:
+                check_device(title, argument.name, value, first)
+    kinds = [argument.kind for argument in op.arguments]
+    check_call(f"{op.name}_forward", title, kinds, values)
+
+
+def check_arguments(op: Op, given: Given) -> None:
+    """Makes the checks of the kinds of arguments, and that of an op without C++."""
     title = op.title_of(given)
     _check_one_of(op, title, given)
     for argument in op.arguments:

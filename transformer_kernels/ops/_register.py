@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._errors import ArgumentTypeError
 from .._library import composed_op, direct, public_op, raw_op
+from .._metadata import is_checked
 from ._array import raw_array_op
 from ._declare import Formula, Kernels, Op
 from ._declare_arguments import as_tuple, one_or_all
@@ -73,6 +74,7 @@ def _raw_kernels(op: Op) -> Kernels:
         backward = composed_op(op.backward_schema, run.backward, partial(fake_backward, op))
         return Kernels(forward, backward, without_saved(op, forward) if op.saved else forward)
     forward = define(op.forward_schema, formula_forward, fake_forward)
+    op.checked_by_cpp = is_checked(f"{op.name}_forward")
     inference = forward
     if op.saved and op.has_inference:
         inference = define(op.inference_schema, formula_inference, fake_inference)

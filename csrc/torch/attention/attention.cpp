@@ -28,7 +28,7 @@ constexpr auto shared_fields() {
   return std::tuple(
       tensor("q", in(&In::q), with_even_columns), tensor("k", in(&In::k), with_even_columns),
       tensor("v", in(&In::v), with_even_columns),
-      optional("bias", &A::bias_tensor, with_broadcast_columns),
+      optional("bias", in(&In::bias), &A::bias_tensor, with_broadcast_columns),
       optional("mask", in(&In::mask), with_broadcast_columns),
       optional("alibi_slopes", in(&In::alibi_slopes)), parameter("sinks", in(&In::sinks)),
       optional("cu_seqlens_q", in(&In::cu_seqlens_q)),
@@ -67,13 +67,12 @@ bool is_expanded(const TensorView& view) {
 template <class A>
 void complete_inputs(A& a, bool need_dbias) {
   AttentionInputs& in = a.inputs;
-  in.bias = view_of(kOp, "bias", a.bias_tensor);
-  if (need_dbias && is_expanded(in.bias)) {
+  if (need_dbias && a.bias_tensor && is_expanded(in.bias)) {
     a.bias_tensor = torch::stable::contiguous(*a.bias_tensor);
     in.bias = view_of(kOp, "bias", a.bias_tensor);
   }
   broadcast_scores("bias", in, in.bias);
-  broadcast_scores("mask", in, in.mask);
+  if (in.mask.dtype == DType::kBool) broadcast_scores("mask", in, in.mask);  // or it is refused
   broadcast_slopes(in, in.alibi_slopes);
   in.diagonal = a.top_left ? Diagonal::kTopLeft : Diagonal::kBottomRight;
 }

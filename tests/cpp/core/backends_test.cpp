@@ -53,6 +53,12 @@ TEST(Backends, a_build_without_one_says_so) {
   EXPECT_EQ(ran_on, "");
 }
 
+TEST(Backends, a_context_of_checks_runs_nothing) {
+  std::string ran_on;
+  run_on("op", kBoth, {.parallel_for = {&checks_only, nullptr}}, {&ran_on});
+  EXPECT_EQ(ran_on, "");
+}
+
 // An array stands in the place of the CPU, and of nothing else.
 TEST(Backends, an_array_runs_what_has_a_kernel_for_it) {
   constexpr Backends<Problem> kWithArray{

@@ -16,7 +16,6 @@ from .._register import declare
 from .._work import ATTENTION as BOUND
 from .._work import sizes_of
 from . import _formula, _stock
-from ._arguments import check
 
 
 def _empty_out(given: Given) -> Tensor:
@@ -124,7 +123,6 @@ ATTENTION = declare(
     formula=_formula.forward,
     statistics=_formula.statistics,
     gradient=_formula.backward,
-    check=check,
     memory={
         "out": _empty_out,
         "lse": _empty_lse,

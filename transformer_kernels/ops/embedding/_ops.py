@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..._errors import ArgumentValueError, shape_text
 from ..._torch import embedding as torch_embedding
 from .._declare import Kernels, Op, Ways
 from .._declare_arguments import Flag, Given, Indices, Integer, Result, Table
@@ -26,50 +25,6 @@ def _shape_of_y(tokens: str, given: Given) -> tuple[int, ...]:
 def _gradient(rows: str, given: Given) -> Tensor:
     dy: Tensor = given["dy"]
     return dy.new_empty(given[rows], dy.shape[-1])
-
-
-def _repeats_in(shape: Size, tokens: Size) -> bool:
-    """Whether ``shape`` equals the shape of ``tokens``, or their last dimensions."""
-    if len(shape) > len(tokens):
-        return False
-    first = next((i for i, size in enumerate(shape) if size != 1), len(shape))
-    kept = shape[first:]
-    return kept == tokens[len(tokens) - len(kept) :]
-
-
-def _check_beside_tokens(op: str, name: str, indices: Tensor, tokens: Tensor) -> None:
-    if not _repeats_in(indices.shape, tokens.shape):
-        raise ArgumentValueError(
-            f"{op}: {name} has shape {shape_text(indices)}, expected {shape_text(tokens)}"
-            " (the shape of tokens) or its last dimensions"
-        )
-
-
-def _check_positions(op: str, given: Given) -> None:
-    tokens, first = given["tokens"], given["first_position"]
-    if given["positions"] is not None:
-        return _check_beside_tokens(op, "positions", given["positions"], tokens)
-    if first < 0:
-        raise ArgumentValueError(f"{op}: first_position is {first}, expected 0 or more")
-    last = first + (tokens.shape[-1] if tokens.dim() else 1)
-    rows = given["position_weight"].shape[0]
-    if last > rows and tokens.numel() > 0:
-        raise ArgumentValueError(
-            f"{op}: position_weight has {rows} rows, expected at least {last}"
-            " (first_position and the last dimension of tokens)"
-        )
-    return None
-
-
-def _check_add(op: str, given: Given) -> None:
-    _check_positions(op, given)
-    if (given["types"] is None) != (given["type_weight"] is None):
-        missing, present = "types", "type_weight"
-        if given["types"] is not None:
-            missing, present = present, missing
-        raise ArgumentValueError(f"{op}: {missing} is missing, expected it beside {present}")
-    if given["types"] is not None:
-        _check_beside_tokens(op, "types", given["types"], given["tokens"])
 
 
 def _stock(weight: Tensor, indices: Tensor, padding_idx: int, by_freq: bool) -> Tensor:
@@ -171,7 +126,6 @@ EMBEDDING_ADD = declare(
     },
     formula=_formula.embedding_add,
     gradient=_formula.embedding_add_gradient,
-    check=_check_add,
     memory={
         "dweight": partial(_gradient, "rows"),
         "dposition_weight": partial(_gradient, "position_rows"),

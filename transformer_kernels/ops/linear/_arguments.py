@@ -9,13 +9,9 @@ import torch
 from torch import Tensor
 
 from ..._errors import (
-    ArgumentTypeError,
     ArgumentValueError,
-    check_known,
-    dtype_name,
-    shape_text,
 )
-from .._declare_arguments import Argument, Given, Param, Table, check_device
+from .._declare_arguments import Given, Param, Table
 
 
 @dataclass(frozen=True)
@@ -77,48 +73,4 @@ def numbers_a_row(packed: Tensor) -> int:
     return packed.shape[1] * (2 if packed.dtype is torch.uint8 else 1)
 
 
-@dataclass(frozen=True)
-class Packed(Argument):
-    """The numbers of a quantised weight; a row holds as many as ``x`` has columns."""
-
-    def check(self, op: str, value: Tensor, given: Given) -> None:
-        check_known(op, self.name, value)
-        check_device(op, self.name, value, given["x"])
-        if value.dtype not in (torch.int8, torch.uint8):
-            raise ArgumentTypeError(
-                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected int8 or uint8 (two"
-                " numbers a byte)"
-            )
-        _check_matrix(op, self.name, value)
-        numbers, terms = numbers_a_row(value), given["x"].shape[-1]
-        if numbers != terms:
-            raise ArgumentValueError(
-                f"{op}: {self.name} has {numbers} numbers a row, expected {terms} (the last"
-                " dimension of x)"
-            )
-
-
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Scales(Argument):
-    """One scale for each group of numbers in a row of ``packed``."""
-
-    def check(self, op: str, value: Tensor, given: Given) -> None:
-        check_known(op, self.name, value)
-        check_device(op, self.name, value, given["x"])
-        if value.dtype not in SCALES:
-            raise ArgumentTypeError(
-                f"{op}: {self.name} is {dtype_name(value.dtype)}, expected float32, float16 or"
-                " bfloat16"
-            )
-        _check_matrix(op, self.name, value)
-        rows, terms = given["packed"].shape[0], given["x"].shape[-1]
-        groups = value.shape[1]
-        divides = terms == 0 if groups == 0 else terms % groups == 0
-        if value.shape[0] != rows or not divides:
-            raise ArgumentValueError(
-                f"{op}: {self.name} has shape {shape_text(value)}, expected ({rows}, a divisor of"
-                f" {terms}) (the rows of packed, the groups of a row)"
-            )

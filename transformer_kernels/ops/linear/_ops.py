@@ -16,9 +16,8 @@ from .._parallel import SUMMED, rows
 from .._register import declare
 from .._work import PRODUCT, products_with
 from ..pointwise._ops import GATED
-from ..pointwise.table import ACTIVATIONS
 from . import _formula
-from ._arguments import Bias, check_activation, empty_like_weight
+from ._arguments import Bias, empty_like_weight
 
 OPERANDS = (Rows("x"), Table("weight", of="x"), Bias("bias"))
 
@@ -38,10 +37,6 @@ def _z(given: Given) -> Tensor:
 
 def like_weight(given: Given) -> Tensor:
     return empty_like_weight(given["weight"])
-
-
-def _check(op: str, given: Given) -> None:
-    check_activation(op, given, len(ACTIVATIONS))
 
 
 BY_COLUMNS: Way = {"weight": 2, "bias": 1, "y": 1}
@@ -99,7 +94,6 @@ LINEAR_ACT = declare(
     formula=_formula.linear_act,
     statistics=_z,
     gradient=_formula.linear_act_gradient,
-    check=_check,
     memory={"z": _empty_z, "dweight": like_weight},
     triton=partial(_triton, "LINEAR_ACT"),
     text="act(x @ weight.T + bias)",

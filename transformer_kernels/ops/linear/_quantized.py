@@ -9,12 +9,12 @@ import torch
 from torch import Size, Tensor
 
 from .._declare import Op, Ways
-from .._declare_arguments import Given, Result, Rows
+from .._declare_arguments import Argument, Given, Result, Rows
 from .._parallel import rows
 from .._register import declare
 from .._work import PRODUCT, rows_of
 from . import _formula
-from ._arguments import Bias, Packed, Scales, numbers_a_row
+from ._arguments import Bias, numbers_a_row
 
 
 def numbers_of(packed: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ QUANTIZED_LINEAR = declare(
     flops=_flops,
     unread=("bias",),
     arguments=(
-        Rows("x"), Packed("packed"), Scales("scales"), Bias("bias", table="packed"),
+        Rows("x"), Argument("packed"), Argument("scales"), Bias("bias", table="packed"),
     ),
     results=(Result("y", shape=_shape_of_y),),
     backward="(dy, packed, scales, bias, need_dx, need_dbias) -> dx, dbias",

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
 from ..._torch import any_autocast, is_batched, is_eager, is_fake
-from .._declare_checks import check_values
+from .._declare_checks import check_arguments
 from .._kinds import PLAIN_CLASSES
 from .._public import overridable
 from ._choice import refusal
@@ -138,7 +138,7 @@ def linear_list(
     try:
         for weight, bias in zip(ws, bs, strict=True):
             if apart is None:
-                check_values(LINEAR, {"x": input, "weight": weight, "bias": bias})
+                check_arguments(LINEAR, {"x": input, "weight": weight, "bias": bias})
         apart = apart or _why_apart(input, ws)
     except AttributeError:
         apart = "an operand is no tensor"

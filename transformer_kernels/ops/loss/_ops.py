@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..._errors import ArgumentValueError, shape_text
+from ..._errors import ArgumentValueError
 from ..._library import direct
 from .._declare import Formula, Kernels, Op, Ways
 from .._declare_arguments import (
@@ -46,13 +46,6 @@ _FORWARD = (
     "Tensor? target, Tensor? probabilities, Tensor? weight, int ignore_index,"
     " float label_smoothing, float z_loss, float softcap, int reduction, bool wide"
 )
-
-
-def _check(op: str, given: Given) -> None:
-    x = given["x"]
-    if x.shape[-1] == 0:
-        raise ArgumentValueError(f"{op}: x has shape {shape_text(x)}, expected a class or more")
-    check_options(op, given)
 
 
 def check_options(op: str, given: Given) -> None:
@@ -148,7 +141,6 @@ CROSS_ENTROPY = declare(
     formula=_formula.forward,
     statistics=_formula.statistics,
     gradient=_formula.backward,
-    check=_check,
     jagged=False,
     triton=_triton,
     replaces=(F.cross_entropy, nn.CrossEntropyLoss),

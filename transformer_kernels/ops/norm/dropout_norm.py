@@ -24,7 +24,6 @@ from ..pointwise.dropout import (
     P,
     bias_dropout_add_formula,
     bias_dropout_add_gradient,
-    check_seed,
     drawn,
 )
 from . import _formula, _stock
@@ -114,7 +113,6 @@ def _declare(member: str, center: bool) -> Op:
         formula=formula,
         statistics=statistics,
         gradient=gradient,
-        check=check_seed,
         triton=partial(_triton, member, center),
         text=f"{member}(s), s = residual + dropout(x + x_bias)",
     )  # fmt: skip

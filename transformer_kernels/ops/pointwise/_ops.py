@@ -14,7 +14,6 @@ from functools import partial
 
 from torch import Tensor
 
-from ..._errors import ArgumentValueError
 from .._declare import Formula, Kernels, Op, Ways
 from .._declare_arguments import Given, Like, Param, Result, Rows
 from .._dtype import accumulate_dtype
@@ -79,21 +78,6 @@ def _public(op: str) -> str:
     return f"functional.{op.removesuffix('_tanh')}"
 
 
-def _check_packed(op: str, given: Given) -> None:
-    if given["up"] is not None:
-        return
-    columns = given["gate"].shape[-1]
-    if columns % 2:
-        raise ArgumentValueError(
-            f"{op}: gate has a last dimension of {columns}, expected an even number"
-            " (gate and up side by side)"
-        )
-    if given["up_bias"] is not None:
-        raise ArgumentValueError(
-            f"{op}: up_bias is present, expected none (bias is of gate and up)"
-        )
-
-
 def _shape_of_gated(given: Given) -> Sequence[int]:
     *leading, columns = given["gate"].shape
     return (*leading, columns if given["up"] is not None else columns // 2)
@@ -145,7 +129,6 @@ def _declare_gated(name: str, row: Activation) -> Op:
         ),
         flags={"need_dbias": ("bias", "up_bias")},
         formula=partial(_gated, row.formula),
-        check=_check_packed,
         triton=partial(_gated_triton, row.name),
         text=f"{row.name}(gate) * up",
     )

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import _torch
-from ..._errors import ArgumentValueError, as_flag, as_number
+from ..._errors import as_flag, as_number
 from ..._library import log_dispatch
 from .._declare import Kernels
-from .._declare_arguments import Given, Like, Number, Param, Result, Rows, Seed
+from .._declare_arguments import Like, Number, Param, Result, Rows, Seed
 from .._dtype import accumulate_dtype
 from .._parallel import elements
 from .._philox import VALUES, fresh_seed, kept, scale, threshold
@@ -62,11 +62,6 @@ def _draws(p: float) -> bool:
     return 0 < threshold(p) < VALUES
 
 
-def check_seed(op: str, given: Given) -> None:
-    if given["seed"] is None and _draws(given["p"]):
-        raise ArgumentValueError(f"{op}: seed is missing, expected one for 0 < p < 1")
-
-
 def _dropout_triton() -> Kernels:
     from .dropout_triton import DROPOUT
 
@@ -100,7 +95,6 @@ DROPOUT = declare(
     backward="(dy, seed, p) -> dx",
     formula=dropout_formula,
     gradient=dropout_formula,
-    check=check_seed,
     triton=_dropout_triton,
     replaces=(F.dropout, nn.Dropout),
     text="x * (random >= p) / (1 - p)",
@@ -118,7 +112,6 @@ BIAS_DROPOUT_ADD = declare(
     passed={"residual": "y"},
     formula=bias_dropout_add_formula,
     gradient=bias_dropout_add_gradient,
-    check=check_seed,
     triton=_bias_dropout_add_triton,
     text="residual + (x + bias) * (random >= p) / (1 - p)",
 )

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._errors import ArgumentValueError
 from ..._library import direct
 from .._declare import Kernels, Op, Ways
 from .._declare_arguments import Argument, Flag, Given, Indices, Integer, Number, Param, Result
@@ -17,7 +16,6 @@ from .._declare_raw import declare_raw
 from .._heads import empty_heads
 from .._register import declare
 from . import _formula, _stock
-from ._arguments import check
 
 
 def _empty_like(name: str, given: Given) -> Tensor:
@@ -72,7 +70,6 @@ ROPE = declare(
     backward=f"(dq_rotated, dk_rotated, {_ANGLES}) -> dq, dk",
     formula=_formula.forward,
     gradient=_formula.backward,
-    check=check,
     memory={
         "q_rotated": lambda given: _empty_like("q", given),
         "k_rotated": lambda given: _empty_like("k", given),
@@ -117,12 +114,6 @@ def _norm_triton() -> Kernels:
     return Kernels(qk_norm_forward, qk_norm_backward, qk_norm_forward)
 
 
-def _check_norm(op: str, given: Given) -> None:
-    check(op, given)
-    if given["k"] is None and given["k_weight"] is not None:
-        raise ArgumentValueError(f"{op}: k_weight is given, expected none without k")
-
-
 QK_NORM = declare(
     "qk_norm",
     function="functional.qk_norm",
@@ -144,7 +135,6 @@ QK_NORM = declare(
         " need_dk_weight) -> dq, dk, dq_weight, dk_weight"
     ),
     formula=_formula.norm_forward,
-    check=_check_norm,
     memory={
         "q_normed": lambda given: _empty_like("q", given),
         "k_normed": lambda given: _empty_like("k", given),

@@ -12,7 +12,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..._errors import ArgumentValueError
 from .._declare import Formula, Kernels
 from .._declare_arguments import Flag, Given, Mask, Number, Result, Rows
 from .._parallel import rows
@@ -26,12 +25,6 @@ def _name(given: Given) -> str:
 
 def _last_dims(given: Given) -> int:
     return 2 if given["causal"] else 1
-
-
-def _check_causal(op: str, given: Given) -> None:
-    dims = given["x"].dim()
-    if given["causal"] and dims < 2:
-        raise ArgumentValueError(f"{op}: x has {dims} dimensions, expected at least 2 (causal)")
 
 
 def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Tensor]:
@@ -66,7 +59,6 @@ SOFTMAX = declare(
     gradients=_gradients,
     formula=_formula.forward,
     gradient=_formula.backward,
-    check=_check_causal,
     last_dims=_last_dims,
     triton=_triton,
     fpga=True,
