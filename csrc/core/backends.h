@@ -5,7 +5,6 @@
 
 #include "core/check.h"
 #include "core/cuda/device.h"
-#include "transformer_kernels/checks_only.h"
 #include "transformer_kernels/context.h"
 
 namespace transformer_kernels {
@@ -34,7 +33,7 @@ struct Backends {
 template <class Problem>
 void run_on(const char* op, const Backends<Problem>& backends, const Context& context,
             const Problem& problem) {
-  if (context.parallel_for.run == checks_only) return;
+  if (context.checks_only) return;
   if (context.array != nullptr) {
     check_value(context.device.type == DeviceType::kCpu, op,
                 ": device is cuda, expected cpu (an FPGA array reads memory of the CPU)");

@@ -351,7 +351,7 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
                Op::kResults);
     Context context;
     context.device = at(arguments, Op::kLike).device;
-    context.parallel_for.run = checks_only;
+    context.checks_only = true;
     Op::kCall(context, arguments);
   }
 

@@ -41,6 +41,9 @@ struct Context {
   ParallelFor parallel_for{};
   Workspace workspace{};
   fpga::Array* array = nullptr;  // runs the op in place of the CPU (fpga/array.h)
+  // The op checks its arguments, as in any call, and returns. Views need no memory then, but for
+  // the integers of the CPU that a check reads: offsets of sequences, positions, seeds.
+  bool checks_only = false;
 };
 
 }  // namespace transformer_kernels
