@@ -19,6 +19,7 @@ import transformer_kernels as tfk
 from transformer_kernels.functional import attention, attention_varlen
 from transformer_kernels.testing.attention import tensors
 from transformer_kernels.testing.inputs import randn
+from transformer_kernels.testing.programs import leave
 
 WORLD = 2
 BATCH, TIME, HEADS = Shard(0), Shard(1), Shard(2)
@@ -158,7 +159,7 @@ def _process(rank: int, meeting: str) -> None:
             raise AssertionError(f"{case.__name__}: {error}") from error
     dist.barrier()  # neither goes while the other's messages are on their way
     dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the interpreter, and end the process with an error
+    leave()
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="PyTorch was built without torch.distributed")

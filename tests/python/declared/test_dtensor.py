@@ -31,6 +31,7 @@ from transformer_kernels.ops._declare import Op
 from transformer_kernels.ops._declare_arguments import Seed, as_tuple
 from transformer_kernels.ops._register import DECLARED
 from transformer_kernels.testing.declared import combinations
+from transformer_kernels.testing.programs import leave
 
 SHAPE = (3, 5, 8)  # neither process has as many rows as the other
 CALLS: dict[str, Any] = {
@@ -111,7 +112,7 @@ def _run_rank(rank: int, file: str) -> None:
     _check_other_calls(mesh, Partial(), Replicate(), distribute_tensor)
     dist.barrier()  # neither goes while the other's messages are on their way
     dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive the interpreter, and end the process with an error
+    leave()
 
 
 def _share(x: Any, mesh: Any, dim: int | None) -> Any:

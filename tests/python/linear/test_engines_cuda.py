@@ -11,6 +11,8 @@ import sys
 import pytest
 import torch
 
+from transformer_kernels.testing.programs import LEAVE
+
 pytestmark = pytest.mark.cuda
 
 CALLS = """
@@ -73,7 +75,7 @@ def test_which_engine_runs() -> None:
         pytest.skip("for engines of sm_80 and later")
     expected = ANYWHERE | (ON_HOPPER if capability == (9, 0) else {})
     found = subprocess.run(
-        [sys.executable, "-c", CALLS, *expected],
+        [sys.executable, "-c", CALLS + LEAVE, *expected],
         env={**os.environ, "TFK_KERNEL": "any", "TFK_LOG": "dispatch"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -6,7 +6,6 @@ On a CPU this is never done; these tests enable it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from transformer_kernels.ops.linear._mlp_ops import GATED_MLP, MLP
 from transformer_kernels.ops.linear._tuned import OURS, TORCH
 from transformer_kernels.testing.arrivals import Arrivals
 from transformer_kernels.testing.inputs import randn
+from transformer_kernels.testing.programs import leave
 
 F = tfk.functional
 
@@ -308,7 +308,7 @@ def _process(_: int, store: str) -> None:
     )
     for view in (False, True):
         _train_in_parallel(view)
-    os._exit(0)  # gloo's threads would outlive the interpreter, and end it with an error
+    leave()
 
 
 def test_distributed_data_parallel(tmp_path: Path) -> None:
