@@ -5,8 +5,8 @@
 check_test_budget.py times.txt            what TFK_TEST_TIMES named in a run of all tests
 check_test_budget.py times.txt --write    makes these times the budget
 
-Machines differ in speed: times are those of the machine that the budget was measured on, by the
-fixed work that both ran (see cpu_seconds.py).
+Machines differ in speed: the times of a slower one are scaled to the machine that the budget was
+measured on, by the fixed work that both ran (see cpu_seconds.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Times:
     families: dict[str, float] = field(default_factory=dict)
 
     def scaled_to(self, other: Times) -> Times:
-        scale = other.calibration / self.calibration
+        """The times of the other machine. A faster machine's stand as they are, because tests need
+        not gain by it what the fixed work gains."""
+        scale = min(1.0, other.calibration / self.calibration)
         families = {family: seconds * scale for family, seconds in self.families.items()}
         return Times(other.calibration, families)
 

@@ -55,6 +55,11 @@ def test_a_slower_machine_is_no_slower_test() -> None:
     assert slower.scaled_to(BUDGET) == BUDGET
 
 
+def test_a_faster_machine_is_asked_for_no_more() -> None:
+    faster = check.Times(BUDGET.calibration / 2, dict(BUDGET.families))
+    assert faster.scaled_to(BUDGET) == BUDGET
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
