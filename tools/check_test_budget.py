@@ -54,8 +54,8 @@ class Times:
 
 
 def read_times(text: str) -> Times:
-    """Of tests that ran in several instruction sets, `family@set`, the slowest set's time counts:
-    which sets there are is the machine's.
+    """Reads the lines that tests wrote. A test that ran in several instruction sets, `family@set`,
+    counts with the slowest set's time, because the machine decides which sets there are.
     """
     speeds: list[float] = []
     spent: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -108,7 +108,7 @@ def table(times: Mapping[str, float], budget: Mapping[str, float]) -> list[str]:
 
 
 def over_budget(times: Mapping[str, float], budget: Mapping[str, float]) -> list[str]:
-    """What is wrong, in words: families beyond their budget, without one, or without a test."""
+    """Names the families beyond their budget, without one, or without a test."""
     errors = []
     for family in sorted({*times, *budget}):
         if family not in budget:

@@ -31,10 +31,10 @@ def cpu_seconds() -> float:
 
 
 def family_of(nodeid: str) -> str:
-    """The folder of tests/python that a test lies in; a test beside the folders has none."""
+    """The folder of tests/python that a test lies in; a test beside the folders is of `other`."""
     path = nodeid.partition("::")[0]
     parts = path.removeprefix("tests/python/").split("/")
-    return f"python/{parts[0]}" if len(parts) > 1 else "python"
+    return f"python/{parts[0] if len(parts) > 1 else 'other'}"
 
 
 def _bytecode() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -27,8 +28,14 @@ _INTEGERS = (torch.int32, torch.int64)
 _LONGEST = 4096  # of a message
 
 
+_OF_THREAD = threading.local()
+
+
 def _message() -> Any:
-    return ctypes.create_string_buffer(_LONGEST)
+    """The calling thread's room for a message."""
+    if not hasattr(_OF_THREAD, "message"):
+        _OF_THREAD.message = ctypes.create_string_buffer(_LONGEST)
+    return _OF_THREAD.message
 
 
 @cache

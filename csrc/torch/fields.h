@@ -262,7 +262,7 @@ constexpr auto result(const char* name, Member member, LayoutLike layout, Like l
   return result(name, member, [=](const auto& a) { return layout(at(a, like)); });
 }
 
-// The same where the flag `wanted` is set.
+// A result that a call has where the flag `wanted` is set.
 template <class Wanted, class Member, class Like>
 constexpr auto result_if(Wanted wanted, const char* name, Member member, LayoutLike layout,
                          Like like) {

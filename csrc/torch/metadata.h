@@ -22,7 +22,7 @@ class Metadata {
   void read(double& value);
   void read(std::int64_t& value) { value = next(); }
   void read(bool& value) { value = next() != 0; }
-  // Of a tensor of its own.
+  // An address that no other tensor of the call has.
   void* address();
 
  private:

@@ -3,8 +3,9 @@
 
 PyTorch lists the ops that autocast lowers (products) and those that it widens (losses, for one).
 All others promote: a sum of two dtypes has the wider one. Autocast thus brings together activations
-and parameters of dtypes that no user chose to differ, so that an op that refuses them outside of
-autocast promotes them inside it.
+and parameters of dtypes that no user chose to differ. Rows of the dtypes that autocast lowers,
+parameters and masks are promoted under it, where an op refuses them otherwise; rotations of q and k
+and the tables of an embedding are not.
 """
 
 from __future__ import annotations

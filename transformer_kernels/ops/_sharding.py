@@ -88,7 +88,9 @@ class _Plan:
         self._ways: list[Way] = []
         for place in range(self._mesh.ndim):
             possible = [_NONE, *(way for way in ways if self._is_possible(way, place))]
-            self._ways.append(min(possible, key=lambda way: self._moved(way, place)))
+            # Dynamo, which compiles calls of DTensors, cannot trace `min` with a key.
+            costs = [self._moved(way, place) for way in possible]
+            self._ways.append(possible[costs.index(min(costs))])
 
     def _dim(self, way: Way, x: Tensor, name: str) -> int:
         """The dimension of a tensor that is split; -1 where every device has the whole."""
@@ -106,7 +108,7 @@ class _Plan:
             elif name in self._results and way.get(name) != SUMMED and x.numel():
                 return False
         taken = [i for i, other in enumerate(self._ways) if other is way]
-        devices = math.prod(self._mesh.size(i) for i in (*taken, place))
+        devices = math.prod([self._mesh.size(i) for i in (*taken, place)])
         return len({*sizes}) <= 1 or all(size % devices == 0 for size in sizes)
 
     def _moved(self, way: Way, place: int) -> int:

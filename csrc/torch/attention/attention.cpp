@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-// What the arguments of an op have beside those of a pass.
+// The arguments of an op: those of the pass in C++, and two that PyTorch's callers give.
 template <class Pass>
 struct With : Pass {
   std::optional<Tensor> bias_tensor;

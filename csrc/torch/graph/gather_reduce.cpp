@@ -22,7 +22,7 @@ struct GatherForward {
       std::tuple(tensor("x", &Arguments::x, with_even_rows)), edge_fields<Arguments>(),
       std::tuple(parameter("weight", &Arguments::weight),
                  choice("reduce", &Arguments::reduce, reduce_of)));
-  // What nobody chose has no elements, and the dtype of the edges' numbers.
+  // `chosen` has no elements unless the reduction chooses, and the dtype of the edges' numbers.
   static constexpr auto kResults = std::tuple(
       result(
           "y", &Arguments::y,

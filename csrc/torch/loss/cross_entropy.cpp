@@ -51,7 +51,7 @@ TensorView layout_of_total(const ForwardArguments& a) {
 
 constexpr auto kLoss = result("loss", &CrossEntropyForward::loss, layout_of_loss);
 
-// What all forward passes share.
+// The base of all forward passes.
 struct ForwardOp {
   using Arguments = ForwardArguments;
   static constexpr const char* kOp = "cross_entropy";

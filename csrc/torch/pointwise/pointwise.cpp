@@ -117,7 +117,7 @@ struct GatedForward {
   }
 };
 
-// Of packed arguments gate has the columns of both until its gradient is made.
+// The gate of packed arguments has the columns of both until its gradient is made.
 template <Pointwise kRow>
 struct GatedBackward {
   using Arguments = BackwardArguments;

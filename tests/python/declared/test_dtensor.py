@@ -109,6 +109,7 @@ def _run_rank(rank: int, file: str) -> None:
     for op in DECLARED.values():
         _check_op(op, mesh)
     _check_functions(mesh)
+    _check_compiled(mesh)
     _check_other_calls(mesh, Partial(), Replicate(), distribute_tensor)
     dist.barrier()  # neither goes while the other's messages are on their way
     dist.destroy_process_group()
@@ -166,6 +167,34 @@ def _rotate_in_place(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return q
 
 
+def _check_frequencies(mesh: Any) -> None:
+    """A gradient that is divided by how often a token occurs counts the tokens of all processes."""
+    indices, table = torch.zeros(4, 2, dtype=torch.int64), torch.randn(3, 8)
+
+    def gradient(i: Any, t: Any) -> Any:
+        y = functional.embedding(i, t.requires_grad_(), scale_grad_by_freq=True)
+        return torch.autograd.grad(y.sum(), t)[0]
+
+    found = gradient(_share(indices, mesh, 0), _share(table, mesh, None))
+    torch.testing.assert_close(found.full_tensor(), gradient(indices, table))
+
+
+def _check_compiled(mesh: Any) -> None:
+    """One graph holds calls of DTensors, whose ways the compiler traces."""
+    x, w = torch.randn(4, 8), torch.randn(8)
+    labels = torch.tensor([1, 0, 3, 7])
+    calls: list[tuple[Any, tuple[Tensor, ...]]] = [
+        (lambda x, w: layer_norm(gelu(x), (8,), w), (x, w)),
+        (functional.cross_entropy, (x, labels)),
+    ]
+    for call, tensors in calls:
+        shared = [
+            _share(t, mesh, 0 if i == 0 or t is labels else None) for i, t in enumerate(tensors)
+        ]
+        found = torch.compile(call, fullgraph=True, backend="aot_eager")(*shared)
+        torch.testing.assert_close(found.full_tensor(), call(*tensors))
+
+
 def _check_functions(mesh: Any) -> None:
     """Functions on the way to the ops take DTensors as well, and results stay where rows are."""
     from torch.distributed.tensor import Shard
@@ -185,6 +214,7 @@ def _check_functions(mesh: Any) -> None:
         (lambda x, w, i: functional.linear_token_log_probs(x, w, i), of_layer, 0),
         (lambda x, w, i: functional.linear_cross_entropy(x, w, i), of_layer, 0),
     ]  # fmt: skip
+    _check_frequencies(mesh)
     for call, tensors, split in calls:
         shared = [_share(t, mesh, 0 if i == 0 else None) for i, t in enumerate(tensors)]
         found = call(*shared)

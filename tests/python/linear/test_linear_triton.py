@@ -78,7 +78,7 @@ def test_linear(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", [row.name for row in ACTIVATIONS])
 def test_linear_act(name: str, dtype: torch.dtype) -> None:
-    # Of two of the interpreter's tiles each way, the second of which is not whole.
+    # The sizes make two of the interpreter's tiles each way, the second of which is not whole.
     leaves, dy = _operands(17, 20, 35, dtype), randn((17, 35), dtype, DEVICE)
     for count in (2, 3):
         _check(partial(_act, name=name), partial(_formula, name=name), leaves[:count], dy)

@@ -139,4 +139,4 @@ def test_the_plugin_counts_cpu_time_alone(processes: str, tmp_path: Path) -> Non
 
 def test_families_are_folders() -> None:
     assert cpu_seconds.family_of("tests/python/loss/test_x.py::test[a/b]") == "python/loss"
-    assert cpu_seconds.family_of("tests/python/test_x.py::test") == "python"
+    assert cpu_seconds.family_of("tests/python/test_x.py::test") == "python/other"

@@ -48,9 +48,10 @@ def _parallel(
     indices: tuple[str, ...], tables: tuple[str, ...], op: Op, given: Given  # noqa: ARG001
 ) -> Ways:  # fmt: skip
     """By the columns of the tables, or by tokens: positions that nobody gives count on in their
-    last dimension."""
+    last dimension. Gradients divided by how often a token occurs need all tokens in one place."""
     first = 1 if given.get("positions", 0) is not None else 2
-    by_tokens = range(first, given[indices[0]].dim() + 1)
+    last = 0 if given.get("scale_grad_by_freq") else given[indices[0]].dim()
+    by_tokens = range(first, last + 1)
     return [
         dict.fromkeys((*tables, "y"), 1),
         *({**dict.fromkeys(indices, dim), "y": dim + 1} for dim in by_tokens),
