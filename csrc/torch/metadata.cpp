@@ -29,7 +29,7 @@ void Metadata::read(double& value) { value = std::bit_cast<double>(next()); }
 
 void* Metadata::address() {
   constexpr int kApart = 44;  // bits: no tensor is longer
-  return reinterpret_cast<void*>(++tensors_ << kApart);
+  return std::bit_cast<void*>(++tensors_ << kApart);
 }
 
 // Its rank, or -1; dtype, kind and number of the device, address or 0, sizes, strides.
@@ -45,7 +45,7 @@ TensorView Metadata::tensor(const char* name, bool copied) {
   view.device.index = static_cast<int>(next());
   void* const elsewhere = address();
   const std::int64_t memory = next();
-  view.data = memory != 0 ? reinterpret_cast<void*>(memory) : elsewhere;
+  view.data = memory != 0 ? std::bit_cast<void*>(memory) : elsewhere;
   for (int i = 0; i < view.rank; ++i) view.sizes[i] = next();
   for (int i = 0; i < view.rank; ++i) view.strides[i] = next();
   if (copied) view.strides = rows_like(view).strides;

@@ -23,7 +23,7 @@ struct With : Pass {
 
 template <class A>
 constexpr auto shared_fields() {
-  constexpr auto in = [](auto member) { return within(&A::inputs, member); };
+  const auto in = [](auto member) { return within(&A::inputs, member); };
   using In = AttentionInputs;
   return std::tuple(
       tensor("q", in(&In::q), with_even_columns), tensor("k", in(&In::k), with_even_columns),
