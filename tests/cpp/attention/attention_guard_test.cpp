@@ -3,7 +3,7 @@
 // tensors do: whatever reaches out of one, or out of the workspace, is an illegal memory access.
 // Numbers are other tests' business; here results only have to be numbers.
 //
-// What a thread loads or stores by itself, memcheck finds also where the pages are mapped:
+// memcheck finds what a thread loads or stores by itself, even where the pages are mapped:
 //   compute-sanitizer --tool memcheck tfk_tests --gtest_filter='*AttentionGuard*'
 #ifdef TFK_WITH_CUDA
 
