@@ -28,12 +28,13 @@ toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "to
 BUDGET = ROOT / "tests" / "budget.toml"
 CALIBRATION = "calibration"
 TOLERANCE = 1.2
-SLACK_S = 3.0  # what small families vary by
+SLACK_S = 5.0  # what small families vary by
 HEAD = """\
 # CPU seconds that each family of tests may take, user and system time together, on the machine
 # where the fixed work of tools/cpu_seconds.py takes `calibration`. tools/check_test_budget.py
-# scales the times of another machine, and fails 20 % and 3 s above. Its --write makes a run the
-# budget: say in the commit what the additional seconds buy.
+# scales the times of another machine, and fails 20 % and 5 s above. Its --write makes a run the
+# budget. That run must be of a fresh clone, where compilers and the FPGA's simulation find nothing
+# cached; say in the commit what the additional seconds buy.
 
 """
 

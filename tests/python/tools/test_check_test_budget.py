@@ -64,9 +64,9 @@ def test_a_faster_machine_is_asked_for_no_more() -> None:
     ("changes", "words"),
     [
         ({}, []),
-        ({"cpp/norm": 14.9, "python/loss": 122.9}, []),
-        ({"cpp/norm": 15.1}, ["cpp/norm: 15.1 s, expected at most 15.0"]),
-        ({"python/loss": 123.1}, ["python/loss: 123.1 s, expected at most 123.0"]),
+        ({"cpp/norm": 16.9, "python/loss": 124.9}, []),
+        ({"cpp/norm": 17.1}, ["cpp/norm: 17.1 s, expected at most 17.0"]),
+        ({"python/loss": 125.1}, ["python/loss: 125.1 s, expected at most 125.0"]),
         ({"cpp/new": 0.1}, ["cpp/new: 0.1 s, expected a family with a budget"]),
     ],
 )
@@ -100,10 +100,10 @@ def test_a_budget_that_is_exceeded_fails(
     assert check.main() == 0
     monkeypatch.setattr(sys, "argv", ["check", str(times)])
     assert check.main() == 0
-    times.write_text("python/loss 16\ncalibration 0.5\n")
+    times.write_text("python/loss 18\ncalibration 0.5\n")
     assert check.main() == 1
-    assert "[budget] python/loss: 16.0 s, expected at most 15.0" in capsys.readouterr().out
-    times.write_text("python/loss 16\ncalibration 0.8\n")
+    assert "[budget] python/loss: 18.0 s, expected at most 17.0" in capsys.readouterr().out
+    times.write_text("python/loss 18\ncalibration 0.8\n")
     assert check.main() == 0
 
 
