@@ -28,7 +28,7 @@ build: ## Build the libraries into transformer_kernels/lib
 	@$(VENV) tools/build.py -D TFK_TESTS=OFF
 
 demo: build ## Train a small GPT-2 with and without the kernels, time the ops, write report.html
-	@$(VENV) -m transformer_kernels.demo $(DEMO_ARGS)
+	@$(VENV) -m transformer_kernels demo $(DEMO_ARGS)
 
 test: ## Run the C++ and the Python tests
 	@$(SETUP) run --need compiler --need gtest
@@ -36,7 +36,7 @@ test: ## Run the C++ and the Python tests
 	@$(VENV) -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
 
 bench: build ## Time every op against its rivals on this machine
-	@$(VENV) -m transformer_kernels.bench bench $(BENCH_ARGS)
+	@$(VENV) -m transformer_kernels bench $(BENCH_ARGS)
 
 fpga: ## Check, simulate, prove, place and route the FPGA array
 	@$(SETUP) run fpga $(addprefix --need ,compiler verilator yosys z3 nextpnr-ice40)

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 import transformer_kernels as tfk
-from transformer_kernels.bench.commands import pick_device
 from transformer_kernels.bench.levels import run, show
+from transformer_kernels.bench.options import pick_device
 
 BATCH, TIME, CHANNELS, HEADS = 4, 128, 256, 4
 

@@ -238,9 +238,7 @@ class Environment:
         """Makes the package importable from the working tree, and its command run from there."""
         self.add_path("transformer_kernels", ROOT)
         command = self.folder / "bin" / "transformer-kernels"
-        command.write_text(
-            '#!/bin/sh\nexec "$(dirname "$0")/python" -m transformer_kernels.bench "$@"\n'
-        )
+        command.write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m transformer_kernels "$@"\n')
         command.chmod(0o755)
 
     def install_torch(self, override: str) -> str:

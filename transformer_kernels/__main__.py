@@ -1,18 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""``python -m transformer_kernels info`` prints what this installation can do."""
+"""``python -m transformer_kernels`` is the program ``transformer-kernels``."""
 
 import sys
 
-from .info import info
-
-
-def main(arguments: list[str]) -> int:
-    if arguments != ["info"]:
-        print("usage: python -m transformer_kernels info", file=sys.stderr)
-        return 2
-    print(info())
-    return 0
-
+from .cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from transformer_kernels.bench import training
-from transformer_kernels.bench.commands import pick_device
+from transformer_kernels.bench.options import pick_device
 from transformer_kernels.demo.gpt2 import STEPS
 from transformer_kernels.demo.model import stock_model
 from transformer_kernels.measure.statistics import quantile

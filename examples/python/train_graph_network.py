@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bench import models, training
-from transformer_kernels.bench.commands import pick_device
+from transformer_kernels.bench.options import pick_device
 from transformer_kernels.functional import Graph
 from transformer_kernels.models import GraphNetwork, GraphNetworkConfig
 

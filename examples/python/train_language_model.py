@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bench import models, training
-from transformer_kernels.bench.commands import pick_device
+from transformer_kernels.bench.options import pick_device
 from transformer_kernels.models import LanguageModel, LanguageModelConfig
 
 GPT2 = LanguageModelConfig(vocab_size=256, context=128, dim=192, num_layers=4, num_heads=4)

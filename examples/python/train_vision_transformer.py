@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bench import models, training
-from transformer_kernels.bench.commands import pick_device
+from transformer_kernels.bench.options import pick_device
 from transformer_kernels.models import VisionTransformer, VisionTransformerConfig
 
 SIDE, CLASSES, LARGEST = 8, 10, 16

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
 """Benchmarks of every op, compared with its rivals and with the machine's memory bandwidth.
 
-Start with `transformer-kernels bench` (or `python -m transformer_kernels.bench`). `import
-transformer_kernels` imports nothing from here.
+Start with `transformer-kernels bench`. `import transformer_kernels` imports nothing from here.
 """

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from transformer_kernels.measure import table
 from transformer_kernels.measure.schema import Result, Row
 
 DEFAULT_TOLERANCE = 0.05
@@ -94,3 +95,22 @@ def _in_copies(row: Row) -> Row:
         p10_us=row.p10_us * scale,
         p90_us=row.p90_us * scale,
     )
+
+
+def render(comparisons: Sequence[Comparison], by_ceiling: bool) -> str:
+    """A line for each row of either result."""
+    headings = [("Kernel", 31), ("provider", 8), ("before", 8), ("after", 8), ("ratio", 6),
+                ("verdict", 9)]  # fmt: skip
+    figures = "time in copies of as many bytes" if by_ceiling else "microseconds, median"
+    body = [
+        [
+            table.label(c.row),
+            c.row.provider,
+            f"{c.before.median_us:.2f}" if c.before else table.ABSENT,
+            f"{c.after.median_us:.2f}" if c.after else table.ABSENT,
+            f"{c.ratio:.3f}" if c.ratio else table.ABSENT,
+            c.verdict.value,
+        ]
+        for c in comparisons
+    ]
+    return table.box("COMPARISON", figures, headings, body)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""`transformer-kernels fpga` compares ops on the FPGA array's model with the CPU's kernels.
+"""Compares ops on the FPGA array's model with the CPU's kernels.
 
 An array's cycles are exact: the model counts them by the formula that the RTL is checked against.
 The array's time is modelled as cycles / clock, with the clock that the router reported for the set
 on a part; the CPU's time is measured.
+
+    $ transformer-kernels fpga --arrays r2c4d64n256 --mhz 100
 """
 
 from __future__ import annotations
@@ -51,6 +53,15 @@ class Problem:
     call: Call
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arrays", nargs="+", default=list(DEFAULT_SETS), metavar="SET",
+                        help="parameter sets")  # fmt: skip
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR",
+                        help=f"where {CLOCKS} with the routed clocks stand")  # fmt: skip
+    parser.add_argument("--mhz", type=float, help="a clock for all sets, in place of the routed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures in this file")
+
+
 def run(arguments: argparse.Namespace) -> int:
     clocks = read_clocks(arguments.results)
     if arguments.mhz:
@@ -61,16 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         schema.save(result, arguments.json)
     return 0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arrays", nargs="+", default=list(DEFAULT_SETS), metavar="SET",
-                        help=f"parameter sets; default: {' '.join(DEFAULT_SETS)}")  # fmt: skip
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR",
-                        help=f"where {CLOCKS} with the routed clocks stand")  # fmt: skip
-    parser.add_argument("--mhz", type=float, help="a clock for all sets, in place of the routed")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.set_defaults(run=run)
 
 
 def read_clocks(folder: Path) -> Clocks:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import transformer_kernels
-from transformer_kernels.bench import cli, kernels, plots, report
+from transformer_kernels import cli
+from transformer_kernels.bench import kernels, plots, report
 from transformer_kernels.bench.console import Progress
 from transformer_kernels.measure import ceilings, schema, sweeps
 from transformer_kernels.measure.case import Problem

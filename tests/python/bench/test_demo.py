@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from transformer_kernels import cli
 from transformer_kernels.bench.training import documentation
 from transformer_kernels.measure import schema
 
 pytest.importorskip("transformers")
 
-from transformer_kernels.demo import __main__ as demo
-
 EXAMPLE = Path(__file__).parents[3] / "examples" / "python" / "fuse_gpt2.py"
+
+
+def _demo(*arguments: str) -> int:
+    return cli.main(["demo", "--quick", "--device", "cpu", *arguments])
 
 
 def test_the_text_is_bytes():
@@ -29,7 +32,10 @@ def test_the_text_is_bytes():
 @pytest.mark.slow
 def test_the_short_demo_runs_to_the_end(tmp_path, capsys):
     page, figures = tmp_path / "report.html", tmp_path / "demo.json"
-    assert demo.main(["--quick", "--device", "cpu", "-o", str(page), "--json", str(figures)]) == 0
+    assert (
+        cli.main(["demo", "--quick", "--device", "cpu", "-o", str(page), "--json", str(figures)])
+        == 0
+    )
     text = capsys.readouterr().out
     parts = ["SPEED-UP OF THE MODEL", "TRAINING LOSS", "SPEED-UP OVER PYTORCH",
              "KERNEL PACK BENCHMARK"]  # fmt: skip
@@ -44,7 +50,7 @@ def test_the_short_demo_runs_to_the_end(tmp_path, capsys):
 
 def test_the_short_demo_says_where_a_step_goes(tmp_path, capsys):
     figures = tmp_path / "step.json"
-    assert demo.main(["--quick", "--device", "cpu", "--profile", "--json", str(figures)]) == 0
+    assert _demo("--profile", "--json", str(figures)) == 0
     assert "A STEP OF TRAINING" in capsys.readouterr().out
     result = schema.load(figures)
     assert {row.model for row in result.step_parts} == {"stock", "ours"}
@@ -53,7 +59,7 @@ def test_the_short_demo_says_where_a_step_goes(tmp_path, capsys):
 
 def test_the_short_demo_races_whole_steps(tmp_path, capsys):
     figures = tmp_path / "race.json"
-    assert demo.main(["--quick", "--device", "cpu", "--race", "--json", str(figures)]) == 0
+    assert _demo("--race", "--json", str(figures)) == 0
     assert "STEPS OF TRAINING IN TURN" in capsys.readouterr().out
     rows = schema.load(figures).step_times
     assert [row.model for row in rows] == ["stock", "compiled", "ours"]

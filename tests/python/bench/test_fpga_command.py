@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from transformer_kernels import cli
 from transformer_kernels._library import has_kernels
-from transformer_kernels.bench import cli, fpga
+from transformer_kernels.bench import fpga
 from transformer_kernels.measure import machine, schema
 
 needs_library = pytest.mark.skipif(not has_kernels, reason="needs the native library")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_kernels.bench import cli, plots, report
+from transformer_kernels import cli
+from transformer_kernels.bench import plots, report
 from transformer_kernels.bench.levels import run, show
 from transformer_kernels.levels import LEVELS
 from transformer_kernels.levels.ours import Ours

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from transformer_kernels.bench import cli, profilers
+from transformer_kernels import cli
+from transformer_kernels.bench import profilers
 from transformer_kernels.measure import ceilings, schema
 
 

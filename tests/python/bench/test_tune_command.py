@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from transformer_kernels.bench import cli
+from transformer_kernels import cli
 from transformer_kernels.measure import ceilings
 from transformer_kernels.ops.linear import _tuned
 

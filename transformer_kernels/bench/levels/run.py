@@ -68,7 +68,7 @@ def _interpreted(settings: Settings) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "levels.json"
         command = [
-            sys.executable, "-m", "transformer_kernels.bench", "levels", "--levels", "triton",
+            sys.executable, "-m", "transformer_kernels", "levels", "--levels", "triton",
             "--device", settings.device.type, "--dtype", dtype_name(settings.dtype),
             "--shape", shape_text(settings.shape), "--heads", str(settings.heads),
             *([] if settings.causal else ["--no-causal"]), "--quiet", "--json", str(path),

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: MIT
+"""Runs the demo: the training, the ops and the page, or one of the other two measurements."""
+
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import time
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
 from transformer_kernels.bench import cases, race, report, runner, step, summary
-from transformer_kernels.bench.commands import pick_device
+from transformer_kernels.bench.options import pick_device
 from transformer_kernels.bench.training import Recipe
 from transformer_kernels.demo.gpt2 import put_in_kernels
 from transformer_kernels.demo.model import BYTES, TOKENS, stock_model
@@ -48,51 +47,31 @@ _QUICK = Size(
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parsed = _parse(arguments)
-    device = pick_device(parsed.device)
-    size = _QUICK if parsed.quick else _SIZES[device.type]
+def run(arguments: argparse.Namespace) -> int:
+    device = pick_device(arguments.device)
+    size = _QUICK if arguments.quick else _SIZES[device.type]
     begin = time.perf_counter()
     transformers.logging.set_verbosity_error()
 
-    if parsed.profile or parsed.race:
-        return _measure_step(size, device, parsed)
+    if arguments.profile or arguments.race:
+        return _measure_step(size, device, arguments)
     training = _train_all(size, device)
     print(_outcome(training, size))
     print(_curves(training))
     print(f"\nWhat the model writes after {size.steps} steps:\n{training.sample}\n")
 
-    settings = _bench_settings(device, size, parsed.quick)
+    settings = _bench_settings(device, size, arguments.quick)
     result = dataclasses.replace(runner.run(settings), training=training)
     if (means := summary.render(result)) is not None:
         print(f"{means}\n")
     print(table.render(result))
     for line in table.skipped_lines(result):
         print(line)
-    report.write(result, parsed.output)
-    if parsed.json:
-        schema.save(result, parsed.json)
-    print(f"\nwrote {parsed.output} after {time.perf_counter() - begin:.0f} s")
+    report.write(result, arguments.output)
+    if arguments.json:
+        schema.save(result, arguments.json)
+    print(f"\nwrote {arguments.output} after {time.perf_counter() - begin:.0f} s")
     return 0
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m transformer_kernels.demo",
-        description="Trains a GPT-2 stock and with our kernels, then times every op.",
-    )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--quick", action="store_true", help="a short form, for CI")
-    parser.add_argument(
-        "--profile", action="store_true", help="say instead where the time of a step goes"
-    )
-    parser.add_argument(
-        "--race", action="store_true",
-        help="time instead whole steps: stock, compiled by torch.compile, and ours",
-    )  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures as well")
-    return parser.parse_args(arguments)
 
 
 def _fresh(size: Size, vocabulary: int = BYTES) -> Any:
@@ -205,7 +184,3 @@ def _bench_settings(device: torch.device, size: Size, quick: bool) -> runner.Set
         budget_seconds=size.bench_seconds,
         find_kernels=False,
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

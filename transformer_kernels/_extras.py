@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""Names the extra that brings an optional package, where the package is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# The extra to name for a package, by the name that is imported.
+EXTRA_OF = {
+    "matplotlib": "bench",
+    "numpy": "bench",
+    "rich": "bench",
+    "sklearn": "examples",
+    "tensorboard": "profile",
+    "transformers": "demo",
+}
+
+
+def why_missing(error: ImportError) -> str | None:
+    """The line to print for an import that failed; None where no extra brings the package."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRA_OF:
+        return None
+    return (
+        f"the package {package} is missing: pip install 'transformer-kernels[{EXTRA_OF[package]}]'"
+    )
+
+
+@contextmanager
+def named(program: str) -> Iterator[None]:
+    """Ends the program with a line that names the extra, in place of a traceback.
+
+    >>> with named("fuse_gpt2"):
+    ...     import transformers
+    """
+    try:
+        yield
+    except ImportError as error:
+        if (reason := why_missing(error)) is None:
+            raise
+        print(f"{program}: {reason}", file=sys.stderr)
+        raise SystemExit(2) from None
