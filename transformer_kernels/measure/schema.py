@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The result file: JSON, schema version 1, checked field by field when it is read."""
+"""The result file: JSON with a row a line, schema version 1, checked field by field when it is
+read."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -329,7 +331,23 @@ class Result:
 
 
 def to_json(result: Result) -> str:
-    return json.dumps(_encode(result), indent=1, allow_nan=False) + "\n"
+    return to_text(_encode(result))
+
+
+def to_text(data: Mapping[str, Any]) -> str:
+    """The text of a result file: a line for each field, and for each row of a list of rows."""
+    fields = (f" {_line(name)}: {_rows(value)}" for name, value in data.items())
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _rows(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return _line(value)
+    return "[\n" + ",\n".join(f"  {_line(row)}" for row in value) + "\n ]"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
 
 
 def from_json(text: str) -> Result:
