@@ -50,6 +50,10 @@ def words(fix: bool) -> bool:  # noqa: ARG001
     return succeeds(SCRIPTS / "python", "tools/check_words.py")
 
 
+def results(fix: bool) -> bool:
+    return succeeds(SCRIPTS / "python", "tools/format_results.py", *([] if fix else ["--check"]))
+
+
 def one_command_a_source(database: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Keeps one compile command per source: a kernel is compiled once for each instruction set."""
     first: dict[str, dict[str, str]] = {}
@@ -88,13 +92,14 @@ def tidy_one(source: str) -> bool:
 CHECKS: dict[str, Callable[[bool], bool]] = {
     "layout": layout,
     "words": words,
+    "results": results,
     "clang-format": clang_format,
     "ruff-format": ruff_format,
     "ruff": ruff_check,
     "mypy": mypy,
     "clang-tidy": clang_tidy,
 }
-FIXABLE = ("clang-format", "ruff-format", "ruff")
+FIXABLE = ("results", "clang-format", "ruff-format", "ruff")
 
 
 def main() -> int:

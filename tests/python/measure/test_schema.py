@@ -3,11 +3,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from transformer_kernels.measure import schema
 from transformer_kernels.measure.schema import SchemaError
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_a_result_survives_the_file(full_result, tmp_path):
@@ -20,6 +23,23 @@ def test_the_pass_of_a_row_is_called_pass_in_the_file(full_result):
     row = json.loads(schema.to_json(full_result))["rows"][0]
     assert row["pass"] == "forward"
     assert "pass_" not in row
+
+
+def test_a_file_has_a_line_for_each_field_and_each_row(full_result):
+    fields = schema.to_json(full_result).splitlines()
+    data = json.loads(schema.to_json(full_result))
+    lists = [value for value in data.values() if isinstance(value, list) and value]
+    assert len(fields) == 2 + len(data) + sum(len(rows) + 1 for rows in lists)
+    lines = [json.loads(line.strip().rstrip(",")) for line in fields if line.startswith("  {")]
+    assert lines == [row for rows in lists for row in rows]
+
+
+def test_the_stored_files_have_that_form():
+    paths = sorted(RESULTS.glob("*.json"))
+    assert paths
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert schema.to_text(json.loads(text)) == text, f"{path.name}: tools/format_results.py"
 
 
 def test_what_is_absent_takes_its_default(make_result):
