@@ -34,6 +34,14 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def numbers(text: str) -> list[int]:
+    """Reads a list of positive numbers that commas separate."""
+    found = [int(part) for part in names(text)]
+    if not found or min(found) < 1:
+        raise ValueError
+    return found
+
+
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

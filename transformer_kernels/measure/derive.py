@@ -28,7 +28,7 @@ from transformer_kernels.measure.case import (
     bind,
     differentiate,
 )
-from transformer_kernels.measure.sweeps import SWEEPS, Grid, Shape
+from transformer_kernels.measure.sweeps import SWEEPS, Grid, OfModel, Shape
 from transformer_kernels.measure.timing import Call
 from transformer_kernels.ops._declare import Op
 from transformer_kernels.ops._declare_arguments import Flag, as_tuple
@@ -43,7 +43,11 @@ def whole(_: Arguments) -> Part:
 
 
 def grid(
-    forms: str, *sizes: int, fits: Callable[[Shape], bool] = lambda _: True, **sweeps: Any
+    forms: str,
+    *sizes: int,
+    fits: Callable[[Shape], bool] = lambda _: True,
+    of_model: OfModel | None = None,
+    **sweeps: Any,
 ) -> Grid:
     """A grid of shapes with that many sizes. A sweep is a list, a dict of lists by type of device,
     or a function."""
@@ -59,6 +63,7 @@ def grid(
         forms=forms,
         fold=lambda shape: shape if len(shape) in sizes and fits(shape) else None,
         sweeps={name: sweep(sweeps[name]) for name in SWEEPS},
+        of_model=of_model,
     )
 
 

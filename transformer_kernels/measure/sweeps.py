@@ -7,11 +7,14 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product, starmap
 
 import torch
 
 Shape = tuple[int, ...]
 Sweep = Callable[[torch.device, torch.dtype], list[Shape]]
+# Takes the size of the batch, the length of the sequences and the model's width.
+OfModel = Callable[[int, int, int], Shape]
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,14 @@ class Grid:
     forms: str  # examples of a valid shape, for error messages
     fold: Callable[[Shape], Shape | None]  # the given sizes as a shape; None where they are not one
     sweeps: Mapping[str, Sweep]
+    of_model: OfModel | None = None  # None where an op has no such sizes
+
+    def shapes_of_models(
+        self, batches: Sequence[int], lengths: Sequence[int], widths: Sequence[int]
+    ) -> list[Shape]:
+        """The shapes that an op has in models of these sizes, in all combinations."""
+        assert self.of_model is not None
+        return list(dict.fromkeys(starmap(self.of_model, product(batches, lengths, widths))))
 
     def shapes_of(
         self, names: Sequence[str], device: torch.device, dtype: torch.dtype
@@ -38,6 +49,22 @@ class Grid:
         if shape is None:
             raise ValueError(f"shape is {part!r}, expected a form like {self.forms}")
         return shape
+
+
+def of_rows(columns: Callable[[int], Shape]) -> OfModel:
+    """The shape of an op over the rows of all sequences: their number, and columns by width."""
+    return lambda batch, length, width: (batch * length, *columns(width))
+
+
+def of_heads(batch: int, length: int, width: int) -> Shape:
+    """The shape of an op on heads of 64.
+
+    Raises:
+        ValueError: the heads do not divide the width.
+    """
+    if width % _HEAD_DIM:
+        raise ValueError(f"the hidden size is {width}, expected a multiple of {_HEAD_DIM}")
+    return batch, length, width // _HEAD_DIM, _HEAD_DIM
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -59,6 +86,7 @@ _QUICK = {
     "cpu": ((512, 768), (2048, 768), (2048, 4096)),
 }
 _SMALL_ROWS, _SMALL_COLUMNS = (1, 32, 256, 1024), (768, 4096, 16384)
+_HEAD_DIM = 64
 _BATCHES, _SEQUENCES, _HIDDEN = (8, 32, 128), (512, 2048, 8192), (768, 1024, 4096)
 
 
@@ -92,5 +120,6 @@ ROWS = Grid(
     forms="8192x768 or 8x1024x768",
     fold=_rows_and_columns,
     sweeps={"quick": _quick, "headline": _headline, "small": _small, "full": _full},
+    of_model=of_rows(lambda width: (width,)),
 )
 SWEEPS = tuple(ROWS.sweeps)  # every grid has the same names

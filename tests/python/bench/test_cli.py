@@ -8,7 +8,7 @@ import torch
 
 import transformer_kernels
 from transformer_kernels import cli
-from transformer_kernels.bench import kernels, plots, report
+from transformer_kernels.bench import cases, kernels, plots, report, runner
 from transformer_kernels.bench.console import Progress
 from transformer_kernels.measure import ceilings, schema, sweeps
 from transformer_kernels.measure.case import Problem
@@ -49,9 +49,87 @@ def test_compare_by_ceiling_and_tolerance(files):
     assert cli.main(["compare", files["base"], files["slow"], "--tolerance", "3"]) == 0
 
 
+def test_files_without_a_common_row_fail(files, make_result, make_row, tmp_path, capsys):
+    other = tmp_path / "other.json"
+    schema.save(make_result([make_row(op="softmax")]), other)
+    assert cli.main(["compare", files["base"], str(other)]) == 2
+    assert "the results have no row of ours in common" in capsys.readouterr().err
+
+
+@pytest.fixture
+def measured(monkeypatch, make_result, make_row, tmp_path):
+    """Stands in for a run: `bench` measures the row of this median, and keeps baselines here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def set_median(median, provider="ours"):
+        result = make_result([make_row("copy"), make_row(provider, median)])
+        monkeypatch.setattr(runner, "run", lambda *_, **__: result)
+
+    return set_median
+
+
+def test_a_baseline_is_a_gate(measured, tmp_path, capsys):
+    measured(100)
+    assert cli.main(["bench", "layer_norm", "--save-baseline", "main"]) == 0
+    assert (tmp_path / "transformer_kernels" / "baselines" / "main.json").is_file()
+    assert cli.main(["bench", "layer_norm", "--against", "main"]) == 0
+    measured(150)
+    assert cli.main(["bench", "layer_norm", "--against", "main", "--tolerance", "0.6"]) == 0
+    gate = ["bench", "layer_norm", "--against", "main", "--save-baseline", "main"]
+    assert cli.main(gate) == 1
+    assert "1 slower" in capsys.readouterr().out
+    assert cli.main(gate) == 1  # the slower result was not kept
+    measured(90)
+    assert cli.main(gate) == 0
+    measured(100)
+    assert cli.main(gate) == 1  # the faster one was
+
+
+def test_a_baseline_that_is_missing_is_named_before_the_run(measured, capsys):
+    measured(100)
+    assert cli.main(["bench", "--save-baseline", "a"]) == 0
+    assert cli.main(["bench", "--against", "b"]) == 2
+    assert "baseline is 'b', expected one that `bench --save-baseline` kept: a" in (
+        capsys.readouterr().err
+    )
+    assert cli.main(["bench", "--save-baseline", "../a"]) == 2
+    assert cli.main(["bench", "host", "--against", "a"]) == 2
+
+
+def test_a_run_without_a_provider_fails(measured, capsys):
+    assert cli.main(["bench", "softmax", "--device", "cpu", "--providers", "fa4,cudnn"]) == 1
+    assert "no provider can run: fa4: runs on a GPU only; cudnn: runs" in capsys.readouterr().err
+    measured(100, "copy")
+    assert cli.main(["bench", "softmax", "--device", "cpu", "--providers", "torch"]) == 1
+    assert "nothing was measured" in capsys.readouterr().err
+
+
+def test_sizes_of_models_become_shapes(monkeypatch, make_result, make_row):
+    asked = {}
+
+    def run(settings, quiet):
+        asked.update({op.name: settings.shapes(op, torch.float32) for op in settings.ops})
+        return make_result([make_row()])
+
+    monkeypatch.setattr(runner, "run", run)
+    assert cli.main(["bench", "--device", "cpu", "--batch", "2,4", "--hidden", "128"]) == 0
+    assert asked["layer_norm"] == [(2048, 128), (4096, 128)]
+    assert asked["attention"] == [(2, 1024, 2, 64), (4, 1024, 2, 64)]
+    assert asked["linear"] == [(2048, 128, 512), (4096, 128, 512)]
+    assert asked["embedding"][0] == (2, 1024, 50257, 128)
+    assert asked["cross_entropy"] == [(2048, 50257), (4096, 50257)]
+    assert "gather_reduce" not in asked
+    for op in cases.select([]):
+        for shape in asked.get(op.name, []):
+            assert op.grid.parse(sweeps.shape_text(shape)) == [shape]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["bench", "graph", "--hidden", "64"], "gather_reduce has no size of a batch"),
+        (["bench", "attention", "--hidden", "100"], "hidden size is 100, expected a multiple of"),
+        (["bench", "--shapes", "8x8", "--batch", "2"], "--shapes is given beside --batch"),
         (["report", "absent.json"], "absent.json"),
         (["bench", "no_such_op"], "unknown op 'no_such_op'"),
         (["bench", "--outputs", "old"], "--outputs is 'old', expected one of fresh, reused"),
@@ -74,9 +152,11 @@ def test_cuda_without_a_device_is_refused(monkeypatch, capsys):
     assert "PyTorch sees no CUDA device" in capsys.readouterr().err
 
 
-def test_list_names_everything(capsys):
+def test_list_names_everything_in_columns(capsys):
     assert cli.main(["list"]) == 0
     text = capsys.readouterr().out
+    for op in cases.all_ops().values():
+        assert re.search(rf"^  {op.name}\s+{op.key}$", text, re.MULTILINE)
     for word in ("add_rms_norm", "norm/layer_norm", "backward", "quack", "headline", "host"):
         assert word in text
 

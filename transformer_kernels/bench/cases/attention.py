@@ -40,7 +40,7 @@ from transformer_kernels.measure.derive import (
     no_compiled_backward,
     without,
 )
-from transformer_kernels.measure.sweeps import Shape, Sweep
+from transformer_kernels.measure.sweeps import Shape, Sweep, of_heads
 from transformer_kernels.measure.timing import Call
 from transformer_kernels.ops.attention._ops import ATTENTION
 from transformer_kernels.ops.attention._stock import in_torch
@@ -90,6 +90,7 @@ _headline = _of_lengths(_LENGTHS, _DIMS)
 _GRID = grid(
     "8x2048x32x128 (batch, time, heads, dim) or 8x2048x32x8x128 (32 heads share 8)", 4, 5,
     fits=lambda sizes: len(sizes) == 4 or (sizes[3] > 0 and sizes[2] % sizes[3] == 0),
+    of_model=of_heads,
     quick=_of_lengths({"cuda": (2048, 8192), "cpu": (512, 1024)}, (64,)),
     headline=_headline,
     small=[(1, time, 12, 64) for time in (64, 128, 256, 512)],

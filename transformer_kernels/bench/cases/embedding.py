@@ -23,6 +23,7 @@ _TABLES = ("weight", "position_weight")
 _GPT2, _LLAMA3 = (8, 1024, 50257, 768), (4, 2048, 128256, 4096)
 _GRID = grid(
     "8x1024x50257x768 (batch, time, rows of the table, dim)", 4,
+    of_model=lambda batch, length, width: (batch, length, _GPT2[2], width),
     quick=[_GPT2],
     headline={"cuda": [_GPT2, _LLAMA3], "cpu": [_GPT2]},
     small=[(1, 128, 30522, 768), (1, 1024, 50257, 768)],

@@ -22,7 +22,7 @@ from transformer_kernels import functional as F
 from transformer_kernels.bench.rivals import quack
 from transformer_kernels.measure.case import Arguments, Case, Function, bind
 from transformer_kernels.measure.derive import derive, flops_of_product, grid, whole
-from transformer_kernels.measure.sweeps import Grid, Shape
+from transformer_kernels.measure.sweeps import Grid, Shape, of_rows
 from transformer_kernels.measure.timing import Call
 from transformer_kernels.ops._declare import Op
 from transformer_kernels.ops.linear._mlp_ops import GATED_MLP, MLP
@@ -41,15 +41,17 @@ _WIDE, _ODD = (4096, 1024, 4096), (511, 736, 1504)
 _MODELS: list[Shape] = [
     (4096, 768, 3072), (16384, 1024, 4096), (8192, 4096, 16384), (2048, 4096, 16384),
 ]  # fmt: skip
+# The product up in an MLP, to four times the model's width.
+_FOURFOLD = of_rows(lambda width: (width, 4 * width))
 MLP_GRID = grid(
-    "1024x768x3072 (rows, features, hidden features)", 3,
+    "1024x768x3072 (rows, features, hidden features)", 3, of_model=_FOURFOLD,
     quick=[_SQUARE],
     headline={"cuda": _MODELS, "cpu": [_DEMO, _FC1]},
     small=[(128, 768, 3072)],
     full=[_DEMO, _FC1, _ODD],
 )  # fmt: skip
 _LAYER_GRID = grid(
-    "1024x768x3072 (rows, terms, columns)", 3,
+    "1024x768x3072 (rows, terms, columns)", 3, of_model=_FOURFOLD,
     quick=[_SQUARE, _FC1],
     # The MLPs of models have a product up and one down.
     headline={
@@ -63,7 +65,7 @@ _LAYER_GRID = grid(
 )  # fmt: skip
 _SMALL_GATED = [(512, 256, 704), (1024, 192, 768)]
 _GATED_GRID = grid(
-    "1024x768x3072 (rows, features, hidden features)", 3,
+    "1024x768x3072 (rows, features, hidden features)", 3, of_model=_FOURFOLD,
     quick=_SMALL_GATED[:1],
     # The last two are Llama's with 7 and 8 billion parameters.
     headline={"cuda": [*_MODELS, (4096, 4096, 11008), (4096, 4096, 14336)], "cpu": _SMALL_GATED},
@@ -154,6 +156,7 @@ _GROUP = 128
 _FEW: list[Shape] = [(1, 4096, 4096), (4, 4096, 4096), (16, 4096, 4096)]
 _QUANTISED_GRID = grid(
     "1x4096x4096 (rows, terms, columns)", 3, fits=lambda sizes: sizes[1] % _GROUP == 0,
+    of_model=_FOURFOLD,
     quick=_FEW[:1],
     headline=[*_FEW, (1, 4096, 14336), (1, 768, 3072)],
     small=[(1, 768, 768), (1, 768, 3072), (4, 768, 3072)],

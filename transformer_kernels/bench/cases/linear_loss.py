@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformer_kernels import functional as F
 from transformer_kernels.measure.case import Arguments, Case, Function, differentiate
 from transformer_kernels.measure.derive import derive, grid, whole, without
-from transformer_kernels.measure.sweeps import Shape
+from transformer_kernels.measure.sweeps import Shape, of_rows
 from transformer_kernels.ops.linear_loss._ops import LINEAR_CROSS_ENTROPY
 from transformer_kernels.ops.loss._formula import MEAN
 
@@ -26,7 +26,7 @@ _OPERANDS = ("x", "linear_weight", "target")
 _OPTIONS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "softcap": 0.0,
             "reduction": MEAN}  # fmt: skip
 _GRID = grid(
-    "2048x768x50257 (rows, terms, classes)", 3,
+    "2048x768x50257 (rows, terms, classes)", 3, of_model=of_rows(lambda width: (width, _GPT2)),
     quick={"cpu": [(1024, 256, _GPT2)], "cuda": [(8192, 1024, _GPT2)]},
     headline={
         "cpu": [(1024, 256, _GPT2), (2048, 768, _GPT2)],

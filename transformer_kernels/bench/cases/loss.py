@@ -13,7 +13,7 @@ from transformer_kernels import functional as F
 from transformer_kernels.bench.rivals import quack
 from transformer_kernels.measure.case import Case, Function, bind, differentiate
 from transformer_kernels.measure.derive import derive, no_compiled_backward, whole
-from transformer_kernels.measure.sweeps import Grid, Shape
+from transformer_kernels.measure.sweeps import Grid, Shape, of_rows
 from transformer_kernels.ops.loss._formula import MEAN, SUM
 from transformer_kernels.ops.loss._ops import CROSS_ENTROPY
 
@@ -36,6 +36,7 @@ def _shapes(rows_on_gpu: int, rows_on_cpu: int, *vocabularies: int) -> Any:
 _GRID = Grid(
     forms="8192x50257",
     fold=lambda sizes: (torch.Size(sizes[:-1]).numel(), sizes[-1]),
+    of_model=of_rows(lambda _: (_VOCABULARIES[0],)),
     sweeps={
         "quick": _shapes(8192, 256, 50257),
         "headline": _shapes(8192, 1024, *_VOCABULARIES),

@@ -28,7 +28,7 @@ from transformer_kernels.measure.case import (
     bind,
 )
 from transformer_kernels.measure.derive import derive, grid, triton_backward
-from transformer_kernels.measure.sweeps import Shape
+from transformer_kernels.measure.sweeps import Shape, of_heads
 from transformer_kernels.ops.rope import _stock
 from transformer_kernels.ops.rope._ops import QK_NORM, ROPE
 from transformer_kernels.testing import reference
@@ -48,6 +48,7 @@ _SMALL = [(1, 1, 32, 8, 128), (32, 1, 32, 8, 128), (1, 128, 32, 8, 128), (1, 512
 _OTHER_DIMS = [(4, 2048, 16, 4, dim) for dim in (32, 80, 96, 256)]
 _GRID = grid(
     "8x4096x32x128 (batch, time, heads, dim) or 8x4096x32x8x128 (32 heads of q, 8 of k)", 4, 5,
+    of_model=of_heads,
     quick={kind: shapes[:1] for kind, shapes in _HEADLINE.items()},
     headline=_HEADLINE,
     small=_SMALL,

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ... import _cache
 from ..._errors import ArgumentValueError
 from ..._processor import cpu_instruction_sets, cpu_name
 from ..._version import __version__
@@ -108,8 +109,7 @@ def file_path() -> Path:
     named = os.environ.get("TFK_TUNE_FILE")
     if named:
         return Path(named)
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / "transformer_kernels" / "tune.json"
+    return _cache.folder() / "tune.json"
 
 
 # Times of other versions stay in the file, but do not apply.
