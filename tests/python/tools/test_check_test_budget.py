@@ -15,19 +15,42 @@ import cpu_seconds
 
 FAMILIES = {"cpp/norm": 10.0, "python/loss": 100.0}
 BUDGET = check.Times(0.5, FAMILIES)
+# A clock that only the tests move, by times that add up to the same in any order.
+CLOCK = """
+import os, sys
+from pathlib import Path
+
+sys.path.insert(0, {tools!r})
+import cpu_seconds
+
+cpu_seconds.now = 100.0
+cpu_seconds.cpu_seconds = lambda: cpu_seconds.now
+cpu_seconds.calibrations = lambda: [0.25]
+
+def pytest_configure(config):
+    path = Path(os.environ["TFK_TEST_TIMES"])
+    config.pluginmanager.register(cpu_seconds.CpuSeconds(config, path))
+"""
 TESTS = """
-import os, subprocess, sys, time
+import cpu_seconds
+import pytest
 
-BUSY = "import time; start = time.process_time()\\nwhile time.process_time() < start + 0.3: pass"
+cpu_seconds.now += 1.0  # the module is collected
 
-def test_busy():
-    exec(BUSY)
+@pytest.fixture
+def ready():
+    cpu_seconds.now += 0.125
+    yield
+    cpu_seconds.now += 0.25
+
+def test_busy(ready):
+    cpu_seconds.now += 2.0
+
+def test_busier():
+    cpu_seconds.now += 4.0
 
 def test_idle():
-    time.sleep(0.3)
-
-def test_child():
-    subprocess.run([sys.executable, "-c", BUSY], check=True)
+    pass
 """
 
 
@@ -107,34 +130,33 @@ def test_a_budget_that_is_exceeded_fails(
     assert check.main() == 0
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
-def test_the_plugin_counts_cpu_time_alone(processes: str, tmp_path: Path) -> None:
-    """Work in the test and in the programs that it waits for, in one process and in several."""
+def test_the_programs_that_a_test_waits_for_count_and_elapsed_time_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = os.times_result((1.0, 2.0, 4.0, 8.0, 16.0))  # the last is elapsed
+    monkeypatch.setattr(cpu_seconds.os, "times", lambda: times)
+    assert cpu_seconds.cpu_seconds() == 15.0
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_the_plugin_adds_up_the_tests_of_all_processes(processes: int, tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     folder = tmp_path / "tests" / "python" / "loss"
     folder.mkdir(parents=True)
     (folder / "test_times.py").write_text(TESTS)
     # Without PyTorch, which takes seconds to import.
-    (tmp_path / "conftest.py").write_text(
-        "import os, sys\nfrom pathlib import Path\n"
-        f"sys.path.insert(0, {str(check.ROOT / 'tools')!r})\n"
-        "import cpu_seconds\ncpu_seconds.calibrations = lambda: [0.25]\n"
-        "def pytest_configure(config):\n"
-        "    path = Path(os.environ['TFK_TEST_TIMES'])\n"
-        "    config.pluginmanager.register(cpu_seconds.CpuSeconds(config, path))\n"
-    )
+    (tmp_path / "conftest.py").write_text(CLOCK.format(tools=str(check.ROOT / "tools")))
     times = tmp_path / "times.txt"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", processes, "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(processes), "-p", "no:cacheprovider"]
     ran = subprocess.run(
         [*command, "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=tmp_path, env={**os.environ, "TFK_TEST_TIMES": str(times)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    found = check.read_times(times.read_text())
-    assert set(found.families) == {"python/collection", "python/loss"}
-    assert 0.6 <= found.families["python/loss"] < 1.2
-    assert found.calibration == 0.25
+    assert check.read_times(times.read_text()) == check.Times(
+        0.25, {"python/collection": 1.0 * max(1, processes), "python/loss": 6.375}
+    )
 
 
 def test_families_are_folders() -> None:
