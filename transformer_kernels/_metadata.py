@@ -45,10 +45,8 @@ def _check() -> Any:
         return None
     check = getattr(ctypes.CDLL(str(library_path())), "tfk_check", None)
     if check is not None:
-        numbers = ctypes.POINTER(ctypes.c_int64)
-        check.argtypes = (
-            ctypes.c_char_p, numbers, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t
-        )  # fmt: skip
+        text, size = ctypes.c_char_p, ctypes.c_size_t
+        check.argtypes = (text, text, size, text, size)  # the second are packed numbers
     return check
 
 
@@ -59,12 +57,14 @@ def is_checked(name: str) -> bool:
     return check is not None and check(name.encode(), None, 0, _message(), _LONGEST) >= 0
 
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLS = frozenset((torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _value(n: Any) -> Any:
-    """A number; that of the call which is traced, where it is a symbol."""
-    return n.node.hint if isinstance(n, _SYMBOLS) else n
+def _values(numbers: Sequence[Any]) -> Sequence[Any]:
+    """Numbers; those of the call which is traced, where they are symbols."""
+    if _SYMBOLS.isdisjoint(map(type, numbers)):
+        return numbers
+    return [n.node.hint if type(n) in _SYMBOLS else n for n in numbers]
 
 
 def _readable(x: Tensor) -> Tensor | None:
@@ -86,9 +86,16 @@ class _Tensors:
     def __init__(self, values: Sequence[Any]) -> None:
         tensors = [value for value in values if isinstance(value, Tensor)]
         self._first = tensors[0].device
-        integers = {id(x): _readable(x) for x in tensors if x.dtype in _INTEGERS}
-        self._numbers = {key: x for key, x in integers.items() if x is not None}
-        self._on_host = tensors[0].is_cpu and len(self._numbers) == len(integers)
+        self._on_host = tensors[0].is_cpu
+        self._numbers: dict[int, Tensor] = {}
+        for x in tensors:
+            if x.dtype not in _INTEGERS:
+                continue
+            readable = _readable(x)
+            if readable is None:
+                self._on_host = False
+            else:
+                self._numbers[id(x)] = readable
 
     def _device(self, x: Tensor) -> tuple[int, int]:
         if x.device == self._first:
@@ -96,17 +103,11 @@ class _Tensors:
         readable = id(x) in self._numbers
         return (_CPU if readable else _CUDA), (0 if x.is_cpu else 1)
 
-    def described(self, x: Tensor) -> tuple[int, ...]:
+    def described(self, x: Tensor) -> tuple[Any, ...]:
         kind, index = self._device(x)
         numbers = self._numbers.get(id(x)) if kind == _CPU else None
         memory = 0 if numbers is None else numbers.data_ptr()
-        sizes, strides = map(_value, x.shape), map(_value, x.stride())
-        return (x.dim(), _DTYPES[x.dtype], kind, index, memory, *sizes, *strides)
-
-
-def _number(kind: str, value: Any) -> int:
-    number = _value(value)
-    return struct.unpack("q", struct.pack("d", number))[0] if kind == "float" else int(number)
+        return (x.dim(), _DTYPES[x.dtype], kind, index, memory, *x.shape, *x.stride())
 
 
 def check_call(name: str, title: str, kinds: Sequence[str], values: Sequence[Any]) -> None:
@@ -115,13 +116,15 @@ def check_call(name: str, title: str, kinds: Sequence[str], values: Sequence[Any
     Tensors are of dtypes that C++ has, and on one device but for those that may lie on the CPU.
     """
     tensors = _Tensors(values)
-    numbers: list[int] = []
+    numbers: list[Any] = []
+    form = ""
     for kind, value in zip(kinds, values, strict=True):
-        if kind != "Tensor":
-            numbers.append(_number(kind, value))
-        else:
-            numbers += _ABSENT if value is None else tensors.described(value)
-    array = (ctypes.c_int64 * len(numbers))(*numbers)
+        described = (value,)
+        if kind == "Tensor":
+            described = _ABSENT if value is None else tensors.described(value)
+        numbers += described
+        form += "d" if kind == "float" else "q" * len(described)
+    packed = struct.pack(form, *_values(numbers))
     text = _message()
-    if _check()(name.encode(), array, len(numbers), text, _LONGEST) == 1:
+    if _check()(name.encode(), packed, len(numbers), text, _LONGEST) == 1:
         raise translate(title, RuntimeError(text.value.decode()))

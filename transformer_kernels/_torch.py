@@ -170,9 +170,7 @@ def has_undecided_sizes(values: Iterable[Any]) -> bool:
     """Whether the size of a tensor among the values depends on data that a graph does not know
     yet."""
     tensors = [
-        x
-        for x in values
-        if isinstance(x, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in x.shape)
+        x for x in values if isinstance(x, torch.Tensor) and torch.SymInt in map(type, x.shape)
     ]
     if not tensors:
         return False

@@ -130,6 +130,11 @@ class Op:
         return tuple(argument.name for argument in self.arguments)
 
     @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The schema's types of the arguments, without question marks."""
+        return tuple(argument.kind for argument in self.arguments)
+
+    @cached_property
     def returned(self) -> tuple[str, ...]:
         return tuple(result.name for result in self.results if not result.saved)
 

@@ -53,8 +53,7 @@ def _check_in_cpp(op: Op, title: str, given: Given) -> None:
             check_dtype(title, argument.name, value)
             if value.is_meta or not argument.on_cpu:
                 check_device(title, argument.name, value, first)
-    kinds = [argument.kind for argument in op.arguments]
-    check_call(f"{op.name}_forward", title, kinds, values)
+    check_call(f"{op.name}_forward", title, op.kinds, values)
 
 
 def check_arguments(op: Op, given: Given) -> None:
