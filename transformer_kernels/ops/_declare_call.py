@@ -51,11 +51,11 @@ def make_function(gradients_of, is_grad_enabled, is_compiling, is_batched):
     return forward, backward
 
 
-def make_call(apply, kernels, recover, run, is_eager, is_grad_enabled):
+def make_call(apply, kernels, recover, run, kinds, is_eager, is_grad_enabled):
     inference = kernels.inference
 
     def call({arguments}, backend="auto"):
-        if backend == "auto" and is_eager(){flags_are_bools}:
+        if backend == "auto" and type({first}) not in kinds and is_eager(){flags_are_bools}:
             try:
                 if not 0 < {first}.dim() <= {most}:
                     return run(backend, ({arguments},))
@@ -168,6 +168,9 @@ class _Runner:
         self.direct = direct
         self.apply_in_graph = function.apply
         self.apply = eager_apply(function)
+        # Classes of tensors whose calls were recovered: DTensors and jagged ones, which PyTorch
+        # refuses late. They are imported by those who use them.
+        self.kinds: set[type] = set()
 
     def run(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         if torch.compiler.is_compiling():
@@ -219,6 +222,8 @@ class _Runner:
         op = self.op
         declared = as_declared(op, arguments)
         if has_kinds(op, arguments):
+            if has_kinds(op, arguments[:1]):
+                self.kinds.add(type(arguments[0]))
             return run_kinds(op, declared, "auto")
         if any(a is not b for a, b in zip(declared, arguments, strict=True)):
             return op.call(*declared)
@@ -266,6 +271,7 @@ def make_call(op: Op, direct: Kernels) -> Call:
     function = type(camel, (torch.autograd.Function,), passes)
     runner = _Runner(op, direct, function)
     call: Call = generated["make_call"](
-        runner.apply, direct, runner.recover, runner.run, is_eager, torch.is_grad_enabled
-    )
+        runner.apply, direct, runner.recover, runner.run, runner.kinds, is_eager,
+        torch.is_grad_enabled,
+    )  # fmt: skip
     return call

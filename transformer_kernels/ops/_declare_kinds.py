@@ -32,13 +32,19 @@ def run_kinds(
     """
     run = partial(op.call if call is None else call, backend=backend)
     given = op.given(arguments)
+    ways = partial(_ways, op, given, dims)
+    if any(map(is_jagged, arguments)):
+        return one_or_all(_on_values(op, given, ways(), run))
+    return one_or_all(on_shards(op, given, ways, run, dims))
+
+
+def _ways(op: Op, given: Given, dims: int | None) -> Ways:
+    """The ways in which a call may be split, whose arguments of rows fit together."""
     ways = op.parallel(op, given) if dims is None else rows(op, given, dims)
     for argument in op.arguments:
         if isinstance(argument, Like) and given[argument.name] is not None:
             argument.check(op.title_of(given), given[argument.name], given)
-    if any(map(is_jagged, arguments)):
-        return one_or_all(_on_values(op, given, ways, run))
-    return one_or_all(on_shards(op, given, ways, run, like_first=dims is not None))
+    return ways
 
 
 def _on_values(op: Op, given: Given, ways: Ways, run: Call) -> tuple[Any, ...]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._errors import ArgumentTypeError, ArgumentValueError
+from .._torch import has_dispatch_mode
 from ._declare import Op, Way, Ways
 from ._declare_arguments import Given, Seed, as_tuple
 from ._kinds import is_distributed
@@ -25,22 +27,83 @@ _NONE: Way = {}
 
 
 def on_shards(
-    op: Op, given: Given, ways: Ways, run: Callable[..., Any], like_first: bool = False
+    op: Op,
+    given: Given,
+    ways: Callable[[], Ways],
+    run: Callable[..., Any],
+    dims: int | None,
 ) -> tuple[Any, ...]:
     """The results of ``run``, which computes on plain tensors, as DTensors.
 
-    ``like_first`` says that all results have the first argument's shape; by default the op's fake
-    pass makes them, and checks the arguments as they are before they are split.
+    A call of ``dims`` dimensions together gives results of the first argument's shape; without, the
+    op's fake pass makes them, and checks the arguments as they are before they are split.
     """
+    key = _key(op, given, dims)
+    plan = None if key is None else _PLANS.get(key)
+    if plan is None:
+        plan = _planned(op, given, ways(), like_first=dims is not None)
+        if key is not None:
+            if len(_PLANS) >= _MOST_PLANS:
+                _PLANS.clear()
+            _PLANS[key] = plan
+    results = as_tuple(run(*(plan.local(name, given[name]) for name in op.names)))
+    first = given[op.names[0]]
+    return tuple(plan.shared(*pair, first) for pair in zip(op.returned, results, strict=True))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the tensors of a call lie while it runs."""
+
+    arguments: dict[str, tuple[Any, Any]]  # placements of DTensors and of their gradients
+    results: dict[str, tuple[Any, torch.Size, tuple[int, ...]]]  # placements, shape, strides
+
+    def local(self, name: str, value: Any) -> Any:
+        """A process's own part of an argument."""
+        if name not in self.arguments:
+            return value
+        placements, of_gradient = self.arguments[name]
+        there = value.redistribute(placements=placements)
+        return there.to_local(grad_placements=of_gradient)
+
+    def shared(self, name: str, local: Tensor, first: Any) -> Any:
+        """Makes a result a DTensor, as the first argument is."""
+        placements, shape, stride = self.results[name]
+        return type(first).from_local(
+            local, first.device_mesh, placements, run_check=False, shape=shape, stride=stride
+        )
+
+
+# Plans of eager calls, by what they follow from: a fake pass and a search take as long as the rest
+# of a small call.
+_PLANS: dict[Any, _Plan] = {}
+_MOST_PLANS = 4096
+
+
+def _key(op: Op, given: Given, dims: int | None) -> Any:
+    """The reasons of a plan; None where sizes may be symbols, or a tensor is not distributed."""
+    if torch.compiler.is_compiling() or has_dispatch_mode():
+        return None
+    key: list[Any] = [op, dims]
+    for value in given.values():
+        if is_distributed(value):
+            mesh, placements = value.device_mesh, value.placements
+            key.append((mesh, placements, value.shape, value.stride(), value.dtype))
+        elif isinstance(value, Tensor):
+            return None
+        else:
+            key.append(value)
+    return tuple(key)
+
+
+def _planned(op: Op, given: Given, ways: Ways, like_first: bool) -> _Plan:
     tensors = _tensors(op, given)
     whole = {**given, **{name: _without_memory(x) for name, x in tensors.items()}}
     if like_first:
         made = (whole[op.names[0]],) * len(op.returned)
     else:
         made = as_tuple(op.raw.inference(*(whole[name] for name in op.names)))
-    plan = _Plan(op, tensors, dict(zip(op.returned, made, strict=True)), ways)
-    results = as_tuple(run(*(plan.local(name, given[name]) for name in op.names)))
-    return tuple(plan.shared(*pair) for pair in zip(op.returned, results, strict=True))
+    return _Planner(op, tensors, dict(zip(op.returned, made, strict=True)), ways).plan()
 
 
 def _tensors(op: Op, given: Given) -> dict[str, Any]:
@@ -73,8 +136,8 @@ def _without_memory(x: Any) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-class _Plan:
-    """The placement of a call's tensors while it runs: a way for each dimension of the mesh."""
+class _Planner:
+    """Chooses a way for each dimension of the mesh."""
 
     def __init__(
         self, op: Op, tensors: dict[str, Any], results: dict[str, Tensor], ways: Ways
@@ -83,8 +146,7 @@ class _Plan:
 
         self._shard, self._replicate, self._partial = Shard, Replicate(), Partial()
         self._tensors, self._results = tensors, results
-        self._first = tensors[op.names[0]]
-        self._mesh = self._first.device_mesh
+        self._mesh = tensors[op.names[0]].device_mesh
         self._ways: list[Way] = []
         for place in range(self._mesh.ndim):
             possible = [_NONE, *(way for way in ways if self._is_possible(way, place))]
@@ -132,19 +194,17 @@ class _Plan:
             placements.append(self._shard(dim) if dim >= 0 else whole)
         return placements
 
-    def local(self, name: str, value: Any) -> Any:
-        """A process's own part of an argument."""
-        if name not in self._tensors:
-            return value
-        there = value.redistribute(placements=self._placements(name, value))
-        if not value.is_floating_point():
-            return there.to_local()
-        return there.to_local(grad_placements=self._placements(name, value, of_gradient=True))
-
-    def shared(self, name: str, local: Tensor) -> Any:
-        """Makes a result a DTensor."""
-        whole = self._results[name]
-        return type(self._first).from_local(
-            local, self._mesh, self._placements(name, whole), run_check=False,
-            shape=whole.shape, stride=whole.stride(),
-        )  # fmt: skip
+    def plan(self) -> _Plan:
+        """The placements by the ways that were chosen."""
+        arguments = {
+            name: (
+                self._placements(name, x),
+                self._placements(name, x, of_gradient=True) if x.is_floating_point() else None,
+            )
+            for name, x in self._tensors.items()
+        }
+        results = {
+            name: (self._placements(name, x), x.shape, x.stride())
+            for name, x in self._results.items()
+        }
+        return _Plan(arguments, results)
