@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Transformer Kernel Pack: fused transformer kernels, drop-in for PyTorch.
 
+>>> import torch
 >>> import transformer_kernels as tfk
->>> norm = tfk.nn.LayerNorm(768)
->>> y, s = tfk.functional.add_rms_norm(x, residual, (768,), weight)
+>>> norm = tfk.nn.LayerNorm(64)
+>>> x, residual = torch.randn(2, 2, 5, 64)
+>>> y, total = tfk.functional.add_rms_norm(norm(x), residual, (64,), torch.ones(64))
 """
 
 from . import fpga, functional, levels, models, nn, profile

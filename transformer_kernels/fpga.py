@@ -6,9 +6,11 @@ smallest head dim that fits is used. ``TFK_FPGA_TRANSPORT`` says how commands re
 ``model`` (the default, a bit-exact model), ``simulation`` (the Verilated RTL, from the folder that
 ``TFK_FPGA_SIMULATION`` names) or ``stream:PATH`` (a board, or a program that speaks its protocol).
 
+>>> q, k, v = torch.randn(3, 1, 8, 1, 16)
 >>> with tfk.fpga.count() as spent:
-...     tfk.functional.attention(q, k, v, backend="fpga")
->>> spent.cycles, spent.utilization
+...     y = tfk.functional.attention(q, k, v, backend="fpga")
+>>> spent.cycles > 0
+True
 """
 
 from __future__ import annotations

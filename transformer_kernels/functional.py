@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The ops as functions: drop-in for :mod:`torch.nn.functional`, with more by keyword."""
+"""The ops as functions: drop-in for :mod:`torch.nn.functional`, with more by keyword.
+
+>>> x = torch.randn(2, 4, 16, 16)
+>>> y = tfk.functional.softmax(x, -1)
+>>> torch.allclose(y, torch.nn.functional.softmax(x, -1), atol=1e-6)
+True
+>>> y = tfk.functional.softmax(x, -1, scale=0.125, causal=True)  # one pass over memory
+"""
 
 from .ops.attention._sdpa import scaled_dot_product_attention
 from .ops.attention.attention import attention, attention_varlen

@@ -73,7 +73,11 @@ def _triton_version() -> str | None:
 
 
 def info() -> Info:
-    """Describes this installation: versions, devices, and whether the native library is in use."""
+    """Describes this installation: versions, devices, and whether the native library is in use.
+
+    >>> tfk.info().torch == torch.__version__
+    True
+    """
     loaded = _library.missing_reason is None
     devices, triton = _cuda_devices(), _triton_version()
     return Info(

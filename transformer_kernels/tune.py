@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Times the products of linear layers (ours, PyTorch's and cuBLASLt's) as a program calls them.
 
->>> with tfk.tuning():
-...     model(x).sum().backward()
-
-From then on each product of these sizes runs on the implementation that was fastest, in this
-process and in the user's later ones on this machine. :func:`tune_file` names the file of times.
+After a call inside ``tfk.tuning()`` each product of these sizes runs on the implementation that was
+fastest, in this process and in the user's later ones on this machine. :func:`tune_file` names the
+file of times.
 """
 
 from __future__ import annotations
@@ -38,6 +36,10 @@ def tuning() -> Iterator[None]:
     CUDA so do up to 16 of cuBLASLt's algorithms for each product of a plain layer, which takes
     seconds. The caller's tensors and random numbers stay as they are. Calls are not timed in
     graphs, under transforms, while a CUDA graph is captured, or where only PyTorch has the product.
+
+    >>> layer, x = tfk.nn.Linear(64, 64), torch.randn(8, 64)
+    >>> with tfk.tuning(), torch.no_grad():
+    ...     y = layer(x)
     """
     before = _tuned.measure()
     _tuned.measure_with(measure)
@@ -53,7 +55,11 @@ def start() -> None:
 
 
 def tune_file() -> Path:
-    """The path of the file of times: ``TFK_TUNE_FILE``, or ``tune.json`` in the user's cache."""
+    """The path of the file of times: ``TFK_TUNE_FILE``, or ``tune.json`` in the user's cache.
+
+    >>> tfk.tune_file().suffix
+    '.json'
+    """
     return _tuned.file_path()
 
 

@@ -28,7 +28,11 @@ class Weights(NamedTuple):
 
 
 class Level(ABC):
-    """One of the five levels. It has no state: the block holds all weights."""
+    """One of the five levels. It has no state: the block holds all weights.
+
+    >>> level = tfk.levels.LEVELS["torch"]
+    >>> level.why_absent(torch.device("cpu"))  # None: it can run there
+    """
 
     name: str
     title: str

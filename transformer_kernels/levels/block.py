@@ -38,7 +38,17 @@ _PARTS = forwards_of(nn.LayerNorm, nn.Linear)
 
 
 def find_level(level: int | str) -> Level:
-    """Finds a level by name, or by number from 1."""
+    """Finds a level.
+
+    Args:
+        level: its name, or its number from 1.
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: there is no such level; the message lists them.
+
+    >>> tfk.levels.find_level(5).name
+    'ours'
+    """
     names = list(LEVELS)
     if isinstance(level, str) and level in LEVELS:
         return LEVELS[level]
@@ -64,10 +74,16 @@ class Block(nn.Module):
         mlp_ratio: inner channels of the MLP, as a multiple of C.
         causal: whether a token sees only itself and earlier tokens.
         eps: added to the variance of both norms.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Raises:
         ArgumentValueError, ArgumentTypeError: the block cannot take an argument; the message names
             it. A level that cannot run on the device of ``x`` raises when it is called.
+
+    >>> block = tfk.levels.Block("ours", dim=64, num_heads=4)
+    >>> block(torch.randn(2, 16, 64)).shape
+    torch.Size([2, 16, 64])
     """
 
     def __init__(

@@ -2,10 +2,11 @@
 """Models that are written once and run on stock PyTorch or on this project's kernels, by a switch.
 
 >>> config = tfk.models.LanguageModelConfig(
-...     vocab_size=256, context=128, dim=192, num_layers=4, num_heads=4)
+...     vocab_size=256, context=16, dim=32, num_layers=2, num_heads=2)
 >>> ours = tfk.models.LanguageModel(config)
 >>> stock = tfk.models.LanguageModel(config, kernels="torch")
 >>> stock.load_state_dict(ours.state_dict())
+<All keys matched successfully>
 
 Each call checks the layers: one that was replaced (LoRA), hooked into, pruned, parametrised or
 quantised is called as in stock PyTorch, and so are the operations that would have been fused with

@@ -12,8 +12,26 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values of all layers, for up to ``capacity`` tokens of a batch.
 
+    Args:
+        num_layers: number of layers.
+        batch: number of sequences.
+        capacity: the most tokens of a sequence.
+        num_heads: number of heads of keys and values.
+        head_dim: D, the channels of a head.
+        device: device of the tensors.
+        dtype: dtype of the tensors.
+
     ``length`` tokens are stored. A call of the model appends its own; setting ``length`` to a
     smaller number forgets the later ones, at no cost.
+
+    >>> config = tfk.models.LanguageModelConfig(
+    ...     vocab_size=256, context=32, dim=32, num_layers=2, num_heads=2)
+    >>> model = tfk.models.LanguageModel(config).eval()
+    >>> cache = model.new_cache(batch=1)
+    >>> with torch.no_grad():
+    ...     logits = model(torch.randint(256, (1, 5)), cache=cache)
+    >>> cache.length
+    5
     """
 
     def __init__(

@@ -26,6 +26,10 @@ class Sampling:
         top_k: number of the likeliest tokens that may be drawn.
         top_p: keeps the fewest of the remaining likeliest tokens that together have this
             probability, at least one (Holtzman et al. 2019, arXiv:1904.09751).
+
+    >>> sampling = tfk.models.Sampling(temperature=0.0)
+    >>> sampling.draw(torch.tensor([[0.1, 2.0, 0.3]]))
+    tensor([1])
     """
 
     temperature: float = 1.0

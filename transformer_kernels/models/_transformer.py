@@ -43,6 +43,10 @@ class TransformerConfig:
         dropout: probability of dropout after embeddings and projections and in attention, in
             training.
         eps: eps of the norms.
+
+    >>> tfk.models.TransformerConfig(
+    ...     dim=64, num_layers=2, num_heads=4, norm="rms_norm", activation="swiglu").norm
+    'rms_norm'
     """
 
     dim: int

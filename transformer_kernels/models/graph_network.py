@@ -37,6 +37,11 @@ class GraphNetworkConfig(TransformerConfig):
             ``num_heads`` (Shi et al. 2021, arXiv:2009.03509), whose weights are not dropped.
         pool: None to classify nodes; ``"sum"``, ``"mean"`` or ``"max"`` over the nodes of a graph
             to classify graphs.
+
+    >>> tfk.models.GraphNetworkConfig(
+    ...     in_features=16, num_classes=2, dim=32, num_layers=2, messages="attention",
+    ...     num_heads=4).messages
+    'attention'
     """
 
     in_features: int
@@ -93,8 +98,9 @@ class GraphNetwork(Switched):
 
     >>> model = tfk.models.GraphNetwork(tfk.models.GraphNetworkConfig(
     ...     in_features=16, num_classes=2, dim=32, num_layers=2))
-    >>> graph = tfk.functional.Graph.from_edges(edges, num_nodes)  # once
-    >>> loss = model(x, graph, targets=labels)
+    >>> edges = torch.tensor([[0, 1, 2], [1, 2, 0]])  # sources, targets
+    >>> graph = tfk.functional.Graph.from_edges(edges, 3)  # once
+    >>> loss = model(torch.randn(3, 16), graph, targets=torch.tensor([0, 1, 1]))
     """
 
     def __init__(self, config: GraphNetworkConfig, kernels: str = "ours") -> None:

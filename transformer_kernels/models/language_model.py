@@ -42,6 +42,11 @@ class LanguageModelConfig(TransformerConfig):
         positions: ``"learned"``, a table, or ``"rope"``, rotations of queries and keys.
         rope_base: base of the rotations' frequencies.
         tie_weights: whether the head's weight is the table of tokens.
+
+    >>> config = tfk.models.LanguageModelConfig(
+    ...     vocab_size=256, context=32, dim=32, num_layers=2, num_heads=2, positions="rope")
+    >>> config.num_heads
+    2
     """
 
     vocab_size: int
@@ -77,9 +82,11 @@ class LanguageModel(Switched):
     Initial parameters depend on PyTorch's seed alone.
 
     >>> model = tfk.models.LanguageModel(tfk.models.LanguageModelConfig(
-    ...     vocab_size=256, context=128, dim=192, num_layers=4, num_heads=4))
+    ...     vocab_size=256, context=32, dim=32, num_layers=2, num_heads=2))
+    >>> tokens = torch.randint(256, (2, 17))
     >>> loss = model(tokens[:, :-1], tokens[:, 1:])
-    >>> model.generate(prompt, 50, temperature=0.8, top_k=40)
+    >>> model.generate(tokens[:, :4], 3, temperature=0.8, top_k=40).shape
+    torch.Size([2, 7])
     """
 
     def __init__(self, config: LanguageModelConfig, kernels: str = "ours") -> None:

@@ -36,6 +36,11 @@ class VisionTransformerConfig(TransformerConfig):
         channels: number of channels of the images.
         pool: the features to classify by: ``"class"``, a learned token, or ``"mean"`` over all
             patches.
+
+    >>> tfk.models.VisionTransformerConfig(
+    ...     image_size=(8, 16), patch_size=4, num_classes=10, dim=32, num_layers=2,
+    ...     num_heads=2).pool
+    'class'
     """
 
     image_size: int | tuple[int, int]
@@ -83,8 +88,8 @@ class VisionTransformer(Switched):
     Initial parameters depend on PyTorch's seed alone.
 
     >>> model = tfk.models.VisionTransformer(tfk.models.VisionTransformerConfig(
-    ...     image_size=32, patch_size=4, num_classes=10, dim=192, num_layers=4, num_heads=4))
-    >>> loss = model(images, labels)  # images: (B, 3, 32, 32)
+    ...     image_size=8, patch_size=4, num_classes=10, dim=32, num_layers=2, num_heads=2))
+    >>> loss = model(torch.randn(2, 3, 8, 8), torch.tensor([3, 7]))
     """
 
     def __init__(self, config: VisionTransformerConfig, kernels: str = "ours") -> None:

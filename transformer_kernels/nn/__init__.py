@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Modules: drop-in for :mod:`torch.nn`, with the same constructors and state_dict keys."""
+"""Modules: drop-in for :mod:`torch.nn`, with the same constructors and state_dict keys.
+
+>>> layers = [tfk.nn.LayerNorm(64), tfk.nn.MLP(64, 256)]
+>>> torch.nn.Sequential(*layers)(torch.randn(2, 5, 64)).shape
+torch.Size([2, 5, 64])
+"""
 
 from .activation import MODULES as _ACTIVATIONS
 from .attention import CausalSelfAttention, MultiheadAttention

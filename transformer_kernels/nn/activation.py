@@ -11,6 +11,32 @@ from torch import Tensor, nn
 from ..ops.pointwise.pointwise import FUNCTIONS
 from ..ops.pointwise.table import ACTIVATIONS, Activation
 
+_PLAIN_DOC = """:func:`transformer_kernels.functional.{function}` as a module.
+
+Args:
+    arguments: PyTorch's arguments, where it has a module of this name.
+    features: the columns of a bias that is added first; None for no bias.
+    backend: as for the function.
+    device: device of the bias.
+    dtype: dtype of the bias.
+    options: PyTorch's arguments by keyword.
+
+>>> tfk.nn.{name}(features=64)(torch.randn(2, 64)).shape
+torch.Size([2, 64])
+"""
+_GATED_DOC = """:func:`transformer_kernels.functional.{function}` as a module.
+
+Args:
+    up_features: the columns of a bias of ``up``; None for no bias.
+    options: ``features``, the columns of a bias of the gate, or of the packed pair; ``backend``,
+        as for the function; ``device`` and ``dtype`` of the biases.
+
+The call takes ``gate`` and ``up``, or the packed pair alone.
+
+>>> tfk.nn.{name}()(torch.randn(2, 2 * 64)).shape  # the packed pair
+torch.Size([2, 64])
+"""
+
 
 def _zeros(features: int | None, device: Any, dtype: torch.dtype | None) -> nn.Parameter | None:
     if features is None:
@@ -83,14 +109,34 @@ class _Gated(_Pointwise):
 
 
 class GELU(_Pointwise, nn.GELU):
-    """:class:`torch.nn.GELU`; with ``features`` it adds a bias of that many columns first."""
+    """:class:`torch.nn.GELU`; with ``features`` it adds a bias of that many columns first.
+
+    Args:
+        arguments: ``approximate``, as in PyTorch: ``"none"`` or ``"tanh"``.
+        features: the columns of a bias that is added first; None for no bias.
+        backend: as for :func:`transformer_kernels.functional.gelu`.
+        device: device of the bias.
+        dtype: dtype of the bias.
+        options: ``approximate`` by keyword.
+
+    >>> tfk.nn.GELU(approximate="tanh", features=64)(torch.randn(2, 64)).shape
+    torch.Size([2, 64])
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return FUNCTIONS["gelu"](input, self.approximate, **self._options())
 
 
 class GEGLU(_Gated):
-    """:func:`transformer_kernels.functional.geglu` as a module, of two tensors or a packed pair."""
+    """:func:`transformer_kernels.functional.geglu` as a module, of two tensors or a packed pair.
+
+    Args:
+        approximate: ``"none"`` or ``"tanh"``.
+        options: the arguments of :class:`SwiGLU`.
+
+    >>> tfk.nn.GEGLU()(torch.randn(2, 2 * 64)).shape  # the packed pair
+    torch.Size([2, 64])
+    """
 
     def __init__(self, approximate: str = "none", **options: Any) -> None:
         super().__init__(**options)
@@ -115,7 +161,8 @@ def _modules_of(row: Activation) -> dict[str, type[nn.Module]]:
 
 
 def _module(name: str, function: str, bases: tuple[type, ...]) -> type[nn.Module]:
-    doc = f":func:`transformer_kernels.functional.{function}` as a module."
+    template = _GATED_DOC if issubclass(bases[0], _Gated) else _PLAIN_DOC
+    doc = template.format(name=name, function=function)
     return type(name, bases, {"__doc__": doc, "function": staticmethod(FUNCTIONS[function])})
 
 

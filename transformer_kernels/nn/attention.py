@@ -44,8 +44,25 @@ class MultiheadAttention(nn.MultiheadAttention):
     for ``add_bias_kv`` and ``add_zero_attn``, and for what it refuses. ``TFK_LOG=dispatch`` says
     which ran.
 
-    >>> layer = tfk.nn.MultiheadAttention(512, 8, batch_first=True)
-    >>> y, _ = layer(x, x, x, need_weights=False)  # x: (N, L, 512)
+    Args:
+        embed_dim: E, the channels of the query and of the result.
+        num_heads: H; divides E.
+        dropout: the probability that an attention weight is dropped, in training.
+        bias: whether the projections have a bias.
+        add_bias_kv: as in PyTorch, whose code then runs.
+        add_zero_attn: as in PyTorch, whose code then runs.
+        kdim: channels of the key; by default E.
+        vdim: channels of the value; by default E.
+        batch_first: whether tensors are (N, L, E) instead of (L, N, E).
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+        backend: as for :func:`transformer_kernels.functional.attention`.
+
+    >>> layer = tfk.nn.MultiheadAttention(64, 4, batch_first=True)
+    >>> x = torch.randn(2, 16, 64)
+    >>> y, _ = layer(x, x, x, need_weights=False)
+    >>> y.shape
+    torch.Size([2, 16, 64])
     """
 
     backend: str = "auto"  # for modules saved without it
@@ -211,13 +228,16 @@ class CausalSelfAttention(nn.Module):
         num_heads: H; divides C.
         bias: whether the projections have a bias.
         dropout: dropout probability of the attention weights and of the result, in training.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
         window: number of tokens before its own that a query sees; -1 for all.
         backend: as for :func:`transformer_kernels.functional.attention`.
 
     Parameters: ``c_attn.weight`` (3C, C), ``c_proj.weight`` (C, C), and their biases.
 
-    >>> layer = tfk.nn.CausalSelfAttention(768, 12)
-    >>> y = layer(x)  # x: (B, T, 768)
+    >>> layer = tfk.nn.CausalSelfAttention(64, 4)
+    >>> layer(torch.randn(2, 16, 64)).shape
+    torch.Size([2, 16, 64])
     """
 
     def __init__(

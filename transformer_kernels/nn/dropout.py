@@ -9,7 +9,17 @@ from ..ops.pointwise.dropout import bias_dropout_add, dropout
 
 
 class Dropout(nn.Dropout):
-    """:class:`torch.nn.Dropout` that calls :func:`transformer_kernels.functional.dropout`."""
+    """:class:`torch.nn.Dropout` that calls :func:`transformer_kernels.functional.dropout`.
+
+    Args:
+        p: the probability that an element is dropped, in training.
+        inplace: write the result to the input.
+        backend: as for the function.
+
+    >>> layer = tfk.nn.Dropout(0.1).eval()
+    >>> layer(torch.ones(3))
+    tensor([1., 1., 1.])
+    """
 
     backend = "auto"
 
@@ -22,7 +32,19 @@ class Dropout(nn.Dropout):
 
 
 class DropoutAdd(nn.Module):
-    """``residual + dropout(x + bias)``: :func:`transformer_kernels.functional.bias_dropout_add`."""
+    """``residual + dropout(x + bias)``: :func:`transformer_kernels.functional.bias_dropout_add`.
+
+    Args:
+        p: the probability that an element is dropped, in training.
+        backend: as for the function.
+
+    The call takes ``x`` and ``residual`` (..., C), and a ``bias`` (C) or None.
+
+    >>> add = tfk.nn.DropoutAdd(0.1)
+    >>> x, residual = torch.randn(2, 2, 5, 64)
+    >>> add(x, residual, torch.zeros(64)).shape
+    torch.Size([2, 5, 64])
+    """
 
     def __init__(self, p: float = 0.5, *, backend: str = "auto") -> None:
         super().__init__()

@@ -11,7 +11,18 @@ from ..ops.embedding.embedding import embedding, refuse_options
 
 
 class Embedding(nn.Embedding):
-    """:class:`torch.nn.Embedding` with ``backend``, without ``max_norm`` and ``sparse``."""
+    """:class:`torch.nn.Embedding`: its constructor, ``from_pretrained`` and ``state_dict``.
+
+    Args:
+        args: the arguments of :class:`torch.nn.Embedding`, by position. ``max_norm`` and
+            ``sparse=True`` are refused.
+        backend: as for :func:`transformer_kernels.functional.embedding`.
+        kwargs: its arguments by keyword.
+
+    >>> table = tfk.nn.Embedding(1000, 64, padding_idx=0)
+    >>> table(torch.tensor([[3, 1, 0]])).shape
+    torch.Size([1, 3, 64])
+    """
 
     backend: str = "auto"  # serves modules saved without it
 

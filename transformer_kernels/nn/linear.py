@@ -15,7 +15,17 @@ from ..ops.pointwise._ops import GATED
 
 
 class Linear(nn.Linear):
-    """:class:`torch.nn.Linear` with ``backend``."""
+    """:class:`torch.nn.Linear`: its constructor and ``state_dict``.
+
+    Args:
+        args: the arguments of :class:`torch.nn.Linear`, by position.
+        backend: as for :func:`transformer_kernels.functional.linear`.
+        kwargs: its arguments by keyword.
+
+    >>> layer = tfk.nn.Linear(64, 32)
+    >>> layer(torch.randn(2, 5, 64)).shape
+    torch.Size([2, 5, 32])
+    """
 
     backend: str = "auto"  # serves modules saved without it
 
@@ -32,11 +42,20 @@ class Linear(nn.Linear):
 
 
 class LinearAct(Linear):
-    """A linear layer with an activation: ``functional.linear_act`` as a module.
+    """A linear layer and an activation:
+    :func:`transformer_kernels.functional.linear_act` as a module.
+
+    Args:
+        args: the arguments of :class:`torch.nn.Linear`, by position.
+        activation: an activation of the function: ``"gelu"``, ``"gelu_tanh"``, ``"silu"``,
+            ``"relu"``, ``"relu_squared"`` or ``"quick_gelu"``.
+        kwargs: arguments of :class:`Linear` by keyword.
 
     The parameters are those of :class:`torch.nn.Linear`, and so are shapes and dtypes.
 
-    >>> layer = tfk.nn.LinearAct(768, 3072, activation="gelu_tanh")
+    >>> layer = tfk.nn.LinearAct(64, 256, activation="gelu_tanh")
+    >>> layer(torch.randn(2, 5, 64)).shape
+    torch.Size([2, 5, 256])
     """
 
     def __init__(self, *args: Any, activation: str = "gelu", **kwargs: Any) -> None:
@@ -51,7 +70,16 @@ class LinearAct(Linear):
 
 
 class FusedLinearReLU(LinearAct):
-    """:class:`LinearAct` with ``relu``."""
+    """:class:`LinearAct` with ``relu``.
+
+    Args:
+        args: the arguments of :class:`torch.nn.Linear`, by position.
+        kwargs: arguments of :class:`Linear` by keyword.
+
+    >>> layer = tfk.nn.FusedLinearReLU(64, 32)
+    >>> bool((layer(torch.randn(5, 64)) >= 0).all())
+    True
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, activation="relu", **kwargs)
@@ -90,13 +118,25 @@ class MLP(_Behind):
     """``fc2(act(fc1(x)))``, followed by dropout and a residual. The keys are ``fc1.weight``,
     ``fc1.bias``, ``fc2.weight`` and ``fc2.bias``.
 
-    ``dropout`` and ``recompute`` are ``dropout_p`` and ``recompute`` of :func:`functional.mlp
-    <transformer_kernels.functional.mlp>`. The layers are called as modules, without fusion, if
-    another module stands in the place of one (an adapter), a hook is set on one or on all modules,
-    a ``forward`` was replaced or a weight is quantised.
+    Args:
+        features: K, the columns of the input.
+        hidden_features: F, the columns between the layers.
+        out_features: N, the columns of the result; by default K.
+        activation: as for :class:`LinearAct`.
+        bias: whether the layers have a bias.
+        dropout: the probability that an element of the result is dropped, in training.
+        recompute: which activations are saved for the backward pass, 0 (most) to 2 (least); as for
+            :func:`functional.mlp <transformer_kernels.functional.mlp>`.
+        options: ``device``, ``dtype`` and ``backend`` of the layers.
 
-    >>> mlp = tfk.nn.MLP(768, 3072, activation="gelu_tanh", dropout=0.1)
-    >>> y = mlp(x, residual)  # both (..., 768)
+    The call takes the input and a ``residual``, which is added to the result. The layers are called
+    as modules, without fusion, if another module stands in the place of one (an adapter), a hook is
+    set on one or on all modules, a ``forward`` was replaced or a weight is quantised.
+
+    >>> mlp = tfk.nn.MLP(64, 256, activation="gelu_tanh", dropout=0.1)
+    >>> x = torch.randn(2, 5, 64)
+    >>> mlp(x, residual=x).shape
+    torch.Size([2, 5, 64])
     """
 
     def __init__(
@@ -130,11 +170,23 @@ class GatedMLP(_Behind):
     """``down_proj(act(gate_proj(x)) * up_proj(x))``, followed by dropout and a residual. The keys
     are those of Hugging Face's Llama.
 
-    ``dropout`` and ``recompute`` are those of :class:`MLP`, and layers are called as modules in the
-    same cases.
+    Args:
+        features: K, the columns of the input.
+        hidden_features: F, the columns of gate and up.
+        out_features: N, the columns of the result; by default K.
+        activation: ``"swiglu"``, ``"geglu"``, ``"geglu_tanh"`` or ``"reglu"``.
+        bias: whether the layers have a bias.
+        dropout: as for :class:`MLP`.
+        recompute: as for :class:`MLP`; see
+            :func:`functional.gated_mlp <transformer_kernels.functional.gated_mlp>`.
+        options: ``device``, ``dtype`` and ``backend`` of the layers.
 
-    >>> mlp = tfk.nn.GatedMLP(4096, 14336, activation="swiglu")
-    >>> y = mlp(x)  # (..., 4096)
+    The call takes the input and a ``residual``. The layers are called as modules in the same cases
+    as those of :class:`MLP`.
+
+    >>> mlp = tfk.nn.GatedMLP(64, 176, activation="swiglu")
+    >>> mlp(torch.randn(2, 5, 64)).shape
+    torch.Size([2, 5, 64])
     """
 
     def __init__(

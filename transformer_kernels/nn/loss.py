@@ -20,8 +20,26 @@ _SHARED = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap", 
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
-    """:class:`torch.nn.CrossEntropyLoss` with ``z_loss``, ``softcap`` and ``gradient`` of
-    :func:`transformer_kernels.functional.cross_entropy`."""
+    """:class:`torch.nn.CrossEntropyLoss`, with a z-loss, a soft cap and a choice of when the
+    gradient is computed.
+
+    Args:
+        weight: weight of each class, (C).
+        size_average: deprecated, as in PyTorch.
+        ignore_index: rows with this label are ignored.
+        reduce: deprecated, as in PyTorch.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        label_smoothing: the share of the uniform distribution in the target, from 0 to 1.
+        z_loss: factor of the squared log-sum-exp of each row.
+        softcap: above 0, logits are ``softcap * tanh(logits / softcap)``.
+        gradient: ``"backward"``, ``"forward"`` or ``"in_place"``.
+        backend: as for :func:`transformer_kernels.functional.cross_entropy`, which explains all of
+            these.
+
+    >>> loss = tfk.nn.CrossEntropyLoss(z_loss=1e-4)
+    >>> logits = torch.randn(8, 1000, requires_grad=True)
+    >>> loss(logits, torch.randint(1000, (8,))).backward()
+    """
 
     # The class attributes serve modules saved without them.
     z_loss: float = 0.0
@@ -74,15 +92,18 @@ class LinearCrossEntropyLoss(nn.Module):
     given, ``weight``. ``loss.linear.weight = embedding.weight`` ties the two. If an adapter stands
     in the place of ``linear``, or it has a hook, that module computes the logits.
 
-    >>> loss = tfk.nn.LinearCrossEntropyLoss(768, 50257)
-    >>> loss(x, labels).backward()  # x: (..., 768), labels: (...)
-
     Args:
         in_features: K, the columns of the input.
         num_classes: V, the number of classes.
         bias: whether the layer has a bias.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
         weight: weight of each class, (V,).
         options: the other arguments of the function, by keyword.
+
+    >>> loss = tfk.nn.LinearCrossEntropyLoss(32, 1000)
+    >>> x, labels = torch.randn(2, 8, 32), torch.randint(1000, (2, 8))
+    >>> loss(x, labels).backward()
     """
 
     weight: Tensor | None

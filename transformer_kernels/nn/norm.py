@@ -39,7 +39,24 @@ class _Options(nn.Module):
 
 
 class LayerNorm(_Options, nn.LayerNorm):
-    """:class:`torch.nn.LayerNorm`; ``zero_centered_weight`` scales by ``1 + weight``."""
+    """:class:`torch.nn.LayerNorm`: its constructor, arguments and ``state_dict``.
+
+    Args:
+        normalized_shape: the last dimensions of the input, which are normalised together.
+        eps: added to the variance.
+        elementwise_affine: whether the module has a weight.
+        bias: whether it also has a bias.
+        device: device of the parameters.
+        dtype: dtype of the parameters; float32 beside 16-bit input needs no cast.
+        zero_centered_weight: scale by ``1 + weight``; the weight then starts at 0.
+        backend: as for :func:`transformer_kernels.functional.layer_norm`.
+
+    >>> norm = tfk.nn.LayerNorm(64)
+    >>> norm.load_state_dict(torch.nn.LayerNorm(64).state_dict())
+    <All keys matched successfully>
+    >>> norm(torch.randn(2, 5, 64)).shape
+    torch.Size([2, 5, 64])
+    """
 
     def __init__(
         self,
@@ -64,7 +81,21 @@ class LayerNorm(_Options, nn.LayerNorm):
 
 
 class RMSNorm(_Options, nn.RMSNorm):
-    """:class:`torch.nn.RMSNorm`; ``zero_centered_weight`` scales by ``1 + weight``."""
+    """:class:`torch.nn.RMSNorm`: its constructor, arguments and ``state_dict``.
+
+    Args:
+        normalized_shape: the last dimensions of the input, which are normalised together.
+        eps: added to the mean of squares; by default the machine epsilon of the arithmetic.
+        elementwise_affine: whether the module has a weight.
+        device: device of the weight.
+        dtype: dtype of the weight; float32 beside 16-bit input needs no cast.
+        zero_centered_weight: scale by ``1 + weight``, as Gemma does; the weight then starts at 0.
+        backend: as for :func:`transformer_kernels.functional.rms_norm`.
+
+    >>> norm = tfk.nn.RMSNorm(64, eps=1e-6)
+    >>> norm(torch.randn(2, 5, 64, dtype=torch.bfloat16)).dtype
+    torch.bfloat16
+    """
 
     def __init__(
         self,

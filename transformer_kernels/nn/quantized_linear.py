@@ -19,8 +19,19 @@ class QuantizedLinear(nn.Module):
     The weight of a new module is zero: use :meth:`from_linear`, or load a state_dict. Casts of the
     module leave the scales in their dtype.
 
-    >>> layer = tfk.nn.QuantizedLinear.from_linear(linear, bits=4)
-    >>> y = layer(x)  # x: (..., in_features)
+    Args:
+        in_features: K, the columns of the input.
+        out_features: N, the columns of the result.
+        bias: whether the layer has a bias.
+        bits: 4 or 8, the bits of a number.
+        group_size: the numbers that share a scale, a divisor of K; None for one scale per row.
+        scale_dtype: float32, float16 or bfloat16.
+        backend: as for the function.
+        of_bias: ``device`` and ``dtype`` of the bias.
+
+    >>> layer = tfk.nn.QuantizedLinear.from_linear(torch.nn.Linear(256, 32), bits=4)
+    >>> layer(torch.randn(1, 256)).shape
+    torch.Size([1, 32])
     """
 
     packed: Tensor

@@ -19,9 +19,6 @@ class RotaryEmbedding(nn.Module):
     The tables are not in the ``state_dict``. They stay float32 when the module is cast to 16 bits,
     and become float64 with it.
 
-    >>> rope = tfk.nn.RotaryEmbedding(128, max_positions=4096)
-    >>> q, k = rope(q, k)  # (B, T, H, 128)
-
     Args:
         dim: R, the numbers of a head that are rotated.
         max_positions: positions that the tables have.
@@ -32,6 +29,12 @@ class RotaryEmbedding(nn.Module):
         interleaved: whether pairs are neighbours instead of halves.
         heads_first: whether tensors are (B, H, T, D) instead of (B, T, H, D).
         backend: as in :func:`transformer_kernels.functional.rope`.
+        device: device of the tables.
+
+    >>> rope = tfk.nn.RotaryEmbedding(64, max_positions=4096)
+    >>> q, k = rope(torch.randn(2, 16, 8, 64), torch.randn(2, 16, 2, 64))
+    >>> q.shape
+    torch.Size([2, 16, 8, 64])
     """
 
     cos: Tensor

@@ -38,8 +38,20 @@ class _Options(nn.Module):
 
 
 class Softmax(_Options, nn.Softmax):
-    """:class:`torch.nn.Softmax` with ``scale``, ``causal`` and a ``mask``, as attention has
-    them."""
+    """:class:`torch.nn.Softmax` with a scale and masks, as attention has them.
+
+    Args:
+        dim: the dimension that sums to 1.
+        scale: factor of the input.
+        causal: hide later keys, over the last two dimensions (queries, keys).
+        backend: as for :func:`transformer_kernels.functional.softmax`.
+
+    The call takes the input and a ``mask``, boolean (true is kept) or additive.
+
+    >>> softmax = tfk.nn.Softmax(-1, scale=0.125, causal=True)
+    >>> softmax(torch.randn(2, 4, 16, 16)).shape
+    torch.Size([2, 4, 16, 16])
+    """
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: A002
         return softmax(
@@ -49,8 +61,20 @@ class Softmax(_Options, nn.Softmax):
 
 
 class LogSoftmax(_Options, nn.LogSoftmax):
-    """:class:`torch.nn.LogSoftmax` with ``scale``, ``causal`` and a ``mask``, as attention has
-    them."""
+    """:class:`torch.nn.LogSoftmax` with a scale and masks.
+
+    Args:
+        dim: the dimension whose probabilities sum to 1.
+        scale: factor of the input.
+        causal: hide later keys, over the last two dimensions (queries, keys).
+        backend: as for :func:`transformer_kernels.functional.log_softmax`.
+
+    The call takes the input and a ``mask``, as that of :class:`Softmax` does.
+
+    >>> tfk.nn.LogSoftmax(-1)(torch.zeros(2, 4))
+    tensor([[-1.3863, -1.3863, -1.3863, -1.3863],
+            [-1.3863, -1.3863, -1.3863, -1.3863]])
+    """
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: A002
         return log_softmax(

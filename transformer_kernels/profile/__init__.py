@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Profilers: they show where a model or a kernel spends time and memory.
 
+>>> model, x = tfk.nn.MLP(64, 256), torch.randn(8, 64)
 >>> with tfk.profile.KernelProfiler() as profiler:
-...     model(x)
+...     y = model(x)
 >>> print(profiler.report)
+╔...
 
 A kernel's time is measured as ``transformer-kernels bench`` measures it, with the same timers and
 statistics, and its bytes are those of its tensors. Modules are imported when they are first used.

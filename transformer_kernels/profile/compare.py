@@ -111,6 +111,16 @@ def compare_implementations(
             results' dtype, twice that where the reference is not in float64. Integers and booleans
             have to be equal.
         warmup, repeat, seconds, timer, device: as for :func:`benchmark_kernel`.
+
+    >>> implementations = {
+    ...     "torch": lambda x: torch.softmax(x, -1),
+    ...     "ours": lambda x: tfk.functional.softmax(x, -1),
+    ...     "wrong": lambda x: torch.softmax(x, 0),
+    ... }
+    >>> found = tfk.profile.compare_implementations(
+    ...     implementations, torch.randn(64, 256), warmup=1, repeat=3)
+    >>> list(found.refused)
+    ['wrong']
     """
     if not isinstance(implementations, Mapping) or not implementations:
         raise ArgumentTypeError(
@@ -149,10 +159,17 @@ def compare_implementations(
 
 
 def plot_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
-    """Draws the medians as bars, with the 10th and 90th percentiles. The suffix of ``path`` is the
-    format.
+    """Draws the medians as bars, with the 10th and 90th percentiles. It needs matplotlib.
 
-    Needs matplotlib.
+    Args:
+        comparison: a result of :func:`compare_implementations`.
+        path: the file to write; its suffix is the format.
+
+    >>> found = tfk.profile.compare_implementations(
+    ...     {"torch": torch.relu, "ours": tfk.functional.relu}, torch.randn(64, 256),
+    ...     warmup=1, repeat=3)
+    >>> tfk.profile.plot_comparison(found, "relu.svg").name
+    'relu.svg'
     """
     if not isinstance(comparison, Comparison):
         raise ArgumentTypeError(

@@ -118,11 +118,6 @@ class _Events:
 class GPUProfiler(Profiler):
     """Times sections of a program on the GPU: a context manager and a decorator.
 
-    >>> with tfk.profile.GPUProfiler() as profiler:
-    ...     with profiler.section("attention"):
-    ...         attend(x)
-    >>> print(profiler.report)
-
     A section is a pair of CUDA events on the current stream. Nothing waits for the GPU before the
     window ends, so the program runs as it would without the profiler. :class:`KernelProfiler` lists
     kernels by name.
@@ -130,6 +125,13 @@ class GPUProfiler(Profiler):
     Args:
         device: by default the GPU; without one this is an error. ``"cpu"`` uses the wall clock
             instead of events, which the report says.
+
+    >>> x = torch.randn(64, 64)
+    >>> with tfk.profile.GPUProfiler("cpu") as profiler:  # without an argument: the GPU
+    ...     with profiler.section("product"):
+    ...         y = x @ x
+    >>> profiler.report.sections[0].name
+    'product'
     """
 
     def __init__(self, device: Any = None) -> None:

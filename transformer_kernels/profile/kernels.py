@@ -182,12 +182,16 @@ class KernelProfiler(TraceProfiler):
     reach PyTorch's dispatcher, without views and allocations, and times include PyTorch's overhead
     of the calls. Only one profiler of PyTorch can run at a time.
 
-    >>> with tfk.profile.KernelProfiler() as profiler:
-    ...     model(x)
-    >>> print(profiler.report)
-
     Args:
         device: ``"cuda"`` or ``"cpu"``; by default the GPU where there is one.
+
+    >>> model, x = tfk.nn.MLP(64, 256), torch.randn(8, 64)
+    >>> with tfk.profile.KernelProfiler("cpu") as profiler:
+    ...     for _ in range(3):
+    ...         y = model(x)
+    ...         profiler.step()
+    >>> profiler.report.steps
+    3
     """
 
     @property

@@ -115,16 +115,18 @@ class MemoryProfiler(TraceProfiler):
     call ``step()`` at the end of each step, at least four times. On a CPU, only memory that is
     allocated in the window is seen.
 
-    >>> with tfk.profile.MemoryProfiler() as profiler:
-    ...     for batch in batches:
-    ...         train(batch)
-    ...         profiler.step()
-    >>> print(profiler.report)
-
     Args:
         device: ``"cuda"`` or ``"cpu"``: whose memory is traced; by default the GPU's.
         warmup: number of first steps to leave out, in which optimizers and caches allocate what
             they keep.
+
+    >>> model, x = tfk.nn.MLP(64, 256), torch.randn(8, 64)
+    >>> with tfk.profile.MemoryProfiler("cpu") as profiler:
+    ...     for _ in range(5):
+    ...         model(x).sum().backward()
+    ...         profiler.step()
+    >>> profiler.report.leaks
+    []
     """
 
     _memory = True

@@ -126,14 +126,17 @@ def profile_model_inference(
     The time is measured first, with nothing attached to the model. Then its operators are counted,
     and its kernels, modules and memory are traced. The model's mode is restored.
 
-    >>> print(tfk.profile.profile_model_inference(model, x))
-
     Args:
         model: the model. Its hooks run as usual; a model from torch.compile is reported without
             modules.
         inputs: a tensor, a sequence of arguments, or a dict of them by name.
         warmup: calls before the timing; by default until calls get no faster.
         seconds: duration of the timing.
+
+    >>> model, x = tfk.nn.MLP(64, 256), torch.randn(8, 64)
+    >>> report = tfk.profile.profile_model_inference(model, x, warmup=1, seconds=0.01)
+    >>> report.parameters
+    33088
     """
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"{_WHO}: model is {type(model).__name__}, expected an nn.Module")

@@ -104,14 +104,16 @@ def quick_benchmark(
     The warm-up ends when calls get no faster. On a GPU a pair of events around each call is timed,
     which includes gaps in which the GPU waits for the host; on a CPU the wall clock is read.
 
-    >>> print(tfk.profile.quick_benchmark(torch.softmax, x, -1))
-
     Args:
         function: the function to time, in the caller's modes (gradients, autocast).
         inputs: its arguments.
         seconds: duration of sampling, approximately; at least nine samples are taken.
         timer: on a GPU, ``"events"`` or ``"graph"``, as for :func:`benchmark_kernel`.
         device: where the function runs; by default the device of the first tensor among the inputs.
+
+    >>> timing = tfk.profile.quick_benchmark(torch.softmax, torch.randn(64, 256), -1, seconds=0.01)
+    >>> timing.median > 0  # microseconds
+    True
     """
     who = "quick_benchmark"
     as_call(who, "function", function)
@@ -137,8 +139,6 @@ def benchmark_kernel(
     replayed as a CUDA graph, so that the time holds none of the host's. They alternate with a copy
     of as many bytes, which gives ``of_copy``.
 
-    >>> print(tfk.profile.benchmark_kernel(torch.softmax, (x, -1)))
-
     Args:
         function: the function to time; a CUDA graph cannot hold one that waits for the GPU.
         inputs: a tensor, a sequence of arguments, or a dict of them by name.
@@ -149,6 +149,11 @@ def benchmark_kernel(
         device: where the function runs; by default the device of the first tensor among the inputs.
         bytes: bytes that a call moves at least, for ``gbps``; derived for calls of our ops alone.
         flops: operations of a call, for ``tflops``; derived for our attention.
+
+    >>> x = torch.randn(64, 256)
+    >>> timing = tfk.profile.benchmark_kernel(torch.softmax, (x, -1), warmup=1, repeat=3)
+    >>> timing.samples
+    3
     """
     who = "benchmark_kernel"
     as_call(who, "function", function)

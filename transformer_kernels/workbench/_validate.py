@@ -79,6 +79,11 @@ def validate(
     Raises:
         ArgumentTypeError, ArgumentValueError: an argument has the wrong type or value; the message
             names it.
+
+    >>> model = torch.nn.Sequential(tfk.nn.LayerNorm(8), torch.nn.Linear(8, 8))
+    >>> _ = model[1].weight.data.fill_(torch.nan)
+    >>> tfk.validate(model, torch.randn(4, 8)).fault.where
+    'parameter weight'
     """
     args, kwargs = _arguments(inputs)
     if loss is not None and not callable(loss):

@@ -43,7 +43,11 @@ class DeviceProperties:
 
 
 def devices() -> tuple[DeviceProperties, ...]:
-    """The CPU, all CUDA devices, and the devices of another accelerator that PyTorch supports."""
+    """The CPU, all CUDA devices, and the devices of another accelerator that PyTorch supports.
+
+    >>> tfk.workbench.devices()[0].device
+    device(type='cpu')
+    """
     found = [torch.device("cpu")]
     found += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     other = _other_accelerator()
@@ -57,6 +61,9 @@ def properties(device: torch.device | str | int | None = None) -> DeviceProperti
 
     Raises:
         ArgumentValueError, ArgumentTypeError: ``device`` is no device, or none of this machine.
+
+    >>> tfk.workbench.properties("cpu").backends[-1]
+    'reference'
     """
     found = _checked(device)
     if found.type == "cpu":
@@ -70,6 +77,10 @@ def choose_device(memory_bytes: int = 0) -> torch.device:
 
     Raises:
         ArgumentValueError: neither has that much free memory.
+
+    >>> device = tfk.workbench.choose_device(memory_bytes=2**20)
+    >>> device.type in ("cpu", "cuda")
+    True
     """
     wanted = as_integer("choose_device", "memory_bytes", memory_bytes)
     served = [d.device for d in devices() if d.device.type == "cuda" and d.has_kernels]
@@ -86,7 +97,13 @@ def choose_device(memory_bytes: int = 0) -> torch.device:
 
 
 def synchronize(device: torch.device | str | int | None = None) -> None:
-    """Waits for all work that was started on a device; a CPU has always finished."""
+    """Waits for all work that was started on a device; a CPU has always finished.
+
+    Args:
+        device: by default the one that new tensors are made on.
+
+    >>> tfk.workbench.synchronize("cpu")
+    """
     found = _checked(device)
     if found.type != "cpu":
         torch.accelerator.synchronize(found)

@@ -21,6 +21,11 @@ class Expected:
 
     A size in ``shape`` is a number, None for any, or a name, which stands for the same number
     everywhere in one pass: ``Expected(("batch", "time", 512), torch.bfloat16)``.
+
+    >>> model = torch.nn.Linear(8, 8)
+    >>> expected = {":input": tfk.workbench.Expected(("batch", 8), torch.float32)}
+    >>> bool(tfk.validate(model, torch.randn(4, 8), expected=expected))
+    True
     """
 
     shape: tuple[int | str | None, ...] | None = None

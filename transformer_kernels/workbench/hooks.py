@@ -45,9 +45,6 @@ class ModuleChecks:
     first fault raises :class:`FaultError` out of the pass, with the module's path. Modules that
     TorchScript or torch.compile runs are not checked.
 
-    >>> with tfk.workbench.ModuleChecks(model, gradients=True):
-    ...     model(x).sum().backward()
-
     Args:
         checks: names among ``"nan"``, ``"inf"``, ``"shape"``, ``"dtype"`` and ``"device"``. Minus
             infinity is no fault in an input whose name contains ``mask`` or ``bias``. An input that
@@ -58,6 +55,10 @@ class ModuleChecks:
         gradients: also check gradients.
 
     Checking numbers waits for the device: use this to find a fault, not for training.
+
+    >>> model = torch.nn.Sequential(tfk.nn.LayerNorm(8), torch.nn.Linear(8, 8))
+    >>> with tfk.workbench.ModuleChecks(model, gradients=True):
+    ...     model(torch.randn(4, 8)).sum().backward()
     """
 
     def __init__(

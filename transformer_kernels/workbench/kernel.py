@@ -28,15 +28,17 @@ class Kernel:
 
     A subclass defines the op in ``formula``, and runs it in ``forward`` and ``backward``:
 
+    >>> from torch import Tensor
     >>> class SoftCap(tfk.workbench.Kernel):
     ...     def formula(self, x: Tensor, cap: float) -> Tensor:
     ...         return cap * torch.tanh(x / cap)
     ...     def forward(self, x: Tensor, cap: float) -> Tensor:
-    ...         return my_extension.soft_cap(x, cap)
+    ...         return cap * (x / cap).tanh()  # a call of your extension
     ...     def backward(self, dy: Tensor, x: Tensor, cap: float) -> Tensor:
-    ...         return my_extension.soft_cap_backward(dy, x, cap)
+    ...         return dy * (1 - (x / cap).tanh().square())  # and another
     >>> soft_cap = SoftCap()
-    >>> soft_cap(x, 30.0)
+    >>> soft_cap(torch.tensor([0.0, 1e6]), 30.0)
+    tensor([ 0., 30.])
 
     An instance is a function. Arguments are checked before the kernel runs, and results after it:
     number, shape, dtype, device, and that they have memory of their own. The function is

@@ -82,16 +82,18 @@ class MemoryAccount:
 class account_memory:  # noqa: N801  # entered as a function is called
     """Accounts for the memory of the code inside, in this thread and in its backward passes.
 
-    >>> with tfk.workbench.account_memory(model) as account:
-    ...     model(x).sum().backward()
-    >>> print(account)
-
     A kernel of your own (:class:`Kernel`) counts among ours, by its name. Code that torch.compile
     compiled calls no operators and is not seen.
 
     Args:
         model: its parameters and buffers do not count as saved; without it, leaves that require a
             gradient do not count.
+
+    >>> model = tfk.nn.MLP(64, 256)
+    >>> with tfk.workbench.account_memory(model) as account:
+    ...     model(torch.randn(8, 64)).sum().backward()
+    >>> account.saved_bytes > 0
+    True
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:

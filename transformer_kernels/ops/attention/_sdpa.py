@@ -142,6 +142,12 @@ def scaled_dot_product_attention(
 
     Args:
         backend: as for :func:`attention`; any but ``"auto"`` refuses calls that only PyTorch takes.
+
+    >>> q, k, v = torch.randn(3, 2, 4, 16, 32)  # batch, heads, time, dim
+    >>> y = tfk.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> torch.allclose(y, theirs, atol=1e-5)
+    True
     """
     given, top_left = (attn_mask, is_causal), True
     if attn_mask is not None and is_causal_bias(attn_mask):

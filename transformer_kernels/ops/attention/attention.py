@@ -130,8 +130,6 @@ def attention(
     // (H // Hk)`` of ``k`` and ``v``. D and Dv are 1 to 256. Jagged nested tensors run as
     :func:`attention_varlen`; results are nested with the offsets of ``q``.
 
-    >>> y = tfk.functional.attention(q, k, v, causal=True, window=(1024, 0))
-
     Args:
         q, k, v: tensors of one floating-point dtype; the arithmetic is in float32 (float64 for
             float64).
@@ -167,6 +165,12 @@ def attention(
 
     Raises:
         ArgumentValueError, ArgumentTypeError: the op cannot take an argument; the message names it.
+
+    >>> q = torch.randn(2, 16, 8, 32)  # batch, time, heads, dim
+    >>> k, v = torch.randn(2, 2, 16, 2, 32)  # two heads, each for four of q
+    >>> y = tfk.functional.attention(q, k, v, causal=True, window=(8, 0))
+    >>> y.shape
+    torch.Size([2, 16, 8, 32])
     """
     heads_first = as_flag(_OP, "heads_first", heads_first)
     return_lse = as_flag(_OP, "return_lse", return_lse)
@@ -227,6 +231,12 @@ def attention_varlen(
 
     Returns:
         (total Tq, H, Dv), or a pair of that and the log-sum-exp, (H, total Tq).
+
+    >>> q, k, v = torch.randn(3, 12, 4, 32)  # sequences of 5 and 7 tokens
+    >>> cu_seqlens = torch.tensor([0, 5, 12], dtype=torch.int32)
+    >>> y = tfk.functional.attention_varlen(q, k, v, cu_seqlens, causal=True)
+    >>> y.shape
+    torch.Size([12, 4, 32])
     """
     return_lse = as_flag(_OP, "return_lse", return_lse)
     if cu_seqlens_q is None:

@@ -72,6 +72,10 @@ def embedding(
 
     An index out of range is an IndexError on the CPU. On CUDA, which is not waited for, its row of
     the result is NaN, and it adds nothing to the gradient.
+
+    >>> tokens, table = torch.tensor([[3, 1, 4]]), torch.randn(10, 32)
+    >>> torch.equal(tfk.functional.embedding(tokens, table), table[tokens])
+    True
     """
     if max_norm is not None or sparse:
         refuse_options(max_norm, sparse)
@@ -110,6 +114,11 @@ def embedding_add(
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
     Gradients, and indices out of range, are as in :func:`embedding`.
+
+    >>> tokens, wte, wpe = torch.tensor([[3, 1, 4]]), torch.randn(10, 32), torch.randn(8, 32)
+    >>> x = tfk.functional.embedding_add(tokens, wte, None, wpe)
+    >>> torch.equal(x, wte[tokens] + wpe[:3])
+    True
     """
     padding = -1 if padding_idx is None else _row_of_padding("embedding_add", padding_idx, weight)
     first = 0

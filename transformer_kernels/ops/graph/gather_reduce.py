@@ -78,10 +78,14 @@ def segment_reduce(
     Returns (N, ...) in ``x``'s dtype, summed in float32 (float64 for float64) in the order of rows,
     so it is the same bits every time. The gradient of a maximum goes to the first of equal rows.
 
-    >>> y = tfk.functional.segment_reduce(x, tfk.functional.segment_offsets(batch), "mean")
-
     Offsets that do not begin with 0, that fall, or that do not end at E are a ValueError on the
     CPU. On CUDA, which is not waited for, results are then unspecified.
+
+    >>> batch = torch.tensor([0, 0, 1])  # the graph of each node
+    >>> offsets = tfk.functional.segment_offsets(batch)
+    >>> tfk.functional.segment_reduce(torch.tensor([[1.0], [3.0], [5.0]]), offsets, "mean")
+    tensor([[2.],
+            [5.]])
     """
     places, order = _segments_of("segment_reduce", offsets)
     rows = _rows("segment_reduce", "x", x)
@@ -101,6 +105,12 @@ def segment_softmax(x: Tensor, offsets: Tensor | Graph, *, backend: str = "auto"
 
     Returns ``x``'s shape and dtype. NaN or infinity makes its column of its segment NaN, and no
     other.
+
+    >>> offsets = torch.tensor([0, 2, 3])
+    >>> tfk.functional.segment_softmax(torch.zeros(3, 1), offsets)
+    tensor([[0.5000],
+            [0.5000],
+            [1.0000]])
     """
     places, order = _segments_of("segment_softmax", offsets)
     rows = _rows("segment_softmax", "x", x)
@@ -120,9 +130,6 @@ def gather_reduce(
 
     The sum is over the target's edges e, and 0 if there are none. Messages are never stored.
 
-    >>> graph = tfk.functional.Graph.from_edges(edges, num_nodes)
-    >>> y = tfk.functional.gather_reduce(x, graph, reduce="mean")
-
     Args:
         x: (num_sources, ...), floating-point.
         graph: the edges.
@@ -135,6 +142,13 @@ def gather_reduce(
     Returns (num_targets, ...) in ``x``'s dtype. Sums, including those of gradients, are in float32
     (float64 for float64) and in a fixed order, without atomics, so they are the same bits every
     time. The gradient of ``x`` needs the graph's transpose, that of ``weight`` a product per edge.
+
+    >>> edges = torch.tensor([[0, 1, 2], [1, 2, 1]])  # sources, targets
+    >>> graph = tfk.functional.Graph.from_edges(edges, 3)
+    >>> tfk.functional.gather_reduce(torch.tensor([[1.0], [2.0], [4.0]]), graph)
+    tensor([[0.],
+            [5.],
+            [2.]])
     """
     op = "gather_reduce"
     edges = _graph_of(op, graph)
@@ -160,6 +174,11 @@ def edge_dot(a: Tensor, b: Tensor, graph: Graph, *, backend: str = "auto") -> Te
 
     Returns (E,) or (E, H) by the edges' numbers, in ``a``'s dtype. Gradients are summed as in
     :func:`gather_reduce`.
+
+    >>> graph = tfk.functional.Graph.from_edges(torch.tensor([[0, 1], [1, 0]]), 2)
+    >>> a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2, 2)
+    >>> tfk.functional.edge_dot(a, b, graph)
+    tensor([7., 3.])
     """
     op = "edge_dot"
     edges = _graph_of(op, graph)
@@ -205,6 +224,11 @@ def graph_attention(
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
 
     Returns ``query``'s shape with the last dimension of ``value``; 0 for a target without edges.
+
+    >>> graph = tfk.functional.Graph.from_edges(torch.tensor([[0, 1, 2], [1, 2, 1]]), 3)
+    >>> query, key, value = torch.randn(3, 3, 4, 16)  # tensors, nodes, heads, dim
+    >>> tfk.functional.graph_attention(query, key, value, graph).shape
+    torch.Size([3, 4, 16])
     """
     check_tensors("graph_attention", {"query": query, "key": key, "value": value})
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale

@@ -32,7 +32,7 @@ def segment_offsets(segments: Tensor, count: int | None = None) -> Tensor:
     Segment i has the rows ``offsets[i]`` to ``offsets[i + 1] - 1``. The dtype is that of
     ``segments``, whose values are checked, which on CUDA waits for the device.
 
-    >>> segment_offsets(torch.tensor([0, 0, 2]))
+    >>> tfk.functional.segment_offsets(torch.tensor([0, 0, 2]))
     tensor([0, 2, 2, 3])
     """
     _check_vector("segment_offsets", "segments", segments)
@@ -72,9 +72,6 @@ class Graph:
     calls of :func:`~transformer_kernels.functional.gather_reduce` and the other ops. Edges keep
     their original numbers, by which weights, scores and softmax are ordered.
 
-    >>> edges = torch.tensor([[0, 1, 2], [1, 2, 0]])  # sources, targets
-    >>> graph = tfk.functional.Graph.from_edges(edges)
-
     Attributes:
         offsets: (num_targets + 1,), the range of places of each target's edges.
         indices: (E,), the source of the edge in each place.
@@ -83,6 +80,11 @@ class Graph:
         transpose: the edges sorted by source, computed when a gradient first needs it.
 
     Offsets and indices that are given sorted are not copied: the attributes are views of them.
+
+    >>> edges = torch.tensor([[0, 1, 2], [1, 2, 0]])  # sources, targets
+    >>> graph = tfk.functional.Graph.from_edges(edges)
+    >>> graph.num_targets, graph.num_edges
+    (3, 3)
     """
 
     offsets: Tensor

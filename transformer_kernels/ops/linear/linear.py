@@ -86,6 +86,11 @@ def linear(
 
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument does not fit; the message names it.
+
+    >>> x, weight, bias = torch.randn(4, 64), torch.randn(32, 64), torch.zeros(32)
+    >>> y = tfk.functional.linear(x, weight, bias)  # (..., K) -> (..., N)
+    >>> torch.allclose(y, torch.nn.functional.linear(x, weight, bias), atol=1e-4)
+    True
     """
     if backend == "fpga":
         return on_array(input, weight, bias)
@@ -130,7 +135,9 @@ def linear_act(
 
     The other arguments and the result are those of :func:`linear`.
 
-    >>> h = tfk.functional.linear_act(x, weight, bias, "gelu_tanh")  # (..., K) -> (..., N)
+    >>> x, weight, bias = torch.randn(4, 64), torch.randn(32, 64), torch.zeros(32)
+    >>> tfk.functional.linear_act(x, weight, bias, "gelu_tanh").shape
+    torch.Size([4, 32])
     """
     number = chosen("linear_act", activation, NUMBERS)
     if as_level("linear_act", recompute) == 2:
@@ -178,7 +185,9 @@ def gated_linear(
     and the rest is one kernel after it. The other arguments and the result are those of
     :func:`linear`.
 
-    >>> h = tfk.functional.gated_linear(x, gate_weight, up_weight)  # (..., K) -> (..., N)
+    >>> x, gate_weight, up_weight = torch.randn(4, 64), torch.randn(32, 64), torch.randn(32, 64)
+    >>> tfk.functional.gated_linear(x, gate_weight, up_weight).shape  # (..., K) -> (..., N)
+    torch.Size([4, 32])
     """
     gated = chosen("gated_linear", activation, GATED)
     level = as_level("gated_linear", recompute)

@@ -130,6 +130,11 @@ def linear_list(
 
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument does not fit; the message names it.
+
+    >>> x, weights = torch.randn(2, 5, 64), [torch.randn(n, 64) for n in (64, 16, 16)]
+    >>> q, k, v = tfk.functional.linear_list(x, weights)
+    >>> q.shape, k.shape
+    (torch.Size([2, 5, 64]), torch.Size([2, 5, 16]))
     """
     ws, bs = _checked(weights, biases)
     apart = f"backend is {backend!r}" if backend != "auto" else None

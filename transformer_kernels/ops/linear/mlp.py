@@ -77,7 +77,10 @@ def mlp(
     its backward pass draws dropout's numbers again. No gradient is computed for frozen parameters,
     and with a frozen ``down_weight`` level 0 saves what level 1 does.
 
-    >>> y = tfk.functional.mlp(x, w1, b1, w2, b2, "gelu_tanh", residual=x)
+    >>> x, up, down = torch.randn(2, 5, 32), torch.randn(128, 32), torch.randn(32, 128)
+    >>> y = tfk.functional.mlp(x, up, torch.zeros(128), down, torch.zeros(32), residual=x)
+    >>> y.shape
+    torch.Size([2, 5, 32])
     """
     number, level = chosen("mlp", activation, NUMBERS), as_level("mlp", recompute)
     last_bias = down_bias if residual is None else None
@@ -120,7 +123,9 @@ def gated_mlp(
 
     The other arguments, the result and the remarks are those of :func:`mlp`.
 
-    >>> y = tfk.functional.gated_mlp(x, gate_weight, up_weight, down_weight, residual=x)
+    >>> x, (gate, up) = torch.randn(2, 5, 32), torch.randn(2, 128, 32)
+    >>> tfk.functional.gated_mlp(x, gate, up, torch.randn(32, 128), residual=x).shape
+    torch.Size([2, 5, 32])
     """
     number, level = chosen("gated_mlp", activation, GATED_NUMBERS), as_level("gated_mlp", recompute)
     last_bias = down_bias if residual is None else None

@@ -98,9 +98,6 @@ def quantize_weight(
     A group is ``group_size`` neighbouring numbers of a row. Its scale maps the largest magnitude in
     it to 7, or to 127 with 8 bits, so each number is off by at most half of its group's scale.
 
-    >>> packed, scales = tfk.functional.quantize_weight(weight, bits=4)
-    >>> y = tfk.functional.quantized_linear(x, packed, scales)
-
     Args:
         weight: (N, K), floating-point and finite; K is even with 4 bits.
         bits: 4 or 8.
@@ -115,6 +112,10 @@ def quantize_weight(
         ArgumentValueError, ArgumentTypeError: an argument does not fit, and the message names it;
             or numbers are so large, or so small without being 0, that ``scale_dtype`` has no scale
             for them.
+
+    >>> packed, scales = tfk.functional.quantize_weight(torch.randn(32, 256), bits=4)
+    >>> packed.dtype, packed.shape, scales.shape
+    (torch.uint8, torch.Size([32, 128]), torch.Size([32, 2]))
     """
     op = "quantize_weight"
     _check_weight(op, weight, bits, scale_dtype)
@@ -137,7 +138,19 @@ def dequantize_weight(
     packed: Tensor, scales: Tensor, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Returns the weight (N, K) that ``packed`` and ``scales`` of :func:`quantize_weight`
-    represent."""
+    represent.
+
+    Args:
+        packed: int8 (N, K), or uint8 (N, K / 2) with two numbers per byte.
+        scales: (N, G); each scale belongs to K / G numbers.
+        dtype: dtype of the result.
+
+    >>> weight = torch.randn(32, 256)
+    >>> packed, scales = tfk.functional.quantize_weight(weight, bits=8)
+    >>> error = (tfk.functional.dequantize_weight(packed, scales) - weight).abs().max()
+    >>> bool(error <= scales.max() * 0.501)  # half of a step
+    True
+    """
     return dequantized(packed, scales, dtype)
 
 
@@ -183,6 +196,10 @@ def quantized_linear(
 
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument does not fit; the message names it.
+
+    >>> packed, scales = tfk.functional.quantize_weight(torch.randn(32, 256), bits=4)
+    >>> tfk.functional.quantized_linear(torch.randn(1, 256), packed, scales).shape
+    torch.Size([1, 32])
     """
     refuse_gradient("quantized_linear", scales=scales)
     if backend == "auto" and isinstance(input, Tensor):

@@ -137,8 +137,6 @@ def linear_cross_entropy(
     ``torch.nn.functional.linear_cross_entropy`` (since PyTorch 2.13), and those that
     :func:`cross_entropy` has in addition. Classes have one dimension, and targets are labels.
 
-    >>> loss = tfk.functional.linear_cross_entropy(x, head.weight, labels)
-
     Args:
         input: (..., K), float64, float32, float16 or bfloat16.
         linear_weight: (V, K), of ``input``'s dtype or float32; in float32 it is cast, and its
@@ -169,6 +167,13 @@ def linear_cross_entropy(
     Raises:
         ValueError, TypeError: as in :func:`cross_entropy`; also for ``gradient="forward"`` with
             ``reduction="none"``, whose gradients depend on the incoming one.
+
+    >>> x, head = torch.randn(2, 8, 32, requires_grad=True), torch.randn(1000, 32)
+    >>> labels = torch.randint(1000, (2, 8))
+    >>> loss = tfk.functional.linear_cross_entropy(x, head, labels)
+    >>> loss.backward()
+    >>> x.grad.shape
+    torch.Size([2, 8, 32])
     """
     tensors = {
         "x": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias,
@@ -223,6 +228,10 @@ def linear_token_log_probs(
 
     Returns:
         (...), float32 (float64 for float64).
+
+    >>> x, head, tokens = torch.randn(2, 8, 32), torch.randn(1000, 32), torch.randint(1000, (2, 8))
+    >>> tfk.functional.linear_token_log_probs(x, head, tokens).shape
+    torch.Size([2, 8])
     """
     try:
         index = as_integer("linear_token_log_probs", "ignore_index", ignore_index)

@@ -165,7 +165,11 @@ def cross_entropy(
 
     Under autocast the loss is float32, as in PyTorch, and the logits keep their dtype.
 
+    >>> logits, labels = torch.randn(8, 1000), torch.randint(1000, (8,))
     >>> loss = tfk.functional.cross_entropy(logits, labels, label_smoothing=0.1)
+    >>> theirs = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
+    >>> torch.allclose(loss, theirs, atol=1e-5)
+    True
     """
     tensors = {"x": input, "target": target, "weight": weight}
     try:
@@ -240,6 +244,10 @@ def token_log_probs(
 
     Raises:
         ValueError, TypeError: as in :func:`cross_entropy`, whose kernels compute the result.
+
+    >>> logits, tokens = torch.zeros(2, 4), torch.tensor([1, 3])
+    >>> tfk.functional.token_log_probs(logits, tokens)  # log(1 / 4)
+    tensor([-1.3863, -1.3863])
     """
     try:
         index = as_integer("token_log_probs", "ignore_index", ignore_index)

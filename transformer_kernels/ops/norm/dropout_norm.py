@@ -157,9 +157,6 @@ def bias_dropout_add_layer_norm(
     If the second result is the next residual, this is the pre-norm block of GPT-2; the first alone
     is the post-norm block of BERT. Gradients of both reach all arguments.
 
-    >>> y, residual = tfk.functional.bias_dropout_add_layer_norm(
-    ...     x, x_bias, residual, weight, bias, p=0.1)
-
     Args:
         x: a floating-point tensor (..., C), of any strides.
         x_bias: (C), of ``x``'s dtype or float32, added to ``x``; or None.
@@ -175,6 +172,13 @@ def bias_dropout_add_layer_norm(
         seed: int64 seed and offset, (2,), on the CPU or on the device of ``x``; by default drawn
             from the device's generator.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+    >>> x, residual = torch.randn(2, 2, 5, 64)
+    >>> x_bias, weight, bias = torch.zeros(64), torch.ones(64), torch.zeros(64)
+    >>> y, residual = tfk.functional.bias_dropout_add_layer_norm(
+    ...     x, x_bias, residual, weight, bias, p=0.1)
+    >>> y.shape
+    torch.Size([2, 5, 64])
     """
     return _run(
         DROPOUT_LAYER_NORM, LAYER_NORM.add, x, x_bias, residual, weight, bias, p, training, eps,
@@ -201,6 +205,12 @@ def bias_dropout_add_rms_norm(
 
     The arguments are those of :func:`bias_dropout_add_layer_norm`; the default of ``eps`` is the
     machine epsilon of the arithmetic, as in :func:`rms_norm`.
+
+    >>> x, residual = torch.randn(2, 2, 5, 64)
+    >>> y, total = tfk.functional.bias_dropout_add_rms_norm(
+    ...     x, None, residual, torch.ones(64), p=0.1, training=False)
+    >>> torch.equal(total, x + residual)  # nothing is dropped in evaluation
+    True
     """
     if eps is None:
         eps = torch.finfo(accumulate_dtype(x)).eps

@@ -46,7 +46,10 @@ def layer_norm(
     The result has ``input``'s dtype, under autocast too. Statistics are always float32 (float64 for
     float64), so float32 weights beside bfloat16 activations need no cast.
 
-    >>> y = tfk.functional.layer_norm(x, (768,), weight, bias)  # x: (..., 768)
+    >>> x, weight, bias = torch.randn(2, 5, 768), torch.ones(768), torch.zeros(768)
+    >>> y = tfk.functional.layer_norm(x, (768,), weight, bias)
+    >>> torch.allclose(y, torch.nn.functional.layer_norm(x, (768,), weight, bias), atol=1e-5)
+    True
     """
     if is_one(input, normalized_shape, weight, bias):
         return _call(input, weight, bias, eps, zero_centered_weight, backend)
@@ -78,6 +81,11 @@ def add_layer_norm(
 
     ``residual`` has the shape and dtype of ``x``; the other arguments are those of
     :func:`layer_norm`. Gradients of both results reach ``x`` and ``residual``.
+
+    >>> x, residual, weight = torch.randn(2, 5, 768), torch.randn(2, 5, 768), torch.ones(768)
+    >>> y, residual = tfk.functional.add_layer_norm(x, residual, (768,), weight)
+    >>> y.shape, residual.shape
+    (torch.Size([2, 5, 768]), torch.Size([2, 5, 768]))
     """
     if is_one(x, normalized_shape, weight, bias):
         return _add_call(x, residual, weight, bias, eps, zero_centered_weight, backend)

@@ -67,10 +67,22 @@ def rms_norm(
 ) -> Tensor:
     """:func:`torch.nn.functional.rms_norm`, with a bias and the options of :func:`layer_norm`.
 
+    Args:
+        input: a floating-point tensor, of any strides.
+        normalized_shape: the last dimensions of ``input``, which are normalised together.
+        weight: scales, in the shape ``normalized_shape``; of ``input``'s dtype or float32.
+        eps: added to the mean of squares.
+        bias: offsets, of ``weight``'s dtype.
+        zero_centered_weight: scale by ``1 + weight``.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
     The default of ``eps`` is the machine epsilon of the arithmetic: float32's, or float64's for
     float64. A weight of any other dtype is cast to the arithmetic's.
 
-    >>> y = tfk.functional.rms_norm(x, (4096,), weight, 1e-6)  # x: (..., 4096)
+    >>> x, weight = torch.randn(2, 5, 4096, dtype=torch.bfloat16), torch.ones(4096)
+    >>> y = tfk.functional.rms_norm(x, (4096,), weight, 1e-6)  # a float32 weight needs no cast
+    >>> y.dtype
+    torch.bfloat16
     """
     if _is_plain(input, normalized_shape, weight, bias, eps):
         return _call(input, weight, bias, eps, zero_centered_weight, backend)
@@ -95,6 +107,11 @@ def add_rms_norm(
 
     ``residual`` has the shape and dtype of ``x``; the other arguments are those of
     :func:`rms_norm`. Gradients of both results reach ``x`` and ``residual``.
+
+    >>> x, residual, weight = torch.randn(2, 5, 64), torch.randn(2, 5, 64), torch.ones(64)
+    >>> y, total = tfk.functional.add_rms_norm(x, residual, (64,), weight)
+    >>> torch.equal(total, x + residual)
+    True
     """
     if _is_plain(x, normalized_shape, weight, bias, eps):
         return _add_call(x, residual, weight, bias, eps, zero_centered_weight, backend)

@@ -161,6 +161,11 @@ def dropout(
         seed: int64 seed and offset, (2,), on the CPU or on the device of ``input``; by default
             drawn from the device's generator.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+    >>> x, seed = torch.ones(4, 64), torch.tensor([42, 0])
+    >>> y = tfk.functional.dropout(x, 0.1, seed=seed)
+    >>> torch.equal(y, tfk.functional.dropout(x, 0.1, seed=seed))  # a seed repeats the mask
+    True
     """
     seed, p = drawn("dropout", input, p, training, seed)
     if p == 0 and isinstance(input, Tensor):
@@ -194,6 +199,11 @@ def bias_dropout_add(
         seed: int64 seed and offset, (2,), on the CPU or on the device of ``x``; by default drawn
             from the device's generator.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+    >>> x, residual = torch.randn(2, 2, 5, 64)
+    >>> y = tfk.functional.bias_dropout_add(x, torch.zeros(64), residual, p=0.1)
+    >>> y.shape
+    torch.Size([2, 5, 64])
     """
     seed, p = drawn("bias_dropout_add", x, p, training, seed)
     y: Tensor = BIAS_DROPOUT_ADD.call(x, bias, residual, seed, p, backend)

@@ -17,11 +17,14 @@ from .table import ACTIVATIONS, Activation
 
 Function = Callable[..., Tensor]
 
-_DOC = """``{formula}``.
+_DOC = """Computes ``{formula}``.
 
 Args:
 {arguments}
     backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+>>> tfk.functional.{name}({example}).shape
+torch.Size([2, 64])
 """
 _INPUT = "    input: a floating-point tensor, of any strides."
 _IN_PLACE = """
@@ -33,6 +36,7 @@ _GATED = """\
     up: of the shape and dtype of ``gate``.
     bias: (I), or (2I) for the packed pair; of ``gate``'s dtype or float32; added first.
     up_bias: (I), the same for ``up``."""
+_EXAMPLES = ("torch.randn(2, 64)", "torch.randn(2, 2 * 64)")  # of one tensor, of a packed pair
 
 
 def _chosen(op: str, approximate: Any, exact: Call, tanh: Call) -> Call:
@@ -62,6 +66,11 @@ def gelu(
         approximate: ``"none"`` or ``"tanh"``.
         bias: one value for each column, of ``input``'s dtype or float32; added first.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+    >>> x = torch.randn(2, 5, 64)
+    >>> y = tfk.functional.gelu(x, approximate="tanh", bias=torch.zeros(64))
+    >>> torch.allclose(y, torch.nn.functional.gelu(x, approximate="tanh"), atol=1e-5)
+    True
     """
     call = _chosen("gelu", approximate, PLAIN["gelu"].call, PLAIN["gelu_tanh"].call)
     return call(input, bias, backend)
@@ -86,6 +95,11 @@ def geglu(
         bias: (I), or (2I) for the packed pair; of ``gate``'s dtype or float32; added first.
         up_bias: (I), likewise for ``up``.
         backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"triton"`` or ``"reference"``.
+
+    >>> gate, up = torch.randn(2, 2, 5, 64)
+    >>> y = tfk.functional.geglu(gate, up)
+    >>> torch.equal(y, tfk.functional.geglu(torch.cat([gate, up], -1)))  # the packed pair
+    True
     """
     call = _chosen("geglu", approximate, GATED["geglu"].call, GATED["geglu_tanh"].call)
     return call(gate, up, bias, up_bias, backend)
@@ -137,7 +151,8 @@ def _gated_function(call: Call) -> Function:
 
 def _public(function: Function, name: str, formula: str, arguments: str) -> Function:
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = _DOC.format(formula=formula, arguments=arguments)
+    example = _EXAMPLES[arguments is _GATED]
+    function.__doc__ = _DOC.format(name=name, formula=formula, arguments=arguments, example=example)
     return overridable(function)
 
 
@@ -149,7 +164,7 @@ def _functions_of(row: Activation) -> dict[str, Function]:
         else _public(_plain_function(plain), row.name, row.text, _INPUT + _BIAS)
     }
     if row.gated:
-        gated, formula = GATED[row.gated].call, f"act(gate) * up, act(x) = {row.text}"
+        gated, formula = GATED[row.gated].call, f"act(gate) * up`` with ``act(x) = {row.text}"
         functions[row.gated] = _public(_gated_function(gated), row.gated, formula, _GATED)
     return functions
 

@@ -53,7 +53,12 @@ def qk_norm(
     Returns:
         The normalised ``q``; if ``k`` is given, both.
 
+    >>> q, k = torch.randn(2, 16, 8, 64), torch.randn(2, 16, 2, 64)
+    >>> q_weight, k_weight = torch.ones(64), torch.ones(64)
+    >>> cos, sin = tfk.functional.rope_tables(2048, 64)
     >>> q, k = tfk.functional.qk_norm(q, k, q_weight, k_weight, cos=cos, sin=sin)
+    >>> k.shape
+    torch.Size([2, 16, 2, 64])
     """
     angles = angle_arguments(
         _OP, q, cos, sin, position_ids, offsets, cu_seqlens, sections, interleaved

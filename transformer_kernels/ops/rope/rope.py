@@ -67,9 +67,6 @@ def rope(
     Each pair (a, b) of numbers in a head becomes ``(a cos - b sin, b cos + a sin)``; the tables
     hold the angle for the token's position and the pair's frequency.
 
-    >>> cos, sin = tfk.functional.rope_tables(2048, 128)
-    >>> q, k = tfk.functional.rope(q, k, cos, sin)  # (B, T, H, 128)
-
     Args:
         q: (B, T, H, D), or (T, H, D) without a batch; of any strides.
         k: likewise, with any number of heads; or None.
@@ -96,6 +93,12 @@ def rope(
         The rotated ``q``; if ``k`` is given, both. A position that the tables lack is an error; on
         a GPU, where reading ``position_ids``, ``offsets`` or ``cu_seqlens`` would wait, it gives
         NaN.
+
+    >>> q, k = torch.randn(2, 16, 8, 64), torch.randn(2, 16, 2, 64)  # batch, time, heads, dim
+    >>> cos, sin = tfk.functional.rope_tables(2048, 64)
+    >>> q, k = tfk.functional.rope(q, k, cos, sin)
+    >>> q.shape, k.shape
+    (torch.Size([2, 16, 8, 64]), torch.Size([2, 16, 2, 64]))
     """
     angles = angle_arguments(
         _OP, q, cos, sin, position_ids, offsets, cu_seqlens, sections, interleaved

@@ -243,6 +243,10 @@ def rope_tables(
 
     Returns:
         cos, sin: (P, R / 2).
+
+    >>> cos, sin = tfk.functional.rope_tables(2048, 64, base=500000.0)
+    >>> cos.shape
+    torch.Size([2048, 32])
     """
     positions = as_integer(_OP, "max_positions", max_positions)
     if positions < 0:

@@ -183,7 +183,10 @@ def softmax(
 
     Under CUDA autocast the result is float32, as in PyTorch.
 
+    >>> scores = torch.randn(2, 4, 16, 16)  # batch, heads, queries, keys
     >>> weights = tfk.functional.softmax(scores, -1, scale=0.125, causal=True)
+    >>> weights[0, 0, 0, :3]  # the first query sees the first key alone
+    tensor([1., 0., 0.])
     """
     if _is_plain(input, dim, dtype):
         return _call(input, mask, scale, causal, False, backend)
@@ -202,7 +205,15 @@ def log_softmax(
     causal: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """:func:`torch.nn.functional.log_softmax`, with the arguments of :func:`softmax`."""
+    """:func:`torch.nn.functional.log_softmax`, with a scale and masks.
+
+    The arguments are those of :func:`softmax`.
+
+    >>> logits = torch.randn(4, 1000)
+    >>> y = tfk.functional.log_softmax(logits, -1)
+    >>> torch.allclose(y, torch.log_softmax(logits, -1), atol=1e-5)
+    True
+    """
     if _is_plain(input, dim, dtype):
         return _call(input, mask, scale, causal, True, backend)
     return _along(
