@@ -47,7 +47,7 @@ def check_tensors(op: str, tensors: dict[str, Any]) -> None:
             raise ArgumentTypeError(f"{op}: {name} is {type(value).__name__}, expected a Tensor")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as messages show it; an array is shown as the name of its class."""
     return type(value).__name__ if hasattr(value, "shape") else repr(value)
 
@@ -61,7 +61,7 @@ def check_number(op: str, name: str, value: Any) -> None:
                 f"{op}: {name} is a tensor of {value.numel()} elements, expected a number"
             )
     elif not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
-        raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected a number")
+        raise ArgumentTypeError(f"{op}: {name} is {shown(value)}, expected a number")
 
 
 def as_number(op: str, name: str, value: Any) -> Any:
@@ -80,7 +80,7 @@ def is_integer(value: Any) -> bool:
 def as_integer(op: str, name: str, value: Any) -> Any:
     """Converts an integer of any type to an int, or returns a symbolic integer as it is."""
     if not is_integer(value):
-        raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected an int")
+        raise ArgumentTypeError(f"{op}: {name} is {shown(value)}, expected an int")
     return value if isinstance(value, torch.SymInt) else int(value)
 
 
@@ -94,7 +94,7 @@ def as_count(op: str, name: str, value: Any) -> int:
 
 def as_flag(op: str, name: str, value: Any) -> bool:
     if not isinstance(value, (bool, torch.SymBool)) and type(value).__name__ not in _NUMPY_BOOLS:
-        raise ArgumentTypeError(f"{op}: {name} is {_shown(value)}, expected True or False")
+        raise ArgumentTypeError(f"{op}: {name} is {shown(value)}, expected True or False")
     return bool(value)
 
 

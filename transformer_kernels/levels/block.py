@@ -19,6 +19,7 @@ from .._errors import (
     is_integer,
     not_floating,
 )
+from .._names import explain_names
 from .._torch import forwards_of, is_bare
 from ..ops.attention._arguments import MOST_DIM
 from ._level import Affine, Level, Weights
@@ -59,6 +60,7 @@ def find_level(level: int | str) -> Level:
     raise kind(f"Block: level is {level!r}, expected {expected}")
 
 
+@explain_names
 class Block(nn.Module):
     """A pre-norm transformer block, as in GPT-2, run by one of five levels.
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError, as_count, check_indices
+from .._names import explain_names
 from ..ops.graph.graph import Graph
 from ._checks import (
     Switched,
@@ -25,6 +26,7 @@ _MESSAGES = ("sum", "mean", "max", "attention")
 _POOLS = ("sum", "mean", "max")
 
 
+@explain_names
 @dataclass(frozen=True, kw_only=True)
 class GraphNetworkConfig(TransformerConfig):
     """The configuration of a graph network: :class:`TransformerConfig` and, around the layers:

@@ -15,6 +15,7 @@ from .._errors import (
     as_integer,
     as_number,
 )
+from .._names import explain_names
 from .._torch import evaluating, forwards_of, is_bare
 from ..nn.rope import RotaryEmbedding
 from ._cache import KeyValueCache
@@ -32,6 +33,7 @@ from ._transformer import Layer, SelfAttention, Transformer, TransformerConfig, 
 _POSITIONS = ("learned", "rope")
 
 
+@explain_names
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig(TransformerConfig):
     """The configuration of a language model: :class:`TransformerConfig` and, around the layers:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError, as_count
+from .._names import explain_names
 from ._checks import Switched, check_config, check_like, check_shape, one_of
 from ._transformer import SelfAttention, Transformer, TransformerConfig, initialise
 
@@ -25,6 +26,7 @@ def _pair(op: str, name: str, value: Any) -> tuple[int, int]:
     return height, width
 
 
+@explain_names
 @dataclass(frozen=True, kw_only=True)
 class VisionTransformerConfig(TransformerConfig):
     """The configuration of a vision transformer: :class:`TransformerConfig` and, around the layers:

@@ -6,6 +6,8 @@
 torch.Size([2, 5, 64])
 """
 
+from .._names import explain_names
+from ..ops.linear_loss.linear_cross_entropy import linear_cross_entropy
 from .activation import MODULES as _ACTIVATIONS
 from .attention import CausalSelfAttention, MultiheadAttention
 from .dropout import Dropout, DropoutAdd
@@ -40,3 +42,8 @@ __all__ = [
     "RotaryEmbedding",
     "Softmax",
 ]
+
+# Functions that take the arguments of a constructor that this does not name.
+_PASSED_TO = {"LinearCrossEntropyLoss": linear_cross_entropy}
+for _name in __all__:
+    explain_names(globals()[_name], _PASSED_TO.get(_name))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .._torch import forwards_of, is_bare
@@ -149,10 +150,13 @@ class MLP(_Behind):
         bias: bool = True,
         dropout: float = 0.0,
         recompute: int = 1,
-        **options: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        backend: str = "auto",
     ) -> None:
         super().__init__(dropout, recompute)
         out_features = features if out_features is None else out_features
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "backend": backend}
         self.fc1 = LinearAct(features, hidden_features, bias, activation=activation, **options)
         self.fc2 = Linear(hidden_features, out_features, bias, **options)
 
@@ -199,10 +203,13 @@ class GatedMLP(_Behind):
         bias: bool = False,
         dropout: float = 0.0,
         recompute: int = 1,
-        **options: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        backend: str = "auto",
     ) -> None:
         super().__init__(dropout, recompute)
         out_features = features if out_features is None else out_features
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "backend": backend}
         self.activation = activation
         self.gate_proj = Linear(features, hidden_features, bias, **options)
         self.up_proj = Linear(features, hidden_features, bias, **options)

@@ -48,17 +48,20 @@ class QuantizedLinear(nn.Module):
         group_size: int | None = 128,
         scale_dtype: torch.dtype = torch.float32,
         backend: str = "auto",
-        **of_bias: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.bits, self.group_size = bits, group_size
         self.backend = backend
-        row = torch.zeros(1, in_features, device=of_bias.get("device"))
+        row = torch.zeros(1, in_features, device=device)
         parts = quantize_weight(row, bits, group_size, scale_dtype=scale_dtype)
         for name, part in zip(("packed", "scales"), parts, strict=True):
             self.register_buffer(name, part.repeat(out_features, 1))
-        self.bias = nn.Parameter(torch.zeros(out_features, **of_bias)) if bias else None
+        self.bias = (
+            nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        )
 
     @classmethod
     def from_linear(

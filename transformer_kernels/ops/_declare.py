@@ -105,6 +105,8 @@ class Op:
     fpga: bool = False  # has a forward pass on an FPGA array
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
+    # The end of a refusal's message: the call that was probably meant, if that can be told.
+    hint: Callable[[Given], str] | None = None
     checked_by_cpp: bool = field(init=False, default=False)
     raw: Kernels = field(init=False, repr=False)
     array: Any = field(init=False, repr=False)  # the raw op of an FPGA array, or None

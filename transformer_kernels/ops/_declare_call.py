@@ -23,7 +23,7 @@ from .._torch import (
 from ._array import run_on_array
 from ._declare import Call, Kernels, Op
 from ._declare_arguments import as_tuple, one_or_all
-from ._declare_checks import as_declared, check_arguments, check_values
+from ._declare_checks import as_declared, check_arguments, check_values, with_hint
 from ._declare_formula import formula_inference, gradients_of
 from ._declare_kinds import has_kinds, run_kinds
 from ._generated import run_source
@@ -236,7 +236,7 @@ class _Runner:
         translated = translate(title, error)
         if translated is error and not is_ours(error):
             refuse_dispatch(title, given, knows_ops_of_others, "which does not know this op")
-        return translated
+        return with_hint(self.op, given, translated)
 
     def _fold(self, backend: str, arguments: tuple[Any, ...]) -> Any:
         """Runs rows of no dimension, or of more than C++ takes, as rows of one or two

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._errors import ArgumentTypeError, ArgumentValueError, check_indices, check_known, dtype_name
+from .._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_indices,
+    check_known,
+    dtype_name,
+    is_ours,
+)
 from .._metadata import check_call
 from .._torch import any_autocast, has_undecided_sizes
 from ._constants import as_saved
@@ -54,6 +61,21 @@ def _check_in_cpp(op: Op, title: str, given: Given) -> None:
             if value.is_meta or not argument.on_cpu:
                 check_device(title, argument.name, value, first)
     check_call(f"{op.name}_forward", title, op.kinds, values)
+
+
+def with_hint(op: Op, given: Given, error: Exception) -> Exception:
+    """The error of a refused call, with the op's hint if it has one for the call."""
+    hint = op.hint(given) if op.hint is not None and is_ours(error) else ""
+    return type(error)(f"{error} ({hint})") if hint else error
+
+
+def refuse_call(op: Op, arguments: Sequence[Any]) -> None:
+    """Raises where the op refuses a call, for one that failed elsewhere."""
+    given = op.given(as_declared(op, arguments))
+    try:
+        check_values(op, given)
+    except (ArgumentValueError, ArgumentTypeError) as error:
+        raise with_hint(op, given, error) from None
 
 
 def check_arguments(op: Op, given: Given) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._errors import ArgumentTypeError, ArgumentValueError
+from .._names import refuse_absent
 from .._torch import NESTED_MODULE, has_gaps, is_a
 
 PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
@@ -142,6 +143,7 @@ def ask_overloads(
     op: str, function: Callable[..., Any], named: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
     """The result of ``__torch_function__``, if a tensor or a mode overrides the call."""
+    refuse_absent(op, named)
     for name, x in named.items():
         kind = _kind_without_memory(x) if isinstance(x, Tensor) else None
         if kind is not None:

@@ -14,6 +14,7 @@ from ... import _torch
 from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
 from .._kinds import is_causal_bias, is_jagged
+from .._public import explained
 from ._arguments import MOST_DIM
 from .attention import attention, is_served
 
@@ -119,6 +120,7 @@ def _why_not(
     return None if _mask_fits(query, key, mask, is_causal) else "attn_mask"
 
 
+@explained
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

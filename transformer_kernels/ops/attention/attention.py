@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number, is_integer
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number, is_integer, shown
 from ..._library import have_kernels_for
 from ..._torch import any_autocast
 from .._constants import refuse_gradient
@@ -47,7 +47,8 @@ def _window(window: Any, causal: Any) -> tuple[Any, Any]:
         or not all(map(is_integer, window))
     ):
         raise ArgumentTypeError(
-            f"attention: window is {window!r}, expected two ints (left, right), -1 for no bound"
+            f"attention: window is {shown(window)}, expected two ints (left, right), -1 for no"
+            " bound"
         )
     left, right = window
     return left, 0 if as_flag(_OP, "causal", causal) else right

@@ -77,6 +77,14 @@ def _triton(name: str) -> Kernels:
     return Kernels(*kernels)
 
 
+def _hint_of_order(given: Given) -> str:
+    weight, indices = given["weight"], given["indices"]
+    tensors = isinstance(weight, Tensor) and isinstance(indices, Tensor)
+    if not tensors or weight.is_floating_point() or not indices.is_floating_point():
+        return ""
+    return "did you mean embedding(input, weight), the indices first?"
+
+
 EMBEDDING = declare(
     "embedding",
     function="functional.embedding",
@@ -93,6 +101,7 @@ EMBEDDING = declare(
     formula=_formula.embedding,
     gradient=_formula.table_gradient,
     memory={"dweight": partial(_gradient, "rows")},
+    hint=_hint_of_order,
     jagged=False,
     triton=partial(_triton, "EMBEDDING"),
     replaces=(F.embedding, nn.Embedding),

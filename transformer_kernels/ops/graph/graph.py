@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, as_integer, check_indices, shape_text
+from .._public import explained
 from ._formula import check_offsets, check_range
 
 
@@ -21,6 +22,7 @@ class Transpose(NamedTuple):
     order: Tensor  # (E,): the number of each edge
 
 
+@explained
 def segment_offsets(segments: Tensor, count: int | None = None) -> Tensor:
     """Computes offsets (count + 1,) of sorted segment numbers (E,), such as PyTorch Geometric's
     ``batch``.

@@ -25,6 +25,7 @@ from .._work import PRODUCT, products_with
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula, _mlp, _ops
 from ._arguments import Bias, Down, check_activation, empty_like_weight, hidden_features
+from ._hints import hint_of_weights
 from ._weights import copy_memory
 
 _WEIGHT = Table("weight", of="x", or_float32=True)
@@ -182,6 +183,7 @@ MLP = declare(
     ),
     formula=_mlp_formula,
     check=_check_mlp,
+    hint=hint_of_weights,
     memory={**_MEMORY, "z": _of_weight},
     has_inference=False,
     composed=(_mlp.mlp_forward, _mlp.mlp_backward),
@@ -216,6 +218,7 @@ GATED_MLP = declare(
     flags={"need_dbias": ("bias", "up_bias")},
     formula=_gated_mlp_formula,
     check=_check_gated_mlp,
+    hint=hint_of_weights,
     memory={
         **_MEMORY, "gate": _of_weight, "up": _kept(1, hidden_features, "up_weight"),
         "up_weight_copy": copy_memory("up_weight"), "dup_weight": _like("up_weight"),

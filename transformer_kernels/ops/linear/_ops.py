@@ -18,6 +18,7 @@ from .._work import PRODUCT, products_with
 from ..pointwise._ops import GATED
 from . import _formula
 from ._arguments import Bias, empty_like_weight
+from ._hints import hint_of_weights
 
 OPERANDS = (Rows("x"), Table("weight", of="x"), Bias("bias"))
 
@@ -75,6 +76,7 @@ LINEAR = declare(
     memory={"dweight": like_weight},
     triton=partial(_triton, "LINEAR"),
     replaces=(F.linear, nn.Linear),
+    hint=hint_of_weights,
     text="x @ weight.T + bias",
 )
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError
+from ..._errors import ArgumentTypeError, ArgumentValueError, shown
 from ..._library import log_dispatch
 from ..._torch import refuses_cublas
 from .._declare import Op
-from .._declare_checks import as_declared, check_values
+from .._declare_checks import refuse_call
 from .._public import overridable
 from ..fpga.linear import on_array
 from ..pointwise._ops import GATED, PLAIN
@@ -39,7 +39,7 @@ def chosen(op: str, activation: Any, table: Mapping[str, Any]) -> Any:
     if found is not None:
         return found
     kind = ArgumentValueError if isinstance(activation, str) else ArgumentTypeError
-    raise kind(f"{op}: activation is {activation!r}, expected one of {', '.join(table)}")
+    raise kind(f"{op}: activation is {shown(activation)}, expected one of {', '.join(table)}")
 
 
 def _torch_product(op: Op, *arguments: Any) -> Tensor:
@@ -48,7 +48,7 @@ def _torch_product(op: Op, *arguments: Any) -> Tensor:
         y = _onednn.product(op.name, *arguments[:3])
         return _formula.linear(*arguments[:3]) if y is None else y
     except (RuntimeError, TypeError, AttributeError):
-        check_values(op, op.given(as_declared(op, arguments)))
+        refuse_call(op, arguments)
         raise
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..._torch import any_autocast
 from .._declare_arguments import Like, Number
+from .._declare_checks import refuse_call
 from .._public import overridable
 from ..pointwise.dropout import BIAS_DROPOUT_ADD, DROPOUT, drawn
 from ._as_one import as_level, call_as_one
@@ -87,8 +88,12 @@ def mlp(
     tensors = (input, weight, bias, down_weight, last_bias)
     y = call_as_one(MLP, "mlp", tensors, number, level, backend)
     if y is None:
-        hidden = linear_act(input, weight, bias, activation, backend=backend)
-        y = linear(hidden, down_weight, last_bias, backend=backend)
+        try:
+            hidden = linear_act(input, weight, bias, activation, backend=backend)
+            y = linear(hidden, down_weight, last_bias, backend=backend)
+        except (RuntimeError, TypeError):
+            refuse_call(MLP, (*tensors, number, level, False))
+            raise
     return drop_and_add("mlp", y, down_bias, residual, dropout_p, training, seed, backend)
 
 
@@ -132,8 +137,12 @@ def gated_mlp(
     tensors = (input, weight, up_weight, bias, up_bias, down_weight, last_bias)
     y = call_as_one(GATED_MLP, "gated_mlp", tensors, number, level, backend)
     if y is None:
-        hidden = gated_linear(
-            input, weight, up_weight, bias, up_bias, activation, backend=backend
-        )  # fmt: skip
-        y = linear(hidden, down_weight, last_bias, backend=backend)
+        try:
+            hidden = gated_linear(
+                input, weight, up_weight, bias, up_bias, activation, backend=backend
+            )  # fmt: skip
+            y = linear(hidden, down_weight, last_bias, backend=backend)
+        except (RuntimeError, TypeError):
+            refuse_call(GATED_MLP, (*tensors, number, level, False))
+            raise
     return drop_and_add("gated_mlp", y, down_bias, residual, dropout_p, training, seed, backend)

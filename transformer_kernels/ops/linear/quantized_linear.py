@@ -19,7 +19,7 @@ from ..._library import have_kernels_for, log_dispatch
 from ..._torch import has_numbers, is_eager
 from .._constants import refuse_gradient
 from .._declare_checks import as_declared, check_values
-from .._public import overridable
+from .._public import explained, overridable
 from ._arguments import SCALES
 from ._choice import has_few_rows, refusal, why_not_few_rows_on_cuda
 from ._quantized import QUANTIZED_LINEAR, DequantizedLinear, dequantized
@@ -85,6 +85,7 @@ def _scales(op: str, exact: Tensor, most: int, dtype: torch.dtype) -> Tensor:
     return scales
 
 
+@explained
 @torch.no_grad()
 def quantize_weight(
     weight: Tensor,
@@ -134,6 +135,7 @@ def quantize_weight(
     return ((low & 15) | (high << 4)).view(torch.uint8), scales
 
 
+@explained
 def dequantize_weight(
     packed: Tensor, scales: Tensor, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, check_tensors
+from ..._errors import ArgumentTypeError, ArgumentValueError, check_tensors, is_integer, shown
 from .._kinds import require_memory
 
 
@@ -22,6 +22,13 @@ def _size(n: Any) -> Any:
     return n if isinstance(n, torch.SymInt) else operator.index(n)
 
 
+def _shape_hint(normalized_shape: Any) -> str:
+    """For the arguments in the order of libraries that take no shape, and for one size."""
+    if isinstance(normalized_shape, torch.Tensor):
+        return " (did you mean weight.shape, and weight after it?)"
+    return f" (did you mean ({normalized_shape},)?)" if is_integer(normalized_shape) else ""
+
+
 def _shape(op: str, normalized_shape: Any) -> tuple[int, ...]:
     try:
         if isinstance(normalized_shape, str) or not isinstance(normalized_shape, Sequence):
@@ -29,7 +36,8 @@ def _shape(op: str, normalized_shape: Any) -> tuple[int, ...]:
         shape = tuple(map(_size, normalized_shape))
     except TypeError:
         raise ArgumentTypeError(
-            f"{op}: normalized_shape is {normalized_shape!r}, expected a sequence of ints"
+            f"{op}: normalized_shape is {shown(normalized_shape)}, expected a sequence of ints"
+            f"{_shape_hint(normalized_shape)}"
         ) from None
     if not shape:
         raise ArgumentValueError(f"{op}: normalized_shape is empty, expected at least 1 dimension")
@@ -68,8 +76,9 @@ def check_shapes(
     """Checks that x, the first of ``rows``, and the parameters fit ``normalized_shape``; returns it
     as a tuple."""
     parameters = {"weight": weight, "bias": bias}
+    shape = _shape(op, normalized_shape)
     _check_types(op, dict(zip(("x", "residual"), rows, strict=False)) | parameters)
-    x, shape = rows[0], _shape(op, normalized_shape)
+    x = rows[0]
     if x.dim() < len(shape) or x.shape[x.dim() - len(shape) :] != shape:
         raise ArgumentValueError(
             f"{op}: x has shape {tuple(x.shape)}, expected"

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, is_integer
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, is_integer, shown
 from ..._torch import any_autocast
 from .._constants import refuse_gradient
+from .._declare_arguments import Given
 from .._promote import beside
 
 
@@ -23,7 +24,7 @@ def _split_offsets(op: str, offsets: Any) -> tuple[Tensor | None, int]:
     if isinstance(offsets, Tensor):
         return offsets, 0
     if not is_integer(offsets):
-        raise ArgumentTypeError(f"{op}: offsets is {offsets!r}, expected an int or a Tensor")
+        raise ArgumentTypeError(f"{op}: offsets is {shown(offsets)}, expected an int or a Tensor")
     return None, offsets
 
 
@@ -40,7 +41,7 @@ def _sections(op: str, sections: Any, position_ids: Any, q: Any, cos: Any) -> tu
             )
         return 0, 0
     if not isinstance(sections, (tuple, list)) or not all(map(is_integer, sections)):
-        raise ArgumentTypeError(f"{op}: sections is {sections!r}, expected three ints")
+        raise ArgumentTypeError(f"{op}: sections is {shown(sections)}, expected three ints")
     columns = cos.shape[-1] if isinstance(cos, Tensor) and cos.dim() else 0
     if len(sections) != 3 or min(sections) < 0 or sum(sections) != columns:
         raise ArgumentValueError(
@@ -52,6 +53,21 @@ def _sections(op: str, sections: Any, position_ids: Any, q: Any, cos: Any) -> tu
             f"{op}: sections is given, expected none without position_ids of three axes"
         )
     return sections[0], sections[1]
+
+
+def hint_of_tables(given: Given) -> str:
+    """For tables of Hugging Face's models, which have a batch, and each column twice."""
+    q, cos = given["q"], given["cos"]
+    if not (isinstance(q, Tensor) and isinstance(cos, Tensor) and q.dim() and cos.dim() in (2, 3)):
+        return ""
+    columns = cos.shape[-1]
+    if cos.dim() == 2 and columns != q.shape[-1]:
+        return ""
+    part = f"[{'0, ' * (cos.dim() == 3)}:, :{columns // 2}]"
+    return (
+        f"did you mean cos{part} and sin{part}, with heads_first=True for q of (batch, heads, time,"
+        " dim), as Hugging Face's models have them?"
+    )
 
 
 def angle_arguments(

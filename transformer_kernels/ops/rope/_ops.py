@@ -16,6 +16,7 @@ from .._declare_raw import declare_raw
 from .._heads import empty_heads
 from .._register import declare
 from . import _formula, _stock
+from ._angles import hint_of_tables
 
 
 def _empty_like(name: str, given: Given) -> Tensor:
@@ -77,6 +78,7 @@ ROPE = declare(
         "dk": lambda given: _empty_like("dk_rotated", given),
     },
     jagged=False,
+    hint=hint_of_tables,
     triton=_triton,
     text="a, b = a * cos - b * sin, b * cos + a * sin",
 )
@@ -142,6 +144,7 @@ QK_NORM = declare(
         "dk": lambda given: _empty_like("k", given),
     },
     jagged=False,
+    hint=hint_of_tables,
     triton=_norm_triton,
     text="rope(x / sqrt(mean(x * x) + eps) * weight)",
 )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_integer, as_number
+from .._public import explained
 
 _OP = "rope_tables"
 
@@ -210,6 +211,7 @@ def frequencies(
     return _SCALINGS[_kind(scaling)].scale(base**-exponents, scaling, rotary_dim, base)
 
 
+@explained
 def rope_tables(
     max_positions: int,
     rotary_dim: int,
