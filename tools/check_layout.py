@@ -72,7 +72,7 @@ PYTHON_RANKS = {
     "nn": 5, "testing": 5,
     "fuse": 6, "measure": 6,
     "models": 7, "profile": 7,
-    "cpu": 8, "tune": 8,
+    "compat": 8, "tune": 8,
     "bench": 9,
     "workbench": 10,
     "__init__": 11,

@@ -20,7 +20,7 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "__version__",
-    "cpu",
+    "compat",
     "fpga",
     "functional",
     "info",
@@ -41,5 +41,9 @@ if _tuned.mode():
 
 __getattr__, __dir__ = attributes(
     __name__,
-    {"cpu": ("cpu",), "tune": ("tuning", "tune_file"), "workbench": ("workbench", "validate")},
+    {
+        "compat": ("compat",),
+        "tune": ("tuning", "tune_file"),
+        "workbench": ("workbench", "validate"),
+    },
 )

@@ -69,6 +69,10 @@ class Timing(Report):
     def tflops(self) -> float | None:
         return None if self.flops is None else self.flops / self.median / 1e6
 
+    def __getitem__(self, name: str) -> Any:
+        """A figure by its name in :meth:`as_dict`."""
+        return self.as_dict()[name]
+
     def as_dict(self) -> dict[str, Any]:
         names = ("spread", "gbps", "of_copy", "tflops")
         derived = {name: getattr(self, name) for name in names}

@@ -17,7 +17,7 @@ FUNCTIONS = [getattr(functional, name) for name in functional.__all__ if name !=
 MODULES = [getattr(nn, name) for name in nn.__all__]
 CONFIGURED = [
     tfk.levels.Block, tfk.models.LanguageModelConfig, tfk.models.VisionTransformerConfig,
-    tfk.models.GraphNetworkConfig,
+    tfk.models.GraphNetworkConfig, tfk.compat.FlashAttention, tfk.compat.CPUKernelBenchmark,
 ]  # fmt: skip
 
 NAMES = [
@@ -52,6 +52,7 @@ NAMES = [
     (nn.FusedLinearReLU, "in_channels", "did you mean in_features=?)"),
     (tfk.models.LanguageModelConfig, "n_embd", "expected dim (did you mean dim=?)"),
     (tfk.levels.Block, "nhead", "expected num_heads (did you mean num_heads=?)"),
+    (tfk.compat.FlashAttention, "softmax_scale", "expected scale (did you mean scale=?)"),
 ]  # fmt: skip
 
 

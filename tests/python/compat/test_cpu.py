@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CPU kernels under the names that people look for."""
+"""Attention on a CPU, in (batch, heads, time, dim)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import transformer_kernels as tfk
-from transformer_kernels.cpu import (
+from transformer_kernels.compat import (
     CPUKernelBenchmark,
     cpu_fused_attention,
     optimized_cpu_attention,
@@ -22,8 +23,8 @@ CHUNKS = [(None, "auto"), (1, "auto"), (3, "auto"), (3, "reference"), (100, "aut
 
 
 def _qkv(queries: int, keys: int, dim: int = 8) -> tuple[Tensor, Tensor, Tensor]:
-    q = torch.randn(2, queries, 4, dim, requires_grad=True)
-    k, v = (torch.randn(2, keys, 2, dim, requires_grad=True) for _ in range(2))
+    q = torch.randn(2, 4, queries, dim, requires_grad=True)
+    k, v = (torch.randn(2, 2, keys, dim, requires_grad=True) for _ in range(2))
     return q, k, v
 
 
@@ -31,9 +32,20 @@ def test_fused_is_attention() -> None:
     q, k, v = _qkv(5, 7)
     options: dict[str, Any] = {"causal": True, "softcap": 5.0, "return_lse": True}
     for ours, theirs in zip(
-        cpu_fused_attention(q, k, v, **options), attention(q, k, v, **options), strict=True
+        cpu_fused_attention(q, k, v, **options),
+        attention(q, k, v, heads_first=True, **options),
+        strict=True,
     ):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 5}])
+def test_heads_come_before_time(options: dict[str, Any]) -> None:
+    """As in PyTorch: a tensor of another layout would give other numbers, silently."""
+    q, k, v = (torch.randn(2, 3, 16, 8) for _ in range(3))
+    function = optimized_cpu_attention if options else cpu_fused_attention
+    expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    torch.testing.assert_close(function(q, k, v, **options), expected.float())
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -56,15 +68,17 @@ def test_chunks_are_the_whole(
         torch.testing.assert_close(grads, gradients)
 
 
-def test_heads_first() -> None:
+def test_time_first_by_request() -> None:
     q, k, v = (x.transpose(1, 2) for x in _qkv(9, 9))
-    found = optimized_cpu_attention(q, k, v, chunk_size=4, causal=True, heads_first=True)
-    torch.testing.assert_close(found, attention(q, k, v, causal=True, heads_first=True))
+    found = optimized_cpu_attention(q, k, v, chunk_size=4, causal=True, heads_first=False)
+    torch.testing.assert_close(found, attention(q, k, v, causal=True))
+    whole = cpu_fused_attention(q, k, v, causal=True, heads_first=False)
+    torch.testing.assert_close(found, whole)
 
 
 def _peaks(time: int, chunk: int | None, backend: str) -> tuple[int, int]:
     """Peak memory of a forward pass and of a training pass, beyond inputs and results."""
-    q, k, v = (torch.randn(1, time, 2, 16, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 2, time, 16, requires_grad=True) for _ in range(3))
     call = {"chunk_size": chunk, "backend": backend}
     with torch.no_grad(), tfk.workbench.account_memory() as forward:
         out = optimized_cpu_attention(q, k, v, **call)  # type: ignore[arg-type]
@@ -131,7 +145,7 @@ def test_shapes_are_refused_as_by_attention() -> None:
 
 
 def test_implementations_agree() -> None:
-    benchmark = CPUKernelBenchmark(1, 24, 2, 8, causal=True)
+    benchmark = CPUKernelBenchmark(1, 2, 24, 8, causal=True)
     tensors = [torch.randn(benchmark.shape) for _ in range(3)]
     expected, *others = (f(*tensors) for f in benchmark.implementations().values())
     for found in others:
@@ -139,8 +153,7 @@ def test_implementations_agree() -> None:
 
 
 def test_implementations_are_compared() -> None:
-    pytest.importorskip("transformer_kernels.profile", reason="there is no profiler")
-    benchmark = CPUKernelBenchmark(1, 24, 2, 8)
+    benchmark = CPUKernelBenchmark(1, 2, 24, 8)
     comparison = benchmark.compare_implementations(seconds=0.01)
     assert not comparison.refused
     assert [row["name"] for row in comparison.records()] == [*benchmark.implementations()]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Attention on a CPU and its benchmark, under the names that people look for.
+"""Attention on a CPU, and its benchmark.
 
->>> y = tfk.cpu.cpu_fused_attention(q, k, v, causal=True)
->>> y = tfk.cpu.optimized_cpu_attention(q, k, v, causal=True, chunk_size=256)
->>> print(tfk.cpu.CPUKernelBenchmark().compare_implementations())
+>>> y = tfk.compat.cpu_fused_attention(q, k, v, causal=True)  # (batch, heads, time, dim)
+>>> y = tfk.compat.optimized_cpu_attention(q, k, v, causal=True, chunk_size=256)
+>>> print(tfk.compat.CPUKernelBenchmark().compare_implementations())
 
 The functions call :func:`transformer_kernels.functional.attention`. Its CPU kernels are SIMD code
 for the processor's best instruction set, chosen once (``tfk.workbench.properties("cpu")`` says
@@ -21,31 +21,40 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from ._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_integer, check_tensors
-from .ops.attention.attention import attention
+from .._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_count,
+    as_flag,
+    as_integer,
+    check_tensors,
+)
+from .._names import explain_names
+from ..functional import attention
 
 if TYPE_CHECKING:
-    from .profile import Comparison
-
-__all__ = ["CPUKernelBenchmark", "cpu_fused_attention", "optimized_cpu_attention"]
+    from ..profile import Comparison
 
 _CHUNKED = "optimized_cpu_attention"
 _TIME = {False: 1, True: 2}  # the dimension of time, by heads_first
 
 
-def cpu_fused_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+def cpu_fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, heads_first: bool = True, **options: Any
+) -> Any:
     """Computes :func:`transformer_kernels.functional.attention` of tensors on a CPU.
 
     One pass over the keys with the online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867):
     scores never leave the caches, so memory grows with T and not with its square, forward and
-    backward. Tensors are (B, T, H, D), and ``options`` are all those of ``attention``.
+    backward. Tensors are (B, H, T, D), or (B, T, H, D) with ``heads_first=False``; ``options`` are
+    all others of ``attention``.
 
     Raises:
         ArgumentValueError, ArgumentTypeError: a tensor is not on a CPU, or ``attention`` refuses an
             argument; the message names it.
     """
     _require_cpu("cpu_fused_attention", q, k, v)
-    return attention(q, k, v, **options)
+    return attention(q, k, v, heads_first=heads_first, **options)
 
 
 def optimized_cpu_attention(
@@ -61,7 +70,7 @@ def optimized_cpu_attention(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
-    heads_first: bool = False,
+    heads_first: bool = True,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Any:
@@ -74,6 +83,7 @@ def optimized_cpu_attention(
 
     Args:
         chunk_size: queries at a time; None takes all at once.
+        heads_first: whether tensors are (B, H, T, D), or else (B, T, H, D).
         backend: ``"auto"``, ``"cpu"`` or ``"reference"``, the formula in PyTorch.
 
     The other arguments, results and errors are those of
@@ -176,11 +186,12 @@ class _Seen:
         return _Chunk(begin, end - begin, first, last - first, window)
 
 
+@explain_names
 class CPUKernelBenchmark:
     """Times ways to compute attention on this CPU, or other functions, after verifying each.
 
     Args:
-        batch, time, heads, dim: sizes of the random tensors that :meth:`compare_implementations`
+        batch, heads, time, dim: sizes of the random tensors that :meth:`compare_implementations`
             draws.
         dtype: their dtype.
         causal: whether the default implementations hide the future.
@@ -189,34 +200,28 @@ class CPUKernelBenchmark:
     def __init__(
         self,
         batch: int = 1,
-        time: int = 512,
         heads: int = 8,
+        time: int = 512,
         dim: int = 64,
         *,
         dtype: torch.dtype = torch.float32,
         causal: bool = False,
     ) -> None:
-        sizes = {"batch": batch, "time": time, "heads": heads, "dim": dim}
-        for name, size in sizes.items():
-            if as_integer("CPUKernelBenchmark", name, size) < 1:
-                raise ArgumentValueError(
-                    f"CPUKernelBenchmark: {name} is {size}, expected at least 1"
-                )
-        self.shape = (batch, time, heads, dim)
+        sizes = {"batch": batch, "heads": heads, "time": time, "dim": dim}
+        self.shape = tuple(as_count("CPUKernelBenchmark", *size) for size in sizes.items())
         self.dtype = dtype
         self.causal = as_flag("CPUKernelBenchmark", "causal", causal)
 
     def implementations(self) -> dict[str, Callable[..., Any]]:
-        """Functions of q, k and v (B, T, H, D) by name: PyTorch's operations, PyTorch's fused call,
+        """Functions of q, k and v (B, H, T, D) by name: PyTorch's operations, PyTorch's fused call,
         our kernels, and our kernels in chunks of an eighth of T."""
-        causal, chunk = self.causal, max(1, self.shape[1] // 8)
+        causal, chunk = self.causal, max(1, self.shape[2] // 8)
 
         def operations(q: Tensor, k: Tensor, v: Tensor) -> Any:
-            return attention(q, k, v, causal=causal, backend="reference")
+            return attention(q, k, v, causal=causal, heads_first=True, backend="reference")
 
         def fused(q: Tensor, k: Tensor, v: Tensor) -> Any:
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
         def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
             return cpu_fused_attention(q, k, v, causal=causal)
@@ -232,10 +237,13 @@ class CPUKernelBenchmark:
     def compare_implementations(
         self,
         implementations: Mapping[str, Callable[..., Any]] | None = None,
-        inputs: Any = None,
+        *inputs: Any,
         **options: Any,
     ) -> Comparison:
         """Calls :func:`transformer_kernels.profile.compare_implementations` on this CPU.
+
+        >>> found = benchmark.compare_implementations({"torch": theirs, "ours": ours}, q, k, v)
+        >>> print(found, found["ours"].timing.median)  # microseconds
 
         Args:
             implementations: functions by name; by default :meth:`implementations`, verified against
@@ -243,9 +251,9 @@ class CPUKernelBenchmark:
             inputs: their arguments; by default random q, k and v.
             options: other arguments of :func:`transformer_kernels.profile.compare_implementations`.
         """
-        from .profile import compare_implementations
+        from ..profile import compare_implementations
 
-        if inputs is None:
+        if not inputs:
             inputs = tuple(torch.randn(self.shape, dtype=self.dtype) for _ in range(3))
         if implementations is None:
             implementations = self.implementations()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Flash attention as a function and as modules, of tensors (batch, heads, time, dim)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .._errors import as_count, as_flag
+from .._library import log_dispatch
+from .._names import explain_names
+from ..functional import attention
+from ._triton import backend_for
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    causal: bool = False,
+    **options: Any,
+) -> Any:
+    """:func:`transformer_kernels.functional.attention` of ``q`` (B, H, Tq, D), ``k`` (B, Hk, Tk, D)
+    and ``v`` (B, Hk, Tk, Dv).
+
+    >>> y = tfk.compat.flash_attention(q, k, v, scale=64**-0.5)
+
+    Args:
+        scale: factor of the products; default ``D ** -0.5``.
+        causal: hide later keys; the last query is aligned with the last key.
+        options: other arguments of ``attention``.
+
+    Returns:
+        (B, H, Tq, Dv).
+
+    Raises:
+        ArgumentValueError, ArgumentTypeError: ``attention`` refuses an argument.
+    """
+    return attention(q, k, v, scale=scale, causal=causal, heads_first=True, **options)
+
+
+@explain_names
+class FlashAttention(nn.Module):
+    """:func:`flash_attention` as a module without parameters.
+
+    >>> attend = tfk.compat.FlashAttention(block_size=64, causal=True)
+    >>> y = attend(q, k, v)  # (batch, heads, time, dim)
+
+    Args:
+        block_size: queries of a tile. Results do not depend on it, and kernels have tiles of their
+            own, for each processor and shape; ``TFK_LOG=dispatch`` says which.
+        causal: hide later keys.
+        scale: factor of the products; default ``D ** -0.5``.
+        dropout: the probability that a weight is dropped, in training.
+    """
+
+    def __init__(
+        self,
+        block_size: int | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.block_size = None if block_size is None else as_count(name, "block_size", block_size)
+        self.causal = as_flag(name, "causal", causal)
+        self.scale = scale
+        self.dropout = dropout
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """Attends from ``q`` to ``k`` and ``v``.
+
+        Args:
+            mask: boolean, true where a key is seen; broadcasts to (B, H, Tq, Tk).
+            causal: hide later keys in this call, also if the module does not.
+        """
+        if self.block_size is not None:
+            log_dispatch(f"{type(self).__name__}: block_size={self.block_size} is not used")
+        result: Tensor = flash_attention(
+            q, k, v, self.scale, self.causal or causal, mask=mask, backend=self._backend(q),
+            dropout=self.dropout if self.training else 0.0,
+        )  # fmt: skip
+        return result
+
+    def _backend(self, q: Tensor) -> str:  # noqa: ARG002
+        return "auto"
+
+    def extra_repr(self) -> str:
+        return f"block_size={self.block_size}, causal={self.causal}"
+
+
+class FlashAttentionTriton(FlashAttention):
+    """:class:`FlashAttention` on Triton's kernels, which have no dropout: on a GPU, and on a CPU
+    with ``TRITON_INTERPRET=1``. Without it, a CPU runs its own kernels."""
+
+    def _backend(self, q: Tensor) -> str:
+        return backend_for("FlashAttentionTriton", q)
