@@ -25,14 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DynamicCache,
-    EncoderDecoderCache,
-)
+from transformers import DynamicCache, EncoderDecoderCache
 from transformers.activations import ACT2FN
-from transformers.masking_utils import create_causal_mask, sdpa_mask
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     CausalLMOutputWithCrossAttentions,
@@ -48,8 +43,7 @@ from transformers.pytorch_utils import Conv1D
 
 import transformer_kernels as tfk
 from transformer_kernels._torch import are_bare, forwards_of, is_bare, is_plain_parameter, is_table
-
-ATTENTION = "transformer_kernels"  # the name of `attend` in Transformers
+from transformer_kernels.integrations.transformers import ATTENTION, attend
 
 
 def put_in_kernels(model: Any) -> Any:
@@ -86,40 +80,8 @@ class Projection(Conv1D):
         return tfk.functional.linear(x, self.weight.t(), self.bias)
 
 
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    **_options: Any,
-) -> tuple[Tensor, None]:
-    """Hugging Face's interface of attention: arguments are (B, H, T, D), the result is (B, T, H,
-    D).
-
-    One kernel computes it all, and reads the heads from the projection's result. Without a mask,
-    causal attention aligns the first query with the first key, because the cache's keys beyond the
-    last query do not exist yet; a single query sees all keys.
-    """
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    seen: dict[str, Any] = {}
-    if attention_mask is not None:
-        seen["mask" if attention_mask.dtype is torch.bool else "bias"] = attention_mask
-    elif q.shape[1] > 1:
-        seen["causal"] = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return (
-        tfk.functional.attention(q, k, v, scale=scaling, dropout=dropout, top_left=True, **seen),
-        None,
-    )
-
-
 def put_in_attention(model: Any) -> None:
     give_classes(model, {Conv1D: Projection})
-    AttentionInterface.register(ATTENTION, attend)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     model.config._attn_implementation = ATTENTION
 
 
@@ -249,7 +211,7 @@ class Block(GPT2Block):
         if cache is not None:
             k, v = cache.update(k, v, attn.layer_idx)
         dropout = attn.attn_dropout.p if self.training else 0.0
-        out, _ = attend(attn, q, k, v, mask, attn.scaling, dropout, is_causal)
+        out, _ = attend(attn, q, k, v, mask, dropout, attn.scaling, is_causal)
         return out.flatten(-2)
 
 

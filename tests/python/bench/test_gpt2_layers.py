@@ -214,16 +214,3 @@ def test_a_prompt_whose_mask_reaches_over_the_cache(last):
             STEPS[name](model)
         found.append(model(TOKENS, attention_mask=mask, **{CACHE: caches(model, "static")}).logits)
     torch.testing.assert_close(found[1], found[0], **CLOSE)
-
-
-@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (5, 7), (5, 5), (7, 5)])
-@pytest.mark.parametrize("is_causal", [None, True, False])
-def test_attention_without_a_mask(queries, keys, is_causal):
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    module = stock().transformer.h[0].attn
-    q, k, v = (torch.randn(2, 2, n, 16).double() for n in (queries, keys, keys))
-    options = {"scaling": 0.3, "is_causal": is_causal}
-    expected, _ = sdpa_attention_forward(module, q, k, v, None, **options)
-    found, _ = gpt2.attend(module, q, k, v, None, **options)
-    torch.testing.assert_close(found, expected, **CLOSE)
