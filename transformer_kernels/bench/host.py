@@ -16,7 +16,7 @@ from transformer_kernels.measure.case import Build, Case, Problem, bind
 from transformer_kernels.measure.schema import HostRow, Result
 from transformer_kernels.measure.statistics import Summary, summarise
 from transformer_kernels.measure.sweeps import Shape, shape_text
-from transformer_kernels.measure.table import box
+from transformer_kernels.measure.table import Table
 
 _CALLS = 100  # fewer kernels than a CUDA stream queues before it blocks the host
 _ROUNDS = 25
@@ -51,6 +51,10 @@ def run(device: torch.device) -> Result:
 
 
 def render(result: Result) -> str:
+    return str(lay_out(result))
+
+
+def lay_out(result: Result) -> Table:
     """One line per call: torch, ours and their ratio."""
     by_call: dict[tuple[str, bool], dict[str, HostRow]] = {}
     for row in result.host:
@@ -65,7 +69,7 @@ def render(result: Result) -> str:
         f"microseconds of host time, median; tensors {shape_text(_ROWS)} and {shape_text(_HEADS)}"
     )
     title = f"HOST COST OF ONE CALL ({result.machine.device_name})"
-    return box(title, subtitle, headings, body)
+    return Table(title, subtitle, headings, body)
 
 
 def _measure(call: _Call, device: torch.device) -> list[HostRow]:

@@ -1,85 +1,126 @@
 # SPDX-License-Identifier: MIT
-"""The figures of a result: bandwidth and memory against size, speed-up bars, loss curves."""
+"""The plots of a result: bandwidth and memory against size, speed-up bars, loss curves."""
 
 from __future__ import annotations
 
-import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from transformer_kernels.bench.providers import PROVIDERS
 from transformer_kernels.measure import style
 from transformer_kernels.measure.schema import Ceilings, LevelPass, Result, Row, Training
 from transformer_kernels.measure.statistics import geometric_mean
-from transformer_kernels.measure.table import Problem, problems, short_dtype
+from transformer_kernels.measure.table import PASS_WORDS, Problem, problems, short_dtype
 
-Draw = Callable[[], AbstractContextManager[Figure]]
+# Draws into one panel, which can stand alone or beside the plot's others.
+Draw = Callable[[Axes], None]
 
-_PANEL_WIDTH, _PANEL_HEIGHT, _MAX_COLUMNS = 3.4, 2.6, 3
+_WIDTH, _HEIGHT, _MAX_COLUMNS = 3.4, 2.6, 3  # of a panel, in inches; panels in a line
+_WIDE = 4.8  # a panel that stands alone
+_BAR_LINE, _BAR_REST = 0.17, 0.9  # height of a horizontal bar, and of what is around them
 _RIVALS = tuple(name for name in PROVIDERS if name != "ours")
-_KERNEL_CURVES = (style.COLOURS["compile"], style.COLOURS["ours"])
 _BAR_GROUP = 0.8
 _TIME_AXIS = 1  # of a shape BxTxHxD
 _SAME_SIZE = 4  # problems closer in bytes than this factor are drawn apart by their width
 _LABEL_SHARE = 0.1  # of the axis, taken by the label of a tick
 
 
-def figures(result: Result) -> dict[str, tuple[str, Draw]]:
-    """The figures that the result has data for: name -> (caption, function that draws it)."""
-    found: dict[str, tuple[str, Draw]] = {}
+@dataclass(frozen=True)
+class Plot:
+    """Panels of one size under one caption, which share the colours of their lines."""
+
+    caption: str
+    panels: Sequence[Draw]
+    width: float = _WIDTH
+    height: float = _HEIGHT
+    columns: int = _MAX_COLUMNS
+
+    @contextmanager
+    def figure(self) -> Iterator[Figure]:
+        """All panels in one figure, with a legend above them."""
+        columns = min(len(self.panels), self.columns)
+        rows = math.ceil(len(self.panels) / columns)
+        size = (columns * self.width, rows * self.height + 0.4)
+        with style.figure(rows, columns, *size) as (drawn, panels):
+            for draw, panel in zip(self.panels, panels, strict=False):
+                draw(panel)
+            for unused in panels[len(self.panels) :]:
+                unused.set_axis_off()
+            if legend := _legend(panels):
+                drawn.legend(
+                    list(legend.values()), list(legend), loc="outside upper center",
+                    ncols=min(len(legend), 2 * columns),
+                )  # fmt: skip
+            yield drawn
+
+    def alone(self) -> Iterator[tuple[Figure, dict[str, str]]]:
+        """Yields each panel as a figure, and the colours of its lines by their labels."""
+        for draw in self.panels:
+            with style.figure(1, 1, self.width, self.height) as (drawn, panels):
+                draw(panels[0])
+                yield drawn, {k: _colour(v) for k, v in _legend(panels).items()}
+
+
+def _legend(panels: Sequence[Axes]) -> dict[str, Any]:
+    """The lines and bars of all panels, by their labels."""
+    entries: dict[str, Any] = {}
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    return entries
+
+
+def _colour(drawn: Any) -> str:
+    """The colour of a line, or of bars."""
+    found = drawn.patches[0].get_facecolor() if hasattr(drawn, "patches") else drawn.get_color()
+    return str(to_hex(found))
+
+
+def of(result: Result) -> dict[str, Plot]:
+    """The plots that the result has data for, by name."""
+    found: dict[str, Plot] = {}
     if result.training is not None:
-        found["loss"] = (
-            "Training loss, stock and with our kernels",
-            partial(loss_curves, result.training),
-        )
+        found["loss"] = loss_curves(result.training)
     if any(row.passes for row in result.levels):
-        found["levels"] = (
-            "One transformer block in five levels: time, launches, bytes, memory",
-            partial(levels, result),
-        )
+        found["levels"] = levels(result)
     shown = [row for row in result.rows if row.outputs == "fresh" or row.provider == "copy"]
     for dtype in dict.fromkeys(row.dtype for row in shown):
         rows = [row for row in shown if row.dtype == dtype]
         name = short_dtype(dtype)
-        found |= _size_figures(rows, name, result.ceilings)
+        found |= _size_plots(rows, name, result.ceilings)
         if any(p.speed_up is not None for p in problems(rows)):
-            found[f"speedup_{name}"] = (
-                f"Time of each rival over ours, {name}, geometric mean over the shapes",
-                partial(speed_ups, rows),
-            )
+            found[f"speedup_{name}"] = speed_ups(rows, name)
     return found
 
 
-def _size_figures(
-    rows: Sequence[Row], name: str, ceilings: Ceilings | None
-) -> dict[str, tuple[str, Draw]]:
-    """Figures against size; ops that arithmetic bounds are drawn against sequence length."""
-    found: dict[str, tuple[str, Draw]] = {}
+def _size_plots(rows: Sequence[Row], name: str, ceilings: Ceilings | None) -> dict[str, Plot]:
+    """Plots against size; ops that arithmetic bounds are drawn against sequence length."""
+    found: dict[str, Plot] = {}
     of_bytes = {row.op for row in rows} - {row.op for row in rows if row.tflops is not None}
     moving = [row for row in rows if row.op in of_bytes]
     computing = [row for row in rows if row.tflops is not None and len(row.shape) > _TIME_AXIS + 1]
     if moving:
-        found[f"bandwidth_{name}"] = (
-            f"Bandwidth against bytes moved, {name}",
-            partial(bandwidth, moving),
-        )
+        found[f"bandwidth_{name}"] = bandwidth(moving, name)
     if computing:
-        found[f"tflops_{name}"] = (
+        found[f"tflops_{name}"] = Plot(
             f"TFLOP/s against the length of the sequences, {name}",
-            partial(against_time, computing, "TFLOP/s", _tflops, _matmul(computing, ceilings)),
+            _against_time(computing, "TFLOP/s", _tflops, _matmul(computing, ceilings)),
         )
     counted = [row for row in computing if row.peak_bytes is not None]
     if counted:
-        found[f"memory_{name}"] = (
+        found[f"memory_{name}"] = Plot(
             f"Memory of a call against the length of the sequences, {name}",
-            partial(against_time, counted, "GiB", _peak_gib),
+            _against_time(counted, "GiB", _peak_gib),
         )
     return found
 
@@ -101,27 +142,22 @@ def _matmul(rows: Sequence[Row], ceilings: Ceilings | None) -> float | None:
 
 def write(result: Result, folder: Path) -> list[Path]:
     paths = []
-    for name, (_, draw) in figures(result).items():
-        with draw() as drawn:
+    for name, plot in of(result).items():
+        with plot.figure() as drawn:
             paths += style.save(drawn, folder, name)
     return paths
 
 
-@contextmanager
-def bandwidth(rows: Sequence[Row]) -> Iterator[Figure]:
+def bandwidth(rows: Sequence[Row], name: str) -> Plot:
     """A panel per op and pass: GB/s of every provider, under the ceiling of the copy."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.op, row.pass_), []).append(row)
-    with _panels(len(groups)) as (drawn, panels):
-        for panel, ((op, pass_), members) in zip(panels, groups.items(), strict=False):
-            _draw_bandwidth(panel, members)
-            panel.set_title(f"{op} {pass_}")
-        _share_legend(drawn, panels)
-        yield drawn
+    panels = [partial(_draw_bandwidth, *group, members) for group, members in groups.items()]
+    return Plot(f"Bandwidth against bytes moved, {name}", panels)
 
 
-def _draw_bandwidth(panel: Axes, rows: Sequence[Row]) -> None:
+def _draw_bandwidth(op: str, pass_: str, rows: Sequence[Row], panel: Axes) -> None:
     by_width = max(row.bytes for row in rows) < _SAME_SIZE * min(row.bytes for row in rows)
     size = _width if by_width else _megabytes
     for provider in ("copy", *_RIVALS, "ours"):
@@ -145,28 +181,28 @@ def _draw_bandwidth(panel: Axes, rows: Sequence[Row]) -> None:
     panel.set_ylim(bottom=0)
     panel.set_xlabel("columns" if by_width else "MB moved")
     panel.set_ylabel("GB/s")
+    panel.set_title(f"{op} {pass_}")
 
 
-@contextmanager
-def against_time(
+def _against_time(
     rows: Sequence[Row], unit: str, value: Callable[[Row], float], ceiling: float | None = None
-) -> Iterator[Figure]:
+) -> list[Draw]:
     """A panel per op, pass, heads and head dim: a line per provider over the lengths."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.op, row.pass_, _heads(row)), []).append(row)
-    with _panels(len(groups)) as (drawn, panels):
-        for panel, ((op, pass_, heads), members) in zip(panels, groups.items(), strict=False):
-            _draw_against_time(panel, members, value)
-            if ceiling is not None:
-                panel.axhline(
-                    ceiling, color=style.COLOURS["copy"], linestyle="--", label="Matrix product"
-                )
-            panel.set_ylim(bottom=0)
-            panel.set_ylabel(unit)
-            panel.set_title(f"{op} {pass_}, {heads}", fontsize=8)
-        _share_legend(drawn, panels)
-        yield drawn
+        groups.setdefault(f"{row.op} {row.pass_}, {_heads(row)}", []).append(row)
+
+    def draw(title: str, members: Sequence[Row], panel: Axes) -> None:
+        _draw_against_time(panel, members, value)
+        if ceiling is not None:
+            panel.axhline(
+                ceiling, color=style.COLOURS["copy"], linestyle="--", label="Matrix product"
+            )
+        panel.set_ylim(bottom=0)
+        panel.set_ylabel(unit)
+        panel.set_title(title, fontsize=8)
+
+    return [partial(draw, title, members) for title, members in groups.items()]
 
 
 def _draw_against_time(panel: Axes, rows: Sequence[Row], value: Callable[[Row], float]) -> None:
@@ -220,32 +256,35 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-@contextmanager
-def speed_ups(rows: Sequence[Row]) -> Iterator[Figure]:
+def speed_ups(rows: Sequence[Row], name: str) -> Plot:
     """A group of bars per op and pass: how many times longer each rival takes."""
     ratios = _speed_ups(problems(rows))
     groups = list(dict.fromkeys(group for group, _ in ratios))
     rivals = [rival for rival in _RIVALS if any(r == rival for _, r in ratios)]
-    width = max(2 * _PANEL_WIDTH, 1.3 * len(groups))
-    with style.figure(1, 1, width, 1.2 * _PANEL_HEIGHT) as (drawn, panels):
-        panel = panels[0]
+
+    def draw(panel: Axes) -> None:
         bar = _BAR_GROUP / len(rivals)
         for i, rival in enumerate(rivals):
             at = [g - _BAR_GROUP / 2 + (i + 0.5) * bar for g in range(len(groups))]
-            heights = [ratios.get((group, rival), math.nan) for group in groups]
-            bars = panel.bar(
-                at, heights, bar * 0.92, color=style.COLOURS[rival], label=style.NAMES[rival]
+            lengths = [ratios.get((group, rival), math.nan) for group in groups]
+            bars = panel.barh(
+                at, lengths, bar * 0.92, color=style.COLOURS[rival], label=style.NAMES[rival]
             )
-            labels = ["" if math.isnan(h) else f"{h:.2f}" for h in heights]
-            panel.bar_label(bars, labels, fontsize=6.5, padding=1)
-        panel.axhline(1, color=style.COLOURS["ours"], linewidth=1.2, label="Ours")
-        panel.set_xticks(range(len(groups)), [f"{op}\n{pass_}" for op, pass_ in groups])
-        panel.tick_params(axis="x", labelsize=8, length=0)
-        panel.grid(axis="x", visible=False)
-        panel.set_ylabel("time of the rival / time of ours")
-        panel.margins(y=0.12)
-        _share_legend(drawn, panels)
-        yield drawn
+            labels = ["" if math.isnan(x) else f"{x:.2f}" for x in lengths]
+            panel.bar_label(bars, labels, fontsize=6.5, padding=2)
+        panel.axvline(1, color=style.COLOURS["ours"], linewidth=1.2, label="Ours")
+        panel.set_yticks(range(len(groups)), [f"{op} {PASS_WORDS[p]}" for op, p in groups])
+        panel.tick_params(axis="y", labelsize=7, length=0)
+        panel.grid(axis="y", visible=False)
+        panel.set_ylim(len(groups) - 0.5, -0.5)  # the first on top
+        panel.set_xlabel("time of the rival / time of ours")
+        panel.margins(x=0.12)
+
+    height = _BAR_REST + _BAR_LINE * len(groups) * max(len(rivals), 1.3)
+    return Plot(
+        f"Time of each rival over ours, {name}, geometric mean over the shapes", [draw],
+        _WIDE, height,
+    )  # fmt: skip
 
 
 def _speed_ups(lines: Sequence[Problem]) -> dict[tuple[tuple[str, str], str], float]:
@@ -261,47 +300,61 @@ def _speed_ups(lines: Sequence[Problem]) -> dict[tuple[tuple[str, str], str], fl
     return {key: geometric_mean(values) for key, values in samples.items()}
 
 
-@contextmanager
-def loss_curves(training: Training) -> Iterator[Figure]:
-    """Every loss curve, and below it the difference from the stock curve on its own scale."""
-    with style.figure(2, 1, 2 * _PANEL_WIDTH, 1.6 * _PANEL_HEIGHT) as (drawn, (above, below)):
-        stock, *others = training.runs
-        steps = range(1, len(stock.losses) + 1)
-        above.plot(
+def loss_curves(training: Training) -> Plot:
+    """Every loss curve, and their differences from the stock curve on a scale of its own."""
+    stock, *others = training.runs
+    steps = range(1, len(stock.losses) + 1)
+    colours = style.colours_of_models([run.name for run in training.runs])
+
+    def losses(panel: Axes) -> None:
+        panel.plot(
             steps, stock.losses,
-            color=style.COLOURS["torch"], label=stock.name, linewidth=3.2, alpha=0.55,
+            color=colours[stock.name], label=stock.name, linewidth=3.2, alpha=0.55,
         )  # fmt: skip
-        for run, colour in zip(others, itertools.cycle(_KERNEL_CURVES)):
-            above.plot(steps, run.losses, color=colour, label=run.name, linewidth=1.2)
-            below.plot(steps, training.differences(run), color=colour)
-        above.set_ylabel("loss (nats per byte)")
-        above.legend()
-        below.set_ylabel("difference to stock")
-        below.set_xlabel("step")
-        below.ticklabel_format(axis="y", scilimits=(-2, 2))
-        yield drawn
+        for run in others:
+            panel.plot(steps, run.losses, color=colours[run.name], label=run.name, linewidth=1.2)
+        panel.set(title="loss", xlabel="step")
+
+    def differences(panel: Axes) -> None:
+        panel.axhline(0, color=colours[stock.name], linewidth=1)
+        for run in others:
+            apart = training.differences(run)
+            panel.plot(steps, apart, color=colours[run.name], label=run.name, linewidth=1.2)
+        panel.set(title="difference to stock", xlabel="step")
+        panel.ticklabel_format(axis="y", scilimits=(-2, 2))
+
+    return Plot("Training loss, stock and with our kernels", [losses, differences], _WIDE)
 
 
-@contextmanager
-def levels(result: Result) -> Iterator[Figure]:
-    """One panel per figure, with a bar for each level that has it."""
+def levels(result: Result) -> Plot:
+    """A panel per figure, with a bar for each level that has it."""
     things = "kernels launched" if result.machine.device == "cuda" else "operators"
     counts = {row.level: row.count_of("both") for row in result.levels}
     counted = {level: count for level, count in counts.items() if count is not None}
     unit = "MB, forward + backward"
-    with _panels(2 * _MAX_COLUMNS) as (drawn, panels):
-        for panel, pass_ in zip(panels, ("forward", "backward", "step"), strict=False):
-            times = {row.level: row.time_of(pass_) for row in result.levels}
-            _draw_times(panel, {name: timed for name, timed in times.items() if timed is not None})
-            panel.set_title(pass_)
-        launches, moved, held = panels[_MAX_COLUMNS:]
-        _draw_levels(launches, {name: c.launches for name, c in counted.items()})
-        launches.set(title=things, ylabel="forward + backward")
-        _draw_levels(moved, {name: _mega(c.bytes) for name, c in counted.items()})
-        moved.set(title="bytes moved", ylabel=unit)
-        _draw_levels(held, {name: _mega(c.peak_bytes) for name, c in counted.items()})
-        held.set(title="memory at peak", ylabel=unit)
-        yield drawn
+
+    def times(pass_: str, panel: Axes) -> None:
+        timed = {row.level: row.time_of(pass_) for row in result.levels}
+        _draw_times(panel, {name: time for name, time in timed.items() if time is not None})
+        panel.set_title(pass_)
+
+    def launches(panel: Axes) -> None:
+        _draw_levels(panel, {name: c.launches for name, c in counted.items()})
+        panel.set(title=things, ylabel="forward + backward")
+
+    def moved(panel: Axes) -> None:
+        _draw_levels(panel, {name: _mega(c.bytes) for name, c in counted.items()})
+        panel.set(title="bytes moved", ylabel=unit)
+
+    def held(panel: Axes) -> None:
+        _draw_levels(panel, {name: _mega(c.peak_bytes) for name, c in counted.items()})
+        panel.set(title="memory at peak", ylabel=unit)
+
+    passes = [partial(times, pass_) for pass_ in ("forward", "backward", "step")]
+    return Plot(
+        "One transformer block in five levels: time, launches, bytes, memory",
+        [*passes, launches, moved, held],
+    )
 
 
 def _mega(count: int | None) -> float | None:
@@ -324,29 +377,8 @@ def _draw_levels(panel: Axes, figures: Mapping[str, float | None]) -> None:
         color=[style.COLOURS[level] for level in values],
     )  # fmt: skip
     panel.bar_label(bars, [_short(value) for value in values.values()], fontsize=6.5, padding=1)
-    names = [style.NAMES[level].replace(" ", "\n") for level in values]
+    names = [re.sub(r"([ .])", r"\1\n", style.NAMES[level]) for level in values]
     panel.set_xticks(range(len(values)), names, fontsize=6.5)
     panel.tick_params(axis="x", length=0)
     panel.grid(axis="x", visible=False)
     panel.margins(y=0.12)
-
-
-@contextmanager
-def _panels(count: int) -> Iterator[tuple[Figure, list[Axes]]]:
-    columns = min(count, _MAX_COLUMNS)
-    rows = math.ceil(count / columns)
-    size = (columns * _PANEL_WIDTH, rows * _PANEL_HEIGHT + 0.4)
-    with style.figure(rows, columns, *size) as (drawn, panels):
-        for unused in panels[count:]:
-            unused.set_axis_off()
-        yield drawn, panels
-
-
-def _share_legend(drawn: Figure, panels: Sequence[Axes]) -> None:
-    """Draws one legend above all panels."""
-    entries: dict[str, Artist] = {}
-    for panel in panels:
-        drawn_handles, drawn_labels = panel.get_legend_handles_labels()
-        entries |= dict(zip(drawn_labels, drawn_handles, strict=True))
-    handles, labels = list(entries.values()), list(entries)
-    drawn.legend(handles, labels, loc="outside upper center", ncols=len(entries))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Writes one HTML page of figures, table and machine, which can be read without a network."""
+"""Writes one HTML page of figures, tables and machine, which can be read without a network."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -21,25 +22,31 @@ def render(result: Result) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    figures = []
-    for name, (caption, draw) in plots.figures(result).items():
-        with draw() as drawn:
-            figures.append({"name": name, "caption": caption, "svg": style.inline_svg(drawn)})
+    runs = result.training.runs if result.training else []
     return environment.get_template("report.html.j2").render(
         result=result,
-        figures=figures,
-        summary=summary.render(result),
-        table=table.render(result) if result.rows else None,
+        colours=style.colours_of_models([run.name for run in runs]),
+        figures=[_figure(name, plot) for name, plot in plots.of(result).items()],
+        summary=summary.lay_out(result),
+        table=table.lay_out(result) if result.rows else None,
         skipped=table.skipped_lines(result),
-        level_table=level_table(result),
-        host_table=host.render(result) if result.host else None,
+        level_table=show.lay_out(result) if result.levels else None,
+        level_lines=show.lines(result) if result.levels else [],
+        host_table=host.lay_out(result) if result.host else None,
     )
 
 
-def level_table(result: Result) -> str | None:
-    if not result.levels:
-        return None
-    return "\n".join([show.render(result), *show.lines(result)])
+def _figure(name: str, plot: plots.Plot) -> dict[str, Any]:
+    """Each panel is a picture of its own, so that the page can place as many as fit in a line."""
+    legend: dict[str, str] = {}
+    pictures = []
+    for drawn, colours in plot.alone():
+        legend |= colours
+        pictures.append(style.inline_svg(drawn))
+    return {
+        "name": name, "caption": plot.caption, "width": plot.width, "legend": legend,
+        "pictures": pictures,
+    }  # fmt: skip
 
 
 def write(result: Result, path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from transformer_kernels.measure.heap import OUTPUTS
 from transformer_kernels.measure.schema import Result
 from transformer_kernels.measure.statistics import geometric_mean
-from transformer_kernels.measure.table import ABSENT, PASS_WORDS, box, problems, short_dtype
+from transformer_kernels.measure.table import ABSENT, PASS_WORDS, Table, problems, short_dtype
 
 _TITLE = "SPEED-UP OVER PYTORCH"
 
@@ -16,6 +16,11 @@ Passes = dict[str, list[float]]  # pass -> times of torch over ours, one per pro
 
 
 def render(result: Result) -> str | None:
+    found = lay_out(result)
+    return None if found is None else str(found)
+
+
+def lay_out(result: Result) -> Table | None:
     """Geometric means over shapes, by pass and over all; None where each has one problem."""
     groups = _speed_ups(result)
     if all(len(_all(passes)) < 2 for passes in groups.values()):
@@ -24,7 +29,7 @@ def render(result: Result) -> str | None:
                 ("all", 7)]  # fmt: skip
     body = [_cells(name, passes) for name, passes in groups.items()]
     subtitle = "time of PyTorch over ours, geometric mean"
-    return box(f"{_TITLE} ({result.machine.device_name})", subtitle, headings, body)
+    return Table(f"{_TITLE} ({result.machine.device_name})", subtitle, headings, body)
 
 
 def _speed_ups(result: Result) -> dict[str, Passes]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ COLOURS = {
     "packed": "#f0a070",
     "copy": "#808080",
 }
+# Models that are trained side by side, by the names of their runs.
+_MODELS = {
+    "stock": COLOURS["torch"],
+    "stock again": "#6fb1d6",  # stock's hue: the same model, with other masks
+    "compiled": COLOURS["compile"],
+    "ours": COLOURS["ours"],
+}
+_OTHER_MODELS = (COLOURS["compile"], COLOURS["ours"], COLOURS["triton"], COLOURS["torchscript"])
 NAMES = {
     "ours": "Ours",
     "torch": "PyTorch",
@@ -96,6 +105,12 @@ _SETTINGS: Any = {
 }
 
 
+def colours_of_models(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each model; stock's runs never have that of a model with our kernels."""
+    others = cycle(_OTHER_MODELS)
+    return {name: _MODELS.get(name) or next(others) for name in names}
+
+
 @contextmanager
 def figure(
     rows: int, columns: int, width: float, height: float
@@ -115,12 +130,16 @@ def save(drawn: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def inline_svg(drawn: Figure) -> str:
-    """The figure as an element of an HTML page, in the page's text colour, without background."""
+    """The figure as an element of an HTML page, in the page's text colour, without background.
+
+    It shrinks with the page and is never wider than the figure's own width.
+    """
     buffer = io.StringIO()
     drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    return re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
+    return text.replace("<svg", f'<svg style="max-width: {drawn.get_figwidth():g}in"', 1)
 
 
 def _metadata(path: Path) -> dict[str, None]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 
 from transformer_kernels.measure.schema import Ceilings, Result, Row
@@ -100,36 +100,57 @@ def problems(rows: Iterable[Row], outputs: str = "fresh") -> list[Problem]:
     return [Problem(group) for group in grouped.values()]
 
 
+@dataclass(frozen=True)
+class Table:
+    """Lines of text under headings, each with the least width of its column."""
+
+    title: str
+    subtitle: str
+    headings: Sequence[tuple[str, int]]
+    body: Sequence[Sequence[str]]
+
+    def filled(self) -> Table:
+        """The table without the columns that have no value in any line."""
+        kept = [
+            i == 0 or any(line[i] != ABSENT for line in self.body)
+            for i in range(len(self.headings))
+        ]
+        headings, body = (
+            list(compress(self.headings, kept)), [list(compress(x, kept)) for x in self.body]
+        )  # fmt: skip
+        return replace(self, headings=headings, body=body)
+
+    def __str__(self) -> str:
+        """Draws a box. The first column is aligned left, the others right; a column without any
+        value is left out."""
+        table = self.filled()
+        widths = [
+            max([width, len(heading), *(len(line[i]) for line in table.body)])
+            for i, (heading, width) in enumerate(table.headings)
+        ]
+        widths[0] += max(0, max(len(self.title), len(self.subtitle)) + 2 - _inner(widths))
+        inner = _inner(widths)
+
+        def line(cells: Sequence[str]) -> str:
+            padded = [cells[0].ljust(widths[0])]
+            padded += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+            return "║ " + " │ ".join(padded) + " ║"
+
+        rule = "═" * inner
+        parts = [f"╔{rule}╗"]
+        parts += [f"║{text.center(inner)}║" for text in (self.title, self.subtitle) if text]
+        parts += [f"╠{rule}╣", line([heading for heading, _ in table.headings])]
+        if table.body:
+            parts.append("╟" + "┼".join("─" * (width + 2) for width in widths) + "╢")
+            parts += [line(cells) for cells in table.body]
+        return "\n".join([*parts, f"╚{rule}╝"])
+
+
 def box(
     title: str, subtitle: str, headings: Sequence[tuple[str, int]], body: Sequence[Sequence[str]]
 ) -> str:
-    """Draws the box. The first column is aligned left, the others right.
-
-    A column without any value is left out.
-    """
-    filled = [i == 0 or any(line[i] != ABSENT for line in body) for i in range(len(headings))]
-    headings = list(compress(headings, filled))
-    body = [list(compress(line, filled)) for line in body]
-    widths = [
-        max([width, len(heading), *(len(line[i]) for line in body)])
-        for i, (heading, width) in enumerate(headings)
-    ]
-    widths[0] += max(0, max(len(title), len(subtitle)) + 2 - _inner(widths))
-    inner = _inner(widths)
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [cells[0].ljust(widths[0])]
-        padded += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-        return "║ " + " │ ".join(padded) + " ║"
-
-    rule = "═" * inner
-    parts = [f"╔{rule}╗"]
-    parts += [f"║{text.center(inner)}║" for text in (title, subtitle) if text]
-    parts += [f"╠{rule}╣", line([heading for heading, _ in headings])]
-    if body:
-        parts.append("╟" + "┼".join("─" * (width + 2) for width in widths) + "╢")
-        parts += [line(cells) for cells in body]
-    return "\n".join([*parts, f"╚{rule}╝"])
+    """Draws a :class:`Table`."""
+    return str(Table(title, subtitle, headings, body))
 
 
 def _inner(widths: Sequence[int]) -> int:
@@ -139,13 +160,18 @@ def _inner(widths: Sequence[int]) -> int:
 
 
 def render(result: Result, unit: str = "us") -> str:
-    """Draws the table. Problems with reused outputs stand at the end, where we measured them."""
+    return str(lay_out(result, unit))
+
+
+def lay_out(result: Result, unit: str = "us") -> Table:
+    """A line for each problem. Those with reused outputs stand at the end, where we measured
+    them."""
     reused = problems(result.rows, "reused")
     lines = problems(result.rows) + [problem for problem in reused if problem.ours]
     headings = [_KERNEL, *_PROVIDERS.values(), _OF_CEILING, _VS_BEST]
     title = f"{TITLE} ({result.machine.device_name})"
     body = [_cells(problem, unit, result.ceilings) for problem in lines]
-    return box(title, f"{_UNITS[unit]}; {_ceiling_words(lines)}", headings, body)
+    return Table(title, f"{_UNITS[unit]}; {_ceiling_words(lines)}", headings, body)
 
 
 def _ceiling_words(lines: Sequence[Problem]) -> str:

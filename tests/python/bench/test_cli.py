@@ -8,7 +8,7 @@ import torch
 
 import transformer_kernels
 from transformer_kernels import cli
-from transformer_kernels.bench import cases, kernels, plots, report, runner
+from transformer_kernels.bench import cases, kernels, plots, runner
 from transformer_kernels.bench.console import Progress
 from transformer_kernels.measure import ceilings, schema, sweeps
 from transformer_kernels.measure.case import Problem
@@ -218,10 +218,10 @@ def _attention_rows(make_row, **changes):
 def test_what_arithmetic_bounds_is_drawn_against_time(make_row, make_result, tmp_path):
     ceilings = schema.Ceilings(4000.0, 1 << 30, 800.0, 8192, "bfloat16")
     result = make_result(_attention_rows(make_row, peak_bytes=1 << 28), ceilings=ceilings)
-    assert set(plots.figures(result)) == {"tflops_bf16", "memory_bf16", "speedup_bf16"}
+    assert set(plots.of(result)) == {"tflops_bf16", "memory_bf16", "speedup_bf16"}
     text = plots.write(result, tmp_path)[0].read_text(encoding="utf-8")
     assert "<svg" in text
-    with plots.figures(result)["tflops_bf16"][1]() as drawn:
+    with plots.of(result)["tflops_bf16"].figure() as drawn:
         titles = [panel.get_title(loc="left") for panel in drawn.axes if panel.axison]
         assert titles == [
             "attention forward, D = 128", "attention forward, 32/8 heads, D = 128",
@@ -231,7 +231,7 @@ def test_what_arithmetic_bounds_is_drawn_against_time(make_row, make_result, tmp
 
 
 def test_memory_that_was_not_counted_is_not_drawn(make_row, make_result):
-    assert set(plots.figures(make_result(_attention_rows(make_row)))) == {
+    assert set(plots.of(make_result(_attention_rows(make_row)))) == {
         "tflops_bf16", "speedup_bf16",
     }  # fmt: skip
 
@@ -240,28 +240,6 @@ def test_the_same_figures_give_the_same_svg(full_result, tmp_path):
     first, second = (plots.write(full_result, tmp_path / name) for name in "ab")
     for a, b in zip(first, second, strict=True):
         assert a.suffix == ".png" or a.read_bytes() == b.read_bytes()
-
-
-def test_the_report_stands_alone(full_result, tmp_path):
-    source, page = tmp_path / "full.json", tmp_path / "report.html"
-    schema.save(full_result, source)
-    assert cli.main(["report", str(source), "-o", str(page)]) == 0
-    text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == 3
-    assert not re.search(r'(src|href)="(?!#)', text.replace('xlink:href="#', ""))
-    assert "GPT-2 &lt;tiny&gt;" in text
-    assert "a sample &amp; more" in text
-    assert "TRANSFORMER KERNEL PACK BENCHMARK (Test CPU)" in text
-    assert "HOST COST OF ONE CALL" in text
-    assert "runs on a GPU only" in text
-    assert "prefers-color-scheme: dark" in text
-    assert "#1a1a1b" not in text  # the figures take the text colour of the page
-
-
-def test_the_report_of_an_empty_result(make_result):
-    text = report.render(make_result(ceilings=None))
-    assert "<svg" not in text
-    assert "Test CPU" in text
 
 
 def test_shapes_fold_the_leading_sizes_into_rows():

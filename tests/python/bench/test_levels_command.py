@@ -182,7 +182,7 @@ def test_the_table_says_what_is_hidden_and_what_is_not_timed(make_result):
     assert "compile: bytes not counted: they are hidden" in lines
     assert "not measured: ours on 2x9x16: there is no library" in lines
     assert "torch ran, forward and backward: 2 mm, add" in lines
-    with plots.figures(result)["levels"][1]() as drawn:
+    with plots.of(result)["levels"].figure() as drawn:
         titles = [panel.get_title(loc="left") for panel in drawn.axes]
     assert titles == ["forward", "backward", "step", "operators", "bytes moved", "memory at peak"]
     page = report.render(result)

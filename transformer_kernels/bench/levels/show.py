@@ -9,7 +9,7 @@ from transformer_kernels.bench.levels.run import PASSES
 from transformer_kernels.levels import LEVELS
 from transformer_kernels.measure.schema import LevelPass, LevelRow, Result
 from transformer_kernels.measure.sweeps import shape_text
-from transformer_kernels.measure.table import ABSENT, PASS_WORDS, box, short_dtype, skipped_lines
+from transformer_kernels.measure.table import ABSENT, PASS_WORDS, Table, short_dtype, skipped_lines
 from transformer_kernels.measure.watch import by_name
 
 _TITLE = "ONE TRANSFORMER BLOCK IN FIVE LEVELS"
@@ -19,10 +19,14 @@ _COUNTED = ("forward", "both")
 
 
 def render(result: Result) -> str:
+    return str(lay_out(result))
+
+
+def lay_out(result: Result) -> Table:
     """A table with a line per level, of measured figures only."""
     title = f"{_TITLE} ({result.machine.device_name})"
     if not result.levels:
-        return box(title, "", [("Level", 20)], [])
+        return Table(title, "", [("Level", 20)], [])
     first = result.levels[0]
     shape = f"{shape_text(first.shape)}, {first.heads} heads{', causal' if first.causal else ''}"
     subtitle = (
@@ -32,7 +36,7 @@ def render(result: Result) -> str:
     things = "kernels" if result.machine.device == "cuda" else "operators"
     headings = [("Level", 16), *((pass_, 12) for pass_ in PASSES), (things, 9),
                 ("MB moved", 9), ("MB at peak", 10), ("error", 7)]  # fmt: skip
-    return box(title, subtitle, headings, [_cells(row) for row in result.levels])
+    return Table(title, subtitle, headings, [_cells(row) for row in result.levels])
 
 
 def lines(result: Result) -> list[str]:
