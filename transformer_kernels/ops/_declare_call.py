@@ -13,6 +13,7 @@ from torch import Tensor
 from .._errors import MAX_RANK, ArgumentValueError, is_ours, translate
 from .._library import log_copy, require_backend
 from .._torch import (
+    any_autocast,
     eager_apply,
     has_memory,
     is_batched,
@@ -28,6 +29,7 @@ from ._declare_formula import formula_inference, gradients_of
 from ._declare_kinds import has_kinds, run_kinds
 from ._generated import run_source
 from ._kinds import refuse_dispatch
+from ._promote import promoted, rows_alike
 
 # A loop over arguments would take longer than an eager call, so the source of the call is generated
 # for each op as it would be written by hand.
@@ -51,12 +53,12 @@ def make_function(gradients_of, is_grad_enabled, is_compiling, is_batched):
     return forward, backward
 
 
-def make_call(apply, kernels, recover, run, kinds, is_eager, is_grad_enabled):
+def make_call(apply, kernels, recover, run, kinds, promote, is_eager, is_grad_enabled):
     inference = kernels.inference
 
     def call({arguments}, backend="auto"):
         if backend == "auto" and type({first}) not in kinds and is_eager(){flags_are_bools}:
-            try:
+            try:{promotion}
                 if not 0 < {first}.dim() <= {most}:
                     return run(backend, ({arguments},))
                 if is_grad_enabled() and ({requires_grad}):
@@ -68,6 +70,12 @@ def make_call(apply, kernels, recover, run, kinds, is_eager, is_grad_enabled):
 
     return call
 """
+
+
+# C++ refuses rows of two dtypes. Autocast brings them together, and need not wait for the refusal.
+_PROMOTION = """
+                if any_autocast() and ({mixed}):
+                    {arguments} = promote({arguments})"""
 
 
 def _commas(names: Iterable[str]) -> str:
@@ -104,12 +112,15 @@ def _source(op: Op) -> str:
     for flag in set(op.flag_of.values()):
         inputs[flag] = " or ".join(needs[name] for name, of in op.flag_of.items() if of == flag)
     optional = {argument.name for argument in op.arguments if argument.optional}
+    alike = [name for name in rows_alike(op.arguments) if name not in optional]
+    mixed = " or ".join(f"{alike[0]}.dtype is not {name}.dtype" for name in alike[1:])
     given = {name: op.gradient_of(name) for name in op.names}
     given |= {name: f"d{result}" for name, result in op.passed.items()}
     return _SOURCE.format(
         arguments=_commas(op.names),
         first=op.names[0],
         most=MAX_RANK,
+        promotion=_PROMOTION.format(mixed=mixed, arguments=_commas(op.names)) if mixed else "",
         results=_commas((*op.returned, *op.saved)),
         sizes=_lines(f"{name} = {size}" for name, size in op.sizes.items()),
         absent=_lines(["ctx.set_materialize_grads(False)"] if absent else []),
@@ -262,7 +273,8 @@ class _Runner:
 
 def make_call(op: Op, direct: Kernels) -> Call:
     """Makes ``call(*arguments, backend="auto")``."""
-    generated = run_source(_source(op), f"<declared {op.name}>", {"torch": torch})
+    scope = {"torch": torch, "any_autocast": any_autocast}
+    generated = run_source(_source(op), f"<declared {op.name}>", scope)
     forward, backward = generated["make_function"](
         partial(gradients_of, op), torch.is_grad_enabled, torch.compiler.is_compiling, is_batched
     )
@@ -271,7 +283,8 @@ def make_call(op: Op, direct: Kernels) -> Call:
     function = type(camel, (torch.autograd.Function,), passes)
     runner = _Runner(op, direct, function)
     call: Call = generated["make_call"](
-        runner.apply, direct, runner.recover, runner.run, runner.kinds, is_eager,
+        runner.apply, direct, runner.recover, runner.run, runner.kinds,
+        lambda *arguments: promoted(op.arguments, op.given(arguments)), is_eager,
         torch.is_grad_enabled,
     )  # fmt: skip
     return call

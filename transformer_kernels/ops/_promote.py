@@ -52,12 +52,16 @@ def _to_widest(values: dict[str, Any], names: list[str]) -> None:
         values |= {name: values[name].to(dtype) for name in names}
 
 
+def rows_alike(arguments: Sequence[Argument]) -> list[str]:
+    """The rows that share one dtype."""
+    return [a.name for a in arguments if a.has_rows and not getattr(a, "or_float32", False)]
+
+
 def promoted(arguments: Sequence[Argument], given: Given) -> tuple[Any, ...]:
     """Casts the rows of a declared op to one dtype, and arguments beside them to that dtype or
     float32."""
     values = dict(given)
-    wide = {a.name for a in arguments if getattr(a, "or_float32", False)}
-    _to_widest(values, [a.name for a in arguments if a.has_rows and a.name not in wide])
+    _to_widest(values, rows_alike(arguments))
     for argument in arguments:
         x, of = values[argument.name], _of(argument, values)
         if isinstance(x, Tensor) and isinstance(of, Tensor):
