@@ -6,12 +6,15 @@
 >>> norm = tfk.nn.LayerNorm(64)
 >>> x, residual = torch.randn(2, 2, 5, 64)
 >>> y, total = tfk.functional.add_rms_norm(norm(x), residual, (64,), torch.ones(64))
+>>> model = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 64))
+>>> plan = tfk.fuse(model, x)
 """
 
 from . import fpga, functional, levels, models, nn, profile
 from ._errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from ._lazy import attributes
 from ._version import __version__
+from .fuse import OperatorFuser, Plan, fuse, plan, unfuse
 from .info import info
 from .ops.linear import _tuned
 
@@ -19,17 +22,22 @@ __all__ = [
     "ArgumentIndexError",
     "ArgumentTypeError",
     "ArgumentValueError",
+    "OperatorFuser",
+    "Plan",
     "__version__",
     "compat",
     "fpga",
     "functional",
+    "fuse",
     "info",
     "levels",
     "models",
     "nn",
+    "plan",
     "profile",
     "tune_file",
     "tuning",
+    "unfuse",
     "validate",
     "workbench",
 ]

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""The cost of a site: bytes and launches from the record and the declarations, and measured times,
+which decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..measure.timing import interleave, make_timer
+from ..ops._declare import Op
+from .derive import Gate
+from .prove import fused_twin, twin
+from .record import Node, Trace, Value
+from .site import Calls, Site, Times
+from .table import Table
+
+_LEAST_GAIN = 0.02  # of PyTorch's time: less may be noise
+_FEW_ROWS = (1, 8, 32, 128)
+_ROUNDS = 5
+
+
+# ---- bytes --------------------------------------------------------------------------------------
+
+
+def meta(value: Value | Tensor) -> Tensor:
+    """A tensor without memory, for the declarations' cost."""
+    return torch.empty(tuple(value.shape), dtype=value.dtype, device="meta")
+
+
+def bytes_of(op: Op, **tensors: Any) -> int:
+    """The bytes that a forward pass of the op moves."""
+    return op.work("forward", tensors).bytes
+
+
+def _size(value: Value) -> int:
+    count = 1
+    for n in value.shape:
+        count *= n
+    return count * value.dtype.itemsize
+
+
+def recorded_bytes(trace: Trace, nodes: list[Node]) -> int:
+    """The bytes of the operations as recorded: each reads its inputs and writes its results."""
+    return sum(_size(trace.values[v]) for node in nodes for v in (*node.ins, *node.outs))
+
+
+# ---- times --------------------------------------------------------------------------------------
+
+
+def trial_of_module(
+    module: nn.Module, mixin: type, state: dict[str, Any], x: Value
+) -> Callable[[int], Calls]:
+    """Makes the trial of a module that takes one tensor: both codes on random rows, in training
+    mode."""
+
+    def trial(rows: int) -> Calls:
+        stock = twin(module, Tensor.detach)
+        for part in stock.modules():
+            part.training = True
+        ours = fused_twin(stock, mixin, state)
+        made = torch.randn(1, rows, x.shape[-1], dtype=x.dtype, device=x.device)
+        return Calls(stock.forward, ours.forward, (made,), tuple(stock.parameters()))
+
+    return trial
+
+
+def rows_of(shape: tuple[int, ...]) -> int:
+    rows = 1
+    for n in shape[:-1]:
+        rows *= n
+    return rows
+
+
+def _first(result: Any) -> Tensor:
+    found: Tensor = result[0] if isinstance(result, tuple) else result
+    return found
+
+
+def _forward(function: Callable[..., Any], calls: Calls) -> Callable[[], Any]:
+    def run() -> Any:
+        with torch.no_grad():
+            return function(*calls.tensors)
+
+    return run
+
+
+def _both_passes(function: Callable[..., Any], calls: Calls) -> Callable[[], Any]:
+    tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in calls.tensors]
+    leaves = [x for x in (*tensors, *calls.parameters) if x.requires_grad]
+
+    def run() -> Any:
+        y = _first(function(*tensors))
+        return torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True)
+
+    return run
+
+
+def _timed(calls: Calls, make: Callable[[Callable[..., Any], Calls], Callable[[], Any]]) -> Times:
+    timer = make_timer(calls.tensors[0].device, "events")
+    both = {"stock": make(calls.stock, calls), "ours": make(calls.ours, calls)}
+    watches = {name: timer.stopwatch([call]) for name, call in both.items()}
+    found = interleave(watches, timer, 0.0, _ROUNDS)
+    return Times(round(found["stock"].p10, 2), round(found["ours"].p10, 2))
+
+
+def _pays(times: Times) -> bool:
+    return times.ours <= (1 - _LEAST_GAIN) * times.stock
+
+
+def _fewest_rows(trial: Callable[[int], Calls], rows: int) -> int:
+    """The least number of rows from which on a call without gradients is worth it."""
+    for few in _FEW_ROWS:
+        if few >= rows:
+            break
+        times = _timed(trial(few), _forward)
+        if times.ours <= times.stock:
+            return few
+    return rows
+
+
+class Prices:
+    """Measures sites on one device, each distinct one once."""
+
+    def __init__(self, device: torch.device, factor: int) -> None:
+        self._table = Table(device)
+        self._factor = factor
+
+    def gate(self, site: Site) -> Gate:
+        """Times the site, unless the machine's table has its times, and says which calls run our
+        code."""
+        assert site.trial is not None
+        kind = type(site.module)
+        rows = rows_of(site.shape) * (1 if site.has_products else self._factor)
+        what = f"{site.pattern} {kind.__module__}.{kind.__qualname__} {site.key} {rows} rows"
+        found = self._table.get(what)
+        if found is None:
+            with torch.random.fork_rng([]):
+                found = self._measured(site.trial, rows)
+            self._table.keep(what, found)
+        site.training, site.inference = Times(*found["training"]), Times(*found["inference"])
+        return Gate(found["rows"], _pays(site.training), _pays(site.inference))
+
+    @staticmethod
+    def _measured(trial: Callable[[int], Calls], rows: int) -> dict[str, Any]:
+        calls = trial(rows)
+        with torch.enable_grad():
+            training = _timed(calls, _both_passes)
+        inference = _timed(calls, _forward)
+        few = _fewest_rows(trial, rows) if _pays(training) or _pays(inference) else rows
+        return {"training": training, "inference": inference, "rows": few}
+
+    def write(self) -> None:
+        """Writes new times to the file."""
+        self._table.write()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""Derived classes for modules, and the same code with other globals.
+
+A fused module keeps its parameters, hooks and attributes; only its class changes, to one derived
+from the class it had, with the same names. Mixins call ``super().forward`` for what they do not
+handle.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .._torch import is_bare
+
+OWN = "_tfk_"  # begins the names of attributes that a fused module has in addition
+
+
+class _Derived(type):
+    """The metaclass of derived classes, through which they are pickled as what they are made of."""
+
+
+def _metaclass(base: type) -> type:
+    """A metaclass that derives from the base's own one, too."""
+    kind = type(base)
+    if issubclass(kind, _Derived):
+        return kind
+    if kind is type:
+        return _Derived
+    made = type("_Derived", (_Derived, kind), {})
+    copyreg.pickle(made, _reduce)
+    return made
+
+
+_classes: dict[tuple[type, type], type] = {}
+_forwards: dict[type[nn.Module], Callable[..., Any]] = {}  # of the classes that fusing has seen
+
+
+def derived(base: type, mixin: type) -> type:
+    """The class of a module that was of class ``base``; the same for every module."""
+    made = _classes.get((base, mixin))
+    if made is None:
+        names = {
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
+            "__doc__": base.__doc__,
+            f"{OWN}made_of": (base, mixin),
+        }
+        made = _metaclass(base)(base.__name__, (mixin, base), names)
+        _classes[base, mixin] = made
+        know(made)
+    return made
+
+
+def _reduce(made: type) -> tuple[Any, ...]:
+    return derived, made.__dict__[f"{OWN}made_of"]
+
+
+copyreg.pickle(_Derived, _reduce)
+
+
+def is_derived(kind: type) -> bool:
+    return f"{OWN}made_of" in kind.__dict__
+
+
+def original(kind: type) -> type:
+    """The class before fusing."""
+    while is_derived(kind):
+        kind = kind.__dict__[f"{OWN}made_of"][0]
+    return kind
+
+
+def know(kind: type) -> None:
+    """Notes the ``forward`` of a class, which is how another one put there later is noticed."""
+    _forwards.setdefault(kind, kind.forward)  # type: ignore[attr-defined]
+
+
+# ---- what is asked again at each call -----------------------------------------------------------
+
+
+def stands(module: Any, kind: type | None = None) -> bool:
+    """Whether calling the module runs code that fusing has seen and nothing else: no hook, adapter,
+    parametrization, pruning, other ``forward`` or quantised weight. With ``kind``, also whether it
+    was of that class before fusing."""
+    if kind is not None and original(type(module)) is not kind:
+        return False
+    return is_bare(module, _forwards)
+
+
+class Link:
+    """A reference to a module that does not make it a child. A deep copy of both refers to the
+    copy."""
+
+    __slots__ = ("module",)
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+
+class Gate(NamedTuple):
+    """Which calls of a site run our code: those of at least so many rows, with or without
+    gradients."""
+
+    rows: int = 1
+    training: bool = True
+    inference: bool = True
+
+    def opens(self, x: Tensor) -> bool:
+        if torch.compiler.is_compiling():
+            return self.training
+        if not (self.training if torch.is_grad_enabled() else self.inference):
+            return False
+        return self.rows <= 1 or x.numel() >= self.rows * x.shape[-1]
+
+
+# ---- the same code with other globals -----------------------------------------------------------
+
+_ROOM = "transformer_kernels_rebound"
+
+
+def innermost(function: Any) -> Any:
+    """The function below its decorators."""
+    function = getattr(function, "__func__", function)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def rebind(function: Any, names: Mapping[str, Any]) -> Any:
+    """``function``'s code, in which some global names mean something else.
+
+    Decorators that hold the function in their closure are made anew around it.
+    """
+    function = getattr(function, "__func__", function)
+    scope = function.__globals__
+    here = {name: value for name, value in names.items() if name in scope}
+    cells = function.__closure__
+    inner = getattr(function, "__wrapped__", None)
+    if cells and inner is not None:
+        cells = tuple(
+            types.CellType(rebind(inner, names)) if _holds(cell, inner) else cell for cell in cells
+        )
+    made = types.FunctionType(
+        function.__code__, _room(scope, here) if here else scope, function.__name__,
+        function.__defaults__, cells,
+    )  # fmt: skip
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(function.__dict__)
+    made.__qualname__, made.__doc__ = function.__qualname__, function.__doc__
+    if inner is not None:
+        made.__wrapped__ = rebind(inner, names)  # type: ignore[attr-defined]
+    return made
+
+
+def _holds(cell: types.CellType, value: Any) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError:  # an empty cell
+        return False
+
+
+def _room(scope: dict[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """The globals of a module of its own. It is one of ``sys.modules``, because torch.compile
+    looks globals up by the name of their module."""
+    marks = "_".join(f"{name}_{id(value):x}" for name, value in sorted(names.items()))
+    name = f"{_ROOM}.{scope['__name__'].replace('.', '_')}_{marks}"
+    if name not in sys.modules:
+        sys.modules.setdefault(_ROOM, types.ModuleType(_ROOM))
+        made = types.ModuleType(name)
+        made.__dict__.update(scope)
+        made.__dict__.update(names)
+        made.__dict__["__name__"] = name
+        sys.modules[name] = made
+    return sys.modules[name].__dict__
+
+
+def shadow(module: types.ModuleType, **names: Any) -> types.ModuleType:
+    """A copy of a module in which some names mean something else."""
+    made = types.ModuleType(module.__name__)
+    made.__dict__.update(module.__dict__)
+    made.__dict__.update(names)
+    return made

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: MIT
+"""fuse, unfuse and plan: one recorded run, sites found and proven, classes put in together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._errors import ArgumentTypeError, ArgumentValueError
+from . import patterns as _patterns
+from .cost import Prices
+from .derive import is_derived
+from .inputs import Inputs, given
+from .plan import Plan, put_in, take_out
+from .prove import agree
+from .record import Trace, as_it_was, record
+from .site import Refusal, RefusedError, Site
+
+_PLAN = "_tfk_plan"  # the attribute of a fused model
+_ELSEWHERE = "on another machine, or for other shapes, it may be faster"
+
+
+class OperatorFuser:
+    """Fuses models; its options are those of :func:`fuse`.
+
+    >>> fuser = tfk.OperatorFuser(patterns=["norm", "attention"])
+    >>> plan = fuser.fuse(model, {"input_ids": ids})
+    """
+
+    def __init__(
+        self,
+        *,
+        skip_logits: bool = False,
+        measure: bool = True,
+        patterns: Sequence[str] | None = None,
+    ) -> None:
+        known = {pattern.name: pattern for pattern in _patterns.ALL}
+        unknown = sorted({*(patterns or ())} - {*known})
+        if unknown:
+            raise ArgumentValueError(
+                f"fuse: patterns has {unknown[0]!r}, expected some of {', '.join(known)}"
+            )
+        self.measure = measure
+        self.skip_logits = skip_logits
+        self._patterns = [
+            pattern for name, pattern in known.items() if patterns is None or name in patterns
+        ]
+
+    def plan(self, model: nn.Module, inputs: Any = None) -> Plan:
+        """The plan that :meth:`fuse` would carry out; the model stays as it is."""
+        standing = _standing(model)
+        return self._planned(model, given(model, inputs))[0] if standing is None else standing
+
+    def fuse(self, model: nn.Module, inputs: Any = None) -> Plan:
+        """Fuses the model in place; returns the plan, for a fused model the one that stands."""
+        standing = _standing(model)
+        if standing is not None:
+            return standing
+        made = given(model, inputs)
+        plan, trace = self._planned(model, made)
+        _put_in_verified(model, made, plan, trace)
+        model.__dict__[_PLAN] = plan
+        return plan
+
+    def _planned(self, model: nn.Module, inputs: Inputs) -> tuple[Plan, Trace]:
+        trace = record(model, inputs.args, inputs.kwargs)
+        plan = Plan(type(model).__name__, inputs.text)
+        device = next(iter(model.parameters()), torch.empty(0)).device
+        prices = Prices(device, inputs.factor) if self.measure else None
+        self._match(trace, plan, prices)
+        for pattern in self._patterns:
+            for found in list(pattern.find(model, trace, plan.sites)):
+                if isinstance(found, Refusal):
+                    plan.refusals.append(found)
+                elif (slow := _why_not(found, prices)) is not None:
+                    plan.refusals.append(Refusal(found.path, found.pattern, slow, _ELSEWHERE))
+                else:
+                    plan.sites.append(found)
+        if prices is not None:
+            prices.write()
+        for site in plan.sites:
+            site.trial = None  # it refers to the record
+        return plan, trace
+
+    def _match(self, trace: Trace, plan: Plan, prices: Prices | None) -> None:
+        covered: set[str] = set()
+        seen: set[str] = set()
+        for call in trace.calls:  # a module's call begins before those in it
+            path = call.path
+            if path in seen or any(path == c or path.startswith(f"{c}.") for c in covered):
+                continue
+            for pattern in self._patterns:
+                try:
+                    site = pattern.match(call, trace)
+                    if site is not None and "forward" in vars(call.module):
+                        raise RefusedError("its forward was replaced", "fuse before that")
+                    if site is not None and (slow := _why_not(site, prices)) is not None:
+                        raise RefusedError(slow, _ELSEWHERE)
+                except RefusedError as refused:
+                    plan.refusals.append(Refusal(path, pattern.name, str(refused), refused.help))
+                    seen.add(path)
+                    continue
+                if site is not None:
+                    plan.sites.append(site)
+                    covered.update(site.covers)
+                    seen.add(path)
+                    break
+
+
+def _why_not(site: Site, prices: Prices | None) -> str | None:
+    """Times a site, and opens it for the calls that pay; the reason why where none does."""
+    if prices is None or site.trial is None:
+        return None
+    gate = prices.gate(site)
+    site.state = {**site.state, "_tfk_gate": gate}
+    if gate.training or gate.inference:
+        return None
+    assert site.training is not None
+    assert site.inference is not None
+    return (
+        f"our code takes {site.training.ours:.0f} us with gradients and {site.inference.ours:.0f}"
+        f" without, PyTorch's {site.training.stock:.0f} and {site.inference.stock:.0f}"
+    )
+
+
+def _standing(model: Any) -> Plan | None:
+    """The plan of a fused model; None for another one."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"fuse: model is {type(model).__name__}, expected an nn.Module")
+    if isinstance(model, (torch._dynamo.OptimizedModule, torch.jit.ScriptModule)):
+        raise ArgumentTypeError(
+            f"fuse: model is {type(model).__name__}, expected the module that was compiled"
+        )
+    plan = model.__dict__.get(_PLAN)
+    if plan is None and any(is_derived(type(module)) for module in model.modules()):
+        raise ArgumentValueError(
+            "fuse: model has fused modules, expected none, or the model that was fused as a whole"
+            " (unfuse it first)"
+        )
+    return plan
+
+
+def _agrees(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> bool:
+    """Whether the model gives the recorded result with these sites."""
+    put_in(sites)
+    try:
+        with as_it_was(model):
+            return agree(model(*inputs.args, **inputs.kwargs), trace.result)
+    finally:
+        take_out(site.module for site in sites)
+
+
+def _put_in_verified(model: nn.Module, inputs: Inputs, plan: Plan, trace: Trace) -> None:
+    """Puts in the sites with which the model as a whole gives what it gave; the others are
+    refused."""
+    while not _agrees(model, inputs, trace, plan.sites):
+        low, high = 0, len(plan.sites)  # the first `low` sites agree, the first `high` do not
+        if not _agrees(model, inputs, trace, []):
+            raise ArgumentValueError(
+                "fuse: the model gives another result at each call, expected one that repeats in"
+                " evaluation mode"
+            )
+        while high - low > 1:
+            middle = (low + high) // 2
+            if _agrees(model, inputs, trace, plan.sites[:middle]):
+                low = middle
+            else:
+                high = middle
+        site = plan.sites.pop(high - 1)
+        reason = "with it the model as a whole gives another result"
+        plan.refusals.append(Refusal(site.path, site.pattern, reason))
+    put_in(plan.sites)
+
+
+def fuse(
+    model: nn.Module,
+    inputs: Any = None,
+    *,
+    skip_logits: bool = False,
+    measure: bool = True,
+    patterns: Sequence[str] | None = None,
+) -> Plan:
+    """Fuses a transformer in place: its modules run this package's kernels where these give the
+    same results in less time.
+
+    The model runs once, and is left as it is if anything fails. Its class, parameters,
+    ``state_dict``, hooks and the optimizer's references stay. :func:`unfuse` takes everything out.
+
+    >>> plan = tfk.fuse(model)
+    >>> print(plan)
+
+    Args:
+        model: any ``nn.Module``, on a CPU or a GPU.
+        inputs: the arguments of a call: a dict of keyword arguments, a tuple of positional ones or
+            a tensor. By default they are made up from the shapes of the model's configuration; the
+            plan says so. They are cut to a few rows for the recorded run.
+        skip_logits: in training, compute the loss of the labels without the logits; the output has
+            none.
+        measure: time each distinct site against PyTorch, and decline those that do not pay.
+        patterns: names of the patterns to look for; by default all.
+
+    Returns:
+        The plan: sites, refusals and their reasons. A fused model gives the plan that stands.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: an argument does not fit; the message names it.
+    """
+    fuser = OperatorFuser(skip_logits=skip_logits, measure=measure, patterns=patterns)
+    return fuser.fuse(model, inputs)
+
+
+def plan(
+    model: nn.Module,
+    inputs: Any = None,
+    *,
+    skip_logits: bool = False,
+    measure: bool = True,
+    patterns: Sequence[str] | None = None,
+) -> Plan:
+    """The plan that :func:`fuse` would carry out, with the same arguments; the model stays as it
+    is."""
+    fuser = OperatorFuser(skip_logits=skip_logits, measure=measure, patterns=patterns)
+    return fuser.plan(model, inputs)
+
+
+def unfuse(model: nn.Module) -> None:
+    """Takes out what :func:`fuse` has put into the model, whose results are bit for bit those of
+    before. A model that is not fused stays as it is.
+
+    Raises:
+        ArgumentValueError: a fused module got yet another class since; nothing was taken out.
+    """
+    for path, module in model.named_modules():
+        kind = type(module)
+        if not is_derived(kind) and any(is_derived(base) for base in kind.__mro__):
+            raise ArgumentValueError(
+                f"unfuse: {path or 'model'} is {kind.__name__}, expected the class that fuse gave"
+                " it (take off first what was put on since)"
+            )
+    take_out(model.modules())

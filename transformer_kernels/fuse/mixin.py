@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""The base of the classes that fused modules get, and what they say when they leave a call to
+PyTorch's own code."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .._library import log_dispatch
+from .derive import Gate
+
+_Base: Any = nn.Module if TYPE_CHECKING else object
+
+
+class Mixin(_Base):  # type: ignore[misc]
+    """Stands before a module's class. What ``forward`` does not handle goes to
+    ``super().forward``."""
+
+    _tfk_gate: Gate = Gate()
+    _tfk_path: str = ""
+
+
+_said: set[tuple[str, str]] = set()
+
+
+def leave(module: Any, pattern: str, reason: str) -> None:
+    """Says that PyTorch's own code runs at a site of this pattern: once for each reason as a
+    warning, and for each call in the log of ``TFK_LOG=dispatch``."""
+    if torch.compiler.is_compiling():
+        return
+    text = f"fuse: {module._tfk_path or 'the model'}: PyTorch's own code runs ({pattern}): {reason}"
+    log_dispatch(text)
+    if (pattern, reason) not in _said:
+        _said.add((pattern, reason))
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

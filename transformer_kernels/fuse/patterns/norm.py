@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""LayerNorm, RMSNorm and their relatives, found by what they do to the last dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ... import functional
+from ..._torch import any_autocast, is_plain_parameter
+from ...ops.norm.layer_norm import LAYER_NORM
+from ...ops.norm.rms_norm import RMS_NORM
+from ..cost import bytes_of, meta, recorded_bytes, trial_of_module
+from ..hand import take
+from ..mixin import Mixin, leave
+from ..prove import proven
+from ..record import Call, Node, Trace
+from ..site import RefusedError, Site
+from ._pattern import Pattern, unary
+
+_OPS = frozenset((
+    "add", "div", "layer_norm", "mean", "mul", "pow", "rms_norm", "rsqrt", "rsub", "sqrt", "square",
+    "sub", "true_divide", "truediv", "var", "__truediv__", "__sub__", "__pow__", "__rsub__",
+))  # fmt: skip
+_ROOTS = frozenset(("layer_norm", "rms_norm", "rsqrt", "sqrt", "pow", "__pow__"))
+_OPERATIONS = {"layer": LAYER_NORM, "rms": RMS_NORM}
+
+
+class Form(NamedTuple):
+    """Which norm a module computes. Parameters are named; so is epsilon, where an attribute has
+    it."""
+
+    kind: str  # "layer" or "rms"
+    weight: str | None
+    bias: str | None
+    eps: str | float
+    zero_centered: bool
+
+    def arguments(self, module: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Weight, bias and epsilon as the module has them now, and the option."""
+        weight, bias = (None if n is None else getattr(module, n) for n in (self.weight, self.bias))
+        eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
+        return (weight, bias, eps), {"zero_centered_weight": self.zero_centered}
+
+
+class Norm(Mixin):
+    """The class of a module that is a norm."""
+
+    _tfk_norm: Form
+
+    def forward(self, x: Tensor, *others: Any, **options: Any) -> Any:
+        y = take(self, x)
+        if y is not None:
+            return y
+        if others or options or not self._tfk_gate.opens(x) or not self.takes(x):
+            return super().forward(x, *others, **options)
+        (weight, bias, eps), more = self._tfk_norm.arguments(self)
+        if self._tfk_norm.kind == "layer":
+            return functional.layer_norm(x, x.shape[-1:], weight, bias, eps, **more)
+        return functional.rms_norm(x, x.shape[-1:], weight, eps, bias=bias, **more)
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether our result has the dtype of PyTorch's: no cast takes part."""
+        (weight, bias, _), _ = self._tfk_norm.arguments(self)
+        for parameter in (weight, bias):
+            if parameter is not None and not is_plain_parameter(parameter):
+                leave(self, "norm", "a parameter has operators of its own")
+                return False
+            if parameter is not None and parameter.dtype is not x.dtype:
+                return False
+        return x.dtype in (torch.float32, torch.float64) or not any_autocast()
+
+    def of_sum(self, branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of the sum, and the sum."""
+        (weight, bias, eps), more = self._tfk_norm.arguments(self)
+        shape = branch.shape[-1:]
+        if self._tfk_norm.kind == "layer":
+            return functional.add_layer_norm(branch, residual, shape, weight, bias, eps, **more)
+        return functional.add_rms_norm(branch, residual, shape, weight, eps, bias=bias, **more)
+
+
+def _epsilons(module: nn.Module, nodes: list[Node]) -> Iterator[str | float]:
+    """The numbers that may be epsilon: attributes of that name, then small constants."""
+    for name, value in vars(module).items():
+        if "eps" in name and isinstance(value, (int, float)):
+            yield name
+    for node in nodes:
+        for value in (*node.args, *node.kwargs.values()):
+            if isinstance(value, float) and 0 < value < 1e-2:
+                yield value
+
+
+class NormPattern(Pattern):
+    name = "norm"
+
+    def match(self, call: Call, trace: Trace) -> Site | None:
+        module, nodes = call.module, trace.computed(call)
+        own = dict(module.named_parameters())
+        names = {node.name for node in nodes}
+        if list(module.children()) or not unary(call) or len(own) > 2:
+            return None
+        if not names or not names <= _OPS or not names & _ROOTS:
+            return None
+        x = trace.values[call.ins[0]]
+        if any(tuple(p.shape) != x.shape[-1:] for p in own.values()):
+            raise RefusedError("its parameters are not vectors of the last dimension")
+        form = self._form(module, nodes, [*own, None, None][:2], x.shape[-1], x.dtype)
+        if form is None:
+            raise RefusedError(f"no norm does what {type(module).__name__} does")
+        op = _OPERATIONS[form.kind].alone
+        weight, bias = (own.get(name or "") for name in (form.weight, form.bias))
+        moved = bytes_of(op, x=meta(x), weight=weight, bias=bias, y=meta(x))
+        state = {"_tfk_norm": form}
+        return Site(
+            self.name, call.path, module, Norm, state, function=op.function,
+            trial=trial_of_module(module, Norm, state, x),
+            key=(form, x.shape[-1], x.dtype), shape=x.shape, launches=(len(nodes), 1),
+            bytes=(recorded_bytes(trace, nodes), moved),
+        )  # fmt: skip
+
+    def _form(
+        self, module: nn.Module, nodes: list[Node], names: Any, features: int, dtype: torch.dtype
+    ) -> Form | None:
+        is_layer = bool({n.name for n in nodes} & {"layer_norm", "sub", "var", "__sub__"})
+        kinds = ("layer", "rms") if is_layer else ("rms", "layer")
+        for eps in dict.fromkeys((*_epsilons(module, nodes), 1e-5)):
+            for kind in kinds:
+                for zero_centered in (False, True) if names[0] else (False,):
+                    form = Form(kind, names[0], names[1], eps, zero_centered)
+                    if proven(module, Norm, {"_tfk_norm": form}, features, dtype):
+                        return form
+        return None

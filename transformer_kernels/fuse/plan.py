@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: MIT
+"""The plan of a model: its sites and refusals, put in and taken out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..measure.table import ABSENT, box
+from .derive import OWN, derived, is_derived, original
+from .site import Refusal, Site, Times
+
+_HEADINGS = (
+    ("Pattern", 14), ("sites", 5), ("kernel", 12), ("shape", 10), ("launches", 8), ("MB", 8),
+    ("stock us", 8), ("ours us", 8), ("gain", 6),
+)  # fmt: skip
+
+
+@dataclass(eq=False)
+class Plan:
+    """The sites of a model that :func:`transformer_kernels.fuse` serves, and those that it leaves.
+
+    ``str(plan)`` is a table, :meth:`to_json` the same as data.
+    """
+
+    model: str  # its class
+    inputs: str  # of the recorded run
+    sites: list[Site] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """The number of sites of each pattern."""
+        return dict(Counter(site.pattern for site in self.sites))
+
+    def to_json(self, indent: int | None = 1) -> str:
+        """The plan as JSON: model, inputs, sites and refusals."""
+        data = {
+            "model": self.model,
+            "inputs": self.inputs,
+            "sites": [_record(site) for site in self.sites],
+            "refusals": [refusal._asdict() for refusal in self.refusals],
+        }
+        return json.dumps(data, indent=indent)
+
+    def __str__(self) -> str:
+        kinds: dict[Any, list[Site]] = {}
+        for site in self.sites:
+            kinds.setdefault((site.pattern, site.key), []).append(site)
+        body = [_line(sites) for sites in kinds.values()]
+        subtitle = f"inputs: {self.inputs}; microseconds of a pass forward and backward"
+        drawn = box(f"FUSED: {self.model}", subtitle, _HEADINGS, body)
+        return "\n".join([drawn, *_refused_lines(self.refusals)])
+
+    __repr__ = __str__
+
+
+def _record(site: Site) -> dict[str, Any]:
+    def pair(times: Times | None) -> dict[str, float] | None:
+        return None if times is None else times._asdict()
+
+    return {
+        "path": site.path, "pattern": site.pattern, "kernel": site.function,
+        "shape": list(site.shape), "covers": list(site.covers), "launches": site.launches,
+        "bytes": site.bytes, "training_us": pair(site.training),
+        "inference_us": pair(site.inference),
+    }  # fmt: skip
+
+
+def _line(sites: list[Site]) -> list[str]:
+    site = sites[0]
+    times = site.training or site.inference
+    return [
+        site.pattern,
+        str(len(sites)),
+        site.function.removeprefix("functional."),
+        "x".join(map(str, site.shape)) or ABSENT,
+        _change(site.launches, "d", 1),
+        _change(site.bytes, ".2f", 1e6),
+        ABSENT if times is None else f"{times.stock:.0f}",
+        ABSENT if times is None else f"{times.ours:.0f}",
+        ABSENT if times is None else f"{times.stock / times.ours:.2f}x",
+    ]
+
+
+def _change(pair: tuple[int, int] | None, form: str, unit: float) -> str:
+    if pair is None:
+        return ABSENT
+    before, after = (format(n if unit == 1 else n / unit, form) for n in pair)
+    return f"{before} > {after}"
+
+
+def _refused_lines(refusals: Iterable[Refusal]) -> list[str]:
+    """One line for each pattern and reason."""
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for refusal in refusals:
+        key = (refusal.pattern, refusal.reason, refusal.help)
+        grouped.setdefault(key, []).append(refusal.path or "the model")
+    return [
+        f"not fused: {pattern} at {paths[0]}"
+        + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        + f": {reason}"
+        + (f" ({advice})" if advice else "")
+        for (pattern, reason, advice), paths in grouped.items()
+    ]
+
+
+# ---- putting in and taking out ------------------------------------------------------------------
+
+
+def put_in(sites: Iterable[Site]) -> None:
+    """Gives modules their derived classes. If one fails, none has one."""
+    done: list[nn.Module] = []
+    try:
+        for site in sites:
+            done.append(site.module)
+            site.module.__dict__.update({**site.state, "_tfk_path": site.path})
+            site.module.__class__ = derived(type(site.module), site.mixin)
+    except BaseException:
+        take_out(done)
+        raise
+
+
+def take_out(modules: Iterable[nn.Module]) -> None:
+    """Gives modules the classes that they had, and removes what fusing has added."""
+    for module in modules:
+        if is_derived(type(module)):
+            module.__class__ = original(type(module))
+        for name in [name for name in module.__dict__ if name.startswith(OWN)]:
+            del module.__dict__[name]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Proves a site: PyTorch's own code and ours on the same random numbers and parameters.
+
+Proofs run on twins of the module, which share its attributes and have other parameters, so the
+model itself is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..testing.tolerance import TOLERANCES
+from .derive import Gate, derived
+
+SIZES = (1.0, 1e-3, 30.0)  # of inputs; small ones tell one epsilon from another
+_MOST_RANDOM = 1 << 22  # elements of a parameter that is drawn; larger ones are taken as they are
+_FACTOR = 4.0  # the errors of both codes add up, and a single element may have more than the norm
+
+
+def twin(module: nn.Module, parameters: Callable[[Tensor], Tensor] | None = None) -> Any:
+    """A copy of the module and of those in it, whose parameters are shared, or made by a
+    function."""
+    made: Any = object.__new__(type(module))
+    made.__dict__.update(module.__dict__)
+    own = made.__dict__
+    own["_modules"] = {
+        name: None if child is None else twin(child, parameters)
+        for name, child in module._modules.items()
+    }
+    if parameters is not None:
+        own["_parameters"] = {
+            name: None if p is None else nn.Parameter(parameters(p), requires_grad=p.requires_grad)
+            for name, p in module._parameters.items()
+        }
+    return made
+
+
+def fused_twin(stock: nn.Module, mixin: type, state: Mapping[str, Any]) -> Any:
+    """A copy of a twin that has the derived class, the same parameters and the same children; it
+    takes calls of any size."""
+    made: Any = object.__new__(derived(type(stock), mixin))
+    made.__dict__.update(stock.__dict__)
+    made.__dict__.update(state)
+    made.__dict__["_tfk_gate"] = Gate()
+    return made
+
+
+def agree(ours: Any, stock: Any) -> bool:
+    """Whether results have the same shape and dtype, and numbers within the tolerance of it."""
+    if type(ours) is not type(stock):
+        return isinstance(ours, Tensor) and isinstance(stock, Tensor) and _close(ours, stock)
+    if isinstance(stock, Tensor):
+        return _close(ours, stock)
+    if isinstance(stock, Mapping):
+        same = ours.keys() == stock.keys()
+        return same and all(agree(ours[name], value) for name, value in stock.items())
+    if isinstance(stock, (tuple, list)):
+        return len(ours) == len(stock) and all(map(agree, ours, stock))
+    return True  # caches and the like, whose tensors are results of the modules that made them
+
+
+def _close(ours: Tensor, stock: Tensor) -> bool:
+    if ours.shape != stock.shape or ours.dtype is not stock.dtype:
+        return False
+    if not stock.is_floating_point():
+        return torch.equal(ours, stock)
+    a, b = ours.double(), stock.double()
+    finite = torch.isfinite(b)
+    if not torch.equal(torch.isfinite(a), finite):
+        return False
+    a, b = a[finite], b[finite]
+    relative = TOLERANCES.get(stock.dtype, TOLERANCES[torch.float32]).relative
+    largest = float(b.abs().max()) if b.numel() else 0.0
+    return bool((a - b).abs().max() <= _FACTOR * relative * largest) if b.numel() else True
+
+
+def proven(
+    module: nn.Module, mixin: type, state: Mapping[str, Any], features: int, dtype: torch.dtype
+) -> bool:
+    """Whether both codes give the same for inputs (2, 3, features) of three sizes.
+
+    Parameters are random in float32, or of ``dtype`` where that is float64. A code that raises
+    proves nothing.
+    """
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    device = next(iter(module.parameters()), torch.empty(0)).device
+    generator = torch.Generator(device).manual_seed(1)
+
+    def drawn(p: Tensor) -> Tensor:
+        if p.numel() > _MOST_RANDOM or not p.is_floating_point():
+            return p.detach().to(wide) if p.is_floating_point() else p.detach()
+        scale = 0.5 if p.dim() < 2 else p.shape[-1] ** -0.5
+        return torch.randn(p.shape, generator=generator, dtype=wide, device=device) * scale
+
+    stock = twin(module, drawn)
+    for part in stock.modules():
+        part.training = False
+    ours = fused_twin(stock, mixin, state)
+    shape = (2, 3, features)
+    with torch.no_grad():
+        for size in SIZES:
+            x = torch.randn(shape, generator=generator, dtype=wide, device=device) * size
+            try:
+                pair = ours.forward(x + 0.1 * size), stock.forward(x + 0.1 * size)
+            except Exception:  # whatever a module of the user's raises
+                return False
+            if not agree(*pair):
+                return False
+    return True

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""The parts of a plan: sites that are fused, and refusals of those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+class Refusal(NamedTuple):
+    """A place that looks like a pattern and is left to PyTorch's own code."""
+
+    path: str
+    pattern: str
+    reason: str
+    help: str = ""  # what would help; empty where nothing would
+
+
+class RefusedError(Exception):
+    """Raised by a pattern that knows its shape but cannot serve it."""
+
+    def __init__(self, reason: str, help: str = "") -> None:  # noqa: A002
+        super().__init__(reason)
+        self.help = help
+
+
+class Times(NamedTuple):
+    """Microseconds of a site: PyTorch's own code beside ours."""
+
+    stock: float
+    ours: float
+
+
+class Calls(NamedTuple):
+    """The two codes of a site as functions of the same tensors."""
+
+    stock: Callable[..., Any]
+    ours: Callable[..., Any]
+    tensors: tuple[Tensor, ...]
+    parameters: tuple[Tensor, ...] = ()
+
+
+Trial = Callable[[int], Calls]  # of a number of rows
+
+
+@dataclass(eq=False)
+class Site:
+    """A module that gets a derived class.
+
+    ``state`` is what the class reads from the module, by attribute; ``covers`` names the modules
+    that the fused call leaves out. ``trial`` makes the calls to time: (stock, ours) on random
+    tensors of the recorded shapes.
+    """
+
+    pattern: str
+    path: str
+    module: nn.Module
+    mixin: type
+    state: Mapping[str, Any] = field(default_factory=dict)
+    covers: tuple[str, ...] = ()
+    function: str = ""  # the public function that runs, "functional.rms_norm"
+    key: tuple[Any, ...] = ()  # equal for sites that do the same work
+    shape: tuple[int, ...] = ()  # of the input, as recorded
+    trial: Trial | None = None
+    has_products: bool = False  # which take long to time
+    launches: tuple[int, int] | None = None  # of the forward pass, stock's and ours
+    bytes: tuple[int, int] | None = None  # moved by the forward pass, stock's and ours
+    training: Times | None = None  # forward and backward
+    inference: Times | None = None
