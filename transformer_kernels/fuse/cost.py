@@ -14,7 +14,7 @@ from ..measure.timing import interleave, make_timer
 from ..ops._declare import Op
 from .derive import Gate
 from .prove import fused_twin, twin
-from .record import Node, Trace, Value
+from .record import Node, Trace, Value, tensors_in
 from .site import Calls, Site, Times
 from .table import Table
 
@@ -41,6 +41,11 @@ def _size(value: Value) -> int:
     for n in value.shape:
         count *= n
     return count * value.dtype.itemsize
+
+
+def meta_bytes(*values: Value) -> int:
+    """The bytes of values that are read or written once."""
+    return sum(map(_size, values))
 
 
 def recorded_bytes(trace: Trace, nodes: list[Node]) -> int:
@@ -75,11 +80,6 @@ def rows_of(shape: tuple[int, ...]) -> int:
     return rows
 
 
-def _first(result: Any) -> Tensor:
-    found: Tensor = result[0] if isinstance(result, tuple) else result
-    return found
-
-
 def _forward(function: Callable[..., Any], calls: Calls) -> Callable[[], Any]:
     def run() -> Any:
         with torch.no_grad():
@@ -93,8 +93,9 @@ def _both_passes(function: Callable[..., Any], calls: Calls) -> Callable[[], Any
     leaves = [x for x in (*tensors, *calls.parameters) if x.requires_grad]
 
     def run() -> Any:
-        y = _first(function(*tensors))
-        return torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True)
+        results = list(tensors_in(function(*tensors)))
+        ones = [torch.ones_like(y) for y in results]
+        return torch.autograd.grad(results, leaves, ones, allow_unused=True)
 
     return run
 

@@ -119,6 +119,9 @@ class Gate(NamedTuple):
         return self.rows <= 1 or x.numel() >= self.rows * x.shape[-1]
 
 
+OPEN = Gate()
+
+
 # ---- the same code with other globals -----------------------------------------------------------
 
 _ROOM = "transformer_kernels_rebound"

@@ -114,9 +114,8 @@ def _why_not(site: Site, prices: Prices | None) -> str | None:
     """Times a site, and opens it for the calls that pay; the reason why where none does."""
     if prices is None or site.trial is None:
         return None
-    gate = prices.gate(site)
-    site.state = {**site.state, "_tfk_gate": gate}
-    if gate.training or gate.inference:
+    site.gate = prices.gate(site)
+    if site.gate.training or site.gate.inference:
         return None
     assert site.training is not None
     assert site.inference is not None

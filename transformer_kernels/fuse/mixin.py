@@ -20,7 +20,7 @@ class Mixin(_Base):  # type: ignore[misc]
     """Stands before a module's class. What ``forward`` does not handle goes to
     ``super().forward``."""
 
-    _tfk_gate: Gate = Gate()
+    _tfk_gates: dict[str, Gate]  # by pattern: which calls run our code
     _tfk_path: str = ""
 
 

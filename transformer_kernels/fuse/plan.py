@@ -118,8 +118,11 @@ def put_in(sites: Iterable[Site]) -> None:
     try:
         for site in sites:
             done.append(site.module)
-            site.module.__dict__.update({**site.state, "_tfk_path": site.path})
-            site.module.__class__ = derived(type(site.module), site.mixin)
+            own = site.module.__dict__
+            own.update({**site.state, "_tfk_path": site.path})
+            own.setdefault("_tfk_gates", {})[site.pattern] = site.gate
+            if not issubclass(type(site.module), site.mixin):
+                site.module.__class__ = derived(type(site.module), site.mixin)
     except BaseException:
         take_out(done)
         raise

@@ -39,13 +39,20 @@ def twin(module: nn.Module, parameters: Callable[[Tensor], Tensor] | None = None
     return made
 
 
+class _Open(dict[str, Gate]):
+    """The gates of a twin: open for every call."""
+
+    def __missing__(self, pattern: str) -> Gate:
+        return Gate()
+
+
 def fused_twin(stock: nn.Module, mixin: type, state: Mapping[str, Any]) -> Any:
     """A copy of a twin that has the derived class, the same parameters and the same children; it
     takes calls of any size."""
     made: Any = object.__new__(derived(type(stock), mixin))
     made.__dict__.update(stock.__dict__)
     made.__dict__.update(state)
-    made.__dict__["_tfk_gate"] = Gate()
+    made.__dict__["_tfk_gates"] = _Open()
     return made
 
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from .derive import OPEN, Gate
+
 
 class Refusal(NamedTuple):
     """A place that looks like a pattern and is left to PyTorch's own code."""
@@ -64,6 +66,7 @@ class Site:
     function: str = ""  # the public function that runs, "functional.rms_norm"
     key: tuple[Any, ...] = ()  # equal for sites that do the same work
     shape: tuple[int, ...] = ()  # of the input, as recorded
+    gate: Gate = OPEN
     trial: Trial | None = None
     has_products: bool = False  # which take long to time
     launches: tuple[int, int] | None = None  # of the forward pass, stock's and ours

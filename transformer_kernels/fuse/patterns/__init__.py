@@ -4,6 +4,21 @@
 from __future__ import annotations
 
 from ._pattern import Pattern
+from .activation import ActivationPattern
+from .attention import AttentionPattern
+from .dropout import DropoutPattern
+from .gated_mlp import GatedMLPPattern
+from .mlp import MLPPattern
 from .norm import NormPattern
+from .rope import RopePattern
 
-ALL: tuple[Pattern, ...] = (NormPattern(),)
+ALL: tuple[Pattern, ...] = (
+    MLPPattern("mlp", 2),
+    MLPPattern("linear_act", 1),
+    GatedMLPPattern(),
+    NormPattern(),
+    ActivationPattern(),
+    DropoutPattern(),
+    AttentionPattern(),
+    RopePattern(),
+)

@@ -55,7 +55,7 @@ class Norm(Mixin):
         y = take(self, x)
         if y is not None:
             return y
-        if others or options or not self._tfk_gate.opens(x) or not self.takes(x):
+        if others or options or not self._tfk_gates["norm"].opens(x) or not self.takes(x):
             return super().forward(x, *others, **options)
         (weight, bias, eps), more = self._tfk_norm.arguments(self)
         if self._tfk_norm.kind == "layer":

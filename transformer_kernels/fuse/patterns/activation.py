@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Activations, found by the values that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._torch import any_autocast
+from ...ops.pointwise._ops import PLAIN
+from ...ops.pointwise.pointwise import FUNCTIONS
+from ...ops.pointwise.table import ACTIVATIONS
+from ..cost import bytes_of, meta, recorded_bytes, trial_of_module
+from ..mixin import Mixin
+from ..record import Call, Trace
+from ..site import RefusedError, Site
+from ._pattern import Pattern, unary
+
+_OPS = frozenset(("erf", "gelu", "relu", "sigmoid", "silu", "tanh"))
+_GRID = torch.linspace(-6, 6, 97, dtype=torch.float64)
+
+
+def activation_of(function: Callable[[Tensor], Any]) -> str | None:
+    """The name of the activation that a function computes; None for another one."""
+    try:
+        with torch.no_grad():
+            y = function(_GRID.clone())
+            rows = (row.name for row in ACTIVATIONS if torch.allclose(row.formula(_GRID), y))
+            return next(rows, None)
+    except Exception:  # whatever a function of the user's raises
+        return None
+
+
+def activate(name: str, x: Tensor) -> Tensor:
+    """The activation of this name, of the table of pointwise ops."""
+    if name == "gelu_tanh":
+        return FUNCTIONS["gelu"](x, "tanh")
+    return FUNCTIONS[name](x)
+
+
+class Activation(Mixin):
+    """The class of a module that is an activation."""
+
+    _tfk_activation: str
+
+    def forward(self, x: Tensor, *others: Any, **options: Any) -> Any:
+        casts = x.dtype not in (torch.float32, torch.float64) and any_autocast()
+        if others or options or casts or not self._tfk_gates["activation"].opens(x):
+            return super().forward(x, *others, **options)
+        return activate(self._tfk_activation, x)
+
+
+class ActivationPattern(Pattern):
+    name = "activation"
+
+    def match(self, call: Call, trace: Trace) -> Site | None:
+        module, nodes = call.module, trace.computed(call)
+        if module._modules or module._parameters or not unary(call):
+            return None
+        if not {node.name for node in nodes} & _OPS:
+            return None
+        activation = activation_of(module.forward)
+        if activation is None:
+            raise RefusedError(f"no activation of ours gives the values of {type(module).__name__}")
+        x, op = trace.values[call.ins[0]], PLAIN[activation]
+        state = {"_tfk_activation": activation}
+        return Site(
+            self.name, call.path, module, Activation, state, function=op.function,
+            key=(activation, x.shape[-1], x.dtype), shape=x.shape, launches=(len(nodes), 1),
+            bytes=(recorded_bytes(trace, nodes), bytes_of(op, x=meta(x), y=meta(x))),
+            trial=trial_of_module(module, Activation, state, x),
+        )  # fmt: skip
