@@ -9,6 +9,7 @@ handle.
 from __future__ import annotations
 
 import copyreg
+import functools
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -46,16 +47,28 @@ def derived(base: type, mixin: type) -> type:
     """The class of a module that was of class ``base``; the same for every module."""
     made = _classes.get((base, mixin))
     if made is None:
-        names = {
+        names: dict[str, Any] = {
             "__module__": base.__module__,
             "__qualname__": base.__qualname__,
             "__doc__": base.__doc__,
             f"{OWN}made_of": (base, mixin),
         }
+        if getattr(mixin, f"{OWN}keeps_signature", False):
+            names["forward"] = _like(base, mixin)
         made = _metaclass(base)(base.__name__, (mixin, base), names)
         _classes[base, mixin] = made
         know(made)
     return made
+
+
+def _like(base: Any, mixin: Any) -> Callable[..., Any]:
+    """The mixin's ``forward``, with the signature of the base's, which libraries read."""
+
+    @functools.wraps(base.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return mixin.forward(self, *args, **kwargs)
+
+    return forward
 
 
 def _reduce(made: type) -> tuple[Any, ...]:

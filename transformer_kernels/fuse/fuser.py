@@ -148,8 +148,10 @@ def _agrees(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site
     try:
         with as_it_was(model):
             return agree(model(*inputs.args, **inputs.kwargs), trace.result)
+    except Exception:  # a site that raises is one that gives another result
+        return False
     finally:
-        take_out(site.module for site in sites)
+        take_out(module for site in sites for module in (site.module, *site.partners))
 
 
 def _put_in_verified(model: nn.Module, inputs: Inputs, plan: Plan, trace: Trace) -> None:

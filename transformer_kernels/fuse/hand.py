@@ -49,10 +49,27 @@ class Given:
 
 def give(module: Any, x: Tensor, y: Tensor) -> None:
     """Leaves ``y`` with a module, as its result for ``x``."""
+    if "_tfk_given" in module.__dict__:
+        _miss(module)
     module.__dict__["_tfk_given"] = Given(x, y)
 
 
 def take(module: Any, x: Tensor) -> Tensor | None:
     """The result that was left for this call; whatever was left is gone afterwards."""
     given = module.__dict__.pop("_tfk_given", None)
-    return None if given is None else given.of(x)
+    if given is None:
+        return None
+    y: Tensor | None = given.of(x)
+    if y is None:
+        _miss(module)
+    return y
+
+
+def misses(module: Any) -> int:
+    """How many results that were left with a module nobody has asked for."""
+    count: int = module.__dict__.get("_tfk_misses", 0)
+    return count
+
+
+def _miss(module: Any) -> None:
+    module.__dict__["_tfk_misses"] = misses(module) + 1

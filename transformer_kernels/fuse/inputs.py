@@ -127,7 +127,7 @@ def _of_config(model: nn.Module, config: Any) -> dict[str, Tensor] | None:
         names = ["input_ids"] if not made or "decoder_input_ids" not in takes else []
         if getattr(config, "is_encoder_decoder", False):
             names.append("decoder_input_ids")
-        if "labels" in takes and "CausalLM" in str(getattr(model, "loss_type", "")):
+        if getattr(model, "get_output_embeddings", lambda: None)() is not None:
             names.append("labels")
         made |= {name: tokens for name in names if name in takes}
     return made or None

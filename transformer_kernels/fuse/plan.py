@@ -117,12 +117,12 @@ def put_in(sites: Iterable[Site]) -> None:
     done: list[nn.Module] = []
     try:
         for site in sites:
-            done.append(site.module)
-            own = site.module.__dict__
-            own.update({**site.state, "_tfk_path": site.path})
-            own.setdefault("_tfk_gates", {})[site.pattern] = site.gate
-            if not issubclass(type(site.module), site.mixin):
-                site.module.__class__ = derived(type(site.module), site.mixin)
+            site.module.__dict__.update({**site.state, "_tfk_path": site.path})
+            for module in (site.module, *site.partners):
+                done.append(module)
+                module.__dict__.setdefault("_tfk_gates", {})[site.pattern] = site.gate
+                if not issubclass(type(module), site.mixin):
+                    module.__class__ = derived(type(module), site.mixin)
     except BaseException:
         take_out(done)
         raise

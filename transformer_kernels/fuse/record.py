@@ -42,6 +42,10 @@ class Value(NamedTuple):
     device: torch.device
 
 
+def value_of(x: Any) -> Value:
+    return Value(tuple(x.shape), x.dtype, x.device)
+
+
 @dataclass(eq=False)
 class Node:
     """One operation. ``ins`` and ``outs`` are numbers of values; ``path`` names the module whose
@@ -100,7 +104,7 @@ class Trace:
         known = self._numbers.get(id(x))
         if not new and known is not None and known[0]() is x:
             return known[1]
-        self.values.append(Value(tuple(x.shape), x.dtype, x.device))
+        self.values.append(value_of(x))
         self._numbers[id(x)] = (weakref.ref(x), len(self.values) - 1)
         return len(self.values) - 1
 

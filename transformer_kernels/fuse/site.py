@@ -63,6 +63,7 @@ class Site:
     mixin: type
     state: Mapping[str, Any] = field(default_factory=dict)
     covers: tuple[str, ...] = ()
+    partners: tuple[nn.Module, ...] = ()  # get the class, too, and are given results
     function: str = ""  # the public function that runs, "functional.rms_norm"
     key: tuple[Any, ...] = ()  # equal for sites that do the same work
     shape: tuple[int, ...] = ()  # of the input, as recorded

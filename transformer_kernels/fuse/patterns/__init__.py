@@ -8,9 +8,12 @@ from .activation import ActivationPattern
 from .attention import AttentionPattern
 from .dropout import DropoutPattern
 from .gated_mlp import GatedMLPPattern
+from .loss import LossPattern
 from .mlp import MLPPattern
 from .norm import NormPattern
 from .rope import RopePattern
+from .siblings import SiblingsPattern
+from .sum_norm import SumNormPattern
 
 ALL: tuple[Pattern, ...] = (
     MLPPattern("mlp", 2),
@@ -21,4 +24,7 @@ ALL: tuple[Pattern, ...] = (
     DropoutPattern(),
     AttentionPattern(),
     RopePattern(),
+    SiblingsPattern(),
+    SumNormPattern(),
+    LossPattern(),
 )

@@ -48,6 +48,7 @@ class Rebound(Mixin):
     """The class of a module whose forward runs with other globals: those of the patterns whose
     gates are open for the call."""
 
+    _tfk_keeps_signature = True
     _tfk_rebound: type  # the class whose forward that is
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

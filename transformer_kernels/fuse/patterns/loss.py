@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""The loss of a language model, with its logits kept: the one that Hugging Face's models call
+through ``loss_function``, and a ``CrossEntropyLoss`` that a ``forward`` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ... import functional
+from ...nn import CrossEntropyLoss
+from ...ops.loss._ops import CROSS_ENTROPY
+from ..cost import bytes_of, meta, recorded_bytes
+from ..derive import innermost, original
+from ..mixin import Mixin
+from ..prove import agree
+from ..record import Node, Trace
+from ..site import Calls, Refusal, Site
+from ._pattern import Pattern
+from ._rebound import Rebound, names_of, replaces
+
+_NODE = "cross_entropy"
+_MADE = "CrossEntropyLoss"
+
+
+def loss_of_next(
+    logits: Tensor,
+    labels: Tensor,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **_options: Any,
+) -> Tensor:
+    """Hugging Face's loss of causal language models: each token is predicted from those before it.
+    Labels are shifted, which are the smallest tensor, and logits are read as they are."""
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    loss = functional.cross_entropy(
+        logits.view(-1, vocab_size), shift_labels.flatten().to(logits.device),
+        ignore_index=ignore_index, reduction="mean" if num_items_in_batch is None else "sum",
+    )  # fmt: skip
+    loss = loss if logits.dtype is torch.float64 else loss.float()
+    if num_items_in_batch is None:
+        return loss
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss / num_items_in_batch
+
+
+class CausalLoss(Mixin):
+    """The class of a model whose ``loss_function`` is ours where it would be the one that was
+    fused."""
+
+    _tfk_loss: Callable[..., Tensor]  # of Hugging Face
+
+    @property
+    def loss_function(self) -> Any:
+        stock = super().loss_function
+        return loss_of_next if stock is self._tfk_loss else stock
+
+    @loss_function.setter
+    def loss_function(self, value: Any) -> None:
+        super(CausalLoss, type(self)).loss_function.__set__(self, value)
+
+
+def _is_loss_of_next(function: Callable[..., Any]) -> bool:
+    """Whether a loss is the one above, by what it gives."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 7, 11, generator=generator)
+    labels = torch.randint(11, (2, 7), generator=generator)
+    labels[0, 3] = -100
+    for options in ({}, {"num_items_in_batch": 5}, {"shift_labels": labels.flip(1)}):
+        given: dict[str, Any] = {"logits": logits, "labels": labels, "vocab_size": 11, **options}
+        try:
+            if not agree(loss_of_next(**given), function(**given)):
+                return False
+        except Exception:  # whatever a function of the user's raises
+            return False
+    return True
+
+
+def _replace(scope: Mapping[str, Any], used: tuple[str, ...]) -> dict[str, Any]:
+    is_made = _MADE in used and scope.get(_MADE) is nn.CrossEntropyLoss
+    return {_MADE: CrossEntropyLoss} if is_made else {}
+
+
+replaces("loss", _replace)
+
+
+class LossPattern(Pattern):
+    name = "loss"
+
+    def find(
+        self, model: nn.Module, trace: Trace, sites: Sequence[Site]  # noqa: ARG002
+    ) -> Iterator[Site | Refusal]:  # fmt: skip
+        nodes = [node for node in trace.nodes if node.name == _NODE]
+        for node in nodes:
+            module = model.get_submodule(node.path)
+            kind: Any = original(type(module))
+            forward = innermost(kind.forward)
+            used = forward.__code__.co_names if hasattr(forward, "__code__") else ()
+            stock = getattr(module, "loss_function", None) if "loss_function" in used else None
+            if stock is not None and _is_loss_of_next(stock):
+                yield self._site(node, trace, CausalLoss, {"_tfk_loss": stock}, module)
+            elif names_of(kind, self.name):
+                yield self._site(node, trace, Rebound, {"_tfk_rebound": kind}, module)
+            else:
+                yield Refusal(node.path, self.name, "the loss is not called from its forward")
+
+    def _site(
+        self, node: Node, trace: Trace, mixin: type, state: dict[str, Any], module: nn.Module
+    ) -> Site:
+        x = trace.values[node.ins[0]]
+        moved = bytes_of(CROSS_ENTROPY, x=meta(x))
+        return Site(
+            self.name, node.path, module, mixin, state, function=CROSS_ENTROPY.function,
+            key=(mixin.__name__, x.shape[-1], x.dtype), shape=x.shape, launches=(2, 1),
+            bytes=(3 * recorded_bytes(trace, [node]), moved), trial=_trial(x.shape[-1], x.dtype),
+        )  # fmt: skip
+
+
+def _trial(classes: int, dtype: torch.dtype) -> Callable[[int], Calls]:
+    def trial(rows: int) -> Calls:
+        rows = min(rows, 128)  # the rows are long: so few of them tell
+        labels = torch.randint(classes, (rows,))
+        logits = torch.randn(rows, classes, dtype=dtype)
+        return Calls(
+            lambda x: F.cross_entropy(x.float(), labels),
+            lambda x: functional.cross_entropy(x, labels), (logits,),
+        )  # fmt: skip
+
+    return trial

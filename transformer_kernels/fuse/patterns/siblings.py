@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""Linear layers of one parent that read one value, such as those of queries, keys and values: the
+first of them computes all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import functional
+from ..cost import meta_bytes
+from ..derive import Gate, Link, original, stands
+from ..hand import give, take
+from ..mixin import Mixin, leave
+from ..prove import twin
+from ..record import Call, Trace, value_of
+from ..site import Calls, Refusal, Site
+from ._pattern import Pattern, unary
+from ._products import weight_and_bias
+
+
+class Sibling(Mixin):
+    """The class of a linear layer beside others of the same input."""
+
+    _tfk_siblings: tuple[Link, ...] = ()  # those that this one computes; of the first alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = take(self, x)
+        if y is not None:
+            return y
+        others: list[Any] = [link.module for link in self._tfk_siblings]
+        if not others or not self._tfk_gates["siblings"].opens(x) or not self._serves(others):
+            stock: Tensor = super().forward(x)
+            return stock
+        pairs = [weight_and_bias(module) for module in (self, *others)]
+        biases = None if all(b is None for _, b in pairs) else [b for _, b in pairs]
+        y, *rest = functional.linear_list(x, [weight for weight, _ in pairs], biases)
+        for module, result in zip(others, rest, strict=True):
+            give(module, x, result)
+        return y
+
+    def _serves(self, others: list[Any]) -> bool:
+        if torch.compiler.is_compiling() or getattr(self, "_is_replica", False):
+            return False
+        if all(stands(module, nn.Linear) for module in (self, *others)):
+            return True
+        leave(self, "siblings", "one of them is no longer as it was when it was fused")
+        return False
+
+
+class SiblingsPattern(Pattern):
+    name = "siblings"
+
+    def find(
+        self, model: nn.Module, trace: Trace, sites: Sequence[Site]  # noqa: ARG002
+    ) -> Iterator[Site | Refusal]:  # fmt: skip
+        taken = {path for site in sites for path in (site.path, *site.covers)}
+        groups: dict[tuple[str, int], dict[str, Call]] = {}
+        for call in trace.calls:
+            plain = original(type(call.module)) is nn.Linear and unary(call)
+            if plain and call.path not in taken:
+                groups.setdefault((call.parent, call.ins[0]), {})[call.path] = call
+        for group in groups.values():
+            calls = list(group.values())
+            if len(calls) > 1 and all(stands(call.module, nn.Linear) for call in calls):
+                yield self._site(calls, trace)
+
+    def _site(self, calls: list[Call], trace: Trace) -> Site:
+        x, outs = trace.values[calls[0].ins[0]], [trace.values[c.outs[0]] for c in calls]
+        first, *others = calls
+        weights = meta_bytes(*map(value_of, (c.module.weight for c in calls)))
+        each = meta_bytes(*outs) + weights
+        return Site(
+            self.name, first.path, first.module, Sibling,
+            {"_tfk_siblings": tuple(Link(c.module) for c in others)},
+            partners=tuple(c.module for c in others), function="functional.linear_list",
+            key=(x.shape[-1], *(y.shape[-1] for y in outs), x.dtype), shape=x.shape,
+            gate=Gate(rows=32), launches=(len(calls), len(calls)), has_products=True,
+            bytes=(each + len(calls) * meta_bytes(x), each + len(calls) * meta_bytes(x)),
+            trial=_trial([c.module for c in calls], x.dtype),
+        )  # fmt: skip
+
+
+def _trial(modules: list[nn.Module], dtype: torch.dtype) -> Callable[[int], Calls]:
+    def trial(rows: int) -> Calls:
+        twins = [twin(module, Tensor.detach) for module in modules]
+        pairs = [weight_and_bias(module) for module in twins]
+        weights, biases = [w for w, _ in pairs], [b for _, b in pairs]
+        x = torch.randn(1, rows, weights[0].shape[1], dtype=dtype, device=weights[0].device)
+        parameters = tuple(p for module in twins for p in module.parameters())
+        return Calls(
+            lambda x: tuple(module.forward(x) for module in twins),
+            lambda x: functional.linear_list(x, weights, biases), (x,), parameters,
+        )  # fmt: skip
+
+    return trial
