@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import render_migration
 import render_ops
 import render_results
 from build import SCRIPTS
@@ -19,6 +20,7 @@ BUILD = DOCS / "_build"
 def main() -> int:
     render_results.write_pages()
     render_ops.write_pages()
+    render_migration.write_pages()
     (BUILD / "doxygen").mkdir(parents=True, exist_ok=True)
     doxygen = subprocess.run(["doxygen", "Doxyfile"], cwd=DOCS, check=False)
     if doxygen.returncode != 0:
