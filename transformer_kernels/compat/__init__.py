@@ -2,9 +2,12 @@
 """The names and shapes of teaching projects, on this project's kernels.
 
 Courses on kernels write attention as (batch, heads, time, dim), models with a few keywords, and a
-profiler that compares. Their scripts run with
+profiler that compares. Their scripts run with these names:
 
->>> from transformer_kernels.compat import FlashAttention, cpu_fused_attention, flash_attention
+>>> from transformer_kernels.compat import flash_attention
+>>> q, k, v = torch.randn(3, 1, 4, 16, 32)  # (batch, heads, time, dim)
+>>> flash_attention(q, k, v, scale=32**-0.5).shape
+torch.Size([1, 4, 16, 32])
 
 Each name is a few lines over the function, module or model that its docstring names, and that has
 more to offer. **Attention here takes (batch, heads, time, dim)**, as

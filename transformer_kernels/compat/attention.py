@@ -25,9 +25,8 @@ def flash_attention(
     """:func:`transformer_kernels.functional.attention` of ``q`` (B, H, Tq, D), ``k`` (B, Hk, Tk, D)
     and ``v`` (B, Hk, Tk, Dv).
 
-    >>> y = tfk.compat.flash_attention(q, k, v, scale=64**-0.5)
-
     Args:
+        q, k, v: tensors of one floating-point dtype.
         scale: factor of the products; default ``D ** -0.5``.
         causal: hide later keys; the last query is aligned with the last key.
         options: other arguments of ``attention``.
@@ -37,6 +36,10 @@ def flash_attention(
 
     Raises:
         ArgumentValueError, ArgumentTypeError: ``attention`` refuses an argument.
+
+    >>> q, k, v = torch.randn(3, 1, 4, 16, 32)
+    >>> tfk.compat.flash_attention(q, k, v, causal=True).shape
+    torch.Size([1, 4, 16, 32])
     """
     return attention(q, k, v, scale=scale, causal=causal, heads_first=True, **options)
 
@@ -45,15 +48,17 @@ def flash_attention(
 class FlashAttention(nn.Module):
     """:func:`flash_attention` as a module without parameters.
 
-    >>> attend = tfk.compat.FlashAttention(block_size=64, causal=True)
-    >>> y = attend(q, k, v)  # (batch, heads, time, dim)
-
     Args:
         block_size: queries of a tile. Results do not depend on it, and kernels have tiles of their
             own, for each processor and shape; ``TFK_LOG=dispatch`` says which.
         causal: hide later keys.
         scale: factor of the products; default ``D ** -0.5``.
         dropout: the probability that a weight is dropped, in training.
+
+    >>> attend = tfk.compat.FlashAttention(block_size=64, causal=True)
+    >>> q, k, v = torch.randn(3, 1, 4, 16, 32)  # (batch, heads, time, dim)
+    >>> attend(q, k, v).shape
+    torch.Size([1, 4, 16, 32])
     """
 
     def __init__(
@@ -96,7 +101,12 @@ class FlashAttention(nn.Module):
 
 class FlashAttentionTriton(FlashAttention):
     """:class:`FlashAttention` on Triton's kernels, which have no dropout: on a GPU, and on a CPU
-    with ``TRITON_INTERPRET=1``. Without it, a CPU runs its own kernels."""
+    with ``TRITON_INTERPRET=1``. Without it, a CPU runs its own kernels.
+
+    >>> q, k, v = torch.randn(3, 1, 4, 16, 32)
+    >>> tfk.compat.FlashAttentionTriton(block_size=64)(q, k, v).shape
+    torch.Size([1, 4, 16, 32])
+    """
 
     def _backend(self, q: Tensor) -> str:
         return backend_for("FlashAttentionTriton", q)

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Attention on a CPU, and its benchmark.
 
->>> y = tfk.compat.cpu_fused_attention(q, k, v, causal=True)  # (batch, heads, time, dim)
->>> y = tfk.compat.optimized_cpu_attention(q, k, v, causal=True, chunk_size=256)
->>> print(tfk.compat.CPUKernelBenchmark().compare_implementations())
-
 The functions call :func:`transformer_kernels.functional.attention`. Its CPU kernels are SIMD code
 for the processor's best instruction set, chosen once (``tfk.workbench.properties("cpu")`` says
 which), and take float64, float32, bfloat16 and float16.
@@ -31,6 +27,7 @@ from .._errors import (
 )
 from .._names import explain_names
 from ..functional import attention
+from ..ops._public import explained
 
 if TYPE_CHECKING:
     from ..profile import Comparison
@@ -46,17 +43,26 @@ def cpu_fused_attention(
 
     One pass over the keys with the online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867):
     scores never leave the caches, so memory grows with T and not with its square, forward and
-    backward. Tensors are (B, H, T, D), or (B, T, H, D) with ``heads_first=False``; ``options`` are
-    all others of ``attention``.
+    backward.
+
+    Args:
+        q, k, v: (B, H, Tq, D), (B, Hk, Tk, D) and (B, Hk, Tk, Dv).
+        heads_first: whether tensors are (B, H, T, D), or else (B, T, H, D).
+        options: the other arguments of ``attention``.
 
     Raises:
         ArgumentValueError, ArgumentTypeError: a tensor is not on a CPU, or ``attention`` refuses an
             argument; the message names it.
+
+    >>> q, k, v = torch.randn(3, 2, 8, 64, 32)  # (batch, heads, time, dim)
+    >>> tfk.compat.cpu_fused_attention(q, k, v, causal=True).shape
+    torch.Size([2, 8, 64, 32])
     """
     _require_cpu("cpu_fused_attention", q, k, v)
     return attention(q, k, v, heads_first=heads_first, **options)
 
 
+@explained
 def optimized_cpu_attention(
     q: Tensor,
     k: Tensor,
@@ -89,6 +95,11 @@ def optimized_cpu_attention(
     The other arguments, results and errors are those of
     :func:`transformer_kernels.functional.attention`. Features that depend on a query's place in the
     whole (ALiBi, dropout) are not taken.
+
+    >>> q, k, v = torch.randn(3, 2, 8, 64, 32)
+    >>> whole = tfk.compat.cpu_fused_attention(q, k, v)
+    >>> chunked = tfk.compat.optimized_cpu_attention(q, k, v, chunk_size=16)
+    >>> torch.testing.assert_close(chunked, whole)
     """
     _require_cpu(_CHUNKED, q, k, v)
     heads_first = as_flag(_CHUNKED, "heads_first", heads_first)
@@ -195,6 +206,11 @@ class CPUKernelBenchmark:
             draws.
         dtype: their dtype.
         causal: whether the default implementations hide the future.
+
+    >>> benchmark = tfk.compat.CPUKernelBenchmark(heads=2, time=32, dim=16)
+    >>> found = benchmark.compare_implementations(seconds=0.01)
+    >>> found.refused
+    {}
     """
 
     def __init__(
@@ -241,9 +257,6 @@ class CPUKernelBenchmark:
         **options: Any,
     ) -> Comparison:
         """Calls :func:`transformer_kernels.profile.compare_implementations` on this CPU.
-
-        >>> found = benchmark.compare_implementations({"torch": theirs, "ours": ours}, q, k, v)
-        >>> print(found, found["ours"].timing.median)  # microseconds
 
         Args:
             implementations: functions by name; by default :meth:`implementations`, verified against

@@ -28,9 +28,6 @@ def _heads(dim: int) -> int:
 class KernelOptimizedLanguageModel(LanguageModel):
     """:class:`transformer_kernels.models.LanguageModel` with defaults.
 
-    >>> model = tfk.compat.KernelOptimizedLanguageModel(vocab_size=1000, dim=256)
-    >>> logits = model(tokens)  # (B, T) -> (B, T, 1000)
-
     Args:
         vocab_size: V, the number of tokens in the vocabulary.
         dim: C, the channels between layers.
@@ -39,6 +36,10 @@ class KernelOptimizedLanguageModel(LanguageModel):
         context: the most tokens that the model sees at once.
         kernels: ``"ours"`` or ``"torch"``.
         options: other fields of :class:`~transformer_kernels.models.LanguageModelConfig`.
+
+    >>> model = tfk.compat.KernelOptimizedLanguageModel(vocab_size=1000, dim=64, num_layers=1)
+    >>> model(torch.randint(1000, (2, 8))).shape
+    torch.Size([2, 8, 1000])
     """
 
     def __init__(
@@ -62,9 +63,6 @@ class KernelOptimizedLanguageModel(LanguageModel):
 class KernelOptimizedVisionTransformer(VisionTransformer):
     """:class:`transformer_kernels.models.VisionTransformer` with the defaults of ViT-Tiny.
 
-    >>> model = tfk.compat.KernelOptimizedVisionTransformer(image_size=224, num_classes=1000)
-    >>> logits = model(images)  # (B, 3, 224, 224) -> (B, 1000)
-
     Args:
         image_size: size of the images, (height, width) or one int for both.
         num_classes: number of classes.
@@ -74,6 +72,10 @@ class KernelOptimizedVisionTransformer(VisionTransformer):
         num_heads: number of heads; default ``dim / 64``.
         kernels: ``"ours"`` or ``"torch"``.
         options: other fields of :class:`~transformer_kernels.models.VisionTransformerConfig`.
+
+    >>> model = tfk.compat.KernelOptimizedVisionTransformer(image_size=32, num_classes=10)
+    >>> model(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
     """
 
     def __init__(
@@ -100,9 +102,6 @@ class KernelOptimizedGraphNeuralNetwork(GraphNetwork):
     """:class:`transformer_kernels.models.GraphNetwork` with defaults, which also takes edges as
     PyTorch Geometric's layers do.
 
-    >>> model = tfk.compat.KernelOptimizedGraphNeuralNetwork(node_features=16, num_classes=7)
-    >>> logits = model(x, edge_index)  # (N, 16) and (2, E) -> (N, 7)
-
     Args:
         node_features: the number of values that come with a node.
         num_classes: number of classes.
@@ -110,6 +109,11 @@ class KernelOptimizedGraphNeuralNetwork(GraphNetwork):
         num_layers: number of layers.
         kernels: ``"ours"`` or ``"torch"``.
         options: other fields of :class:`~transformer_kernels.models.GraphNetworkConfig`.
+
+    >>> model = tfk.compat.KernelOptimizedGraphNeuralNetwork(node_features=16, num_classes=7)
+    >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    >>> model(torch.randn(3, 16), edge_index).shape
+    torch.Size([3, 7])
     """
 
     def __init__(

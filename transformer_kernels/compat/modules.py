@@ -17,7 +17,10 @@ class TritonLayerNorm(LayerNorm):
     """:class:`transformer_kernels.nn.LayerNorm` on Triton's kernels: on a GPU, and on a CPU with
     ``TRITON_INTERPRET=1``. Without it, a CPU runs its own kernels.
 
-    >>> norm = tfk.compat.TritonLayerNorm(512)  # the arguments of torch.nn.LayerNorm
+    The arguments are those of ``tfk.nn.LayerNorm``.
+
+    >>> tfk.compat.TritonLayerNorm(512)(torch.randn(2, 512)).shape
+    torch.Size([2, 512])
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -31,14 +34,15 @@ class TritonLayerNorm(LayerNorm):
 class OptimizedTransformerBlock(Block):
     """:class:`transformer_kernels.levels.Block` at its fastest level, ``"ours"``.
 
-    >>> block = tfk.compat.OptimizedTransformerBlock(512, 8)
-    >>> y = block(x)  # x: (batch, time, 512)
-
     Args:
         dim: C, the channels of input and output.
         num_heads: H; divides C.
         causal: whether a token sees only itself and earlier tokens.
         options: the other arguments of ``Block``.
+
+    >>> block = tfk.compat.OptimizedTransformerBlock(64, 4)
+    >>> block(torch.randn(1, 8, 64)).shape  # (batch, time, dim)
+    torch.Size([1, 8, 64])
     """
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool = True, **options: Any) -> None:

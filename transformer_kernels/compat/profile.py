@@ -22,9 +22,16 @@ __all__ = ["KernelProfiler", "compare_functions", "quick_benchmark"]
 class KernelProfiler(_KernelProfiler):
     """:class:`transformer_kernels.profile.KernelProfiler`, with the comparison as its methods.
 
-    >>> profiler = tfk.compat.KernelProfiler()
-    >>> found = profiler.compare_implementations({"torch": theirs, "ours": ours}, args=(x,))
-    >>> profiler.plot_comparison(found, "comparison.png")
+    Args:
+        device: ``"cuda"`` or ``"cpu"``, of the profile; by default the GPU where there is one.
+
+    >>> profiler, x = tfk.compat.KernelProfiler(), torch.randn(64)
+    >>> functions = {"torch": torch.relu, "ours": tfk.functional.relu}
+    >>> found = profiler.compare_implementations(functions, args=(x,), seconds=0.01)
+    >>> found.refused
+    {}
+
+    ``profiler.plot_comparison(found, "comparison.png")`` draws it.
     """
 
     _compared: Comparison | None = None
@@ -60,12 +67,14 @@ def compare_functions(
     """Verifies functions of the same arguments against the first, and times those that are right:
     :func:`transformer_kernels.profile.compare_implementations`, with arguments as in a call.
 
-    >>> found = tfk.compat.compare_functions({"torch": theirs, "ours": ours}, q, k, v)
-    >>> found["ours"].timing["mean_time"]  # microseconds
-
     Args:
         functions: functions by name.
         args: their arguments.
         options: the other arguments of ``compare_implementations``.
+
+    >>> functions = {"torch": torch.relu, "ours": tfk.functional.relu}
+    >>> found = tfk.compat.compare_functions(functions, torch.randn(64), seconds=0.01)
+    >>> found["ours"].timing["mean_time"] > 0  # microseconds
+    True
     """
     return compare_implementations(functions, args, **options)

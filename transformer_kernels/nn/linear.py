@@ -128,7 +128,7 @@ class MLP(_Behind):
         dropout: the probability that an element of the result is dropped, in training.
         recompute: which activations are saved for the backward pass, 0 (most) to 2 (least); as for
             :func:`functional.mlp <transformer_kernels.functional.mlp>`.
-        options: ``device``, ``dtype`` and ``backend`` of the layers.
+        device, dtype, backend: as of :class:`torch.nn.Linear` and :class:`Linear`, of each layer.
 
     The call takes the input and a ``residual``, which is added to the result. The layers are called
     as modules, without fusion, if another module stands in the place of one (an adapter), a hook is
@@ -183,7 +183,7 @@ class GatedMLP(_Behind):
         dropout: as for :class:`MLP`.
         recompute: as for :class:`MLP`; see
             :func:`functional.gated_mlp <transformer_kernels.functional.gated_mlp>`.
-        options: ``device``, ``dtype`` and ``backend`` of the layers.
+        device, dtype, backend: as of :class:`torch.nn.Linear` and :class:`Linear`, of each layer.
 
     The call takes the input and a ``residual``. The layers are called as modules in the same cases
     as those of :class:`MLP`.

@@ -52,6 +52,7 @@ NAMES = [
     (nn.FusedLinearReLU, "in_channels", "did you mean in_features=?)"),
     (tfk.models.LanguageModelConfig, "n_embd", "expected dim (did you mean dim=?)"),
     (tfk.levels.Block, "nhead", "expected num_heads (did you mean num_heads=?)"),
+    (tfk.compat.optimized_cpu_attention, "is_causal", "expected causal (did you mean causal=?)"),
     (tfk.compat.FlashAttention, "softmax_scale", "expected scale (did you mean scale=?)"),
 ]  # fmt: skip
 

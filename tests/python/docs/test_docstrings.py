@@ -20,7 +20,7 @@ from transformer_kernels.ops.linear import _tuned
 
 PACKAGES = ("functional", "nn", "models", "levels", "profile", "workbench")
 MORE = ("info", "tuning", "tune_file")  # functions of the top level
-MODULES = (*PACKAGES, "fpga")
+MODULES = (*PACKAGES, "fpga", "compat")
 NAMES = {"torch": torch, "tfk": tfk}  # that an example may use without importing them
 # A docstring that refers to another function for its arguments.
 REFERS = re.compile(
