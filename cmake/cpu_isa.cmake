@@ -4,7 +4,14 @@
 # another; tools/check_isa_symbols.py proves that on the object files.
 
 # In the order of `enum class Isa` (csrc/core/cpu/isa.h).
-set(TFK_ALL_ISAS scalar avx2 avx512 avx512_bf16 amx)
+set(TFK_ALL_ISAS scalar neon avx2 avx512 avx512_bf16 amx)
+# What tells sources the set. A level has all that those below it have, but for NEON's.
+set(TFK_ISA_DEFINITIONS_scalar TFK_ISA_LEVEL=0)
+set(TFK_ISA_DEFINITIONS_neon TFK_ISA_LEVEL=0 TFK_ISA_NEON)
+set(TFK_ISA_DEFINITIONS_avx2 TFK_ISA_LEVEL=1)
+set(TFK_ISA_DEFINITIONS_avx512 TFK_ISA_LEVEL=2)
+set(TFK_ISA_DEFINITIONS_avx512_bf16 TFK_ISA_LEVEL=3)
+set(TFK_ISA_DEFINITIONS_amx TFK_ISA_LEVEL=4)
 
 set(TFK_COMPILER_ISAS scalar)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
@@ -14,6 +21,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND CMAKE_CXX_COMPILER_ID MATCH
   if(TFK_COMPILER_HAS_AMX)
     list(APPEND TFK_COMPILER_ISAS amx)
   endif()
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64" AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+  set(TFK_COMPILER_ISAS scalar neon)
 endif()
 
 set(TFK_ISAS all CACHE STRING
@@ -26,6 +35,7 @@ function(tfk_native_isa result)
     file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
   endif()
   set(needs_scalar "")
+  set(needs_neon "")
   set(needs_avx2 " avx2 ")
   set(needs_avx512 " avx512dq ")
   set(needs_avx512_bf16 " avx512_bf16 ")
@@ -55,6 +65,7 @@ message(STATUS "CPU instruction sets: ${TFK_BUILT_ISAS}")
 
 # Without contraction, a value does not depend on whether the compiler saw a product next to a sum.
 set(TFK_ISA_FLAGS_scalar -ffp-contract=off)
+set(TFK_ISA_FLAGS_neon ${TFK_ISA_FLAGS_scalar})
 set(TFK_ISA_FLAGS_avx2 ${TFK_ISA_FLAGS_scalar} -mavx2 -mfma -mf16c)
 set(TFK_ISA_FLAGS_avx512 ${TFK_ISA_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
@@ -95,11 +106,10 @@ function(tfk_add_isa_sources target)
     set(scope INTERFACE)
   endif()
   foreach(isa IN LISTS TFK_BUILT_ISAS)
-    list(FIND TFK_ALL_ISAS ${isa} level)
     set(objects ${target}_${isa})
     add_library(${objects} OBJECT ${ARGN})
     target_compile_definitions(
-      ${objects} PRIVATE TFK_ISA=${isa} TFK_ISA_LEVEL=${level}
+      ${objects} PRIVATE TFK_ISA=${isa} ${TFK_ISA_DEFINITIONS_${isa}}
                          $<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>)
     target_compile_options(${objects} PRIVATE $<TARGET_PROPERTY:${target},COMPILE_OPTIONS>
                                               ${TFK_ISA_FLAGS_${isa}})

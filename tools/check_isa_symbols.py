@@ -21,7 +21,7 @@ from setup_env import ROOT
 
 # Types in nm's output: weak functions, weak objects, and unique ones (GNU).
 SHARED_TYPES = "WwVvu"
-OWN = re.compile(r"transformer_kernels::cpu::(scalar|avx2|avx512|avx512_bf16|amx)::")
+OWN = re.compile(r"transformer_kernels::cpu::(scalar|neon|avx2|avx512|avx512_bf16|amx)::")
 # Symbols that the compiler's instrumentation (coverage, sanitizers) shares on purpose; they are no
 # code.
 INSTRUMENTATION = re.compile(r"^(__gcov|__asan|__ubsan|__tsan|__odr_asan|DW\.ref\.)")

@@ -19,7 +19,8 @@
 namespace transformer_kernels::cpu {
 namespace {
 
-constexpr bool kIsBuilt[] = {TFK_BUILDS_SCALAR != 0, TFK_BUILDS_AVX2 != 0, TFK_BUILDS_AVX512 != 0,
+constexpr bool kIsBuilt[] = {TFK_BUILDS_SCALAR != 0,      TFK_BUILDS_NEON != 0,
+                             TFK_BUILDS_AVX2 != 0,        TFK_BUILDS_AVX512 != 0,
                              TFK_BUILDS_AVX512_BF16 != 0, TFK_BUILDS_AMX != 0};
 
 std::string names_of(const std::vector<Isa>& isas) {
@@ -50,23 +51,31 @@ bool may_use_tiles() {
 #endif
 }
 
-// The compiler's run-time support also asks the operating system whether it saves the registers.
+// Each set has all of the one before. The compiler's run-time support also asks the operating
+// system whether it saves the registers.
 bool processor_has(Isa isa) {
   __builtin_cpu_init();
   switch (isa) {
     case Isa::kScalar: return true;
+    case Isa::kNeon: return false;
     case Isa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
              __builtin_cpu_supports("f16c");
     case Isa::kAvx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+      return processor_has(Isa::kAvx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq");
     case Isa::kAvx512Bf16:
-      return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-    case Isa::kAmx: return may_use_tiles();
+      return processor_has(Isa::kAvx512) && __builtin_cpu_supports("avx512bf16") &&
+             __builtin_cpu_supports("avx512vnni");
+    case Isa::kAmx: return processor_has(Isa::kAvx512Bf16) && may_use_tiles();
   }
   return false;
 }
+
+#elif defined(__aarch64__)
+
+bool processor_has(Isa isa) { return isa == Isa::kScalar || isa == Isa::kNeon; }
 
 #else
 
@@ -89,8 +98,7 @@ std::vector<Isa> usable_isas() {
   std::vector<Isa> usable;
   for (int i = 0; i <= static_cast<int>(Isa::kAmx); ++i) {
     const Isa isa = static_cast<Isa>(i);
-    if (!processor_has(needed_of_processor(isa))) break;
-    if (kIsBuilt[i]) usable.push_back(isa);
+    if (kIsBuilt[i] && processor_has(needed_of_processor(isa))) usable.push_back(isa);
   }
   return usable;
 }

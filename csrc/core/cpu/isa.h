@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The instruction set that the CPU kernels use. A source named *_isa.cpp is compiled once per set,
 // each time into a namespace named after the set, and exports a table of kernels; the rest of the
-// library picks the table of isa(). TFK_CPU_ISA=scalar|avx2|avx512|avx512_bf16|amx asks for a lower
-// set than the best. A build may lack some sets (TFK_ISAS of cmake/cpu_isa.cmake).
+// library picks the table of isa(). TFK_CPU_ISA=scalar|neon|avx2|avx512|avx512_bf16|amx asks for a
+// lower set than the best. A build may lack some sets (TFK_ISAS of cmake/cpu_isa.cmake).
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace transformer_kernels::cpu {
 
-enum class Isa : std::uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+enum class Isa : std::uint8_t { kScalar, kNeon, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 constexpr const char* name_of(Isa isa) {
-  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
+  constexpr const char* kNames[] = {"scalar", "neon", "avx2", "avx512", "avx512_bf16", "amx"};
   return kNames[static_cast<int>(isa)];
 }
 
@@ -51,6 +51,7 @@ void log_cpu_kernel(const char* op, const Problem& problem, const Plan&... plan)
   }
 #define TFK_DECLARE_PER_ISA(declaration)   \
   TFK_DECLARE_IN(scalar, declaration)      \
+  TFK_DECLARE_IN(neon, declaration)        \
   TFK_DECLARE_IN(avx2, declaration)        \
   TFK_DECLARE_IN(avx512, declaration)      \
   TFK_DECLARE_IN(avx512_bf16, declaration) \
@@ -64,7 +65,8 @@ void log_cpu_kernel(const char* op, const Problem& problem, const Plan&... plan)
 #define TFK_ADDRESS_IF(built, name) TFK_ADDRESS_OF_BUILT(built, name)
 #define TFK_PER_ISA(name)                                                                         \
   {                                                                                               \
-    TFK_ADDRESS_IF(TFK_BUILDS_SCALAR, scalar::name), TFK_ADDRESS_IF(TFK_BUILDS_AVX2, avx2::name), \
+    TFK_ADDRESS_IF(TFK_BUILDS_SCALAR, scalar::name), TFK_ADDRESS_IF(TFK_BUILDS_NEON, neon::name), \
+        TFK_ADDRESS_IF(TFK_BUILDS_AVX2, avx2::name),                                              \
         TFK_ADDRESS_IF(TFK_BUILDS_AVX512, avx512::name),                                          \
         TFK_ADDRESS_IF(TFK_BUILDS_AVX512_BF16, avx512_bf16::name),                                \
         TFK_ADDRESS_IF(TFK_BUILDS_AMX, amx::name)                                                 \

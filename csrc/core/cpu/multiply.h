@@ -13,7 +13,7 @@ namespace transformer_kernels::cpu::TFK_ISA {
 
 inline constexpr int kTileRows = 6;
 // With the vectors of a row of B and one of A the tile fills 16 registers, or 32.
-inline constexpr int kTileVectors = TFK_ISA_LEVEL >= 2 ? 4 : 2;
+inline constexpr int kTileVectors = kVectorRegisters >= 32 ? 4 : 2;
 
 template <class F>
 inline constexpr int kTileCols = kTileVectors* Vec<F>::kLanes;

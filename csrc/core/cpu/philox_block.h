@@ -13,7 +13,7 @@ namespace transformer_kernels::cpu::TFK_ISA {
 inline constexpr int kPhiloxCounters = 8;
 inline constexpr int kPhiloxNumbers = 8 * kPhiloxCounters;  // of 16 bits each
 
-#if TFK_ISA_LEVEL == 0
+#if TFK_ISA_LEVEL == 0 && !defined(TFK_ISA_NEON)
 
 // The numbers of counters first, first + 1, ... in order: the halves of the words of each, low
 // halves first.
@@ -36,6 +36,13 @@ using WordLanes = __m256i;
 TFK_INLINE WordLanes low_products(WordLanes a, WordLanes b) { return _mm256_mul_epu32(a, b); }
 TFK_INLINE WordLanes even_lanes(WordLanes a, WordLanes b) { return _mm256_unpacklo_epi64(a, b); }
 TFK_INLINE WordLanes odd_lanes(WordLanes a, WordLanes b) { return _mm256_unpackhi_epi64(a, b); }
+#elif defined(TFK_ISA_NEON)
+using WordLanes = uint64x2_t;
+TFK_INLINE WordLanes low_products(WordLanes a, WordLanes b) {
+  return vmull_u32(vmovn_u64(a), vmovn_u64(b));
+}
+TFK_INLINE WordLanes even_lanes(WordLanes a, WordLanes b) { return vzip1q_u64(a, b); }
+TFK_INLINE WordLanes odd_lanes(WordLanes a, WordLanes b) { return vzip2q_u64(a, b); }
 #else
 using WordLanes = __m512i;
 TFK_INLINE WordLanes low_products(WordLanes a, WordLanes b) { return _mm512_mul_epu32(a, b); }

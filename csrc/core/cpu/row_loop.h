@@ -17,7 +17,7 @@ T* row_of(const Rows& matrix, std::int64_t row) {
 // Enough to hide the latency of an addition; arrays for vectors would only make the code long, and
 // twice as many pairs would not fit the registers.
 template <class T>
-inline constexpr int kUnroll = TFK_ISA_LEVEL == 0 || !InOrder<T> ? 2 : 4;
+inline constexpr int kUnroll = kVectorRegisters < 16 || !InOrder<T> ? 2 : 4;
 
 struct NoPrefetch {
   TFK_INLINE void operator()(std::int64_t, std::int64_t) const {}

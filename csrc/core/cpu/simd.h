@@ -26,6 +26,8 @@
 //   nonzero<T>(bytes, lanes)  equal(a, b)  is_negative(a)  first<T>(lanes)
 //                                        masks for select(mask, yes, no); -0 is negative
 //   keep<T>(v, lanes, otherwise)         v where lanes are, otherwise elsewhere
+//
+// kVectorRegisters says how many vectors the registers hold.
 #pragma once
 
 #include <cstdint>
@@ -98,6 +100,8 @@ struct Staged {
 #include "core/cpu/simd_avx512.h"
 #elif TFK_ISA_LEVEL == 1
 #include "core/cpu/simd_avx2.h"
+#elif defined(TFK_ISA_NEON)
+#include "core/cpu/simd_neon.h"
 #else
 #include "core/cpu/simd_scalar.h"
 #endif

@@ -8,6 +8,8 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
+inline constexpr int kVectorRegisters = 16;
+
 template <>
 struct Vec<float> {
   static constexpr int kLanes = 8;

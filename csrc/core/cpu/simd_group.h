@@ -36,7 +36,7 @@ struct TwoMasks {
 #ifdef TFK_EMULATE_AVX512
 inline constexpr int kRegisterVectors = 1;
 #else
-inline constexpr int kRegisterVectors = TFK_ISA_LEVEL == 0 ? 1 : (TFK_ISA_LEVEL == 1 ? 2 : 4);
+inline constexpr int kRegisterVectors = kVectorRegisters / 8;
 #endif
 
 // The group of vectors in which rows of T are processed: its lane selector and its number of lanes.

@@ -80,6 +80,29 @@ struct Nibbles {
 TFK_INLINE VecF lower_of(EvenOdd both) { return first_of(both.even, both.odd); }
 TFK_INLINE VecF upper_of(EvenOdd both) { return second_of(both.even, both.odd); }
 
+#elif defined(TFK_ISA_NEON)
+
+TFK_INLINE VecF load_bytes(const std::int8_t* p, All) {
+  const int32x4_t both = vreinterpretq_s32_u32(vshlq_n_u32(four_bytes(p), 24));
+  return {vcvtq_f32_s32(vshrq_n_s32(both, 24))};
+}
+
+// Each number is shifted to the upper end of a lane and back, which repeats its sign.
+struct Nibbles {
+  VecF scale;
+
+  TFK_INLINE static Nibbles of(float scale) { return {VecF::of(scale)}; }
+  TFK_INLINE EvenOdd load(const std::uint8_t* p) const {
+    const int32x4_t both = vreinterpretq_s32_u32(four_bytes(p));
+    const int32x4_t even = vshrq_n_s32(vshlq_n_s32(both, 28), 28);
+    const int32x4_t odd = vshrq_n_s32(vshlq_n_s32(both, 24), 28);
+    return {VecF{vcvtq_f32_s32(even)} * scale, VecF{vcvtq_f32_s32(odd)} * scale};
+  }
+};
+
+TFK_INLINE VecF lower_of(EvenOdd both) { return {vzip1q_f32(both.even.v, both.odd.v)}; }
+TFK_INLINE VecF upper_of(EvenOdd both) { return {vzip2q_f32(both.even.v, both.odd.v)}; }
+
 #else
 
 TFK_INLINE Vec<float> load_bytes(const std::int8_t* p, All) {

@@ -6,6 +6,9 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
+// Those that kernels may count on: compilers spill arrays sooner than vectors.
+inline constexpr int kVectorRegisters = 8;
+
 template <class A>
 struct Vec {
   static constexpr int kLanes = 16 / sizeof(A);

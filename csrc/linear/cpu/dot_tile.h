@@ -14,7 +14,7 @@ namespace transformer_kernels::cpu::TFK_ISA {
 // The number of sums that fit in registers beside their addends, which also bounds the streams from
 // memory. Each sum has one chain of additions whatever kRows is: a row of the result does not
 // depend on the number of rows.
-inline constexpr int kFewSums = TFK_ISA_LEVEL >= 2 ? 16 : 8;
+inline constexpr int kFewSums = kVectorRegisters >= 32 ? 16 : 8;
 template <int kRows>
 inline constexpr int kLines = std::min(kFewSums / kRows, 8);
 inline constexpr std::int64_t kLineGroup = 8;  // lines that stay in the cache for all tiles of rows

@@ -16,7 +16,7 @@
 namespace transformer_kernels::cpu::TFK_ISA {
 
 // With the vectors of a term and one number the tile fills 32 registers, or 16.
-inline constexpr int kTileHeight = TFK_ISA_LEVEL >= 2 ? 8 : 4;
+inline constexpr int kTileHeight = kVectorRegisters >= 32 ? 8 : 4;
 inline constexpr int kTileWidth = 3;
 
 // Rows of the left operand that lie together, and columns of the right one.

@@ -11,7 +11,8 @@
 namespace transformer_kernels::cpu {
 namespace {
 
-const std::vector<Isa> kAll = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
+const std::vector<Isa> kAll = {Isa::kScalar, Isa::kNeon,       Isa::kAvx2,
+                               Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
 
 TEST(Isa, default_is_the_best) {
   EXPECT_EQ(choose_isa(nullptr, kAll), Isa::kAmx);

@@ -142,7 +142,7 @@ def test_who_serves_cuda(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_library
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "avx512_bf16", "amx"])
+@pytest.mark.parametrize("isa", ["scalar", "neon", "avx2", "avx512", "avx512_bf16", "amx"])
 def test_every_instruction_set(isa: str) -> None:
     code = """
 import torch, transformer_kernels.functional as F
