@@ -106,6 +106,12 @@ def stands(module: Any, kind: type | None = None) -> bool:
     return is_bare(module, _forwards)
 
 
+def meets(module: nn.Module, kind: type | None = None) -> bool:
+    """Whether the module :func:`stands` when it is fused, and its class becomes known."""
+    know(original(type(module)))
+    return stands(module, kind)
+
+
 class Link:
     """A reference to a module that does not make it a child. A deep copy of both refers to the
     copy."""

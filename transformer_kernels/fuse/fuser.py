@@ -37,7 +37,11 @@ class OperatorFuser:
         measure: bool = True,
         patterns: Sequence[str] | None = None,
     ) -> None:
-        known = {pattern.name: pattern for pattern in _patterns.ALL}
+        known = {
+            pattern.name: pattern
+            for pattern in _patterns.ALL
+            if skip_logits or pattern.name != "skip_logits"
+        }
         unknown = sorted({*(patterns or ())} - {*known})
         if unknown:
             raise ArgumentValueError(

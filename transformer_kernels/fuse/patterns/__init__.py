@@ -13,6 +13,7 @@ from .mlp import MLPPattern
 from .norm import NormPattern
 from .rope import RopePattern
 from .siblings import SiblingsPattern
+from .skip_logits import SkipLogitsPattern
 from .sum_norm import SumNormPattern
 
 ALL: tuple[Pattern, ...] = (
@@ -27,4 +28,5 @@ ALL: tuple[Pattern, ...] = (
     SiblingsPattern(),
     SumNormPattern(),
     LossPattern(),
+    SkipLogitsPattern(),
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import functional
-from ..derive import know, original, stands
+from ..derive import meets, original, stands
 from ..record import Call, Node, Trace
 from ..site import RefusedError
 from .activation import activation_of
@@ -161,9 +161,8 @@ def parts_of(call: Call, found: Found, linears: list[Node], activation: str) -> 
     activated = [found.activation_module] if found.activation_module else []
     modules = dict(call.module.named_modules())
     kinds = {name: original(type(modules[name])) for name in (*named, *dropped, *activated)}
-    for name, kind in kinds.items():
-        know(kind)
-        if not stands(modules[name], kind):
+    for name in kinds:
+        if not meets(modules[name]):
             raise RefusedError(
                 f"{name} has a hook, an adapter or a quantised weight", "fuse before that"
             )

@@ -20,7 +20,9 @@ from ..mixin import Mixin
 from ..prove import agree
 from ..record import Node, Trace
 from ..site import Calls, Refusal, Site
+from ._logits import Logits
 from ._pattern import Pattern
+from ._products import weight_and_bias
 from ._rebound import Rebound, names_of, replaces
 
 _NODE = "cross_entropy"
@@ -40,10 +42,18 @@ def loss_of_next(
     Labels are shifted, which are the smallest tensor, and logits are read as they are."""
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    loss = functional.cross_entropy(
-        logits.view(-1, vocab_size), shift_labels.flatten().to(logits.device),
-        ignore_index=ignore_index, reduction="mean" if num_items_in_batch is None else "sum",
-    )  # fmt: skip
+    flat = shift_labels.flatten().to(logits.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    if type(logits) is Logits:
+        weight, bias = weight_and_bias(logits._tfk_head)
+        loss = functional.linear_cross_entropy(
+            logits._tfk_hidden.flatten(0, -2), weight, flat, linear_bias=bias,
+            ignore_index=ignore_index, reduction=reduction,
+        )  # fmt: skip
+    else:
+        loss = functional.cross_entropy(
+            logits.view(-1, vocab_size), flat, ignore_index=ignore_index, reduction=reduction
+        )
     loss = loss if logits.dtype is torch.float64 else loss.float()
     if num_items_in_batch is None:
         return loss

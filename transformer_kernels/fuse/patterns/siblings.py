@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ..cost import meta_bytes
-from ..derive import Gate, Link, original, stands
+from ..derive import Gate, Link, meets, original, stands
 from ..hand import give, take
 from ..mixin import Mixin, leave
 from ..prove import twin
@@ -65,7 +65,7 @@ class SiblingsPattern(Pattern):
                 groups.setdefault((call.parent, call.ins[0]), {})[call.path] = call
         for group in groups.values():
             calls = list(group.values())
-            if len(calls) > 1 and all(stands(call.module, nn.Linear) for call in calls):
+            if len(calls) > 1 and all(meets(call.module) for call in calls):
                 yield self._site(calls, trace)
 
     def _site(self, calls: list[Call], trace: Trace) -> Site:
