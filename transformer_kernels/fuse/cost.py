@@ -129,6 +129,7 @@ class Prices:
     def __init__(self, device: torch.device, factor: int) -> None:
         self._table = Table(device)
         self._factor = factor
+        self._devices = [device] if device.type == "cuda" else []
 
     def gate(self, site: Site) -> Gate:
         """Times the site, unless the machine's table has its times, and says which calls run our
@@ -139,7 +140,7 @@ class Prices:
         what = f"{site.pattern} {kind.__module__}.{kind.__qualname__} {site.key} {rows} rows"
         found = self._table.get(what)
         if found is None:
-            with torch.random.fork_rng([]):
+            with torch.random.fork_rng(self._devices):
                 found = self._measured(site.trial, rows)
             self._table.keep(what, found)
         site.training, site.inference = Times(*found["training"]), Times(*found["inference"])

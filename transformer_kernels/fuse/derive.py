@@ -124,15 +124,16 @@ class Link:
 
 class Gate(NamedTuple):
     """Which calls of a site run our code: those of at least so many rows, with or without
-    gradients."""
+    gradients, and in graphs of torch.compile, whose own kernels serve most patterns as well."""
 
     rows: int = 1
     training: bool = True
     inference: bool = True
+    compiled: bool = False
 
     def opens(self, x: Tensor) -> bool:
         if torch.compiler.is_compiling():
-            return self.training
+            return self.compiled
         if not (self.training if torch.is_grad_enabled() else self.inference):
             return False
         return self.rows <= 1 or x.numel() >= self.rows * x.shape[-1]

@@ -20,6 +20,7 @@ from .record import Trace, as_it_was, record
 from .site import Refusal, RefusedError, Site
 
 _PLAN = "_tfk_plan"  # the attribute of a fused model
+_DEPTH = 4.0  # the errors of many modules add up
 _ELSEWHERE = "on another machine, or for other shapes, it may be faster"
 
 
@@ -118,7 +119,7 @@ def _why_not(site: Site, prices: Prices | None) -> str | None:
     """Times a site, and opens it for the calls that pay; the reason why where none does."""
     if prices is None or site.trial is None:
         return None
-    site.gate = prices.gate(site)
+    site.gate = prices.gate(site)._replace(compiled=site.gate.compiled)
     if site.gate.training or site.gate.inference:
         return None
     assert site.training is not None
@@ -151,7 +152,7 @@ def _agrees(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site
     put_in(sites)
     try:
         with as_it_was(model):
-            return agree(model(*inputs.args, **inputs.kwargs), trace.result)
+            return agree(model(*inputs.args, **inputs.kwargs), trace.result, _DEPTH)
     except Exception:  # a site that raises is one that gives another result
         return False
     finally:

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._library import log_dispatch
 from .derive import Gate
@@ -22,6 +22,12 @@ class Mixin(_Base):  # type: ignore[misc]
 
     _tfk_gates: dict[str, Gate]  # by pattern: which calls run our code
     _tfk_path: str = ""
+
+
+def only(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The one tensor that a module is called with, by position; None for another call."""
+    x = args[0] if len(args) == 1 and not kwargs else None
+    return x if isinstance(x, Tensor) else None
 
 
 _said: set[tuple[str, str]] = set()

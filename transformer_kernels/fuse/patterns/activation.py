@@ -14,7 +14,7 @@ from ...ops.pointwise._ops import PLAIN
 from ...ops.pointwise.pointwise import FUNCTIONS
 from ...ops.pointwise.table import ACTIVATIONS
 from ..cost import bytes_of, meta, recorded_bytes, trial_of_module
-from ..mixin import Mixin
+from ..mixin import Mixin, only
 from ..record import Call, Trace
 from ..site import RefusedError, Site
 from ._pattern import Pattern, unary
@@ -41,15 +41,20 @@ def activate(name: str, x: Tensor) -> Tensor:
     return FUNCTIONS[name](x)
 
 
+def _casts(x: Tensor) -> bool:
+    """Whether autocast may choose the dtype of PyTorch's result."""
+    return x.dtype not in (torch.float32, torch.float64) and any_autocast()
+
+
 class Activation(Mixin):
     """The class of a module that is an activation."""
 
     _tfk_activation: str
 
-    def forward(self, x: Tensor, *others: Any, **options: Any) -> Any:
-        casts = x.dtype not in (torch.float32, torch.float64) and any_autocast()
-        if others or options or casts or not self._tfk_gates["activation"].opens(x):
-            return super().forward(x, *others, **options)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = only(args, kwargs)
+        if x is None or not self._tfk_gates["activation"].opens(x) or _casts(x):
+            return super().forward(*args, **kwargs)
         return activate(self._tfk_activation, x)
 
 

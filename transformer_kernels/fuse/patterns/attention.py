@@ -104,7 +104,7 @@ class AttentionPattern(Pattern):
         return Site(
             self.name, call.path, module, Rebound, {"_tfk_rebound": kind},
             function="functional.attention", key=_key(nodes[0], trace), shape=tensors[0].shape,
-            launches=(len(nodes), len(nodes)), gate=Gate(rows=32),
+            launches=(len(nodes), len(nodes)), gate=Gate(rows=32, compiled=True),
             bytes=(recorded_bytes(trace, nodes), meta_bytes(*tensors, out)),
             trial=_trial(nodes[0], trace),
         )  # fmt: skip

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import Any
+
+from torch import nn
 
 from ... import functional
 from ...ops.pointwise.dropout import DROPOUT
 from ..cost import bytes_of, meta, trial_of_module
 from ..derive import original
-from ..mixin import Mixin
+from ..mixin import Mixin, only
 from ..record import Call, Trace
 from ..site import Site
 from ._pattern import Pattern, unary
@@ -22,12 +24,10 @@ class Dropout(Mixin):
     p: float
     inplace: bool
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        if not self._tfk_gates["dropout"].opens(x):
-            y: Tensor = super().forward(x)
-            return y
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = only(args, kwargs)
+        if x is None or not self.training or not self._tfk_gates["dropout"].opens(x):
+            return super().forward(*args, **kwargs)
         return functional.dropout(x, self.p, True, self.inplace)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from ... import functional
 from ...ops.pointwise.table import ACTIVATIONS
 from ..cost import recorded_bytes, trial_of_module
 from ..derive import Gate
-from ..mixin import Mixin, leave
+from ..mixin import Mixin, leave, only
 from ..prove import proven
 from ..record import Call, Trace
 from ..site import RefusedError, Site
@@ -26,9 +24,10 @@ class GatedMLP(Mixin):
 
     _tfk_parts: Parts
 
-    def forward(self, x: Tensor, *others: Any, **options: Any) -> Any:
-        if others or options or not self._tfk_gates["gated_mlp"].opens(x):
-            return super().forward(x, *others, **options)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = only(args, kwargs)
+        if x is None or not self._tfk_gates["gated_mlp"].opens(x):
+            return super().forward(*args, **kwargs)
         parts = self._tfk_parts
         reason = parts.why_not(self)
         if reason is not None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from ... import functional
 from ..cost import recorded_bytes, trial_of_module
 from ..derive import Gate
-from ..mixin import Mixin, leave
+from ..mixin import Mixin, leave, only
 from ..prove import proven
 from ..record import Call, Trace
 from ..site import RefusedError, Site
@@ -23,11 +21,12 @@ class MLP(Mixin):
 
     _tfk_parts: Parts
 
-    def forward(self, x: Tensor, *others: Any, **options: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = only(args, kwargs)
         parts = self._tfk_parts
         pattern = "mlp" if len(parts.linears) == 2 else "linear_act"
-        if others or options or not self._tfk_gates[pattern].opens(x):
-            return super().forward(x, *others, **options)
+        if x is None or not self._tfk_gates[pattern].opens(x):
+            return super().forward(*args, **kwargs)
         reason = parts.why_not(self)
         if reason is not None:
             leave(self, pattern, reason)

@@ -15,7 +15,7 @@ from ...ops.norm.layer_norm import LAYER_NORM
 from ...ops.norm.rms_norm import RMS_NORM
 from ..cost import bytes_of, meta, recorded_bytes, trial_of_module
 from ..hand import take
-from ..mixin import Mixin, leave
+from ..mixin import Mixin, leave, only
 from ..prove import proven
 from ..record import Call, Node, Trace
 from ..site import RefusedError, Site
@@ -51,12 +51,15 @@ class Norm(Mixin):
 
     _tfk_norm: Form
 
-    def forward(self, x: Tensor, *others: Any, **options: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = only(args, kwargs)
+        if x is None:
+            return super().forward(*args, **kwargs)
         y = take(self, x)
         if y is not None:
             return y
-        if others or options or not self._tfk_gates["norm"].opens(x) or not self.takes(x):
-            return super().forward(x, *others, **options)
+        if not self._tfk_gates["norm"].opens(x) or not self.takes(x):
+            return super().forward(x)
         (weight, bias, eps), more = self._tfk_norm.arguments(self)
         if self._tfk_norm.kind == "layer":
             return functional.layer_norm(x, x.shape[-1:], weight, bias, eps, **more)

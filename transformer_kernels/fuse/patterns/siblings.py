@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from ..._torch import is_eager
 from ..cost import meta_bytes
 from ..derive import Gate, Link, meets, original, stands
 from ..hand import give, take
-from ..mixin import Mixin, leave
+from ..mixin import Mixin, leave, only
 from ..prove import twin
 from ..record import Call, Trace, value_of
 from ..site import Calls, Refusal, Site
@@ -27,14 +28,15 @@ class Sibling(Mixin):
 
     _tfk_siblings: tuple[Link, ...] = ()  # those that this one computes; of the first alone
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = take(self, x)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = only(args, kwargs)
+        y = None if x is None else take(self, x)
         if y is not None:
             return y
         others: list[Any] = [link.module for link in self._tfk_siblings]
-        if not others or not self._tfk_gates["siblings"].opens(x) or not self._serves(others):
-            stock: Tensor = super().forward(x)
-            return stock
+        opens = x is not None and others and self._tfk_gates["siblings"].opens(x)
+        if x is None or not opens or not self._serves(others):
+            return super().forward(*args, **kwargs)
         pairs = [weight_and_bias(module) for module in (self, *others)]
         biases = None if all(b is None for _, b in pairs) else [b for _, b in pairs]
         y, *rest = functional.linear_list(x, [weight for weight, _ in pairs], biases)
@@ -43,7 +45,7 @@ class Sibling(Mixin):
         return y
 
     def _serves(self, others: list[Any]) -> bool:
-        if torch.compiler.is_compiling() or getattr(self, "_is_replica", False):
+        if not is_eager() or getattr(self, "_is_replica", False):
             return False
         if all(stands(module, nn.Linear) for module in (self, *others)):
             return True

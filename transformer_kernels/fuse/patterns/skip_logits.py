@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ..._torch import is_eager
 from ...ops.linear_loss._ops import LINEAR_CROSS_ENTROPY
 from ..cost import meta_bytes
 from ..derive import Link, meets, stands
-from ..mixin import Mixin, leave
+from ..mixin import Mixin, leave, only
 from ..record import Trace, value_of
 from ..site import Refusal, Site
 from ._logits import Logits, NoLogits
@@ -27,8 +28,11 @@ _ASKED = "_tfk_asked"  # of a head, while its model computes a loss
 class Head(Mixin):
     """The class of the linear layer that makes the logits."""
 
-    def forward(self, x: Tensor) -> Any:
-        return Logits.of(x, self) if _ASKED in self.__dict__ else super().forward(x)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        x = only(args, kwargs)
+        if x is None or _ASKED not in self.__dict__:
+            return super().forward(*args, **kwargs)
+        return Logits.of(x, self)
 
 
 class WithoutLogits(Mixin):
@@ -52,7 +56,7 @@ class WithoutLogits(Mixin):
 
     def _asks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the call computes a loss to train by."""
-        if not self.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not self.training or not torch.is_grad_enabled() or not is_eager():
             return False
         if getattr(self, "_is_replica", False):  # whose head is another one
             return False

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._torch import is_eager
 from ..cost import meta_bytes
 from ..derive import Gate, Link, stands
 from ..hand import give, misses
@@ -69,7 +70,7 @@ class Tagged(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         y = super().forward(*args, **kwargs)
-        if type(y) is not Tensor or torch.compiler.is_compiling():
+        if type(y) is not Tensor or not is_eager():
             return y
         norm = self._tfk_behind.module
         serves = (
