@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 import transformer_kernels as tfk
+from transformer_kernels._extras import named
 from transformer_kernels.bench.levels import run, show
-from transformer_kernels.bench.options import pick_device
+from transformer_kernels.bench.options import pick_device, write_plots
 
 BATCH, TIME, CHANNELS, HEADS = 4, 128, 256, 4
 
@@ -52,10 +53,8 @@ def main() -> None:
     print(show.render(result))
     print("\n".join(show.lines(result)))
     if arguments.plots is not None:
-        from transformer_kernels.bench import plots  # loads matplotlib
-
-        for path in plots.write(result, arguments.plots):
-            print(f"wrote {path}")
+        with named("progressive_optimization"):  # matplotlib
+            write_plots(result, arguments.plots)
 
 
 if __name__ == "__main__":

@@ -23,23 +23,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.pytorch_utils import Conv1D
 
 import transformer_kernels as tfk
+from transformer_kernels._extras import named
 from transformer_kernels.bench import fpga
 from transformer_kernels.bench.training import documentation
-from transformer_kernels.demo.model import stock_model
-from transformer_kernels.demo.train import Size, train
+from transformer_kernels.demo.kinds import KINDS
+from transformer_kernels.demo.size import Size
+from transformer_kernels.demo.train import train
 from transformer_kernels.measure import machine, schema
 from transformer_kernels.measure.schema import ArrayModel
 
-GPT2 = Size(4, 192, 4, block=128, batch=8, steps=160, learning_rate=3e-3, sample_bytes=0,
-            bench_seconds=0)  # fmt: skip
-QUICK = Size(2, 64, 2, block=32, batch=4, steps=6, learning_rate=3e-3, sample_bytes=0,
-             bench_seconds=0)  # fmt: skip
+with named("fpga_transformer"):
+    import transformers
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.pytorch_utils import Conv1D
+
+    from transformer_kernels.demo.model import stock_model
+
+GPT2 = Size(4, 192, 4, block=128, batch=8, steps=160, learning_rate=3e-3)
+QUICK = Size(2, 64, 2, block=32, batch=4, steps=6, learning_rate=3e-3)
 
 SENTENCES = (
     "A man is playing a guitar on the stage.",
@@ -196,7 +200,7 @@ class LanguageModel:
     def __post_init__(self) -> None:
         size = self.size
         self.model = stock_model(size.layers, size.width, size.heads, size.block, seed=0)
-        train({"stock": self.model}, size, torch.device("cpu"))
+        train({"stock": self.model}, size, torch.device("cpu"), KINDS["gpt2"]().loss_of)
         self.model.eval()
 
     @property

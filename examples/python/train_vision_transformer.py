@@ -32,7 +32,7 @@ def digits() -> tuple[Labelled, Labelled]:
     except ImportError:
         raise SystemExit(
             "train_vision_transformer: scikit-learn is missing, expected for its digits (pip"
-            " install scikit-learn)"
+            " install 'transformer-kernels[examples]')"
         ) from None
     loaded = load_digits()
     images = torch.tensor(loaded.images, dtype=torch.float32).unsqueeze(1) * (2 / LARGEST) - 1

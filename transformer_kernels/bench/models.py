@@ -114,7 +114,8 @@ def _cells(row: ModelRun, stock: ModelRun | None) -> list[str]:
     return [
         row.model, row.data, row.kernels, f"{row.parameters:,}", str(row.steps),
         f"{row.seconds:.1f}", f"{row.step_ms:.2f}",
-        f"{stock.step_ms / row.step_ms:.2f}x" if stock and compared else table.ABSENT,
+        training.speed_up(stock.step_ms, row.step_ms, row.steps)
+        if stock and compared else table.ABSENT,
         f"{row.loss:.3f}", _percent(row.accuracy), _percent(row.goal),
     ]  # fmt: skip
 

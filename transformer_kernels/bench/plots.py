@@ -98,7 +98,7 @@ def of(result: Result) -> dict[str, Plot]:
         rows = [row for row in shown if row.dtype == dtype]
         name = short_dtype(dtype)
         found |= _size_plots(rows, name, result.ceilings)
-        if any(p.speed_up is not None for p in problems(rows)):
+        if result.busy is None and any(p.speed_up is not None for p in problems(rows)):
             found[f"speedup_{name}"] = speed_ups(rows, name)
     return found
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -28,10 +29,7 @@ def measure(task: Task, device: torch.device, rounds: int) -> Result:
         for name in runs:  # one by one, so that compiling is not timed
             for _ in range(WARM_UP):
                 step(name)
-        peaks = {}
-        for name, run in runs.items():
-            run.optimizer.zero_grad(set_to_none=True)
-            peaks[name] = peak_bytes(partial(step, name), device)
+        peaks = {name: _peak(run, partial(step, name), device) for name, run in runs.items()}
         for run in runs.values():
             run.seconds.clear()
         for _ in range(rounds):
@@ -39,6 +37,23 @@ def measure(task: Task, device: torch.device, rounds: int) -> Result:
                 step(name)
     rows = [_row(name, run, peaks[name]) for name, run in runs.items()]
     return machine.new_result(device, settings={}, step_times=rows)
+
+
+def peaks(task: Task, device: torch.device) -> dict[str, int]:
+    """The most memory that a step of each model takes, in bytes; steps before it leave the
+    optimizer's state."""
+    found = {}
+    for name, model in task.models.items():
+        run = training.Run.begin(model, task.recipe, device)
+        step = partial(run.step, task.loss_of, task.batch, device)
+        step()
+        found[name] = _peak(run, step, device)
+    return found
+
+
+def _peak(run: training.Run, step: Callable[[], None], device: torch.device) -> int:
+    run.optimizer.zero_grad(set_to_none=True)
+    return peak_bytes(step, device)
 
 
 def _row(name: str, run: training.Run, peak: int) -> StepTime:

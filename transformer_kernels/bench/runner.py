@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 
@@ -39,7 +40,9 @@ class Settings:
     seconds: float = 0.5  # per problem
     compile_mode: str = "default"
     find_kernels: bool = True
-    budget_seconds: float | None = None  # small problems come first; the rest is left out
+    # One problem of each op comes first, from the smallest up; what takes longer is left out.
+    budget_seconds: float | None = None
+    left_out: Collection[tuple[str, str]] = ()  # ops and their passes
 
     def problems(self) -> list[Problem]:
         """The problems, each once: without parameters, weight dtypes make no difference."""
@@ -51,6 +54,7 @@ class Settings:
                 for dtype in self.dtypes
                 for weight_dtype in (self.weight_dtypes if op.parameters else (None,))
                 for shape in self.shapes(op, dtype)
+                if (op.name, pass_) not in self.left_out
             )
         )
 
@@ -87,7 +91,7 @@ class _Run:
         present = self._present_providers()
         if "ours" in present and self._settings.find_kernels:
             self._kernels = kernels.chosen_kernels(problems, self._device)
-        self._measure_all(sorted(problems, key=self._size), present, quiet)
+        self._measure_all(self._in_rounds(problems), present, quiet)
         return machine.new_result(
             self._device,
             settings=self._describe_settings(),
@@ -115,6 +119,15 @@ class _Run:
                 if ended is not None:
                     self._skipped.append(Skip(str(problem), "all", ended))
                 progress.advance(str(problem))
+
+    def _in_rounds(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Orders the problems so that each op has had one before any op has another, of each op
+        the smallest first."""
+        of_op: dict[str, list[Problem]] = {}
+        for problem in sorted(problems, key=self._size):
+            of_op.setdefault(problem.op, []).append(problem)
+        rounds = zip_longest(*(of_op[name] for name in self._ops if name in of_op))
+        return [problem for each in rounds for problem in each if problem is not None]
 
     def _size(self, problem: Problem) -> int:
         return self._ops[problem.op].elements(problem.shape)

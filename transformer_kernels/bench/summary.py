@@ -21,9 +21,10 @@ def render(result: Result) -> str | None:
 
 
 def lay_out(result: Result) -> Table | None:
-    """Geometric means over shapes, by pass and over all; None where each has one problem."""
+    """Geometric means over shapes, by pass and over all; None where each has one problem, or
+    the machine was busy."""
     groups = _speed_ups(result)
-    if all(len(_all(passes)) < 2 for passes in groups.values()):
+    if result.busy is not None or all(len(_all(passes)) < 2 for passes in groups.values()):
         return None
     headings = [("Op", 31), ("problems", 8), *((word, 7) for word in PASS_WORDS.values()),
                 ("all", 7)]  # fmt: skip

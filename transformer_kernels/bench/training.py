@@ -16,13 +16,18 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bench.console import Progress
+from transformer_kernels.measure.table import ABSENT
 
 T = TypeVar("T")
+LEAST_STEPS = 30  # the times of fewer say nothing about a speed-up
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of AdamW. The rate rises over the first steps, then may fall to 0 along a cosine."""
+    """Settings of AdamW. The rate rises over the first steps, then may fall to 0 along a cosine.
+
+    Where ``clip`` is given, gradients are scaled down to that norm.
+    """
 
     steps: int
     learning_rate: float
@@ -30,6 +35,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.99)
     warm_up: int = 20
     decays: bool = False
+    clip: float | None = None
 
     def factor(self, step: int) -> float:
         risen = min(1.0, (step + 1) / self.warm_up)
@@ -43,6 +49,7 @@ class Run:
     model: Any
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
+    clip: float | None
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of each step
 
@@ -53,7 +60,8 @@ class Run:
             model.parameters(), recipe.learning_rate, recipe.betas,
             weight_decay=recipe.weight_decay, fused=True,
         )  # fmt: skip
-        return cls(model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.factor))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.factor)
+        return cls(model, optimizer, schedule, recipe.clip)
 
     def step(self, loss_of: Callable[[Any, T], Tensor], batch: T, device: torch.device) -> None:
         """Trains one step on a batch. Reading the loss waits for the device."""
@@ -74,6 +82,8 @@ class Run:
         return loss.detach()
 
     def update(self) -> None:
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
         self.schedule.step()
 
@@ -84,6 +94,7 @@ def train(
     loss_of: Callable[[Any, T], Tensor],
     recipe: Recipe,
     device: torch.device,
+    describe: Callable[[Run], str] = lambda run: f"loss {run.losses[-1]:.4f}",
 ) -> dict[str, Run]:
     """Gives ``recipe.steps`` batches to the models, each to every model before the next."""
     runs = {name: Run.begin(model, recipe, device) for name, model in models.items()}
@@ -91,9 +102,13 @@ def train(
         for _, batch in zip(range(recipe.steps), batches, strict=False):
             for run in runs.values():
                 run.step(loss_of, batch, device)
-            losses = ", ".join(f"{name} {run.losses[-1]:.4f}" for name, run in runs.items())
-            progress.advance(f"loss: {losses}")
+            progress.advance("; ".join(f"{name} {describe(run)}" for name, run in runs.items()))
     return runs
+
+
+def speed_up(stock_seconds: float, seconds: float, steps: int) -> str:
+    """How much faster a step is than stock's, in words; absent where too few were timed."""
+    return f"{stock_seconds / seconds:.2f}x" if steps >= LEAST_STEPS else ABSENT
 
 
 def documentation() -> Tensor:

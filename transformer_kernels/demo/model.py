@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-BYTES = 256
-TOKENS = 50257  # size of GPT-2's vocabulary
+from transformer_kernels.demo.size import BYTES
 
 
 def stock_model(

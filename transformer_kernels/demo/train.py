@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,39 +11,35 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bench import training
+from transformer_kernels.demo.kinds import Kind
+from transformer_kernels.demo.size import BYTES, Size
 from transformer_kernels.measure.schema import TrainingRun
 from transformer_kernels.measure.statistics import quantile
 
-_PROMPT = b"The "
+# Gradients grow tenfold in some of the first steps; without a limit the loss jumps with them.
+CLIP = 1.0
 
 
-@dataclass(frozen=True)
-class Size:
-    """The sizes that decide how long the demo takes."""
-
-    layers: int
-    width: int
-    heads: int
-    block: int
-    batch: int
-    steps: int
-    learning_rate: float
-    sample_bytes: int
-    bench_seconds: float  # for timing all ops
-
-    def __str__(self) -> str:
-        return f"GPT-2, {self.layers} layers, width {self.width}, {self.heads} heads"
-
-
-def train(models: dict[str, Any], size: Size, device: torch.device) -> list[TrainingRun]:
+def train(
+    models: dict[str, Any],
+    size: Size,
+    device: torch.device,
+    loss_of: Callable[[Any, Tensor], Tensor],
+) -> list[TrainingRun]:
     """Trains the models side by side on windows of CPython's documentation."""
-    recipe = training.Recipe(size.steps, size.learning_rate)
-    runs = training.train(models, batches(size, device), loss_of, recipe, device)
-    tokens = size.batch * size.block
+    recipe = training.Recipe(size.steps, size.learning_rate, clip=CLIP)
+
+    def describe(run: training.Run) -> str:
+        return f"{_tokens_per_second(run, size):,.0f} tokens/s, loss {run.losses[-1]:.3f}"
+
+    runs = training.train(models, batches(size, device), loss_of, recipe, device, describe)
     return [
-        TrainingRun(name, run.losses, tokens / quantile(sorted(run.seconds), 0.5))
-        for name, run in runs.items()
+        TrainingRun(name, run.losses, _tokens_per_second(run, size)) for name, run in runs.items()
     ]
+
+
+def _tokens_per_second(run: training.Run, size: Size) -> float:
+    return size.batch * size.block / quantile(sorted(run.seconds), 0.5)
 
 
 def batches(size: Size, device: torch.device) -> Iterator[Tensor]:
@@ -51,23 +47,24 @@ def batches(size: Size, device: torch.device) -> Iterator[Tensor]:
     return (batch.to(device) for batch in text)
 
 
-def loss_of(model: Any, batch: Tensor) -> Tensor:
-    loss: Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
-    return loss
+@dataclass(frozen=True)
+class Agreement:
+    """How the weights that our kernels trained do in the stock model."""
+
+    same: int  # next tokens on which both agree
+    tokens: int
+    difference: float  # the largest of the logits, relative to the largest logit
 
 
-def generate(model: Any, size: Size, device: torch.device) -> str:
-    """A sample of text that the model writes after a short prompt."""
-    torch.manual_seed(0)
-    prompt = torch.tensor([list(_PROMPT)], device=device)
-    model.eval()
-    written = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=min(size.sample_bytes, size.block - len(_PROMPT)),
-        do_sample=True,
-        temperature=0.7,
-        top_k=40,
-        pad_token_id=0,
+@torch.no_grad()
+def agreement(ours: Any, kind: Kind, size: Size, device: torch.device) -> Agreement:
+    """Loads the weights of ``ours`` into a stock model, and compares both on one batch."""
+    stock = kind.build(size, BYTES, False).to(device)
+    stock.load_state_dict(ours.state_dict())
+    batch = next(batches(size, device))
+    found, expected = (kind.logits_of(model.eval(), batch).float() for model in (ours, stock))
+    return Agreement(
+        same=int((found.argmax(-1) == expected.argmax(-1)).sum()),
+        tokens=batch.numel(),
+        difference=float((found - expected).abs().max() / expected.abs().max()),
     )
-    return bytes(written[0].tolist()).decode("utf-8", errors="replace").replace("\0", "")

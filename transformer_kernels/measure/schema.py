@@ -177,7 +177,7 @@ class Training:
 
     model: str
     runs: list[TrainingRun]
-    sample: str
+    sample: str = ""  # text that the model wrote
 
     @property
     def stock(self) -> TrainingRun:
@@ -328,6 +328,11 @@ class Result:
     model_runs: list[ModelRun] = field(default_factory=list)
     step_parts: list[StepPart] = field(default_factory=list)
     step_times: list[StepTime] = field(default_factory=list)
+
+    @property
+    def busy(self) -> str | None:
+        """Why the machine was busy, which makes ratios of this run's times noise."""
+        return self.settings.get("busy")
 
 
 def to_json(result: Result) -> str:

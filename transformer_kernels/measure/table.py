@@ -171,6 +171,8 @@ def lay_out(result: Result, unit: str = "us") -> Table:
     headings = [_KERNEL, *_PROVIDERS.values(), _OF_CEILING, _VS_BEST]
     title = f"{TITLE} ({result.machine.device_name})"
     body = [_cells(problem, unit, result.ceilings) for problem in lines]
+    if result.busy is not None:
+        body = [[*cells[:-2], ABSENT, ABSENT] for cells in body]
     return Table(title, f"{_UNITS[unit]}; {_ceiling_words(lines)}", headings, body)
 
 

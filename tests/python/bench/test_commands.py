@@ -15,6 +15,7 @@ from transformer_kernels import __version__, _extras, cli
 from transformer_kernels.measure import schema
 
 ROOT = Path(__file__).parents[3]
+EXAMPLES = ("fuse_gpt2", "fpga_transformer")  # need a package that the rest does not
 NAMES = [command.name for command in cli.COMMANDS]
 
 
@@ -73,7 +74,7 @@ def test_a_default_stands_in_the_help_once(capsys):
 
 # Every optional package is hidden, as in an environment that only has PyTorch.
 _WITHOUT_EXTRAS = """
-import importlib.abc, sys
+import importlib.abc, runpy, sys
 from transformer_kernels import _extras, cli
 
 class Hidden(importlib.abc.MetaPathFinder):
@@ -89,14 +90,22 @@ for command in cli.COMMANDS:
         assert ended.code == 0, command
 for arguments in (["report", "absent.json"], ["plot", sys.argv[1]], ["demo", "--quick"]):
     assert cli.main(arguments) == 2, arguments
+for example in sys.argv[2:]:
+    try:
+        runpy.run_path(example)
+    except SystemExit as ended:
+        assert ended.code == 2, example
+    else:
+        raise AssertionError(example)
 """
 
 
 def test_packages_that_are_missing_are_named_with_their_extras(full_result, tmp_path):
     file = tmp_path / "result.json"
     schema.save(full_result, file)
+    examples = [ROOT / "examples" / "python" / f"{name}.py" for name in EXAMPLES]
     child = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_EXTRAS, str(file)],
+        [sys.executable, "-c", _WITHOUT_EXTRAS, str(file), *map(str, examples)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
@@ -107,6 +116,10 @@ def test_packages_that_are_missing_are_named_with_their_extras(full_result, tmp_
         " pip install 'transformer-kernels[bench]'",
         "transformer-kernels: the package transformers is missing:"
         " pip install 'transformer-kernels[demo]'",
+        *(
+            f"{name}: the package transformers is missing: pip install 'transformer-kernels[demo]'"
+            for name in EXAMPLES
+        ),
     ]
 
 

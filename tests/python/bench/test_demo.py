@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -9,12 +12,18 @@ import pytest
 import torch
 
 from transformer_kernels import cli
+from transformer_kernels.bench import cases, training
 from transformer_kernels.bench.training import documentation
-from transformer_kernels.measure import schema
+from transformer_kernels.measure import busy, ceilings, schema
+from transformer_kernels.measure.schema import Training, TrainingRun
 
 pytest.importorskip("transformers")
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "python" / "fuse_gpt2.py"
+from transformer_kernels.demo import run as demo
+from transformer_kernels.demo import show
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLE = EXAMPLES / "python" / "fuse_gpt2.py"
 
 
 def _demo(*arguments: str) -> int:
@@ -29,23 +38,125 @@ def test_the_text_is_bytes():
     assert int(text.max()) < 256
 
 
-@pytest.mark.slow
-def test_the_short_demo_runs_to_the_end(tmp_path, capsys):
+@pytest.fixture
+def few_ops(monkeypatch):
+    """Two ops in place of all, and small ceilings."""
+    chosen = [cases.all_ops()[name] for name in ("gelu", "softmax")]
+    monkeypatch.setattr(cases, "select", lambda _: chosen)
+    monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 1 << 20)
+    monkeypatch.setitem(ceilings._MATMUL_SIZE, "cpu", 64)
+    monkeypatch.setattr(ceilings, "_SECONDS", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Models so small are faster on one thread, and wait for no other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _quiet(monkeypatch, share: float = 0.0) -> None:
+    signs = busy.Signs(share, 20.0, 20.0)
+    monkeypatch.setattr(busy.Watch, "signs", lambda *_: signs)
+
+
+def test_the_short_demo_runs_to_the_end(few_ops, tmp_path, monkeypatch, capsys):
+    _quiet(monkeypatch)
     page, figures = tmp_path / "report.html", tmp_path / "demo.json"
-    assert (
-        cli.main(["demo", "--quick", "--device", "cpu", "-o", str(page), "--json", str(figures)])
-        == 0
-    )
+    assert _demo("-o", str(page), "--json", str(figures), "--plot", str(tmp_path / "plots")) == 0
     text = capsys.readouterr().out
-    parts = ["SPEED-UP OF THE MODEL", "TRAINING LOSS", "SPEED-UP OVER PYTORCH",
-             "KERNEL PACK BENCHMARK"]  # fmt: skip
+    parts = ["Training GPT-2, 2 layers", "TRAINING SPEED", "TRAINING LOSS",
+             "the same next byte for", "SPEED-UP OVER PYTORCH", "PACK BENCHMARK"]  # fmt: skip
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
+    assert "tokens/s" in text[: places[0]]  # the progress tells it while the models train
+    assert "BUSY" not in text
+    assert not re.search(r"kernels: \d", text)  # six steps give no speed-up
     assert page.read_text(encoding="utf-8").count("<svg") >= 2
-    runs = schema.load(figures).training.runs
+    assert (tmp_path / "plots" / "loss.svg").is_file()
+    result = schema.load(figures)
+    runs = result.training.runs
+    assert result.busy is None
     assert [run.name for run in runs] == ["stock", "stock again", "ours"]
     assert all(run.losses[-1] < run.losses[0] for run in runs)
     assert all(abs(run.losses[0] - runs[0].losses[0]) < 0.1 for run in runs)
+    same, every = map(int, re.search(r"byte for (\d+) of (\d+)", text).groups())
+    assert 0.98 * every <= same <= every == 4 * 64
+
+
+def test_a_busy_machine_is_told_as_such(few_ops, tmp_path, monkeypatch, capsys):
+    _quiet(monkeypatch, share=0.63)
+    monkeypatch.setattr(training, "LEAST_STEPS", 3)
+    page, figures = tmp_path / "report.html", tmp_path / "demo.json"
+    options = ["--model", "language-model", "--batch-size", "2", "--seq-len", "16", "--d-model",
+               "32", "--num-heads", "4", "--steps", "3", "--profile-memory"]  # fmt: skip
+    assert _demo("-o", str(page), "--json", str(figures), *options) == 0
+    text = capsys.readouterr().out
+    assert "LanguageModel, 2 layers, width 32, 4 heads; bytes of Python's documentation, 2x16" in (
+        text
+    )
+    assert "THE MACHINE IS BUSY: other programs took 63 % of its processors" in text
+    assert not re.search(r"\d\.\d\dx", text)
+    assert "SPEED-UP OVER PYTORCH" not in text
+    assert re.search(r"ours +│ +[\d.]+ │ +\d+ %", text)  # the memory of a step
+    assert schema.load(figures).busy == "other programs took 63 % of its processors"
+    assert "The machine was busy" in page.read_text(encoding="utf-8")
+
+
+def test_thirty_steps_on_a_quiet_machine_give_a_speed_up():
+    runs = [TrainingRun("stock", [2.0] * 30, 100.0), TrainingRun("ours", [2.0] * 30, 250.0)]
+    line = "Training a model: 100 tokens/s stock, 250 with our kernels"
+    assert show.headline(Training("a model", runs), None) == f"{line}: 2.50x"
+    assert show.headline(Training("a model", runs), "busy") == line
+    few = [dataclasses.replace(run, losses=[2.0] * 29) for run in runs]
+    assert show.headline(Training("a model", few), None) == line
+
+
+def test_the_example_is_the_command(monkeypatch):
+    given = []
+    monkeypatch.setattr(cli, "main", lambda arguments: given.append(arguments) or 3)
+    monkeypatch.setattr(sys, "argv", ["run_demo.py", "--quick", "--plot"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / "run_demo.py"), run_name="__main__")
+    assert (ended.value.code, given) == (3, [["demo", "--quick", "--plot"]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--d-model", "30", "--num-heads", "4"], "--d-model is 30, expected a multiple of --num"),
+        (["--steps", "0"], "--steps is 0, expected at least 1"),
+        (["--batch-size", "-2"], "--batch-size is -2, expected at least 1"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(arguments, message, capsys):
+    assert _demo(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_headline_ops_come_first_and_none_that_nobody_calls():
+    settings = demo._bench_settings(torch.device("cpu"), argparse.Namespace(quick=0, full=0))
+    names = [op.name for op in settings.ops]
+    assert names[: len(demo._FIRST)] == list(demo._FIRST)
+    assert {op.name for op in cases.select([])} == set(names)
+    problems = settings.problems()
+    assert not any((p.op, p.pass_) == ("quantized_linear", "backward") for p in problems)
+    assert len({p.shape for p in problems if p.op == "softmax"}) == 1
+
+
+def test_gradients_are_clipped_to_the_recipe():
+    model = torch.nn.Linear(4, 1)
+    recipe = training.Recipe(1, 1.0, warm_up=1, clip=0.5)
+    run = training.Run.begin(model, recipe, torch.device("cpu"))
+    seen = []
+    run.optimizer.register_step_pre_hook(
+        lambda *_: seen.append([p.grad.clone() for p in model.parameters()])
+    )
+    run.step(lambda m, x: 100 * m(x).sum(), torch.ones(3, 4), torch.device("cpu"))
+    norm = torch.cat([gradient.flatten() for gradient in seen[0]]).norm()
+    assert float(norm) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_the_short_demo_says_where_a_step_goes(tmp_path, capsys):

@@ -91,6 +91,22 @@ def test_what_does_not_fit_is_left_out(monkeypatch):
     assert result.skipped[0].reason == "does not fit into the memory"
 
 
+def test_each_op_has_one_problem_before_any_has_another(monkeypatch):
+    measured = []
+    monkeypatch.setattr(runner._Run, "_measure", lambda _, problem, __: measured.append(problem))
+    settings = _settings(
+        ops=("softmax", "rms_norm", "gelu"), passes=("forward", "backward"),
+        shapes=((64, 64), (8, 64)), left_out=[("gelu", "backward")],
+    )  # fmt: skip
+    runner.run(settings, quiet=True)
+    assert [(p.op, p.pass_, p.shape[0]) for p in measured] == [
+        ("softmax", "forward", 8), ("rms_norm", "forward", 8), ("gelu", "forward", 8),
+        ("softmax", "backward", 8), ("rms_norm", "backward", 8), ("gelu", "forward", 64),
+        ("softmax", "forward", 64), ("rms_norm", "forward", 64),
+        ("softmax", "backward", 64), ("rms_norm", "backward", 64),
+    ]  # fmt: skip
+
+
 def test_the_budget_ends_the_run(monkeypatch):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))

@@ -122,6 +122,11 @@ def test_mixed_weights_show_in_the_label(make_row):
     assert label == "layer_norm fwd+bwd bf16/fp32 8192x768"
 
 
+def test_a_busy_machine_has_no_ratios(make_row, make_result):
+    result = make_result([make_row("torch", 250), make_row("ours", 100)], settings={"busy": "why"})
+    assert _body(table.render(result)) == [["layer_norm fwd bf16 8192x768", "250.0", "100.0"]]
+
+
 def test_without_us_or_a_rival_there_is_no_ratio(make_row):
     assert table.Problem({"torch": make_row("torch")}).speed_up is None
     assert table.Problem({"ours": make_row(), "copy": make_row("copy")}).speed_up is None

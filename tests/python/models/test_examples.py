@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import importlib.machinery
 import importlib.util
 import sys
@@ -18,7 +19,7 @@ from transformer_kernels.measure import schema
 from transformer_kernels.measure.schema import Machine, ModelRun, Result
 
 FOLDER = Path(__file__).parents[3] / "examples" / "python"
-RUN = ModelRun("Model", "data", "torch", 1234, 8, 1.5, 4.0, 3.0, 5.0, 0.1, 0.96, 0.95)
+RUN = ModelRun("Model", "data", "torch", 1234, 60, 1.5, 4.0, 3.0, 5.0, 0.1, 0.96, 0.95)
 
 
 def example(name: str):
@@ -94,6 +95,14 @@ def test_a_goal_that_is_missed_is_a_failure(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "Model (torch): accuracy is 94.00 %, expected at least 95.00 %" in text
     assert "2.00x" in text  # the speed-up of the second line over the first
+
+
+def test_too_few_steps_give_no_speed_up():
+    assert training.speed_up(4.0, 2.0, training.LEAST_STEPS) == "2.00x"
+    assert training.speed_up(4.0, 2.0, training.LEAST_STEPS - 1) == "-"
+    few = result(0.96, 0.95)
+    rows = [dataclasses.replace(row, steps=8) for row in few.model_runs]
+    assert "2.00x" not in models.render(dataclasses.replace(few, model_runs=rows))
 
 
 def test_a_rate_rises_and_falls():

@@ -80,7 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="on a GPU; a CPU is timed by the wall clock")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=0.5, help="of timing per problem")
     parser.add_argument("--budget", type=float, metavar="SECONDS",
-                        help="leave out, from the largest down, what takes longer")  # fmt: skip
+                        help="leave out what takes longer; each op gets one problem first,"
+                        " from the smallest up")  # fmt: skip
     parser.add_argument("--no-kernels", action="store_true",
                         help="do not find out which kernels the library chooses")  # fmt: skip
     parser.add_argument("--unit", choices=("us", "gbps", "tflops"), default="us",

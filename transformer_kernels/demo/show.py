@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""The demo's words and tables."""
+
+from __future__ import annotations
+
+from transformer_kernels.bench.training import speed_up
+from transformer_kernels.demo.kinds import DROPOUT
+from transformer_kernels.demo.size import Size
+from transformer_kernels.demo.train import Agreement
+from transformer_kernels.measure import table
+from transformer_kernels.measure.schema import Training, TrainingRun
+
+_CURVE_LINES = 12
+
+
+def headline(training: Training, busy: str | None) -> str:
+    """The one number: how many tokens a second are trained, stock and with our kernels."""
+    stock, ours = training.stock, training.runs[-1]
+    line = (
+        f"Training {training.model}: {stock.tokens_per_second:,.0f} tokens/s stock,"
+        f" {ours.tokens_per_second:,.0f} with our kernels"
+    )
+    ratio = _ratio(training, ours, busy)
+    return line if ratio == table.ABSENT else f"{line}: {ratio}"
+
+
+def busy_words(busy: str) -> str:
+    return (
+        f"THE MACHINE IS BUSY: {busy}. Ratios of times would be noise, so none is shown; run the"
+        " demo again when nothing else runs."
+    )
+
+
+def outcome(training: Training, size: Size, busy: str | None) -> str:
+    """A table of what the kernels change in the whole step: time, speed and loss."""
+    stock = training.stock
+    headings = [("Model", 12), ("ms a step", 9), ("tokens/s", 8), ("speed-up", 8), ("loss", 7),
+                ("to stock's", 10)]  # fmt: skip
+    tokens = size.batch * size.block
+    body = [
+        [
+            run.name,
+            f"{1e3 * tokens / run.tokens_per_second:.1f}",
+            f"{run.tokens_per_second:.0f}",
+            _ratio(training, run, busy),
+            f"{run.final_loss:.4f}",
+            f"{run.final_loss - stock.final_loss:+.4f}",
+        ]
+        for run in training.runs
+    ]
+    subtitle = (
+        "median step, all in turn; loss: mean of the last quarter, each with masks of its own"
+    )
+    return table.box("TRAINING SPEED", subtitle, headings, body)
+
+
+def _ratio(training: Training, run: TrainingRun, busy: str | None) -> str:
+    if busy is not None:
+        return table.ABSENT
+    rates = run.tokens_per_second, training.stock.tokens_per_second
+    return speed_up(*rates, len(run.losses))
+
+
+def curves(training: Training) -> str:
+    """The loss curves side by side at evenly spaced steps, and their distance from stock."""
+    stock, *others = training.runs
+    last = len(stock.losses) - 1
+    lines = min(_CURVE_LINES, last + 1)
+    shown = sorted({round(i * last / max(lines - 1, 1)) for i in range(lines)})
+    body = [[f"step {i + 1}", f"{stock.losses[i]:.4f}"] for i in shown]
+    headings = [("", 12), (stock.name, 10)]
+    for run in others:
+        headings += [(run.name, 10), ("difference", 10)]
+        differences = training.differences(run)
+        for line, i in zip(body, shown, strict=True):
+            line += [f"{run.losses[i]:.4f}", f"{differences[i]:+.4f}"]
+    return table.box("TRAINING LOSS", f"dropout {DROPOUT:g}", headings, body)
+
+
+def agreement(found: Agreement) -> str:
+    return (
+        f"The weights that our kernels trained, in the stock model: the same next byte for"
+        f" {found.same:,} of {found.tokens:,}, logits that differ by {found.difference:.0e} of the"
+        " largest."
+    )
+
+
+def memory(peaks: dict[str, int]) -> str:
+    """A table of the memory of a step, by model; the first one is stock."""
+    first = next(iter(peaks.values()))
+    body = [
+        [name, f"{peak / 2**20:.1f}", f"{100 * peak / first:.0f} %"] for name, peak in peaks.items()
+    ]
+    headings = [("Model", 12), ("MiB at peak", 11), ("share", 6)]
+    subtitle = "of a training step, beyond parameters, the optimizer's state and the batch"
+    return table.box("MEMORY", subtitle, headings, body)
