@@ -10,10 +10,16 @@ import transformer_kernels
 from transformer_kernels import cli
 from transformer_kernels.bench import cases, kernels, plots, runner
 from transformer_kernels.bench.console import Progress
-from transformer_kernels.measure import ceilings, schema, sweeps
+from transformer_kernels.measure import busy, ceilings, schema, sweeps
 from transformer_kernels.measure.case import Problem
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """Baselines and copy rates of tests stay out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -57,9 +63,8 @@ def test_files_without_a_common_row_fail(files, make_result, make_row, tmp_path,
 
 
 @pytest.fixture
-def measured(monkeypatch, make_result, make_row, tmp_path):
-    """Stands in for a run: `bench` measures the row of this median, and keeps baselines here."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def measured(monkeypatch, make_result, make_row):
+    """Stands in for a run: `bench` measures the row of this median."""
 
     def set_median(median, provider="ours"):
         result = make_result([make_row("copy"), make_row(provider, median)])
@@ -94,6 +99,15 @@ def test_a_baseline_that_is_missing_is_named_before_the_run(measured, capsys):
     )
     assert cli.main(["bench", "--save-baseline", "../a"]) == 2
     assert cli.main(["bench", "host", "--against", "a"]) == 2
+
+
+def test_a_busy_machine_is_told_below_the_table(measured, monkeypatch, capsys):
+    measured(100)
+    for share, told in ((0.6, True), (0.1, False)):
+        signs = busy.Signs(share, 20.0, 20.0)
+        monkeypatch.setattr(busy.Watch, "signs", lambda *_, signs=signs: signs)
+        assert cli.main(["bench", "layer_norm", "--device", "cpu"]) == 0
+        assert ("busy: other programs took 60 %" in capsys.readouterr().out) is told
 
 
 def test_a_run_without_a_provider_fails(measured, capsys):

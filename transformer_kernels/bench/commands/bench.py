@@ -31,7 +31,7 @@ from transformer_kernels.bench.options import (
     require_known,
 )
 from transformer_kernels.bench.providers import COMPILE_MODES, PROVIDERS, why_absent
-from transformer_kernels.measure import heap, sweeps, table
+from transformer_kernels.measure import busy, heap, sweeps, table
 from transformer_kernels.measure.case import PASSES, Case
 from transformer_kernels.measure.schema import Result
 
@@ -106,8 +106,11 @@ def run(arguments: argparse.Namespace) -> int:
     absent = {name: why_absent(name, device) for name in settings.providers}
     if None not in absent.values():
         return _fail(f"no provider can run: {'; '.join(f'{p}: {r}' for p, r in absent.items())}")
+    watch = busy.Watch(device)
     result = runner.run(settings, quiet=arguments.quiet)
     _show(result, arguments.unit)
+    if result.ceilings and (reason := watch.signs(result.ceilings.copy_gbps).reason):
+        print(f"the machine was busy: {reason}; ratios may be noise")
     keep(result, arguments)
     if all(row.provider == "copy" for row in result.rows):
         return _fail("nothing was measured; the lines above say why")
