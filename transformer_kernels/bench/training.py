@@ -95,14 +95,21 @@ def train(
     recipe: Recipe,
     device: torch.device,
     describe: Callable[[Run], str] = lambda run: f"loss {run.losses[-1]:.4f}",
+    seconds: float = math.inf,
 ) -> dict[str, Run]:
-    """Gives ``recipe.steps`` batches to the models, each to every model before the next."""
+    """Gives ``recipe.steps`` batches to the models, each to every model before the next.
+
+    Ends earlier where that many seconds have passed; each model has taken as many steps.
+    """
+    deadline = time.monotonic() + seconds
     runs = {name: Run.begin(model, recipe, device) for name, model in models.items()}
     with Progress("training", recipe.steps) as progress:
         for _, batch in zip(range(recipe.steps), batches, strict=False):
             for run in runs.values():
                 run.step(loss_of, batch, device)
             progress.advance("; ".join(f"{name} {describe(run)}" for name, run in runs.items()))
+            if time.monotonic() > deadline:
+                break
     return runs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import time
 from functools import partial
@@ -24,7 +25,7 @@ from transformer_kernels.measure.case import Case
 from transformer_kernels.measure.schema import Result, Training
 from transformer_kernels.measure.timing import make_timer
 
-_BENCH_SECONDS = 75  # of timing ops
+_TRAIN_SECONDS, _BENCH_SECONDS = 100, 75  # at most, so that a slow machine ends too
 # Compiling for a CPU would take longer than the rest of the demo.
 _CPU_PROVIDERS = ("torch", "ours")
 _GPU_PROVIDERS = ("torch", "compile", "triton", "ours")
@@ -59,11 +60,14 @@ def run(arguments: argparse.Namespace, kind: Kind) -> int:
     models = {
         name: kind.build(size, BYTES, name == "ours") for name in ("stock", "stock again", "ours")
     }
-    training = Training(f"{kind.title}, {size}", train(models, size, device, kind.loss_of))
+    if (reason := watch.signs(copy_gbps).reason) is not None:
+        print(show.busy_words(reason), flush=True)
+    runs = train(models, size, device, kind.loss_of, math.inf if arguments.full else _TRAIN_SECONDS)
+    training = Training(f"{kind.title}, {size}", runs)
     reason = watch.signs(copy_gbps).reason
     print(f"\n{show.headline(training, reason)}\n")
-    if reason is not None:
-        print(f"{show.busy_words(reason)}\n")
+    if len(training.stock.losses) < size.steps:
+        print(f"{show.ended_early(training, size.steps)}\n")
     print(show.outcome(training, size, reason))
     print(show.curves(training))
     print(f"\n{show.agreement(agreement(models['ours'], kind, size, device))}\n", flush=True)

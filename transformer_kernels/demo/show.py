@@ -20,8 +20,14 @@ def headline(training: Training, busy: str | None) -> str:
         f"Training {training.model}: {stock.tokens_per_second:,.0f} tokens/s stock,"
         f" {ours.tokens_per_second:,.0f} with our kernels"
     )
+    if busy is not None:
+        return f"{line}; the machine was busy, which makes their ratio noise"
     ratio = _ratio(training, ours, busy)
     return line if ratio == table.ABSENT else f"{line}: {ratio}"
+
+
+def ended_early(training: Training, steps: int) -> str:
+    return f"The time for training was used up after {len(training.stock.losses)} of {steps} steps."
 
 
 def busy_words(busy: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +26,16 @@ def train(
     size: Size,
     device: torch.device,
     loss_of: Callable[[Any, Tensor], Tensor],
+    seconds: float = math.inf,
 ) -> list[TrainingRun]:
-    """Trains the models side by side on windows of CPython's documentation."""
+    """Trains the models side by side on windows of CPython's documentation, for that long at
+    most."""
     recipe = training.Recipe(size.steps, size.learning_rate, clip=CLIP)
 
     def describe(run: training.Run) -> str:
         return f"{_tokens_per_second(run, size):,.0f} tokens/s, loss {run.losses[-1]:.3f}"
 
-    runs = training.train(models, batches(size, device), loss_of, recipe, device, describe)
+    runs = training.train(models, batches(size, device), loss_of, recipe, device, describe, seconds)
     return [
         TrainingRun(name, run.losses, _tokens_per_second(run, size)) for name, run in runs.items()
     ]

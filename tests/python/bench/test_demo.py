@@ -109,9 +109,20 @@ def test_thirty_steps_on_a_quiet_machine_give_a_speed_up():
     runs = [TrainingRun("stock", [2.0] * 30, 100.0), TrainingRun("ours", [2.0] * 30, 250.0)]
     line = "Training a model: 100 tokens/s stock, 250 with our kernels"
     assert show.headline(Training("a model", runs), None) == f"{line}: 2.50x"
-    assert show.headline(Training("a model", runs), "busy") == line
+    assert show.headline(Training("a model", runs), "busy") == (
+        f"{line}; the machine was busy, which makes their ratio noise"
+    )
     few = [dataclasses.replace(run, losses=[2.0] * 29) for run in runs]
     assert show.headline(Training("a model", few), None) == line
+
+
+def test_training_ends_where_its_time_is_used_up(few_ops, tmp_path, monkeypatch, capsys):
+    _quiet(monkeypatch)
+    monkeypatch.setattr(demo, "_TRAIN_SECONDS", 0)
+    options = ["--model", "language-model", "--d-model", "8", "--seq-len", "8", "--num-heads", "1"]
+    assert _demo("-o", str(tmp_path / "report.html"), *options) == 0
+    text = capsys.readouterr().out
+    assert "The time for training was used up after 1 of 6 steps." in text
 
 
 def test_the_example_is_the_command(monkeypatch):
