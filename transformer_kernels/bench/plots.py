@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from transformer_kernels.bench import step_plots
 from transformer_kernels.bench.providers import PROVIDERS
 from transformer_kernels.measure import style
 from transformer_kernels.measure.schema import Ceilings, LevelPass, Result, Row, Training
@@ -28,6 +29,7 @@ Draw = Callable[[Axes], None]
 _WIDTH, _HEIGHT, _MAX_COLUMNS = 3.4, 2.6, 3  # of a panel, in inches; panels in a line
 _WIDE = 4.8  # a panel that stands alone
 _BAR_LINE, _BAR_REST = 0.17, 0.9  # height of a horizontal bar, and of what is around them
+_STEP_LINE, _STEP_REST = 0.3, 0.35  # likewise of the bars of models
 _RIVALS = tuple(name for name in PROVIDERS if name != "ours")
 _BAR_GROUP = 0.8
 _TIME_AXIS = 1  # of a shape BxTxHxD
@@ -93,6 +95,10 @@ def of(result: Result) -> dict[str, Plot]:
         found["loss"] = loss_curves(result.training)
     if any(row.passes for row in result.levels):
         found["levels"] = levels(result)
+    if result.step_times:
+        found["race"] = race(result)
+    if result.step_parts:
+        found["step"] = step(result)
     shown = [row for row in result.rows if row.outputs == "fresh" or row.provider == "copy"]
     for dtype in dict.fromkeys(row.dtype for row in shown):
         rows = [row for row in shown if row.dtype == dtype]
@@ -298,6 +304,23 @@ def _speed_ups(lines: Sequence[Problem]) -> dict[tuple[tuple[str, str], str], fl
                 ratio = line.rows[rival].median_us / line.ours.median_us
                 samples.setdefault(key, []).append(ratio)
     return {key: geometric_mean(values) for key, values in samples.items()}
+
+
+def race(result: Result) -> Plot:
+    """The time and the memory of a training step, with a bar for each model."""
+    panels = step_plots.race(result.step_times)
+    height = _STEP_REST + _STEP_LINE * len(result.step_times)
+    return Plot(f"A training step of {step_plots.subject(result)}", panels, _WIDE, height, 1)
+
+
+def step(result: Result) -> Plot:
+    """The parts of a training step, with a bar for each model."""
+    models = {row.model for row in result.step_parts}
+    return Plot(
+        f"A training step, part by part: {step_plots.subject(result)}",
+        [partial(step_plots.draw_parts, result.step_parts)],
+        _WIDE, _STEP_REST + _STEP_LINE * len(models),
+    )  # fmt: skip
 
 
 def loss_curves(training: Training) -> Plot:

@@ -25,6 +25,7 @@ COLOURS = {
     "math": "#999999",
     "cudnn": "#0a9ba6",
     "flash": "#7b52ab",
+    "flex": "#d4a017",
     "fa3": "#8c564b",
     "fa4": "#2b2b6b",
     "liger": "#b08c00",
@@ -54,6 +55,7 @@ NAMES = {
     "math": "Standard",
     "cudnn": "cuDNN",
     "flash": "FlashAttention-2",
+    "flex": "FlexAttention",
     "fa3": "FlashAttention-3",
     "fa4": "FlashAttention-4",
     "liger": "Liger",
@@ -68,7 +70,7 @@ NAMES = {
 }
 MARKERS = {
     "ours": "o", "torch": "s", "compile": "^", "triton": "D", "math": "x", "cudnn": "p",
-    "flash": "*", "fa3": "<", "fa4": ">", "liger": "v", "quack": "P",
+    "flash": "*", "flex": "2", "fa3": "<", "fa4": ">", "liger": "v", "quack": "P",
     "quack_tuned": "1", "cublaslt": "8", "segments": "h", "pyg": "X", "onednn": "d", "packed": "H",
 }  # fmt: skip
 
