@@ -7,8 +7,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import check_search
 import render_migration
 import render_ops
+import render_pictures
 import render_results
 from build import SCRIPTS
 from setup_env import ROOT
@@ -21,6 +23,7 @@ def main() -> int:
     render_results.write_pages()
     render_ops.write_pages()
     render_migration.write_pages()
+    render_pictures.write_blocks()
     (BUILD / "doxygen").mkdir(parents=True, exist_ok=True)
     doxygen = subprocess.run(["doxygen", "Doxyfile"], cwd=DOCS, check=False)
     if doxygen.returncode != 0:
@@ -28,9 +31,10 @@ def main() -> int:
     sphinx = [SCRIPTS / "python", "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "auto"]
     command = [str(part) for part in (*sphinx, "-b", "html", DOCS, BUILD / "html")]
     result = subprocess.run(command, check=False)
-    if result.returncode == 0:
-        print(f"[docs] {(BUILD / 'html' / 'index.html').relative_to(ROOT)}")
-    return result.returncode
+    if result.returncode != 0:
+        return result.returncode
+    print(f"[docs] {(BUILD / 'html' / 'index.html').relative_to(ROOT)}")
+    return check_search.report(BUILD / "html" / "searchindex.js")
 
 
 if __name__ == "__main__":

@@ -66,9 +66,12 @@ def _with_functions(rows: list[str]) -> list[str]:
     """The functions and modules of a page, including those from the table of activations."""
     listed = [f".. autofunction:: {name}" for name in FUNCTIONS]
     directives = [".. currentmodule:: transformer_kernels.functional", *listed]
-    names = ", ".join(f"`{name}`" for name in MODULES)
-    fenced = ["```{eval-rst}", *directives, "```"]
-    return [*fenced, "", *rows, "", f"As modules of `transformer_kernels.nn`: {names}."]
+    modules = [f".. autoclass:: transformer_kernels.nn.{name}" for name in MODULES]
+    return [*_fenced(directives), "", *rows, "", *_fenced(modules)]
+
+
+def _fenced(directives: list[str]) -> list[str]:
+    return ["```{eval-rst}", *directives, "```"]
 
 
 def write_pages() -> None:

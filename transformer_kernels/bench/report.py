@@ -14,7 +14,7 @@ from transformer_kernels.measure import style, table
 from transformer_kernels.measure.schema import Result
 
 
-def render(result: Result) -> str:
+def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("transformer_kernels.bench"),
         autoescape=True,
@@ -22,8 +22,12 @@ def render(result: Result) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    return environment.get_template(name)
+
+
+def render(result: Result) -> str:
     runs = result.training.runs if result.training else []
-    return environment.get_template("report.html.j2").render(
+    return _template("report.html.j2").render(
         result=result,
         colours=style.colours_of_models([run.name for run in runs]),
         figures=[_figure(name, plot) for name, plot in plots.of(result).items()],
@@ -34,6 +38,11 @@ def render(result: Result) -> str:
         level_lines=show.lines(result) if result.levels else [],
         host_table=host.lay_out(result) if result.host else None,
     )
+
+
+def render_plot(name: str, plot: plots.Plot) -> str:
+    """A plot as an HTML element, whose caption, legend and panels another page may style."""
+    return _template("figure.html.j2").render(figure=_figure(name, plot))
 
 
 def _figure(name: str, plot: plots.Plot) -> dict[str, Any]:
