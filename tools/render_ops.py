@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Writes the documents' tables of declared ops, docs/_generated/ops_<page>.md for each page of
-docs/ops."""
+docs/ops, and of the public functions and modules."""
 
 from __future__ import annotations
 
 import inspect
 from functools import reduce
+from types import ModuleType
 from typing import Any
 
 import transformer_kernels
@@ -74,6 +75,13 @@ def _fenced(directives: list[str]) -> list[str]:
     return ["```{eval-rst}", *directives, "```"]
 
 
+def summary(module: ModuleType) -> str:
+    """A table of the module's public functions and classes, with links to their pages."""
+    names = sorted((name for name in module.__all__ if name[0] != "_"), key=str.lower)
+    listed = [".. autosummary::", "   :nosignatures:", "", *(f"   {name}" for name in names)]
+    return "\n".join(_fenced([f".. currentmodule:: {module.__name__}", *listed])) + "\n"
+
+
 def write_pages() -> None:
     GENERATED.mkdir(parents=True, exist_ok=True)
     pages: dict[str, list[Op]] = {}
@@ -84,6 +92,9 @@ def write_pages() -> None:
         if page == "pointwise":
             lines = _with_functions(lines)
         (GENERATED / f"ops_{page}.md").write_text("\n".join([*lines, ""]))
+    for module in (transformer_kernels.functional, transformer_kernels.nn):
+        name = module.__name__.rpartition(".")[2]
+        (GENERATED / f"summary_{name}.md").write_text(summary(module))
 
 
 if __name__ == "__main__":

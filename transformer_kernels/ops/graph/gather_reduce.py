@@ -164,7 +164,7 @@ def gather_reduce(
 
 @overridable
 def edge_dot(a: Tensor, b: Tensor, graph: Graph, *, backend: str = "auto") -> Tensor:
-    """Computes the product of each edge's ends: ``a[target of e] . b[source of e]``.
+    """Computes the dot product of each edge's ends, ``a[target] @ b[source]``.
 
     Args:
         a: (num_targets, D), floating-point; or (num_targets, H, D) with heads.
