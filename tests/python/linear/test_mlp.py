@@ -542,8 +542,8 @@ _X, _W, _D = torch.ones(4, 8, requires_grad=True), torch.ones(6, 8), torch.ones(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"input": None}, "linear_act: x is NoneType, expected a Tensor"),
-        ({"weight": None}, "linear_act: weight is NoneType, expected a Tensor"),
+        ({"input": None}, "mlp: x is NoneType, expected a Tensor"),
+        ({"weight": None}, "mlp: weight is NoneType, expected a Tensor"),
         ({"recompute": 3}, "mlp: recompute is 3, expected 0, 1 or 2"),
         ({"recompute": "1"}, "mlp: recompute is '1', expected an int"),
         ({"dropout_p": 1.5}, "mlp: dropout_p is 1.5, expected a number from 0 to 1"),

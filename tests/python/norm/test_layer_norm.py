@@ -41,7 +41,10 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "nine dims": (torch.randn(1, 2, 1, 2, 1, 2, 1, 2, 8), [8]),
 }
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "integer shape": ((X, 8), "normalized_shape is 8, expected a sequence of ints"),
+    "integer shape": (
+        (X, 8),
+        "normalized_shape is 8, expected a sequence of ints (did you mean (8,)?)",
+    ),
     "text shape": ((X, "8"), "normalized_shape is '8', expected a sequence of ints"),
     "empty shape": ((X, []), "normalized_shape is empty, expected at least 1 dimension"),
     "wrong shape": ((X, [7]), "x has shape (4, 8), expected (..., 7) (normalized_shape)"),
