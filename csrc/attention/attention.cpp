@@ -8,6 +8,7 @@
 #include "attention/problem.h"
 #include "core/backends.h"
 #include "core/dispatch.h"
+#include "core/overlap.h"
 #include "core/sequences.h"
 #include "core/strides.h"
 
@@ -286,6 +287,15 @@ AttentionForwardProblem check_forward(Device device, const AttentionForward& a) 
   p.out = check.output("out", a.out, s, s.out(), "q and the dim of v");
   p.lse = check.statistics("lse", a.lse, s);
   p.lse_rest = check.statistics("lse_rest", a.lse_rest, s);
+  const AttentionInputs& in = a.inputs;
+  check_apart(kOp, {{"out", a.out}, {"lse", a.lse}, {"lse_rest", a.lse_rest}},
+              {{"q", in.q},
+               {"k", in.k},
+               {"v", in.v},
+               {"bias", in.bias},
+               {"mask", in.mask},
+               {"alibi_slopes", in.alibi_slopes},
+               {"sinks", in.sinks}});
   return p;
 }
 
@@ -308,6 +318,20 @@ AttentionBackwardProblem check_backward(Device device, const AttentionBackward& 
   p.dbias_count = a.dbias.defined() ? a.dbias.numel() : 0;
   p.dsinks = check.sink_gradients(a.dsinks, in.sinks, s);
   p.deterministic = a.deterministic;
+  check_apart(kOp,
+              {{"dq", a.dq}, {"dk", a.dk}, {"dv", a.dv}, {"dbias", a.dbias}, {"dsinks", a.dsinks}},
+              {{"q", in.q},
+               {"k", in.k},
+               {"v", in.v},
+               {"bias", in.bias},
+               {"mask", in.mask},
+               {"alibi_slopes", in.alibi_slopes},
+               {"sinks", in.sinks},
+               {"out", a.out},
+               {"dout", a.dout},
+               {"lse", a.lse},
+               {"lse_rest", a.lse_rest},
+               {"dlse", a.dlse}});
   return p;
 }
 

@@ -2,8 +2,10 @@
 // Argument checks. A message is put together only when its check fails.
 #pragma once
 
-#include <sstream>
+#include <cstdint>
 #include <string>
+#include <string_view>
+#include <type_traits>
 
 #include "transformer_kernels/api.h"
 #include "transformer_kernels/error.h"
@@ -12,11 +14,32 @@
 
 namespace transformer_kernels {
 
+// Text is put together without streams: these take their facets from a locale of the process, which
+// belongs to another copy of the C++ library where there are two.
+TFK_API void append_number(std::string& text, std::int64_t number);
+TFK_API void append_number(std::string& text, std::uint64_t number);
+TFK_API void append_number(std::string& text, double number);  // as printf's %g
+
+template <class Part>
+void append(std::string& text, const Part& part) {
+  if constexpr (std::is_convertible_v<const Part&, std::string_view>) {
+    text += std::string_view(part);
+  } else if constexpr (std::is_same_v<Part, char>) {
+    text += part;
+  } else if constexpr (std::is_floating_point_v<Part>) {
+    append_number(text, static_cast<double>(part));
+  } else if constexpr (std::is_unsigned_v<Part>) {
+    append_number(text, static_cast<std::uint64_t>(part));
+  } else {
+    append_number(text, static_cast<std::int64_t>(part));
+  }
+}
+
 template <class... Parts>
 std::string concat(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
+  std::string text;
+  (append(text, parts), ...);
+  return text;
 }
 
 template <class... Parts>

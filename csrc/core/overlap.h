@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "core/check.h"
 #include "core/rows.h"
+#include "core/strides.h"
 
 namespace transformer_kernels {
 
@@ -47,6 +49,35 @@ inline bool same_memory(const Extent& a, const Extent& b) {
 inline void check_output_over_input(const char* op, const Extent& output, const Extent& input) {
   check_value(!overlap(output, input) || same_memory(output, input), op, ": ", output.name,
               " overlaps ", input.name, " in part, expected its memory exactly or none of it");
+}
+
+// An operand with any strides; one that is absent overlaps nothing.
+struct Operand {
+  const char* name;
+  const TensorView& view;
+};
+
+inline void check_apart(const char* op, const Operand& output, const Operand& other) {
+  if (!output.view.defined() || !other.view.defined()) return;
+  check_value(!share_memory(output.view, other.view), op, ": ", output.name, " overlaps ",
+              other.name, ", expected memory of its own");
+}
+
+// Check for an op whose outputs overlap neither inputs nor each other.
+inline void check_apart(const char* op, std::initializer_list<Operand> outputs,
+                        std::initializer_list<Operand> inputs) {
+  for (const Operand* output = outputs.begin(); output != outputs.end(); ++output) {
+    for (const Operand& input : inputs) check_apart(op, *output, input);
+    for (const Operand* other = outputs.begin(); other != output; ++other) {
+      check_apart(op, *output, *other);
+    }
+  }
+}
+
+// Check for an output that may be written over an input of its shape.
+inline void check_over_or_apart(const char* op, const Operand& output, const Operand& input) {
+  const bool both = output.view.defined() && input.view.defined();
+  if (both && !same_memory(output.view, input.view)) check_apart(op, output, input);
 }
 
 inline void check_outputs_apart(const char* op, const Extent& a, const Extent& b) {

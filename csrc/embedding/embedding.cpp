@@ -2,6 +2,7 @@
 #include "transformer_kernels/embedding/embedding.h"
 
 #include "core/backends.h"
+#include "core/overlap.h"
 #include "embedding/problem.h"
 
 namespace transformer_kernels {
@@ -111,6 +112,7 @@ EmbeddingForwardProblem check_forward(Device device, const EmbeddingForward& a) 
   const std::int64_t cols = a.weight.sizes[1];
   check.arguments().typed("y", a.y, a.weight.dtype, "the dtype of weight");
   check.rows_of("y", a.y, "indices", a.indices, cols);
+  check_apart("embedding", {{"y", a.y}}, {{"weight", a.weight}, {"indices", a.indices}});
   return {.op = "embedding",
           .dtype = a.weight.dtype,
           .tokens = a.indices.numel(),
@@ -150,6 +152,13 @@ EmbeddingForwardProblem check_forward(Device device, const EmbeddingAddForward& 
   check.arguments().typed("y", a.y, a.weight.dtype, "the dtype of weight");
   check.rows_of("y", a.y, "tokens", a.tokens, cols);
   p.y = check.output("y", a.y);
+  check_apart("embedding_add", {{"y", a.y}},
+              {{"weight", a.weight},
+               {"tokens", a.tokens},
+               {"position_weight", a.position_weight},
+               {"positions", a.positions},
+               {"type_weight", a.type_weight},
+               {"types", a.types}});
   return p;
 }
 
@@ -221,7 +230,9 @@ void embedding_backward(const Context& context, const EmbeddingBackward& a) {
   p.padding_idx = a.padding_idx;
   p.scale_grad_by_freq = a.scale_grad_by_freq;
   const EmbeddingIndices indices = check.indices_of("indices", a.indices, a.indices);
-  run(context, of_table(p, check, a.dy, "dweight", a.dweight, indices));
+  p = of_table(p, check, a.dy, "dweight", a.dweight, indices);
+  check_apart("embedding", {{"dweight", a.dweight}}, {{"dy", a.dy}, {"indices", a.indices}});
+  run(context, p);
 }
 
 void embedding_add_backward(const Context& context, const EmbeddingAddBackward& a) {
@@ -247,6 +258,11 @@ void embedding_add_backward(const Context& context, const EmbeddingAddBackward& 
     wanted[count++] = of_table(p, check, a.dy, "dtype_weight", a.dtype_weight,
                                check.indices_of("types", a.types, a.tokens));
   }
+  check_apart("embedding_add",
+              {{"dweight", a.dweight},
+               {"dposition_weight", a.dposition_weight},
+               {"dtype_weight", a.dtype_weight}},
+              {{"dy", a.dy}, {"tokens", a.tokens}, {"positions", a.positions}, {"types", a.types}});
   for (int i = 0; i < count; ++i) run(context, wanted[i]);
 }
 

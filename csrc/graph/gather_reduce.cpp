@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/backends.h"
+#include "core/overlap.h"
 #include "graph/check.h"
 
 namespace transformer_kernels {
@@ -130,7 +131,9 @@ void gather_reduce_forward(const Context& context, const GatherReduceForward& a)
     check_chosen(check, a.chosen, segments.count, cols);
     p.new_chosen = a.chosen.data;
     p.new_chosen_wide = a.chosen.dtype == DType::kInt64;
+    check_apart(kGather, {{"chosen", a.chosen}, {"y", a.y}}, {{"x", a.x}, {"weight", a.weight}});
   }
+  check_apart(kGather, {{"y", a.y}}, {{"x", a.x}, {"weight", a.weight}});
   run(context, p);
 }
 
@@ -166,6 +169,8 @@ void gather_reduce_backward(const Context& context, const GatherReduceBackward& 
                             .chosen = chosen,
                             .y = check.output("dweight", a.dweight)};
   }
+  check_apart(kGather, {{"dx", a.dx}, {"dweight", a.dweight}},
+              {{"dy", a.dy}, {"x", a.x}, {"weight", a.weight}, {"chosen", a.chosen}});
   if (a.dx.defined()) gradient_of_x(context, check, a, segments, weights, chosen);
   if (of_weight) run(context, *of_weight);
 }
@@ -174,6 +179,7 @@ void edge_dot_forward(const Context& context, const EdgeDotForward& e) {
   const GraphChecker check(kDot, context.device);
   const Segments segments = check_factors(check, e.a, e.b, e.edges);
   const std::int64_t heads = check.weight("y", e.y, segments, "a", e.a);
+  check_apart(kDot, {{"y", e.y}}, {{"a", e.a}, {"b", e.b}});
   run(context, EdgeProblem{.op = kDot,
                            .dtype = e.a.dtype,
                            .spread = false,
@@ -210,6 +216,7 @@ void edge_dot_backward(const Context& context, const EdgeDotBackward& e) {
   std::optional<ReduceProblem> of_a, of_b;  // both are checked before anything is written
   if (e.da.defined()) of_a = sum("da", e.da, segments, "b", e.b);
   if (e.db.defined()) of_b = sum("db", e.db, check.transpose(e.edges, segments, "b"), "a", e.a);
+  check_apart(kDot, {{"da", e.da}, {"db", e.db}}, {{"dy", e.dy}, {"a", e.a}, {"b", e.b}});
   if (of_a) run(context, *of_a);
   if (of_b) run(context, *of_b);
 }

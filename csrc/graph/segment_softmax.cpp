@@ -2,6 +2,7 @@
 #include "transformer_kernels/graph/segment_softmax.h"
 
 #include "core/backends.h"
+#include "core/overlap.h"
 #include "graph/check.h"
 
 namespace transformer_kernels {
@@ -18,6 +19,8 @@ SegmentSoftmaxProblem check(const GraphChecker& check, const Edges& edges, const
       check.segments({.offsets = edges.offsets, .order = edges.order}, x_name, x);
   check.matrix_like(y_name, y, x_name, x);
   check.arguments().same_shape(y_name, y, x_name, x);
+  check_apart(kOp, {{y_name, y}},
+              {{x_name, x}, {"offsets", edges.offsets}, {"order", edges.order}});
   return {.op = kOp,
           .dtype = x.dtype,
           .segments = segments,
@@ -49,6 +52,7 @@ void segment_softmax_backward(const Context& context, const SegmentSoftmaxBackwa
   SegmentSoftmaxProblem p = check(checker, a.edges, "y", a.y, "dx", a.dx);
   checker.matrix_like("dy", a.dy, "y", a.y);
   checker.arguments().same_shape("dy", a.dy, "y", a.y);
+  check_apart(kOp, {"dx", a.dx}, {"dy", a.dy});
   p.dy = checker.input("dy", a.dy);
   run(context, p);
 }

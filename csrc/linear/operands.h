@@ -101,22 +101,12 @@ class Operands {
 
   void check_overlaps() const {
     for (std::size_t i = 0; i < outputs_.size(); ++i) {
-      for (const Named& input : inputs_) check_apart(outputs_[i], input);
-      for (std::size_t j = 0; j < i; ++j) check_apart(outputs_[i], outputs_[j]);
+      for (const Operand& input : inputs_) check_apart(op_, outputs_[i], input);
+      for (std::size_t j = 0; j < i; ++j) check_apart(op_, outputs_[i], outputs_[j]);
     }
   }
 
  private:
-  struct Named {
-    const char* name;
-    TensorView view;
-  };
-
-  void check_apart(const Named& output, const Named& other) const {
-    check_value(!share_memory(output.view, other.view), op_, ": ", output.name, " overlaps ",
-                other.name, ", expected memory of its own");
-  }
-
   Matrix matrix(const char* name, const TensorView& view) {
     inputs_.push_back({name, view});
     return {view.data, view.strides[0], view.strides[1]};
@@ -144,8 +134,8 @@ class Operands {
   Leading leading_;
   Shape2d shape_{};
   std::int64_t cols_ = 0;
-  std::vector<Named> inputs_;
-  std::vector<Named> outputs_;
+  std::vector<Operand> inputs_;
+  std::vector<Operand> outputs_;
 };
 
 }  // namespace transformer_kernels

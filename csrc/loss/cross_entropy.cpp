@@ -145,6 +145,17 @@ CrossEntropyForwardProblem check(const Context& context, const CrossEntropyForwa
   }
   if (a.total.defined()) p.total = operands.statistic("total", a.total, 1, "of a mean");
   if (a.dx.defined()) operands.dx(p, a.dx);
+  check_apart(kOp,
+              {{"loss", a.loss},
+               {"top", a.top},
+               {"spread", a.spread},
+               {"share", a.share},
+               {"total", a.total}},
+              {{"x", a.x},
+               {"target", a.target},
+               {"probabilities", a.probabilities},
+               {"weight", a.weight},
+               {"dx", a.dx}});
   return p;
 }
 
@@ -162,6 +173,14 @@ CrossEntropyBackwardProblem check(const Context& context, const CrossEntropyBack
     p.total = operands.statistic("total", a.total, 1, "of a mean");
   }
   operands.dx(p, a.dx);
+  check_apart(kOp, {{"dx", a.dx}},
+              {{"dloss", a.dloss},
+               {"target", a.target},
+               {"weight", a.weight},
+               {"top", a.top},
+               {"spread", a.spread},
+               {"share", a.share},
+               {"total", a.total}});
   return p;
 }
 

@@ -215,12 +215,6 @@ DropoutNormBackwardProblem problem_of(const Member& member, const Context& conte
   const DType bias_dtype = first_dtype(norm.dtype, {&a.dx_bias});
   const Rows dx = norm.dx;
   norm.dx = check.output("dresidual", a.dresidual);
-  const auto extent = [&](const char* name, const Rows& matrix, DType dtype) {
-    const std::int64_t bytes = size_of(dtype);
-    return Extent{name, matrix, norm.rows, norm.cols * bytes, bytes};
-  };
-  check_outputs_apart(member.op, extent("dx", dx, branch.dtype),
-                      extent("dresidual", norm.dx, norm.dtype));
   return {.norm = norm,
           .dropout = {.op = member.op,
                       .dtype = norm.dtype,
@@ -234,10 +228,37 @@ DropoutNormBackwardProblem problem_of(const Member& member, const Context& conte
           .branch_dtype = branch.dtype};
 }
 
+// The results of `a` lie apart from its operands, but for the sum, and from `x_bias`.
+void check_overlaps(const char* op, const NormForward& a, const TensorView& x_bias = {}) {
+  check_over_or_apart(op, {"sum", a.sum}, {"residual", a.residual});
+  check_apart(op, {{"y", a.y}}, {{"residual", a.residual}});
+  check_apart(op, {{"y", a.y}, {"sum", a.sum}, {"mean", a.mean}, {"rstd", a.rstd}},
+              {{"x", a.x}, {"weight", a.weight}, {"bias", a.bias}, {"x_bias", x_bias}});
+}
+
+// Likewise of the gradients, but for dx.
+void check_overlaps(const char* op, const NormBackward& a, const TensorView& dresidual = {},
+                    const TensorView& dx_bias = {}) {
+  check_over_or_apart(op, {"dx", a.dx}, {"dy", a.dy});
+  check_apart(
+      op,
+      {{"dresidual", dresidual}, {"dweight", a.dweight}, {"dbias", a.dbias}, {"dx_bias", dx_bias}},
+      {{"dy", a.dy}});
+  check_apart(
+      op,
+      {{"dx", a.dx},
+       {"dresidual", dresidual},
+       {"dweight", a.dweight},
+       {"dbias", a.dbias},
+       {"dx_bias", dx_bias}},
+      {{"dsum", a.dsum}, {"x", a.x}, {"mean", a.mean}, {"rstd", a.rstd}, {"weight", a.weight}});
+}
+
 void forward(const Member& member, const Context& context, const NormForward& arguments) {
   const Operands check(member, context.device, arguments.x);
   const NormForwardProblem problem =
       problem_of(member, check, arguments, like_x(arguments.x.dtype));
+  check_overlaps(member.op, arguments);
   if (problem.rows > 0) run_on(member.op, kForward, context, problem);
 }
 
@@ -245,16 +266,19 @@ void backward(const Member& member, const Context& context, const NormBackward& 
   const Operands check(member, context.device, arguments.x);
   const NormBackwardProblem problem =
       problem_of(member, check, arguments, like_x(arguments.x.dtype));
+  check_overlaps(member.op, arguments);
   run_on(member.op, kBackward, context, problem);
 }
 
 void forward(const Member& member, const Context& context, const BiasDropoutAddNormForward& a) {
   const DropoutNormForwardProblem problem = problem_of(member, context, a);
+  check_overlaps(member.op, a, a.x_bias);
   if (problem.norm.rows > 0) run_on(member.op, kDropoutForward, context, problem);
 }
 
 void backward(const Member& member, const Context& context, const BiasDropoutAddNormBackward& a) {
   const DropoutNormBackwardProblem problem = problem_of(member, context, a);
+  check_overlaps(member.op, a, a.dresidual, a.dx_bias);
   run_on(member.op, kDropoutBackward, context, problem);
 }
 

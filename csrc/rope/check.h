@@ -5,18 +5,14 @@
 #include <algorithm>
 
 #include "core/dispatch.h"
+#include "core/overlap.h"
 #include "core/sequences.h"
-#include "core/strides.h"
 #include "rope/problem.h"
 
 namespace transformer_kernels {
 
 // The tensors of one pass by their names; those of k may be absent.
 struct RopeOperands {
-  struct Operand {
-    const char* name;
-    const TensorView& view;
-  };
   Operand q;
   Operand k;
   Operand q_rotated;
@@ -58,7 +54,7 @@ class RopeChecker {
   }
 
   // A tensor of the shape and dtype of one of the operands.
-  Heads like(const char* name, const TensorView& view, const RopeOperands::Operand& of) const {
+  Heads like(const char* name, const TensorView& view, const Operand& of) const {
     check_.typed(name, view, of.view.dtype, "the dtype of q");
     check_.same_shape(name, view, of.name, of.view);
     check_last_stride(name, view);
@@ -235,24 +231,19 @@ class RopeChecker {
                   " is given, expected none without ", operands_.k.name);
       return;
     }
-    check_apart(operands_.q_rotated, operands_.k_rotated);
-    check_apart(operands_.q_rotated, operands_.k);
-    check_apart(operands_.k_rotated, operands_.q);
+    check_apart(op_, operands_.q_rotated, operands_.k_rotated);
+    check_apart(op_, operands_.q_rotated, operands_.k);
+    check_apart(op_, operands_.k_rotated, operands_.q);
   }
 
-  Heads result(const RopeOperands::Operand& out, const RopeOperands::Operand& of) const {
+  Heads result(const Operand& out, const Operand& of) const {
     check_.typed(out.name, out.view, of.view.dtype, "the dtype of what it is of");
     check_.same_shape(out.name, out.view, of.name, of.view);
     check_last_stride(out.name, out.view);
     check_value(!overlaps_itself(out.view), op_, ": ", out.name,
                 " has rows that overlap, expected each element in a place of its own");
-    if (!same_memory(out.view, of.view)) check_apart(out, of);
+    check_over_or_apart(op_, out, of);
     return heads_of(out.view);
-  }
-
-  void check_apart(const RopeOperands::Operand& out, const RopeOperands::Operand& other) const {
-    check_value(!share_memory(out.view, other.view), op_, ": ", out.name, " overlaps ", other.name,
-                ", expected memory of its own");
   }
 
   Integers integers(const char* name, const TensorView& view) const {

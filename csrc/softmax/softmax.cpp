@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/backends.h"
+#include "core/overlap.h"
 #include "softmax/problem.h"
 
 namespace transformer_kernels {
@@ -79,6 +80,7 @@ SoftmaxForwardProblem check_forward(Device device, const SoftmaxForward& a) {
   p.causal_rows = a.causal ? a.x.sizes[a.x.rank - 2] : 0;
   p.scale = a.scale;
   p.log = a.log;
+  check_apart("softmax", {{"y", a.y}}, {{"x", a.x}, {"mask", a.mask}});
   return p;
 }
 
@@ -104,6 +106,8 @@ SoftmaxBackwardProblem check_backward(Device device, const SoftmaxBackward& a) {
   p.scale = a.scale;
   p.masked = a.masked;
   p.log = a.log;
+  check_over_or_apart("softmax", {"dx", a.dx}, {"dy", a.dy});
+  check_apart("softmax", {{"dx", a.dx}}, {{"y", a.y}});
   return p;
 }
 

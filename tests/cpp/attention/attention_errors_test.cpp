@@ -48,6 +48,10 @@ TEST(AttentionErrors, of_shapes_and_dtypes) {
                "attention: out is float64, expected float32 (the dtype of q)");
   expect_error([](Forward& a) { a.out.strides[1] = 4; },
                "attention: out has rows that overlap, expected each element in a place of its own");
+  expect_error([](Forward& a) { a.inputs.q.data = a.out.data; },
+               "attention: out overlaps q, expected memory of its own");
+  expect_error([](Forward& a) { a.inputs.mask.data = a.lse.data; },
+               "attention: lse overlaps mask, expected memory of its own");
   expect_error([](Forward& a) { a.lse.sizes[0] = 23; },
                "attention: lse has 23 elements, expected 24 (the rows of q in all heads)");
   expect_error(

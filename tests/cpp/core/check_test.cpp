@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "core/dispatch.h"
 #include "core/rows.h"
 
@@ -178,6 +180,14 @@ TEST(Rows, counts) {
   EXPECT_EQ(rows_and_cols(tensor({2, 0, 4})).rows, 0);
   EXPECT_EQ(rows_and_cols(tensor({5})).rows, 1);
   EXPECT_EQ(rows_and_cols(tensor({5, 0})).cols, 0);
+}
+
+TEST(Messages, have_numbers_of_every_kind) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(concat("a", std::string("b"), 'c', -3, std::size_t{4}, true), "abc-341");
+  EXPECT_EQ(concat(kMost, " ", ~std::uint64_t{0}), "9223372036854775807 18446744073709551615");
+  EXPECT_EQ(concat(1.5, " ", 0.1f, " ", 1e-7, " ", 1234567.0), "1.5 0.1 1e-07 1.23457e+06");
+  EXPECT_EQ(concat(std::numeric_limits<double>::infinity()), "inf");
 }
 
 TEST(Rows, outputs_may_not_overlap_themselves) {

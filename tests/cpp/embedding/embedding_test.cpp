@@ -224,7 +224,7 @@ TEST_P(EmbeddingOp, index_out_of_range) {
 }
 
 void expect_error(auto&& spoil, const std::string& expected) {
-  float data[64] = {};
+  float data[64] = {}, result[64] = {};
   std::int64_t numbers[6] = {};
   const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
     return TensorView::contiguous(data, DType::kFloat32, {}, {rows, cols});
@@ -233,7 +233,7 @@ void expect_error(auto&& spoil, const std::string& expected) {
                         .tokens = TensorView::contiguous(numbers, DType::kInt64, {}, {2, 3}),
                         .position_weight = matrix(3, 8),
                         .types = TensorView::contiguous(numbers, DType::kInt64, {}, {3}),
-                        .y = TensorView::contiguous(data, DType::kFloat32, {}, {2, 3, 8})};
+                        .y = TensorView::contiguous(result, DType::kFloat32, {}, {2, 3, 8})};
   a.type_weight = matrix(2, 8);
   spoil(a);
   try {
@@ -273,6 +273,8 @@ TEST(EmbeddingErrors, have_exact_words) {
   expect_error([](Forward& a) { a.y.sizes[2] = 7; },
                "embedding_add: y has shape (2, 3, 7), expected that of tokens, (2, 3), with 8 "
                "behind it");
+  expect_error([](Forward& a) { a.y.data = a.type_weight.data; },
+               "embedding_add: y overlaps weight, expected memory of its own");
 }
 
 }  // namespace

@@ -203,13 +203,15 @@ TEST(FpgaAttention, there_is_no_backward_pass) {
   fpga::Array array("r4c8d32n256");
   ArrayCase c({1, 4, 4, 2, 2, 32});
   const AttentionForward a = c.arguments();
+  ArrayCase gradients({1, 4, 4, 2, 2, 32});
+  const AttentionForward d = gradients.arguments();
   AttentionBackward b{.inputs = a.inputs,
                       .out = a.out,
                       .lse = a.lse,
                       .dout = a.inputs.q,
-                      .dq = a.out,
-                      .dk = a.out,
-                      .dv = a.out};
+                      .dq = d.inputs.q,
+                      .dk = d.inputs.k,
+                      .dv = d.inputs.v};
   try {
     attention_backward({.array = &array}, b);
     FAIL() << "no error";

@@ -318,6 +318,7 @@ TEST_P(GraphOp, repeatable) {
 
 struct Small {
   float data[64] = {};
+  float results[64] = {};
   std::int32_t offsets[4] = {0, 2, 2, 3};
   std::int64_t indices[3] = {1, 0, 1};
   Edges edges{.offsets = TensorView::contiguous(offsets, DType::kInt32, {}, {4}),
@@ -326,6 +327,9 @@ struct Small {
   TensorView matrix(std::int64_t rows, std::int64_t cols) {
     return TensorView::contiguous(data, DType::kFloat32, {}, {rows, cols});
   }
+  TensorView result(std::int64_t rows, std::int64_t cols) {
+    return TensorView::contiguous(results, DType::kFloat32, {}, {rows, cols});
+  }
 };
 
 void expect_error(auto&& spoil, const std::string& expected) {
@@ -333,7 +337,7 @@ void expect_error(auto&& spoil, const std::string& expected) {
   GatherReduceForward a{.x = small.matrix(2, 8),
                         .edges = small.edges,
                         .weight = small.matrix(3, 2),
-                        .y = small.matrix(3, 8)};
+                        .y = small.result(3, 8)};
   spoil(a, small);
   EXPECT_EQ(error_of([&] { gather_reduce_forward({}, a); }), expected);
 }
@@ -354,6 +358,8 @@ TEST(GraphErrors, have_exact_words) {
                "gather_reduce: weight has 3 columns, expected a divisor of 8 (the columns of x)");
   expect_error([](Forward& a, Small&) { a.y.sizes[0] = 2; },
                "gather_reduce: y has 2 rows, expected 3 (the segments of offsets)");
+  expect_error([](Forward& a, Small& small) { a.y = small.matrix(3, 8); },
+               "gather_reduce: y overlaps x, expected memory of its own");
   expect_error([](Forward& a, Small&) { a.reduce = Reduce::kMax; },
                "gather_reduce: chosen is missing");
   expect_error([](Forward&, Small& small) { small.offsets[0] = 1; },
@@ -370,7 +376,7 @@ TEST(GraphErrors, have_exact_words) {
 TEST(GraphErrors, gradients_say_what_they_need) {
   Small small;
   const GatherReduceBackward call{
-      .dy = small.matrix(3, 8), .edges = small.edges, .dx = small.matrix(2, 8)};
+      .dy = small.matrix(3, 8), .edges = small.edges, .dx = small.result(2, 8)};
   EXPECT_EQ(error_of([&] { gather_reduce_backward({}, call); }),
             "gather_reduce: back_offsets is missing, expected it for the gradient of x");
 }

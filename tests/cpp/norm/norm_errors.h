@@ -67,6 +67,14 @@ class Errors {
           a.residual.device = {DeviceType::kCuda, 1};
         },
         op + ": residual is on cuda:1, expected cpu:0");
+    forward([](Forward& a) { a.x.data = a.y.data; },
+            op + ": y overlaps x, expected memory of its own");
+    forward([](Forward& a) { a.residual.data = a.y.data; },
+            op + ": y overlaps residual, expected memory of its own");
+    backward([](Backward& a) { a.x.data = a.dx.data; },
+             op + ": dx overlaps x, expected memory of its own");
+    backward([](Backward& a) { a.dy.data = static_cast<float*>(a.dx.data) + 8; },
+             op + ": dx overlaps dy, expected memory of its own");
     backward([](Backward& a) { a.dy.dtype = DType::kBFloat16; },
              op + ": dy is bfloat16, expected float32 (the dtype of x)");
     backward([](Backward& a) { a.rstd = {}; }, op + ": rstd is missing");

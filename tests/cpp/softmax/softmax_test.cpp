@@ -215,6 +215,8 @@ TEST(SoftmaxErrors, have_exact_words_and_touch_nothing) {
         a.y.strides[0] = 12;
       },
       "softmax: y has overlapping rows (row stride 4), expected at least 8");
+  expect_error([](Forward& a) { a.x.data = a.y.data; },
+               "softmax: y overlaps x, expected memory of its own");
 }
 
 TEST(SoftmaxErrors, causal_needs_two_dimensions) {
