@@ -7,6 +7,14 @@
 # *_typed.cu are compiled once per storage type (TFK_TYPE), so that no unit is much longer than
 # another; float64 only has kernels for all architectures.
 
+# The first CMake of PyPI that knows sm_100f. 4.0 and later know it too.
+if(CMAKE_VERSION VERSION_LESS 3.31.10)
+  message(FATAL_ERROR "CMake is ${CMAKE_VERSION}, expected at least 3.31.10 for the CUDA kernels: "
+                      "`pip install cmake` has it, and -DTFK_CUDA=OFF needs no more than 3.25")
+endif()
+list(JOIN CMAKE_CUDA_ARCHITECTURES " " TFK_CUDA_WORDS)
+message(STATUS "CUDA architectures: ${TFK_CUDA_WORDS}")
+
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 set(CMAKE_CUDA_STANDARD 20)
@@ -53,7 +61,7 @@ option(TFK_CUDA_EACH_ONCE
 set(TFK_CUDA_SETS "")
 foreach(set IN ITEMS sm90a sm90 sm80 all)
   set(TFK_ARCHITECTURES_${set} "")
-  foreach(architecture IN LISTS TFK_CUDA_ARCHITECTURES)
+  foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     string(REGEX MATCH "^[0-9]+" number "${architecture}")
     if(number MATCHES "${TFK_NUMBER_${set}}")
       list(APPEND TFK_ARCHITECTURES_${set} ${architecture})

@@ -1,24 +1,6 @@
 # SPDX-License-Identifier: MIT
-# PyTorch bindings through LibTorch's stable ABI. Any PyTorch >= 2.10 will do to build, without CUDA
-# as well; the result loads into all of them. find_package(Torch) would bring CUDA flags and
-# libraries that are not wanted.
-
-find_package(Python3 COMPONENTS Interpreter REQUIRED)
-# Found, not imported: that takes no second and no CUDA.
-execute_process(
-  COMMAND ${Python3_EXECUTABLE} -c "from importlib.util import find_spec
-torch = find_spec('torch')
-print(torch.submodule_search_locations[0] if torch else '')"
-  OUTPUT_VARIABLE TFK_TORCH_FOUND OUTPUT_STRIP_TRAILING_WHITESPACE)
-set(TFK_TORCH_DIR ${TFK_TORCH_FOUND} CACHE PATH "The folder of the torch package")
-if(NOT TFK_TORCH_DIR)
-  if(SKBUILD)
-    message(FATAL_ERROR "A wheel needs PyTorch to build against: install it beside "
-                        "${Python3_EXECUTABLE} and pass --no-build-isolation to pip")
-  endif()
-  message(STATUS "PyTorch not found by ${Python3_EXECUTABLE}: building without its bindings")
-  return()
-endif()
+# PyTorch bindings through LibTorch's stable ABI. They are built against copies of its headers, so
+# that a build needs no PyTorch; the result loads into every PyTorch from 2.10 on.
 
 add_library(transformer_kernels_torch SHARED ${TFK_TORCH_SOURCES})
 target_compile_definitions(transformer_kernels_torch
@@ -26,15 +8,24 @@ target_compile_definitions(transformer_kernels_torch
                                    $<$<BOOL:${TFK_CUDA}>:TFK_WITH_CUDA>)
 target_compile_options(transformer_kernels_torch PRIVATE -Wall -Wextra)
 target_include_directories(transformer_kernels_torch PRIVATE csrc)
-target_include_directories(transformer_kernels_torch SYSTEM PRIVATE ${TFK_TORCH_DIR}/include)
+target_include_directories(transformer_kernels_torch SYSTEM PRIVATE third_party/torch/include)
 target_link_libraries(transformer_kernels_torch PRIVATE transformer_kernels)
 
 # Python loads torch's libraries with local symbols, so the linker must record them as needed even
-# where a symbol could come from elsewhere. The loader finds the copies that are already loaded.
-target_link_directories(transformer_kernels_torch PRIVATE ${TFK_TORCH_DIR}/lib)
+# where a symbol could come from elsewhere: here empty libraries of their names stand for them. The
+# loader finds the copies that are already loaded.
 target_link_options(transformer_kernels_torch PRIVATE -Wl,--no-as-needed)
-target_link_libraries(transformer_kernels_torch PRIVATE torch torch_cpu c10)
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/torch/empty.cpp CONTENT "")
+foreach(name IN ITEMS torch torch_cpu c10)
+  add_library(tfk_stub_${name} SHARED ${PROJECT_BINARY_DIR}/torch/empty.cpp)
+  set_target_properties(tfk_stub_${name} PROPERTIES OUTPUT_NAME ${name}
+                        LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/torch)
+  target_link_libraries(transformer_kernels_torch PRIVATE tfk_stub_${name})
+endforeach()
+
+tfk_limit_exports(transformer_kernels_torch)
 set_target_properties(
   transformer_kernels_torch
   PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${TFK_LIBRARY_DIR} SKIP_BUILD_RPATH OFF
              BUILD_RPATH "$ORIGIN" INSTALL_RPATH "$ORIGIN" BUILD_WITH_INSTALL_RPATH ON)
+tfk_check_symbols(transformer_kernels_torch)

@@ -17,7 +17,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from setup_env import ROOT, has_nvidia_driver
@@ -31,39 +30,17 @@ def has_nvcc() -> bool:
     return any(shutil.which("nvcc", path=folder) for folder in (None, *folders))
 
 
-def card_architectures() -> list[str]:
-    """CUDA architectures of the cards in this machine, as CMake names them."""
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    return architectures_of(answer.split())
-
-
-def architectures_of(capabilities: Sequence[str]) -> list[str]:
-    """The targets for these cards: Hopper's own instructions need "90a", its successors' a family
-    target."""
-    suffix = {"90": "90a-real", "100": "100f-real", "103": "100f-real"}
-    numbers = sorted({capability.replace(".", "") for capability in capabilities}, key=int)
-    return sorted({suffix.get(number, f"{number}-real") for number in numbers})
-
-
 def development_preset(choice: str, nvcc: bool, driver: bool) -> str:
     if choice == "0" or not nvcc:
         return "cpu"
     return "cuda" if driver or choice == "1" else "cpu"
 
 
-def cmake_options(preset: str) -> list[str]:
-    options = [
+def cmake_options() -> list[str]:
+    return [
         f"-DCMAKE_MAKE_PROGRAM={SCRIPTS / 'ninja'}",
         f"-DPython3_EXECUTABLE={SCRIPTS / 'python'}",
     ]
-    architectures = card_architectures() if preset == "cuda" else []
-    if architectures:
-        options.append(f"-DTFK_CUDA_ARCHITECTURES={';'.join(architectures)}")
-    return options
 
 
 def drop_foreign_build(folder: Path) -> None:
@@ -90,7 +67,7 @@ def main() -> None:
     preset = arguments.preset or development_preset(choice, has_nvcc(), has_nvidia_driver())
     drop_foreign_build(ROOT / "build" / preset)
     definitions = [f"-D{entry}" for entry in arguments.define]
-    call(SCRIPTS / "cmake", "--preset", preset, *cmake_options(preset), *definitions)
+    call(SCRIPTS / "cmake", "--preset", preset, *cmake_options(), *definitions)
     call(SCRIPTS / "cmake", "--build", "--preset", preset, "--parallel", str(arguments.jobs))
     if arguments.test:
         jobs = str(arguments.jobs)

@@ -30,6 +30,7 @@ CODE_SUFFIXES = (*CXX_SUFFIXES, ".py", ".cmake", ".sh")
 MADE_BY_TOOLS = {
     "__pycache__", "_build", "_generated", "build", "dist", "lib", "node_modules",
 }  # fmt: skip
+OTHERS = "third_party"  # unchanged copies, which keep their own rules
 
 # A family includes its own folder, core/, public headers, and families of a lower rank.
 FAMILY_RANKS = {
@@ -83,10 +84,12 @@ PYTHON_RANKS = {
 
 
 def files(root: Path, *suffixes: str, under: str = "") -> list[Path]:
-    """Files of the working tree, without those that tools make, in a stable order."""
+    """Files of the working tree, without those that tools make or others wrote, in a stable
+    order."""
+    left_out = {*MADE_BY_TOOLS, OTHERS}
     found = []
     for folder, names, leaves in os.walk(root / under):
-        names[:] = sorted(n for n in names if n not in MADE_BY_TOOLS and not n.startswith("."))
+        names[:] = sorted(n for n in names if n not in left_out and not n.startswith("."))
         found += [Path(folder) / leaf for leaf in sorted(leaves) if leaf.endswith(suffixes)]
     return found
 

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Checks which symbols the bindings library needs from its surroundings.
+"""Checks what a shared library gives to, and takes from, the other libraries of its process.
 
-It loads into every PyTorch from 2.10 on only if it uses nothing of PyTorch except the C functions
-of the stable ABI, and nothing of the core except exported symbols.
+Both libraries may export the API alone: a template of the standard library that they exported would
+stand in for PyTorch's copy of it, or that one for ours. The bindings load into every PyTorch from
+2.10 on only if they use nothing of PyTorch but the C functions of the stable ABI, and nothing of
+the core but what it exports. Every build checks each library that it links.
+
+    check_symbols.py [library ...]          (default: those of transformer_kernels/lib)
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
@@ -17,7 +22,8 @@ from pathlib import Path
 from setup_env import ROOT
 
 CORE = "libtransformer_kernels.so"
-BINDINGS = ROOT / "transformer_kernels" / "lib" / "libtransformer_kernels_torch.so"
+BINDINGS = "libtransformer_kernels_torch.so"
+LIBRARIES = ROOT / "transformer_kernels" / "lib"
 
 STABLE_C = re.compile(r"^(aoti_torch_|torch_)\w+$")
 # libc, libm, libgcc and libstdc++: recognised by version; by name where a library of PyTorch
@@ -26,10 +32,12 @@ RUNTIME = re.compile(
     r"@(GLIBC|GLIBCXX|CXXABI|GCC)_|^_Z(T[ISTV])?(N[KRO]*)?St"
     r"|^(_ITM_|__gmon_start__|__cxa_|_Unwind_|__gxx_personality|__tls_get_addr)"
 )
+# The API: functions and members of the namespace, types of exceptions, C functions of the bindings.
+API = re.compile(r"^(_Z(T[ISV])?N[KRO]*19transformer_kernels|tfk_\w+$)")
 
 
-def symbols(library: Path, kind: str) -> list[str]:
-    command = ["nm", "-D", f"--{kind}-only", str(library)]
+def symbols(library: Path, kind: str, nm: str = "nm") -> list[str]:
+    command = [nm, "-D", f"--{kind}-only", str(library)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [line.split()[-1] for line in lines]
 
@@ -44,17 +52,47 @@ def foreign(undefined: Iterable[str], core: Collection[str]) -> list[str]:
     ]
 
 
+def stray(defined: Iterable[str]) -> list[str]:
+    """Exported symbols that are no part of the API."""
+    return [symbol for symbol in defined if not API.match(symbol)]
+
+
+def check(library: Path, nm: str) -> tuple[str, list[str]]:
+    """Returns a summary of a library, and its violations."""
+    defined = symbols(library, "defined", nm)
+    summary = f"{library.name}: {len(defined)} exported"
+    wrong = [f"{name}: is exported, expected the API alone" for name in stray(defined)]
+    if not defined:
+        wrong.append("nothing is exported, expected the API")
+    if library.name == BINDINGS:
+        undefined = symbols(library, "undefined", nm)
+        core = symbols(library.with_name(CORE), "defined", nm)
+        expected = f"expected one of the stable ABI's, or one that {CORE} exports"
+        wrong += [f"{name}: is needed, {expected}" for name in foreign(undefined, {*core})]
+        stable = [name for name in undefined if STABLE_C.match(name)]
+        summary += f", {len(stable)} C functions of PyTorch needed"
+        if not stable:
+            wrong.append("no function of PyTorch is used, expected some of the bindings library")
+    return summary, wrong
+
+
 def main() -> int:
-    library = Path(sys.argv[1]) if len(sys.argv) > 1 else BINDINGS
-    undefined = symbols(library, "undefined")
-    stable = [symbol for symbol in undefined if STABLE_C.match(symbol)]
-    found = foreign(undefined, set(symbols(library.with_name(CORE), "defined")))
-    print(f"[symbols] {library.name}: {len(stable)} C functions of PyTorch, {len(found)} foreign")
-    for symbol in found:
-        print(f"[symbols] {symbol}: expected one of the stable ABI's, or one that {CORE} exports")
-    if not stable:
-        print("[symbols] no function of PyTorch is used, expected the bindings library")
-    return 1 if found or not stable else 0
+    parser = argparse.ArgumentParser(description="Check what shared libraries export and need.")
+    parser.add_argument(
+        "libraries", nargs="*", type=Path, default=[LIBRARIES / CORE, LIBRARIES / BINDINGS]
+    )
+    parser.add_argument("--nm", default="nm", help="default: %(default)s")
+    parser.add_argument("--quiet", action="store_true", help="say nothing of what is right")
+    arguments = parser.parse_args()
+    found = 0
+    for library in arguments.libraries:
+        summary, wrong = check(library, arguments.nm)
+        found += len(wrong)
+        if wrong or not arguments.quiet:
+            print(f"[symbols] {summary}, {len(wrong)} wrong")
+        for line in wrong:
+            print(f"[symbols] {line}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

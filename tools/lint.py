@@ -65,7 +65,7 @@ def one_command_a_source(database: Sequence[dict[str, str]]) -> list[dict[str, s
 
 def clang_tidy(fix: bool) -> bool:  # noqa: ARG001
     options = [
-        *cmake_options("cpu"),
+        *cmake_options(),
         "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
         "-DTFK_CUDA=OFF",
         f"-DTFK_LIBRARY_DIR={TIDY / 'lib'}",

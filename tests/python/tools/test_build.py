@@ -25,11 +25,6 @@ def test_cuda_needs_a_compiler_and_a_driver_or_the_users_word(
     assert build.development_preset(choice, nvcc, driver) == preset
 
 
-def test_architectures_of_the_cards() -> None:
-    assert build.architectures_of(["9.0", "9.0", "8.6"]) == ["86-real", "90a-real"]
-    assert build.architectures_of(["10.0", "12.0"]) == ["100f-real", "120-real"]
-
-
 def test_a_build_folder_from_another_place_is_dropped(tmp_path: Path) -> None:
     own, foreign = tmp_path / "own", tmp_path / "foreign"
     for folder, home in ((own, build.ROOT), (foreign, "/somewhere/else")):

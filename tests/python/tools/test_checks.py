@@ -88,6 +88,23 @@ def test_only_the_stable_abi_and_the_core_may_be_undefined() -> None:
     assert check_symbols.foreign([*allowed, *refused], core) == refused
 
 
+def test_only_the_api_may_be_exported() -> None:
+    api = [
+        "_ZN19transformer_kernels18layer_norm_forwardERKNS_7ContextERKNS_11NormForwardE",
+        "_ZNK19transformer_kernels4fpga5Array3setEv",
+        "_ZTIN19transformer_kernels5ErrorE",
+        "tfk_check",
+    ]
+    strays = [
+        "_ZNSt8_Rb_treeISt4pairINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEES6_ES0_EE",
+        "_ZTISt11_Mutex_baseILN9__gnu_cxx12_Lock_policyE2EE",
+        "_ZNSt6localeC1Ev",
+        "cudaMalloc",
+        "_edata",
+    ]
+    assert check_symbols.stray([*api, *strays]) == strays
+
+
 def test_blocks_of_a_document(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text(
