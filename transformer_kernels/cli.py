@@ -34,6 +34,7 @@ COMMANDS = (
     Command("bench", "bench.commands.bench", "measure ops against their rivals"),
     Command("compare", "bench.commands.compare", "judge two result files row by row"),
     Command("demo", "demo.command", "train a GPT-2 stock and with our kernels, time every op"),
+    Command("doctor", "doctor", "examine this installation: what is missing, and how to get it"),
     Command("fpga", "bench.fpga", "ops on the FPGA array's model beside the CPU's kernels"),
     Command("info", "bench.commands.info", "what is installed, and on which machine"),
     Command("levels", "bench.commands.levels", "one transformer block in five levels"),
