@@ -8,32 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <random>
 #include <thread>
-#include <vector>
 
-namespace tfk = transformer_kernels;
+#include "tensors.h"
 
 namespace {
-
-using Floats = std::vector<float>;
-
-Floats random_values(std::int64_t count) {
-  std::mt19937 engine(2026);
-  std::normal_distribution<float> normal;
-  Floats values(count);
-  for (float& value : values) value = normal(engine);
-  return values;
-}
-
-tfk::TensorView matrix(Floats& values, std::int64_t rows, std::int64_t cols) {
-  return tfk::TensorView::contiguous(values.data(), tfk::DType::kFloat32, {}, {rows, cols});
-}
-
-tfk::TensorView vector(Floats& values) {
-  const auto size = static_cast<std::int64_t>(values.size());
-  return tfk::TensorView::contiguous(values.data(), tfk::DType::kFloat32, {}, {size});
-}
 
 // An engine has threads already; the library runs its loops on them. Two threads, one range each.
 void run_on_two_threads(void* calls, std::int64_t count, std::int64_t grain, tfk::RangeBody body,
@@ -47,9 +26,9 @@ void run_on_two_threads(void* calls, std::int64_t count, std::int64_t grain, tfk
 
 void attention_weights(const tfk::Context& context) {
   constexpr std::int64_t kQueries = 512, kKeys = 512, kHeadDim = 64;
-  Floats scores = random_values(kQueries * kKeys), weights(scores.size());
-  tfk::softmax_forward(context, {.x = matrix(scores, kQueries, kKeys),
-                                 .y = matrix(weights, kQueries, kKeys),
+  Floats scores = random_values({kQueries, kKeys}), weights(scores.size());
+  tfk::softmax_forward(context, {.x = view(scores, {kQueries, kKeys}),
+                                 .y = view(weights, {kQueries, kKeys}),
                                  .scale = 1 / std::sqrt(double{kHeadDim}),
                                  .causal = true});
   double last_row = 0;
@@ -61,14 +40,14 @@ void attention_weights(const tfk::Context& context) {
 
 void residual_block(const tfk::Context& context) {
   constexpr std::int64_t kTokens = 1024, kChannels = 768;
-  Floats x = random_values(kTokens * kChannels), residual = x;
+  Floats x = random_values({kTokens, kChannels}), residual = x;
   Floats weight(kChannels, 1), bias(kChannels, 0.5), y(x.size()), sum(x.size());
-  tfk::layer_norm_forward(context, {.x = matrix(x, kTokens, kChannels),
-                                    .residual = matrix(residual, kTokens, kChannels),
-                                    .weight = vector(weight),
-                                    .bias = vector(bias),
-                                    .y = matrix(y, kTokens, kChannels),
-                                    .sum = matrix(sum, kTokens, kChannels)});
+  tfk::layer_norm_forward(context, {.x = view(x, {kTokens, kChannels}),
+                                    .residual = view(residual, {kTokens, kChannels}),
+                                    .weight = view(weight, {kChannels}),
+                                    .bias = view(bias, {kChannels}),
+                                    .y = view(y, {kTokens, kChannels}),
+                                    .sum = view(sum, {kTokens, kChannels})});
   double mean = 0;
   for (std::int64_t c = 0; c < kChannels; ++c) mean += y[c] / kChannels;
   std::printf(
@@ -80,7 +59,7 @@ void wrong_argument(const tfk::Context& context) {
   Floats x(4 * 768), y(4 * 768), weight(767);
   try {
     tfk::layer_norm_forward(
-        context, {.x = matrix(x, 4, 768), .weight = vector(weight), .y = matrix(y, 4, 768)});
+        context, {.x = view(x, {4, 768}), .weight = view(weight, {767}), .y = view(y, {4, 768})});
   } catch (const tfk::Error& error) {
     std::printf("refused: %s\n", error.what());
   }
