@@ -3,7 +3,7 @@
 #   PYTHON=python3.12     the interpreter that .venv is made from (>= 3.10)
 #   TORCH="torch==2.11.0" the PyTorch to install instead of the one that is chosen
 #   TFK_CUDA=0|1          leave out, or insist on, the CUDA kernels
-#   DEMO_ARGS, BENCH_ARGS, FPGA_ARGS, PYTEST_ARGS   passed on
+#   DEMO_ARGS, BENCH_ARGS, FPGA_ARGS, PYTEST_ARGS, WHEEL_ARGS   passed on
 
 PYTHON ?= python3
 TORCH ?=
@@ -12,12 +12,13 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 FPGA_ARGS ?=
 PYTEST_ARGS ?=
+WHEEL_ARGS ?=
 export TORCH TFK_CUDA
 
 SETUP := $(PYTHON) tools/setup_env.py
 VENV := .venv/bin/python
 
-.PHONY: help build demo test bench fpga lint format docs clean
+.PHONY: help build demo test bench fpga lint format docs wheel clean
 .DEFAULT_GOAL := help
 
 help: ## Say what can be made
@@ -53,6 +54,10 @@ format: ## Rewrite the sources in the project's format
 docs: ## Build the documentation into docs/_build/html
 	@$(SETUP) run docs --need compiler --need doxygen
 	@$(VENV) tools/build_docs.py
+
+wheel: ## Build a wheel for other machines into dist, and try it; --cuda in WHEEL_ARGS
+	@$(SETUP) run wheel --need compiler
+	@$(VENV) tools/build_wheel.py $(WHEEL_ARGS)
 
 clean: ## Remove what was built; .venv stays
 	rm -rf build dist docs/_build docs/_generated transformer_kernels/lib report.html
