@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._errors import ArgumentValueError
 from .._torch import forwards_of, is_bare
 from ..ops.linear_loss.linear_cross_entropy import linear_cross_entropy
 from ..ops.loss.cross_entropy import cross_entropy
@@ -17,6 +18,7 @@ _OPTIONS = ("z_loss", "softcap", "gradient", "backend")
 _LINEAR = forwards_of(nn.Linear)
 # Arguments of the loss both with logits and without them.
 _SHARED = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap", "backend")
+_STATISTICS = ("return_entropy", "return_accuracy")
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
@@ -124,7 +126,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.register_buffer("weight", weight)
         self.options = options
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor, target: Tensor) -> Any:  # noqa: A002
         if not is_bare(self.linear, _LINEAR):
             return self._loss_of_logits(self.linear(input), target)
         return linear_cross_entropy(
@@ -132,7 +134,13 @@ class LinearCrossEntropyLoss(nn.Module):
             **self.options,
         )  # fmt: skip
 
-    def _loss_of_logits(self, logits: Tensor, target: Tensor) -> Tensor:
+    def _loss_of_logits(self, logits: Tensor, target: Tensor) -> Any:
+        asked = [name for name in _STATISTICS if self.options.get(name)]
+        if asked:
+            raise ArgumentValueError(
+                f"LinearCrossEntropyLoss: {asked[0]} is True, expected False (a module with a hook"
+                " or an adapter stands in the place of linear)"
+            )
         given = {name: self.options.get(name) for name in _SHARED}
         options = {name: value for name, value in given.items() if value is not None}
         rows = logits.reshape(-1, logits.shape[-1])

@@ -75,10 +75,15 @@ def _derive_formula(op: Op, values: dict[str, Any]) -> list[Tensor]:
     with torch.enable_grad():
         results = as_tuple(op.formula(**{**given, **aliases}))
     wanted = [name for name in aliases if op.is_needed(name, values)]
+    incoming = [
+        (result, values[f"d{name}"])
+        for name, result in zip(op.returned, results, strict=True)
+        if result.requires_grad and values[f"d{name}"] is not None
+    ]
     gradients = torch.autograd.grad(
-        results,
+        [result for result, _ in incoming],
         [aliases[name] for name in wanted],
-        [values[f"d{name}"] for name in op.returned],
+        [gradient for _, gradient in incoming],
         create_graph=again,
         materialize_grads=True,
     )

@@ -38,4 +38,6 @@ def combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
             "chunk_bytes": 4 * _CLASSES * number,
             "float32_sums": False,
             "packed": False,
+            "with_entropy": number % 2 == 1,
+            "with_accuracy": number > 1,
         }

@@ -43,6 +43,7 @@ def _run(op: Op, given: dict[str, Any], names: list[str], backend: str) -> Itera
     results = [y for y in as_tuple(op.call(*(given | leaves).values(), backend)) if y.numel()]
     yield from results
     if leaves:
+        results = [y for y in results if y.requires_grad]  # an accuracy has no gradient
         dys = [torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape) for y in results]
         yield from torch.autograd.grad(results, list(leaves.values()), dys)
 

@@ -276,7 +276,7 @@ def test_masks_of_every_dtype(kind: torch.dtype, low: torch.dtype) -> None:
 
 
 def test_dropout_in_training() -> None:
-    """The same seed gives the same result. The mean over many seeds is that without dropout."""
+    """A seed determines the result, and the mean over many seeds is that without dropout."""
     model = tiny("gpt2", ATTENTION, attn_pdrop=0.5, resid_pdrop=0.0, embd_pdrop=0.0).double()
     runs = []
     for seed in (1, 1, 2):

@@ -79,9 +79,9 @@ def test_weights_of_classes_are_not_rounded_again(low: torch.dtype, device: str)
         "x": leaves[0], "linear_weight": leaves[1], "linear_bias": leaves[2], "target": target,
         "weight": weight, "ignore_index": -100, "reduction": 1, "wide": True,
         "label_smoothing": 0.1, "z_loss": 0.0, "softcap": 0.0, "float32_sums": False,
-        "packed": False,
+        "packed": False, "with_entropy": False, "with_accuracy": False,
     }  # fmt: skip
-    loss = LINEAR_CROSS_ENTROPY.raw.forward(*values.values())
+    loss = LINEAR_CROSS_ENTROPY.raw.forward(*values.values())[0]
     logits = _torch.linear(*leaves).double()
     exact = loss_of(logits, target, weight.double(), label_smoothing=0.1)
     assert loss.dtype is torch.float32
@@ -316,7 +316,7 @@ def test_the_gradient_op_is_well_defined(device: str) -> None:
     leaves, target = operands(torch.float32, device)
     x, weight, bias = (leaf.detach() for leaf in leaves)
     op = torch.ops.transformer_kernels.linear_cross_entropy_gradient.default
-    numbers = (-100, 0.1, 0.0, 0.0, 1, False, 4000, False, False)
+    numbers = (-100, 0.1, 0.0, 0.0, 1, False, 4000, False, False, True, True)
     for needed in ((True, True, True), (False, True, False)):
         torch.library.opcheck(op, (x, weight, bias, target, None, *numbers, *needed))
 

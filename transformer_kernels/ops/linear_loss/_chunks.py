@@ -18,9 +18,16 @@ from torch import Tensor
 
 from ..._library import log_copy
 from .._dtype import accumulate_dtype
-from ..loss._formula import MEAN, NONE, check_labels, counted_labels
+from ..loss._formula import MEAN, NONE, SUM, check_labels, counted_labels
 from ..loss._ops import CROSS_ENTROPY, loss_with_gradient_in_place
 from ._products import PackedProducts, Products, TorchProducts
+from ._statistics import (
+    accuracy_of,
+    add_entropy_gradient,
+    gains_of_rows,
+    reduced,
+    write_entropy,
+)
 
 # Bytes of logits in memory if the call does not say: on a CPU, enough rows for products at full
 # speed; elsewhere, as many bytes as the weight's gradient, within limits, so that a large gradient
@@ -105,6 +112,11 @@ class _Rows:
         """Yields rows and their logits, in memory that the next chunk may reuse."""
         for part in self.parts:
             yield part, self.products.logits(self.x[part])
+
+    def counted(self) -> Tensor:
+        """Whether each row is not ignored."""
+        counted: Tensor = self.target != self._given["ignore_index"]
+        return counted
 
     def total(self) -> Tensor | None:
         """The divisor of a mean; None for other reductions."""
@@ -208,6 +220,37 @@ class _Gradients:
         )
 
 
+class _Statistics:
+    """The entropy and the accuracy of each row, of those that are asked for, from the logits that a
+    chunk has anyway."""
+
+    def __init__(self, given: Given, rows: _Rows) -> None:
+        self._given, self._rows = given, rows
+        self._nothing = rows.x.new_empty(0, dtype=rows.arithmetic)
+        make = self._nothing.new_empty
+        self._entropy = make(len(rows.x)) if given["with_entropy"] else None
+        self._accuracy = make(len(rows.x)) if given["with_accuracy"] else None
+
+    def observe(self, part: slice, logits: Tensor) -> None:
+        """Reads a chunk's logits, before gradients overwrite them."""
+        if self._entropy is not None:
+            write_entropy(logits, self._given["softcap"], self._entropy[part])
+        if self._accuracy is not None:
+            counted = self._rows.counted()[part]
+            self._accuracy[part] = accuracy_of(logits, self._rows.target[part], counted)
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        if self._entropy is not None:
+            self._entropy.masked_fill_(~self._rows.counted(), 0.0)
+        return self._reduced(self._entropy), self._reduced(self._accuracy)
+
+    def _reduced(self, of_rows: Tensor | None) -> Tensor:
+        if of_rows is None:
+            return self._nothing.clone()
+        found = reduced(of_rows, self._rows.counted(), self._given["reduction"])
+        return found.view(self._given["x"].shape[:-1]) if found.dim() else found
+
+
 # ---- passes -------------------------------------------------------------------------------------
 
 
@@ -223,39 +266,46 @@ def _pass(function: Pass) -> Pass:
 
 
 @_pass
-def loss_alone(given: Given) -> Tensor:
+def loss_alone(given: Given) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the loss, the entropy and the accuracy."""
     rows = _Rows(given)
     rows.check_labels()
     total = rows.total()
-    options = rows.options(total)
+    options, statistics = rows.options(total), _Statistics(given, rows)
     losses = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
     for part, logits in rows.chunks():
         target = rows.target[part]
         losses[part] = CROSS_ENTROPY.raw.inference(logits, target, None, *options, True)
-    return rows.reduced(losses, total)
+        statistics.observe(part, logits)
+    return rows.reduced(losses, total), *statistics.results()
 
 
 @_pass
-def loss_and_gradients(given: Given, needed: Needed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes a reduced loss, and the gradients for an incoming gradient of 1."""
+def loss_and_gradients(given: Given, needed: Needed) -> tuple[Tensor, ...]:
+    """Computes a reduced loss, the entropy and the accuracy, and the loss's gradients for an
+    incoming gradient of 1."""
     rows = _Rows(given)
     rows.check_labels()
     total = rows.total()
-    options = rows.options(total)
+    options, statistics = rows.options(total), _Statistics(given, rows)
     gradients = _Gradients(given, rows, needed)
     losses = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
     for part, logits in rows.chunks():
         target = rows.target[part]
+        statistics.observe(part, logits)
         losses[part] = loss_with_gradient_in_place(logits, target, None, *options, True)
         gradients.add(part, logits)
-    return rows.reduced(losses, total), *gradients.results()
+    return rows.reduced(losses, total), *statistics.results(), *gradients.results()
 
 
 @_pass
-def gradients_alone(given: Given, dloss: Tensor, needed: Needed) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the gradients; the logits are computed again."""
-    if given["reduction"] == NONE:
-        return _gradients_of_rows(given, dloss, needed)
+def gradients_alone(given: Given, needed: Needed) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the gradients from those of the loss and of the entropy, of which each may be
+    absent; the logits are computed again."""
+    dloss, dentropy = given["dloss"], given["dentropy"]
+    dentropy = dentropy if dentropy is not None and dentropy.numel() else None
+    if given["reduction"] == NONE or dentropy is not None or dloss is None:
+        return _gradients_of_rows(given, dloss, dentropy, needed)
     rows = _Rows(given)
     options = rows.options(rows.total(), dloss)
     gradients = _Gradients(given, rows, needed)
@@ -266,20 +316,26 @@ def gradients_alone(given: Given, dloss: Tensor, needed: Needed) -> tuple[Tensor
 
 
 def _gradients_of_rows(
-    given: Given, dloss: Tensor, needed: Needed
+    given: Given, dloss: Tensor | None, dentropy: Tensor | None, needed: Needed
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the gradients for a separate incoming gradient per row, which the kernel that
+    """Computes the gradients for separate incoming gradients per row, which the kernel that
     overwrites logits does not support."""
     rows = _Rows(given, copies=2)
-    options = rows.options()
-    weight, *numbers = options
+    weight, *numbers = options = rows.options(rows.total())
+    counted, softcap = rows.counted(), given["softcap"]
     gradients = _Gradients(given, rows, needed)
-    gains = dloss.reshape(-1)
+    of_rows = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
+    loss_reduction = NONE if given["reduction"] == NONE else SUM  # the weights divide a mean
+    loss_gains = gains_of_rows(dloss, counted, loss_reduction, of_rows)
+    entropy_gains = gains_of_rows(dentropy, counted, given["reduction"], of_rows)
     for part, logits in rows.chunks():
         target = rows.target[part]
         _, *saved = CROSS_ENTROPY.raw.forward(logits, target, None, *options, True)
-        of_rows = (gains[part], logits, target, None, weight, *saved, *numbers)
-        dlogits = CROSS_ENTROPY.raw.backward(*of_rows)
+        inputs = (loss_gains[part], logits, target, None, weight, *saved, *numbers)
+        dlogits = CROSS_ENTROPY.raw.backward(*inputs)
+        if dentropy is not None:
+            gains = entropy_gains[part]
+            add_entropy_gradient(dlogits, logits, gains, counted[part], softcap)
         if rows.products.columns > logits.shape[1]:
             dlogits = logits.copy_(dlogits)
         gradients.add(part, dlogits)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Declares cross-entropy of a linear layer, whose logits are in memory one chunk of rows at a time.
 
-    loss = cross_entropy(x linear_weight^T + linear_bias, target)
+    z = x linear_weight^T + linear_bias        p = softmax(capped z)
+    loss = cross_entropy(z, target)
+    entropy = -sum(p log p)                    accuracy = (argmax(z) = target)
 
-Both passes are composed of other ops: products, and cross-entropy with its gradient in place.
+Entropy and accuracy are reduced over the rows that are not ignored, all of the same weight. Both
+passes are composed of other ops: products, and cross-entropy with its gradient in place.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,19 +65,25 @@ def _check(op: str, given: Given) -> None:
         )
 
 
-def _forward(*arguments: Any) -> Tensor:
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _chunks.loss_alone(LINEAR_CROSS_ENTROPY.given(arguments))
 
 
 def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     values = dict(zip(LINEAR_CROSS_ENTROPY.backward_inputs, inputs, strict=True))
     need_dx, need_dweight, need_dbias = (values[name] for name in _NEEDED)
-    return _chunks.gradients_alone(values, values["dloss"], (need_dx, need_dweight, need_dbias))
+    return _chunks.gradients_alone(values, (need_dx, need_dweight, need_dbias))
+
+
+def _empty_statistic(flag: str, given: Given) -> Tensor:
+    """Allocates a result that has elements only if ``flag`` asks for it."""
+    wide = {**given, "wide": True}
+    return empty_loss(wide) if given[flag] else empty_loss(wide).new_empty(0)
 
 
 def _parallel(op: Op, given: Given) -> Ways:  # noqa: ARG001
-    """By rows, but not for a mean: it counts the rows of all devices."""
-    return ways_of_rows(given, "x")
+    """By rows, but not for a mean, which counts the rows of all devices, nor with more results."""
+    return () if given["with_entropy"] or given["with_accuracy"] else ways_of_rows(given, "x")
 
 
 LINEAR_CROSS_ENTROPY = declare(
@@ -89,14 +99,19 @@ LINEAR_CROSS_ENTROPY = declare(
         Bias("weight", table="linear_weight"), Integer("ignore_index"), Number("label_smoothing"),
         Number("z_loss", finite=True), Number("softcap", least=0.0, finite=True),
         Integer("reduction"), Flag("wide"), Integer("chunk_bytes"), Flag("float32_sums"),
-        Flag("packed"),
+        Flag("packed"), Flag("with_entropy"), Flag("with_accuracy"),
     ),
-    results=(Result("loss"),),
-    memory={"loss": empty_loss},
+    results=(Result("loss"), Result("entropy"), Result("accuracy")),
+    memory={
+        "loss": empty_loss,
+        "entropy": partial(_empty_statistic, "with_entropy"),
+        "accuracy": partial(_empty_statistic, "with_accuracy"),
+    },
     backward=(
-        "(dloss, x, linear_weight, linear_bias, target, weight, ignore_index, label_smoothing,"
-        " z_loss, softcap, reduction, chunk_bytes, float32_sums, packed, need_dx,"
-        " need_dlinear_weight, need_dlinear_bias) -> dx, dlinear_weight, dlinear_bias"
+        "(dloss?, dentropy?, daccuracy?, x, linear_weight, linear_bias, target, weight,"
+        " ignore_index, label_smoothing, z_loss, softcap, reduction, chunk_bytes, float32_sums,"
+        " packed, need_dx, need_dlinear_weight, need_dlinear_bias) -> dx, dlinear_weight,"
+        " dlinear_bias"
     ),
     formula=_formula.forward,
     composed=(_forward, _backward),
@@ -112,7 +127,7 @@ LINEAR_CROSS_ENTROPY = declare(
 _GRADIENTS = ("x", "linear_weight", "linear_bias")
 
 
-def _loss_and_gradients(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _loss_and_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     *values, need_dx, need_dweight, need_dbias = arguments
     given = LINEAR_CROSS_ENTROPY.given(values)
     check_values(LINEAR_CROSS_ENTROPY, given)
@@ -123,7 +138,7 @@ def _fake_loss_and_gradients(*arguments: Any) -> tuple[Tensor, ...]:
     *values, need_dx, need_dweight, need_dbias = arguments
     given = LINEAR_CROSS_ENTROPY.given(values)
     needed = dict(zip(_GRADIENTS, (need_dx, need_dweight, need_dbias), strict=True))
-    return fake_inference(LINEAR_CROSS_ENTROPY, *values), *(
+    return *fake_inference(LINEAR_CROSS_ENTROPY, *values), *(
         given[name].new_empty(given[name].shape) if needed[name] else given["x"].new_empty(0)
         for name in _GRADIENTS
     )
@@ -134,7 +149,8 @@ _loss_and_gradients_op = declare_raw(
     + ", ".join(argument.schema for argument in LINEAR_CROSS_ENTROPY.arguments)
     + ", "
     + ", ".join(f"bool {name}" for name in _NEEDED)
-    + ") -> (Tensor loss, Tensor dx, Tensor dlinear_weight, Tensor dlinear_bias)",
+    + ") -> (Tensor loss, Tensor entropy, Tensor accuracy, Tensor dx, Tensor dlinear_weight,"
+    " Tensor dlinear_bias)",
     of=LINEAR_CROSS_ENTROPY,
     reference=on_memory("linear_cross_entropy", _loss_and_gradients, *LINEAR_CROSS_ENTROPY.names),
     fake=_fake_loss_and_gradients,
@@ -147,13 +163,15 @@ def _scaled(gradient: Tensor, dloss: Tensor) -> Tensor:
 
 
 class _InForward(torch.autograd.Function):
-    """A loss whose forward pass computes the gradients, for an incoming gradient of 1. The backward
-    pass scales them in place and gives them to the caller: a second backward pass computes them
-    again, and one that will be differentiated uses the formula."""
+    """A loss whose forward pass computes the gradients, for an incoming gradient of 1; beside it
+    the entropy and the accuracy, which have none. The backward pass scales them in place and gives
+    them to the caller: a second backward pass computes them again, and one that will be
+    differentiated uses the formula."""
 
     @staticmethod
-    def forward(ctx: Any, needed: tuple[bool, ...], *arguments: Any) -> Tensor:
-        loss, *gradients = _loss_and_gradients_op(*arguments, *needed)
+    def forward(ctx: Any, needed: tuple[bool, ...], *arguments: Any) -> tuple[Tensor, ...]:
+        loss, entropy, accuracy, *gradients = _loss_and_gradients_op(*arguments, *needed)
+        ctx.mark_non_differentiable(entropy, accuracy)
         tensors = [x for x in arguments if isinstance(x, Tensor)]
         ctx.arguments = [None if isinstance(x, Tensor) else x for x in arguments]
         ctx.is_tensor = [isinstance(x, Tensor) for x in arguments]
@@ -163,11 +181,10 @@ class _InForward(torch.autograd.Function):
         else:
             ctx.save_for_backward(*tensors)
             ctx.gradients = gradients
-        result: Tensor = loss
-        return result
+        return loss, entropy, accuracy
 
     @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> Any:
+    def backward(ctx: Any, dloss: Tensor, *_: Any) -> Any:
         if torch.compiler.is_compiling():
             found = [_scaled(gradient, dloss) for gradient in ctx.saved_tensors]
         elif torch.is_grad_enabled() or ctx.gradients is None:
@@ -191,14 +208,15 @@ def _gradients_again(ctx: Any, dloss: Tensor) -> list[Tensor | None]:
     ]
     op = LINEAR_CROSS_ENTROPY
     needed = dict.fromkeys(op.names, False) | dict(zip(_GRADIENTS, ctx.needed, strict=True))
-    return gradients_of(op, op.raw, {**op.given(arguments), "dloss": dloss}, needed)
+    incoming = {"dloss": dloss, "dentropy": None, "daccuracy": None}
+    return gradients_of(op, op.raw, {**op.given(arguments), **incoming}, needed)
 
 
-def call_in_forward(arguments: tuple[Any, ...]) -> Tensor:
+def call_in_forward(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """``LINEAR_CROSS_ENTROPY.call`` for a call that needs gradients, which the forward pass
     computes."""
     op = LINEAR_CROSS_ENTROPY
     given = op.given(arguments)
     needed = tuple(given[name] is not None and given[name].requires_grad for name in _GRADIENTS)
-    loss: Tensor = _InForward.apply(needed, *as_declared(op, arguments))
-    return loss
+    results: tuple[Tensor, Tensor, Tensor] = _InForward.apply(needed, *as_declared(op, arguments))
+    return results

@@ -4,7 +4,7 @@ of given tokens."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from ..._errors import (
     ArgumentTypeError,
     ArgumentValueError,
     as_count,
+    as_flag,
     as_integer,
     check_floating,
     check_indices,
@@ -32,6 +33,14 @@ from ._ops import LINEAR_CROSS_ENTROPY, call_in_forward
 
 _OP = "linear_cross_entropy"
 _GRADIENTS = ("auto", "forward", "backward")
+
+
+class LinearCrossEntropyOutput(NamedTuple):
+    """The results of :func:`linear_cross_entropy`; None for one that was not asked for."""
+
+    loss: Tensor
+    entropy: Tensor | None
+    accuracy: Tensor | None
 
 
 def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
@@ -65,7 +74,9 @@ def _rows(op: str, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return (x, target) if x.dim() == 2 else (x.flatten(0, -2), target.flatten())
 
 
-def _makes_gradients(gradient: str, backend: str, number: int, operands: Any) -> bool:
+def _makes_gradients(
+    gradient: str, backend: str, number: int, operands: Any, with_entropy: bool
+) -> bool:
     """Whether the forward pass computes the gradients."""
     graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     if not (graph or is_eager()) or backend in ("triton", "reference") or number == NONE:
@@ -75,15 +86,17 @@ def _makes_gradients(gradient: str, backend: str, number: int, operands: Any) ->
     if not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in operands):
         return False
     # A float16 loss is scaled so that small gradients are not lost: the incoming gradient has to be
-    # known before they are rounded.
-    return gradient == "forward" or (gradient == "auto" and operands[0].dtype is not torch.float16)
+    # known before they are rounded. So has that of the entropy.
+    asks = gradient == "auto" and operands[0].dtype is not torch.float16 and not with_entropy
+    return gradient == "forward" or asks
 
 
 def _call(
     x: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor,
     weight: Tensor | None, numbers: tuple[Any, ...], wide: bool, gradient: str,
-    chunk_bytes: int | None, float32_sums: bool, backend: str,
-) -> Tensor:  # fmt: skip
+    chunk_bytes: int | None, float32_sums: bool, backend: str, with_entropy: bool = False,
+    with_accuracy: bool = False,
+) -> LinearCrossEntropyOutput:  # fmt: skip
     require_memory(_OP, {"x": x, "linear_weight": linear_weight, "target": target})
     if any_autocast() and (dtype := _autocast_dtype(x)) is not None:
         # Parameters are cast only for the products: their gradients stay in float32. So does the
@@ -98,17 +111,27 @@ def _call(
         backend == "auto" and x.is_cpu and refusal(_OP, x, linear_weight, by_rules=True) is None
     )
     arguments = (
-        x, linear_weight, linear_bias, target, weight, *numbers, wide, limit, float32_sums, packed
+        x, linear_weight, linear_bias, target, weight, *numbers, wide, limit, float32_sums, packed,
+        with_entropy, with_accuracy,
     )  # fmt: skip
-    number = numbers[-1]
-    if _makes_gradients(gradient, backend, number, (x, linear_weight, linear_bias)):
+    number, operands = numbers[-1], (x, linear_weight, linear_bias)
+    if _makes_gradients(gradient, backend, number, operands, with_entropy):
         require_backend(_OP, backend, x)
         try:
-            return call_in_forward(arguments)
+            loss, entropy, accuracy = call_in_forward(arguments)
         except RuntimeError as error:
             raise translate(_OP, error) from None
-    loss: Tensor = LINEAR_CROSS_ENTROPY.call(*arguments, backend)
-    return loss.reshape(leading) if number == NONE else loss
+    else:
+        loss, entropy, accuracy = LINEAR_CROSS_ENTROPY.call(*arguments, backend)
+
+    def shaped(result: Tensor) -> Tensor:
+        return result.reshape(leading) if number == NONE else result
+
+    return LinearCrossEntropyOutput(
+        shaped(loss),
+        shaped(entropy) if with_entropy else None,
+        shaped(accuracy).detach() if with_accuracy else None,
+    )
 
 
 @overridable
@@ -128,8 +151,10 @@ def linear_cross_entropy(
     gradient: str = "auto",
     chunk_bytes: int | None = None,
     float32_sums: bool = False,
+    return_entropy: bool = False,
+    return_accuracy: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Any:
     """Computes ``cross_entropy(linear(input, linear_weight, linear_bias), target)`` without storing
     the logits.
 
@@ -151,18 +176,25 @@ def linear_cross_entropy(
         gradient: ``"forward"`` computes the gradients in the forward pass, while a chunk's logits
             exist: three products, and the backward pass scales them unless the incoming gradient is
             1. ``"backward"`` computes the logits again: four products, and nothing is kept between
-            the passes. ``"auto"`` is ``"forward"``, except with ``reduction="none"`` and in
-            float16, whose loss is scaled.
+            the passes. ``"auto"`` is ``"forward"``, except with ``reduction="none"``, with
+            ``return_entropy``, and in float16, whose loss is scaled.
         chunk_bytes: the most bytes of logits in memory, but at least one row; by default 64 MiB on
             a CPU, and elsewhere the size of ``linear_weight`` in the input's dtype, between 512 MiB
             and 1 GiB.
         float32_sums: sum a 16-bit gradient of ``linear_weight`` over chunks in float32 even if
             there are four or fewer, which takes memory.
+        return_entropy: also return the entropy of the classes' probabilities in nats, which has a
+            gradient unless ``gradient="forward"``.
+        return_accuracy: also return whether the target's logit is the largest (the first of equal
+            ones), as numbers 0 and 1 without a gradient.
         backend: ``"auto"`` runs the product that :func:`linear` would choose; ``"cpu"`` runs ours,
             ``"reference"`` PyTorch operations that store the logits.
 
     Returns:
-        The loss, as :func:`cross_entropy` of the logits would return it.
+        The loss, as :func:`cross_entropy` of the logits would return it. If the entropy or the
+        accuracy is asked for, a named tuple ``(loss, entropy, accuracy)`` with None for what is
+        not. Both are float32 (float64 for float64) and 0 for ignored rows; their mean is over the
+        other rows, whatever ``weight`` is.
 
     Raises:
         ValueError, TypeError: as in :func:`cross_entropy`; also for ``gradient="forward"`` with
@@ -174,6 +206,10 @@ def linear_cross_entropy(
     >>> loss.backward()
     >>> x.grad.shape
     torch.Size([2, 8, 32])
+    >>> loss, entropy, accuracy = tfk.functional.linear_cross_entropy(
+    ...     x, head, labels, return_entropy=True, return_accuracy=True
+    ... )
+    >>> (loss - 0.01 * entropy).backward()
     """
     tensors = {
         "x": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias,
@@ -194,10 +230,15 @@ def linear_cross_entropy(
             )
         index = -100 if ignore_index is None else as_integer(_OP, "ignore_index", ignore_index)
         numbers = (index, label_smoothing, z_loss, softcap, number)
-        return _call(
+        asked = (
+            as_flag(_OP, "return_entropy", return_entropy),
+            as_flag(_OP, "return_accuracy", return_accuracy),
+        )
+        found = _call(
             input, linear_weight, linear_bias, target, weight, numbers, False, gradient,
-            chunk_bytes, float32_sums, backend,
+            chunk_bytes, float32_sums, backend, *asked,
         )  # fmt: skip
+        return found if any(asked) else found.loss
     except (RuntimeError, AttributeError, TypeError):
         _check_tensors(_OP, tensors)
         raise
@@ -214,20 +255,22 @@ def linear_token_log_probs(
     softcap: float = 0.0,
     chunk_bytes: int | None = None,
     float32_sums: bool = False,
+    return_entropy: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Any:
     """Computes ``token_log_probs(linear(input, linear_weight, linear_bias), tokens)`` without
     storing the logits.
 
     Args:
         tokens: (...), int32 or int64.
         ignore_index: rows with this token have a result of 0, without a gradient.
+        return_entropy: also return the entropy of each row in nats, which has a gradient.
 
     The other arguments are those of :func:`linear_cross_entropy`, which computes the result; the
     backward pass computes the logits again.
 
     Returns:
-        (...), float32 (float64 for float64).
+        (...), float32 (float64 for float64); or a pair of that and the entropy, alike.
 
     >>> x, head, tokens = torch.randn(2, 8, 32), torch.randn(1000, 32), torch.randint(1000, (2, 8))
     >>> tfk.functional.linear_token_log_probs(x, head, tokens).shape
@@ -235,10 +278,12 @@ def linear_token_log_probs(
     """
     try:
         index = as_integer("linear_token_log_probs", "ignore_index", ignore_index)
-        return -_call(
+        asked = as_flag("linear_token_log_probs", "return_entropy", return_entropy)
+        surprise, entropy, _ = _call(
             input, linear_weight, linear_bias, tokens, None, (index, 0.0, 0.0, softcap, NONE),
-            True, "backward", chunk_bytes, float32_sums, backend,
+            True, "backward", chunk_bytes, float32_sums, backend, asked,
         )  # fmt: skip
+        return (-surprise, entropy) if asked else -surprise
     except (RuntimeError, AttributeError, TypeError):
         _check_tensors(
             "linear_token_log_probs",
