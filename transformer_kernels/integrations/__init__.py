@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""The kernels in other libraries; each module imports the library that it is named after."""
+"""The kernels in other libraries, which are imported with the modules here."""

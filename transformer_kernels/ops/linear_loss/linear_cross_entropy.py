@@ -43,6 +43,14 @@ class LinearCrossEntropyOutput(NamedTuple):
     accuracy: Tensor | None
 
 
+class TokenScores(NamedTuple):
+    """The results of :func:`linear_token_log_probs`; None for one that was not asked for."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    accuracy: Tensor | None
+
+
 def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
     check_tensors(op, tensors)
 
@@ -256,6 +264,7 @@ def linear_token_log_probs(
     chunk_bytes: int | None = None,
     float32_sums: bool = False,
     return_entropy: bool = False,
+    return_accuracy: bool = False,
     backend: str = "auto",
 ) -> Any:
     """Computes ``token_log_probs(linear(input, linear_weight, linear_bias), tokens)`` without
@@ -265,12 +274,14 @@ def linear_token_log_probs(
         tokens: (...), int32 or int64.
         ignore_index: rows with this token have a result of 0, without a gradient.
         return_entropy: also return the entropy of each row in nats, which has a gradient.
+        return_accuracy: also return 1 where the token is the most likely one, and 0 elsewhere.
 
     The other arguments are those of :func:`linear_cross_entropy`, which computes the result; the
     backward pass computes the logits again.
 
     Returns:
-        (...), float32 (float64 for float64); or a pair of that and the entropy, alike.
+        (...), float32 (float64 for float64). If the entropy or the accuracy is asked for, a named
+        tuple ``(log_probs, entropy, accuracy)``, all alike, with None for what is not.
 
     >>> x, head, tokens = torch.randn(2, 8, 32), torch.randn(1000, 32), torch.randint(1000, (2, 8))
     >>> tfk.functional.linear_token_log_probs(x, head, tokens).shape
@@ -278,12 +289,15 @@ def linear_token_log_probs(
     """
     try:
         index = as_integer("linear_token_log_probs", "ignore_index", ignore_index)
-        asked = as_flag("linear_token_log_probs", "return_entropy", return_entropy)
-        surprise, entropy, _ = _call(
+        asked = (
+            as_flag("linear_token_log_probs", "return_entropy", return_entropy),
+            as_flag("linear_token_log_probs", "return_accuracy", return_accuracy),
+        )
+        surprise, entropy, accuracy = _call(
             input, linear_weight, linear_bias, tokens, None, (index, 0.0, 0.0, softcap, NONE),
-            True, "backward", chunk_bytes, float32_sums, backend, asked,
+            True, "backward", chunk_bytes, float32_sums, backend, *asked,
         )  # fmt: skip
-        return (-surprise, entropy) if asked else -surprise
+        return TokenScores(-surprise, entropy, accuracy) if any(asked) else -surprise
     except (RuntimeError, AttributeError, TypeError):
         _check_tensors(
             "linear_token_log_probs",
