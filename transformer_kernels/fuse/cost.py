@@ -4,7 +4,9 @@ which decide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +22,10 @@ from .table import Table
 
 _LEAST_GAIN = 0.02  # of PyTorch's time: less may be noise
 _FEW_ROWS = (1, 8, 32, 128)
-_ROUNDS = 5
+_SECONDS = 0.03  # of timing a pair of calls on a CPU
+_LEAST_ROUNDS = 5
+_ROUNDS_ON_CUDA = 9
+_MOST_PRODUCTS = 2  # times the recorded rows, for what takes long
 
 
 # ---- bytes --------------------------------------------------------------------------------------
@@ -101,11 +106,39 @@ def _both_passes(function: Callable[..., Any], calls: Calls) -> Callable[[], Any
 
 
 def _timed(calls: Calls, make: Callable[[Callable[..., Any], Calls], Callable[[], Any]]) -> Times:
-    timer = make_timer(calls.tensors[0].device, "events")
-    both = {"stock": make(calls.stock, calls), "ours": make(calls.ours, calls)}
-    watches = {name: timer.stopwatch([call]) for name, call in both.items()}
-    found = interleave(watches, timer, 0.0, _ROUNDS)
-    return Times(round(found["stock"].p10, 2), round(found["ours"].p10, 2))
+    device = calls.tensors[0].device
+    both = (make(calls.stock, calls), make(calls.ours, calls))
+    stock, ours = _least(both, device)
+    if ours >= stock:  # a second look, in case another program took the time
+        again = _least(both, device)
+        stock, ours = min(stock, again[0]), min(ours, again[1])
+    return Times(round(stock, 2), round(ours, 2))
+
+
+def _least(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
+    """The least microseconds of each call, in turn: other programs only ever add to them."""
+    return _least_of_events(calls, device) if device.type == "cuda" else _least_of_wall(calls)
+
+
+def _least_of_wall(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    least = [math.inf] * len(calls)
+    for call in calls:
+        call()
+    begin, rounds = time.perf_counter(), 0
+    while rounds < _LEAST_ROUNDS or time.perf_counter() - begin < _SECONDS:
+        rounds += 1
+        for i, call in enumerate(calls):
+            before = time.perf_counter()
+            call()
+            least[i] = min(least[i], 1e6 * (time.perf_counter() - before))
+    return least
+
+
+def _least_of_events(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
+    timer = make_timer(device, "events")
+    watches = {str(i): timer.stopwatch([call]) for i, call in enumerate(calls)}
+    found = interleave(watches, timer, 0.0, _ROUNDS_ON_CUDA)
+    return [found[name].p10 for name in watches]
 
 
 def _pays(times: Times) -> bool:
@@ -136,7 +169,8 @@ class Prices:
         code."""
         assert site.trial is not None
         kind = type(site.module)
-        rows = rows_of(site.shape) * (1 if site.has_products else self._factor)
+        most = _MOST_PRODUCTS if site.has_products else self._factor
+        rows = rows_of(site.shape) * min(self._factor, most)
         what = f"{site.pattern} {kind.__module__}.{kind.__qualname__} {site.key} {rows} rows"
         found = self._table.get(what)
         if found is None:

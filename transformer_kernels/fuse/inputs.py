@@ -15,7 +15,7 @@ from .._errors import ArgumentTypeError, ArgumentValueError
 from .record import tensors_in
 
 _BATCH = 2
-_TIME = 61  # a prime, which is no width of a model: dimensions of time can be told from others
+_TIME = 37  # a prime, which is no width of a model: dimensions of time can be told from others
 _USUAL_ROWS = 1024  # of a call whose arguments nobody gave
 
 

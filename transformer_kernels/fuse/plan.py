@@ -17,8 +17,16 @@ from .site import Refusal, Site, Times
 
 _HEADINGS = (
     ("Pattern", 14), ("sites", 5), ("kernel", 12), ("shape", 10), ("launches", 8), ("MB", 8),
-    ("stock us", 8), ("ours us", 8), ("gain", 6),
+    ("runs", 8), ("stock us", 8), ("ours us", 8),
+    ("gain", 6),
 )  # fmt: skip
+# By the gate for calls with gradients and the one for those without.
+_RUNS = {(True, True): "always", (True, False): "training", (False, True): "no grad",
+         (False, False): "never"}  # fmt: skip
+_NOTE = (
+    "launches and MB are of the forward pass; microseconds are of both passes, or of the forward"
+    " pass where ours runs without gradients alone"
+)
 
 
 @dataclass(eq=False)
@@ -52,9 +60,9 @@ class Plan:
         for site in self.sites:
             kinds.setdefault((site.pattern, site.key), []).append(site)
         body = [_line(sites) for sites in kinds.values()]
-        subtitle = f"inputs: {self.inputs}; microseconds of a pass forward and backward"
+        subtitle = f"inputs: {self.inputs}"
         drawn = box(f"FUSED: {self.model}", subtitle, _HEADINGS, body)
-        return "\n".join([drawn, *_refused_lines(self.refusals)])
+        return "\n".join([drawn, _NOTE, *_refused_lines(self.refusals)])
 
     __repr__ = __str__
 
@@ -67,13 +75,13 @@ def _record(site: Site) -> dict[str, Any]:
         "path": site.path, "pattern": site.pattern, "kernel": site.function,
         "shape": list(site.shape), "covers": list(site.covers), "launches": site.launches,
         "bytes": site.bytes, "training_us": pair(site.training),
-        "inference_us": pair(site.inference),
+        "inference_us": pair(site.inference), "runs": site.gate._asdict(),
     }  # fmt: skip
 
 
 def _line(sites: list[Site]) -> list[str]:
     site = sites[0]
-    times = site.training or site.inference
+    times = site.training if site.gate.training else site.inference
     return [
         site.pattern,
         str(len(sites)),
@@ -81,6 +89,7 @@ def _line(sites: list[Site]) -> list[str]:
         "x".join(map(str, site.shape)) or ABSENT,
         _change(site.launches, "d", 1),
         _change(site.bytes, ".2f", 1e6),
+        _RUNS[site.gate.training, site.gate.inference],
         ABSENT if times is None else f"{times.stock:.0f}",
         ABSENT if times is None else f"{times.ours:.0f}",
         ABSENT if times is None else f"{times.stock / times.ours:.2f}x",

@@ -160,9 +160,9 @@ def test_the_plan_is_a_table_and_json(model, args):
 def test_given_inputs_are_cut_to_a_few_rows():
     ids = torch.zeros(8, 100, dtype=torch.long)
     made = given(nn.Identity(), {"input_ids": ids, "mask": ids, "flag": True})
-    assert made.kwargs["input_ids"].shape == (2, 61)
+    assert made.kwargs["input_ids"].shape == (2, 37)
     assert made.kwargs["flag"] is True
-    assert made.factor == 800 // 122
+    assert made.factor == 800 // 74
     image = given(nn.Identity(), torch.zeros(8, 3, 16, 16))
     assert image.args[0].shape == (2, 3, 16, 16)
     different = given(nn.Identity(), (torch.zeros(8, 3), torch.zeros(3, 3)))
@@ -172,7 +172,7 @@ def test_given_inputs_are_cut_to_a_few_rows():
 def test_inputs_of_pytorchs_transformers_are_made_up():
     layer = nn.TransformerDecoderLayer(WIDTH, 4, 64, batch_first=True)
     plan = tfk.plan(layer, measure=False)
-    assert "made up: tgt (2, 61, 32), memory (2, 61, 32)" in plan.inputs
+    assert "made up: tgt (2, 37, 32), memory (2, 37, 32)" in plan.inputs
     assert plan.counts()["attention"] == 2
 
 
