@@ -36,6 +36,7 @@ COMMANDS = (
     Command("demo", "demo.command", "train a GPT-2 stock and with our kernels, time every op"),
     Command("doctor", "doctor", "examine this installation: what is missing, and how to get it"),
     Command("fpga", "bench.fpga", "ops on the FPGA array's model beside the CPU's kernels"),
+    Command("fuse", "fuse.command", "fuse the model that a function makes, and show the plan"),
     Command("info", "bench.commands.info", "what is installed, and on which machine"),
     Command("levels", "bench.commands.levels", "one transformer block in five levels"),
     Command("list", "bench.commands.list", "list ops, passes, providers and sweeps"),

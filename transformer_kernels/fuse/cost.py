@@ -16,7 +16,7 @@ from ..measure.timing import interleave, make_timer
 from ..ops._declare import Op
 from .derive import Gate
 from .prove import fused_twin, twin
-from .record import Node, Trace, Value, tensors_in
+from .record import MOVES, Node, Trace, Value, tensors_in
 from .site import Calls, Site, Times
 from .table import Table
 
@@ -56,6 +56,15 @@ def meta_bytes(*values: Value) -> int:
 def recorded_bytes(trace: Trace, nodes: list[Node]) -> int:
     """The bytes of the operations as recorded: each reads its inputs and writes its results."""
     return sum(_size(trace.values[v]) for node in nodes for v in (*node.ins, *node.outs))
+
+
+def bytes_by_module(trace: Trace) -> dict[str, int]:
+    """The bytes that the own code of each module moves, in the order of their calls."""
+    moved = {call.path: 0 for call in trace.calls}
+    for node in trace.nodes:
+        if node.name not in MOVES:
+            moved[node.path] += recorded_bytes(trace, [node])
+    return moved
 
 
 # ---- times --------------------------------------------------------------------------------------

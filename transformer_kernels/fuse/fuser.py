@@ -11,7 +11,7 @@ from torch import nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError
 from . import patterns as _patterns
-from .cost import Prices
+from .cost import Prices, bytes_by_module
 from .derive import is_derived
 from .inputs import Inputs, given
 from .plan import Plan, put_in, take_out
@@ -72,7 +72,7 @@ class OperatorFuser:
 
     def _planned(self, model: nn.Module, inputs: Inputs) -> tuple[Plan, Trace]:
         trace = record(model, inputs.args, inputs.kwargs)
-        plan = Plan(type(model).__name__, inputs.text)
+        plan = Plan(type(model).__name__, inputs.text, moved=bytes_by_module(trace))
         device = next(iter(model.parameters()), torch.empty(0)).device
         prices = Prices(device, inputs.factor) if self.measure else None
         self._match(trace, plan, prices)

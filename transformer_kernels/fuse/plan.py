@@ -13,6 +13,7 @@ from torch import nn
 
 from ..measure.table import ABSENT, box
 from .derive import OWN, derived, is_derived, original
+from .report import render
 from .site import Refusal, Site, Times
 
 _HEADINGS = (
@@ -40,10 +41,15 @@ class Plan:
     inputs: str  # of the recorded run
     sites: list[Site] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    moved: dict[str, int] = field(default_factory=dict)  # bytes by module, as recorded
 
     def counts(self) -> dict[str, int]:
         """The number of sites of each pattern."""
         return dict(Counter(site.pattern for site in self.sites))
+
+    def to_html(self) -> str:
+        """The plan as a page: the forward pass before and after, and the table. Needs jinja2."""
+        return render(self.model, self.inputs, self.sites, self.moved, str(self))
 
     def to_json(self, indent: int | None = 1) -> str:
         """The plan as JSON: model, inputs, sites and refusals."""
