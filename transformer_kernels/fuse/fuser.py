@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError
+from .._torch import is_a
 from . import patterns as _patterns
 from .cost import Prices, bytes_by_module
 from .derive import is_derived
@@ -20,6 +21,7 @@ from .record import Trace, as_it_was, record
 from .site import Refusal, RefusedError, Site
 
 _PLAN = "_tfk_plan"  # the attribute of a fused model
+_COMPILED = ("torch._dynamo.eval_frame", "OptimizedModule")
 _DEPTH = 4.0  # the errors of many modules add up
 _ELSEWHERE = "on another machine, or for other shapes, it may be faster"
 
@@ -134,7 +136,7 @@ def _standing(model: Any) -> Plan | None:
     """The plan of a fused model; None for another one."""
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(f"fuse: model is {type(model).__name__}, expected an nn.Module")
-    if isinstance(model, (torch._dynamo.OptimizedModule, torch.jit.ScriptModule)):
+    if isinstance(model, torch.jit.ScriptModule) or is_a(model, *_COMPILED):
         raise ArgumentTypeError(
             f"fuse: model is {type(model).__name__}, expected the module that was compiled"
         )
