@@ -20,7 +20,8 @@ def test_a_block_has_the_drawing_and_its_machine() -> None:
     text = render_pictures.block("gpt2_race")
     result = render_pictures.shown(render_pictures.PICTURES["gpt2_race"])
     assert text.startswith("```{raw} html\n")
-    assert text.count("<svg") == 1
+    assert text.count("<svg") == 2  # time and memory
+    assert 'id="picture-gpt2_race"' in text  # none of the page's own
     assert f"Measured {result.date[:10]} on {result.machine.device_name}" in text
     assert "#1a1a1b" not in text  # it takes the text colour of the page
 
