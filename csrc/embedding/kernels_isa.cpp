@@ -42,9 +42,9 @@ TFK_FLATTEN void copy_row(const char* from, const char* next, char* to, std::int
 template <class T>
 TFK_FLATTEN void add_rows(const T* a, const T* b, const T* c, const T* next_a, T* y,
                           std::int64_t cols, bool past_caches) {
-  for_each_vector<T>(
+  for_each_store<T>(
       cols,
-      [&](std::int64_t i, int, auto lanes) {
+      [&](std::int64_t i, auto lanes) {
         auto sum = load(a + i, lanes) + load(b + i, lanes);
         if (c != nullptr) sum = sum + load(c + i, lanes);
         put(y + i, sum, lanes, past_caches);

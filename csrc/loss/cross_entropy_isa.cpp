@@ -422,7 +422,7 @@ TFK_FLATTEN double sum_wide(const void* wide, std::int64_t cols) {
 template <class T>
 void narrow(const void* from, void* to, std::int64_t count) {
   const auto* const wide = static_cast<const accumulate_t<T>*>(from);
-  for_each_vector<T>(count, [&](std::int64_t i, int, auto lanes) {
+  for_each_store<T>(count, [&](std::int64_t i, auto lanes) {
     store(static_cast<T*>(to) + i, load_as<T>(wide + i, lanes), lanes);
   });
 }
@@ -434,9 +434,9 @@ double number(const void* element) {
 
 template <class T>
 TFK_FLATTEN void scale_row(T* x, accumulate_t<T> by, std::int64_t cols) {
-  const vec_t<T> factor = vec_t<T>::of(by);
-  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
-    store(x + i, load(x + i, lanes) * factor, lanes);
+  for_each_store<T>(cols, [&](std::int64_t i, auto lanes) {
+    const auto v = load(x + i, lanes);
+    store(x + i, v * v.of(by), lanes);
   });
 }
 

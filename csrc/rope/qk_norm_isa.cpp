@@ -77,13 +77,11 @@ TFK_FLATTEN A product_of(const A* g, const T* x, const A* weight, std::int64_t c
 template <class T, class A = accumulate_t<T>>
 TFK_FLATTEN void gradient_row(const A* g, const T* x, const A* weight, A rstd, A of_x, T* dx,
                               A* sums, std::int64_t cols) {
-  const auto scale = vec_t<T>::of(rstd);
-  const auto back = vec_t<T>::of(of_x);
-  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
+  for_each_store<T>(cols, [&](std::int64_t i, auto lanes) {
     const auto value = load(x + i, lanes);
-    const auto slope = load_as<T>(g + i, lanes) * scale;
+    const auto slope = load_as<T>(g + i, lanes) * value.of(rstd);
     store_wide<T>(sums + i, fma(slope, value, load_wide<T>(sums + i, lanes)), lanes);
-    store(dx + i, slope * load_wide<T>(weight + i, lanes) - value * back, lanes);
+    store(dx + i, slope * load_wide<T>(weight + i, lanes) - value * value.of(of_x), lanes);
   });
 }
 

@@ -127,7 +127,7 @@ TFK_INLINE void put_as(Out* p, V v, Lanes lanes, bool past_caches) {
 template <class T, class In, class Out, class A = accumulate_t<T>>
 TFK_FLATTEN void rotate_halves(const In* x, Out* y, const WideAngles<A>& angles, std::int64_t half,
                                bool stream) {
-  for_each_vector<T>(half, [&](std::int64_t i, int, auto lanes) {
+  for_each_store<T>(half, [&](std::int64_t i, auto lanes) {
     const auto a = load_as<T>(x + i, lanes);
     const auto b = load_as<T>(x + half + i, lanes);
     const auto cos = load_wide<T>(angles.cos + i, lanes);
@@ -140,7 +140,7 @@ TFK_FLATTEN void rotate_halves(const In* x, Out* y, const WideAngles<A>& angles,
 template <class T, class In, class Out, class A = accumulate_t<T>>
 TFK_FLATTEN void rotate_pairs(const In* x, Out* y, const WideAngles<A>& angles, std::int64_t cols,
                               bool stream) {
-  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
+  for_each_store<T>(cols, [&](std::int64_t i, auto lanes) {
     const auto a = load_as<T>(x + i, lanes);
     const auto cos = load_wide<T>(angles.cos + i, lanes);
     const auto sin = load_wide<T>(angles.sin + i, lanes);

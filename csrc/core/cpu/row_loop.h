@@ -62,6 +62,32 @@ TFK_INLINE void for_each_vector(std::int64_t count, Body&& body, Prefetch prefet
   if (i < count) body(i, 0, First{count - i});
 }
 
+// Calls body(column, lanes) for as many vectors at once as a store of T takes (simd_group.h), then
+// for single ones and the rest: for loops of few operations an element that store T, without a sum.
+template <class T, class Body, class Prefetch = NoPrefetch>
+TFK_INLINE void for_each_store(std::int64_t count, Body&& body, Prefetch prefetch_block = {}) {
+  constexpr auto kStored = stored_lanes<T>();
+  if constexpr (__is_same(decltype(kStored), const All)) {
+    for_each_vector<T>(
+        count, [&](std::int64_t i, int, auto lanes) { body(i, lanes); }, prefetch_block);
+  } else {
+    constexpr int kLanes = vec_t<T>::kLanes;
+    constexpr int kBlock = kUnroll<T> * kLanes;
+    std::int64_t i = 0;
+    for (; i + kBlock <= count; i += kBlock) {
+      prefetch_block(i, i + kBlock);
+#pragma GCC unroll 4
+      for (int at = 0; at < kBlock; at += 2 * kLanes) body(i + at, kStored);
+    }
+    for (; i + 2 * kLanes <= count; i += 2 * kLanes) body(i, kStored);
+    if (i + kLanes <= count) {
+      body(i, All{});
+      i += kLanes;
+    }
+    if (i < count) body(i, First{count - i});
+  }
+}
+
 // Calls body(column, lanes) for groups of whole vectors (simd_group.h), then for single ones and
 // the rest: for loops of many operations an element and without a sum.
 template <class T, class Body>
@@ -115,8 +141,8 @@ struct Slots {
 // Stores of whole vectors through the caches, or past them where the output would only evict what
 // is still needed. The rest of a row always takes the first way.
 struct CachedStore {
-  template <class T, class Lanes>
-  TFK_INLINE static void put(T* p, vec_t<T> v, Lanes lanes) {
+  template <class T, class V, class Lanes>
+  TFK_INLINE static void put(T* p, V v, Lanes lanes) {
     store(p, v, lanes);
   }
 };

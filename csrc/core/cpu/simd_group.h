@@ -57,6 +57,17 @@ struct GroupOf {
   }
 };
 
+// The lanes of one store of T: AVX512-BF16 rounds two vectors to a register of bfloat16, and one
+// branch then tests both for subnormal numbers.
+template <class T>
+constexpr auto stored_lanes() {
+  if constexpr (TFK_ISA_LEVEL >= 3 && __is_same(T, BFloat16)) {
+    return Twice<All>{};
+  } else {
+    return All{};
+  }
+}
+
 template <class V>
 TFK_INLINE Two<V> operator+(Two<V> x, Two<V> y) {
   return {x.a + y.a, x.b + y.b};
@@ -100,6 +111,10 @@ TFK_INLINE Two<V> whole(Two<V> n) {
 template <class V>
 TFK_INLINE Two<V> times_power_of_two(Two<V> x, Two<V> n) {
   return {times_power_of_two(x.a, n.a), times_power_of_two(x.b, n.b)};
+}
+template <class V>
+TFK_INLINE Two<V> swap_pairs(Two<V> x) {
+  return {swap_pairs(x.a), swap_pairs(x.b)};
 }
 
 template <class V>
@@ -151,6 +166,20 @@ TFK_INLINE void store_wide(accumulate_t<T>* p, Two<V> x, Twice<Lanes>) {
   store_wide<T>(p, x.a, Lanes{});
   store_wide<T>(p + V::kLanes, x.b, Lanes{});
 }
+#if TFK_ISA_LEVEL >= 3
+TFK_INLINE void stream(BFloat16* p, Two<VecF> x) {
+  if (__builtin_expect((subnormal_lanes(x.a) | subnormal_lanes(x.b)) != 0, false)) {
+    stream(p, x.a);
+    stream(p + VecF::kLanes, x.b);
+  } else {
+    // In halves, because rows begin at multiples of one vector's bytes.
+    const __m512i words = __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(x.b.v, x.a.v));
+    auto* const to = reinterpret_cast<__m256i*>(p);
+    _mm256_stream_si256(to, _mm512_castsi512_si256(words));
+    _mm256_stream_si256(to + 1, _mm512_extracti64x4_epi64(words, 1));
+  }
+}
+#endif
 template <class T, class V>
 TFK_INLINE void stream(T* p, Two<V> x) {
   stream(p, x.a);

@@ -115,8 +115,8 @@ TFK_FLATTEN A far_moments(Moments<A>& moments, bool center, const T* s, std::int
 // sum = x + residual, rounded. Where it streams, `copy` keeps the row for the passes to come.
 template <class T, bool kStream>
 TFK_FLATTEN void add_row(const T* x, const T* residual, T* sum, T* copy, std::int64_t cols) {
-  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
-    const vec_t<T> v = load(x + i, lanes) + load(residual + i, lanes);
+  for_each_store<T>(cols, [&](std::int64_t i, auto lanes) {
+    const auto v = load(x + i, lanes) + load(residual + i, lanes);
     if constexpr (kStream) {
       StreamingStore::put(sum + i, v, lanes);
       store(copy + i, v, lanes);
@@ -142,17 +142,16 @@ TFK_FLATTEN void normalize_row(const ForwardRow<T>& arguments,
   // Stores cannot change a copy, so its pointers stay in registers: 5 % for 16-bit rows. Rows of
   // float32 were measured slower with it.
   std::conditional_t<sizeof(T) == 2, const ForwardRow<T>, const ForwardRow<T>&> row = arguments;
-  using V = vec_t<T>;
-  const V origin = V::of(moments.shift);
-  const V scale = V::of(rstd);
-  const V offset = V::of(-moments.delta * rstd);
-  for_each_vector<T>(
+  const auto shift = moments.shift;
+  const auto offset = -moments.delta * rstd;
+  for_each_store<T>(
       row.cols,
-      [&](std::int64_t i, int, auto lanes) {
-        const V s = load(row.s + i, lanes);
-        const V normal = kCenter ? fma(s - origin, scale, offset) : s * scale;
-        const V w = load_wide<T>(row.weight + i, lanes);
-        const V y = kBias ? fma(normal, w, load_wide<T>(row.bias + i, lanes)) : normal * w;
+      [&](std::int64_t i, auto lanes) {
+        const auto s = load(row.s + i, lanes);
+        const auto scale = s.of(rstd);
+        const auto normal = kCenter ? fma(s - s.of(shift), scale, s.of(offset)) : s * scale;
+        const auto w = load_wide<T>(row.weight + i, lanes);
+        const auto y = kBias ? fma(normal, w, load_wide<T>(row.bias + i, lanes)) : normal * w;
         Store::put(row.y + i, y, lanes);
       },
       PrefetchRow<T>{row.next});
@@ -294,19 +293,15 @@ template <class T, bool kCenter, bool kAdd, class Store>
 TFK_FLATTEN void write_dx(const BackwardRow<T>& arguments, const accumulate_t<T>* weight,
                           std::int64_t cols) {
   const BackwardRow<T> row = arguments;  // no store can change it
-  using V = vec_t<T>;
-  const V mean = V::of(row.mean);
-  const V rstd = V::of(row.rstd);
-  const V minus_g = V::of(-row.average_g);
-  const V minus_gh = V::of(-row.average_gh);
-  for_each_vector<T>(
+  for_each_store<T>(
       cols,
-      [&](std::int64_t i, int, auto lanes) {
-        const V x = load(row.x + i, lanes);
-        const V h = (kCenter ? x - mean : x) * rstd;
-        const V g = load(row.dy + i, lanes) * load_wide<T>(weight + i, lanes);
-        const V inner = fma(h, minus_gh, kCenter ? g + minus_g : g);
-        const V dx = kAdd ? fma(inner, rstd, load(row.dsum + i, lanes)) : inner * rstd;
+      [&](std::int64_t i, auto lanes) {
+        const auto x = load(row.x + i, lanes);
+        const auto rstd = x.of(row.rstd);
+        const auto h = (kCenter ? x - x.of(row.mean) : x) * rstd;
+        const auto g = load(row.dy + i, lanes) * load_wide<T>(weight + i, lanes);
+        const auto inner = fma(h, x.of(-row.average_gh), kCenter ? g - x.of(row.average_g) : g);
+        const auto dx = kAdd ? fma(inner, rstd, load(row.dsum + i, lanes)) : inner * rstd;
         Store::put(row.dx + i, dx, lanes);
       },
       PrefetchPair<T>{{row.next_dy}, {row.next_x}});
@@ -403,7 +398,7 @@ void widen_row(const void* from, void* to, std::int64_t cols) {
 
 template <class T>
 void narrow_row(const void* from, void* to, std::int64_t cols) {
-  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
+  for_each_store<T>(cols, [&](std::int64_t i, auto lanes) {
     store(static_cast<T*>(to) + i, load_as<T>(static_cast<const float*>(from) + i, lanes), lanes);
   });
 }

@@ -118,11 +118,10 @@ TFK_FLATTEN accumulate_t<T> exponentiate(accumulate_t<T>* z, accumulate_t<T> top
 // y = z / sum, or z - log(sum) where the logarithm is wanted.
 template <class T, bool kLog, class Store>
 TFK_FLATTEN void write_row(const accumulate_t<T>* z, accumulate_t<T> sum, T* y, std::int64_t cols) {
-  using V = vec_t<T>;
-  const V last = V::of(kLog ? natural_log(sum) : 1 / sum);
-  for_each_vector<T>(cols, [&](std::int64_t i, int, auto lanes) {
-    const V v = load_wide<T>(z + i, lanes);
-    Store::put(y + i, kLog ? v - last : v * last, lanes);
+  const accumulate_t<T> last = kLog ? natural_log(sum) : 1 / sum;
+  for_each_store<T>(cols, [&](std::int64_t i, auto lanes) {
+    const auto v = load_wide<T>(z + i, lanes);
+    Store::put(y + i, kLog ? v - v.of(last) : v * v.of(last), lanes);
   });
 }
 
@@ -210,23 +209,20 @@ struct BackwardRow {
 template <class T, bool kLog, bool kMasked, class Store>
 TFK_FLATTEN void write_dx(const BackwardRow<T>& arguments, std::int64_t cols) {
   const BackwardRow<T> row = arguments;  // no store can change it
-  using V = vec_t<T>;
-  const V minus_sum = V::of(-row.sum);
-  const V scale = V::of(row.scale);
-  const V zero = V::of(0);
-  for_each_vector<T>(
+  for_each_store<T>(
       cols,
-      [&](std::int64_t i, int, auto lanes) {
-        const V dy = load(row.dy + i, lanes);
-        const V y = load(row.y + i, lanes);
-        V dx = zero;
-        if constexpr (kLog) {
-          dx = fma(exp(y), minus_sum, dy) * scale;
-          if constexpr (kMasked) dx = select(equal(y, V::of(kMinusInfinity)), zero, dx);
+      [&](std::int64_t i, auto lanes) {
+        const auto dy = load(row.dy + i, lanes);
+        const auto y = load(row.y + i, lanes);
+        const auto minus_sum = y.of(-row.sum);
+        const auto scale = y.of(row.scale);
+        const auto put = [&](auto dx) { Store::put(row.dx + i, dx, lanes); };
+        if constexpr (!kLog) {
+          put((dy + minus_sum) * y * scale);
         } else {
-          dx = (dy + minus_sum) * y * scale;
+          const auto dx = fma(exp(y), minus_sum, dy) * scale;
+          put(kMasked ? select(equal(y, y.of(kMinusInfinity)), y.of(0), dx) : dx);
         }
-        Store::put(row.dx + i, dx, lanes);
       },
       PrefetchPair<T>{{row.next_dy}, {row.next_y}});
 }

@@ -15,9 +15,8 @@ template <class In, class Out>
 void convert(const In* in, Out* out, std::int64_t count) {
   // The type with the larger vectors of the two.
   using T = std::conditional_t<(vec_t<In>::kLanes > vec_t<Out>::kLanes), In, Out>;
-  for_each_vector<T>(count, [&](std::int64_t i, int, auto lanes) {
-    store(out + i, load_as<T>(in + i, lanes), lanes);
-  });
+  for_each_store<T>(
+      count, [&](std::int64_t i, auto lanes) { store(out + i, load_as<T>(in + i, lanes), lanes); });
 }
 
 template <class A>
@@ -36,7 +35,7 @@ void power_of_two(const A* in, A* out, std::int64_t count) {
 
 template <class Out>
 void stream_out(const float* in, Out* out, std::int64_t count) {
-  for_each_vector<Out>(count, [&](std::int64_t i, int, auto lanes) {
+  for_each_store<Out>(count, [&](std::int64_t i, auto lanes) {
     StreamingStore::put(out + i, load_as<Out>(in + i, lanes), lanes);
   });
   stream_fence();
