@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What comes after the decoder in training by rewards and by examples: log-probabilities, entropy
-and accuracy of tokens, in chunks without logits.
+"""Scores tokens after the decoder, for training by examples and by rewards: log-probabilities,
+entropy and accuracy, in chunks without logits.
 
 :class:`LossHead` is a function of hidden states; :func:`add_loss_head` gives it to a model, by the
 protocol of TRL's trainers.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from .._errors import ArgumentTypeError, ArgumentValueError, as_number
 from .._torch import evaluating, forwards_of, is_bare
@@ -81,7 +81,8 @@ class LossHead:
                 self.head(hidden) / self.temperature, tokens, cap, ignore_index, return_entropy,
                 return_accuracy,
             )  # fmt: skip
-        weight, bias = self.head.weight, self.head.bias
+        head: Any = self.head
+        weight, bias = head.weight, head.bias
         if self.temperature != 1:  # a cap divided by it is that of logits divided by it
             hidden = hidden / self.temperature
             bias = None if bias is None else bias / self.temperature
@@ -106,7 +107,7 @@ class LossHead:
 
 
 @dataclass
-class LossHeadOutput(ModelOutput):  # type: ignore[misc]
+class LossHeadOutput(ModelOutput):
     """Scores of the labels, by the names that TRL's trainers read; 0 where a label is -100.
 
     ``log_probs``, ``entropy`` and ``is_top1`` are (batch, time - 1), or (batch, time) with

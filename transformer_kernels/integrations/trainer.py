@@ -15,7 +15,7 @@ from ..fuse import Plan, fuse, unfuse
 _logger = logging.get_logger(__name__)
 
 
-class FuseCallback(TrainerCallback):  # type: ignore[misc]
+class FuseCallback(TrainerCallback):
     """Fuses the model when the trainer is made, or else when training begins.
 
     ``plan`` says what was fused, and why the rest was not.
@@ -27,15 +27,15 @@ class FuseCallback(TrainerCallback):  # type: ignore[misc]
         self.undo = undo
         self.plan: Plan | None = None
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
-        self._put_in(given.get("model"))
+    def on_init_end(self, *_: Any, model: Any = None, **_given: Any) -> None:
+        self._put_in(model)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
-        self._put_in(given.get("model"))
+    def on_train_begin(self, *_: Any, model: Any = None, **_given: Any) -> None:
+        self._put_in(model)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
-        if self.undo and self.plan is not None and given.get("model") is not None:
-            unfuse(given["model"])
+    def on_train_end(self, *_: Any, model: Any = None, **_given: Any) -> None:
+        if self.undo and self.plan is not None and model is not None:
+            unfuse(model)
             self.plan = None
 
     def _put_in(self, model: Any) -> None:
@@ -71,5 +71,6 @@ def use_transformer_kernels(
     Returns:
         The callback, whose ``plan`` is the plan of the model once it is fused.
     """
-    options = {"skip_logits": skip_logits, "measure": measure, "patterns": patterns}
-    return FuseCallback(inputs, undo=undo, **options)
+    return FuseCallback(
+        inputs, undo=undo, skip_logits=skip_logits, measure=measure, patterns=patterns
+    )
