@@ -30,7 +30,7 @@ QUESTIONS = (
     "Which characters may a variable's name have?",
     "How does a class decide what len() returns?",
 )
-CHUNK, SHOWN = 64, 3
+CHUNK, SHOWN, RANKED = 64, 3, 10
 
 
 def synchronise(device: torch.device) -> None:
@@ -57,9 +57,9 @@ def embed_in_turn(
 
 
 def ranking(encoder: Pretrained, question: str, paragraphs: Tensor) -> list[int]:
-    """The paragraphs' places, the nearest to the question first."""
+    """The places of the paragraphs nearest to the question, the nearest first."""
     likeness = embed(encoder, [question]) @ paragraphs.t()
-    return likeness[0].argsort(descending=True).tolist()
+    return likeness[0].topk(RANKED).indices.tolist()
 
 
 def shorten(text: str, columns: int) -> str:
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     headings = [("MiniLM", 8), ("seconds", 8), ("paragraphs/s", 12), ("speed-up", 8)]
     subtitle = (
         f"{len(entries)} paragraphs; embeddings differ by at most {error:.1e}; "
-        f"{same} of {len(options.questions)} rankings are the same"
+        f"{same} of {len(options.questions)} searches find the same {RANKED}"
     )
     print("\n" + box("A SEARCH IN PYTHON'S DOCUMENTATION", subtitle, headings, body))
     return 0

@@ -21,12 +21,16 @@ from .subject import Pair, Subject, is_pretrained, situation, writes_text
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """Every linear layer but the head; PEFT refuses tied weights and MultiheadAttention's own."""
+    """Every linear layer but the head and those that PEFT refuses: MultiheadAttention's own, and
+    Mamba's outputs."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    is_mamba = type(model).__name__.startswith("Mamba")
     return [
         name for name, module in model.named_modules()
-        if (type(module) is nn.Linear or type(module).__name__ in ("Conv1D", "FalconLinear"))
+        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+        and type(module).__name__ != "NonDynamicallyQuantizableLinear"
         and module is not head
+        and not (is_mamba and name.endswith("out_proj"))
     ]  # fmt: skip
 
 
@@ -152,10 +156,14 @@ def offloaded(subject: Subject) -> None:
     """accelerate keeps the weights elsewhere, and brings them for each module's call."""
     accelerate = pytest.importorskip("accelerate")
     pair = subject.pair()
-    wanted = forward(pair.stock, pair.inputs)
-    accelerate.cpu_offload(pair.ours, execution_device=torch.device("cpu"))
-    assert any(x.is_meta for x in pair.ours.parameters())
-    assert_close(forward(pair.ours, pair.inputs), wanted)
+    for model in pair.both:
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+        assert any(x.is_meta for x in model.parameters())
+    try:
+        stock = forward(pair.stock, pair.inputs)
+    except RuntimeError as error:
+        pytest.skip(f"stock fails: {error}")
+    assert_close(forward(pair.ours, pair.inputs), stock)
 
 
 # ---- a trainer ----------------------------------------------------------------------------------
