@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 # The extra to name for a package, by the name that is imported.
 EXTRA_OF = {
+    "jinja2": "bench",
     "matplotlib": "bench",
     "numpy": "bench",
     "rich": "bench",

@@ -107,14 +107,10 @@ def render(
         table: the plan's table.
 
     Raises:
-        ImportError: jinja2 is absent.
+        ImportError: jinja2 is absent, which the extra ``bench`` brings.
     """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ImportError(
-            "fuse: the package jinja2 is absent, expected it for the page (pip install jinja2)"
-        ) from error
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("transformer_kernels.fuse"), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
