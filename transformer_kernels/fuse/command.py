@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Fuses the model that a function makes, and shows the plan: what runs where, and what does not.
 
-    $ transformer-kernels fuse examples.python.fuse_a_model:gpt2 --html plan.html
+$ transformer-kernels fuse examples.python.fuse_a_model:gpt2 --html plan.html
 """
 
 from __future__ import annotations

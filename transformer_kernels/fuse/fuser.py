@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from .site import Refusal, RefusedError, Site
 
 _PLAN = "_tfk_plan"  # the attribute of a fused model
 _COMPILED = ("torch._dynamo.eval_frame", "OptimizedModule")
+_SKIPS = "skip_logits"
 _DEPTH = 4.0  # the errors of many modules add up
 _ELSEWHERE = "on another machine, or for other shapes, it may be faster"
 
@@ -43,7 +44,7 @@ class OperatorFuser:
         known = {
             pattern.name: pattern
             for pattern in _patterns.ALL
-            if skip_logits or pattern.name != "skip_logits"
+            if skip_logits or pattern.name != _SKIPS
         }
         unknown = sorted({*(patterns or ())} - {*known})
         if unknown:
@@ -161,6 +162,32 @@ def _agrees(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site
         take_out(module for site in sites for module in (site.module, *site.partners))
 
 
+def _loss_of(result: Any) -> Any:
+    return result["loss"] if isinstance(result, Mapping) else result[0]
+
+
+def _trains_alike(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> bool:
+    """Whether the model that skips logits has the recorded loss; dropout is off but for the
+    root."""
+    put_in(sites)
+    training = model.training
+    try:
+        with as_it_was(model), torch.enable_grad():
+            model.training = True
+            loss = _loss_of(model(*inputs.args, **inputs.kwargs))
+        return agree(loss.detach(), _loss_of(trace.result), _DEPTH)
+    except Exception:  # a site that raises is one that gives another result
+        return False
+    finally:
+        model.training = training
+        take_out(module for site in sites for module in (site.module, *site.partners))
+
+
+def _refuse_skipping(plan: Plan) -> None:
+    plan.sites = [site for site in plan.sites if site.pattern != _SKIPS]
+    plan.refusals.append(Refusal("", _SKIPS, "without logits the model has another loss"))
+
+
 def _put_in_verified(model: nn.Module, inputs: Inputs, plan: Plan, trace: Trace) -> None:
     """Puts in the sites with which the model as a whole gives what it gave; the others are
     refused."""
@@ -180,6 +207,9 @@ def _put_in_verified(model: nn.Module, inputs: Inputs, plan: Plan, trace: Trace)
         site = plan.sites.pop(high - 1)
         reason = "with it the model as a whole gives another result"
         plan.refusals.append(Refusal(site.path, site.pattern, reason))
+    skips = any(site.pattern == _SKIPS for site in plan.sites)
+    if skips and not _trains_alike(model, inputs, trace, plan.sites):
+        _refuse_skipping(plan)
     put_in(plan.sites)
 
 

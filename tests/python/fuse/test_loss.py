@@ -12,6 +12,7 @@ from torch.nn import CrossEntropyLoss
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
+from transformer_kernels.fuse.patterns import loss as loss_module
 from transformer_kernels.fuse.patterns._logits import Logits, NoLogits
 from transformer_kernels.fuse.patterns.loss import loss_of_next
 
@@ -102,6 +103,16 @@ def test_loss_and_gradients_are_stocks(batch, skip_logits, options):
     torch.testing.assert_close(losses[1], losses[0])
     for a, b in zip(ours.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_skipping_that_changes_the_loss_is_refused(batch, monkeypatch):
+    monkeypatch.setattr(loss_module.functional, "linear_cross_entropy", lambda x, *_, **__: x.sum())
+    model = Model()
+    ours, plan = fused(model, batch, skip_logits=True)
+    assert "skip_logits" not in plan.counts()
+    assert plan.refusals[-1].reason == "without logits the model has another loss"
+    torch.testing.assert_close(ours(**batch)["loss"], model(**batch)["loss"])
+    assert ours.training
 
 
 def test_logits_are_kept_unless_a_loss_is_trained_by(batch):
