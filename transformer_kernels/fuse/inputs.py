@@ -70,7 +70,7 @@ def _cut(x: Any, batch: int | None, time: int | None) -> Any:
     if isinstance(x, Tensor) and x.dim() > 0:
         if batch is not None:
             x = x[:_BATCH]
-        return x[:, :_TIME] if time is not None else x
+        return x[:, :_TIME].contiguous() if time is not None else x  # models view their inputs
     if type(x) in (tuple, list):
         return type(x)(_cut(value, batch, time) for value in x)
     if type(x) is dict:

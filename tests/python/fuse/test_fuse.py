@@ -161,6 +161,7 @@ def test_given_inputs_are_cut_to_a_few_rows():
     ids = torch.zeros(8, 100, dtype=torch.long)
     made = given(nn.Identity(), {"input_ids": ids, "mask": ids, "flag": True})
     assert made.kwargs["input_ids"].shape == (2, 37)
+    assert made.kwargs["input_ids"].is_contiguous()
     assert made.kwargs["flag"] is True
     assert made.factor == 800 // 74
     image = given(nn.Identity(), torch.zeros(8, 3, 16, 16))
