@@ -5,6 +5,7 @@ refuses."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from transformer_kernels import cli
 from transformer_kernels.bench import plots, report
 from transformer_kernels.bench.levels import run, show
-from transformer_kernels.levels import LEVELS
+from transformer_kernels.levels import LEVELS, compiled, native
 from transformer_kernels.levels.ours import Ours
 from transformer_kernels.measure import schema, watch
 from transformer_kernels.measure.schema import LevelCount, LevelPass, LevelRow, Skip
@@ -98,12 +99,27 @@ def test_a_child_that_fails_is_reported(monkeypatch):
 
 
 @pytest.mark.slow
-def test_compiled_kernels_have_names(tmp_path):
+def test_compiled_kernels_have_names():
+    """One small graph, because each kernel takes the C++ compiler seconds."""
+    torch._dynamo.reset()
+    x, weight = torch.randn(8, 16), torch.randn(16, 16)
+    norm = torch.compile(lambda x, weight: torch.nn.functional.layer_norm(x @ weight, (16,)))
+    with watch.named_kernels(CPU), torch.no_grad():
+        norm(x, weight)
+        names = watch.kernels(partial(norm, x, weight), CPU)
+    assert "mm" in names
+    assert any("fused" in name and "layer_norm" in name for name in names)
+
+
+def test_a_level_that_hides_its_bytes_has_the_names_of_its_kernels(tmp_path, monkeypatch):
+    traced = torch.compile(native.block, fullgraph=True, backend="eager")
+    monkeypatch.setattr(compiled, "_compile", lambda: traced)
+    monkeypatch.setattr(compiled.Compiled, "why_absent", lambda *_: None)
+    monkeypatch.setattr(watch, "kernels", lambda *_: ["addmm", "fused_layer_norm"])
     (row,) = _quiet(tmp_path, "--device", "cpu", "--levels", "compile").levels
     forward = row.count_of("forward")
     assert forward.bytes is None
-    assert "addmm" in forward.kernels
-    assert any("fused" in name and "layer_norm" in name for name in forward.kernels)
+    assert forward.kernels == ["addmm", "fused_layer_norm"]
     assert row.note == "bytes not counted: the kernels that torch.compile writes are no operators"
 
 
