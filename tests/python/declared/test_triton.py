@@ -24,15 +24,14 @@ each_main_case = pytest.mark.parametrize("case", MAIN_CASES, ids=str)
 
 
 @each_case
-@pytest.mark.parametrize("dtype_", [torch.float32, torch.float64], ids=str)
-def test_options(case: Case, dtype_: torch.dtype) -> None:
-    problem = case.build(randn((5, 33), dtype_, DEVICE))
+def test_options(case: Case) -> None:
+    """In float32; the chunked kernels run them in float64."""
+    problem = case.build(randn((5, 33), torch.float32, DEVICE))
     check_problem(problem, backend="triton", magnitude=1.0)
 
 
 @each_main_case
-@pytest.mark.parametrize("dtype_", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("cols", [1, 1000])
+@pytest.mark.parametrize(("cols", "dtype_"), [(1, torch.float16), (1000, torch.bfloat16)], ids=str)
 def test_low_precision(case: Case, cols: int, dtype_: torch.dtype) -> None:
     x = randn((3, cols), dtype_, DEVICE)
     problem = case.build(x + x.sign())
@@ -40,7 +39,7 @@ def test_low_precision(case: Case, cols: int, dtype_: torch.dtype) -> None:
 
 
 @each_main_case
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
 def test_layouts(case: Case, layout: str) -> None:
     problem = case.build(LAYOUTS[layout](randn((2, 3, 40), torch.float32, DEVICE)))
     check_problem(problem, backend="triton", magnitude=1.0)
@@ -75,9 +74,11 @@ def test_empty(case: Case) -> None:
         assert all(result.shape == shape for result in results)
 
 
+@pytest.mark.cuda
 @each_main_case
 def test_bitwise_repeatable(case: Case) -> None:
-    problem = case.build(randn((9, 33), torch.float32, DEVICE))
+    """Triton's interpreter runs programs one after the other, in one order."""
+    problem = case.build(randn((9, 33), torch.float32, "cuda"))
     gradients = random_gradients(problem)
     outcomes: list[Any] = [
         run(problem.ours, problem.tensors, gradients, backend="triton") for _ in range(2)
