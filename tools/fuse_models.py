@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Runs every family of models in every situation, and writes the tables of docs/fuse_models.md.
 
-    fuse_models.py                 runs tests/python/fuse/test_zoo.py in full, and writes
-    fuse_models.py --report FILE   writes from the JUnit report of an earlier run
+    fuse_models.py                     runs tests/python/fuse/test_zoo.py in full, and writes
+    fuse_models.py --report FILE ...   writes from the JUnit reports of earlier runs
 
 The text between the two lines that begin with `<!-- fuse_models` in the document is replaced.
 """
@@ -98,16 +98,17 @@ def run(report: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--report", type=Path, metavar="FILE")
+    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE")
     options = parser.parse_args()
-    report = options.report or ROOT / "build" / "fuse_models.xml"
-    if options.report is None:
-        report.parent.mkdir(exist_ok=True)
-        report.unlink(missing_ok=True)
-        run(report)
-    found = list(outcomes(report))
+    reports = options.report
+    if reports is None:
+        reports = [ROOT / "build" / "fuse_models.xml"]
+        reports[0].parent.mkdir(exist_ok=True)
+        reports[0].unlink(missing_ok=True)
+        run(reports[0])
+    found = [outcome for report in reports for outcome in outcomes(report)]
     if not found:
-        raise SystemExit(f"fuse_models: {report} has no outcome, expected those of {TESTS}")
+        raise SystemExit(f"fuse_models: the reports have no outcome, expected those of {TESTS}")
     text = DOCUMENT.read_text()
     DOCUMENT.write_text(TABLES.sub(lambda m: f"{m[1]}{rendered(found)}{m[2]}", text))
     wrong = sum(outcome.result == "wrong" for outcome in found)

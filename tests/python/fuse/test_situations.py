@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import transformer_kernels as tfk
 
 from .zoo import changing, compiling, copying, running, wrapping
-from .zoo.families import BY_NAME
+from .zoo.families import BY_NAME, LEAST
 from .zoo.subject import Subject
 
 FAMILY = BY_NAME["llama"]
@@ -20,7 +20,7 @@ class Plan:
     sites = refusals = ()
 
     def counts(self):
-        return {}
+        return LEAST["llama"]
 
     def to_json(self):
         return ""
@@ -212,3 +212,10 @@ def test_a_fuser_that_changes_nothing_passes(situation, monkeypatch):
     monkeypatch.setattr(tfk, "fuse", lambda _model, _inputs, **_options: Plan())
     monkeypatch.setattr(tfk, "unfuse", lambda _model: None)
     situation(Subject(FAMILY, places=2))
+
+
+def test_sites_that_are_not_found_are_a_failure(monkeypatch):
+    monkeypatch.setattr(tfk, "fuse", lambda _model, _inputs, **_options: Plan())
+    monkeypatch.setattr(Plan, "counts", lambda _plan: {**LEAST["llama"], "norm": 4})
+    with pytest.raises(AssertionError, match=r"'norm': \(4, 5\)"):
+        running.inference(Subject(FAMILY))

@@ -21,12 +21,14 @@ from .zoo.subject import SITUATIONS, Situation, Subject
 MODULES = (running, copying, compiling, wrapping, changing)  # each puts its own into SITUATIONS
 CORE = ("inference", "training", "unfused")
 IN_FULL = ("gpt2", "llama", "t5")
+COSTLY = ("compiled", "exported", "trainer")  # these are run for the first of them
 WHOLE = os.environ.get("TFK_FUSE_ZOO") == "all"
 PLACES = None if WHOLE else 2  # modules that are changed one at a time
 
 
 def is_run(family: Family, situation: Situation) -> bool:
-    wanted = WHOLE or situation.name in CORE or family.name in IN_FULL
+    chosen = IN_FULL[:1] if situation.name in COSTLY else IN_FULL
+    wanted = WHOLE or situation.name in CORE or family.name in chosen
     return wanted and situation.applies(family)
 
 

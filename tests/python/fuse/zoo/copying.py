@@ -65,7 +65,8 @@ def structure(subject: Subject) -> None:
 def the_root(subject: Subject) -> None:
     """The model itself, which user code compares and builds anew by its class."""
     pair = subject.pair()
-    assert type(pair.ours) is type(pair.stock)
+    same = type(pair.ours) is type(pair.stock)
+    assert same, f"is another class of the name {type(pair.ours).__name__}"
 
 
 @situation()

@@ -42,7 +42,10 @@ def by_the_rule(
 
 @situation()
 def inference(subject: Subject) -> None:
-    by_the_rule(subject.pair(), forward)
+    pair = subject.pair()
+    missing = subject.sites_missing()
+    assert not missing, f"sites (found, expected): {missing}"
+    by_the_rule(pair, forward)
 
 
 @situation()

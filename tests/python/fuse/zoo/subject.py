@@ -13,7 +13,7 @@ from torch import nn
 
 import transformer_kernels as tfk
 
-from .families import BATCH, TOKENS, Family, Inputs
+from .families import BATCH, LEAST, TOKENS, Family, Inputs
 
 Change = Callable[[nn.Module], Any]
 
@@ -67,6 +67,12 @@ class Subject:
         plan = tfk.fuse(model, inputs, **self.options)
         self.sites = plan.counts()
         return plan
+
+    def sites_missing(self) -> dict[str, tuple[int, int]]:
+        """The patterns found at fewer sites than the family has: (found, expected)."""
+        least = LEAST[self.family.name]
+        found = {name: self.sites.get(name, 0) for name in least}
+        return {name: (found[name], n) for name, n in least.items() if found[name] < n}
 
     def accepts(self, argument: str) -> bool:
         return argument in inspect.signature(self.family.build().forward).parameters
