@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Compiles for Linux on 64-bit ARM with Debian's cross compiler, and runs what it made, its tests for
-# one, in QEMU: packages g++-aarch64-linux-gnu and qemu-user-static.
+# Compiles for Linux on 64-bit ARM with Debian's cross compiler, and runs what it made in QEMU, such
+# as the tests: packages g++-aarch64-linux-gnu and qemu-user-static.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 

@@ -6,7 +6,7 @@
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
-// Those that kernels may count on: compilers spill arrays sooner than vectors.
+// Kernels count on so many: compilers spill arrays sooner than vectors.
 inline constexpr int kVectorRegisters = 8;
 
 template <class A>
