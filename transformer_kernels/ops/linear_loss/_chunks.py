@@ -22,10 +22,10 @@ from ..loss._formula import MEAN, NONE, SUM, check_labels, counted_labels
 from ..loss._ops import CROSS_ENTROPY, loss_with_gradient_in_place
 from ._products import PackedProducts, Products, TorchProducts
 from ._statistics import (
-    accuracy_of,
     add_entropy_gradient,
     gains_of_rows,
     reduced,
+    write_accuracy,
     write_entropy,
 )
 
@@ -236,8 +236,8 @@ class _Statistics:
         if self._entropy is not None:
             write_entropy(logits, self._given["softcap"], self._entropy[part])
         if self._accuracy is not None:
-            counted = self._rows.counted()[part]
-            self._accuracy[part] = accuracy_of(logits, self._rows.target[part], counted)
+            counted, target = self._rows.counted()[part], self._rows.target[part]
+            write_accuracy(logits, target, counted, self._accuracy[part])
 
     def results(self) -> tuple[Tensor, Tensor]:
         if self._entropy is not None:

@@ -99,6 +99,14 @@ def write_entropy(logits: Tensor, softcap: float, out: Tensor) -> None:
         out[piece] = (sums.log() - mean).squeeze(-1)
 
 
+def write_accuracy(logits: Tensor, target: Tensor, counted: Tensor, out: Tensor) -> None:
+    """Writes the accuracy of each row. PyTorch finds the largest of 16-bit numbers slowly, so a
+    piece is cast first."""
+    for piece in _pieces(logits):
+        wide = logits[piece].to(out.dtype)
+        out[piece] = accuracy_of(wide, target[piece], counted[piece])
+
+
 def add_entropy_gradient(
     dlogits: Tensor, logits: Tensor, gains: Tensor, counted: Tensor, softcap: float
 ) -> None:
