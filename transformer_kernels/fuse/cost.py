@@ -21,6 +21,7 @@ from .site import Calls, Site, Times
 from .table import Table
 
 _LEAST_GAIN = 0.02  # of PyTorch's time: less may be noise
+_OF_FEW = 0.9  # of PyTorch's time, for few rows: asking which code runs takes a part of the gain
 _FEW_ROWS = (1, 8, 32, 128)
 _SECONDS = 0.03  # of timing a pair of calls on a CPU
 _LEAST_ROUNDS = 5
@@ -160,7 +161,7 @@ def _fewest_rows(trial: Callable[[int], Calls], rows: int) -> int:
         if few >= rows:
             break
         times = _timed(trial(few), _forward)
-        if times.ours <= times.stock:
+        if times.ours <= _OF_FEW * times.stock:
             return few
     return rows
 
@@ -179,7 +180,7 @@ class Prices:
         assert site.trial is not None
         kind = type(site.module)
         most = _MOST_PRODUCTS if site.has_products else self._factor
-        rows = rows_of(site.shape) * min(self._factor, most)
+        rows = (site.rows or rows_of(site.shape)) * min(self._factor, most)
         what = f"{site.pattern} {kind.__module__}.{kind.__qualname__} {site.key} {rows} rows"
         found = self._table.get(what)
         if found is None:

@@ -56,6 +56,8 @@ def give(module: Any, x: Tensor, y: Tensor) -> None:
 
 def take(module: Any, x: Tensor) -> Tensor | None:
     """The result that was left for this call; whatever was left is gone afterwards."""
+    if "_tfk_given" not in module.__dict__:
+        return None
     given = module.__dict__.pop("_tfk_given", None)
     if given is None:
         return None

@@ -67,6 +67,7 @@ class Site:
     function: str = ""  # the public function that runs, "functional.rms_norm"
     key: tuple[Any, ...] = ()  # equal for sites that do the same work
     shape: tuple[int, ...] = ()  # of the input, as recorded
+    rows: int = 0  # of a call, as its gate counts them; by default those of the shape
     gate: Gate = OPEN
     trial: Trial | None = None
     has_products: bool = False  # which take long to time

@@ -104,7 +104,8 @@ class AttentionPattern(Pattern):
         return Site(
             self.name, call.path, module, Rebound, {"_tfk_rebound": kind},
             function="functional.attention", key=_key(nodes[0], trace), shape=tensors[0].shape,
-            launches=(len(nodes), len(nodes)), gate=Gate(rows=32, compiled=True),
+            rows=tensors[0].shape[0] * tensors[0].shape[-2], launches=(len(nodes), len(nodes)),
+            gate=Gate(rows=32, compiled=True),
             bytes=(recorded_bytes(trace, nodes), meta_bytes(*tensors, out)),
             trial=_trial(nodes[0], trace),
         )  # fmt: skip
@@ -132,9 +133,8 @@ def _trial(node: Node, trace: Trace) -> Trial:
     options = {k: v for k, v in node.kwargs.items() if k in ("is_causal", "scale", "enable_gqa")}
 
     def trial(rows: int) -> Calls:
-        time, heads = values[0].shape[-2], values[0].shape[1]
-        batch = max(1, rows // (heads * time))
-        length = min(time, max(1, rows // heads))
+        time = values[0].shape[-2]
+        batch, length = max(1, rows // time), min(time, rows)
         made = []
         for value in values[:3]:
             shape = (batch, *value.shape[1:-2], length, value.shape[-1])

@@ -26,7 +26,9 @@ class Dropout(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = only(args, kwargs)
-        if x is None or not self.training or not self._tfk_gates["dropout"].opens(x):
+        if x is not None and not self.training:
+            return x
+        if x is None or not self._tfk_gates["dropout"].opens(x):
             return super().forward(*args, **kwargs)
         return functional.dropout(x, self.p, True, self.inplace)
 

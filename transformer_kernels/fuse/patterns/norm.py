@@ -58,17 +58,19 @@ class Norm(Mixin):
         y = take(self, x)
         if y is not None:
             return y
-        if not self._tfk_gates["norm"].opens(x) or not self.takes(x):
+        if not self._tfk_gates["norm"].opens(x):
             return super().forward(x)
-        (weight, bias, eps), more = self._tfk_norm.arguments(self)
-        if self._tfk_norm.kind == "layer":
+        form = self._tfk_norm
+        (weight, bias, eps), more = form.arguments(self)
+        if not self.takes(x, weight, bias):
+            return super().forward(x)
+        if form.kind == "layer":
             return functional.layer_norm(x, x.shape[-1:], weight, bias, eps, **more)
         return functional.rms_norm(x, x.shape[-1:], weight, eps, bias=bias, **more)
 
-    def takes(self, x: Tensor) -> bool:
+    def takes(self, x: Tensor, *parameters: Tensor | None) -> bool:
         """Whether our result has the dtype of PyTorch's: no cast takes part."""
-        (weight, bias, _), _ = self._tfk_norm.arguments(self)
-        for parameter in (weight, bias):
+        for parameter in parameters or self._tfk_norm.arguments(self)[0][:2]:
             if parameter is not None and not is_plain_parameter(parameter):
                 leave(self, "norm", "a parameter has operators of its own")
                 return False

@@ -118,6 +118,7 @@ class RopePattern(Pattern):
                 yield Site(
                     self.name, call.path, call.module, Rebound, {"_tfk_rebound": kind},
                     function="functional.rope", key=(shape[1:], rope.interleaved), shape=shape,
+                    rows=shape[0] * shape[-2] if shape else 0,
                     launches=(sum(n.name in ("add", "mul", "neg", "cat") for n in inner), 1),
                     trial=_trial(rope, trace.values[heads[0]]) if shape else None,
                 )  # fmt: skip
@@ -128,8 +129,8 @@ def _trial(rope: Rope, heads: Value) -> Callable[[int], Calls]:
     shape = heads.shape
 
     def trial(rows: int) -> Calls:
-        time = min(shape[-2], max(1, rows // shape[1]))
-        batch = max(1, rows // (shape[1] * time))
+        time = min(shape[-2], rows)
+        batch = max(1, rows // time)
         options: Any = {"dtype": heads.dtype, "device": heads.device}
         q, k = (torch.randn(batch, shape[1], time, shape[-1], **options) for _ in range(2))
         angles = torch.randn(1, time, shape[-1] // 2, **options).repeat(1, 1, 2)

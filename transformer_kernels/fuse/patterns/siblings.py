@@ -16,7 +16,7 @@ from ..cost import meta_bytes
 from ..derive import Gate, Link, meets, original, stands
 from ..hand import give, take
 from ..mixin import Mixin, leave, only
-from ..prove import twin
+from ..prove import fused_twin, twin
 from ..record import Call, Trace, value_of
 from ..site import Calls, Refusal, Site
 from ._pattern import Pattern, unary
@@ -30,13 +30,16 @@ class Sibling(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = only(args, kwargs)
-        y = None if x is None else take(self, x)
+        if x is None:
+            return super().forward(*args, **kwargs)
+        y = take(self, x)
         if y is not None:
             return y
+        if not self._tfk_siblings or not self._tfk_gates["siblings"].opens(x):
+            return super().forward(x)
         others: list[Any] = [link.module for link in self._tfk_siblings]
-        opens = x is not None and others and self._tfk_gates["siblings"].opens(x)
-        if x is None or not opens or not self._serves(others):
-            return super().forward(*args, **kwargs)
+        if not self._serves(others):
+            return super().forward(x)
         pairs = [weight_and_bias(module) for module in (self, *others)]
         biases = None if all(b is None for _, b in pairs) else [b for _, b in pairs]
         y, *rest = functional.linear_list(x, [weight for weight, _ in pairs], biases)
@@ -87,15 +90,19 @@ class SiblingsPattern(Pattern):
 
 
 def _trial(modules: list[nn.Module], dtype: torch.dtype) -> Callable[[int], Calls]:
+    """Times the layers one after the other, with the handing over."""
+
     def trial(rows: int) -> Calls:
         twins = [twin(module, Tensor.detach) for module in modules]
-        pairs = [weight_and_bias(module) for module in twins]
-        weights, biases = [w for w, _ in pairs], [b for _, b in pairs]
-        x = torch.randn(1, rows, weights[0].shape[1], dtype=dtype, device=weights[0].device)
+        others = [fused_twin(module, Sibling, {}) for module in twins[1:]]
+        links = tuple(Link(module) for module in others)
+        ours = [fused_twin(twins[0], Sibling, {"_tfk_siblings": links}), *others]
+        weight = twins[0].weight
+        x = torch.randn(1, rows, weight.shape[1], dtype=dtype, device=weight.device)
         parameters = tuple(p for module in twins for p in module.parameters())
         return Calls(
             lambda x: tuple(module.forward(x) for module in twins),
-            lambda x: functional.linear_list(x, weights, biases), (x,), parameters,
+            lambda x: tuple(module.forward(x) for module in ours), (x,), parameters,
         )  # fmt: skip
 
     return trial

@@ -62,6 +62,22 @@ def _sum(branch: Branch, residual: Tensor) -> Tensor:
     return total
 
 
+def _tagged(y: Tensor, behind: Link) -> Tensor:
+    """The branch's result, as one that knows the norm where that may be computed ahead."""
+    norm = behind.module
+    serves = (
+        isinstance(norm, Norm)
+        and is_eager()
+        and misses(norm) < _MOST_MISSES
+        and stands(norm)
+        and norm.takes(y)
+    )
+    if serves:
+        y = y.as_subclass(Branch)
+        y._tfk_norm = behind
+    return y
+
+
 class Tagged(Mixin):
     """The class of a module that ends a branch."""
 
@@ -70,21 +86,10 @@ class Tagged(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         y = super().forward(*args, **kwargs)
-        if type(y) is not Tensor or not is_eager():
+        opens = type(y) is Tensor and self._tfk_gates["sum_norm"].opens(y)
+        if not opens or getattr(self, "_is_replica", False):  # whose norm is on another device
             return y
-        norm = self._tfk_behind.module
-        serves = (
-            self._tfk_gates["sum_norm"].opens(y)
-            and isinstance(norm, Norm)
-            and stands(norm)
-            and norm.takes(y)
-            and misses(norm) < _MOST_MISSES
-            and not getattr(self, "_is_replica", False)  # whose norm is on another device
-        )
-        if serves:
-            y = y.as_subclass(Branch)
-            y._tfk_norm = self._tfk_behind
-        return y
+        return _tagged(y, self._tfk_behind)
 
 
 class SumNormPattern(Pattern):
@@ -127,17 +132,22 @@ class SumNormPattern(Pattern):
 
 
 def _trial(norm: Site, x: Value) -> Callable[[int], Calls]:
-    """Times the sum and the norm of what the norm's module is now."""
+    """Times the sum and the norm of what the norm's module is now, with the handing over."""
 
     def trial(rows: int) -> Calls:
         stock = twin(norm.module, Tensor.detach)
         ours = fused_twin(stock, Norm, norm.state)
+        behind = Link(ours)
         made = [torch.randn(1, rows, x.shape[-1], dtype=x.dtype, device=x.device) for _ in range(2)]
 
         def by_two(branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
             total = residual + branch
             return stock.forward(total), total
 
-        return Calls(by_two, ours.of_sum, tuple(made), tuple(stock.parameters()))
+        def by_one(branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+            total = residual + _tagged(branch, behind)
+            return ours.forward(total), total
+
+        return Calls(by_two, by_one, tuple(made), tuple(stock.parameters()))
 
     return trial
