@@ -16,7 +16,6 @@ import argparse
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -74,7 +73,8 @@ def try_wheel(wheel: Path, version: str, scratch: Path, offline: bool) -> str | 
     is_own = version == f"3.{sys.version_info.minor}"
     if is_own:
         packages = folder / "lib" / f"python{version}" / "site-packages"
-        (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        outer = [path for path in sys.path if path.endswith("-packages")]
+        (packages / "outer.pth").write_text("\n".join(outer) + "\n")
     use = run(python, "-c", USE if is_own else LOAD, cwd=scratch)
     if use.returncode == 0 and use.stdout.startswith(str(folder)):
         return None
