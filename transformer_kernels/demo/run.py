@@ -30,7 +30,7 @@ _TRAIN_SECONDS, _BENCH_SECONDS = 100, 75  # at most, so that a slow machine ends
 _CPU_PROVIDERS = ("torch", "ours")
 _GPU_PROVIDERS = ("torch", "compile", "triton", "ours")
 _SIZES = {
-    "cpu": Size(4, 192, 4, block=128, batch=8, steps=120, learning_rate=3e-3),
+    "cpu": Size(4, 192, 4, block=128, batch=8, steps=120, learning_rate=2e-3),
     "cuda": Size(12, 768, 12, block=512, batch=8, steps=200, learning_rate=6e-4),
 }
 _GPT2 = Size(12, 768, 12, block=1024, batch=16, steps=200, learning_rate=6e-4)
