@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -24,6 +25,7 @@ SIZES = [
 ]  # fmt: skip
 BIG_SIZES = [(1023, 1024), (1024, 1023), (1088, 1088)]
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
+HEADS_OF_SIZE = dict(zip(SIZES, itertools.cycle(HEADS), strict=False))
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
@@ -39,6 +41,9 @@ each_mask = pytest.mark.parametrize("mask", MASKS)
 @each_mask
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
 def test_sizes(size: tuple[int, int], heads: str, mask: str, low: bool) -> None:
+    """On the CPU, which has one kernel a dtype, sizes take turns with numbers of heads."""
+    if torch.get_default_device().type == "cpu" and heads != HEADS_OF_SIZE[size]:
+        pytest.skip("for plans of CUDA")
     dtype = torch.bfloat16 if low else torch.float32
     check(Call(*tensors(*size, *HEADS[heads], dtype=dtype), options=MASKS[mask]))
 

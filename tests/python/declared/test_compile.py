@@ -36,7 +36,7 @@ def _assert_same(first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
 def test_compile_fullgraph(case: Case, dynamic: bool, device: str) -> None:
     """Compiles to one graph, forward and backward, with the same numbers; a new size works too."""
     compiled = None
-    for rows in (4, 6, 9):
+    for rows in (4, 9):
         problem = case.build(randn((rows, 24), torch.float32, device))
         gradients = random_gradients(problem)
         if compiled is None:

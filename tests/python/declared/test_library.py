@@ -148,10 +148,10 @@ def test_every_instruction_set(isa: str) -> None:
 import torch, transformer_kernels.functional as F
 F.softmax(torch.randn(2, 8), -1)
 print("the processor has it")
-from transformer_kernels.testing.cases import CASES
+from transformer_kernels.testing.cases import MAIN_CASES
 from transformer_kernels.testing.check import check_problem
 for dtype in (torch.float32, torch.bfloat16):  # C++ tests run the others on each set
-    for case in CASES:
+    for case in MAIN_CASES:
         check_problem(case.build(torch.randn(3, 77).to(dtype)), magnitude=2.0)
 """
     result = _python(code, TFK_CPU_ISA=isa)

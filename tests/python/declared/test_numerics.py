@@ -17,7 +17,7 @@ from transformer_kernels.testing.check import (
 )
 from transformer_kernels.testing.inputs import LAYOUTS, poisoned, randn
 
-COLS = [33, 1000]
+COLS = 1000  # test_many_rows has 33
 MORE_COLS = [31, 32, 127, 4097]
 WIDE_COLS = [70000, 131072, 262144, 300001]
 
@@ -26,9 +26,8 @@ each_main_case = pytest.mark.parametrize("case", MAIN_CASES, ids=str)
 
 
 @each_case
-@pytest.mark.parametrize("cols", COLS)
-def test_widths(case: Case, cols: int, dtype: torch.dtype, device: str) -> None:
-    check_problem(case.build(randn((2, 5, cols), dtype, device)))
+def test_three_dimensions(case: Case, dtype: torch.dtype, device: str) -> None:
+    check_problem(case.build(randn((2, 5, COLS), dtype, device)))
 
 
 @each_main_case
@@ -122,7 +121,7 @@ def test_bitwise_repeatable(case: Case, dtype: torch.dtype, device: str) -> None
     problem = case.build(randn((67, 515), dtype, device))
     gradients = random_gradients(problem)
     first = run(problem.ours, problem.tensors, gradients)
-    for _ in range(3):
+    for _ in range(3 if device == "cuda" else 1):
         again = run(problem.ours, problem.tensors, gradients)
         for group, repeat in zip(first, again, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(group, repeat, strict=True))
@@ -170,7 +169,7 @@ def test_wide_rows(case: Case, cols: int, dtype: torch.dtype) -> None:
 
 @each_main_case
 def test_wide_rows_on_the_cpu(case: Case) -> None:
-    check_problem(case.build(randn((2, 70001), torch.float32)))
+    check_problem(case.build(randn((1, 70001), torch.float32)))
 
 
 @pytest.mark.cuda
