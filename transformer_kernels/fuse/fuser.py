@@ -16,7 +16,7 @@ from .cost import Prices, bytes_by_module
 from .derive import is_derived
 from .inputs import Inputs, given
 from .plan import Plan, put_in, take_out
-from .prove import agree
+from .prove import agree, forget
 from .record import Trace, as_it_was, record
 from .site import Refusal, RefusedError, Site
 
@@ -75,6 +75,7 @@ class OperatorFuser:
 
     def _planned(self, model: nn.Module, inputs: Inputs) -> tuple[Plan, Trace]:
         trace = record(model, inputs.args, inputs.kwargs)
+        forget()
         plan = Plan(type(model).__name__, inputs.text, moved=bytes_by_module(trace))
         device = next(iter(model.parameters()), torch.empty(0)).device
         prices = Prices(device, inputs.factor) if self.measure else None

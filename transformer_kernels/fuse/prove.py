@@ -91,6 +91,12 @@ _Key = tuple[Any, ...]
 _proofs: dict[_Key, bool] = {}
 
 
+def forget() -> None:
+    """Forgets all proofs: attributes are told apart by their identity, which lasts as long as the
+    model does."""
+    _proofs.clear()
+
+
 def _signature(module: nn.Module) -> _Key:
     """Equal for modules that compute the same function of input and parameters: classes,
     attributes and shapes."""
@@ -110,7 +116,7 @@ def _signature(module: nn.Module) -> _Key:
 def proven(
     module: nn.Module, mixin: type, state: Mapping[str, Any], features: int, dtype: torch.dtype
 ) -> bool:
-    """:func:`_proven`, once for modules that compute the same function."""
+    """:func:`_proven`, once in a plan for modules that compute the same function."""
     key = (_signature(module), mixin, tuple(state.items()), features, dtype)
     if key not in _proofs:
         _proofs[key] = _proven(module, mixin, state, features, dtype)

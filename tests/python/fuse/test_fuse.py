@@ -205,6 +205,14 @@ def test_a_proof_draws_parameters_and_leaves_the_module(model):
     assert torch.equal(norm.weight, torch.ones(WIDTH))
 
 
+def test_modules_of_one_class_that_differ_are_proven_one_by_one():
+    model = nn.Sequential(EagerRMSNorm(WIDTH), EagerRMSNorm(WIDTH, eps=0.5), EagerRMSNorm(WIDTH))
+    model[2].offset = 0.25  # no norm of ours scales by that
+    plan = tfk.plan(model, (torch.randn(2, 40, WIDTH),), measure=False)
+    assert [site.path for site in plan.sites] == ["0", "1"]
+    assert [refusal.path for refusal in plan.refusals] == ["2"]
+
+
 # ---- times --------------------------------------------------------------------------------------
 
 
