@@ -27,13 +27,7 @@ PLACES = None if WHOLE else 2  # modules that are changed one at a time
 
 # Faults that the suite knows, each of which fails here once it is mended.
 ROOT = "the loss gives the model itself a derived class"
-SHARDED = "a sum at the end of a block asks the next block's norm, whose weight is not gathered yet"
-SIBLINGS = "siblings that are left out for a quantised weight have no refusal"
-KNOWN = {
-    **dict.fromkeys(((name, "the root") for name in IN_FULL), ROOT),
-    **dict.fromkeys(((name, "fully sharded") for name in IN_FULL), SHARDED),
-    ("t5", "quantised base"): SIBLINGS,
-}
+KNOWN = dict.fromkeys(((name, "the root") for name in IN_FULL), ROOT)
 
 
 def marks(family: Family, situation: Situation) -> list[pytest.MarkDecorator]:

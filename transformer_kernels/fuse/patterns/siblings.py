@@ -70,8 +70,13 @@ class SiblingsPattern(Pattern):
                 groups.setdefault((call.parent, call.ins[0]), {})[call.path] = call
         for group in groups.values():
             calls = list(group.values())
-            if len(calls) > 1 and all(meets(call.module) for call in calls):
+            if len(calls) < 2:
+                continue
+            if all(meets(call.module) for call in calls):
                 yield self._site(calls, trace)
+            else:
+                reason = "one of them has a hook, an adapter or a quantised weight"
+                yield Refusal(calls[0].path, self.name, reason, "fuse before that")
 
     def _site(self, calls: list[Call], trace: Trace) -> Site:
         x, outs = trace.values[calls[0].ins[0]], [trace.values[c.outs[0]] for c in calls]

@@ -25,6 +25,7 @@ from ._pattern import Pattern
 from .norm import Norm
 
 _SUMS = frozenset((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add))
+_WHOLE = (nn.Parameter, Tensor, type(None))  # a sharded parameter is gathered by its own block
 _MOST_MISSES = 3  # sums whose norm nobody asked for; then the branch is plain again
 
 
@@ -71,6 +72,7 @@ def _tagged(y: Tensor, behind: Link) -> Tensor:
         and misses(norm) < _MOST_MISSES
         and stands(norm)
         and norm.takes(y)
+        and all(type(p) in _WHOLE for p in norm._parameters.values())
     )
     if serves:
         y = y.as_subclass(Branch)
