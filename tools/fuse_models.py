@@ -46,10 +46,16 @@ def outcomes(report: Path) -> Iterator[Outcome]:
         found = {p.get("name"): p.get("value", "") for p in case.iter("property")}
         if "family" not in found:
             continue
-        failed = case.find("failure") is not None or case.find("error") is not None
-        result = "wrong" if failed else "not run" if case.find("skipped") is not None else "right"
         sites = json.loads(found.get("sites", "{}"))
-        yield Outcome(found["family"], found["situation"], result, sites)
+        yield Outcome(found["family"], found["situation"], result_of(case), sites)
+
+
+def result_of(case: ElementTree.Element) -> str:
+    skipped = case.find("skipped")
+    if skipped is None:
+        failed = case.find("failure") is not None or case.find("error") is not None
+        return "wrong" if failed else "right"
+    return "wrong" if skipped.get("type") == "pytest.xfail" else "not run"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
