@@ -3,7 +3,8 @@
 """Runs every family of models in every situation, and writes the tables of docs/fuse_models.md.
 
     fuse_models.py                     runs tests/python/fuse/test_zoo.py in full, and writes
-    fuse_models.py --report FILE ...   writes from the JUnit reports of earlier runs
+    fuse_models.py --report FILE ...   writes from the JUnit reports of earlier runs, of
+                                       which the last to have an outcome counts
 
 The text between the two lines that begin with `<!-- fuse_models` in the document is replaced.
 """
@@ -18,7 +19,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,11 @@ def result_of(case: ElementTree.Element) -> str:
         failed = case.find("failure") is not None or case.find("error") is not None
         return "wrong" if failed else "right"
     return "wrong" if skipped.get("type") == "pytest.xfail" else "not run"
+
+
+def latest(found: Iterable[Outcome]) -> list[Outcome]:
+    """Of the outcomes of one family in one situation the last one, at the place of the first."""
+    return list({(outcome.family, outcome.situation): outcome for outcome in found}.values())
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -112,7 +118,7 @@ def main() -> int:
         reports[0].parent.mkdir(exist_ok=True)
         reports[0].unlink(missing_ok=True)
         run(reports[0])
-    found = [outcome for report in reports for outcome in outcomes(report)]
+    found = latest(outcome for report in reports for outcome in outcomes(report))
     if not found:
         raise SystemExit(f"fuse_models: the reports have no outcome, expected those of {TESTS}")
     text = DOCUMENT.read_text()

@@ -33,6 +33,11 @@ def test_models_show_their_sites_and_what_was_wrong(found):
     ]
 
 
+def test_the_last_of_the_outcomes_counts(found):
+    again = fuse_models.Outcome("llama", "pickled", "right", {})
+    assert fuse_models.latest([*found, again]) == [found[0], again, *found[2:]]
+
+
 def test_situations_name_the_models_that_were_wrong(found):
     assert fuse_models.situations(found).splitlines()[2:] == [
         "| inference | 2 | - |",
