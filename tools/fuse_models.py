@@ -60,7 +60,7 @@ def result_of(case: ElementTree.Element) -> str:
 
 
 def latest(found: Iterable[Outcome]) -> list[Outcome]:
-    """Of the outcomes of one family in one situation the last one, at the place of the first."""
+    """Keeps the last outcome of each family in each situation, at the place of the first."""
     return list({(outcome.family, outcome.situation): outcome for outcome in found}.values())
 
 
