@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tfk
-from transformer_kernels.bench.commands import pick_device
+from transformer_kernels.bench.options import pick_device
 from transformer_kernels.measure.table import box
 from transformer_kernels.testing import pretrained
 from transformer_kernels.testing.pretrained import Entry, Pretrained, embed
