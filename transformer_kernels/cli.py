@@ -42,6 +42,7 @@ COMMANDS = (
     Command("list", "bench.commands.list", "list ops, passes, providers and sweeps"),
     Command("plot", "bench.commands.plot", "draw the plots of a result file"),
     Command("profilers", "bench.commands.profilers", "what the profilers of tfk.profile cost"),
+    Command("race", "bench.commands.race", "training steps of a model: stock, compiled, fused"),
     Command("report", "bench.commands.report", "write a self-contained HTML page"),
     Command("tune", "bench.commands.tune", "time the products of linear layers on this machine"),
 )

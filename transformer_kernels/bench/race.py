@@ -17,10 +17,10 @@ from transformer_kernels.measure.statistics import summarise
 from transformer_kernels.measure.watch import peak_bytes
 
 
-def measure(task: Task, device: torch.device, rounds: int) -> Result:
+def measure(task: Task, device: torch.device, rounds: int, quiet: bool = False) -> Result:
     """Times each step by the clock, from its batch to its loss on the host."""
     runs = {n: training.Run.begin(m, task.recipe, device) for n, m in task.models.items()}
-    with Progress("racing", (WARM_UP + 1 + rounds) * len(runs)) as progress:
+    with Progress("racing", (WARM_UP + 1 + rounds) * len(runs), quiet) as progress:
 
         def step(name: str) -> None:
             runs[name].step(task.loss_of, task.batch, device)

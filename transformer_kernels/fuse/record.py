@@ -206,10 +206,29 @@ class _Recorder(TorchFunctionMode):
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
     """Turns evaluation mode on and gradients off inside; restores training flags and random
-    numbers."""
+    numbers.
+
+    PyTorch's encoder layers call their modules here, as they do in training: in evaluation they
+    would read the weights past adapters and hooks, which a record cannot see.
+    """
     devices = {p.device.index for p in model.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices), torch.no_grad(), evaluating(model.modules()):
+    with (
+        torch.random.fork_rng(devices),
+        torch.no_grad(),
+        evaluating(model.modules()),
+        _without_fast_path(),
+    ):
         yield
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 def record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:

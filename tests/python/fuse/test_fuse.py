@@ -75,6 +75,23 @@ def test_nothing_stays_of_fusing_that_fails(model, args, monkeypatch):
     assert not any(name.startswith("_tfk_") for m in model.modules() for name in m.__dict__)
 
 
+def test_an_encoder_layer_that_reads_weights_past_its_modules():
+    """PyTorch's layer does so in evaluation, unless a module's class differs; ours asks it not to
+    while it records and verifies."""
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 64, dropout=0.0, batch_first=True)
+    layer.linear1.__class__ = Doubled
+    x = torch.randn(2, 8, WIDTH)
+    stock = layer(x)
+    assert tfk.fuse(layer, (x,), measure=False).sites
+    torch.testing.assert_close(layer(x), stock)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_a_model_that_raises_is_left_as_it_was(model):
     with pytest.raises(RuntimeError):
         tfk.fuse(model, (torch.randn(2, 40, WIDTH + 1),), measure=False)
