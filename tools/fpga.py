@@ -159,7 +159,10 @@ def translate(
     run(command, folder(chosen) / f"{name}.log")
 
 
-TEST = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
+TEST = (
+    "fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp",
+    "csrc/core/check_text.cpp",
+)  # fmt: skip
 # The cells' models are written for other tools, so warnings are off.
 CELLS = ("-Wno-fatal", "-Wno-lint", "-Wno-style", "-DNO_ICE40_DEFAULT_ASSIGNMENTS")
 

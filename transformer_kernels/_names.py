@@ -272,13 +272,18 @@ def _parameters_of(cls: type, passed_to: Callable[..., Any] | None) -> list[str]
 
 def explain_names(cls: Class, passed_to: Callable[..., Any] | None = None) -> Class:
     """Makes the constructor of a class answer names that it does not know. Keywords that it does
-    not name are arguments of ``passed_to``, or of the next constructor."""
+    not name are arguments of ``passed_to``, or of the next constructor; private ones
+    are its own."""
     construct: Callable[..., None] = cls.__init__  # type: ignore[misc]
     parameters = _parameters_of(cls, passed_to)
 
     @wraps(construct)
     def explained(self: Any, *args: Any, **kwargs: Any) -> None:
-        unknown = {name: value for name, value in kwargs.items() if name not in parameters}
+        unknown = {
+            name: value
+            for name, value in kwargs.items()
+            if name not in parameters and not name.startswith("_")
+        }
         refuse_names(cls.__name__, parameters, unknown)
         construct(self, *args, **kwargs)
 

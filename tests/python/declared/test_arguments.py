@@ -40,10 +40,10 @@ FLAGS = [(None, "None"), ("yes", "'yes'"), ([], "[]"), (ARRAY, "ndarray"), (1, "
 SHAPES = [
     (None, "None"),
     ("8", "'8'"),
-    (8, "8"),
+    (8.0, "8.0"),
     ([7.0], "[7.0]"),
     ([None], "[None]"),
-    (numpy.array([7]), "array([7])"),
+    (numpy.array([7]), "ndarray"),
     ([True], "[True]"),
     ([torch.tensor(7.0)], "[tensor(7.)]"),
 ]

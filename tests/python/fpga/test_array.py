@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fpga import TEST
 from fpga_coverage import Exclusion, Point, read_exclusions, read_points, summary
 from setup_env import ROOT
 
@@ -35,7 +36,6 @@ def compare_with_model(top: str, options: list[str | Path], folder: Path) -> str
     values = {**SMALLEST, "BYTES": int(top == "byte_top")}
     macros = [f"-DTFK_FPGA_{name}={value}" for name, value in values.items()]
     includes = [f"-I{ROOT / path}" for path in ("csrc", "csrc/include", "fpga/sim")]
-    program = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp")
     flags = " ".join(["-std=c++20", "-O0", *macros, *includes])  # built longer than it runs
     build = ("verilator", "--cc", "--exe", "--build", "--x-initial", "unique", "--top-module", top)
     run(
@@ -47,7 +47,7 @@ def compare_with_model(top: str, options: list[str | Path], folder: Path) -> str
         "-o",
         "test",
         *options,
-        *(ROOT / path for path in program),
+        *(ROOT / path for path in TEST),
     )
     return run(folder / "test")
 

@@ -68,7 +68,8 @@ def _case(name: str, torchs: Function | None = None, **of: Any) -> Case:
     return derive(
         LINEAR_CROSS_ENTROPY, "linear_loss/linear_cross_entropy", _OPERANDS, name=name,
         fixed=_OPTIONS, integers=("target",), reference=_reference, ours=F.linear_cross_entropy,
-        torchs=torchs, raw=False, save=_scaled, verified=whole, grid=_GRID, sizes=_sizes,
+        torchs=torchs, raw=False, outputs=("loss",), save=_scaled, verified=whole, grid=_GRID,
+        sizes=_sizes,
         backwards={"ours": differentiate(alone, _OPERANDS, ("dloss",))}, **of,
     )  # fmt: skip
 
