@@ -30,7 +30,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 GENERATED = ROOT / "docs" / "_generated"
 README = ROOT / "README.md"
 
-PAGES = ("results.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fpga.md", "fpga_use.md")
+PAGES = ("results.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fused.md", "fpga.md",
+         "fpga_use.md")  # fmt: skip
 REQUEST = re.compile(
     r"^<!-- results: (?P<file>\S+)(?P<filters>(?: \w+=\S+)*) -->\n.*?^<!-- /results -->$",
     re.MULTILINE | re.DOTALL,
@@ -122,7 +123,7 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 def page_of(result: Result) -> str:
     """The page of a result, by its kind: a benchmark, the levels, profilers' overhead, trained
-    models, a training step's parts, routing by `make fpga`, or runs on the array."""
+    models, fused ones, a training step's parts, routing by `make fpga`, or runs on the array."""
     if result.area:
         return "fpga.md"
     if result.levels:
@@ -131,6 +132,8 @@ def page_of(result: Result) -> str:
         return "profile.md"
     if result.model_runs:
         return "models.md"
+    if any(row.model == "fused" for row in result.step_times):
+        return "fused.md"
     if result.step_parts or result.step_times:
         return "gpt2.md"
     return "fpga_use.md" if result.array or result.array_models else "results.md"
