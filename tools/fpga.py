@@ -159,10 +159,8 @@ def translate(
     run(command, folder(chosen) / f"{name}.log")
 
 
-TEST = (
-    "fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp",
-    "csrc/core/check_text.cpp",
-)  # fmt: skip
+MESSAGES = "csrc/core/check_text.cpp"
+TEST = ("fpga/sim/array_test.cpp", "csrc/fpga/model.cpp", "csrc/fpga/cycles.cpp", MESSAGES)
 # The cells' models are written for other tools, so warnings are off.
 CELLS = ("-Wno-fatal", "-Wno-lint", "-Wno-style", "-DNO_ICE40_DEFAULT_ASSIGNMENTS")
 
@@ -183,8 +181,8 @@ def simulate(chosen: ParameterSet) -> None:
     translate(chosen, "attention_array", tests, TEST)
     run([BUILD / tests], folder(chosen) / "simulate.log")
     library = f"lib/libtfk_fpga_{chosen.name}.so"
-    translate(chosen, "attention_array", library, ["fpga/sim/array_simulation.cpp"])
-    translate(chosen, TOP, f"{chosen.name}/board", ["fpga/sim/board.cpp"])
+    translate(chosen, "attention_array", library, ["fpga/sim/array_simulation.cpp", MESSAGES])
+    translate(chosen, TOP, f"{chosen.name}/board", ["fpga/sim/board.cpp", MESSAGES])
 
 
 @dataclass(frozen=True)
