@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Models of Hugging Face that `transformer-kernels race` trains: stock, compiled and fused, with
-random weights from one seed. Importing it needs transformers."""
+random weights from one seed. Building one needs transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from transformer_kernels.bench import training
@@ -54,6 +53,8 @@ class Family:
 
 
 def _gpt2(size: Size) -> Any:
+    import transformers
+
     configure: Any = transformers.GPT2Config  # typed in part only, as those below are
     return transformers.GPT2LMHeadModel(
         configure(
@@ -65,16 +66,22 @@ def _gpt2(size: Size) -> Any:
 
 
 def _bert(size: Size) -> Any:
+    import transformers
+
     configure: Any = transformers.BertConfig
     return transformers.BertForMaskedLM(configure(**_names(size)))
 
 
 def _llama(size: Size) -> Any:
+    import transformers
+
     configure: Any = transformers.LlamaConfig
     return transformers.LlamaForCausalLM(configure(**_names(size), **_keys(size)))
 
 
 def _qwen3(size: Size) -> Any:
+    import transformers
+
     configure: Any = transformers.Qwen3Config
     return transformers.Qwen3ForCausalLM(
         configure(**_names(size), **_keys(size), tie_word_embeddings=True)

@@ -43,10 +43,7 @@ def bytes_of(op: Op, **tensors: Any) -> int:
 
 
 def _size(value: Value) -> int:
-    count = 1
-    for n in value.shape:
-        count *= n
-    return count * value.dtype.itemsize
+    return math.prod(value.shape) * value.dtype.itemsize
 
 
 def meta_bytes(*values: Value) -> int:
@@ -56,7 +53,7 @@ def meta_bytes(*values: Value) -> int:
 
 def recorded_bytes(trace: Trace, nodes: list[Node]) -> int:
     """The bytes of the operations as recorded: each reads its inputs and writes its results."""
-    return sum(_size(trace.values[v]) for node in nodes for v in (*node.ins, *node.outs))
+    return meta_bytes(*(trace.values[v] for node in nodes for v in (*node.ins, *node.outs)))
 
 
 def bytes_by_module(trace: Trace) -> dict[str, int]:
@@ -89,10 +86,7 @@ def trial_of_module(
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
-    rows = 1
-    for n in shape[:-1]:
-        rows *= n
-    return rows
+    return math.prod(shape[:-1])
 
 
 def _forward(function: Callable[..., Any], calls: Calls) -> Callable[[], Any]:

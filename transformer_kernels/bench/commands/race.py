@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING
 
 import torch
 
-from transformer_kernels.bench import race
+from transformer_kernels.bench import families, race
+from transformer_kernels.bench.families import FAMILIES, PROVIDERS, Family, Size
 from transformer_kernels.bench.options import (
     add_device,
     add_outputs,
@@ -24,15 +24,9 @@ from transformer_kernels.bench.options import (
     require_known,
 )
 
-if TYPE_CHECKING:
-    from transformer_kernels.bench.families import Family, Size
-
-_MODELS = ("gpt2", "bert", "llama", "qwen3")
-_PROVIDERS = "stock,compiled,fused"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", choices=_MODELS, help="the family of models")
+    parser.add_argument("model", choices=FAMILIES, help="the family of models")
     add_device(parser)
     parser.add_argument(
         "--full", action="store_true",
@@ -42,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help="sequences in a step")
     parser.add_argument("--seq-len", type=int, metavar="N", help="tokens in a sequence")
     parser.add_argument("--layers", type=int, metavar="N", help="fewer or more of the model's")
-    parser.add_argument("--providers", default=_PROVIDERS, metavar="NAMES", help="what is timed")
+    parser.add_argument(
+        "--providers", default=",".join(PROVIDERS), metavar="NAMES", help="what is timed"
+    )
     parser.add_argument("--skip-logits", action="store_true",
                         help="the fused model computes its loss without the logits")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=25, help="steps of each model that count")
@@ -52,14 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import transformers
 
-    from transformer_kernels.bench import families  # imports transformers, too
-
     transformers.logging.set_verbosity_error()
     require_at_least("--rounds", arguments.rounds, 1)
     providers = names(arguments.providers)
-    require_known("--providers", providers, families.PROVIDERS)
+    require_known("--providers", providers, PROVIDERS)
     device = pick_device(arguments.device)
-    family = families.FAMILIES[arguments.model]
+    family = FAMILIES[arguments.model]
     size = family.full if arguments.full or device.type == "cuda" else family.small
     size = dataclasses.replace(size, **_changes(arguments))
     task = families.task(family, size, providers, device, arguments.skip_logits)

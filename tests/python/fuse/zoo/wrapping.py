@@ -50,12 +50,7 @@ def lora_after(subject: Subject) -> None:
     before = forward(pair.ours, pair.inputs)
     ours, stock = adapted(pair.ours), adapted(pair.stock)
     adapter = Pair(stock, ours, pair.inputs, pair.plan)
-    for model in adapter.both:
-        model.train()
-    by_the_rule(adapter, train)
-    for model in adapter.both:
-        model.eval()
-    _adapters_move(adapter, before)
+    _adapters_train_and_move(adapter, before)
 
 
 @situation()
@@ -66,15 +61,15 @@ def lora_before(subject: Subject) -> None:
     ours = copy.deepcopy(stock)
     inputs = subject.inputs()
     adapter = Pair(stock, ours, inputs, subject.fuse(ours, inputs))
+    _adapters_train_and_move(adapter, before)
+
+
+def _adapters_train_and_move(adapter: Pair, without: Results) -> None:
     for model in adapter.both:
         model.train()
     by_the_rule(adapter, train)
     for model in adapter.both:
         model.eval()
-    _adapters_move(adapter, before)
-
-
-def _adapters_move(adapter: Pair, without: Results) -> None:
     inputs = adapter.inputs
     moved = train(adapter.stock, inputs)[_main(without)] - without[_main(without)]
     assert float(moved.abs().max()) > 1e-3  # the adapters do something
