@@ -26,7 +26,7 @@ _FEW_ROWS = (1, 8, 32, 128)
 _SECONDS = 0.03  # of timing a pair of calls on a CPU
 _LEAST_ROUNDS = 5
 _ROUNDS_ON_CUDA = 9
-_MOST_PRODUCTS = 2  # times the recorded rows, for what takes long
+_MOST_PRODUCTS = 2  # times the recorded rows, for what takes long on a CPU
 
 
 # ---- bytes --------------------------------------------------------------------------------------
@@ -89,24 +89,50 @@ def rows_of(shape: tuple[int, ...]) -> int:
     return math.prod(shape[:-1])
 
 
-def _forward(function: Callable[..., Any], calls: Calls) -> Callable[[], Any]:
-    def run() -> Any:
-        with torch.no_grad():
-            return function(*calls.tensors)
+def lowered(model: nn.Module) -> torch.dtype | None:
+    """The dtype of autocast under which the model is timed; None where that is off.
 
-    return run
+    It is the one that is on. Where none is, that of a float32 model on a GPU is bfloat16, because
+    such models are trained under autocast as a rule.
+    """
+    parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+    kind = "cpu" if parameter is None else parameter.device.type
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    is_wide = parameter is not None and parameter.dtype is torch.float32
+    return torch.bfloat16 if kind == "cuda" and is_wide else None
 
 
-def _both_passes(function: Callable[..., Any], calls: Calls) -> Callable[[], Any]:
-    tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in calls.tensors]
-    leaves = [x for x in (*tensors, *calls.parameters) if x.requires_grad]
+def autocast(device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Autocast to this dtype; without one it is off."""
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
-    def run() -> Any:
-        results = list(tensors_in(function(*tensors)))
-        ones = [torch.ones_like(y) for y in results]
-        return torch.autograd.grad(results, leaves, ones, allow_unused=True)
 
-    return run
+class _Passes:
+    """Makes the calls that are timed, each under an autocast of its own, which casts the parameters
+    as a step of training does."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype | None) -> None:
+        self._device, self._dtype = device, dtype
+
+    def forward(self, function: Callable[..., Any], calls: Calls) -> Callable[[], Any]:
+        def run() -> Any:
+            with torch.no_grad(), autocast(self._device, self._dtype):
+                return function(*calls.tensors)
+
+        return run
+
+    def both(self, function: Callable[..., Any], calls: Calls) -> Callable[[], Any]:
+        tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in calls.tensors]
+        leaves = [x for x in (*tensors, *calls.parameters) if x.requires_grad]
+
+        def run() -> Any:
+            with torch.enable_grad(), autocast(self._device, self._dtype):
+                results = list(tensors_in(function(*tensors)))
+            ones = [torch.ones_like(y) for y in results]
+            return torch.autograd.grad(results, leaves, ones, allow_unused=True)
+
+        return run
 
 
 def _timed(calls: Calls, make: Callable[[Callable[..., Any], Calls], Callable[[], Any]]) -> Times:
@@ -149,33 +175,31 @@ def _pays(times: Times) -> bool:
     return times.ours <= (1 - _LEAST_GAIN) * times.stock
 
 
-def _fewest_rows(trial: Callable[[int], Calls], rows: int) -> int:
-    """The least number of rows from which on a call without gradients is worth it."""
-    for few in _FEW_ROWS:
-        if few >= rows:
-            break
-        times = _timed(trial(few), _forward)
-        if times.ours <= _OF_FEW * times.stock:
-            return few
-    return rows
-
-
 class Prices:
-    """Measures sites on one device, each distinct one once."""
+    """Measures sites on one device, each distinct one once, under autocast to ``dtype`` where that
+    is given."""
 
-    def __init__(self, device: torch.device, factor: int) -> None:
+    def __init__(
+        self, device: torch.device, factor: int, time: tuple[int, int] | None,
+        dtype: torch.dtype | None,
+    ) -> None:  # fmt: skip
         self._table = Table(device)
         self._factor = factor
+        self._passes = _Passes(device, dtype)
         self._devices = [device] if device.type == "cuda" else []
+        lengths = "" if time is None else f" in sequences of {time[1]}"
+        self._where = lengths + ("" if dtype is None else f" under autocast to {dtype}")
 
     def gate(self, site: Site) -> Gate:
         """Times the site, unless the machine's table has its times, and says which calls run our
         code."""
         assert site.trial is not None
         kind = type(site.module)
-        most = _MOST_PRODUCTS if site.has_products else self._factor
-        rows = (site.rows or rows_of(site.shape)) * min(self._factor, most)
-        what = f"{site.pattern} {kind.__module__}.{kind.__qualname__} {site.key} {rows} rows"
+        slow = site.has_products and not self._devices
+        rows = site.rows or rows_of(site.shape)
+        rows *= min(self._factor, _MOST_PRODUCTS) if slow else self._factor
+        name = f"{site.pattern} {kind.__module__}.{kind.__qualname__} {site.key}"
+        what = f"{name} {rows} rows{self._where}"
         found = self._table.get(what)
         if found is None:
             with torch.random.fork_rng(self._devices):
@@ -184,14 +208,23 @@ class Prices:
         site.training, site.inference = Times(*found["training"]), Times(*found["inference"])
         return Gate(found["rows"], _pays(site.training), _pays(site.inference))
 
-    @staticmethod
-    def _measured(trial: Callable[[int], Calls], rows: int) -> dict[str, Any]:
+    def _measured(self, trial: Callable[[int], Calls], rows: int) -> dict[str, Any]:
         calls = trial(rows)
-        with torch.enable_grad():
-            training = _timed(calls, _both_passes)
-        inference = _timed(calls, _forward)
-        few = _fewest_rows(trial, rows) if _pays(training) or _pays(inference) else rows
+        training = _timed(calls, self._passes.both)
+        inference = _timed(calls, self._passes.forward)
+        pays = _pays(training) or _pays(inference)
+        few = self._fewest_rows(trial, rows) if pays else rows
         return {"training": training, "inference": inference, "rows": few}
+
+    def _fewest_rows(self, trial: Callable[[int], Calls], rows: int) -> int:
+        """The least number of rows from which on a call without gradients is worth it."""
+        for few in _FEW_ROWS:
+            if few >= rows:
+                break
+            times = _timed(trial(few), self._passes.forward)
+            if times.ours <= _OF_FEW * times.stock:
+                return few
+        return rows
 
     def write(self) -> None:
         """Writes new times to the file."""

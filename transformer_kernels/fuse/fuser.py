@@ -12,7 +12,7 @@ from torch import nn
 from .._errors import ArgumentTypeError, ArgumentValueError
 from .._torch import is_a
 from . import patterns as _patterns
-from .cost import Prices, bytes_by_module
+from .cost import Prices, autocast, bytes_by_module, lowered
 from .derive import is_derived
 from .inputs import Inputs, given
 from .plan import Plan, put_in, take_out
@@ -74,11 +74,22 @@ class OperatorFuser:
         return plan
 
     def _planned(self, model: nn.Module, inputs: Inputs) -> tuple[Plan, Trace]:
-        trace = record(model, inputs.args, inputs.kwargs)
-        forget()
-        plan = Plan(type(model).__name__, inputs.text, moved=bytes_by_module(trace))
         device = next(iter(model.parameters()), torch.empty(0)).device
-        prices = Prices(device, inputs.factor) if self.measure else None
+        dtype = lowered(model)
+        trace = _recorded(model, inputs, device, dtype)
+        forget()
+        text = inputs.text if dtype is None else f"{inputs.text}, under autocast to {dtype}"
+        plan = Plan(type(model).__name__, text, moved=bytes_by_module(trace))
+        prices = Prices(device, inputs.factor, inputs.time, dtype) if self.measure else None
+        with autocast(device, None):  # proofs are exact, and times have an autocast of their own
+            self._find(model, trace, plan, prices)
+        if prices is not None:
+            prices.write()
+        for site in plan.sites:
+            site.trial = None  # it refers to the record
+        return plan, trace
+
+    def _find(self, model: nn.Module, trace: Trace, plan: Plan, prices: Prices | None) -> None:
         self._match(trace, plan, prices)
         for pattern in self._patterns:
             for found in list(pattern.find(model, trace, plan.sites)):
@@ -88,11 +99,6 @@ class OperatorFuser:
                     plan.refusals.append(Refusal(found.path, found.pattern, slow, _ELSEWHERE))
                 else:
                     plan.sites.append(found)
-        if prices is not None:
-            prices.write()
-        for site in plan.sites:
-            site.trial = None  # it refers to the record
-        return plan, trace
 
     def _match(self, trace: Trace, plan: Plan, prices: Prices | None) -> None:
         covered: set[str] = set()
@@ -117,6 +123,20 @@ class OperatorFuser:
                     covered.update(site.covers)
                     seen.add(path)
                     break
+
+
+def _recorded(
+    model: nn.Module, inputs: Inputs, device: torch.device, dtype: torch.dtype | None
+) -> Trace:
+    """The record of the run whose calls are timed, with the result of the run as it stands."""
+    trace = record(model, inputs.args, inputs.kwargs)
+    if dtype is not None and not torch.is_autocast_enabled(device.type):
+        result = trace.result
+        with autocast(device, dtype):
+            trace = record(model, inputs.args, inputs.kwargs)
+        trace.result = result
+    trace.time = inputs.time
+    return trace
 
 
 def _why_not(site: Site, prices: Prices | None) -> str | None:

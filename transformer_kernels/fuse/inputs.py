@@ -16,7 +16,7 @@ from .record import tensors_in
 
 _BATCH = 2
 _TIME = 37  # a prime, which is no width of a model: dimensions of time can be told from others
-_USUAL_ROWS = 1024  # of a call whose arguments nobody gave
+_USUAL = {"cpu": (8, 128), "cuda": (8, 1024)}  # batch and time where nobody gave arguments
 
 
 class Inputs(NamedTuple):
@@ -26,6 +26,7 @@ class Inputs(NamedTuple):
     kwargs: dict[str, Any]
     text: str  # says what they are
     factor: int = 1  # how many times as many rows the caller's have
+    time: tuple[int, int] | None = None  # tokens of a sequence: as recorded, and the caller's
 
 
 def given(model: nn.Module, inputs: Any) -> Inputs:
@@ -52,7 +53,9 @@ def given(model: nn.Module, inputs: Any) -> Inputs:
     args, kwargs = _cut(args, batch, time), _cut(kwargs, batch, time)
     rows = (batch or 1) * (time or 1)
     kept = min(batch or 1, _BATCH) * min(time or 1, _TIME)
-    return Inputs(args, kwargs, f"the given ones: {_words(args, kwargs)}", max(1, rows // kept))
+    text = f"the given ones: {_words(args, kwargs)}"
+    times = None if time is None else (min(time, _TIME), time)
+    return Inputs(args, kwargs, text, max(1, rows // kept), times)
 
 
 def _sizes(*trees: Any) -> tuple[int | None, int | None]:
@@ -104,8 +107,11 @@ def _made_up(model: nn.Module) -> Inputs:
     }  # fmt: skip
     takes = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
-    factor = max(1, _USUAL_ROWS // (_BATCH * _TIME))
-    return Inputs((), {**kwargs, **options}, f"made up: {_words((), kwargs)}", factor)
+    batch, time = _USUAL["cuda" if device.type == "cuda" else "cpu"]
+    return Inputs(
+        (), {**kwargs, **options}, f"made up: {_words((), kwargs)}",
+        max(1, batch * time // (_BATCH * _TIME)), (_TIME, time),
+    )  # fmt: skip
 
 
 def _of_config(model: nn.Module, config: Any) -> dict[str, Tensor] | None:

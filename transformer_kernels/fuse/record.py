@@ -97,6 +97,7 @@ class Trace:
         self.maker: dict[int, Node] = {}  # by value
         self.users: dict[int, list[Node]] = {}  # by value
         self.result: Any = None  # of the model
+        self.time: tuple[int, int] | None = None  # tokens of a sequence: as recorded, and in use
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # by the tensor's id
 
     def number(self, x: Tensor, new: bool = False) -> int:
@@ -134,6 +135,12 @@ class Trace:
             value = node.ins[0]
             node = self.maker.get(value)
         return value
+
+    def length(self, recorded: int, most: int) -> int:
+        """The size in use of a dimension that may be the tokens of a sequence, ``most`` at most."""
+        if self.time is None or recorded != self.time[0]:
+            return recorded
+        return max(recorded, min(self.time[1], most))
 
     def source_node(self, value: int) -> Node | None:
         """The operation that computed the value, before moves and casts."""

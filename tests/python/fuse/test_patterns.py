@@ -102,16 +102,19 @@ CASES = {
     "mlp of a function": (Timm, {"mlp": 1}),
     "gated mlp": (lambda: toys.GatedMLP(WIDTH), {"gated_mlp": 1}),
     "packed gated mlp": (lambda: toys.GatedMLP(WIDTH, packed=True), {"gated_mlp": 1}),
-    "attention": (lambda: toys.SelfAttention(WIDTH, 4), {"attention": 1, "rope": 1, "siblings": 1}),
-    "sum and norm": (Ends, {"norm": 1, "sum_norm": 1}),
+    "attention": (
+        lambda: toys.SelfAttention(WIDTH, 4),
+        {"attention": 1, "linear": 1, "rope": 1, "siblings": 1},
+    ),
+    "sum and norm": (Ends, {"linear": 1, "norm": 1, "sum_norm": 1}),
     "transformer": (
         toys.Transformer,
         {"mlp": 1, "norm": 5, "gated_mlp": 1, "attention": 2, "rope": 2, "siblings": 2,
-         "sum_norm": 4},
+         "linear": 2, "sum_norm": 4},
     ),
     "encoder": (
         lambda: nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True),
-        {"attention": 1, "norm": 2, "sum_norm": 2},
+        {"attention": 1, "linear": 2, "norm": 2, "sum_norm": 2},
     ),
 }  # fmt: skip
 
@@ -182,14 +185,14 @@ def test_an_mlp_that_does_more_is_left():
             return super().forward(x) * 2
 
     _, plan = fused(Odd(WIDTH), inputs())
-    assert plan.counts() == {"activation": 1}
+    assert plan.counts() == {"activation": 1, "linear": 2}
 
 
 def test_a_hook_inside_an_mlp_refuses_it():
     model = toys.MLP(WIDTH)
     model.up.register_forward_hook(lambda *_: None)
     _, plan = fused(model, inputs())
-    assert plan.counts() == {"activation": 1}
+    assert plan.counts() == {"activation": 1, "linear": 2}
     assert ["up" in r.reason for r in plan.refusals] == [True]
 
 
@@ -317,3 +320,68 @@ def test_sites_with_which_the_model_is_another_are_refused(monkeypatch):
     assert [(r.path, r.pattern) for r in plan.refusals] == [("blocks.0.mlp", "mlp")]
     assert "mlp" not in plan.counts()
     assert same(results(ours, args), results(model, args))
+
+
+# ---- autocast -----------------------------------------------------------------------------------
+
+
+class PreNorm(nn.Module):
+    """A branch of 16 bits under autocast, added to a float32 residual; a product reads the norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.branch, self.norm, self.reader = (
+            nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        )  # fmt: skip
+
+    def forward(self, x):
+        total = x + self.branch(x)
+        return self.reader(self.norm(total)) + total
+
+
+@pytest.fixture
+def lowered():
+    """A fused model beside stock's under autocast, and the dtypes that its norm gave."""
+    model, args = randomised(PreNorm()), inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, plan = fused(model, args)
+        assert plan.counts() == {"linear": 2, "norm": 1, "sum_norm": 1}
+    assert "bfloat16" in plan.inputs
+    return ours, model, args
+
+
+def under_autocast(model, args):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(*args)
+    (y * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).sum().backward()
+    return y.detach(), *(p.grad for p in model.parameters())
+
+
+def errors(found, exact):
+    return [(a.double() - b).norm() / b.norm() for a, b in zip(found, exact, strict=True)]
+
+
+def test_a_sum_of_two_dtypes_is_as_exact_as_stock(lowered):
+    ours, stock, args = lowered
+    exact = copy.deepcopy(stock).double()
+    y = exact(*[x.double() for x in args])
+    (y * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).sum().backward()
+    wanted = [y.detach(), *(p.grad for p in exact.parameters())]
+    found, beside = under_autocast(ours, args), under_autocast(stock, args)
+    assert [x.dtype for x in found] == [x.dtype for x in beside]
+    for mine, other in zip(errors(found, wanted), errors(beside, wanted), strict=True):
+        assert mine <= 2 * other + 1e-6
+
+
+def test_a_norm_that_products_alone_read_is_narrow(lowered, monkeypatch):
+    ours, _, args = lowered
+    read, linear = [], tfk.functional.linear
+    monkeypatch.setattr(
+        tfk.functional, "linear", lambda x, *rest: read.append(x.dtype) or linear(x, *rest)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        ours(*args)
+        ours.reader.register_forward_pre_hook(lambda *_: None)  # a hook would see the dtype
+        ours(*args)
+    of_branch, of_reader = torch.float32, [torch.bfloat16, torch.float32]
+    assert read == [of_branch, of_reader[0], of_branch, of_reader[1]]

@@ -8,6 +8,7 @@ from .activation import ActivationPattern
 from .attention import AttentionPattern
 from .dropout import DropoutPattern
 from .gated_mlp import GatedMLPPattern
+from .linear import LinearPattern
 from .loss import LossPattern
 from .mlp import MLPPattern
 from .norm import NormPattern
@@ -26,6 +27,7 @@ ALL: tuple[Pattern, ...] = (
     AttentionPattern(),
     RopePattern(),
     SiblingsPattern(),
+    LinearPattern(),
     SumNormPattern(),
     LossPattern(),
     SkipLogitsPattern(),

@@ -23,6 +23,7 @@ from ._rebound import Rebound, names_of, replaces
 
 _SDPA = "scaled_dot_product_attention"
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
+_LONGEST = {"cpu": 256, "cuda": 8192}  # tokens of a sequence that is timed
 
 _F = shadow(F, **{_SDPA: scaled_dot_product_attention})
 _NN = shadow(nn, functional=_F)
@@ -127,16 +128,18 @@ def _key(node: Node, trace: Trace) -> tuple[Any, ...]:
 
 
 def _trial(node: Node, trace: Trace) -> Trial:
-    """Times the attention alone, on heads of the recorded shapes, in as many batches as the rows
-    need."""
+    """Times the attention alone, on heads of the recorded shapes and sequences of the length in
+    use, in as many batches as the rows need; few rows are queries beside keys of that length."""
     values = [trace.values[v] for v in node.ins]
     options = {k: v for k, v in node.kwargs.items() if k in ("is_causal", "scale", "enable_gqa")}
 
+    most = _LONGEST.get(values[0].device.type, 256)
+    time, keys = (trace.length(values[i].shape[-2], most) for i in (0, 1))
+
     def trial(rows: int) -> Calls:
-        time = values[0].shape[-2]
-        batch, length = max(1, rows // time), min(time, rows)
+        batch = max(1, rows // time)
         made = []
-        for value in values[:3]:
+        for value, length in zip(values[:3], (min(time, rows), keys, keys), strict=True):
             shape = (batch, *value.shape[1:-2], length, value.shape[-1])
             made.append(torch.randn(shape, dtype=value.dtype, device=value.device))
         causal = {**options, "is_causal": bool(options.get("is_causal"))}

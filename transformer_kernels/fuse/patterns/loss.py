@@ -18,7 +18,7 @@ from ..cost import bytes_of, meta, recorded_bytes
 from ..derive import innermost, original
 from ..mixin import Mixin
 from ..prove import agree
-from ..record import Node, Trace
+from ..record import Node, Trace, Value
 from ..site import Calls, Refusal, Site
 from ._logits import Logits
 from ._pattern import Pattern
@@ -27,6 +27,7 @@ from ._rebound import Rebound, names_of, replaces
 
 _NODE = "cross_entropy"
 _MADE = "CrossEntropyLoss"
+_MOST_LOGITS = {"cuda": 2**27}  # that are timed
 
 
 def loss_of_next(
@@ -125,20 +126,23 @@ class LossPattern(Pattern):
     def _site(
         self, node: Node, trace: Trace, mixin: type, state: dict[str, Any], module: nn.Module
     ) -> Site:
-        x = trace.values[node.ins[0]]
+        x = trace.values[trace.source(node.ins[0])]  # before a cast to float32
         moved = bytes_of(CROSS_ENTROPY, x=meta(x))
         return Site(
             self.name, node.path, module, mixin, state, function=CROSS_ENTROPY.function,
             key=(mixin.__name__, x.shape[-1], x.dtype), shape=x.shape, launches=(2, 1),
-            bytes=(3 * recorded_bytes(trace, [node]), moved), trial=_trial(x.shape[-1], x.dtype),
+            bytes=(3 * recorded_bytes(trace, [node]), moved), trial=_trial(x),
         )  # fmt: skip
 
 
-def _trial(classes: int, dtype: torch.dtype) -> Callable[[int], Calls]:
+def _trial(x: Value) -> Callable[[int], Calls]:
+    classes = x.shape[-1]
+    most = max(128, _MOST_LOGITS.get(x.device.type, 0) // classes)
+
     def trial(rows: int) -> Calls:
-        rows = min(rows, 128)  # the rows are long: so few of them tell
-        labels = torch.randint(classes, (rows,))
-        logits = torch.randn(rows, classes, dtype=dtype)
+        rows = min(rows, most)  # the rows are long: so few of them tell
+        labels = torch.randint(classes, (rows,), device=x.device)
+        logits = torch.randn(rows, classes, dtype=x.dtype, device=x.device)
         return Calls(
             lambda x: F.cross_entropy(x.float(), labels),
             lambda x: functional.cross_entropy(x, labels), (logits,),

@@ -13,17 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._torch import is_eager
+from ..._torch import autocasts, is_eager
 from ..cost import meta_bytes
 from ..derive import Gate, Link, stands
 from ..hand import give, misses
 from ..mixin import Mixin
 from ..prove import fused_twin, twin
-from ..record import Call, Trace, Value
+from ..record import MOVES, Call, Trace, Value
 from ..site import Calls, Refusal, Site
 from ._pattern import Pattern
+from ._products import PRODUCTS, is_linear
 from .norm import Norm
 
+_NARROW = (torch.float16, torch.bfloat16)
 _SUMS = frozenset((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add))
 _WHOLE = (nn.Parameter, Tensor, type(None))  # a sharded parameter is gathered by its own block
 _MOST_MISSES = 3  # sums whose norm nobody asked for; then the branch is plain again
@@ -33,6 +35,7 @@ class Branch(Tensor):
     """A branch's result, which has its true value and knows the norm behind the next sum."""
 
     _tfk_norm: Link
+    _tfk_readers: tuple[Link, ...]  # the linear layers that alone read the norm; or none
 
     @classmethod
     def __torch_function__(
@@ -46,24 +49,47 @@ class Branch(Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def _fits(branch: Tensor, residual: Any) -> bool:
+def _fits(branch: Branch, residual: Any) -> bool:
+    norm: Any = branch._tfk_norm.module
     return (
         isinstance(residual, Tensor)
-        and residual.shape == branch.shape
-        and residual.dtype is branch.dtype
+        and _are_terms(branch, residual)
         and residual.device == branch.device
+        and norm.takes(residual)
+    )
+
+
+def _are_terms(branch: Tensor | Value, residual: Tensor | Value) -> bool:
+    """Whether their sum has the shape and dtype of the residual: under autocast a 16-bit branch is
+    added to a float32 residual."""
+    return branch.shape == residual.shape and (
+        branch.dtype is residual.dtype
+        or (branch.dtype in _NARROW and residual.dtype is torch.float32)
     )
 
 
 def _sum(branch: Branch, residual: Tensor) -> Tensor:
     norm: Any = branch._tfk_norm.module
-    plain = [x.as_subclass(Tensor) if type(x) is Branch else x for x in (branch, residual)]
-    y, total = norm.of_sum(*plain)
+    x, residual = (t.as_subclass(Tensor) if type(t) is Branch else t for t in (branch, residual))
+    if x.dtype is not residual.dtype and not _may_be_narrow(branch._tfk_readers, x):
+        x = x.to(residual.dtype)
+    y, total = norm.of_sum(x, residual)
     give(norm, total, y)
     return total
 
 
-def _tagged(y: Tensor, behind: Link) -> Tensor:
+def _may_be_narrow(readers: tuple[Link, ...], x: Tensor) -> bool:
+    """Whether a norm of the dtype of ``x`` serves as well as a float32 one: all that reads it are
+    products, whose operands autocast casts to that dtype."""
+    return (
+        bool(readers)
+        and autocasts(x)
+        and torch.get_autocast_dtype(x.device.type) is x.dtype
+        and all(stands(link.module) for link in readers)
+    )
+
+
+def _tagged(y: Tensor, behind: Link, readers: tuple[Link, ...]) -> Tensor:
     """The branch's result, as one that knows the norm where that may be computed ahead."""
     norm = behind.module
     serves = (
@@ -71,12 +97,11 @@ def _tagged(y: Tensor, behind: Link) -> Tensor:
         and is_eager()
         and misses(norm) < _MOST_MISSES
         and stands(norm)
-        and norm.takes(y)
         and all(type(p) in _WHOLE for p in norm._parameters.values())
     )
     if serves:
         y = y.as_subclass(Branch)
-        y._tfk_norm = behind
+        y._tfk_norm, y._tfk_readers = behind, readers
     return y
 
 
@@ -85,13 +110,14 @@ class Tagged(Mixin):
 
     _tfk_keeps_signature = True
     _tfk_behind: Link  # the norm behind the sum
+    _tfk_readers: tuple[Link, ...]  # of the norm
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         y = super().forward(*args, **kwargs)
         opens = type(y) is Tensor and self._tfk_gates["sum_norm"].opens(y)
         if not opens or getattr(self, "_is_replica", False):  # whose norm is on another device
             return y
-        return _tagged(y, self._tfk_behind)
+        return _tagged(y, self._tfk_behind, self._tfk_readers)
 
 
 class SumNormPattern(Pattern):
@@ -111,43 +137,71 @@ class SumNormPattern(Pattern):
             node = trace.maker.get(call.ins[0]) if call.path in norms and call.ins else None
             if node is None or node.name != "add" or len(node.ins) != 2:
                 continue
-            terms = [trace.values[v] for v in node.ins]
-            if terms[0] != terms[1]:
-                continue
             made = [ends[v] for v in node.ins if v in ends]
             if not made:
                 yield Refusal(call.path, self.name, "no module returns the branch that is summed")
                 continue
             branch = max(made, key=lambda c: c.last)
-            if branch.path not in done and branch.module is not call.module:
+            x = trace.values[branch.outs[0]]
+            residual = trace.values[next((v for v in node.ins if v != branch.outs[0]), node.ins[0])]
+            new = branch.path not in done and branch.module is not call.module
+            if new and _are_terms(x, residual):
                 done.add(branch.path)
-                yield self._site(branch, norms[call.path], terms[0])
+                readers = tuple(map(Link, _readers(call, trace)))
+                yield self._site(branch, norms[call.path], x, residual, readers)
 
-    def _site(self, branch: Call, norm: Site, x: Value) -> Site:
-        count = meta_bytes(x)
+    def _site(
+        self, branch: Call, norm: Site, x: Value, residual: Value, readers: tuple[Link, ...]
+    ) -> Site:
+        one, wide = meta_bytes(x), meta_bytes(residual)
         return Site(
-            self.name, branch.path, branch.module, Tagged, {"_tfk_behind": Link(norm.module)},
-            function=norm.function.replace(".", ".add_"), key=norm.key, shape=x.shape,
-            launches=(2, 1), bytes=(5 * count, 4 * count), gate=Gate(rows=32),
-            trial=_trial(norm, x),
+            self.name, branch.path, branch.module, Tagged,
+            {"_tfk_behind": Link(norm.module), "_tfk_readers": readers},
+            function=norm.function.replace(".", ".add_"),
+            key=(*norm.key, x.dtype, len(readers) > 0), shape=x.shape, launches=(2, 1),
+            bytes=(one + 4 * wide, one + 2 * wide + (one if readers else wide)),
+            gate=Gate(rows=32), trial=_trial(norm, x, residual, readers),
         )  # fmt: skip
 
 
-def _trial(norm: Site, x: Value) -> Callable[[int], Calls]:
+def _readers(call: Call, trace: Trace) -> list[nn.Module]:
+    """The linear layers that read the result of a call, where nothing else does."""
+    modules = {other.path: other.module for other in trace.calls}
+    found, values = [], list(call.outs)
+    while values:
+        value = values.pop()
+        if any(value in other.outs for other in trace.calls if other is not call):
+            return []
+        for node in trace.users.get(value, []):
+            if node.name in MOVES:
+                values.extend(node.outs)
+            elif node.name in PRODUCTS and is_linear(modules[node.path]):
+                found.append(modules[node.path])
+            else:
+                return []
+    return found
+
+
+def _trial(
+    norm: Site, x: Value, residual: Value, readers: tuple[Link, ...]
+) -> Callable[[int], Calls]:
     """Times the sum and the norm of what the norm's module is now, with the handing over."""
 
     def trial(rows: int) -> Calls:
         stock = twin(norm.module, Tensor.detach)
         ours = fused_twin(stock, Norm, norm.state)
         behind = Link(ours)
-        made = [torch.randn(1, rows, x.shape[-1], dtype=x.dtype, device=x.device) for _ in range(2)]
+        made = [
+            torch.randn(1, rows, x.shape[-1], dtype=term.dtype, device=x.device)
+            for term in (x, residual)
+        ]
 
         def by_two(branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
             total = residual + branch
             return stock.forward(total), total
 
         def by_one(branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-            total = residual + _tagged(branch, behind)
+            total = residual + _tagged(branch, behind, readers)
             return ours.forward(total), total
 
         return Calls(by_two, by_one, tuple(made), tuple(stock.parameters()))
