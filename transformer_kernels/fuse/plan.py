@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ _HEADINGS = (
 # By the gate for calls with gradients and the one for those without.
 _RUNS = {(True, True): "always", (True, False): "training", (False, True): "no grad",
          (False, False): "never"}  # fmt: skip
+_REPLACED = f"{OWN}replaced"  # of a module: its attributes that were set, and what stood there
 _NOTE = (
     "launches and MB are of the forward pass; microseconds are of both passes, or of the forward"
     " pass where ours runs without gradients alone"
@@ -136,16 +137,39 @@ def put_in(sites: Iterable[Site]) -> None:
             for module in (site.module, *site.partners):
                 done.append(module)
                 module.__dict__.setdefault("_tfk_gates", {})[site.pattern] = site.gate
-                if not issubclass(type(module), site.mixin):
+                if site.mixin is not None and not issubclass(type(module), site.mixin):
                     module.__class__ = derived(type(module), site.mixin)
+            _set(site.module, site.attributes)
     except BaseException:
         take_out(done)
         raise
 
 
+def _set(module: nn.Module, attributes: Mapping[str, Any]) -> None:
+    """Sets attributes, by the module's own setters where it has some, and notes what each of them
+    replaced in the instance."""
+    own = vars(module)
+    for name, ours in attributes.items():
+        before = dict(own)
+        setattr(module, name, ours)
+        changed = [key for key, value in own.items() if value is ours]
+        replaced = {key: (ours, *([before[key]] if key in before else [])) for key in changed}
+        own.setdefault(_REPLACED, {}).update(replaced)
+
+
+def _unset(module: nn.Module) -> None:
+    """Takes back attributes that are still those that were set."""
+    own = vars(module)
+    for name, (ours, *stock) in own.get(_REPLACED, {}).items():
+        if own.get(name) is ours:
+            del own[name]
+            own.update(zip([name], stock, strict=False))
+
+
 def take_out(modules: Iterable[nn.Module]) -> None:
     """Gives modules the classes that they had, and removes what fusing has added."""
     for module in modules:
+        _unset(module)
         if is_derived(type(module)):
             module.__class__ = original(type(module))
         for name in [name for name in module.__dict__ if name.startswith(OWN)]:

@@ -50,7 +50,7 @@ Trial = Callable[[int], Calls]  # of a number of rows
 
 @dataclass(eq=False)
 class Site:
-    """A module that gets a derived class.
+    """A module that gets a derived class, or attributes of its own where its class has to stay.
 
     ``state`` is what the class reads from the module, by attribute; ``covers`` names the modules
     that the fused call leaves out. ``trial`` makes the calls to time: (stock, ours) on random
@@ -60,8 +60,9 @@ class Site:
     pattern: str
     path: str
     module: nn.Module
-    mixin: type
+    mixin: type | None
     state: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # are set as a user would set them
     covers: tuple[str, ...] = ()
     partners: tuple[nn.Module, ...] = ()  # get the class, too, and are given results
     function: str = ""  # the public function that runs, "functional.rms_norm"

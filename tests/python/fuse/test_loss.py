@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import pickle
 
 import pytest
 import torch
@@ -163,6 +165,56 @@ def test_a_loss_made_in_a_forward():
     ours, plan = fused(model, (x, labels))
     assert plan.counts() == {"linear": 1, "loss": 1}
     torch.testing.assert_close(ours(x, labels), model(x, labels))
+
+
+@pytest.mark.parametrize("make", [Model, Classifier])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_model_keeps_its_class_and_a_copy_is_its_own(make, copied, batch):
+    model = make()
+    inputs = batch if make is Model else (torch.randn(40, WIDTH), torch.randint(WORDS, (40,)))
+    run = (lambda m: m(**inputs)["loss"]) if make is Model else (lambda m: m(*inputs))
+    ours, plan = fused(model, inputs, patterns=["loss"])
+    assert plan.counts() == {"loss": 1}
+    assert type(ours) is make
+    assert inspect.signature(ours.forward) == inspect.signature(model.forward)
+    other, before = copied(ours), run(ours)
+    nn.init.normal_(ours.head.weight)
+    torch.testing.assert_close(run(other), before)
+    for m in (ours, other):
+        assert vars(m) != vars(model)
+        tfk.unfuse(m)
+        assert vars(m).keys() == vars(model).keys()
+        assert m.forward.__func__ is make.forward
+
+
+def test_what_the_user_sets_later_is_is_called_and_stays(batch):
+    ours, _ = fused(Model(), batch)
+    ours.loss_function = shifted_loss
+    assert ours.loss_function is shifted_loss
+    tfk.unfuse(ours)
+    assert ours.loss_function is shifted_loss
+
+
+def test_a_replica_reads_its_own_parameters():
+    x, labels = torch.randn(40, WIDTH), torch.randint(WORDS, (40,))
+    model = Classifier()
+    tfk.fuse(model, (x, labels), measure=False)
+    replica = model._replicate_for_data_parallel()
+    replica.head = nn.Linear(WIDTH, WORDS)
+    wanted = CrossEntropyLoss(ignore_index=3)(replica.head(x), labels)
+    torch.testing.assert_close(replica(x, labels), wanted)
+    assert "forward" in vars(model)
+
+
+def test_a_forward_that_was_replaced_is_the_users():
+    x, labels = torch.randn(40, WIDTH), torch.randint(WORDS, (40,))
+    model = Classifier()
+    stock = model.forward
+    model.forward = lambda x, labels: 2 * stock(x, labels)
+    wanted = model(x, labels)
+    plan = tfk.fuse(model, (x, labels), measure=False)
+    assert [r.reason for r in plan.refusals] == ["its forward was replaced"]
+    assert torch.equal(model(x, labels), wanted)
 
 
 def test_only_a_loss_of_next_tokens_is_taken_for_one(batch):

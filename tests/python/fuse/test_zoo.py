@@ -25,15 +25,6 @@ COSTLY = ("compiled", "exported", "trainer")  # these are run for the first of t
 WHOLE = os.environ.get("TFK_FUSE_ZOO") == "all"
 PLACES = None if WHOLE else 2  # modules that are changed one at a time
 
-# Faults that the suite knows, each of which fails here once it is mended.
-ROOT = "the loss gives the model itself a derived class"
-KNOWN = dict.fromkeys(((name, "the root") for name in IN_FULL), ROOT)
-
-
-def marks(family: Family, situation: Situation) -> list[pytest.MarkDecorator]:
-    reason = KNOWN.get((family.name, situation.name))
-    return [] if WHOLE or reason is None else [pytest.mark.xfail(reason=reason, strict=True)]
-
 
 def is_run(family: Family, situation: Situation) -> bool:
     chosen = IN_FULL[:1] if situation.name in COSTLY else IN_FULL
@@ -42,7 +33,7 @@ def is_run(family: Family, situation: Situation) -> bool:
 
 
 MATRIX = [
-    pytest.param(family, situation, id=f"{family}-{situation}", marks=marks(family, situation))
+    pytest.param(family, situation, id=f"{family}-{situation}")
     for module in MODULES
     for situation in SITUATIONS.values()
     if situation.run.__module__ == module.__name__

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..derive import innermost, rebind
+from ..derive import innermost, original, rebind
 from ..mixin import Mixin
 
 Replace = Callable[[Mapping[str, Any], tuple[str, ...]], dict[str, Any]]
 
 # By pattern: makes the new meanings of names from the globals of a forward and the names in it.
 _REPLACE: dict[str, Replace] = {}
+_REPLICATE = "_replicate_for_data_parallel"
 _made: dict[tuple[type, tuple[str, ...]], Any] = {}
 
 
@@ -60,3 +63,52 @@ class Rebound(Mixin):
         if not patterns:
             return super().forward(*args, **kwargs)
         return _forward(self._tfk_rebound, patterns)(self, *args, **kwargs)
+
+
+class _OfInstance:
+    """A method of one module, whose class stays what it is. A deep copy of both is the copy's
+    method, and so is a pickled one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+
+class _Forward(_OfInstance):
+    """A ``forward`` that runs with the names that a pattern gives other meanings."""
+
+    def __init__(self, module: nn.Module, pattern: str) -> None:
+        super().__init__(module)
+        self._pattern = pattern
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(type(self._module).forward.__get__(self._module))
+
+    @property
+    def __code__(self) -> types.CodeType:  # torch.export asks a forward for it
+        code: types.CodeType = innermost(type(self._module).forward).__code__
+        return code
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module, pattern = self._module, self._pattern
+        x, gates = _rows(args, kwargs), vars(module).get("_tfk_gates", {})
+        if x is None or pattern not in gates or not gates[pattern].opens(x):
+            return type(module).forward(module, *args, **kwargs)
+        return _forward(original(type(module)), (pattern,))(module, *args, **kwargs)
+
+
+class _Replicate(_OfInstance):
+    """Makes the replicas of DataParallel, which run the forward of their class: a method of this
+    module would read its parameters instead of theirs."""
+
+    def __call__(self) -> nn.Module:
+        replica: nn.Module = type(self._module)._replicate_for_data_parallel(self._module)
+        for name in ("forward", _REPLICATE):
+            replica.__dict__.pop(name, None)
+        return replica
+
+
+def rebound_in_place(module: nn.Module, pattern: str) -> dict[str, Any]:
+    """The attributes with which a module runs its forward as :class:`Rebound` does, and keeps its
+    class."""
+    return {"forward": _Forward(module, pattern), _REPLICATE: _Replicate(module)}

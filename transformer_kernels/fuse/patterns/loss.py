@@ -16,18 +16,18 @@ from ...nn import CrossEntropyLoss
 from ...ops.loss._ops import CROSS_ENTROPY
 from ..cost import bytes_of, meta, recorded_bytes
 from ..derive import innermost, original
-from ..mixin import Mixin
 from ..prove import agree
 from ..record import Node, Trace, Value
 from ..site import Calls, Refusal, Site
 from ._logits import Logits
 from ._pattern import Pattern
 from ._products import weight_and_bias
-from ._rebound import Rebound, names_of, replaces
+from ._rebound import Rebound, names_of, rebound_in_place, replaces
 
 _NODE = "cross_entropy"
 _MADE = "CrossEntropyLoss"
 _MOST_LOGITS = {"cuda": 2**27}  # that are timed
+_SETTER = "loss_function"  # of Hugging Face's models
 
 
 def loss_of_next(
@@ -63,22 +63,6 @@ def loss_of_next(
     return loss / num_items_in_batch
 
 
-class CausalLoss(Mixin):
-    """The class of a model whose ``loss_function`` is ours where it would be the one that was
-    fused."""
-
-    _tfk_loss: Callable[..., Tensor]  # of Hugging Face
-
-    @property
-    def loss_function(self) -> Any:
-        stock = super().loss_function
-        return loss_of_next if stock is self._tfk_loss else stock
-
-    @loss_function.setter
-    def loss_function(self, value: Any) -> None:
-        super(CausalLoss, type(self)).loss_function.__set__(self, value)
-
-
 def _is_loss_of_next(function: Callable[..., Any]) -> bool:
     """Whether a loss is the one above, by what it gives."""
     generator = torch.Generator().manual_seed(5)
@@ -107,7 +91,7 @@ class LossPattern(Pattern):
     name = "loss"
 
     def find(
-        self, model: nn.Module, trace: Trace, sites: Sequence[Site]  # noqa: ARG002
+        self, model: nn.Module, trace: Trace, sites: Sequence[Site]
     ) -> Iterator[Site | Refusal]:  # fmt: skip
         nodes = [node for node in trace.nodes if node.name == _NODE]
         for node in nodes:
@@ -115,23 +99,30 @@ class LossPattern(Pattern):
             kind: Any = original(type(module))
             forward = innermost(kind.forward)
             used = forward.__code__.co_names if hasattr(forward, "__code__") else ()
-            stock = getattr(module, "loss_function", None) if "loss_function" in used else None
+            stock = getattr(module, _SETTER, None) if _SETTER in used else None
             if stock is not None and _is_loss_of_next(stock):
-                yield self._site(node, trace, CausalLoss, {"_tfk_loss": stock}, module)
-            elif names_of(kind, self.name):
-                yield self._site(node, trace, Rebound, {"_tfk_rebound": kind}, module)
-            else:
+                ours = {_SETTER: loss_of_next}
+                yield self._site(node, trace, module, attributes=ours)
+            elif not names_of(kind, self.name):
                 yield Refusal(node.path, self.name, "the loss is not called from its forward")
+            elif "forward" in vars(module):
+                yield Refusal(node.path, self.name, "its forward was replaced", "fuse before that")
+            elif module is model and all(site.module is not model for site in sites):
+                ours = rebound_in_place(module, self.name)
+                yield self._site(node, trace, module, attributes=ours)
+            else:
+                state = {"_tfk_rebound": kind}
+                yield self._site(node, trace, module, Rebound, state=state)
 
     def _site(
-        self, node: Node, trace: Trace, mixin: type, state: dict[str, Any], module: nn.Module
+        self, node: Node, trace: Trace, module: nn.Module, mixin: type | None = None, **more: Any
     ) -> Site:
         x = trace.values[trace.source(node.ins[0])]  # before a cast to float32
         moved = bytes_of(CROSS_ENTROPY, x=meta(x))
         return Site(
-            self.name, node.path, module, mixin, state, function=CROSS_ENTROPY.function,
-            key=(mixin.__name__, x.shape[-1], x.dtype), shape=x.shape, launches=(2, 1),
-            bytes=(3 * recorded_bytes(trace, [node]), moved), trial=_trial(x),
+            self.name, node.path, module, mixin, function=CROSS_ENTROPY.function,
+            key=(x.shape[-1], x.dtype), shape=x.shape, launches=(2, 1),
+            bytes=(3 * recorded_bytes(trace, [node]), moved), trial=_trial(x), **more,
         )  # fmt: skip
 
 

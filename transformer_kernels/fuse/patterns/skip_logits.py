@@ -20,7 +20,7 @@ from ..site import Refusal, Site
 from ._logits import Logits, NoLogits
 from ._pattern import Pattern
 from ._products import is_linear
-from .loss import CausalLoss, loss_of_next
+from .loss import loss_of_next
 
 _ASKED = "_tfk_asked"  # of a head, while its model computes a loss
 
@@ -80,7 +80,9 @@ class SkipLogitsPattern(Pattern):
     def find(
         self, model: nn.Module, trace: Trace, sites: Sequence[Site]
     ) -> Iterator[Site | Refusal]:
-        root = next((s for s in sites if s.mixin is CausalLoss and s.module is model), None)
+        root = next(
+            (s for s in sites if "loss_function" in s.attributes and s.module is model), None
+        )
         node = next((n for n in trace.nodes if n.name == "cross_entropy"), None)
         product = None if node is None else trace.source_node(node.ins[0])
         head = None if product is None else model.get_submodule(product.path)
