@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from torch.overrides import has_torch_function_variadic
 
-from .._names import ABSENT, refuse_call
+from .._names import ABSENT, refuse_absent, refuse_call
 from ._generated import run_source
 from ._kinds import ask_overloads, only_jagged
 
@@ -20,17 +20,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _SHOWN = {"input": "x"}  # names in messages
 
 # The generated function has the wrapped one's signature: collecting and spreading arguments would
-# take longer than the rest. ``more`` and ``unknown`` take what the signature lacks; a required
-# argument has a default that has_torch_function finds.
+# take longer than the rest. ``more`` and ``unknown`` take what the signature lacks. A required
+# argument has a default that has_torch_function finds; a function that asks it itself compares.
 _SOURCE = """\
-def make(function, has_torch_function, only_jagged, ask_overloads, refuse_call):
+def make(function, absent, has_torch_function, only_jagged, ask_overloads, refuse_absent,
+         refuse_call):
     def {name}({signature}):
         if unknown or more:
-            refuse_call({name}, more, unknown){overloads}
+            refuse_call({name}, more, unknown){check}
         return function({by_place})
 
     return {name}
 """
+
+_REQUIRED = """
+        if {missing}:
+            refuse_absent({op!r}, {{{shown}}})"""
 
 _OVERLOADS = """
         if has_torch_function({asked}) and not only_jagged({asked}):
@@ -75,27 +80,30 @@ def _generated(function: Function, op: str, asks: bool) -> Function:
     required = [name for name in placed if name not in default]
     asked = [p.name for p in parameters if "Tensor" in str(p.annotation) or p.name in required]
     keywords = [f"{name}={name}" for name in named]
-    signature = [f"{name}=None" if asks or name in default else name for name in placed]
+    signature = [f"{name}=None" for name in placed]
     signature += ["*more", *(f"{name}=None" for name in named), "**unknown"]
-    overloads = _OVERLOADS.format(
+    check = (_OVERLOADS if asks else _REQUIRED).format(
         asked=", ".join(asked),
+        missing=" or ".join(f"{name} is absent" for name in required),
         op=op,
         name=function.__name__,
-        shown=", ".join(f"{_SHOWN.get(name, name)!r}: {name}" for name in asked),
+        shown=", ".join(
+            f"{_SHOWN.get(name, name)!r}: {name}" for name in (asked if asks else required)
+        ),
         by_name=", ".join([*required, *optional, *keywords]),
     )
     source = _SOURCE.format(
         name=function.__name__,
         signature=", ".join(signature),
-        overloads=overloads if asks else "",
+        check=check,
         by_place=", ".join([*placed, *(named if asks else keywords)]),
     )
     made = run_source(source, f"<public {function.__name__}>")
     public = made["make"](
-        _by_place(function) if asks else function, has_torch_function_variadic, only_jagged,
-        ask_overloads, refuse_call,
+        _by_place(function) if asks else function, ABSENT, has_torch_function_variadic, only_jagged,
+        ask_overloads, refuse_absent, refuse_call,
     )  # fmt: skip
-    absent = (ABSENT,) * len(required) if asks else ()
+    absent = (ABSENT,) * len(required)
     public.__defaults__ = (*absent, *(default[name] for name in placed if name in default))
     public.__kwdefaults__ = {name: default[name] for name in named}
     update_wrapper(public, function)

@@ -99,9 +99,19 @@ def test_too_many_by_place() -> None:
 
 
 def test_required_arguments_that_are_missing() -> None:
+    """Every function names its op and the first of them."""
+    for function in (*FUNCTIONS, tfk.compat.optimized_cpu_attention):
+        op, _, words = _refusal(function).partition(": ")
+        assert op in function.__name__, op
+        assert words.endswith(" is missing, expected it"), words
     q = torch.randn(1, 4, 2, 8)
     assert _refusal(functional.attention, q, v=q) == "attention: k is missing, expected it"
     assert _refusal(functional.rms_norm, q) == "rms_norm: normalized_shape is missing, expected it"
+    for arguments in ({"key": q, "value": q}, {"query": q, "value": q}, {"query": q, "key": q}):
+        name = ({"query", "key", "value"} - {*arguments}).pop()
+        said = _refusal(functional.scaled_dot_product_attention, **arguments)
+        assert said == f"scaled_dot_product_attention: {name} is missing, expected it"
+    assert _refusal(functional.rope_tables, 3) == "rope_tables: rotary_dim is missing, expected it"
     said = _refusal(functional.attention, query=q, key=q, value=q)
     assert said.startswith("attention: query is not an argument, expected q (did you mean q=?)")
 
