@@ -72,6 +72,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 def poisoned() -> Iterator[None]:
     """Fills fresh memory of PyTorch's allocators with NaN inside the context."""
     before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
     settings: Any = torch.utils.deterministic
     fill = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -79,5 +80,5 @@ def poisoned() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=warned)
         settings.fill_uninitialized_memory = fill

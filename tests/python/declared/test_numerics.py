@@ -25,6 +25,18 @@ each_case = pytest.mark.parametrize("case", CASES, ids=str)
 each_main_case = pytest.mark.parametrize("case", MAIN_CASES, ids=str)
 
 
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_poisoned_memory_leaves_the_settings_as_they_were(warn_only: bool) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        with poisoned():
+            assert torch.empty(4).isnan().all()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @each_case
 def test_three_dimensions(case: Case, dtype: torch.dtype, device: str) -> None:
     check_problem(case.build(randn((2, 5, COLS), dtype, device)))
