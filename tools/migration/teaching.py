@@ -19,13 +19,13 @@ COMPAT = Library(
         ),
         Row(
             "FlashAttention(block_size=64, causal=True)(q, k, v)",
-            "tfk.compat.FlashAttention(block_size=64, causal=True)(q, k, v)",
+            "tfk.compat.FlashAttention(causal=True)(q, k, v)",
             sdpa("is_causal=True", "BHTD"),
-            "`block_size` is accepted; kernels have tiles of their own",
+            "`block_size` has no effect and gives a warning; kernels have tiles of their own",
         ),
         Row(
             "FlashAttentionTriton(block_size=64)(q, k, v)",
-            "tfk.compat.FlashAttentionTriton(block_size=64)(q, k, v)",
+            "tfk.compat.FlashAttentionTriton()(q, k, v)",
             sdpa("", "BHTD"),
             'on a GPU `attention(backend="triton")`',
         ),

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
 
 from .._errors import as_count, as_flag
-from .._library import log_dispatch
 from .._names import explain_names
 from ..functional import attention
 from ._triton import backend_for
@@ -49,13 +49,15 @@ class FlashAttention(nn.Module):
     """:func:`flash_attention` as a module without parameters.
 
     Args:
-        block_size: queries of a tile. Results do not depend on it, and kernels have tiles of their
-            own, for each processor and shape; ``TFK_LOG=dispatch`` says which.
+        block_size: has no effect, and a ``UserWarning`` says so. Results never depend on the
+            queries of a tile, and kernels have tiles of their own, for each processor and shape;
+            ``TFK_LOG=dispatch`` says which. ``optimized_cpu_attention(chunk_size=)`` bounds the
+            memory of scores where PyTorch's operations run.
         causal: hide later keys.
         scale: factor of the products; default ``D ** -0.5``.
         dropout: the probability that a weight is dropped, in training.
 
-    >>> attend = tfk.compat.FlashAttention(block_size=64, causal=True)
+    >>> attend = tfk.compat.FlashAttention(causal=True)
     >>> q, k, v = torch.randn(3, 1, 4, 16, 32)  # (batch, heads, time, dim)
     >>> attend(q, k, v).shape
     torch.Size([1, 4, 16, 32])
@@ -70,7 +72,8 @@ class FlashAttention(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        self.block_size = None if block_size is None else as_count(name, "block_size", block_size)
+        if block_size is not None:
+            _warn_of_block_size(name, as_count(name, "block_size", block_size))
         self.causal = as_flag(name, "causal", causal)
         self.scale = scale
         self.dropout = dropout
@@ -84,8 +87,6 @@ class FlashAttention(nn.Module):
             mask: boolean, true where a key is seen; broadcasts to (B, H, Tq, Tk).
             causal: hide later keys in this call, also if the module does not.
         """
-        if self.block_size is not None:
-            log_dispatch(f"{type(self).__name__}: block_size={self.block_size} is not used")
         result: Tensor = flash_attention(
             q, k, v, self.scale, self.causal or causal, mask=mask, backend=self._backend(q),
             dropout=self.dropout if self.training else 0.0,
@@ -96,7 +97,16 @@ class FlashAttention(nn.Module):
         return "auto"
 
     def extra_repr(self) -> str:
-        return f"block_size={self.block_size}, causal={self.causal}"
+        return f"causal={self.causal}"
+
+
+def _warn_of_block_size(name: str, size: int) -> None:
+    warnings.warn(
+        f"{name}: block_size is {size}, expected None: it has no effect (kernels have tiles of"
+        " their own)",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 class FlashAttentionTriton(FlashAttention):
@@ -104,7 +114,7 @@ class FlashAttentionTriton(FlashAttention):
     with ``TRITON_INTERPRET=1``. Without it, a CPU runs its own kernels.
 
     >>> q, k, v = torch.randn(3, 1, 4, 16, 32)
-    >>> tfk.compat.FlashAttentionTriton(block_size=64)(q, k, v).shape
+    >>> tfk.compat.FlashAttentionTriton()(q, k, v).shape
     torch.Size([1, 4, 16, 32])
     """
 

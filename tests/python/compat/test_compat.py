@@ -88,10 +88,20 @@ def test_flash_attention() -> None:
 def test_flash_attention_modules(module: Any) -> None:
     q, k, v = _qkv()
     torch.testing.assert_close(module()(q, k, v), _expected(q, k, v))
-    causal = module(block_size=16, causal=True)
+    causal = module(causal=True)
     torch.testing.assert_close(causal(q, k, v), _expected(q, k, v, is_causal=True))
     mask = torch.rand(2, 1, 32, 32) > 0.3
     torch.testing.assert_close(module()(q, k, v, mask), _expected(q, k, v, attn_mask=mask))
+
+
+@pytest.mark.parametrize("module", [FlashAttention, FlashAttentionTriton])
+def test_block_size_is_accepted_with_a_warning(module: Any) -> None:
+    words = rf"^{module.__name__}: block_size is 16, expected None: it has no effect"
+    with pytest.warns(UserWarning, match=words) as said:
+        attend = module(block_size=16)
+    assert said[0].filename == __file__  # the caller's line
+    q, k, v = _qkv()
+    assert torch.equal(attend(q, k, v), module()(q, k, v))
     with pytest.raises(ValueError, match=r": block_size is 0, expected at least 1$"):
         module(block_size=0)
 
