@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,3 +164,29 @@ def _bad_number(op: Op, argument: Argument) -> Values:
     below |= {} if argument.most is None else {"above": argument.most + 1.0}
     beyond = {"infinite": math.inf, "nan": math.nan} if argument.finite else {}
     return {**below, **beyond, **_own(op).get("bad", {}).get(argument.name, {})}
+
+
+def _error(op: Op, arguments: Values, backend: str) -> Exception | None:
+    try:
+        op.call(*arguments.values(), backend)
+    except (ValueError, TypeError) as error:
+        return error
+    return None
+
+
+def refusal(op: Op, argument: Argument, value: Any, backend: str) -> Exception:
+    """The error of a call that is right but for one argument, which it has to name."""
+    arguments = good(op, argument.name) | {argument.name: value}
+    error = _error(op, arguments, backend)
+    assert error is not None, f"{op.name} takes {value} as {argument.name} on {backend}"
+    form = rf"{op.title_of(arguments)}: {argument.name} .+, expected .+"
+    assert re.fullmatch(form, str(error)), f"{backend}: {error}"
+    return error
+
+
+def check_refusals(op: Op, argument: Argument) -> None:
+    """Holds every backend to one error for each bad value of an argument."""
+    for what, value in bad(op, argument).items():
+        errors = [refusal(op, argument, value, name) for name in ("auto", "cpu", "reference")]
+        said = {(type(error), str(error)) for error in errors}
+        assert len(said) == 1, f"{argument.name}, {what}: {said}"

@@ -38,11 +38,7 @@ def test_memory_grows_with_the_length_alone() -> None:
 
 Q, K, V = tensors(6, 9, 4, 2, dim=8)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "q": ({"q": "q"}, "q is str, expected a Tensor"),
-    "no k": ({"k": None}, "k is NoneType, expected a Tensor"),
     "rank": ({"q": Q[0]}, "q has 3 dimensions, expected 4 (batch, time, heads, dim)"),
-    "dtype": ({"k": K.half()}, "k is float16, expected float32 (the dtype of q)"),
-    "integers": ({"q": Q.int()}, "q is int32, expected a floating-point dtype"),
     "heads": ({"q": Q[:, :, :3]}, "q has 3 heads, expected a multiple of 2 (the heads of k)"),
     "batch": (
         {"k": K[:1]}, "k has shape (1, 9, 2, 8), expected (2, 9, 2, 8) (q and the heads of k)",
@@ -59,7 +55,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "bias has shape (5, 9), expected one that broadcasts to (2, 4, 6, 9) (batch, heads, "
         "queries, keys)",
     ),
-    "bias dtype": ({"bias": torch.zeros(9).half()}, "bias is float16, expected float32"),
     "mask dtype": ({"mask": torch.zeros(9)}, "mask is float32, expected bool"),
     "slopes": (
         {"alibi_slopes": torch.zeros(3)},
@@ -70,16 +65,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"alibi_slopes": torch.zeros(4, requires_grad=True)},
         "alibi_slopes requires a gradient, expected a constant (it has none)",
     ),
-    "slopes' dtype": (
-        {"alibi_slopes": torch.zeros(4).int()},
-        "alibi_slopes is int32, expected a floating-point dtype",
-    ),
     "sinks": ({"sinks": torch.zeros(3)}, "sinks has 3 elements, expected 4 (the heads of q)"),
-    "sinks' shape": ({"sinks": torch.zeros(2, 2)}, "sinks has 2 dimensions, expected 1"),
-    "softcap": ({"softcap": -1.0}, "softcap is -1, expected a finite number, 0 or above"),
-    "dropout": ({"dropout": 1.5}, "dropout is 1.5, expected a number from 0 to 1"),
-    "scale": ({"scale": float("inf")}, "scale is inf, expected a finite number"),
-    "scale's type": ({"scale": "s"}, "scale is 's', expected a number"),
     "window": ({"window": (-2, 0)}, "window_left is -2, expected -1 (no bound) or above"),
     "window's type": (
         {"window": 3}, "window is 3, expected two ints (left, right), -1 for no bound",
@@ -96,11 +82,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("backend", ["auto", "named", "reference"])
-def test_what_is_refused(name: str, backend: str, device: str) -> None:
+def test_what_is_refused(name: str, device: str) -> None:
     spoiled, message = REFUSED[name]
-    named = {"named": device}.get(backend, backend)
-    arguments = {"q": Q, "k": K, "v": V, "backend": named, **spoiled}
+    arguments = {"q": Q, "k": K, "v": V, **spoiled}
     arguments = {
         n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in arguments.items()
     }
@@ -129,8 +113,6 @@ def test_offsets_are_checked(backend: str) -> None:
         "cu_seqlens_q has 1 dimensions and 0 elements, expected contiguous memory of one dimension,"
         " one more than sequences"
     )
-    with pytest.raises(TypeError, match="cu_seqlens_q is int64, expected int32"):
-        tfk.functional.attention_varlen(q, k, v, torch.tensor([0, 9]), backend=backend)
     with pytest.raises(TypeError, match="cu_seqlens_q is NoneType, expected a Tensor"):
         tfk.functional.attention_varlen(q, k, v, None, backend=backend)
 
@@ -138,18 +120,17 @@ def test_offsets_are_checked(backend: str) -> None:
 FLAGS = ("causal", "top_left", "heads_first", "return_lse", "deterministic")
 
 
-@pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
-def test_types_of_numbers_and_flags(backend: str) -> None:
+def test_types_of_numbers_and_flags() -> None:
     for name in FLAGS:
         with pytest.raises(TypeError, match=f"attention: {name} is 1, expected True or False"):
-            attention(Q, K, V, backend=backend, **{name: 1})
+            attention(Q, K, V, **{name: 1})
     with pytest.raises(TypeError, match=r"attention: window is \(True, 3\), expected two ints"):
-        attention(Q, K, V, window=(True, 3), backend=backend)
+        attention(Q, K, V, window=(True, 3))
     with pytest.raises(TypeError, match="attention: dropout is a tensor of 2 elements, expected"):
-        attention(Q, K, V, dropout=torch.ones(2), backend=backend)  # type: ignore[arg-type]
+        attention(Q, K, V, dropout=torch.ones(2))  # type: ignore[arg-type]
     low = torch.autocast("cpu", dtype=torch.bfloat16)
     with low, pytest.raises(TypeError, match="attention: k is NoneType, expected a Tensor"):
-        attention(Q, None, V, backend=backend)  # type: ignore[arg-type]
+        attention(Q, None, V)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["k", "mask", "sinks", "seed"])

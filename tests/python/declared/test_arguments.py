@@ -67,11 +67,16 @@ BAD: dict[str, tuple[list[tuple[Any, str]], str]] = {
     "dim": (DIMS, "an int"),
     "dtype": (DTYPES, "a torch.dtype"),
 }
-REFUSED = [
-    pytest.param(name, argument, value, f"{words}, expected {wanted}", id=f"{name}-{argument}-{i}")
-    for name, function in FUNCTIONS.items()
+# One function for each argument: what all of them do with it is written once.
+TAKEN_BY = {
+    argument: name
+    for name, function in reversed(FUNCTIONS.items())
     for argument in inspect.signature(function).parameters
     if argument != "_stacklevel"
+}
+REFUSED = [
+    pytest.param(name, argument, value, f"{words}, expected {wanted}", id=f"{name}-{argument}-{i}")
+    for argument, name in TAKEN_BY.items()
     for values, wanted in [BAD[argument]]
     for i, (value, words) in enumerate(values)
 ]

@@ -29,7 +29,7 @@ from transformer_kernels.ops._declare_arguments import (
 )
 from transformer_kernels.ops._public import overridable
 from transformer_kernels.ops._register import DECLARED, declare
-from transformer_kernels.testing.declared import bad, combinations, good
+from transformer_kernels.testing.declared import check_refusals, combinations
 
 OPS = list(DECLARED.values())
 CHEAP_CHECKS = ("test_schema", "test_faketensor")
@@ -45,29 +45,6 @@ def test_schemas_are_those_of_cpp(op: Op) -> None:
     for text in op.schemas:
         registered = getattr(torch.ops.transformer_kernels, text.partition("(")[0]).default
         assert registered._schema == torch._C.parse_schema(f"transformer_kernels::{text}")
-
-
-def _refusal(op: Op, arguments: dict[str, Any], backend: str) -> Exception | None:
-    try:
-        op.call(*arguments.values(), backend)
-    except Exception as error:
-        return error
-    return None
-
-
-@each_op
-def test_cpp_and_python_refuse_in_the_same_words(op: Op) -> None:
-    """Each kind of what may be wrong with each argument."""
-    for argument in op.arguments:
-        for what, value in bad(op, argument).items():
-            arguments = good(op, argument.name) | {argument.name: value}
-            errors = [_refusal(op, arguments, name) for name in ("auto", "cpu", "reference")]
-            said = f"{argument.name}, {what}: {errors}"
-            assert isinstance(errors[0], (ValueError, TypeError)), said
-            assert str(errors[0]).startswith(f"{op.title_of(arguments)}: {argument.name} "), said
-            assert {(type(error), str(error)) for error in errors} == {
-                (type(errors[0]), str(errors[0]))
-            }, said
 
 
 @each_op
@@ -213,7 +190,8 @@ def test_probe_through_all_layers(probe: Op) -> None:
     test_opcheck(probe, "cpu")
     test_one_gradient_alone(probe, 0)
     test_one_gradient_alone(probe, -1)
-    test_cpp_and_python_refuse_in_the_same_words(probe)
+    for argument in probe.arguments:
+        check_refusals(probe, argument)
 
 
 @pytest.mark.parametrize("way", ["call", "public"])

@@ -171,8 +171,6 @@ def test_refused() -> None:
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             tfk.embedding(indices, weight, **arguments)
-    with pytest.raises(ValueError, match=r"^embedding: weight has 1 dimensions, expected 2$"):
-        tfk.embedding(indices, weight[0])
 
 
 def test_jagged_indices(device: str) -> None:
@@ -293,9 +291,8 @@ def test_sum_refuses() -> None:
         ((tokens, weight, "x", places), "positions is 'x', expected an int"),
         ((tokens, weight, None, places[:, 1:]), "position_weight has 3 columns, expected 4 "),
     ):
-        for backend in ("auto", "reference"):
-            with pytest.raises((ValueError, TypeError), match=rf"^embedding_add: {words}"):
-                tfk.embedding_add(*arguments, backend=backend)
+        with pytest.raises((ValueError, TypeError), match=rf"^embedding_add: {words}"):
+            tfk.embedding_add(*arguments)
     with pytest.raises(
         ValueError, match=r"^embedding_add: types is missing, expected it beside ty"
     ):

@@ -253,21 +253,16 @@ def test_scales_that_do_not_fit_their_dtype() -> None:
         F.quantize_weight(_W, 8, 8, scale_dtype=torch.float64)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rows", [2, 40])
-def test_operands_that_are_refused(rows: int, backend: str) -> None:
+def test_operands_that_are_refused() -> None:
     packed, scales = F.quantize_weight(_W, 4, 4)
-    x = torch.ones(rows, 8)
+    x = torch.ones(2, 8)
     for arguments, message in (
         ((x[:, 1:], packed, scales), "packed has 8 numbers a row, expected 7"),
         ((x, _W, scales), "packed is float32, expected int8 or uint8"),
         ((x, packed, scales[:2]), r"scales has shape \(2, 2\), expected \(3, a divisor of 8\)"),
-        ((x, packed, scales, torch.ones(4)), "bias has 4 elements, expected 3"),
-        ((x, packed, None), "scales is NoneType, expected a Tensor"),
-        ((x.tolist(), packed, scales), "x is list, expected a Tensor"),
     ):
         with pytest.raises((ValueError, TypeError), match=f"^quantized_linear: {message}"):
-            F.quantized_linear(*arguments, backend=backend)
+            F.quantized_linear(*arguments)
 
 
 # ---- modules, graphs ----------------------------------------------------------------------------

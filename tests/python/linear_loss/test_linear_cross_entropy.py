@@ -455,12 +455,8 @@ LABELS = torch.tensor([0, 4, 3, -100, 2, 2])
 REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "no dimensions": ((torch.tensor(1.0), W, LABELS[0]), {}, "x has 0 dimensions, expected"),
     "too few labels": ((X, W, LABELS[1:]), {}, r"target has shape \(5,\), expected \(6,\)"),
-    "probabilities": ((X, W, torch.rand(6, 5)), {}, "target is float32, expected int32 or int64"),
     "columns": ((X, W[:, 1:], LABELS), {}, "linear_weight has 7 columns, expected 8"),
     "no classes": ((X, W[:0], LABELS), {}, r"linear_weight has shape \(0, 8\), expected a class"),
-    "dtype": ((X, W.double(), LABELS), {}, "linear_weight is float64, expected float32"),
-    "bias": ((X, W, LABELS), {"linear_bias": X[0]}, "linear_bias has 8 elements, expected 5"),
-    "weight": ((X, W, LABELS), {"weight": X[0]}, "weight has 8 elements, expected 5"),
     "label": ((X, W, LABELS + 1), {}, "target is 5 in row 1, expected one of"),
     "gradient": ((X, W, LABELS), {"gradient": "sideways"}, "gradient is 'sideways', expected"),
     "none": (
@@ -468,7 +464,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         "gradient is 'forward', expected 'auto' or 'backward'",
     ),
     "reduction": ((X, W, LABELS), {"reduction": "all"}, "reduction is 'all', expected"),
-    "smoothing": ((X, W, LABELS), {"label_smoothing": 2}, "label_smoothing is 2, expected"),
     "chunk": ((X, W, LABELS), {"chunk_bytes": 0}, "chunk_bytes is 0, expected at least 1"),
     "triton": ((X, W, LABELS), {"backend": "triton"}, "backend is 'triton', expected"),
     "other device": ((X, W, LABELS), {"backend": "cuda"}, "backend is 'cuda', expected"),
@@ -476,7 +471,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         (torch.nested.nested_tensor([X, X], layout=torch.jagged), W, LABELS), {},
         "x is a jagged nested tensor, expected a dense one",
     ),
-    "no tensor": ((X, None, LABELS), {}, "linear_weight is NoneType, expected a Tensor"),
     "options": (
         (X, W, LABELS), {"options": object()}, r"options is object, expected None \(chunk_bytes,"
     ),
@@ -486,13 +480,13 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("needs", [False, True], ids=["inference", "gradient"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_messages(name: str, needs: bool) -> None:
+def test_messages(name: str) -> None:
     arguments, options, words = REFUSED[name]
-    x = arguments[0].detach().requires_grad_(needs)
-    with pytest.raises((ValueError, TypeError), match=f"^linear_cross_entropy: {words}"):
-        lce(x, *arguments[1:], **options)
+    for needs in (False, True):
+        x = arguments[0].detach().requires_grad_(needs)
+        with pytest.raises((ValueError, TypeError), match=f"^linear_cross_entropy: {words}"):
+            lce(x, *arguments[1:], **options)
 
 
 # ---- log-probabilities, the module --------------------------------------------------------------

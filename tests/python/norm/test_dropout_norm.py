@@ -276,7 +276,6 @@ def test_mixed_fakes(name: str, narrow: torch.dtype, device: str) -> None:
 
 
 @each
-@pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize(
     ("x_dtype", "residual_dtype", "parameter_dtype", "message"),
     [
@@ -290,14 +289,13 @@ def test_mixed_fakes(name: str, narrow: torch.dtype, device: str) -> None:
     ],
 )  # fmt: skip
 def test_mixed_dtypes_that_are_refused(
-    name: str, x_dtype: str, residual_dtype: str, parameter_dtype: str, message: str, backend: str,
-    device: str,
+    name: str, x_dtype: str, residual_dtype: str, parameter_dtype: str, message: str, device: str
 ) -> None:  # fmt: skip
     dtypes = [x_dtype, parameter_dtype, residual_dtype, parameter_dtype, parameter_dtype]
     shapes = [(4, 8), (8,), (4, 8), (8,), (8,)]
     inputs = [randn(s, getattr(torch, d), device) for s, d in zip(shapes, dtypes, strict=True)]
     with pytest.raises(TypeError) as caught:
-        FUSED[name](*inputs, backend=backend)
+        FUSED[name](*inputs)
     assert str(caught.value).startswith(f"bias_dropout_add_{name}: ")
     assert message in str(caught.value)
 

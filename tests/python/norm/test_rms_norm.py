@@ -42,13 +42,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "empty shape": ((X, []), "normalized_shape is empty, expected at least 1 dimension"),
     "wrong shape": ((X, [7]), "x has shape (4, 8), expected (..., 7) (normalized_shape)"),
-    "weight size": (
-        (X, [8], torch.randn(7), 1e-5),
-        "weight has 7 elements, expected 8 (the last dimension of x)",
-    ),
-    "integers": ((torch.ones(4, 8, dtype=torch.int64), [8], None, 1e-5),
-                 "x is int64, expected a floating-point dtype"),
-    "text": (("x", [8]), "x is str, expected a Tensor"),
 }  # fmt: skip
 
 
@@ -67,11 +60,10 @@ def test_what_torch_refuses(name: str) -> None:
     arguments, message = REFUSED[name]
     with pytest.raises(Exception) as theirs:  # noqa: PT011
         F.rms_norm(*arguments)
-    for backend in ("auto", "reference"):
-        with pytest.raises((ValueError, TypeError)) as ours:
-            rms_norm(*arguments, backend=backend)
-        assert str(ours.value) == f"rms_norm: {message}"
-        assert isinstance(ours.value, type(theirs.value))
+    with pytest.raises((ValueError, TypeError)) as ours:
+        rms_norm(*arguments)
+    assert str(ours.value) == f"rms_norm: {message}"
+    assert isinstance(ours.value, type(theirs.value))
 
 
 @pytest.mark.parametrize("small", [1e-3, 1e-4])
@@ -99,11 +91,6 @@ def test_bias_is_added(device: str) -> None:
     y, s = add_rms_norm(x, x.clone(), (8,), w, 1e-6, bias=b)
     torch.testing.assert_close(s, 2 * x)
     torch.testing.assert_close(y, F.rms_norm(2 * x, (8,), w, 1e-6) + b)
-
-
-def test_residual_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"residual has shape \(8, 4\), expected \(4, 8\)"):
-        add_rms_norm(X, X.t(), (8,))
 
 
 @pytest.mark.parametrize(

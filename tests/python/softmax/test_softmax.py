@@ -54,9 +54,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "integers": (
         (torch.ones(2, 3, dtype=torch.int64), -1), "x is int64, expected a floating-point dtype",
     ),
-    "booleans": (
-        (torch.ones(2, 3, dtype=torch.bool), 1), "x is bool, expected a floating-point dtype",
-    ),
     "integer dtype": (
         (X, 1, 3, torch.int64), "x is int64, expected a floating-point dtype",
     ),
@@ -74,11 +71,10 @@ def test_what_torch_accepts(ours: Any, theirs: Any, name: str) -> None:
 
 @each_pair
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_what_torch_refuses(ours: Any, theirs: Any, name: str, backend: str) -> None:
+def test_what_torch_refuses(ours: Any, theirs: Any, name: str) -> None:
     arguments, message = REFUSED[name]
     with pytest.raises((ValueError, TypeError)) as caught:
-        ours(*arguments, backend=backend)
+        ours(*arguments)
     assert str(caught.value) == f"{ours.__name__}: {message}"
     with pytest.raises(Exception) as torchs:  # noqa: PT011
         theirs(*arguments)
@@ -159,15 +155,10 @@ def test_rows_without_an_element(ours: Any, theirs: Any, dtype: torch.dtype, dev
 
 
 def test_masks_are_checked() -> None:
-    def message(**options: Any) -> str:
-        texts = []
-        x = options.pop("x", X)
-        for backend in ("auto", "reference"):
-            with pytest.raises((ValueError, TypeError)) as caught:
-                tfk.functional.softmax(x, -1, backend=backend, **options)
-            texts.append(str(caught.value))
-        assert texts[0] == texts[1]
-        return texts[0].removeprefix("softmax: ")
+    def message(x: Tensor = X, **options: Any) -> str:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            tfk.functional.softmax(x, -1, **options)
+        return str(caught.value).removeprefix("softmax: ")
 
     broadcast = "expected one that broadcasts to (4, 8) (the shape of x)"
     assert message(mask=torch.ones(4, 7).bool()) == f"mask has shape (4, 7), {broadcast}"
@@ -177,9 +168,6 @@ def test_masks_are_checked() -> None:
     assert message(mask=torch.ones(4, 8).double()) == f"mask is float64, {wanted}"
     wanted = "expected bool, float16 or float32"
     assert message(x=X.half(), mask=torch.ones(4, 8).double()) == f"mask is float64, {wanted}"
-    assert message(mask="m") == "mask is str, expected a Tensor"
-    assert message(scale=math.inf) == "scale is inf, expected a finite number"
-    assert message(scale=None) == "scale is None, expected a number"
     with pytest.raises(ValueError, match="x has 1 dimensions, expected at least 2"):
         tfk.functional.softmax(X[0], -1, causal=True)
     with pytest.raises(ValueError, match="dim is 0, expected -1"):
