@@ -19,6 +19,7 @@ from transformer_kernels.functional import attention, attention_varlen
 from transformer_kernels.testing.attention import Call, check, differentiate, exact, tensors
 from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import randn
+from transformer_kernels.testing.programs import LEAVE
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("_on_cuda")]
 LOW = [torch.float32, torch.bfloat16]
@@ -178,7 +179,7 @@ def test_kernels_for_more_take_less_too() -> None:
     names += ["tensor_core_64", "tensor_core_64_extras", "tensor_core_128_extras"]
     environment = {**os.environ, "TFK_KERNEL": "any", "TFK_LOG": "dispatch"}
     found = subprocess.run(
-        [sys.executable, "-c", FORCED_BACKWARD, *names],
+        [sys.executable, "-c", FORCED_BACKWARD + LEAVE, *names],
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr

@@ -25,6 +25,7 @@ from transformer_kernels.ops.linear._tuned import OURS, TORCH, Routed, Routes, T
 from transformer_kernels.testing.graphs import check_replay
 from transformer_kernels.testing.inputs import randn
 from transformer_kernels.testing.passes import both_passes, check_layer
+from transformer_kernels.testing.programs import LEAVE
 
 F = tfk.functional
 
@@ -265,7 +266,7 @@ def test_the_log_names_who_runs(file: Path) -> None:
     x, weight, _ = (t.requires_grad_() for t in _operands(*LARGE))
     _keep(x, weight, Routes(0, BEYOND, TORCH))
     found = subprocess.run(
-        [sys.executable, "-c", CALL],
+        [sys.executable, "-c", CALL + LEAVE],
         env={**os.environ, "TFK_LOG": "dispatch", "TFK_TUNE_FILE": str(file)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
