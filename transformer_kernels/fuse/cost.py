@@ -4,6 +4,7 @@ which decide."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from ..measure.timing import interleave, make_timer
 from ..ops._declare import Op
 from .derive import Gate
+from .inputs import Inputs
 from .prove import fused_twin, twin
 from .record import MOVES, Node, Trace, Value, tensors_in
-from .site import Calls, Site, Times
+from .site import Calls, Site, Times, Trial
 from .table import Table
 
 _LEAST_GAIN = 0.02  # of PyTorch's time: less may be noise
@@ -26,6 +28,9 @@ _FEW_ROWS = (1, 8, 32, 128)
 _SECONDS = 0.03  # of timing a pair of calls on a CPU
 _LEAST_ROUNDS = 5
 _ROUNDS_ON_CUDA = 9
+_HOST_ROUNDS, _HOST_CALLS = 4, 8
+_HOST_ROWS = 64  # of calls whose launching is timed, so that the device keeps up
+_NO_HOST = Times(0.0, 0.0)  # a CPU's times have it in them
 _MOST_PRODUCTS = 2  # times the recorded rows, for what takes long on a CPU
 
 
@@ -135,7 +140,10 @@ class _Passes:
         return run
 
 
-def _timed(calls: Calls, make: Callable[[Callable[..., Any], Calls], Callable[[], Any]]) -> Times:
+Make = Callable[[Callable[..., Any], Calls], Callable[[], Any]]
+
+
+def _timed(calls: Calls, make: Make) -> Times:
     device = calls.tensors[0].device
     both = (make(calls.stock, calls), make(calls.ours, calls))
     stock, ours = _least(both, device)
@@ -146,8 +154,9 @@ def _timed(calls: Calls, make: Callable[[Callable[..., Any], Calls], Callable[[]
 
 
 def _least(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
-    """The least microseconds of each call, in turn: other programs only ever add to them."""
-    return _least_of_events(calls, device) if device.type == "cuda" else _least_of_wall(calls)
+    """The least microseconds of each call, in turn: other programs only ever add to them. On a GPU
+    they are the device's own."""
+    return _least_of_device(calls, device) if device.type == "cuda" else _least_of_wall(calls)
 
 
 def _least_of_wall(calls: Sequence[Callable[[], Any]]) -> list[float]:
@@ -164,30 +173,54 @@ def _least_of_wall(calls: Sequence[Callable[[], Any]]) -> list[float]:
     return least
 
 
-def _least_of_events(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
-    timer = make_timer(device, "events")
-    watches = {str(i): timer.stopwatch([call]) for i, call in enumerate(calls)}
-    found = interleave(watches, timer, 0.0, _ROUNDS_ON_CUDA)
-    return [found[name].p10 for name in watches]
+def _least_of_device(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[float]:
+    """Times replays, in which the host takes no part, and calls that cannot be captured as they
+    are."""
+    for kind in ("graph", "events"):
+        timer = make_timer(device, kind)
+        with contextlib.suppress(RuntimeError):  # a call that waits for the device is not captured
+            watches = {str(i): timer.stopwatch([call]) for i, call in enumerate(calls)}
+            found = interleave(watches, timer, 0.0, _ROUNDS_ON_CUDA)
+            return [found[name].p10 for name in watches]
+    raise RuntimeError("fuse: a site could not be timed")
 
 
-def _pays(times: Times) -> bool:
-    return times.ours <= (1 - _LEAST_GAIN) * times.stock
+def _host_times(calls: Calls, make: Make) -> Times:
+    """The microseconds that the host takes to launch either code."""
+    found = []
+    for call in (make(calls.stock, calls), make(calls.ours, calls)):
+        least = math.inf
+        for _ in range(_HOST_ROUNDS):
+            call()
+            torch.cuda.synchronize(calls.tensors[0].device)
+            begin = time.perf_counter()
+            for _ in range(_HOST_CALLS):
+                call()
+            least = min(least, 1e6 * (time.perf_counter() - begin) / _HOST_CALLS)
+        found.append(round(least, 2))
+    return Times(*found)
+
+
+def _pays(times: Times, host: Times = _NO_HOST) -> bool:
+    """Whether a call takes less time, also where the host is what a step waits for: the device has
+    to save more than launching costs in addition."""
+    launching = max(0.0, host.ours - host.stock)
+    return times.ours + launching <= (1 - _LEAST_GAIN) * times.stock
 
 
 class Prices:
     """Measures sites on one device, each distinct one once, under autocast to ``dtype`` where that
-    is given."""
+    is given. Without ``launches`` it does not count what launching kernels costs the host."""
 
     def __init__(
-        self, device: torch.device, factor: int, time: tuple[int, int] | None,
-        dtype: torch.dtype | None,
-    ) -> None:  # fmt: skip
+        self, device: torch.device, inputs: Inputs, dtype: torch.dtype | None, launches: bool
+    ) -> None:
         self._table = Table(device)
-        self._factor = factor
+        self._factor = inputs.factor
+        self._launches = launches
         self._passes = _Passes(device, dtype)
         self._devices = [device] if device.type == "cuda" else []
-        lengths = "" if time is None else f" in sequences of {time[1]}"
+        lengths = "" if inputs.time is None else f" in sequences of {inputs.time[1]}"
         self._where = lengths + ("" if dtype is None else f" under autocast to {dtype}")
 
     def gate(self, site: Site) -> Gate:
@@ -206,23 +239,27 @@ class Prices:
                 found = self._measured(site.trial, rows)
             self._table.keep(what, found)
         site.training, site.inference = Times(*found["training"]), Times(*found["inference"])
-        return Gate(found["rows"], _pays(site.training), _pays(site.inference))
+        hosts = [Times(*pair) if self._launches else _NO_HOST for pair in found["host"]]
+        return Gate(found["rows"], _pays(site.training, hosts[0]), _pays(site.inference, hosts[1]))
 
-    def _measured(self, trial: Callable[[int], Calls], rows: int) -> dict[str, Any]:
-        calls = trial(rows)
-        training = _timed(calls, self._passes.both)
-        inference = _timed(calls, self._passes.forward)
-        pays = _pays(training) or _pays(inference)
-        few = self._fewest_rows(trial, rows) if pays else rows
-        return {"training": training, "inference": inference, "rows": few}
+    def _measured(self, trial: Trial, rows: int) -> dict[str, Any]:
+        calls, passes = trial(rows), self._passes
+        training, inference = _timed(calls, passes.both), _timed(calls, passes.forward)
+        host = [_NO_HOST, _NO_HOST]
+        if self._devices:
+            few = trial(min(rows, _HOST_ROWS))
+            host = [_host_times(few, passes.both), _host_times(few, passes.forward)]
+        pays = _pays(training, host[0]) or _pays(inference, host[1])
+        fewest = self._fewest_rows(trial, rows, host[1]) if pays else rows
+        return {"training": training, "inference": inference, "host": host, "rows": fewest}
 
-    def _fewest_rows(self, trial: Callable[[int], Calls], rows: int) -> int:
+    def _fewest_rows(self, trial: Trial, rows: int, host: Times) -> int:
         """The least number of rows from which on a call without gradients is worth it."""
         for few in _FEW_ROWS:
             if few >= rows:
                 break
-            times = _timed(trial(few), self._passes.forward)
-            if times.ours <= _OF_FEW * times.stock:
+            stock, ours = map(max, _timed(trial(few), self._passes.forward), host)
+            if ours <= _OF_FEW * stock:
                 return few
         return rows
 

@@ -80,7 +80,7 @@ class OperatorFuser:
         forget()
         text = inputs.text if dtype is None else f"{inputs.text}, under autocast to {dtype}"
         plan = Plan(type(model).__name__, text, moved=bytes_by_module(trace))
-        prices = Prices(device, inputs.factor, inputs.time, dtype) if self.measure else None
+        prices = Prices(device, inputs, dtype, launches=True) if self.measure else None
         with autocast(device, None):  # proofs are exact, and times have an autocast of their own
             self._find(model, trace, plan, prices)
         if prices is not None:
@@ -171,14 +171,16 @@ def _standing(model: Any) -> Plan | None:
     return plan
 
 
-def _agrees(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> bool:
-    """Whether the model gives the recorded result with these sites."""
+def _differs(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> str | None:
+    """What the model does with these sites instead of giving the recorded result; None where it
+    gives that."""
     put_in(sites)
     try:
         with as_it_was(model):
-            return agree(model(*inputs.args, **inputs.kwargs), trace.result, _DEPTH)
-    except Exception:  # a site that raises is one that gives another result
-        return False
+            agrees = agree(model(*inputs.args, **inputs.kwargs), trace.result, _DEPTH)
+        return None if agrees else "gives another result"
+    except Exception as error:  # whatever the code of a module raises
+        return f"raises {type(error).__name__}: {error}"
     finally:
         take_out(module for site in sites for module in (site.module, *site.partners))
 
@@ -212,21 +214,20 @@ def _refuse_skipping(plan: Plan) -> None:
 def _put_in_verified(model: nn.Module, inputs: Inputs, plan: Plan, trace: Trace) -> None:
     """Puts in the sites with which the model as a whole gives what it gave; the others are
     refused."""
-    while not _agrees(model, inputs, trace, plan.sites):
+    while (found := _differs(model, inputs, trace, plan.sites)) is not None:
         low, high = 0, len(plan.sites)  # the first `low` sites agree, the first `high` do not
-        if not _agrees(model, inputs, trace, []):
+        if _differs(model, inputs, trace, []) is not None:
             raise ArgumentValueError(
                 "fuse: the model gives another result at each call, expected one that repeats in"
                 " evaluation mode"
             )
         while high - low > 1:
             middle = (low + high) // 2
-            if _agrees(model, inputs, trace, plan.sites[:middle]):
-                low = middle
-            else:
-                high = middle
+            reason = _differs(model, inputs, trace, plan.sites[:middle])
+            low, high = (middle, high) if reason is None else (low, middle)
+            found = reason or found
         site = plan.sites.pop(high - 1)
-        reason = "with it the model as a whole gives another result"
+        reason = f"with it the model as a whole {found}"
         plan.refusals.append(Refusal(site.path, site.pattern, reason))
     skips = any(site.pattern == _SKIPS for site in plan.sites)
     if skips and not _trains_alike(model, inputs, trace, plan.sites):

@@ -24,24 +24,22 @@ def _watcher() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
+def moment(x: Tensor) -> tuple[Any, ...]:
+    """What has to be as it was for a result of ``x`` to be the one that a call would compute."""
+    return _version(x), torch.is_grad_enabled(), _watcher()
+
+
 class Given:
     """A result ``y`` for the module that is called with ``x``, this tensor in this version."""
 
-    __slots__ = ("_grad", "_version", "_watcher", "_x", "_y")
+    __slots__ = ("_moment", "_x", "_y")
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._x, self._y = x, y
-        self._version, self._grad, self._watcher = _version(x), torch.is_grad_enabled(), _watcher()
+        self._x, self._y, self._moment = x, y, moment(x)
 
     def of(self, x: Tensor) -> Tensor | None:
         """The result, where it is that of ``x`` as a call would compute it now."""
-        fits = (
-            x is self._x
-            and _version(x) == self._version
-            and torch.is_grad_enabled() == self._grad
-            and _watcher() == self._watcher
-        )
-        return self._y if fits else None
+        return self._y if x is self._x and moment(x) == self._moment else None
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle of the module starts without it
         return type(None), ()

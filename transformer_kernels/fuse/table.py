@@ -19,7 +19,7 @@ import torch
 from .._version import __version__
 from ..ops.linear._tuned import device_name, threads_of
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def file_path() -> Path:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
+from transformer_kernels.fuse import cast, mixin
 from transformer_kernels.fuse import fuser as fuser_module
-from transformer_kernels.fuse import mixin
 from transformer_kernels.testing import transformer as toys
 
 WIDTH = 32
@@ -308,16 +308,16 @@ def test_a_norm_that_is_never_asked_for_ends_the_handing_over():
 
 def test_sites_with_which_the_model_is_another_are_refused(monkeypatch):
     model, args = randomised(toys.Transformer(WIDTH)), inputs()
-    agrees = fuser_module._agrees
+    differs = fuser_module._differs
 
     def judged(model, inputs, trace, sites):
-        return agrees(model, inputs, trace, sites) and not any(
-            site.path == "blocks.0.mlp" and site.pattern == "mlp" for site in sites
-        )
+        is_odd = any(site.path == "blocks.0.mlp" and site.pattern == "mlp" for site in sites)
+        return "is odd" if is_odd else differs(model, inputs, trace, sites)
 
-    monkeypatch.setattr(fuser_module, "_agrees", judged)
+    monkeypatch.setattr(fuser_module, "_differs", judged)
     ours, plan = fused(model, args)
     assert [(r.path, r.pattern) for r in plan.refusals] == [("blocks.0.mlp", "mlp")]
+    assert plan.refusals[0].reason == "with it the model as a whole is odd"
     assert "mlp" not in plan.counts()
     assert same(results(ours, args), results(model, args))
 
@@ -375,13 +375,55 @@ def test_a_sum_of_two_dtypes_is_as_exact_as_stock(lowered):
 
 def test_a_norm_that_products_alone_read_is_narrow(lowered, monkeypatch):
     ours, _, args = lowered
-    read, linear = [], tfk.functional.linear
+    made, narrow = [], tfk.functional.bias_dropout_add_layer_norm
     monkeypatch.setattr(
-        tfk.functional, "linear", lambda x, *rest: read.append(x.dtype) or linear(x, *rest)
-    )
+        tfk.functional, "bias_dropout_add_layer_norm",
+        lambda *rest, **more: made.append(y := narrow(*rest, **more)) or y,
+    )  # fmt: skip
+    seen = []
     with torch.autocast("cpu", torch.bfloat16):
         ours(*args)
-        ours.reader.register_forward_pre_hook(lambda *_: None)  # a hook would see the dtype
+        ours.reader.register_forward_pre_hook(lambda _, given: seen.append(given[0].dtype))
         ours(*args)
-    of_branch, of_reader = torch.float32, [torch.bfloat16, torch.float32]
-    assert read == [of_branch, of_reader[0], of_branch, of_reader[1]]
+    assert [y.dtype for y, _ in made] == [torch.bfloat16]
+    assert seen == [torch.float32]
+
+
+class TwoReaders(nn.Module):
+    """Two products of one float32 value, behind which something else reads it too."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 48)
+
+    def forward(self, x):
+        y = x.tanh()
+        return torch.cat((self.one(y), self.two(y), y), -1)
+
+
+def test_an_operand_is_cast_once():
+    model, args = randomised(TwoReaders()), inputs()
+    exact = copy.deepcopy(model).double()
+    ours, plan = fused(model, args, patterns=["linear"])
+    assert plan.counts() == {"linear": 2}
+    y = exact(*[x.double() for x in args])
+    (y * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).sum().backward()
+    wanted = [y.detach(), *(p.grad for p in exact.parameters())]
+    found, beside = under_autocast(ours, args), under_autocast(model, args)
+    for mine, other in zip(errors(found, wanted), errors(beside, wanted), strict=True):
+        assert mine <= 2 * other + 1e-6
+
+
+def test_a_cast_operand_stays_with_its_tensor():
+    x = torch.randn(3, 8)
+    assert cast.cast_once(x) is x
+    with torch.autocast("cpu", torch.bfloat16):
+        once = cast.cast_once(x)
+        assert once.dtype is torch.bfloat16
+        assert cast.cast_once(x) is once
+        with torch.no_grad():
+            assert cast.cast_once(x) is not once
+        x.add_(1)
+        torch.testing.assert_close(cast.cast_once(x), x.bfloat16(), rtol=0, atol=0)
+        leaf = torch.randn(3, 8, requires_grad=True)
+        assert cast.cast_once(leaf) is leaf

@@ -7,6 +7,7 @@ from typing import Any
 
 from ... import functional
 from ...ops.pointwise.table import ACTIVATIONS
+from ..cast import cast_once
 from ..cost import recorded_bytes, trial_of_module
 from ..derive import Gate
 from ..mixin import Mixin, leave, only
@@ -36,7 +37,7 @@ class GatedMLP(Mixin):
         (gate, bias), *up, (down, down_bias) = parts.parameters(self)
         up_weight, up_bias = up[0] if up else (None, None)
         y = functional.gated_mlp(
-            x, gate, up_weight, down, parts.activation, bias=bias, up_bias=up_bias,
+            cast_once(x), gate, up_weight, down, parts.activation, bias=bias, up_bias=up_bias,
             down_bias=down_bias,
         )  # fmt: skip
         return parts.dropped(self, y)

@@ -11,6 +11,7 @@ from torch import nn
 
 from ... import functional
 from ..._torch import is_plain_parameter
+from ..cast import cast_once
 from ..cost import meta_bytes, trial_of_module
 from ..derive import Gate
 from ..mixin import Mixin, only
@@ -30,7 +31,7 @@ class Linear(Mixin):
             return super().forward(*args, **kwargs)
         if not is_plain_parameter(self.weight):
             return super().forward(*args, **kwargs)
-        return functional.linear(x, *weight_and_bias(self))
+        return functional.linear(cast_once(x), *weight_and_bias(self))
 
 
 class LinearPattern(Pattern):

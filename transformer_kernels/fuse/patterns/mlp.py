@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import functional
+from ..cast import cast_once
 from ..cost import recorded_bytes, trial_of_module
 from ..derive import Gate
 from ..mixin import Mixin, leave, only
@@ -32,6 +33,7 @@ class MLP(Mixin):
             leave(self, pattern, reason)
             return super().forward(x)
         (weight, bias), *down = parts.parameters(self)
+        x = cast_once(x)
         if not down:
             y = functional.linear_act(x, weight, bias, parts.activation)
         elif x.is_cuda:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from ..._torch import autocasts
 from ..derive import original
 from ..prove import agree
 from ..record import Trace, Value
@@ -52,10 +53,17 @@ class Rope:
         rotated = functional.rope(
             q, k, *tables, position_ids=ids, interleaved=self.interleaved, heads_first=True
         )
-        if cos.dtype is q.dtype:
+        if cos.dtype is q.dtype or _is_lowered_anyway(q):
             return rotated
         wide = torch.promote_types(q.dtype, cos.dtype)  # as the product with the tables would be
         return tuple(x.to(wide) for x in rotated)
+
+
+def _is_lowered_anyway(q: Tensor) -> bool:
+    """Whether autocast would cast wider heads back for the attention; without gradients they may
+    go to a cache, whose dtype stays."""
+    lowers = torch.is_grad_enabled() and autocasts(q)
+    return lowers and torch.get_autocast_dtype(q.device.type) is q.dtype
 
 
 def _does(function: Callable[..., Any], ours: Rope, rotated: int) -> bool:

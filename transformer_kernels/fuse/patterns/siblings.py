@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ..._torch import is_eager
+from ..cast import cast_once
 from ..cost import meta_bytes
 from ..derive import Gate, Link, meets, original, stands
 from ..hand import give, take
@@ -42,7 +43,7 @@ class Sibling(Mixin):
             return super().forward(x)
         pairs = [weight_and_bias(module) for module in (self, *others)]
         biases = None if all(b is None for _, b in pairs) else [b for _, b in pairs]
-        y, *rest = functional.linear_list(x, [weight for weight, _ in pairs], biases)
+        y, *rest = functional.linear_list(cast_once(x), [weight for weight, _ in pairs], biases)
         for module, result in zip(others, rest, strict=True):
             give(module, x, result)
         return y
