@@ -133,7 +133,7 @@ class _Passes:
 
         def run() -> Any:
             with torch.enable_grad(), autocast(self._device, self._dtype):
-                results = list(tensors_in(function(*tensors)))
+                results = list(tensors_in(function(*[x.view_as(x) for x in tensors])))  # no leaves
             ones = [torch.ones_like(y) for y in results]
             return torch.autograd.grad(results, leaves, ones, allow_unused=True)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._torch import autocasts
 from ..testing.tolerance import TOLERANCES
 from .derive import Gate, derived
 
@@ -58,7 +59,7 @@ def fused_twin(stock: nn.Module, mixin: type, state: Mapping[str, Any]) -> Any:
 
 def agree(ours: Any, stock: Any, times: float = 1.0) -> bool:
     """Whether results have the same shape and dtype, and numbers within so many times the tolerance
-    of it."""
+    of it, or of autocast's dtype where that is on."""
     if isinstance(stock, Tensor):
         return isinstance(ours, Tensor) and _close(ours, stock, times)
     if isinstance(stock, Mapping):
@@ -82,7 +83,8 @@ def _close(ours: Tensor, stock: Tensor, times: float) -> bool:
         ours, stock = ours[finite], stock[finite]
     if not stock.numel():
         return True
-    relative = TOLERANCES.get(stock.dtype, TOLERANCES[torch.float32]).relative
+    dtype = torch.get_autocast_dtype(stock.device.type) if autocasts(stock) else stock.dtype
+    relative = TOLERANCES.get(dtype, TOLERANCES[torch.float32]).relative
     error, largest = (ours - stock).abs().max(), stock.abs().max()
     return bool(error <= times * _FACTOR * relative * largest)
 

@@ -26,6 +26,7 @@ _OPS = frozenset((
     "sub", "true_divide", "truediv", "var", "__truediv__", "__sub__", "__pow__", "__rsub__",
 ))  # fmt: skip
 _ROOTS = frozenset(("layer_norm", "rms_norm", "rsqrt", "sqrt", "pow", "__pow__"))
+NARROW = (torch.float16, torch.bfloat16)
 _OPERATIONS = {"layer": LAYER_NORM, "rms": RMS_NORM}
 
 
@@ -50,6 +51,7 @@ class Norm(Mixin):
     """The class of a module that is a norm."""
 
     _tfk_norm: Form
+    _tfk_lifted: torch.dtype | None = None  # the result's under autocast, where x was narrower
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = only(args, kwargs)
@@ -64,19 +66,28 @@ class Norm(Mixin):
         (weight, bias, eps), more = form.arguments(self)
         if not self.takes(x, weight, bias):
             return super().forward(x)
+        x = x.to(self._tfk_lifted) if self.lifts(x) else x
         if form.kind == "layer":
             return functional.layer_norm(x, x.shape[-1:], weight, bias, eps, **more)
         return functional.rms_norm(x, x.shape[-1:], weight, eps, bias=bias, **more)
 
+    def lifts(self, x: Tensor) -> bool:
+        """Whether PyTorch's norm of these 16-bit rows is wider, as it was when the model was
+        fused."""
+        return self._tfk_lifted is not None and x.dtype in NARROW and any_autocast()
+
     def takes(self, x: Tensor, *parameters: Tensor | None) -> bool:
-        """Whether our result has the dtype of PyTorch's: no cast takes part."""
+        """Whether our result has the dtype of PyTorch's: no cast takes part but the one that was
+        seen when the model was fused."""
+        lifts = self.lifts(x)
+        dtype = torch.float32 if lifts else x.dtype
         for parameter in parameters or self._tfk_norm.arguments(self)[0][:2]:
             if parameter is not None and not is_plain_parameter(parameter):
                 leave(self, "norm", "a parameter has operators of its own")
                 return False
-            if parameter is not None and parameter.dtype is not x.dtype:
+            if parameter is not None and parameter.dtype is not dtype:
                 return False
-        return x.dtype in (torch.float32, torch.float64) or not any_autocast()
+        return lifts or x.dtype not in NARROW or not any_autocast()
 
     def of_sum(self, branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the sum, and the sum. Beside a wider residual the norm has the dtype of the
@@ -125,7 +136,8 @@ class NormPattern(Pattern):
         op = _OPERATIONS[form.kind].alone
         weight, bias = (own.get(name or "") for name in (form.weight, form.bias))
         moved = bytes_of(op, x=meta(x), weight=weight, bias=bias, y=meta(x))
-        state = {"_tfk_norm": form}
+        y = trace.values[call.outs[0]]
+        state = {"_tfk_norm": form, "_tfk_lifted": None if y.dtype is x.dtype else y.dtype}
         return Site(
             self.name, call.path, module, Norm, state, function=op.function,
             trial=trial_of_module(module, Norm, state, x),

@@ -23,9 +23,8 @@ from ..record import MOVES, Call, Trace, Value
 from ..site import Calls, Refusal, Site
 from ._pattern import Pattern
 from ._products import PRODUCTS, is_linear
-from .norm import Norm
+from .norm import NARROW, Norm
 
-_NARROW = (torch.float16, torch.bfloat16)
 _SUMS = frozenset((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add))
 _WHOLE = (nn.Parameter, Tensor, type(None))  # a sharded parameter is gathered by its own block
 _MOST_MISSES = 3  # sums whose norm nobody asked for; then the branch is plain again
@@ -56,6 +55,7 @@ def _fits(branch: Branch, residual: Any) -> bool:
         and _are_terms(branch, residual)
         and residual.device == branch.device
         and norm.takes(residual)
+        and not norm.lifts(residual)
     )
 
 
@@ -64,7 +64,7 @@ def _are_terms(branch: Tensor | Value, residual: Tensor | Value) -> bool:
     added to a float32 residual."""
     return branch.shape == residual.shape and (
         branch.dtype is residual.dtype
-        or (branch.dtype in _NARROW and residual.dtype is torch.float32)
+        or (branch.dtype in NARROW and residual.dtype is torch.float32)
     )
 
 

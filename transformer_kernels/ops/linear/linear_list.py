@@ -12,13 +12,15 @@ from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
-from ..._torch import any_autocast, is_batched, is_eager, is_fake
+from ..._torch import any_autocast, is_batched, is_eager, is_fake, refuses_cublas
 from .._declare_checks import check_arguments
+from .._dtype import under_autocast
 from .._kinds import PLAIN_CLASSES
 from .._public import overridable
 from ._choice import refusal
 from ._formula import as_rows, bias_gradient
 from ._ops import LINEAR
+from ._weights import gradient_of, is_master
 from .linear import linear
 
 _OP = "linear_list"
@@ -26,20 +28,21 @@ _OP = "linear_list"
 
 class _SideBySide(torch.autograd.Function):
     """Runs layers whose results are columns of one tensor. The input's gradient is a sum of
-    products, each added in place."""
+    products, each added in place. Weights may be masters beside a 16-bit input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, count: int, *parameters: Any) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
+        lowered = [weight.to(x.dtype) for weight in weights]
         widths = [len(weight) for weight in weights]
         y = x.new_empty(*x.shape[:-1], sum(widths))
         rows = as_rows(x)
-        for part, weight, bias in zip(as_rows(y).split(widths, 1), weights, biases, strict=True):
+        for part, weight, bias in zip(as_rows(y).split(widths, 1), lowered, biases, strict=True):
             if bias is None:
                 torch.mm(rows, weight.t(), out=part)
             else:
                 torch.addmm(bias.to(x.dtype), rows, weight.t(), out=part)
-        ctx.save_for_backward(x, *weights)
+        ctx.save_for_backward(x, *weights, *lowered)
         ctx.dtypes = [None if bias is None else bias.dtype for bias in biases]
         ctx.set_materialize_grads(False)
         # Each result may be changed in place, like the result of a separate layer.
@@ -47,20 +50,29 @@ class _SideBySide(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *dys: Tensor | None) -> Any:
-        x, *weights = ctx.saved_tensors
+        x, *saved = ctx.saved_tensors
         need_dx, _, *needed = ctx.needs_input_grad
-        rows, count = as_rows(x), len(weights)
+        rows, count = as_rows(x), len(dys)
+        weights, lowered = saved[:count], saved[count:]
         arrived = [None if dy is None else as_rows(dy) for dy in dys]
-        dx = _sum_of_products(rows, arrived, weights).view(x.shape) if need_dx else None
+        dx = _sum_of_products(rows, arrived, lowered).view(x.shape) if need_dx else None
         dweights = [
-            dy.t() @ rows if need and dy is not None else None
-            for dy, need in zip(arrived, needed[:count], strict=True)
+            _weight_gradient(dy, rows, weight) if need and dy is not None else None
+            for dy, weight, need in zip(arrived, weights, needed[:count], strict=True)
         ]
         dbiases = [
             bias_gradient(dy, dtype) if need and dy is not None else None
             for dy, dtype, need in zip(arrived, ctx.dtypes, needed[count:], strict=True)
         ]
         return (dx, None, *dweights, *dbiases)
+
+
+def _weight_gradient(dy: Tensor, rows: Tensor, weight: Tensor) -> Tensor | None:
+    if weight.dtype is rows.dtype or torch.is_grad_enabled() or is_batched(dy):
+        return (dy.t() @ rows).to(weight.dtype)
+    gradient = gradient_of(weight, in_place=True)
+    gradient.product(dy, rows)
+    return gradient.result
 
 
 def _sum_of_products(rows: Tensor, dys: Sequence[Tensor | None], weights: list[Tensor]) -> Tensor:
@@ -104,6 +116,19 @@ def _why_apart(x: Tensor, weights: Sequence[Tensor]) -> str | None:
     return None
 
 
+def _beside_masters(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Tensor | None:
+    """The input as autocast casts it, where all weights are masters of matching sizes; None
+    otherwise."""
+    if not isinstance(x, Tensor) or x.dim() == 0 or refuses_cublas():
+        return None
+    for weight, bias in zip(weights, biases, strict=True):
+        fits = is_master(x, weight) and weight.dim() == 2 and weight.shape[1] == x.shape[-1]
+        if not fits or not (bias is None or bias.shape == weight.shape[:1]):
+            return None
+    lowered: Tensor = under_autocast(x.device.type, x)[0]
+    return lowered
+
+
 @overridable
 def linear_list(
     input: Tensor,  # noqa: A002
@@ -116,8 +141,9 @@ def linear_list(
     an input and keep separate parameters.
 
     No weight is copied or joined to another. The results are columns of one tensor, and the
-    gradient of ``input`` is summed in place. Where :func:`linear` runs our product, under autocast
-    and in graphs, each layer is a call of its own.
+    gradient of ``input`` is summed in place. Under autocast a GPU writes the gradients of
+    float32 weights in float32. Where :func:`linear` runs our product, under autocast otherwise, and
+    in graphs, each layer is a call of its own.
 
     Args:
         input: (..., K), floating-point.
@@ -138,17 +164,20 @@ def linear_list(
     """
     ws, bs = _checked(weights, biases)
     apart = f"backend is {backend!r}" if backend != "auto" else None
+    lowered = None
     if apart is None and any_autocast():
-        apart = "autocast is on"  # which casts these to one dtype
+        lowered = _beside_masters(input, ws, bs)
+        apart = "autocast is on, and casts some of these" if lowered is None else None
     try:
         for weight, bias in zip(ws, bs, strict=True):
-            if apart is None:
+            if apart is None and lowered is None:
                 check_arguments(LINEAR, {"x": input, "weight": weight, "bias": bias})
         apart = apart or _why_apart(input, ws)
     except AttributeError:
         apart = "an operand is no tensor"
     if apart is None:
-        results: tuple[Tensor, ...] = _SideBySide.apply(input, len(ws), *ws, *bs)
+        x = input if lowered is None else lowered
+        results: tuple[Tensor, ...] = _SideBySide.apply(x, len(ws), *ws, *bs)
         return results
     log_dispatch(f"{_OP}: each layer by itself: {apart}")
     return tuple(linear(input, w, b, backend=backend) for w, b in zip(ws, bs, strict=True))
