@@ -20,10 +20,9 @@ from transformer_kernels.demo import show
 from transformer_kernels.demo.kinds import DROPOUT, SEED, Kind
 from transformer_kernels.demo.size import BYTES, OPTIONS, TOKENS, Size
 from transformer_kernels.demo.train import agreement, batches, train
-from transformer_kernels.measure import busy, ceilings, schema, sweeps, table
+from transformer_kernels.measure import busy, schema, sweeps, table
 from transformer_kernels.measure.case import Case
 from transformer_kernels.measure.schema import Result, Training
-from transformer_kernels.measure.timing import make_timer
 
 _TRAIN_SECONDS, _BENCH_SECONDS = 100, 75  # at most, so that a slow machine ends too
 # Compiling for a CPU would take longer than the rest of the demo.
@@ -54,17 +53,20 @@ def run(arguments: argparse.Namespace, kind: Kind) -> int:
         return _measure_step(kind, size, device, arguments)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when the profiler first starts
     begin = time.perf_counter()
-    watch, copy_gbps = busy.Watch(device), _copy_gbps(device)
+    watch = busy.Watch(device)
+    watch.sample()
     print(f"{kind.title}, {size}; bytes of Python's documentation, {size.batch}x{size.block} a"
           " step", flush=True)  # fmt: skip
     models = {
         name: kind.build(size, BYTES, name == "ours") for name in ("stock", "stock again", "ours")
     }
-    if (reason := watch.signs(copy_gbps).reason) is not None:
+    watch.sample()
+    if (reason := watch.signs().reason) is not None:
         print(show.busy_words(reason), flush=True)
     runs = train(models, size, device, kind.loss_of, math.inf if arguments.full else _TRAIN_SECONDS)
     training = Training(f"{kind.title}, {size}", runs)
-    reason = watch.signs(copy_gbps).reason
+    watch.sample()
+    reason = watch.signs().reason
     print(f"\n{show.headline(training, reason)}\n")
     if len(training.stock.losses) < size.steps:
         print(f"{show.ended_early(training, size.steps)}\n")
@@ -75,7 +77,10 @@ def run(arguments: argparse.Namespace, kind: Kind) -> int:
         print(f"{show.memory(_peaks(kind, size, device))}\n", flush=True)
 
     result = dataclasses.replace(runner.run(_bench_settings(device, arguments)), training=training)
-    result = _told_busy(result, reason or watch.signs(_copy_of(result)).reason)
+    assert result.ceilings is not None
+    watch.add(result.ceilings.copy_gbps)
+    watch.sample()
+    result = _told_busy(result, reason or watch.signs().reason)
     _show_ops(result)
     report.write(result, arguments.output)
     if arguments.json:
@@ -101,15 +106,6 @@ def _size(arguments: argparse.Namespace, device: torch.device) -> Size:
         raise ValueError(f"--d-model is {size.width}, expected a multiple of --num-heads"
                          f" ({size.heads})")  # fmt: skip
     return size
-
-
-def _copy_gbps(device: torch.device) -> float:
-    return ceilings.measure_ceilings(make_timer(device, "events"), device).copy_gbps
-
-
-def _copy_of(result: Result) -> float:
-    assert result.ceilings is not None
-    return result.ceilings.copy_gbps
 
 
 def _told_busy(result: Result, reason: str | None) -> Result:

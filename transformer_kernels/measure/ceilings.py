@@ -17,6 +17,7 @@ _COPY_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 _MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 _MATMUL_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 _SECONDS = 0.5
+_FEW_ROUNDS = 5  # of a copy that is measured for a moment
 # A shared CPU: calls so short that some are undisturbed, and enough of them to find the fastest.
 _LEAST_BYTES, _LEAST_MATMUL, _LEAST_ROUNDS = 16 << 20, 512, 100
 
@@ -80,6 +81,15 @@ def measure_ceilings(
         matmul_dtype=dtype_name(main),
         products=tflops,
     )
+
+
+def measure_copy(timer: Timer, device: torch.device) -> float:
+    """Measures a copy for a moment; returns its GB/s."""
+    bytes_moved = _COPY_BYTES[device.type]
+    calls = copy_calls(bytes_moved, 1, device)
+    watches = {name: timer.stopwatch(copies) for name, copies in calls.items()}
+    found = interleave(watches, timer, _SECONDS, _FEW_ROUNDS)
+    return bytes_moved / min(summary.median for summary in found.values()) / 1e3
 
 
 def _product(size: int, dtype: torch.dtype, device: torch.device) -> list[Call]:

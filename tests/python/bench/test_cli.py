@@ -104,7 +104,7 @@ def test_a_baseline_that_is_missing_is_named_before_the_run(measured, capsys):
 def test_a_busy_machine_is_told_below_the_table(measured, monkeypatch, capsys):
     measured(100)
     for share, told in ((0.6, True), (0.1, False)):
-        signs = busy.Signs(share, 20.0, 20.0)
+        signs = busy.Signs(share, None, (20.0,), 20.0)
         monkeypatch.setattr(busy.Watch, "signs", lambda *_, signs=signs: signs)
         assert cli.main(["bench", "layer_norm", "--device", "cpu"]) == 0
         assert ("busy: other programs took 60 %" in capsys.readouterr().out) is told

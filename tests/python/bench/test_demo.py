@@ -59,7 +59,7 @@ def one_thread():
 
 
 def _quiet(monkeypatch, share: float = 0.0) -> None:
-    signs = busy.Signs(share, 20.0, 20.0)
+    signs = busy.Signs(share, None, (20.0,), 20.0)
     monkeypatch.setattr(busy.Watch, "signs", lambda *_: signs)
 
 

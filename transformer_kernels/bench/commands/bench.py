@@ -109,8 +109,10 @@ def run(arguments: argparse.Namespace) -> int:
     watch = busy.Watch(device)
     result = runner.run(settings, quiet=arguments.quiet)
     _show(result, arguments.unit)
-    if result.ceilings and (reason := watch.signs(result.ceilings.copy_gbps).reason):
-        print(f"the machine was busy: {reason}; ratios may be noise")
+    if result.ceilings is not None:
+        watch.add(result.ceilings.copy_gbps)
+        if (reason := watch.signs().reason) is not None:
+            print(f"the machine was busy: {reason}; ratios may be noise")
     keep(result, arguments)
     if all(row.provider == "copy" for row in result.rows):
         return _fail("nothing was measured; the lines above say why")
