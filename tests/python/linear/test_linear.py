@@ -14,7 +14,7 @@ from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
 from transformer_kernels.ops._dtype import accumulate_dtype
-from transformer_kernels.ops.linear import _choice, _formula, _onednn
+from transformer_kernels.ops.linear import _choice, _formula, _onednn, _tuned
 from transformer_kernels.ops.linear._ops import LINEAR, LINEAR_ACT, LINEAR_DACT
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
 from transformer_kernels.testing.inputs import LAYOUTS, randn
@@ -283,6 +283,31 @@ def test_the_choice(
     assert found == reason or (reason is not None and found is not None and reason in found)
     monkeypatch.setattr(_choice, "blas_fills_units", lambda: True)
     assert _choice.refusal("linear", x, weight) is not None
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16, 17, 33, 200, 4000])
+@pytest.mark.parametrize("columns", [1, 100, 1000, 1100])
+def test_rules_leave_little_products_to_torch(
+    rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_choice, "blas_is_fast", lambda: False)
+    monkeypatch.setattr(_choice, "blas_fills_units", lambda: False)
+    x, weight = torch.empty(rows, 250), torch.empty(columns, 250)
+    little = _choice.is_little("linear", x, weight)
+    assert little == (columns < 1048 and rows * columns * 250 < 6 * 2**20)
+    if little:
+        assert _choice.refusal("linear", x, weight) is not None
+
+
+def test_what_decides_before_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(1, 8), torch.randn(4, 8)
+    assert _choice.is_little("linear", x, weight, weight)
+    assert not _choice.is_little("linear", x, weight, None)  # type: ignore[arg-type]
+    assert not torch.func.vmap(lambda x: x * _choice.is_little("linear", x, weight))(x).any()
+    with _tuned.forcing("ours"):
+        assert not _choice.is_little("linear", x, weight)
+    monkeypatch.setattr(_tuned, "sizes_of_weights", lambda: {(4, 8)})
+    assert not _choice.is_little("linear", x, weight)
 
 
 @pytest.mark.parametrize("trains", [False, True])

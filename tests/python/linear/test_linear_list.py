@@ -152,7 +152,9 @@ def test_strides_of_fake_tensors(
     found = []
     for mode in (FakeTensorMode(), contextlib.nullcontext()):
         with mode, torch.autocast(device, torch.bfloat16, enabled=autocast):
-            x, *weights = (torch.empty(s, dtype=dtype, device=device) for s in shapes)
+            x, *weights = (
+                torch.empty(s, dtype=dtype, device=device, requires_grad=True) for s in shapes
+            )
             found.append([(y.shape, y.stride()) for y in F.linear_list(x, weights)])
     assert found[0] == found[1]
 

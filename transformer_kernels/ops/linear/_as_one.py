@@ -20,9 +20,18 @@ from ._weights import as_multiplied, fits
 
 
 def as_level(op: str, recompute: Any) -> int:
+    if recompute == 1 and type(recompute) is int:
+        return 1
     level = as_integer(op, "recompute", recompute)
     check_level(op, level)
     return level
+
+
+def has_gradients(*operands: Tensor | None) -> bool:
+    """Whether a gradient of any operand is asked for."""
+    return torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in operands
+    )
 
 
 def _why_apart(tensors: tuple[Tensor | None, ...], backend: str) -> str | None:
@@ -47,10 +56,8 @@ def call_as_one(
         return None
     if backend == "fpga":
         return None
-    has_gradients = torch.is_grad_enabled() and any(
-        isinstance(t, Tensor) and t.requires_grad for t in tensors
-    )
-    if not has_gradients and not (op is GATED_MLP and isinstance(x, Tensor) and x.is_cuda):
+    trains = has_gradients(*tensors)
+    if not trains and not (op is GATED_MLP and isinstance(x, Tensor) and x.is_cuda):
         return None
     apart = _why_apart(tensors, backend)
     if apart is not None:
@@ -65,7 +72,7 @@ def call_as_one(
         )  # fmt: skip
     if not fits(*cast("tuple[Tensor, ...]", tensors)):
         return None
-    if not has_gradients:
+    if not trains:
         if not packed or (down_weight is not None and leaves_processors_idle(x, down_weight)):
             return None
         level = 2

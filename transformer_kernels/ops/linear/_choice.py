@@ -93,7 +93,8 @@ def _has_not_many_rows(x: Tensor, weight: Tensor) -> bool:
 
 
 def _rows(x: Tensor) -> int:
-    return x.numel() // max(x.shape[-1], 1) if x.dim() else 1
+    shape = x.shape
+    return x.numel() // (shape[-1] or 1) if shape else 1
 
 
 def _has_gradients(x: Tensor, weight: Tensor) -> bool:
@@ -237,6 +238,26 @@ _MORE_ROWS = (
 )
 
 
+def is_little(op: str, x: Tensor, *weights: Tensor) -> bool:
+    """Whether the rules leave every product to PyTorch because it is small, on a CPU. Few questions
+    decide: :func:`choose` may ask for longer than such a product takes. Of weights only the size is
+    asked, because PyTorch takes or refuses every other kind."""
+    if type(x) not in PLAIN_CLASSES or not x.is_cpu or not is_eager() or _tuned.is_measuring():
+        return False
+    numbers, measured = 0, _tuned.sizes_of_weights()
+    try:
+        for weight in weights:
+            numbers = max(numbers, weight.numel())
+            if measured and weight.shape in measured:
+                return False
+    except AttributeError:  # an operand is no tensor
+        return False
+    if numbers >= _FEWEST_NUMBERS or _rows(x) * numbers >= _FEWEST_PRODUCTS:
+        return False
+    log_dispatch(f"{op}: packed refused: the product is small; PyTorch's product runs")
+    return True
+
+
 def why_not(
     x: Tensor,
     weight: Tensor,
@@ -304,10 +325,13 @@ def product_of(x: Tensor, weight: Tensor, *, activated: bool = False) -> _tuned.
 
 def _times(x: Tensor, weight: Tensor, activated: bool) -> _tuned.Times | None:
     """Measured times of the products, if they are known or are to be measured now."""
-    if not _tuned.is_asked() or x.dim() == 0 or weight.dim() != 2:
+    measure = _tuned.measure()
+    if measure is None and weight.shape not in _tuned.sizes_of_weights():
+        return None
+    if x.dim() == 0 or weight.dim() != 2:
         return None
     product = product_of(x, weight, activated=activated)
-    found, measure = _tuned.table().times.get(product), _tuned.measure()
+    found = _tuned.table().times.get(product)
     if found is None and measure is not None and _is_measurable(x, weight):
         dtype = _dtype_in_products(x)
         found = measure(x.detach().to(dtype), weight.detach().to(dtype), product)

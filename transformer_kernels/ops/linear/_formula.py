@@ -18,8 +18,8 @@ Activate = Callable[[Tensor], Tensor]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    lowered = autocasts(x) and x.dtype in LOWERED  # all three of them
-    if bias is None or bias.dtype is x.dtype or lowered:
+    # Autocast lowers all three of them.
+    if bias is None or bias.dtype is x.dtype or (autocasts(x) and x.dtype in LOWERED):
         return torch_linear(x, weight, bias)
     return (torch_linear(x, weight) + bias).to(x.dtype)
 

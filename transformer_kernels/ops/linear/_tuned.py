@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,6 +183,10 @@ def _warn(text: str) -> None:
     warnings.warn(f"tune: {text}", RuntimeWarning, stacklevel=2)
 
 
+def _size(product: Product) -> tuple[int, ...]:
+    return product.columns, product.terms
+
+
 class Table:
     """The times of these versions by product, from a file that other processes write too."""
 
@@ -191,9 +195,11 @@ class Table:
         self.times: dict[Product, Times] = dict(
             _times(record) for record in _read(path) if record["versions"] == _VERSIONS
         )
+        self.sizes = {_size(product) for product in self.times}
 
     def keep(self, product: Product, times: Times) -> None:
         self.times[product] = times
+        self.sizes.add(_size(product))
         new = _record(product, times)
         same = ("versions", "product")
         others = [old for old in _read(self._path) if any(old[key] != new[key] for key in same)]
@@ -246,6 +252,11 @@ def measure() -> Measure | None:
     return _Asked.measure
 
 
-def is_asked() -> bool:
-    """Whether anything but the rules may choose; otherwise a call spends no time on it."""
-    return _Asked.measure is not None or (mode() is not False and bool(table().times))
+def sizes_of_weights() -> Collection[tuple[int, ...]]:
+    """The sizes (columns, terms) of weights about which times may be known."""
+    return () if mode() is False else table().sizes
+
+
+def is_measuring() -> bool:
+    """Whether products of all sizes are being timed, or will be at their first call."""
+    return _Asked.measure is not None or _Asked.forced is not None

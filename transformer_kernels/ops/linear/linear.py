@@ -20,7 +20,7 @@ from ..pointwise._ops import GATED, PLAIN
 from ..pointwise.table import ACTIVATIONS
 from . import _formula, _onednn
 from ._as_one import as_level, call_as_one
-from ._choice import choose, refusal
+from ._choice import choose, is_little, refusal
 from ._mlp_ops import GATED_MLP, MLP
 from ._ops import LINEAR, LINEAR_ACT
 from ._routed import call as _routed_call
@@ -42,13 +42,16 @@ def chosen(op: str, activation: Any, table: Mapping[str, Any]) -> Any:
     raise kind(f"{op}: activation is {shown(activation)}, expected one of {', '.join(table)}")
 
 
-def _torch_product(op: Op, *arguments: Any) -> Tensor:
-    """Runs PyTorch's product; its errors are raised in our words."""
+def _torch_product(
+    op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *others: Any, little: bool = False
+) -> Tensor:
+    """Runs PyTorch's product; its errors are raised in our words. For a little one PyTorch has no
+    second function."""
     try:
-        y = _onednn.product(op.name, *arguments[:3])
-        return _formula.linear(*arguments[:3]) if y is None else y
+        y = None if little else _onednn.product(op.name, x, weight, bias)
+        return _formula.linear(x, weight, bias) if y is None else y
     except (RuntimeError, TypeError, AttributeError):
-        refuse_call(op, arguments)
+        refuse_call(op, (x, weight, bias, *others))
         raise
 
 
@@ -95,6 +98,8 @@ def linear(
     if backend == "fpga":
         return on_array(input, weight, bias)
     if backend == "auto":
+        if is_little("linear", input, weight):
+            return _torch_product(LINEAR, input, weight, bias, little=True)
         reason, routes = choose("linear", input, weight)
         if reason is not None:
             return _torch_product(LINEAR, input, weight, bias)
@@ -145,9 +150,11 @@ def linear_act(
         y = call_as_one(MLP, "linear_act", tensors, number, 2, backend)
         if y is not None:
             return y
-    if backend == "auto" and refusal("linear_act", input, weight, activated=True) is not None:
-        z = _torch_product(LINEAR_ACT, input, weight, bias, number)
-        return cast(Tensor, PLAIN[activation].call(z, None))
+    if backend == "auto":
+        little = is_little("linear_act", input, weight)
+        if little or refusal("linear_act", input, weight, activated=True) is not None:
+            z = _torch_product(LINEAR_ACT, input, weight, bias, number, little=little)
+            return cast(Tensor, PLAIN[activation].call(z, None))
     return cast(Tensor, _act_call(*_as_multiplied(input, weight, bias), number, backend))
 
 
@@ -201,6 +208,14 @@ def gated_linear(
         y = call_as_one(GATED_MLP, "gated_linear", tensors, number, level, backend)
         if y is not None:
             return y
+    if (
+        backend == "auto"
+        and up_weight is not None
+        and is_little("gated_linear", input, weight, up_weight)
+    ):
+        gate = _torch_product(LINEAR, input, weight, bias, little=True)
+        up: Tensor | None = _torch_product(LINEAR, input, up_weight, up_bias, little=True)
+        return cast(Tensor, gated.call(gate, up, None, None))
     gate = linear(input, weight, bias, backend=backend)
     up = None if up_weight is None else linear(input, up_weight, up_bias, backend=backend)
     behind = backend if backend == "triton" else "auto"

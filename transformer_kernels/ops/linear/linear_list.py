@@ -5,6 +5,7 @@ a gate and the values that it scales."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
 from ..._torch import any_autocast, is_batched, is_eager, is_fake, refuses_cublas
-from .._declare_checks import check_arguments
+from .._declare_checks import check_arguments, refuse_call
 from .._dtype import under_autocast
 from .._kinds import PLAIN_CLASSES
 from .._public import overridable
-from ._choice import refusal
+from ._as_one import has_gradients
+from ._choice import is_little, refusal
 from ._formula import as_rows, bias_gradient
+from ._formula import linear as product
 from ._ops import LINEAR
 from ._weights import gradient_of, is_master
 from .linear import linear
@@ -86,25 +89,47 @@ def _sum_of_products(rows: Tensor, dys: Sequence[Tensor | None], weights: list[T
 
 
 def _checked(weights: Any, biases: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-    for name, value in (("weights", weights), ("biases", biases)):
-        if not isinstance(value, (list, tuple)) and not (name == "biases" and value is None):
-            raise ArgumentTypeError(
-                f"{_OP}: {name} is {type(value).__name__}, expected a list of Tensors"
-            )
-    if not weights:
+    count = len(_listed("weights", weights))
+    if biases is None:
+        biases = (None,) * count
+    if not count:
         raise ArgumentValueError(f"{_OP}: weights has 0 elements, expected at least 1")
-    biases = [None] * len(weights) if biases is None else biases
-    if len(biases) != len(weights):
+    if len(_listed("biases", biases)) != count:
         raise ArgumentValueError(
-            f"{_OP}: biases has {len(biases)} elements, expected {len(weights)}"
-            " (as many as weights)"
+            f"{_OP}: biases has {len(biases)} elements, expected {count} (as many as weights)"
         )
     return tuple(weights), tuple(biases)
 
 
-def _why_apart(x: Tensor, weights: Sequence[Tensor]) -> str | None:
+def _listed(name: str, value: Any) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise ArgumentTypeError(
+            f"{_OP}: {name} is {type(value).__name__}, expected a list of Tensors"
+        )
+    return value
+
+
+def _little_layers(
+    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
+    try:
+        return tuple(map(product, repeat(x), weights, biases))
+    except (RuntimeError, TypeError, AttributeError):
+        for weight, bias in zip(weights, biases, strict=True):
+            refuse_call(LINEAR, (x, weight, bias))
+        raise
+
+
+def _why_apart(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], known_to_fit: bool
+) -> str | None:
     """The reason why each layer is a call of its own; None where they run together. Fake tensors go
-    the way of the real ones that they stand for, because strides of results depend on the way."""
+    the way of the real ones that they stand for, because strides of results depend on the way.
+    Operands that no layer takes are refused."""
+    if not all(isinstance(t, Tensor) for t in (x, *weights)):
+        return "an operand is no tensor"
+    for weight, bias in () if known_to_fit else zip(weights, biases, strict=True):
+        check_arguments(LINEAR, {"x": x, "weight": weight, "bias": bias})
     if not is_eager():
         return "a graph or a transform follows the call"
     operands = (x, *weights)
@@ -140,10 +165,10 @@ def linear_list(
     """Computes ``tuple(linear(input, w, b) for w, b in zip(weights, biases))``: layers that share
     an input and keep separate parameters.
 
-    No weight is copied or joined to another. The results are columns of one tensor, and the
-    gradient of ``input`` is summed in place. Under autocast a GPU writes the gradients of
-    float32 weights in float32. Where :func:`linear` runs our product, under autocast otherwise, and
-    in graphs, each layer is a call of its own.
+    No weight is copied or joined to another. Where a gradient is asked for, the results are columns
+    of one tensor, and the gradient of ``input`` is summed in place; under autocast a GPU writes the
+    gradients of float32 weights in float32. Without one, where :func:`linear` runs our product,
+    under autocast otherwise, and in graphs, each layer is a call of its own.
 
     Args:
         input: (..., K), floating-point.
@@ -152,7 +177,7 @@ def linear_list(
         backend: as for :func:`linear`.
 
     Returns:
-        One (..., N) for each weight. They share memory, but no element.
+        One (..., N) for each weight. They may share memory, but no element.
 
     Raises:
         ArgumentValueError, ArgumentTypeError: an argument does not fit; the message names it.
@@ -163,18 +188,16 @@ def linear_list(
     (torch.Size([2, 5, 64]), torch.Size([2, 5, 16]))
     """
     ws, bs = _checked(weights, biases)
+    if backend == "auto" and not torch.is_grad_enabled() and is_little(_OP, input, *ws):
+        return _little_layers(input, ws, bs)
     apart = f"backend is {backend!r}" if backend != "auto" else None
+    if apart is None and not has_gradients(input, *ws, *bs):
+        apart = "no gradient is asked for"
     lowered = None
     if apart is None and any_autocast():
         lowered = _beside_masters(input, ws, bs)
         apart = "autocast is on, and casts some of these" if lowered is None else None
-    try:
-        for weight, bias in zip(ws, bs, strict=True):
-            if apart is None and lowered is None:
-                check_arguments(LINEAR, {"x": input, "weight": weight, "bias": bias})
-        apart = apart or _why_apart(input, ws)
-    except AttributeError:
-        apart = "an operand is no tensor"
+    apart = apart or _why_apart(input, ws, bs, lowered is not None)
     if apart is None:
         x = input if lowered is None else lowered
         results: tuple[Tensor, ...] = _SideBySide.apply(x, len(ws), *ws, *bs)

@@ -10,8 +10,11 @@ from ..._torch import any_autocast
 from .._declare_arguments import Like, Number
 from .._declare_checks import refuse_call
 from .._public import overridable
+from ..pointwise._ops import GATED, PLAIN
 from ..pointwise.dropout import BIAS_DROPOUT_ADD, DROPOUT, drawn
+from . import _formula
 from ._as_one import as_level, call_as_one
+from ._choice import is_little
 from ._mlp_ops import GATED_MLP, MLP
 from .linear import GATED_NUMBERS, NUMBERS, chosen, gated_linear, linear, linear_act
 
@@ -25,6 +28,8 @@ def drop_and_add(
 ) -> Tensor:  # fmt: skip
     """Computes ``residual + dropout(y + bias)``; or without a residual ``dropout(y)``, where y
     includes its bias."""
+    if residual is None and dropout_p == 0.0 and type(training) is bool:
+        return y
     backend = "auto" if backend == "fpga" else backend
     seed, p = drawn(op, y, dropout_p, training, seed, _P)
     if residual is None:
@@ -36,6 +41,36 @@ def drop_and_add(
     _RESIDUAL.check(op, residual, {"y": y})
     z: Tensor = BIAS_DROPOUT_ADD.call(y, bias, residual, seed, p, backend)
     return z
+
+
+def _layers(
+    x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor, down_bias: Tensor | None,
+    activation: str, backend: str,
+) -> Tensor:  # fmt: skip
+    """Runs each layer of an MLP by itself."""
+    if backend == "auto" and is_little("mlp", x, weight, down_weight):
+        hidden = PLAIN[activation].call(_formula.linear(x, weight, bias), None)
+        return _formula.linear(hidden, down_weight, down_bias)
+    hidden = linear_act(x, weight, bias, activation, backend=backend)
+    return linear(hidden, down_weight, down_bias, backend=backend)
+
+
+def _gated_layers(
+    x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
+    up_bias: Tensor | None, down_weight: Tensor, down_bias: Tensor | None, activation: str,
+    backend: str,
+) -> Tensor:  # fmt: skip
+    """Runs each layer of a gated MLP by itself."""
+    if (
+        backend == "auto"
+        and up_weight is not None
+        and is_little("gated_mlp", x, weight, up_weight, down_weight)
+    ):
+        gate, up = _formula.linear(x, weight, bias), _formula.linear(x, up_weight, up_bias)
+        hidden = GATED[activation].call(gate, up, None, None)
+        return _formula.linear(hidden, down_weight, down_bias)
+    hidden = gated_linear(x, weight, up_weight, bias, up_bias, activation, backend=backend)
+    return linear(hidden, down_weight, down_bias, backend=backend)
 
 
 @overridable
@@ -89,8 +124,7 @@ def mlp(
     y = call_as_one(MLP, "mlp", tensors, number, level, backend)
     if y is None:
         try:
-            hidden = linear_act(input, weight, bias, activation, backend=backend)
-            y = linear(hidden, down_weight, last_bias, backend=backend)
+            y = _layers(*tensors, activation, backend)
         except (RuntimeError, TypeError):
             refuse_call(MLP, (*tensors, number, level, False))
             raise
@@ -138,10 +172,7 @@ def gated_mlp(
     y = call_as_one(GATED_MLP, "gated_mlp", tensors, number, level, backend)
     if y is None:
         try:
-            hidden = gated_linear(
-                input, weight, up_weight, bias, up_bias, activation, backend=backend
-            )  # fmt: skip
-            y = linear(hidden, down_weight, last_bias, backend=backend)
+            y = _gated_layers(*tensors, activation, backend)
         except (RuntimeError, TypeError):
             refuse_call(GATED_MLP, (*tensors, number, level, False))
             raise
