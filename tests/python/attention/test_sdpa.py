@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import transformer_kernels as tfk
 from transformer_kernels import _library, _torch
+from transformer_kernels.ops.attention import _sdpa
 from transformer_kernels.testing.inputs import randn
 
 ours = tfk.functional.scaled_dot_product_attention
@@ -168,3 +169,44 @@ def test_a_library_without_cuda_leaves_it_to_pytorch(monkeypatch: pytest.MonkeyP
     with FakeTensorMode():
         x = torch.empty(2, 7, 16, device="cuda")
     assert ours(x, x, x) is x
+
+
+# ---- few queries --------------------------------------------------------------------------------
+
+
+def _runs_ours(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> bool:
+    ran = []
+    attend = _sdpa._attend
+    monkeypatch.setattr(_sdpa, "_attend", lambda *a: ran.append(1) or attend(*a))
+    found = ours(*arguments, **options)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(*arguments, **options))
+    return bool(ran)
+
+
+@pytest.mark.parametrize(
+    ("shape", "keys", "options", "expected"),
+    [
+        ((2, 4, 1, 16), 5000, {}, False),
+        ((2, 8, 1, 16), 5000, {"enable_gqa": True}, False),
+        ((2, 8, 3, 16), 5000, {"enable_gqa": True}, True),
+        ((2, 4, 8, 16), 128, {"is_causal": True}, False),
+        ((2, 4, 32, 16), 128, {"is_causal": True}, True),
+        ((2, 4, 1, 16), 9, {"attn_mask": torch.ones(1, 9, dtype=torch.bool)}, True),
+    ],
+)
+def test_few_queries_without_gradients_run_torchs(
+    shape: tuple[int, ...], keys: int, options: dict[str, Any], expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    q, k, v = torch.randn(shape), *torch.randn(2, 2, 4, keys, 16)
+    with torch.no_grad():
+        assert _runs_ours(monkeypatch, q, k, v, **options) == expected
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_few_queries_with_gradients_or_of_16_bits_run_ours(
+    trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = torch.randn(3, 2, 4, 1, 16).to(torch.float32 if trains else torch.bfloat16)
+    with torch.set_grad_enabled(trains):
+        assert _runs_ours(monkeypatch, q, k, v)

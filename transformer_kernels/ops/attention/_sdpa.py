@@ -13,13 +13,16 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from ... import _torch
 from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
-from .._kinds import is_causal_bias, is_jagged
+from ..._torch import is_eager
+from .._kinds import PLAIN_CLASSES, is_causal_bias, is_jagged
 from .._public import explained
 from ._arguments import MOST_DIM
 from .attention import attention, is_served
 
 _LARGEST = sys.float_info.max
 _OP = "scaled_dot_product_attention"
+_FEW_QUERIES = 4  # of a head of keys
+_FEW_PRODUCTS = 2**18
 
 
 def _stands_top_left(bias: Any, queries: int, keys: int) -> bool:
@@ -120,6 +123,21 @@ def _why_not(
     return None if _mask_fits(query, key, mask, is_causal) else "attn_mask"
 
 
+def _has_few_queries(query: Any, key: Any) -> bool:
+    """Whether PyTorch's forward pass was measured to be faster on a CPU: of so few queries that
+    blocks of ours stay empty, or of so few products that calling ours takes longer. Fake tensors go
+    the way of real ones."""
+    if torch.is_grad_enabled() or not is_eager():
+        return False
+    for x in (query, key):
+        if not (type(x) in PLAIN_CLASSES or _torch.is_fake(x)) or not x.is_cpu or x.is_nested:
+            return False
+    q, k = query.shape, key.shape
+    if query.dtype is not torch.float32 or len(q) != 4 or len(k) != 4 or not k[2]:
+        return False
+    return q[1] * q[2] <= _FEW_QUERIES * k[1] or query.numel() * k[2] <= _FEW_PRODUCTS
+
+
 @explained
 def scaled_dot_product_attention(
     query: Tensor,
@@ -140,7 +158,8 @@ def scaled_dot_product_attention(
     :mod:`torch.nn.attention.bias`, which is not written to memory; a query that sees no key gives
     0. Nested tensors jagged in L run as sequences. Calls that our kernels do not take (devices
     other than CPU and CUDA, broadcast batches, head dims above 256, and whatever PyTorch refuses)
-    go to PyTorch; ``TFK_LOG=dispatch`` says so.
+    go to PyTorch; ``TFK_LOG=dispatch`` says so. So do calls of a few float32 queries on a
+    CPU without gradients, masks and dropout, for which PyTorch's kernel was measured to be faster.
 
     Args:
         backend: as for :func:`attention`; any but ``"auto"`` refuses calls that only PyTorch takes.
@@ -163,6 +182,12 @@ def scaled_dot_product_attention(
             attn_mask=given[0], dropout_p=dropout_p, is_causal=given[1], scale=scale,
             enable_gqa=enable_gqa, backend=backend,
         )  # fmt: skip
+    plain = attn_mask is None and dropout_p == 0 and top_left and backend == "auto"
+    if plain and _has_few_queries(query, key):
+        log_dispatch(f"{_OP}: PyTorch's own runs, because it is faster for few queries")
+        return _torch.scaled_dot_product_attention(
+            query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     reason = _why_not(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, backend
     )
