@@ -62,13 +62,11 @@ def derived(base: type, mixin: type) -> type:
 
 
 def _like(base: Any, mixin: Any) -> Callable[..., Any]:
-    """The mixin's ``forward``, with the signature of the base's, which libraries read."""
-
-    @functools.wraps(base.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return mixin.forward(self, *args, **kwargs)
-
-    return forward
+    """The mixin's ``forward``, with the signature of the base's, which libraries read. It is a copy
+    of the function, because a function around it would take time at each call."""
+    own = mixin.forward
+    made = types.FunctionType(own.__code__, own.__globals__, "forward", None, own.__closure__)
+    return functools.update_wrapper(made, base.forward)
 
 
 def _reduce(made: type) -> tuple[Any, ...]:

@@ -55,11 +55,13 @@ class Rebound(Mixin):
     _tfk_rebound: type  # the class whose forward that is
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x = args[0] if args and isinstance(args[0], Tensor) else _rows(args, kwargs)
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(x, Tensor):
+            x = _rows(args, kwargs)
         if x is None:
             return super().forward(*args, **kwargs)
         gates = self._tfk_gates.items()
-        patterns = tuple([name for name, gate in gates if gate.opens(x) and name in _REPLACE])
+        patterns = tuple([name for name, gate in gates if name in _REPLACE and gate.opens(x)])
         if not patterns:
             return super().forward(*args, **kwargs)
         return _forward(self._tfk_rebound, patterns)(self, *args, **kwargs)
