@@ -36,7 +36,7 @@ OTHERS = "third_party"  # unchanged copies, which keep their own rules
 FAMILY_RANKS = {
     "pointwise": 1, "rope": 1,
     "softmax": 2, "norm": 2, "loss": 2, "embedding": 2, "attention": 2, "linear": 2, "graph": 2,
-    "mlp": 3, "linear_loss": 3,
+    "mlp": 3, "linear_loss": 3, "attention_block": 3,
     "moe": 4, "decode": 4, "optimizer": 4,
 }  # fmt: skip
 
@@ -52,8 +52,16 @@ FAMILY_ROOMS = (
     ("tests/python/{family}/", (".py",)),
     ("transformer_kernels/bench/cases/{family}", (".py",)),
 )
-# Families that are composed of others in Python: they need no files in C++.
-COMPOSED = {"linear_loss"}
+# Families that are composed of others, and the rooms that they lack: all in C++, or its kernels.
+KERNEL_ROOMS = (
+    ("csrc/{family}/", ("_isa.cpp", "cpu.cpp")),
+    ("csrc/{family}/", (".cu",)),
+    ("csrc/torch/{family}/", (".cpp",)),
+)
+COMPOSED = {
+    "linear_loss": tuple(r for r in FAMILY_ROOMS if r[0].startswith(("csrc/", "tests/cpp/"))),
+    "attention_block": KERNEL_ROOMS,
+}
 # Each of these folders holds the families' folders, and the others that are named here.
 FAMILY_TREES = {
     "csrc": {"core", "fpga", "include", "torch"},
@@ -117,10 +125,8 @@ def mirror(root: Path) -> Iterator[str]:
     for family in families(root):
         if family not in FAMILY_RANKS:
             yield f"{family}: has no rank in FAMILY_RANKS"
-        for room, suffixes in FAMILY_ROOMS:
+        for room, suffixes in (r for r in FAMILY_ROOMS if r not in COMPOSED.get(family, ())):
             start = room.format(family=family)
-            if family in COMPOSED and room.startswith(("csrc/", "tests/cpp/")):
-                continue
             if not any(path.startswith(start) and path.endswith(suffixes) for path in paths):
                 wanted = " or ".join(f"{start}*{suffix}" for suffix in suffixes)
                 yield f"{wanted}: missing, expected one because {family} is a family"

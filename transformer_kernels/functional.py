@@ -10,6 +10,7 @@ True
 
 from .ops.attention._sdpa import scaled_dot_product_attention
 from .ops.attention.attention import attention, attention_varlen
+from .ops.attention_block.attention_block import attention_block
 from .ops.embedding.embedding import embedding, embedding_add
 from .ops.graph.gather_reduce import (
     edge_dot,
@@ -43,6 +44,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "attention",
+    "attention_block",
     "attention_varlen",
     "bias_dropout_add",
     "bias_dropout_add_layer_norm",

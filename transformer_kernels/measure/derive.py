@@ -177,7 +177,7 @@ def _named(op: Op, pass_: str, operands: Sequence[str], tensors: Values, fixed: 
     results = {name: tensors[f"d{name}"] for name in op.returned if f"d{name}" in tensors}
     gradients = {f"d{name}": tensors[name] for name in operands if pass_ == "backward"}
     numbers = {name: x for name, x in fixed.items() if not isinstance(x, Tensor)}
-    return {**dict.fromkeys(op.names), **numbers, **results, **tensors, **gradients}
+    return {**dict.fromkeys(op.names), **results, **_values(numbers, dict(tensors)), **gradients}
 
 
 def _of_passes(cost: Callable[[str], Any], pass_: str) -> Any:

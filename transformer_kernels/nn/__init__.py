@@ -10,8 +10,10 @@ from .._names import explain_names
 from ..ops.linear_loss.linear_cross_entropy import linear_cross_entropy
 from .activation import MODULES as _ACTIVATIONS
 from .attention import CausalSelfAttention, MultiheadAttention
+from .attention_block import AttentionBlock
 from .dropout import Dropout, DropoutAdd
 from .embedding import Embedding
+from .gpt2 import FusedGPT2Block
 from .linear import MLP, FusedLinearReLU, GatedMLP, Linear, LinearAct
 from .loss import CrossEntropyLoss, LinearCrossEntropyLoss
 from .norm import LayerNorm, RMSNorm
@@ -23,10 +25,12 @@ globals().update(_ACTIVATIONS)  # one module for each activation
 
 __all__ = [
     *_ACTIVATIONS,
+    "AttentionBlock",
     "CausalSelfAttention",
     "Dropout",
     "DropoutAdd",
     "Embedding",
+    "FusedGPT2Block",
     "FusedLinearReLU",
     "GatedMLP",
     "CrossEntropyLoss",

@@ -25,7 +25,7 @@ from ..ops._declare_arguments import (
     Seed,
     Table,
 )
-from . import attention, graph, linear, linear_loss, rope
+from . import attention, attention_block, graph, linear, linear_loss, rope
 from .inputs import randn
 
 SHAPE = (3, 8)
@@ -54,6 +54,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "good": attention.GOOD,
         "bad": attention.BAD,
     },
+    "attention_block": {"combinations": attention_block.combinations, "bad": attention_block.BAD},
     **graph.OWN,
     "linear": {"combinations": linear.combinations},
     "routed_linear": {"combinations": linear.routed_combinations, "bad": linear.BAD},

@@ -70,6 +70,19 @@ def test_a_provider_computes_the_loss_of_a_linear_layer(name, pass_):
             Reference(op, pass_, arguments).check(call, allowance=4)
 
 
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("provider", ["torch", "ours"])
+def test_a_provider_computes_an_attention_block(pass_, provider):
+    op = cases.all_ops()["attention_block"]
+    problem = Problem(op.name, pass_, torch.float32, torch.float32, (2, 9, 128))
+    arguments = op.make(problem, CPU)
+    with torch.no_grad():
+        call = op.build(provider, pass_, _eager)(arguments)
+        Reference(op, pass_, arguments).check(call, allowance=4)
+    assert op.flops(pass_, problem.shape) > 0
+    assert op.bytes_moved(pass_, arguments) > 4 * 128 * 128 * 4
+
+
 @pytest.mark.parametrize("name", ["embedding", "uniform_embedding", "embedding_add"])
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("provider", ["torch", "compile", "ours"])

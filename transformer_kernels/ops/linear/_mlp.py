@@ -63,6 +63,13 @@ _TORCHS = Products(
 _ON_CUDA = _TORCHS._replace(linear=_packed)
 
 
+def products_of(x: Tensor, packed: bool) -> Products:
+    """Our products, or PyTorch's."""
+    if not packed:
+        return _TORCHS
+    return _ON_CUDA if x.is_cuda else _OURS
+
+
 class Fused(NamedTuple):
     """Products that include an activation. Here z includes the bias, which the first product
     added."""
@@ -131,8 +138,7 @@ def _gated_kernels(x: Tensor, activation: int, packed: bool) -> Kernels:
 
 
 def _kernels(x: Tensor, table: list[tuple[Any, Any]], activation: int, packed: bool) -> Kernels:
-    ours = _ON_CUDA if x.is_cuda else _OURS
-    return Kernels(*table[activation], ours if packed else _TORCHS)
+    return Kernels(*table[activation], products_of(x, packed))
 
 
 # ---- the forward pass ---------------------------------------------------------------------------
