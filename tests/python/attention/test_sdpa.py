@@ -148,6 +148,17 @@ def test_autocast_is_torchs(device: str) -> None:
     torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 
 
+def test_autocast_lowers_heads_of_two_dtypes(device: str) -> None:
+    """Such as rotated queries and keys in float32 beside 16-bit values."""
+    q, k, v = Q.to(device), K.to(device), V.to(device, torch.bfloat16)
+    with pytest.raises(ValueError, match="the dtypes: PyTorch's alone"):
+        ours(q, k, v, backend="reference")
+    with torch.autocast(device, dtype=torch.bfloat16):
+        a, b = ours(q, k, v, backend="reference"), F.scaled_dot_product_attention(q, k, v)
+        assert ours(q, k, v).dtype is torch.bfloat16
+    torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+
+
 def test_another_backend_than_auto_takes_no_detour() -> None:
     reference = ours(Q, K, V, backend="reference")
     torch.testing.assert_close(reference, F.scaled_dot_product_attention(Q, K, V))

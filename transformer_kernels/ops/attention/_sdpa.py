@@ -14,6 +14,7 @@ from ... import _torch
 from ..._errors import FLOATING, ArgumentValueError
 from ..._library import log_dispatch
 from ..._torch import is_eager
+from .._dtype import LOWERED
 from .._kinds import PLAIN_CLASSES, is_causal_bias, is_jagged
 from .._public import explained
 from ._arguments import MOST_DIM
@@ -82,6 +83,11 @@ def _mask_fits(query: Tensor, key: Tensor, mask: Any, is_causal: bool) -> bool:
     return all(size in (1, wanted) for size, wanted in trailing)
 
 
+def _are_lowered(x: Tensor, query: Tensor) -> bool:
+    """Whether autocast gives both the same dtype."""
+    return _torch.autocasts(query) and x.dtype in LOWERED and query.dtype in LOWERED
+
+
 def _why_not(
     query: Any,
     key: Any,
@@ -101,7 +107,7 @@ def _why_not(
             return "a tensor that is neither strided nor jagged"
         if x.device != query.device or (backend == "auto" and not is_served(x)):
             return "the device"
-        if x.dtype is not query.dtype:
+        if x.dtype is not query.dtype and not _are_lowered(x, query):
             return "the dtypes"
     rank, q, k, v = query.dim(), query.shape, key.shape, value.shape
     if query.dtype not in FLOATING:
