@@ -142,6 +142,7 @@ def task(
     def made(provider: str) -> Any:
         torch.manual_seed(SEED)
         model = family.build(size).to(device).train()
+        model.config.use_cache = False  # which a step of training would fill for nobody
         if provider == "compiled":
             return torch.compile(model)
         if provider == "fused":
