@@ -48,7 +48,7 @@ class Given:
 def give(module: Any, x: Tensor, y: Tensor) -> None:
     """Leaves ``y`` with a module, as its result for ``x``."""
     if "_tfk_given" in module.__dict__:
-        _miss(module)
+        miss(module)
     module.__dict__["_tfk_given"] = Given(x, y)
 
 
@@ -61,7 +61,7 @@ def take(module: Any, x: Tensor) -> Tensor | None:
         return None
     y: Tensor | None = given.of(x)
     if y is None:
-        _miss(module)
+        miss(module)
     return y
 
 
@@ -71,5 +71,11 @@ def misses(module: Any) -> int:
     return count
 
 
-def _miss(module: Any) -> None:
+def miss(module: Any) -> None:
+    """Counts a result that nobody has asked for."""
     module.__dict__["_tfk_misses"] = misses(module) + 1
+
+
+def asked(module: Any) -> None:
+    """Forgets the misses: somebody asks for what the module leaves."""
+    module.__dict__["_tfk_misses"] = 0

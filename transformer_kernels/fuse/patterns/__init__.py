@@ -9,6 +9,7 @@ from .attention import AttentionPattern
 from .dropout import DropoutPattern
 from .gated_mlp import GatedMLPPattern
 from .linear import LinearPattern
+from .linear_then_act import LinearThenActPattern
 from .loss import LossPattern
 from .mlp import MLPPattern
 from .norm import NormPattern
@@ -27,6 +28,7 @@ ALL: tuple[Pattern, ...] = (
     AttentionPattern(),
     RopePattern(),
     SiblingsPattern(),
+    LinearThenActPattern(),
     LinearPattern(),
     SumNormPattern(),
     LossPattern(),

@@ -127,7 +127,7 @@ def find_products(call: Call, trace: Trace) -> Found | None:
         activation = activation_of(others[0].module.forward)
         before, after = others[0].ins[0], others[0].outs[0]
     else:
-        activation = _loose_activation(loose[0])
+        activation = loose_activation(loose[0])
         before, after = loose[0].ins[0], loose[0].outs[0]
     first = trace.source_node(before)
     if first not in linears:
@@ -144,7 +144,7 @@ def find_products(call: Call, trace: Trace) -> Found | None:
     )  # fmt: skip
 
 
-def _loose_activation(node: Node) -> str | None:
+def loose_activation(node: Node) -> str | None:
     options = {k: v for k, v in node.kwargs.items() if k == "approximate"}
     function = _LOOSE.get(node.name)
     return None if function is None else activation_of(partial(function, **options))

@@ -23,6 +23,12 @@ _OPS = frozenset(("erf", "gelu", "relu", "sigmoid", "silu", "tanh"))
 _GRID = torch.linspace(-6, 6, 97, dtype=torch.float64)
 
 
+def may_activate(call: Call, trace: Trace) -> bool:
+    """Whether the call is of a module without parameters that computes what activations do."""
+    pure = not (call.module._modules or call.module._parameters)
+    return pure and unary(call) and bool({node.name for node in trace.computed(call)} & _OPS)
+
+
 def activation_of(function: Callable[[Tensor], Any]) -> str | None:
     """The name of the activation that a function computes; None for another one."""
     try:
@@ -63,9 +69,7 @@ class ActivationPattern(Pattern):
 
     def match(self, call: Call, trace: Trace) -> Site | None:
         module, nodes = call.module, trace.computed(call)
-        if module._modules or module._parameters or not unary(call):
-            return None
-        if not {node.name for node in nodes} & _OPS:
+        if not may_activate(call, trace):
             return None
         activation = activation_of(module.forward)
         if activation is None:

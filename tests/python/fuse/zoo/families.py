@@ -258,12 +258,14 @@ LEAST = {
     "gemma2": {"norm": 9, "sum_norm": 4, "gated_mlp": 2, "siblings": 2, "loss": 1},
     "gemma3": {**_GATED, "norm": 13},
     "phi3": {"norm": 5, "sum_norm": 4, "attention": 2, "rope": 2, "gated_mlp": 2, "loss": 1},
-    "opt": {"norm": 5, "sum_norm": 1, "attention": 2, "activation": 2, "siblings": 2, "loss": 1},
+    "opt": {"norm": 5, "sum_norm": 1, "attention": 2, "activation": 2, "linear_then_act": 2,
+            "siblings": 2, "loss": 1},
     "gpt-neox": {"norm": 5, "sum_norm": 2, "attention": 2, "rope": 2, "mlp": 2, "loss": 1},
     "falcon": {"norm": 3, "sum_norm": 2, "attention": 2, "rope": 2, "activation": 2, "loss": 1},
     "falcon alibi": {"norm": 5, "sum_norm": 4, "activation": 2, "loss": 1},
     "t5": {"norm": 12, "sum_norm": 10, "attention": 6, "mlp": 4, "siblings": 6},
-    "whisper": {"norm": 12, "sum_norm": 11, "attention": 6, "activation": 4, "siblings": 6},
+    "whisper": {"norm": 12, "sum_norm": 11, "attention": 6, "activation": 4, "linear_then_act": 4,
+                "siblings": 6},
     "vit": {"norm": 5, "sum_norm": 2, "attention": 2, "mlp": 2, "siblings": 2},
     "mixtral": _DECODER,
     "qwen3-moe": {**_DECODER, "norm": 9},
@@ -271,7 +273,7 @@ LEAST = {
     "timm vit": {"norm": 5, "sum_norm": 4, "attention": 2, "mlp": 2},
     "timm deit3": {"norm": 5, "sum_norm": 4, "attention": 2, "mlp": 2},
     "timm swin": {"norm": 11, "mlp": 4},
-    "nn encoder": {"norm": 4, "sum_norm": 3, "attention": 2},
-    "nn decoder": {"norm": 6, "sum_norm": 6, "attention": 4},
-}
+    "nn encoder": {"norm": 4, "sum_norm": 3, "attention": 2, "linear_then_act": 2},
+    "nn decoder": {"norm": 6, "sum_norm": 6, "attention": 4, "linear_then_act": 2},
+}  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
