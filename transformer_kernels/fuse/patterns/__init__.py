@@ -7,6 +7,7 @@ from ._pattern import Pattern
 from .activation import ActivationPattern
 from .attention import AttentionPattern
 from .dropout import DropoutPattern
+from .eager_attention import EagerAttentionPattern
 from .gated_mlp import GatedMLPPattern
 from .linear import LinearPattern
 from .linear_then_act import LinearThenActPattern
@@ -26,6 +27,7 @@ ALL: tuple[Pattern, ...] = (
     ActivationPattern(),
     DropoutPattern(),
     AttentionPattern(),
+    EagerAttentionPattern(),
     RopePattern(),
     SiblingsPattern(),
     LinearThenActPattern(),
