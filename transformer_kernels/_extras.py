@@ -13,6 +13,7 @@ EXTRA_OF = {
     "matplotlib": "bench",
     "numpy": "bench",
     "rich": "bench",
+    "shtab": "completion",
     "sklearn": "examples",
     "tensorboard": "profile",
     "transformers": "demo",

@@ -14,7 +14,9 @@ import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from . import _completion
 from ._extras import why_missing
 from ._version import __version__
 
@@ -59,6 +61,16 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help or ''} (default: {shown})".strip().replace("%(default)s", str(shown))
 
 
+class PrintCompletion(argparse.Action):
+    """Prints a shell's script, for which it needs the arguments of every command, and ends."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: Any, values: Any, _option: Any = None
+    ) -> None:
+        print(_completion.script(whole(), values))
+        parser.exit()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status, or 2 with a message where it was called wrongly."""
     given = sys.argv[1:] if arguments is None else list(arguments)
@@ -77,6 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return FAILED
 
 
+def whole() -> argparse.ArgumentParser:
+    """The parser with the arguments of every command."""
+    return parser([command.name for command in COMMANDS])
+
+
 def parser(loaded: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of those in ``loaded``."""
     made = argparse.ArgumentParser(
@@ -86,6 +103,10 @@ def parser(loaded: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    made.add_argument(
+        "--print-completion", action=PrintCompletion, choices=_completion.SHELLS, metavar="SHELL",
+        help="print a script that completes commands and options in bash or zsh",
+    )  # fmt: skip
     subparsers = made.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for command in COMMANDS:
         if command.name not in loaded:

@@ -26,7 +26,7 @@ from transformer_kernels.bench.options import (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", choices=FAMILIES, help="the family of models")
+    parser.add_argument("model", choices=tuple(FAMILIES), help="the family of models")
     add_device(parser)
     parser.add_argument(
         "--full", action="store_true",
