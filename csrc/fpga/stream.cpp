@@ -148,8 +148,9 @@ int connect_socket(const std::string& path) {
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) fail(path + " is too long for a socket's name");
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  const int descriptor = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int descriptor = ::socket(AF_UNIX, SOCK_STREAM, 0);
   if (descriptor < 0) fail_of_system(path);
+  ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);  // macOS has no SOCK_CLOEXEC
   if (::connect(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) < 0) {
     ::close(descriptor);
     fail_of_system(path);

@@ -31,6 +31,12 @@ std::string names_of(const std::vector<Isa>& isas) {
 
 #ifdef __x86_64__
 
+// Clang 17's __builtin_cpu_supports does not know F16C.
+bool processor_has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 bool processor_has_amx_bf16() {
   constexpr unsigned kAmxBf16 = 1u << 22;
   constexpr unsigned kAmxTile = 1u << 24;
@@ -60,7 +66,7 @@ bool processor_has(Isa isa) {
     case Isa::kNeon: return false;
     case Isa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c");
+             processor_has_f16c();
     case Isa::kAvx512:
       return processor_has(Isa::kAvx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
