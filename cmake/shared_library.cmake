@@ -23,8 +23,9 @@ function(tfk_links_shared_runtime result)
   set(${result} ${shared} PARENT_SCOPE)
 endfunction()
 
+# macOS has one libc++ alone, in the system.
 set(TFK_CXX_RUNTIME "")
-if(CMAKE_READELF)
+if(CMAKE_READELF AND NOT APPLE)
   tfk_links_shared_runtime(TFK_RUNTIME_IS_SHARED)
   if(NOT TFK_RUNTIME_IS_SHARED)
     execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so.6

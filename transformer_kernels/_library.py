@@ -32,7 +32,8 @@ _log_dispatch = "dispatch" in os.environ.get("TFK_LOG", "")
 
 def library_path() -> Path:
     override = os.environ.get("TFK_LIBRARY")
-    beside_package = Path(__file__).parent / "lib" / "libtransformer_kernels_torch.so"
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    beside_package = Path(__file__).parent / "lib" / f"libtransformer_kernels_torch.{suffix}"
     return Path(override) if override else beside_package
 
 

@@ -76,6 +76,12 @@ def test_a_wrong_TFK_LIBRARY_is_an_error() -> None:  # noqa: N802
     assert "TFK_LIBRARY names /nowhere/lib.so, which does not exist" in result.stderr
 
 
+def test_a_mac_has_a_library_by_its_own_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TFK_LIBRARY", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert _library.library_path().name == "libtransformer_kernels_torch.dylib"
+
+
 def test_without_the_library_the_formula_runs_and_says_so() -> None:
     code = """
 import pathlib, warnings
