@@ -30,6 +30,7 @@ SOURCES = ROOT / "tools" / "hub"
 PACKAGE = ROOT / "transformer_kernels"
 LIBRARIES = ("libtransformer_kernels.so", "libtransformer_kernels_torch.so")
 BACKEND = re.compile(r"cpu|cu\d{3}")
+ARCHITECTURE = re.compile(r"\d+\.\d[af]?(\+PTX)?")  # as the loader reads them
 FAT_BINARY = b".nv_fatbin"  # the section of an ELF file that holds code for GPUs
 
 
@@ -102,6 +103,9 @@ def write_repository(out: Path, libraries: Path, backend: str, architectures: li
     """Writes the repository with one variant; returns the variant's folder."""
     if not BACKEND.fullmatch(backend):
         raise SystemExit(f"hub: backend is {backend!r}, expected 'cpu' or one such as 'cu130'")
+    for name in architectures:
+        if not ARCHITECTURE.fullmatch(name):
+            raise SystemExit(f"hub: architecture is {name!r}, expected one such as 9.0a, 12.0+PTX")
     check_library(libraries, backend)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(SOURCES, out, dirs_exist_ok=True, ignore=ignored)
@@ -118,7 +122,7 @@ def main() -> int:
         "--backend", default="cpu", help="cpu, or cu130 for CUDA 13.0 (default: %(default)s)"
     )
     parser.add_argument(
-        "--architectures", default="", help="of the GPUs, for example 8.0,9.0a (default: none)"
+        "--architectures", default="", help="of the GPUs: 8.0,9.0a,12.0+PTX (default: not told)"
     )
     options = parser.parse_args()
     architectures = [name for name in options.architectures.split(",") if name]

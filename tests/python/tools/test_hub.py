@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""tools/hub.py: the layout, and the kernel as the package `kernels` loads it."""
+"""tools/hub.py: the layout, and the kernel as the package `kernels` loads it; with CUDA where the
+library has it."""
 
 from __future__ import annotations
 
@@ -11,16 +12,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from transformer_kernels import _library
 
 ROOT = Path(__file__).parents[3]
 TOOL = ROOT / "tools" / "hub.py"
 SYSTEM = f"{platform.machine()}-{platform.system().lower()}"
+CUDA = _library.has_cuda_kernels
+DEVICE = "cuda" if CUDA else "cpu"
+BACKEND = f"cu{torch.version.cuda or '13.0'}".replace(".", "") if CUDA else "cpu"
+OTHER = "cpu" if CUDA else "cu130"
 
 pytestmark = [
     pytest.mark.skipif(not _library.has_kernels, reason="the native library is not built"),
-    pytest.mark.skipif(_library.has_cuda_kernels, reason="the library is one with CUDA"),
+    pytest.mark.skipif(CUDA and not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
 LOADED = """
@@ -35,7 +41,7 @@ kernel = get_local_kernel(Path(sys.argv[1]))
 assert Path(sys.modules["transformer_kernels"].__file__).is_relative_to(sys.argv[1])
 from transformer_kernels import _library
 assert _library.missing_reason is None
-x = torch.randn(4, 33, requires_grad=True)
+x = torch.randn(4, 33, device=sys.argv[2], requires_grad=True)
 y = kernel.functional.layer_norm(x, (33,))
 torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (33,)))
 y.sum().backward()
@@ -52,7 +58,7 @@ from kernels import (
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, activations
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-path = Path(sys.argv[1])
+path, device = Path(sys.argv[1]), sys.argv[2]
 names = {
     "RMSNorm": LlamaRMSNorm, "SiLU": activations.SiLUActivation,
     "GeLU": activations.GELUActivation, "GeluTanh": activations.GELUTanh,
@@ -60,16 +66,16 @@ names = {
 }
 for name, kind in names.items():  # as Transformers does beside the versions that it knows
     replace_kernel_forward_from_hub(kind, name)
-mapping = {n: {"cpu": {Mode.FALLBACK: LocalLayerRepository(path, layer_name=n)}} for n in names}
+mapping = {n: {device: {Mode.FALLBACK: LocalLayerRepository(path, layer_name=n)}} for n in names}
 llama = LlamaForCausalLM(LlamaConfig(
     vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
 ))
 gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=16))
-tokens = torch.randint(50, (2, 9))
+tokens = torch.randint(50, (2, 9), device=device)
 for model, changed in ((llama, ("LlamaRMSNorm", "SiLUActivation")), (gpt2, ("NewGELUActivation",))):
-    expected = model.eval()(tokens).logits
+    expected = model.to(device).eval()(tokens).logits
     with use_kernel_mapping(mapping, inherit_mapping=False):
-        kernelize(model, mode=Mode.INFERENCE, device="cpu")
+        kernelize(model, mode=Mode.INFERENCE, device=device)
     for name in changed:
         modules = [m for m in model.modules() if type(m).__name__ == name]
         assert modules, name
@@ -81,15 +87,16 @@ for model, changed in ((llama, ("LlamaRMSNorm", "SiLUActivation")), (gpt2, ("New
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("hub") / "repository"
-    subprocess.run([sys.executable, str(TOOL), str(out)], check=True, capture_output=True)
+    command = [sys.executable, str(TOOL), str(out), "--backend", BACKEND]
+    subprocess.run(command, check=True, capture_output=True)
     return out
 
 
 def test_layout(repository: Path) -> None:
-    variant = repository / "build" / f"torch-stable-abi210-cpu-{SYSTEM}"
+    variant = repository / "build" / f"torch-stable-abi210-{BACKEND}-{SYSTEM}"
     described = json.loads((variant / "metadata.json").read_text())
     assert described["name"] == "transformer-kernels"
-    assert described["backend"] == {"type": "cpu"}
+    assert described["backend"] == {"type": DEVICE}
     for name in ("build.toml", "README.md", "torch-ext/transformer_kernels/layers.py"):
         assert (repository / name).is_file()
     for path in (repository / "torch-ext/transformer_kernels").glob("*.py"):
@@ -99,8 +106,9 @@ def test_layout(repository: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     refused = {
-        ("--backend", "cu130"): "backend is 'cu130', expected cpu (the library is built without",
+        ("--backend", OTHER): f"backend is {OTHER!r}, expected ",
         ("--backend", "rocm"): "backend is 'rocm', expected 'cpu' or one such as 'cu130'",
+        ("--architectures", "90a-real"): "architecture is '90a-real', expected one such as 9.0a",
         ("--libraries", str(tmp_path)): "does not exist, expected a build",
     }
     for options, words in refused.items():
@@ -122,7 +130,7 @@ def test_the_kernel_is_loaded(program: str, repository: Path, tmp_path: Path) ->
     places = [p for p in sys.path if p and not (Path(p) / "transformer_kernels").is_dir()]
     start = f"import sys\nsys.path[:] = {places!r}\n"
     ran = subprocess.run(
-        [sys.executable, "-I", "-c", start + program, str(repository)],
+        [sys.executable, "-I", "-c", start + program, str(repository), DEVICE],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
