@@ -133,9 +133,10 @@ def task(
     size: Size,
     providers: Sequence[str],
     device: torch.device,
-    skip_logits: bool,
+    options: Mapping[str, Any],
 ) -> Task:
-    """The models of these providers, on one batch of random tokens."""
+    """The models of these providers, on one batch of random tokens; ``options`` are those of
+    ``fuse``."""
     torch.manual_seed(SEED)
     batch = torch.randint(size.vocabulary, (size.batch, size.tokens), device=device)
 
@@ -146,7 +147,7 @@ def task(
         if provider == "compiled":
             return torch.compile(model)
         if provider == "fused":
-            fuse(model, {"input_ids": batch, "labels": batch}, skip_logits=skip_logits)
+            fuse(model, {"input_ids": batch, "labels": batch}, **options)
         return model
 
     recipe = training.Recipe(steps=100, learning_rate=3e-4)

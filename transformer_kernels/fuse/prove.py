@@ -57,22 +57,25 @@ def fused_twin(stock: nn.Module, mixin: type, state: Mapping[str, Any]) -> Any:
     return made
 
 
-def agree(ours: Any, stock: Any, times: float = 1.0) -> bool:
-    """Whether results have the same shape and dtype, and numbers within so many times the tolerance
-    of it, or of autocast's dtype where that is on."""
+def agree(ours: Any, stock: Any, times: float = 1.0, *, dtypes: bool = True) -> bool:
+    """Whether results have the same shape and, with ``dtypes``, dtype, and numbers within so many
+    times the tolerance of it, or of autocast's dtype where that is on."""
     if isinstance(stock, Tensor):
-        return isinstance(ours, Tensor) and _close(ours, stock, times)
+        return isinstance(ours, Tensor) and _close(ours, stock, times, dtypes)
     if isinstance(stock, Mapping):
         same = ours.keys() == stock.keys()
-        return same and all(agree(ours[name], value, times) for name, value in stock.items())
+        return same and all(
+            agree(ours[name], value, times, dtypes=dtypes) for name, value in stock.items()
+        )
     if isinstance(stock, (tuple, list)):
         pairs = zip(ours, stock, strict=False)
-        return len(ours) == len(stock) and all(agree(a, b, times) for a, b in pairs)
+        same = len(ours) == len(stock)
+        return same and all(agree(a, b, times, dtypes=dtypes) for a, b in pairs)
     return True  # caches and the like, whose tensors are results of the modules that made them
 
 
-def _close(ours: Tensor, stock: Tensor, times: float) -> bool:
-    if ours.shape != stock.shape or ours.dtype is not stock.dtype:
+def _close(ours: Tensor, stock: Tensor, times: float, dtypes: bool) -> bool:
+    if ours.shape != stock.shape or (dtypes and ours.dtype is not stock.dtype):
         return False
     if not stock.is_floating_point():
         return torch.equal(ours, stock)

@@ -39,7 +39,7 @@ def test_models_start_from_the_same_weights(name, monkeypatch):
     monkeypatch.setattr(families, "fuse", functools.partial(tfk.fuse, measure=False))
     size = families.Size(1, 32, 2, 48, 64, 2, 16, key_heads=1)
     task = families.task(families.FAMILIES[name], size, ["stock", "fused"], torch.device("cpu"),
-                         skip_logits=False)  # fmt: skip
+                         {"skip_logits": False})  # fmt: skip
     stock, fused = task.models.values()
     assert tfk.fuse(fused).sites
     torch.testing.assert_close(fused.state_dict(), stock.state_dict(), rtol=0, atol=0)

@@ -440,3 +440,38 @@ def test_a_norm_of_16_bits_is_lifted_as_stocks():
         ours, plan = fused(model, args, patterns=["norm"])
     assert plan.counts() == {"norm": 1}
     assert_as_exact(ours, model, args)
+
+
+class PostNorm(nn.Module):
+    """Two layers that normalise their sums, as BERT's do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.branches, self.norms = (
+            nn.LayerNorm(WIDTH),
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)),
+            nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2)),
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        for branch, norm in zip(self.branches, self.norms, strict=True):
+            x = norm(branch(x) + x)
+        return x
+
+
+def test_residuals_in_the_dtype_of_autocast():
+    model, args = randomised(PostNorm()), inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        wide, plan = fused(model, args)
+        narrow, other = fused(model, args, residual_in_fp32=False)
+        assert plan.counts() == other.counts() == {"linear": 2, "norm": 3, "sum_norm": 2}
+        assert (wide(*args).dtype, narrow(*args).dtype) == (torch.float32, torch.bfloat16)
+    assert narrow(*args).dtype is torch.float32
+    exact = results(copy.deepcopy(model).double(), [x.double() for x in args])
+    wanted = [exact[0], *exact[2:]]  # without the gradient of the input
+    found, beside = (
+        [(a.double() - b).norm() / b.norm() for a, b in zip(ys, wanted, strict=True)]
+        for ys in (under_autocast(narrow, args), under_autocast(model, args))
+    )
+    assert max(found) <= 2 * max(beside)

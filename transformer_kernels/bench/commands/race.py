@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--skip-logits", action="store_true",
                         help="the fused model computes its loss without the logits")  # fmt: skip
+    parser.add_argument("--residual-in-16-bits", action="store_true",
+                        help="the fused model's norms give autocast's dtype")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=25, help="steps of each model that count")
     add_outputs(parser)
 
@@ -56,8 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     family = FAMILIES[arguments.model]
     size = family.full if arguments.full or device.type == "cuda" else family.small
     size = dataclasses.replace(size, **_changes(arguments))
-    task = families.task(family, size, providers, device, arguments.skip_logits)
-    settings = _settings(family, size, device, arguments.skip_logits)
+    options = {
+        "skip_logits": arguments.skip_logits,
+        "residual_in_fp32": not arguments.residual_in_16_bits,
+    }
+    task = families.task(family, size, providers, device, options)
+    settings = _settings(family, size, device, options)
     measured = race.measure(task, device, arguments.rounds, arguments.quiet)
     result = dataclasses.replace(measured, settings=settings)
     print(race.render(result))
@@ -79,15 +86,17 @@ def _changes(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def _settings(
-    family: Family, size: Size, device: torch.device, skip_logits: bool
+    family: Family, size: Size, device: torch.device, options: Mapping[str, bool]
 ) -> dict[str, str]:
     settings = {
         "model": f"{family.title}, {size}",
         "batch": f"batch {size.batch}x{size.tokens}",
         "dropout": f"dropout {family.dropout:g}",
     }
-    if skip_logits:
+    if options["skip_logits"]:
         settings["logits"] = "fused without logits"
+    if not options["residual_in_fp32"]:
+        settings["residual"] = "fused with residuals of 16 bits"
     if device.type == "cuda":
         return {**settings, "dtype": "bfloat16 autocast"}
     return {**settings, "threads": f"{torch.get_num_threads()} threads"}

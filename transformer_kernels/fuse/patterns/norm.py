@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ..._torch import any_autocast, is_plain_parameter
+from ...ops._dtype import under_autocast
 from ...ops.norm.layer_norm import LAYER_NORM
 from ...ops.norm.rms_norm import RMS_NORM
 from ..cost import bytes_of, meta, recorded_bytes, trial_of_module
@@ -52,6 +53,7 @@ class Norm(Mixin):
 
     _tfk_norm: Form
     _tfk_lifted: torch.dtype | None = None  # the result's under autocast, where x was narrower
+    _tfk_lowers = False  # whether results have the dtype of autocast instead of stock's
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = only(args, kwargs)
@@ -68,26 +70,29 @@ class Norm(Mixin):
             return super().forward(x)
         x = x.to(self._tfk_lifted) if self.lifts(x) else x
         if form.kind == "layer":
-            return functional.layer_norm(x, x.shape[-1:], weight, bias, eps, **more)
-        return functional.rms_norm(x, x.shape[-1:], weight, eps, bias=bias, **more)
+            y = functional.layer_norm(x, x.shape[-1:], weight, bias, eps, **more)
+        else:
+            y = functional.rms_norm(x, x.shape[-1:], weight, eps, bias=bias, **more)
+        return under_autocast(y.device.type, y)[0] if self._tfk_lowers else y
 
     def lifts(self, x: Tensor) -> bool:
-        """Whether PyTorch's norm of these 16-bit rows is wider, as it was when the model was
+        """Whether the norm of these 16-bit rows is wider, as PyTorch's was when the model was
         fused."""
-        return self._tfk_lifted is not None and x.dtype in NARROW and any_autocast()
+        wide = self._tfk_lifted is not None and not self._tfk_lowers
+        return wide and x.dtype in NARROW and any_autocast()
 
     def takes(self, x: Tensor, *parameters: Tensor | None) -> bool:
         """Whether our result has the dtype of PyTorch's: no cast takes part but the one that was
         seen when the model was fused."""
-        lifts = self.lifts(x)
-        dtype = torch.float32 if lifts else x.dtype
+        mixes = x.dtype in NARROW and any_autocast() and (self._tfk_lowers or self.lifts(x))
+        dtype = torch.float32 if mixes else x.dtype
         for parameter in parameters or self._tfk_norm.arguments(self)[0][:2]:
             if parameter is not None and not is_plain_parameter(parameter):
                 leave(self, "norm", "a parameter has operators of its own")
                 return False
             if parameter is not None and parameter.dtype is not dtype:
                 return False
-        return lifts or x.dtype not in NARROW or not any_autocast()
+        return mixes or x.dtype not in NARROW or not any_autocast()
 
     def of_sum(self, branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the sum, and the sum. Beside a wider residual the norm has the dtype of the
@@ -137,11 +142,15 @@ class NormPattern(Pattern):
         weight, bias = (own.get(name or "") for name in (form.weight, form.bias))
         moved = bytes_of(op, x=meta(x), weight=weight, bias=bias, y=meta(x))
         y = trace.values[call.outs[0]]
-        state = {"_tfk_norm": form, "_tfk_lifted": None if y.dtype is x.dtype else y.dtype}
+        state = {
+            "_tfk_norm": form, "_tfk_lifted": None if y.dtype is x.dtype else y.dtype,
+            "_tfk_lowers": not trace.residual_in_fp32,
+        }  # fmt: skip
         return Site(
             self.name, call.path, module, Norm, state, function=op.function,
             trial=trial_of_module(module, Norm, state, x),
-            key=(form, x.shape[-1], x.dtype), shape=x.shape, launches=(len(nodes), 1),
+            key=(form, x.shape[-1], x.dtype, trace.residual_in_fp32), shape=x.shape,
+            launches=(len(nodes), 1),
             bytes=(recorded_bytes(trace, nodes), moved),
         )  # fmt: skip
 

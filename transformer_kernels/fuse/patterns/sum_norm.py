@@ -71,7 +71,8 @@ def _are_terms(branch: Tensor | Value, residual: Tensor | Value) -> bool:
 def _sum(branch: Branch, residual: Tensor) -> Tensor:
     norm: Any = branch._tfk_norm.module
     x, residual = (t.as_subclass(Tensor) if type(t) is Branch else t for t in (branch, residual))
-    if x.dtype is not residual.dtype and not _may_be_narrow(branch._tfk_readers, x):
+    is_narrow = norm._tfk_lowers or _may_be_narrow(branch._tfk_readers, x)
+    if x.dtype is not residual.dtype and not is_narrow:
         x = x.to(residual.dtype)
     y, total = norm.of_sum(x, residual)
     give(norm, total, y)
@@ -128,6 +129,7 @@ class SumNormPattern(Pattern):
     ) -> Iterator[Site | Refusal]:  # fmt: skip
         norms = {site.path: site for site in sites if site.mixin is Norm}
         left_out = {path for site in sites for path in site.covers}
+        normed = {v for call in trace.calls if call.path in norms for v in call.outs}
         ends: dict[int, Call] = {}  # by value: the innermost call that returned it
         for call in trace.calls:
             if len(call.outs) == 1 and call.path not in left_out:
@@ -143,7 +145,10 @@ class SumNormPattern(Pattern):
                 continue
             branch = max(made, key=lambda c: c.last)
             x = trace.values[branch.outs[0]]
-            residual = trace.values[next((v for v in node.ins if v != branch.outs[0]), node.ins[0])]
+            other = next((v for v in node.ins if v != branch.outs[0]), node.ins[0])
+            residual = trace.values[other]
+            if other in normed and not trace.residual_in_fp32:
+                residual = residual._replace(dtype=x.dtype)
             new = branch.path not in done and branch.module is not call.module
             if new and _are_terms(x, residual):
                 done.add(branch.path)
