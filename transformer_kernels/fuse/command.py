@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patterns", help="of these alone: norm,attention; default: all")
     parser.add_argument("--no-measure", action="store_true", help="do not time the sites")
     parser.add_argument(
+        "--predict", action="store_true", help="predict times from those of operations, too"
+    )
+    parser.add_argument(
         "--skip-logits", action="store_true", help="training computes its loss without logits"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan as JSON")
@@ -39,8 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     model, inputs = _made(arguments.factory)
     patterns = None if arguments.patterns is None else arguments.patterns.split(",")
     fuser = OperatorFuser(
-        skip_logits=arguments.skip_logits, measure=not arguments.no_measure, patterns=patterns
-    )
+        skip_logits=arguments.skip_logits, measure=not arguments.no_measure,
+        predict=arguments.predict, patterns=patterns,
+    )  # fmt: skip
     plan = fuser.fuse(model, inputs)
     print(plan)
     if arguments.json is not None:

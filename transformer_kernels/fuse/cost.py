@@ -8,6 +8,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,15 +18,18 @@ from ..measure.timing import interleave, make_timer
 from ..ops._declare import Op
 from .derive import Gate
 from .inputs import Inputs
+from .predict import Predictor
 from .prove import fused_twin, twin
 from .record import MOVES, Node, Trace, Value, tensors_in
-from .site import Calls, Site, Times, Trial
+from .site import Calls, Predicted, Site, Times, Trial
 from .table import Table
 
 _LEAST_GAIN = 0.02  # of PyTorch's time: less may be noise
 _OF_FEW = 0.75  # of PyTorch's time, for few rows: asking which code runs takes a part of the gain
 _FEW_ROWS = (1, 8, 32, 128)
 _SECONDS = 0.03  # of timing a pair of calls on a CPU
+_SECONDS_OF_OPERATION = 0.004
+_ROWS_OF_HOST = 8  # of a call whose time is the host's
 _LEAST_ROUNDS = 5
 _ROUNDS_ON_CUDA = 9
 _HOST_ROUNDS, _HOST_CALLS = 4, 8
@@ -159,12 +163,12 @@ def _least(calls: Sequence[Callable[[], Any]], device: torch.device) -> list[flo
     return _least_of_device(calls, device) if device.type == "cuda" else _least_of_wall(calls)
 
 
-def _least_of_wall(calls: Sequence[Callable[[], Any]]) -> list[float]:
+def _least_of_wall(calls: Sequence[Callable[[], Any]], seconds: float = _SECONDS) -> list[float]:
     least = [math.inf] * len(calls)
     for call in calls:
         call()
     begin, rounds = time.perf_counter(), 0
-    while rounds < _LEAST_ROUNDS or time.perf_counter() - begin < _SECONDS:
+    while rounds < _LEAST_ROUNDS or time.perf_counter() - begin < seconds:
         rounds += 1
         for i, call in enumerate(calls):
             before = time.perf_counter()
@@ -183,6 +187,13 @@ def _least_of_device(calls: Sequence[Callable[[], Any]], device: torch.device) -
             found = interleave(watches, timer, 0.0, _ROUNDS_ON_CUDA)
             return [found[name].p10 for name in watches]
     raise RuntimeError("fuse: a site could not be timed")
+
+
+def _least_of_operation(call: Callable[[], Any], device: torch.device) -> float:
+    """The least microseconds of one operation, of which a model has many."""
+    if device.type == "cuda":
+        return _least_of_device([call], device)[0]
+    return _least_of_wall([call], _SECONDS_OF_OPERATION)[0]
 
 
 def _host_times(calls: Calls, make: Make) -> Times:
@@ -213,11 +224,15 @@ class Prices:
     is given. Without ``launches`` it does not count what launching kernels costs the host."""
 
     def __init__(
-        self, device: torch.device, inputs: Inputs, dtype: torch.dtype | None, launches: bool
-    ) -> None:
+        self, device: torch.device, inputs: Inputs, dtype: torch.dtype | None, launches: bool,
+        predict: bool = False,
+    ) -> None:  # fmt: skip
         self._table = Table(device)
         self._factor = inputs.factor
         self._launches = launches
+        least = partial(_least_of_operation, device=device)
+        self._predictor = Predictor(self._table, device, least) if predict else None
+        self.sites: list[Site] = []  # those that were timed
         self._passes = _Passes(device, dtype)
         self._devices = [device] if device.type == "cuda" else []
         lengths = "" if inputs.time is None else f" in sequences of {inputs.time[1]}"
@@ -227,6 +242,7 @@ class Prices:
         """Times the site, unless the machine's table has its times, and says which calls run our
         code."""
         assert site.trial is not None
+        self.sites.append(site)
         kind = type(site.module)
         slow = site.has_products and not self._devices
         rows = site.rows or rows_of(site.shape)
@@ -239,6 +255,9 @@ class Prices:
                 found = self._measured(site.trial, rows)
             self._table.keep(what, found)
         site.training, site.inference = Times(*found["training"]), Times(*found["inference"])
+        if self._predictor is not None:
+            with torch.random.fork_rng(self._devices):
+                site.predicted = self._predicted(name, site.trial, rows, self._predictor)
         hosts = [Times(*pair) if self._launches else _NO_HOST for pair in found["host"]]
         return Gate(found["rows"], _pays(site.training, hosts[0]), _pays(site.inference, hosts[1]))
 
@@ -252,6 +271,15 @@ class Prices:
         pays = _pays(training, host[0]) or _pays(inference, host[1])
         fewest = self._fewest_rows(trial, rows, host[1]) if pays else rows
         return {"training": training, "inference": inference, "host": host, "rows": fewest}
+
+    def _predicted(self, name: str, trial: Trial, rows: int, predictor: Predictor) -> Predicted:
+        """Predicted times of both passes, and of the forward pass."""
+        calls, few = trial(rows), trial(min(rows, _ROWS_OF_HOST))
+        site = f"{name}{self._where}"
+        return Predicted(
+            predictor.times(f"{site}, both passes", self._passes.both, calls, few),
+            predictor.times(f"{site}, forward", self._passes.forward, calls, few),
+        )
 
     def _fewest_rows(self, trial: Trial, rows: int, host: Times) -> int:
         """The least number of rows from which on a call without gradients is worth it."""

@@ -40,6 +40,7 @@ class OperatorFuser:
         skip_logits: bool = False,
         residual_in_fp32: bool = True,
         measure: bool = True,
+        predict: bool = False,
         patterns: Sequence[str] | None = None,
     ) -> None:
         known = {
@@ -53,6 +54,7 @@ class OperatorFuser:
                 f"fuse: patterns has {unknown[0]!r}, expected some of {', '.join(known)}"
             )
         self.measure = measure
+        self.predict = predict
         self.skip_logits = skip_logits
         self.residual_in_fp32 = residual_in_fp32
         self._patterns = [
@@ -83,12 +85,15 @@ class OperatorFuser:
         forget()
         text = inputs.text if dtype is None else f"{inputs.text}, under autocast to {dtype}"
         plan = Plan(type(model).__name__, text, moved=bytes_by_module(trace))
-        prices = Prices(device, inputs, dtype, launches=True) if self.measure else None
+        prices = None
+        if self.measure:
+            prices = Prices(device, inputs, dtype, launches=True, predict=self.predict)
         with autocast(device, None):  # proofs are exact, and times have an autocast of their own
             self._find(model, trace, plan, prices)
         if prices is not None:
             prices.write()
-        for site in plan.sites:
+            plan.declined = [site for site in prices.sites if site not in plan.sites]
+        for site in (*plan.sites, *plan.declined):
             site.trial = None  # it refers to the record
         return plan, trace
 
@@ -246,6 +251,7 @@ def fuse(
     skip_logits: bool = False,
     residual_in_fp32: bool = True,
     measure: bool = True,
+    predict: bool = False,
     patterns: Sequence[str] | None = None,
 ) -> Plan:
     """Fuses a transformer in place: its modules run this package's kernels where these give the
@@ -269,6 +275,8 @@ def fuse(
             which moves half of the bytes: hidden states have that dtype then, and at most about
             twice the error.
         measure: time each distinct site against PyTorch, and decline those that do not pay.
+        predict: also predict the times of sites from those of their operations, which a table of
+            the machine has; new operations are timed.
         patterns: names of the patterns to look for; by default all.
 
     Returns:
@@ -279,7 +287,7 @@ def fuse(
     """
     fuser = OperatorFuser(
         skip_logits=skip_logits, residual_in_fp32=residual_in_fp32, measure=measure,
-        patterns=patterns,
+        predict=predict, patterns=patterns,
     )  # fmt: skip
     return fuser.fuse(model, inputs)
 
@@ -291,13 +299,14 @@ def plan(
     skip_logits: bool = False,
     residual_in_fp32: bool = True,
     measure: bool = True,
+    predict: bool = False,
     patterns: Sequence[str] | None = None,
 ) -> Plan:
     """The plan that :func:`fuse` would carry out, with the same arguments; the model stays as it
     is."""
     fuser = OperatorFuser(
         skip_logits=skip_logits, residual_in_fp32=residual_in_fp32, measure=measure,
-        patterns=patterns,
+        predict=predict, patterns=patterns,
     )  # fmt: skip
     return fuser.plan(model, inputs)
 

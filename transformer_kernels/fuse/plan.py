@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ..measure.table import ABSENT, box
+from ..measure.table import ABSENT, Table
 from .derive import OWN, derived, is_derived, original
 from .report import render
 from .site import Refusal, Site, Times
@@ -19,7 +19,7 @@ from .site import Refusal, Site, Times
 _HEADINGS = (
     ("Pattern", 14), ("sites", 5), ("kernel", 12), ("shape", 10), ("launches", 8), ("MB", 8),
     ("runs", 8), ("stock us", 8), ("ours us", 8),
-    ("gain", 6),
+    ("gain", 6), ("predicted us", 12),
 )  # fmt: skip
 # By the gate for calls with gradients and the one for those without.
 _RUNS = {(True, True): "always", (True, False): "training", (False, True): "no grad",
@@ -43,6 +43,7 @@ class Plan:
     sites: list[Site] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)  # bytes by module, as recorded
+    declined: list[Site] = field(default_factory=list)  # were timed and do not pay
 
     def counts(self) -> dict[str, int]:
         """The number of sites of each pattern."""
@@ -50,26 +51,30 @@ class Plan:
 
     def to_html(self) -> str:
         """The plan as a page: the forward pass before and after, and the table. Needs jinja2."""
-        return render(self.model, self.inputs, self.sites, self.moved, str(self))
+        lines = [_NOTE, *_refused_lines(self.refusals)]
+        return render(self.model, self.sites, self.moved, self.lay_out(), lines)
 
     def to_json(self, indent: int | None = 1) -> str:
-        """The plan as JSON: model, inputs, sites and refusals."""
+        """The plan as JSON: model, inputs, sites, those that do not pay, and refusals."""
         data = {
             "model": self.model,
             "inputs": self.inputs,
             "sites": [_record(site) for site in self.sites],
+            "declined": [_record(site) for site in self.declined],
             "refusals": [refusal._asdict() for refusal in self.refusals],
         }
         return json.dumps(data, indent=indent)
 
-    def __str__(self) -> str:
+    def lay_out(self) -> Table:
+        """The table of the sites: one line for those that do the same work."""
         kinds: dict[Any, list[Site]] = {}
         for site in self.sites:
             kinds.setdefault((site.pattern, site.key), []).append(site)
         body = [_line(sites) for sites in kinds.values()]
-        subtitle = f"inputs: {self.inputs}"
-        drawn = box(f"FUSED: {self.model}", subtitle, _HEADINGS, body)
-        return "\n".join([drawn, _NOTE, *_refused_lines(self.refusals)])
+        return Table(f"FUSED: {self.model}", f"inputs: {self.inputs}", _HEADINGS, body)
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.lay_out()), _NOTE, *_refused_lines(self.refusals)])
 
     __repr__ = __str__
 
@@ -78,17 +83,19 @@ def _record(site: Site) -> dict[str, Any]:
     def pair(times: Times | None) -> dict[str, float] | None:
         return None if times is None else times._asdict()
 
+    predicted = {} if site.predicted is None else site.predicted._asdict()
     return {
         "path": site.path, "pattern": site.pattern, "kernel": site.function,
         "shape": list(site.shape), "covers": list(site.covers), "launches": site.launches,
         "bytes": site.bytes, "training_us": pair(site.training),
         "inference_us": pair(site.inference), "runs": site.gate._asdict(),
+        **{f"predicted_{name}_us": pair(times) for name, times in predicted.items()},
     }  # fmt: skip
 
 
 def _line(sites: list[Site]) -> list[str]:
     site = sites[0]
-    times = site.training if site.gate.training else site.inference
+    times, predicted = site.times, site.predicted_times
     return [
         site.pattern,
         str(len(sites)),
@@ -100,6 +107,7 @@ def _line(sites: list[Site]) -> list[str]:
         ABSENT if times is None else f"{times.stock:.0f}",
         ABSENT if times is None else f"{times.ours:.0f}",
         ABSENT if times is None else f"{times.stock / times.ours:.2f}x",
+        ABSENT if predicted is None else f"{predicted.stock:.0f} > {predicted.ours:.0f}",
     ]
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Draws a plan as a page: the forward pass before and after, each module as wide as the bytes that
-it moves, and the plan's table."""
+it moves, with the launches and times of the sites, and the plan's table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..measure.table import Table
 from .site import Site
 
 _WIDTH, _HEIGHT = 1000.0, 22
@@ -22,6 +23,7 @@ class Box(NamedTuple):
     width: float
     bytes: int
     pattern: str  # of the site there; empty where there is none
+    note: str = ""  # launches and time of the site there
 
     @property
     def name(self) -> str:
@@ -71,7 +73,39 @@ def after(sites: Sequence[Site], moved: Mapping[str, int]) -> dict[str, int]:
     return own
 
 
-def icicle(caption: str, own: Mapping[str, int], whole: int, patterns: Mapping[str, str]) -> Icicle:
+class Marks(NamedTuple):
+    """The words of a picture about the sites, by path."""
+
+    patterns: Mapping[str, str] = {}
+    notes: Mapping[str, str] = {}
+    sums: str = ""  # of all sites, for the caption
+
+
+NO_MARKS = Marks()
+
+
+def marks(sites: Sequence[Site], side: int) -> Marks:
+    """The marks of the picture before (``side`` 0) or after (1)."""
+    patterns: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
+    for site in sites:
+        patterns.setdefault(site.path, []).append(site.pattern)
+        notes.setdefault(site.path, []).append(_costs([site], side))
+    joined = {path: "; ".join(filter(None, found)) for path, found in notes.items()}
+    names = {path: " ".join(found) for path, found in patterns.items()}
+    return Marks(names if side else {}, joined, _costs(sites, side))
+
+
+def _costs(sites: Sequence[Site], side: int) -> str:
+    """The sum of launches and of measured times, as far as they are known."""
+    launches = [site.launches[side] for site in sites if site.launches is not None]
+    times = [site.times[side] for site in sites if site.times is not None]
+    words = [f"{sum(launches)} launches"] if launches else []
+    words += [f"{sum(times):.0f} us"] if times else []
+    return ", ".join(words)
+
+
+def icicle(caption: str, own: Mapping[str, int], whole: int, told: Marks = NO_MARKS) -> Icicle:
     """Lays modules out from their parents down; ``whole`` bytes are as wide as the picture."""
     totals = _totals(own)
     children: dict[str, list[str]] = {}
@@ -84,7 +118,8 @@ def icicle(caption: str, own: Mapping[str, int], whole: int, patterns: Mapping[s
         width = _WIDTH * totals[path] / max(whole, 1)
         if width < _THINNEST:
             return
-        boxes.append(Box(path, x, depth * _HEIGHT, width, totals[path], patterns.get(path, "")))
+        pattern, note = told.patterns.get(path, ""), told.notes.get(path, "")
+        boxes.append(Box(path, x, depth * _HEIGHT, width, totals[path], pattern, note))
         for child in children.get(path, []):
             lay(child, x, depth + 1)
             x += _WIDTH * totals[child] / max(whole, 1)
@@ -92,19 +127,20 @@ def icicle(caption: str, own: Mapping[str, int], whole: int, patterns: Mapping[s
     if totals:
         lay("", 0.0, 0)
     total = totals.get("", 0)
-    return Icicle(f"{caption}: {total / 1e6:.1f} MB", boxes)
+    sums = f"; the sites: {told.sums}" if told.sums else ""
+    return Icicle(f"{caption}: {total / 1e6:.1f} MB{sums}", boxes)
 
 
 def render(
-    model: str, inputs: str, sites: Sequence[Site], moved: Mapping[str, int], table: str
+    model: str, sites: Sequence[Site], moved: Mapping[str, int], table: Table, lines: Sequence[str]
 ) -> str:
     """The page as HTML, which needs no other file.
 
     Args:
         model: the class of the model.
-        inputs: says which the recorded inputs are.
         moved: the bytes that the own code of each module moves, by path.
         table: the plan's table.
+        lines: what stands below it.
 
     Raises:
         ImportError: jinja2 is absent, which the extra ``bench`` brings.
@@ -112,15 +148,18 @@ def render(
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("transformer_kernels.fuse"), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+        loader=jinja2.ChoiceLoader([
+            jinja2.PackageLoader("transformer_kernels.fuse"),
+            jinja2.PackageLoader("transformer_kernels.bench"),  # of tables that are sorted
+        ]),
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    whole, patterns = sum(moved.values()), {site.path: site.pattern for site in sites}
+    whole = sum(moved.values())
     pictures = [
-        icicle("before", moved, whole, {}),
-        icicle("after", after(sites, moved), whole, patterns),
+        icicle("before", moved, whole, marks(sites, 0)),
+        icicle("after", after(sites, moved), whole, marks(sites, 1)),
     ]
     page: str = environment.get_template("plan.html.j2").render(
-        model=model, inputs=inputs, pictures=pictures, table=table
+        model=model, pictures=pictures, table=table, lines=lines
     )
     return page

@@ -36,6 +36,13 @@ class Times(NamedTuple):
     ours: float
 
 
+class Predicted(NamedTuple):
+    """The times that the machine's table of operations gives; None where it cannot."""
+
+    training: Times | None
+    inference: Times | None
+
+
 class Calls(NamedTuple):
     """The two codes of a site as functions of the same tensors."""
 
@@ -76,3 +83,17 @@ class Site:
     bytes: tuple[int, int] | None = None  # moved by the forward pass, stock's and ours
     training: Times | None = None  # forward and backward
     inference: Times | None = None
+    predicted: Predicted | None = None
+
+    @property
+    def times(self) -> Times | None:
+        """The times of both passes; where ours runs without gradients alone, of the forward
+        pass."""
+        return self.training if self.gate.training else self.inference
+
+    @property
+    def predicted_times(self) -> Times | None:
+        """The prediction of :attr:`times`."""
+        if self.predicted is None:
+            return None
+        return self.predicted.training if self.gate.training else self.predicted.inference

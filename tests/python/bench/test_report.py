@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-import html
-import json
 import re
-import shutil
-import subprocess
 
 import pytest
 
@@ -16,10 +12,7 @@ from transformer_kernels import cli
 from transformer_kernels.bench import plots, report
 from transformer_kernels.measure import schema, style
 from transformer_kernels.measure.schema import LevelCount, LevelPass, LevelRow, TrainingRun
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
-WIDTHS = (390, 1440)
+from transformer_kernels.testing.browser import BROWSER, WIDTHS, check_layout, measured
 
 
 def _level(level: str) -> LevelRow:
@@ -80,53 +73,24 @@ def test_stock_is_never_coloured_as_ours(whole):
         assert key in text
 
 
-# The page in frames of both widths; a script measures it there, and sorts one of its tables.
-_MEASURE = """
-const measured = [...document.querySelectorAll("iframe")].map((frame) => {
-  const page = frame.contentDocument, root = page.documentElement;
-  const all = [...page.querySelectorAll("main *")];
-  const table = page.querySelectorAll(".sortable")[1];
-  const heading = [...table.querySelectorAll("button")].find((e) => e.textContent === "Ours");
-  const orders = [0, 1].map(() => {
-    heading.click();
-    const cells = table.querySelectorAll("td[data-name=Ours]");
-    return [...cells].map((cell) => parseFloat(cell.textContent));
-  });
-  return {
-    width: root.clientWidth,
-    scrolls: root.scrollWidth - root.clientWidth,
-    outside: all.filter((e) => e.getBoundingClientRect().right > root.clientWidth + 0.5)
-      .map((e) => e.tagName + " " + e.className),
-    hidden: all.filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth)
-      .map((e) => e.tagName + " " + e.textContent.slice(0, 40)),
-    pictures: all.filter((e) => e.tagName === "svg").map((e) => e.getBoundingClientRect().width),
-    orders,
-  };
+# Measures the pictures of a page, and sorts one of its tables.
+_SCRIPT = """
+const table = page.querySelectorAll(".sortable")[1];
+const heading = [...table.querySelectorAll("button")].find((e) => e.textContent === "Ours");
+const orders = [0, 1].map(() => {
+  heading.click();
+  const cells = table.querySelectorAll("td[data-name=Ours]");
+  return [...cells].map((cell) => parseFloat(cell.textContent));
 });
-document.body.textContent = "measured " + JSON.stringify(measured) + " end";
+const svgs = all.filter((e) => e.tagName === "svg");
+return {pictures: svgs.map((e) => e.getBoundingClientRect().width), orders};
 """
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium (apt-get install chromium)")
 def test_nothing_scrolls_sideways_and_tables_sort(whole, tmp_path):
-    source = html.escape(report.render(whole), quote=True)
-    frames = "".join(
-        f'<iframe style="border: 0; width: {width}px; height: 900px" srcdoc="{source}"></iframe>'
-        for width in WIDTHS
-    )
-    page = tmp_path / "frames.html"
-    script = f"<script>window.onload = () => {{ {_MEASURE} }}</script>"
-    page.write_text(f"<!doctype html><body>{frames}{script}", encoding="utf-8")
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-        f"--user-data-dir={tmp_path}", "--window-size=2000,1000", "--dump-dom", page.as_uri(),
-    ]  # fmt: skip
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    found = re.search(r"measured (\[.*\]) end", shown, re.DOTALL)
-    assert found, shown[-2000:]
-    for seen, width in zip(json.loads(html.unescape(found[1])), WIDTHS, strict=True):
-        assert seen["width"] == width
-        assert (seen["scrolls"], seen["outside"], seen["hidden"]) == (0, [], [])
+    for seen, width in zip(measured(report.render(whole), _SCRIPT, tmp_path), WIDTHS, strict=True):
+        check_layout(seen, width)
         natural = [96 * plot.width for plot in plots.of(whole).values() for _ in plot.panels]
         assert len(seen["pictures"]) == len(natural)
         for shown_width, most in zip(seen["pictures"], natural, strict=True):

@@ -12,6 +12,7 @@ import torch
 import transformer_kernels as tfk
 from transformer_kernels.cli import main
 from transformer_kernels.fuse.report import after, icicle
+from transformer_kernels.testing.browser import BROWSER, WIDTHS, check_layout, measured
 from transformer_kernels.testing.transformer import Transformer
 
 FACTORY = """
@@ -71,7 +72,7 @@ def test_bytes_after_fusing_are_those_before_without_the_savings(plan):
 
 def test_modules_lie_within_their_parents(plan):
     whole = sum(plan.moved.values())
-    drawn = {box.path: box for box in icicle("before", plan.moved, whole, {}).boxes}
+    drawn = {box.path: box for box in icicle("before", plan.moved, whole).boxes}
     assert drawn[""].width == pytest.approx(1000)
     assert len(drawn) > 10
     for path, box in drawn.items():
@@ -86,3 +87,34 @@ def test_the_page_tells_what_is_fused(plan):
     page = plan.to_html()
     assert page.count('class="fused"') > len({site.path for site in plan.sites}) / 2
     assert "http" not in page
+
+
+def test_pictures_tell_launches_and_times_of_both_sides():
+    plan = tfk.plan(Transformer(), (torch.randn(2, 40, 32),), patterns=["norm"])
+    page = plan.to_html()
+    before, after = page.split("<figure>")[1:3]
+    sites = [site for site in plan.sites if site.launches]
+    for picture, side in ((before, 0), (after, 1)):
+        assert f"{sum(site.launches[side] for site in sites)} launches, " in picture
+        for site in sites:
+            assert f", {site.launches[side]} launches, {site.times[side]:.0f} us</title>" in picture
+
+
+# Sorts the table of sites by its launches.
+_SCRIPT = """
+const heading = [...page.querySelectorAll("button")].find((e) => e.textContent === "launches");
+heading.click();
+const cells = page.querySelectorAll("td[data-name=launches]");
+const pictures = all.filter((e) => e.tagName === "svg").map((e) => e.getBoundingClientRect().width);
+return {order: [...cells].map((cell) => parseInt(cell.textContent)), pictures};
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium (apt-get install chromium)")
+def test_the_page_fits_a_telephone_and_its_table_sorts(plan, tmp_path):
+    for seen, width in zip(measured(plan.to_html(), _SCRIPT, tmp_path), WIDTHS, strict=True):
+        check_layout(seen, width)
+        assert len(set(seen["order"])) > 1
+        assert seen["order"] == sorted(seen["order"], reverse=True)
+        assert len(seen["pictures"]) == 2
+        assert all(0.8 * min(width, 1152) < picture < width for picture in seen["pictures"])
