@@ -89,16 +89,30 @@ if(TFK_EMULATE_AVX512)
   set(TFK_ISA_FLAGS_amx ${TFK_ISA_FLAGS_avx512})
 endif()
 
-# tfk_add_isa_sources(target file...): adds the files to `target`, once per instruction set, with
-# the target's own options, and tells the target which sets there are. Once per target.
-function(tfk_add_isa_sources target)
-  set(builds $<$<BOOL:${TFK_EMULATE_AVX512}>:TFK_EMULATE_AVX512>)
+# tfk_name_built_isas(target): tells the target's sources that ask which sets there are. All others
+# compile alike whatever there is, so that a compiler's cache serves builds of other sets.
+function(tfk_name_built_isas target)
+  set(builds "")
   foreach(isa IN LISTS TFK_ALL_ISAS)
     string(TOUPPER TFK_BUILDS_${isa} name)
     list(FIND TFK_BUILT_ISAS ${isa} place)
     list(APPEND builds ${name}=$<NOT:$<EQUAL:${place},-1>>)
   endforeach()
-  target_compile_definitions(${target} PRIVATE ${builds})
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    cmake_path(ABSOLUTE_PATH source)
+    file(STRINGS ${source} asks REGEX "TFK_PER_ISA|TFK_BUILDS_" LIMIT_COUNT 1)
+    if(asks)
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_DEFINITIONS ${builds})
+    endif()
+  endforeach()
+endfunction()
+
+# tfk_add_isa_sources(target file...): adds the files to `target`, once per instruction set, with
+# the target's own options, and names the sets to the target's sources. Once per target.
+function(tfk_add_isa_sources target)
+  tfk_name_built_isas(${target})
+  target_compile_definitions(${target} PRIVATE $<$<BOOL:${TFK_EMULATE_AVX512}>:TFK_EMULATE_AVX512>)
   # Objects of an object library reach those who link it only as a part of its interface.
   get_target_property(type ${target} TYPE)
   set(scope PRIVATE)

@@ -16,9 +16,4 @@ struct Copies {
 
 TFK_DECLARE_PER_ISA(extern const Copies copies)
 
-inline const Copies& copies_in_use() {
-  constexpr const Copies* kCopies[] = TFK_PER_ISA(copies);
-  return *kCopies[static_cast<int>(isa())];
-}
-
 }  // namespace transformer_kernels::cpu

@@ -19,6 +19,17 @@
 #include "transformer_kernels/softmax/softmax.h"
 
 namespace transformer_kernels {
+namespace cpu {
+namespace {
+
+const Copies& copies_in_use() {
+  constexpr const Copies* kCopies[] = TFK_PER_ISA(copies);
+  return *kCopies[static_cast<int>(isa())];
+}
+
+}  // namespace
+}  // namespace cpu
+
 namespace {
 
 // Aligned memory, written once so that no kernel pays for its pages.

@@ -57,8 +57,8 @@ void log_cpu_kernel(const char* op, const Problem& problem, const Plan&... plan)
   TFK_DECLARE_IN(avx512_bf16, declaration) \
   TFK_DECLARE_IN(amx, declaration)
 
-// The addresses of what was declared, in the order of Isa; null where this build lacks the set.
-// The build defines TFK_BUILDS_<set> as 1 or 0.
+// The addresses of what was declared, in the order of Isa; null where this build lacks the set. The
+// build defines TFK_BUILDS_<set> as 1 or 0, for sources alone that have one of these names in them.
 #define TFK_ADDRESS_1(name) &name
 #define TFK_ADDRESS_0(name) nullptr
 #define TFK_ADDRESS_OF_BUILT(built, name) TFK_ADDRESS_##built(name)

@@ -51,9 +51,4 @@ struct SimdProbe {
 
 TFK_DECLARE_PER_ISA(extern const SimdProbe simd_probe)
 
-inline const SimdProbe& simd_probe_of(Isa isa) {
-  constexpr const SimdProbe* kProbes[] = TFK_PER_ISA(simd_probe);
-  return *kProbes[static_cast<int>(isa)];
-}
-
 }  // namespace transformer_kernels::cpu

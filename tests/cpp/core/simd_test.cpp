@@ -9,6 +9,17 @@
 #include "numbers.h"
 #include "simd_probe.h"
 
+namespace transformer_kernels::cpu {
+namespace {
+
+const SimdProbe& simd_probe_of(Isa isa) {
+  constexpr const SimdProbe* kProbes[] = TFK_PER_ISA(simd_probe);
+  return *kProbes[static_cast<int>(isa)];
+}
+
+}  // namespace
+}  // namespace transformer_kernels::cpu
+
 namespace transformer_kernels::testing {
 namespace {
 
