@@ -30,7 +30,7 @@ _FEW_ROWS = (1, 8, 32, 128)
 _SECONDS = 0.03  # of timing a pair of calls on a CPU
 _SECONDS_OF_OPERATION = 0.004
 _ROWS_OF_HOST = 8  # of a call whose time is the host's
-_LEAST_ROUNDS = 5
+_LEAST_ROUNDS, _MOST_SECONDS = 5, 0.4  # fewer rounds of what takes long
 _ROUNDS_ON_CUDA = 9
 _HOST_ROUNDS, _HOST_CALLS = 4, 8
 _HOST_ROWS = 64  # of calls whose launching is timed, so that the device keeps up
@@ -168,7 +168,9 @@ def _least_of_wall(calls: Sequence[Callable[[], Any]], seconds: float = _SECONDS
     for call in calls:
         call()
     begin, rounds = time.perf_counter(), 0
-    while rounds < _LEAST_ROUNDS or time.perf_counter() - begin < seconds:
+    while (passed := time.perf_counter() - begin) < seconds or rounds < _LEAST_ROUNDS:
+        if rounds > 1 and passed > _MOST_SECONDS:
+            break
         rounds += 1
         for i, call in enumerate(calls):
             before = time.perf_counter()
