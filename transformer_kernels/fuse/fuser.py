@@ -180,8 +180,7 @@ def _standing(model: Any) -> Plan | None:
 
 
 def _differs(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> str | None:
-    """What the model does with these sites instead of giving the recorded result; None where it
-    gives that."""
+    """Says how the model differs from the recorded run with these sites; None where it does not."""
     put_in(sites)
     try:
         with as_it_was(model):

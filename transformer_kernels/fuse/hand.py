@@ -25,7 +25,7 @@ def _watcher() -> Any:
 
 
 def moment(x: Tensor) -> tuple[Any, ...]:
-    """What has to be as it was for a result of ``x`` to be the one that a call would compute."""
+    """Version, grad mode and hooks of saved tensors: while they stay, so does a result of ``x``."""
     return _version(x), torch.is_grad_enabled(), _watcher()
 
 
