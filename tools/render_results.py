@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from setup_env import ROOT
-from transformer_kernels.bench import area, fpga, host, models, profilers, race, step
+from transformer_kernels.bench import area, fpga, host, models, predictions, profilers, race, step
 from transformer_kernels.bench.levels import show as levels
 from transformer_kernels.measure.schema import Result, Row, load
 from transformer_kernels.measure.table import render
@@ -30,8 +30,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 GENERATED = ROOT / "docs" / "_generated"
 README = ROOT / "README.md"
 
-PAGES = ("results.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fused.md", "fpga.md",
-         "fpga_use.md")  # fmt: skip
+PAGES = ("results.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fused.md",
+         "fused_predictions.md", "fpga.md", "fpga_use.md")  # fmt: skip
 REQUEST = re.compile(
     r"^<!-- results: (?P<file>\S+)(?P<filters>(?: \w+=\S+)*) -->\n.*?^<!-- /results -->$",
     re.MULTILINE | re.DOTALL,
@@ -76,6 +76,8 @@ def drawn(result: Result) -> str:
         return area.render(result)
     if result.host:
         return host.render(result)
+    if result.predictions:
+        return predictions.render(result)
     if result.levels:
         return levels.render(result)
     if result.profilers:
@@ -123,9 +125,12 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 def page_of(result: Result) -> str:
     """The page of a result, by its kind: a benchmark, the levels, profilers' overhead, trained
-    models, fused ones, a training step's parts, routing by `make fpga`, or runs on the array."""
+    models, fused ones, predictions of their times, a training step's parts, routing by `make
+    fpga`, or runs on the array."""
     if result.area:
         return "fpga.md"
+    if result.predictions:
+        return "fused_predictions.md"
     if result.levels:
         return "levels.md"
     if result.profilers:

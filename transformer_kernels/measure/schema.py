@@ -112,6 +112,20 @@ class HostRow:
 
 
 @dataclass(frozen=True)
+class PredictedRow:
+    """A site of a fused model: its times as measured, and as predicted from those of
+    operations."""
+
+    model: str
+    pattern: str
+    pass_: str  # "both" or "forward"
+    stock_us: float
+    ours_us: float
+    predicted_stock_us: float
+    predicted_ours_us: float
+
+
+@dataclass(frozen=True)
 class AreaRow:
     """One parameter set of the FPGA array, placed and routed on one part."""
 
@@ -328,6 +342,7 @@ class Result:
     model_runs: list[ModelRun] = field(default_factory=list)
     step_parts: list[StepPart] = field(default_factory=list)
     step_times: list[StepTime] = field(default_factory=list)
+    predictions: list[PredictedRow] = field(default_factory=list)
 
     @property
     def busy(self) -> str | None:
