@@ -32,16 +32,19 @@ class _Call:
 
     @property
     def name(self) -> str:
-        return f"{self.op} and its backward pass" if self.backward else self.op
+        words = " of one row" if self.shape == _ONE_ROW else ""
+        return f"{self.op}{words} and its backward pass" if self.backward else f"{self.op}{words}"
 
 
 _ROWS, _HEADS = (4, 64), (1, 64, 4, 64)
+_ONE_ROW = (1, 64, 256)  # features and hidden features
 _MEASURED = (
     *(_Call(op, _ROWS, grad) for op in ("softmax", "layer_norm", "rms_norm", "gelu")
       for grad in (False, True)),
     _Call("attention", _HEADS, grad=False),
     _Call("attention", _HEADS, grad=True),
     _Call("attention", _HEADS, grad=True, backward=True),
+    *(_Call(op, _ONE_ROW, grad=False) for op in ("linear", "linear_act", "mlp", "gated_mlp")),
 )  # fmt: skip
 
 

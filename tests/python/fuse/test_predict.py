@@ -112,6 +112,7 @@ def test_what_takes_no_made_up_numbers_has_no_prediction(monkeypatch, tmp_path):
 
 def test_a_plan_predicts_and_keeps_the_times_of_operations(monkeypatch, tmp_path):
     monkeypatch.setenv("TFK_FUSE_FILE", str(tmp_path / "fuse.json"))
+    monkeypatch.setattr(cost, "_SECONDS_OF_OPERATION", 0.0)
     model, inputs = Transformer(), (torch.randn(2, 40, 32),)
     first = tfk.plan(model, inputs, predict=True, patterns=["norm", "mlp"])
     sites = [*first.sites, *first.declined]
