@@ -14,6 +14,7 @@ from .linear_then_act import LinearThenActPattern
 from .loss import LossPattern
 from .mlp import MLPPattern
 from .norm import NormPattern
+from .qk_norm import QKNormPattern
 from .rope import RopePattern
 from .siblings import SiblingsPattern
 from .skip_logits import SkipLogitsPattern
@@ -29,6 +30,7 @@ ALL: tuple[Pattern, ...] = (
     AttentionPattern(),
     EagerAttentionPattern(),
     RopePattern(),
+    QKNormPattern(),
     SiblingsPattern(),
     LinearThenActPattern(),
     LinearPattern(),

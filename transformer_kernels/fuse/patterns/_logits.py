@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._late import Late
 from ._products import weight_and_bias
 
-_QUESTIONS = frozenset(("__get__", "dim", "is_floating_point", "numel", "size"))
 
+class Logits(Late):
+    """The result of a head that has not been computed."""
 
-class Logits(Tensor):
-    """The result of a head that has not been computed: it has shape and dtype, and what it is made
-    of. Whatever computes with it gets the true logits."""
-
+    WHY = (
+        "logits that skip_logits=True leaves out, expected the loss alone to take them (fuse"
+        " without skip_logits)"
+    )
     _tfk_hidden: Tensor
     _tfk_head: Any
-    _tfk_computed: Tensor | None
 
     @staticmethod
     def of(hidden: Tensor, head: Any) -> Logits:
@@ -31,31 +32,9 @@ class Logits(Tensor):
         made._tfk_hidden, made._tfk_head, made._tfk_computed = hidden, head, None
         return made
 
-    def computed(self) -> Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            if self._tfk_computed is None:
-                weight, bias = weight_and_bias(self._tfk_head)
-                self._tfk_computed = torch.nn.functional.linear(self._tfk_hidden, weight, bias)
-            return self._tfk_computed
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if getattr(func, "__name__", "") in _QUESTIONS:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        true = torch.utils._pytree.tree_map_only(Logits, Logits.computed, (args, kwargs or {}))
-        return func(*true[0], **true[1])
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        raise RuntimeError(
-            f"fuse: {func} takes logits that skip_logits=True leaves out, expected the loss alone"
-            " to take them (fuse without skip_logits)"
-        )
+    def made(self) -> Tensor:
+        weight, bias = weight_and_bias(self._tfk_head)
+        return torch.nn.functional.linear(self._tfk_hidden, weight, bias)
 
 
 class NoLogits:

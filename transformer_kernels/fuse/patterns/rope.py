@@ -16,6 +16,7 @@ from ..derive import original
 from ..prove import agree
 from ..record import Trace, Value
 from ..site import Calls, Refusal, Site
+from ._normed import Normed, normed_and_rotated
 from ._pattern import Pattern
 from ._rebound import Rebound, names_of, replaces
 
@@ -50,9 +51,14 @@ class Rope:
             batch, time = q.shape[0], q.shape[2]
             tables = [x.expand(batch, time, half).reshape(-1, half) for x in tables]
             ids = torch.arange(batch * time, device=q.device).view(batch, time)
-        rotated = functional.rope(
-            q, k, *tables, position_ids=ids, interleaved=self.interleaved, heads_first=True
-        )
+        cos_sin: Any = {
+            "cos": tables[0], "sin": tables[1], "position_ids": ids,
+            "interleaved": self.interleaved, "heads_first": True,
+        }  # fmt: skip
+        if all(type(x) is Normed and _is_made_of_its_dtype(x) for x in (q, k)):
+            rotated = normed_and_rotated(q, k, **cos_sin)
+        else:
+            rotated = functional.rope(q, k, **cos_sin)
         if cos.dtype is q.dtype or _is_lowered_anyway(q):
             return rotated
         wide = torch.promote_types(q.dtype, cos.dtype)  # as the product with the tables would be
@@ -64,6 +70,11 @@ def _is_lowered_anyway(q: Tensor) -> bool:
     go to a cache, whose dtype stays."""
     lowers = torch.is_grad_enabled() and autocasts(q)
     return lowers and torch.get_autocast_dtype(q.device.type) is q.dtype
+
+
+def _is_made_of_its_dtype(late: Normed) -> bool:
+    x = late._tfk_x
+    return late.dtype is x.dtype or _is_lowered_anyway(x)
 
 
 def _does(function: Callable[..., Any], ours: Rope, rotated: int) -> bool:
