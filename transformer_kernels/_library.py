@@ -158,15 +158,26 @@ def _is_registered(qualified: str) -> bool:
 def raw_op(schema: str, *, reference: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Registers the Python half of the C++ op with this schema; returns the op's overload."""
     name = schema.partition("(")[0]
-    qualified = f"{NAMESPACE}::{name}"
-    if not _is_registered(qualified):
-        _fragment.define(schema)
-    torch.library.register_fake(qualified, fake, lib=_fragment)
 
     def formula(*args: Any, **kwargs: Any) -> Any:
         _say_formula(name, args)
         return reference(*args, **kwargs)
 
+    return _python_half(schema, formula, fake)
+
+
+def check_op(schema: str, check: Callable[..., None]) -> Any:
+    """Registers the Python half of the C++ op that only checks the arguments of another: ``check``
+    serves tensors that C++ cannot read. Returns the op's overload."""
+    return _python_half(schema, check, check)
+
+
+def _python_half(schema: str, formula: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    name = schema.partition("(")[0]
+    qualified = f"{NAMESPACE}::{name}"
+    if not _is_registered(qualified):
+        _fragment.define(schema)
+    torch.library.register_fake(qualified, fake, lib=_fragment)
     _fragment.impl(name, formula, "CompositeExplicitAutograd")
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 

@@ -213,13 +213,15 @@ Tensor absent(const TensorView& x) {
   return empty(x.device, kNoElements, x.dtype);
 }
 
-CallContext::CallContext(Device device) {
+CallContext::CallContext(Device device, bool checks_only) {
   context_.device = device;
+  context_.checks_only = checks_only;
   context_.workspace = {&CallContext::allocate, [](void*, void*) {}, this};
   if (context_.device.type == DeviceType::kCpu) {
     context_.parallel_for = {&run_in_torch_pool, nullptr};
     return;
   }
+  if (checks_only) return;
   guard_.emplace(context_.device.index);
   check_value(aoti_torch_get_current_cuda_stream != nullptr, "this PyTorch has no CUDA");
   TORCH_ERROR_CODE_CHECK(

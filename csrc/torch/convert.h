@@ -62,7 +62,8 @@ Tensor absent(const TensorView& x);  // 0 elements, for an unwanted output
 // torch's current device, stream, allocator and thread pool for the time of one call.
 class CallContext {
  public:
-  explicit CallContext(Device device);
+  // One that runs nothing, but makes the checks of a call, needs no more than the threads.
+  explicit CallContext(Device device, bool checks_only = false);
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 

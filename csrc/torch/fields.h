@@ -10,13 +10,14 @@
 //   kResults     a tuple of results, in theirs
 //   kCall        the C++ function
 //
-// and, where it needs them, name() instead of kPass, and prepare(arguments), which completes the
+// and, where it needs them, name() instead of both, and prepare(arguments), which completes the
 // arguments before results are made. RawOps<Op...> defines and implements it.
 #pragma once
 
 #include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 
@@ -51,6 +52,20 @@ constexpr auto& at(auto& arguments, Within<Part, Member> member) {
 // Prepares a tensor for kernels: returns the tensor itself, or a copy that kernels can read.
 using Prepare = Tensor (*)(const char* op, const char* name, const Tensor& tensor);
 
+// The memory of a view for the time of a call. A call that only checks its arguments copies nothing
+// but the indices that it reads: other views get the strides that a copy would have.
+struct Kept {
+  bool checks_only = false;
+  std::optional<Tensor> tensor;
+
+  TensorView view(const char* op, const char* name, Prepare prepare, const Tensor& of) {
+    tensor = checks_only && prepare != packed_indices ? of : prepare(op, name, of);
+    TensorView view = view_of(op, name, *tensor);
+    if (checks_only && prepare != as_it_is) view.strides = rows_like(view).strides;
+    return view;
+  }
+};
+
 template <class Member>
 struct TensorField {
   using Value = const Tensor&;
@@ -60,12 +75,10 @@ struct TensorField {
   Member member;
   Prepare prepare;
 
-  // `kept` holds the memory of the view for the time of the call.
-  void bind(const char* op, auto& arguments, std::optional<Tensor>& kept, Value value) const {
-    kept = prepare(op, name, value);
-    at(arguments, member) = view_of(op, name, *kept);
+  void bind(const char* op, auto& arguments, Kept& kept, Value value) const {
+    at(arguments, member) = kept.view(op, name, prepare, value);
   }
-  void read(const char*, auto& arguments, Metadata& call) const {
+  void read(auto& arguments, Metadata& call) const {
     at(arguments, member) = call.tensor(name, prepare != as_it_is);
   }
 };
@@ -77,21 +90,12 @@ struct WrittenField : TensorField<Member> {
 };
 
 template <class Member>
-struct OptionalField {
+struct OptionalField : TensorField<Member> {
   using Value = const std::optional<Tensor>&;
   static constexpr const char* kType = "Tensor?";
 
-  const char* name;
-  Member member;
-  Prepare prepare;
-
-  void bind(const char* op, auto& arguments, std::optional<Tensor>& kept, Value value) const {
-    if (!value) return;
-    kept = prepare(op, name, *value);
-    at(arguments, member) = view_of(op, name, *kept);
-  }
-  void read(const char*, auto& arguments, Metadata& call) const {
-    at(arguments, member) = call.tensor(name, prepare != as_it_is);
+  void bind(const char* op, auto& arguments, Kept& kept, Value value) const {
+    if (value) TensorField<Member>::bind(op, arguments, kept, *value);
   }
 };
 
@@ -100,10 +104,9 @@ template <class Member, class Source>
 struct SourceField : OptionalField<Member> {
   Source source;
 
-  void bind(const char* op, auto& arguments, std::optional<Tensor>& kept,
-            const std::optional<Tensor>& value) const {
+  void bind(const char* op, auto& arguments, Kept& kept, const std::optional<Tensor>& value) const {
     OptionalField<Member>::bind(op, arguments, kept, value);
-    at(arguments, source) = kept;
+    at(arguments, source) = kept.tensor;
   }
 };
 
@@ -130,12 +133,7 @@ struct NumberField {
   const char* name;
   Member member;
 
-  void bind(const char*, auto& arguments, std::optional<Tensor>&, Value value) const {
-    at(arguments, member) = value;
-  }
-  void read(const char*, auto& arguments, Metadata& call) const {
-    Number value;
-    call.read(value);
+  void bind(const char*, auto& arguments, Kept&, Value value) const {
     at(arguments, member) = value;
   }
 };
@@ -150,12 +148,7 @@ struct ChoiceField {
   Member member;
   Choose choose;  // (op, number) -> the value of the member
 
-  void bind(const char* op, auto& arguments, std::optional<Tensor>&, Value value) const {
-    at(arguments, member) = choose(op, value);
-  }
-  void read(const char* op, auto& arguments, Metadata& call) const {
-    std::int64_t value;
-    call.read(value);
+  void bind(const char* op, auto& arguments, Kept&, Value value) const {
     at(arguments, member) = choose(op, value);
   }
 };
@@ -168,11 +161,7 @@ struct UnusedField {
 
   const char* name;
 
-  void bind(const char*, auto&, std::optional<Tensor>&, Value) const {}
-  void read(const char*, auto&, Metadata& call) const {
-    Number value;
-    call.read(value);
-  }
+  void bind(const char*, auto&, Kept&, Value) const {}
 };
 
 template <class Member>
@@ -186,22 +175,22 @@ constexpr WrittenField<Member> written(const char* name, Member member) {
 template <class Member>
 constexpr OptionalField<Member> optional(const char* name, Member member,
                                          Prepare prepare = as_it_is) {
-  return {name, member, prepare};
+  return {{name, member, prepare}};
 }
 template <class Member, class Source>
 constexpr SourceField<Member, Source> optional(const char* name, Member member, Source source,
                                                Prepare prepare) {
-  return {{name, member, prepare}, source};
+  return {{{name, member, prepare}}, source};
 }
 template <class Member>
 constexpr OptionalWrittenField<Member> optional_written(const char* name, Member member) {
-  return {{name, member, as_it_is}};
+  return {{{name, member, as_it_is}}};
 }
 // A vector of parameters, as a bias or the weight of a norm: of any strides, of which the one rule
 // is here. Kernels read it without gaps, from a copy where it has some.
 template <class Member>
 constexpr OptionalField<Member> parameter(const char* name, Member member) {
-  return {name, member, contiguous};
+  return {{name, member, contiguous}};
 }
 template <class Member>
 constexpr NumberField<double, Member> real(const char* name, Member member) {
@@ -243,10 +232,10 @@ struct ResultField {
     view.data = tensor.data_ptr();
     return tensor;
   }
-  void imagine(auto& arguments, Metadata& call) const {
+  void imagine(auto& arguments, Addresses& addresses) const {
     TensorView& view = at(arguments, member);
     view = layout(arguments);
-    if (view.defined()) view.data = call.address();
+    if (view.defined()) view.data = addresses.next();
   }
 };
 
@@ -297,30 +286,20 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
   }
 
   static std::string schema() {
-    const std::string arguments = std::apply(
-        [](const auto&... field) {
-          return list({{Field::kType, field.name}...});
-        },
-        Op::kFields);
     const std::string results = std::apply(
         [](const auto&... result) {
           return list({{"Tensor", result.name}...});
         },
         Op::kResults);
     const bool one = sizeof...(Result) == 1;
-    return name() + "(" + arguments + ") -> " + (one ? results : "(" + results + ")");
+    return name() + arguments_schema() + (one ? results : "(" + results + ")");
   }
 
   static auto call(typename Field::Value... values) {
     return translate_errors([&] {
       typename Op::Arguments arguments{};
-      std::array<std::optional<Tensor>, sizeof...(Field)> kept;
-      std::apply(
-          [&](const Field&... field) {
-            auto next = kept.begin();
-            (field.bind(Op::kOp, arguments, *next++, values), ...);
-          },
-          Op::kFields);
+      std::array<Kept, sizeof...(Field)> kept;
+      bind(arguments, kept.data(), values...);
       const CallContext context(at(arguments, Op::kLike).device);
       prepare(arguments);
       if constexpr (sizeof...(Result) == 0) {
@@ -340,24 +319,71 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
     });
   }
 
-  // All that `call` checks, of a call without its tensors.
-  static void check(std::span<const std::int64_t> numbers) {
+  // A second op makes all checks of a forward pass, and computes nothing: "linear_check".
+  static constexpr std::string_view kPass = Op::kPass;
+  static constexpr bool kHasCheck = kPass == "_forward";
+  static std::string check_name() {
+    return name().substr(0, name().size() - kPass.size()) + "_check";
+  }
+  static std::string check_schema() { return check_name() + arguments_schema() + "()"; }
+
+  static void check(typename Field::Value... values) {
+    translate_errors([&] {
+      typename Op::Arguments arguments{};
+      std::array<Kept, sizeof...(Field)> kept;
+      for (Kept& one : kept) one.checks_only = true;
+      bind(arguments, kept.data(), values...);
+      Addresses addresses;
+      check_bound(arguments, addresses);
+    });
+  }
+
+  // Makes the same checks of a call without its tensors.
+  static void check_numbers(std::span<const std::int64_t> numbers) {
     typename Op::Arguments arguments{};
     Metadata call(Op::kOp, numbers);
-    std::apply([&](const Field&... field) { (field.read(Op::kOp, arguments, call), ...); },
-               Op::kFields);
-    prepare(arguments);
-    std::apply([&](const Result&... result) { (result.imagine(arguments, call), ...); },
-               Op::kResults);
-    Context context;
-    context.device = at(arguments, Op::kLike).device;
-    context.checks_only = true;
-    Op::kCall(context, arguments);
+    std::apply([&](const Field&... field) { (read(field, arguments, call), ...); }, Op::kFields);
+    check_bound(arguments, call.addresses());
   }
 
  private:
   static void prepare(typename Op::Arguments& arguments) {
     if constexpr (requires { Op::prepare(arguments); }) Op::prepare(arguments);
+  }
+
+  static void bind(typename Op::Arguments& arguments, Kept* kept, typename Field::Value... values) {
+    std::apply(
+        [&](const Field&... field) { (field.bind(Op::kOp, arguments, *kept++, values), ...); },
+        Op::kFields);
+  }
+
+  static void read(const auto& field, typename Op::Arguments& arguments, Metadata& call) {
+    if constexpr (requires { field.read(arguments, call); }) {
+      field.read(arguments, call);
+    } else {
+      Kept none;
+      using Number = typename std::remove_cvref_t<decltype(field)>::Value;
+      field.bind(Op::kOp, arguments, none, call.number<Number>());
+    }
+  }
+
+  static void check_bound(typename Op::Arguments& arguments, Addresses& addresses) {
+    prepare(arguments);
+    std::apply([&](const Result&... result) { (result.imagine(arguments, addresses), ...); },
+               Op::kResults);
+    const CallContext context(at(arguments, Op::kLike).device, true);
+    Op::kCall(context, arguments);
+  }
+
+  // "(Tensor x, float eps) -> "
+  static std::string arguments_schema() {
+    std::string text = "(";
+    text += std::apply(
+        [](const auto&... field) {
+          return list({{Field::kType, field.name}...});
+        },
+        Op::kFields);
+    return text += ") -> ";
   }
 
   // "Tensor x, float eps"
@@ -374,13 +400,28 @@ template <class... Op>
 struct RawOps {
   template <class Library>
   static void define(Library& library) {
-    (library.def(RawOp<Op>::schema().c_str()), ...);
-    (add_check(RawOp<Op>::name(), RawOp<Op>::check), ...);
+    (define_one<Op>(library), ...);
   }
-
   template <class Library>
   static void implement(Library& library) {
-    (library.impl(RawOp<Op>::name().c_str(), TORCH_BOX(&RawOp<Op>::call)), ...);
+    (implement_one<Op>(library), ...);
+  }
+
+ private:
+  template <class One>
+  static void define_one(auto& library) {
+    using Raw = RawOp<One>;
+    library.def(Raw::schema().c_str());
+    if constexpr (Raw::kHasCheck) library.def(Raw::check_schema().c_str());
+    add_check(Raw::name(), Raw::check_numbers);
+  }
+  template <class One>
+  static void implement_one(auto& library) {
+    using Raw = RawOp<One>;
+    library.impl(Raw::name().c_str(), TORCH_BOX(&Raw::call));
+    if constexpr (Raw::kHasCheck) {
+      library.impl(Raw::check_name().c_str(), TORCH_BOX(&Raw::check));
+    }
   }
 };
 

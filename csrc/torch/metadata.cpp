@@ -25,13 +25,6 @@ std::int64_t Metadata::next() {
   return numbers_[at_++];
 }
 
-void Metadata::read(double& value) { value = std::bit_cast<double>(next()); }
-
-void* Metadata::address() {
-  constexpr int kApart = 44;  // bits: no tensor is longer
-  return std::bit_cast<void*>(++tensors_ << kApart);
-}
-
 // Its rank, or -1; dtype, kind and number of the device, address or 0, sizes, strides.
 TensorView Metadata::tensor(const char* name, bool copied) {
   const std::int64_t rank = next();
@@ -43,7 +36,7 @@ TensorView Metadata::tensor(const char* name, bool copied) {
   view.dtype = static_cast<DType>(next());
   view.device.type = static_cast<DeviceType>(next());
   view.device.index = static_cast<int>(next());
-  void* const elsewhere = address();
+  void* const elsewhere = addresses_.next();
   const std::int64_t memory = next();
   view.data = memory != 0 ? std::bit_cast<void*>(memory) : elsewhere;
   for (int i = 0; i < view.rank; ++i) view.sizes[i] = next();

@@ -2,8 +2,6 @@
 // Runs a raw op on the FPGA array that the environment names.
 #pragma once
 
-#include <string>
-
 #include "torch/fields.h"
 #include "transformer_kernels/fpga/array.h"
 
@@ -13,7 +11,7 @@ namespace transformer_kernels::torch_ops {
 // array has to have, or 0.
 template <class Op>
 struct OnArray : Op {
-  static std::string name() { return RawOp<Op>::name() + "_fpga"; }
+  static constexpr const char* kPass = "_forward_fpga";
 
   static void call(const Context& context, const typename Op::Arguments& arguments) {
     Context on_array = context;

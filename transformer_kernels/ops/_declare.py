@@ -107,7 +107,7 @@ class Op:
     text: str = ""  # the formula, for the documentation
     # The end of a refusal's message: the call that was probably meant, if that can be told.
     hint: Callable[[Given], str] | None = None
-    checked_by_cpp: bool = field(init=False, default=False)
+    checks: Any = field(init=False, repr=False, default=None)  # the raw op of C++'s checks, or None
     raw: Kernels = field(init=False, repr=False)
     array: Any = field(init=False, repr=False)  # the raw op of an FPGA array, or None
     public: Any = field(init=False, repr=False)  # one node of exported graphs
@@ -254,6 +254,10 @@ class Op:
 
         inputs = (schema(*parts) for parts in self._inputs)
         return f"{self.name}_backward({', '.join(inputs)}) -> {_tensors(self.backward_outputs)}"
+
+    @property
+    def check_schema(self) -> str:
+        return f"{self.name}_check({self._arguments_schema}) -> ()"
 
     @property
     def schemas(self) -> tuple[str, ...]:

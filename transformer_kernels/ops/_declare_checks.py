@@ -14,15 +14,16 @@ from .._errors import (
     ArgumentValueError,
     check_indices,
     check_known,
-    dtype_name,
     is_ours,
+    translate,
 )
-from .._metadata import check_call
-from .._torch import any_autocast, has_undecided_sizes
+from .._library import direct
+from .._metadata import check_call, is_checked
+from .._torch import any_autocast, has_dispatch_mode, has_undecided_sizes, is_eager
 from ._constants import as_saved
 from ._declare import Op
-from ._declare_arguments import Given, Indices, Param, check_device
-from ._kinds import is_jagged, require_memory
+from ._declare_arguments import Given, Indices, check_device
+from ._kinds import PLAIN_CLASSES, is_jagged, require_memory
 from ._promote import promoted
 
 
@@ -43,15 +44,35 @@ def as_declared(op: Op, arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 def check_values(op: Op, given: Given) -> None:
     """Asks C++ whether it takes a call, or the kinds of arguments where no C++ checks it."""
-    if op.checked_by_cpp and not torch.compiler.is_dynamo_compiling():
-        _check_in_cpp(op, op.title_of(given), given)
-    else:
+    if op.checks is None:
         check_arguments(op, given)
+        return
+    values = [given[name] for name in op.names]
+    try:
+        if torch.compiler.is_dynamo_compiling():
+            op.checks(*values)  # a node without results, which graphs drop
+        elif _has_memory(values):
+            direct(op.checks)(*values)
+        else:
+            check_described(op, *values)
+    except RuntimeError as error:
+        raise translate(op.title_of(given), error) from None
 
 
-def _check_in_cpp(op: Op, title: str, given: Given) -> None:
-    values = [given[argument.name] for argument in op.arguments]
+def _has_memory(values: Sequence[Any]) -> bool:
+    """Whether C++ can be given the tensors of a call."""
+    kinds = (type(value) for value in values if isinstance(value, Tensor))
+    return is_eager() and not has_dispatch_mode() and all(kind in PLAIN_CLASSES for kind in kinds)
+
+
+def check_described(op: Op, *values: Any) -> None:
+    """Asks C++ about a call by the shapes, dtypes, strides and devices of its tensors."""
+    given = op.given(values)
+    title = op.title_of(given)
     if has_undecided_sizes(values):  # checked where they are known
+        return
+    if not is_checked(f"{op.name}_forward"):
+        check_arguments(op, given)
         return
     first = next(value for value in values if isinstance(value, Tensor))
     for argument, value in zip(op.arguments, values, strict=True):
@@ -79,35 +100,10 @@ def refuse_call(op: Op, arguments: Sequence[Any]) -> None:
 
 
 def check_arguments(op: Op, given: Given) -> None:
-    """Makes the checks of the kinds of arguments, and that of an op without C++."""
+    """Makes the checks of the kinds of arguments, and those of an op without C++."""
     title = op.title_of(given)
-    _check_one_of(op, title, given)
     for argument in op.arguments:
         if given[argument.name] is not None:
             argument.check(title, given[argument.name], given)
-    _check_parameters(op, title, given)
     if op.check is not None:
         op.check(title, given)
-
-
-def _check_one_of(op: Op, title: str, given: Given) -> None:
-    if sum(given[name] is not None for name in op.one_of) == 1 or not op.one_of:
-        return
-    first, other = op.one_of
-    if given[first] is None:
-        raise ArgumentValueError(f"{title}: {first} is missing, expected it or {other}")
-    raise ArgumentValueError(f"{title}: {first} is present beside {other}, expected one of the two")
-
-
-def _check_parameters(op: Op, title: str, given: Given) -> None:
-    parameters = {
-        a.name: given[a.name] for a in op.arguments if isinstance(a, Param) and not a.own_dtype
-    }
-    present = {name: value for name, value in parameters.items() if value is not None}
-    for name, value in present.items():
-        first = next(iter(present.values())).dtype
-        if value.dtype is not first:
-            raise ArgumentTypeError(
-                f"{title}: {name} is {dtype_name(value.dtype)}, expected"
-                f" {dtype_name(first)} (all parameters and their gradients share one dtype)"
-            )

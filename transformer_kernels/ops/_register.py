@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from .._errors import ArgumentTypeError
-from .._library import composed_op, direct, public_op, raw_op
-from .._metadata import is_checked
+from .._library import check_op, composed_op, direct, public_op, raw_op
 from ._array import raw_array_op
 from ._declare import Formula, Kernels, Op
 from ._declare_arguments import as_tuple, one_or_all
 from ._declare_call import make_call
-from ._declare_checks import as_declared, check_values
+from ._declare_checks import as_declared, check_described, check_values
 from ._declare_fake import fake_backward, fake_forward, fake_inference
 from ._declare_formula import (
     formula_backward,
@@ -74,7 +73,7 @@ def _raw_kernels(op: Op) -> Kernels:
         backward = composed_op(op.backward_schema, run.backward, partial(fake_backward, op))
         return Kernels(forward, backward, without_saved(op, forward) if op.saved else forward)
     forward = define(op.forward_schema, formula_forward, fake_forward)
-    op.checked_by_cpp = is_checked(f"{op.name}_forward")
+    op.checks = check_op(op.check_schema, partial(check_described, op))
     inference = forward
     if op.saved and op.has_inference:
         inference = define(op.inference_schema, formula_inference, fake_inference)

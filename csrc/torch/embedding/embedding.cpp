@@ -21,12 +21,16 @@ constexpr auto rows_of(const char* op, const char* name, Indices indices) {
   });
 }
 
-// The gradient of a table of as many rows as the argument `rows` says; `rows_name` is its name.
+// The gradient of a table of as many rows as the argument `rows_name` says, where `wanted`.
 template <class A>
-TensorView gradient_of_table(const char* op, const char* rows_name, const A& a, std::int64_t rows) {
-  check_value(a.dy.rank >= 1, op, ": dy has 0 dimensions, expected at least 1");
-  check_value(rows >= 0, op, ": ", rows_name, " is ", rows, ", expected 0 or more");
-  return layout_of(a.dy.device, std::array{rows, a.dy.sizes[a.dy.rank - 1]}, a.dy.dtype);
+constexpr auto gradient_of_table(const char* op, const char* name, TensorView A::*member,
+                                 const char* rows_name, auto rows, auto wanted) {
+  return result(name, member, [=](const auto& a) {
+    if (!wanted(a)) return TensorView{};
+    check_value(a.dy.rank >= 1, op, ": dy has 0 dimensions, expected at least 1");
+    check_value(a.*rows >= 0, op, ": ", rows_name, " is ", a.*rows, ", expected 0 or more");
+    return layout_of(a.dy.device, std::array{a.*rows, a.dy.sizes[a.dy.rank - 1]}, a.dy.dtype);
+  });
 }
 
 struct EmbeddingForwardOp {
@@ -59,9 +63,8 @@ struct EmbeddingBackwardOp {
                  integer("rows", &Arguments::rows), integer("padding_idx", &Arguments::padding_idx),
                  flag("scale_grad_by_freq", &Arguments::scale_grad_by_freq));
   static constexpr auto kResults =
-      std::tuple(result("dweight", &Arguments::dweight, [](const Arguments& a) {
-        return gradient_of_table(kOp, "rows", a, a.rows);
-      }));
+      std::tuple(gradient_of_table(kOp, "dweight", &Arguments::dweight, "rows", &Arguments::rows,
+                                   [](const Arguments&) { return true; }));
 };
 
 struct AddForwardOp {
@@ -110,21 +113,14 @@ struct AddBackwardOp {
       flag("need_dposition_weight", &Arguments::need_dposition_weight),
       flag("need_dtype_weight", &Arguments::need_dtype_weight));
   static constexpr auto kResults = std::tuple(
-      result("dweight", &Arguments::dweight,
-             [](const Arguments& a) {
-               return a.need_dweight ? gradient_of_table(kOp, "rows", a, a.rows) : TensorView{};
-             }),
-      result("dposition_weight", &Arguments::dposition_weight,
-             [](const Arguments& a) {
-               return a.need_dposition_weight
-                          ? gradient_of_table(kOp, "position_rows", a, a.position_rows)
-                          : TensorView{};
-             }),
-      result("dtype_weight", &Arguments::dtype_weight, [](const Arguments& a) {
-        return a.need_dtype_weight && a.types.defined()
-                   ? gradient_of_table(kOp, "type_rows", a, a.type_rows)
-                   : TensorView{};
-      }));
+      gradient_of_table(kOp, "dweight", &Arguments::dweight, "rows", &Arguments::rows,
+                        [](const Arguments& a) { return a.need_dweight; }),
+      gradient_of_table(kOp, "dposition_weight", &Arguments::dposition_weight, "position_rows",
+                        &Arguments::position_rows,
+                        [](const Arguments& a) { return a.need_dposition_weight; }),
+      gradient_of_table(
+          kOp, "dtype_weight", &Arguments::dtype_weight, "type_rows", &Arguments::type_rows,
+          [](const Arguments& a) { return a.need_dtype_weight && a.types.defined(); }));
 };
 
 using Ops = RawOps<EmbeddingForwardOp, EmbeddingBackwardOp, AddForwardOp, AddBackwardOp>;

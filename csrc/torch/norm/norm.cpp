@@ -37,6 +37,7 @@ template <class Norm, bool kResidual, bool kStatistics>
 struct Forward {
   using Arguments = NormForward;
   static constexpr const char* kOp = Norm::kOp;
+  static constexpr const char* kPass = kStatistics ? "_forward" : "_inference";
   static constexpr auto* kCall = Norm::kForward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields =
@@ -58,9 +59,7 @@ struct Forward {
   }
   static constexpr auto kResults = results();
 
-  static std::string name() {
-    return std::string(kResidual ? "add_" : "") + kOp + (kStatistics ? "_forward" : "_inference");
-  }
+  static std::string name() { return std::string(kResidual ? "add_" : "") + kOp + kPass; }
 };
 
 struct BackwardArguments : NormBackward {

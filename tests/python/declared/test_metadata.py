@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
 
 import transformer_kernels as tfk
@@ -40,6 +42,7 @@ BAD: dict[str, Callable[..., Any]] = {
         Q, None, TABLE, TABLE, position_ids=torch.full((2, 10), 9)[:, ::2], **o
     ),
     "table": lambda **o: embedding(torch.arange(3), torch.randn(2, 2, 2), **o),
+    "transposed": lambda **o: softmax(X.t(), -1, mask=torch.ones(3, 4), **o),
 }
 
 
@@ -57,7 +60,8 @@ def test_formulas_refuse_in_the_words_of_the_kernels(name: str) -> None:
 
 def test_every_op_that_has_kernels_is_checked_by_them() -> None:
     for name, op in DECLARED.items():
-        assert op.checked_by_cpp == (op.composed is None), name
+        assert _metadata.is_checked(f"{name}_forward") == (op.composed is None), name
+        assert (op.checks is not None) == (op.composed is None), name
 
 
 def test_fakes_and_meta_tensors_are_checked_without_memory() -> None:
@@ -78,6 +82,42 @@ def test_numbers_that_the_host_lacks_are_not_read() -> None:
         assert _attend(torch.empty(3, dtype=torch.int32), torch.empty(5, 4, 8)).shape == (5, 4, 8)
     y = torch.vmap(lambda q: _attend(AT, q))(torch.stack([PACKED, PACKED]))
     torch.testing.assert_close(y[0], _attend(AT))
+
+
+@pytest.mark.parametrize("name", ["dtype", "shape"])
+def test_formulas_in_graphs_are_checked(name: str) -> None:
+    """Where a formula is compiled, Python has no words of its own."""
+    torch._dynamo.reset()
+    compiled = torch.compile(BAD[name], backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=re.escape(_refusal(BAD[name]))):
+        compiled(backend="reference")
+
+
+def test_graphs_drop_the_checks() -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(
+        lambda x: softmax(x, -1, backend="reference"),
+        backend=aot_autograd(fw_compiler=keep),
+        fullgraph=True,
+    )
+    torch.testing.assert_close(compiled(X), torch.softmax(X, -1))
+    assert "transformer_kernels" not in str(graphs[0].graph)
+
+
+def test_checks_make_and_copy_no_tensor() -> None:
+    """A kernel would read rows without a common stride from a copy."""
+    for x in (X, X.t(), torch.randn(4, 3, 8).transpose(0, 1)[:, ::2], X[:1].expand(4, 8)):
+        with torch.profiler.profile(profile_memory=True) as watched:
+            DECLARED["softmax"].checks(x, None, 1.0, False, False)
+        (event,) = (e for e in watched.key_averages() if e.key.endswith("::softmax_check"))
+        assert event.cpu_memory_usage == 0
+        assert not any("contiguous" in e.key for e in watched.key_averages())
 
 
 def test_another_device_is_named() -> None:

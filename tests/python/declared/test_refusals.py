@@ -26,7 +26,7 @@ def _kind(op: Op, argument: Argument) -> tuple[Any, ...]:
     fields = {f.name: getattr(argument, f.name) for f in dataclasses.fields(argument)}
     chosen = tuple(value for name, value in fields.items() if name not in _NAMES)
     own = (op.name, argument.name) if type(argument) is Argument else ()
-    return op.checked_by_cpp, type(argument), own, chosen
+    return op.checks is not None, type(argument), own, chosen
 
 
 REPRESENTATIVES = {

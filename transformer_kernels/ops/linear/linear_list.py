@@ -14,7 +14,7 @@ from torch import Tensor
 from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
 from ..._torch import any_autocast, is_batched, is_eager, is_fake, refuses_cublas
-from .._declare_checks import check_arguments, refuse_call
+from .._declare_checks import check_values, refuse_call
 from .._dtype import under_autocast
 from .._kinds import PLAIN_CLASSES
 from .._public import overridable
@@ -129,7 +129,7 @@ def _why_apart(
     if not all(isinstance(t, Tensor) for t in (x, *weights)):
         return "an operand is no tensor"
     for weight, bias in () if known_to_fit else zip(weights, biases, strict=True):
-        check_arguments(LINEAR, {"x": x, "weight": weight, "bias": bias})
+        check_values(LINEAR, {"x": x, "weight": weight, "bias": bias})
     if not is_eager():
         return "a graph or a transform follows the call"
     operands = (x, *weights)
