@@ -25,6 +25,8 @@ struct Backends {
   Run cpu = nullptr;
   Run cuda = nullptr;
   Run fpga = nullptr;
+  // Checks the numbers of integer tensors, which only the CPU reads: labels, rows of a table.
+  Run numbers = nullptr;
 };
 
 // Runs the problem on the context's array, or else on the backend of its device, which is the
@@ -33,6 +35,9 @@ struct Backends {
 template <class Problem>
 void run_on(const char* op, const Backends<Problem>& backends, const Context& context,
             const Problem& problem) {
+  if (context.device.type == DeviceType::kCpu && backends.numbers != nullptr) {
+    backends.numbers(context, problem);
+  }
   if (context.checks_only) return;
   if (context.array != nullptr) {
     check_value(context.device.type == DeviceType::kCpu, op,

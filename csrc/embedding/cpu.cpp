@@ -104,11 +104,18 @@ class TokenSort {
 
 }  // namespace
 
-void embedding_forward(const Context& context, const EmbeddingForwardProblem& p) {
+void check_numbers(const Context& context, const EmbeddingForwardProblem& p) {
   constexpr const char* kTableNames[] = {"weight", "position_weight", "type_weight"};
   for (int i = 0; i < p.tables; ++i) {
     check_range(context, p.op, p.table[i].indices, kTableNames[i], p.table[i].rows);
   }
+}
+
+void check_numbers(const Context& context, const EmbeddingBackwardProblem& p) {
+  check_range(context, p.op, p.indices, "the gradient", p.rows);
+}
+
+void embedding_forward(const Context& context, const EmbeddingForwardProblem& p) {
   log_cpu_kernel(p.op, p);
   const EmbeddingForwardTask task{p, exceeds_cache(p.tokens * p.cols * size_of(p.dtype))};
   const auto run = kernels().forward[static_cast<int>(p.dtype)];
@@ -117,7 +124,6 @@ void embedding_forward(const Context& context, const EmbeddingForwardProblem& p)
 }
 
 void embedding_backward(const Context& context, const EmbeddingBackwardProblem& p) {
-  check_range(context, p.op, p.indices, "the gradient", p.rows);
   log_cpu_kernel(p.op, p);
   const TokenSort sort(context, p);
   const auto dtype = static_cast<int>(p.dtype);

@@ -9,9 +9,13 @@ namespace transformer_kernels {
 namespace {
 
 constexpr Backends<EmbeddingForwardProblem> kForward{
-    .cpu = cpu::embedding_forward, .cuda = kHasCuda ? cuda::embedding_forward : nullptr};
+    .cpu = cpu::embedding_forward,
+    .cuda = kHasCuda ? cuda::embedding_forward : nullptr,
+    .numbers = cpu::check_numbers};
 constexpr Backends<EmbeddingBackwardProblem> kBackward{
-    .cpu = cpu::embedding_backward, .cuda = kHasCuda ? cuda::embedding_backward : nullptr};
+    .cpu = cpu::embedding_backward,
+    .cuda = kHasCuda ? cuda::embedding_backward : nullptr,
+    .numbers = cpu::check_numbers};
 
 // Kernels count tokens and rows in 32 bits.
 constexpr std::int64_t kMostTokens = 2147483647;

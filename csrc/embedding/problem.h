@@ -54,6 +54,8 @@ std::string describe(const EmbeddingForwardProblem& problem);
 std::string describe(const EmbeddingBackwardProblem& problem);
 
 namespace cpu {
+void check_numbers(const Context& context, const EmbeddingForwardProblem& problem);
+void check_numbers(const Context& context, const EmbeddingBackwardProblem& problem);
 void embedding_forward(const Context& context, const EmbeddingForwardProblem& problem);
 void embedding_backward(const Context& context, const EmbeddingBackwardProblem& problem);
 }  // namespace cpu

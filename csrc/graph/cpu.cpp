@@ -97,11 +97,22 @@ std::vector<EdgePiece> cut_long_segments(const Segments& segments) {
 
 }  // namespace
 
-void reduce_segments(const Context& context, const ReduceProblem& p) {
+void check_numbers(const Context& context, const ReduceProblem& p) {
   check_segments(context, p.op, p.segments);
   if (p.degrees.present) {
     check_offsets(context, p.op, "offsets", p.degrees, p.segments.across_rows, p.segments.edges);
   }
+}
+
+void check_numbers(const Context& context, const EdgeProblem& p) {
+  check_segments(context, p.op, p.segments);
+}
+
+void check_numbers(const Context& context, const SegmentSoftmaxProblem& p) {
+  check_segments(context, p.op, p.segments);
+}
+
+void reduce_segments(const Context& context, const ReduceProblem& p) {
   log_cpu_kernel(p.op, p);
   const auto dtype = static_cast<int>(p.dtype);
   ReduceTask task{.problem = p,
@@ -129,7 +140,6 @@ void reduce_segments(const Context& context, const ReduceProblem& p) {
 }
 
 void run_edges(const Context& context, const EdgeProblem& p) {
-  check_segments(context, p.op, p.segments);
   log_cpu_kernel(p.op, p);
   const auto dtype = static_cast<int>(p.dtype);
   const auto run = p.spread ? kernels().spread[dtype] : kernels().products[dtype];
@@ -140,7 +150,6 @@ void run_edges(const Context& context, const EdgeProblem& p) {
 }
 
 void segment_softmax(const Context& context, const SegmentSoftmaxProblem& p) {
-  check_segments(context, p.op, p.segments);
   log_cpu_kernel(p.op, p);
   const std::int64_t place_bytes = 2 * softmax_width(p.cols) * size_of(accumulate_dtype(p.dtype));
   for_segments(context, p.segments, p.cols, [&](std::int64_t begin, std::int64_t end) {

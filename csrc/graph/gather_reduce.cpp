@@ -11,9 +11,11 @@ namespace transformer_kernels {
 namespace {
 
 constexpr Backends<ReduceProblem> kReduce{.cpu = cpu::reduce_segments,
-                                          .cuda = kHasCuda ? cuda::reduce_segments : nullptr};
+                                          .cuda = kHasCuda ? cuda::reduce_segments : nullptr,
+                                          .numbers = cpu::check_numbers};
 constexpr Backends<EdgeProblem> kEdges{.cpu = cpu::run_edges,
-                                       .cuda = kHasCuda ? cuda::run_edges : nullptr};
+                                       .cuda = kHasCuda ? cuda::run_edges : nullptr,
+                                       .numbers = cpu::check_numbers};
 
 constexpr const char* kGather = "gather_reduce";
 constexpr const char* kDot = "edge_dot";

@@ -91,6 +91,9 @@ std::string describe(const EdgeProblem& problem);
 std::string describe(const SegmentSoftmaxProblem& problem);
 
 namespace cpu {
+void check_numbers(const Context& context, const ReduceProblem& problem);
+void check_numbers(const Context& context, const EdgeProblem& problem);
+void check_numbers(const Context& context, const SegmentSoftmaxProblem& problem);
 void reduce_segments(const Context& context, const ReduceProblem& problem);
 void run_edges(const Context& context, const EdgeProblem& problem);
 void segment_softmax(const Context& context, const SegmentSoftmaxProblem& problem);

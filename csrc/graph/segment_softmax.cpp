@@ -9,7 +9,9 @@ namespace transformer_kernels {
 namespace {
 
 constexpr Backends<SegmentSoftmaxProblem> kBackends{
-    .cpu = cpu::segment_softmax, .cuda = kHasCuda ? cuda::segment_softmax : nullptr};
+    .cpu = cpu::segment_softmax,
+    .cuda = kHasCuda ? cuda::segment_softmax : nullptr,
+    .numbers = cpu::check_numbers};
 constexpr const char* kOp = "segment_softmax";
 
 SegmentSoftmaxProblem check(const GraphChecker& check, const Edges& edges, const char* x_name,

@@ -14,10 +14,25 @@ namespace {
 constexpr const char* kOp = "cross_entropy";
 constexpr const char* kScale = "scale_gradient";
 
+template <class Problem>
+void check_labels(const Context&, const Problem& p) {
+  if (!p.has_labels()) return;
+  for (std::int64_t row = 0; row < p.rows; ++row) {
+    const std::int64_t label = p.label(row);
+    check_value(p.is_class(label) || label == p.ignore_index, kOp, ": target is ", label,
+                " in row ", row, ", expected one of [0, ", p.cols - 1, "] or ", p.ignore_index,
+                " (ignore_index)");
+  }
+}
+
 constexpr Backends<CrossEntropyForwardProblem> kForward{
-    .cpu = cpu::cross_entropy_forward, .cuda = kHasCuda ? cuda::cross_entropy_forward : nullptr};
+    .cpu = cpu::cross_entropy_forward,
+    .cuda = kHasCuda ? cuda::cross_entropy_forward : nullptr,
+    .numbers = check_labels};
 constexpr Backends<CrossEntropyBackwardProblem> kBackward{
-    .cpu = cpu::cross_entropy_backward, .cuda = kHasCuda ? cuda::cross_entropy_backward : nullptr};
+    .cpu = cpu::cross_entropy_backward,
+    .cuda = kHasCuda ? cuda::cross_entropy_backward : nullptr,
+    .numbers = check_labels};
 constexpr Backends<ScaleGradientProblem> kScaleGradient{
     .cpu = cpu::scale_gradient, .cuda = kHasCuda ? cuda::scale_gradient : nullptr};
 

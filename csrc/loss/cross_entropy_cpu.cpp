@@ -39,16 +39,6 @@ class WeightOfCall {
   bool present_;
 };
 
-void check_labels(const CrossEntropyProblem& p) {
-  if (!p.has_labels()) return;
-  for (std::int64_t row = 0; row < p.rows; ++row) {
-    const std::int64_t label = p.label(row);
-    check_value(p.is_class(label) || label == p.ignore_index, kOp, ": target is ", label,
-                " in row ", row, ", expected one of [0, ", p.cols - 1, "] or ", p.ignore_index,
-                " (ignore_index)");
-  }
-}
-
 double total_of(const CrossEntropyProblem& p) {
   const auto weight = kernels().row_weight[index_of(p.dtype)];
   double total = 0;
@@ -102,7 +92,6 @@ void run_forward(const Context& context, const CrossEntropyForwardProblem& p) {
 }  // namespace
 
 void cross_entropy_forward(const Context& context, const CrossEntropyForwardProblem& p) {
-  check_labels(p);
   log_cpu_kernel(kOp, p);
   dispatch_bool(p.dtype == DType::kFloat64, [&]<bool kDouble>() {
     run_forward<std::conditional_t<kDouble, double, float>>(context, p);
@@ -110,7 +99,6 @@ void cross_entropy_forward(const Context& context, const CrossEntropyForwardProb
 }
 
 void cross_entropy_backward(const Context& context, const CrossEntropyBackwardProblem& p) {
-  check_labels(p);
   log_cpu_kernel(kOp, p);
   const WeightOfCall weight(context, p);
   LossCall call = weight.call(p);

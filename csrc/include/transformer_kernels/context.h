@@ -42,7 +42,7 @@ struct Context {
   Workspace workspace{};
   fpga::Array* array = nullptr;  // runs the op in place of the CPU (fpga/array.h)
   // The op checks its arguments, as in any call, and returns. Views need no memory then, but for
-  // the integers of the CPU that a check reads: offsets of sequences, positions, seeds.
+  // integer tensors on the CPU, whose numbers are checked.
   bool checks_only = false;
 };
 

@@ -59,6 +59,19 @@ TEST(Backends, a_context_of_checks_runs_nothing) {
   EXPECT_EQ(ran_on, "");
 }
 
+TEST(Backends, numbers_are_checked_before_the_cpu_runs_and_not_on_a_device) {
+  constexpr auto kRefuse = [](const Context&, const Problem&) {
+    check_value(false, "op: numbers are bad");
+  };
+  constexpr Backends<Problem> kRefusing{.cpu = on_cpu, .cuda = on_cuda, .numbers = kRefuse};
+  std::string ran_on;
+  for (const bool checks_only : {true, false}) {
+    EXPECT_THROW(run_on("op", kRefusing, {.checks_only = checks_only}, {&ran_on}), Error);
+  }
+  run_on("op", kRefusing, {.device = kCuda.device, .checks_only = true}, {&ran_on});
+  EXPECT_EQ(ran_on, "");
+}
+
 // An array stands in the place of the CPU, and of nothing else.
 TEST(Backends, an_array_runs_what_has_a_kernel_for_it) {
   constexpr Backends<Problem> kWithArray{

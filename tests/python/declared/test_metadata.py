@@ -14,7 +14,15 @@ from torch._subclasses import FakeTensorMode
 
 import transformer_kernels as tfk
 from transformer_kernels import _metadata
-from transformer_kernels.functional import attention, attention_varlen, embedding, rope, softmax
+from transformer_kernels.functional import (
+    attention,
+    attention_varlen,
+    cross_entropy,
+    embedding,
+    rope,
+    segment_softmax,
+    softmax,
+)
 from transformer_kernels.ops._register import DECLARED
 
 pytestmark = pytest.mark.skipif(
@@ -42,6 +50,9 @@ BAD: dict[str, Callable[..., Any]] = {
         Q, None, TABLE, TABLE, position_ids=torch.full((2, 10), 9)[:, ::2], **o
     ),
     "table": lambda **o: embedding(torch.arange(3), torch.randn(2, 2, 2), **o),
+    "row": lambda **o: embedding(torch.arange(3), TABLE[:2], **o),
+    "label": lambda **o: cross_entropy(X, torch.tensor([0, 1, 8, 2]), **o),
+    "segments": lambda **o: segment_softmax(X, torch.tensor([0, 3, 2, 4]), **o),
     "transposed": lambda **o: softmax(X.t(), -1, mask=torch.ones(3, 4), **o),
 }
 

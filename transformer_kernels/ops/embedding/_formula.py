@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The embeddings in PyTorch operations, differentiable any number of times.
 
-An index out of range raises PyTorch's error on the CPU. Elsewhere, as in the CUDA kernels, its row
-is NaN and it adds nothing to gradients.
+C++ refuses an index out of range on the CPU. Elsewhere, as in the CUDA kernels, its row is NaN and
+it adds nothing to gradients.
 """
 
 from __future__ import annotations

@@ -15,36 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentIndexError, ArgumentValueError
 from .._dtype import accumulate_dtype
 
 SUM, MEAN, MAX = range(3)
-
-
-def check_offsets(op: str, name: str, offsets: Tensor, edges: int) -> None:
-    """Raises as C++ does; waits for the device."""
-    if int(offsets[0]) != 0:
-        raise ArgumentValueError(f"{op}: {name} begins with {int(offsets[0])}, expected 0")
-    falls = (offsets.diff() < 0).nonzero()
-    if len(falls):
-        at = int(falls[0])
-        raise ArgumentValueError(
-            f"{op}: {name} falls from {int(offsets[at])} to {int(offsets[at + 1])} behind segment"
-            f" {at}, expected no segment of fewer than 0 edges"
-        )
-    if int(offsets[-1]) != edges:
-        raise ArgumentValueError(
-            f"{op}: {name} ends with {int(offsets[-1])}, expected {edges} (the number of edges)"
-        )
-
-
-def check_range(op: str, name: str, indices: Tensor | None, limit: int, what: str) -> None:
-    if indices is None or indices.numel() == 0:
-        return
-    bad = ((indices < 0) | (indices >= limit)).nonzero()
-    if len(bad):
-        index = int(indices.flatten()[bad[0, 0]])
-        raise ArgumentIndexError(f"{op}: {name} holds {index}, expected one of {limit} {what}")
 
 
 class _Places(NamedTuple):
@@ -55,13 +28,9 @@ class _Places(NamedTuple):
     across: Tensor
 
     @classmethod
-    def of(cls, op: str, offsets: Tensor, indices: Tensor | None, order: Tensor | None,
-           rows: int, check: bool = False) -> _Places:  # fmt: skip
+    def of(cls, offsets: Tensor, indices: Tensor | None, order: Tensor | None,
+           rows: int) -> _Places:  # fmt: skip
         edges = rows if indices is None else indices.numel()
-        if check and offsets.device.type == "cpu":
-            check_offsets(op, "offsets", offsets, edges)
-            check_range(op, "indices", indices, rows, "rows")
-            check_range(op, "order", order, edges, "edges")
         place = torch.arange(edges, device=offsets.device, dtype=offsets.dtype)
         segment = torch.searchsorted(offsets[1:].contiguous(), place, right=True)
         number = place.long() if order is None else order.long()
@@ -106,9 +75,9 @@ def _counts(offsets: Tensor, like: Tensor) -> Tensor:
 
 def _messages(
     x: Tensor, offsets: Tensor, indices: Tensor | None, order: Tensor | None,
-    weight: Tensor | None, check: bool = False,
+    weight: Tensor | None,
 ) -> tuple[_Places, Tensor]:  # fmt: skip
-    place = _Places.of("gather_reduce", offsets, indices, order, x.shape[0], check)
+    place = _Places.of(offsets, indices, order, x.shape[0])
     return place, _times(x.to(accumulate_dtype(x))[place.across], weight, place)
 
 
@@ -133,7 +102,7 @@ def gather_reduce(
     back_offsets: Tensor | None, back_indices: Tensor | None, back_order: Tensor | None,
     weight: Tensor | None, reduce: int,
 ) -> Tensor:  # fmt: skip
-    place, messages = _messages(x, offsets, indices, order, weight, check=True)
+    place, messages = _messages(x, offsets, indices, order, weight)
     count = len(offsets) - 1
     if reduce == MAX:
         return _largest(place, messages, count)[0].to(x.dtype)
@@ -159,7 +128,7 @@ def gather_reduce_gradient(
     back_offsets: Tensor | None, back_indices: Tensor | None, back_order: Tensor | None,
     weight: Tensor | None, chosen: Tensor, reduce: int, need_dx: bool, need_dweight: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    place = _Places.of("gather_reduce", offsets, indices, order, x.shape[0])
+    place = _Places.of(offsets, indices, order, x.shape[0])
     g = dy.to(accumulate_dtype(dy))
     g = place.from_segments(g / _counts(offsets, g) if reduce == MEAN else g)
     if reduce == MAX:
@@ -183,7 +152,7 @@ def edge_dot(
     back_offsets: Tensor | None, back_indices: Tensor | None, back_order: Tensor | None,
     heads: int,
 ) -> Tensor:  # fmt: skip
-    place = _Places.of("edge_dot", offsets, indices, order, b.shape[0], check=True)
+    place = _Places.of(offsets, indices, order, b.shape[0])
     wide = accumulate_dtype(a)
     products = place.from_segments(a.to(wide)) * b.to(wide)[place.across]
     return place.by_number(_sum_heads(products, heads)).to(a.dtype)
@@ -194,7 +163,7 @@ def edge_dot_gradient(
     back_offsets: Tensor | None, back_indices: Tensor | None, back_order: Tensor | None,
     need_da: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    place = _Places.of("edge_dot", offsets, indices, order, b.shape[0])
+    place = _Places.of(offsets, indices, order, b.shape[0])
     wide = accumulate_dtype(a)
     da = db = dy.new_empty(0)
     if need_da:
@@ -209,7 +178,7 @@ def edge_dot_gradient(
 
 
 def segment_softmax(x: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
-    place = _Places.of("segment_softmax", offsets, None, order, x.shape[0], check=True)
+    place = _Places.of(offsets, None, order, x.shape[0])
     z = x.to(accumulate_dtype(x))[place.number]
     count = len(offsets) - 1
     segment = place.segment.unsqueeze(1).expand_as(z)
@@ -223,7 +192,7 @@ def segment_softmax(x: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
 def segment_softmax_gradient(
     dy: Tensor, y: Tensor, offsets: Tensor, order: Tensor | None
 ) -> Tensor:
-    place = _Places.of("segment_softmax", offsets, None, order, y.shape[0])
+    place = _Places.of(offsets, None, order, y.shape[0])
     wide = accumulate_dtype(y)
     g, z = dy.to(wide)[place.number], y.to(wide)[place.number]
     sums = place.from_segments(place.to_segments(z * g, len(offsets) - 1))

@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_integer, check_indices, shape_text
+from ..._errors import (
+    ArgumentIndexError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_integer,
+    check_indices,
+    shape_text,
+)
 from .._public import explained
-from ._formula import check_offsets, check_range
 
 
 class Transpose(NamedTuple):
@@ -40,10 +46,34 @@ def segment_offsets(segments: Tensor, count: int | None = None) -> Tensor:
     _check_vector("segment_offsets", "segments", segments)
     if count is None:
         count = int(segments[-1]) + 1 if len(segments) else 0
-    check_range("segment_offsets", "segments", segments, count, "segments")
+    _check_range("segment_offsets", "segments", segments, count, "segments")
     if len(segments) > 1 and bool((segments[1:] < segments[:-1]).any()):
         raise ArgumentValueError("segment_offsets: segments fall, expected them sorted")
     return _offsets(segments, count)
+
+
+def _check_offsets(op: str, offsets: Tensor, edges: int) -> None:
+    """Raises as the ops do on the CPU; waits for the device."""
+    if int(offsets[0]) != 0:
+        raise ArgumentValueError(f"{op}: offsets begins with {int(offsets[0])}, expected 0")
+    falls = (offsets.diff() < 0).nonzero()
+    if len(falls):
+        at = int(falls[0])
+        raise ArgumentValueError(
+            f"{op}: offsets falls from {int(offsets[at])} to {int(offsets[at + 1])} behind segment"
+            f" {at}, expected no segment of fewer than 0 edges"
+        )
+    if int(offsets[-1]) != edges:
+        raise ArgumentValueError(
+            f"{op}: offsets ends with {int(offsets[-1])}, expected {edges} (the number of edges)"
+        )
+
+
+def _check_range(op: str, name: str, indices: Tensor, limit: int, what: str) -> None:
+    bad = ((indices < 0) | (indices >= limit)).nonzero()
+    if len(bad):
+        index = int(indices[bad[0, 0]])
+        raise ArgumentIndexError(f"{op}: {name} holds {index}, expected one of {limit} {what}")
 
 
 def _check_vector(op: str, name: str, value: Any) -> None:
@@ -124,8 +154,8 @@ class Graph:
             num_nodes = int(edges.max()) + 1 if edges.numel() else 0
         sources, targets = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
         num_sources, num_targets = (_count(op, number) for number in (sources, targets))
-        check_range(op, "edges[0]", edges[0], num_sources, "nodes")
-        check_range(op, "edges[1]", edges[1], num_targets, "nodes")
+        _check_range(op, "edges[0]", edges[0], num_sources, "nodes")
+        _check_range(op, "edges[1]", edges[1], num_targets, "nodes")
         source, target = edges[0], edges[1]
         if bool((target[1:] >= target[:-1]).all()):
             return cls(_offsets(target, num_targets), source.contiguous(), None, num_sources)
@@ -150,8 +180,8 @@ class Graph:
                 f"{op}: indices is on {indices.device}, expected {offsets.device}"
             )
         sources = len(offsets) - 1 if num_sources is None else _count(op, num_sources)
-        check_offsets(op, "offsets", offsets, len(indices))
-        check_range(op, "indices", indices, sources, "nodes")
+        _check_offsets(op, offsets, len(indices))
+        _check_range(op, "indices", indices, sources, "nodes")
         return cls(offsets, indices, None, sources)
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..._library import log_copy
 from .._dtype import accumulate_dtype
-from ..loss._formula import MEAN, NONE, SUM, check_labels, counted_labels
+from ..loss._formula import MEAN, NONE, SUM, counted_labels
 from ..loss._ops import CROSS_ENTROPY, loss_with_gradient_in_place
 from ._products import PackedProducts, Products, TorchProducts
 from ._statistics import (
@@ -103,10 +103,6 @@ class _Rows:
 
     def _is_even(self) -> bool:
         return not self.x.is_cuda or self._classes * self.x.itemsize % _EVEN == 0
-
-    def check_labels(self) -> None:
-        ignored = self._given["ignore_index"]
-        check_labels(self.target, self._classes, ignored, "linear_cross_entropy")
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yields rows and their logits, in memory that the next chunk may reuse."""
@@ -269,7 +265,6 @@ def _pass(function: Pass) -> Pass:
 def loss_alone(given: Given) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the loss, the entropy and the accuracy."""
     rows = _Rows(given)
-    rows.check_labels()
     total = rows.total()
     options, statistics = rows.options(total), _Statistics(given, rows)
     losses = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
@@ -285,7 +280,6 @@ def loss_and_gradients(given: Given, needed: Needed) -> tuple[Tensor, ...]:
     """Computes a reduced loss, the entropy and the accuracy, and the loss's gradients for an
     incoming gradient of 1."""
     rows = _Rows(given)
-    rows.check_labels()
     total = rows.total()
     options, statistics = rows.options(total), _Statistics(given, rows)
     gradients = _Gradients(given, rows, needed)

@@ -11,6 +11,7 @@ passes are composed of other ops: products, and cross-entropy with its gradient 
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..._errors import ArgumentValueError, shape_text
+from ..._errors import ArgumentTypeError, ArgumentValueError
 from ..._torch import is_batched
 from .._declare import Op, Ways
 from .._declare_arguments import (
@@ -40,25 +41,22 @@ from .._kinds import on_memory
 from .._register import declare
 from .._work import PRODUCT, products_with
 from ..linear._arguments import Bias
-from ..loss._ops import check_options, empty_loss, scale_gradient, ways_of_rows
+from ..loss._ops import CROSS_ENTROPY, empty_loss, scale_gradient, ways_of_rows
 from . import _chunks, _formula
 
 _NEEDED = ("need_dx", "need_dlinear_weight", "need_dlinear_bias")
-
-
-class _Head(Table):
-    """The weight of the linear layer, with a row for each class."""
-
-    def check(self, op: str, value: Tensor, given: Given) -> None:
-        super().check(op, value, given)
-        if value.shape[0] == 0:
-            raise ArgumentValueError(
-                f"{op}: {self.name} has shape {shape_text(value)}, expected a class or more"
-            )
+_X = re.compile(r"\bx\b")  # cross-entropy's name of the logits
 
 
 def _check(op: str, given: Given) -> None:
-    check_options(op, given)
+    """Asks C++ whether it takes the loss of the logits, whose memory is one number here."""
+    x, weight = given["x"], given["linear_weight"]
+    logits = x.new_empty(()).expand(*x.shape[:-1], weight.shape[0])
+    try:
+        check_values(CROSS_ENTROPY, {**given, "x": logits, "probabilities": None})
+    except (ArgumentValueError, ArgumentTypeError) as error:
+        words = str(error).partition(": ")[2]
+        raise type(error)(f"{op}: {re.sub(_X, 'logits', words)}") from None
     if given["chunk_bytes"] < 0:
         raise ArgumentValueError(
             f"{op}: chunk_bytes is {given['chunk_bytes']}, expected at least 1, or 0 (the default)"
@@ -94,7 +92,7 @@ LINEAR_CROSS_ENTROPY = declare(
     parallel=_parallel,
     flops=products_with("linear_weight"),
     arguments=(
-        Rows("x"), _Head("linear_weight", of="x", or_float32=True),
+        Rows("x"), Table("linear_weight", of="x", or_float32=True),
         Bias("linear_bias", table="linear_weight"), Indices("target", per_row=True),
         Bias("weight", table="linear_weight"), Integer("ignore_index"), Number("label_smoothing"),
         Number("z_loss", finite=True), Number("softcap", least=0.0, finite=True),

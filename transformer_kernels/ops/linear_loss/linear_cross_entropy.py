@@ -51,10 +51,6 @@ class TokenScores(NamedTuple):
     accuracy: Tensor | None
 
 
-def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
-    check_tensors(op, tensors)
-
-
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype in which autocast would multiply; None where it is off."""
     kind = x.device.type
@@ -248,7 +244,7 @@ def linear_cross_entropy(
         )  # fmt: skip
         return found if any(asked) else found.loss
     except (RuntimeError, AttributeError, TypeError):
-        _check_tensors(_OP, tensors)
+        check_tensors(_OP, tensors)
         raise
 
 
@@ -299,7 +295,7 @@ def linear_token_log_probs(
         )  # fmt: skip
         return TokenScores(-surprise, entropy, accuracy) if any(asked) else -surprise
     except (RuntimeError, AttributeError, TypeError):
-        _check_tensors(
+        check_tensors(
             "linear_token_log_probs",
             {
                 "x": input, "linear_weight": linear_weight, "tokens": tokens,

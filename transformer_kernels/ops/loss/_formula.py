@@ -6,28 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentValueError
-from ..._torch import is_eager, log_softmax
+from ..._torch import log_softmax
 from .._declare_arguments import Given
 from .._dtype import accumulate_dtype
-from .._kinds import PLAIN_CLASSES
 
 NONE, MEAN, SUM = range(3)  # reductions
-
-
-def check_labels(
-    target: Tensor, classes: int, ignore_index: int, op: str = "cross_entropy"
-) -> None:
-    """Checks labels as C++ does on the CPU; labels on other devices are not waited for."""
-    if target.device.type != "cpu" or type(target) not in PLAIN_CLASSES or not is_eager():
-        return
-    bad = ((target < 0) | (target >= classes)) & (target != ignore_index)
-    if bad.any():
-        row = int(bad.flatten().nonzero()[0])
-        raise ArgumentValueError(
-            f"{op}: target is {int(target.flatten()[row])} in row {row}, expected one of"
-            f" [0, {classes - 1}] or {ignore_index} (ignore_index)"
-        )
 
 
 def _logits(x: Tensor, target: Tensor | None, ignore_index: int, softcap: float) -> Tensor:
@@ -68,8 +51,6 @@ def forward(
     wide: bool,
 ) -> Tensor:  # fmt: skip
     classes = x.shape[-1]
-    if target is not None:
-        check_labels(target, classes, ignore_index)
     z = _logits(x, target, ignore_index, softcap)
     surprise = -log_softmax(z, -1)
     counted = _counted(x, target, weight, ignore_index)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..._errors import ArgumentValueError
 from ..._library import direct
 from .._declare import Formula, Kernels, Op, Ways
 from .._declare_arguments import (
@@ -46,18 +45,6 @@ _FORWARD = (
     "Tensor? target, Tensor? probabilities, Tensor? weight, int ignore_index,"
     " float label_smoothing, float z_loss, float softcap, int reduction, bool wide"
 )
-
-
-def check_options(op: str, given: Given) -> None:
-    smoothing, reduction = given["label_smoothing"], given["reduction"]
-    if not 0 <= smoothing <= 1:
-        raise ArgumentValueError(
-            f"{op}: label_smoothing is {smoothing:g}, expected a number from 0 to 1"
-        )
-    if not 0 <= reduction <= 2:
-        raise ArgumentValueError(
-            f"{op}: reduction is {reduction}, expected 0 (none), 1 (mean) or 2 (sum)"
-        )
 
 
 def empty_loss(given: Given) -> Tensor:
