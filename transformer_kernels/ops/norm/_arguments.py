@@ -45,16 +45,11 @@ def _shape(op: str, normalized_shape: Any) -> tuple[int, ...]:
 
 
 def _check_parameter_shape(op: str, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    if value.shape == shape:
-        return
-    if value.dim() == len(shape) == 1:
+    """The op itself checks the elements of vectors."""
+    if value.shape != shape and not value.dim() == len(shape) == 1:
         raise ArgumentValueError(
-            f"{op}: {name} has {value.shape[0]} elements, expected {shape[0]}"
-            " (the last dimension of x)"
+            f"{op}: {name} has shape {tuple(value.shape)}, expected {shape} (normalized_shape)"
         )
-    raise ArgumentValueError(
-        f"{op}: {name} has shape {tuple(value.shape)}, expected {shape} (normalized_shape)"
-    )
 
 
 def _check_types(op: str, tensors: dict[str, Any]) -> None:
