@@ -29,6 +29,7 @@ __all__ = [
     "fpga",
     "functional",
     "fuse",
+    "graph_plans",
     "info",
     "levels",
     "models",
@@ -51,6 +52,7 @@ __getattr__, __dir__ = attributes(
     __name__,
     {
         "compat": ("compat",),
+        "fuse.backend": ("graph_plans",),
         "tune": ("tuning", "tune_file"),
         "workbench": ("workbench", "validate"),
     },

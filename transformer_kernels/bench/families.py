@@ -17,7 +17,7 @@ from transformer_kernels.fuse import fuse
 
 SEED = 0
 DROPOUT = 0.1  # of the models that have it by default
-PROVIDERS = ("stock", "compiled", "fused")
+PROVIDERS = ("stock", "compiled", "rewritten", "fused")
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def task(
     device: torch.device,
     options: Mapping[str, Any],
 ) -> Task:
-    """The models of these providers, on one batch of random tokens; ``options`` are those of
-    ``fuse``."""
+    """The models of these providers, on one batch of random tokens. ``rewritten`` is compiled with
+    this package's backend; ``options`` are those of ``fuse``."""
     torch.manual_seed(SEED)
     batch = torch.randint(size.vocabulary, (size.batch, size.tokens), device=device)
 
@@ -144,6 +144,8 @@ def task(
         torch.manual_seed(SEED)
         model = family.build(size).to(device).train()
         model.config.use_cache = False  # which a step of training would fill for nobody
+        if provider == "rewritten":
+            return torch.compile(model, backend="transformer_kernels")
         if provider == "compiled":
             return torch.compile(model)
         if provider == "fused":

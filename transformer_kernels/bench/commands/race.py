@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Times training steps of a Hugging Face model in turn: stock, compiled by torch.compile, and fused
-by one call of `tfk.fuse`.
+"""Times training steps of a Hugging Face model in turn: stock, compiled by torch.compile, compiled
+with this package's backend, and fused by one call of `tfk.fuse`.
 
 $ transformer-kernels race llama --providers stock,fused --json llama.json
 """
