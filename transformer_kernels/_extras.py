@@ -34,7 +34,7 @@ def why_missing(error: ImportError) -> str | None:
 def named(program: str) -> Iterator[None]:
     """Ends the program with a line that names the extra, in place of a traceback.
 
-    >>> with named("fuse_gpt2"):
+    >>> with named("gpt2_block"):
     ...     import transformers
     """
     try:

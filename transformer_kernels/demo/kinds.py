@@ -18,10 +18,12 @@ DROPOUT = 0.1  # GPT-2's
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model. ``build`` takes its size, its vocabulary, and whether it has our kernels."""
+    """A kind of model. ``build`` takes its size and its vocabulary, and makes it stock;
+    ``put_in`` puts our kernels into one on its device, and takes a batch of its steps."""
 
     title: str
-    build: Callable[[Size, int, bool], Any]
+    build: Callable[[Size, int], Any]
+    put_in: Callable[[Any, Tensor], None]
     loss_of: Callable[[Any, Tensor], Tensor]  # of a batch of tokens (B, T)
     logits_of: Callable[[Any, Tensor], Tensor]
 
@@ -30,19 +32,22 @@ def _gpt2() -> Kind:
     """Hugging Face's GPT-2; importing it needs transformers."""
     import transformers
 
-    from transformer_kernels.demo.gpt2 import put_in_kernels
     from transformer_kernels.demo.model import stock_model
+    from transformer_kernels.fuse import fuse
 
     transformers.logging.set_verbosity_error()
 
-    def build(size: Size, vocabulary: int, ours: bool) -> Any:
+    def build(size: Size, vocabulary: int) -> Any:
         dims = (size.layers, size.width, size.heads, size.block)
-        model = stock_model(*dims, SEED, DROPOUT, vocabulary)
-        return put_in_kernels(model) if ours else model
+        return stock_model(*dims, SEED, DROPOUT, vocabulary)
+
+    def put_in(model: Any, batch: Tensor) -> None:
+        fuse(model, {"input_ids": batch, "labels": batch}, skip_logits=True)
 
     return Kind(
         "GPT-2",
         build,
+        put_in,
         lambda model, batch: model(input_ids=batch, labels=batch, use_cache=False).loss,
         lambda model, batch: model(input_ids=batch, use_cache=False).logits,
     )
@@ -52,17 +57,21 @@ def _language_model() -> Kind:
     """The language model of this package, whose kernels are a switch."""
     from transformer_kernels.models import LanguageModel, LanguageModelConfig
 
-    def build(size: Size, vocabulary: int, ours: bool) -> Any:
+    def build(size: Size, vocabulary: int) -> Any:
         torch.manual_seed(SEED)
         config = LanguageModelConfig(
             vocab_size=vocabulary, context=size.block, dim=size.width, num_layers=size.layers,
             num_heads=size.heads, dropout=DROPOUT,
         )  # fmt: skip
-        return LanguageModel(config, "ours" if ours else "torch")
+        return LanguageModel(config, "torch")
+
+    def put_in(model: Any, batch: Tensor) -> None:  # noqa: ARG001
+        model.kernels = "ours"
 
     return Kind(
         "LanguageModel",
         build,
+        put_in,
         lambda model, batch: model(batch[:, :-1], batch[:, 1:]),
         lambda model, batch: model(batch),
     )

@@ -8,7 +8,6 @@ import dataclasses
 import math
 import os
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,9 +56,8 @@ def run(arguments: argparse.Namespace, kind: Kind) -> int:
     watch.sample()
     print(f"{kind.title}, {size}; bytes of Python's documentation, {size.batch}x{size.block} a"
           " step", flush=True)  # fmt: skip
-    models = {
-        name: kind.build(size, BYTES, name == "ours") for name in ("stock", "stock again", "ours")
-    }
+    models = {name: kind.build(size, BYTES) for name in ("stock", "stock again")}
+    models["ours"] = _ours(kind, size, BYTES, next(batches(size, device)))
     watch.sample()
     if (reason := watch.signs().reason) is not None:
         print(show.busy_words(reason), flush=True)
@@ -157,6 +155,13 @@ def _place(op: Case) -> int:
     return _FIRST.index(op.name) if op.name in _FIRST else len(_FIRST)
 
 
+def _ours(kind: Kind, size: Size, vocabulary: int, batch: torch.Tensor) -> Any:
+    """A model with our kernels, which were chosen on the device of the batch, in training."""
+    model = kind.build(size, vocabulary).to(batch.device).train()
+    kind.put_in(model, batch)
+    return model
+
+
 # ---- a step -------------------------------------------------------------------------------------
 
 
@@ -164,9 +169,9 @@ def _task(
     kind: Kind, size: Size, vocabulary: int, batch: torch.Tensor, more: dict[str, Any]
 ) -> step.Task:
     """The models that take the same step: stock, those of ``more``, and ours."""
-    build = partial(kind.build, size, vocabulary)
+    ours = _ours(kind, size, vocabulary, batch)
     return step.Task(
-        models={"stock": build(False), **more, "ours": build(True)},
+        models={"stock": kind.build(size, vocabulary), **more, "ours": ours},
         batch=batch,
         loss_of=kind.loss_of,
         recipe=Recipe(size.steps, size.learning_rate),
@@ -193,7 +198,7 @@ def _measure_step(
         batch = next(batches(size, device))
     more = {}
     if arguments.race:
-        more["compiled"] = torch.compile(kind.build(size, vocabulary, False))
+        more["compiled"] = torch.compile(kind.build(size, vocabulary))
     task = _task(kind, size, vocabulary, batch, more)
     settings = {
         "model": model, "batch": f"batch {size.batch}x{size.block}",

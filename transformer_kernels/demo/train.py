@@ -62,7 +62,7 @@ class Agreement:
 @torch.no_grad()
 def agreement(ours: Any, kind: Kind, size: Size, device: torch.device) -> Agreement:
     """Loads the weights of ``ours`` into a stock model, and compares both on one batch."""
-    stock = kind.build(size, BYTES, False).to(device)
+    stock = kind.build(size, BYTES).to(device)
     stock.load_state_dict(ours.state_dict())
     batch = next(batches(size, device))
     found, expected = (kind.logits_of(model.eval(), batch).float() for model in (ours, stock))

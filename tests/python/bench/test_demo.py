@@ -24,7 +24,6 @@ from transformer_kernels.demo import run as demo
 from transformer_kernels.demo import show
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-EXAMPLE = EXAMPLES / "python" / "fuse_gpt2.py"
 
 
 def _demo(*arguments: str) -> int:
@@ -192,11 +191,3 @@ def test_the_short_demo_races_whole_steps(tmp_path, monkeypatch, capsys):
         assert 0 < row.p10_us <= row.median_us <= row.p90_us
         assert row.samples == 3
         assert row.peak_bytes > 1000
-
-
-def test_the_example_holds_every_step_to_stock(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [EXAMPLE.name, "--device", "cpu", "--steps", "2"])
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
-    text = capsys.readouterr().out
-    for name in ("stock", "norms", "attention", "blocks", "everything"):
-        assert name in text
