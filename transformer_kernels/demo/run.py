@@ -15,13 +15,14 @@ import torch
 from transformer_kernels.bench import cases, race, report, runner, step, summary
 from transformer_kernels.bench.options import pick_device, write_plots
 from transformer_kernels.bench.training import Recipe
-from transformer_kernels.demo import show
+from transformer_kernels.demo import search, show
 from transformer_kernels.demo.kinds import DROPOUT, SEED, Kind
 from transformer_kernels.demo.size import BYTES, OPTIONS, TOKENS, Size
 from transformer_kernels.demo.train import agreement, batches, train
 from transformer_kernels.measure import busy, schema, sweeps, table
 from transformer_kernels.measure.case import Case
 from transformer_kernels.measure.schema import Result, Training
+from transformer_kernels.testing import pretrained
 
 _TRAIN_SECONDS, _BENCH_SECONDS = 100, 75  # at most, so that a slow machine ends too
 # Compiling for a CPU would take longer than the rest of the demo.
@@ -34,6 +35,7 @@ _SIZES = {
 _GPT2 = Size(12, 768, 12, block=1024, batch=16, steps=200, learning_rate=6e-4)
 _QUICK = Size(2, 64, 2, block=64, batch=4, steps=6, learning_rate=3e-3)
 _FULL = 3  # times the steps
+_QUICK_PARAGRAPHS, _PARAGRAPHS = 12, 192  # of the documentation to search; the full form takes all
 
 # The ops that most models have come first; the others follow.
 _FIRST = (
@@ -74,6 +76,7 @@ def run(arguments: argparse.Namespace, kind: Kind) -> int:
     if arguments.profile_memory:
         print(f"{show.memory(_peaks(kind, size, device))}\n", flush=True)
 
+    print(f"{_search(device, arguments, reason)}\n", flush=True)
     result = dataclasses.replace(runner.run(_bench_settings(device, arguments)), training=training)
     assert result.ceilings is not None
     watch.add(result.ceilings.copy_gbps)
@@ -104,6 +107,18 @@ def _size(arguments: argparse.Namespace, device: torch.device) -> Size:
         raise ValueError(f"--d-model is {size.width}, expected a multiple of --num-heads"
                          f" ({size.heads})")  # fmt: skip
     return size
+
+
+def _search(device: torch.device, arguments: argparse.Namespace, busy: str | None) -> str:
+    """Searches the documentation with a trained model, where it is installed; the words on it."""
+    stock = pretrained.minilm()
+    if stock is None:
+        return show.no_search(pretrained.INSTALL)
+    stock.model.to(device)
+    most = _QUICK_PARAGRAPHS if arguments.quick else _PARAGRAPHS
+    entries = search.paragraphs(None if arguments.full else most)
+    encoders, _ = search.with_fused(stock, entries)
+    return show.search(search.search(encoders, entries, search.QUESTIONS), busy)
 
 
 def _told_busy(result: Result, reason: str | None) -> Result:

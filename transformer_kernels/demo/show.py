@@ -5,6 +5,13 @@ from __future__ import annotations
 
 from transformer_kernels.bench.training import speed_up
 from transformer_kernels.demo.kinds import DROPOUT
+from transformer_kernels.demo.search import (
+    CHUNK,
+    RANKED,
+    Found,
+    queries_per_second,
+    same_rankings,
+)
 from transformer_kernels.demo.size import Size
 from transformer_kernels.demo.train import Agreement
 from transformer_kernels.measure import table
@@ -100,3 +107,30 @@ def memory(peaks: dict[str, int]) -> str:
     headings = [("Model", 12), ("MiB at peak", 11), ("share", 6)]
     subtitle = "of a training step, beyond parameters, the optimizer's state and the batch"
     return table.box("MEMORY", subtitle, headings, body)
+
+
+def search(found: dict[str, Found], busy: str | None) -> str:
+    """A table of a trained encoder's search: how fast it is, and whether it finds the same. Few
+    paragraphs give no speed-up."""
+    stock = found["stock"]
+    count = len(stock.paragraphs)
+    is_noise = busy is not None or count < CHUNK
+    body = [
+        [
+            name,
+            f"{count / one.seconds:.0f}",
+            f"{queries_per_second(one):.0f}",
+            table.ABSENT if is_noise else f"{stock.seconds / one.seconds:.2f}x",
+        ]
+        for name, one in found.items()
+    ]
+    headings = [("MiniLM", 12), ("paragraphs/s", 12), ("queries/s", 9), ("speed-up", 8)]
+    subtitle = (
+        f"{count} paragraphs of Python's documentation; {same_rankings(found)} of"
+        f" {len(stock.rankings)} questions find the same {RANKED} in the same order"
+    )
+    return table.box("SEARCH WITH A TRAINED MODEL", subtitle, headings, body)
+
+
+def no_search(install: str) -> str:
+    return f"No search with a trained model, for MiniLM is not installed: {install}"

@@ -17,11 +17,12 @@ from transformer_kernels.bench import cases, training
 from transformer_kernels.bench.training import documentation
 from transformer_kernels.measure import busy, ceilings, schema
 from transformer_kernels.measure.schema import Training, TrainingRun
+from transformer_kernels.testing import pretrained
 
 pytest.importorskip("transformers")
 
 from transformer_kernels.demo import run as demo
-from transformer_kernels.demo import show
+from transformer_kernels.demo import search, show
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -40,7 +41,8 @@ def test_the_text_is_bytes():
 
 @pytest.fixture
 def few_ops(monkeypatch):
-    """Two ops in place of all, and small ceilings."""
+    """Two ops in place of all, small ceilings, and no trained model."""
+    monkeypatch.setattr(pretrained, "minilm", lambda: None)
     chosen = [cases.all_ops()[name] for name in ("gelu", "softmax")]
     monkeypatch.setattr(cases, "select", lambda _: chosen)
     monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 1 << 20)
@@ -68,7 +70,8 @@ def test_the_short_demo_runs_to_the_end(few_ops, tmp_path, monkeypatch, capsys):
     assert _demo("-o", str(page), "--json", str(figures), "--plot", str(tmp_path / "plots")) == 0
     text = capsys.readouterr().out
     parts = ["Training GPT-2, 2 layers", "TRAINING SPEED", "TRAINING LOSS",
-             "the same next byte for", "SPEED-UP OVER PYTORCH", "PACK BENCHMARK"]  # fmt: skip
+             "the same next byte for", "No search with a trained model", "SPEED-UP OVER PYTORCH",
+             "PACK BENCHMARK"]  # fmt: skip
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert "tokens/s" in text[: places[0]]  # the progress tells it while the models train
@@ -103,6 +106,21 @@ def test_a_busy_machine_is_told_as_such(few_ops, tmp_path, monkeypatch, capsys):
     assert re.search(r"ours +│ +[\d.]+ │ +\d+ %", text)  # the memory of a step
     assert schema.load(figures).busy == "other programs took 63 % of its processors"
     assert "The machine was busy" in page.read_text(encoding="utf-8")
+
+
+def test_a_search_is_told_by_its_speed_and_whether_it_finds_the_same():
+    found = {
+        name: search.Found(torch.zeros(90, 4), seconds, [seconds / 100], [[2, 1], [0, second]])
+        for name, seconds, second in (("stock", 3.0, 1), ("fused", 1.5, 2))
+    }
+    text = show.search(found, None)
+    assert "90 paragraphs of Python's documentation; 1 of 2 questions find the same" in text
+    assert re.search(r"stock +│ +30 │ +33 │ +1.00x", text)
+    assert re.search(r"fused +│ +60 │ +67 │ +2.00x", text)
+    assert "2.00x" not in show.search(found, "busy")
+    for one in found.values():
+        one.paragraphs = one.paragraphs[:30]
+    assert "2.00x" not in show.search(found, None)
 
 
 def test_thirty_steps_on_a_quiet_machine_give_a_speed_up():
