@@ -126,10 +126,9 @@ def _why_apart(
     """The reason why each layer is a call of its own; None where they run together. Fake tensors go
     the way of the real ones that they stand for, because strides of results depend on the way.
     Operands that no layer takes are refused."""
-    if not all(isinstance(t, Tensor) for t in (x, *weights)):
+    present = (x, *weights, *(bias for bias in biases if bias is not None))
+    if not all(isinstance(t, Tensor) for t in present):
         return "an operand is no tensor"
-    for weight, bias in () if known_to_fit else zip(weights, biases, strict=True):
-        check_values(LINEAR, {"x": x, "weight": weight, "bias": bias})
     if not is_eager():
         return "a graph or a transform follows the call"
     operands = (x, *weights)
@@ -138,6 +137,8 @@ def _why_apart(
         return "an operand is more than memory"
     if any(refusal(_OP, x, weight, fakes=fakes) is None for weight in weights):
         return "our product runs"
+    for weight, bias in () if known_to_fit else zip(weights, biases, strict=True):
+        check_values(LINEAR, {"x": x, "weight": weight, "bias": bias})
     return None
 
 
