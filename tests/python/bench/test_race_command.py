@@ -49,5 +49,5 @@ def test_models_start_from_the_same_weights(name, monkeypatch):
 
 def test_an_unknown_provider_is_named(capsys):
     assert main(["race", "gpt2", *SHORT, "--providers", "stock,liger"]) == 2
-    words = "--providers is 'liger', expected one of stock, compiled, fused"
+    words = "--providers is 'liger', expected one of stock, compiled, rewritten, fused"
     assert words in capsys.readouterr().err
