@@ -287,6 +287,38 @@ def test_another_autocast_inside_is_respected():
     assert counts() == {}
 
 
+@pytest.mark.parametrize("pattern", sorted(NAMES))
+def test_a_pattern_that_fails_leaves_the_graph(pattern, monkeypatch):
+    kind = next(p for p in ALL if p.name == pattern)
+
+    def candidates(place):
+        place.node.graph.call_function(torch.neg, (place.node,))
+        raise IndexError
+
+    monkeypatch.setattr(kind, "candidates", candidates)
+    x, w = heads(5, 32), heads(32)
+    y = compiled(spelled_otherwise, patterns=[pattern])(x, w)
+    torch.testing.assert_close(y, spelled_otherwise(x, w), rtol=1e-4, atol=1e-5)
+    assert counts() == {}
+
+
+def spelled_otherwise(x, w):
+    """Arguments by name, of operations of every pattern."""
+    y = F.rms_norm(input=x, normalized_shape=(32,), weight=w, eps=1e-5)
+    y = torch.add(y, F.dropout(input=x, p=0.0))
+    y = F.linear(input=F.gelu(input=F.linear(input=y, weight=torch.outer(w, w))), weight=w[None])
+    weights = torch.softmax(input=y @ y.t(), dim=-1)
+    y = torch.matmul(input=weights, other=torch.layer_norm(x, (32,), weight=w))
+    return F.cross_entropy(input=y, target=torch.arange(5))
+
+
+def test_arguments_by_name_are_understood_or_left():
+    x, w = heads(5, 32), heads(32)
+    y = compiled(spelled_otherwise)(x, w)
+    torch.testing.assert_close(y, spelled_otherwise(x, w), rtol=1e-4, atol=1e-5)
+    assert {"norm", "loss"} <= counts().keys()
+
+
 # ---- situations ---------------------------------------------------------------------------------
 
 

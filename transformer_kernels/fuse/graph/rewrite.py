@@ -106,6 +106,9 @@ class Rewriter:
             reason = self._tried(pattern, Place(node, order))
         except RefusedError as refused:
             reason = str(refused)
+        except Exception as error:  # a spelling that a pattern does not know is no user's fault
+            reason = f"it is written in a way that is not known ({type(error).__name__})"
+            _erase([n for n in self._graph.nodes if n not in order])
         if reason is not None:
             self.plan.refusals.append(Refusal(where_of(node), pattern.name, reason))
 
