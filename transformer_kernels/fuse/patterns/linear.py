@@ -47,6 +47,10 @@ class LinearPattern(Pattern):
                 continue
             if is_linear(call.module) and "forward" not in vars(call.module):
                 taken.add(call.path)
+                if not all(map(is_plain_parameter, call.module._parameters.values())):
+                    reason = "a parameter has operators of its own"
+                    yield Refusal(call.path, self.name, reason, "fuse before it is quantised")
+                    continue
                 x = trace.values[call.ins[0]]
                 if proven(call.module, Linear, {}, x.shape[-1], x.dtype):
                     yield _site(call, trace)
