@@ -41,28 +41,39 @@ class Given:
         """The result, where it is that of ``x`` as a call would compute it now."""
         return self._y if x is self._x and moment(x) == self._moment else None
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether hooks saw the tensors that were saved when it was left."""
+        return self._moment[-1] is not None
+
     def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle of the module starts without it
         return type(None), ()
 
 
 def give(module: Any, x: Tensor, y: Tensor) -> None:
     """Leaves ``y`` with a module, as its result for ``x``."""
-    if "_tfk_given" in module.__dict__:
-        miss(module)
+    left = left_with(module)
+    if left is not None:
+        miss(module, left)
     module.__dict__["_tfk_given"] = Given(x, y)
 
 
 def take(module: Any, x: Tensor) -> Tensor | None:
     """The result that was left for this call; whatever was left is gone afterwards."""
-    if "_tfk_given" not in module.__dict__:
-        return None
-    given = module.__dict__.pop("_tfk_given", None)
+    given = left_with(module, pop=True)
     if given is None:
         return None
-    y: Tensor | None = given.of(x)
+    y = given.of(x)
     if y is None:
-        miss(module)
+        miss(module, given)
     return y
+
+
+def left_with(module: Any, pop: bool = False) -> Given | None:
+    """The result that was left with a module and not taken yet."""
+    space = module.__dict__
+    given: Given | None = space.pop("_tfk_given", None) if pop else space.get("_tfk_given")
+    return given
 
 
 def misses(module: Any) -> int:
@@ -71,8 +82,11 @@ def misses(module: Any) -> int:
     return count
 
 
-def miss(module: Any) -> None:
-    """Counts a result that nobody has asked for."""
+def miss(module: Any, left: Given | None = None) -> None:
+    """Counts a result that nobody has asked for. Under a checkpoint none counts: its second run has
+    to decide as the first one did."""
+    if _watcher() is not None or (left is not None and left.is_watched):
+        return
     module.__dict__["_tfk_misses"] = misses(module) + 1
 
 
