@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-logits", action="store_true", help="training computes its loss without logits"
     )
+    parser.add_argument("--graphs", action="store_true", help="replay blocks as CUDA graphs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the plan as a page")
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     patterns = None if arguments.patterns is None else arguments.patterns.split(",")
     fuser = OperatorFuser(
         skip_logits=arguments.skip_logits, measure=not arguments.no_measure,
-        predict=arguments.predict, patterns=patterns,
+        predict=arguments.predict, graphs=arguments.graphs, patterns=patterns,
     )  # fmt: skip
     plan = fuser.fuse(model, inputs)
     print(plan)

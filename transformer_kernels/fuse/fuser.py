@@ -11,6 +11,7 @@ from torch import nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError
 from .._torch import is_a
+from . import graphs as _graphs
 from . import patterns as _patterns
 from .cost import Prices, autocast, bytes_by_module, lowered
 from .derive import is_derived
@@ -41,6 +42,7 @@ class OperatorFuser:
         residual_in_fp32: bool = True,
         measure: bool = True,
         predict: bool = False,
+        graphs: bool = False,
         patterns: Sequence[str] | None = None,
     ) -> None:
         known = {
@@ -55,6 +57,7 @@ class OperatorFuser:
             )
         self.measure = measure
         self.predict = predict
+        self.graphs = graphs
         self.skip_logits = skip_logits
         self.residual_in_fp32 = residual_in_fp32
         self._patterns = [
@@ -64,7 +67,11 @@ class OperatorFuser:
     def plan(self, model: nn.Module, inputs: Any = None) -> Plan:
         """The plan that :meth:`fuse` would carry out; the model stays as it is."""
         standing = _standing(model)
-        return self._planned(model, given(model, inputs))[0] if standing is None else standing
+        if standing is not None:
+            return standing
+        plan, trace = self._planned(model, given(model, inputs))
+        self._add_graphs(model, plan, trace)
+        return plan
 
     def fuse(self, model: nn.Module, inputs: Any = None) -> Plan:
         """Fuses the model in place; returns the plan, for a fused model the one that stands."""
@@ -74,6 +81,7 @@ class OperatorFuser:
         made = given(model, inputs)
         plan, trace = self._planned(model, made)
         _put_in_verified(model, made, plan, trace)
+        put_in(self._add_graphs(model, plan, trace))
         model.__dict__[_PLAN] = plan
         return plan
 
@@ -107,6 +115,15 @@ class OperatorFuser:
                     plan.refusals.append(Refusal(found.path, found.pattern, slow, _ELSEWHERE))
                 else:
                     plan.sites.append(found)
+
+    def _add_graphs(self, model: nn.Module, plan: Plan, trace: Trace) -> list[Site]:
+        """Adds the blocks that are replayed, where that is asked for; their classes go around all
+        others."""
+        found = list(_graphs.find(model, trace)) if self.graphs else []
+        added = [site for site in found if isinstance(site, Site)]
+        plan.sites.extend(added)
+        plan.refusals.extend(site for site in found if isinstance(site, Refusal))
+        return added
 
     def _match(self, trace: Trace, plan: Plan, prices: Prices | None) -> None:
         covered: set[str] = set()
@@ -251,6 +268,7 @@ def fuse(
     residual_in_fp32: bool = True,
     measure: bool = True,
     predict: bool = False,
+    graphs: bool = False,
     patterns: Sequence[str] | None = None,
 ) -> Plan:
     """Fuses a transformer in place: its modules run this package's kernels where these give the
@@ -276,6 +294,8 @@ def fuse(
         measure: time each distinct site against PyTorch, and decline those that do not pay.
         predict: also predict the times of sites from those of their operations, which a table of
             the machine has; new operations are timed.
+        graphs: replay the repeated blocks as CUDA graphs, both passes, once a few calls of the same
+            kind have run; on a CPU the plan says that there are none.
         patterns: names of the patterns to look for; by default all.
 
     Returns:
@@ -286,7 +306,7 @@ def fuse(
     """
     fuser = OperatorFuser(
         skip_logits=skip_logits, residual_in_fp32=residual_in_fp32, measure=measure,
-        predict=predict, patterns=patterns,
+        predict=predict, graphs=graphs, patterns=patterns,
     )  # fmt: skip
     return fuser.fuse(model, inputs)
 
@@ -299,13 +319,14 @@ def plan(
     residual_in_fp32: bool = True,
     measure: bool = True,
     predict: bool = False,
+    graphs: bool = False,
     patterns: Sequence[str] | None = None,
 ) -> Plan:
     """The plan that :func:`fuse` would carry out, with the same arguments; the model stays as it
     is."""
     fuser = OperatorFuser(
         skip_logits=skip_logits, residual_in_fp32=residual_in_fp32, measure=measure,
-        predict=predict, patterns=patterns,
+        predict=predict, graphs=graphs, patterns=patterns,
     )  # fmt: skip
     return fuser.plan(model, inputs)
 

@@ -46,6 +46,10 @@ class Given:
         """Whether hooks saw the tensors that were saved when it was left."""
         return self._moment[-1] is not None
 
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """The input and its result."""
+        return self._x, self._y
+
     def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle of the module starts without it
         return type(None), ()
 

@@ -33,12 +33,12 @@ def only(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 _said: set[tuple[str, str]] = set()
 
 
-def leave(module: Any, pattern: str, reason: str) -> None:
-    """Says that PyTorch's own code runs at a site of this pattern: once for each reason as a
-    warning, and for each call in the log of ``TFK_LOG=dispatch``."""
+def leave(module: Any, pattern: str, reason: str, *, runs: str = "PyTorch's own code runs") -> None:
+    """Says that PyTorch's own code ``runs`` at a site of this pattern, or which other: once for
+    each reason as a warning, and for each call in the log of ``TFK_LOG=dispatch``."""
     if torch.compiler.is_compiling():
         return
-    text = f"fuse: {module._tfk_path or 'the model'}: PyTorch's own code runs ({pattern}): {reason}"
+    text = f"fuse: {module._tfk_path or 'the model'}: {runs} ({pattern}): {reason}"
     log_dispatch(text)
     if (pattern, reason) not in _said:
         _said.add((pattern, reason))
