@@ -18,16 +18,22 @@ pytest.importorskip("transformers")
 SHORT = ("--device", "cpu", "--layers", "1", "--batch", "2", "--seq-len", "16", "--rounds", "1")
 
 
-@pytest.mark.parametrize("name", ["bert", "qwen3"])
-def test_models_are_raced(name, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "more", "models"),
+    [
+        ("bert", (), ["stock", "fused"]),
+        ("qwen3", ("--graphs",), ["stock", "fused", "fused, graphs"]),
+    ],
+)
+def test_models_are_raced(name, more, models, tmp_path, capsys):
     figures = tmp_path / "race.json"
-    options = ("--providers", "stock,fused", "--json", str(figures), "--quiet")
+    options = ("--providers", "stock,fused", "--json", str(figures), "--quiet", *more)
     assert main(["race", name, *SHORT, *options]) == 0
     said = capsys.readouterr()
     assert "STEPS OF TRAINING IN TURN" in said.out
     assert "racing" not in said.out + said.err
     result = schema.load(figures)
-    assert [row.model for row in result.step_times] == ["stock", "fused"]
+    assert [row.model for row in result.step_times] == models
     assert all(row.samples == 1 and row.median_us > 0 for row in result.step_times)
     assert result.settings["model"].startswith(families.FAMILIES[name].title)
     assert result.settings["batch"] == "batch 2x16"

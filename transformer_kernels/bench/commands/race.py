@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from transformer_kernels.bench import families, race
-from transformer_kernels.bench.families import FAMILIES, PROVIDERS, Family, Size
+from transformer_kernels.bench.families import FAMILIES, GRAPHS, PROVIDERS, Family, Size
 from transformer_kernels.bench.options import (
     add_device,
     add_outputs,
@@ -44,6 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the fused model computes its loss without the logits")  # fmt: skip
     parser.add_argument("--residual-in-16-bits", action="store_true",
                         help="the fused model's norms give autocast's dtype")  # fmt: skip
+    parser.add_argument(
+        "--graphs", action="store_true",
+        help="also times the fused model whose blocks are replayed as CUDA graphs",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=25, help="steps of each model that count")
     add_outputs(parser)
 
@@ -55,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     require_at_least("--rounds", arguments.rounds, 1)
     providers = names(arguments.providers)
     require_known("--providers", providers, PROVIDERS)
+    if arguments.graphs:
+        providers = [*providers, GRAPHS]
     device = pick_device(arguments.device)
     family = FAMILIES[arguments.model]
     size = family.full if arguments.full or device.type == "cuda" else family.small
