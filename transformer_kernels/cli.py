@@ -9,6 +9,7 @@ status. Only the module of the command that is asked for is imported.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import inspect
 import sys
@@ -100,7 +101,7 @@ def parser(loaded: Sequence[str]) -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Fused transformer kernels: measure, compare and tune them on this machine.",
         epilog=f"`{PROGRAM} COMMAND --help` has a command's arguments and an example.",
-        formatter_class=HelpFormatter,
+        formatter_class=functools.partial(HelpFormatter, max_help_position=16),
     )
     made.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     made.add_argument(
