@@ -22,6 +22,7 @@
 #include <type_traits>
 
 #include "core/backends.h"
+#include "core/inline.h"
 #include "torch/convert.h"
 #include "torch/metadata.h"
 
@@ -54,14 +55,15 @@ using Prepare = Tensor (*)(const char* op, const char* name, const Tensor& tenso
 
 // The memory of a view for the time of a call. A call that only checks its arguments copies nothing
 // but the indices that it reads: other views get the strides that a copy would have.
+template <bool kChecksOnly>
 struct Kept {
-  bool checks_only = false;
   std::optional<Tensor> tensor;
 
-  TensorView view(const char* op, const char* name, Prepare prepare, const Tensor& of) {
-    tensor = checks_only && prepare != packed_indices ? of : prepare(op, name, of);
+  TFK_INLINE TensorView view(const char* op, const char* name, Prepare prepare, const Tensor& of) {
+    const bool copies = !kChecksOnly || prepare == packed_indices;
+    tensor = copies ? prepare(op, name, of) : of;
     TensorView view = view_of(op, name, *tensor);
-    if (checks_only && prepare != as_it_is) view.strides = rows_like(view).strides;
+    if (kChecksOnly && prepare != as_it_is) view.strides = rows_like(view).strides;
     return view;
   }
 };
@@ -75,7 +77,7 @@ struct TensorField {
   Member member;
   Prepare prepare;
 
-  void bind(const char* op, auto& arguments, Kept& kept, Value value) const {
+  void bind(const char* op, auto& arguments, auto& kept, Value value) const {
     at(arguments, member) = kept.view(op, name, prepare, value);
   }
   void read(auto& arguments, Metadata& call) const {
@@ -94,7 +96,7 @@ struct OptionalField : TensorField<Member> {
   using Value = const std::optional<Tensor>&;
   static constexpr const char* kType = "Tensor?";
 
-  void bind(const char* op, auto& arguments, Kept& kept, Value value) const {
+  void bind(const char* op, auto& arguments, auto& kept, Value value) const {
     if (value) TensorField<Member>::bind(op, arguments, kept, *value);
   }
 };
@@ -104,7 +106,7 @@ template <class Member, class Source>
 struct SourceField : OptionalField<Member> {
   Source source;
 
-  void bind(const char* op, auto& arguments, Kept& kept, const std::optional<Tensor>& value) const {
+  void bind(const char* op, auto& arguments, auto& kept, const std::optional<Tensor>& value) const {
     OptionalField<Member>::bind(op, arguments, kept, value);
     at(arguments, source) = kept.tensor;
   }
@@ -133,7 +135,7 @@ struct NumberField {
   const char* name;
   Member member;
 
-  void bind(const char*, auto& arguments, Kept&, Value value) const {
+  void bind(const char*, auto& arguments, auto&, Value value) const {
     at(arguments, member) = value;
   }
 };
@@ -148,7 +150,7 @@ struct ChoiceField {
   Member member;
   Choose choose;  // (op, number) -> the value of the member
 
-  void bind(const char* op, auto& arguments, Kept&, Value value) const {
+  void bind(const char* op, auto& arguments, auto&, Value value) const {
     at(arguments, member) = choose(op, value);
   }
 };
@@ -161,7 +163,7 @@ struct UnusedField {
 
   const char* name;
 
-  void bind(const char*, auto&, Kept&, Value) const {}
+  void bind(const char*, auto&, auto&, Value) const {}
 };
 
 template <class Member>
@@ -298,7 +300,7 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
   static auto call(typename Field::Value... values) {
     return translate_errors([&] {
       typename Op::Arguments arguments{};
-      std::array<Kept, sizeof...(Field)> kept;
+      std::array<Kept<false>, sizeof...(Field)> kept;
       bind(arguments, kept.data(), values...);
       const CallContext context(at(arguments, Op::kLike).device);
       prepare(arguments);
@@ -330,8 +332,7 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
   static void check(typename Field::Value... values) {
     translate_errors([&] {
       typename Op::Arguments arguments{};
-      std::array<Kept, sizeof...(Field)> kept;
-      for (Kept& one : kept) one.checks_only = true;
+      std::array<Kept<true>, sizeof...(Field)> kept;
       bind(arguments, kept.data(), values...);
       Addresses addresses;
       check_bound(arguments, addresses);
@@ -351,7 +352,8 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
     if constexpr (requires { Op::prepare(arguments); }) Op::prepare(arguments);
   }
 
-  static void bind(typename Op::Arguments& arguments, Kept* kept, typename Field::Value... values) {
+  TFK_INLINE static void bind(typename Op::Arguments& arguments, auto* kept,
+                              typename Field::Value... values) {
     std::apply(
         [&](const Field&... field) { (field.bind(Op::kOp, arguments, *kept++, values), ...); },
         Op::kFields);
@@ -361,7 +363,7 @@ struct RawOp<Op, std::tuple<Field...>, std::tuple<Result...>> {
     if constexpr (requires { field.read(arguments, call); }) {
       field.read(arguments, call);
     } else {
-      Kept none;
+      Kept<true> none;
       using Number = typename std::remove_cvref_t<decltype(field)>::Value;
       field.bind(Op::kOp, arguments, none, call.number<Number>());
     }
