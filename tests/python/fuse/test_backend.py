@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
@@ -320,6 +321,24 @@ def test_arguments_by_name_are_understood_or_left():
 
 
 # ---- situations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_checkpointed_regions_are_rewritten_unless_they_drop(dropout):
+    def block(x, w, gain):
+        y = F.linear(F.gelu(F.linear(x, w)), w.t())
+        return F.rms_norm(x + F.dropout(y, dropout), (32,), gain, 1e-5)
+
+    def step(x, w, gain):
+        return torch.utils.checkpoint.checkpoint(block, x, w, gain, use_reentrant=False).square()
+
+    x, w, gain = heads(5, 32), heads(64, 32), heads(32)
+    y = compiled(step, "aot_eager")(x, w, gain)
+    found = torch.autograd.grad(y.sum(), (x, w, gain))
+    assert counts() == {"mlp": 1, ("norm" if dropout else "sum_norm"): 1}
+    if not dropout:
+        wanted = torch.autograd.grad(step(x, w, gain).sum(), (x, w, gain))
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_one_graph_serves_many_sizes():

@@ -74,6 +74,11 @@ def region_of(candidate: Candidate, order: dict[Node, int]) -> Region | None:
     return Region(sorted(found, key=order.__getitem__), list(given), next(leaks, None))
 
 
+def may_drop(node: Node) -> bool:
+    """Whether a call of ours draws random numbers."""
+    return any(node.kwargs.get(name) for name in _PROBABILITIES)
+
+
 def _without_dropout(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The arguments of a call that drops nothing."""
     module = getattr(node.target, "__module__", "") or ""

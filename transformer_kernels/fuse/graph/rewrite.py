@@ -14,8 +14,9 @@ from .decide import decision
 from .nodes import example, inside_contexts, is_mutating, is_tensor, name_of, where_of
 from .patterns import ALL, Pattern, Place
 from .prove import why_not
-from .region import Candidate, Region, region_of
+from .region import Candidate, Region, may_drop, region_of
 
+_CHECKPOINT = "tag_activation_checkpoint"
 _USED_ELSEWHERE = "an intermediate result is used elsewhere"
 
 
@@ -87,6 +88,7 @@ class Rewriter:
         self._graph = module.graph
         self._patterns = [p for p in ALL if patterns is None or p.name in patterns]
         self._decides = decides
+        self._repeats = False  # whether the graph is computed again in the backward pass
         self.plan = GraphPlan(sum(map(_is_call, self._graph.nodes)), trains)
 
     def rewrite(self) -> GraphPlan:
@@ -96,9 +98,25 @@ class Rewriter:
             for node in list(self._graph.nodes):
                 if name_of(node) in pattern.anchors and not node._erased and is_tensor_like(node):
                     self._look(pattern, node)
+        for body in self._checkpointed():
+            self._rewrite_body(body)
         if self.plan.sites:
             self._module.recompile()
         return self.plan
+
+    def _checkpointed(self) -> list[GraphModule]:
+        """The graphs of regions that the backward pass computes again."""
+        calls = (n for n in self._graph.nodes if getattr(n.target, "__name__", "") == _CHECKPOINT)
+        found = (getattr(self._module, str(call.args[0].target), None) for call in calls)
+        return [body for body in dict.fromkeys(found) if isinstance(body, GraphModule)]
+
+    def _rewrite_body(self, body: GraphModule) -> None:
+        inner = Rewriter(body, self.plan.trains)
+        inner._patterns, inner._decides, inner._repeats = self._patterns, self._decides, True
+        plan = inner.rewrite()
+        self.plan.nodes += plan.nodes
+        self.plan.sites += plan.sites
+        self.plan.refusals += plan.refusals
 
     def _look(self, pattern: Pattern, node: Node) -> None:
         order = {n: i for i, n in enumerate(self._graph.nodes)}
@@ -149,6 +167,9 @@ class Rewriter:
         if any(map(is_mutating, list(order)[order[region.nodes[0]] : last])):
             return "memory is written in between"
         ours, results = self._emitted(candidate, anchor)
+        if self._repeats and any(map(may_drop, ours)):
+            _erase(ours)
+            return "its dropout would be drawn again in a region of activation checkpointing"
         known = {*ours}
         ready = all(x in known or order[x] < last for node in ours for x in node.all_input_nodes)
         reason = (

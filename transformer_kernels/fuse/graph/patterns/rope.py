@@ -17,7 +17,7 @@ from ._pattern import Pattern, Place
 
 
 def _first(node: Node) -> Any:
-    return node.args[0]
+    return node.args[0] if node.args else None
 
 
 def _is_doubled(table: Any) -> bool:
