@@ -95,7 +95,7 @@ class OperatorFuser:
         plan = Plan(type(model).__name__, text, moved=bytes_by_module(trace))
         prices = None
         if self.measure:
-            prices = Prices(device, inputs, dtype, launches=True, predict=self.predict)
+            prices = Prices(device, inputs, dtype, launches=not self.graphs, predict=self.predict)
         with autocast(device, None):  # proofs are exact, and times have an autocast of their own
             self._find(model, trace, plan, prices)
         if prices is not None:
