@@ -108,10 +108,12 @@ class OperatorFuser:
     def _find(self, model: nn.Module, trace: Trace, plan: Plan, prices: Prices | None) -> None:
         self._match(trace, plan, prices)
         for pattern in self._patterns:
+            # A loss without logits is asked for, and stands on this one.
+            asked = self.skip_logits and pattern.name == "loss"
             for found in list(pattern.find(model, trace, plan.sites)):
                 if isinstance(found, Refusal):
                     plan.refusals.append(found)
-                elif (slow := _why_not(found, prices)) is not None:
+                elif (slow := _why_not(found, None if asked else prices)) is not None:
                     plan.refusals.append(Refusal(found.path, found.pattern, slow, _ELSEWHERE))
                 else:
                     plan.sites.append(found)
