@@ -18,7 +18,9 @@ from transformer_kernels.measure.watch import peak_bytes
 
 
 def measure(task: Task, device: torch.device, rounds: int, quiet: bool = False) -> Result:
-    """Times each step by the clock, from its batch to its loss on the host."""
+    """Times each step by the clock, from its batch to its loss on the host. The memory of a step is
+    its peak, with what a model keeps from one step to the next, such as CUDA graphs; without
+    parameters and the optimizer's state."""
     runs = {n: training.Run.begin(m, task.recipe, device) for n, m in task.models.items()}
     with Progress("racing", (WARM_UP + 1 + rounds) * len(runs), quiet) as progress:
 
@@ -26,10 +28,15 @@ def measure(task: Task, device: torch.device, rounds: int, quiet: bool = False) 
             runs[name].step(task.loss_of, task.batch, device)
             progress.advance(name)
 
-        for name in runs:  # one by one, so that compiling is not timed
+        peaks = {}
+        for name, run in runs.items():  # one by one, so that compiling is not timed
+            before = _allocated(device)
             for _ in range(WARM_UP):
                 step(name)
-        peaks = {name: _peak(run, partial(step, name), device) for name, run in runs.items()}
+            peak = _peak(run, partial(step, name), device)
+            run.optimizer.zero_grad(set_to_none=True)
+            kept = _allocated(device) - before - _bytes_of_state(run.optimizer)
+            peaks[name] = peak + max(0, kept)
         for run in runs.values():
             run.seconds.clear()
         for _ in range(rounds):
@@ -54,6 +61,16 @@ def peaks(task: Task, device: torch.device) -> dict[str, int]:
 def _peak(run: training.Run, step: Callable[[], None], device: torch.device) -> int:
     run.optimizer.zero_grad(set_to_none=True)
     return peak_bytes(step, device)
+
+
+def _allocated(device: torch.device) -> int:
+    """The bytes of all tensors on a GPU; 0 on a CPU, where nothing counts them."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _bytes_of_state(optimizer: torch.optim.Optimizer) -> int:
+    states = (x for state in optimizer.state.values() for x in state.values())
+    return sum(x.nbytes for x in states if isinstance(x, torch.Tensor))
 
 
 def _row(name: str, run: training.Run, peak: int) -> StepTime:

@@ -15,7 +15,7 @@ from transformer_kernels import __version__, _extras, cli
 from transformer_kernels.measure import schema
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = ("fuse_gpt2", "fpga_transformer")  # need a package that the rest does not
+EXAMPLES = ("gpt2_block", "fpga_transformer")  # need a package that the rest does not
 NAMES = [command.name for command in cli.COMMANDS]
 
 
