@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
-from transformer_kernels.ops.linear import _choice, linear_list
+from transformer_kernels.ops.linear import _choice, _weights, linear_list
 from transformer_kernels.testing.inputs import LAYOUTS, randn
 
 F = tfk.functional
@@ -142,6 +142,51 @@ def test_autocast_of_two_dtypes(wide: bool, device: str) -> None:
         assert dw.dtype is torch.float32
 
 
+@pytest.fixture
+def masters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The float32 weights of every device are masters under autocast, as a GPU's are."""
+    monkeypatch.setattr(_weights, "_DEVICES", ("cpu", "cuda"))
+
+
+@pytest.mark.usefixtures("torchs_products", "masters")
+def test_masters_have_float32_gradients(device: str) -> None:
+    """Each is no further from float64's than the one that PyTorch rounds to 16 bits."""
+    x, weights, biases = _operands(torch.float32, device)
+    leaves = [x, *weights, *biases[1:]]
+    dys = [randn((*ROWS, n), torch.bfloat16, device) for n in WIDTHS]
+
+    def gradients(layers: Any) -> list[Tensor]:
+        for leaf in leaves:
+            leaf.grad = None
+        for _ in range(2):  # the second is added to the first
+            with torch.autocast(device, torch.bfloat16):
+                ys = layers(x, weights, biases)
+            assert all(y.dtype is torch.bfloat16 for y in ys)
+            torch.autograd.backward(ys, dys)
+        assert all(leaf.grad.dtype is torch.float32 for leaf in leaves)
+        return [leaf.grad.double() / 2 for leaf in leaves]
+
+    found, beside = gradients(F.linear_list), gradients(_apart)
+    rounded = [leaf.detach().bfloat16().double().requires_grad_() for leaf in leaves]
+    exact = _apart(rounded[0], rounded[1:4], [None, *rounded[4:]])
+    wanted = torch.autograd.grad(exact, rounded, [dy.double() for dy in dys])
+    for mine, other, want in zip(found, beside, wanted, strict=True):
+        assert (mine - want).norm() <= 2 * (other - want).norm() + 1e-6 * want.norm()
+
+
+@pytest.mark.usefixtures("torchs_products", "masters")
+def test_masters_run_together(device: str) -> None:
+    x, weights, biases = _operands(torch.float32, device)
+    with torch.autocast(device, torch.bfloat16):
+        ys = F.linear_list(x, weights, biases)
+    assert len({y.untyped_storage().data_ptr() for y in ys}) == 1
+    loss = sum(y.float().square().sum() for y in ys)
+    (dx,) = torch.autograd.grad(loss, x, create_graph=True)
+    dx.square().sum().backward()
+    assert all(weight.grad.dtype is torch.float32 for weight in weights)
+
+
+@pytest.mark.usefixtures("masters")
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize(("rows", "terms"), [(2, 1024), (6, 8), (64, 1024)])
 def test_strides_of_fake_tensors(

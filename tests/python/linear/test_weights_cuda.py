@@ -289,37 +289,3 @@ def test_which_are_masters() -> None:
         assert not _weights.is_master(x.double(), weight)
         with torch.no_grad():
             assert not _weights.is_master(x, weight)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_layers_side_by_side_have_float32_gradients(bias: bool) -> None:
-    """Queries, keys and values of sizes that PyTorch multiplies: each gradient of a master weight
-    is no further from float64's than the one that is rounded to 16 bits, and is added to .grad."""
-    widths = (256, 128, 128)
-    x = randn(ROWS, 256, dtype=torch.bfloat16, device="cuda").requires_grad_()
-    weights = [randn(n, 256, device="cuda").requires_grad_() for n in widths]
-    biases = [randn(n, device="cuda").requires_grad_() for n in widths] if bias else None
-    leaves = [x, *weights, *(biases or [])]
-    dys = [randn(ROWS, n, dtype=torch.bfloat16, device="cuda") for n in widths]
-
-    def gradients(layers: Callable[..., Any]) -> list[Tensor]:
-        for leaf in leaves:
-            leaf.grad = None
-        for _ in range(2):
-            with torch.autocast("cuda", torch.bfloat16), poisoned():
-                ys = layers()
-            torch.autograd.backward(ys, dys)
-        return [leaf.grad.double() for leaf in leaves]
-
-    def stock() -> list[Tensor]:
-        return [
-            in_torch.linear(x, w, b) for w, b in zip(weights, biases or [None] * 3, strict=True)
-        ]
-
-    found, beside = gradients(lambda: F.linear_list(x, weights, biases)), gradients(stock)
-    wide = [x.detach().double(), *(w.detach().bfloat16().double() for w in weights)]
-    wanted = [sum(dy.double() @ w for dy, w in zip(dys, wide[1:], strict=True))]
-    wanted += [dy.double().t() @ wide[0] for dy in dys]
-    wanted += [dy.double().sum(0) for dy in dys] if bias else []
-    for mine, other, want in zip(found, beside, wanted, strict=True):
-        assert (mine - 2 * want).norm() <= 2 * (other - 2 * want).norm() + 1e-6

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._torch import has_dispatch_mode, is_eager
+from ..._torch import has_dispatch_mode, is_eager, is_fake
 from .._declare_arguments import Given
 from .._dtype import accumulate_dtype, under_autocast
 from .._kinds import PLAIN_CLASSES
@@ -26,10 +26,11 @@ from ._arguments import empty_like_weight
 _DEVICES = ("cuda",)  # devices whose 16-bit products give float32
 
 
-def is_master(x: Tensor, weight: Any) -> bool:
-    """Whether the layer itself casts the weight, instead of autocast, for a gradient in float32."""
+def is_master(x: Tensor, weight: Any, *, fakes: bool = False) -> bool:
+    """Whether the layer itself casts the weight, instead of autocast, for a gradient in float32.
+    With ``fakes``, fake tensors count as the real ones that they stand for."""
     return (
-        type(weight) in PLAIN_CLASSES
+        (type(weight) in PLAIN_CLASSES or (fakes and is_fake(weight)))
         and weight.dtype is torch.float32
         and weight.device.type in _DEVICES
         and weight.requires_grad

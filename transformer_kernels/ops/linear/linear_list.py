@@ -148,7 +148,8 @@ def _beside_masters(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Te
     if not isinstance(x, Tensor) or x.dim() == 0 or refuses_cublas():
         return None
     for weight, bias in zip(weights, biases, strict=True):
-        fits = is_master(x, weight) and weight.dim() == 2 and weight.shape[1] == x.shape[-1]
+        is_one = is_master(x, weight, fakes=True)
+        fits = is_one and weight.dim() == 2 and weight.shape[1] == x.shape[-1]
         if not fits or not (bias is None or bias.shape == weight.shape[:1]):
             return None
     lowered: Tensor = under_autocast(x.device.type, x)[0]
