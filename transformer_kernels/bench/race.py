@@ -78,6 +78,13 @@ def _row(name: str, run: training.Run, peak: int) -> StepTime:
     return StepTime(name, found.median, found.p10, found.p90, found.samples, peak)
 
 
+def _memory(row: StepTime, first: StepTime) -> tuple[str, str]:
+    """The peak of a step in MiB, and its share of the first model's."""
+    if row.peak_bytes is None or first.peak_bytes is None:
+        return table.ABSENT, table.ABSENT
+    return f"{row.peak_bytes / 2**20:.0f}", f"{100 * row.peak_bytes / first.peak_bytes:.0f} %"
+
+
 def render(result: Result) -> str:
     """A line for each model, compared with the first one."""
     first = result.step_times[0]
@@ -88,8 +95,7 @@ def render(result: Result) -> str:
             row.model,
             *(f"{us / 1e3:.2f}" for us in (row.median_us, row.p10_us, row.p90_us)),
             f"{first.median_us / row.median_us:.2f}x",
-            f"{row.peak_bytes / 2**20:.0f}",
-            f"{100 * row.peak_bytes / first.peak_bytes:.0f} %",
+            *_memory(row, first),
         ]
         for row in result.step_times
     ]

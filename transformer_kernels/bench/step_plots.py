@@ -26,17 +26,17 @@ def subject(result: Result) -> str:
 
 
 def race(rows: Sequence[StepTime]) -> list[Callable[[Axes], None]]:
-    """Two panels with a bar for each model: the time of a step, and its memory at the peak."""
-    most = max(row.peak_bytes for row in rows)
-    size, unit = (2**30, "GiB") if most >= 2**30 else (2**20, "MiB")
+    """Two panels with a bar for each model: the time of a step, and its memory at the peak where
+    that was measured."""
+    measured = {row.model: row.peak_bytes for row in rows if row.peak_bytes is not None}
+    size, unit = (2**30, "GiB") if max(measured.values()) >= 2**30 else (2**20, "MiB")
     times = [row.median_us / 1e3 for row in rows]
-    peaks = [row.peak_bytes / size for row in rows]
+    peaks = [peak / size for peak in measured.values()]
     faster = [f"{times[0] / time:.2f}x as fast" for time in times]
     shares = [f"{100 * peak / peaks[0]:.0f} %" for peak in peaks]
-    models = [row.model for row in rows]
     return [
-        partial(_draw_bars, "a training step, ms", models, times, faster),
-        partial(_draw_bars, f"its memory at the peak, {unit}", models, peaks, shares),
+        partial(_draw_bars, "a training step, ms", [row.model for row in rows], times, faster),
+        partial(_draw_bars, f"its memory at the peak, {unit}", list(measured), peaks, shares),
     ]
 
 

@@ -318,7 +318,7 @@ class StepTime:
     p10_us: float
     p90_us: float
     samples: int
-    peak_bytes: int  # beyond parameters, optimizer state and the batch
+    peak_bytes: int | None  # beyond parameters, optimizer state and the batch, where it was measured
 
 
 @dataclass(frozen=True)
