@@ -318,7 +318,8 @@ class StepTime:
     p10_us: float
     p90_us: float
     samples: int
-    peak_bytes: int | None  # beyond parameters, optimizer state and the batch, where it was measured
+    # Beyond parameters, optimizer state and the batch; None where it was not measured.
+    peak_bytes: int | None
 
 
 @dataclass(frozen=True)
