@@ -248,7 +248,7 @@ def is_little(op: str, x: Tensor, *weights: Tensor) -> bool:
     try:
         for weight in weights:
             numbers = max(numbers, weight.numel())
-            if measured and weight.shape in measured:
+            if weight.dtype is not x.dtype or (measured and weight.shape in measured):
                 return False
     except AttributeError:  # an operand is no tensor
         return False

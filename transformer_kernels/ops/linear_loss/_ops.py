@@ -51,6 +51,10 @@ _X = re.compile(r"\bx\b")  # cross-entropy's name of the logits
 def _check(op: str, given: Given) -> None:
     """Asks C++ whether it takes the loss of the logits, whose memory is one number here."""
     x, weight = given["x"], given["linear_weight"]
+    if weight.shape[0] == 0:
+        raise ArgumentValueError(
+            f"{op}: linear_weight has shape {tuple(weight.shape)}, expected a class or more"
+        )
     logits = x.new_empty(()).expand(*x.shape[:-1], weight.shape[0])
     try:
         check_values(CROSS_ENTROPY, {**given, "x": logits, "probabilities": None})
