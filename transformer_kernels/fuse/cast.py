@@ -12,6 +12,11 @@ from .hand import moment
 _KEPT = "_tfk_operand"  # the attribute of a tensor that has been cast
 
 
+def is_lowered(x: Tensor) -> bool:
+    """Whether autocast is on, and casts operands of products to the dtype that ``x`` has."""
+    return autocasts(x) and torch.get_autocast_dtype(x.device.type) is x.dtype
+
+
 def cast_once(x: Tensor) -> Tensor:
     """``x`` as autocast casts it for a product.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from ..._torch import autocasts
+from ..cast import is_lowered
 from ..derive import original
 from ..prove import agree
 from ..record import Trace, Value
@@ -68,8 +68,7 @@ class Rope:
 def _is_lowered_anyway(q: Tensor) -> bool:
     """Whether autocast would cast wider heads back for the attention; without gradients they may
     go to a cache, whose dtype stays."""
-    lowers = torch.is_grad_enabled() and autocasts(q)
-    return lowers and torch.get_autocast_dtype(q.device.type) is q.dtype
+    return torch.is_grad_enabled() and is_lowered(q)
 
 
 def _is_made_of_its_dtype(late: Normed) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._torch import autocasts, is_eager
+from ..._torch import is_eager
+from ..cast import is_lowered
 from ..cost import meta_bytes
 from ..derive import Gate, Link, stands
 from ..hand import give, misses
@@ -82,12 +83,7 @@ def _sum(branch: Branch, residual: Tensor) -> Tensor:
 def _may_be_narrow(readers: tuple[Link, ...], x: Tensor) -> bool:
     """Whether a norm of the dtype of ``x`` serves as well as a float32 one: all that reads it are
     products, whose operands autocast casts to that dtype."""
-    return (
-        bool(readers)
-        and autocasts(x)
-        and torch.get_autocast_dtype(x.device.type) is x.dtype
-        and all(stands(link.module) for link in readers)
-    )
+    return bool(readers) and is_lowered(x) and all(stands(link.module) for link in readers)
 
 
 def _tagged(y: Tensor, behind: Link, readers: tuple[Link, ...]) -> Tensor:
