@@ -381,9 +381,11 @@ def _on(stream: Any) -> Iterator[None]:
         return
     here = torch.cuda.current_stream(stream.device)
     stream.wait_stream(here)
-    with torch.cuda.stream(stream):
-        yield
-    here.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:  # what was restored after an error is on that stream too
+        here.wait_stream(stream)
 
 
 def random_state(device: torch.device) -> bytes:

@@ -93,6 +93,7 @@ def test_numbers_and_gradients(name: str, reduction: str, dtype: torch.dtype, de
     assert not accuracy.requires_grad
     found = gradients(loss.double().sum() + 0.7 * entropy.double().sum(), leaves)
     unit = torch.finfo(dtype).eps
+    room = (16 if dtype.itemsize == 8 else 4) * unit  # float64 is its own reference
     columns = zip(
         ("loss", "entropy", "accuracy", "dx", "dweight", "dbias"),
         (loss, entropy, accuracy, *found),
@@ -107,7 +108,7 @@ def test_numbers_and_gradients(name: str, reduction: str, dtype: torch.dtype, de
             assert (a <= most + 1e-6).all()
             continue
         error, allowed = (a - c).abs().max(), 2 * (b - c).abs().max()
-        assert error <= allowed + 4 * unit * c.abs().max(), what
+        assert error <= allowed + room * c.abs().max(), what
 
 
 def test_reductions_add_up(device: str) -> None:
