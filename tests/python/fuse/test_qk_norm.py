@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
+from transformer_kernels.fuse import fuser
 from transformer_kernels.fuse.patterns import rope
 from transformer_kernels.fuse.patterns._normed import Normed
 from transformer_kernels.testing import transformer as toys
@@ -101,6 +102,24 @@ def test_under_autocast_heads_have_the_dtype_that_attention_takes(grad):
     with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(grad):
         y, wanted = ours(x), model(x)
     torch.testing.assert_close(y, wanted, rtol=0.05, atol=0.05, check_dtype=not grad)
+
+
+def test_what_is_timed_under_autocast_is_one_pass(calls, monkeypatch):
+    model, x = Attention(NORMS["zero-centred"]), torch.randn(2, LENGTH, WIDTH)
+    passes = []
+
+    def run(site, _prices):
+        if site.pattern == "qk_norm":
+            calls.clear()
+            timed = site.trial(LENGTH)
+            with torch.autocast("cpu", torch.bfloat16):
+                timed.ours(*timed.tensors)
+            passes.append(len(calls))
+
+    monkeypatch.setattr(fuser, "_why_not", run)
+    with torch.autocast("cpu", torch.bfloat16):
+        fused(model, x, "norm", "rope", "qk_norm")
+    assert passes == [1]
 
 
 @pytest.mark.parametrize("name", ["q_norm", "k_norm"])

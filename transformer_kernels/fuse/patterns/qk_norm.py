@@ -116,7 +116,7 @@ class QKNormPattern(Pattern):
             partners=modules, function="functional.qk_norm", shape=q.shape, launches=(3, 1),
             key=(q.shape[1:], k.shape[1:], q.dtype), rows=q.shape[0] * q.shape[1],
             bytes=(2 * moved, moved), gate=Gate(rows=32),
-            trial=_trial(modules, norms, rope, (q, k)),
+            trial=_trial(modules, norms, rope, (q, k), trace.values[heads[0].outs[0]].dtype),
         )  # fmt: skip
 
 
@@ -125,9 +125,11 @@ def _is_of_heads(call: Call, trace: Trace) -> bool:
 
 
 def _trial(
-    modules: Sequence[nn.Module], norms: Sequence[Site], rope: Rope, values: tuple[Value, Value]
-) -> Callable[[int], Calls]:
-    """Times the norms and the rotation as one, against the three that are sites without it."""
+    modules: Sequence[nn.Module], norms: Sequence[Site], rope: Rope, values: tuple[Value, Value],
+    normed: torch.dtype,
+) -> Callable[[int], Calls]:  # fmt: skip
+    """Times the norms and the rotation as one, against the three that are sites without it. Tables
+    have the dtype ``normed`` of the norms' results, which under autocast is wider than theirs."""
 
     def trial(rows: int) -> Calls:
         stock = [twin(module, Tensor.detach) for module in modules]
@@ -138,8 +140,7 @@ def _trial(
             torch.randn(max(1, rows // time), time, *x.shape[2:], dtype=x.dtype, device=x.device)
             for x in values
         ]
-        angles = torch.randn(1, time, values[0].shape[-1], dtype=made[0].dtype,
-                             device=made[0].device)  # fmt: skip
+        angles = torch.randn(1, time, values[0].shape[-1], dtype=normed, device=made[0].device)
         cos, sin = angles.cos(), angles.sin()
 
         def run(modules: list[Any], q: Tensor, k: Tensor) -> Any:
