@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The backward pass on CUDA. Without a bias, a thread owns a pack of one row, as in the forward
-// pass. With one, a thread walks down some rows and sums the gradients of their biases; a CTA adds
-// up its threads' sums in shared memory, and core/cuda/column_sum.h those of all CTAs. Operands
-// that are not aligned go element by element and always take the second way, which works without a
-// bias too.
+// pass. With one, a thread walks down some rows, the next of which is on its way while it computes
+// the one at hand, and sums the gradients of their biases; a CTA adds up its threads' sums in
+// shared memory, and core/cuda/column_sum.h those of all CTAs. Operands that are not aligned go
+// element by element and always take the second way, which works without a bias too.
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
@@ -84,12 +84,12 @@ __global__ void __launch_bounds__(kPointwiseThreads)
     const bool is_wide = p.bias_dtype != p.dtype;
     load_bias<T>(p.bias, is_wide, at.col, count, bias);
     if constexpr (Op::kGated) load_bias<T>(p.up_bias, is_wide, at.col, count, up_bias);
-    constexpr int kUnroll = sizeof(T) < 8 ? 2 : 1;
-#pragma unroll kUnroll
-    for (int i = 0; i < sums.rows_per_thread; ++i) {
-      if (at.row(i) >= p.rows) break;
-      PointwiseGradient<T, kSize, Op> pack;
-      pack.load(p, at, i, count);
+    const auto exists = [&](int i) { return i < sums.rows_per_thread && at.row(i) < p.rows; };
+    PointwiseGradient<T, kSize, Op> next;
+    if (exists(0)) next.load(p, at, 0, count);
+    for (int i = 0; exists(i); ++i) {
+      const PointwiseGradient<T, kSize, Op> pack = next;
+      if (exists(i + 1)) next.load(p, at, i + 1, count);
       A dx[kSize], dup[kSize];
       pack.template finish<true>(p, at, i, count, bias, up_bias, dx, dup);
 #pragma unroll

@@ -12,12 +12,30 @@ namespace {
 
 constexpr int kColumnSumWarps = 16;
 
-// A warp reads 32 * kSize columns of every 16th row; the CTA's warps meet in shared memory.
+// kSize neighbours, in one load.
+template <class V, int kSize>
+struct Neighbours {
+  V value[kSize];
+
+  static __device__ __forceinline__ Neighbours load(const V* at) {
+    if constexpr (kSize == 4) {
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(at));
+      return {{v.x, v.y, v.z, v.w}};
+    } else {
+      return {{*at}};
+    }
+  }
+};
+
+// A warp reads 32 * kSize columns of every 16th row; the CTA's warps meet in shared memory. The
+// loads of a batch of rows are all on their way before the first row is added.
 // W: storage of the gradients. Grid: x over columns, y over {dweight, dbias}.
 template <class W, class V, int kSize>
 __global__ void __launch_bounds__(kColumnSumWarps* kWarp)
     column_sum_kernel(const PartialGradients<V> p) {
   constexpr int kColumns = kWarp * kSize;
+  constexpr int kBatch = 8;
+  using N = Neighbours<V, kSize>;
   __shared__ V sums[kColumnSumWarps][kColumns];
 #if __CUDA_ARCH__ >= 900
   wait_for_previous_kernel();
@@ -30,21 +48,22 @@ __global__ void __launch_bounds__(kColumnSumWarps* kWarp)
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x / 2) * kColumns;
   const std::int64_t col = first + lane * kSize;
   V sum[kSize] = {};
+  const auto add = [&](const N& row) {
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) sum[k] += row.value[k];
+  };
   if (col < p.cols) {
-    const V* source = p.partial + which * p.pitch + col;
-#pragma unroll 4
-    for (int row = warp; row < p.rows; row += kColumnSumWarps) {
-      const V* at = source + row * 2 * p.pitch;
-      if constexpr (kSize == 4) {
-        const float4 v = __ldcg(reinterpret_cast<const float4*>(at));
-        sum[0] += v.x;
-        sum[1] += v.y;
-        sum[2] += v.z;
-        sum[3] += v.w;
-      } else {
-        sum[0] += *at;
-      }
+    const V* const source = p.partial + which * p.pitch + col;
+    const auto load = [&](int row) { return N::load(source + row * 2 * p.pitch); };
+    int row = warp;
+    for (; row + (kBatch - 1) * kColumnSumWarps < p.rows; row += kBatch * kColumnSumWarps) {
+      N batch[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) batch[i] = load(row + i * kColumnSumWarps);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) add(batch[i]);
     }
+    for (; row < p.rows; row += kColumnSumWarps) add(load(row));
   }
 #pragma unroll
   for (int k = 0; k < kSize; ++k) sums[warp][lane * kSize + k] = sum[k];

@@ -16,25 +16,37 @@ namespace {
 
 constexpr int kSumThreads = 128;
 
-// A thread has a pack of columns, a CTA every gridDim.y-th row.
+// A thread has a pack of columns, a CTA every gridDim.y-th row. The loads of a batch of rows are
+// all on their way before the first row is added.
 template <class T, int kSize>
 __global__ void __launch_bounds__(kSumThreads)
     sum_every_nth_row(Rows dy, std::int64_t rows, std::int64_t cols, std::int64_t pitch,
                       accumulate_t<T>* partial) {
   using P = Pack<T, kSize>;
+  constexpr int kBatch = 8;
 #if __CUDA_ARCH__ >= 900
   let_next_kernel_start();
 #endif
   const std::int64_t col = (std::int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kSize;
   if (col >= cols) return;
+  const T* const first = static_cast<const T*>(dy.data) + col;
+  const std::int64_t step = gridDim.y;
   accumulate_t<T> sum[kSize] = {};
-#pragma unroll 8
-  for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+  const auto add = [&](typename P::Raw raw) {
     accumulate_t<T> value[kSize];
-    P::unpack(P::load(static_cast<const T*>(dy.data) + row * dy.stride + col), value);
+    P::unpack(raw, value);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) sum[i] += value[i];
+  };
+  std::int64_t row = blockIdx.y;
+  for (; row + (kBatch - 1) * step < rows; row += kBatch * step) {
+    typename P::Raw raw[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) raw[i] = P::load(first + (row + i * step) * dy.stride);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) add(raw[i]);
   }
+  for (; row < rows; row += step) add(P::load(first + row * dy.stride));
   accumulate_t<T>* const to = partial + (2 * std::int64_t{blockIdx.y} + 1) * pitch + col;
 #pragma unroll
   for (int i = 0; i < kSize; ++i) to[i] = sum[i];
