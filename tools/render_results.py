@@ -31,7 +31,7 @@ GENERATED = ROOT / "docs" / "_generated"
 README = ROOT / "README.md"
 
 PAGES = ("results.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fused.md",
-         "fused_predictions.md", "fpga.md", "fpga_use.md")  # fmt: skip
+         "fused_inference.md", "fused_predictions.md", "fpga.md", "fpga_use.md")  # fmt: skip
 REQUEST = re.compile(
     r"^<!-- results: (?P<file>\S+)(?P<filters>(?: \w+=\S+)*) -->\n.*?^<!-- /results -->$",
     re.MULTILINE | re.DOTALL,
@@ -125,8 +125,8 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 def page_of(result: Result) -> str:
     """The page of a result, by its kind: a benchmark, the levels, profilers' overhead, trained
-    models, fused ones, predictions of their times, a training step's parts, routing by `make
-    fpga`, or runs on the array."""
+    models, fused ones in training and in forward passes, predictions of their times, a training
+    step's parts, routing by `make fpga`, or runs on the array."""
     if result.area:
         return "fpga.md"
     if result.predictions:
@@ -137,7 +137,9 @@ def page_of(result: Result) -> str:
         return "profile.md"
     if result.model_runs:
         return "models.md"
-    if any(row.model == "fused" for row in result.step_times):
+    if race.is_forward(result):
+        return "fused_inference.md"
+    if any(row.model.startswith("fused") for row in result.step_times):
         return "fused.md"
     if result.step_parts or result.step_times:
         return "gpt2.md"

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
+from transformer_kernels.bench import race as steps
 from transformer_kernels.bench import step_plots
 from transformer_kernels.bench.providers import PROVIDERS
 from transformer_kernels.measure import style
@@ -307,17 +308,18 @@ def _speed_ups(lines: Sequence[Problem]) -> dict[tuple[tuple[str, str], str], fl
 
 
 def race(result: Result) -> Plot:
-    """The time and the memory of a training step, with a bar for each model."""
-    panels = step_plots.race(result.step_times)
+    """The time and the memory of a training step or a forward pass, a bar for each model."""
+    what = f"a {steps.FORWARD}" if steps.is_forward(result) else "a training step"
+    panels = step_plots.race(result.step_times, what)
     height = _STEP_REST + _STEP_LINE * len(result.step_times)
-    return Plot(f"A training step of {step_plots.subject(result)}", panels, _WIDE, height, 1)
+    return Plot(f"{what.capitalize()} of {steps.subject(result)}", panels, _WIDE, height, 1)
 
 
 def step(result: Result) -> Plot:
     """The parts of a training step, with a bar for each model."""
     models = {row.model for row in result.step_parts}
     return Plot(
-        f"A training step, part by part: {step_plots.subject(result)}",
+        f"A training step, part by part: {steps.subject(result)}",
         [partial(step_plots.draw_parts, result.step_parts)],
         _WIDE, _STEP_REST + _STEP_LINE * len(models),
     )  # fmt: skip

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Times whole training steps of several models in turn, and measures their memory."""
+"""Times whole training steps of several models in turn, or forward passes, and measures their
+memory."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from transformer_kernels.measure.schema import Result, StepTime
 from transformer_kernels.measure.statistics import summarise
 from transformer_kernels.measure.watch import peak_bytes
 
+FORWARD = "forward pass"  # the setting ``pass`` of a result that is none of training
+
 
 def measure(task: Task, device: torch.device, rounds: int, quiet: bool = False) -> Result:
     """Times each step by the clock, from its batch to its loss on the host. The memory of a step is
@@ -26,6 +29,8 @@ def measure(task: Task, device: torch.device, rounds: int, quiet: bool = False) 
 
         def step(name: str) -> None:
             runs[name].step(task.loss_of, task.batch, device)
+            # No room is taken by one model's gradients while the others run.
+            runs[name].optimizer.zero_grad(set_to_none=True)
             progress.advance(name)
 
         peaks = {}
@@ -34,7 +39,6 @@ def measure(task: Task, device: torch.device, rounds: int, quiet: bool = False) 
             for _ in range(WARM_UP):
                 step(name)
             peak = _peak(run, partial(step, name), device)
-            run.optimizer.zero_grad(set_to_none=True)
             kept = _allocated(device) - before - _bytes_of_state(run.optimizer)
             peaks[name] = peak + max(0, kept)
         for run in runs.values():
@@ -85,10 +89,25 @@ def _memory(row: StepTime, first: StepTime) -> tuple[str, str]:
     return f"{row.peak_bytes / 2**20:.0f}", f"{100 * row.peak_bytes / first.peak_bytes:.0f} %"
 
 
+def is_forward(result: Result) -> bool:
+    """Whether forward passes were timed, instead of steps of training."""
+    return result.settings.get("pass") == FORWARD
+
+
+def subject(result: Result) -> str:
+    """The model, its batch and how it ran; what was timed is left to a title."""
+    return ", ".join(value for name, value in result.settings.items() if name != "pass")
+
+
 def render(result: Result) -> str:
     """A line for each model, compared with the first one."""
     first = result.step_times[0]
-    headings = [("Model", 12), ("ms a step", 9), ("p10", 7), ("p90", 7), ("speed-up", 8),
+    what, unit = (
+        ("FORWARD PASSES", "ms a pass")
+        if is_forward(result)
+        else ("STEPS OF TRAINING", "ms a step")
+    )
+    headings = [("Model", 12), (unit, 9), ("p10", 7), ("p90", 7), ("speed-up", 8),
                 ("MiB at peak", 11), ("share", 6)]  # fmt: skip
     body = [
         [
@@ -99,5 +118,5 @@ def render(result: Result) -> str:
         ]
         for row in result.step_times
     ]
-    title = f"STEPS OF TRAINING IN TURN ({result.machine.device_name})"
-    return table.box(title, ", ".join(result.settings.values()), headings, body)
+    title = f"{what} IN TURN ({result.machine.device_name})"
+    return table.box(title, subject(result), headings, body)

@@ -10,9 +10,13 @@ from matplotlib.axes import Axes
 
 from transformer_kernels.bench.step import PARTS
 from transformer_kernels.measure import style
-from transformer_kernels.measure.schema import Result, StepPart, StepTime
+from transformer_kernels.measure.schema import StepPart, StepTime
 
-_NAMES = {"stock": "PyTorch", "compiled": "torch.compile", "ours": "This package"}
+_NAMES = {
+    "stock": "PyTorch", "compiled": "torch.compile", "ours": "This package",
+    "rewritten": "torch.compile, our backend", "fused": "tfk.fuse",
+    "fused, graphs": "tfk.fuse, graphs", "liger": "Liger",
+}  # fmt: skip
 _PART_COLOURS = dict(
     zip(PARTS, ("#0072b2", "#cc79a7", "#e69f00", "#009e73", "#999999"), strict=True)
 )
@@ -20,14 +24,9 @@ _BAR = 0.62  # of a line
 _LABELLED = 0.09  # of the longest bar: shorter segments have no room for a number
 
 
-def subject(result: Result) -> str:
-    """The model, its batch and how it was trained."""
-    return ", ".join(result.settings.values())
-
-
-def race(rows: Sequence[StepTime]) -> list[Callable[[Axes], None]]:
-    """Two panels with a bar for each model: the time of a step, and its memory at the peak where
-    that was measured."""
+def race(rows: Sequence[StepTime], what: str) -> list[Callable[[Axes], None]]:
+    """Two panels with a bar for each model: the time of what was timed, such as a training step,
+    and its memory at the peak where that was measured."""
     measured = {row.model: row.peak_bytes for row in rows if row.peak_bytes is not None}
     size, unit = (2**30, "GiB") if max(measured.values()) >= 2**30 else (2**20, "MiB")
     times = [row.median_us / 1e3 for row in rows]
@@ -35,7 +34,7 @@ def race(rows: Sequence[StepTime]) -> list[Callable[[Axes], None]]:
     faster = [f"{times[0] / time:.2f}x as fast" for time in times]
     shares = [f"{100 * peak / peaks[0]:.0f} %" for peak in peaks]
     return [
-        partial(_draw_bars, "a training step, ms", [row.model for row in rows], times, faster),
+        partial(_draw_bars, f"{what}, ms", [row.model for row in rows], times, faster),
         partial(_draw_bars, f"its memory at the peak, {unit}", list(measured), peaks, shares),
     ]
 

@@ -26,7 +26,8 @@ LEAST_STEPS = 30  # the times of fewer say nothing about a speed-up
 class Recipe:
     """Settings of AdamW. The rate rises over the first steps, then may fall to 0 along a cosine.
 
-    Where ``clip`` is given, gradients are scaled down to that norm.
+    Where ``clip`` is given, gradients are scaled down to that norm. Where ``trains`` is off, a step
+    is a forward pass in evaluation mode, without gradients.
     """
 
     steps: int
@@ -36,6 +37,8 @@ class Recipe:
     warm_up: int = 20
     decays: bool = False
     clip: float | None = None
+    trains: bool = True
+    autocast: bool = True  # to bfloat16 on a GPU; else the dtype of the parameters is computed in
 
     def factor(self, step: int) -> float:
         risen = min(1.0, (step + 1) / self.warm_up)
@@ -44,30 +47,34 @@ class Recipe:
 
 @dataclass
 class Run:
-    """The training run of one model."""
+    """The steps of one model."""
 
     model: Any
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
-    clip: float | None
+    recipe: Recipe
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of each step
 
     @classmethod
     def begin(cls, model: Any, recipe: Recipe, device: torch.device) -> Run:
-        model.to(device).train()
+        model.to(device).train(recipe.trains)
         optimizer = torch.optim.AdamW(
             model.parameters(), recipe.learning_rate, recipe.betas,
             weight_decay=recipe.weight_decay, fused=True,
         )  # fmt: skip
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.factor)
-        return cls(model, optimizer, schedule, recipe.clip)
+        return cls(model, optimizer, schedule, recipe)
 
     def step(self, loss_of: Callable[[Any, T], Tensor], batch: T, device: torch.device) -> None:
-        """Trains one step on a batch. Reading the loss waits for the device."""
+        """Takes one step with a batch. Reading the loss waits for the device."""
         begin = time.perf_counter()
-        loss = self.gradients(loss_of, batch, device)
-        self.update()
+        if self.recipe.trains:
+            loss = self.gradients(loss_of, batch, device)
+            self.update()
+        else:
+            with torch.inference_mode():
+                loss = self._loss(loss_of, batch, device)
         self.losses.append(float(loss))
         self.seconds.append(time.perf_counter() - begin)
 
@@ -75,17 +82,20 @@ class Run:
         self, loss_of: Callable[[Any, T], Tensor], batch: T, device: torch.device
     ) -> Tensor:
         """Computes the gradients of the batch, replacing earlier ones; returns the loss."""
-        with _precision(device):
-            loss = loss_of(self.model, batch)
+        loss = self._loss(loss_of, batch, device)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         return loss.detach()
 
     def update(self) -> None:
-        if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        if self.recipe.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self.optimizer.step()
         self.schedule.step()
+
+    def _loss(self, loss_of: Callable[[Any, T], Tensor], batch: T, device: torch.device) -> Tensor:
+        with _precision(device) if self.recipe.autocast else contextlib.nullcontext():
+            return loss_of(self.model, batch)
 
 
 def train(

@@ -44,6 +44,10 @@ _MODELS = {
     "stock again": "#6fb1d6",  # stock's hue: the same model, with other masks
     "compiled": COLOURS["compile"],
     "ours": COLOURS["ours"],
+    "rewritten": COLOURS["packed"],  # ours' hue, as those below
+    "fused": COLOURS["ours"],
+    "fused, graphs": "#a34700",
+    "liger": COLOURS["liger"],
 }
 _OTHER_MODELS = (COLOURS["compile"], COLOURS["ours"], COLOURS["triton"], COLOURS["torchscript"])
 NAMES = {

@@ -35,6 +35,17 @@ def test_a_race_has_a_bar_for_each_model_with_its_ratio_to_the_first(make_result
     assert plots.of(result)["race"].caption == "A training step of GPT-2, batch 2x8"
 
 
+def test_a_plot_of_forward_passes_says_so(make_result):
+    times = [StepTime(name, 3e3, 2e3, 4e3, 9, 2**30) for name in ("stock", "fused", "liger")]
+    settings = {"model": "Llama", "pass": "forward pass", "dtype": "bfloat16 parameters"}
+    plot = plots.of(make_result(step_times=times, settings=settings))["race"]
+    assert plot.caption == "A forward pass of Llama, bfloat16 parameters"
+    with plot.figure() as drawn:
+        assert drawn.axes[0].get_title(loc="left") == "a forward pass, ms"
+        assert {"PyTorch", "tfk.fuse", "Liger"} <= set(texts(drawn))
+        assert len({bar.get_facecolor() for bar in drawn.axes[0].patches}) == 3
+
+
 def test_the_parts_of_a_step_add_up(make_result):
     parts = [
         StepPart(model, part, 1, 1000.0 * (i + 1) * factor, None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import render_results
-from transformer_kernels.measure.schema import Machine, Result, Row, save
+from transformer_kernels.measure.schema import Machine, Result, Row, StepTime, save
 
 
 def row(provider: str, shape: list[int], microseconds: float) -> Row:
@@ -54,3 +54,26 @@ def test_every_stored_result_has_a_table_with_lines() -> None:
     for path in sorted(render_results.RESULTS.glob("*.json")):
         table = render_results.drawn(render_results.load(path))
         assert len(table.splitlines()) > 7, path.name
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "page"),
+    [
+        (("stock", "fused"), {}, "fused.md"),
+        (("stock", "fused, graphs"), {"dtype": "bfloat16 parameters"}, "fused.md"),
+        (("stock", "ours"), {}, "gpt2.md"),
+        (("stock", "fused"), {"pass": "forward pass"}, "fused_inference.md"),
+        (("stock", "liger"), {"pass": "forward pass"}, "fused_inference.md"),
+    ],
+)
+def test_forward_passes_have_a_page_of_their_own(
+    models: tuple[str, ...], settings: dict[str, str], page: str
+) -> None:
+    machine = Machine("cpu", "A CPU", "A CPU", 2, 8.0, "Linux")
+    times = [StepTime(name, 3e3, 2e3, 4e3, 9, 1) for name in models]
+    result = Result(1, "2026-01-02", machine, {}, {"model": "M", **settings}, step_times=times)
+    assert render_results.page_of(result) == page
+    assert page in render_results.PAGES
+    drawn = render_results.drawn(result)
+    assert ("FORWARD PASSES" in drawn) == ("pass" in settings)
+    assert ("STEPS OF TRAINING" in drawn) != ("pass" in settings)
