@@ -37,6 +37,15 @@ def library_path() -> Path:
     return Path(override) if override else beside_package
 
 
+def library_build() -> str:
+    """Tells the builds of the library apart, for times that hold for one of them alone."""
+    path = library_path()
+    if not path.is_file():
+        return "no kernels"
+    files = sorted(path.parent.glob(f"libtransformer_kernels*{path.suffix}")) or [path]
+    return " ".join(f"{file.stat().st_size}@{file.stat().st_mtime_ns}" for file in files)
+
+
 def _load() -> str | None:
     """Loads the native library; returns why it cannot be used, or None when it is loaded."""
     path = library_path()

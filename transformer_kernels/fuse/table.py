@@ -2,7 +2,7 @@
 """The times of sites on this machine, in a file that lasts from one process to the next.
 
 ``TFK_FUSE_FILE`` names the file; by default it is ``fuse.json`` in the user's cache. Times of other
-machines, numbers of threads and versions stay in it, but do not apply.
+machines, numbers of threads, versions and builds stay in it, but do not apply.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .._library import library_build
 from .._version import __version__
 from ..ops.linear._tuned import device_name, threads_of
 
@@ -35,7 +36,7 @@ class Table:
 
     def __init__(self, device: torch.device) -> None:
         self._path = file_path()
-        versions = f"{__version__}, torch {torch.__version__}"
+        versions = f"{__version__}, kernels {library_build()}, torch {torch.__version__}"
         self._machine = f"{device_name(device)}, {threads_of(device)} threads, {versions}"
         self._times: dict[str, Any] = self._read().get(self._machine, {})
         self._new: dict[str, Any] = {}

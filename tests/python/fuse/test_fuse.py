@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import transformer_kernels as tfk
-from transformer_kernels.fuse import cost
+from transformer_kernels.fuse import cost, table
 from transformer_kernels.fuse import plan as plan_function
 from transformer_kernels.fuse.inputs import given
 from transformer_kernels.fuse.plan import put_in
@@ -53,6 +53,15 @@ def test_a_fused_model_keeps_what_others_refer_to(model, args):
     assert not torch.equal(parameters[0], before)
     assert tfk.fuse(model, args) is plan
     assert tfk.plan(model, args) is plan
+
+
+def test_times_hold_for_one_build_of_the_library(monkeypatch):
+    here = table.Table(torch.device("cpu"))
+    here.keep("a site", {"us": 1.0})
+    here.write()
+    assert table.Table(torch.device("cpu")).get("a site") == {"us": 1.0}
+    monkeypatch.setattr(table, "library_build", lambda: "no kernels")
+    assert table.Table(torch.device("cpu")).get("a site") is None
 
 
 def test_a_plan_alone_leaves_the_model(model, args):

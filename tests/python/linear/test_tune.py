@@ -369,8 +369,9 @@ def test_a_file_that_cannot_be_written(file: Path) -> None:
         {"product": {**_record()["product"], "device": "another machine"}},
         {"versions": {**_tuned._VERSIONS, "torch": "1.0"}},
         {"versions": {**_tuned._VERSIONS, "package": "0.0"}},
+        {"versions": {**_tuned._VERSIONS, "kernels": "no kernels"}},
     ],
-    ids=["machine", "torch", "package"],
+    ids=["machine", "torch", "package", "build"],
 )
 def test_times_of_others_are_kept_and_not_used(other: dict[str, Any], file: Path) -> None:
     record = {**_record(), **other}

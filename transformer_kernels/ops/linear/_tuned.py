@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ... import _cache
 from ..._errors import ArgumentValueError
+from ..._library import library_build
 from ..._processor import cpu_instruction_sets, cpu_name
 from ..._version import __version__
 
@@ -112,8 +113,8 @@ def file_path() -> Path:
     return _cache.folder() / "tune.json"
 
 
-# Times of other versions stay in the file, but do not apply.
-_VERSIONS = {"package": __version__, "torch": torch.__version__}
+# Times of other versions and builds stay in the file, but do not apply.
+_VERSIONS = {"package": __version__, "kernels": library_build(), "torch": torch.__version__}
 
 
 def _times(record: dict[str, Any]) -> tuple[Product, Times]:
