@@ -2,6 +2,7 @@
 // Non-owning view of a strided tensor: the only way data enters or leaves the library.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -81,8 +82,10 @@ struct TensorView {
     view.data = data;
     view.dtype = dtype;
     view.device = device;
-    view.rank = 0;
-    for (std::int64_t size : shape) view.sizes[view.rank++] = size;
+    view.rank = static_cast<int>(shape.size());
+    // A loop would do, but GCC 12.4 to 14 lose entries that it reads, at -O1 and wherever they are
+    // told -fno-strict-aliasing.
+    std::copy(shape.begin(), shape.end(), view.sizes.begin());
     std::int64_t stride = 1;
     for (int i = view.rank - 1; i >= 0; --i) {
       view.strides[i] = stride;
