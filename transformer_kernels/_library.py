@@ -9,9 +9,11 @@ the native library the same ops are defined here, and only the formula runs.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -46,6 +48,23 @@ def library_build() -> str:
     return " ".join(f"{file.stat().st_size}@{file.stat().st_mtime_ns}" for file in files)
 
 
+def _open(path: Path) -> None:
+    """Loads the library into the process.
+
+    It needs PyTorch's libraries by their plain names. Debian puts versions into the names, and has
+    plain ones as links in ``torch/lib``: then the library is loaded from a folder of links to all
+    of them, since the loader looks beside it."""
+    try:
+        torch.ops.load_library(str(path))
+    except OSError:
+        path = path.resolve()
+        links = [*Path(torch.__file__).parent.glob("lib/lib*"), *path.parent.glob("lib*")]
+        with tempfile.TemporaryDirectory() as folder:
+            for file in links:
+                Path(folder, file.name).symlink_to(file)
+            ctypes.CDLL(str(Path(folder, path.name)))
+
+
 def _load() -> str | None:
     """Loads the native library; returns why it cannot be used, or None when it is loaded."""
     path = library_path()
@@ -53,7 +72,7 @@ def _load() -> str | None:
         if os.environ.get("TFK_LIBRARY"):
             raise ImportError(f"TFK_LIBRARY names {path}, which does not exist")
         return f"{path} does not exist; {BUILD_HINT}"
-    torch.ops.load_library(str(path))
+    _open(path)
     return None
 
 

@@ -76,6 +76,29 @@ def test_a_wrong_TFK_LIBRARY_is_an_error() -> None:  # noqa: N802
     assert "TFK_LIBRARY names /nowhere/lib.so, which does not exist" in result.stderr
 
 
+@needs_library
+@pytest.mark.skipif(sys.platform != "linux", reason="names in ELF files")
+def test_pytorch_whose_libraries_have_other_names_is_found_by_its_links(tmp_path: Path) -> None:
+    """As Debian's: here our library asks for a name that none of the loaded libraries has."""
+    links, own = tmp_path / "lib", tmp_path / "own"
+    links.mkdir()
+    own.mkdir()
+    for path in Path(torch.__file__).parent.glob("lib/*.so"):
+        (links / path.name.replace("libc10.so", "libcXY.so")).symlink_to(path)
+    built = _library.library_path().resolve()
+    for path in built.parent.glob("*.so"):
+        content = path.read_bytes().replace(b"\0libc10.so\0", b"\0libcXY.so\0")
+        (own / path.name).write_bytes(content)
+    code = f"""
+import torch
+torch.__file__ = {str(tmp_path / "__init__.py")!r}
+import transformer_kernels as tfk
+print(tfk.info().library_loaded, tfk.functional.softmax(torch.zeros(1, 4)).tolist())
+"""
+    result = _python(code, TFK_LIBRARY=str(own / built.name))
+    assert result.stdout == "True [[0.25, 0.25, 0.25, 0.25]]\n", result.stderr
+
+
 def test_a_mac_has_a_library_by_its_own_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TFK_LIBRARY", raising=False)
     monkeypatch.setattr(sys, "platform", "darwin")
