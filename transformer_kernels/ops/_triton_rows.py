@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._errors import ArgumentTypeError, ArgumentValueError
-
 # A program keeps a row of up to this many elements in registers. For longer rows it loops over
 # chunks of CHUNK elements, and reads the row again in every pass.
 WHOLE_ROW = 16384
@@ -23,12 +21,7 @@ _ACCUMULATE = {
 }
 
 
-def accumulate_type(op: str, x: Tensor) -> tl.dtype:
-    if x.dtype not in _ACCUMULATE:
-        name = str(x.dtype).removeprefix("torch.")
-        raise ArgumentTypeError(f"{op}: x is {name}, expected a floating-point dtype")
-    if x.dim() == 0:
-        raise ArgumentValueError(f"{op}: x has 0 dimensions, expected at least 1")
+def accumulate_type(x: Tensor) -> tl.dtype:
     return _ACCUMULATE[x.dtype]
 
 

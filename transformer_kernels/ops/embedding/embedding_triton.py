@@ -65,9 +65,9 @@ def _backward(
     tl.store(dweight + row * cols + col, total.to(dweight.dtype.element_ty), mask=inside)
 
 
-def _sum_of_rows(op: str, tokens: Tensor, tables: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _sum_of_rows(tokens: Tensor, tables: list[tuple[Tensor, Tensor]]) -> Tensor:
     weight = tables[0][0]
-    acc = accumulate_type(op, weight)
+    acc = accumulate_type(weight)
     cols = weight.shape[1]
     y = weight.new_empty(*tokens.shape, cols)
     if y.numel() == 0:
@@ -85,9 +85,9 @@ def _sum_of_rows(op: str, tokens: Tensor, tables: list[tuple[Tensor, Tensor]]) -
 
 
 def _gradient(
-    op: str, dy: Tensor, indices: Tensor, rows: int, padding_idx: int = -1, scale: bool = False
+    dy: Tensor, indices: Tensor, rows: int, padding_idx: int = -1, scale: bool = False
 ) -> Tensor:
-    acc = accumulate_type(op, dy)
+    acc = accumulate_type(dy)
     cols = dy.shape[-1]
     dweight = dy.new_empty(rows, cols)
     if dweight.numel() == 0:
@@ -107,13 +107,13 @@ def _gradient(
 
 
 def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
-    return _sum_of_rows("embedding", indices, [(weight, indices)])
+    return _sum_of_rows(indices, [(weight, indices)])
 
 
 def _embedding_backward(
     dy: Tensor, indices: Tensor, rows: int, padding_idx: int, scale: bool
 ) -> Tensor:
-    return _gradient("embedding", dy, indices, rows, padding_idx, scale)
+    return _gradient(dy, indices, rows, padding_idx, scale)
 
 
 def _embedding_add(
@@ -124,7 +124,7 @@ def _embedding_add(
     tables += [(position_weight, positions_of(tokens, positions, first_position))]
     if types is not None and type_weight is not None:
         tables += [(type_weight, types)]
-    return _sum_of_rows("embedding_add", tokens, tables)
+    return _sum_of_rows(tokens, tables)
 
 
 def _embedding_add_backward(
@@ -135,7 +135,7 @@ def _embedding_add_backward(
     def gradient(needed: bool, indices: Tensor | None, count: int, padding: int = -1) -> Tensor:
         if not needed or indices is None:
             return dy.new_empty(0)
-        return _gradient("embedding_add", dy, indices.expand(tokens.shape), count, padding)
+        return _gradient(dy, indices.expand(tokens.shape), count, padding)
 
     places = positions_of(tokens, positions, first_position)
     return (

@@ -110,7 +110,7 @@ def _run_reduce(
     edges: int, weight: Tensor | None = None, degrees: Tensor | None = None,
     chosen: Tensor | None = None, reduce: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    acc = accumulate_type("gather_reduce", x)
+    acc = accumulate_type(x)
     cols = x.shape[1]
     y = x.new_empty(count, cols)
     new_chosen = offsets.new_empty(y.shape if reduce == MAX else (0,))
@@ -192,7 +192,7 @@ def _run_edges(
     mean: bool = False,
 ) -> Tensor:  # fmt: skip
     """Computes products with rows of ``b``, or spreads rows of ``a`` over their edges."""
-    acc = accumulate_type("gather_reduce", a)
+    acc = accumulate_type(a)
     cols = a.shape[1]
     y = a.new_empty(edges, cols if b is None else heads)
     if y.numel() == 0:
@@ -262,7 +262,7 @@ def _softmax(
 
 
 def _run_softmax(x: Tensor, dy: Tensor | None, offsets: Tensor, order: Tensor | None) -> Tensor:
-    acc = accumulate_type("segment_softmax", x)
+    acc = accumulate_type(x)
     edges, cols = x.shape
     y = x.new_empty(edges, cols)
     if y.numel() == 0:

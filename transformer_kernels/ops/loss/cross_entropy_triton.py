@@ -171,7 +171,7 @@ def cross_entropy_forward(
     ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int,
     wide: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    acc = accumulate_type("cross_entropy", x)
+    acc = accumulate_type(x)
     cols = x.shape[-1]
     losses, top, spread, share, counted = (
         x.new_empty(x.shape[:-1], dtype=accumulate_dtype(x)) for _ in range(5)
@@ -201,7 +201,7 @@ def cross_entropy_backward(
     weight: Tensor | None, top: Tensor, spread: Tensor, share: Tensor, total: Tensor,
     ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int,
 ) -> Tensor:  # fmt: skip
-    acc = accumulate_type("cross_entropy", x)
+    acc = accumulate_type(x)
     cols = x.shape[-1]
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:

@@ -49,10 +49,10 @@ def _formulas(center: bool) -> tuple[Formula, Formula, Formula]:
     return alone, add, gradient
 
 
-def _triton(name: str, center: bool, member: int) -> Kernels:
+def _triton(center: bool, member: int) -> Kernels:
     from .norm_triton import norm_kernels
 
-    return norm_kernels(name, center)[member]
+    return norm_kernels(center)[member]
 
 
 def declare_norm(name: str, center: bool, replaces: tuple[Any, ...], text: str) -> NormOps:
@@ -72,7 +72,7 @@ def declare_norm(name: str, center: bool, replaces: tuple[Any, ...], text: str) 
         formula=alone,
         statistics=lambda given: _formula.statistics(given["x"], given["eps"], center),
         gradient=gradient,
-        triton=partial(_triton, name, center, 0),
+        triton=partial(_triton, center, 0),
         replaces=replaces,
         text=text,
     )
@@ -92,7 +92,7 @@ def declare_norm(name: str, center: bool, replaces: tuple[Any, ...], text: str) 
         formula=add,
         statistics=lambda given: _formula.statistics(given["sum"], given["eps"], center),
         gradient=gradient,
-        triton=partial(_triton, name, center, 1),
+        triton=partial(_triton, center, 1),
         text=text,
     )
     return NormOps(op, of_sum)

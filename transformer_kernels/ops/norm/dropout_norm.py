@@ -36,12 +36,12 @@ _BACKWARD = (
 )
 
 
-def _triton(member: str, center: bool) -> Kernels:
+def _triton(center: bool) -> Kernels:
     """Combines dropout's kernels with the norm's."""
     from ..pointwise.dropout_triton import BIAS_DROPOUT_ADD
     from .norm_triton import norm_kernels
 
-    norm, count = norm_kernels(member, center)[0], 2 if center else 1
+    norm, count = norm_kernels(center)[0], 2 if center else 1
 
     def forward(
         x: Tensor, x_bias: Tensor | None, residual: Tensor, weight: Tensor | None,
@@ -113,7 +113,7 @@ def _declare(member: str, center: bool) -> Op:
         formula=formula,
         statistics=statistics,
         gradient=gradient,
-        triton=partial(_triton, member, center),
+        triton=partial(_triton, center),
         text=f"{member}(s), s = residual + dropout(x + x_bias)",
     )  # fmt: skip
 

@@ -264,11 +264,11 @@ def _statistics_like(x: Tensor) -> Tensor:
 
 
 def _run_forward(
-    keep: bool, op: str, center: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None,
+    keep: bool, center: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None,
     bias: Tensor | None, eps: float, zero_centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns (y, sum, mean, rstd); those that are not asked for are unwritten."""
-    acc = accumulate_type(op, x)
+    acc = accumulate_type(x)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     s = y if residual is None else torch.empty_like(y)
     mean, rstd = _statistics_like(x), _statistics_like(x)
@@ -303,11 +303,11 @@ def _gradient_of(parameter: Tensor | None, partials: Tensor, needed: bool, x: Te
 
 
 def _run_backward(
-    op: str, center: bool, dy: Tensor, dsum: Tensor | None, x: Tensor, mean: Tensor | None,
+    center: bool, dy: Tensor, dsum: Tensor | None, x: Tensor, mean: Tensor | None,
     rstd: Tensor, weight: Tensor | None, bias: Tensor | None, zero_centered: bool,
     need_dweight: bool, need_dbias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    acc = accumulate_type(op, x)
+    acc = accumulate_type(x)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     cols = x.shape[-1]
     rows = x.numel() // cols if cols else 0
@@ -354,26 +354,26 @@ def _run_backward(
 
 
 @cache
-def norm_kernels(op: str, center: bool) -> tuple[Kernels, Kernels]:
+def norm_kernels(center: bool) -> tuple[Kernels, Kernels]:
     """The kernels of the norm alone, and of a sum."""
 
     def forward(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
-        y, _, mean, rstd = _run_forward(True, op, center, x, None, *options)
+        y, _, mean, rstd = _run_forward(True, center, x, None, *options)
         return (y, mean, rstd) if center else (y, rstd)
 
     def inference(x: Tensor, *options: Any) -> Tensor:
-        return _run_forward(False, op, center, x, None, *options)[0]
+        return _run_forward(False, center, x, None, *options)[0]
 
     def add_forward(*arguments: Any) -> tuple[Tensor, ...]:
-        y, s, mean, rstd = _run_forward(True, op, center, *arguments)
+        y, s, mean, rstd = _run_forward(True, center, *arguments)
         return (y, s, mean, rstd) if center else (y, s, rstd)
 
     def add_inference(*arguments: Any) -> tuple[Tensor, ...]:
-        return _run_forward(False, op, center, *arguments)[:2]
+        return _run_forward(False, center, *arguments)[:2]
 
     def backward(dy: Tensor, dsum: Tensor | None, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         rest = rest if center else (None, *rest)
-        return _run_backward(op, center, dy, dsum, x, *rest)
+        return _run_backward(center, dy, dsum, x, *rest)
 
     return (
         Kernels(forward, backward, inference),

@@ -88,11 +88,11 @@ def _kernel(
 
 
 def _run(
-    op: str, x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, p: float,
+    x: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor | None, p: float,
     sum_columns: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Returns the result, and its sums over the rows."""
-    acc = accumulate_type(op, x)
+    acc = accumulate_type(x)
     matrix, x_stride = as_rows(x)
     rows, cols = matrix.shape
     added, added_stride = (matrix, 0) if residual is None else as_rows(residual)
@@ -120,20 +120,20 @@ def _run(
 
 
 def _dropout(x: Tensor, seed: Tensor | None, p: float) -> Tensor:
-    return _run("dropout", x, None, None, seed, p, False)[0]
+    return _run(x, None, None, seed, p, False)[0]
 
 
 def _bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: float
 ) -> Tensor:
-    return _run("bias_dropout_add", x, bias, residual, seed, p, False)[0]
+    return _run(x, bias, residual, seed, p, False)[0]
 
 
 def _bias_dropout_add_backward(
     dy: Tensor, bias: Tensor | None, seed: Tensor | None, p: float, need_dbias: bool
 ) -> tuple[Tensor, Any]:
     needed = need_dbias and bias is not None
-    dx, sums = _run("bias_dropout_add", dy, None, None, seed, p, needed)
+    dx, sums = _run(dy, None, None, seed, p, needed)
     if bias is None or sums is None:
         return dx, dy.new_empty(0)
     return dx, sums.to(bias.dtype)

@@ -119,7 +119,7 @@ def _run_forward(
     activation: Any, gated: bool, gate: Tensor, up: Tensor | None, bias: Tensor | None,
     up_bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    acc = accumulate_type("pointwise", gate)
+    acc = accumulate_type(gate)
     a, a_stride = as_rows(gate)
     b, b_stride = (a, a_stride) if up is None else as_rows(up)
     if gated and up is None:
@@ -151,7 +151,7 @@ def _run_backward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(dgate, dup, dbias, dup_bias, y)."""
     packed = gated and up is None
-    acc = accumulate_type("pointwise", gate)
+    acc = accumulate_type(gate)
     (a, a_stride), (g, g_stride) = as_rows(gate), as_rows(dy)
     b, b_stride = (a, a_stride) if up is None else as_rows(up)
     dgate = torch.empty_like(gate, memory_format=torch.contiguous_format)

@@ -180,7 +180,7 @@ class _Call:
         self.sizes = (rows, half, self.dim, *ends)
         self.constants = {
             "EPS": eps, "INTERLEAVED": given.interleaved, "AXES": axes,
-            "ACC": accumulate_type("qk_norm", q), "PASSES": PASSES, "HEADS": _HEADS,
+            "ACC": accumulate_type(q), "PASSES": PASSES, "HEADS": _HEADS,
             "PAIRS": triton.next_power_of_2(max(half, 1)),
             "REST": triton.next_power_of_2(max(self.dim - 2 * half, 1)),
         }  # fmt: skip

@@ -77,7 +77,7 @@ def _one(x: Tensor, given: Angles, at: Tensor, sign: float) -> Tensor:
             wide, *wide.stride()[:3], out, *out.stride()[:3], cos, cos.stride(0), sin,
             sin.stride(0), at, batch * time, time, heads, cos.shape[0], half, dim,
             given.section_time, given.section_time + given.section_height,
-            SIGN=sign, INTERLEAVED=given.interleaved, AXES=axes, ACC=accumulate_type("rope", x),
+            SIGN=sign, INTERLEAVED=given.interleaved, AXES=axes, ACC=accumulate_type(x),
             PASSES=PASSES, HEADS=_HEADS, BLOCK=triton.next_power_of_2(half), num_warps=4,
         )  # fmt: skip
     return y

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..._errors import ArgumentValueError
 from .._triton_rows import accumulate_type, as_rows, shape_of
 
 _MASK_KINDS = {"none": 0, "bool": 1, "additive": 2}
@@ -145,13 +144,7 @@ def _backward(
 
 def _mask_rows(mask: Tensor, shape: torch.Size) -> tuple[Tensor, list[int], list[int], int]:
     """The mask over x's rows, as up to three pairs (size, stride), outermost first."""
-    try:
-        mask = mask.expand(shape)
-    except RuntimeError:
-        raise ArgumentValueError(
-            f"softmax: mask has shape {tuple(mask.shape)}, expected one that broadcasts to"
-            f" {tuple(shape)} (the shape of x)"
-        ) from None
+    mask = mask.expand(shape)
     dims: list[tuple[int, int]] = []
     for size, stride in zip(mask.shape[:-1], mask.stride()[:-1], strict=True):
         if dims and dims[-1][1] == stride * size:
@@ -167,7 +160,7 @@ def _mask_rows(mask: Tensor, shape: torch.Size) -> tuple[Tensor, list[int], list
 def softmax_forward(
     x: Tensor, mask: Tensor | None, scale: float, causal: bool, log: bool
 ) -> Tensor:
-    acc = accumulate_type("softmax", x)
+    acc = accumulate_type(x)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:
         return y
@@ -190,7 +183,7 @@ def softmax_forward(
 
 
 def softmax_backward(dy: Tensor, y: Tensor, scale: float, masked: bool, log: bool) -> Tensor:
-    acc = accumulate_type("softmax", y)
+    acc = accumulate_type(y)
     dx = torch.empty_like(y, memory_format=torch.contiguous_format)
     if y.numel() == 0:
         return dx
