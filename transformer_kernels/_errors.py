@@ -7,10 +7,13 @@ raises for it, so that ``except`` clauses written for ``torch.nn.functional`` ke
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import torch
+
+Choice = TypeVar("Choice")
 
 # C++ takes tensors of up to this many dimensions.
 MAX_RANK = 8
@@ -41,9 +44,10 @@ _KINDS = {
 }
 
 
-def check_tensors(op: str, tensors: dict[str, Any]) -> None:
+def check_tensors(op: str, tensors: Mapping[str, Any], *optional: str) -> None:
+    """Checks that arguments are tensors; those named in ``optional`` may be None."""
     for name, value in tensors.items():
-        if value is not None and not isinstance(value, torch.Tensor):
+        if not (isinstance(value, torch.Tensor) or (value is None and name in optional)):
             raise ArgumentTypeError(f"{op}: {name} is {type(value).__name__}, expected a Tensor")
 
 
@@ -84,18 +88,40 @@ def as_integer(op: str, name: str, value: Any) -> Any:
     return value if isinstance(value, torch.SymInt) else int(value)
 
 
-def as_count(op: str, name: str, value: Any) -> int:
-    """An integer of any type, of at least 1, as an int."""
+def as_count(op: str, name: str, value: Any, least: int = 1) -> int:
+    """An integer of any type, of at least ``least``, as an int."""
     number = as_integer(op, name, value)
-    if number < 1:
-        raise ArgumentValueError(f"{op}: {name} is {number}, expected at least 1")
+    if number < least:
+        raise ArgumentValueError(f"{op}: {name} is {number}, expected at least {least}")
     return int(number)
+
+
+def are_integers(values: Any, count: int) -> bool:
+    """Whether ``values`` is a tuple or list of ``count`` integers."""
+    sequence = isinstance(values, (tuple, list))
+    return sequence and len(values) == count and all(map(is_integer, values))
 
 
 def as_flag(op: str, name: str, value: Any) -> bool:
     if not isinstance(value, (bool, torch.SymBool)) and type(value).__name__ not in _NUMPY_BOOLS:
         raise ArgumentTypeError(f"{op}: {name} is {shown(value)}, expected True or False")
     return bool(value)
+
+
+def as_choice(
+    op: str,
+    name: str,
+    value: Any,
+    choices: Mapping[str, Choice],
+    no_word: type[Exception] = ArgumentValueError,
+) -> Choice:
+    """Looks up what a word stands for; raises ``no_word`` for a value that is none."""
+    if isinstance(value, str) and value in choices:
+        return choices[value]
+    *most, last = map(repr, choices)
+    raise (ArgumentValueError if isinstance(value, str) else no_word)(
+        f"{op}: {name} is {shown(value)}, expected {', '.join(most)} or {last}"
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -144,6 +170,12 @@ def check_indices(op: str, name: str, x: torch.Tensor) -> None:
 
 def is_ours(error: Any) -> TypeGuard[ArgumentValueError | ArgumentTypeError]:
     return isinstance(error, (ArgumentValueError, ArgumentTypeError))
+
+
+def renamed(op: str, error: Exception, of_words: Callable[[str], str] = str) -> Exception:
+    """The error of a check that ``op`` asked of another op."""
+    words = str(error).partition(": ")[2]
+    return type(error)(f"{op}: {of_words(words)}")
 
 
 def translate(op: str, error: Exception) -> Exception:

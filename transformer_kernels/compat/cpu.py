@@ -18,7 +18,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from .._errors import (
-    ArgumentTypeError,
     ArgumentValueError,
     as_count,
     as_flag,
@@ -278,7 +277,5 @@ def _require_cpu(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
     tensors = {"q": q, "k": k, "v": v}
     check_tensors(op, tensors)
     for name, x in tensors.items():
-        if x is None:
-            raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
         if x.device.type != "cpu":
             raise ArgumentValueError(f"{op}: {name} is on {x.device}, expected cpu")

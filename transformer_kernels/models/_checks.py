@@ -44,8 +44,6 @@ def check_config(op: str, config: Any, kind: type) -> None:
 
 def check_shape(op: str, name: str, x: Any, *wanted: int | str) -> None:
     """Checks dimensions: ``wanted`` has a size for each, or a word where any size is allowed."""
-    if x is None:
-        raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
     check_tensors(op, {name: x})
     fits = x.dim() == len(wanted) and all(
         isinstance(size, str) or size == found for size, found in zip(wanted, x.shape, strict=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,37 +18,40 @@ from ._declare_arguments import Given, one_or_all
 from ._declare_fake import fake_forward
 
 
-def raw_array_op(op: Op) -> Any:
-    """The raw op that runs on the array that the environment names."""
+def refuse_array(title: str, why: str) -> ArgumentValueError:
+    return ArgumentValueError(f"{title}: backend is 'fpga', expected 'auto' {why}")
+
+
+def without_array(title: str) -> Callable[..., Any]:
+    """The formula of an op on an array, which a library without arrays would run."""
 
     def refuse(*_: Any) -> Any:
-        raise ArgumentValueError(
-            f"{op.title}: backend is 'fpga', expected 'auto' (the library in use has no array)"
-        )
+        raise refuse_array(title, "(the library in use has no array)")
 
+    return refuse
+
+
+def raw_array_op(op: Op) -> Any:
+    """The raw op that runs on the array that the environment names."""
     schema = op.forward_schema.replace("_forward(", "_forward_fpga(", 1)
-    return raw_op(schema, reference=refuse, fake=partial(fake_forward, op))
+    return raw_op(schema, reference=without_array(op.title), fake=partial(fake_forward, op))
 
 
 def run_on_array(op: Op, given: Given) -> Any:
     """Runs the op on an array. Calls that an array cannot compute are refused, here or in C++."""
     title = op.title_of(given)
     if op.array is None:
-        raise ArgumentValueError(
-            f"{title}: backend is 'fpga', expected 'auto' (an array has no kernel of it)"
-        )
-    if is_transformed():
-        raise ArgumentValueError(
-            f"{title}: backend is 'fpga', expected 'auto' under torch.func and torch.jit.trace"
-        )
-    refuse_gradients(title, {name: given[name] for name in op.differentiable})
+        raise refuse_array(title, "(an array has no kernel of it)")
+    refuse_derivatives(title, {name: given[name] for name in op.differentiable})
     kernel = op.array if torch.compiler.is_compiling() else direct(op.array)
     results = kernel(*given.values())
     return one_or_all(results[: len(op.returned)]) if len(op.results) > 1 else results
 
 
-def refuse_gradients(title: str, tensors: dict[str, Any]) -> None:
-    """Raises where a tensor requires a gradient, which an array does not compute."""
+def refuse_derivatives(title: str, tensors: dict[str, Any]) -> None:
+    """Raises under transforms, and where a tensor requires a gradient: an array computes none."""
+    if is_transformed():
+        raise refuse_array(title, "under torch.func and torch.jit.trace")
     if not torch.is_grad_enabled():
         return
     for name, value in tensors.items():

@@ -306,7 +306,7 @@ def test_no_gradient_is_computed_for_frozen_operands() -> None:
     [
         ({"num_heads": 5}, "qkv_weight has 72 rows, expected a multiple of 15, at most 3840"),
         ({"num_kv_heads": 3}, r"num_kv_heads is 3, expected a divisor of num_heads \(4\)"),
-        ({"norm": "batch_norm"}, "norm is 'batch_norm', expected one of layer_norm, rms_norm"),
+        ({"norm": "batch_norm"}, "norm is 'batch_norm', expected 'layer_norm' or 'rms_norm'"),
         ({"recompute": 2}, "recompute is 2, expected 0 or 1"),
         ({"dropout_p": 1.5}, "dropout_p is 1.5, expected a number from 0 to 1"),
         ({"input": torch.ones(3, CHANNELS), "residual": torch.ones(3, CHANNELS)},

@@ -456,7 +456,7 @@ def test_segment_offsets(device: str) -> None:
         ([[0, 1], [0, 2]], (2, 2), IndexError, r"edges\[1\] holds 2, expected one of 2 nodes"),
         ([0, 1], None, ValueError, r"edges has shape \(2,\), expected \(2, E\)"),
         ([[0.5], [1]], None, TypeError, "edges is float32, expected int32 or int64"),
-        ([[0], [0]], -1, ValueError, "num_nodes is -1, expected 0 or more"),
+        ([[0], [0]], -1, ValueError, "num_nodes is -1, expected at least 0"),
         ([[0], [0]], 1.5, TypeError, "num_nodes is 1.5, expected an int"),
     ],
 )
@@ -474,11 +474,15 @@ def test_bad_csr(device: str) -> None:
         (offsets(1, 3), "offsets begins with 1, expected 0"),
         (offsets(0, 2), r"offsets ends with 2, expected 3 \(the number of edges\)"),
         (offsets(0, 3, 1, 3), "offsets falls from 3 to 1 behind segment 1, expected no segment of"),
-        (indices[:0], "offsets has 0 elements, expected at least 1"),
+        (indices[:0], r"offsets has shape \(0,\), expected one dimension of at least 1"),
         (offsets(0, 3), "indices holds 1, expected one of 1 nodes"),
     ):
         with pytest.raises(ValueError, match=f"^Graph.from_csr: {words}"):
             F.Graph.from_csr(bad, indices)
+    with pytest.raises(ValueError, match=r"^Graph.from_csr: num_sources is -1, expected at least"):
+        F.Graph.from_csr(offsets(0, 3), indices, -1)
+    with pytest.raises(TypeError, match=r"^Graph.from_csr: offsets is float32, expected int32 or"):
+        F.Graph.from_csr(offsets(0, 3).float(), indices)
 
 
 def test_offsets_of_no_graph_are_checked_on_the_cpu() -> None:
@@ -529,6 +533,7 @@ def test_refused(device: str) -> None:
     x = randn((30, 8), torch.float32, device)
     for call, words in (
         (lambda: F.gather_reduce(x[1:], graph), "gather_reduce: x has 29 rows, expected 30 "),
+        (lambda: F.gather_reduce(None, graph), "gather_reduce: x is NoneType, expected a Tensor"),
         (lambda: F.gather_reduce(x, graph.offsets), "gather_reduce: graph is Tensor, expected a G"),
         (lambda: F.gather_reduce(x, graph, reduce="min"), "gather_reduce: reduce is 'min', expect"),
         (lambda: F.gather_reduce(x, graph, x[:, 0]), "gather_reduce: weight has 30 rows, expected"),

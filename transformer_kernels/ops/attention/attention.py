@@ -13,7 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_number, is_integer, shown
+from ..._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    are_integers,
+    as_flag,
+    as_number,
+    shown,
+)
 from ..._library import have_kernels_for
 from ..._torch import any_autocast
 from .._constants import refuse_gradient
@@ -41,11 +48,7 @@ def _default_scale(q: Tensor) -> float:
 
 
 def _window(window: Any, causal: Any) -> tuple[Any, Any]:
-    if (
-        not isinstance(window, (tuple, list))
-        or len(window) != 2
-        or not all(map(is_integer, window))
-    ):
+    if not are_integers(window, 2):
         raise ArgumentTypeError(
             f"attention: window is {shown(window)}, expected two ints (left, right), -1 for no"
             " bound"

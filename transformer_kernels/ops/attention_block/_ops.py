@@ -88,11 +88,6 @@ class _OutWeight(Table):
         return given["num_heads"] * _head_dim(given), "the channels of all heads of q"
 
 
-def check_level(op: str, level: int) -> None:
-    if level not in (0, 1):
-        raise ArgumentValueError(f"{op}: recompute is {level}, expected 0 or 1")
-
-
 def _check(op: str, given: Given) -> None:
     x, out_rows = given["x"], given["out_weight"].shape[0]
     if x.dim() != 3:
@@ -104,9 +99,9 @@ def _check(op: str, given: Given) -> None:
             f"{op}: out_weight has {out_rows} rows, expected {x.shape[-1]} (the last dimension of"
             " x)"
         )
-    if given["norm"] not in range(len(NORMS)):
-        raise ArgumentValueError(f"{op}: norm is {given['norm']}, expected the number of one")
-    check_level(op, given["recompute"])
+    for name in ("norm", "recompute"):
+        if given[name] not in (0, 1):
+            raise ArgumentValueError(f"{op}: {name} is {given[name]}, expected 0 or 1")
 
 
 # ---- memory of results --------------------------------------------------------------------------

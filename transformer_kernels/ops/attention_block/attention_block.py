@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_integer, as_number, shown
+from ..._errors import ArgumentTypeError, as_choice, as_integer, as_number
 from ..._torch import any_autocast
 from .._declare_arguments import Number
 from .._public import overridable
@@ -18,15 +18,9 @@ from ._ops import ATTENTION_BLOCK
 from ._passes import NORMS
 
 _OP = "attention_block"
+_NUMBERS = {name: number for number, name in enumerate(NORMS)}
 _P = Number("dropout_p", least=0.0, most=1.0)
 _ATTENTION_P = Number("attention_dropout_p", least=0.0, most=1.0)
-
-
-def _number_of_norm(norm: Any) -> int:
-    if isinstance(norm, str) and norm in NORMS:
-        return [*NORMS].index(norm)
-    kind = ArgumentValueError if isinstance(norm, str) else ArgumentTypeError
-    raise kind(f"{_OP}: norm is {shown(norm)}, expected one of {', '.join(NORMS)}")
 
 
 def _scale(qkv_weight: Any, heads: int) -> float:
@@ -126,7 +120,7 @@ def attention_block(
     """
     heads = as_integer(_OP, "num_heads", num_heads)
     kv_heads = heads if num_kv_heads is None else as_integer(_OP, "num_kv_heads", num_kv_heads)
-    number = _number_of_norm(norm)
+    number = as_choice(_OP, "norm", norm, _NUMBERS, ArgumentTypeError)
     attention_seed, attention_p = drawn(
         _OP, input, attention_dropout_p, training, attention_seed, _ATTENTION_P
     )

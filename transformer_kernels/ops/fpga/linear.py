@@ -13,21 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, check_tensors, translate
+from ..._errors import check_tensors, translate
 from ..._library import direct, require_backend
-from ..._torch import is_transformed
-from .._array import refuse_gradients
+from .._array import refuse_derivatives, without_array
 from .._declare_raw import declare_raw
 from .._work import products_with
 from ..linear._ops import LINEAR
 
 _OP = "linear"
-
-
-def _reference(*_: Any) -> Tensor:
-    raise ArgumentValueError(
-        f"{_OP}: backend is 'fpga', expected 'auto' (the library in use has no array)"
-    )
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001
@@ -38,7 +31,7 @@ _ARRAY = declare_raw(
     "linear_forward_fpga(Tensor x, Tensor weight, Tensor? bias) -> Tensor y",
     of=LINEAR,
     flops=products_with("weight"),
-    reference=_reference,
+    reference=without_array(_OP),
     fake=_fake,
 )
 
@@ -48,16 +41,10 @@ def on_array(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Tensors are on the CPU, finite, of one floating-point dtype, and require no gradient.
     """
-    if not isinstance(x, Tensor):
-        raise ArgumentTypeError(f"{_OP}: x is {type(x).__name__}, expected a Tensor")
-    require_backend(_OP, "fpga", x)
     given: dict[str, Any] = {"x": x, "weight": weight, "bias": bias}
-    check_tensors(_OP, given)
-    if is_transformed():
-        raise ArgumentValueError(
-            f"{_OP}: backend is 'fpga', expected 'auto' under torch.func and torch.jit.trace"
-        )
-    refuse_gradients(_OP, given)
+    check_tensors(_OP, given, "bias")
+    require_backend(_OP, "fpga", x)
+    refuse_derivatives(_OP, given)
     if torch.compiler.is_compiling():
         return _ARRAY(x, weight, bias)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, check_tensors, shape_text
+from ..._errors import ArgumentTypeError, ArgumentValueError, as_choice, check_tensors, shape_text
 from .._public import overridable
 from ._ops import EDGE_DOT, GATHER_REDUCE, SEGMENT_SOFTMAX
 from .graph import Graph
@@ -17,12 +17,6 @@ from .graph import Graph
 _REDUCE = {"sum": 0, "mean": 1, "max": 2}
 
 _gather, _dot, _softmax = GATHER_REDUCE.call, EDGE_DOT.call, SEGMENT_SOFTMAX.call
-
-
-def _reduce_of(op: str, reduce: Any) -> int:
-    if reduce not in _REDUCE:
-        raise ArgumentValueError(f"{op}: reduce is {reduce!r}, expected 'sum', 'mean' or 'max'")
-    return _REDUCE[reduce]
 
 
 def _graph_of(op: str, graph: Any) -> Graph:
@@ -89,7 +83,7 @@ def segment_reduce(
     """
     places, order = _segments_of("segment_reduce", offsets)
     rows = _rows("segment_reduce", "x", x)
-    number = _reduce_of("segment_reduce", reduce)
+    number = as_choice("segment_reduce", "reduce", reduce, _REDUCE)
     y = _gather(rows, places, None, order, None, None, None, None, number, backend)
     return y.view(y.shape[0], *x.shape[1:])
 
@@ -158,7 +152,7 @@ def gather_reduce(
         check_tensors(op, {"weight": weight})
         weight = weight.unsqueeze(1) if weight.dim() == 1 else weight
     y = _gather(rows, edges.offsets, edges.indices, edges.order, *_transpose(edges, rows), weight,
-                _reduce_of(op, reduce), backend)  # fmt: skip
+                as_choice(op, "reduce", reduce, _REDUCE), backend)  # fmt: skip
     return y.view(y.shape[0], *x.shape[1:])
 
 

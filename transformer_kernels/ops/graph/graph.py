@@ -13,11 +13,16 @@ from ..._errors import (
     ArgumentIndexError,
     ArgumentTypeError,
     ArgumentValueError,
-    as_integer,
+    as_count,
     check_indices,
+    check_tensors,
+    renamed,
     shape_text,
 )
+from .._declare_arguments import check_device
+from .._declare_checks import check_values
 from .._public import explained
+from ._ops import SEGMENT_SOFTMAX
 
 
 class Transpose(NamedTuple):
@@ -53,20 +58,12 @@ def segment_offsets(segments: Tensor, count: int | None = None) -> Tensor:
 
 
 def _check_offsets(op: str, offsets: Tensor, edges: int) -> None:
-    """Raises as the ops do on the CPU; waits for the device."""
-    if int(offsets[0]) != 0:
-        raise ArgumentValueError(f"{op}: offsets begins with {int(offsets[0])}, expected 0")
-    falls = (offsets.diff() < 0).nonzero()
-    if len(falls):
-        at = int(falls[0])
-        raise ArgumentValueError(
-            f"{op}: offsets falls from {int(offsets[at])} to {int(offsets[at + 1])} behind segment"
-            f" {at}, expected no segment of fewer than 0 edges"
-        )
-    if int(offsets[-1]) != edges:
-        raise ArgumentValueError(
-            f"{op}: offsets ends with {int(offsets[-1])}, expected {edges} (the number of edges)"
-        )
+    """Asks C++ whether ``offsets`` divide so many edges; waits for the device."""
+    rows = torch.empty(()).expand(edges, 1)
+    try:
+        check_values(SEGMENT_SOFTMAX, {"x": rows, "offsets": offsets.cpu(), "order": None})
+    except (ArgumentValueError, ArgumentTypeError) as error:
+        raise renamed(op, error) from None
 
 
 def _check_range(op: str, name: str, indices: Tensor, limit: int, what: str) -> None:
@@ -77,8 +74,7 @@ def _check_range(op: str, name: str, indices: Tensor, limit: int, what: str) -> 
 
 
 def _check_vector(op: str, name: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise ArgumentTypeError(f"{op}: {name} is {type(value).__name__}, expected a Tensor")
+    check_tensors(op, {name: value})
     check_indices(op, name, value)
     if value.dim() != 1:
         raise ArgumentValueError(f"{op}: {name} has {value.dim()} dimensions, expected 1")
@@ -145,15 +141,16 @@ class Graph:
         A node out of range is an IndexError, also on CUDA, where this waits for the device.
         """
         op = "Graph.from_edges"
-        if not isinstance(edges, Tensor):
-            raise ArgumentTypeError(f"{op}: edges is {type(edges).__name__}, expected a Tensor")
+        check_tensors(op, {"edges": edges})
         check_indices(op, "edges", edges)
         if edges.dim() != 2 or edges.shape[0] != 2:
             raise ArgumentValueError(f"{op}: edges has shape {shape_text(edges)}, expected (2, E)")
         if num_nodes is None:
             num_nodes = int(edges.max()) + 1 if edges.numel() else 0
         sources, targets = num_nodes if isinstance(num_nodes, tuple) else (num_nodes, num_nodes)
-        num_sources, num_targets = (_count(op, number) for number in (sources, targets))
+        num_sources, num_targets = (
+            as_count(op, "num_nodes", number, least=0) for number in (sources, targets)
+        )
         _check_range(op, "edges[0]", edges[0], num_sources, "nodes")
         _check_range(op, "edges[1]", edges[1], num_targets, "nodes")
         source, target = edges[0], edges[1]
@@ -171,16 +168,13 @@ class Graph:
         :meth:`from_edges`.
         """
         op = "Graph.from_csr"
-        _check_vector(op, "offsets", offsets)
+        check_tensors(op, {"offsets": offsets})
         _check_vector(op, "indices", indices)
-        if len(offsets) == 0:
-            raise ArgumentValueError(f"{op}: offsets has 0 elements, expected at least 1")
-        if offsets.device != indices.device:
-            raise ArgumentValueError(
-                f"{op}: indices is on {indices.device}, expected {offsets.device}"
-            )
-        sources = len(offsets) - 1 if num_sources is None else _count(op, num_sources)
+        check_device(op, "indices", indices, offsets)
         _check_offsets(op, offsets, len(indices))
+        sources = len(offsets) - 1
+        if num_sources is not None:
+            sources = as_count(op, "num_sources", num_sources, least=0)
         _check_range(op, "indices", indices, sources, "nodes")
         return cls(offsets, indices, None, sources)
 
@@ -223,10 +217,3 @@ class Graph:
             f"Graph(num_sources={self.num_sources}, num_targets={self.num_targets},"
             f" num_edges={self.num_edges})"
         )
-
-
-def _count(op: str, value: Any) -> int:
-    number = int(as_integer(op, "num_nodes", value))
-    if number < 0:
-        raise ArgumentValueError(f"{op}: num_nodes is {number}, expected 0 or more")
-    return number

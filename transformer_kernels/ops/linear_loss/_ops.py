@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..._errors import ArgumentTypeError, ArgumentValueError
+from ..._errors import ArgumentTypeError, ArgumentValueError, renamed
 from ..._torch import is_batched
 from .._declare import Op, Ways
 from .._declare_arguments import (
@@ -46,6 +46,7 @@ from . import _chunks, _formula
 
 _NEEDED = ("need_dx", "need_dlinear_weight", "need_dlinear_bias")
 _X = re.compile(r"\bx\b")  # cross-entropy's name of the logits
+X, TARGET = Rows("x"), Indices("target", per_row=True)
 
 
 def _check(op: str, given: Given) -> None:
@@ -59,8 +60,7 @@ def _check(op: str, given: Given) -> None:
     try:
         check_values(CROSS_ENTROPY, {**given, "x": logits, "probabilities": None})
     except (ArgumentValueError, ArgumentTypeError) as error:
-        words = str(error).partition(": ")[2]
-        raise type(error)(f"{op}: {re.sub(_X, 'logits', words)}") from None
+        raise renamed(op, error, lambda words: re.sub(_X, "logits", words)) from None
     if given["chunk_bytes"] < 0:
         raise ArgumentValueError(
             f"{op}: chunk_bytes is {given['chunk_bytes']}, expected at least 1, or 0 (the default)"
@@ -96,8 +96,8 @@ LINEAR_CROSS_ENTROPY = declare(
     parallel=_parallel,
     flops=products_with("linear_weight"),
     arguments=(
-        Rows("x"), Table("linear_weight", of="x", or_float32=True),
-        Bias("linear_bias", table="linear_weight"), Indices("target", per_row=True),
+        X, Table("linear_weight", of="x", or_float32=True),
+        Bias("linear_bias", table="linear_weight"), TARGET,
         Bias("weight", table="linear_weight"), Integer("ignore_index"), Number("label_smoothing"),
         Number("z_loss", finite=True), Number("softcap", least=0.0, finite=True),
         Integer("reduction"), Flag("wide"), Integer("chunk_bytes"), Flag("float32_sums"),

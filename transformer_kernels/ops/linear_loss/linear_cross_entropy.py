@@ -12,13 +12,11 @@ from torch import Tensor
 from ..._errors import (
     ArgumentTypeError,
     ArgumentValueError,
+    as_choice,
     as_count,
     as_flag,
     as_integer,
-    check_floating,
-    check_indices,
     check_tensors,
-    shape_text,
     translate,
 )
 from ..._library import require_backend
@@ -28,11 +26,11 @@ from .._kinds import is_distributed, require_memory
 from .._public import overridable
 from ..linear._choice import refusal
 from ..loss._formula import NONE
-from ..loss.cross_entropy import reduction_number
-from ._ops import LINEAR_CROSS_ENTROPY, call_in_forward
+from ..loss.cross_entropy import REDUCTIONS
+from ._ops import LINEAR_CROSS_ENTROPY, TARGET, X, call_in_forward
 
 _OP = "linear_cross_entropy"
-_GRADIENTS = ("auto", "forward", "backward")
+_GRADIENTS = dict.fromkeys(("auto", "forward", "backward"))
 
 
 class LinearCrossEntropyOutput(NamedTuple):
@@ -66,13 +64,8 @@ def _cast(x: Tensor | None, dtype: torch.dtype, *others: torch.dtype) -> Any:
 
 def _rows(op: str, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Flattens to rows: x (T, K) and target (T,)."""
-    check_floating(op, "x", x)
-    check_indices(op, "target", target)
-    if target.shape != x.shape[:-1]:
-        raise ArgumentValueError(
-            f"{op}: target has shape {shape_text(target)}, expected {tuple(x.shape[:-1])}"
-            " (one for each row of x)"
-        )
+    X.check(op, x, {})
+    TARGET.check(op, target, {"x": x})
     if x.dim() == 1:
         return x.unsqueeze(0), target.unsqueeze(0)
     return (x, target) if x.dim() == 2 else (x.flatten(0, -2), target.flatten())
@@ -220,12 +213,12 @@ def linear_cross_entropy(
         "weight": weight,
     }  # fmt: skip
     try:
-        number = reduction_number(_OP, reduction)
-        if gradient not in _GRADIENTS or (gradient == "forward" and number == NONE):
-            expected = "'auto' or 'backward' (reduction='none')"
-            if gradient not in _GRADIENTS:
-                expected = "'auto', 'forward' or 'backward'"
-            raise ArgumentValueError(f"{_OP}: gradient is {gradient!r}, expected {expected}")
+        number = as_choice(_OP, "reduction", reduction, REDUCTIONS)
+        as_choice(_OP, "gradient", gradient, _GRADIENTS)
+        if gradient == "forward" and number == NONE:
+            raise ArgumentValueError(
+                f"{_OP}: gradient is 'forward', expected 'auto' or 'backward' (reduction='none')"
+            )
         refuse_gradient(_OP, weight=weight)
         if options is not None:
             raise ArgumentTypeError(
@@ -244,7 +237,7 @@ def linear_cross_entropy(
         )  # fmt: skip
         return found if any(asked) else found.loss
     except (RuntimeError, AttributeError, TypeError):
-        check_tensors(_OP, tensors)
+        check_tensors(_OP, tensors, "linear_bias", "weight")
         raise
 
 
@@ -301,5 +294,6 @@ def linear_token_log_probs(
                 "x": input, "linear_weight": linear_weight, "tokens": tokens,
                 "linear_bias": linear_bias,
             },
+            "linear_bias",
         )  # fmt: skip
         raise

@@ -13,6 +13,7 @@ from torch.nn import _reduction
 from ..._errors import (
     ArgumentTypeError,
     ArgumentValueError,
+    as_choice,
     as_integer,
     check_tensors,
     dtype_name,
@@ -31,21 +32,18 @@ from .._kinds import (
     require_memory,
 )
 from .._public import overridable
-from ._formula import NONE
+from ._formula import MEAN, NONE, SUM
 from ._in_forward import call_in_forward
 from ._ops import CROSS_ENTROPY
 
 _call = CROSS_ENTROPY.call
 _OP = "cross_entropy"
-_REDUCTIONS = {"none": NONE, "mean": 1, "sum": 2}
-_GRADIENTS = ("backward", "forward", "in_place")
+REDUCTIONS = {"none": NONE, "mean": MEAN, "sum": SUM}
+_GRADIENTS = dict.fromkeys(("backward", "forward", "in_place"))
 
 
 def _check_tensors(op: str, tensors: dict[str, Any]) -> None:
-    for name, value in tensors.items():
-        if value is None and name != "weight":
-            raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
-    check_tensors(op, tensors)
+    check_tensors(op, tensors, "weight")
     require_memory(op, tensors, jagged=[name for name in tensors if name != "weight"])
 
 
@@ -96,25 +94,14 @@ def _target(
     return _classes_last(x), target.flatten() if x.dim() > 2 else target, None
 
 
-def reduction_number(op: str, reduction: Any) -> int:
-    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
-        raise ArgumentValueError(
-            f"{op}: reduction is {reduction!r}, expected 'none', 'mean' or 'sum'"
-        )
-    return _REDUCTIONS[reduction]
-
-
 def _reduction_of(size_average: Any, reduce: Any, reduction: Any) -> int:
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
-    return reduction_number(_OP, reduction)
+    return as_choice(_OP, "reduction", reduction, REDUCTIONS)
 
 
 def _check_options(weight: Tensor | None, gradient: Any, backend: Any) -> None:
-    if gradient not in _GRADIENTS:
-        raise ArgumentValueError(
-            f"{_OP}: gradient is {gradient!r}, expected 'backward', 'forward' or 'in_place'"
-        )
+    as_choice(_OP, "gradient", gradient, _GRADIENTS)
     if gradient != "backward" and backend in ("triton", "reference"):
         raise ArgumentValueError(
             f"{_OP}: gradient is {gradient!r}, expected 'backward' (backend={backend!r})"

@@ -44,23 +44,6 @@ def _shape(op: str, normalized_shape: Any) -> tuple[int, ...]:
     return shape
 
 
-def _check_parameter_shape(op: str, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    """The op itself checks the elements of vectors."""
-    if value.shape != shape and not value.dim() == len(shape) == 1:
-        raise ArgumentValueError(
-            f"{op}: {name} has shape {tuple(value.shape)}, expected {shape} (normalized_shape)"
-        )
-
-
-def _check_types(op: str, tensors: dict[str, Any]) -> None:
-    """Raises where an argument is not a tensor, or has no memory."""
-    for name in ("x", "residual"):
-        if name in tensors and tensors[name] is None:
-            raise ArgumentTypeError(f"{op}: {name} is NoneType, expected a Tensor")
-    check_tensors(op, tensors)
-    require_memory(op, tensors, jagged=("x", "residual"))
-
-
 def check_shapes(
     op: str,
     rows: Sequence[Tensor],
@@ -72,14 +55,19 @@ def check_shapes(
     as a tuple."""
     parameters = {"weight": weight, "bias": bias}
     shape = _shape(op, normalized_shape)
-    _check_types(op, dict(zip(("x", "residual"), rows, strict=False)) | parameters)
+    tensors = dict(zip(("x", "residual"), rows, strict=False)) | parameters
+    check_tensors(op, tensors, *parameters)
+    require_memory(op, tensors, jagged=("x", "residual"))
     x = rows[0]
-    if x.dim() < len(shape) or x.shape[x.dim() - len(shape) :] != shape:
+    if x.shape[-len(shape) :] != shape:
         raise ArgumentValueError(
             f"{op}: x has shape {tuple(x.shape)}, expected"
             f" (..., {', '.join(map(str, shape))}) (normalized_shape)"
         )
     for name, value in parameters.items():
-        if value is not None:
-            _check_parameter_shape(op, name, value, shape)
+        # The op itself checks the elements of vectors.
+        if value is not None and value.shape != shape and not value.dim() == len(shape) == 1:
+            raise ArgumentValueError(
+                f"{op}: {name} has shape {tuple(value.shape)}, expected {shape} (normalized_shape)"
+            )
     return shape

@@ -41,15 +41,17 @@ def _like_torch(
 ) -> Any:  # fmt: skip
     """Runs calls that are not plain. As in PyTorch, ``eps`` has a default, and weights have any
     dtype: those without a kernel are cast."""
-    check_shapes(op.title, rows, normalized_shape, weight, bias)
     x = rows[0]
+    one = is_one(x, normalized_shape, weight, bias)
+    if not one:
+        check_shapes(op.title, rows, normalized_shape, weight, bias)
     arithmetic = accumulate_dtype(x)
     if eps is None:
         eps = torch.finfo(arithmetic).eps
     if weight is not None and weight.dtype not in (x.dtype, arithmetic):
         weight = weight.to(arithmetic)
         bias = None if bias is None else bias.to(arithmetic)
-    if is_one(x, normalized_shape, weight, bias):
+    if one:
         return op.call(*rows, weight, bias, eps, *options)
     return over_dimensions(op, rows, normalized_shape, weight, bias, eps, *options)
 

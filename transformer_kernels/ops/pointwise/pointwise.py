@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError
+from ..._errors import ArgumentTypeError, as_choice
 from .._declare import Call
 from .._public import overridable
 from ._ops import GATED, PLAIN
@@ -40,12 +40,8 @@ _EXAMPLES = ("torch.randn(2, 64)", "torch.randn(2, 2 * 64)")  # of one tensor, o
 
 
 def _chosen(op: str, approximate: Any, exact: Call, tanh: Call) -> Call:
-    if approximate == "none":
-        return exact
-    if approximate == "tanh":
-        return tanh
-    kind = ArgumentValueError if isinstance(approximate, str) else ArgumentTypeError
-    raise kind(f"{op}: approximate is {approximate!r}, expected 'none' or 'tanh'")
+    choices = {"none": exact, "tanh": tanh}
+    return as_choice(op, "approximate", approximate, choices, ArgumentTypeError)
 
 
 @overridable

@@ -14,10 +14,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, as_integer, as_number
+from ..._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_choice,
+    as_flag,
+    as_integer,
+    as_number,
+)
 from .._public import explained
 
 _OP = "rope_tables"
+
+
+def _above(least: float, name: str, value: Any) -> float:
+    number = float(as_number(_OP, name, value))
+    if not (math.isfinite(number) and number > least):
+        raise ArgumentValueError(
+            f"{_OP}: {name} is {number:g}, expected a finite number above {least:g}"
+        )
+    return number
 
 
 def _number(scaling: Mapping[str, Any], name: str, default: float | None = None) -> float:
@@ -28,12 +44,7 @@ def _number(scaling: Mapping[str, Any], name: str, default: float | None = None)
         raise ArgumentValueError(
             f"{_OP}: scaling has no {name!r}, expected one with {_kind(scaling)!r}"
         )
-    number = float(as_number(_OP, f"scaling[{name!r}]", value))
-    if not (math.isfinite(number) and number > 0):
-        raise ArgumentValueError(
-            f"{_OP}: scaling[{name!r}] is {number:g}, expected a finite number above 0"
-        )
-    return number
+    return _above(0, f"scaling[{name!r}]", value)
 
 
 def _kind(scaling: Mapping[str, Any]) -> Any:
@@ -165,9 +176,7 @@ def base_of(base: float | None, scaling: Mapping[str, Any] | None) -> float:
         name, base = ("base", 10000.0) if theta is None else ("scaling['rope_theta']", theta)
     else:
         name = "base"
-    number = float(as_number(_OP, name, base))
-    if not (math.isfinite(number) and number > 1):
-        raise ArgumentValueError(f"{_OP}: {name} is {number:g}, expected a finite number above 1")
+    number = _above(1, name, base)
     if theta is not None and as_number(_OP, "scaling['rope_theta']", theta) != number:
         raise ArgumentValueError(
             f"{_OP}: scaling['rope_theta'] is {theta!r}, expected {number:g} (base)"
@@ -199,16 +208,12 @@ def frequencies(
     scaling = {} if scaling is None else scaling
     if not isinstance(scaling, Mapping):
         raise ArgumentTypeError(f"{_OP}: scaling is {scaling!r}, expected a mapping or None")
-    if _kind(scaling) not in _SCALINGS:
-        raise ArgumentValueError(
-            f"{_OP}: scaling['rope_type'] is {_kind(scaling)!r}, expected one of"
-            f" {', '.join(map(repr, _SCALINGS))}"
-        )
+    chosen = as_choice(_OP, "scaling['rope_type']", _kind(scaling), _SCALINGS)
     _check_keys(scaling)
     _check_partial(scaling)
     base = base_of(base, scaling)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / rotary_dim
-    return _SCALINGS[_kind(scaling)].scale(base**-exponents, scaling, rotary_dim, base)
+    return chosen.scale(base**-exponents, scaling, rotary_dim, base)
 
 
 @explained

@@ -58,9 +58,7 @@ def _autocast(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 
 def _check_types(op: str, x: Any, mask: Any, dtype: Any) -> None:
-    if x is None:
-        raise ArgumentTypeError(f"{op}: x is NoneType, expected a Tensor")
-    check_tensors(op, {"x": x, "mask": mask})
+    check_tensors(op, {"x": x, "mask": mask}, "mask")
     require_memory(op, {"x": x, "mask": mask}, jagged=("x", "mask") if is_jagged(x) else ())
     if dtype is not None and not isinstance(dtype, (torch.dtype, type)):
         raise ArgumentTypeError(f"{op}: dtype is {dtype!r}, expected a torch.dtype")
