@@ -125,7 +125,7 @@ def test_bad_arguments() -> None:
     expect("rotary_dim is '8', expected an int", 4, "8", kind=TypeError)
     expect("base is 1, expected a finite number above 1", 4, 16, 1.0)
     expect("scaling is 3, expected a mapping or None", 4, 16, 1e4, 3, kind=TypeError)
-    expect(r"scaling\['rope_type'\] is 'x', expected one of 'default',", 4, 16, 1e4,
+    expect(r"scaling\['rope_type'\] is 'x', expected 'default',", 4, 16, 1e4,
            {"rope_type": "x"})  # fmt: skip
     expect("scaling has no 'factor', expected one with 'linear'", 4, 16, 1e4, {"type": "linear"})
     expect(r"scaling\['factor'\] is 0, expected a finite number above 0", 4, 16, 1e4,

@@ -101,11 +101,12 @@ def _reduction_of(size_average: Any, reduce: Any, reduction: Any) -> int:
 
 
 def _check_options(weight: Tensor | None, gradient: Any, backend: Any) -> None:
-    as_choice(_OP, "gradient", gradient, _GRADIENTS)
-    if gradient != "backward" and backend in ("triton", "reference"):
-        raise ArgumentValueError(
-            f"{_OP}: gradient is {gradient!r}, expected 'backward' (backend={backend!r})"
-        )
+    if gradient != "backward":
+        as_choice(_OP, "gradient", gradient, _GRADIENTS)
+        if backend in ("triton", "reference"):
+            raise ArgumentValueError(
+                f"{_OP}: gradient is {gradient!r}, expected 'backward' (backend={backend!r})"
+            )
     refuse_gradient(_OP, weight=weight)
 
 

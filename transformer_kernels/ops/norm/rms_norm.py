@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from .._declare import Op
 from .._dtype import accumulate_dtype
+from .._kinds import require_memory
 from .._public import overridable, overridable_as
 from ._arguments import check_shapes
 from ._norm import is_one, over_dimensions
@@ -49,6 +50,7 @@ def _like_torch(
     if eps is None:
         eps = torch.finfo(arithmetic).eps
     if weight is not None and weight.dtype not in (x.dtype, arithmetic):
+        require_memory(op.title, {"weight": weight, "bias": bias})
         weight = weight.to(arithmetic)
         bias = None if bias is None else bias.to(arithmetic)
     if one:

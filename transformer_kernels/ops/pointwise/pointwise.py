@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,10 +37,9 @@ _GATED = """\
     up_bias: (I), the same for ``up``."""
 _EXAMPLES = ("torch.randn(2, 64)", "torch.randn(2, 2 * 64)")  # of one tensor, of a packed pair
 
-
-def _chosen(op: str, approximate: Any, exact: Call, tanh: Call) -> Call:
-    choices = {"none": exact, "tanh": tanh}
-    return as_choice(op, "approximate", approximate, choices, ArgumentTypeError)
+# ``approximate`` chooses one of these.
+_GELU = {"none": PLAIN["gelu"].call, "tanh": PLAIN["gelu_tanh"].call}
+_GEGLU = {"none": GATED["geglu"].call, "tanh": GATED["geglu_tanh"].call}
 
 
 @overridable
@@ -68,7 +66,7 @@ def gelu(
     >>> torch.allclose(y, torch.nn.functional.gelu(x, approximate="tanh"), atol=1e-5)
     True
     """
-    call = _chosen("gelu", approximate, PLAIN["gelu"].call, PLAIN["gelu_tanh"].call)
+    call = as_choice("gelu", "approximate", approximate, _GELU, ArgumentTypeError)
     return call(input, bias, backend)
 
 
@@ -97,7 +95,7 @@ def geglu(
     >>> torch.equal(y, tfk.functional.geglu(torch.cat([gate, up], -1)))  # the packed pair
     True
     """
-    call = _chosen("geglu", approximate, GATED["geglu"].call, GATED["geglu_tanh"].call)
+    call = as_choice("geglu", "approximate", approximate, _GEGLU, ArgumentTypeError)
     return call(gate, up, bias, up_bias, backend)
 
 
