@@ -122,7 +122,9 @@ class Link:
 
 class Gate(NamedTuple):
     """Which calls of a site run our code: those of at least so many rows, with or without
-    gradients, and in graphs of torch.compile, whose own kernels serve most patterns as well."""
+    gradients, and in graphs of torch.compile, whose own kernels serve most patterns as well.
+
+    Each element of a tensor of integers counts as a row: a model of tokens takes their numbers."""
 
     rows: int = 1
     training: bool = True
@@ -132,8 +134,10 @@ class Gate(NamedTuple):
     def opens(self, x: Tensor) -> bool:
         if torch.compiler.is_compiling():
             return self.compiled
-        if self.rows > 1 and x.numel() < self.rows * x.shape[-1]:
-            return False
+        if self.rows > 1:
+            features = x.shape[-1] if x.is_floating_point() else 1
+            if x.numel() < self.rows * features:
+                return False
         return self.training if torch.is_grad_enabled() else self.inference
 
 

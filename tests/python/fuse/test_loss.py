@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
 
@@ -14,9 +15,12 @@ from torch.nn import CrossEntropyLoss
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
+from transformer_kernels.fuse.derive import Gate
 from transformer_kernels.fuse.patterns import loss as loss_module
 from transformer_kernels.fuse.patterns._logits import Logits, NoLogits
 from transformer_kernels.fuse.patterns.loss import loss_of_next
+
+nn_loss = importlib.import_module("transformer_kernels.nn.loss")
 
 WORDS, WIDTH = 53, 32
 
@@ -225,9 +229,29 @@ def test_only_a_loss_of_next_tokens_is_taken_for_one(batch):
                 logits.flatten(0, 1), labels.flatten()
             )
 
-    _, plan = fused(Unshifted(), batch, skip_logits=True)
+    _, plan = fused(Unshifted(), batch)
     assert "loss" not in plan.counts()
-    assert {r.pattern for r in plan.refusals} == {"loss", "skip_logits"}
+    assert {r.pattern for r in plan.refusals} == {"loss"}
+
+
+def test_each_token_counts_as_a_row(batch, monkeypatch):
+    class Unshifted(Model):
+        def forward(self, input_ids, labels):
+            logits = self.head(self.norm(self.table(input_ids)))
+            return CrossEntropyLoss()(logits.view(-1, WORDS), labels.view(-1))
+
+    calls = []
+    stock = nn_loss.cross_entropy
+    monkeypatch.setattr(
+        nn_loss, "cross_entropy", lambda *given, **more: calls.append(1) or stock(*given, **more)
+    )
+    ours, _ = fused(Unshifted(), batch)
+    tokens = batch["input_ids"].numel()
+    for rows in (tokens, tokens + 1):
+        ours._tfk_gates["loss"] = Gate(rows=rows)
+        calls.clear()
+        ours(**batch)
+        assert len(calls) == (1 if rows == tokens else 0)
 
 
 def test_the_loss_reads_logits_of_16_bits_as_they_are():
