@@ -16,6 +16,7 @@ from . import patterns as _patterns
 from .cost import Prices, autocast, bytes_by_module, lowered
 from .derive import is_derived
 from .inputs import Inputs, given
+from .patterns._logits import NoLogits
 from .plan import Plan, put_in, take_out
 from .prove import agree, forget
 from .record import Trace, as_it_was, record
@@ -90,6 +91,7 @@ class OperatorFuser:
         dtype = lowered(model)
         trace = _recorded(model, inputs, device, dtype)
         trace.residual_in_fp32 = self.residual_in_fp32
+        trace.skips_logits = self.skip_logits
         forget()
         text = inputs.text if dtype is None else f"{inputs.text}, under autocast to {dtype}"
         plan = Plan(type(model).__name__, text, moved=bytes_by_module(trace))
@@ -108,12 +110,10 @@ class OperatorFuser:
     def _find(self, model: nn.Module, trace: Trace, plan: Plan, prices: Prices | None) -> None:
         self._match(trace, plan, prices)
         for pattern in self._patterns:
-            # A loss without logits is asked for, and stands on this one.
-            asked = self.skip_logits and pattern.name == "loss"
             for found in list(pattern.find(model, trace, plan.sites)):
                 if isinstance(found, Refusal):
                     plan.refusals.append(found)
-                elif (slow := _why_not(found, None if asked else prices)) is not None:
+                elif (slow := _why_not(found, prices)) is not None:
                     plan.refusals.append(Refusal(found.path, found.pattern, slow, _ELSEWHERE))
                 else:
                     plan.sites.append(found)
@@ -212,8 +212,11 @@ def _differs(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Sit
         take_out(module for site in sites for module in (site.module, *site.partners))
 
 
-def _loss_of(result: Any) -> Any:
-    return result["loss"] if isinstance(result, Mapping) else result[0]
+def _compared(result: Any) -> Sequence[Any]:
+    """The parts of a step's result that are compared: its loss, or all where nothing is named."""
+    if isinstance(result, Mapping):
+        return [result["loss"]]
+    return result if isinstance(result, (tuple, list)) else [result]
 
 
 def _trains_alike(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> bool:
@@ -224,8 +227,12 @@ def _trains_alike(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequenc
     try:
         with as_it_was(model), torch.enable_grad():
             model.training = True
-            loss = _loss_of(model(*inputs.args, **inputs.kwargs))
-        return agree(loss.detach(), _loss_of(trace.result), _DEPTH)
+            result = _compared(model(*inputs.args, **inputs.kwargs))
+        pairs = zip(result, _compared(trace.result), strict=True)
+        return all(
+            isinstance(ours, NoLogits) or agree(ours, stock, _DEPTH, dtypes=trace.residual_in_fp32)
+            for ours, stock in pairs
+        )
     except Exception:  # a site that raises is one that gives another result
         return False
     finally:

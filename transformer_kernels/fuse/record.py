@@ -99,6 +99,7 @@ class Trace:
         self.result: Any = None  # of the model
         self.time: tuple[int, int] | None = None  # tokens of a sequence: as recorded, and in use
         self.residual_in_fp32 = True  # whether norms have stock's dtype under autocast
+        self.skips_logits = False  # whether the model gets a class that leaves them out
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # by the tensor's id
 
     def number(self, x: Tensor, new: bool = False) -> int:

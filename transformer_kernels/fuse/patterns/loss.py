@@ -19,12 +19,10 @@ from ..derive import innermost, original
 from ..prove import agree
 from ..record import Node, Trace, Value
 from ..site import Calls, Refusal, Site
-from ._logits import Logits
+from ._logits import LOSS
 from ._pattern import Pattern
-from ._products import weight_and_bias
 from ._rebound import Rebound, names_of, rebound_in_place, replaces
 
-_NODE = "cross_entropy"
 _MADE = "CrossEntropyLoss"
 _MOST_LOGITS = {"cuda": 2**27}  # that are timed
 _SETTER = "loss_function"  # of Hugging Face's models
@@ -45,16 +43,9 @@ def loss_of_next(
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     flat = shift_labels.flatten().to(logits.device)
     reduction = "mean" if num_items_in_batch is None else "sum"
-    if type(logits) is Logits:
-        weight, bias = weight_and_bias(logits._tfk_head)
-        loss = functional.linear_cross_entropy(
-            logits._tfk_hidden.flatten(0, -2), weight, flat, linear_bias=bias,
-            ignore_index=ignore_index, reduction=reduction,
-        )  # fmt: skip
-    else:
-        loss = functional.cross_entropy(
-            logits.view(-1, vocab_size), flat, ignore_index=ignore_index, reduction=reduction
-        )
+    loss = functional.cross_entropy(
+        logits.view(-1, vocab_size), flat, ignore_index=ignore_index, reduction=reduction
+    )
     loss = loss if logits.dtype is torch.float64 else loss.float()
     if num_items_in_batch is None:
         return loss
@@ -87,13 +78,18 @@ def _replace(scope: Mapping[str, Any], used: tuple[str, ...]) -> dict[str, Any]:
 replaces("loss", _replace)
 
 
+def _gets_class(model: nn.Module, trace: Trace, sites: Sequence[Site]) -> bool:
+    """Whether the model itself does not keep its class anyway."""
+    return trace.skips_logits or any(site.module is model for site in sites)
+
+
 class LossPattern(Pattern):
     name = "loss"
 
     def find(
         self, model: nn.Module, trace: Trace, sites: Sequence[Site]
     ) -> Iterator[Site | Refusal]:  # fmt: skip
-        nodes = [node for node in trace.nodes if node.name == _NODE]
+        nodes = [node for node in trace.nodes if node.name == LOSS]
         for node in nodes:
             module = model.get_submodule(node.path)
             kind: Any = original(type(module))
@@ -107,7 +103,7 @@ class LossPattern(Pattern):
                 yield Refusal(node.path, self.name, "the loss is not called from its forward")
             elif "forward" in vars(module):
                 yield Refusal(node.path, self.name, "its forward was replaced", "fuse before that")
-            elif module is model and all(site.module is not model for site in sites):
+            elif module is model and not _gets_class(model, trace, sites):
                 ours = rebound_in_place(module, self.name)
                 yield self._site(node, trace, module, attributes=ours)
             else:

@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: MIT
-"""The loss of a language model in training without its logits, where that was asked for."""
+"""The loss of a linear head in training without its logits, where that was asked for.
+
+The head returns logits that wait. Cross entropy takes them as they are, wherever in the model it is
+called; for anything else that reads them they are computed.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..._torch import is_eager
 from ...ops.linear_loss._ops import LINEAR_CROSS_ENTROPY
 from ..cost import meta_bytes
 from ..derive import Link, meets, stands
 from ..mixin import Mixin, leave, only
-from ..record import Trace, value_of
+from ..record import Node, Trace, value_of
 from ..site import Refusal, Site
-from ._logits import Logits, NoLogits
+from ._logits import LOSS, ROWS, Logits, settled
 from ._pattern import Pattern
-from ._products import is_linear
-from .loss import loss_of_next
+from ._products import PRODUCTS, is_linear, operand
 
-_ASKED = "_tfk_asked"  # of a head, while its model computes a loss
+_ASKED = "_tfk_asked"  # of a head, while its model is called to train
 
 
 class Head(Mixin):
@@ -34,6 +36,9 @@ class Head(Mixin):
             return super().forward(*args, **kwargs)
         return Logits.of(x, self)
 
+    def alone(self, x: Tensor) -> Any:
+        return super().forward(x)
+
 
 class WithoutLogits(Mixin):
     """The class of a model whose loss in training is computed from what its head takes."""
@@ -42,59 +47,45 @@ class WithoutLogits(Mixin):
     _tfk_head: Link
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._asks(args, kwargs):
+        if not self._trains():
             return super().forward(*args, **kwargs)
         head = self._tfk_head.module
-        if not stands(head) or self.loss_function is not loss_of_next:
-            leave(self, "skip_logits", "the head or the loss is no longer as it was when fused")
+        if not stands(head):
+            leave(self, "skip_logits", "the head is no longer as it was when it was fused")
             return super().forward(*args, **kwargs)
         head.__dict__[_ASKED] = True
         try:
-            return _without(super().forward(*args, **kwargs))
+            return settled(super().forward(*args, **kwargs))
         finally:
             del head.__dict__[_ASKED]
 
-    def _asks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the call computes a loss to train by."""
-        if not self.training or not torch.is_grad_enabled() or not is_eager():
-            return False
-        if getattr(self, "_is_replica", False):  # whose head is another one
-            return False
-        given = inspect.signature(super().forward).bind_partial(*args, **kwargs).arguments
-        return given.get("labels") is not None
-
-
-def _without(result: Any) -> Any:
-    """The model's result with the reason in the place of logits that were not computed."""
-    if isinstance(result, dict):
-        for name, value in result.items():
-            if isinstance(value, Logits):
-                result[name] = NoLogits()
-        return result
-    return tuple(NoLogits() if isinstance(x, Logits) else x for x in result)
+    def _trains(self) -> bool:
+        is_other = getattr(self, "_is_replica", False)  # whose head is another one
+        return self.training and torch.is_grad_enabled() and is_eager() and not is_other
 
 
 class SkipLogitsPattern(Pattern):
     name = "skip_logits"
 
     def find(
-        self, model: nn.Module, trace: Trace, sites: Sequence[Site]
-    ) -> Iterator[Site | Refusal]:
-        root = next(
-            (s for s in sites if "loss_function" in s.attributes and s.module is model), None
-        )
-        node = next((n for n in trace.nodes if n.name == "cross_entropy"), None)
-        product = None if node is None else trace.source_node(node.ins[0])
-        head = None if product is None else model.get_submodule(product.path)
-        if root is None or product is None or head is None or not is_linear(head):
-            reason = "its loss is not that of a causal language model's linear head"
+        self, model: nn.Module, trace: Trace, sites: Sequence[Site]  # noqa: ARG002
+    ) -> Iterator[Site | Refusal]:  # fmt: skip
+        products = [_product(node, trace) for node in trace.nodes if node.name == LOSS]
+        heads = [p for p in products if p is not None and is_linear(model.get_submodule(p.path))]
+        if not heads:
+            reason = "no cross entropy takes the logits of a linear head as they are"
             yield Refusal("", self.name, reason, "give labels in inputs")
             return
-        if not meets(head):
+        product = max(heads, key=lambda p: meta_bytes(trace.values[p.outs[0]]))
+        head = model.get_submodule(product.path)
+        if head is model or not meets(head):
             yield Refusal(product.path, self.name, "the head has a hook or an adapter")
             return
-        x, logits = trace.values[product.ins[0]], trace.values[product.outs[0]]
-        weight = value_of(head.weight)
+        x, logits = trace.values[operand(product)], trace.values[product.outs[0]]
+        if logits.shape[-1] <= x.shape[-1]:
+            yield Refusal(product.path, self.name, "its logits are no wider than what it takes")
+            return
+        weight = value_of(cast(Tensor, head.weight))
         for module, mixin, state in (
             (head, Head, {}),
             (model, WithoutLogits, {"_tfk_head": Link(head)}),
@@ -105,3 +96,13 @@ class SkipLogitsPattern(Pattern):
                 key=(mixin.__name__,), shape=x.shape, launches=None,
                 bytes=(meta_bytes(x, weight, logits, logits), meta_bytes(x, weight)),
             )  # fmt: skip
+
+
+def _product(loss: Node, trace: Trace) -> Node | None:
+    """The product whose rows a loss of labels takes, moved at most as :class:`Logits` follow."""
+    if len(loss.ins) < 2 or trace.values[loss.ins[1]].dtype.is_floating_point:
+        return None
+    node = trace.maker.get(loss.ins[0])
+    while node is not None and node.name in ROWS:
+        node = trace.maker.get(node.ins[0])
+    return node if node is not None and node.name in PRODUCTS else None
