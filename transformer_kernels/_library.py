@@ -95,6 +95,10 @@ def have_kernels_for(x: torch.Tensor) -> bool:
     return (has_kernels and x.is_cpu) or (has_cuda_kernels and x.is_cuda)
 
 
+def logs_dispatch() -> bool:
+    return _log_dispatch
+
+
 def log_dispatch(line: str) -> None:
     if _log_dispatch:
         print(f"[tfk] {line}", file=sys.stderr)

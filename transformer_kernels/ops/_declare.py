@@ -100,8 +100,10 @@ class Op:
     more: tuple[str, ...] = ()
     gradients: Callable[[Formula, Given, Given], Given] | None = None
     triton: Callable[[], Kernels] | None = None  # imports Triton on first use
-    composed: tuple[Formula, Formula] | None = None  # both passes, made of other ops, without C++
-    eager_backward: Formula | None = None  # of a composed op; may return None if ``.grad`` has it
+    # Both passes, made of other ops, without C++. They return None for what is not saved or not
+    # asked for.
+    composed: tuple[Formula, Formula] | None = None
+    eager_backward: Formula | None = None  # of a composed op; may add to ``.grad`` itself
     fpga: bool = False  # has a forward pass on an FPGA array
     replaces: tuple[Any, ...] = ()  # functions and modules of PyTorch
     text: str = ""  # the formula, for the documentation
@@ -249,6 +251,8 @@ class Op:
         declared = {argument.name: argument.schema for argument in self.arguments}
 
         def schema(kind: str, name: str, mark: str) -> str:
+            if self.composed is not None and name in self.saved:
+                mark = "?"
             kind = kind or ("bool" if name.startswith("need_") else "Tensor")
             return declared.get(name, f"{kind}{mark} {name}")
 

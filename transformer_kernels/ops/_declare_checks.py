@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from .._torch import any_autocast, has_dispatch_mode, has_undecided_sizes, is_ea
 from ._constants import as_saved
 from ._declare import Op
 from ._declare_arguments import Given, Indices, check_device
-from ._kinds import PLAIN_CLASSES, is_jagged, require_memory
+from ._kinds import PLAIN_CLASSES, is_distributed, is_jagged, require_memory
 from ._promote import promoted
 
 
@@ -107,3 +108,44 @@ def check_arguments(op: Op, given: Given) -> None:
             argument.check(title, given[argument.name], given)
     if op.check is not None:
         op.check(title, given)
+
+
+# ---- calls that are like one before -------------------------------------------------------------
+
+_MOST_SIGNATURES = 1024  # of each op; then it forgets all
+
+
+def _signature(arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+    """All that checks read of a call: numbers, and tensors without their memory. None where a
+    tensor is of a class of its own."""
+    found: list[Any] = [any_autocast()]
+    for value in arguments:
+        if type(value) in PLAIN_CLASSES:
+            found += (value.shape, value.stride(), value.dtype, value.device)
+        elif isinstance(value, Tensor):
+            return None
+        else:
+            found += (type(value), value)
+    return tuple(found)
+
+
+def checked(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward pass of a composed op behind checks of its arguments, which no C++ makes. They
+    take longer than the pass of a small model, so what they accepted once is not checked again."""
+    accepted: set[Any] = set()
+
+    def run(*arguments: Any) -> Any:
+        signature = _signature(arguments)
+        if signature in accepted:
+            return forward(*arguments)
+        if is_distributed(arguments[0]):  # whose parts the call runs: ops inside know no DTensors
+            raise ArgumentTypeError(f"{op.title}: {op.names[0]} is a DTensor, expected a Tensor")
+        declared = as_declared(op, arguments)
+        check_values(op, op.given(declared))
+        if signature is not None and all(map(operator.is_, arguments, declared)):
+            if len(accepted) >= _MOST_SIGNATURES:
+                accepted.clear()
+            accepted.add(signature)
+        return forward(*declared)
+
+    return run

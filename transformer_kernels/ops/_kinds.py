@@ -20,6 +20,7 @@ from .._names import refuse_absent
 from .._torch import NESTED_MODULE, has_gaps, is_a
 
 PLAIN_CLASSES = (Tensor, torch.nn.Parameter)
+PLAIN_OR_NONE = frozenset((*PLAIN_CLASSES, type(None)))
 
 
 def is_jagged(x: Any) -> bool:
@@ -80,7 +81,7 @@ def _fault(x: Tensor) -> str | None:
     return "quantized" if x.is_quantized else _kind_without_memory(x)
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
     return (
         type(x) in PLAIN_CLASSES
         and x.layout is torch.strided
@@ -91,7 +92,7 @@ def _is_plain(x: Tensor) -> bool:
 def require_memory(op: str, named: Mapping[str, Any], jagged: Collection[str] = ()) -> None:
     """Raises where a tensor is not memory; those named in ``jagged`` may be jagged."""
     for name, x in named.items():
-        if not isinstance(x, Tensor) or _is_plain(x):
+        if not isinstance(x, Tensor) or is_plain(x):
             continue
         kind = _fault(x)
         if kind is not None and not (kind == "jagged" and name in jagged):

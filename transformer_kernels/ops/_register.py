@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._errors import ArgumentTypeError
 from .._library import check_op, composed_op, direct, public_op, raw_op
 from ._array import raw_array_op
 from ._declare import Formula, Kernels, Op
 from ._declare_arguments import as_tuple, one_or_all
 from ._declare_call import make_call
-from ._declare_checks import as_declared, check_described, check_values
+from ._declare_checks import check_described, checked
 from ._declare_fake import fake_backward, fake_forward, fake_inference
 from ._declare_formula import (
     formula_backward,
@@ -26,7 +25,7 @@ from ._declare_formula import (
     saved_again,
 )
 from ._declare_raw import register_passes
-from ._kinds import is_distributed, on_memory
+from ._kinds import is_plain, on_memory, require_memory
 from ._work import KINDS
 
 DECLARED: dict[str, Op] = {}
@@ -53,7 +52,9 @@ def register(op: Op) -> Op:
 def _direct_kernels(op: Op) -> Kernels:
     if op.composed is not None:
         forward, backward = op.composed
-        return _composed_kernels(op, forward, op.eager_backward or backward)
+        run = checked(op, forward)
+        backward = _on_gradient(op, op.eager_backward or backward)
+        return Kernels(run, backward, without_saved(op, run))
     forward, backward = direct(op.raw.forward), direct(op.raw.backward)
     if op.saved and not op.has_inference:
         return Kernels(forward, backward, without_saved(op, forward))
@@ -68,9 +69,11 @@ def _raw_kernels(op: Op) -> Kernels:
         return raw_op(schema, reference=run, fake=partial(fake, op))
 
     if op.composed is not None:
-        run = _composed_kernels(op, *op.composed)
-        forward = composed_op(op.forward_schema, run.forward, partial(fake_forward, op))
-        backward = composed_op(op.backward_schema, run.backward, partial(fake_backward, op))
+        run, run_backward = op.composed
+        run = on_memory(op.title, _without_none(checked(op, run)), *op.names)
+        run_backward = on_memory(op.title, _without_none(run_backward), *op.backward_inputs)
+        forward = composed_op(op.forward_schema, run, partial(fake_forward, op))
+        backward = composed_op(op.backward_schema, run_backward, partial(fake_backward, op))
         return Kernels(forward, backward, without_saved(op, forward) if op.saved else forward)
     forward = define(op.forward_schema, formula_forward, fake_forward)
     op.checks = check_op(op.check_schema, partial(check_described, op))
@@ -86,20 +89,28 @@ def _raw_kernels(op: Op) -> Kernels:
     return Kernels(forward, backward, inference)
 
 
-def _composed_kernels(op: Op, forward: Formula, backward: Formula) -> Kernels:
-    """Kernels of a composed op, behind argument checks: it has no C++ entry, so they run here. In
-    eager mode the Python functions run as they are, so dispatch modes see the ops inside."""
+def _on_gradient(op: Op, backward: Formula) -> Formula:
+    """A backward pass that refuses a gradient without memory. What the call saved has some."""
+    name = op.backward_inputs[0]
 
-    def checked(*arguments: Any) -> Any:
-        if is_distributed(arguments[0]):  # whose parts the call runs: ops inside know no DTensors
-            raise ArgumentTypeError(f"{op.title}: {op.names[0]} is a DTensor, expected a Tensor")
-        declared = as_declared(op, arguments)
-        check_values(op, op.given(declared))
-        return forward(*declared)
+    def run(gradient: Any, *inputs: Any) -> Any:
+        if not is_plain(gradient):
+            require_memory(op.title, {name: gradient})
+        return backward(gradient, *inputs)
 
-    run = on_memory(op.title, checked, *op.names)
-    run_backward = on_memory(op.title, backward, *op.backward_inputs)
-    return Kernels(run, run_backward, without_saved(op, run) if op.saved else run)
+    return run
+
+
+def _without_none(run: Formula) -> Formula:
+    """A pass of a composed op that has a tensor without elements for each result that is None:
+    results of a raw op are tensors."""
+
+    def filled(*arguments: Any) -> Any:
+        first = next(x for x in arguments if isinstance(x, Tensor))
+        results = [first.new_empty(0) if y is None else y for y in as_tuple(run(*arguments))]
+        return one_or_all(results)
+
+    return filled
 
 
 def without_saved(op: Op, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -78,8 +78,8 @@ class Saved(NamedTuple):
     lse_rest: Tensor
     mean: Tensor  # without elements for rms_norm
     rstd: Tensor
-    qkv_weight_copy: Tensor
-    out_weight_copy: Tensor
+    qkv_weight_copy: Tensor | None  # None for a weight that is no master
+    out_weight_copy: Tensor | None
 
     def statistics(self, norm: int) -> Tensors:
         return (self.mean, self.rstd) if norm == _LAYER_NORM else (self.rstd,)
@@ -122,7 +122,7 @@ def _none(x: Tensor) -> Tensors:
 
 
 def _in_one_call(
-    dy: Tensor, x: Tensor, weight: Tensor, copy: Tensor, bias: Tensor | None, *needs: bool
+    dy: Tensor, x: Tensor, weight: Tensor, copy: Tensor | None, bias: Tensor | None, *needs: bool
 ) -> Optionals:
     """The gradients of a layer, by our product on the CPU."""
     dx, dweight, dbias = _packed_backward(dy, x, multiplied(weight, copy, x), bias, *needs)
@@ -130,7 +130,7 @@ def _in_one_call(
 
 
 def _by_products(
-    products: Products, in_place: bool, dy: Tensor, x: Tensor, weight: Tensor, copy: Tensor,
+    products: Products, in_place: bool, dy: Tensor, x: Tensor, weight: Tensor, copy: Tensor | None,
     bias: Tensor | None, need_dx: bool, need_dweight: bool, need_dbias: bool,
 ) -> Optionals:  # fmt: skip
     """The gradients of a layer. That of the weight is None if it was added to ``.grad``."""
@@ -197,7 +197,7 @@ FORMULAS = Parts(
 # ---- the forward pass ---------------------------------------------------------------------------
 
 
-def _attend(parts: Parts, x: Tensor, operands: Operands, copy: Tensor) -> Tensors:
+def _attend(parts: Parts, x: Tensor, operands: Operands, copy: Tensor | None) -> Tensors:
     """Returns qkv, attention's heads, and its log-sum-exp with the rounding error of that."""
     weight = multiplied(operands.qkv_weight, copy, x)
     qkv = parts.linear(x, weight, operands.qkv_bias)
@@ -205,7 +205,7 @@ def _attend(parts: Parts, x: Tensor, operands: Operands, copy: Tensor) -> Tensor
     return qkv, *parts.attention(*operands.heads_of(qkv), *scores, False)
 
 
-def _forward(parts: Parts, x: Tensor, residual: Tensor, operands: Operands) -> Tensors:
+def _forward(parts: Parts, x: Tensor, residual: Tensor, operands: Operands) -> Optionals:
     """Returns y, and all of :class:`Saved`."""
     weights = operands.qkv_weight, operands.out_weight
     qkv_copy, out_copy = (copy_of(weight, x) for weight in weights)
@@ -222,12 +222,12 @@ def _forward(parts: Parts, x: Tensor, residual: Tensor, operands: Operands) -> T
     return y, *Saved(s, kept, heads, lse, lse_rest, means, rstd, qkv_copy, out_copy)
 
 
-def block_forward(x: Tensor, residual: Tensor, *operands: Any) -> Tensors:
+def block_forward(x: Tensor, residual: Tensor, *operands: Any) -> Optionals:
     given = Operands(*operands)
     return _forward(_kernels(x, given.packed), x, residual, given)
 
 
-def block_formula(x: Tensor, residual: Tensor, *operands: Any) -> Tensors:
+def block_formula(x: Tensor, residual: Tensor, *operands: Any) -> Optionals:
     return _forward(FORMULAS, x, residual, Operands(*operands))[:2]
 
 

@@ -56,9 +56,14 @@ def check_activation(op: str, given: Given, activations: int) -> None:
         )
 
 
+def is_by_columns(weight: Tensor) -> bool:
+    """Whether the numbers of a column are together, and those of a row are not."""
+    return weight.stride(0) == 1 and weight.stride(1) > 1
+
+
 def empty_like_weight(weight: Tensor) -> Tensor:
     """Allocates a gradient for a weight, with columns contiguous where the weight's are."""
-    if weight.stride(0) == 1 and weight.stride(1) > 1:
+    if is_by_columns(weight):
         return weight.new_empty(weight.shape[::-1]).t()
     return weight.new_empty(weight.shape)
 

@@ -13,8 +13,8 @@ from ..._errors import as_integer
 from ..._library import log_dispatch
 from ..._torch import any_autocast
 from .._declare import Op
-from .._kinds import PLAIN_CLASSES
-from ._choice import leaves_processors_idle, refusal
+from .._kinds import PLAIN_OR_NONE
+from ._choice import is_little, leaves_processors_idle, refusal
 from ._mlp_ops import GATED_MLP, check_level
 from ._weights import as_multiplied, fits
 
@@ -29,15 +29,17 @@ def as_level(op: str, recompute: Any) -> int:
 
 def has_gradients(*operands: Tensor | None) -> bool:
     """Whether a gradient of any operand is asked for."""
-    return torch.is_grad_enabled() and any(
-        isinstance(t, Tensor) and t.requires_grad for t in operands
-    )
+    if torch.is_grad_enabled():
+        for t in operands:
+            if isinstance(t, Tensor) and t.requires_grad:
+                return True
+    return False
 
 
 def _why_apart(tensors: tuple[Tensor | None, ...], backend: str) -> str | None:
     if backend == "triton":
         return "Triton has no kernel of several layers"
-    if any(t is not None and type(t) not in PLAIN_CLASSES for t in tensors):
+    if not PLAIN_OR_NONE.issuperset(map(type, tensors)):
         return "an operand is more than memory"
     return None
 
@@ -52,9 +54,7 @@ def call_as_one(
     """
     x, weight, *_, down_weight, _ = tensors
     up_weight = tensors[2] if op is GATED_MLP else None
-    if x is None or weight is None:
-        return None
-    if backend == "fpga":
+    if x is None or weight is None or backend == "fpga":
         return None
     trains = has_gradients(*tensors)
     if not trains and not (op is GATED_MLP and isinstance(x, Tensor) and x.is_cuda):
@@ -63,9 +63,11 @@ def call_as_one(
     if apart is not None:
         log_dispatch(f"{title}: recompute={level} refused: {apart}; each layer keeps its own")
         return None
-    packed = backend != "auto" or refusal(
-        title, x, weight, down_weight, up_weight, activated=True
-    ) is None  # fmt: skip
+    weights = [t for t in (weight, up_weight, down_weight) if t is not None]
+    packed = backend != "auto" or not (
+        is_little(title, x, *weights)
+        or refusal(title, x, weight, down_weight, up_weight, activated=True) is not None
+    )
     if any_autocast():
         tensors = as_multiplied(
             x, *tensors[1:], masters=True, wide_biases=packed and x.is_cuda

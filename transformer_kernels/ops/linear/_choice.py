@@ -13,12 +13,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..._library import have_kernels_for, log_dispatch
+from ..._library import have_kernels_for, log_dispatch, logs_dispatch
 from ..._processor import cpuinfo
 from ..._torch import has_dispatch_mode, is_eager, is_fake, refuses_cublas
 from .._kinds import PLAIN_CLASSES
@@ -38,6 +38,7 @@ _TILES = ((128, 192), (128, 128))  # of csrc/linear/sm90
 _FEWEST_ROUNDS = 2  # of tiles of a weight's gradient; with fewer PyTorch's product is no slower
 _LEAST_SHARE = 0.85  # the share of the processors' time that tiles have to fill
 _ALIGNMENT = 16  # bytes
+_MOST_CHOICES = 4096  # kept; then all are forgotten
 
 
 class Choice(NamedTuple):
@@ -381,7 +382,47 @@ def choose(
         by_rules: whether to ignore measured times, because products of other sizes will run.
         fakes: whether fake tensors count as the real tensors that they stand for.
     """
-    reason = why_not(x, weight, down_weight, up_weight, activated=activated, fakes=fakes)
+    operands = (x, weight, down_weight, up_weight)
+    key = None if fakes else _key(*operands)
+    if key is None:
+        return _choose(op, operands, activated, by_rules, fakes)
+    key = (op, activated, by_rules, *key)
+    found = _tuned.choices.get(key)
+    if found is None:
+        if len(_tuned.choices) >= _MOST_CHOICES:
+            _tuned.choices.clear()
+        found = _tuned.choices[key] = _choose(op, operands, activated, by_rules, fakes)
+    return found
+
+
+def _key(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...] | None:
+    """All that decides who multiplies on CUDA, where asking the tables takes longer than a kernel:
+    what was chosen once is chosen again. None elsewhere, while products are timed, and where each
+    call is logged."""
+    if type(x) not in PLAIN_CLASSES or not x.is_cuda or not is_eager():
+        return None
+    if logs_dispatch() or _tuned.is_measuring():
+        return None
+    key: list[Any] = [
+        torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"), refuses_cublas(), _tuned.mode(), x.shape, x.dtype,
+        x.device, x.requires_grad,
+    ]  # fmt: skip
+    for t in weights:
+        if t is None:
+            key.append(None)
+        elif type(t) in PLAIN_CLASSES and t.is_cuda:
+            key += (t.shape, t.stride(), t.dtype, t.requires_grad, t.data_ptr() % _ALIGNMENT)
+        else:
+            return None
+    return tuple(key)
+
+
+def _choose(
+    op: str, operands: tuple[Any, ...], activated: bool, by_rules: bool, fakes: bool
+) -> Choice:
+    x, weight = operands[:2]
+    reason = why_not(*operands, activated=activated, fakes=fakes)
     forced = _tuned.forced()
     if reason is None and forced is not None:
         routes = forced if isinstance(forced, _tuned.Routes) else None

@@ -35,8 +35,13 @@ def as_rows(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, which takes a microsecond even where there is nothing to do."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
 def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
-    return as_rows(dy).sum(0, dtype=accumulate_dtype(dy)).to(dtype)
+    return as_dtype(as_rows(dy).sum(0, dtype=accumulate_dtype(dy)), dtype)
 
 
 def linear_gradient(

@@ -9,7 +9,7 @@ gradient of x is summed over the parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -37,7 +37,8 @@ _STEP = 64  # parts begin at multiples, where rows of hidden features are aligne
 
 class Products(NamedTuple):
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x weight^T + bias
-    add: Callable[[Tensor, Tensor, Tensor], Any]  # to a sum x weight^T
+    dx: Callable[[Tensor, Tensor], Tensor]  # dz weight
+    add: Callable[[Tensor, Tensor, Tensor], Any]  # to a sum dz weight
     dweight: Callable[[Gradient, Tensor, Tensor], None]  # (its memory, dz, x)
 
 
@@ -45,22 +46,28 @@ _packed = direct(LINEAR.raw.forward)
 _packed_backward = direct(LINEAR.raw.backward)
 
 
-def _add_packed(total: Tensor, x: Tensor, weight: Tensor) -> None:
-    total += _packed(x, weight, None)
+def _packed_dx(dz: Tensor, weight: Tensor) -> Tensor:
+    return cast(Tensor, _packed(dz, weight.t(), None))
 
 
 def _packed_dweight(gradient: Gradient, dz: Tensor, x: Tensor) -> None:
-    like = gradient.memory.to(x.dtype)  # only shape, order and dtype of the weight are read
+    like = gradient.like.to(x.dtype)  # only shape, order and dtype of the weight are read
     gradient.take(_packed_backward(dz, x, like, None, False, True, False)[1])
 
 
-_OURS = Products(_packed, _add_packed, _packed_dweight)
+_OURS = Products(
+    _packed,
+    _packed_dx,
+    lambda total, dz, weight: total.add_(_packed_dx(dz, weight)),
+    _packed_dweight,
+)
 _TORCHS = Products(
     _formula.linear,
-    lambda total, x, weight: torch.addmm(total, x, weight.t(), out=total),
+    torch.mm,
+    lambda total, dz, weight: torch.addmm(total, dz, weight, out=total),
     Gradient.product,
 )
-_ON_CUDA = _TORCHS._replace(linear=_packed)
+_ON_CUDA = _TORCHS._replace(linear=_packed, dx=_packed_dx)
 
 
 def products_of(x: Tensor, packed: bool) -> Products:
@@ -107,38 +114,22 @@ class Kernels(NamedTuple):
     backward: Callable[..., Tensors]
     products: Products
     fused: Fused | None = None
-    # (rows, weights, biases, keep) -> h and both weights' products, in one kernel
-    gated: Callable[..., Tensors] | None = None
-    # (dy, down_weight, gate, up, bias, up_bias, need_h) -> dgate, dup, h, in one kernel
-    dgated: Callable[..., Tensors] | None = None
+    # The activation of gate and up in one kernel with their products, and the way back through it.
+    gated: int | None = None
 
 
 _PLAIN = [(direct(op.raw.forward), direct(op.raw.backward)) for op in PLAIN.values()]
 _GATED = [(direct(op.raw.forward), direct(op.raw.backward)) for op in GATED.values()]
 
 
-def _plain_kernels(x: Tensor, down_weight: Tensor | None, activation: int, packed: bool) -> Kernels:
-    kernels = _kernels(x, _PLAIN, activation, packed)
-    fuses = packed and x.is_cuda and down_weight is not None
-    return kernels._replace(fused=Fused(activation)) if fuses else kernels
+@cache
+def _plain_kernels(activation: int, products: Products, fuses: bool) -> Kernels:
+    return Kernels(*_PLAIN[activation], products, fused=Fused(activation) if fuses else None)
 
 
-def _gated_kernels(x: Tensor, activation: int, packed: bool) -> Kernels:
-    kernels = _kernels(x, _GATED, activation, packed)
-    if not (packed and x.is_cuda):
-        return kernels
-
-    def gated(x: Tensor, weights: Optionals, biases: Optionals, keep: bool) -> Tensors:
-        return cast(Tensors, _gated_forward(x, *weights, *biases, activation, keep))
-
-    def dgated(dy: Tensor, down_weight: Tensor, *of_gate: Tensor | None, need_h: bool) -> Tensors:
-        return cast(Tensors, _dgated(dy, down_weight, *of_gate, activation, need_h))
-
-    return kernels._replace(gated=gated, dgated=dgated)
-
-
-def _kernels(x: Tensor, table: list[tuple[Any, Any]], activation: int, packed: bool) -> Kernels:
-    return Kernels(*table[activation], products_of(x, packed))
+@cache
+def _gated_kernels(activation: int, products: Products, fuses: bool) -> Kernels:
+    return Kernels(*_GATED[activation], products, gated=activation if fuses else None)
 
 
 # ---- the forward pass ---------------------------------------------------------------------------
@@ -147,46 +138,34 @@ def _kernels(x: Tensor, table: list[tuple[Any, Any]], activation: int, packed: b
 def _forward(
     kernels: Kernels, x: Tensor, weights: Optionals, biases: Optionals,
     down_weight: Tensor | None, down_bias: Tensor | None, recompute: int,
-) -> Tensors:  # fmt: skip
+) -> Optionals:  # fmt: skip
     """Returns y, the product of each of ``weights`` before its bias, the activation's result, and
-    copies of master weights; those that are not saved have no elements."""
-    linear = kernels.products.linear
-    rows = as_rows(x)
-    copies = [copy_of(weight, x) for weight in (*weights, down_weight)]
-    *weights, down_weight = _multiplied((*weights, down_weight), copies, x)
-    z: list[Tensor | None]
+    copies of master weights; None for each that is not saved."""
+    linear, keep = kernels.products.linear, recompute < 2
+    every = (*weights, down_weight)
+    copies = [copy_of(weight, x) for weight in every]
+    *weights, down_weight = [w if c is None else c for w, c in zip(every, copies, strict=True)]
+    z: Optionals
     if kernels.gated is not None:
-        h, gate, up = kernels.gated(rows, weights, biases, recompute < 2)
-        z = [gate, None if weights[1] is None else up]
+        h, gate, up = _gated_forward(x, *weights, *biases, kernels.gated, keep)
+        z = (gate, None if weights[1] is None else up)
     elif kernels.fused is not None:
-        weight = cast(Tensor, weights[0])
-        h, *z = kernels.fused.forward(rows, weight, biases[0], keep=recompute < 2)
+        h, *z = kernels.fused.forward(x, cast(Tensor, weights[0]), biases[0], keep)
     else:
-        z = [None if weight is None else linear(rows, weight, None) for weight in weights]
+        z = [None if weight is None else linear(x, weight, None) for weight in weights]
         h = kernels.forward(*z, *biases)
-    if recompute > 1:
-        z = [None for _ in z]
-    y = h if down_weight is None else linear(h, down_weight, down_bias)
-    kept = h if recompute == 0 and down_weight is not None else None
-    leading = x.shape[:-1]
-    results = [
-        x.new_empty(0) if t is None else t.view(*leading, t.shape[-1]) for t in (y, *z, kept)
-    ]
-    return (*results, *copies)
-
-
-def _multiplied(weights: Optionals, copies: Sequence[Tensor], x: Tensor) -> list[Tensor | None]:
-    return [
-        None if weight is None else multiplied(weight, copy, x)
-        for weight, copy in zip(weights, copies, strict=True)
-    ]
+    kept = z if keep else [None for _ in z]
+    if down_weight is None:
+        return (h, *kept, None, *copies)
+    return (linear(h, down_weight, down_bias), *kept, h if recompute == 0 else None, *copies)
 
 
 def mlp_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
     down_bias: Tensor | None, activation: int, recompute: int, packed: bool,
-) -> Tensors:  # fmt: skip
-    kernels = _plain_kernels(x, down_weight, activation, packed)
+) -> Optionals:  # fmt: skip
+    fuses = packed and x.is_cuda and down_weight is not None
+    kernels = _plain_kernels(activation, products_of(x, packed), fuses)
     return _forward(kernels, x, (weight,), (bias,), down_weight, down_bias, recompute)
 
 
@@ -194,8 +173,8 @@ def gated_mlp_forward(
     x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
     up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
     recompute: int, packed: bool,
-) -> Tensors:  # fmt: skip
-    kernels = _gated_kernels(x, activation, packed)
+) -> Optionals:  # fmt: skip
+    kernels = _gated_kernels(activation, products_of(x, packed), packed and x.is_cuda)
     weights, biases = (weight, up_weight), (bias, up_bias)
     return _forward(kernels, x, weights, biases, down_weight, down_bias, recompute)
 
@@ -203,12 +182,16 @@ def gated_mlp_forward(
 # ---- the backward pass --------------------------------------------------------------------------
 
 
+def _cut(tensors: Sequence[Any], *index: slice) -> list[Any]:
+    return [None if t is None else t[index] for t in tensors]
+
+
 class _Call(NamedTuple):
-    """The inputs of the backward pass, and where it writes; None for gradients that are not asked
-    for."""
+    """The inputs of the backward pass, of all hidden features or of a part of them, and where it
+    writes the gradients of weights; None for those that are not asked for."""
 
     kernels: Kernels
-    dy: Tensor  # dy and x as rows
+    dy: Tensor  # this, x, z and h as rows
     x: Tensor
     weights: Sequence[Tensor]
     biases: Optionals
@@ -216,182 +199,187 @@ class _Call(NamedTuple):
     z: Sequence[Tensor] | None  # None if it was not saved
     h: Tensor | None
     need_dx: bool
+    need_dbias: bool
     dweights: Sequence[Gradient | None]
-    dbiases: Optionals
     ddown_weight: Gradient | None
 
-    @property
-    def needs_dz(self) -> bool:
-        return self.need_dx or any(t is not None for t in (*self.dweights, *self.dbiases))
-
-    def parts(self) -> list[slice]:
-        if not self.needs_dz and self.ddown_weight is None:
-            return []
-        hidden, device = len(self.weights[0]), self.x.device.type
+    def parts(self) -> list[_Call]:
+        hidden, device = self.weights[0].shape[0], self.x.device.type
         count, fewest = _PARTS.get(device, 1), _FEWEST_BYTES.get(device, 0)
-        whole = len(self.x) * hidden * self.x.itemsize < fewest or (
-            self.x.is_cuda and hidden < count * _FEWEST_FEATURES_ON_CUDA
+        whole = self.x.shape[0] * hidden * self.x.itemsize < fewest or (
+            device == "cuda" and hidden < count * _FEWEST_FEATURES_ON_CUDA
         )
-        step = hidden if whole else -(-hidden // (count * _STEP)) * _STEP
-        return [slice(at, min(at + step, hidden)) for at in range(0, hidden, step or 1)]
+        if whole or not hidden:
+            return [self]
+        step = -(-hidden // (count * _STEP)) * _STEP
+        return [self._part(slice(at, min(at + step, hidden))) for at in range(0, hidden, step)]
+
+    def _part(self, part: slice) -> _Call:
+        whole = slice(None)
+        down_weight, h = _cut((self.down_weight, self.h), whole, part)
+        return self._replace(
+            dy=self.dy[:, part] if down_weight is None else self.dy,
+            weights=_cut(self.weights, part), biases=_cut(self.biases, part),
+            down_weight=down_weight, z=None if self.z is None else _cut(self.z, whole, part), h=h,
+            dweights=[None if g is None else g.part(part) for g in self.dweights],
+            ddown_weight=None if self.ddown_weight is None else self.ddown_weight.part(whole, part),
+        )  # fmt: skip
 
 
-def _operands(call: _Call, part: slice) -> tuple[Tensor | None, ...]:
-    """The activation's operands: columns of z, and biases that z does not include."""
+def _operands(call: _Call) -> tuple[Tensor | None, ...]:
+    """The activation's operands: z, and biases that z does not include."""
+    none: Optionals = [None for _ in call.biases]
+    added, left = (none, call.biases) if call.kernels.fused is None else (call.biases, none)
+    if call.z is not None:
+        return (*call.z, *left)
     linear = call.kernels.products.linear
-    biases = [None if bias is None else bias[part] for bias in call.biases]
-    none = [None for _ in biases]
-    added, left = (none, biases) if call.kernels.fused is None else (biases, none)
-    if call.z is None:
-        pairs = zip(call.weights, added, strict=False)
-        z = [linear(call.x, weight[part], bias) for weight, bias in pairs]
-    else:
-        z = [t[:, part] for t in call.z]
+    z = [linear(call.x, *pair) for pair in zip(call.weights, added, strict=False)]
     return (*z, *left)
 
 
-def _bias_sums(call: _Call, part: slice, dz: Sequence[Tensor]) -> Optionals:
-    """Computes the biases' gradients that are asked for, by our kernel of sums alone."""
+def _bias_sums(call: _Call, dz: Sequence[Tensor]) -> Optionals:
+    """Computes the biases' gradients, by our kernel of sums alone."""
     return [
         None
-        if memory is None
-        else _packed_backward(own, call.x, weight[part], memory[part], False, False, True)[2]
-        for own, weight, memory in zip(dz, call.weights, call.dbiases, strict=True)
+        if bias is None or not call.need_dbias
+        else _packed_backward(own, call.x, weight, bias, False, False, True)[2]
+        for own, weight, bias in zip(dz, call.weights, call.biases, strict=True)
     ]
 
 
-def _through_activation(call: _Call, part: slice) -> Sequence[Any]:
+def _through_activation(call: _Call) -> Sequence[Any]:
     """Returns dz of each weight, the gradients of their biases, and h if it was not saved."""
-    need_dbias = any(t is not None for t in call.dbiases)
+    kernels, dy, down_weight = call.kernels, call.dy, call.down_weight
     need_h = call.ddown_weight is not None and call.h is None
-    dz: Sequence[Tensor]
-    if call.down_weight is None:
-        dh = call.dy[:, part]
-    elif call.kernels.fused is not None:
-        z = cast(Tensor, _operands(call, part)[0])
-        bias = None if call.biases[0] is None else call.biases[0][part]
-        down_weight = call.down_weight[:, part]
-        return call.kernels.fused.backward(call.dy, down_weight, bias, z, need_dbias, need_h)
-    elif call.kernels.dgated is not None:
-        down_weight = call.down_weight[:, part]
-        *dz, h = call.kernels.dgated(call.dy, down_weight, *_operands(call, part), need_h=need_h)
-        return *dz, *_bias_sums(call, part, dz), h
+    if down_weight is None:
+        dh = dy
+    elif kernels.fused is not None:
+        z = cast(Tensor, _operands(call)[0])
+        bias = call.biases[0]
+        return kernels.fused.backward(dy, down_weight, bias, z, call.need_dbias, need_h)
+    elif kernels.gated is not None:
+        *dz, h = _dgated(dy, down_weight, *_operands(call), kernels.gated, need_h)
+        return *dz, *_bias_sums(call, dz), h
     else:
-        dh = call.kernels.products.linear(call.dy, call.down_weight[:, part].t(), None)
-    return call.kernels.backward(dh, *_operands(call, part), need_dbias, need_h)
+        dh = kernels.products.dx(dy, down_weight)
+    return kernels.backward(dh, *_operands(call), call.need_dbias, need_h)
 
 
-def _through_hidden(call: _Call, part: slice) -> Sequence[Tensor]:
-    """Returns dz of each weight; writes the gradients of the biases and of the second weight."""
-    count = len(call.weights)
-    found: Sequence[Any] = _through_activation(call, part) if call.needs_dz else ()
-    for dbias, memory in zip(found[count:], call.dbiases, strict=False):
-        if memory is not None:
-            memory[part] = dbias
+def _through_hidden(call: _Call) -> Sequence[Any]:
+    """Returns dz of each weight and the gradients of their biases, where any of these or dx is
+    asked for; writes the gradient of the second weight."""
+    needs_dz = call.need_dx or call.need_dbias or any(call.dweights)
+    found = _through_activation(call) if needs_dz else ()
     if call.ddown_weight is not None:
-        if call.h is not None:
-            h = call.h[:, part]
-        else:
-            h = found[-1] if found else call.kernels.forward(*_operands(call, part))
-        call.kernels.products.dweight(call.ddown_weight.part(slice(None), part), call.dy, h)
-    return found[:count]
+        h = call.h
+        if h is None:
+            h = found[-1] if needs_dz else call.kernels.forward(*_operands(call))
+        call.kernels.products.dweight(call.ddown_weight, call.dy, h)
+    return found[:-1]
 
 
-def _through_first(call: _Call, part: slice, dx: Tensor | None) -> Tensor | None:
-    """Returns dx with this part's share added; writes the gradients of the first weights."""
-    products = call.kernels.products
-    dz = _through_hidden(call, part)
-    for own, weight, gradient in zip(dz, call.weights, call.dweights, strict=False):
+def _through_first(call: _Call, dx: Tensor | None) -> tuple[Tensor | None, Optionals]:
+    """Returns dx with this call's share added, and the gradients of the biases; writes those of the
+    first weights."""
+    products, found = call.kernels.products, _through_hidden(call)
+    for dz, weight, gradient in zip(found, call.weights, call.dweights, strict=False):
         if gradient is not None:
-            products.dweight(gradient.part(part), own, call.x)
+            products.dweight(gradient, dz, call.x)
         if not call.need_dx:
             continue
         if dx is None:
-            dx = products.linear(own, weight[part].t(), None)
+            dx = products.dx(dz, weight)
         else:
-            products.add(dx, own, weight[part].t())
-    return dx
-
-
-def _dx(call: _Call, like: Tensor) -> Tensor | None:
-    """Returns dx, None where it is not asked for; writes the other gradients on the way."""
-    dx: Tensor | None = None
-    for part in call.parts():
-        dx = _through_first(call, part, dx)
-    if call.need_dx and dx is None:  # no hidden features
-        dx = call.x.new_zeros(call.x.shape)
-    return None if dx is None else dx.view(like.shape)
-
-
-def _bias_sum(wanted: bool, dy: Tensor, bias: Tensor | None) -> Tensor | None:
-    return bias_gradient(dy, bias.dtype) if wanted and bias is not None else None
+            products.add(dx, dz, weight)
+    return dx, found[len(call.weights) :]
 
 
 def _gradients(
     kernels: Kernels, dy: Tensor, x: Tensor, weights: Optionals, biases: Optionals,
-    down_weight: Tensor | None, down_bias: Tensor | None, z: Sequence[Tensor], h: Tensor,
-    copies: Sequence[Tensor], recompute: int, need_dx: bool, need_dweights: Sequence[bool],
+    down_weight: Tensor | None, down_bias: Tensor | None, z: Optionals, h: Tensor | None,
+    copies: Optionals, recompute: int, need_dx: bool, need_dweights: Sequence[bool],
     need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, in_place: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of x, each weight, each bias, the second weight and its bias. Those that are
-    not asked for have no elements; those that were added to ``.grad`` are None."""
+    not asked for, or that were added to ``.grad``, are None."""
     every = (*weights, down_weight)
     *dweights, ddown_weight = [
         gradient_of(weight, in_place) if needed and weight is not None else None
         for weight, needed in zip(every, (*need_dweights, need_ddown_weight), strict=True)
     ]
-    dbiases = [b.new_empty(b.shape) if need_dbias and b is not None else None for b in biases]
     is_pair = len(weights) == 2 and weights[1] is None  # gate and up are packed
-    *weights, down_weight = _multiplied(every, copies, x)
+    *weights, down_weight = [
+        None if weight is None else multiplied(weight, copy, x)
+        for weight, copy in zip(every, copies, strict=True)
+    ]
 
     def each(whole: Sequence[Any], dim: int = 0) -> Any:
         if not is_pair:
             return whole
         return (None, None) if whole[0] is None else whole[0].chunk(2, dim)
 
-    call = _Call(
-        kernels, as_rows(dy), as_rows(x), each(weights), each(biases), down_weight,
-        each([as_rows(t) for t in z], 1) if recompute < 2 else None,
-        as_rows(h) if recompute == 0 else None,
-        need_dx, each(dweights), each(dbiases), ddown_weight,
-    )  # fmt: skip
-    dx = _dx(call, x)
-    ddown_bias = _bias_sum(need_ddown_bias, dy, down_bias)
+    dy_rows = as_rows(dy)
+    calls = _Call(
+        kernels, dy_rows, as_rows(x), each(weights), each(biases), down_weight,
+        each([as_rows(t) for t in z if t is not None], 1) if recompute < 2 else None,
+        as_rows(h) if recompute == 0 and h is not None else None,
+        need_dx, need_dbias and any(b is not None for b in biases), each(dweights), ddown_weight,
+    ).parts()  # fmt: skip
+    dx: Tensor | None = None
+    dbiases: list[Optionals] = []
+    for call in calls:
+        dx, found = _through_first(call, dx)
+        dbiases.append(found)
+    return (
+        None if dx is None else dx.view(x.shape),
+        *(None if gradient is None else gradient.result for gradient in dweights),
+        *(
+            _joined(dbiases, (0, 1) if is_pair else (at,))
+            if need_dbias and bias is not None
+            else None
+            for at, bias in enumerate(biases)
+        ),
+        None if ddown_weight is None else ddown_weight.result,
+        bias_gradient(dy_rows, down_bias.dtype)
+        if need_ddown_bias and down_bias is not None
+        else None,
+    )
 
-    def given(found: Tensor | Gradient | None) -> Tensor | None:
-        if found is None:
-            return x.new_empty(0)
-        return found.result if isinstance(found, Gradient) else found
 
-    return tuple(map(given, (dx, *dweights, *dbiases, ddown_weight, ddown_bias)))
+def _joined(found: Sequence[Optionals], places: tuple[int, ...]) -> Tensor:
+    """The gradient of a bias, whose parts stand at these places of what the calls found."""
+    parts = [cast(Tensor, of_call[at]) for at in places for of_call in found]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def mlp_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
-    down_bias: Tensor | None, z: Tensor, h: Tensor, weight_copy: Tensor, down_weight_copy: Tensor,
-    activation: int, recompute: int, packed: bool, need_dx: bool, need_dweight: bool,
-    need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, *, in_place: bool = False,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    down_bias: Tensor | None, z: Tensor | None, h: Tensor | None, weight_copy: Tensor | None,
+    down_weight_copy: Tensor | None, activation: int, recompute: int, packed: bool, need_dx: bool,
+    need_dweight: bool, need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, *,
+    in_place: bool = False,
+) -> Optionals:  # fmt: skip
+    fuses = packed and x.is_cuda and down_weight is not None
     return _gradients(
-        _plain_kernels(x, down_weight, activation, packed), dy, x, (weight,), (bias,), down_weight,
-        down_bias, (z,), h, (weight_copy, down_weight_copy), recompute, need_dx, (need_dweight,),
-        need_dbias, need_ddown_weight, need_ddown_bias, in_place,
+        _plain_kernels(activation, products_of(x, packed), fuses), dy, x, (weight,), (bias,),
+        down_weight, down_bias, (z,), h, (weight_copy, down_weight_copy), recompute, need_dx,
+        (need_dweight,), need_dbias, need_ddown_weight, need_ddown_bias, in_place,
     )  # fmt: skip
 
 
 def gated_mlp_backward(
     dy: Tensor, x: Tensor, weight: Tensor, up_weight: Tensor | None, bias: Tensor | None,
-    up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, gate: Tensor,
-    up: Tensor, h: Tensor, weight_copy: Tensor, up_weight_copy: Tensor, down_weight_copy: Tensor,
-    activation: int, recompute: int, packed: bool, need_dx: bool, need_dweight: bool,
-    need_dup_weight: bool, need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool,
-    *, in_place: bool = False,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None,
+    gate: Tensor | None, up: Tensor | None, h: Tensor | None, weight_copy: Tensor | None,
+    up_weight_copy: Tensor | None, down_weight_copy: Tensor | None, activation: int,
+    recompute: int, packed: bool, need_dx: bool, need_dweight: bool, need_dup_weight: bool,
+    need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, *, in_place: bool = False,
+) -> Optionals:  # fmt: skip
     return _gradients(
-        _gated_kernels(x, activation, packed), dy, x, (weight, up_weight), (bias, up_bias),
-        down_weight, down_bias, (gate, up), h, (weight_copy, up_weight_copy, down_weight_copy),
-        recompute, need_dx, (need_dweight, need_dup_weight), need_dbias, need_ddown_weight,
-        need_ddown_bias, in_place,
+        _gated_kernels(activation, products_of(x, packed), packed and x.is_cuda), dy, x,
+        (weight, up_weight), (bias, up_bias), down_weight, down_bias, (gate, up), h,
+        (weight_copy, up_weight_copy, down_weight_copy), recompute, need_dx,
+        (need_dweight, need_dup_weight), need_dbias, need_ddown_weight, need_ddown_bias, in_place,
     )  # fmt: skip
 
 

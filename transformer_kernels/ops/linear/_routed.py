@@ -27,7 +27,7 @@ from ._arguments import Bias, empty_like_weight
 from ._formula import as_rows
 from ._ops import LINEAR, like_weight, shape_of_y
 from ._tuned import OURS, TORCH
-from ._weights import Gradient, copy_memory, copy_of, gradient_of, multiplied
+from ._weights import copy_memory, copy_of, gradient_of, multiplied, product_like
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -113,9 +113,7 @@ def dx_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 def dweight_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Computes dweight by a route; raises where cuBLASLt does not offer the algorithm."""
     if route == TORCH:
-        gradient = Gradient(empty_like_weight(weight))
-        gradient.product(as_rows(dy), as_rows(x))
-        return gradient.memory
+        return product_like(weight, as_rows(dy), as_rows(x))
     dweight: Tensor = _gradients(dy, x, weight, None, (False, True, False), (OURS, route))[1]
     return dweight
 
@@ -141,7 +139,7 @@ def _say(error: RuntimeError) -> None:
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, y_route: int,
     dx_route: int, dweight_route: int,  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if y_route >= 0 and (bias is None or bias.dtype is not x.dtype):
         y_route = OURS  # algorithms were timed with a bias of x's dtype; without one numbers differ
     copy = copy_of(weight, x)
@@ -154,10 +152,10 @@ def _forward(
 
 
 def _backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, weight_copy: Tensor, dx_route: int,
-    dweight_route: int, need_dx: bool, need_dweight: bool, need_dbias: bool,
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, weight_copy: Tensor | None,
+    dx_route: int, dweight_route: int, need_dx: bool, need_dweight: bool, need_dbias: bool,
     *, in_place: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Computes all gradients that are not PyTorch's in one call. PyTorch computes the gradient of a
     master weight, and writes it in float32; ours and cuBLASLt write other dtypes."""
     lowered = multiplied(weight, weight_copy, x)
@@ -166,7 +164,7 @@ def _backward(
         need_dx and dx_route != TORCH, need_dweight and not dweight_is_torchs, need_dbias,
     )  # fmt: skip
     routes = (max(dx_route, OURS), max(dweight_route, OURS))
-    dx, dweight, dbias = (x.new_empty(0) for _ in range(3))
+    dx, dweight, dbias = None, None, None
     try:
         if any(needs):
             dx, dweight, dbias = _gradients(dy, x, lowered, bias, needs, routes)
@@ -193,7 +191,8 @@ def _layer_formula(
 
 
 def _layer_gradient(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, weight_copy: Tensor,  # noqa: ARG001
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
+    weight_copy: Tensor | None,  # noqa: ARG001
     dx_route: int, dweight_route: int,  # noqa: ARG001
     need_dx: bool, need_dweight: bool, need_dbias: bool,
 ) -> Gradients:  # fmt: skip
@@ -206,7 +205,7 @@ def _layer_gradient(
 _ROUTES = ("y_route", "dx_route", "dweight_route")
 
 
-def _weight_copy(given: Given) -> Tensor:
+def _weight_copy(given: Given) -> Tensor | None:
     return copy_of(given["weight"], given["x"])
 
 

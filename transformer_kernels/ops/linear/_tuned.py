@@ -188,6 +188,10 @@ def _size(product: Product) -> tuple[int, ...]:
     return product.columns, product.terms
 
 
+# Choices that the times of the table led to, by all that decided them (_choice.py).
+choices: dict[Any, Any] = {}
+
+
 class Table:
     """The times of these versions by product, from a file that other processes write too."""
 
@@ -197,10 +201,12 @@ class Table:
             _times(record) for record in _read(path) if record["versions"] == _VERSIONS
         )
         self.sizes = {_size(product) for product in self.times}
+        choices.clear()
 
     def keep(self, product: Product, times: Times) -> None:
         self.times[product] = times
         self.sizes.add(_size(product))
+        choices.clear()
         new = _record(product, times)
         same = ("versions", "product")
         others = [old for old in _read(self._path) if any(old[key] != new[key] for key in same)]

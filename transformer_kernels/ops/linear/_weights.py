@@ -9,17 +9,16 @@ adds it to ``.grad``. Here the product writes float32, or adds to ``.grad`` dire
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..._torch import has_dispatch_mode, is_eager, is_fake
 from .._declare_arguments import Given
-from .._dtype import accumulate_dtype, under_autocast
+from .._dtype import LOWERED, accumulate_dtype
 from .._kinds import PLAIN_CLASSES
-from ._arguments import empty_like_weight
+from ._arguments import empty_like_weight, is_by_columns
 
 # ---- master weights -----------------------------------------------------------------------------
 
@@ -32,8 +31,8 @@ def is_master(x: Tensor, weight: Any, *, fakes: bool = False) -> bool:
     return (
         (type(weight) in PLAIN_CLASSES or (fakes and is_fake(weight)))
         and weight.dtype is torch.float32
-        and weight.device.type in _DEVICES
         and weight.requires_grad
+        and weight.device.type in _DEVICES
         and torch.is_grad_enabled()
         and torch.is_autocast_enabled(weight.device.type)
         and x.dtype is not torch.float64
@@ -47,34 +46,39 @@ def as_multiplied(
     """Casts tensors as autocast does. Exceptions: with ``masters``, master weights; with
     ``wide_biases``, biases (which have one dimension) if all are float32, because our products add
     them as they are."""
-    biases = [t for t in parameters if isinstance(t, Tensor) and t.dim() == 1]
-    stay = wide_biases and all(bias.dtype is torch.float32 for bias in biases)
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return x, *parameters
+    dtype = torch.get_autocast_dtype(device)
+    stay = wide_biases and all(
+        t.dtype is torch.float32 for t in parameters if isinstance(t, Tensor) and t.dim() == 1
+    )
 
-    def stays(t: Tensor | None) -> bool:
-        if not isinstance(t, Tensor):
-            return True
-        return stay if t.dim() == 1 else masters and is_master(x, t)
+    def lowered(t: Any) -> Any:
+        if not isinstance(t, Tensor) or t.dtype is dtype or t.dtype not in LOWERED:
+            return t
+        stays = stay if t.dim() == 1 else masters and is_master(x, t)
+        return t if stays else t.to(dtype)
 
-    lower = partial(under_autocast, x.device.type)
-    return *lower(x), *(t if stays(t) else lower(t)[0] for t in parameters)
+    return x.to(dtype) if x.dtype in LOWERED else x, *map(lowered, parameters)
 
 
 def fits(x: Tensor, *parameters: Tensor | None) -> bool:
     """Whether every matrix has the dtype of ``x``, or is a master weight."""
-    return all(
-        t is None or t.dim() != 2 or t.dtype is x.dtype or is_master(x, t) for t in parameters
-    )
+    dtype = x.dtype
+    for t in parameters:
+        if t is not None and t.dtype is not dtype and t.dim() == 2 and not is_master(x, t):
+            return False
+    return True
 
 
-def _is_wide(weight: Tensor | None, x: Tensor) -> bool:
-    return weight is not None and weight.dtype is accumulate_dtype(x) is not x.dtype
+def _is_wide(weight: Tensor, x: Tensor) -> bool:
+    return weight.dtype is not x.dtype and weight.dtype is accumulate_dtype(x)
 
 
-def copy_of(weight: Tensor | None, x: Tensor) -> Tensor:
-    """A master weight cast to the dtype of ``x``; a tensor without elements for other weights."""
-    if weight is None or not _is_wide(weight, x):
-        return x.new_empty(0)
-    return weight.to(x.dtype)
+def copy_of(weight: Tensor | None, x: Tensor) -> Tensor | None:
+    """A master weight cast to the dtype of ``x``; None for other weights."""
+    return weight.to(x.dtype) if weight is not None and _is_wide(weight, x) else None
 
 
 def copy_memory(name: str) -> Callable[[Given], Tensor]:
@@ -82,18 +86,18 @@ def copy_memory(name: str) -> Callable[[Given], Tensor]:
 
     def make(given: Given) -> Tensor:
         weight, x = given[name], given["x"]
-        if not _is_wide(weight, x):
+        if weight is None or not _is_wide(weight, x):
             return x.new_empty(0)
         return empty_like_weight(weight).to(x.dtype)
 
     return make
 
 
-def multiplied(weight: Tensor, copy: Tensor, x: Tensor) -> Tensor:
-    """The weight or its copy, whichever has the dtype of ``x``."""
+def multiplied(weight: Tensor, copy: Tensor | None, x: Tensor) -> Tensor:
+    """The weight or its copy, whichever has the dtype of ``x``. A copy without elements is none."""
     if not _is_wide(weight, x):
         return weight
-    return copy if copy.numel() else weight.to(x.dtype)
+    return copy if copy is not None and copy.numel() else weight.to(x.dtype)
 
 
 # ---- gradients of weights -----------------------------------------------------------------------
@@ -110,27 +114,44 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, add: bool) -> None:
         torch.addmm(out, a, b, out=out, **wide)
 
 
-class Gradient(NamedTuple):
-    """Memory that a product writes a weight's gradient to, or adds it to."""
+class Gradient:
+    """The gradient of a weight, or of a part of one: a product allocates it, writes it to memory
+    that is there, or adds to it."""
 
-    memory: Tensor
-    adds: bool = False
+    __slots__ = ("adds", "like", "memory")
+
+    def __init__(self, like: Tensor, memory: Tensor | None = None, adds: bool = False) -> None:
+        self.like, self.memory, self.adds = like, memory, adds
+
+    def _allocated(self) -> Tensor:
+        if self.memory is None:
+            self.memory = empty_like_weight(self.like)
+        return self.memory
 
     def part(self, *index: slice) -> Gradient:
-        return self._replace(memory=self.memory[index])
+        memory = self._allocated()[index]
+        return Gradient(memory, memory, self.adds)
 
     def chunk(self, count: int, dim: int) -> list[Gradient]:
-        return [self._replace(memory=memory) for memory in self.memory.chunk(count, dim)]
+        parts = self._allocated().chunk(count, dim)
+        return [Gradient(memory, memory, self.adds) for memory in parts]
 
     def product(self, dy: Tensor, x: Tensor) -> None:
         """Computes ``dy.t() @ x`` of matrices; on CUDA it is not rounded to the dtype of ``x``."""
-        if self.memory.dtype is x.dtype or self.memory.is_cuda:
-            write_product(self.memory, dy.t(), x, self.adds)
+        dtype = self.like.dtype
+        if dtype is not x.dtype and not x.is_cuda:
+            self.take(product_like(self.like, dy, x))
+        elif self.memory is None:
+            wide: dict[str, Any] = {} if dtype is x.dtype else {"out_dtype": dtype}
+            self.memory = product_like(self.like, dy, x, **wide)
         else:
-            self.take(torch.mm(dy.t(), x))
+            write_product(self.memory, dy.t(), x, self.adds)
 
     def take(self, dweight: Tensor) -> None:
-        if self.adds:
+        """Takes a product in the layout of the weight."""
+        if self.memory is None:
+            self.memory = dweight.to(self.like.dtype)
+        elif self.adds:
             self.memory.add_(dweight)
         else:
             self.memory.copy_(dweight)
@@ -141,11 +162,18 @@ class Gradient(NamedTuple):
         return None if self.adds else self.memory
 
 
+def product_like(weight: Tensor, dy: Tensor, x: Tensor, **wide: Any) -> Tensor:
+    """``dy.t() @ x`` in the layout of the weight."""
+    if is_by_columns(weight):
+        return torch.mm(x.t(), dy, **wide).t()
+    return torch.mm(dy.t(), x, **wide)
+
+
 def gradient_of(weight: Tensor, in_place: bool) -> Gradient:
-    """Memory for the gradient; with ``in_place``, ``.grad`` itself if autograd would only add to
+    """The gradient of a weight; with ``in_place``, ``.grad`` itself if autograd would only add to
     it."""
     total = _sum_so_far(weight) if in_place else None
-    return Gradient(empty_like_weight(weight)) if total is None else Gradient(total, adds=True)
+    return Gradient(weight) if total is None else Gradient(weight, total, adds=True)
 
 
 def _sum_so_far(weight: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._errors import ArgumentTypeError, ArgumentValueError, shown
-from ..._library import log_dispatch
+from ..._library import log_dispatch, logs_dispatch
 from ..._torch import refuses_cublas
 from .._declare import Op
 from .._declare_checks import refuse_call
@@ -108,7 +108,8 @@ def linear(
         if routes is None and master:
             routes = Routes(dweight=TORCH)
         if routes is not None:
-            log_dispatch(f"linear: products run by routes: {routes} (numbers are cuBLASLt's)")
+            if logs_dispatch():
+                log_dispatch(f"linear: products run by routes: {routes} (numbers are cuBLASLt's)")
             wide = routes.y == OURS  # other routes would add a float32 bias in a pass of its own
             operands = _as_multiplied(input, weight, bias, masters=master, wide_biases=wide)
             return cast(Tensor, _routed_call(*operands, *routes))

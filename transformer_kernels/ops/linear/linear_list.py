@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError
+from ..._errors import FLOATING, ArgumentTypeError, ArgumentValueError
 from ..._library import log_dispatch
-from ..._torch import any_autocast, is_batched, is_eager, is_fake, refuses_cublas
+from ..._torch import any_autocast, eager_apply, is_batched, is_eager, is_fake, refuses_cublas
 from .._declare_checks import check_values, refuse_call
 from .._dtype import under_autocast
-from .._kinds import PLAIN_CLASSES
+from .._kinds import PLAIN_CLASSES, PLAIN_OR_NONE
 from .._public import overridable
 from ._as_one import has_gradients
 from ._choice import is_little, refusal
-from ._formula import as_rows, bias_gradient
+from ._formula import as_dtype, as_rows, bias_gradient
 from ._formula import linear as product
 from ._ops import LINEAR
 from ._weights import gradient_of, is_master
@@ -36,16 +36,18 @@ class _SideBySide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, count: int, *parameters: Any) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
-        lowered = [weight.to(x.dtype) for weight in weights]
-        widths = [len(weight) for weight in weights]
-        y = x.new_empty(*x.shape[:-1], sum(widths))
-        rows = as_rows(x)
-        for part, weight, bias in zip(as_rows(y).split(widths, 1), lowered, biases, strict=True):
+        dtype = x.dtype
+        copies = [None if weight.dtype is dtype else weight.to(dtype) for weight in weights]
+        widths = [weight.shape[0] for weight in weights]
+        y = x.new_empty((*x.shape[:-1], sum(widths)))
+        rows, parts = as_rows(x), as_rows(y).split_with_sizes(widths, 1)
+        for part, weight, copy, bias in zip(parts, weights, copies, biases, strict=True):
+            columns = (weight if copy is None else copy).t()
             if bias is None:
-                torch.mm(rows, weight.t(), out=part)
+                torch.mm(rows, columns, out=part)
             else:
-                torch.addmm(bias.to(x.dtype), rows, weight.t(), out=part)
-        ctx.save_for_backward(x, *weights, *lowered)
+                torch.addmm(as_dtype(bias, dtype), rows, columns, out=part)
+        ctx.save_for_backward(x, *weights, *copies)
         ctx.dtypes = [None if bias is None else bias.dtype for bias in biases]
         ctx.set_materialize_grads(False)
         # Each result may be changed in place, like the result of a separate layer.
@@ -56,7 +58,8 @@ class _SideBySide(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         need_dx, _, *needed = ctx.needs_input_grad
         rows, count = as_rows(x), len(dys)
-        weights, lowered = saved[:count], saved[count:]
+        weights, copies = saved[:count], saved[count:]
+        lowered = [w if c is None else c for w, c in zip(weights, copies, strict=True)]
         arrived = [None if dy is None else as_rows(dy) for dy in dys]
         dx = _sum_of_products(rows, arrived, lowered).view(x.shape) if need_dx else None
         dweights = [
@@ -70,9 +73,12 @@ class _SideBySide(torch.autograd.Function):
         return (dx, None, *dweights, *dbiases)
 
 
+_side_by_side = eager_apply(_SideBySide)
+
+
 def _weight_gradient(dy: Tensor, rows: Tensor, weight: Tensor) -> Tensor | None:
     if weight.dtype is rows.dtype or torch.is_grad_enabled() or is_batched(dy):
-        return (dy.t() @ rows).to(weight.dtype)
+        return as_dtype(dy.t() @ rows, weight.dtype)
     gradient = gradient_of(weight, in_place=True)
     gradient.product(dy, rows)
     return gradient.result
@@ -81,9 +87,9 @@ def _weight_gradient(dy: Tensor, rows: Tensor, weight: Tensor) -> Tensor | None:
 def _sum_of_products(rows: Tensor, dys: Sequence[Tensor | None], weights: list[Tensor]) -> Tensor:
     pairs = [(dy, weight) for dy, weight in zip(dys, weights, strict=True) if dy is not None]
     dx = pairs[0][0] @ pairs[0][1] if pairs else torch.zeros_like(rows)
+    # A sum that will be differentiated, or that is part of a batch, is not overwritten.
+    new = torch.is_grad_enabled() or is_batched(*dys)
     for dy, weight in pairs[1:]:
-        # A sum that will be differentiated, or that is part of a batch, is not overwritten.
-        new = torch.is_grad_enabled() or is_batched(dx, dy)
         dx = torch.addmm(dx, dy, weight) if new else dx.addmm_(dy, weight)
     return dx
 
@@ -126,20 +132,41 @@ def _why_apart(
     """The reason why each layer is a call of its own; None where they run together. Fake tensors go
     the way of the real ones that they stand for, because strides of results depend on the way.
     Operands that no layer takes are refused."""
-    present = (x, *weights, *(bias for bias in biases if bias is not None))
-    if not all(isinstance(t, Tensor) for t in present):
+    others = [t for t in (x, *weights) if type(t) not in PLAIN_CLASSES]
+    if not PLAIN_OR_NONE.issuperset(map(type, biases)):
+        others += [bias for bias in biases if bias is not None]
+    if not all(isinstance(t, Tensor) for t in others):
         return "an operand is no tensor"
     if not is_eager():
         return "a graph or a transform follows the call"
-    operands = (x, *weights)
-    fakes = any(map(is_fake, operands))
-    if any(not (type(t) in PLAIN_CLASSES or is_fake(t)) for t in operands):
+    others = [t for t in (x, *weights) if type(t) not in PLAIN_CLASSES]
+    if not all(map(is_fake, others)):
         return "an operand is more than memory"
-    if any(refusal(_OP, x, weight, fakes=fakes) is None for weight in weights):
+    fakes = len(others) > 0
+    if not is_little(_OP, x, *weights) and any(
+        refusal(_OP, x, weight, fakes=fakes) is None for weight in weights
+    ):
         return "our product runs"
-    for weight, bias in () if known_to_fit else zip(weights, biases, strict=True):
-        check_values(LINEAR, {"x": x, "weight": weight, "bias": bias})
+    if not (known_to_fit or _fit(x, weights, biases)):
+        for weight, bias in zip(weights, biases, strict=True):
+            check_values(LINEAR, {"x": x, "weight": weight, "bias": bias})
     return None
+
+
+def _fit(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    """Whether they are layers that C++ would take. Most are, and this question takes less time."""
+    dtype, device, columns = x.dtype, x.device, x.shape[-1:]
+    if dtype not in FLOATING or not columns:
+        return False
+    for weight, bias in zip(weights, biases, strict=True):
+        shape = weight.shape
+        if shape[1:] != columns or weight.dtype is not dtype or weight.device != device:
+            return False
+        if bias is not None and (
+            bias.shape != shape[:1] or bias.dtype is not dtype or bias.device != device
+        ):
+            return False
+    return True
 
 
 def _beside_masters(x: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Tensor | None:
@@ -202,7 +229,7 @@ def linear_list(
     apart = apart or _why_apart(input, ws, bs, lowered is not None)
     if apart is None:
         x = input if lowered is None else lowered
-        results: tuple[Tensor, ...] = _SideBySide.apply(x, len(ws), *ws, *bs)
+        results: tuple[Tensor, ...] = _side_by_side(x, len(ws), *ws, *bs)
         return results
     log_dispatch(f"{_OP}: each layer by itself: {apart}")
     return tuple(linear(input, w, b, backend=backend) for w, b in zip(ws, bs, strict=True))
