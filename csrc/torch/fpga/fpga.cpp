@@ -12,7 +12,6 @@ namespace {
 struct Linear {
   using Arguments = fpga::LinearForward;
   static constexpr const char* kOp = "linear";
-  static constexpr const char* kPass = "_forward";
   static constexpr auto* kCall = fpga::linear_forward;
   static constexpr auto kLike = &Arguments::x;
   static constexpr auto kFields = std::tuple(tensor("x", &Arguments::x, with_even_rows),

@@ -46,8 +46,7 @@ inline Values rounded(DType dtype, Values values) {
 class AttentionRun {
  public:
   AttentionRun(Backend& backend, DType dtype, AttentionShape s, AttentionOptions o)
-      : backend_(backend),
-        dtype_(dtype),
+      : dtype_(dtype),
         o_(o),
         map_{o.varies[0] ? s.batch : 1, o.varies[1] ? s.heads : 1, o.varies[2] ? s.queries : 1,
              o.varies[3] ? s.keys : 1},
@@ -164,7 +163,6 @@ class AttentionRun {
     return view;
   }
 
-  Backend& backend_;
   DType dtype_;
   AttentionOptions o_;
   std::array<std::int64_t, 4> map_;
