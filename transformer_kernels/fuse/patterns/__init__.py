@@ -7,6 +7,7 @@ from ._pattern import Pattern
 from .activation import ActivationPattern
 from .attention import AttentionPattern
 from .dropout import DropoutPattern
+from .dropout_norm import DropoutNormPattern
 from .eager_attention import EagerAttentionPattern
 from .gated_mlp import GatedMLPPattern
 from .linear import LinearPattern
@@ -35,6 +36,7 @@ ALL: tuple[Pattern, ...] = (
     LinearThenActPattern(),
     LinearPattern(),
     SumNormPattern(),
+    DropoutNormPattern(),
     LossPattern(),
     SkipLogitsPattern(),
 )

@@ -94,17 +94,20 @@ class Norm(Mixin):
                 return False
         return mixes or x.dtype not in NARROW or not any_autocast()
 
-    def of_sum(self, branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of the sum, and the sum. Beside a wider residual the norm has the dtype of the
-        branch."""
+    def of_sum(
+        self, branch: Tensor, residual: Tensor, p: float = 0.0, seed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of the sum, and the sum; the branch may have a dropout. Beside a wider residual
+        the norm has the dtype of the branch."""
         (weight, bias, eps), more = self._tfk_norm.arguments(self)
         shape = branch.shape[-1:]
         is_layer = self._tfk_norm.kind == "layer"
-        if branch.dtype is not residual.dtype:
-            terms = (branch, None, residual, weight)
+        if p or branch.dtype is not residual.dtype:
+            terms, drops = (branch, None, residual, weight), (p, p > 0, eps)
+            more["seed"] = seed
             if is_layer:
-                return functional.bias_dropout_add_layer_norm(*terms, bias, 0.0, False, eps, **more)
-            return functional.bias_dropout_add_rms_norm(*terms, 0.0, False, eps, bias=bias, **more)
+                return functional.bias_dropout_add_layer_norm(*terms, bias, *drops, **more)
+            return functional.bias_dropout_add_rms_norm(*terms, *drops, bias=bias, **more)
         if is_layer:
             return functional.add_layer_norm(branch, residual, shape, weight, bias, eps, **more)
         return functional.add_rms_norm(branch, residual, shape, weight, eps, bias=bias, **more)

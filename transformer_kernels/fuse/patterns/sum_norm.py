@@ -22,11 +22,12 @@ from ..mixin import Mixin
 from ..prove import fused_twin, twin
 from ..record import MOVES, Call, Trace, Value
 from ..site import Calls, Refusal, Site
+from ._late import Late
 from ._pattern import Pattern
 from ._products import PRODUCTS, is_linear
 from .norm import NARROW, Norm
 
-_SUMS = frozenset((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add))
+SUMS = frozenset((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add))
 _WHOLE = (nn.Parameter, Tensor, type(None))  # a sharded parameter is gathered by its own block
 _MOST_MISSES = 3  # sums whose norm nobody asked for; then the branch is plain again
 
@@ -41,15 +42,18 @@ class Branch(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if any(issubclass(kind, Late) for kind in types):  # which is computed first
+            return NotImplemented
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _SUMS and len(args) == 2 and not kwargs:
+            if func in SUMS and len(args) == 2 and not kwargs:
                 branch, residual = args if type(args[0]) is Branch else args[::-1]
-                if _fits(branch, residual):
-                    return _sum(branch, residual)
+                if fits(branch, residual):
+                    return sum_of(branch, branch.as_subclass(Tensor), residual)
             return func(*args, **(kwargs or {}))
 
 
-def _fits(branch: Branch, residual: Any) -> bool:
+def fits(branch: Any, residual: Any) -> bool:
+    """Whether the sum of a branch that knows a norm computes that, too."""
     norm: Any = branch._tfk_norm.module
     return (
         isinstance(residual, Tensor)
@@ -69,13 +73,15 @@ def _are_terms(branch: Tensor | Value, residual: Tensor | Value) -> bool:
     )
 
 
-def _sum(branch: Branch, residual: Tensor) -> Tensor:
+def sum_of(branch: Any, x: Tensor, residual: Tensor, **dropout: Any) -> Tensor:
+    """The sum of ``x``, the branch without its class, and the residual; gives the norm its
+    result."""
     norm: Any = branch._tfk_norm.module
-    x, residual = (t.as_subclass(Tensor) if type(t) is Branch else t for t in (branch, residual))
+    residual = residual.as_subclass(Tensor) if type(residual) is Branch else residual
     is_narrow = norm._tfk_lowers or _may_be_narrow(branch._tfk_readers, x)
     if x.dtype is not residual.dtype and not is_narrow:
         x = x.to(residual.dtype)
-    y, total = norm.of_sum(x, residual)
+    y, total = norm.of_sum(x, residual, **dropout)
     give(norm, total, y)
     return total
 
@@ -86,9 +92,9 @@ def _may_be_narrow(readers: tuple[Link, ...], x: Tensor) -> bool:
     return bool(readers) and is_lowered(x) and all(stands(link.module) for link in readers)
 
 
-def _tagged(y: Tensor, behind: Link, readers: tuple[Link, ...]) -> Tensor:
+def tagged(y: Any, behind: Link, readers: tuple[Link, ...]) -> Tensor:
     """The branch's result, as one that knows the norm where that may be computed ahead."""
-    norm = behind.module
+    norm: Any = behind.module
     serves = (
         isinstance(norm, Norm)
         and is_eager()
@@ -97,7 +103,7 @@ def _tagged(y: Tensor, behind: Link, readers: tuple[Link, ...]) -> Tensor:
         and all(type(p) in _WHOLE for p in norm._parameters.values())
     )
     if serves:
-        y = y.as_subclass(Branch)
+        y = y if isinstance(y, Late) else y.as_subclass(Branch)
         y._tfk_norm, y._tfk_readers = behind, readers
     return y
 
@@ -114,7 +120,7 @@ class Tagged(Mixin):
         opens = type(y) is Tensor and self._tfk_gates["sum_norm"].opens(y)
         if not opens or getattr(self, "_is_replica", False):  # whose norm is on another device
             return y
-        return _tagged(y, self._tfk_behind, self._tfk_readers)
+        return tagged(y, self._tfk_behind, self._tfk_readers)
 
 
 class SumNormPattern(Pattern):
@@ -202,7 +208,7 @@ def _trial(
             return stock.forward(total), total
 
         def by_one(branch: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-            total = residual + _tagged(branch, behind, readers)
+            total = residual + tagged(branch, behind, readers)
             return ours.forward(total), total
 
         return Calls(by_two, by_one, tuple(made), tuple(stock.parameters()))
