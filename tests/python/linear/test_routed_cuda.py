@@ -195,6 +195,29 @@ def test_a_bias_that_cublaslt_does_not_add() -> None:
 
 @on_hopper
 @pytest.mark.usefixtures("file")
+def test_a_choice_is_kept_for_calls_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose, asked = _choice._choose, []
+    monkeypatch.setattr(_choice, "_choose", lambda *a: asked.append(a) or choose(*a))
+    x, weight, _ = _operands(*LARGE)
+    other = torch.empty_like(weight)
+    calls: list[tuple[Tensor, Tensor]] = [
+        (x, weight), (x[:100], weight), (x.float(), weight.float()),
+        (x, weight.t().contiguous().t()), (x, weight.detach().requires_grad_()),
+    ]  # fmt: skip
+    expected = [choose("linear", (*call, None, None), False, False, False) for call in calls]
+    for _ in range(3):
+        assert [_choice.choose("linear", *call) for call in calls] == expected
+    assert len(asked) == len(calls)
+    _choice.choose("linear", x, other)
+    assert len(asked) == len(calls)
+    with torch.autocast("cuda", torch.float16):
+        assert _choice.choose("linear", x.float(), weight.float()).reason is None
+    _keep(x, weight, Routes(dx=TORCH))
+    assert _choice.choose("linear", x, weight).routes == Routes(dx=TORCH)
+
+
+@on_hopper
+@pytest.mark.usefixtures("file")
 def test_gradients_of_few_tiles_are_pytorchs_by_rules() -> None:
     x, weight, _ = _operands(*LARGE)
     assert _choice.choose("linear", x, weight) == (None, None)

@@ -93,6 +93,27 @@ def test_what_was_faster_runs(times: Times) -> None:
 
 
 @pytest.mark.usefixtures("file")
+def test_what_was_chosen_once_is_not_asked_again_until_there_are_new_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on CUDA, where choices are kept."""
+    monkeypatch.setattr(_choice, "_key", lambda x, weight, *_: (x.shape, weight.shape))
+    choose, asked = _choice._choose, []
+    monkeypatch.setattr(_choice, "_choose", lambda *a: asked.append(a) or choose(*a))
+    x, weight = _operands()
+    assert [_chosen(x, weight) for _ in range(3)] == ["torch"] * 3
+    assert len(asked) == 1
+    _chosen(x[1:], weight)
+    assert len(asked) == 2
+    _keep(x, weight, OURS)
+    assert [_chosen(x, weight) for _ in range(3)] == ["ours"] * 3
+    assert len(asked) == 3
+    _tuned.table.cache_clear()
+    assert _chosen(x, weight) == "ours"
+    assert len(asked) == 4
+
+
+@pytest.mark.usefixtures("file")
 def test_a_layer_runs_by_the_routes_that_were_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = (t.requires_grad_() for t in _operands())
     bias = randn((16,), torch.float32).requires_grad_()

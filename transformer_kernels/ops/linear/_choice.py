@@ -387,11 +387,12 @@ def choose(
     if key is None:
         return _choose(op, operands, activated, by_rules, fakes)
     key = (op, activated, by_rules, *key)
-    found = _tuned.choices.get(key)
+    choices = _tuned.choices()
+    found = choices.get(key)
     if found is None:
-        if len(_tuned.choices) >= _MOST_CHOICES:
-            _tuned.choices.clear()
-        found = _tuned.choices[key] = _choose(op, operands, activated, by_rules, fakes)
+        if len(choices) >= _MOST_CHOICES:
+            choices.clear()
+        found = choices[key] = _choose(op, operands, activated, by_rules, fakes)
     return found
 
 
@@ -405,8 +406,8 @@ def _key(x: Tensor, *weights: Tensor | None) -> tuple[Any, ...] | None:
         return None
     key: list[Any] = [
         torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"), refuses_cublas(), _tuned.mode(), x.shape, x.dtype,
-        x.device, x.requires_grad,
+        torch.get_autocast_dtype("cuda"), refuses_cublas(), x.shape, x.dtype, x.device,
+        x.requires_grad,
     ]  # fmt: skip
     for t in weights:
         if t is None:

@@ -188,10 +188,6 @@ def _size(product: Product) -> tuple[int, ...]:
     return product.columns, product.terms
 
 
-# Choices that the times of the table led to, by all that decided them (_choice.py).
-choices: dict[Any, Any] = {}
-
-
 class Table:
     """The times of these versions by product, from a file that other processes write too."""
 
@@ -201,12 +197,12 @@ class Table:
             _times(record) for record in _read(path) if record["versions"] == _VERSIONS
         )
         self.sizes = {_size(product) for product in self.times}
-        choices.clear()
+        self.choices: dict[Any, Any] = {}  # that these times led to, by all that decided them
 
     def keep(self, product: Product, times: Times) -> None:
         self.times[product] = times
         self.sizes.add(_size(product))
-        choices.clear()
+        self.choices.clear()
         new = _record(product, times)
         same = ("versions", "product")
         others = [old for old in _read(self._path) if any(old[key] != new[key] for key in same)]
@@ -262,6 +258,14 @@ def measure() -> Measure | None:
 def sizes_of_weights() -> Collection[tuple[int, ...]]:
     """The sizes (columns, terms) of weights about which times may be known."""
     return () if mode() is False else table().sizes
+
+
+_choices_by_rules: dict[Any, Any] = {}
+
+
+def choices() -> dict[Any, Any]:
+    """The choices of this process, by all that decided them (_choice.py)."""
+    return _choices_by_rules if mode() is False else table().choices
 
 
 def is_measuring() -> bool:
