@@ -227,7 +227,7 @@ def is_bare(module: Any, forwards: Forwards) -> bool:
     if (
         forward is None
         or kind.forward is not forward
-        or "forward" in vars(module)
+        or "forward" in module.__dict__
         or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -235,7 +235,10 @@ def is_bare(module: Any, forwards: Forwards) -> bool:
         or _has_global_hook()
     ):
         return False
-    return all(map(is_plain_parameter, module._parameters.values()))
+    parameters = module._parameters.values()
+    return _PLAIN_PARAMETERS.issuperset(map(type, parameters)) or all(
+        map(is_plain_parameter, parameters)
+    )
 
 
 def is_plain_parameter(x: Any) -> bool:

@@ -20,7 +20,10 @@ from torch import Tensor, nn
 
 from .._torch import is_bare
 
+_is_compiling = torch.compiler.is_compiling
+
 OWN = "_tfk_"  # begins the names of attributes that a fused module has in addition
+_ORIGINAL = f"{OWN}original"  # of a derived class: the one before fusing
 
 
 class _Derived(type):
@@ -52,6 +55,7 @@ def derived(base: type, mixin: type) -> type:
             "__qualname__": base.__qualname__,
             "__doc__": base.__doc__,
             f"{OWN}made_of": (base, mixin),
+            _ORIGINAL: original(base),
         }
         if getattr(mixin, f"{OWN}keeps_signature", False):
             names["forward"] = _like(base, mixin)
@@ -82,9 +86,8 @@ def is_derived(kind: type) -> bool:
 
 def original(kind: type) -> type:
     """The class before fusing."""
-    while is_derived(kind):
-        kind = kind.__dict__[f"{OWN}made_of"][0]
-    return kind
+    found: type = kind.__dict__.get(_ORIGINAL, kind)
+    return found
 
 
 def know(kind: type) -> None:
@@ -132,11 +135,12 @@ class Gate(NamedTuple):
     compiled: bool = False
 
     def opens(self, x: Tensor) -> bool:
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return self.compiled
-        if self.rows > 1:
-            features = x.shape[-1] if x.is_floating_point() else 1
-            if x.numel() < self.rows * features:
+        rows = self.rows
+        if rows > 1:
+            features = x.size(-1) if x.is_floating_point() else 1
+            if x.numel() < rows * features:
                 return False
         return self.training if torch.is_grad_enabled() else self.inference
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ... import functional
 from ..derive import meets, original, stands
+from ..mixin import attribute
 from ..record import Call, Node, Trace
 from ..site import RefusedError
 from .activation import activation_of
@@ -43,8 +44,10 @@ def is_linear(module: Any) -> bool:
 
 def weight_and_bias(module: Any) -> tuple[Tensor, Tensor | None]:
     """Parameters of a linear layer, the weight as (outputs, inputs)."""
-    weight: Tensor = module.weight
-    return (weight if isinstance(module, nn.Linear) else weight.t()), module.bias
+    weight = attribute(module, "weight")
+    if not isinstance(module, nn.Linear):
+        weight = weight.t()
+    return weight, attribute(module, "bias")
 
 
 class Parts(NamedTuple):
@@ -82,7 +85,10 @@ def _drops(module: Any) -> bool:
 
 def part(module: nn.Module, name: str) -> Any:
     """The module of this name below another; None where there is none any more."""
-    found: Any = module
+    found: Any = module._modules.get(name)
+    if found is not None or "." not in name:
+        return found
+    found = module
     for step in name.split("."):
         found = None if found is None else found._modules.get(step)
     return found

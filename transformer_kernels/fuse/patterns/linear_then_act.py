@@ -129,7 +129,7 @@ class LinearThenAct(Mixin):
             and is_eager()
             and misses(waits) < _MOST_MISSES
             and stands(self)
-            and not getattr(self, "_is_replica", False)
+            and "_is_replica" not in self.__dict__
         )
         return linear_and_act(x, *weight_and_bias(self), behind.activation) if serves else None
 

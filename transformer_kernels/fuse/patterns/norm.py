@@ -16,7 +16,7 @@ from ...ops.norm.layer_norm import LAYER_NORM
 from ...ops.norm.rms_norm import RMS_NORM
 from ..cost import bytes_of, meta, recorded_bytes, trial_of_module
 from ..hand import take
-from ..mixin import Mixin, leave, only
+from ..mixin import Mixin, attribute, leave, only
 from ..prove import proven
 from ..record import Call, Node, Trace
 from ..site import RefusedError, Site
@@ -43,7 +43,8 @@ class Form(NamedTuple):
 
     def arguments(self, module: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Weight, bias and epsilon as the module has them now, and the option."""
-        weight, bias = (None if n is None else getattr(module, n) for n in (self.weight, self.bias))
+        weight = None if self.weight is None else attribute(module, self.weight)
+        bias = None if self.bias is None else attribute(module, self.bias)
         eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
         return (weight, bias, eps), {"zero_centered_weight": self.zero_centered}
 
@@ -84,15 +85,18 @@ class Norm(Mixin):
     def takes(self, x: Tensor, *parameters: Tensor | None) -> bool:
         """Whether our result has the dtype of PyTorch's: no cast takes part but the one that was
         seen when the model was fused."""
-        mixes = x.dtype in NARROW and any_autocast() and (self._tfk_lowers or self.lifts(x))
+        casts = x.dtype in NARROW and any_autocast()
+        mixes = casts and (self._tfk_lowers or self.lifts(x))
         dtype = torch.float32 if mixes else x.dtype
         for parameter in parameters or self._tfk_norm.arguments(self)[0][:2]:
-            if parameter is not None and not is_plain_parameter(parameter):
+            if parameter is None:
+                continue
+            if not is_plain_parameter(parameter):
                 leave(self, "norm", "a parameter has operators of its own")
                 return False
-            if parameter is not None and parameter.dtype is not dtype:
+            if parameter.dtype is not dtype:
                 return False
-        return mixes or x.dtype not in NARROW or not any_autocast()
+        return mixes or not casts
 
     def of_sum(
         self, branch: Tensor, residual: Tensor, p: float = 0.0, seed: Tensor | None = None

@@ -66,7 +66,7 @@ class QKNorm(Mixin):
             x is not None
             and self._tfk_gates["qk_norm"].opens(x)
             and is_eager()
-            and not getattr(self, "_is_replica", False)
+            and "_is_replica" not in self.__dict__
             and all(isinstance(norm, QKNorm) and stands(norm) for norm in norms)
             and norms[0].epsilon() == norms[1].epsilon()
         )

@@ -44,12 +44,13 @@ class Rope:
             return self.stock(q, k, cos, sin, *others, **options)
         half = cos.shape[-1] // 2
         angles = slice(0, None, 2) if self.interleaved else slice(0, half)
-        tables, ids = [x[..., angles] for x in (cos, sin)], None
+        ids = None
         if cos.shape[0] == 1:
-            tables = [x[0] for x in tables]
+            tables = [x[0, :, angles] for x in (cos, sin)]
         else:  # each sequence has positions of its own
             batch, time = q.shape[0], q.shape[2]
-            tables = [x.expand(batch, time, half).reshape(-1, half) for x in tables]
+            each = [x[..., angles].expand(batch, time, half) for x in (cos, sin)]
+            tables = [x.reshape(-1, half) for x in each]
             ids = torch.arange(batch * time, device=q.device).view(batch, time)
         cos_sin: Any = {
             "cos": tables[0], "sin": tables[1], "position_ids": ids,

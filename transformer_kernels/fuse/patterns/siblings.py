@@ -49,7 +49,7 @@ class Sibling(Mixin):
         return y
 
     def _serves(self, others: list[Any]) -> bool:
-        if not is_eager() or getattr(self, "_is_replica", False):
+        if not is_eager() or "_is_replica" in self.__dict__:
             return False
         if all(stands(module, nn.Linear) for module in (self, *others)):
             return True

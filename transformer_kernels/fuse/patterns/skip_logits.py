@@ -60,7 +60,7 @@ class WithoutLogits(Mixin):
             del head.__dict__[_ASKED]
 
     def _trains(self) -> bool:
-        is_other = getattr(self, "_is_replica", False)  # whose head is another one
+        is_other = "_is_replica" in self.__dict__  # whose head is another one
         return self.training and torch.is_grad_enabled() and is_eager() and not is_other
 
 

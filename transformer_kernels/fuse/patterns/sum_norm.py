@@ -77,9 +77,11 @@ def sum_of(branch: Any, x: Tensor, residual: Tensor, **dropout: Any) -> Tensor:
     """The sum of ``x``, the branch without its class, and the residual; gives the norm its
     result."""
     norm: Any = branch._tfk_norm.module
-    residual = residual.as_subclass(Tensor) if type(residual) is Branch else residual
-    is_narrow = norm._tfk_lowers or _may_be_narrow(branch._tfk_readers, x)
-    if x.dtype is not residual.dtype and not is_narrow:
+    if type(residual) is Branch:
+        residual = residual.as_subclass(Tensor)
+    if x.dtype is not residual.dtype and not (
+        norm._tfk_lowers or _may_be_narrow(branch._tfk_readers, x)
+    ):
         x = x.to(residual.dtype)
     y, total = norm.of_sum(x, residual, **dropout)
     give(norm, total, y)
@@ -118,7 +120,7 @@ class Tagged(Mixin):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         y = super().forward(*args, **kwargs)
         opens = type(y) is Tensor and self._tfk_gates["sum_norm"].opens(y)
-        if not opens or getattr(self, "_is_replica", False):  # whose norm is on another device
+        if not opens or "_is_replica" in self.__dict__:  # whose norm is on another device
             return y
         return tagged(y, self._tfk_behind, self._tfk_readers)
 
