@@ -106,7 +106,9 @@ def why_no_compiler(device: torch.device) -> str | None:
 
 def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``apply`` of an autograd function without its Python half, which only serves torch.func and
-    takes half of the call's time. torch.compile needs the whole."""
+    takes half of the call's time. torch.compile needs the whole. The function's node calls its
+    ``backward`` without asking first which of two the function has."""
+    function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
