@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models that are written once and run on stock PyTorch or on this project's kernels, by a switch.
+"""Models of PyTorch's modules, whose layers a switch fuses by :func:`transformer_kernels.fuse`.
 
 >>> config = tfk.models.LanguageModelConfig(
 ...     vocab_size=256, context=16, dim=32, num_layers=2, num_heads=2)
@@ -8,14 +8,14 @@
 >>> stock.load_state_dict(ours.state_dict())
 <All keys matched successfully>
 
-Each call checks the layers: one that was replaced (LoRA), hooked into, pruned, parametrised or
+Each call asks the layers again: one that was replaced (LoRA), hooked into, pruned, parametrised or
 quantised is called as in stock PyTorch, and so are the operations that would have been fused with
 it.
 """
 
 from ._cache import KeyValueCache
+from ._config import TransformerConfig
 from ._sampling import Sampling
-from ._transformer import TransformerConfig
 from .graph_network import GraphNetwork, GraphNetworkConfig
 from .language_model import LanguageModel, LanguageModelConfig
 from .vision_transformer import VisionTransformer, VisionTransformerConfig

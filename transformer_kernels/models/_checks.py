@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks of the models' arguments, and the base class with their switch."""
+"""Checks of the models' arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._errors import (
     FLOATING,
@@ -20,12 +20,6 @@ from .._errors import (
     not_floating,
     shape_text,
 )
-from .._torch import forwards_of, is_bare
-from ._fused import Fused
-from ._passes import Passes
-from ._stock import Stock
-
-KERNELS: dict[str, Passes] = {"ours": Fused(), "torch": Stock()}
 
 
 def one_of(op: str, name: str, value: Any, allowed: Collection[str]) -> str:
@@ -89,34 +83,3 @@ def check_range(op: str, name: str, indices: Tensor, size: int, reason: str) -> 
 def check_targets(op: str, targets: Any, logits: Tensor) -> None:
     check_shape(op, "targets", targets, *logits.shape[:-1])
     check_beside(op, "targets", targets, logits)
-
-
-_HEAD = forwards_of(nn.Linear)
-
-
-class Switched(nn.Module):
-    """The base of the models: a switch ``kernels``, which may be set at any time, and a
-    ``head``."""
-
-    kernels: str
-    head: nn.Linear
-
-    def __init__(self, kernels: str) -> None:
-        super().__init__()
-        self.kernels = one_of(type(self).__name__, "kernels", kernels, KERNELS)
-
-    @property
-    def passes(self) -> Passes:
-        return KERNELS[one_of(type(self).__name__, "kernels", self.kernels, KERNELS)]
-
-    def _logits_or_loss(self, x: Tensor, targets: Tensor | None) -> Tensor:
-        """Computes logits, and the loss where targets are given. A hook on the head, or a module in
-        its place, may keep the logits: then the loss does not overwrite them."""
-        logits: Tensor = self.head(x)
-        if targets is None:
-            return logits
-        check_targets(type(self).__name__, targets, logits)
-        return self.passes.loss(logits, targets, is_last_use=is_bare(self.head, _HEAD))
-
-    def extra_repr(self) -> str:
-        return f"kernels={self.kernels!r}"

@@ -6,21 +6,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError, as_count, check_indices
 from .._names import explain_names
 from ..ops.graph.graph import Graph
 from ._checks import (
-    Switched,
     check_beside,
     check_config,
     check_like,
     check_shape,
     one_of,
 )
-from ._passes import Passes
-from ._transformer import Transformer, TransformerConfig, heads, initialise
+from ._config import TransformerConfig
+from ._messages import Messages, pool
+from ._switch import Model
+from ._transformer import Transformer, initialise
 
 _MESSAGES = ("sum", "mean", "max", "attention")
 _POOLS = ("sum", "mean", "max")
@@ -70,30 +72,15 @@ class GraphNetworkConfig(TransformerConfig):
         return super().mixed if self.messages == "attention" else self.dim
 
 
-@dataclass(frozen=True)
-class _Messages:
-    """Lets nodes see each other, in each layer."""
-
-    config: GraphNetworkConfig
-    passes: Passes
-    graph: Graph
-    weight: Tensor | None
-
-    def __call__(self, _layer: int, projected: Tensor) -> Tensor:
-        if self.config.messages == "attention":
-            q, k, v = heads(self.config, projected)
-            return self.passes.attend_along(q, k, v, self.graph).flatten(1)
-        return self.passes.gather(projected, self.graph, self.weight, self.config.messages)
-
-
-class GraphNetwork(Switched):
+class GraphNetwork(Model):
     """Computes logits of the classes of nodes, or of graphs, from nodes and edges.
 
     Args:
         config: its configuration.
-        kernels: ``"ours"`` for this project's kernels, or ``"torch"`` for stock PyTorch's
-            ``index_add``. Both have the same parameters, ``state_dict`` and results;
-            ``model.kernels`` may be set at any time.
+        kernels: ``"ours"`` for this package's kernels: the layers are fused by
+            :func:`transformer_kernels.fuse`, without timing, when the model is made and when this
+            is set. Or ``"torch"`` for stock PyTorch. Both have the same parameters, ``state_dict``
+            and results; ``model.kernels`` may be set at any time.
 
     Initial parameters depend on PyTorch's seed alone. A node's own features reach the next layer
     past its messages, so edges from a node to itself are not needed.
@@ -105,14 +92,17 @@ class GraphNetwork(Switched):
     >>> loss = model(torch.randn(3, 16), graph, targets=torch.tensor([0, 1, 1]))
     """
 
+    config: GraphNetworkConfig
+
     def __init__(self, config: GraphNetworkConfig, kernels: str = "ours") -> None:
         super().__init__(kernels)
         check_config("GraphNetwork", config, GraphNetworkConfig)
         self.config = config
         self.embedding = nn.Linear(config.in_features, config.dim)
-        self.transformer = Transformer(config)
+        self.transformer = Transformer(config, lambda _: Messages(config, config.messages))
         self.head = nn.Linear(config.dim, config.num_classes)
         initialise(self, self.transformer)
+        self.kernels = kernels
 
     def forward(
         self,
@@ -153,17 +143,20 @@ class GraphNetwork(Switched):
         weight: Tensor | None = None,
     ) -> Tensor:
         """The features that the head classifies, (N, C) or (G, C)."""
-        config, passes = self.config, self.passes
+        kind, p = self.config.pool, self.transformer.p
+        self._check_kernels()
         self._check(x, graph, offsets, weight)
-        p = self.transformer.p
-        embedded = passes.dropout(self.embedding(x), p)
-        mix = _Messages(config, passes, graph, weight)
-        y: Tensor = self.transformer(embedded, passes, mix, p)
-        if config.pool is None:
+        embedded = self._dropout(self.embedding(x), p)
+        y: Tensor = self.transformer(embedded, p, graph, weight)
+        if kind is None:
             return y
         if offsets is None:
             offsets = graph.offsets.new_tensor([0, len(y)])
-        return passes.pool(y, offsets, config.pool)
+        return pool(y, offsets, kind, self.kernels == "ours")
+
+    def _example(self) -> tuple[Any, ...]:
+        x = self._rows(2)  # fuse keeps as many rows of a recorded run, and no node may be missing
+        return x, 0.0, Graph.from_edges(torch.tensor([[0, 1], [1, 0]], device=x.device), 2), None
 
     def _check(self, x: Any, graph: Any, offsets: Any, weight: Any) -> None:
         op, config = "GraphNetwork", self.config

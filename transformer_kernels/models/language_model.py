@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +18,22 @@ from .._errors import (
     as_number,
 )
 from .._names import explain_names
-from .._torch import evaluating, forwards_of, is_bare
+from .._torch import evaluating
+from ..fuse.derive import know, original, stands
 from ..nn.rope import RotaryEmbedding
 from ._cache import KeyValueCache
 from ._checks import (
-    Switched,
     check_beside,
     check_config,
     check_range,
     check_shape,
     one_of,
 )
+from ._config import TransformerConfig
+from ._parts import Activation, SelfAttention, Tables
 from ._sampling import Sampling
-from ._transformer import Layer, SelfAttention, Transformer, TransformerConfig, initialise
+from ._switch import Model
+from ._transformer import Layer, Transformer, initialise
 
 _POSITIONS = ("learned", "rope")
 
@@ -72,14 +77,15 @@ class LanguageModelConfig(TransformerConfig):
             )
 
 
-class LanguageModel(Switched):
+class LanguageModel(Model):
     """Computes logits of the next token from tokens.
 
     Args:
         config: its configuration.
-        kernels: ``"ours"`` for this project's kernels, or ``"torch"`` for stock PyTorch. Both have
-            the same parameters, ``state_dict`` and results; ``model.kernels`` may be set at any
-            time.
+        kernels: ``"ours"`` for this package's kernels: the layers are fused by
+            :func:`transformer_kernels.fuse`, without timing, when the model is made and when this
+            is set. Or ``"torch"`` for stock PyTorch. Both have the same parameters, ``state_dict``
+            and results; ``model.kernels`` may be set at any time.
 
     Initial parameters depend on PyTorch's seed alone.
 
@@ -91,6 +97,8 @@ class LanguageModel(Switched):
     torch.Size([2, 7])
     """
 
+    config: LanguageModelConfig
+
     def __init__(self, config: LanguageModelConfig, kernels: str = "ours") -> None:
         super().__init__(kernels)
         check_config("LanguageModel", config, LanguageModelConfig)
@@ -101,11 +109,12 @@ class LanguageModel(Switched):
         self.rotary = (
             None if learned else RotaryEmbedding(config.head_dim, config.context, config.rope_base)
         )
-        self.transformer = Transformer(config)
+        self.transformer = Transformer(config, partial(SelfAttention, config, causal=True))
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         initialise(self, self.transformer)
         if config.tie_weights:
             self.head.weight = self.tokens.weight
+        self.kernels = kernels
 
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, *, cache: KeyValueCache | None = None
@@ -120,8 +129,8 @@ class LanguageModel(Switched):
 
         Raises:
             ArgumentValueError, ArgumentTypeError: the model cannot take an argument; the message
-                names it. On the CPU a token out of range is an :class:`ArgumentIndexError`. On
-                CUDA, which is not waited for, its logits are NaN, and ``"torch"`` asserts.
+                names it. On the CPU a token out of range is an :class:`ArgumentIndexError`; on
+                CUDA, which is not waited for, PyTorch asserts.
         """
         return self._logits_or_loss(self._features(tokens, cache, self.transformer.p), targets)
 
@@ -177,7 +186,7 @@ class LanguageModel(Switched):
         cache = self.new_cache(batch, length + count) if use_cache and count and batch else None
         # The argument p turns dropout off, because modules in training mode may serve other threads
         # meanwhile. Modules from outside know evaluation only by their mode.
-        others = (module for module in self.modules() if not is_bare(module, _OWN))
+        others = (module for module in self.modules() if not _is_own(module))
         with evaluating(others):
             for end in range(length, length + count):
                 begin = 0 if cache is None else cache.length
@@ -192,16 +201,28 @@ class LanguageModel(Switched):
         return tokens
 
     def _features(self, tokens: Tensor, cache: KeyValueCache | None, p: float) -> Tensor:
+        self._check_kernels()
         self._check(tokens, cache)
-        passes, rotary = self.passes, self.rotary
-        first = 0 if cache is None else cache.length
-        x = passes.embed(tokens, self.tokens, self.positions, first)
-        tables = None if rotary is None else (rotary.cos, rotary.sin)
-        mix = SelfAttention(self.config, passes, p, True, tables, cache)
-        y: Tensor = self.transformer(passes.dropout(x, p), passes, mix, p)
+        first, length = 0 if cache is None else cache.length, tokens.shape[1]
+        x: Tensor = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(first, first + length, device=tokens.device))
+        y: Tensor = self.transformer(self._dropout(x, p), p, self._tables(first, length), cache)
         if cache is not None:
-            cache.length += tokens.shape[1]
+            cache.length += length
         return y
+
+    def _tables(self, first: int, length: int) -> Tables | None:
+        """Cosines and sines of the positions from ``first`` on; None for learned positions."""
+        if self.rotary is None:
+            return None
+        halves = (x[None, first : first + length] for x in (self.rotary.cos, self.rotary.sin))
+        cos, sin = (torch.cat((x, x), -1) for x in halves)
+        return cos, sin
+
+    def _example(self) -> tuple[Any, ...]:
+        length = min(8, self.config.context)
+        return self._rows(2, length), 0.0, self._tables(0, length)
 
     def _check(self, tokens: Tensor, cache: KeyValueCache | None) -> None:
         op, config = "LanguageModel", self.config
@@ -261,7 +282,14 @@ class LanguageModel(Switched):
         return count
 
 
-_OWN = forwards_of(
-    LanguageModel, Transformer, Layer, RotaryEmbedding, nn.ModuleList, nn.Embedding, nn.Linear,
-    nn.LayerNorm, nn.RMSNorm,
+_OWN = (
+    LanguageModel, Transformer, Layer, SelfAttention, Activation, RotaryEmbedding, nn.ModuleList,
+    nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm,
 )  # fmt: skip
+for _kind in _OWN:
+    know(_kind)
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Whether the module is as the model made it, fused or not."""
+    return original(type(module)) in _OWN and stands(module)

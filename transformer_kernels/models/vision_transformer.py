@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,11 @@ from torch import Tensor, nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError, as_count
 from .._names import explain_names
-from ._checks import Switched, check_config, check_like, check_shape, one_of
-from ._transformer import SelfAttention, Transformer, TransformerConfig, initialise
+from ._checks import check_config, check_like, check_shape, one_of
+from ._config import TransformerConfig
+from ._parts import SelfAttention
+from ._switch import Model
+from ._transformer import Transformer, initialise
 
 _POOLS = ("class", "mean")
 
@@ -78,14 +82,15 @@ class VisionTransformerConfig(TransformerConfig):
         return (height // patch_height) * (width // patch_width)
 
 
-class VisionTransformer(Switched):
+class VisionTransformer(Model):
     """Computes logits of the classes of images.
 
     Args:
         config: its configuration.
-        kernels: ``"ours"`` for this project's kernels, or ``"torch"`` for stock PyTorch. Both have
-            the same parameters, ``state_dict`` and results; ``model.kernels`` may be set at any
-            time.
+        kernels: ``"ours"`` for this package's kernels: the layers are fused by
+            :func:`transformer_kernels.fuse`, without timing, when the model is made and when this
+            is set. Or ``"torch"`` for stock PyTorch. Both have the same parameters, ``state_dict``
+            and results; ``model.kernels`` may be set at any time.
 
     Initial parameters depend on PyTorch's seed alone.
 
@@ -93,6 +98,8 @@ class VisionTransformer(Switched):
     ...     image_size=8, patch_size=4, num_classes=10, dim=32, num_layers=2, num_heads=2))
     >>> loss = model(torch.randn(2, 3, 8, 8), torch.tensor([3, 7]))
     """
+
+    config: VisionTransformerConfig
 
     def __init__(self, config: VisionTransformerConfig, kernels: str = "ours") -> None:
         super().__init__(kernels)
@@ -103,9 +110,10 @@ class VisionTransformer(Switched):
         self.class_token = nn.Parameter(torch.zeros(config.dim)) if has_token else None
         places = config.num_patches + has_token
         self.positions = nn.Parameter(torch.empty(places, config.dim))
-        self.transformer = Transformer(config)
+        self.transformer = Transformer(config, partial(SelfAttention, config, causal=False))
         self.head = nn.Linear(config.dim, config.num_classes)
         initialise(self, self.transformer)
+        self.kernels = kernels
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
         """Returns logits (B, classes), or with ``targets`` the mean cross-entropy.
@@ -122,13 +130,15 @@ class VisionTransformer(Switched):
 
     def features(self, images: Tensor) -> Tensor:
         """The features that the head classifies, (B, C)."""
-        config, passes = self.config, self.passes
+        config, p = self.config, self.transformer.p
+        self._check_kernels()
         check_shape("VisionTransformer", "images", images, "batch", config.channels, *config.image)
         check_like("VisionTransformer", "images", images, self.patches.weight)
-        x = passes.patches(images, self.patches)
+        x: Tensor = self.patches(images).flatten(2).transpose(1, 2)
         if self.class_token is not None:
             x = torch.cat((self.class_token.expand(x.shape[0], 1, -1).to(x.dtype), x), 1)
-        p = self.transformer.p
-        mix = SelfAttention(config, passes, p)
-        y: Tensor = self.transformer(passes.dropout(x + self.positions, p), passes, mix, p)
+        y: Tensor = self.transformer(self._dropout(x + self.positions, p), p)
         return y.mean(1) if self.class_token is None else y[:, 0]
+
+    def _example(self) -> tuple[Any, ...]:
+        return self._rows(2, 8), 0.0

@@ -6,30 +6,32 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transformer_kernels.models._checks import KERNELS
-
 from .conftest import VISION, vision_transformer
 
 each_kernels = pytest.mark.parametrize("kernels", ["ours", "torch"])
 SIZES = [((6, 15), (3, 5)), (8, 2), (4, (4, 1)), ((1, 7), (1, 7)), (3, 1)]
 
 
+@each_kernels
 @pytest.mark.parametrize(("image", "patch"), SIZES, ids=str)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_patches_are_projected_row_by_row(image, patch, channels):
-    model = vision_transformer(image_size=image, patch_size=patch, channels=channels)
-    config = model.config
+def test_patches_are_projected_row_by_row(kernels, image, patch, channels):
+    model = vision_transformer(
+        kernels, image_size=image, patch_size=patch, channels=channels, pool="mean"
+    )
+    config, seen = model.config, []
+    model.transformer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     images = torch.randn(2, channels, *config.image)
-    found = {name: passes.patches(images, model.patches) for name, passes in KERNELS.items()}
+    model(images)
+    rows = seen[0] - model.positions
+    assert rows.shape == (2, config.num_patches, config.dim)
     (height, width), weight = config.patch, model.patches.weight.flatten(1)
-    for name, rows in found.items():
-        assert rows.shape == (2, config.num_patches, config.dim), name
-        across = config.image[1] // width
-        for n in range(config.num_patches):
-            top, left = n // across * height, n % across * width
-            patch = images[:, :, top : top + height, left : left + width].flatten(1)
-            wanted = patch @ weight.T + model.patches.bias
-            torch.testing.assert_close(rows[:, n], wanted, rtol=1e-4, atol=1e-5)
+    across = config.image[1] // width
+    for n in range(config.num_patches):
+        top, left = n // across * height, n % across * width
+        patch = images[:, :, top : top + height, left : left + width].flatten(1)
+        wanted = patch @ weight.T + model.patches.bias
+        torch.testing.assert_close(rows[:, n], wanted, rtol=1e-4, atol=1e-5)
 
 
 @each_kernels
