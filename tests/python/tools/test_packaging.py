@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import build_wheel
+import check_wheel
 from setup_env import REQUIREMENTS, ROOT
 
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -135,3 +136,18 @@ def test_a_static_runtime_is_replaced_or_refused(
 def test_a_wheel_with_cuda_has_every_architecture_unless_told() -> None:
     assert build_wheel.cmake_defines(False, "all") == ["TFK_CUDA=OFF"]
     assert build_wheel.cmake_defines(True, "all")[1] == "TFK_CUDA_ARCHITECTURES=all"
+
+
+def test_a_wheel_is_tried_beside_the_oldest_pytorch_and_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetched = []
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        fetched.append(command[-1])
+        return subprocess.CompletedProcess(command, returncode=1)
+
+    monkeypatch.setattr(check_wheel, "run", run)
+    assert not check_wheel.fetch_torch("python", check_wheel.VERSIONS[0], "index")
+    assert not check_wheel.fetch_torch("python", check_wheel.VERSIONS[-1], "index")
+    assert fetched == ["torch==2.10.*", "torch>=2.10"]
