@@ -24,7 +24,7 @@ from .._torch import any_autocast, has_dispatch_mode, has_undecided_sizes, is_ea
 from ._constants import as_saved
 from ._declare import Op
 from ._declare_arguments import Given, Indices, check_device
-from ._kinds import PLAIN_CLASSES, is_distributed, is_jagged, require_memory
+from ._kinds import PLAIN_CLASSES, is_distributed, is_jagged, is_plain, require_memory
 from ._promote import promoted
 
 
@@ -117,15 +117,15 @@ _MOST_SIGNATURES = 1024  # of each op; then it forgets all
 
 def _signature(arguments: Sequence[Any]) -> tuple[Any, ...] | None:
     """All that checks read of a call: numbers, and tensors without their memory. None where a
-    tensor is of a class of its own."""
+    tensor is not plain memory."""
     found: list[Any] = [any_autocast()]
     for value in arguments:
-        if type(value) in PLAIN_CLASSES:
-            found += (value.shape, value.stride(), value.dtype, value.device)
-        elif isinstance(value, Tensor):
-            return None
-        else:
+        if not isinstance(value, Tensor):
             found += (type(value), value)
+        elif is_plain(value):
+            found += (value.shape, value.stride(), value.dtype, value.device)
+        else:
+            return None
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..._library import have_kernels_for, log_dispatch, logs_dispatch
 from ..._processor import cpuinfo
 from ..._torch import has_dispatch_mode, is_eager, is_fake, refuses_cublas
-from .._kinds import PLAIN_CLASSES
+from .._kinds import PLAIN_CLASSES, is_plain
 from . import _tuned
 
 _MOST_FEW_ROWS = 16  # engines: csrc/linear's cpu/few_rows.h and sm80/few_rows.cuh
@@ -159,7 +159,7 @@ def _has_uneven_features(weight: Tensor) -> bool:
 # Reasons why our product cannot run, or must not.
 _FOLLOWED = Refusal(lambda *_: not is_eager(), "a graph or a transform follows the call")
 _MORE_THAN_MEMORY = Refusal(
-    lambda x, weight: type(x) not in PLAIN_CLASSES or type(weight) not in PLAIN_CLASSES,
+    lambda x, weight: not (is_plain(x) and is_plain(weight)),
     "an operand is more than memory",
 )
 _NO_KERNEL = Refusal(lambda x, _: not have_kernels_for(x), "no kernel for this device")
@@ -243,7 +243,7 @@ def is_little(op: str, x: Tensor, *weights: Tensor) -> bool:
     """Whether the rules leave every product to PyTorch because it is small, on a CPU. Few questions
     decide: :func:`choose` may ask for longer than such a product takes. Of weights only the size is
     asked, because PyTorch takes or refuses every other kind."""
-    if type(x) not in PLAIN_CLASSES or not x.is_cpu or not is_eager() or _tuned.is_measuring():
+    if not (is_plain(x) and x.is_cpu and is_eager()) or _tuned.is_measuring():
         return False
     numbers, measured = 0, _tuned.sizes_of_weights()
     try:

@@ -16,7 +16,7 @@ from ..._library import log_dispatch
 from ..._torch import any_autocast, eager_apply, is_batched, is_eager, is_fake, refuses_cublas
 from .._declare_checks import check_values, refuse_call
 from .._dtype import under_autocast
-from .._kinds import PLAIN_CLASSES, PLAIN_OR_NONE
+from .._kinds import PLAIN_CLASSES, PLAIN_OR_NONE, is_plain
 from .._public import overridable
 from ._as_one import has_gradients
 from ._choice import is_little, refusal
@@ -140,7 +140,7 @@ def _why_apart(
     if not is_eager():
         return "a graph or a transform follows the call"
     others = [t for t in (x, *weights) if type(t) not in PLAIN_CLASSES]
-    if not all(map(is_fake, others)):
+    if not (is_plain(x) or is_fake(x)) or not all(map(is_fake, others)):
         return "an operand is more than memory"
     fakes = len(others) > 0
     if not is_little(_OP, x, *weights) and any(
