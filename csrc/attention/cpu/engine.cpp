@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <new>
 #include <utility>
 
 #include "attention/cpu/plan.h"
+#include "attention/cpu/tiny.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
 
@@ -18,10 +22,48 @@ std::size_t bytes_of(const AttentionProblem& p, std::int64_t numbers) {
   return static_cast<std::size_t>(numbers * number_bytes(p));
 }
 
-const AttentionKernels& kernels(DType dtype) {
-  constexpr const AttentionKernelTable* kTables[] = TFK_PER_ISA(attention_kernels);
-  return kTables[static_cast<int>(isa())]->of(dtype);
+// Rows of an operand of all sequences.
+struct Operand {
+  HeadRows rows;
+  std::int64_t count;
+  std::int64_t heads;
+  std::int64_t dim;
+};
+
+bool holds_tiny(const Context& context, const AttentionProblem& p, const Operand& x) {
+  constexpr HasTinyNumber kPerIsa[] = TFK_PER_ISA(has_tiny_number);
+  const auto is_found = kPerIsa[static_cast<int>(isa())];
+  const std::int64_t batches = p.q_offsets ? 1 : p.batch;
+  const bool together = x.rows.head_stride == x.dim;
+  const std::int64_t pieces = together ? 1 : x.heads;
+  const std::int64_t numbers = together ? x.heads * x.dim : x.dim;
+  std::atomic<bool> found = false;
+  parallel_for(context, batches * x.count, rows_per_range(x.heads * x.dim),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = begin; i < end; ++i) {
+                   for (std::int64_t h = 0; h < pieces; ++h) {
+                     const void* row = x.rows.address(p.dtype, i / x.count, i % x.count, h);
+                     if (is_found(static_cast<const BFloat16*>(row), numbers)) found = true;
+                   }
+                 }
+               });
+  return found;
 }
+
+// Products of pairs of bfloat16 lose the smallest numbers; where operands hold some, the kernels
+// compute in float.
+const AttentionKernels& kernels(const Context& context, const AttentionProblem& p,
+                                std::initializer_list<Operand> operands) {
+  constexpr const AttentionKernelTable* kTables[] = TFK_PER_ISA(attention_kernels);
+  const AttentionKernelTable& table = *kTables[static_cast<int>(isa())];
+  const AttentionKernels& found = table.of(p.dtype);
+  if (&found != &table.of_pairs) return found;
+  const bool tiny = std::ranges::any_of(
+      operands, [&](const Operand& operand) { return holds_tiny(context, p, operand); });
+  return tiny ? table.in_float : found;
+}
+
+Operand v_of(const AttentionProblem& p) { return {p.v, p.keys, p.kv_heads, p.value_dim}; }
 
 void* advance(void* memory, std::int64_t numbers, std::int64_t bytes) {
   return static_cast<std::byte*>(memory) + numbers * bytes;
@@ -47,9 +89,9 @@ class ThreadScratch {
 // Makes the forward pass' copies of k and v.
 class Packer {
  public:
-  explicit Packer(const AttentionProblem& p)
+  Packer(const AttentionProblem& p, const AttentionKernels& kernels)
       : problem_(p),
-        kernels_(kernels(p.dtype)),
+        kernels_(kernels),
         key_bytes_(rounded_up(p.dim, kernels_.column_step) * kernels_.copy_bytes),
         value_bytes_(spread_dim(p.value_dim) * kernels_.copy_bytes) {}
 
@@ -78,8 +120,8 @@ class Packer {
 // Copies of all heads and sequences, each packed once for all threads.
 class SharedCopies {
  public:
-  SharedCopies(const Context& context, const AttentionProblem& p)
-      : packer_(p),
+  SharedCopies(const Context& context, const AttentionProblem& p, const AttentionKernels& kernels)
+      : packer_(p, kernels),
         steps_(key_steps(p)),
         memory_(context, packer_.bytes(room())) {
     const std::int64_t grain = rows_per_range(kKeyStep * (p.dim + p.value_dim));
@@ -118,18 +160,18 @@ std::int64_t most_keys(const AttentionProblem& p) {
 
 // Whether one copy of k and v serves all threads: where it would not fit a thread's caches, or
 // where so few heads would be packed by many threads each.
-bool shares_copies(const AttentionProblem& p) {
+bool shares_copies(const AttentionProblem& p, const AttentionKernels& kernels) {
   constexpr std::int64_t kFewHeads = 8;
   constexpr std::size_t kMostOwnBytes = std::size_t{512} * 1024;
-  return p.batch * p.kv_heads < kFewHeads || Packer(p).bytes(most_keys(p)) > kMostOwnBytes;
+  return p.batch * p.kv_heads < kFewHeads || Packer(p, kernels).bytes(most_keys(p)) > kMostOwnBytes;
 }
 
 // A thread's own copy of the head that it works on, in its second cache.
 class OwnCopy {
  public:
-  explicit OwnCopy(const AttentionProblem& p)
+  OwnCopy(const AttentionProblem& p, const AttentionKernels& kernels)
       : problem_(p),
-        packer_(p),
+        packer_(p, kernels),
         room_(rounded_up(most_keys(p), kKeyStep)),
         memory_(packer_.bytes(room_)) {}
 
@@ -178,14 +220,15 @@ std::int64_t dq_numbers(const AttentionProblem& p, std::int64_t rows) {
 }
 
 // dq of some queries of one head, from the sums of all splits, which lie one after the other.
-void finish_dq(const AttentionBackwardProblem& p, const QueryItem& item, const void* first_split,
-               std::int64_t splits, void* scratch) {
-  kernels(p.dtype).add_splits(p, item, first_split, splits, dq_numbers(p, p.rows()), scratch);
+void finish_dq(const AttentionKernels& kernels, const AttentionBackwardProblem& p,
+               const QueryItem& item, const void* first_split, std::int64_t splits, void* scratch) {
+  kernels.add_splits(p, item, first_split, splits, dq_numbers(p, p.rows()), scratch);
 }
 
 // The arguments that all items of the backward pass share.
 struct BackwardPass {
   const AttentionBackwardProblem& problem;
+  const AttentionKernels& kernels;
   BackwardPlan plan;
   const void* delta;
   void* splits;  // sums of dq, each beside lse; null where there is but one
@@ -207,9 +250,9 @@ void run_backward_head(const BackwardPass& pass, std::int64_t batch, std::int64_
   const AttentionBackwardProblem& p = pass.problem;
   const std::int64_t first_head = kv_head * p.group();
   void* const dq = pass.splits == nullptr ? own_dq : pass.dq_of(split, p.row(batch, first_head));
-  kernels(p.dtype).backward(p, {batch, kv_head, split, pass.plan.splits, pass.delta, dq}, scratch);
+  pass.kernels.backward(p, {batch, kv_head, split, pass.plan.splits, pass.delta, dq}, scratch);
   for (std::int64_t h = 0; pass.splits == nullptr && h < p.group(); ++h) {
-    finish_dq(p, {batch, first_head + h, {0, p.sequence(batch).queries}},
+    finish_dq(pass.kernels, p, {batch, first_head + h, {0, p.sequence(batch).queries}},
               advance(dq, dq_numbers(p, h * p.queries), number_bytes(p)), 1, scratch);
   }
 }
@@ -231,8 +274,7 @@ void run_backward_item(const BackwardPass& pass, std::int64_t index, void* own_d
 // Every block of queries; a thread takes copies of k and v from what make_copies() returns.
 template <class MakeCopies>
 void run_forward(const Context& context, const AttentionForwardProblem& p,
-                 MakeCopies&& make_copies) {
-  const AttentionKernels& run = kernels(p.dtype);
+                 const AttentionKernels& run, MakeCopies&& make_copies) {
   const std::int64_t size = run.forward_block.queries;
   const BlockList list = query_blocks(p, size);
   const std::int64_t grain = rows_per_range(size * p.keys);
@@ -290,12 +332,14 @@ void fill_tail(void* statistic, Range rows, std::int64_t heads, double value) {
 }  // namespace
 
 void attention_forward(const Context& context, const AttentionForwardProblem& p) {
-  log_cpu_kernel("attention", p, kernels(p.dtype).forward_block);
-  if (shares_copies(p)) {
-    const SharedCopies copies(context, p);
-    run_forward(context, p, [&]() -> const SharedCopies& { return copies; });
+  // Tiny numbers of q and k change no score that counts.
+  const AttentionKernels& run = kernels(context, p, {v_of(p)});
+  log_cpu_kernel("attention", p, run.forward_block);
+  if (shares_copies(p, run)) {
+    const SharedCopies copies(context, p, run);
+    run_forward(context, p, run, [&]() -> const SharedCopies& { return copies; });
   } else {
-    run_forward(context, p, [&] { return OwnCopy(p); });
+    run_forward(context, p, run, [&] { return OwnCopy(p, run); });
   }
   if (p.q_offsets == nullptr) return;
   const Range tail{p.q_offsets[p.batch], p.queries};
@@ -308,13 +352,17 @@ void attention_forward(const Context& context, const AttentionForwardProblem& p)
 }
 
 void attention_backward(const Context& context, const AttentionBackwardProblem& p) {
-  const AttentionKernels& run = kernels(p.dtype);
+  const AttentionKernels& run = kernels(context, p,
+                                        {{p.q, p.queries, p.heads, p.dim},
+                                         {p.k, p.keys, p.kv_heads, p.dim},
+                                         v_of(p),
+                                         {p.dout, p.queries, p.heads, p.value_dim}});
   log_cpu_kernel("attention", p, run.backward_block);
   const BackwardPlan plan = backward_plan(p);
   const std::int64_t split_numbers = plan.splits == 1 ? 0 : dq_numbers(p, plan.splits * p.rows());
   const AlignedScratch delta(context, bytes_of(p, p.rows()));
   const AlignedScratch splits(context, bytes_of(p, split_numbers));
-  const BackwardPass pass{p, plan, delta.data(), splits.data()};
+  const BackwardPass pass{p, run, plan, delta.data(), splits.data()};
   for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
     run.delta(p, item, delta.data(), scratch);
   });
@@ -329,7 +377,7 @@ void attention_backward(const Context& context, const AttentionBackwardProblem& 
   if (plan.splits > 1) {
     for_each_query_item(context, p, [&](const QueryItem& item, void* scratch) {
       const std::int64_t row = p.row(item.batch, item.head) + item.queries.begin;
-      finish_dq(p, item, pass.dq_of(0, row), plan.splits, scratch);
+      finish_dq(run, p, item, pass.dq_of(0, row), plan.splits, scratch);
     });
   }
   if (p.q_offsets != nullptr) {
