@@ -22,10 +22,9 @@ std::size_t bytes_of(const AttentionProblem& p, std::int64_t numbers) {
   return static_cast<std::size_t>(numbers * number_bytes(p));
 }
 
-// Rows of an operand of all sequences.
 struct Operand {
   HeadRows rows;
-  std::int64_t count;
+  std::int64_t count;  // of rows, of each batch
   std::int64_t heads;
   std::int64_t dim;
 };
@@ -63,7 +62,15 @@ const AttentionKernels& kernels(const Context& context, const AttentionProblem& 
   return tiny ? table.in_float : found;
 }
 
-Operand v_of(const AttentionProblem& p) { return {p.v, p.keys, p.kv_heads, p.value_dim}; }
+// Rows that belong to a sequence: of each batch, or of all packed sequences together.
+std::int64_t query_rows(const AttentionProblem& p) {
+  return p.q_offsets ? p.q_offsets[p.batch] : p.queries;
+}
+std::int64_t key_rows(const AttentionProblem& p) {
+  return p.q_offsets ? p.k_offsets[p.batch] : p.keys;
+}
+
+Operand v_of(const AttentionProblem& p) { return {p.v, key_rows(p), p.kv_heads, p.value_dim}; }
 
 void* advance(void* memory, std::int64_t numbers, std::int64_t bytes) {
   return static_cast<std::byte*>(memory) + numbers * bytes;
@@ -353,10 +360,10 @@ void attention_forward(const Context& context, const AttentionForwardProblem& p)
 
 void attention_backward(const Context& context, const AttentionBackwardProblem& p) {
   const AttentionKernels& run = kernels(context, p,
-                                        {{p.q, p.queries, p.heads, p.dim},
-                                         {p.k, p.keys, p.kv_heads, p.dim},
+                                        {{p.q, query_rows(p), p.heads, p.dim},
+                                         {p.k, key_rows(p), p.kv_heads, p.dim},
                                          v_of(p),
-                                         {p.dout, p.queries, p.heads, p.value_dim}});
+                                         {p.dout, query_rows(p), p.heads, p.value_dim}});
   log_cpu_kernel("attention", p, run.backward_block);
   const BackwardPlan plan = backward_plan(p);
   const std::int64_t split_numbers = plan.splits == 1 ? 0 : dq_numbers(p, plan.splits * p.rows());
