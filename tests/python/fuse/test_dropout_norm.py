@@ -16,6 +16,7 @@ from transformer_kernels.fuse.patterns import dropout_norm
 from transformer_kernels.fuse.patterns.dropout_norm import Dropped
 
 from . import replaying
+from .counting import counted
 from .zoo.compare import assert_as_exact, assert_close, assert_equal, train
 from .zoo.families import BY_NAME
 
@@ -53,12 +54,7 @@ class Model(nn.Module):
 @pytest.fixture
 def sums(monkeypatch):
     """The sums that took a dropout along."""
-    made = []
-    summed = dropout_norm.sum_of
-    monkeypatch.setattr(
-        dropout_norm, "sum_of", lambda *given, **more: made.append(1) or summed(*given, **more)
-    )
-    return made
+    return counted(monkeypatch, dropout_norm, "sum_of")
 
 
 def fused(model, x, **options):

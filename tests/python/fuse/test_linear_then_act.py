@@ -16,6 +16,8 @@ import transformer_kernels as tfk
 from transformer_kernels.fuse.patterns.linear_then_act import Activated
 from transformer_kernels.ops.linear import _ahead
 
+from .counting import counted
+
 WIDTH, HIDDEN = 16, 24
 
 
@@ -41,11 +43,8 @@ class Eager(nn.Module):
 @pytest.fixture(autouse=True)
 def calls(monkeypatch):
     """Small products run as large ones do; the calls that computed both are counted."""
-    made = []
-    both = _ahead._forward
     monkeypatch.setattr(_ahead, "refusal", lambda *_, **__: None)
-    monkeypatch.setattr(_ahead, "_forward", lambda *given: made.append(1) or both(*given))
-    return made
+    return counted(monkeypatch, _ahead, "_forward")
 
 
 def fused(model, x):

@@ -16,6 +16,8 @@ from transformer_kernels.fuse.patterns import rope
 from transformer_kernels.fuse.patterns._normed import Normed
 from transformer_kernels.testing import transformer as toys
 
+from .counting import counted
+
 WIDTH, HEADS, DIM, LENGTH = 32, 4, 8, 40
 
 
@@ -59,12 +61,7 @@ NORMS = {
 
 @pytest.fixture
 def calls(monkeypatch):
-    made = []
-    both = rope.normed_and_rotated
-    monkeypatch.setattr(
-        rope, "normed_and_rotated", lambda *given, **more: made.append(1) or both(*given, **more)
-    )
-    return made
+    return counted(monkeypatch, rope, "normed_and_rotated")
 
 
 def fused(model, x, *patterns):

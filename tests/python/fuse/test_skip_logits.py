@@ -16,6 +16,7 @@ import transformer_kernels as tfk
 from transformer_kernels.fuse.patterns import _logits
 from transformer_kernels.fuse.patterns._logits import Logits, NoLogits
 
+from .counting import counted
 from .zoo.compare import GRADIENT, assert_as_exact, assert_close, reference, train
 from .zoo.families import FAMILIES
 
@@ -65,13 +66,7 @@ def batch():
 
 @pytest.fixture
 def calls(monkeypatch):
-    made = []
-    without = tfk.functional.linear_cross_entropy
-    monkeypatch.setattr(
-        _logits.functional, "linear_cross_entropy",
-        lambda *given, **more: made.append(1) or without(*given, **more),
-    )  # fmt: skip
-    return made
+    return counted(monkeypatch, _logits.functional, "linear_cross_entropy")
 
 
 def fused(model, inputs, **options):

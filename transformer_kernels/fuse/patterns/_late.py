@@ -3,12 +3,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+ASKED = "_tfk_asked"  # of a module, while its results may wait
+
 _QUESTIONS = frozenset(("__get__", "dim", "is_floating_point", "numel", "size"))
+
+
+def while_asked(
+    modules: Sequence[Any], forward: Callable[..., Any], args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Calls ``forward``, during which results of these modules may wait."""
+    for module in modules:
+        module.__dict__[ASKED] = True
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        for module in modules:
+            module.__dict__.pop(ASKED, None)
 
 
 class Late(Tensor):

@@ -23,12 +23,10 @@ from ..derive import Gate, Link, original, stands
 from ..mixin import Mixin, only
 from ..record import Call, Trace, Value
 from ..site import Calls, Refusal, Site
-from ._late import Late
+from ._late import ASKED, Late, while_asked
 from ._pattern import Pattern
 from .dropout import Dropout
 from .sum_norm import SUMS, Tagged, fits, sum_of, tagged
-
-_ASKED = "_tfk_asked"  # of a dropout, while the forward runs that adds its result
 
 
 class Dropped(Late):
@@ -79,18 +77,12 @@ class DropoutNorm(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self._tfk_dropouts:
-            late = self._late(only(args, kwargs)) if _ASKED in self.__dict__ else None
+            late = self._late(only(args, kwargs)) if ASKED in self.__dict__ else None
             return super().forward(*args, **kwargs) if late is None else late
         dropouts: list[Any] = [link.module for link in self._tfk_dropouts]
         if not self._serves(dropouts):
             return super().forward(*args, **kwargs)
-        for dropout in dropouts:
-            dropout.__dict__[_ASKED] = True
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            for dropout in dropouts:
-                dropout.__dict__.pop(_ASKED, None)
+        return while_asked(dropouts, super().forward, args, kwargs)
 
     def _late(self, x: Tensor | None) -> Tensor | None:
         """The result for ``x`` that waits for its sum; None where it may not wait."""
@@ -105,7 +97,7 @@ class DropoutNorm(Mixin):
         return (
             self.training
             and is_eager()
-            and not getattr(self, "_is_replica", False)
+            and "_is_replica" not in self.__dict__
             and all(_waits(dropout) for dropout in dropouts)
         )
 

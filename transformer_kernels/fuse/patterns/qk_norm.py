@@ -20,13 +20,12 @@ from ..mixin import Mixin, only
 from ..prove import fused_twin, twin
 from ..record import Call, Trace, Value
 from ..site import Calls, Refusal, Site
+from ._late import ASKED, while_asked
 from ._normed import Normed
 from ._pattern import Pattern
 from ._rebound import names_of
 from .norm import NARROW, Norm
 from .rope import Rope
-
-_ASKED = "_tfk_asked"  # of a norm, while the forward runs that rotates its result
 
 
 class QKNorm(Mixin):
@@ -40,19 +39,13 @@ class QKNorm(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         norms: list[Any] = [link.module for link in self._tfk_norms]
-        if not norms and _ASKED in self.__dict__:
+        if not norms and ASKED in self.__dict__:
             x = only(args, kwargs)
             if x is not None and self._waits(x):
                 return Normed.of(x, self, self._tfk_lifted if self.lifts(x) else x.dtype)
         if not norms or not self._serves(norms, args, kwargs):
             return super().forward(*args, **kwargs)
-        for norm in norms:
-            norm.__dict__[_ASKED] = True
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            for norm in norms:
-                norm.__dict__.pop(_ASKED, None)
+        return while_asked(norms, super().forward, args, kwargs)
 
     def _waits(self, x: Tensor) -> bool:
         """Whether the norm of these heads may wait for the rotation."""
@@ -134,7 +127,7 @@ def _trial(
     def trial(rows: int) -> Calls:
         stock = [twin(module, Tensor.detach) for module in modules]
         alone = [fused_twin(s, Norm, n.state) for s, n in zip(stock, norms, strict=True)]
-        ours = [fused_twin(norm, QKNorm, {_ASKED: True}) for norm in alone]
+        ours = [fused_twin(norm, QKNorm, {ASKED: True}) for norm in alone]
         time = min(values[0].shape[1], rows)
         made = [
             torch.randn(max(1, rows // time), time, *x.shape[2:], dtype=x.dtype, device=x.device)

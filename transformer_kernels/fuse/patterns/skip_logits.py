@@ -20,11 +20,10 @@ from ..derive import Link, meets, stands
 from ..mixin import Mixin, leave, only
 from ..record import Node, Trace, value_of
 from ..site import Refusal, Site
+from ._late import ASKED, while_asked
 from ._logits import LOSS, ROWS, Logits, settled
 from ._pattern import Pattern
 from ._products import PRODUCTS, is_linear, operand
-
-_ASKED = "_tfk_asked"  # of a head, while its model is called to train
 
 
 class Head(Mixin):
@@ -32,7 +31,7 @@ class Head(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         x = only(args, kwargs)
-        if x is None or _ASKED not in self.__dict__:
+        if x is None or ASKED not in self.__dict__:
             return super().forward(*args, **kwargs)
         return Logits.of(x, self)
 
@@ -53,11 +52,7 @@ class WithoutLogits(Mixin):
         if not stands(head):
             leave(self, "skip_logits", "the head is no longer as it was when it was fused")
             return super().forward(*args, **kwargs)
-        head.__dict__[_ASKED] = True
-        try:
-            return settled(super().forward(*args, **kwargs))
-        finally:
-            del head.__dict__[_ASKED]
+        return settled(while_asked([head], super().forward, args, kwargs))
 
     def _trains(self) -> bool:
         is_other = "_is_replica" in self.__dict__  # whose head is another one
