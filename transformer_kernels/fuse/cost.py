@@ -35,6 +35,7 @@ _ROUNDS_ON_CUDA = 9
 _HOST_ROUNDS, _HOST_CALLS = 4, 8
 _HOST_ROWS = 64  # of calls whose launching is timed, so that the device keeps up
 _NO_HOST = Times(0.0, 0.0)  # a CPU's times have it in them
+_SHARES = (0.5, 0.0, 0.25, 0.75, 1.0)  # weights of the host's time; by default the first
 _MOST_PRODUCTS = 2  # times the recorded rows, for what takes long on a CPU
 
 
@@ -214,11 +215,16 @@ def _host_times(calls: Calls, make: Make) -> Times:
     return Times(*found)
 
 
-def _pays(times: Times, host: Times = _NO_HOST) -> bool:
-    """Whether a call takes less time, also where the host is what a step waits for: the device has
-    to save more than launching costs in addition."""
-    launching = max(0.0, host.ours - host.stock)
-    return times.ours + launching <= (1 - _LEAST_GAIN) * times.stock
+def _pays(times: Times, host: Times = _NO_HOST, share: float = 0.0) -> bool:
+    """Whether a call takes less time. The host's counts by ``share``, the device's by the rest."""
+    stock, ours = (share * h + (1 - share) * t for h, t in zip(host, times, strict=True))
+    return ours <= (1 - _LEAST_GAIN) * stock
+
+
+def _shares(device: torch.device, launches: bool) -> tuple[float, ...]:
+    """The weights of the host's time with which sites may be chosen: a step on a GPU waits for the
+    host or for the device."""
+    return _SHARES if launches and device.type == "cuda" else (0.0,)
 
 
 class Prices:
@@ -229,20 +235,22 @@ class Prices:
         self, device: torch.device, inputs: Inputs, dtype: torch.dtype | None, launches: bool,
         predict: bool = False,
     ) -> None:  # fmt: skip
-        self._table = Table(device)
+        self.device = device
+        self.table = Table(device)
+        self.shares = _shares(device, launches)
         self._factor = inputs.factor
-        self._launches = launches
         least = partial(_least_of_operation, device=device)
-        self._predictor = Predictor(self._table, device, least) if predict else None
+        self._predictor = Predictor(self.table, device, least) if predict else None
         self.sites: list[Site] = []  # those that were timed
         self._passes = _Passes(device, dtype)
+        self.autocast = partial(autocast, device, dtype)
         self._devices = [device] if device.type == "cuda" else []
         lengths = "" if inputs.time is None else f" in sequences of {inputs.time[1]}"
         self._where = lengths + ("" if dtype is None else f" under autocast to {dtype}")
 
     def gate(self, site: Site) -> Gate:
         """Times the site, unless the machine's table has its times, and says which calls run our
-        code."""
+        code by default."""
         assert site.trial is not None
         self.sites.append(site)
         kind = type(site.module)
@@ -251,17 +259,33 @@ class Prices:
         rows *= min(self._factor, _MOST_PRODUCTS) if slow else self._factor
         name = f"{site.pattern} {kind.__module__}.{kind.__qualname__} {site.key}"
         what = f"{name} {rows} rows{self._where}"
-        found = self._table.get(what)
+        found = self.table.get(what)
         if found is None:
             with torch.random.fork_rng(self._devices):
                 found = self._measured(site.trial, rows)
-            self._table.keep(what, found)
+            self.table.keep(what, found)
         site.training, site.inference = Times(*found["training"]), Times(*found["inference"])
         if self._predictor is not None:
             with torch.random.fork_rng(self._devices):
                 site.predicted = self._predicted(name, site.trial, rows, self._predictor)
-        hosts = [Times(*pair) if self._launches else _NO_HOST for pair in found["host"]]
-        return Gate(found["rows"], _pays(site.training, hosts[0]), _pays(site.inference, hosts[1]))
+        site.host = Times(*found["host"][0]), Times(*found["host"][1])
+        site.gate = site.gate._replace(rows=found["rows"])
+        return self.gate_at(site, self.shares[0])
+
+    def gate_at(self, site: Site, share: float) -> Gate:
+        """Which calls of a timed site run our code, where the host's time counts by ``share``."""
+        assert site.training is not None
+        assert site.inference is not None
+        assert site.host is not None
+        return site.gate._replace(
+            training=_pays(site.training, site.host[0], share),
+            inference=_pays(site.inference, site.host[1], share),
+        )
+
+    def may_pay(self, site: Site) -> bool:
+        """Whether our code is faster at some weight of the host's time."""
+        gates = [self.gate_at(site, share) for share in self.shares]
+        return any(gate.training or gate.inference for gate in gates)
 
     def _measured(self, trial: Trial, rows: int) -> dict[str, Any]:
         calls, passes = trial(rows), self._passes
@@ -270,7 +294,11 @@ class Prices:
         if self._devices:
             few = trial(min(rows, _HOST_ROWS))
             host = [_host_times(few, passes.both), _host_times(few, passes.forward)]
-        pays = _pays(training, host[0]) or _pays(inference, host[1])
+        pays = any(
+            _pays(*pair, share)
+            for pair in ((training, host[0]), (inference, host[1]))
+            for share in self.shares
+        )
         fewest = self._fewest_rows(trial, rows, host[1]) if pays else rows
         return {"training": training, "inference": inference, "host": host, "rows": fewest}
 
@@ -295,4 +323,4 @@ class Prices:
 
     def write(self) -> None:
         """Writes new times to the file."""
-        self._table.write()
+        self.table.write()

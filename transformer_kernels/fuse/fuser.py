@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from .inputs import Inputs, given
 from .patterns._logits import NoLogits
 from .plan import Plan, put_in, take_out
 from .prove import agree, forget
-from .record import Trace, as_it_was, record
+from .record import Trace, as_it_was, loss_or_results, record
 from .site import Refusal, RefusedError, Site
+from .whole import settle
 
 _PLAN = "_tfk_plan"  # the attribute of a fused model
 _COMPILED = ("torch._dynamo.eval_frame", "OptimizedModule")
@@ -100,6 +101,8 @@ class OperatorFuser:
             prices = Prices(device, inputs, dtype, launches=not self.graphs, predict=self.predict)
         with autocast(device, None):  # proofs are exact, and times have an autocast of their own
             self._find(model, trace, plan, prices)
+            if prices is not None:
+                settle(model, inputs, plan, prices)
         if prices is not None:
             prices.write()
             plan.declined = [site for site in prices.sites if site not in plan.sites]
@@ -170,8 +173,8 @@ def _why_not(site: Site, prices: Prices | None) -> str | None:
     """Times a site, and opens it for the calls that pay; the reason why where none does."""
     if prices is None or site.trial is None:
         return None
-    site.gate = prices.gate(site)._replace(compiled=site.gate.compiled)
-    if site.gate.training or site.gate.inference:
+    site.gate = prices.gate(site)
+    if prices.may_pay(site):
         return None
     assert site.training is not None
     assert site.inference is not None
@@ -212,13 +215,6 @@ def _differs(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Sit
         take_out(module for site in sites for module in (site.module, *site.partners))
 
 
-def _compared(result: Any) -> Sequence[Any]:
-    """The parts of a step's result that are compared: its loss, or all where nothing is named."""
-    if isinstance(result, Mapping):
-        return [result["loss"]]
-    return result if isinstance(result, (tuple, list)) else [result]
-
-
 def _trains_alike(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> bool:
     """Whether the model that skips logits has the recorded loss; dropout is off but for the
     root."""
@@ -227,8 +223,8 @@ def _trains_alike(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequenc
     try:
         with as_it_was(model), torch.enable_grad():
             model.training = True
-            result = _compared(model(*inputs.args, **inputs.kwargs))
-        pairs = zip(result, _compared(trace.result), strict=True)
+            result = loss_or_results(model(*inputs.args, **inputs.kwargs))
+        pairs = zip(result, loss_or_results(trace.result), strict=True)
         return all(
             isinstance(ours, NoLogits) or agree(ours, stock, _DEPTH, dtypes=trace.residual_in_fp32)
             for ours, stock in pairs

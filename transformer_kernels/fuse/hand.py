@@ -8,6 +8,7 @@ no longer fits, is thrown away and nothing else happens.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -30,25 +31,31 @@ def moment(x: Tensor) -> tuple[Any, ...]:
 
 
 class Given:
-    """A result ``y`` for the module that is called with ``x``, this tensor in this version."""
+    """A result ``y`` for the module that is called with ``x``, this tensor in this version.
+
+    It is freed with ``x``: nobody can ask for it then.
+    """
 
     __slots__ = ("_moment", "_x", "_y")
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._x, self._y, self._moment = x, y, moment(x)
+        self._moment, held = moment(x), [y]
+        self._y = held
+        self._x = weakref.ref(x, lambda _: held.clear())
 
     def of(self, x: Tensor) -> Tensor | None:
         """The result, where it is that of ``x`` as a call would compute it now."""
-        return self._y if x is self._x and moment(x) == self._moment else None
+        return self._y[0] if x is self._x() and moment(x) == self._moment else None
 
     @property
     def is_watched(self) -> bool:
         """Whether hooks saw the tensors that were saved when it was left."""
         return self._moment[-1] is not None
 
-    def pair(self) -> tuple[Tensor, Tensor]:
-        """The input and its result."""
-        return self._x, self._y
+    def pair(self) -> tuple[Tensor, Tensor] | None:
+        """The input and its result; None where they are gone."""
+        x = self._x()
+        return None if x is None else (x, self._y[0])
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy or a pickle of the module starts without it
         return type(None), ()

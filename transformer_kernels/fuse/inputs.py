@@ -5,7 +5,7 @@ configuration."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ class Inputs(NamedTuple):
     text: str  # says what they are
     factor: int = 1  # how many times as many rows the caller's have
     time: tuple[int, int] | None = None  # tokens of a sequence: as recorded, and the caller's
+    whole: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]] = lambda: ((), {})  # not cut
 
 
 def given(model: nn.Module, inputs: Any) -> Inputs:
@@ -50,12 +51,13 @@ def given(model: nn.Module, inputs: Any) -> Inputs:
             " tuple of positional ones"
         )
     batch, time = _sizes(args, kwargs)
+    whole = args, kwargs
     args, kwargs = _cut(args, batch, time), _cut(kwargs, batch, time)
     rows = (batch or 1) * (time or 1)
     kept = min(batch or 1, _BATCH) * min(time or 1, _TIME)
     text = f"the given ones: {_words(args, kwargs)}"
     times = None if time is None else (min(time, _TIME), time)
-    return Inputs(args, kwargs, text, max(1, rows // kept), times)
+    return Inputs(args, kwargs, text, max(1, rows // kept), times, lambda: whole)
 
 
 def _sizes(*trees: Any) -> tuple[int | None, int | None]:
@@ -93,43 +95,51 @@ def _words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 def _made_up(model: nn.Module) -> Inputs:
     config = getattr(model, "config", None)
     device = next(iter(model.parameters()), torch.empty(0)).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        made = _of_config(model, config) if config is not None else _of_modules(model)
-    if made is None:
-        raise ArgumentValueError(
-            "fuse: inputs is None, expected the arguments of a call (the model has no configuration"
-            " that says their shapes)"
-        )
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    kwargs = {
-        name: x.to(device, dtype if x.is_floating_point() else None)
-        for name, x in made.items()
-    }  # fmt: skip
     takes = inspect.signature(model.forward).parameters
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
+
+    def made(batch: int, time: int) -> dict[str, Tensor]:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            if config is not None:
+                found = _of_config(model, config, batch, time)
+            else:
+                found = _of_modules(model, batch, time)
+        if found is None:
+            raise ArgumentValueError(
+                "fuse: inputs is None, expected the arguments of a call (the model has no"
+                " configuration that says their shapes)"
+            )
+        return {
+            name: x.to(device, dtype if x.is_floating_point() else None)
+            for name, x in found.items()
+        }  # fmt: skip
+
+    kwargs = made(_BATCH, _TIME)
     batch, time = _USUAL["cuda" if device.type == "cuda" else "cpu"]
     return Inputs(
         (), {**kwargs, **options}, f"made up: {_words((), kwargs)}",
         max(1, batch * time // (_BATCH * _TIME)), (_TIME, time),
+        lambda: ((), {**made(batch, time), **options}),
     )  # fmt: skip
 
 
-def _of_config(model: nn.Module, config: Any) -> dict[str, Tensor] | None:
+def _of_config(model: nn.Module, config: Any, batch: int, time: int) -> dict[str, Tensor] | None:
     takes = inspect.signature(model.forward).parameters
     made: dict[str, Tensor] = {}
     if "pixel_values" in takes and getattr(config, "image_size", None):
         size: Any = config.image_size
         sides = size if isinstance(size, (tuple, list)) else (size, size)
         channels = getattr(config, "num_channels", 3)
-        made["pixel_values"] = torch.randn(_BATCH, channels, *sides)
+        made["pixel_values"] = torch.randn(batch, channels, *sides)
     if "input_features" in takes and hasattr(config, "num_mel_bins"):
         frames = 2 * config.max_source_positions
-        made["input_features"] = torch.randn(_BATCH, config.num_mel_bins, frames)
+        made["input_features"] = torch.randn(batch, config.num_mel_bins, frames)
     text = getattr(config, "text_config", config)
     words = getattr(text, "vocab_size", None)
     if words:
-        longest = getattr(text, "max_position_embeddings", None) or _TIME
-        tokens = torch.randint(min(3, words - 1), words, (_BATCH, min(_TIME, longest)))
+        longest = getattr(text, "max_position_embeddings", None) or time
+        tokens = torch.randint(min(3, words - 1), words, (batch, min(time, longest)))
         names = ["input_ids"] if not made or "decoder_input_ids" not in takes else []
         if getattr(config, "is_encoder_decoder", False):
             names.append("decoder_input_ids")
@@ -139,12 +149,12 @@ def _of_config(model: nn.Module, config: Any) -> dict[str, Tensor] | None:
     return made or None
 
 
-def _of_modules(model: nn.Module) -> dict[str, Tensor] | None:
+def _of_modules(model: nn.Module, batch: int, time: int) -> dict[str, Tensor] | None:
     """Arguments of timm's models, which say their images' size, and of PyTorch's transformers."""
     image = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if isinstance(image, Mapping) and "input_size" in image:
         first = next(iter(inspect.signature(model.forward).parameters))
-        return {first: torch.randn(_BATCH, *image["input_size"])}
+        return {first: torch.randn(batch, *image["input_size"])}
     attention = next((m for m in model.modules() if isinstance(m, nn.MultiheadAttention)), None)
     kinds = (
         nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer,
@@ -154,5 +164,5 @@ def _of_modules(model: nn.Module) -> dict[str, Tensor] | None:
         return None
     takes = inspect.signature(model.forward).parameters.values()
     names = [p.name for p in takes if p.default is p.empty]
-    sizes = (_BATCH, _TIME) if attention.batch_first else (_TIME, _BATCH)
+    sizes = (batch, time) if attention.batch_first else (time, batch)
     return {name: torch.randn(*sizes, attention.embed_dim) for name in names}

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -31,6 +31,13 @@ _NOTE = (
 )
 
 
+class Step(NamedTuple):
+    """Times of the whole model: a step of training, or a forward pass."""
+
+    what: str
+    times: Times
+
+
 @dataclass(eq=False)
 class Plan:
     """The sites of a model that :func:`transformer_kernels.fuse` serves, and those that it leaves.
@@ -44,6 +51,7 @@ class Plan:
     refusals: list[Refusal] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)  # bytes by module, as recorded
     declined: list[Site] = field(default_factory=list)  # were timed and do not pay
+    steps: list[Step] = field(default_factory=list)  # of the whole model, on a GPU
 
     def counts(self) -> dict[str, int]:
         """The number of sites of each pattern."""
@@ -51,7 +59,7 @@ class Plan:
 
     def to_html(self) -> str:
         """The plan as a page: the forward pass before and after, and the table. Needs jinja2."""
-        lines = [_NOTE, *_refused_lines(self.refusals)]
+        lines = [_NOTE, *_step_lines(self.steps), *_refused_lines(self.refusals)]
         return render(self.model, self.sites, self.moved, self.lay_out(), lines)
 
     def to_json(self, indent: int | None = 1) -> str:
@@ -62,6 +70,7 @@ class Plan:
             "sites": [_record(site) for site in self.sites],
             "declined": [_record(site) for site in self.declined],
             "refusals": [refusal._asdict() for refusal in self.refusals],
+            "steps_us": {step.what: step.times._asdict() for step in self.steps},
         }
         return json.dumps(data, indent=indent)
 
@@ -74,7 +83,8 @@ class Plan:
         return Table(f"FUSED: {self.model}", f"inputs: {self.inputs}", _HEADINGS, body)
 
     def __str__(self) -> str:
-        return "\n".join([str(self.lay_out()), _NOTE, *_refused_lines(self.refusals)])
+        steps, refused = _step_lines(self.steps), _refused_lines(self.refusals)
+        return "\n".join([str(self.lay_out()), _NOTE, *steps, *refused])
 
     __repr__ = __str__
 
@@ -88,7 +98,9 @@ def _record(site: Site) -> dict[str, Any]:
         "path": site.path, "pattern": site.pattern, "kernel": site.function,
         "shape": list(site.shape), "covers": list(site.covers), "launches": site.launches,
         "bytes": site.bytes, "training_us": pair(site.training),
-        "inference_us": pair(site.inference), "runs": site.gate._asdict(),
+        "inference_us": pair(site.inference),
+        "host_us": None if site.host is None else [pair(times) for times in site.host],
+        "runs": site.gate._asdict(),
         **{f"predicted_{name}_us": pair(times) for name, times in predicted.items()},
     }  # fmt: skip
 
@@ -116,6 +128,14 @@ def _change(pair: tuple[int, int] | None, form: str, unit: float) -> str:
         return ABSENT
     before, after = (format(n if unit == 1 else n / unit, form) for n in pair)
     return f"{before} > {after}"
+
+
+def _step_lines(steps: Iterable[Step]) -> list[str]:
+    """One line for each kind of step of the whole model."""
+    return [
+        f"{step.what}: {step.times.stock / 1e3:.1f} ms stock, {step.times.ours / 1e3:.1f} ms fused"
+        for step in steps
+    ]
 
 
 def _refused_lines(refusals: Iterable[Refusal]) -> list[str]:

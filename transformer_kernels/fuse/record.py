@@ -8,7 +8,7 @@ The record holds shapes and dtypes of values and the arguments of calls, but no 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -238,6 +238,14 @@ def _without_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
+def loss_or_results(result: Any) -> Sequence[Any]:
+    """What a step of training begins its backward pass with: the loss of a result that has names,
+    or all that the model returns."""
+    if isinstance(result, Mapping):
+        return [result["loss"]] if "loss" in result else list(result.values())
+    return result if isinstance(result, (tuple, list)) else [result]
 
 
 def record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:

@@ -300,10 +300,10 @@ def _collected(
             leaves.append(("new", (places[id(leaf)], behind)))
     handed = []
     for number, given in enumerate(left):
-        x, y = (None, None) if given is None else given.pair()
-        if y is not None and id(x) in places:
-            handed.append((number, places[id(x)], len(outs)))
-            outs.append(y)
+        pair = None if given is None else given.pair()
+        if pair is not None and id(pair[0]) in places:
+            handed.append((number, places[id(pair[0])], len(outs)))
+            outs.append(pair[1])
     return outs, _Results(spec, leaves, handed)
 
 

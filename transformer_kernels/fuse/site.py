@@ -83,7 +83,9 @@ class Site:
     bytes: tuple[int, int] | None = None  # moved by the forward pass, stock's and ours
     training: Times | None = None  # forward and backward
     inference: Times | None = None
+    host: tuple[Times, Times] | None = None  # of launching both passes, and the forward pass
     predicted: Predicted | None = None
+    needs: tuple[tuple[str, str], ...] = ()  # the sites that it builds on, by pattern and path
 
     @property
     def times(self) -> Times | None:

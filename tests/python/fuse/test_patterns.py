@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 import transformer_kernels as tfk
 from transformer_kernels.fuse import cast, mixin
 from transformer_kernels.fuse import fuser as fuser_module
+from transformer_kernels.fuse.hand import Given, misses
 from transformer_kernels.testing import transformer as toys
 
 WIDTH = 32
@@ -287,6 +289,71 @@ def test_a_sum_hands_the_norms_result_over():
         nn.LayerNorm.forward = stock
     total = args[0] + ours.branch(args[0])
     assert type(total) is torch.Tensor
+
+
+class _OneDropout(nn.Module):
+    """Both branches end with the same dropout, which does not know which norm comes next."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.last = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        x = x + self.drop(self.first(x))
+        return self.last(x + self.drop(self.second(self.norm(x))))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("patterns", [("norm", "sum_norm"), ("norm", "dropout", "sum_norm")])
+def test_a_dropout_that_ends_two_branches_keeps_their_norms_apart(p, patterns, monkeypatch):
+    model, args = randomised(_OneDropout(p)).train(), inputs()
+    ours, plan = fused(model, args, patterns=patterns)
+    paths = {site.path for site in plan.sites if site.pattern == "sum_norm"}
+    assert paths == {"first", "second"}
+    calls, ours = [], ours.train()
+    one = tfk.functional.add_layer_norm
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return one(*args, **kwargs)
+
+    monkeypatch.setattr(tfk.functional, "add_layer_norm", counted)
+    result = ours(*args)
+    assert len(calls) == 2
+    if p == 0:
+        torch.testing.assert_close(result, model(*args), rtol=2e-4, atol=2e-4)
+    assert not any("_tfk_given" in vars(m) or misses(m) for m in ours.modules())
+
+
+def test_a_layer_that_is_called_again_and_again_keeps_its_sum():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+        def forward(self, x):
+            for _ in range(3):
+                x = self.norm(x + self.layer(x))
+            return x
+
+    model, args = randomised(Shared()), inputs()
+    ours, plan = fused(model, args, patterns=["norm", "sum_norm"])
+    assert plan.counts() == {"norm": 1, "sum_norm": 1}
+    assert same(results(ours, args), results(model, args))
+
+
+def test_what_was_left_is_freed_with_what_it_was_left_for():
+    x, y = torch.ones(2), torch.ones(3)
+    given, gone = Given(x, y), weakref.ref(y)
+    assert given.of(x) is y
+    assert given.pair() == (x, y)
+    del y
+    assert gone() is not None
+    del x
+    assert gone() is None
+    assert given.pair() is None
 
 
 def test_a_norm_that_is_never_asked_for_ends_the_handing_over():

@@ -150,7 +150,7 @@ def _site(path: str, parent: nn.Module, ends: list[Site], x: Value, is_ours: boo
         function=end.function.replace("add_", "bias_dropout_add_"), shape=end.shape,
         key=(*end.key, end.module.p, is_ours, many), launches=(2 * many, many),
         bytes=(many * (moved + 2 * meta_bytes(x)), many * moved), gate=Gate(rows=32),
-        trial=_trial(end, is_ours),
+        trial=_trial(end, is_ours), needs=tuple((site.pattern, site.path) for site in ends),
     )  # fmt: skip
 
 

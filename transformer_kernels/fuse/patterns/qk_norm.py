@@ -110,6 +110,7 @@ class QKNormPattern(Pattern):
             key=(q.shape[1:], k.shape[1:], q.dtype), rows=q.shape[0] * q.shape[1],
             bytes=(2 * moved, moved), gate=Gate(rows=32),
             trial=_trial(modules, norms, rope, (q, k), trace.values[heads[0].outs[0]].dtype),
+            needs=(("rope", call.path), *((site.pattern, site.path) for site in norms)),
         )  # fmt: skip
 
 

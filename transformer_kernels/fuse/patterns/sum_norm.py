@@ -7,12 +7,14 @@ residual computes both in one pass, returns the sum and leaves the norm's result
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from ... import functional
 from ..._torch import is_eager
 from ..cast import is_lowered
 from ..cost import meta_bytes
@@ -20,13 +22,14 @@ from ..derive import Gate, Link, stands
 from ..hand import give, misses
 from ..mixin import Mixin
 from ..prove import fused_twin, twin
-from ..record import MOVES, Call, Trace, Value
+from ..record import MOVES, Call, Node, Trace, Value
 from ..site import Calls, Refusal, Site
 from ._late import Late
 from ._pattern import Pattern
 from ._products import PRODUCTS, is_linear
 from .norm import NARROW, Norm
 
+_DROPOUTS = frozenset((F.dropout, functional.dropout))
 SUMS = frozenset((Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add))
 _WHOLE = (nn.Parameter, Tensor, type(None))  # a sharded parameter is gathered by its own block
 _MOST_MISSES = 3  # sums whose norm nobody asked for; then the branch is plain again
@@ -49,7 +52,16 @@ class Branch(Tensor):
                 branch, residual = args if type(args[0]) is Branch else args[::-1]
                 if fits(branch, residual):
                     return sum_of(branch, branch.as_subclass(Tensor), residual)
-            return func(*args, **(kwargs or {}))
+            y = func(*args, **(kwargs or {}))
+            return _named_as(args[0], y) if func in _DROPOUTS else y
+
+
+def _named_as(branch: Any, y: Any) -> Any:
+    """What a dropout made of a branch, as that branch."""
+    if type(y) is Tensor and type(branch) is Branch:
+        y = y.as_subclass(Branch)
+        vars(y).update(vars(branch))
+    return y
 
 
 def fits(branch: Any, residual: Any) -> bool:
@@ -134,16 +146,18 @@ class SumNormPattern(Pattern):
         norms = {site.path: site for site in sites if site.mixin is Norm}
         left_out = {path for site in sites for path in site.covers}
         normed = {v for call in trace.calls if call.path in norms for v in call.outs}
-        ends: dict[int, Call] = {}  # by value: the innermost call that returned it
-        for call in trace.calls:
-            if len(call.outs) == 1 and call.path not in left_out:
-                ends[call.outs[0]] = call
+        ends = _ends(call for call in trace.calls if call.path not in left_out)
+        sums = [(call, node) for call in trace.calls if (node := _sum_before(call, trace, norms))]
+        behind: dict[str, set[str]] = {}  # the norms behind a module's calls
+        for call, node in sums:
+            for end in (end for v in node.ins for end in ends.get(v, ())):
+                behind.setdefault(end.path, set()).add(call.path)
         done: set[str] = set()
-        for call in trace.calls:
-            node = trace.maker.get(call.ins[0]) if call.path in norms and call.ins else None
-            if node is None or node.name != "add" or len(node.ins) != 2:
-                continue
-            made = [ends[v] for v in node.ins if v in ends]
+        for call, node in sums:
+            # The innermost that knows which norm comes next: a dropout that ends several branches
+            # does not.
+            known = [[e for e in ends.get(v, ()) if len(behind[e.path]) == 1] for v in node.ins]
+            made = [calls[-1] for calls in known if calls]
             if not made:
                 yield Refusal(call.path, self.name, "no module returns the branch that is summed")
                 continue
@@ -170,7 +184,23 @@ class SumNormPattern(Pattern):
             key=(*norm.key, x.dtype, len(readers) > 0), shape=x.shape, launches=(2, 1),
             bytes=(one + 4 * wide, one + 2 * wide + (one if readers else wide)),
             gate=Gate(rows=32), trial=_trial(norm, x, residual, readers),
+            needs=((norm.pattern, norm.path),),
         )  # fmt: skip
+
+
+def _ends(calls: Iterable[Call]) -> dict[int, list[Call]]:
+    """The calls that returned a value, by the value, from the outermost to the innermost."""
+    found: dict[int, list[Call]] = {}
+    for call in calls:
+        if len(call.outs) == 1:
+            found.setdefault(call.outs[0], []).append(call)
+    return found
+
+
+def _sum_before(call: Call, trace: Trace, norms: Container[str]) -> Node | None:
+    """The sum of two values that a norm's call normalises."""
+    node = trace.maker.get(call.ins[0]) if call.path in norms and call.ins else None
+    return node if node is not None and node.name == "add" and len(node.ins) == 2 else None
 
 
 def _readers(call: Call, trace: Trace) -> list[nn.Module]:
