@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -185,7 +186,10 @@ def _least_of_device(calls: Sequence[Callable[[], Any]], device: torch.device) -
     are."""
     for kind in ("graph", "events"):
         timer = make_timer(device, kind)
-        with contextlib.suppress(RuntimeError):  # a call that waits for the device is not captured
+        # A call that waits for the device is not captured. The nodes of autograd that add gradients
+        # belong to the stream of the call before the capture, which PyTorch warns of.
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
             watches = {str(i): timer.stopwatch([call]) for i, call in enumerate(calls)}
             found = interleave(watches, timer, 0.0, _ROUNDS_ON_CUDA)
             return [found[name].p10 for name in watches]
