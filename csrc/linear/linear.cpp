@@ -68,6 +68,7 @@ LinearBackwardProblem check(const Context& context, const LinearBackward& a) {
   LinearBackwardProblem p{};
   p.dtype = a.x.dtype;
   p.bias_dtype = a.dbias.defined() ? a.dbias.dtype : a.x.dtype;
+  p.dweight_dtype = a.dweight.defined() ? a.dweight.dtype : a.x.dtype;
   p.rows = operands.rows();
   p.terms = operands.terms();
   p.cols = operands.cols();
@@ -81,6 +82,9 @@ LinearBackwardProblem check(const Context& context, const LinearBackward& a) {
   p.dbias = operands.dbias_if_present(a.dbias);
   p.dx_algorithm = a.dx_algorithm;
   p.dweight_algorithm = a.dweight_algorithm;
+  p.accumulates_dx = a.accumulate_dx;
+  p.accumulates_dweight = a.accumulate_dweight;
+  p.accumulates_dbias = a.accumulate_dbias;
   operands.check_overlaps();
   return p;
 }
@@ -103,6 +107,7 @@ LinearDactProblem check(const Context& context, const LinearDact& a) {
   p.dz = operands.output_if_present("dz", a.dz, p.cols);
   p.h = operands.output_if_present("h", a.h, p.cols);
   p.dbias = operands.dbias_of_columns_if_present(a.dbias);
+  p.accumulates_dbias = a.accumulate_dbias;
   operands.check_overlaps();
   return p;
 }
@@ -116,7 +121,9 @@ std::string described(const char* pass, const Problem& p) {
 }  // namespace
 
 std::string describe(const Product& p) {
-  return concat("product ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols);
+  return concat("product ", name_of(p.dtype), " ", p.rows, "x", p.terms, "x", p.cols,
+                p.out_dtype != p.dtype ? concat(" to ", name_of(p.out_dtype)) : "",
+                p.accumulates ? ", accumulated" : "");
 }
 
 std::string describe(const LinearForwardProblem& p) {
@@ -124,8 +131,12 @@ std::string describe(const LinearForwardProblem& p) {
 }
 
 std::string describe(const LinearBackwardProblem& p) {
-  return concat(described("backward", p), p.dx.data != nullptr ? " dx" : "",
-                p.dweight.data != nullptr ? " dweight" : "", p.dbias != nullptr ? " dbias" : "");
+  const auto output = [](const void* data, const char* name, bool accumulates) {
+    return data == nullptr ? "" : concat(" ", name, accumulates ? " (accumulated)" : "");
+  };
+  return concat(described("backward", p), output(p.dx.data, "dx", p.accumulates_dx),
+                output(p.dweight.data, "dweight", p.accumulates_dweight),
+                output(p.dbias, "dbias", p.accumulates_dbias));
 }
 
 std::string describe(const LinearDactProblem& p) {

@@ -63,10 +63,11 @@ class Operands {
     check_.same_shape(name, view, "weight", weight);
     return matrix(name, view);
   }
+  // The gradient may be float32 where x has 16 bits.
   Matrix dweight_if_present(const TensorView& view, const TensorView& weight) {
     if (!view.defined()) return {};
     outputs_.push_back({"dweight", view});
-    check_.typed("dweight", view, x_.dtype, leading_.dtype);
+    check_.typed_or_float32("dweight", view, x_.dtype, leading_.name);
     check_.same_shape("dweight", view, "weight", weight);
     const bool has_lines = view.numel() == 0 || view.sizes[0] == 1 || view.sizes[1] == 1 ||
                            view.strides[0] == 1 || view.strides[1] == 1;

@@ -40,6 +40,7 @@ struct LinearForwardProblem {
 struct LinearBackwardProblem {
   DType dtype;
   DType bias_dtype;
+  DType dweight_dtype = dtype;
   std::int64_t rows;
   std::int64_t terms;
   std::int64_t cols;
@@ -53,6 +54,9 @@ struct LinearBackwardProblem {
   void* dbias;
   std::int64_t dx_algorithm = kAnyAlgorithm;
   std::int64_t dweight_algorithm = kAnyAlgorithm;
+  bool accumulates_dx = false;
+  bool accumulates_dweight = false;
+  bool accumulates_dbias = false;
 };
 
 // Sizes are T rows, N columns of dy as terms, and K columns of z.
@@ -69,6 +73,7 @@ struct LinearDactProblem {
   Rows dz;
   Rows h;  // either may be null
   void* dbias;
+  bool accumulates_dbias = false;
 };
 
 std::string describe(const LinearForwardProblem& problem);

@@ -61,7 +61,8 @@ void backward_with_sums(const Context& context, const PointwiseBackwardProblem& 
                        .chunks = chunks,
                        .partials = partials.data(),
                        .totals = {p.dbias, p.dup_bias},
-                       .is_wide = p.bias_dtype != p.dtype});
+                       .is_wide = p.bias_dtype != p.dtype,
+                       .accumulates = p.accumulates_dbias});
 }
 
 }  // namespace

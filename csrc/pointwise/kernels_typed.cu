@@ -42,7 +42,7 @@ void backward_with_bias(const Context& context, const PointwiseBackwardProblem& 
   if (!sums) return;
   sum_columns(op, context, p.bias_dtype,
               PartialGradients<A>{partial.template as<A>(), static_cast<int>(grid.row_blocks),
-                                  pitch, p.cols, p.dbias, p.dup_bias},
+                                  pitch, p.cols, p.dbias, p.dup_bias, p.accumulates_dbias},
               p.rows > 0 && may_overlap_launches(context));
 }
 

@@ -60,6 +60,7 @@ struct PointwiseBackwardProblem {
   const void* up_bias;
   void* dbias;
   void* dup_bias;
+  bool accumulates_dbias = false;  // gradients of biases are added to what is there
 
   bool has_bias() const {
     return bias != nullptr || up_bias != nullptr || dbias != nullptr || dup_bias != nullptr;

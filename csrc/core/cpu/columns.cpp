@@ -44,8 +44,12 @@ void add_chunks(const Context& context, const ColumnSums& sums) {
   const std::int64_t bytes = wide_cols(sums.cols) * lane_size(sums.dtype);
   for (int i = 0; i < 2; ++i) {
     if (sums.totals[i] == nullptr) continue;
-    const ColumnSum sum{static_cast<const char*>(sums.partials) + i * bytes, sums.chunks,
-                        2 * wide_cols(sums.cols), sums.totals[i], sums.is_wide};
+    const ColumnSum sum{static_cast<const char*>(sums.partials) + i * bytes,
+                        sums.chunks,
+                        2 * wide_cols(sums.cols),
+                        sums.totals[i],
+                        sums.is_wide,
+                        sums.accumulates};
     parallel_for(context, divide_up(sums.cols, kBlock), rows_per_range(sums.chunks * kBlock),
                  [&](std::int64_t begin, std::int64_t end) {
                    kernels().add_chunks[static_cast<int>(sums.dtype)](

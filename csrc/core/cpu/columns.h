@@ -42,9 +42,10 @@ struct ColumnSums {
   DType dtype;  // of the rows
   std::int64_t cols;
   std::int64_t chunks;
-  const void* partials;  // [chunks][2][wide_cols(cols)], of accumulate_dtype(dtype)
-  void* totals[2];       // null if not wanted
-  bool is_wide;          // totals are of accumulate_dtype(dtype), not of dtype
+  const void* partials;      // [chunks][2][wide_cols(cols)], of accumulate_dtype(dtype)
+  void* totals[2];           // null if not wanted
+  bool is_wide;              // totals are of accumulate_dtype(dtype), not of dtype
+  bool accumulates = false;  // totals are added to what is there
 };
 void add_chunks(const Context& context, const ColumnSums& sums);
 
@@ -55,6 +56,7 @@ struct ColumnSum {
   std::int64_t stride;  // from one chunk's part to the next
   void* total;
   bool is_wide;
+  bool accumulates;
 };
 
 struct ColumnKernels {

@@ -36,6 +36,7 @@ TFK_FLATTEN void add_chunks_to(Total* totals, const ColumnSum& sum, std::int64_t
     for (std::int64_t chunk = 0; chunk < sum.chunks; ++chunk) {
       total = total + load_wide<T>(partials + chunk * sum.stride + i, lanes);
     }
+    if (sum.accumulates) total = load_as<T>(totals + i, lanes) + total;
     store(totals + i, total, lanes);
   });
 }

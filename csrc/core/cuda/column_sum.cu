@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kColumnSumWarps* kWarp)
     V total = 0;
 #pragma unroll
     for (int w = 0; w < kColumnSumWarps; ++w) total += sums[w][i];
+    if (p.accumulates) total += widen(out[first + i]);
     out[first + i] = narrow<W>(static_cast<accumulate_t<W>>(total));
   }
 }

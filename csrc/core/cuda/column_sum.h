@@ -17,6 +17,7 @@ struct PartialGradients {
   std::int64_t cols;
   void* dweight;  // either may be null
   void* dbias;
+  bool accumulates = false;  // the sums are added to what is there
 };
 
 // The gradients are of `dtype`. after_previous: the kernel before says when this one may start.

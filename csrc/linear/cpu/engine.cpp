@@ -56,7 +56,7 @@ std::int64_t even_part(std::int64_t count, std::int64_t most, std::int64_t step)
 }
 
 void run(const Context& context, const Product& p) {
-  if (p.rows == 0 || p.cols == 0) return;
+  if (leaves_out(p)) return;
   if (has_few_rows(p)) return multiply_few_rows(context, p, activations());
   const ProductKernels& k = product_kernels(p.dtype);
   const Packed left(context, k, p, true);
@@ -90,25 +90,25 @@ void sum_columns(const Context& context, const LinearBackwardProblem& p, const R
                        .chunks = chunks,
                        .partials = partials.data(),
                        .totals = {p.dbias, nullptr},
-                       .is_wide = p.bias_dtype != p.dtype});
-}
-
-TensorView view_of(const Rows& rows, const LinearBackwardProblem& p) {
-  TensorView view = TensorView::contiguous(rows.data, p.dtype, {}, {p.rows, p.cols});
-  view.strides[0] = rows.stride;
-  return view;
+                       .is_wide = p.bias_dtype != p.dtype,
+                       .accumulates = p.accumulates_dbias});
 }
 
 // dz, and the gradient of the bias with it.
 void differentiate_activation(const Context& context, const LinearBackwardProblem& p,
                               const Rows& dz) {
-  TensorView dbias;
-  if (p.dbias != nullptr) dbias = TensorView::contiguous(p.dbias, p.bias_dtype, {}, {p.cols});
-  pointwise_backward(context, {.op = *p.activation,
-                               .dy = view_of(p.dy, p),
-                               .x = view_of(p.z, p),
-                               .dx = view_of(dz, p),
-                               .dbias = dbias});
+  PointwiseBackwardProblem slope{};
+  slope.op = *p.activation;
+  slope.dtype = p.dtype;
+  slope.bias_dtype = p.bias_dtype;
+  slope.rows = p.rows;
+  slope.cols = p.cols;
+  slope.dy = p.dy;
+  slope.x = p.z;
+  slope.dx = dz;
+  slope.dbias = p.dbias;
+  slope.accumulates_dbias = p.accumulates_dbias;
+  pointwise_backward(context, slope);
 }
 
 }  // namespace
@@ -147,6 +147,7 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
   if (p.dx.data != nullptr) {
     run(context, {.op = op,
                   .dtype = p.dtype,
+                  .accumulates = p.accumulates_dx,
                   .rows = p.rows,
                   .cols = p.terms,
                   .terms = p.cols,
@@ -157,6 +158,8 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
   if (p.dweight.data != nullptr) {
     run_in_order(context, {.op = op,
                            .dtype = p.dtype,
+                           .out_dtype = p.dweight_dtype,
+                           .accumulates = p.accumulates_dweight,
                            .rows = p.cols,
                            .cols = p.terms,
                            .terms = p.rows,
@@ -187,6 +190,7 @@ void linear_dact(const Context& context, const LinearDactProblem& p) {
   slope.x = p.z;
   slope.y = p.h;
   slope.dbias = p.dbias;
+  slope.accumulates_dbias = p.accumulates_dbias;
   pointwise_backward(context, slope);
 }
 

@@ -21,23 +21,40 @@ TFK_INLINE Rows sums_of(const Product& p) {
   return {sums.data, sums.row_step};
 }
 
-template <class T>
-TFK_FLATTEN void round_rows(const Product& p, const Block& block,
+// Out: the dtype of the result, T or that of the sums.
+template <class T, class Out>
+TFK_FLATTEN void write_rows(const Product& p, const Block& block,
                             const BlockSums<accumulate_t<T>>& sums) {
   const Rows rows = sums_of(p);
   for (std::int64_t r = 0; r < block.rows; ++r) {
     const accumulate_t<T>* const source = sums.data + r * sums.row_step;
-    T* const target = row_of<T>(rows, block.row + r) + block.col;
-    if (p.bias == nullptr) {
+    Out* const target = row_of<Out>(rows, block.row + r) + block.col;
+    const auto write = [&](auto&& finished) {
       for_each_vector<T>(block.cols, [&](std::int64_t i, int, auto lanes) {
-        store(target + i, load_as<T>(source + i, lanes), lanes);
+        store(target + i, finished(load_as<T>(source + i, lanes), i, lanes), lanes);
       });
-      continue;
+    };
+    if (p.accumulates) {
+      write([&](auto sum, std::int64_t i, auto lanes) {
+        return load_as<T>(target + i, lanes) + sum;
+      });
+    } else if (p.bias != nullptr) {
+      const auto* const bias = static_cast<const accumulate_t<T>*>(p.bias) + block.col;
+      write([&](auto sum, std::int64_t i, auto lanes) {
+        return sum + load_wide<T>(bias + i, lanes);
+      });
+    } else {
+      write([](auto sum, std::int64_t, auto) { return sum; });
     }
-    const auto* const bias = static_cast<const accumulate_t<T>*>(p.bias) + block.col;
-    for_each_vector<T>(block.cols, [&](std::int64_t i, int, auto lanes) {
-      store(target + i, load_as<T>(source + i, lanes) + load_wide<T>(bias + i, lanes), lanes);
-    });
+  }
+}
+
+template <class T>
+void round_rows(const Product& p, const Block& block, const BlockSums<accumulate_t<T>>& sums) {
+  if (p.out_dtype == p.dtype) {
+    write_rows<T, T>(p, block, sums);
+  } else {
+    write_rows<T, accumulate_t<T>>(p, block, sums);
   }
 }
 

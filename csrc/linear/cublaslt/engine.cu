@@ -80,7 +80,7 @@ struct Description {
       : desc(desc_of(p, product)),
         left(layout_of(p.op, p.dtype, product.left.columns)),
         right(layout_of(p.op, p.dtype, product.right.columns)),
-        out(layout_of(p.op, p.dtype, product.columns)) {}
+        out(layout_of(p.op, p.out_dtype, product.columns)) {}
 };
 
 // While one lives, this thread may do also where a stream is being captured what captures forbid:
@@ -124,7 +124,7 @@ constexpr int kMostOffered = 16;
 // The properties of a product by which cuBLASLt chooses an algorithm.
 struct Key {
   int device;
-  DType dtype;
+  DType dtype, out_dtype;
   Columns left, right, out;
   bool left_is_transposed, right_is_transposed, has_bias;
   int wanted;
@@ -136,6 +136,7 @@ struct Key {
 Key key_of(const Context& context, const Product& p, const ColumnProduct& product) {
   return {.device = context.device.index,
           .dtype = p.dtype,
+          .out_dtype = p.out_dtype,
           .left = product.left.columns,
           .right = product.right.columns,
           .out = product.columns,
@@ -308,11 +309,14 @@ void run_cublaslt(const Context& context, const Product& p) {
   const Description d(sum, product);
   const Scratch workspace(p.op, context, algorithm.workspace_bytes);
   const bool is_double = p.dtype == DType::kFloat64;
-  constexpr double kDouble[] = {1, 0};
-  constexpr float kFloat[] = {1, 0};
+  constexpr double kDouble[] = {0, 1};
+  constexpr float kFloat[] = {0, 1};
+  const auto number = [&](int which) {
+    return is_double ? static_cast<const void*>(&kDouble[which]) : &kFloat[which];
+  };
+  const void* const alpha = number(1);
+  const void* const beta = number(p.accumulates ? 1 : 0);
   const RelaxedCapture relaxed;
-  const void* const alpha = is_double ? static_cast<const void*>(&kDouble[0]) : &kFloat[0];
-  const void* const beta = is_double ? static_cast<const void*>(&kDouble[1]) : &kFloat[1];
   check_status(
       p.op, "cublasLtMatmul",
       api()->matmul(handle_of(context.device.index), d.desc.get(), alpha, product.left.data,

@@ -73,7 +73,8 @@ void sum_rows(const char* op, const Context& context, const BiasGradient& p) {
                                   .pitch = pitch,
                                   .cols = p.cols,
                                   .dweight = nullptr,
-                                  .dbias = p.dbias},
+                                  .dbias = p.dbias,
+                                  .accumulates = p.accumulates},
               device_limits(context.device.index).architecture >= 90);
 }
 
@@ -101,7 +102,8 @@ void bias_gradient(const Context& context, const Product& p) {
                  .rows = p.rows,
                  .cols = p.cols,
                  .dy = {p.out.data, p.out.row_step},
-                 .dbias = p.dbias});
+                 .dbias = p.dbias,
+                 .accumulates = p.accumulates_dbias});
 }
 
 }  // namespace transformer_kernels::cuda

@@ -13,6 +13,7 @@ struct BiasGradient {
   std::int64_t cols;
   Rows dy;
   void* dbias;
+  bool accumulates;
 };
 
 void bias_gradient(const char* op, const Context& context, const BiasGradient& p);

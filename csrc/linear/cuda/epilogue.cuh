@@ -34,13 +34,26 @@ __device__ __forceinline__ accumulate_t<T> bias_at(const Product& p, std::int64_
                                  : accumulate_t<T>{static_cast<const float*>(p.bias)[col]};
 }
 
+// Stores the sum of an element, or adds it to what is there.
+template <class T>
+__device__ __forceinline__ void write_sum(const Product& p, std::int64_t row, std::int64_t col,
+                                          accumulate_t<T> sum) {
+  const auto write = [&]<class Out>(Out& to) {
+    to = narrow<Out>(p.accumulates ? widen(to) + sum : sum);
+  };
+  if (p.out_dtype == p.dtype) {
+    write(element<T>(p.out, row, col));
+  } else {
+    write(element<accumulate_t<T>>(p.out, row, col));
+  }
+}
+
 // Stores what becomes of the sum of an element.
 template <class T>
 __device__ __forceinline__ void epilogue(const Product& p, std::int64_t row, std::int64_t col,
                                          accumulate_t<T> sum) {
   if (!p.activation) {
-    element<T>(p.out, row, col) = narrow<T>(sum + bias_at<T>(p, col));
-    return;
+    return write_sum<T>(p, row, col, sum + bias_at<T>(p, col));
   }
   const bool has_z = p.z.data != nullptr;
   const T z = has_z ? element<T>(p.z, row, col) : narrow<T>(sum + bias_at<T>(p, col));

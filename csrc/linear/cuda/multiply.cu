@@ -51,7 +51,7 @@ void multiply_by_algorithm(const Context& context, const Product& p) {
 }  // namespace
 
 void multiply(const Context& context, const Product& p) {
-  if (p.rows == 0 || p.cols == 0) return bias_gradient(context, p);
+  if (leaves_out(p)) return bias_gradient(context, p);
   if (p.algorithm != kAnyAlgorithm) return multiply_by_algorithm(context, p);
   const std::size_t chosen = choose(
       p.op, kEngines, p, [&](const Engine<Product>& engine) { return engine.refusal(context, p); });

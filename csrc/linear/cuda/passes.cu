@@ -18,7 +18,8 @@ void slope_times(const Context& context, const LinearBackwardProblem& p, const R
                                .dy = p.dy,
                                .x = p.z,
                                .dx = dz,
-                               .dbias = p.dbias});
+                               .dbias = p.dbias,
+                               .accumulates_dbias = p.accumulates_dbias});
 }
 
 }  // namespace
@@ -53,12 +54,14 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
                    .rows = p.rows,
                    .cols = p.cols,
                    .dy = p.dy,
-                   .dbias = p.dbias});
+                   .dbias = p.dbias,
+                   .accumulates = p.accumulates_dbias});
   }
   const Matrix dz = matrix_of(rows);
   if (p.dx.data != nullptr) {
     multiply(context, {.op = op,
                        .dtype = p.dtype,
+                       .accumulates = p.accumulates_dx,
                        .rows = p.rows,
                        .cols = p.terms,
                        .terms = p.cols,
@@ -70,6 +73,8 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
   if (p.dweight.data == nullptr) return;
   const Product dweight{.op = op,
                         .dtype = p.dtype,
+                        .out_dtype = p.dweight_dtype,
+                        .accumulates = p.accumulates_dweight,
                         .rows = p.cols,
                         .cols = p.terms,
                         .terms = p.rows,
@@ -94,7 +99,8 @@ void linear_dact(const Context& context, const LinearDactProblem& p) {
                      .z = matrix_of(p.z),
                      .bias_dtype = p.bias_dtype,
                      .activation = p.activation,
-                     .dbias = p.dbias});
+                     .dbias = p.dbias,
+                     .accumulates_dbias = p.accumulates_dbias});
 }
 
 }  // namespace transformer_kernels::cuda

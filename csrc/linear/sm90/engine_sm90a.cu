@@ -61,6 +61,8 @@ const char* hopper_refusal(const Context& context, const Product& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // coordinates of TMA are int
   if (device_limits(context.device.index).architecture != 90) return "needs sm_90";
   if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
+  if (p.out_dtype != p.dtype) return "its result is of another dtype";
+  if (p.accumulates) return "it adds to its result";
   if (p.terms == 0) return "there are no terms";
   if (std::max({p.rows, p.cols, p.terms}) > kMost) return "more than 2^30 rows, columns or terms";
   if (divide_up(p.rows, 128) * divide_up(p.cols, 128) > kMost) {

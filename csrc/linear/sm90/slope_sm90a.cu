@@ -18,7 +18,8 @@ void run_gemm_slope(const Context& context, const Product& p) {
                                       .pitch = p.cols,
                                       .cols = p.cols,
                                       .dweight = nullptr,
-                                      .dbias = p.dbias},
+                                      .dbias = p.dbias,
+                                      .accumulates = p.accumulates_dbias},
               true);
 }
 

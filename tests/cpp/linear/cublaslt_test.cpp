@@ -26,14 +26,6 @@ std::string name_of(const Sizes& s) {
   return std::to_string(s.rows) + 'x' + std::to_string(s.terms) + 'x' + std::to_string(s.cols);
 }
 
-Values by_columns(const Values& values, std::int64_t rows, std::int64_t cols) {
-  Values out(values.size());
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t c = 0; c < cols; ++c) out[c * rows + r] = values[r * cols + c];
-  }
-  return out;
-}
-
 Matrix matrix_in(const TestTensor& tensor, bool is_by_rows = true) {
   const TensorView view = tensor.view();
   const Matrix by_rows{view.data, view.strides[0], 1};

@@ -29,14 +29,6 @@ INSTANTIATE_TEST_SUITE_P(on_cpu, FewRows,
 constexpr std::int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16};
 constexpr std::int64_t kTerms = 143, kCols = 603;
 
-Values by_columns(const Values& values, std::int64_t rows, std::int64_t cols) {
-  Values out(values.size());
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t c = 0; c < cols; ++c) out[c * rows + r] = values[r * cols + c];
-  }
-  return out;
-}
-
 TEST_P(FewRows, match_the_reference_in_both_layouts) {
   const Values weight_values = random_normal(kCols * kTerms, dtype());
   const Values x_values = random_normal(16 * kTerms, dtype());

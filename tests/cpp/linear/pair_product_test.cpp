@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "core/rounding.h"
@@ -52,6 +53,7 @@ void check(const ProductKernels& k, std::int64_t rows, std::int64_t terms, std::
   const Elements left(rows, terms, by_rows, gap, any);
   const Elements right(cols, terms, by_rows, gap, any);
   std::vector<BFloat16> result(rows * cols);
+  std::vector<float> total(rows * cols, 1000);
   const Product product{.op = "linear",
                         .dtype = DType::kBFloat16,
                         .rows = rows,
@@ -60,17 +62,23 @@ void check(const ProductKernels& k, std::int64_t rows, std::int64_t terms, std::
                         .a = left.matrix,
                         .b = right.matrix.transposed(),
                         .out = {result.data(), cols, 1}};
+  Product added = product;
+  added.out_dtype = DType::kFloat32;
+  added.accumulates = true;
+  added.out.data = total.data();
   const auto left_in_order = packed(k, left.matrix, rows, terms, true);
   const auto right_in_order = packed(k, right.matrix, cols, terms, false);
   constexpr PointwiseKernels kNone{};
-  k.multiply(
-      {product, left_in_order.data(), right_in_order.data(), k.block.rows, k.block.cols, kNone}, 0,
-      divide_up(rows, k.block.rows) * divide_up(cols, k.block.cols));
+  for (const Product* p : {&product, &std::as_const(added)}) {
+    k.multiply({*p, left_in_order.data(), right_in_order.data(), k.block.rows, k.block.cols, kNone},
+               0, divide_up(rows, k.block.rows) * divide_up(cols, k.block.cols));
+  }
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t col = 0; col < cols; ++col) {
       float sum = 0;
       for (std::int64_t i = 0; i < terms; ++i) sum += left.at(row, i) * right.at(col, i);
       ASSERT_EQ(Elements::number(result[row * cols + col]), sum) << row << ", " << col;
+      ASSERT_EQ(total[row * cols + col], 1000 + sum) << row << ", " << col;
     }
   }
 }

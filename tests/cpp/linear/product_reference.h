@@ -41,6 +41,15 @@ inline Sums product(std::int64_t rows, std::int64_t cols, std::int64_t terms, co
   return out;
 }
 
+// The elements of a matrix by rows, in the order of its columns.
+inline Values by_columns(const Values& values, std::int64_t rows, std::int64_t cols) {
+  Values out(values.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) out[c * rows + r] = values[r * cols + c];
+  }
+  return out;
+}
+
 // One rounding to dtype, and those of a sum that is kept wide.
 inline void expect_close(DType dtype, const Values& got, const Sums& expected) {
   const double wide = unit_roundoff(dtype == DType::kFloat64 ? dtype : DType::kFloat32);

@@ -15,9 +15,12 @@
 // of 1 and leading dimensions that step by one common row stride; weight and dweight have any
 // strides, so that a weight kept as (K, N) is read where it lies. bias and dbias are contiguous.
 // Dtypes: x is float64, float32, float16 or bfloat16, and all others have the same dtype, except
-// that bias and dbias may be float32. Products are summed in float32 (float64 for float64). The
-// order of a sum depends on K, below 17 rows also on the strides of weight, and on CUDA also on N
-// and the device. z is rounded to the dtype of x before f, as if it were an op of its own.
+// that bias, dbias and dweight may be float32. Products are summed in float32 (float64 for
+// float64), and a sum is rounded once, to the dtype of its result. The order of a sum depends on K,
+// below 17 rows also on the strides of weight, and on CUDA also on N and the device. z is rounded
+// to the dtype of x before f, as if it were an op of its own.
+// Accumulation: a gradient that accumulates is added to what its tensor holds, with one rounding of
+// old + sum to the dtype of the tensor. Without terms the tensor stays as it is.
 // Aliasing: outputs overlap neither inputs nor each other.
 //
 // On CUDA, GEMMs of 16-bit elements with 16-byte aligned rows are fast on Hopper, and those of at
@@ -47,7 +50,7 @@ struct LinearForward {
   std::int64_t algorithm = kAnyAlgorithm;  // of cuBLASLt
 };
 
-// Each output is optional.
+// Each output is optional; without one, its accumulate_... means nothing.
 struct LinearBackward {
   TensorView dy;
   TensorView x;
@@ -59,6 +62,9 @@ struct LinearBackward {
   TensorView dbias{};
   std::int64_t dx_algorithm = kAnyAlgorithm;
   std::int64_t dweight_algorithm = kAnyAlgorithm;
+  bool accumulate_dx = false;
+  bool accumulate_dweight = false;
+  bool accumulate_dbias = false;
 };
 
 struct LinearDact {
@@ -69,6 +75,7 @@ struct LinearDact {
   TensorView dz;
   TensorView h{};      // optional
   TensorView dbias{};  // optional: of the bias that z has
+  bool accumulate_dbias = false;
 };
 
 // Throws Error, with nothing written, when an argument does not meet the contract above.
