@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "linear/sm90/launch_gemm.cuh"
+#include "linear/sm90/parts.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -75,6 +76,10 @@ void launch_best(const Context& context, const Product& p) {
 }
 
 }  // namespace
+
+bool runs_in_parts(const Context& context, const Product& p) {
+  return major_of_a(p) == Major::kOther && is_even(p, p.out) && best_parts(context, p) > 1;
+}
 
 void run_gemm_bias(const Context& context, const Product& p) {
   if (major_of_a(p) == Major::kOther) {

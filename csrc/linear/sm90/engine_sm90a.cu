@@ -3,6 +3,7 @@
 #include <initializer_list>
 
 #include "linear/sm90/launch_gemm.cuh"
+#include "linear/sm90/parts.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -61,8 +62,6 @@ const char* hopper_refusal(const Context& context, const Product& p) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;  // coordinates of TMA are int
   if (device_limits(context.device.index).architecture != 90) return "needs sm_90";
   if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
-  if (p.out_dtype != p.dtype) return "its result is of another dtype";
-  if (p.accumulates) return "it adds to its result";
   if (p.terms == 0) return "there are no terms";
   if (std::max({p.rows, p.cols, p.terms}) > kMost) return "more than 2^30 rows, columns or terms";
   if (divide_up(p.rows, 128) * divide_up(p.cols, 128) > kMost) {
@@ -75,6 +74,9 @@ const char* hopper_refusal(const Context& context, const Product& p) {
   if (p.activation && major_of_a(p) == Major::kOther) return "rows of x are not together";
   if (!operands_fit(p) || !results_fit(p)) return "rows are not 16-byte aligned";
   if (!has_bias_in_pairs(p)) return "bias is not in aligned pairs";
+  if ((p.accumulates || p.out_dtype != p.dtype) && !runs_in_parts(context, p)) {
+    return "it widens its result or adds to it, and not in parts of the terms";
+  }
   return nullptr;
 }
 

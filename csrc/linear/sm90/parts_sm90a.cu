@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Split-K for a small result with many terms, as the gradient of a weight: its tiles alone would
 // leave most SMs without work. Parts of the terms are summed into matrices of their own, and these
-// are then added in order.
+// are then added in order: to the result, if it accumulates.
 #include "core/cuda/scratch.h"
 #include "linear/sm90/launch_gemm.cuh"
 
@@ -17,6 +17,15 @@ struct SumOfParts {
   std::int64_t rows;
   std::int64_t cols;
   Matrix out;
+  bool accumulates;
+};
+
+// The columns of a thread as they lie in memory.
+template <class T>
+struct alignas(kPack * sizeof(T)) Columns {
+  static constexpr int kPerWord = 4 / sizeof(T);
+  static constexpr int kWords = kPack / kPerWord;
+  std::uint32_t word[kWords];
 };
 
 template <class T>
@@ -33,9 +42,25 @@ __global__ void __launch_bounds__(kSumThreads) sum_parts(const SumOfParts p) {
     sum.z += v.z;
     sum.w += v.w;
   }
-  const float v[kPack] = {sum.x, sum.y, sum.z, sum.w};
+  float v[kPack] = {sum.x, sum.y, sum.z, sum.w};
   T* const to = static_cast<T*>(p.out.data) + at / p.cols * p.out.row_step + at % p.cols;
-  *reinterpret_cast<uint2*>(to) = {narrow_word<T>(v), narrow_word<T>(v + 2)};
+  auto& out = *reinterpret_cast<Columns<T>*>(to);
+  Columns<T> columns;
+  if (p.accumulates) {
+    columns = out;
+    float old[kPack];
+#pragma unroll
+    for (int i = 0; i < columns.kWords; ++i) {
+      widen_word<T>(columns.word[i], old + i * columns.kPerWord);
+    }
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) v[i] += old[i];
+  }
+#pragma unroll
+  for (int i = 0; i < columns.kWords; ++i) {
+    columns.word[i] = narrow_word<T>(v + i * columns.kPerWord);
+  }
+  out = columns;
 }
 
 }  // namespace
@@ -48,12 +73,9 @@ void run_gemm_in_parts(const Context& context, const Product& p, std::int64_t pa
   const LaunchShape shape{.ctas = divide_up(numbers, kSumThreads * kPack),
                           .threads = kSumThreads,
                           .after_previous = true};
-  const SumOfParts sum{partial.as<float>(), parts, p.rows, p.cols, p.out};
-  if (p.dtype == DType::kBFloat16) {
-    launch(p.op, context, shape, sum_parts<BFloat16>, sum);
-  } else {
-    launch(p.op, context, shape, sum_parts<Half>, sum);
-  }
+  const SumOfParts sum{partial.as<float>(), parts, p.rows, p.cols, p.out, p.accumulates};
+  dispatch_below_double(p.out_dtype,
+                        [&]<class T>() { launch(p.op, context, shape, sum_parts<T>, sum); });
 }
 
 }  // namespace transformer_kernels::cuda
