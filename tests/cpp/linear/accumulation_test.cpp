@@ -31,14 +31,6 @@ class LinearAccumulation : public BackendTest {
 
 INSTANTIATE_TEST_SUITE_P(on, LinearAccumulation, all_backends_and_dtypes(), name_of_backend_test);
 
-Sums added(const Values& old, Sums sums) {
-  for (std::size_t i = 0; i < old.size(); ++i) {
-    sums.sum[i] += old[i];
-    sums.size[i] += std::abs(old[i]);
-  }
-  return sums;
-}
-
 // One tile; strided and odd; partial blocks; parts of the terms of dweight. Few rows of dweight, of
 // its transpose, and of dx. For CUDA's engines: aligned rows, split terms, few aligned rows.
 constexpr Sizes kSizes[] = {{1, 1, 1, {}},       {7, 5, 3, {1, 3}},   {100, 260, 195, {}},

@@ -234,6 +234,37 @@ TEST_P(CublasLtProduct, matches_the_reference_in_every_order) {
   }
 }
 
+TEST_P(CublasLtProduct, widens_its_result_and_adds_to_it) {
+  const DType wide = size_of(dtype()) == 2 ? DType::kFloat32 : dtype();
+  for (const Sizes& s : kSizes) {
+    const Values a_values = random_normal(s.rows * s.terms, dtype());
+    const Values b_values = random_normal(s.terms * s.cols, dtype());
+    const Sums sums =
+        product(s.rows, s.cols, s.terms, a_values, {s.terms, 1}, b_values, {1, s.cols});
+    for (const int orders : {0, 1, 2, 3}) {
+      for (const Layout layout : {Layout{}, Layout{1, 3}}) {
+        SCOPED_TRACE(name_of(s) + " of orders " + std::to_string(orders) + " and gap " +
+                     std::to_string(layout.gap));
+        const Stored a(backend(), dtype(), s.rows, s.terms, a_values, orders & 1, layout);
+        const Stored b(backend(), dtype(), s.terms, s.cols, b_values, orders & 2, layout);
+        for (const DType result : {dtype(), wide}) {
+          const Values old = random_normal(s.rows * s.cols, result);
+          TestTensor out(backend(), result, s.rows, s.cols, old, layout);
+          Product p = product_of(s, a.matrix(), b.matrix(), matrix_in(out));
+          p.out_dtype = result;
+          p.accumulates = true;
+          run(p);
+          expect_close(result, out.values(), added(old, sums));
+          p.accumulates = false;
+          run(p);
+          expect_close(result, out.values(), sums);
+          EXPECT_TRUE(out.surroundings_intact());
+        }
+      }
+    }
+  }
+}
+
 TEST_P(CublasLtProduct, activates_the_rounded_sum) {
   constexpr Sizes kSize{100, 72, 200};
   const auto [rows, terms, cols] = kSize;

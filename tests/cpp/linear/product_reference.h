@@ -41,6 +41,15 @@ inline Sums product(std::int64_t rows, std::int64_t cols, std::int64_t terms, co
   return out;
 }
 
+// old + the sums.
+inline Sums added(const Values& old, Sums sums) {
+  for (std::size_t i = 0; i < old.size(); ++i) {
+    sums.sum[i] += old[i];
+    sums.size[i] += std::abs(old[i]);
+  }
+  return sums;
+}
+
 // The elements of a matrix by rows, in the order of its columns.
 inline Values by_columns(const Values& values, std::int64_t rows, std::int64_t cols) {
   Values out(values.size());
