@@ -57,8 +57,17 @@ LinearForwardProblem check(const Context& context, const LinearForward& a) {
   return p;
 }
 
+// A view with the shape and the dtype of the weight, which may be absent; nobody reads its elements.
+TensorView like_weight(const LinearBackward& a) {
+  if (a.weight.defined() || a.dx.defined() || !a.dweight.defined()) return a.weight;
+  TensorView like = a.dweight;
+  like.dtype = a.x.dtype;
+  return like;
+}
+
 LinearBackwardProblem check(const Context& context, const LinearBackward& a) {
-  Operands operands(name_of_op(a), context, a.x, a.weight);
+  const TensorView weight = like_weight(a);
+  Operands operands(name_of_op(a), context, a.x, weight);
   check_activation(name_of_op(a), a.activation);
   check_value(a.activation.has_value() == a.z.defined(), name_of_op(a), ": z is ",
               a.z.defined() ? "present, expected none" : "missing, expected it",
@@ -75,10 +84,10 @@ LinearBackwardProblem check(const Context& context, const LinearBackward& a) {
   p.activation = a.activation;
   p.dy = operands.input("dy", a.dy, p.cols);
   p.x = operands.input("x", a.x, p.terms);
-  p.weight = operands.weight(a.weight);
+  if (a.weight.defined()) p.weight = operands.weight(a.weight);
   if (a.z.defined()) p.z = operands.input("z", a.z, p.cols);
   p.dx = operands.output_if_present("dx", a.dx, p.terms);
-  p.dweight = operands.dweight_if_present(a.dweight, a.weight);
+  p.dweight = operands.dweight_if_present(a.dweight, weight);
   p.dbias = operands.dbias_if_present(a.dbias);
   p.dx_algorithm = a.dx_algorithm;
   p.dweight_algorithm = a.dweight_algorithm;

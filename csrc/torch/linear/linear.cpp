@@ -103,6 +103,20 @@ struct BackwardByAlgorithm : Backward {
                                     integer("dweight_algorithm", &Arguments::dweight_algorithm)));
 };
 
+// Writes the gradient of a weight where it is wanted, or adds it to what is there.
+struct WriteDweight {
+  using Arguments = LinearBackward;
+  static constexpr const char* kOp = "linear_dweight";
+  static constexpr const char* kPass = "_";
+  static constexpr auto* kCall = linear_backward;
+  static constexpr auto kLike = &Arguments::x;
+  static constexpr auto kFields = std::tuple(written("dweight", &Arguments::dweight),
+                                             tensor("dy", &Arguments::dy, with_aligned_rows),
+                                             tensor("x", &Arguments::x, with_aligned_rows),
+                                             flag("accumulate", &Arguments::accumulate_dweight));
+  static constexpr auto kResults = std::tuple<>();
+};
+
 struct ActBackward : Backward {
   static constexpr const char* kOp = "linear_act";
   static constexpr auto kFields =
@@ -135,8 +149,8 @@ struct Dact {
       result_if(&Arguments::need_h, "h", &Arguments::h, rows_like, &Arguments::z));
 };
 
-using Ops = RawOps<Forward, ForwardByAlgorithm, Backward, BackwardByAlgorithm, ActForward,
-                   ActInference, ActBackward, Dact>;
+using Ops = RawOps<Forward, ForwardByAlgorithm, Backward, BackwardByAlgorithm, WriteDweight,
+                   ActForward, ActInference, ActBackward, Dact>;
 
 }  // namespace
 

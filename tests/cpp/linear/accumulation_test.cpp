@@ -178,6 +178,22 @@ TEST_P(LinearAccumulation, gradient_of_the_bias_at_an_activation) {
   }
 }
 
+TEST_P(LinearAccumulation, a_gradient_of_the_weight_alone_needs_no_weight) {
+  const Layer layer{backend(), dtype(), {40, 64, 24, {}}};
+  TestTensor dweight(backend(), wide(), 24, 64), dx(backend(), dtype(), 40, 64);
+  LinearBackward call = layer.call();
+  call.weight = {};
+  call.dweight = dweight.view();
+  linear_backward(backend().context(), call);
+  expect_close(wide(), dweight.values(), layer.dweight());
+  call.dx = dx.view();
+  EXPECT_EQ(error_of([&] { linear_backward(backend().context(), call); }),
+            "linear: weight is missing");
+  call.dx = call.dweight = {};
+  EXPECT_EQ(error_of([&] { linear_backward(backend().context(), call); }),
+            "linear: weight is missing");
+}
+
 TEST_P(LinearAccumulation, without_rows_only_a_gradient_that_is_not_added_is_written) {
   const Layer layer{backend(), dtype(), {0, 24, 16, {}}};
   for (const DType out : {dtype(), wide()}) {

@@ -15,7 +15,7 @@ from torch.nn import functional as in_torch
 import transformer_kernels as tfk
 from transformer_kernels.ops._dtype import accumulate_dtype
 from transformer_kernels.ops.linear import _choice, _formula, _onednn, _tuned
-from transformer_kernels.ops.linear._ops import LINEAR, LINEAR_ACT, LINEAR_DACT
+from transformer_kernels.ops.linear._ops import LINEAR, LINEAR_ACT, LINEAR_DACT, LINEAR_DWEIGHT
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
 from transformer_kernels.testing.inputs import LAYOUTS, randn
 from transformer_kernels.testing.passes import both_passes, check_layer
@@ -157,6 +157,37 @@ def test_the_gradient_is_kept_as_the_weight_is() -> None:
     weight = randn((50, 60), torch.float32).t()
     _, dweight, _ = LINEAR.raw.backward(dy, x, weight, None, False, True, False)
     assert dweight.stride() == weight.stride()
+
+
+@pytest.mark.parametrize("op", [LINEAR_DWEIGHT, _formula.write_dweight], ids=["op", "formula"])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_gradient_of_the_weight_is_written_where_it_is_wanted(
+    accumulate: bool, op: Any, dtype: torch.dtype
+) -> None:
+    """In the dtype of x, which rounds once, or in float32; by rows, by columns, and in a part."""
+    for rows, terms, cols in ((5, 7, 3), (97, 30, 193), (300, 64, 24), (0, 5, 6)):
+        x, dy = randn((rows, terms), dtype), randn((rows, cols), dtype)
+        wide = accumulate_dtype(x)
+        for of in (dtype, wide):
+            memory = randn((cols + 2, terms + 3), of)
+            by_columns = randn((terms, cols), of).t()
+            for dweight in (memory[1:-1, 2:-1], by_columns):
+                old = dweight.clone() if accumulate else torch.zeros_like(dweight)
+                op(dweight, dy, x, accumulate)
+                exact = old.double() + dy.double().t() @ x.double()
+                theirs = (old + (dy.to(wide).t() @ x.to(wide))).to(of)
+                assert_close_to_reference(dweight, theirs, exact, magnitude=rows**0.5)
+
+
+def test_a_gradient_of_the_weight_changes_nothing_else() -> None:
+    x, dy = randn((40, 50), torch.float32), randn((40, 60), torch.float32)
+    torch.library.opcheck(LINEAR_DWEIGHT, (torch.ones(60, 50), dy, x, True))
+    memory = torch.ones(64, 70)
+    LINEAR_DWEIGHT(memory[2:62, 10:60], dy, x, accumulate=True)
+    memory[2:62, 10:60] = 1
+    assert torch.equal(memory, torch.ones(64, 70))
+    with pytest.raises(RuntimeError, match=r"linear: dweight is int64, expected float32"):
+        LINEAR_DWEIGHT(torch.zeros(60, 50, dtype=torch.int64), dy, x, accumulate=True)
 
 
 @pytest.mark.parametrize("activation", [None, "gelu"])

@@ -44,6 +44,13 @@ def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Tensor:
     return as_dtype(as_rows(dy).sum(0, dtype=accumulate_dtype(dy)), dtype)
 
 
+def write_dweight(dweight: Tensor, dy: Tensor, x: Tensor, accumulate: bool) -> None:
+    """Writes the gradient of a weight, or adds it to what is there, rounded once."""
+    wide = accumulate_dtype(x)
+    product = as_rows(dy).to(wide).t() @ as_rows(x).to(wide)
+    dweight.copy_(dweight + product if accumulate else product)
+
+
 def linear_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_dx: bool, need_dweight: bool,
     need_dbias: bool,

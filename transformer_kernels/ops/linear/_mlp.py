@@ -19,7 +19,14 @@ from ..._library import direct
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula
 from ._formula import as_rows, bias_gradient
-from ._ops import GATED_LINEAR, LINEAR, LINEAR_ACT, LINEAR_DACT, LINEAR_DGATED
+from ._ops import (
+    GATED_LINEAR,
+    LINEAR,
+    LINEAR_ACT,
+    LINEAR_DACT,
+    LINEAR_DGATED,
+    LINEAR_DWEIGHT,
+)
 from ._weights import Gradient, copy_of, gradient_of, multiplied
 
 Tensors = tuple[Tensor, ...]
@@ -44,6 +51,7 @@ class Products(NamedTuple):
 
 _packed = direct(LINEAR.raw.forward)
 _packed_backward = direct(LINEAR.raw.backward)
+_write_dweight = direct(LINEAR_DWEIGHT)
 
 
 def _packed_dx(dz: Tensor, weight: Tensor) -> Tensor:
@@ -51,8 +59,7 @@ def _packed_dx(dz: Tensor, weight: Tensor) -> Tensor:
 
 
 def _packed_dweight(gradient: Gradient, dz: Tensor, x: Tensor) -> None:
-    like = gradient.like.to(x.dtype)  # only shape, order and dtype of the weight are read
-    gradient.take(_packed_backward(dz, x, like, None, False, True, False)[1])
+    _write_dweight(gradient.allocated(), dz, x, gradient.adds)
 
 
 _OURS = Products(

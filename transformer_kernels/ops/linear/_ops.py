@@ -80,6 +80,15 @@ LINEAR = declare(
     text="x @ weight.T + bias",
 )
 
+# Writes the gradient of a weight to memory that is there, or adds it: of the dtype of x or float32.
+LINEAR_DWEIGHT = declare_raw(
+    "linear_dweight_(Tensor(a!) dweight, Tensor dy, Tensor x, bool accumulate) -> ()",
+    of=LINEAR,
+    flops=products_with("dweight", rows=("dy",)),
+    reference=_formula.write_dweight,
+    fake=lambda *_: None,
+)
+
 LINEAR_ACT = declare(
     "linear_act",
     function="functional.linear_act",

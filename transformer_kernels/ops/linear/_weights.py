@@ -123,17 +123,18 @@ class Gradient:
     def __init__(self, like: Tensor, memory: Tensor | None = None, adds: bool = False) -> None:
         self.like, self.memory, self.adds = like, memory, adds
 
-    def _allocated(self) -> Tensor:
+    def allocated(self) -> Tensor:
+        """The memory that a product writes, which it has to fill."""
         if self.memory is None:
             self.memory = empty_like_weight(self.like)
         return self.memory
 
     def part(self, *index: slice) -> Gradient:
-        memory = self._allocated()[index]
+        memory = self.allocated()[index]
         return Gradient(memory, memory, self.adds)
 
     def chunk(self, count: int, dim: int) -> list[Gradient]:
-        parts = self._allocated().chunk(count, dim)
+        parts = self.allocated().chunk(count, dim)
         return [Gradient(memory, memory, self.adds) for memory in parts]
 
     def product(self, dy: Tensor, x: Tensor) -> None:

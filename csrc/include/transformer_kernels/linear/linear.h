@@ -54,7 +54,7 @@ struct LinearForward {
 struct LinearBackward {
   TensorView dy;
   TensorView x;
-  TensorView weight;
+  TensorView weight{};  // optional with dweight and without dx, which alone reads its elements
   std::optional<Pointwise> activation{};
   TensorView z{};  // with an activation
   TensorView dx{};
