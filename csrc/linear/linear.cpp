@@ -57,7 +57,7 @@ LinearForwardProblem check(const Context& context, const LinearForward& a) {
   return p;
 }
 
-// A view with the shape and the dtype of the weight, which may be absent; nobody reads its elements.
+// A view with the shape and the dtype of the weight, which may be absent. Elements are not read.
 TensorView like_weight(const LinearBackward& a) {
   if (a.weight.defined() || a.dx.defined() || !a.dweight.defined()) return a.weight;
   TensorView like = a.dweight;
