@@ -17,6 +17,7 @@ struct SumOfParts {
   std::int64_t rows;
   std::int64_t cols;
   Matrix out;
+  DType dtype;  // of out
   bool accumulates;
 };
 
@@ -28,39 +29,47 @@ struct alignas(kPack * sizeof(T)) Columns {
   std::uint32_t word[kWords];
 };
 
+// Stores the sums of a thread's columns, or adds them to what is there.
 template <class T>
+__device__ __forceinline__ void write_columns(const SumOfParts& p, std::int64_t at,
+                                              float (&sum)[kPack]) {
+  using C = Columns<T>;
+  C& out = *reinterpret_cast<C*>(static_cast<T*>(p.out.data) + at / p.cols * p.out.row_step +
+                                 at % p.cols);
+  C columns;
+  if (p.accumulates) {
+    columns = out;
+    float old[kPack];
+#pragma unroll
+    for (int i = 0; i < C::kWords; ++i) widen_word<T>(columns.word[i], old + i * C::kPerWord);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) sum[i] += old[i];
+  }
+#pragma unroll
+  for (int i = 0; i < C::kWords; ++i) columns.word[i] = narrow_word<T>(sum + i * C::kPerWord);
+  out = columns;
+}
+
 __global__ void __launch_bounds__(kSumThreads) sum_parts(const SumOfParts p) {
   const std::int64_t at = (std::int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kPack;
   wait_for_previous_kernel();
   const std::int64_t numbers = p.rows * p.cols;
   if (at >= numbers) return;
-  float4 sum{};
+  float sum[kPack] = {};
   for (std::int64_t part = 0; part < p.parts; ++part) {
     const float4 v = __ldcg(reinterpret_cast<const float4*>(p.partial + part * numbers + at));
-    sum.x += v.x;
-    sum.y += v.y;
-    sum.z += v.z;
-    sum.w += v.w;
+    sum[0] += v.x;
+    sum[1] += v.y;
+    sum[2] += v.z;
+    sum[3] += v.w;
   }
-  float v[kPack] = {sum.x, sum.y, sum.z, sum.w};
-  T* const to = static_cast<T*>(p.out.data) + at / p.cols * p.out.row_step + at % p.cols;
-  auto& out = *reinterpret_cast<Columns<T>*>(to);
-  Columns<T> columns;
-  if (p.accumulates) {
-    columns = out;
-    float old[kPack];
-#pragma unroll
-    for (int i = 0; i < columns.kWords; ++i) {
-      widen_word<T>(columns.word[i], old + i * columns.kPerWord);
-    }
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) v[i] += old[i];
+  if (p.dtype == DType::kBFloat16) {
+    write_columns<BFloat16>(p, at, sum);
+  } else if (p.dtype == DType::kFloat16) {
+    write_columns<Half>(p, at, sum);
+  } else {
+    write_columns<float>(p, at, sum);
   }
-#pragma unroll
-  for (int i = 0; i < columns.kWords; ++i) {
-    columns.word[i] = narrow_word<T>(v + i * columns.kPerWord);
-  }
-  out = columns;
 }
 
 }  // namespace
@@ -70,12 +79,18 @@ void run_gemm_in_parts(const Context& context, const Product& p, std::int64_t pa
   const Scratch partial(p.op, context, parts * numbers * sizeof(float));
   launch_typed<Epilogue::kPartial, void, 128, 192, Major::kOther, Major::kOther>(
       context, p, {partial.as<float>(), parts});
-  const LaunchShape shape{.ctas = divide_up(numbers, kSumThreads * kPack),
-                          .threads = kSumThreads,
-                          .after_previous = true};
-  const SumOfParts sum{partial.as<float>(), parts, p.rows, p.cols, p.out, p.accumulates};
-  dispatch_below_double(p.out_dtype,
-                        [&]<class T>() { launch(p.op, context, shape, sum_parts<T>, sum); });
+  launch(p.op, context,
+         {.ctas = divide_up(numbers, kSumThreads * kPack),
+          .threads = kSumThreads,
+          .after_previous = true},
+         sum_parts,
+         SumOfParts{.partial = partial.as<float>(),
+                    .parts = parts,
+                    .rows = p.rows,
+                    .cols = p.cols,
+                    .out = p.out,
+                    .dtype = p.out_dtype,
+                    .accumulates = p.accumulates});
 }
 
 }  // namespace transformer_kernels::cuda
