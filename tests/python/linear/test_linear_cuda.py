@@ -15,7 +15,7 @@ from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
 from transformer_kernels.ops.linear import _choice, _mlp
-from transformer_kernels.ops.linear._ops import LINEAR_DACT
+from transformer_kernels.ops.linear._ops import LINEAR_DACT, LINEAR_DWEIGHT
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
 from transformer_kernels.testing.graphs import check_replay
 from transformer_kernels.testing.inputs import poisoned, randn
@@ -66,6 +66,24 @@ def test_linear(shape: tuple[int, int, int], order: str, dtype: torch.dtype) -> 
     dy = randn((shape[0], shape[2]), dtype)
     for leaves in ([x, ORDERS[order](weight)], [x, ORDERS[order](weight), bias]):
         _check(lambda *a: F.linear(*a, backend="cuda"), in_torch.linear, leaves, dy)
+
+
+@each_order
+@each_narrow
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_gradient_of_the_weight_is_written_where_it_is_wanted(
+    accumulate: bool, narrow: torch.dtype, order: str
+) -> None:
+    """In the dtype of x, rounded once, and in float32; in parts of the terms and in one."""
+    for rows, terms, cols in (*SHAPES, *UNEVEN):
+        x, dy = randn((rows, terms), narrow), randn((rows, cols), narrow)
+        for of in (narrow, torch.float32):
+            dweight = ORDERS[order](randn((cols, terms), of))
+            old = dweight.clone() if accumulate else torch.zeros_like(dweight)
+            LINEAR_DWEIGHT(dweight, dy, x, accumulate)
+            exact = (old.double() + dy.double().t() @ x.double()).cpu()
+            theirs = (old + dy.float().t() @ x.float()).to(of)
+            assert_close_to_reference(dweight, theirs, exact, magnitude=rows**0.5)
 
 
 @each_order
