@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
-#include "linear/sm90/launch_gemm.cuh"
+#include "linear/sm90/epilogues.cuh"
+#include "linear/sm90/launch.cuh"
 #include "linear/sm90/parts.h"
 
 namespace transformer_kernels::cuda {
@@ -50,28 +51,31 @@ std::int64_t best_parts(const Context& context, const Product& p) {
   return best;
 }
 
-template <Major kMajorA, Major kMajorB, Tile kTile>
-void launch_tile(const Context& context, const Product& p) {
-  launch_typed<Epilogue::kBias, void, kTile.rows, kTile.cols, kMajorA, kMajorB>(context, p);
+template <Major kMajorA, Major kMajorB, Tile kTile, class Results>
+void launch_tile(const Context& context, const Product& p, const Results& results) {
+  launch_tiles<GemmShape<kMajorA, kMajorB, kTile.rows, kTile.cols>>(context, p, {p.b}, results);
 }
 
 template <Major kMajorA, Major kMajorB>
 void launch_best(const Context& context, const Product& p) {
+  const BiasVector bias = bias_of(p, p.bias);
   if (!is_even(p, p.out)) {
-    return launch_typed<Epilogue::kBiasUneven, void, 128, 192, kMajorA, kMajorB>(context, p);
+    return launch_tile<kMajorA, kMajorB, kWide>(context, p,
+                                                results_of(p, epilogues::StoreUneven{bias, p.out}));
   }
+  const auto results = results_of<Chain<epilogues::AddBias<>>>(p, {{bias}}, {.results = {p.out}});
   if constexpr (kMajorA == Major::kOther) {  // a weight's gradient is small, and has many terms
     const std::int64_t parts = best_parts(context, p);
     if (parts > 1) return run_gemm_in_parts(context, p, parts);
     const bool tall = cost(context, p, kTall) <= cost(context, p, kNarrow);
     if (tall && is_better<kTall>(context, p)) {
-      return launch_tile<kMajorA, kMajorB, kTall>(context, p);
+      return launch_tile<kMajorA, kMajorB, kTall>(context, p, results);
     }
   }
   if (is_better<kNarrow>(context, p)) {
-    launch_tile<kMajorA, kMajorB, kNarrow>(context, p);
+    launch_tile<kMajorA, kMajorB, kNarrow>(context, p, results);
   } else {
-    launch_tile<kMajorA, kMajorB, kWide>(context, p);
+    launch_tile<kMajorA, kMajorB, kWide>(context, p, results);
   }
 }
 

@@ -2,8 +2,8 @@
 // The products that Hopper's engine takes, and how it runs them.
 #include <initializer_list>
 
-#include "linear/sm90/launch_gemm.cuh"
 #include "linear/sm90/parts.h"
+#include "linear/sm90/products.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -90,20 +90,16 @@ const char* hopper_refusal(const Context& context, const GatedProduct& p) {
 }
 
 void run_hopper(const Context& context, const GatedProduct& p) {
-  constexpr Major kK = Major::kK;
-  if (!p.reads_z()) {
-    return p.gate.kept.data != nullptr ? launch_gated<Epilogue::kGatedKept, kK>(context, p)
-                                       : launch_gated<Epilogue::kGated, kK>(context, p);
-  }
-  return major_of_b(p.gate) == kK ? launch_gated<Epilogue::kGatedSlope, kK>(context, p)
-                                  : launch_gated<Epilogue::kGatedSlope, Major::kOther>(context, p);
+  if (p.reads_z()) return launch_gated(context, p, GatedSloped{});
+  return p.gate.kept.data != nullptr ? launch_gated(context, p, GatedKept{})
+                                     : launch_gated(context, p, Gated{});
 }
 
 void run_hopper(const Context& context, const Product& p) {
   if (!p.activation) return run_gemm_bias(context, p);
   if (p.z.data != nullptr) return run_gemm_slope(context, p);
-  return p.kept.data != nullptr ? launch_activated<Epilogue::kActivateKept>(context, p)
-                                : launch_activated<Epilogue::kActivate>(context, p);
+  return p.kept.data != nullptr ? launch_activated(context, p, ActivatedKept{})
+                                : launch_activated(context, p, Activated{});
 }
 
 }  // namespace transformer_kernels::cuda

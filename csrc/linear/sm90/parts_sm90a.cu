@@ -3,7 +3,7 @@
 // leave most SMs without work. Parts of the terms are summed into matrices of their own, and these
 // are then added in order: to the result, if it accumulates.
 #include "core/cuda/scratch.h"
-#include "linear/sm90/launch_gemm.cuh"
+#include "linear/sm90/launch.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -77,8 +77,14 @@ __global__ void __launch_bounds__(kSumThreads) sum_parts(const SumOfParts p) {
 void run_gemm_in_parts(const Context& context, const Product& p, std::int64_t parts) {
   const std::int64_t numbers = p.rows * p.cols;
   const Scratch partial(p.op, context, parts * numbers * sizeof(float));
-  launch_typed<Epilogue::kPartial, void, 128, 192, Major::kOther, Major::kOther>(
-      context, p, {partial.as<float>(), parts});
+  using Shape = GemmShape<Major::kOther, Major::kOther, 128, 192>;
+  const int blocks = blocks_of<Shape>(p);
+  const PartsOfTerms units{tiles_of<Shape>(p), blocks, static_cast<int>(parts),
+                           static_cast<int>(divide_up(blocks, parts))};
+  const auto results = results_of(p, epilogues::StorePart{partial.as<float>()});
+  dispatch_narrow(p.dtype, [&]<class T>() {
+    launch_gemm<T, Shape>(p.op, context, loader_of<Shape>(p, {p.b}), units, results);
+  });
   launch(p.op, context,
          {.ctas = divide_up(numbers, kSumThreads * kPack),
           .threads = kSumThreads,

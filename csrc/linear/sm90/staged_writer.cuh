@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+// Runs a chain (chain.cuh) on a tile that is still in registers, and sends its results through
+// shared memory by TMA.
+//
+// It goes over chunks of 64 rows and 32 columns. Each warp owns 16 rows of a chunk: it moves them
+// from registers to a slot of shared memory (slots.cuh), and from there by TMA, without a barrier
+// of the warpgroup.
+#pragma once
+
+#include "linear/sm90/column_totals.cuh"
+#include "linear/sm90/slots.cuh"
+
+namespace transformer_kernels::cuda {
+
+// The arguments of a chain, with the maps of its tensors, which are like the result.
+template <class Chain>
+struct StagedResults {
+  static constexpr int kWrites = Chain::kResults + Chain::kKeeps;
+
+  Chain chain;
+  GemmExtent extent;
+  CUtensorMap reads[Chain::kReads > 0 ? Chain::kReads : 1];
+  CUtensorMap writes[kWrites];  // the results, then what is kept
+  bool keeps;                   // where the chain keeps on demand
+};
+
+template <class T, class Shape, class Chain>
+class StagedWriter {
+  static constexpr bool kReads = Chain::kReads > 0;
+  static constexpr int kValues = Shape::kProducts + Chain::kReads;
+  static constexpr bool kSumsColumns = std::is_base_of_v<epilogues::SumColumns, Chain>;
+  static constexpr int kSixteens = kChunkCols / 16;
+  using Slots = std::conditional_t<kReads, ReadSlots<Shape, Chain>, ResultSlots<Shape, Chain>>;
+  using Columns = typename Chain::Columns;
+  using F = Fragment<T, Shape::kProducts>;
+  static_assert(Shape::kOutCols % kChunkCols == 0 && Chain::kResults <= kValues);
+
+ public:
+  using Parameters = StagedResults<Chain>;
+  using Storage = typename Slots::Storage;
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+  // One thread.
+  static __device__ __forceinline__ void init(Storage& storage) { Slots::init(storage); }
+
+  // One thread of the producers.
+  template <class Tiles>
+  static __device__ __forceinline__ void load(const Parameters& p, const Tiles& tiles,
+                                              Storage& storage) {
+    if constexpr (kReads) Slots::load(p.reads, tiles, storage);
+  }
+
+  __device__ __forceinline__ StagedWriter(const Parameters& p, Storage& storage, int group,
+                                          AccumulatorThread own)
+      : p_(p),
+        slots_(storage, group),
+        own_(own) {}
+
+  // Before the products of a tile whose first column is `col`.
+  __device__ __forceinline__ void touch(int col) const {
+    p_.chain.template touch<T>(col, p_.extent.cols, own_.lane);
+  }
+
+  // `tile` counts those of this warpgroup.
+  __device__ __forceinline__ void write(const typename Shape::Sums& sums, const GemmUnit& unit,
+                                        int tile) {
+    const int row = unit.place.row * Shape::kRows;
+    const int col = unit.place.col * Shape::kOutCols;
+#pragma unroll
+    for (int c = 0; c < Shape::kOutCols / kChunkCols; ++c) {
+      const int first_col = col + c * kChunkCols;
+      const Columns columns =
+          p_.chain.template columns<T>(ChunkColumns{first_col, p_.extent.cols, own_});
+      ColumnTotals<T> totals;  // where they are wanted
+#pragma unroll
+      for (int band = 0; band < Shape::kBands; ++band) {
+        const int chunk = c * Shape::kBands + band;
+        const MatrixOrigin box{first_col, row + band * 64 + 16 * own_.warp};
+        slots_.open(chunk, tile);
+        apply(sums[band] + c * kChunkCols / 2, columns, box);
+        slots_.settle(own_.lane);
+        if constexpr (kSumsColumns) {
+          const auto own_cell = [&](int sixteen) { return cell(slots_.result(0), sixteen); };
+          if (p_.chain.partial != nullptr) {
+            totals.add(own_cell, band == 0, box.row, p_.extent.rows, own_);
+          }
+        }
+        if (own_.lane == 0) send(box, chunk);
+        slots_.proceed();
+      }
+      if constexpr (kSumsColumns) {
+        if (p_.chain.partial != nullptr) {
+          totals.store(p_.chain.partial, unit.place.row * kGemmWarps + own_.warp, first_col,
+                       p_.extent.cols, own_);
+        }
+      }
+    }
+  }
+
+  // Before the CTA ends.
+  __device__ __forceinline__ void finish() const {
+    if (own_.lane == 0) bulk_wait_read<0>();
+  }
+
+ private:
+  // This lane's row of 16 columns of a chunk's tensor, as ldmatrix and stmatrix take it.
+  __device__ __forceinline__ std::uint32_t cell(std::uint32_t tensor, int sixteen) const {
+    return swizzled_16x16<kChunkRowBytes>(tensor, 16 * own_.warp, 2 * sixteen, own_.lane);
+  }
+
+  __device__ __forceinline__ void apply(const float* sums, const Columns& columns,
+                                        MatrixOrigin box) const {
+    constexpr int kAhead = Chain::kReads == 1 ? kSixteens : 1;  // two inputs want more registers
+#pragma unroll
+    for (int first = 0; first < kSixteens; first += kAhead) {
+      std::uint32_t words[kAhead][kReads ? Chain::kReads : 1][4];
+      if constexpr (kReads) {
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+#pragma unroll
+          for (int i = 0; i < Chain::kReads; ++i) {
+            ldmatrix_x4(words[j][i], cell(slots_.read(i), first + j));
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) apply(first + j, sums, words[j], columns, box);
+    }
+  }
+
+  template <int kWords>
+  __device__ __forceinline__ void apply(int sixteen, const float* sums,
+                                        const std::uint32_t (&words)[kWords][4],
+                                        const Columns& columns, MatrixOrigin box) const {
+    float v[kValues][8];
+#pragma unroll
+    for (int i = 0; i < Shape::kProducts; ++i) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) v[i][e] = sums[i * Shape::kOutCols / 2 + 8 * sixteen + e];
+    }
+#pragma unroll
+    for (int i = 0; i < Chain::kReads; ++i) F::widen(words[i], v[Shape::kProducts + i]);
+    p_.chain.apply(F{v,
+                     v + Shape::kProducts,
+                     cell(slots_.kept(0), sixteen),
+                     {box.col + 16 * sixteen, box.row},
+                     own_,
+                     sixteen},
+                   columns);
+#pragma unroll
+    for (int i = 0; i < Chain::kResults; ++i) {
+      std::uint32_t result[4];
+      F::narrow(v[i], result);
+      F::put(cell(slots_.result(i), sixteen), result);
+    }
+  }
+
+  // One lane: this warp's rows of all that is written.
+  __device__ __forceinline__ void send(MatrixOrigin box, int chunk) const {
+    const std::uint32_t rows = 16 * own_.warp * kChunkRowBytes;
+#pragma unroll
+    for (int i = 0; i < Chain::kResults; ++i) {
+      tensor_store(p_.writes[i], box, slots_.result(i) + rows);
+    }
+    if (!Chain::kKeepsOnDemand || p_.keeps) {
+#pragma unroll
+      for (int i = 0; i < Chain::kKeeps; ++i) {
+        tensor_store(p_.writes[Chain::kResults + i], box, slots_.kept(i) + rows);
+      }
+    }
+    bulk_commit();
+    slots_.free(chunk);
+  }
+
+  const Parameters& p_;
+  Slots slots_;
+  AccumulatorThread own_;
+
+#endif  // sm_90a
+};
+
+}  // namespace transformer_kernels::cuda
