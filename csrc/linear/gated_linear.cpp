@@ -72,8 +72,8 @@ LinearDgatedProblem check(const Context& context, const LinearDgated& a) {
   p.bias_dtype = dtype_of_biases(kDgated, a.bias, a.up_bias, p.dtype);
   check_value(a.dgate.defined() && a.dup.defined(), kDgated, ": ",
               a.dgate.defined() ? "dup" : "dgate", " is missing");
-  p.dgate = operands.output_if_present("dgate", a.dgate, p.cols);
-  p.dup = operands.output_if_present("dup", a.dup, p.cols);
+  p.dgate = operands.output_over("dgate", a.dgate, p.cols, a.gate);
+  p.dup = operands.output_over("dup", a.dup, p.cols, a.up);
   p.h = operands.output_if_present("h", a.h, p.cols);
   operands.check_overlaps();
   return p;

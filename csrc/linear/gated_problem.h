@@ -96,7 +96,18 @@ struct LinearDgatedProblem {
   Rows dup;
   Rows h;  // may be null
 
-  LinearBackwardProblem product() const {
+  // The gradient of h lies where that of the gate will. If one of the two lies over what it is the
+  // gradient of, it lies where h will, or in memory of bytes_of_dh().
+  bool is_over() const { return dgate.data == gate.data || dup.data == up.data; }
+  std::int64_t bytes_of_dh() const {
+    return is_over() && h.data == nullptr ? rows * cols * size_of(dtype) : 0;
+  }
+  Rows place_of_dh(void* memory) const {
+    if (!is_over()) return dgate;
+    return h.data != nullptr ? h : Rows{memory, cols};
+  }
+
+  LinearBackwardProblem product_to(const Rows& dh) const {
     return {.dtype = dtype,
             .bias_dtype = dtype,
             .rows = rows,
@@ -107,19 +118,18 @@ struct LinearDgatedProblem {
             .x = {},
             .weight = weight,
             .z = {},
-            .dx = dgate,
+            .dx = dh,
             .dweight = {},
             .dbias = nullptr};
   }
-  // The activation's backward pass: reads the product that product() wrote to dgate, and overwrites
-  // it.
-  PointwiseBackwardProblem slope() const {
+  // The activation's backward pass, which reads each element before it writes there.
+  PointwiseBackwardProblem slope_times(const Rows& dh) const {
     return {.op = activation,
             .dtype = dtype,
             .bias_dtype = bias_dtype,
             .rows = rows,
             .cols = cols,
-            .dy = dgate,
+            .dy = dh,
             .x = gate,
             .up = up,
             .dx = dgate,

@@ -113,7 +113,7 @@ LinearDactProblem check(const Context& context, const LinearDact& a) {
   p.weight = operands.weight(a.weight);
   p.z = operands.input("z", a.z, p.cols);
   check_value(a.dz.defined(), kOp, ": dz is missing");
-  p.dz = operands.output_if_present("dz", a.dz, p.cols);
+  p.dz = operands.output_over("dz", a.dz, p.cols, a.z);
   p.h = operands.output_if_present("h", a.h, p.cols);
   p.dbias = operands.dbias_of_columns_if_present(a.dbias);
   p.accumulates_dbias = a.accumulate_dbias;

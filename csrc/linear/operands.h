@@ -50,9 +50,16 @@ class Operands {
   }
   Rows output_if_present(const char* name, const TensorView& view, std::int64_t cols) {
     if (!view.defined()) return {};
-    outputs_.push_back({name, view});
+    outputs_.push_back({{name, view}});
     check_rows(name, view, cols);
     return {view.data, checked_output_stride(op_, name, view)};
+  }
+  // One that may lie exactly over an input, which was given before.
+  Rows output_over(const char* name, const TensorView& view, std::int64_t cols,
+                   const TensorView& input) {
+    const Rows rows = output_if_present(name, view, cols);
+    if (view.defined()) outputs_.back().over = &input;
+    return rows;
   }
 
   Matrix weight(const TensorView& view) { return matrix("weight", view); }
@@ -66,7 +73,7 @@ class Operands {
   // The gradient may be float32 where x has 16 bits.
   Matrix dweight_if_present(const TensorView& view, const TensorView& weight) {
     if (!view.defined()) return {};
-    outputs_.push_back({"dweight", view});
+    outputs_.push_back({{"dweight", view}});
     check_.typed_or_float32("dweight", view, x_.dtype, leading_.name);
     check_.same_shape("dweight", view, "weight", weight);
     const bool has_lines = view.numel() == 0 || view.sizes[0] == 1 || view.sizes[1] == 1 ||
@@ -91,23 +98,32 @@ class Operands {
   }
   void* dbias_if_present(const TensorView& view) {
     if (!view.defined()) return nullptr;
-    outputs_.push_back({"dbias", view});
+    outputs_.push_back({{"dbias", view}});
     return vector("dbias", view, cols_, "the rows of weight");
   }
   void* dbias_of_columns_if_present(const TensorView& view) {
     if (!view.defined()) return nullptr;
-    outputs_.push_back({"dbias", view});
+    outputs_.push_back({{"dbias", view}});
     return vector("dbias", view, shape_.cols, "the columns of weight");
   }
 
   void check_overlaps() const {
     for (std::size_t i = 0; i < outputs_.size(); ++i) {
-      for (const Operand& input : inputs_) check_apart(op_, outputs_[i], input);
-      for (std::size_t j = 0; j < i; ++j) check_apart(op_, outputs_[i], outputs_[j]);
+      const auto& [output, over] = outputs_[i];
+      for (const Operand& input : inputs_) {
+        if (over != &input.view || !same_memory(output.view, *over))
+          check_apart(op_, output, input);
+      }
+      for (std::size_t j = 0; j < i; ++j) check_apart(op_, output, outputs_[j].operand);
     }
   }
 
  private:
+  struct Output {
+    Operand operand;
+    const TensorView* over = nullptr;
+  };
+
   Matrix matrix(const char* name, const TensorView& view) {
     inputs_.push_back({name, view});
     return {view.data, view.strides[0], view.strides[1]};
@@ -136,7 +152,7 @@ class Operands {
   Shape2d shape_{};
   std::int64_t cols_ = 0;
   std::vector<Operand> inputs_;
-  std::vector<Operand> outputs_;
+  std::vector<Output> outputs_;
 };
 
 }  // namespace transformer_kernels

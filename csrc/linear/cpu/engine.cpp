@@ -169,9 +169,13 @@ void linear_backward(const Context& context, const LinearBackwardProblem& p) {
   }
 }
 
-// The gradient of h, and in its place that of z.
+// The gradient of h lies where that of z will, or, if this lies over z, where h will.
 void linear_dact(const Context& context, const LinearDactProblem& p) {
   log_cpu_kernel("linear_dact", p);
+  const bool is_over = p.dz.data == p.z.data;
+  const bool has_place = !is_over || p.h.data != nullptr;
+  const AlignedScratch memory(context, has_place ? 0 : p.rows * p.cols * size_of(p.dtype));
+  const Rows dh = !is_over ? p.dz : has_place ? p.h : Rows{memory.data(), p.cols};
   run(context, {.op = "linear_dact",
                 .dtype = p.dtype,
                 .rows = p.rows,
@@ -179,14 +183,15 @@ void linear_dact(const Context& context, const LinearDactProblem& p) {
                 .terms = p.terms,
                 .a = matrix_of(p.dy),
                 .b = p.weight,
-                .out = matrix_of(p.dz)});
+                .out = matrix_of(dh)});
   PointwiseBackwardProblem slope{};
   slope.op = p.activation;
   slope.dtype = p.dtype;
   slope.bias_dtype = p.bias_dtype;
   slope.rows = p.rows;
   slope.cols = p.cols;
-  slope.dy = slope.dx = p.dz;
+  slope.dy = dh;
+  slope.dx = p.dz;
   slope.x = p.z;
   slope.y = p.h;
   slope.dbias = p.dbias;

@@ -9,10 +9,11 @@ void gated_linear_forward(const Context& context, const GatedLinearProblem& p) {
   run_in_three(context, p, memory.data(), linear_forward, pointwise_forward);
 }
 
-// The gradient of h, and in its place that of the gate.
 void linear_dgated(const Context& context, const LinearDgatedProblem& p) {
-  linear_backward(context, p.product());
-  pointwise_backward(context, p.slope());
+  const AlignedScratch memory(context, p.bytes_of_dh());
+  const Rows dh = p.place_of_dh(memory.data());
+  linear_backward(context, p.product_to(dh));
+  pointwise_backward(context, p.slope_times(dh));
 }
 
 }  // namespace transformer_kernels::cpu

@@ -217,10 +217,21 @@ std::optional<Algorithm> algorithm_of(const Context& context, const Product& p,
   return number < offered.size() ? std::optional(offered[number]) : std::nullopt;
 }
 
+// Whether a result lies over the z that it is a gradient of, and no other has room for the sum.
+bool needs_memory(const Product& p) {
+  return p.z.data != nullptr && p.out.data == p.z.data && p.kept.data == nullptr;
+}
+
 // The part of a product that cuBLASLt computes: the sum, written to where the activation reads it.
-Product sum_of(Product p) {
+// `memory` has the room that it may need; null stands for any.
+Product sum_of(Product p, void* memory = nullptr) {
   if (p.z.data != nullptr) {
     p.bias = nullptr;
+    if (needs_memory(p)) {
+      if (memory != nullptr) p.out.data = memory;
+    } else if (p.out.data == p.z.data) {
+      p.out = p.kept;
+    }
   } else if (p.activation && p.kept.data != nullptr) {
     p.out = p.kept;
   }
@@ -303,7 +314,9 @@ const char* cublaslt_refusal(const Context& context, const Product& p) {
 }
 
 void run_cublaslt(const Context& context, const Product& p) {
-  const Product sum = sum_of(p);
+  const Scratch memory(p.op, context,
+                       needs_memory(p) ? p.rows * p.out.row_step * size_of(p.dtype) : 0);
+  const Product sum = sum_of(p, memory.as<void>());
   const ColumnProduct product = *column_product(sum);
   const Algorithm algorithm = *algorithm_of(context, sum, product);
   const Description d(sum, product);

@@ -75,8 +75,10 @@ void gated_linear_forward(const Context& context, const GatedLinearProblem& p) {
 
 void linear_dgated(const Context& context, const LinearDgatedProblem& p) {
   if (run_in_one(context, p)) return;
-  linear_backward(context, p.product());
-  pointwise_backward(context, p.slope());
+  const Scratch memory(kDgated, context, p.bytes_of_dh());
+  const Rows dh = p.place_of_dh(memory.as<void>());
+  linear_backward(context, p.product_to(dh));
+  pointwise_backward(context, p.slope_times(dh));
 }
 
 }  // namespace transformer_kernels::cuda

@@ -124,8 +124,8 @@ TEST_P(GatedLinearOp, gradient_at_a_gate) {
       const TestTensor dy(backend(), dtype(), rows, terms, dy_values, layout);
       const TestTensor weight(backend(), dtype(), by_columns ? cols : terms,
                               by_columns ? terms : cols, weight_values, layout);
-      const TestTensor gate(backend(), dtype(), rows, cols, made(rows, cols), layout);
-      const TestTensor up(backend(), dtype(), rows, cols, made(rows, cols), layout);
+      TestTensor gate(backend(), dtype(), rows, cols, made(rows, cols), layout);
+      TestTensor up(backend(), dtype(), rows, cols, made(rows, cols), layout);
       const TestTensor bias(backend(), dtype(), 1, cols, made(1, cols));
       const TestTensor up_bias(backend(), dtype(), 1, cols, made(1, cols));
       const TestTensor ones(backend(), dtype(), rows, cols, Values(rows * cols, 1));
@@ -169,6 +169,18 @@ TEST_P(GatedLinearOp, gradient_at_a_gate) {
       linear_dgated(backend().context(), call);
       EXPECT_EQ(dgate_again.values(), dgate.values());
       EXPECT_EQ(dup_again.values(), dup.values());
+
+      for (const bool keeps_h : {false, true}) {
+        TestTensor over(backend(), dtype(), rows, cols, gate.values(), layout);
+        TestTensor up_over(backend(), dtype(), rows, cols, up.values(), layout);
+        call.gate = call.dgate = over.view();
+        call.up = call.dup = up_over.view();
+        call.h = keeps_h ? h.view() : TensorView{};
+        linear_dgated(backend().context(), call);
+        EXPECT_EQ(over.values(), dgate.values()) << "over the gate";
+        EXPECT_EQ(up_over.values(), dup.values()) << "over up";
+        EXPECT_EQ(h.values(), product_of_both.values());
+      }
     }
   }
 }

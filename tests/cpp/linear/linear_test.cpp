@@ -157,7 +157,7 @@ TEST_P(LinearOp, gradient_at_an_activation) {
         std::array{16, 72, 200}, std::array{129, 2056, 72}}) {
     const Values dy_values = random_normal(rows * terms, dtype());
     const TestTensor dy(backend(), dtype(), rows, terms, dy_values);
-    const TestTensor z(backend(), dtype(), rows, cols, random_normal(rows * cols, dtype()));
+    TestTensor z(backend(), dtype(), rows, cols, random_normal(rows * cols, dtype()));
     const Values weight_values = random_normal(terms * cols, dtype());
     const TestTensor weight(backend(), dtype(), terms, cols, weight_values);
     const Sums dh = product(rows, cols, terms, dy_values, {terms, 1}, weight_values, {1, cols});
@@ -176,6 +176,17 @@ TEST_P(LinearOp, gradient_at_an_activation) {
           {.op = op, .dy = ones.view(), .x = z.view(), .dx = slope.view(), .y = value.view()});
       EXPECT_EQ(h.values(), value.values());
       const Values slopes = slope.values(), found = dz.values();
+      for (const bool keeps_h : {false, true}) {
+        TestTensor over(backend(), dtype(), rows, cols, z.values());
+        linear_dact(backend().context(), {.dy = dy.view(),
+                                          .weight = weight.view(),
+                                          .z = over.view(),
+                                          .activation = op,
+                                          .dz = over.view(),
+                                          .h = keeps_h ? h.view() : TensorView{}});
+        EXPECT_EQ(over.values(), found) << "over z";
+        EXPECT_EQ(h.values(), value.values());
+      }
       for (std::size_t i = 0; i < found.size(); ++i) {
         const double unit = 3 * unit_roundoff(dtype()) * std::abs(dh.sum[i] * slopes[i]);
         const double sums = 40 * unit_roundoff(DType::kFloat32) * dh.size[i];

@@ -14,7 +14,7 @@
 // sizes may be 0. Strides, dtypes and sums are those of linear.h; bias and up_bias have one dtype.
 // gate and up are rounded to the dtype of x before anything else, as if each were an op of its own:
 // the backward pass of the pointwise op reads them. Aliasing: outputs overlap neither inputs nor
-// each other.
+// each other, but that dgate may be exactly gate's memory, and dup that of up.
 //
 // On Hopper each op is one kernel if x has at least 17 rows, elements are 16-bit and rows 16-byte
 // aligned, the columns of gate are a multiple of 8, biases are aligned pairs and, in the layer, the

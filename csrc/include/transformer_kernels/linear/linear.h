@@ -21,7 +21,8 @@
 // to the dtype of x before f, as if it were an op of its own.
 // Accumulation: a gradient that accumulates is added to what its tensor holds, with one rounding of
 // old + sum to the dtype of the tensor. Without terms the tensor stays as it is.
-// Aliasing: outputs overlap neither inputs nor each other.
+// Aliasing: outputs overlap neither inputs nor each other, but that the dz of linear_dact may be
+// exactly z's memory.
 //
 // On CUDA, GEMMs of 16-bit elements with 16-byte aligned rows are fast on Hopper, and those of at
 // most 16 rows from compute capability 8.0 on; all others run on a kernel that takes everything and
