@@ -58,9 +58,11 @@ KERNEL_ROOMS = (
     ("csrc/{family}/", (".cu",)),
     ("csrc/torch/{family}/", (".cpp",)),
 )
+PYTHON_ROOMS = tuple(r for r in FAMILY_ROOMS if not r[0].startswith(("csrc/", "tests/cpp/")))
 COMPOSED = {
     "linear_loss": tuple(r for r in FAMILY_ROOMS if r[0].startswith(("csrc/", "tests/cpp/"))),
     "attention_block": KERNEL_ROOMS,
+    "mlp": (*KERNEL_ROOMS, *PYTHON_ROOMS),  # a part of linear in Python
 }
 # Each of these folders holds the families' folders, and the others that are named here.
 FAMILY_TREES = {

@@ -27,14 +27,6 @@ void check_activation(const char* op, const std::optional<Pointwise>& activation
               ", expected one of a single tensor");
 }
 
-// cuBLASLt has algorithms on CUDA alone.
-void check_algorithm(const char* op, const Context& context, std::int64_t algorithm) {
-  check_value(algorithm >= kAnyAlgorithm, op, ": algorithm is ", algorithm,
-              ", expected a number of cuBLASLt's from 0 on, or -1 for any");
-  check_value(algorithm == kAnyAlgorithm || context.device.type == DeviceType::kCuda, op,
-              ": algorithm is ", algorithm, ", expected -1 (cuBLASLt's run on CUDA)");
-}
-
 LinearForwardProblem check(const Context& context, const LinearForward& a) {
   Operands operands(name_of_op(a), context, a.x, a.weight);
   check_activation(name_of_op(a), a.activation);

@@ -20,6 +20,23 @@ inline constexpr Leading kX{"x", "the dtype of x"};
 inline constexpr Leading kZ{"z", "the dtype of z"};
 inline constexpr Leading kGate{"gate", "the dtype of gate"};
 
+// The gradient of a weight has lines of elements that are together, and each has a place.
+inline void check_gradient_strides(const char* op, const char* name, const TensorView& view) {
+  const bool has_lines = view.numel() == 0 || view.sizes[0] == 1 || view.sizes[1] == 1 ||
+                         view.strides[0] == 1 || view.strides[1] == 1;
+  check_value(has_lines && !overlaps_itself(view), op, ": ", name, " has strides (",
+              view.strides[0], ", ", view.strides[1],
+              "), expected one of 1 and no element over another");
+}
+
+// cuBLASLt has algorithms on CUDA alone.
+inline void check_algorithm(const char* op, const Context& context, std::int64_t algorithm) {
+  check_value(algorithm >= kAnyAlgorithm, op, ": algorithm is ", algorithm,
+              ", expected a number of cuBLASLt's from 0 on, or -1 for any");
+  check_value(algorithm == kAnyAlgorithm || context.device.type == DeviceType::kCuda, op,
+              ": algorithm is ", algorithm, ", expected -1 (cuBLASLt's run on CUDA)");
+}
+
 // Checks the operands of one call one by one, and notes where they lie.
 class Operands {
  public:
@@ -76,11 +93,7 @@ class Operands {
     outputs_.push_back({{"dweight", view}});
     check_.typed_or_float32("dweight", view, x_.dtype, leading_.name);
     check_.same_shape("dweight", view, "weight", weight);
-    const bool has_lines = view.numel() == 0 || view.sizes[0] == 1 || view.sizes[1] == 1 ||
-                           view.strides[0] == 1 || view.strides[1] == 1;
-    check_value(has_lines && !overlaps_itself(view), op_, ": dweight has strides (",
-                view.strides[0], ", ", view.strides[1],
-                "), expected one of 1 and no element over another");
+    check_gradient_strides(op_, "dweight", view);
     return {view.data, view.strides[0], view.strides[1]};
   }
 

@@ -8,6 +8,9 @@
 //
 //   dgate = (dy weight) f'(gate + bias) (up + up_bias),   dup = (dy weight) f(gate + bias)
 //
+// The gradients of gated_linear_forward are gated_mlp_backward's without a second layer
+// (mlp/mlp.h).
+//
 // Shapes: x is (..., K), weight and up_weight (N, K), bias and up_bias (N,), gate, up and y (...,
 // N). A packed weight, (2N, K), is passed as two views of it. In linear_dgated, dy is (..., N),
 // weight (N, K), bias and up_bias (K,), and gate, up, dgate, dup and h are (..., K). Any of the
