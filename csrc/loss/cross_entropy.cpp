@@ -12,6 +12,7 @@ namespace transformer_kernels {
 namespace {
 
 constexpr const char* kOp = "cross_entropy";
+constexpr const char* kReduce = "reduce_losses";
 constexpr const char* kScale = "scale_gradient";
 
 template <class Problem>
@@ -32,6 +33,10 @@ constexpr Backends<CrossEntropyForwardProblem> kForward{
 constexpr Backends<CrossEntropyBackwardProblem> kBackward{
     .cpu = cpu::cross_entropy_backward,
     .cuda = kHasCuda ? cuda::cross_entropy_backward : nullptr,
+    .numbers = check_labels};
+constexpr Backends<ReduceLossesProblem> kReduceLosses{
+    .cpu = cpu::reduce_losses,
+    .cuda = kHasCuda ? cuda::reduce_losses : nullptr,
     .numbers = check_labels};
 constexpr Backends<ScaleGradientProblem> kScaleGradient{
     .cpu = cpu::scale_gradient, .cuda = kHasCuda ? cuda::scale_gradient : nullptr};
@@ -160,6 +165,11 @@ CrossEntropyForwardProblem check(const Context& context, const CrossEntropyForwa
   }
   if (a.total.defined()) p.total = operands.statistic("total", a.total, 1, "of a mean");
   if (a.dx.defined()) operands.dx(p, a.dx);
+  if (a.divisor.defined()) {
+    check_value(a.dx.defined() && p.reduction == Reduction::kNone, kOp,
+                ": divisor is present, expected none without dx or with a reduction");
+    p.divisor = operands.statistic("divisor", a.divisor, 1, "one number");
+  }
   check_apart(kOp,
               {{"loss", a.loss},
                {"top", a.top},
@@ -170,6 +180,7 @@ CrossEntropyForwardProblem check(const Context& context, const CrossEntropyForwa
                {"target", a.target},
                {"probabilities", a.probabilities},
                {"weight", a.weight},
+               {"divisor", a.divisor},
                {"dx", a.dx}});
   return p;
 }
@@ -196,6 +207,53 @@ CrossEntropyBackwardProblem check(const Context& context, const CrossEntropyBack
                {"spread", a.spread},
                {"share", a.share},
                {"total", a.total}});
+  return p;
+}
+
+ReduceLossesProblem check(const Context& context, const ReduceLosses& a) {
+  const ArgumentChecker check(kReduce, context.device);
+  const bool mean = a.reduction == Reduction::kMean;
+  check_value(mean || a.reduction == Reduction::kSum, kReduce, ": reduction is ",
+              static_cast<int>(a.reduction), ", expected 1 (mean) or 2 (sum)");
+  check.indices("target", a.target);
+  ReduceLossesProblem p{};
+  p.rows = a.target.numel();
+  p.cols = a.classes;
+  p.reduction = a.reduction;
+  p.ignore_index = a.ignore_index;
+  check.packed("target", a.target, p.rows, "its elements");
+  p.target = a.target.data;
+  p.target_dtype = a.target.dtype;
+  const TensorView& wide = a.losses.defined() ? a.losses : a.total;
+  p.dtype = wide.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  const auto statistic = [&, arithmetic = p.dtype](const char* name, const TensorView& view,
+                                                   std::int64_t count, const char* reason) {
+    check.typed(name, view, arithmetic, "the dtype of the arithmetic");
+    check.packed(name, view, count, reason);
+    return view.data;
+  };
+  // These may be of any dtype whose arithmetic this is.
+  const auto narrow = [&, arithmetic = p.dtype](const char* name, const TensorView& view,
+                                                std::int64_t count, const char* reason) {
+    check.typed(name, view, view.dtype, "");
+    check_type(is_floating(view.dtype) && accumulate_dtype(view.dtype) == arithmetic, kReduce, ": ",
+               name, " is ", name_of(view.dtype), ", expected one that is computed in ",
+               name_of(arithmetic));
+    check.packed(name, view, count, reason);
+    return view.data;
+  };
+  if (a.total.defined()) p.total = statistic("total", a.total, 1, "of a mean");
+  if (a.loss.defined()) {
+    p.losses = statistic("losses", a.losses, p.rows, "the rows of target");
+    p.loss = narrow("loss", a.loss, 1, "of a reduction");
+    p.loss_dtype = a.loss.dtype;
+  }
+  if (a.weight.defined()) {
+    p.weight = narrow("weight", a.weight, a.classes, "the classes");
+    p.dtype = p.weight_dtype = a.weight.dtype;
+  }
+  check_apart(kReduce, {{"loss", a.loss}, {"total", a.total}},
+              {{"losses", a.losses}, {"target", a.target}, {"weight", a.weight}});
   return p;
 }
 
@@ -229,6 +287,10 @@ std::string describe(const CrossEntropyBackwardProblem& p) {
   return concat("backward ", describe_common(p));
 }
 
+std::string describe(const ReduceLossesProblem& p) {
+  return concat(name_of(p.dtype), " ", p.rows, " rows", p.weight != nullptr ? " + weight" : "");
+}
+
 std::string describe(const ScaleGradientProblem& p) {
   return concat(name_of(p.dtype), " ", p.rows, "x", p.cols);
 }
@@ -244,6 +306,10 @@ void cross_entropy_backward(const Context& context, const CrossEntropyBackward& 
   const CrossEntropyBackwardProblem problem = check(context, arguments);
   if (problem.rows == 0 || problem.cols == 0) return;
   run_on(kOp, kBackward, context, problem);
+}
+
+void reduce_losses(const Context& context, const ReduceLosses& arguments) {
+  run_on(kReduce, kReduceLosses, context, check(context, arguments));
 }
 
 void scale_gradient(const Context& context, const ScaleGradient& arguments) {

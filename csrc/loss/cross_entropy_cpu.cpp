@@ -79,6 +79,7 @@ void run_forward(const Context& context, const CrossEntropyForwardProblem& p) {
     if (p.total != nullptr) *static_cast<A*>(p.total) = static_cast<A>(call.total);
     call.gain = 1 / call.total;
   }
+  if (p.divisor != nullptr) call.gain = 1 / static_cast<double>(*static_cast<const A*>(p.divisor));
   const Scratch losses(context, p.rows * sizeof(A));
   const auto run = kernels().forward[index_of(p.dtype)];
   parallel_for(context, p.rows, rows_per_range(p.cols), [&](std::int64_t begin, std::int64_t end) {
@@ -108,6 +109,16 @@ void cross_entropy_backward(const Context& context, const CrossEntropyBackwardPr
   const auto run = kernels().backward[index_of(p.dtype)];
   parallel_for(context, p.rows, rows_per_range(p.cols),
                [&](std::int64_t begin, std::int64_t end) { run(p, call, begin, end); });
+}
+
+void reduce_losses(const Context&, const ReduceLossesProblem& p) {
+  log_cpu_kernel("reduce_losses", p);
+  dispatch_bool(p.dtype == DType::kFloat64, [&]<bool kDouble>() {
+    using A = std::conditional_t<kDouble, double, float>;
+    const double total = p.reduction == Reduction::kMean ? total_of(p) : 0;
+    if (p.total != nullptr) *static_cast<A*>(p.total) = static_cast<A>(total);
+    if (p.losses != nullptr) reduce(p, static_cast<const A*>(p.losses), total);
+  });
 }
 
 void scale_gradient(const Context& context, const ScaleGradientProblem& p) {

@@ -37,12 +37,13 @@ void cross_entropy_forward(const Context& context, const CrossEntropyForwardProb
   const bool mean = p.reduction == Reduction::kMean;
   const std::size_t bytes = size_of(accumulate_dtype(p.dtype));
   const Scratch scratch(kOp, context, (reduces ? p.rows + 1 : 1) * bytes);
-  LossCall call{p, nullptr, nullptr};
+  LossCall call{p, nullptr, p.divisor, false};
   if (reduces) call.losses = scratch.as<char>() + bytes;
   if (mean && p.dx != nullptr) {
     void* const total = p.total != nullptr ? p.total : scratch.as<void>();
     sum_rows(context, p, nullptr, total);
     call.total = total;
+    call.after_sums = true;
   }
   if (p.rows > 0) {
     dispatch_bool(p.dx != nullptr, [&]<bool kGradient>() { run_rows<kGradient>(context, call); });
@@ -53,6 +54,10 @@ void cross_entropy_forward(const Context& context, const CrossEntropyForwardProb
 void cross_entropy_backward(const Context& context, const CrossEntropyBackwardProblem& p) {
   const std::size_t plan = part_plan(p.dtype, row_load(p).in_step);
   dispatch_float(p.dtype, [&]<class T>() { run_loss_backward<T>(context, p, plan); });
+}
+
+void reduce_losses(const Context& context, const ReduceLossesProblem& p) {
+  sum_rows(context, p, p.losses, p.total);
 }
 
 void scale_gradient(const Context& context, const ScaleGradientProblem& p) {

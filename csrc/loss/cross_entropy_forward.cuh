@@ -181,7 +181,7 @@ void launch_loss_rows(const Context& context, const LossCall& call, std::size_t 
           .cluster = Plan::plan.cluster,
           .shared_bytes = static_cast<std::size_t>(staged_bytes(Plan::plan, row_load(p))),
           .after_previous =
-              call.total != nullptr && device_limits(context.device.index).architecture >= 90};
+              call.after_sums && device_limits(context.device.index).architecture >= 90};
       launch("cross_entropy", context, shape, &loss_rows_kernel<T, kGradient, Plan>, call);
     }
   });

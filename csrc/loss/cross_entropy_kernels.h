@@ -13,6 +13,7 @@ struct LossCall {
   CrossEntropyForwardProblem p;
   void* losses;       // one a row; null: they go to p.loss
   const void* total;  // divisor of the gradient; null: none
+  bool after_sums;    // the kernel before computes total
 };
 
 // Row `plan` of kCrossEntropyPlans<kGradient>.

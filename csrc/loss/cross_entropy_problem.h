@@ -47,6 +47,12 @@ struct CrossEntropyForwardProblem : CrossEntropyProblem {
   void* spread;
   void* share;
   void* total;
+  const void* divisor;
+};
+
+// The losses of rows that are not here: x and dx are null. Its total and its loss may be.
+struct ReduceLossesProblem : CrossEntropyForwardProblem {
+  const void* losses;
 };
 
 struct CrossEntropyBackwardProblem : CrossEntropyProblem {
@@ -70,16 +76,19 @@ struct ScaleGradientProblem {
 
 std::string describe(const CrossEntropyForwardProblem& problem);
 std::string describe(const CrossEntropyBackwardProblem& problem);
+std::string describe(const ReduceLossesProblem& problem);
 std::string describe(const ScaleGradientProblem& problem);
 
 namespace cpu {
 void cross_entropy_forward(const Context& context, const CrossEntropyForwardProblem& problem);
 void cross_entropy_backward(const Context& context, const CrossEntropyBackwardProblem& problem);
+void reduce_losses(const Context& context, const ReduceLossesProblem& problem);
 void scale_gradient(const Context& context, const ScaleGradientProblem& problem);
 }  // namespace cpu
 namespace cuda {
 void cross_entropy_forward(const Context& context, const CrossEntropyForwardProblem& problem);
 void cross_entropy_backward(const Context& context, const CrossEntropyBackwardProblem& problem);
+void reduce_losses(const Context& context, const ReduceLossesProblem& problem);
 void scale_gradient(const Context& context, const ScaleGradientProblem& problem);
 }  // namespace cuda
 

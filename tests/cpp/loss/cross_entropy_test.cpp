@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
+#include <utility>
+
 #include "backend_test.h"
+#include "error_of.h"
 #include "loss/cross_entropy_cases.h"
 #include "parallel_hooks.h"
 #include "transformer_kernels/error.h"
@@ -155,6 +158,57 @@ TEST_P(CrossEntropyOp, repeatable) {
   }
 }
 
+// Rows [begin, end) of a matrix, or of a vector.
+TensorView rows_of(TensorView view, std::int64_t begin, std::int64_t end) {
+  view.data = static_cast<char*>(view.data) + begin * view.strides[0] * size_of(view.dtype);
+  view.sizes[0] = end - begin;
+  return view;
+}
+
+// Two calls for some of the rows each, whose losses are reduced afterwards.
+TEST_P(CrossEntropyOp, parts_of_a_reduction) {
+  constexpr std::int64_t kRows = 23;
+  const DType arithmetic = dtype() == DType::kFloat64 ? dtype() : DType::kFloat32;
+  for (Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
+    for (bool weight : {false, true}) {
+      LossInputs in =
+          random_inputs({kRows, 40}, dtype(), {.weight = weight, .reduction = reduction});
+      in.dloss = {1};
+      LossRun run(backend(), dtype(), in);
+      TestTensor losses(backend(), arithmetic, 1, kRows);
+      const CrossEntropyForward all = run.forward(true);
+      const Context context = backend().context();
+      ReduceLosses sums{.target = all.target,
+                        .weight = all.weight,
+                        .classes = 40,
+                        .ignore_index = all.ignore_index,
+                        .reduction = reduction,
+                        .total = run.total.vector()};
+      reduce_losses(context, sums);
+      for (auto [begin, end] : {std::pair{0, 10}, std::pair{10, 23}}) {
+        CrossEntropyForward part = all;
+        for (TensorView* view :
+             {&part.x, &part.target, &part.top, &part.spread, &part.share, &part.dx}) {
+          *view = rows_of(*view, begin, end);
+        }
+        part.loss = rows_of(losses.vector(), begin, end);
+        part.total = {};
+        part.reduction = Reduction::kNone;
+        if (reduction == Reduction::kMean) part.divisor = sums.total;
+        cross_entropy_forward(context, part);
+      }
+      sums.losses = losses.vector();
+      sums.loss = all.loss;
+      sums.total = {};
+      reduce_losses(context, sums);
+      const LossReference expected = in.reference();
+      const double scale = kRows * expected.largest;
+      EXPECT_TRUE(close(dtype(), run.loss.values(), reduced(expected, reduction), scale));
+      EXPECT_TRUE(close(dtype(), run.dx.values(), expected.dx, expected.largest));
+    }
+  }
+}
+
 TEST_P(CrossEntropyOp, scale_gradient) {
   for (double by : {1.0, 0.5}) {
     for (Matrix m : {Matrix{3, 1000}, Matrix{1, 7}, Matrix{40, 257}}) {
@@ -215,6 +269,35 @@ TEST(CrossEntropyErrors, have_exact_words_and_touch_nothing) {
                "cross_entropy: loss has 1 elements, expected 3 (the rows of x)");
   expect_error([](Forward& a) { a.dx.data = static_cast<float*>(a.x.data) + 1; },
                "cross_entropy: dx overlaps x in part, expected its memory exactly or none of it");
+  expect_error([](Forward& a) { a.divisor = a.total; },
+               "cross_entropy: divisor is present, expected none without dx or with a reduction");
+}
+
+TEST(CrossEntropyErrors, of_reduce_losses) {
+  LossRun run(*cpu_backend(), DType::kFloat32, random_inputs({3, 8}, DType::kFloat32, {}));
+  const CrossEntropyForward forward = run.forward(false);
+  const auto refused = [&](auto change) {
+    ReduceLosses a{.losses = forward.top,
+                   .target = forward.target,
+                   .classes = 8,
+                   .ignore_index = forward.ignore_index,
+                   .loss = forward.loss};
+    change(a);
+    return error_of([&] { reduce_losses({}, a); });
+  };
+  using Arguments = ReduceLosses;
+  EXPECT_EQ(refused([](Arguments& a) { a.reduction = Reduction::kNone; }),
+            "reduce_losses: reduction is 0, expected 1 (mean) or 2 (sum)");
+  EXPECT_EQ(refused([](Arguments& a) { a.losses = {}; }), "reduce_losses: losses is missing");
+  EXPECT_EQ(refused([&](Arguments& a) { a.losses = forward.loss; }),
+            "reduce_losses: losses has 1 elements, expected 3 (the rows of target)");
+  EXPECT_EQ(refused([](Arguments& a) { a.loss.dtype = DType::kFloat64; }),
+            "reduce_losses: loss is float64, expected one that is computed in float32");
+  EXPECT_EQ(refused([](Arguments& a) { a.weight = a.losses; }),
+            "reduce_losses: weight has 3 elements, expected 8 (the classes)");
+  EXPECT_EQ(refused([](Arguments& a) { a.loss = a.losses; }),
+            "reduce_losses: loss has 3 elements, expected 1 (of a reduction)");
+  EXPECT_TRUE(run.loss.untouched());
 }
 
 }  // namespace

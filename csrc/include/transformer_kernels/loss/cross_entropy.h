@@ -57,6 +57,9 @@ struct CrossEntropyForward {
   TensorView share{};
   TensorView total{};  // what the mean is divided by
   TensorView dx{};     // optional: the gradient for a dloss of 1, in the same pass over x
+  // Optional, with dx and without a reduction: what the gradient is divided by, one number of the
+  // arithmetic's type. For rows that are a part of a mean's, whose total reduce_losses computes.
+  TensorView divisor{};
 };
 
 struct CrossEntropyBackward {
@@ -85,9 +88,25 @@ struct ScaleGradient {
   TensorView by;
 };
 
+// The reduction alone, of losses that several calls without one have left: loss is their sum or
+// mean, as that of cross_entropy_forward would be. losses, one a row, and total are of the
+// arithmetic's type, and each of the two results is optional. A mean of other numbers of the rows
+// that are not ignored, all of the same weight, is one without `weight`.
+struct ReduceLosses {
+  TensorView losses{};  // needed for loss
+  TensorView target;
+  TensorView weight{};       // optional
+  std::int64_t classes = 0;  // C
+  std::int64_t ignore_index = -100;
+  Reduction reduction = Reduction::kMean;  // kMean or kSum
+  TensorView loss{};
+  TensorView total{};  // of a mean
+};
+
 // Throws Error, with nothing written, when an argument does not meet the contract above.
 TFK_API void cross_entropy_forward(const Context& context, const CrossEntropyForward& arguments);
 TFK_API void cross_entropy_backward(const Context& context, const CrossEntropyBackward& arguments);
+TFK_API void reduce_losses(const Context& context, const ReduceLosses& arguments);
 TFK_API void scale_gradient(const Context& context, const ScaleGradient& arguments);
 
 }  // namespace transformer_kernels
