@@ -52,7 +52,7 @@ FAMILY_ROOMS = (
     ("tests/python/{family}/", (".py",)),
     ("transformer_kernels/bench/cases/{family}", (".py",)),
 )
-# Families that are composed of others, and the rooms that they lack: all in C++, or its kernels.
+# Families that are composed of others, and the rooms of kernels that they lack.
 KERNEL_ROOMS = (
     ("csrc/{family}/", ("_isa.cpp", "cpu.cpp")),
     ("csrc/{family}/", (".cu",)),
@@ -60,7 +60,7 @@ KERNEL_ROOMS = (
 )
 PYTHON_ROOMS = tuple(r for r in FAMILY_ROOMS if not r[0].startswith(("csrc/", "tests/cpp/")))
 COMPOSED = {
-    "linear_loss": tuple(r for r in FAMILY_ROOMS if r[0].startswith(("csrc/", "tests/cpp/"))),
+    "linear_loss": KERNEL_ROOMS,
     "attention_block": KERNEL_ROOMS,
     "mlp": (*KERNEL_ROOMS, *PYTHON_ROOMS),  # a part of linear in Python
 }

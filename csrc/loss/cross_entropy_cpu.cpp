@@ -117,7 +117,7 @@ void reduce_losses(const Context&, const ReduceLossesProblem& p) {
     using A = std::conditional_t<kDouble, double, float>;
     const double total = p.reduction == Reduction::kMean ? total_of(p) : 0;
     if (p.total != nullptr) *static_cast<A*>(p.total) = static_cast<A>(total);
-    if (p.losses != nullptr) reduce(p, static_cast<const A*>(p.losses), total);
+    if (p.loss != nullptr) reduce(p, static_cast<const A*>(p.losses), total);
   });
 }
 

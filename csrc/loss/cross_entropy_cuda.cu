@@ -57,7 +57,8 @@ void cross_entropy_backward(const Context& context, const CrossEntropyBackwardPr
 }
 
 void reduce_losses(const Context& context, const ReduceLossesProblem& p) {
-  sum_rows(context, p, p.losses, p.total);
+  const bool has_rows = p.rows > 0;  // else losses may be null, which means that none are wanted
+  sum_rows(context, p, has_rows || p.loss == nullptr ? p.losses : p.loss, p.total);
 }
 
 void scale_gradient(const Context& context, const ScaleGradientProblem& p) {
