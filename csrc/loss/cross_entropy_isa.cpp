@@ -1,26 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Cross-entropy of rows. Compiled once per instruction set; see core/cpu/isa.h.
-#include "core/cpu/row_loop.h"
 #include "loss/cross_entropy_cpu.h"
+#include "loss/row_isa.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
-
-constexpr float kMinusInfinity = -__builtin_inff();
-
-float natural_log(float value) { return __builtin_logf(value); }
-double natural_log(double value) { return __builtin_log(value); }
-float natural_exp(float value) { return __builtin_expf(value); }
-double natural_exp(double value) { return __builtin_exp(value); }
-
-template <class T>
-accumulate_t<T> number_at(const T* p) {
-  return reduce_add(load(p, First{1}));
-}
-
-#if TFK_ISA_LEVEL == 1 || TFK_ISA_LEVEL == 2
-TFK_INLINE Pair tanh(Pair x) { return {tanh(x.even), tanh(x.odd)}; }
-#endif
 
 // ---------------------------------------------------------------------------- terms
 
@@ -63,15 +47,6 @@ struct LossRow {
   }
 };
 
-template <class T, bool kCapped, class V = vec_t<T>>
-TFK_INLINE V logit(V x, V cap, V inverse) {
-  if constexpr (kCapped) {
-    return cap * tanh(x * inverse);
-  } else {
-    return x;
-  }
-}
-
 template <class T, Terms kTerms, class Lanes>
 TFK_INLINE vec_t<T> share(const LossRow<T>& row, std::int64_t i, Lanes lanes) {
   using V = vec_t<T>;
@@ -82,16 +57,6 @@ TFK_INLINE vec_t<T> share(const LossRow<T>& row, std::int64_t i, Lanes lanes) {
 }
 
 // ---------------------------------------------------------------------------- forward
-
-template <class T>
-TFK_FLATTEN accumulate_t<T> largest(const T* x, std::int64_t cols) {
-  const vec_t<T> lowest = vec_t<T>::of(kMinusInfinity);
-  auto top = Slots<T>::of(kMinusInfinity);
-  for_each_vector<T>(cols, [&](std::int64_t i, int slot, auto lanes) {
-    top[slot] = max(keep<T>(load(x + i, lanes), lanes, lowest), top[slot]);
-  });
-  return top.largest();
-}
 
 // Sums over columns: of powers around a top, and of shares and their logits around an origin.
 template <class A>
@@ -188,12 +153,7 @@ class LossRows {
     return capped(number_at(row.x + col));
   }
 
-  A capped(A x) const {
-    if (p_.softcap == 0) return x;
-    using V = vec_t<T>;
-    const A cap = static_cast<A>(p_.softcap);
-    return reduce_max(logit<T, true>(V::of(x), V::of(cap), V::of(1 / cap)));
-  }
+  A capped(A x) const { return capped_logit<T>(x, static_cast<A>(p_.softcap)); }
 
   A lse_term(A top, A spread, A counted) const {
     return static_cast<A>(p_.z_loss) * counted * (top + spread) * (top + spread);
