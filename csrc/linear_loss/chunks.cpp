@@ -149,4 +149,21 @@ void Gradients::finish(const Context& context) const {
   dbias_.finish(context);
 }
 
+void check_layer(const char* op, const Context& context, const LinearLossLayer& layer,
+                 const LinearLossGradients& gradients) {
+  const ArgumentChecker check(op, context.device);
+  const TensorView& weight = layer.linear_weight;
+  check.floating("x", layer.x);
+  check.floating("linear_weight", weight);
+  check_value(weight.rank == 2, op, ": linear_weight has ", weight.rank, " dimensions, expected 2");
+  check_value(weight.sizes[0] > 0, op, ": linear_weight has shape ", shape_of(weight),
+              ", expected a class or more");
+  check_value(layer.chunk_bytes >= 0, op, ": chunk_bytes is ", layer.chunk_bytes,
+              ", expected 1 or more, or 0 (the default)");
+  if (!gradients.dlinear_weight.defined()) return;
+  check.same_shape("dlinear_weight", gradients.dlinear_weight, "linear_weight", weight);
+  check.packed("dlinear_weight", gradients.dlinear_weight, weight.numel(),
+               "those of linear_weight");
+}
+
 }  // namespace transformer_kernels

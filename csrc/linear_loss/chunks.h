@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/backends.h"
 #include "linear_loss/scratch.h"
 #include "transformer_kernels/linear_loss/linear_loss.h"
 
@@ -91,5 +92,27 @@ class Gradients {
   ParameterSum dweight_;
   ParameterSum dbias_;
 };
+
+// Checks what chunks are made of, before an op inside could refuse it, and that sums which are
+// rounded at the end are contiguous.
+void check_layer(const char* op, const Context& context, const LinearLossLayer& layer,
+                 const LinearLossGradients& gradients);
+
+// Runs a pass on all rows to check its arguments, which no op inside writes before, and then on
+// chunks.
+template <class Run>
+void check_and_run(const char* op, const Context& context, Run&& run) {
+  Context checking = context;
+  checking.checks_only = true;
+  run(checking);
+  if (context.checks_only) return;
+  if constexpr (kHasCuda) {
+    if (context.device.type == DeviceType::kCuda) {
+      const cuda::CurrentDevice current(op, context.device.index);  // for memory
+      return run(context);
+    }
+  }
+  run(context);
+}
 
 }  // namespace transformer_kernels

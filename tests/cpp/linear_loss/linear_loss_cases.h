@@ -42,7 +42,7 @@ inline Values rounded(DType dtype, Values values) {
 // The results of a pass. A `size` is that of the largest sum of terms; `loss_noise` is what
 // roundings of the logits may add to a loss, of which one is too few for the 2x rule.
 struct LayerResults {
-  Values loss, dx, dweight, dbias;
+  Values loss{}, dx{}, dweight{}, dbias{};
   double loss_size = 0, loss_noise = 0, dx_size = 0, dweight_size = 0, dbias_size = 0;
 };
 
@@ -52,15 +52,30 @@ struct LayerInputs {
   Values x, weight, bias;
   LossInputs loss;  // without logits
 
+  Sums logits() const {
+    return product(s.rows, s.classes, s.terms, x, {s.terms, 1}, weight, {s.terms, 1},
+                   o.bias ? bias : Values{});
+  }
+
   // The results where logits, their gradient and what is returned are of `dtype`.
   LayerResults results(DType dtype) const {
-    const auto [rows, terms, classes] = s;
-    const Sums logits =
-        product(rows, classes, terms, x, {terms, 1}, weight, {terms, 1}, o.bias ? bias : Values{});
     LossInputs in = loss;
-    in.x = rounded(dtype, logits.sum);
+    in.x = rounded(dtype, logits().sum);
     const LossReference of_loss = in.reference();
-    const Values dlogits = rounded(dtype, of_loss.dx);
+    LayerResults out = gradients(dtype, of_loss.dx);
+    const double count = o.loss.reduction == Reduction::kNone ? 1 : std::max<double>(1, s.rows);
+    const bool divides = o.loss.reduction == Reduction::kMean && of_loss.total > 0;
+    const double size = of_loss.largest * (1 + 100 * o.loss.z_loss) / (divides ? of_loss.total : 1);
+    out.loss = rounded(dtype, reduced(of_loss, o.loss.reduction));
+    out.loss_size = size * count;
+    out.loss_noise = size * std::sqrt(count) * unit_roundoff(dtype);
+    return out;
+  }
+
+  // The gradients alone, from that of the logits before it is rounded.
+  LayerResults gradients(DType dtype, const Values& of_logits) const {
+    const auto [rows, terms, classes] = s;
+    const Values dlogits = rounded(dtype, of_logits);
     const Sums dx = product(rows, terms, classes, dlogits, {classes, 1}, weight, {1, terms});
     const Sums dweight = product(classes, terms, rows, dlogits, {1, classes}, x, {1, terms});
     const Sums dbias =
@@ -68,20 +83,13 @@ struct LayerInputs {
     const auto largest = [](const Values& of) {
       return of.empty() ? 0.0 : *std::max_element(of.begin(), of.end());
     };
-    const double relative = 1 + largest(logits.size);  // error of a probability
-    const double count = o.loss.reduction == Reduction::kNone ? 1 : std::max<double>(1, rows);
-    const double total =
-        o.loss.reduction == Reduction::kMean && of_loss.total > 0 ? of_loss.total : 1;
-    const double size = of_loss.largest * (1 + 100 * o.loss.z_loss) / total;
-    return {rounded(dtype, reduced(of_loss, o.loss.reduction)),
-            rounded(dtype, dx.sum),
-            rounded(dtype, dweight.sum),
-            rounded(dtype, dbias.sum),
-            size * count,
-            size * std::sqrt(count) * unit_roundoff(dtype),
-            relative * largest(dx.size),
-            relative * largest(dweight.size),
-            relative * largest(dbias.size)};
+    const double relative = 1 + largest(logits().size);  // error of a probability
+    return {.dx = rounded(dtype, dx.sum),
+            .dweight = rounded(dtype, dweight.sum),
+            .dbias = rounded(dtype, dbias.sum),
+            .dx_size = relative * largest(dx.size),
+            .dweight_size = relative * largest(dweight.size),
+            .dbias_size = relative * largest(dbias.size)};
   }
 };
 
@@ -208,9 +216,8 @@ inline void expect_within(const char* name, DType dtype, const Values& got, cons
   }
 }
 
-inline void expect_gradients(LayerRun& run, DType dtype, const LayerInputs& in) {
-  const LayerResults exact = in.results(DType::kFloat64);
-  const LayerResults plain = in.results(dtype);
+inline void expect_gradients(LayerRun& run, DType dtype, const LayerInputs& in,
+                             const LayerResults& exact, const LayerResults& plain) {
   expect_within("dx", dtype, run.dx.values(), exact.dx, plain.dx, exact.dx_size);
   expect_within("dweight", dtype, run.dweight.values(), exact.dweight, plain.dweight,
                 exact.dweight_size);
@@ -241,14 +248,14 @@ inline void check_layer(Backend& backend, DType dtype, const LayerInputs& in) {
   expect_loss(run);
   EXPECT_TRUE(run.dx.untouched());
   linear_cross_entropy_backward(context, run.backward());
-  expect_gradients(run, dtype, in);
+  expect_gradients(run, dtype, in, exact, plain);
 
   LayerInputs of_one = in;
   for (double& dloss : of_one.loss.dloss) dloss = 1;
   LayerRun both(backend, dtype, of_one);
   linear_cross_entropy_forward(context, both.forward(true));
   expect_loss(both);
-  expect_gradients(both, dtype, of_one);
+  expect_gradients(both, dtype, of_one, of_one.results(DType::kFloat64), of_one.results(dtype));
 }
 
 inline void check_layer(Backend& backend, DType dtype, LayerSizes s, const LayerOptions& o) {
