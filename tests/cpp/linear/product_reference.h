@@ -50,6 +50,17 @@ inline Sums added(const Values& old, Sums sums) {
   return sums;
 }
 
+// A rounding of the sums to dtype, where that has 16 bits, before they are added to what is there:
+// cuBLASLt's.
+inline Values rounding_before(DType dtype, const Sums& sums) {
+  Values error(sums.sum.size());
+  if (size_of(dtype) > 2) return error;
+  for (std::size_t i = 0; i < error.size(); ++i) {
+    error[i] = unit_roundoff(dtype) * std::abs(sums.sum[i]);
+  }
+  return error;
+}
+
 // The elements of a matrix by rows, in the order of its columns.
 inline Values by_columns(const Values& values, std::int64_t rows, std::int64_t cols) {
   Values out(values.size());
@@ -59,13 +70,14 @@ inline Values by_columns(const Values& values, std::int64_t rows, std::int64_t c
   return out;
 }
 
-// One rounding to dtype, and those of a sum that is kept wide.
-inline void expect_close(DType dtype, const Values& got, const Sums& expected) {
+// One rounding to dtype, and those of a sum that is kept wide; `more` may be off in addition.
+inline void expect_close(DType dtype, const Values& got, const Sums& expected,
+                         const Values& more = {}) {
   const double wide = unit_roundoff(dtype == DType::kFloat64 ? dtype : DType::kFloat32);
   const double tiny = dtype == DType::kFloat16 ? 0x1p-24 : 1e-30;
   for (std::size_t i = 0; i < got.size(); ++i) {
     const double error = unit_roundoff(dtype) * std::abs(expected.sum[i]) * 1.01 +
-                         20 * wide * expected.size[i] + tiny;
+                         20 * wide * expected.size[i] + tiny + (more.empty() ? 0 : more[i]);
     ASSERT_NEAR(got[i], expected.sum[i], error) << "element " << i;
   }
 }

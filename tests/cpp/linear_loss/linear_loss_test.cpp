@@ -159,7 +159,7 @@ struct Measured {
 };
 
 TEST_P(LinearCrossEntropy, holds_a_chunk_of_logits) {
-  constexpr std::int64_t kRows = 1000, kClasses = 1024, kChunkRows = 100;
+  constexpr std::int64_t kRows = 20000, kClasses = 1024, kChunkRows = 100;
   const LayerInputs in = random_layer({kRows, 4, kClasses}, dtype(), {.chunk_rows = kChunkRows});
   LayerRun run(backend(), dtype(), in);
   Measured measured{backend()};
@@ -168,7 +168,9 @@ TEST_P(LinearCrossEntropy, holds_a_chunk_of_logits) {
   linear_cross_entropy_forward(context, run.forward(true));
   const std::size_t chunk = kChunkRows * kClasses * size_of(dtype());
   EXPECT_GE(measured.largest, chunk);
-  EXPECT_LT(measured.largest, 3 * chunk);  // a product of float16 on a CPU copies it in float32
+  // A product of float16 on a CPU copies it in float32; cuBLASLt asks for up to 32 MiB of its own.
+  const std::size_t of_product = is_on_cuda(backend()) ? 32 << 20 : 0;
+  EXPECT_LT(measured.largest, std::max(3 * chunk, of_product));
 }
 
 TEST_P(LinearCrossEntropy, labels_out_of_range) {

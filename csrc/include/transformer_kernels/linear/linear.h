@@ -20,14 +20,16 @@
 // below 17 rows also on the strides of weight, and on CUDA also on N and the device. z is rounded
 // to the dtype of x before f, as if it were an op of its own.
 // Accumulation: a gradient that accumulates is added to what its tensor holds, with one rounding of
-// old + sum to the dtype of the tensor. Without terms the tensor stays as it is.
+// old + sum to the dtype of the tensor; cuBLASLt rounds a sum of 16 bits also before it adds it.
+// Without terms the tensor stays as it is.
 // Aliasing: outputs overlap neither inputs nor each other, but that the dz of linear_dact may be
 // exactly z's memory.
 //
 // On CUDA, GEMMs of 16-bit elements with 16-byte aligned rows are fast on Hopper, and those of at
-// most 16 rows from compute capability 8.0 on; all others run on a kernel that takes everything and
-// is slow. A caller may ask for cuBLASLt by the number of an algorithm, counted from 0 in the order
-// in which cuBLASLt offers them; a number that it does not offer is refused.
+// most 16 rows from compute capability 8.0 on. cuBLASLt takes most others, where it is found; what
+// is left runs on a kernel that takes everything and is slow. A caller may ask for cuBLASLt by the
+// number of an algorithm, counted from 0 in the order in which cuBLASLt offers them; a number that
+// it does not offer is refused.
 #pragma once
 
 #include <optional>
