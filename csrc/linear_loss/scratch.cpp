@@ -2,6 +2,7 @@
 #include "linear_loss/scratch.h"
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 
 #include "core/backends.h"
@@ -35,7 +36,7 @@ namespace {
 // operands that overlap.
 void* nowhere() {
   static std::atomic<std::uintptr_t> calls = 0;
-  return reinterpret_cast<void*>((std::uintptr_t{1} << 62) + (calls++ % 64 << 54));
+  return std::bit_cast<void*>((std::uintptr_t{1} << 62) + (calls++ % 64 << 54));
 }
 
 std::shared_ptr<void> memory_of(const char* op, const Context& context, std::size_t bytes) {
@@ -73,9 +74,9 @@ TensorView ScratchTensor::matrix(std::int64_t rows, std::int64_t columns, std::i
 void round_sums(const char* op, const Context& context, const ScratchTensor& sums,
                 const TensorView& out) {
   const TensorView from = sums.numbers();
-  const std::int64_t count = out.numel();
   if constexpr (kHasCuda) {
     if (context.device.type == DeviceType::kCuda) {
+      const std::int64_t count = out.numel();
       const cuda::PartialGradients<float> columns{
           static_cast<const float*>(from.data), 1, cpu::wide_cols(count), count, out.data, nullptr};
       return cuda::sum_columns(op, context, out.dtype, columns, false);

@@ -126,7 +126,7 @@ template <class T, bool kCapped, bool kAccumulates>
 TFK_FLATTEN void write_gradient(const T* x, T* dx, const Slope<accumulate_t<T>>& of,
                                 std::int64_t token, std::int64_t cols) {
   using V = vec_t<T>;
-  const auto before = [&](std::int64_t i, auto lanes) {
+  const auto before = [&]([[maybe_unused]] std::int64_t i, [[maybe_unused]] auto lanes) {
     if constexpr (kAccumulates) return load(dx + i, lanes);
     return V::of(0);
   };
