@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "backend_test.h"
 #include "error_of.h"
@@ -129,6 +131,24 @@ TEST_P(LinearCrossEntropy, leading_dimensions) {
   EXPECT_EQ(run.dx.bytes(), flat.dx.bytes());
 }
 
+TEST_P(LinearCrossEntropy, one_row_without_a_dimension) {
+  const LayerInputs in =
+      random_layer({1, 8, 20}, dtype(), {.loss = {.reduction = Reduction::kNone}});
+  LayerRun flat(backend(), dtype(), in);
+  LayerRun run(backend(), dtype(), in);
+  linear_cross_entropy_forward(backend().context(), flat.forward(true));
+  LinearCrossEntropyForward a = run.forward(true);
+  for (TensorView* row : {&a.inputs.layer.x, &a.gradients.dx}) {
+    *row = TensorView::contiguous(row->data, row->dtype, row->device, {8});
+  }
+  for (TensorView* number : {&a.inputs.target, &a.loss, &a.top, &a.spread, &a.share}) {
+    *number = TensorView::contiguous(number->data, number->dtype, number->device, {});
+  }
+  linear_cross_entropy_forward(backend().context(), a);
+  EXPECT_EQ(run.loss(), flat.loss());
+  EXPECT_EQ(run.dx.bytes(), flat.dx.bytes());
+}
+
 TEST_P(LinearCrossEntropy, repeatable) {
   const LayerInputs in = random_layer({70, 64, 500}, dtype(), {.chunk_rows = 32});
   std::vector<std::vector<std::uint8_t>> first;
@@ -171,6 +191,30 @@ TEST_P(LinearCrossEntropy, holds_a_chunk_of_logits) {
   // A product of float16 on a CPU copies it in float32; cuBLASLt asks for up to 32 MiB of its own.
   const std::size_t of_product = is_on_cuda(backend()) ? 32 << 20 : 0;
   EXPECT_LT(measured.largest, std::max(3 * chunk, of_product));
+}
+
+// A call that does not say how much memory logits may take: 64 MiB on a CPU, in chunks of equal
+// size.
+TEST(LinearCrossEntropyMemory, by_default) {
+  constexpr std::int64_t kRows = 100, kClasses = 1 << 19;  // 200 MiB of logits
+  std::vector<float> x(kRows, 1), weight(kClasses, 1);
+  std::vector<std::int64_t> target(kRows, 0);
+  float loss = 0;
+  const auto view = [](void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+    return TensorView::contiguous(data, dtype, {}, shape);
+  };
+  Measured measured{*cpu_backend()};
+  Context context;
+  context.workspace = measured.workspace();
+  LinearCrossEntropyForward a;
+  a.inputs.layer = {.x = view(x.data(), DType::kFloat32, {kRows, 1}),
+                    .linear_weight = view(weight.data(), DType::kFloat32, {kClasses, 1})};
+  a.inputs.target = view(target.data(), DType::kInt64, {kRows});
+  a.loss = view(&loss, DType::kFloat32, {});
+  linear_cross_entropy_forward(context, a);
+  EXPECT_NEAR(loss, std::log(kClasses), 1e-5);
+  EXPECT_GE(measured.largest, 25 * kClasses * sizeof(float));
+  EXPECT_LT(measured.largest, 26 * kClasses * sizeof(float));
 }
 
 TEST_P(LinearCrossEntropy, labels_out_of_range) {
