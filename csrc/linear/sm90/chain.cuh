@@ -42,8 +42,8 @@ struct ChunkColumns {
   }
 };
 
-// 16 rows and 16 columns of a chunk. A lane holds eight numbers of each value; number e is in the
-// column e % 2 of eight(e), and in the upper or the lower eight rows.
+// 16 rows and 16 columns of a chunk. A lane holds eight numbers of each value; number e is in
+// row(e) of the result, and of eight(e) it is the lane's column e % 2.
 template <class T, int kProducts_>
 struct Fragment {
   static constexpr int kProducts = kProducts_;
@@ -51,10 +51,14 @@ struct Fragment {
   float (*v)[8];     // values: sums of the products, then the numbers of all tensors that are read
   float (*read)[8];  // of these, those that the part itself reads
   std::uint32_t kept;   // the cell of shared memory of the first tensor that it keeps
-  MatrixOrigin origin;  // in the result
+  GemmExtent extent;    // of the result
+  MatrixOrigin origin;  // in it
   AccumulatorThread own;
   int sixteen;  // of the chunk
 
+  __device__ __forceinline__ int row(int e) const {
+    return origin.row + own.lane / 4 + 8 * (e / 2 % 2);
+  }
   // In the columns of the chunk.
   __device__ __forceinline__ int eight(int e) const { return 2 * sixteen + e / 4; }
 

@@ -6,6 +6,7 @@
 #include "linear/problem.h"
 #include "linear/sm90/column_totals.cuh"
 #include "linear/sm90/direct_writer.cuh"
+#include "pointwise/dropout_numbers.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -175,6 +176,63 @@ struct GateSlope {
       f.v[1][e] = sum * both.value;
     }
     f.keep(0, product);
+  }
+};
+
+// v times the factor of its row.
+struct ScaleRows {
+  const float* factors;
+
+  template <class F>
+  __device__ __forceinline__ void apply(const F& f) const {
+    const float upper = __ldg(factors + min(f.row(0), f.extent.rows - 1));
+    const float lower = __ldg(factors + min(f.row(2), f.extent.rows - 1));
+#pragma unroll
+    for (int e = 0; e < 8; ++e) f.v[0][e] *= e / 2 % 2 == 0 ? upper : lower;
+  }
+};
+
+// Dropout of v, with the numbers that element row * cols + col has in the pointwise ops. The seed
+// is read again for each fragment: it would take registers.
+struct Dropout {
+  DropoutDraw draw;
+
+  // Four lanes share four groups of eight elements, two in each of their rows. Each draws one group
+  // and gets its own two numbers of every group.
+  template <class F>
+  __device__ __forceinline__ void apply(const F& f) const {
+    const int lane = f.own.lane;
+    const std::int64_t row = f.origin.row + lane / 4 + 8 * (lane % 2);
+    const int col = f.origin.col + 8 * (lane / 2 % 2);
+    uint4 numbers = DropoutNumbers(draw).aligned(row * f.extent.cols + col);
+    swap_halves(lane & 1, 1, numbers.x, numbers.y);
+    swap_halves(lane & 1, 1, numbers.z, numbers.w);
+    swap_halves(lane & 2, 2, numbers.x, numbers.z);
+    swap_halves(lane & 2, 2, numbers.y, numbers.w);
+    drop<0>(numbers, draw.below, static_cast<float>(draw.scale), f.v[0]);
+  }
+
+ private:
+  // The lower of two lanes gives its second word for the other's first.
+  static __device__ __forceinline__ void swap_halves(bool is_upper, int distance,
+                                                     std::uint32_t& first, std::uint32_t& second) {
+    const std::uint32_t other = __shfl_xor_sync(~0u, is_upper ? first : second, distance);
+    if (is_upper) {
+      first = other;
+    } else {
+      second = other;
+    }
+  }
+};
+
+// v += residual, which is read.
+struct AddResidual {
+  static constexpr int kReads = 1;
+
+  template <class F>
+  __device__ __forceinline__ void apply(const F& f) const {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) f.v[0][e] += f.read[0][e];
   }
 };
 

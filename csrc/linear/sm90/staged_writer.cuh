@@ -111,7 +111,8 @@ class StagedWriter {
 
   __device__ __forceinline__ void apply(const float* sums, const Columns& columns,
                                         MatrixOrigin box) const {
-    constexpr int kAhead = Chain::kReads == 1 ? kSixteens : 1;  // two inputs want more registers
+    // Numbers that are read ahead take registers, as do those of columns and a second input.
+    constexpr int kAhead = Chain::kReads == 1 && std::is_empty_v<Columns> ? kSixteens : 1;
 #pragma unroll
     for (int first = 0; first < kSixteens; first += kAhead) {
       std::uint32_t words[kAhead][kReads ? Chain::kReads : 1][4];
@@ -141,12 +142,13 @@ class StagedWriter {
     }
 #pragma unroll
     for (int i = 0; i < Chain::kReads; ++i) F::widen(words[i], v[Shape::kProducts + i]);
-    p_.chain.apply(F{v,
-                     v + Shape::kProducts,
-                     cell(slots_.kept(0), sixteen),
-                     {box.col + 16 * sixteen, box.row},
-                     own_,
-                     sixteen},
+    p_.chain.apply(F{.v = v,
+                     .read = v + Shape::kProducts,
+                     .kept = cell(slots_.kept(0), sixteen),
+                     .extent = p_.extent,
+                     .origin = {box.col + 16 * sixteen, box.row},
+                     .own = own_,
+                     .sixteen = sixteen},
                    columns);
 #pragma unroll
     for (int i = 0; i < Chain::kResults; ++i) {
