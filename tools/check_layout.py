@@ -56,12 +56,12 @@ FAMILY_ROOMS = (
 KERNEL_ROOMS = (
     ("csrc/{family}/", ("_isa.cpp", "cpu.cpp")),
     ("csrc/{family}/", (".cu",)),
-    ("csrc/torch/{family}/", (".cpp",)),
 )
+BINDING_ROOM = ("csrc/torch/{family}/", (".cpp",))
 PYTHON_ROOMS = tuple(r for r in FAMILY_ROOMS if not r[0].startswith(("csrc/", "tests/cpp/")))
 COMPOSED = {
-    "linear_loss": KERNEL_ROOMS,
-    "attention_block": KERNEL_ROOMS,
+    "linear_loss": (*KERNEL_ROOMS, BINDING_ROOM),
+    "attention_block": (*KERNEL_ROOMS, BINDING_ROOM),
     "mlp": (*KERNEL_ROOMS, *PYTHON_ROOMS),  # a part of linear in Python
 }
 # Each of these folders holds the families' folders, and the others that are named here.

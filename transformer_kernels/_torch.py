@@ -42,6 +42,7 @@ _functorch_active = torch._C._are_functorch_transforms_active
 _is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 _tracing_state = torch._C._get_tracing_state  # returns None unless torch.jit.trace follows the call
 _is_compiling = torch.compiler.is_compiling
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # true outside of a pass
 _REPEATING_WORKSPACES = (":4096:8", ":16:8")
 
 
@@ -74,6 +75,12 @@ def is_eager() -> bool:
         or forward_ad._current_level >= 0
         or _tracing_state() is not None
     )
+
+
+def frees_graph() -> bool:
+    """Whether a backward pass runs that no other may follow through the same graph: it frees what
+    its nodes saved."""
+    return not _keeps_graph()
 
 
 def has_dispatch_mode() -> bool:

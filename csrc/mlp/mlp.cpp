@@ -200,7 +200,7 @@ void through_activation(const Context& context, const MlpBackward& a, const Tens
                           .dz = dz,
                           .h = h,
                           .dbias = a.dbias,
-                          .accumulate_dbias = a.accumulate});
+                          .accumulate_dbias = a.accumulate_dbias});
   }
 }
 
@@ -229,8 +229,8 @@ void through_first_layer(const Context& context, const MlpBackward& a, const Ten
                        .dbias = sums_dz ? a.dbias : TensorView{},
                        .dweight_algorithm = a.dweight_algorithm,
                        .accumulate_dx = !is_first,
-                       .accumulate_dweight = a.accumulate,
-                       .accumulate_dbias = a.accumulate};
+                       .accumulate_dweight = a.accumulate_dweight,
+                       .accumulate_dbias = a.accumulate_dbias};
   linear_backward(context, layer);
   if (!gated) return;
   layer.dy = dup;
@@ -260,7 +260,7 @@ void run_part(const Context& context, MlpBackward a, HiddenRows& memory, bool is
                               .weight = a.down_weight,
                               .dweight = a.ddown_weight,
                               .dweight_algorithm = a.dweight_algorithm,
-                              .accumulate_dweight = a.accumulate});
+                              .accumulate_dweight = a.accumulate_dweight});
   }
   if (wants_dz(a)) through_first_layer(context, a, dz, dup, is_first);
 }
@@ -271,7 +271,7 @@ void sum_rows(const Context& context, const MlpBackward& a) {
                             .x = part_of(a.x, a.x.rank - 1, 0, 0),
                             .weight = part_of(a.down_weight, 1, 0, 0),
                             .dbias = a.ddown_bias,
-                            .accumulate_dbias = a.accumulate});
+                            .accumulate_dbias = a.accumulate_dbias});
 }
 
 void run_backward(const Context& context, const MlpBackward& a) {

@@ -216,7 +216,7 @@ Tensor absent(const TensorView& x) {
 CallContext::CallContext(Device device, bool checks_only) {
   context_.device = device;
   context_.checks_only = checks_only;
-  context_.workspace = {&CallContext::allocate, [](void*, void*) {}, this};
+  context_.workspace = {&CallContext::allocate, &CallContext::release, this};
   if (context_.device.type == DeviceType::kCpu) {
     context_.parallel_for = {&run_in_torch_pool, nullptr};
     return;
@@ -233,6 +233,13 @@ void* CallContext::allocate(void* self, std::size_t bytes) {
   const std::int64_t sizes[] = {static_cast<std::int64_t>((bytes + 3) / 4)};
   call.scratch_.push_back(empty(call.context_.device, sizes, DType::kFloat32));
   return call.scratch_.back().data_ptr();
+}
+
+void CallContext::release(void* self, void* memory) {
+  std::vector<Tensor>& scratch = static_cast<CallContext*>(self)->scratch_;
+  const auto found = std::ranges::find_if(
+      scratch, [&](const Tensor& tensor) { return tensor.data_ptr() == memory; });
+  if (found != scratch.end()) scratch.erase(found);
 }
 
 }  // namespace transformer_kernels::torch_ops

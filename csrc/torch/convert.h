@@ -71,6 +71,7 @@ class CallContext {
 
  private:
   static void* allocate(void* self, std::size_t bytes);
+  static void release(void* self, void* memory);
 
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
   std::vector<Tensor> scratch_;

@@ -112,10 +112,11 @@ struct SourceField : OptionalField<Member> {
   }
 };
 
-// A second tensor that the op writes.
-template <class Member>
+// One more tensor that the op writes, with a letter of its own in the schema.
+template <char kLetter, class Member>
 struct OptionalWrittenField : OptionalField<Member> {
-  static constexpr const char* kType = "Tensor(b!)?";
+  static constexpr char kText[] = {'T', 'e', 'n', 's', 'o', 'r', '(', kLetter, '!', ')', '?', 0};
+  static constexpr const char* kType = kText;
 };
 
 template <class Number>
@@ -184,9 +185,10 @@ constexpr SourceField<Member, Source> optional(const char* name, Member member, 
                                                Prepare prepare) {
   return {{{name, member, prepare}}, source};
 }
-template <class Member>
-constexpr OptionalWrittenField<Member> optional_written(const char* name, Member member) {
-  return {{{name, member, as_it_is}}};
+template <char kLetter = 'b', class Member>
+constexpr OptionalWrittenField<kLetter, Member> optional_written(const char* name, Member member,
+                                                                 Prepare prepare = as_it_is) {
+  return {{{name, member, prepare}}};
 }
 // A vector of parameters, as a bias or the weight of a norm: of any strides, of which the one rule
 // is here. Kernels read it without gaps, from a copy where it has some.

@@ -1,33 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/linear/gated_linear.h"
 
-#include "pointwise/problem.h"
+#include "torch/linear/operands.h"
 #include "torch/linear/rows.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
-
-// The number of an activation: its place among those of a gate.
-Pointwise gate_of(const char* op, std::int64_t number) {
-  std::int64_t left = number;
-  for (int i = 0; i < kPointwiseCount && left >= 0; ++i) {
-    const auto row = static_cast<Pointwise>(i);
-    if (is_gated(row) && left-- == 0) return row;
-  }
-  check_value(false, op, ": activation is ", number, ", expected the number of one");
-  return {};
-}
-
-// The second half along a dimension; the first is left in `both`.
-TensorView split(TensorView& both, int dimension) {
-  const std::int64_t count = both.sizes[dimension];
-  both.sizes[dimension] = count / 2;
-  TensorView second = both;
-  second.data =
-      static_cast<std::byte*>(both.data) +
-      count / 2 * both.strides[dimension] * static_cast<std::int64_t>(size_of(both.dtype));
-  return second;
-}
 
 struct ForwardArguments : GatedLinearForward {
   bool keep;

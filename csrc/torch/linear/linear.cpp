@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "pointwise/problem.h"
+#include "torch/linear/operands.h"
 #include "torch/linear/rows.h"
 
 namespace transformer_kernels::torch_ops {
@@ -23,13 +23,6 @@ TensorView layout_of_dweight(const TensorView& weight) {
   TensorView layout = rows_like(weight);
   if (by_columns) layout.strides = {1, std::max<std::int64_t>(weight.sizes[0], 1)};
   return layout;
-}
-
-// The number of an activation: its place among those of one tensor.
-Pointwise activation_of(const char*, std::int64_t number) {
-  check_value(number >= 0 && number < kPointwiseCount && !is_gated(static_cast<Pointwise>(number)),
-              "linear_act: activation is ", number, ", expected the number of one");
-  return static_cast<Pointwise>(number);
 }
 
 struct BackwardArguments : LinearBackward {

@@ -114,7 +114,7 @@ TEST_P(MlpOp, gradients_are_added_to_what_is_there) {
       const MlpExpected expected(run);
       run.forward(1);
       MlpBackward arguments = run.backward_arguments(1);
-      arguments.accumulate = true;
+      arguments.accumulate_dweight = arguments.accumulate_dbias = true;
       arguments.parts = parts;
       run.backward(arguments);
       expected.check_gradients(run, parts, MlpRun::kBefore);

@@ -19,7 +19,6 @@ from ..attention import _formula as _attention
 from ..attention._ops import ATTENTION
 from ..linear import _formula as _linear
 from ..linear._formula import as_rows, bias_gradient
-from ..linear._mlp import Products, products_of
 from ..linear._ops import LINEAR
 from ..linear._weights import copy_of, gradient_of, multiplied
 from ..norm import _formula as _norm
@@ -27,6 +26,7 @@ from ..norm.dropout_norm import DROPOUT_LAYER_NORM, DROPOUT_RMS_NORM
 
 Tensors = tuple[Tensor, ...]
 Optionals = tuple[Tensor | None, ...]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 NORMS = {"layer_norm": DROPOUT_LAYER_NORM, "rms_norm": DROPOUT_RMS_NORM}
 _OF_NORM = tuple(NORMS.values())
@@ -104,7 +104,7 @@ class Needs(NamedTuple):
 class Parts(NamedTuple):
     """The ops that the passes are made of; norms are listed by their number."""
 
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    linear: Linear
     # (dy, x, weight, copy of the weight, bias, need_dx, need_dweight, need_dbias) -> gradients
     linear_backward: Callable[..., Optionals]
     attention: Callable[..., Tensors]
@@ -130,19 +130,19 @@ def _in_one_call(
 
 
 def _by_products(
-    products: Products, in_place: bool, dy: Tensor, x: Tensor, weight: Tensor, copy: Tensor | None,
+    linear: Linear, in_place: bool, dy: Tensor, x: Tensor, weight: Tensor, copy: Tensor | None,
     bias: Tensor | None, need_dx: bool, need_dweight: bool, need_dbias: bool,
 ) -> Optionals:  # fmt: skip
     """The gradients of a layer. That of the weight is None if it was added to ``.grad``."""
     dx, dweight, dbias = _none(x)
     if need_dx:
-        dx = products.linear(dy, multiplied(weight, copy, x).t(), None)
+        dx = linear(dy, multiplied(weight, copy, x).t(), None)
     if need_dbias and bias is not None:
         dbias = bias_gradient(dy, bias.dtype)
     if not need_dweight:
         return dx, dweight, dbias
     gradient = gradient_of(weight, in_place)
-    products.dweight(gradient, as_rows(dy), as_rows(x))
+    gradient.product(as_rows(dy), as_rows(x))
     return dx, gradient.result, dbias
 
 
@@ -168,7 +168,7 @@ def _statistics(s: Tensor, eps: float, norm: int) -> Tensors:
     return _norm.statistics(s, eps, center=norm == _LAYER_NORM)
 
 
-_packed_backward = direct(LINEAR.raw.backward)
+_packed, _packed_backward = direct(LINEAR.raw.forward), direct(LINEAR.raw.backward)
 _ATTENTION = direct(ATTENTION.raw.forward), direct(ATTENTION.raw.backward)
 _NORM_KERNELS = (
     tuple(direct(op.raw.forward) for op in _OF_NORM),
@@ -177,11 +177,11 @@ _NORM_KERNELS = (
 
 
 def _kernels(x: Tensor, packed: bool, in_place: bool = False) -> Parts:
-    products = products_of(x, packed)
-    gradients: Callable[..., Optionals] = partial(_by_products, products, in_place)
+    linear: Linear = _packed if packed else _linear.linear
+    gradients: Callable[..., Optionals] = partial(_by_products, linear, in_place)
     if packed and x.is_cpu:
         gradients = _in_one_call
-    return Parts(products.linear, gradients, *_ATTENTION, *_NORM_KERNELS)
+    return Parts(linear, gradients, *_ATTENTION, *_NORM_KERNELS)
 
 
 FORMULAS = Parts(

@@ -1,32 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""Both passes of an MLP, made of matrix products and pointwise kernels.
+"""Both passes of an MLP: in one call each by our products, or here by PyTorch's products and
+pointwise kernels.
 
-The backward pass runs over the hidden features in parts, so that its temporaries are never as large
-as the hidden layer. Each part computes its own rows or columns of the weights' gradients; the
-gradient of x is summed over the parts.
+Here the backward pass runs over the hidden features in parts, so that its temporaries are never as
+large as the hidden layer. Each part computes its own rows or columns of the weights' gradients; the
+gradient of x is summed over the parts. z has no bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ..._library import direct
+from ..._torch import frees_graph
 from ..pointwise._ops import GATED, PLAIN
-from . import _formula
+from . import _formula, _packed_mlp
 from ._formula import as_rows, bias_gradient
-from ._ops import (
-    GATED_LINEAR,
-    LINEAR,
-    LINEAR_ACT,
-    LINEAR_DACT,
-    LINEAR_DGATED,
-    LINEAR_DWEIGHT,
-)
 from ._weights import Gradient, copy_of, gradient_of, multiplied
 
 Tensors = tuple[Tensor, ...]
@@ -42,101 +36,15 @@ _FEWEST_FEATURES_ON_CUDA = 4096  # per part: smaller products leave processors i
 _STEP = 64  # parts begin at multiples, where rows of hidden features are aligned
 
 
-class Products(NamedTuple):
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x weight^T + bias
-    dx: Callable[[Tensor, Tensor], Tensor]  # dz weight
-    add: Callable[[Tensor, Tensor, Tensor], Any]  # to a sum dz weight
-    dweight: Callable[[Gradient, Tensor, Tensor], None]  # (its memory, dz, x)
-
-
-_packed = direct(LINEAR.raw.forward)
-_packed_backward = direct(LINEAR.raw.backward)
-_write_dweight = direct(LINEAR_DWEIGHT)
-
-
-def _packed_dx(dz: Tensor, weight: Tensor) -> Tensor:
-    return cast(Tensor, _packed(dz, weight.t(), None))
-
-
-def _packed_dweight(gradient: Gradient, dz: Tensor, x: Tensor) -> None:
-    _write_dweight(gradient.allocated(), dz, x, gradient.adds)
-
-
-_OURS = Products(
-    _packed,
-    _packed_dx,
-    lambda total, dz, weight: total.add_(_packed_dx(dz, weight)),
-    _packed_dweight,
-)
-_TORCHS = Products(
-    _formula.linear,
-    torch.mm,
-    lambda total, dz, weight: torch.addmm(total, dz, weight, out=total),
-    Gradient.product,
-)
-_ON_CUDA = _TORCHS._replace(linear=_packed, dx=_packed_dx)
-
-
-def products_of(x: Tensor, packed: bool) -> Products:
-    """Our products, or PyTorch's."""
-    if not packed:
-        return _TORCHS
-    return _ON_CUDA if x.is_cuda else _OURS
-
-
-class Fused(NamedTuple):
-    """Products that include an activation. Here z includes the bias, which the first product
-    added."""
-
-    number: int  # of the activation
-
-    def forward(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, keep: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns h, and z if it is to be saved."""
-        if keep:
-            h, z = _act_forward(x, weight, bias, self.number)
-            return h, z
-        return _act_inference(x, weight, bias, self.number), None
-
-    def backward(
-        self, dy: Tensor, down_weight: Tensor, bias: Tensor | None, z: Tensor, need_dbias: bool,
-        need_h: bool,
-    ) -> Tensors:  # fmt: skip
-        """Returns dz, the gradient of the bias, and h."""
-        return cast(Tensors, _dact(dy, down_weight, bias, z, self.number, need_dbias, need_h))
-
-
-_act_forward = direct(LINEAR_ACT.raw.forward)
-_act_inference = direct(LINEAR_ACT.raw.inference)
-_dact = direct(LINEAR_DACT)
-_gated_forward = direct(GATED_LINEAR)
-_dgated = direct(LINEAR_DGATED)
-
-
 class Kernels(NamedTuple):
-    """The kernels of one activation, from the pointwise family, and the products."""
+    """The kernels of one activation, from the pointwise family."""
 
     forward: Callable[..., Tensor]
     backward: Callable[..., Tensors]
-    products: Products
-    fused: Fused | None = None
-    # The activation of gate and up in one kernel with their products, and the way back through it.
-    gated: int | None = None
 
 
-_PLAIN = [(direct(op.raw.forward), direct(op.raw.backward)) for op in PLAIN.values()]
-_GATED = [(direct(op.raw.forward), direct(op.raw.backward)) for op in GATED.values()]
-
-
-@cache
-def _plain_kernels(activation: int, products: Products, fuses: bool) -> Kernels:
-    return Kernels(*_PLAIN[activation], products, fused=Fused(activation) if fuses else None)
-
-
-@cache
-def _gated_kernels(activation: int, products: Products, fuses: bool) -> Kernels:
-    return Kernels(*_GATED[activation], products, gated=activation if fuses else None)
+_PLAIN = [Kernels(direct(op.raw.forward), direct(op.raw.backward)) for op in PLAIN.values()]
+_GATED = [Kernels(direct(op.raw.forward), direct(op.raw.backward)) for op in GATED.values()]
 
 
 # ---- the forward pass ---------------------------------------------------------------------------
@@ -148,19 +56,12 @@ def _forward(
 ) -> Optionals:  # fmt: skip
     """Returns y, the product of each of ``weights`` before its bias, the activation's result, and
     copies of master weights; None for each that is not saved."""
-    linear, keep = kernels.products.linear, recompute < 2
+    linear, keep = _formula.linear, recompute < 2
     every = (*weights, down_weight)
     copies = [copy_of(weight, x) for weight in every]
     *weights, down_weight = [w if c is None else c for w, c in zip(every, copies, strict=True)]
-    z: Optionals
-    if kernels.gated is not None:
-        h, gate, up = _gated_forward(x, *weights, *biases, kernels.gated, keep)
-        z = (gate, None if weights[1] is None else up)
-    elif kernels.fused is not None:
-        h, *z = kernels.fused.forward(x, cast(Tensor, weights[0]), biases[0], keep)
-    else:
-        z = [None if weight is None else linear(x, weight, None) for weight in weights]
-        h = kernels.forward(*z, *biases)
+    z = [None if weight is None else linear(x, weight, None) for weight in weights]
+    h = kernels.forward(*z, *biases)
     kept = z if keep else [None for _ in z]
     if down_weight is None:
         return (h, *kept, None, *copies)
@@ -171,9 +72,11 @@ def mlp_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
     down_bias: Tensor | None, activation: int, recompute: int, packed: bool,
 ) -> Optionals:  # fmt: skip
-    fuses = packed and x.is_cuda and down_weight is not None
-    kernels = _plain_kernels(activation, products_of(x, packed), fuses)
-    return _forward(kernels, x, (weight,), (bias,), down_weight, down_bias, recompute)
+    weights, biases = (weight,), (bias,)
+    arguments = (x, weights, biases, down_weight, down_bias, recompute)
+    if packed:
+        return _packed_mlp.forward(activation, *arguments)
+    return _forward(_PLAIN[activation], *arguments)
 
 
 def gated_mlp_forward(
@@ -181,9 +84,11 @@ def gated_mlp_forward(
     up_bias: Tensor | None, down_weight: Tensor | None, down_bias: Tensor | None, activation: int,
     recompute: int, packed: bool,
 ) -> Optionals:  # fmt: skip
-    kernels = _gated_kernels(activation, products_of(x, packed), packed and x.is_cuda)
     weights, biases = (weight, up_weight), (bias, up_bias)
-    return _forward(kernels, x, weights, biases, down_weight, down_bias, recompute)
+    arguments = (x, weights, biases, down_weight, down_bias, recompute)
+    if packed:
+        return _packed_mlp.forward(activation, *arguments)
+    return _forward(_GATED[activation], *arguments)
 
 
 # ---- the backward pass --------------------------------------------------------------------------
@@ -234,42 +139,18 @@ class _Call(NamedTuple):
 
 
 def _operands(call: _Call) -> tuple[Tensor | None, ...]:
-    """The activation's operands: z, and biases that z does not include."""
-    none: Optionals = [None for _ in call.biases]
-    added, left = (none, call.biases) if call.kernels.fused is None else (call.biases, none)
-    if call.z is not None:
-        return (*call.z, *left)
-    linear = call.kernels.products.linear
-    z = [linear(call.x, *pair) for pair in zip(call.weights, added, strict=False)]
-    return (*z, *left)
-
-
-def _bias_sums(call: _Call, dz: Sequence[Tensor]) -> Optionals:
-    """Computes the biases' gradients, by our kernel of sums alone."""
-    return [
-        None
-        if bias is None or not call.need_dbias
-        else _packed_backward(own, call.x, weight, bias, False, False, True)[2]
-        for own, weight, bias in zip(dz, call.weights, call.biases, strict=True)
-    ]
+    """The activation's operands: z, and biases."""
+    z = call.z
+    if z is None:
+        z = [_formula.linear(call.x, weight, None) for weight in call.weights]
+    return (*z, *call.biases)
 
 
 def _through_activation(call: _Call) -> Sequence[Any]:
     """Returns dz of each weight, the gradients of their biases, and h if it was not saved."""
-    kernels, dy, down_weight = call.kernels, call.dy, call.down_weight
     need_h = call.ddown_weight is not None and call.h is None
-    if down_weight is None:
-        dh = dy
-    elif kernels.fused is not None:
-        z = cast(Tensor, _operands(call)[0])
-        bias = call.biases[0]
-        return kernels.fused.backward(dy, down_weight, bias, z, call.need_dbias, need_h)
-    elif kernels.gated is not None:
-        *dz, h = _dgated(dy, down_weight, *_operands(call), kernels.gated, need_h)
-        return *dz, *_bias_sums(call, dz), h
-    else:
-        dh = kernels.products.dx(dy, down_weight)
-    return kernels.backward(dh, *_operands(call), call.need_dbias, need_h)
+    dh = call.dy if call.down_weight is None else torch.mm(call.dy, call.down_weight)
+    return call.kernels.backward(dh, *_operands(call), call.need_dbias, need_h)
 
 
 def _through_hidden(call: _Call) -> Sequence[Any]:
@@ -281,39 +162,36 @@ def _through_hidden(call: _Call) -> Sequence[Any]:
         h = call.h
         if h is None:
             h = found[-1] if needs_dz else call.kernels.forward(*_operands(call))
-        call.kernels.products.dweight(call.ddown_weight, call.dy, h)
+        call.ddown_weight.product(call.dy, h)
     return found[:-1]
 
 
 def _through_first(call: _Call, dx: Tensor | None) -> tuple[Tensor | None, Optionals]:
     """Returns dx with this call's share added, and the gradients of the biases; writes those of the
     first weights."""
-    products, found = call.kernels.products, _through_hidden(call)
+    found = _through_hidden(call)
     for dz, weight, gradient in zip(found, call.weights, call.dweights, strict=False):
         if gradient is not None:
-            products.dweight(gradient, dz, call.x)
+            gradient.product(dz, call.x)
         if not call.need_dx:
             continue
         if dx is None:
-            dx = products.dx(dz, weight)
+            dx = torch.mm(dz, weight)
         else:
-            products.add(dx, dz, weight)
+            torch.addmm(dx, dz, weight, out=dx)
     return dx, found[len(call.weights) :]
 
 
 def _gradients(
     kernels: Kernels, dy: Tensor, x: Tensor, weights: Optionals, biases: Optionals,
     down_weight: Tensor | None, down_bias: Tensor | None, z: Optionals, h: Tensor | None,
-    copies: Optionals, recompute: int, need_dx: bool, need_dweights: Sequence[bool],
-    need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, in_place: bool,
+    copies: Optionals, recompute: int, need_dx: bool, gradients: Sequence[Gradient | None],
+    need_dbias: bool, need_ddown_bias: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of x, each weight, each bias, the second weight and its bias. Those that are
     not asked for, or that were added to ``.grad``, are None."""
     every = (*weights, down_weight)
-    *dweights, ddown_weight = [
-        gradient_of(weight, in_place) if needed and weight is not None else None
-        for weight, needed in zip(every, (*need_dweights, need_ddown_weight), strict=True)
-    ]
+    *dweights, ddown_weight = gradients
     is_pair = len(weights) == 2 and weights[1] is None  # gate and up are packed
     *weights, down_weight = [
         None if weight is None else multiplied(weight, copy, x)
@@ -359,6 +237,15 @@ def _joined(found: Sequence[Optionals], places: tuple[int, ...]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _of_weights(
+    weights: Optionals, needed: Sequence[bool], in_place: bool
+) -> list[Gradient | None]:
+    return [
+        gradient_of(weight, in_place) if need and weight is not None else None
+        for weight, need in zip(weights, needed, strict=True)
+    ]
+
+
 def mlp_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, down_weight: Tensor | None,
     down_bias: Tensor | None, z: Tensor | None, h: Tensor | None, weight_copy: Tensor | None,
@@ -366,12 +253,15 @@ def mlp_backward(
     need_dweight: bool, need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, *,
     in_place: bool = False,
 ) -> Optionals:  # fmt: skip
-    fuses = packed and x.is_cuda and down_weight is not None
-    return _gradients(
-        _plain_kernels(activation, products_of(x, packed), fuses), dy, x, (weight,), (bias,),
-        down_weight, down_bias, (z,), h, (weight_copy, down_weight_copy), recompute, need_dx,
-        (need_dweight,), need_dbias, need_ddown_weight, need_ddown_bias, in_place,
+    needed = (need_dweight, need_ddown_weight)
+    arguments = (
+        dy, x, (weight,), (bias,), down_weight, down_bias, (z,), h,
+        (weight_copy, down_weight_copy), recompute, need_dx,
+        _of_weights((weight, down_weight), needed, in_place), need_dbias, need_ddown_bias,
     )  # fmt: skip
+    if packed:
+        return _packed_mlp.backward(activation, *arguments, in_place and frees_graph())
+    return _gradients(_PLAIN[activation], *arguments)
 
 
 def gated_mlp_backward(
@@ -382,12 +272,16 @@ def gated_mlp_backward(
     recompute: int, packed: bool, need_dx: bool, need_dweight: bool, need_dup_weight: bool,
     need_dbias: bool, need_ddown_weight: bool, need_ddown_bias: bool, *, in_place: bool = False,
 ) -> Optionals:  # fmt: skip
-    return _gradients(
-        _gated_kernels(activation, products_of(x, packed), packed and x.is_cuda), dy, x,
-        (weight, up_weight), (bias, up_bias), down_weight, down_bias, (gate, up), h,
+    needed = (need_dweight, need_dup_weight, need_ddown_weight)
+    arguments = (
+        dy, x, (weight, up_weight), (bias, up_bias), down_weight, down_bias, (gate, up), h,
         (weight_copy, up_weight_copy, down_weight_copy), recompute, need_dx,
-        (need_dweight, need_dup_weight), need_dbias, need_ddown_weight, need_ddown_bias, in_place,
+        _of_weights((weight, up_weight, down_weight), needed, in_place), need_dbias,
+        need_ddown_bias,
     )  # fmt: skip
+    if packed:
+        return _packed_mlp.backward(activation, *arguments, in_place and frees_graph())
+    return _gradients(_GATED[activation], *arguments)
 
 
 mlp_backward_in_place = partial(mlp_backward, in_place=True)

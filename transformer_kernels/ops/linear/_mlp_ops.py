@@ -6,8 +6,8 @@ saves.
 
 ``recompute`` of 0 saves z and h, 1 saves z, 2 saves neither. A gated MLP has z for gate and for up,
 or one for both if ``weight`` packs them. Without ``down_weight`` the result is h. ``packed`` runs
-our product on contiguous operands; on CUDA its z includes the bias. Float32 weights beside a 16-bit
-x are copied to its dtype, and the copies are saved.
+our products, whose z of ``mlp`` includes the bias. Float32 weights beside a 16-bit x are copied to
+its dtype, and the copies are saved.
 """
 
 from __future__ import annotations

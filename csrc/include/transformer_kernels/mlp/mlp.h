@@ -71,9 +71,10 @@ struct MlpBackward {
   TensorView dup_bias{};
   TensorView ddown_weight{};
   TensorView ddown_bias{};
-  bool overwrite_z = false;  // the gradients of z and up are written over them
-  bool accumulate = false;   // gradients of weights and biases are added to what is there
-  std::int64_t parts = 0;    // at most this many; 0 for a number that suits the sizes
+  bool overwrite_z = false;         // the gradients of z and up are written over them
+  bool accumulate_dweight = false;  // as in LinearBackward, of all weights
+  bool accumulate_dbias = false;    // of all biases
+  std::int64_t parts = 0;           // at most this many; 0 for a number that suits the sizes
   std::int64_t dweight_algorithm = kAnyAlgorithm;  // of cuBLASLt, as in LinearBackward
 };
 
