@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/cuda/launch.cuh"
+#include "core/cuda/occupancy.h"
 #include "loss/cross_entropy_kernels.h"
 #include "loss/cross_entropy_terms.cuh"
 
@@ -68,10 +69,16 @@ __device__ __forceinline__ bool owns_column(const Row<Plan, T>& row, std::int64_
   return pack >= 0 && pack < row.packs && pack % row.kThreads == row.thread;
 }
 
+// The compiler needs more registers for sm_120 than for others.
+constexpr int loss_ctas(const RowPlan& plan) {
+  return kArchitecture >= 120 ? ctas_with_more_registers(plan.cta_threads(), plan.min_ctas)
+                              : plan.min_ctas;
+}
+
 // T: storage. Grid: ceil(rows / plan.rows) * cluster. dx may be x: a thread writes only what it,
 // and nobody else, has read for the last time.
 template <class T, bool kGradient, class Plan>
-__global__ void __launch_bounds__(Plan::plan.cta_threads(), Plan::plan.min_ctas)
+__global__ void __launch_bounds__(Plan::plan.cta_threads(), loss_ctas(Plan::plan))
     loss_rows_kernel(const __grid_constant__ LossCall call) {
   using RowT = Row<Plan, T>;
   using P = Pack<T, RowT::kPackSize>;

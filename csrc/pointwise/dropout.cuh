@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
+#include "core/cuda/occupancy.h"
 #include "pointwise/bias_sums.cuh"
 #include "pointwise/dropout_eight.cuh"
 
@@ -27,8 +28,14 @@ __global__ void __launch_bounds__(kPointwiseThreads)
 
 // 5 CTAs on an SM, or the 6 that the registers then allow, keep enough loads under way; more would
 // take registers that the bias needs.
+template <class T>
+constexpr int dropout_add_ctas(bool packs, bool bias) {
+  if (!packs) return 1;
+  return ctas_by_threads(kPointwiseThreads, bias || sizeof(T) == 4 ? 5 : 8);
+}
+
 template <class T, bool kPacks, bool kBias>
-__global__ void __launch_bounds__(kPointwiseThreads, kPacks ? (kBias || sizeof(T) == 4 ? 5 : 8) : 1)
+__global__ void __launch_bounds__(kPointwiseThreads, dropout_add_ctas<T>(kPacks, kBias))
     bias_dropout_add_kernel(const __grid_constant__ DropoutForwardProblem p) {
   using Eight = DropoutEight<T, kPacks>;
   follow_previous_kernel();

@@ -8,6 +8,7 @@
 
 #include "attention/problem.h"
 #include "attention/sm80/plan.h"
+#include "core/cuda/occupancy.h"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 #include "core/cuda/sm80/fragment.cuh"
@@ -19,16 +20,11 @@ namespace transformer_kernels::cuda {
 // ---------------------------------------------------------------------------- registers
 
 // CTAs that the registers leave room for on one SM. Float32, with twice the words of an operand,
-// has two; 0 leaves it to the compiler, which for sm_100 and later would rather spill than make do
-// with one.
+// has two; 0 leaves it to the compiler, which for sm_120 would rather spill than make do with one.
 template <class T>
 inline constexpr int kForwardCtas = sizeof(T) == 4 ? 2 : 0;
 template <class T>
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-inline constexpr int kBackwardCtas = sizeof(T) == 4 ? 2 : 1;
-#else
-inline constexpr int kBackwardCtas = sizeof(T) == 4 ? 2 : 0;
-#endif
+inline constexpr int kBackwardCtas = sizeof(T) == 4 ? 2 : (kArchitecture >= 120 ? 1 : 0);
 
 // ---------------------------------------------------------------------------- where a CTA stands
 

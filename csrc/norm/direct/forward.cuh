@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/cuda/direct_row.cuh"
+#include "core/cuda/occupancy.h"
 #include "norm/kernels.h"
 #include "norm/moments.cuh"
 
@@ -92,11 +93,7 @@ __device__ __forceinline__ void add_pack(Raw& raw, const Raw& more) {
 // registers more, which float32 parameters beside 16-bit rows do not leave.
 template <class T, class W>
 constexpr bool loads_parameters_early() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-  return sizeof(W) <= sizeof(T);
-#else
-  return true;
-#endif
+  return kArchitecture >= 80 || sizeof(W) <= sizeof(T);
 }
 
 // T: storage of the matrices. W: storage of weight and bias. Grid: rows. `sum` may be `residual`:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/cuda/launch.cuh"
+#include "core/cuda/occupancy.h"
 #include "core/cuda/row.cuh"
 #include "norm/branch_pack.cuh"
 #include "norm/dropout_problem.h"
@@ -44,14 +45,11 @@ __device__ __forceinline__ void merge_over_rows(const Row<Plan, T>& row,
   }
 }
 
-// CTAs that the registers leave room for. The plans are cut to sm_90's to the last one; the
-// compiler needs a few more for sm_100 and later.
+// The plans are cut to sm_90's registers to the last one. The compiler needs a few more for sm_75,
+// and for sm_100 and later.
 constexpr int oneshot_ctas(const RowPlan& plan) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  return plan.min_ctas > 1 ? plan.min_ctas - 1 : 1;
-#else
-  return plan.min_ctas;
-#endif
+  const bool needs_more = kArchitecture < 80 || kArchitecture >= 100;
+  return needs_more ? ctas_with_more_registers(plan.cta_threads(), plan.min_ctas) : plan.min_ctas;
 }
 
 __device__ __forceinline__ const NormForwardProblem& norm_of(const NormForwardProblem& p) {
