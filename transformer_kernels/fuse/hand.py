@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .derive import GIVEN
+
 
 def _version(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
@@ -66,12 +68,12 @@ def give(module: Any, x: Tensor, y: Tensor) -> None:
     left = left_with(module)
     if left is not None:
         miss(module, left)
-    module.__dict__["_tfk_given"] = Given(x, y)
+    module.__dict__[GIVEN] = Given(x, y)
 
 
 def take(module: Any, x: Tensor) -> Tensor | None:
     """The result that was left for this call; whatever was left is gone afterwards."""
-    given: Given | None = module.__dict__.pop("_tfk_given", None)
+    given: Given | None = module.__dict__.pop(GIVEN, None)
     if given is None:
         return None
     y = given.of(x)
@@ -83,7 +85,7 @@ def take(module: Any, x: Tensor) -> Tensor | None:
 def left_with(module: Any, pop: bool = False) -> Given | None:
     """The result that was left with a module and not taken yet."""
     space = module.__dict__
-    given: Given | None = space.pop("_tfk_given", None) if pop else space.get("_tfk_given")
+    given: Given | None = space.pop(GIVEN, None) if pop else space.get(GIVEN)
     return given
 
 

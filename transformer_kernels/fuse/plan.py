@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..measure.table import ABSENT, Table
-from .derive import OWN, derived, is_derived, original
+from .derive import FEW, OWN, derived, is_derived, original
 from .report import render
 from .site import Refusal, Site, Times
 
@@ -164,7 +164,9 @@ def put_in(sites: Iterable[Site]) -> None:
             site.module.__dict__.update({**site.state, "_tfk_path": site.path})
             for module in (site.module, *site.partners):
                 done.append(module)
-                module.__dict__.setdefault("_tfk_gates", {})[site.pattern] = site.gate
+                own = module.__dict__
+                own.setdefault("_tfk_gates", {})[site.pattern] = site.gate
+                own[FEW] = min(site.few, own.get(FEW, site.few))
                 if site.mixin is not None and not issubclass(type(module), site.mixin):
                     module.__class__ = derived(type(module), site.mixin)
             _set(site.module, site.attributes)

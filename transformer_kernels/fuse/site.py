@@ -76,6 +76,7 @@ class Site:
     key: tuple[Any, ...] = ()  # equal for sites that do the same work
     shape: tuple[int, ...] = ()  # of the input, as recorded
     rows: int = 0  # of a call, as its gate counts them; by default those of the shape
+    features: int = 0  # of a row of its module's first argument, whose numbers tell the rows
     gate: Gate = OPEN
     trial: Trial | None = None
     has_products: bool = False  # which take long to time
@@ -86,6 +87,12 @@ class Site:
     host: tuple[Times, Times] | None = None  # of launching both passes, and the forward pass
     predicted: Predicted | None = None
     needs: tuple[tuple[str, str], ...] = ()  # the sites that it builds on, by pattern and path
+
+    @property
+    def few(self) -> int:
+        """A call with fewer numbers in its first argument runs nothing of ours; 0 where that is not
+        known of any call."""
+        return self.gate.rows * self.features if self.gate.rows > 1 else 0
 
     @property
     def times(self) -> Times | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..derive import innermost, original, rebind
 from ..mixin import Mixin
+from ..record import Call, Trace
 
 Replace = Callable[[Mapping[str, Any], tuple[str, ...]], dict[str, Any]]
 
@@ -45,6 +46,12 @@ def _forward(kind: Any, patterns: tuple[str, ...]) -> Any:
 def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The tensor whose rows are counted: the first argument."""
     return next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+
+
+def features_of(call: Call, trace: Trace) -> int:
+    """The features of a row of a call's first tensor; 0 where it has integers, or there is none."""
+    x = trace.values[call.ins[0]] if call.ins else None
+    return x.shape[-1] if x is not None and x.dtype.is_floating_point else 0
 
 
 class Rebound(Mixin):

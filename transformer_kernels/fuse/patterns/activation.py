@@ -14,6 +14,7 @@ from ...ops.pointwise._ops import PLAIN
 from ...ops.pointwise.pointwise import FUNCTIONS
 from ...ops.pointwise.table import ACTIVATIONS
 from ..cost import bytes_of, meta, recorded_bytes, trial_of_module
+from ..floors import usual
 from ..mixin import Mixin, only
 from ..record import Call, Trace
 from ..site import RefusedError, Site
@@ -80,5 +81,6 @@ class ActivationPattern(Pattern):
             self.name, call.path, module, Activation, state, function=op.function,
             key=(activation, x.shape[-1], x.dtype), shape=x.shape, launches=(len(nodes), 1),
             bytes=(recorded_bytes(trace, nodes), bytes_of(op, x=meta(x), y=meta(x))),
-            trial=trial_of_module(module, Activation, state, x),
+            trial=trial_of_module(module, Activation, state, x), features=x.shape[-1],
+            gate=usual(self.name, x.device, calls=len(nodes)),
         )  # fmt: skip

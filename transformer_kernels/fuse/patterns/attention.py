@@ -15,11 +15,12 @@ from ... import _torch
 from ...functional import scaled_dot_product_attention
 from ...nn import MultiheadAttention
 from ..cost import meta_bytes, recorded_bytes
-from ..derive import Gate, innermost, original, rebind, shadow
+from ..derive import innermost, original, rebind, shadow
+from ..floors import usual
 from ..record import Call, Node, Trace
 from ..site import Calls, RefusedError, Site, Trial
 from ._pattern import Pattern
-from ._rebound import Rebound, names_of, replaces
+from ._rebound import Rebound, features_of, names_of, replaces
 
 _SDPA = "scaled_dot_product_attention"
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
@@ -106,7 +107,8 @@ class AttentionPattern(Pattern):
             self.name, call.path, module, Rebound, {"_tfk_rebound": kind},
             function="functional.attention", key=_key(nodes[0], trace), shape=tensors[0].shape,
             rows=tensors[0].shape[0] * tensors[0].shape[-2], launches=(len(nodes), len(nodes)),
-            gate=Gate(rows=32, compiled=True),
+            gate=usual(self.name, out.device)._replace(compiled=True),
+            features=features_of(call, trace),
             bytes=(recorded_bytes(trace, nodes), meta_bytes(*tensors, out)),
             trial=_trial(nodes[0], trace),
         )  # fmt: skip

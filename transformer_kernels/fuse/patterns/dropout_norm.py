@@ -19,7 +19,8 @@ from ..._torch import is_eager
 from ...ops._philox import fresh_seed
 from ...ops.pointwise.dropout import drawn
 from ..cost import meta_bytes
-from ..derive import Gate, Link, original, stands
+from ..derive import Link, original, stands
+from ..floors import usual
 from ..mixin import Mixin, only
 from ..record import Call, Trace, Value
 from ..site import Calls, Refusal, Site
@@ -149,8 +150,9 @@ def _site(path: str, parent: nn.Module, ends: list[Site], x: Value, is_ours: boo
         {"_tfk_dropouts": tuple(map(Link, modules))}, partners=modules,
         function=end.function.replace("add_", "bias_dropout_add_"), shape=end.shape,
         key=(*end.key, end.module.p, is_ours, many), launches=(2 * many, many),
-        bytes=(many * (moved + 2 * meta_bytes(x)), many * moved), gate=Gate(rows=32),
-        trial=_trial(end, is_ours), needs=tuple((site.pattern, site.path) for site in ends),
+        bytes=(many * (moved + 2 * meta_bytes(x)), many * moved),
+        gate=usual(DropoutNormPattern.name, x.device), trial=_trial(end, is_ours),
+        needs=tuple((site.pattern, site.path) for site in ends),
     )  # fmt: skip
 
 

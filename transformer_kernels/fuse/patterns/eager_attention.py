@@ -17,13 +17,14 @@ from torch import Tensor
 from ..._torch import any_autocast
 from ...ops.attention._transformers import attend, why_not_ours
 from ..cost import meta_bytes, recorded_bytes
-from ..derive import Gate, original
+from ..derive import original
+from ..floors import usual
 from ..mixin import leave
 from ..prove import agree
 from ..record import MOVES, Call, Trace, Value
 from ..site import Calls, RefusedError, Site, Trial
 from ._pattern import Pattern
-from ._rebound import Rebound, names_of, replaces
+from ._rebound import Rebound, features_of, names_of, replaces
 
 _NAME = "eager_attention"
 _KNOWN = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "softcap")
@@ -190,7 +191,8 @@ class EagerAttentionPattern(Pattern):
             self.name, call.path, call.module, Rebound, {"_tfk_rebound": kind},
             function="functional.attention", shape=q.shape, rows=q.shape[0] * q.shape[-2],
             key=(q.shape[1:], k.shape[1:], capped, q.dtype), launches=(len(written), 1),
-            gate=Gate(rows=32), trial=_trial(next(iter(names.values())), q, v, capped),
+            gate=usual(self.name, q.device), features=features_of(call, trace),
+            trial=_trial(next(iter(names.values())), q, v, capped),
             bytes=(recorded_bytes(trace, written), meta_bytes(q, k, v, trace.values[last.outs[0]])),
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from ... import functional
 from ...ops.pointwise.table import ACTIVATIONS
 from ..cast import cast_once
 from ..cost import recorded_bytes, trial_of_module
-from ..derive import Gate
+from ..floors import usual
 from ..mixin import Mixin, leave, only
 from ..prove import proven
 from ..record import Call, Trace
@@ -66,7 +66,8 @@ class GatedMLPPattern(Pattern):
             self.name, call.path, call.module, GatedMLP, state, function="functional.gated_mlp",
             covers=tuple(f"{call.path}.{name}".lstrip(".") for name, _ in parts.kinds),
             key=(activation, len(linears), hidden, x.shape[-1], x.dtype),
-            shape=x.shape, launches=(len(nodes), len(linears) + 1), gate=Gate(rows=32),
+            shape=x.shape, launches=(len(nodes), len(linears) + 1), features=x.shape[-1],
+            gate=usual(self.name, x.device, weight=x.shape[-1] * hidden),
             bytes=(recorded_bytes(trace, nodes), recorded_bytes(trace, [*linears, *found.own])),
             trial=trial_of_module(call.module, GatedMLP, state, x), has_products=True,
         )  # fmt: skip

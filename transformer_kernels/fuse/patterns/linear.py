@@ -13,7 +13,7 @@ from ... import functional
 from ..._torch import is_plain_parameter
 from ..cast import cast_once
 from ..cost import meta_bytes, trial_of_module
-from ..derive import Gate
+from ..floors import usual
 from ..mixin import Mixin, only
 from ..prove import proven
 from ..record import Call, Trace, value_of
@@ -63,6 +63,7 @@ def _site(call: Call, trace: Trace) -> Site:
     return Site(
         "linear", call.path, module, Linear, function="functional.linear",
         key=(x.shape[-1], y.shape[-1], module.bias is None, x.dtype), shape=x.shape,
-        launches=(1, 1), bytes=(moved, moved), gate=Gate(rows=32), has_products=True,
+        launches=(1, 1), bytes=(moved, moved), features=x.shape[-1], has_products=True,
+        gate=usual("linear", x.device, weight=module.weight.numel()),
         trial=trial_of_module(module, Linear, {}, x),
     )  # fmt: skip

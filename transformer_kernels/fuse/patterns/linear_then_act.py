@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from ..._torch import is_eager
 from ...ops.linear._ahead import as_activation, linear_and_act
 from ..cost import meta_bytes, recorded_bytes
-from ..derive import Gate, Link, meets, stands
+from ..derive import Link, meets, stands
+from ..floors import usual
 from ..hand import Given, asked, give, miss, misses, take
 from ..mixin import Mixin, only
 from ..prove import fused_twin, twin
@@ -197,7 +198,8 @@ class LinearThenActPattern(Pattern):
             {"_tfk_behind_layer": Behind(found.activation, link)},
             partners=() if behind is None else (behind,), function="functional.linear_act",
             key=(found.activation, x.shape[-1], z.shape[-1], x.dtype, behind is None),
-            shape=x.shape, gate=Gate(rows=32), launches=(len(nodes), 1),
+            shape=x.shape, features=x.shape[-1], launches=(len(nodes), 1),
+            gate=usual(self.name, x.device, weight=x.shape[-1] * z.shape[-1]),
             bytes=(moved, moved - meta_bytes(z)), has_products=True,
             trial=_trial(layer, found, x, found.call is not None and found.call.path in ours),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from ... import functional
 from ..cast import cast_once
 from ..cost import recorded_bytes, trial_of_module
-from ..derive import Gate
+from ..floors import usual
 from ..mixin import Mixin, leave, only
 from ..prove import proven
 from ..record import Call, Trace
@@ -63,13 +63,13 @@ class MLPPattern(Pattern):
         x, state = trace.values[call.ins[0]], {"_tfk_parts": parts}
         if not proven(call.module, MLP, state, x.shape[-1], x.dtype):
             raise RefusedError(f"it does not do what functional.{self.name} does")
-        nodes = trace.computed(call)
+        nodes, hidden = trace.computed(call), trace.values[first.outs[0]].shape[-1]
         return Site(
             self.name, call.path, call.module, MLP, state, function=f"functional.{self.name}",
             covers=tuple(f"{call.path}.{name}".lstrip(".") for name, _ in parts.kinds),
-            key=(parts.activation, x.shape[-1], trace.values[first.outs[0]].shape[-1], x.dtype),
+            key=(parts.activation, x.shape[-1], hidden, x.dtype),
             shape=x.shape, launches=(len(nodes), self._products + (self._products > 1)),
             bytes=(recorded_bytes(trace, nodes), recorded_bytes(trace, found.linears)),
-            gate=Gate(rows=32), trial=trial_of_module(call.module, MLP, state, x),
-            has_products=True,
+            gate=usual(self.name, x.device, weight=x.shape[-1] * hidden), has_products=True,
+            trial=trial_of_module(call.module, MLP, state, x), features=x.shape[-1],
         )  # fmt: skip

@@ -15,6 +15,7 @@ from ...ops._dtype import under_autocast
 from ...ops.norm.layer_norm import LAYER_NORM
 from ...ops.norm.rms_norm import RMS_NORM
 from ..cost import bytes_of, meta, recorded_bytes, trial_of_module
+from ..floors import usual
 from ..hand import take
 from ..mixin import Mixin, attribute, leave, only
 from ..prove import proven
@@ -157,8 +158,9 @@ class NormPattern(Pattern):
             self.name, call.path, module, Norm, state, function=op.function,
             trial=trial_of_module(module, Norm, state, x),
             key=(form, x.shape[-1], x.dtype, trace.residual_in_fp32), shape=x.shape,
-            launches=(len(nodes), 1),
+            launches=(len(nodes), 1), features=x.shape[-1],
             bytes=(recorded_bytes(trace, nodes), moved),
+            gate=usual(self.name, x.device, calls=len(nodes)),
         )  # fmt: skip
 
     def _form(

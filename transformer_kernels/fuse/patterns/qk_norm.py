@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ..._torch import any_autocast, is_eager
 from ..cost import meta_bytes
-from ..derive import Gate, Link, original, stands
+from ..derive import Link, original, stands
+from ..floors import usual
 from ..mixin import Mixin, only
 from ..prove import fused_twin, twin
 from ..record import Call, Trace, Value
@@ -108,7 +109,7 @@ class QKNormPattern(Pattern):
             self.name, call.path, call.module, QKNorm, {"_tfk_norms": tuple(map(Link, modules))},
             partners=modules, function="functional.qk_norm", shape=q.shape, launches=(3, 1),
             key=(q.shape[1:], k.shape[1:], q.dtype), rows=q.shape[0] * q.shape[1],
-            bytes=(2 * moved, moved), gate=Gate(rows=32),
+            bytes=(2 * moved, moved), gate=usual(self.name, q.device),
             trial=_trial(modules, norms, rope, (q, k), trace.values[heads[0].outs[0]].dtype),
             needs=(("rope", call.path), *((site.pattern, site.path) for site in norms)),
         )  # fmt: skip

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from ... import functional
 from ..cast import is_lowered
 from ..derive import original
+from ..floors import usual
 from ..prove import agree
 from ..record import Trace, Value
 from ..site import Calls, Refusal, Site
 from ._normed import Normed, normed_and_rotated
 from ._pattern import Pattern
-from ._rebound import Rebound, names_of, replaces
+from ._rebound import Rebound, features_of, names_of, replaces
 
 _PREFIX = "apply_rotary"
 _HEADS, _KV_HEADS, _LENGTH, _DIM = 4, 2, 5, 8  # of the tensors that a function is tried on
@@ -140,6 +141,8 @@ class RopePattern(Pattern):
                     rows=shape[0] * shape[-2] if shape else 0,
                     launches=(sum(n.name in ("add", "mul", "neg", "cat") for n in inner), 1),
                     trial=_trial(rope, trace.values[heads[0]]) if shape else None,
+                    gate=usual(self.name, trace.values[call.outs[0]].device),
+                    features=features_of(call, trace),
                 )  # fmt: skip
 
 

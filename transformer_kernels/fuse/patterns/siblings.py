@@ -14,7 +14,8 @@ from ... import functional
 from ..._torch import is_eager
 from ..cast import cast_once
 from ..cost import meta_bytes
-from ..derive import Gate, Link, meets, original, stands
+from ..derive import Link, meets, original, stands
+from ..floors import usual
 from ..hand import give, take
 from ..mixin import Mixin, leave, only
 from ..prove import fused_twin, twin
@@ -89,7 +90,8 @@ class SiblingsPattern(Pattern):
             {"_tfk_siblings": tuple(Link(c.module) for c in others)},
             partners=tuple(c.module for c in others), function="functional.linear_list",
             key=(x.shape[-1], *(y.shape[-1] for y in outs), x.dtype), shape=x.shape,
-            gate=Gate(rows=32), launches=(len(calls), len(calls)), has_products=True,
+            gate=usual(self.name, x.device, weight=x.shape[-1] * outs[0].shape[-1]),
+            launches=(len(calls), len(calls)), features=x.shape[-1], has_products=True,
             bytes=(each + len(calls) * meta_bytes(x), each + len(calls) * meta_bytes(x)),
             trial=_trial([c.module for c in calls], x.dtype),
         )  # fmt: skip

@@ -18,7 +18,8 @@ from ... import functional
 from ..._torch import is_eager
 from ..cast import is_lowered
 from ..cost import meta_bytes
-from ..derive import Gate, Link, stands
+from ..derive import Link, stands
+from ..floors import usual
 from ..hand import give, misses
 from ..mixin import Mixin
 from ..prove import fused_twin, twin
@@ -27,6 +28,7 @@ from ..site import Calls, Refusal, Site
 from ._late import Late
 from ._pattern import Pattern
 from ._products import PRODUCTS, is_linear
+from ._rebound import features_of
 from .norm import NARROW, Norm
 
 _DROPOUTS = frozenset((F.dropout, functional.dropout))
@@ -171,11 +173,13 @@ class SumNormPattern(Pattern):
             if new and _are_terms(x, residual):
                 done.add(branch.path)
                 readers = tuple(map(Link, _readers(call, trace)))
-                yield self._site(branch, norms[call.path], x, residual, readers)
+                features = features_of(branch, trace)
+                yield self._site(branch, norms[call.path], x, residual, readers, features)
 
     def _site(
-        self, branch: Call, norm: Site, x: Value, residual: Value, readers: tuple[Link, ...]
-    ) -> Site:
+        self, branch: Call, norm: Site, x: Value, residual: Value, readers: tuple[Link, ...],
+        features: int,
+    ) -> Site:  # fmt: skip
         one, wide = meta_bytes(x), meta_bytes(residual)
         return Site(
             self.name, branch.path, branch.module, Tagged,
@@ -183,7 +187,8 @@ class SumNormPattern(Pattern):
             function=norm.function.replace(".", ".add_"),
             key=(*norm.key, x.dtype, len(readers) > 0), shape=x.shape, launches=(2, 1),
             bytes=(one + 4 * wide, one + 2 * wide + (one if readers else wide)),
-            gate=Gate(rows=32), trial=_trial(norm, x, residual, readers),
+            gate=usual(self.name, x.device, calls=(norm.launches or (1,))[0]),
+            features=features, trial=_trial(norm, x, residual, readers),
             needs=((norm.pattern, norm.path),),
         )  # fmt: skip
 
