@@ -33,7 +33,7 @@ LEAST = {
     "falcon alibi": {"attention": 2, "mlp": 2, "sum_norm": 4, "loss": 1},
     "t5": {"attention": 6, "mlp": 4, "sum_norm": 10, "loss": 1},
     "whisper": {"attention": 6, "mlp": 4, "sum_norm": 10, "loss": 1},
-    "timm swin": {"attention": 3, "mlp": 4, "sum_norm": 4},
+    "timm swin": {"attention": 4, "mlp": 4, "sum_norm": 4},
     "nn encoder": {"attention": 2, "mlp": 2, "sum_norm": 4},
 }
 
@@ -206,6 +206,60 @@ def test_scores_that_a_mask_sets(is_seen, is_known):
     torch.testing.assert_close(y, attend(q, k, v, mask), rtol=1e-4, atol=1e-5)
 
 
+def in_windows(q, k, v, bias, mask):
+    """Swin's: windows of an image, each with a mask of its own, and biases of heads."""
+    batch, num_heads, time = q.shape[:3]
+    scores = (q * 0.3) @ k.transpose(-2, -1) + bias.unsqueeze(0)
+    scores = scores.view(-1, mask.shape[0], num_heads, time, time) + mask.unsqueeze(1).unsqueeze(0)
+    return torch.matmul(scores.view(batch, num_heads, time, time).softmax(-1), v)
+
+
+def of_cosines(q, k, v, bias, mask):
+    """Swin v2's: each head has a scale, which is learned."""
+    scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+    scale = bias.mean((-2, -1), keepdim=True).exp()
+    return torch.matmul((scores * scale + F.relu(bias * 2, inplace=True)).softmax(-1), v)
+
+
+def in_place(q, k, v, bias, mask):
+    """Falcon's with ALiBi: scaled behind the bias, in place, and softmax in float32."""
+    batch, num_heads, time = q.shape[:3]
+    scores = (q @ k.transpose(-2, -1)).view(batch, num_heads, time, time)
+    scores = scores.to(torch.float32) + bias
+    scores *= 0.3
+    weights = F.softmax(scores + mask[:1], dim=-1, dtype=torch.float32).to(q.dtype)
+    weights = F.dropout(weights, 0.0)
+    return weights.view(batch, num_heads, time, time) @ v
+
+
+@pytest.mark.parametrize("attend", [in_windows, of_cosines, in_place])
+def test_scores_as_models_make_them(attend):
+    leaves = [*(heads(6, 2, 9, 16) for _ in range(3)), heads(2, 9, 9)]
+    mask = torch.where(torch.rand(3, 9, 9) < 0.3, -100.0, 0.0)
+    called, y = graph_of(attend, *leaves, mask)
+    assert "attend_transposed" in called
+    assert {"softmax", "imul", "matmul"}.isdisjoint(called)
+    wanted = attend(*leaves, mask)
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
+    dy = torch.randn_like(wanted)
+    found = torch.autograd.grad(y, leaves, dy)
+    for ours, stock in zip(found, torch.autograd.grad(wanted, leaves, dy), strict=True):
+        torch.testing.assert_close(ours, stock, rtol=1e-3, atol=1e-4)
+
+
+def test_windows_of_several_batches():
+    """One graph serves batches of any size, each of which repeats the windows."""
+    ours = compiled(in_windows)
+    bias, mask = heads(2, 9, 9), torch.where(torch.rand(3, 9, 9) < 0.3, -100.0, 0.0)
+    for batch in (6, 12, 9):
+        q, k, v = (heads(batch, 2, 9, 16) for _ in range(3))
+        for x in (q, k, v):
+            torch._dynamo.mark_dynamic(x, 0)
+        wanted = in_windows(q, k, v, bias, mask)
+        torch.testing.assert_close(ours(q, k, v, bias, mask), wanted, rtol=1e-4, atol=1e-5)
+    assert counts() == {"attention": 1}
+
+
 def test_dropout_of_weights_keeps_its_probability():
     q, k = (heads(4, 2, 64, 8, grad=False) for _ in range(2))
     v = torch.ones(4, 2, 64, 8)
@@ -237,14 +291,34 @@ def hidden_by_little(q, k, v):
     return torch.matmul(scores.softmax(-1), v)
 
 
-def scaled_after_the_bias(q, k, v):
-    scores = (q @ k.transpose(-2, -1) + v.mean(-1).unsqueeze(-2)) * 0.5
+def scaled_by_query(q, k, v):
+    scores = (q @ k.transpose(-2, -1)) * v.mean(-1).unsqueeze(-1)
     return torch.matmul(scores.softmax(-1), v)
 
 
-@pytest.mark.parametrize(
-    "near", [over_queries, with_weights, capped_twice, hidden_by_little, scaled_after_the_bias]
-)
+def capped_behind_the_bias(q, k, v):
+    scores = torch.tanh(q @ k.transpose(-2, -1) + v.mean(-1).unsqueeze(-2))
+    return torch.matmul(scores.softmax(-1), v)
+
+
+def written_where_others_read(q, k, v):
+    mean = v.mean(-1).unsqueeze(-2).expand(2, 3, 9, 9).contiguous()
+    mean += q @ k.transpose(-2, -1)
+    return torch.matmul(mean.softmax(-1), v) + mean.mean()
+
+
+def of_split_heads(q, k, v):
+    scores = (q @ k.transpose(-2, -1)).view(2, 3, 3, 3, 9) + v.mean(-1).unsqueeze(1).unsqueeze(1)
+    return torch.matmul(scores.view(2, 3, 9, 9).softmax(-1), v)
+
+
+NEAR = (
+    over_queries, with_weights, capped_twice, hidden_by_little, scaled_by_query,
+    capped_behind_the_bias, written_where_others_read, of_split_heads,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("near", NEAR)
 def test_what_is_nearly_attention_is_left(near):
     q, k, v = (heads(2, 3, 9, 16) for _ in range(3))
     ours = compiled(near)(q, k, v)

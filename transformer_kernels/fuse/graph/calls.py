@@ -55,6 +55,12 @@ def hiding(mask: Tensor, value: float, is_seen: bool, like: Tensor) -> Tensor:
     return torch.where(mask, zero, value) if is_seen else torch.where(mask, value, zero)
 
 
+def windowed(bias: Tensor, q: Tensor) -> Tensor:
+    """Scores to add (..., W, H, T, T) for heads (B * W, H, T, D), which repeat the W windows."""
+    whole = bias.unsqueeze(0) if bias.dim() == 4 else bias
+    return whole.expand(q.shape[0] // whole.shape[1], *whole.shape[1:]).flatten(0, 1)
+
+
 def attend_transposed(q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> Tensor:
     """:func:`attend` with keys as the product takes them, (..., D, T)."""
     return attend(q, k.transpose(-2, -1), v, *others, **options)

@@ -5,7 +5,7 @@ operator."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeGuard
 
@@ -22,6 +22,7 @@ _SPELLINGS = {
     "__and__": "and_", "multiply": "mul", "swapaxes": "transpose", "true_divide": "div",
     "truediv": "div",
 }  # fmt: skip
+IN_PLACE = {"iadd": "add", "imul": "mul", "itruediv": "div"}  # arithmetic, as it is out of place
 _IN_PLACE_OPERATORS = frozenset((
     "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift",
     "isub", "itruediv", "ixor", "setitem",
@@ -161,6 +162,18 @@ def moved_again(graph: Graph, start: Node, end: Node, y: Node) -> Node:
     for node in reversed(path):
         y = graph.call_method(str(node.target), (y, *node.args[1:]), node.kwargs)
     return y
+
+
+def keeps_shape(node: Node) -> bool:
+    """Whether the operation is a view of the same shape in every call."""
+    if name_of(node) not in VIEWS or not is_tensor(node.args[0]):
+        return False
+    return are_same(example(node).shape, example(node.args[0]).shape)
+
+
+def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes are the same in every call."""
+    return len(a) == len(b) and all(map(are_equal, a, b))
 
 
 def constant(x: Any) -> float | None:

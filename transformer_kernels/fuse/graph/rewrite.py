@@ -11,12 +11,24 @@ from torch.fx import GraphModule, Node
 
 from ..site import Refusal, RefusedError
 from .decide import decision
-from .nodes import example, inside_contexts, is_mutating, is_tensor, name_of, where_of
+from .nodes import (
+    IN_PLACE,
+    example,
+    inside_contexts,
+    is_mutating,
+    is_tensor,
+    keeps_shape,
+    name_of,
+    where_of,
+)
 from .patterns import ALL, Pattern, Place
 from .prove import why_not
 from .region import Candidate, Region, may_drop, region_of
 
 _CHECKPOINT = "tag_activation_checkpoint"
+_MAKERS = frozenset(
+    ("add", "bmm", "div", "linear", "matmul", "mul")
+)  # whose result is a new tensor
 _USED_ELSEWHERE = "an intermediate result is used elsewhere"
 
 
@@ -164,7 +176,8 @@ class Rewriter:
         if anchor is None:
             return "nothing reads its result"
         last = order[anchor]
-        if any(map(is_mutating, list(order)[order[region.nodes[0]] : last])):
+        between = list(order)[order[region.nodes[0]] : last]
+        if any(is_mutating(one) and not _writes_to_its_own(one) for one in between):
             return "memory is written in between"
         ours, results = self._emitted(candidate, anchor)
         if self._repeats and any(map(may_drop, ours)):
@@ -200,7 +213,7 @@ class Rewriter:
         for old, new in zip(candidate.outputs, results, strict=True):
             new.meta.update({k: v for k, v in old.meta.items() if k != "val"})
             old.replace_all_uses_with(new)
-        _erase(region.nodes)
+        _erase(region.nodes, also=region.nodes)
         self.plan.sites.append(Rewriting(path, candidate.pattern, candidate.function, count))
 
 
@@ -217,6 +230,22 @@ def is_tensor_like(node: Node) -> bool:
 def _is_written(node: Node) -> bool:
     """Whether an operation writes to the node's memory."""
     return any(is_mutating(user) and user.args[:1] == (node,) for user in node.users)
+
+
+def _writes_to_its_own(node: Node) -> bool:
+    """Whether an operation writes to what another one has made for it alone, so that no other value
+    changes."""
+    target = node.args[0] if node.args and "out" not in node.kwargs else None
+    return isinstance(target, Node) and len(target.users) == 1 and _is_fresh(target)
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether the node's value has memory of its own, which no other value has seen."""
+    name = name_of(node)
+    if name in IN_PLACE or keeps_shape(node):
+        before = node.args[0]
+        return isinstance(before, Node) and len(before.users) == 1 and _is_fresh(before)
+    return name in _MAKERS
 
 
 def _anchor(candidate: Candidate, region: Region, order: dict[Node, int]) -> Node | None:
@@ -236,12 +265,15 @@ def _kept(candidate: Candidate, region: Region) -> set[Node]:
     return kept
 
 
-def _erase(nodes: Sequence[Node]) -> None:
-    """Takes out what nothing reads any more, and what was computed for that alone."""
+def _erase(nodes: Sequence[Node], also: Collection[Node] = ()) -> None:
+    """Takes out what nothing reads any more, and what was computed for that alone; operations that
+    write to memory only where they are named in ``also``."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if node._erased or node.users or not _is_call(node) or is_mutating(node):
+        if node._erased or node.users or not _is_call(node):
+            continue
+        if is_mutating(node) and node not in also:
             continue
         before = node.all_input_nodes
         node.graph.erase_node(node)

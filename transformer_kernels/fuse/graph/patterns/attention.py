@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import getitem
+from operator import getitem, mul
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,10 @@ from .. import calls
 from ..constants import band_of, value_of
 from ..nodes import (
     CASTS,
-    ahead,
+    IN_PLACE,
+    VIEWS,
     are_equal,
+    are_same,
     behind,
     bound,
     call,
@@ -26,6 +28,7 @@ from ..nodes import (
     dropped,
     example,
     is_tensor,
+    keeps_shape,
     name_of,
     number_and_node,
     only_user,
@@ -58,6 +61,18 @@ def ungrouped(heads: Node) -> Node:
     return few if fits else heads
 
 
+class Bias(NamedTuple):
+    """Scores that are added."""
+
+    node: Node
+    factor: float = 1.0  # of the sum
+    of_windows: bool = False  # whether scores (B * W, H, ...) are (B, W, H, ...) in the sum
+
+    def emit(self, graph: Graph, q: Node) -> Node:
+        node = call(graph, calls.windowed, self.node, q) if self.of_windows else self.node
+        return node if self.factor == 1.0 else call(graph, mul, node, self.factor)
+
+
 class Hidden(NamedTuple):
     """Scores that a boolean mask sets to a number from which no weight comes."""
 
@@ -72,8 +87,10 @@ class Scores:
 
     scale: float = 1.0
     softcap: float = 0.0
-    biases: list[Node] = field(default_factory=list)
+    factors: list[Node] = field(default_factory=list)  # of heads, before all else
+    biases: list[Bias] = field(default_factory=list)
     hidden: list[Hidden] = field(default_factory=list)
+    in_windows: bool = False  # whether the windows of a batch have a dimension of their own
 
 
 class Known(NamedTuple):
@@ -167,12 +184,12 @@ class AttentionPattern(Pattern):
 
     def _written_out(self, place: Place) -> Iterator[Candidate]:
         softmax = place.node
-        end = ahead(softmax, CASTS)
+        end = _onward(softmax)
         user = only_user(end)
         probability = 0.0
         if user is not None and dropped(user)[0] is end:
             probability = dropped(user)[1]
-            end = ahead(user, CASTS)
+            end = _onward(user)
             user = only_user(end)
         if user is None or name_of(user) not in _PRODUCTS or user.args[0] is not end:
             return
@@ -187,29 +204,36 @@ class AttentionPattern(Pattern):
         options: dict[str, Any] = {
             "scale": scores.scale, "softcap": scores.softcap, "dropout": probability,
         }  # fmt: skip
-        biases: list[Node] = []
+        biases: list[Bias] = []
         hidden: list[Hidden] = []
         draws: dict[Node, Draw] = {}
-        terms: list[tuple[Node, Hidden | None]] = [(bias, None) for bias in scores.biases]
-        terms += [(fill.mask, fill) for fill in scores.hidden]
-        for node, fill in terms:
-            known = _known(node, place.order, fill is not None and not fill.is_seen)
+        terms: list[Bias | Hidden] = [*scores.biases, *scores.hidden]
+        for term in terms:
+            node = term.node if isinstance(term, Bias) else term.mask
+            known = Known({}, True, {})
+            if not isinstance(term, Bias) or term == Bias(node):
+                hides = isinstance(term, Hidden) and not term.is_seen
+                known = _known(node, place.order, hides)
             if known.options and "causal" not in options:
                 options |= known.options
                 draws |= known.draws
                 if not known.says_more:
                     continue
-            if fill is None:
-                biases.append(node)
+            if isinstance(term, Bias):
+                biases.append(term)
             else:
-                hidden.append(fill)
+                hidden.append(term)
 
         def emit(graph: Graph) -> list[Node]:
-            made = [call(graph, calls.hiding, *one, q) for one in hidden]
-            added = (*biases, *made)
-            return [call(graph, calls.attend_transposed, q, k, v, added, **options)]
+            added = [one.emit(graph, q) for one in biases]
+            added += [call(graph, calls.hiding, *one, q) for one in hidden]
+            scaled = q
+            for factor in scores.factors:
+                scaled = call(graph, mul, scaled, factor)
+            return [call(graph, calls.attend_transposed, scaled, k, v, tuple(added), **options)]
 
-        inputs = (q, k, v, *scores.biases, *(one.mask for one in scores.hidden))
+        read = (*scores.factors, *(one.node for one in scores.biases))
+        inputs = (q, k, v, *read, *(one.mask for one in scores.hidden))
         yield Candidate(self.name, _FUNCTION, (user,), inputs, emit, draws)
 
 
@@ -220,12 +244,12 @@ def _scores(node: Any, found: Scores) -> Node | None:
         steps.append(node)
         if not is_tensor(node):
             return None
-        name = name_of(node)
-        if name in CASTS or name == "tanh":
+        name = _name(node)
+        if name in CASTS or name in VIEWS or name == "tanh":
             node = node.args[0]
         elif name in ("div", "mul") and number_and_node(node) is not None:
             node = number_and_node(node)[0]  # type: ignore[index]
-        elif name == "add" and len(tensors_of(node)) == 2 and not node.kwargs:
+        elif name in ("add", "mul") and len(tensors_of(node)) == 2 and not node.kwargs:
             node = _larger(*tensors_of(node))
         elif name in _FILLS and _hidden(node) is not None:
             node = node.args[_FILLS[name]]
@@ -238,7 +262,25 @@ def _scores(node: Any, found: Scores) -> Node | None:
         if not _apply(step, chain, found):
             return None
         chain = step
+    return None if found.in_windows else node
+
+
+def _name(node: Node) -> str:
+    """The operation's name, out of place."""
+    name = name_of(node)
+    return IN_PLACE.get(name, name)
+
+
+def _onward(node: Node) -> Node:
+    """The value that this one becomes by casts, and by views that leave its shape."""
+    user = only_user(node)
+    while user is not None and user.args[:1] == (node,) and _stays(user):
+        node, user = user, only_user(user)
     return node
+
+
+def _stays(node: Node) -> bool:
+    return name_of(node) in CASTS or keeps_shape(node)
 
 
 def _hidden(node: Node) -> Hidden | None:
@@ -268,28 +310,54 @@ def _larger(a: Node, b: Node) -> Node:
 
 def _apply(step: Node, scores: Node, found: Scores) -> bool:
     """Notes one step; whether it is one that attention has at this place."""
-    name = name_of(step)
-    if name in CASTS:
+    name = _name(step)
+    if _stays(step):
         return True
+    if name in VIEWS:
+        return _apply_view(example(scores).shape, example(step).shape, found)
     if name == "tanh":
         found.softcap = 1.0
         return not found.biases and not found.hidden
     if name == "add":
-        found.biases += [x for x in tensors_of(step) if x is not scores]
-        return len(found.biases) > 0
+        return _apply_sum(step, scores, found)
     fill = _hidden(step)
     if fill is not None:
         found.hidden.append(fill)
-        return True
+        return not found.in_windows
     pair = number_and_node(step)
-    if (
-        pair is None
-        or found.biases
-        or found.hidden
-        or (name == "div" and constant(step.args[0]) is not None)
-    ):
+    if pair is None:
+        return _apply_factor(step, scores, found)
+    if found.hidden or (name == "div" and constant(step.args[0]) is not None):
         return False
     factor = 1 / pair[1] if name == "div" else pair[1]
     found.scale *= factor
     found.softcap *= factor  # of what is capped; it is 0 before that
-    return True
+    found.biases = [bias._replace(factor=factor * bias.factor) for bias in found.biases]
+    return not (found.biases and found.softcap)
+
+
+def _apply_view(before: Sequence[Any], after: Sequence[Any], found: Scores) -> bool:
+    """Notes that windows get a dimension of their own, (B * W, H, T, T) as (B, W, H, T, T), or lose
+    it again."""
+    flat, split = (before, after) if len(before) < len(after) else (after, before)
+    found.in_windows = flat is before
+    return len(flat) == 4 and len(split) == 5 and are_same(flat[1:], split[2:])
+
+
+def _apply_sum(step: Node, scores: Node, found: Scores) -> bool:
+    added = [x for x in tensors_of(step) if x is not scores]
+    if len(added) != 1:
+        return False
+    found.biases.append(Bias(added[0], of_windows=found.in_windows))
+    shape = example(added[0]).shape
+    has_all = len(shape) > 3 and isinstance(shape[-4], int) and shape[-4] > 1  # all windows
+    return has_all or not found.in_windows
+
+
+def _apply_factor(step: Node, scores: Node, found: Scores) -> bool:
+    """Notes a tensor by which scores are multiplied before all else, a number for each head."""
+    factors = [x for x in tensors_of(step) if x is not scores]
+    if len(factors) != 1 or found.biases or found.hidden or found.softcap or found.in_windows:
+        return False
+    found.factors += factors
+    return _name(step) == "mul" and example(factors[0]).shape[-2:] == (1, 1)
