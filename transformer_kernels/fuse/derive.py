@@ -19,21 +19,28 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import is_bare
+from .few import call_of
 
 _is_compiling = torch.compiler.is_compiling
 
 OWN = "_tfk_"  # begins the names of attributes that a fused module has in addition
-ORIGINAL = f"{OWN}original"  # of a derived class: the one before fusing
-FEW = f"{OWN}few"  # of a module: calls with fewer numbers run the class before fusing
-GIVEN = f"{OWN}given"  # of a module: a result that was left with it
+_ORIGINAL = f"{OWN}original"  # of a derived class: the one before fusing
 
 
 class _Derived(type):
-    """The metaclass of derived classes, through which they are pickled as what they are made of."""
+    """The metaclass of derived classes, through which they are pickled as what they are made of.
+
+    Classes that others derive from them, or give another ``forward``, are called as PyTorch's
+    are."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> None:
+        super().__init__(name, bases, space)
+        if "__call__" not in space:
+            cls.__call__ = nn.Module.__call__  # type: ignore[method-assign]
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "forward":  # another one, put there later, is called at any size
+        if name == "forward":
             cls.__call__ = nn.Module.__call__  # type: ignore[method-assign]
 
 
@@ -62,22 +69,15 @@ def derived(base: type, mixin: type) -> type:
             "__qualname__": base.__qualname__,
             "__doc__": base.__doc__,
             f"{OWN}made_of": (base, mixin),
-            ORIGINAL: original(base),
+            _ORIGINAL: original(base),
+            "__call__": call_of(original(base)),
         }
         if getattr(mixin, f"{OWN}keeps_signature", False):
             names["forward"] = _like(base, mixin)
-        if _calls_otherwise(names[ORIGINAL]):
-            names["__call__"] = names[ORIGINAL].__call__
         made = _metaclass(base)(base.__name__, (mixin, base), names)
         _classes[base, mixin] = made
         know(made)
     return made
-
-
-def _calls_otherwise(stock: Any) -> bool:
-    """Whether the class does more at a call than PyTorch's modules do."""
-    usual = (nn.Module.__call__, nn.Module._call_impl)
-    return (stock.__call__, stock._call_impl) != usual
 
 
 def _like(base: Any, mixin: Any) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ def is_derived(kind: type) -> bool:
 
 def original(kind: type) -> type:
     """The class before fusing."""
-    found: type = kind.__dict__.get(ORIGINAL, kind)
+    found: type = kind.__dict__.get(_ORIGINAL, kind)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .derive import GIVEN
+from .few import GIVEN
 
 
 def _version(x: Tensor) -> int:

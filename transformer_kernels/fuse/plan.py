@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..measure.table import ABSENT, Table
-from .derive import FEW, OWN, derived, is_derived, original
+from .derive import OWN, derived, is_derived, original
+from .few import FEW
 from .report import render
 from .site import Refusal, Site, Times
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .._torch import autocasts
 from ..testing.tolerance import TOLERANCES
 from .derive import Gate, derived
+from .few import FEW
 
 SIZES = (1.0, 1e-3, 30.0)  # of inputs; small ones tell one epsilon from another
 _MOST_RANDOM = 1 << 16  # elements of a parameter that is drawn; larger ones hold many numbers
@@ -53,7 +54,7 @@ def fused_twin(stock: nn.Module, mixin: type, state: Mapping[str, Any]) -> Any:
     made: Any = object.__new__(derived(type(stock), mixin))
     made.__dict__.update(stock.__dict__)
     made.__dict__.update(state)
-    made.__dict__["_tfk_gates"] = _Open()
+    made.__dict__.update({"_tfk_gates": _Open(), FEW: 0})
     return made
 
 

@@ -11,7 +11,8 @@ from torch.nn.utils import parametrize
 
 import transformer_kernels as tfk
 from transformer_kernels.fuse import floors
-from transformer_kernels.fuse.derive import GIVEN, original
+from transformer_kernels.fuse.derive import original
+from transformer_kernels.fuse.few import GIVEN
 from transformer_kernels.fuse.hand import give
 from transformer_kernels.fuse.patterns.linear import Linear
 

@@ -35,7 +35,9 @@ def names_of(kind: Any, pattern: str) -> dict[str, Any]:
     return _REPLACE[pattern](inner.__globals__, inner.__code__.co_names)
 
 
-def _forward(kind: Any, patterns: tuple[str, ...]) -> Any:
+def rebound(kind: Any, patterns: tuple[str, ...]) -> Any:
+    """The ``forward`` of a class with the names of these patterns. It is made once; torch.compile
+    cannot make it."""
     made = _made.get((kind, patterns))
     if made is None:
         names = {k: v for pattern in patterns for k, v in names_of(kind, pattern).items()}
@@ -71,7 +73,7 @@ class Rebound(Mixin):
         patterns = tuple([name for name, gate in gates if name in _REPLACE and gate.opens(x)])
         if not patterns:
             return super().forward(*args, **kwargs)
-        return _forward(self._tfk_rebound, patterns)(self, *args, **kwargs)
+        return rebound(self._tfk_rebound, patterns)(self, *args, **kwargs)
 
 
 class _OfInstance:
@@ -103,7 +105,7 @@ class _Forward(_OfInstance):
         x, gates = _rows(args, kwargs), vars(module).get("_tfk_gates", {})
         if x is None or pattern not in gates or not gates[pattern].opens(x):
             return type(module).forward(module, *args, **kwargs)
-        return _forward(original(type(module)), (pattern,))(module, *args, **kwargs)
+        return rebound(original(type(module)), (pattern,))(module, *args, **kwargs)
 
 
 class _Replicate(_OfInstance):

@@ -20,7 +20,7 @@ from ..floors import usual
 from ..record import Call, Node, Trace
 from ..site import Calls, RefusedError, Site, Trial
 from ._pattern import Pattern
-from ._rebound import Rebound, features_of, names_of, replaces
+from ._rebound import Rebound, features_of, names_of, rebound, replaces
 
 _SDPA = "scaled_dot_product_attention"
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
@@ -101,6 +101,7 @@ class AttentionPattern(Pattern):
             return None
         if not names_of(kind, self.name):
             raise RefusedError("its attention is not called from its class's forward")
+        rebound(kind, (self.name,))  # for graphs, also where no call has as many rows before
         tensors = [trace.values[v] for v in nodes[0].ins]
         out = trace.values[nodes[0].outs[0]]
         return Site(
