@@ -9,6 +9,7 @@ from .attention import AttentionPattern
 from .dropout import DropoutPattern
 from .dropout_norm import DropoutNormPattern
 from .eager_attention import EagerAttentionPattern
+from .embedding import EmbeddingPattern
 from .gated_mlp import GatedMLPPattern
 from .linear import LinearPattern
 from .linear_then_act import LinearThenActPattern
@@ -27,6 +28,7 @@ ALL: tuple[Pattern, ...] = (
     GatedMLPPattern(),
     NormPattern(),
     ActivationPattern(),
+    EmbeddingPattern(),
     DropoutPattern(),
     AttentionPattern(),
     EagerAttentionPattern(),
