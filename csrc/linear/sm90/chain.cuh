@@ -8,6 +8,7 @@
 //   kReads, kKeeps              how many tensors like the result it reads, and writes
 //   kKeepsOnDemand              what it keeps may be unwanted
 //   kResults                    how many results it leaves, where that is not one
+//   kSumsColumns                its `partial`, if not null, gets sums of the first result's columns
 //   Columns, columns<T>(at)     what it needs of the columns of a chunk, brought once for all bands
 //   touch<T>(col, cols, lane)   brings what columns() will read to L1, before the products
 //   apply(fragment[, columns])
@@ -45,7 +46,7 @@ struct ChunkColumns {
 // 16 rows and 16 columns of a chunk. A lane holds eight numbers of each value; number e is in
 // row(e) of the result, and of eight(e) it is the lane's column e % 2.
 template <class T, int kProducts_>
-struct Fragment {
+struct EpilogueFragment {
   static constexpr int kProducts = kProducts_;
 
   float (*v)[8];     // values: sums of the products, then the numbers of all tensors that are read
@@ -129,6 +130,7 @@ struct Chain : Parts... {
   static constexpr int kKeeps = (0 + ... + keeps_of<Parts>());
   static constexpr int kResults = std::max({1, results_of<Parts>()...});
   static constexpr bool kKeepsOnDemand = (false || ... || requires { Parts::kKeepsOnDemand; });
+  static constexpr bool kSumsColumns = (false || ... || requires { Parts::kSumsColumns; });
 
   struct Columns : ColumnsOf<Parts>... {};
 

@@ -8,22 +8,10 @@
 
 namespace transformer_kernels::cuda {
 
-namespace epilogues {
-
-// A part: sums the columns of the first result, as rounded. They go to PartialGradients' rows of
-// dbias (core/cuda/column_sum.h), one row for the rows that a warp has of a tile.
-struct SumColumns {
-  float* partial;  // null where they are not wanted
-
-  template <class F>
-  __device__ __forceinline__ void apply(const F&) const {}
-};
-
-}  // namespace epilogues
-
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// A warp's sums of the columns of a chunk over the bands of its tile.
+// A warp's sums of the columns of a chunk over the bands of its tile. They go to PartialGradients'
+// rows of dbias (core/cuda/column_sum.h), one row for the rows that a warp has of a tile.
 template <class T>
 class ColumnTotals {
  public:

@@ -4,7 +4,7 @@
 
 #include "core/math/activation.h"
 #include "linear/problem.h"
-#include "linear/sm90/column_totals.cuh"
+#include "linear/sm90/chain.cuh"
 #include "linear/sm90/direct_writer.cuh"
 #include "pointwise/dropout_numbers.cuh"
 
@@ -234,6 +234,16 @@ struct AddResidual {
 #pragma unroll
     for (int e = 0; e < 8; ++e) f.v[0][e] += f.read[0][e];
   }
+};
+
+// Sums of the columns of the first result, as rounded: ColumnTotals says how they lie.
+struct SumColumns {
+  static constexpr bool kSumsColumns = true;
+
+  float* partial;  // null where they are not wanted
+
+  template <class F>
+  __device__ __forceinline__ void apply(const F&) const {}
 };
 
 // A part's sums, as they are, in a matrix of its own.

@@ -28,11 +28,10 @@ template <class T, class Shape, class Chain>
 class StagedWriter {
   static constexpr bool kReads = Chain::kReads > 0;
   static constexpr int kValues = Shape::kProducts + Chain::kReads;
-  static constexpr bool kSumsColumns = std::is_base_of_v<epilogues::SumColumns, Chain>;
   static constexpr int kSixteens = kChunkCols / 16;
   using Slots = std::conditional_t<kReads, ReadSlots<Shape, Chain>, ResultSlots<Shape, Chain>>;
   using Columns = typename Chain::Columns;
-  using F = Fragment<T, Shape::kProducts>;
+  using F = EpilogueFragment<T, Shape::kProducts>;
   static_assert(Shape::kOutCols % kChunkCols == 0 && Chain::kResults <= kValues);
 
  public:
@@ -80,7 +79,7 @@ class StagedWriter {
         slots_.open(chunk, tile);
         apply(sums[band] + c * kChunkCols / 2, columns, box);
         slots_.settle(own_.lane);
-        if constexpr (kSumsColumns) {
+        if constexpr (Chain::kSumsColumns) {
           const auto own_cell = [&](int sixteen) { return cell(slots_.result(0), sixteen); };
           if (p_.chain.partial != nullptr) {
             totals.add(own_cell, band == 0, box.row, p_.extent.rows, own_);
@@ -89,7 +88,7 @@ class StagedWriter {
         if (own_.lane == 0) send(box, chunk);
         slots_.proceed();
       }
-      if constexpr (kSumsColumns) {
+      if constexpr (Chain::kSumsColumns) {
         if (p_.chain.partial != nullptr) {
           totals.store(p_.chain.partial, unit.place.row * kGemmWarps + own_.warp, first_col,
                        p_.extent.cols, own_);
