@@ -65,7 +65,7 @@ struct AddBias {
     Columns columns;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const BiasVector own = bias[i];
+      const BiasVector own = bias[i];  // a copy: `this` would be read again for every two columns
 #pragma unroll
       for (int eight = 0; eight < ChunkColumns::kEights; ++eight) {
         own.template two<T>(at.two(eight), columns.v[i][eight]);
