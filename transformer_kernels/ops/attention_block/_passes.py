@@ -18,8 +18,9 @@ from ..._library import direct
 from ..attention import _formula as _attention
 from ..attention._ops import ATTENTION
 from ..linear import _formula as _linear
+from ..linear._arguments import empty_like_weight
 from ..linear._formula import as_rows, bias_gradient
-from ..linear._ops import LINEAR
+from ..linear._ops import LINEAR, LINEAR_DWEIGHT
 from ..linear._weights import copy_of, gradient_of, multiplied
 from ..norm import _formula as _norm
 from ..norm.dropout_norm import DROPOUT_LAYER_NORM, DROPOUT_RMS_NORM
@@ -122,11 +123,16 @@ def _none(x: Tensor) -> Tensors:
 
 
 def _in_one_call(
-    dy: Tensor, x: Tensor, weight: Tensor, copy: Tensor | None, bias: Tensor | None, *needs: bool
-) -> Optionals:
+    dy: Tensor, x: Tensor, weight: Tensor, copy: Tensor | None, bias: Tensor | None, need_dx: bool,
+    need_dweight: bool, need_dbias: bool,
+) -> Optionals:  # fmt: skip
     """The gradients of a layer, by our product on the CPU."""
-    dx, dweight, dbias = _packed_backward(dy, x, multiplied(weight, copy, x), bias, *needs)
-    return dx, dweight.to(weight.dtype), dbias
+    factor = multiplied(weight, copy, x)
+    dx, dweight, dbias = _packed_backward(dy, x, factor, bias, need_dx, False, need_dbias)
+    if need_dweight:
+        dweight = empty_like_weight(weight)
+        _write_dweight(dweight, dy, x, False)
+    return dx, dweight, dbias
 
 
 def _by_products(
@@ -169,6 +175,7 @@ def _statistics(s: Tensor, eps: float, norm: int) -> Tensors:
 
 
 _packed, _packed_backward = direct(LINEAR.raw.forward), direct(LINEAR.raw.backward)
+_write_dweight = direct(LINEAR_DWEIGHT)
 _ATTENTION = direct(ATTENTION.raw.forward), direct(ATTENTION.raw.backward)
 _NORM_KERNELS = (
     tuple(direct(op.raw.forward) for op in _OF_NORM),
