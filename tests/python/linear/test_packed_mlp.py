@@ -52,16 +52,17 @@ def _pairs(ours: Any, theirs: Any) -> Iterator[tuple[Any, Any]]:
 @pytest.mark.parametrize("down", [False, True], ids=["one_layer", "two_layers"])
 @pytest.mark.parametrize("accumulate", [False, True], ids=["written", "added"])
 def test_ops_give_what_their_formulas_do(
-    kind: str, level: int, biased: bool, down: bool, accumulate: bool
+    kind: str, level: int, biased: bool, down: bool, accumulate: bool, device: str
 ) -> None:
-    operands = _operands(kind, biased, down)
+    with torch.device(device):
+        operands = _operands(kind, biased, down)
     numbers = 0, kind != "plain"
     saved = OPS.packed_mlp_forward(*operands, *numbers, level)
     for a, b in _pairs(saved, _packed_mlp._forward_formula(*operands, *numbers, level)):
         torch.testing.assert_close(a, b)
     fake = _packed_mlp._fake_forward(*operands, *numbers, level)
     assert [t.shape for t in fake] == [t.shape for t in saved]
-    dy = randn(saved[0].shape, torch.float64)
+    dy = torch.randn_like(saved[0])
     kept = [t if t.numel() else None for t in saved[1:]]
     found = []
     for run in (OPS.packed_mlp_backward, _packed_mlp._backward_formula):
@@ -117,17 +118,16 @@ def test_a_grad_without_lines_is_left_to_autograd() -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_z_is_overwritten_where_the_graph_is_freed(gated: bool) -> None:
-    leaves = [randn(size, torch.float64).requires_grad_() for size in ((33, K), (HIDDEN, K))]
-    leaves += [leaves[1].detach().clone().requires_grad_()] if gated else []
-    leaves.append(randn((N, HIDDEN), torch.float64).requires_grad_())
+def test_z_is_overwritten_where_the_graph_is_freed(gated: bool, device: str) -> None:
+    sizes = [(33, K), *[(HIDDEN, K)] * (1 + gated), (N, HIDDEN)]
+    leaves = [torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in sizes]
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
         if gated:
-            y = tfk.functional.gated_mlp(*leaves, backend="cpu")
+            y = tfk.functional.gated_mlp(*leaves, backend=device)
         else:
             x, weight, down_weight = leaves
-            y = tfk.functional.mlp(x, weight, None, down_weight, backend="cpu")
+            y = tfk.functional.mlp(x, weight, None, down_weight, backend=device)
     kept = [t for t in saved if t.shape == (33, HIDDEN)]
     assert len(kept) == 1 + gated
     before = [t.clone() for t in kept]
