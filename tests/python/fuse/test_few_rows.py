@@ -121,6 +121,18 @@ def test_a_hook_of_all_modules_is_called():
     assert seen == [model[0], model]
 
 
+def test_what_replaces_the_call_of_all_modules_is_called(monkeypatch):
+    model, seen, call = fused(), [], nn.Module.__call__
+
+    def watched(module, *args, **kwargs):
+        seen.append(module)
+        return call(module, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "__call__", watched)
+    model(FEW)
+    assert seen == [model, model[0]]
+
+
 def test_a_class_that_calls_otherwise_is_called_so(monkeypatch):
     monkeypatch.setitem(floors._CPU, "norm", (ROWS, ROWS))
 
