@@ -2,8 +2,8 @@
 """Calls of few rows, which run the class before fusing with nothing in between.
 
 A step of generation is nothing but such calls: what they cost in addition would be all that fusing
-does to it. So a module is not asked in its ``forward`` but at the call, in the place of what PyTorch does
-there, and one function asks everything: each further one would take as long as the rest.
+does to it. So a module is not asked in its ``forward`` but at the call, in the place of what
+PyTorch does there, and one function asks everything: each further one would take as long again.
 """
 
 from __future__ import annotations
