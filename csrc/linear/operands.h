@@ -31,10 +31,11 @@ inline void check_gradient_strides(const char* op, const char* name, const Tenso
 
 // cuBLASLt has algorithms on CUDA alone.
 inline void check_algorithm(const char* op, const Context& context, std::int64_t algorithm) {
-  check_value(algorithm >= kAnyAlgorithm, op, ": algorithm is ", algorithm,
-              ", expected a number of cuBLASLt's from 0 on, or -1 for any");
-  check_value(algorithm == kAnyAlgorithm || context.device.type == DeviceType::kCuda, op,
-              ": algorithm is ", algorithm, ", expected -1 (cuBLASLt's run on CUDA)");
+  check_value(
+      algorithm >= kPreferCublasLt, op, ": algorithm is ", algorithm,
+      ", expected a number of cuBLASLt's from 0 on, -1 for any, or -2 to prefer cuBLASLt's");
+  check_value(algorithm < 0 || context.device.type == DeviceType::kCuda, op, ": algorithm is ",
+              algorithm, ", expected -1 or -2 (cuBLASLt's run on CUDA)");
 }
 
 // Checks the operands of one call one by one, and notes where they lie.

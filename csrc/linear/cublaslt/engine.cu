@@ -143,7 +143,7 @@ Key key_of(const Context& context, const Product& p, const ColumnProduct& produc
           .left_is_transposed = product.left.is_transposed,
           .right_is_transposed = product.right.is_transposed,
           .has_bias = p.bias != nullptr,
-          .wanted = p.algorithm == kAnyAlgorithm ? 1 : kMostOffered,
+          .wanted = p.algorithm < 0 ? 1 : kMostOffered,
           .left_alignment = alignment_of(product.left.data),
           .right_alignment = alignment_of(product.right.data),
           .out_alignment = alignment_of(product.out)};
@@ -309,8 +309,8 @@ const char* cublaslt_refusal(const Context& context, const Product& p) {
   if (!product) return "elements of no row or column lie together";
   if (const char* refusal = refusal_of_bias(sum, *product)) return refusal;
   if (algorithm_of(context, sum, *product)) return nullptr;
-  return p.algorithm == kAnyAlgorithm ? "cuBLASLt has no algorithm for it"
-                                      : "cuBLASLt does not offer it for this product";
+  return p.algorithm < 0 ? "cuBLASLt has no algorithm for it"
+                         : "cuBLASLt does not offer it for this product";
 }
 
 void run_cublaslt(const Context& context, const Product& p) {

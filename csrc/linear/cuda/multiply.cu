@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The choice of the engine that multiplies.
+#include <algorithm>
 #include <array>
 
 #include "core/cuda/built.h"
@@ -38,6 +39,13 @@ constexpr auto engines() {
 }
 constexpr auto kEngines = engines();
 
+constexpr auto with_cublaslt_first() {
+  auto table = kEngines;
+  std::rotate(table.begin(), table.end() - 2, table.end() - 1);
+  return table;
+}
+constexpr auto kCublasLtFirst = with_cublaslt_first();
+
 void multiply_by_algorithm(const Context& context, const Product& p) {
   const char* const refusal = cublaslt_refusal(context, p);
   check_value(refusal == nullptr, p.op, ": algorithm is ", p.algorithm,
@@ -52,10 +60,11 @@ void multiply_by_algorithm(const Context& context, const Product& p) {
 
 void multiply(const Context& context, const Product& p) {
   if (leaves_out(p)) return bias_gradient(context, p);
-  if (p.algorithm != kAnyAlgorithm) return multiply_by_algorithm(context, p);
+  if (p.algorithm >= 0) return multiply_by_algorithm(context, p);
+  const auto& table = p.algorithm == kPreferCublasLt ? kCublasLtFirst : kEngines;
   const std::size_t chosen = choose(
-      p.op, kEngines, p, [&](const Engine<Product>& engine) { return engine.refusal(context, p); });
-  kEngines[chosen].run(context, p);
+      p.op, table, p, [&](const Engine<Product>& engine) { return engine.refusal(context, p); });
+  table[chosen].run(context, p);
 }
 
 }  // namespace transformer_kernels::cuda

@@ -324,11 +324,13 @@ TEST_P(LinearOp, says_what_does_not_fit) {
             "linear_act: activation is swiglu, expected one of a single tensor");
   EXPECT_EQ(error([&](LinearForward& a) { a.y = x.view(); }).substr(0, 24),
             "linear: y has shape (4, ");
-  EXPECT_EQ(error([](LinearForward& a) { a.algorithm = -2; }),
-            "linear: algorithm is -2, expected a number of cuBLASLt's from 0 on, or -1 for any");
+  EXPECT_EQ(
+      error([](LinearForward& a) { a.algorithm = -3; }),
+      "linear: algorithm is -3, expected a number of cuBLASLt's from 0 on, -1 for any, or -2 to "
+      "prefer cuBLASLt's");
   if (!is_on_cuda(backend())) {
     EXPECT_EQ(error([](LinearForward& a) { a.algorithm = 3; }),
-              "linear: algorithm is 3, expected -1 (cuBLASLt's run on CUDA)");
+              "linear: algorithm is 3, expected -1 or -2 (cuBLASLt's run on CUDA)");
   }
   EXPECT_TRUE(y.untouched());
 }

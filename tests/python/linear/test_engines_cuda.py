@@ -65,7 +65,6 @@ ON_HOPPER = {
     "gated=": "gated_linear .*: hopper runs",
     "gated=hopper": "gated_linear .*: hopper runs",
     "dgated=": "linear_dgated .*: hopper runs",
-    "dgated=hopper": "linear_dgated .*: hopper runs",
 }
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
-from transformer_kernels.ops.linear import _mlp
 from transformer_kernels.ops.linear._ops import GATED_LINEAR, LINEAR_DGATED, linear_dgated
 from transformer_kernels.ops.pointwise._ops import GATED
 from transformer_kernels.testing.graphs import capture
@@ -203,16 +202,12 @@ def test_wide_biases_and_either_alone_at_a_gate() -> None:
 @pytest.mark.parametrize("recompute", [0, 1, 2])
 @pytest.mark.parametrize("activation", FORMULAS)
 def test_gradients_of_mlps(
-    activation: str, recompute: int, kind: str, biases: bool, narrow: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    activation: str, recompute: int, kind: str, biases: bool, narrow: torch.dtype
+) -> None:
     x, weight, up_weight, bias, up_bias = _operands((517, 736, 1504), narrow)
     down = (randn((736, 1504), torch.float64) * 1504**-0.5).to(narrow)
     leaves, dy = [x, weight, up_weight, down], randn((517, 736), narrow)
     leaves += [bias, up_bias] if biases else []
-    calls = []
-    dgated = _mlp._dgated
-    monkeypatch.setattr(_mlp, "_dgated", lambda *a: calls.append(a) or dgated(*a))
 
     def ours(x: Tensor, weight: Tensor, up: Tensor, down: Tensor, *of_both: Tensor) -> Tensor:
         options: dict[str, Any] = {"recompute": recompute, "backend": "cuda"}
@@ -229,7 +224,6 @@ def test_gradients_of_mlps(
 
     with poisoned():
         found = both_passes(ours, leaves, dy)
-    assert [call[-1] for call in calls] == [recompute > 0]  # one, with h where it was not kept
     theirs = both_passes(formula, leaves, dy)
     exact = both_passes(formula, [t.double() for t in leaves], dy.double())
     names = ("y", "dx", "dw", "dup", "ddown", "db", "dup_b")

@@ -42,6 +42,8 @@
 namespace transformer_kernels {
 
 inline constexpr std::int64_t kAnyAlgorithm = -1;
+// On CUDA cuBLASLt's first algorithm, where it takes the product; else as kAnyAlgorithm.
+inline constexpr std::int64_t kPreferCublasLt = -2;
 
 struct LinearForward {
   TensorView x;

@@ -75,7 +75,7 @@ struct MlpBackward {
   bool accumulate_dweight = false;  // as in LinearBackward, of all weights
   bool accumulate_dbias = false;    // of all biases
   std::int64_t parts = 0;           // at most this many; 0 for a number that suits the sizes
-  std::int64_t dweight_algorithm = kAnyAlgorithm;  // of cuBLASLt, as in LinearBackward
+  std::int64_t dweight_algorithm = kAnyAlgorithm;  // as in LinearBackward
 };
 
 // Throws Error, with nothing written, when an argument does not meet the contract above.
