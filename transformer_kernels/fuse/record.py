@@ -241,8 +241,8 @@ def _without_fast_path() -> Iterator[None]:
 
 
 def loss_or_results(result: Any) -> Sequence[Any]:
-    """What a step of training begins its backward pass with: the loss of a result that has names,
-    or all that the model returns."""
+    """Returns the tensors with which a step of training begins its backward pass: the loss of a
+    result that has names, or all that the model returns."""
     if isinstance(result, Mapping):
         return [result["loss"]] if "loss" in result else list(result.values())
     return result if isinstance(result, (tuple, list)) else [result]

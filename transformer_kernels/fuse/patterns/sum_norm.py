@@ -59,7 +59,7 @@ class Branch(Tensor):
 
 
 def _named_as(branch: Any, y: Any) -> Any:
-    """What a dropout made of a branch, as that branch."""
+    """Returns what a dropout made of a branch as that branch."""
     if type(y) is Tensor and type(branch) is Branch:
         y = y.as_subclass(Branch)
         vars(y).update(vars(branch))
