@@ -26,7 +26,7 @@ from .site import Calls, Predicted, Site, Times, Trial
 from .table import Table
 
 _LEAST_GAIN = 0.02  # of PyTorch's time: less may be noise
-_OF_FEW = 0.75  # of PyTorch's time, for few rows: asking which code runs takes a part of the gain
+_OF_FEW = 0.6  # of PyTorch's time, for few rows: in a model less is gained than in a loop
 _FEW_ROWS = (1, 8, 32, 128)
 _SECONDS = 0.03  # of timing a pair of calls on a CPU
 _SECONDS_OF_OPERATION = 0.004
