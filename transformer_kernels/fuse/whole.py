@@ -9,6 +9,7 @@ time against the device's, and each of these choices runs steps of the model.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import time
@@ -48,7 +49,7 @@ def settle(model: nn.Module, inputs: Inputs, plan: Plan, prices: Prices) -> None
     The model is as it was afterwards. Where its steps cannot be timed, the host's time counts half.
     """
     timed = [site for site in plan.sites if site.training is not None]
-    if len(prices.shares) > 1 and timed and not torch.distributed.is_initialized():
+    if len(prices.shares) > 1 and timed and not _is_one_of_many():
         for mode in _MODES:
             choices = {_open(timed, mode, prices, share): None for share in prices.shares}
             found = _fastest(model, inputs, plan, prices, mode, [frozenset(), *choices])
@@ -73,6 +74,11 @@ def _reason(site: Site) -> str:
         f"steps of the model are no faster with it (launching it takes {launching.ours:.0f} us of"
         f" the host with gradients, PyTorch's code {launching.stock:.0f})"
     )
+
+
+def _is_one_of_many() -> bool:
+    """Whether other processes run the model as well: all of them would have to choose alike."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _open(timed: Sequence[Site], mode: _Mode, prices: Prices, share: float) -> Choice:
@@ -179,10 +185,11 @@ def _step(
     model: nn.Module, inputs: Inputs, prices: Prices, mode: _Mode
 ) -> Callable[[], Any]:  # fmt: skip
     """A step on the caller's inputs, or on made-up ones of a usual size."""
-    args, kwargs = inputs.whole()
+    whole = functools.cache(inputs.whole)
     leaves = [p for p in model.parameters() if p.requires_grad]
 
     def run() -> Any:
+        args, kwargs = whole()
         with torch.set_grad_enabled(mode.trains), prices.autocast():
             result = model(*args, **kwargs)
         if mode.trains:
