@@ -113,6 +113,15 @@ def test_a_frozen_model_is_timed_without_gradients_alone(model, args, monkeypatc
     assert calls == ["inference"]
 
 
+def test_processes_that_run_one_model_choose_alike(model, args, monkeypatch):
+    calls = _races(monkeypatch, {"training": {"norm"}, "inference": {"norm"}})
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    plan = tfk.plan(model, args, patterns=PATTERNS)
+    assert not calls
+    assert not plan.steps
+    assert {site.pattern for site in plan.sites} == {"activation"}
+
+
 def test_a_site_that_others_build_on_is_kept(monkeypatch):
     _races(monkeypatch, {"training": {"sum_norm"}, "inference": {"sum_norm"}})
     plan = tfk.fuse(Transformer(WIDTH), (torch.randn(2, 40, WIDTH),), patterns=["norm", "sum_norm"])
