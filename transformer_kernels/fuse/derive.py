@@ -30,18 +30,25 @@ _ORIGINAL = f"{OWN}original"  # of a derived class: the one before fusing
 class _Derived(type):
     """The metaclass of derived classes, through which they are pickled as what they are made of.
 
-    Classes that others derive from them, or give another ``forward``, are called as PyTorch's
-    are."""
+    Classes that others derive from them, or give another ``forward``, are called as the class
+    before fusing is."""
 
     def __init__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> None:
         super().__init__(name, bases, space)
         if "__call__" not in space:
-            cls.__call__ = nn.Module.__call__  # type: ignore[method-assign]
+            cls.__call__ = _stock_call(cls)  # type: ignore[method-assign]
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "forward":
-            cls.__call__ = nn.Module.__call__  # type: ignore[method-assign]
+            cls.__call__ = _stock_call(cls)  # type: ignore[method-assign]
+
+
+def _stock_call(kind: type) -> Callable[..., Any]:
+    """``__call__`` as a class has it without the one of few rows."""
+    spaces = (vars(k) for k in kind.__mro__ if not is_derived(k))
+    found: Callable[..., Any] = next(s["__call__"] for s in spaces if "__call__" in s)
+    return found
 
 
 def _metaclass(base: type) -> type:

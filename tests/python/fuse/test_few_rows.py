@@ -145,6 +145,11 @@ def test_a_class_that_calls_otherwise_is_called_so(monkeypatch):
     plan = tfk.fuse(model, MANY, measure=False, patterns=["norm"])
     assert plan.counts() == {"norm": 2}
     assert torch.equal(model(FEW), stock)
+    kind = type(model[1])
+    model[1].__class__ = type("Sharded", (kind,), {})  # as FSDP and parametrizations do
+    assert torch.equal(model(FEW), stock)
+    kind.forward = lambda _self, x: 3 * x
+    assert torch.equal(model[1](FEW), 6 * FEW)
 
 
 def test_a_result_that_was_left_is_taken_at_any_size():
