@@ -60,19 +60,20 @@ def settle(model: nn.Module, inputs: Inputs, plan: Plan, prices: Prices) -> None
                     site.gate = site.gate._replace(**{mode.gate: site in chosen})
     kept = _with_needs(plan, [s for s in plan.sites if s.gate.training or s.gate.inference])
     plan.refusals.extend(
-        Refusal(site.path, site.pattern, _reason(site), _WITH_GRAPHS)
+        Refusal(site.path, site.pattern, _reason(site, bool(plan.steps)), _WITH_GRAPHS)
         for site in plan.sites
         if site not in kept
     )
     plan.sites = kept
 
 
-def _reason(site: Site) -> str:
+def _reason(site: Site, has_steps: bool) -> str:
     assert site.host is not None
     launching = site.host[0]
+    what = "steps of the model are no faster with it" if has_steps else "it costs the host too much"
     return (
-        f"steps of the model are no faster with it (launching it takes {launching.ours:.0f} us of"
-        f" the host with gradients, PyTorch's code {launching.stock:.0f})"
+        f"{what} (launching it takes {launching.ours:.0f} us of the host with gradients, PyTorch's"
+        f" code {launching.stock:.0f})"
     )
 
 
