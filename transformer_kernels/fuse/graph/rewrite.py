@@ -245,7 +245,7 @@ def _is_fresh(node: Node) -> bool:
     if name in IN_PLACE or keeps_shape(node):
         before = node.args[0]
         return isinstance(before, Node) and len(before.users) == 1 and _is_fresh(before)
-    return name in _MAKERS
+    return name in _MAKERS and "out" not in node.kwargs
 
 
 def _anchor(candidate: Candidate, region: Region, order: dict[Node, int]) -> Node | None:
