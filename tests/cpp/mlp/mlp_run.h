@@ -37,7 +37,7 @@ inline std::string text_of(const MlpOptions& o) {
 inline constexpr const char* kMlpGradients[] = {"dx",       "dweight",      "dup_weight", "dbias",
                                                 "dup_bias", "ddown_weight", "ddown_bias"};
 
-// Results are NaN before a call, gradients of parameters kBefore.
+// Results are NaN before the first call and after clear(), gradients of parameters kBefore.
 class MlpRun {
  public:
   static constexpr double kBefore = 0.5;
@@ -66,6 +66,16 @@ class MlpRun {
     make("y", {rows, last});
     make("dx", {rows, terms});
     if (o_.packed) split_operands();
+  }
+
+  // A call must not look right by what an earlier one wrote. Views of results end here.
+  void clear() {
+    for (const auto& [name, m] : std::map(shapes_)) {
+      if (given_.contains(name)) continue;
+      const bool is_of_parameter = name != "dx" && name.starts_with("d");
+      tensors_.erase(name);
+      put(name, m, dtypes_.at(name), Values(m.rows * m.cols, is_of_parameter ? kBefore : kNan));
+    }
   }
 
   // Level 0 keeps z and h, level 1 z, and level 2 neither.
