@@ -10,9 +10,9 @@
 namespace transformer_kernels::torch_ops {
 
 // The number of an activation: its place among those of one tensor.
-inline Pointwise activation_of(const char*, std::int64_t number) {
+inline Pointwise activation_of(const char* op, std::int64_t number) {
   check_value(number >= 0 && number < kPointwiseCount && !is_gated(static_cast<Pointwise>(number)),
-              "linear_act: activation is ", number, ", expected the number of one");
+              op, ": activation is ", number, ", expected the number of one");
   return static_cast<Pointwise>(number);
 }
 
