@@ -2,8 +2,8 @@
 // Epilogues of Hopper's GEMM (gemm.cuh) that store sums from the registers in which they are. Each
 // is a struct with
 //
-//   storer<T>(unit, extent)     a function of a place and the two sums that stand side by side
-//   there Writer<T, Shape>            DirectWriter<T, Shape, itself>
+//   storer<T>(unit, extent)   returns a function of a place and of the two sums that begin there
+//   Writer<T, Shape>          is DirectWriter<T, Shape, itself>
 #pragma once
 
 #include "core/cuda/hopper.cuh"

@@ -27,7 +27,7 @@ from ._weights import Gradient, copy_of, multiplied
 Optionals = Sequence[Tensor | None]
 Three = tuple[Tensor, Tensor, Tensor]
 
-# On CUDA cuBLASLt's products for the gradients of weights: with those of our own table both passes
+# On CUDA the gradients of weights are cuBLASLt's products: with those of our own table both passes
 # of an MLP of GPT-2's sizes took 8 % longer on an H100.
 _DWEIGHT_ALGORITHM = -2
 

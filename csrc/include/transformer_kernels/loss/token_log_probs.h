@@ -13,8 +13,8 @@
 // token is ignore_index all results are 0, and the gradient is 0, whatever its logits are. A token
 // that is neither ignore_index nor one of [0, C) is an Error on the CPU; on CUDA the row's results
 // and its gradient are NaN. A logit of -inf is a class of probability 0; where all logits are -inf,
-// or one is inf or NaN, the row's results and gradient are NaN, but for an accuracy of 0 beside
-// NaN.
+// or one is inf or NaN, the row's log_prob, entropy and gradient are NaN, and beside NaN its
+// accuracy is 0.
 //
 // Shapes: x and dx are (..., C) with a last stride of 1 and leading dimensions that step by one
 // common row stride; all others are (...) without gaps. dentropy may also be one number for all
