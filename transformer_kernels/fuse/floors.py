@@ -22,7 +22,7 @@ _CPU = {
 }
 # Products pay from two rows on where the weight does not stay in the core's own cache.
 _CACHED, _PRODUCTS, _CACHED_PRODUCTS = 1 << 18, 2, 128
-# The host takes longer to call these than PyTorch's, whatever the device gains by few rows.
+# Our code takes the host longer to call than PyTorch's, whatever the device gains by few rows.
 _CUDA = 32
 _FROM_ONE_ON_CUDA = frozenset(("activation", "norm", "rope"))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .._torch import eager_apply
+from .._torch import eager_apply, frees_graph
 from .capture import Backward, Forward
 from .derive import Link
 from .hand import Given, give, left_with
@@ -29,8 +29,6 @@ NOT_SERVED = object()  # instead of a result: the call runs without a graph
 EAGER = "no graph is replayed"  # of a call that runs as it would without graphs
 _MOST_BACKWARDS = 2  # graphs of a backward pass, for gradients in other memory or of other results
 _CONSTANTS = frozenset((type(None), bool, int, float, str))
-
-_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 class _Results(NamedTuple):
@@ -334,7 +332,7 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         call: Call = ctx.call
         saved = ctx.saved_tensors  # raises where one was written to since, or is gone
-        keeps = _keeps_graph()
+        keeps = not frees_graph()
         if torch.is_grad_enabled():
             found = call.again(saved[: ctx.count], grads)
         else:
