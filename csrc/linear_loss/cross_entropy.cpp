@@ -10,6 +10,8 @@ namespace {
 
 constexpr const char* kOp = "linear_cross_entropy";
 
+bool reduces(const LinearCrossEntropyInputs& in) { return in.reduction != Reduction::kNone; }
+
 void check(const Context& context, const LinearCrossEntropyForward& a) {
   const LinearCrossEntropyInputs& in = a.inputs;
   check_layer(kOp, context, in.layer, a.gradients);
@@ -37,6 +39,9 @@ void check(const Context& context, const LinearCrossEntropyBackward& a) {
   check_layer(kOp, context, in.layer, a.gradients);
   check_value(a.dloss.defined() || a.dentropy.defined(), kOp,
               ": dloss is missing, expected it or dentropy");
+  // The op inside takes one number of all rows, or one for each.
+  check_value(!reduces(in) || !a.dentropy.defined() || a.dentropy.numel() == 1, kOp,
+              ": dentropy has ", a.dentropy.numel(), " elements, expected 1 (of a reduction)");
   check_apart(kOp,
               {{"dx", a.gradients.dx},
                {"dlinear_weight", a.gradients.dlinear_weight},
@@ -53,8 +58,6 @@ void check(const Context& context, const LinearCrossEntropyBackward& a) {
                {"share", a.share},
                {"mean", a.mean}});
 }
-
-bool reduces(const LinearCrossEntropyInputs& in) { return in.reduction != Reduction::kNone; }
 
 // The op of a loss with the options of the call, but with no tensor of a row.
 template <class Op>

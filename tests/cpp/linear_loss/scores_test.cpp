@@ -251,6 +251,9 @@ TEST(LinearScoresErrors, have_exact_words_and_touch_nothing) {
   EXPECT_EQ(refused(), "linear_cross_entropy: dloss is missing, expected it or dentropy");
   backward.dentropy = memory.dentropy.vector();
   EXPECT_EQ(refused(), "token_log_probs: mean is missing");
+  backward.dentropy = memory.log_probs.vector();
+  EXPECT_EQ(refused(),
+            "linear_cross_entropy: dentropy has 3 elements, expected 1 (of a reduction)");
   const LinearCrossEntropyInputs inputs = run.inputs();
   const auto refused_tokens = [&](const TensorView& log_probs, std::int64_t ignore_index) {
     return error_of([&] {
