@@ -44,6 +44,14 @@ TFK_FLATTEN PowerSums<A> power_sums(const T* x, A top, A cap, std::int64_t cols)
   return {power.sum(), moment.sum()};
 }
 
+template <class T>
+bool has_nan(const T* x, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (__builtin_isnan(number_at(x + i))) return true;
+  }
+  return false;
+}
+
 template <class T, bool kCapped>
 Scores<accumulate_t<T>> scores_of(const T* x, std::int64_t cols, std::int64_t token,
                                   double softcap) {
@@ -59,9 +67,9 @@ Scores<accumulate_t<T>> scores_of(const T* x, std::int64_t cols, std::int64_t to
     sums = {sums.power + more.power, sums.moment + more.moment};
   });
   const A spread = natural_log(sums.power);
-  const bool has_nan = __builtin_isnan(spread) && __builtin_isfinite(top);
   const bool is_first = own > before || token == 0;
-  const A accuracy = is_first && own >= from && !has_nan ? 1 : 0;
+  const bool is_missing = __builtin_isnan(spread) && has_nan(x, cols);
+  const A accuracy = is_first && own >= from && !is_missing ? 1 : 0;
   return {top, spread, sums.moment / sums.power, capped_logit<T>(own, cap) - top - spread,
           accuracy};
 }

@@ -150,20 +150,24 @@ TEST_P(TokenLogProbs, first_of_equal_logits_is_accurate) {
 }
 
 TEST_P(TokenLogProbs, infinite_and_missing_logits) {
-  ScoreInputs in = random_scores({4, 50}, dtype(), {});
-  in.tokens = {3, 4, kIgnored, 5};
+  ScoreInputs in = random_scores({5, 50}, dtype(), {});
+  in.tokens = {3, 4, kIgnored, 5, 6};
   for (std::int64_t c = 10; c < 40; ++c) in.x[c] = -kInfinity;  // classes of probability 0
   for (std::int64_t c : {7, 8}) in.x[2 * 50 + c] = kNan;        // in a row that is ignored
   in.x[3 * 50 + 20] = kNan;
+  in.x[4 * 50 + 6] = kInfinity;  // would be the first of its row
+  in.x[4 * 50 + 9] = kNan;
   ScoreRun run(backend(), dtype(), in);
   token_log_probs_forward(backend().context(), run.forward());
   token_log_probs_backward(backend().context(), run.backward());
   ScoreInputs clean = in;
-  for (double& value : clean.x) value = std::isnan(value) ? 0 : value;
+  for (double& value : clean.x) value = std::isnan(value) || value == kInfinity ? 0 : value;
   ScoreReference expected = reference_of(clean);
-  expected.log_probs[3] = expected.entropy[3] = kNan;
-  expected.accuracy[3] = 0;
-  std::fill_n(expected.dx.begin() + 150, 50, kNan);
+  for (int row : {3, 4}) {
+    expected.log_probs[row] = expected.entropy[row] = kNan;
+    expected.accuracy[row] = 0;
+  }
+  std::fill_n(expected.dx.begin() + 150, 100, kNan);
   EXPECT_TRUE(close(wide(), run.log_probs.values(), expected.log_probs, 40));
   EXPECT_TRUE(close(wide(), run.entropy.values(), expected.entropy, 40));
   EXPECT_EQ(run.accuracy.values(), expected.accuracy);

@@ -150,10 +150,12 @@ class SumNormPattern(Pattern):
         normed = {v for call in trace.calls if call.path in norms for v in call.outs}
         ends = _ends(call for call in trace.calls if call.path not in left_out)
         sums = [(call, node) for call in trace.calls if (node := _sum_before(call, trace, norms))]
-        behind: dict[str, set[str]] = {}  # the norms behind a module's calls
+        behind: dict[str, set[str]] = {}  # the first norms behind a module's calls
+        firsts: dict[int, str] = {}  # that of a sum
         for call, node in sums:
+            first = firsts.setdefault(id(node), call.path)
             for end in (end for v in node.ins for end in ends.get(v, ())):
-                behind.setdefault(end.path, set()).add(call.path)
+                behind.setdefault(end.path, set()).add(first)
         done: set[str] = set()
         for call, node in sums:
             # The innermost that knows which norm comes next: a dropout that ends several branches

@@ -94,6 +94,12 @@ def gated_mlp_forward(
 # ---- the backward pass --------------------------------------------------------------------------
 
 
+def _may_overwrite(x: Tensor) -> bool:
+    """Whether nobody reads the saved z of ``x`` again: autograd frees it after this pass, which is
+    not captured as a CUDA graph, as several replays could follow one forward pass."""
+    return frees_graph() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def _cut(tensors: Sequence[Any], *index: slice) -> list[Any]:
     return [None if t is None else t[index] for t in tensors]
 
@@ -260,7 +266,7 @@ def mlp_backward(
         _of_weights((weight, down_weight), needed, in_place), need_dbias, need_ddown_bias,
     )  # fmt: skip
     if packed:
-        return _packed_mlp.backward(activation, *arguments, in_place and frees_graph())
+        return _packed_mlp.backward(activation, *arguments, in_place and _may_overwrite(x))
     return _gradients(_PLAIN[activation], *arguments)
 
 
@@ -280,7 +286,7 @@ def gated_mlp_backward(
         need_ddown_bias,
     )  # fmt: skip
     if packed:
-        return _packed_mlp.backward(activation, *arguments, in_place and frees_graph())
+        return _packed_mlp.backward(activation, *arguments, in_place and _may_overwrite(x))
     return _gradients(_GATED[activation], *arguments)
 
 
