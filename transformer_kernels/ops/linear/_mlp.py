@@ -26,10 +26,8 @@ from ._weights import Gradient, copy_of, gradient_of, multiplied
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
 
-# The sum over the parts is rounded to the dtype of x after each: with 4 parts the error stays
-# within twice that of one product. On CUDA, from these bytes and features on, 2 parts are as fast
-# as one or faster, and 4 take up to 5 % longer. Below that, more calls cost more than a working set
-# in the cache saves, or than the memory is worth.
+# The rule is that of csrc/mlp/mlp.cpp, which says why. The sum over the parts is rounded to the
+# dtype of x after each: with 4 parts the error stays within twice that of one product.
 _PARTS = {"cpu": 4, "cuda": 2}
 _FEWEST_BYTES = {"cpu": 2**24, "cuda": 2**28}
 _FEWEST_FEATURES_ON_CUDA = 4096  # per part: smaller products leave processors idle
