@@ -77,6 +77,7 @@ void run_in_order(const Context& context, const Product& p) {
 }
 
 void sum_columns(const Context& context, const LinearBackwardProblem& p, const Rows& dz) {
+  if (p.cols == 0) return;
   const std::int64_t chunk_rows = rows_per_chunk(p.rows, p.cols, p.dtype);
   const std::int64_t chunks = divide_up(p.rows, chunk_rows);
   const Scratch partials(context,
