@@ -6,9 +6,8 @@
 
 #include "core/backends.h"
 #include "core/cpu/parallel.h"
-#include "core/cpu/scratch.h"
 #include "core/cuda/column_sum.h"
-#include "core/cuda/scratch.h"
+#include "core/scratch.h"
 #include "loss/cross_entropy_cpu.h"
 
 namespace transformer_kernels {
@@ -40,13 +39,7 @@ void* nowhere() {
 
 std::shared_ptr<void> memory_of(const char* op, const Context& context, std::size_t bytes) {
   if (context.checks_only) return {std::shared_ptr<void>(), nowhere()};
-  if constexpr (kHasCuda) {
-    if (bytes > 0 && context.device.type == DeviceType::kCuda) {
-      const auto memory = std::make_shared<cuda::Scratch>(op, context, bytes);
-      return {memory, memory->as<void>()};
-    }
-  }
-  const auto memory = std::make_shared<cpu::AlignedScratch>(context, bytes);
+  const auto memory = std::make_shared<Scratch>(op, context, bytes);
   return {memory, memory->data()};
 }
 

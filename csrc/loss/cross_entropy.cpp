@@ -7,6 +7,7 @@
 #include "core/dispatch.h"
 #include "core/overlap.h"
 #include "loss/cross_entropy_problem.h"
+#include "loss/labels.h"
 
 namespace transformer_kernels {
 namespace {
@@ -18,12 +19,7 @@ constexpr const char* kScale = "scale_gradient";
 template <class Problem>
 void check_labels(const Context&, const Problem& p) {
   if (!p.has_labels()) return;
-  for (std::int64_t row = 0; row < p.rows; ++row) {
-    const std::int64_t label = p.label(row);
-    check_value(p.is_class(label) || label == p.ignore_index, kOp, ": target is ", label,
-                " in row ", row, ", expected one of [0, ", p.cols - 1, "] or ", p.ignore_index,
-                " (ignore_index)");
-  }
+  check_labels(kOp, p, [&](std::int64_t row) { return p.label(row); });
 }
 
 constexpr Backends<CrossEntropyForwardProblem> kForward{

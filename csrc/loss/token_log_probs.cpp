@@ -6,6 +6,7 @@
 #include "core/backends.h"
 #include "core/dispatch.h"
 #include "core/overlap.h"
+#include "loss/labels.h"
 #include "loss/token_log_probs_problem.h"
 
 namespace transformer_kernels {
@@ -15,12 +16,7 @@ constexpr const char* kOp = "token_log_probs";
 
 template <class Problem>
 void check_tokens(const Context&, const Problem& p) {
-  for (std::int64_t row = 0; row < p.rows; ++row) {
-    const std::int64_t token = p.token(row);
-    check_value(p.is_class(token) || token == p.ignore_index, kOp, ": target is ", token,
-                " in row ", row, ", expected one of [0, ", p.cols - 1, "] or ", p.ignore_index,
-                " (ignore_index)");
-  }
+  check_labels(kOp, p, [&](std::int64_t row) { return p.token(row); });
 }
 
 constexpr Backends<TokenLogProbsForwardProblem> kForward{

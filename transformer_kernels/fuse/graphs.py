@@ -16,6 +16,7 @@ from torch import nn
 
 from .._torch import has_dispatch_mode, is_eager
 from .blocks import blocks
+from .few import GIVEN
 from .hand import left_with
 from .mixin import Mixin, leave
 from .patterns.sum_norm import Branch
@@ -142,7 +143,7 @@ class Runner:
         the places of its argument and its result."""
         found = []
         for number, part in enumerate(state.snapshot.modules):
-            left = left_with(part) if "_tfk_given" in part.__dict__ else None
+            left = left_with(part) if GIVEN in part.__dict__ else None
             pair = None if left is None else left.pair()
             place = None if pair is None else given.find(pair[0])
             if left is not None and place is not None:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from .._torch import eager_apply, frees_graph
 from .capture import Backward, Forward
 from .derive import Link
+from .few import GIVEN
 from .hand import Given, give, left_with
 from .mixin import leave
 from .patterns.sum_norm import Branch
@@ -164,7 +165,7 @@ class Call:
             for part, given in zip(parts, before, strict=True):
                 left_with(part, pop=True)
                 if given is not None:
-                    part.__dict__["_tfk_given"] = given
+                    part.__dict__[GIVEN] = given
 
     # ---- replay ----
 
