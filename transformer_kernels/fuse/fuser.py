@@ -17,7 +17,7 @@ from .cost import Prices, autocast, bytes_by_module, lowered
 from .derive import is_derived
 from .inputs import Inputs, given
 from .patterns._logits import NoLogits
-from .plan import Plan, put_in, take_out
+from .plan import Plan, put_in, take_out, while_in
 from .prove import agree, forget
 from .record import Trace, as_it_was, loss_or_results, record
 from .site import Refusal, RefusedError, Site
@@ -203,37 +203,34 @@ def _standing(model: Any) -> Plan | None:
 
 def _differs(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> str | None:
     """Says how the model differs from the recorded run with these sites; None where it does not."""
-    put_in(sites)
-    try:
-        with as_it_was(model):
-            result = model(*inputs.args, **inputs.kwargs)
-            agrees = agree(result, trace.result, _DEPTH, dtypes=trace.residual_in_fp32)
-        return None if agrees else "gives another result"
-    except Exception as error:  # whatever the code of a module raises
-        return f"raises {type(error).__name__}: {error}"
-    finally:
-        take_out(module for site in sites for module in (site.module, *site.partners))
+    with while_in(sites):
+        try:
+            with as_it_was(model):
+                result = model(*inputs.args, **inputs.kwargs)
+                agrees = agree(result, trace.result, _DEPTH, dtypes=trace.residual_in_fp32)
+            return None if agrees else "gives another result"
+        except Exception as error:  # whatever the code of a module raises
+            return f"raises {type(error).__name__}: {error}"
 
 
 def _trains_alike(model: nn.Module, inputs: Inputs, trace: Trace, sites: Sequence[Site]) -> bool:
     """Whether the model that skips logits has the recorded loss; dropout is off but for the
     root."""
-    put_in(sites)
     training = model.training
-    try:
-        with as_it_was(model), torch.enable_grad():
-            model.training = True
-            result = loss_or_results(model(*inputs.args, **inputs.kwargs))
-        pairs = zip(result, loss_or_results(trace.result), strict=True)
-        return all(
-            isinstance(ours, NoLogits) or agree(ours, stock, _DEPTH, dtypes=trace.residual_in_fp32)
-            for ours, stock in pairs
-        )
-    except Exception:  # a site that raises is one that gives another result
-        return False
-    finally:
-        model.training = training
-        take_out(module for site in sites for module in (site.module, *site.partners))
+    with while_in(sites):
+        try:
+            with as_it_was(model), torch.enable_grad():
+                model.training = True
+                result = loss_or_results(model(*inputs.args, **inputs.kwargs))
+            return all(
+                isinstance(ours, NoLogits)
+                or agree(ours, stock, _DEPTH, dtypes=trace.residual_in_fp32)
+                for ours, stock in zip(result, loss_or_results(trace.result), strict=True)
+            )
+        except Exception:  # a site that raises is one that gives another result
+            return False
+        finally:
+            model.training = training
 
 
 def _refuse_skipping(plan: Plan) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -174,6 +175,16 @@ def put_in(sites: Iterable[Site]) -> None:
     except BaseException:
         take_out(done)
         raise
+
+
+@contextmanager
+def while_in(sites: Sequence[Site]) -> Iterator[None]:
+    """Has the sites in their modules inside, and nothing of them afterwards."""
+    put_in(sites)
+    try:
+        yield
+    finally:
+        take_out(module for site in sites for module in (site.module, *site.partners))
 
 
 def _set(module: nn.Module, attributes: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from .cost import Prices
 from .inputs import Inputs
-from .plan import Plan, Step, put_in, take_out
+from .plan import Plan, Step, while_in
 from .record import as_it_was, loss_or_results, tensors_in
 from .site import Refusal, Site, Times
 
@@ -115,7 +115,8 @@ def _fastest(
     found = prices.table.get(what)
     if found is None:
         found = _race(model, inputs, plan, prices, mode, choices)
-        prices.table.keep(what, found)
+        if all(map(math.isfinite, found)):  # a step that fails may not fail another time
+            prices.table.keep(what, found)
     if not math.isfinite(found[0]):
         return None
     ours = min(found[1:], default=math.inf)
@@ -141,15 +142,17 @@ def _race(
     least = [math.inf] * len(choices)
     stock, *ours = range(len(choices))
     run = _step(model, inputs, prices, mode)
-    with mode.around(model):
-        for _ in range(_ROUNDS):
-            for i in (stock, *ours):
-                least[i] = min(least[i], _timed(run, plan, choices[i], prices.device))
-                if not math.isfinite(least[stock]):
-                    return least
-            ours = sorted(ours, key=least.__getitem__)[:_FINALISTS]
-    torch.cuda.empty_cache()
-    return least
+    try:
+        with mode.around(model):
+            for _ in range(_ROUNDS):
+                for i in (stock, *ours):
+                    least[i] = min(least[i], _timed(run, plan, choices[i], prices.device))
+                    if not math.isfinite(least[stock]):
+                        return least
+                ours = sorted(ours, key=least.__getitem__)[:_FINALISTS]
+        return least
+    finally:
+        torch.cuda.empty_cache()
 
 
 def _timed(run: Callable[[], Any], plan: Plan, chosen: Choice, device: torch.device) -> float:
@@ -161,18 +164,18 @@ def _timed(run: Callable[[], Any], plan: Plan, chosen: Choice, device: torch.dev
             is_open = site in chosen
             site.gate = site.gate._replace(training=is_open, inference=is_open)
     try:
-        put_in(put)
-        run()
-        _wait(device)
-        begin = time.perf_counter()
-        for _ in range(_CALLS):
+        with while_in(put):
             run()
-        _wait(device)
-        return 1e6 * (time.perf_counter() - begin) / _CALLS
+            _wait(device)
+            begin = time.perf_counter()
+            for _ in range(_CALLS):
+                run()
+            _wait(device)
+            seconds = time.perf_counter() - begin
+        return 1e6 * seconds / _CALLS
     except Exception:  # too little memory, or whatever the code of a module raises
         return math.inf
     finally:
-        take_out(module for site in put for module in (site.module, *site.partners))
         for site, gate in gates.items():
             site.gate = gate
 

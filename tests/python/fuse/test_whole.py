@@ -106,6 +106,9 @@ def test_where_no_step_can_be_timed_the_host_counts_half(model, args, monkeypatc
     assert not plan.steps
     assert {site.pattern for site in plan.sites} == {"activation"}  # 16 us, ours 13
     assert [r.pattern for r in plan.refusals if "costs the host too much" in r.reason] == ["norm"]
+    calls = _races(monkeypatch, {"training": {"norm"}, "inference": {"norm"}})
+    assert tfk.plan(model, args, patterns=PATTERNS).steps  # what failed is timed again
+    assert calls == ["training", "inference"]
 
 
 def test_a_frozen_model_is_timed_without_gradients_alone(model, args, monkeypatch):
