@@ -9,8 +9,12 @@ function(tfk_links_shared_runtime result)
   file(CONFIGURE OUTPUT ${folder}/probe.cpp
        CONTENT "#include <string>\nstd::string twice(std::string s) { return s + s; }\n")
   separate_arguments(options NATIVE_COMMAND "${CMAKE_SHARED_LINKER_FLAGS}")
+  # With CUDA, CMake also links from the folders of nvcc's host compiler, which may be another.
+  set(folders ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
+  list(REMOVE_ITEM folders ${CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES})
+  list(TRANSFORM folders PREPEND -L)
   try_compile(built ${folder} SOURCES ${folder}/probe.cpp COMPILE_DEFINITIONS -fPIC
-              LINK_OPTIONS -shared ${options} LINK_LIBRARIES ${ARGN}
+              LINK_OPTIONS -shared ${options} ${folders} LINK_LIBRARIES ${ARGN}
               COPY_FILE ${folder}/probe.so OUTPUT_VARIABLE log)
   if(NOT built)
     message(FATAL_ERROR "${CMAKE_CXX_COMPILER} does not link a shared library:\n${log}")
@@ -38,7 +42,7 @@ if(CMAKE_READELF AND NOT APPLE)
                           "libstdc++.so: beside PyTorch's copy a second one ends in crashes. Leave "
                           "out -static-libstdc++, or use a compiler that has libstdc++.so")
     endif()
-    message(STATUS "C++ runtime: ${TFK_CXX_RUNTIME}, which ${CMAKE_CXX_COMPILER} would not choose")
+    message(STATUS "C++ runtime: ${TFK_CXX_RUNTIME}, which the linker would not choose")
   endif()
 endif()
 

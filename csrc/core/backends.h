@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/cuda/device.h"
+#include "core/times.h"
 #include "transformer_kernels/context.h"
 
 namespace transformer_kernels {
@@ -53,6 +54,7 @@ void run_on(const char* op, const Backends<Problem>& backends, const Context& co
                   ": device is cuda, expected cpu (this build has no CUDA kernels)");
       if constexpr (kHasCuda) {
         const cuda::CurrentDevice current(op, context.device.index);
+        if (has_times()) cuda::device_limits(context.device.index);  // whose times then apply
         backends.cuda(context, problem);
       }
       return;

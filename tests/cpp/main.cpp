@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/cpu/isa.h"
+#include "core/own_kernels.h"
 #include "numbers.h"
 #include "transformer_kernels/error.h"
 
@@ -101,5 +102,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   transformer_kernels::testing::note_times();
+  // Small problems test our kernels, where rules would choose another library's.
+  const transformer_kernels::OwnKernels own;
   return RUN_ALL_TESTS();
 }

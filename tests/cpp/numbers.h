@@ -93,6 +93,9 @@ inline void encode(DType dtype, double value, void* out) {
     std::memcpy(out, &single, sizeof(single));
   } else if (dtype == DType::kBool) {
     *static_cast<std::uint8_t*>(out) = value != 0;
+  } else if (dtype == DType::kInt32) {
+    const auto whole = static_cast<std::int32_t>(value);
+    std::memcpy(out, &whole, sizeof(whole));
   } else {
     const std::uint16_t bits = bits16_of(dtype, rounded_to(dtype, value));
     std::memcpy(out, &bits, sizeof(bits));
@@ -108,6 +111,11 @@ inline double decode(DType dtype, const void* in) {
   }
   if (dtype == DType::kFloat32) {
     float value;
+    std::memcpy(&value, in, sizeof(value));
+    return value;
+  }
+  if (dtype == DType::kInt32) {
+    std::int32_t value;
     std::memcpy(&value, in, sizeof(value));
     return value;
   }

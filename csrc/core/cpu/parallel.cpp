@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/cpu/wait.h"
 #include "core/rounding.h"
 
 #if defined(__linux__)
@@ -27,14 +28,6 @@ int available_cpus() {
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
 #endif
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-void pause_briefly() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 constexpr int kRangeBits = 32;
@@ -63,15 +56,6 @@ struct ThreadPool::State {
   std::atomic<void*> argument{nullptr};
   std::atomic<bool> stopping{false};
 
-  // Returns when `value` is no longer `old`: looks for some microseconds, then sleeps.
-  void await_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) const {
-    for (int i = 0; i < spins; ++i) {
-      if (value.load(std::memory_order_acquire) != old) return;
-      pause_briefly();
-    }
-    value.wait(old, std::memory_order_acquire);
-  }
-
   void help() {
     std::uint64_t seen = ticket.load(std::memory_order_acquire);
     for (;;) {
@@ -89,14 +73,14 @@ struct ThreadPool::State {
       ++seen;
       const std::int64_t begin = index * length;
       call(with, begin, std::min(begin + length, end_of_all));
-      if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == total) finished.notify_one();
+      if (finished.fetch_add(1, std::memory_order_seq_cst) + 1 == total) finished.notify_one();
     }
   }
 
   void work() {
     std::uint32_t seen = 0;
     for (;;) {
-      await_change(loop_number, seen);
+      await_change(loop_number, seen, spins);
       seen = loop_number.load(std::memory_order_acquire);
       if (stopping.load(std::memory_order_relaxed)) return;
       help();
@@ -104,7 +88,7 @@ struct ThreadPool::State {
   }
 
   void announce() {
-    loop_number.fetch_add(1, std::memory_order_release);
+    loop_number.fetch_add(1, std::memory_order_seq_cst);
     loop_number.notify_all();
   }
 };
@@ -154,7 +138,7 @@ void ThreadPool::run(std::int64_t count, std::int64_t grain, RangeBody body, voi
   for (;;) {
     const std::uint32_t done = s.finished.load(std::memory_order_acquire);
     if (done == ranges) break;
-    s.await_change(s.finished, done);
+    await_change(s.finished, done, s.spins);
   }
   s.busy.clear(std::memory_order_release);
 }

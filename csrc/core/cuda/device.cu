@@ -6,6 +6,7 @@
 
 #include "core/cuda/launch.cuh"
 #include "core/cuda/scratch.h"
+#include "core/times.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -23,6 +24,9 @@ int architecture_of(int device, int capability) {
 }
 
 DeviceLimits read_limits(int device) {
+  cudaDeviceProp properties{};
+  check_cuda("device", cudaGetDeviceProperties(&properties, device));
+  note_device(properties.name);
   const auto get = [device](cudaDeviceAttr attribute) {
     int value = 0;
     check_cuda("device", cudaDeviceGetAttribute(&value, attribute, device));

@@ -88,6 +88,23 @@ __device__ __forceinline__ void tensor_load(std::uint32_t destination, const CUt
       : "memory");
 }
 
+__device__ __forceinline__ void tensor_load(std::uint32_t destination, const CUtensorMap& map,
+                                            MatrixOrigin box, std::uint32_t barrier,
+                                            std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3,%4}], [%2], %5;" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(box.col), "r"(box.row), "l"(policy)
+      : "memory");
+}
+
+// Brings a box to L2.
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap& map, MatrixOrigin box) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1,%2}];" ::"l"(&map),
+               "r"(box.col), "r"(box.row)
+               : "memory");
+}
+
 __device__ __forceinline__ void tensor_store(const CUtensorMap& map, MatrixOrigin box,
                                              std::uint32_t source) {
   asm volatile(

@@ -95,12 +95,14 @@ CUtensorMap encode_tensor_map(const char* op, const TensorMapLayout& layout) {
   constexpr const char* kEncode = "cuTensorMapEncodeTiled";
   const auto swizzle =
       bytes(layout, layout.box[0]) == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  const auto promotion =
+      layout.is_promoted ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>(op, kEncode);
   CUtensorMap map;
   const auto attempt = [&] {
     return encode(&map, type_of(layout.dtype), static_cast<cuuint32_t>(layout.rank), layout.data,
                   sizes.data(), strides.data(), box.data(), every.data(),
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult status = attempt();

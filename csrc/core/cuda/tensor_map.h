@@ -21,6 +21,8 @@ struct TensorMapLayout {
   std::array<std::int64_t, 4> strides;  // of dimensions 1 to 4, in elements
   std::array<int, 5> box;
   int rank = 5;
+  // Whether L2 fetches 256 bytes where a box has 128: its neighbours in a line are read soon.
+  bool is_promoted = true;
 };
 
 // TMA's own conditions: addresses and strides in steps of 16 bytes, a size below 2^32.
