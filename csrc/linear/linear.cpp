@@ -40,6 +40,7 @@ LinearForwardProblem check(const Context& context, const LinearForward& a) {
   p.activation = a.activation;
   p.x = operands.input("x", a.x, p.terms);
   p.weight = operands.weight(a.weight);
+  p.packed = operands.packed_if_present(a.packed);
   p.bias = operands.bias_if_present(a.bias);
   p.z = operands.output_if_present("z", a.z, p.cols);
   check_value(a.y.defined(), name_of_op(a), ": y is missing");

@@ -19,6 +19,7 @@ struct Leading {
 inline constexpr Leading kX{"x", "the dtype of x"};
 inline constexpr Leading kZ{"z", "the dtype of z"};
 inline constexpr Leading kGate{"gate", "the dtype of gate"};
+inline constexpr Leading kDy{"dy", "the dtype of dy"};
 
 // The gradient of a weight has lines of elements that are together, and each has a place.
 inline void check_gradient_strides(const char* op, const char* name, const TensorView& view) {
@@ -36,6 +37,17 @@ inline void check_algorithm(const char* op, const Context& context, std::int64_t
       ", expected a number of cuBLASLt's from 0 on, -1 for any, or -2 to prefer cuBLASLt's");
   check_value(algorithm < 0 || context.device.type == DeviceType::kCuda, op, ": algorithm is ",
               algorithm, ", expected -1 or -2 (cuBLASLt's run on CUDA)");
+}
+
+// Memory of as many bytes as a packed weight has.
+inline void check_packed(const char* op, const ArgumentChecker& check, const TensorView& view,
+                         DType dtype, std::int64_t terms, std::int64_t cols) {
+  check_value(view.device.type == DeviceType::kCpu, op, ": packed is on ",
+              name_of(view.device.type), ", expected cpu");
+  check.typed("packed", view, DType::kUInt8, "bytes");
+  const std::int64_t bytes = cpu::packed_bytes(dtype, terms, cols);
+  check_value(view.rank == 1, op, ": packed has ", view.rank, " dimensions, expected 1");
+  check.packed("packed", view, bytes, "bytes of the packed weight");
 }
 
 // Checks the operands of one call one by one, and notes where they lie.
@@ -81,6 +93,13 @@ class Operands {
   }
 
   Matrix weight(const TensorView& view) { return matrix("weight", view); }
+  // The weight as pack_weight() leaves it: of its size, and on the CPU.
+  const void* packed_if_present(const TensorView& view) {
+    if (!view.defined()) return nullptr;
+    inputs_.push_back({"packed", view});
+    check_packed(op_, check_, view, x_.dtype, terms(), cols_);
+    return view.data;
+  }
   // A second weight, with the shape of `weight`.
   Matrix weight_like(const char* name, const TensorView& view, const TensorView& weight) {
     check_.floating(name, view);

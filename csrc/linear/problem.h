@@ -31,8 +31,9 @@ struct LinearForwardProblem {
   std::optional<Pointwise> activation;
   Rows x;
   Matrix weight;
-  const void* bias;  // may be null
-  Rows z;            // null where it is not wanted
+  const void* packed = nullptr;  // the weight as pack_weight() leaves it; may be null
+  const void* bias;              // may be null
+  Rows z;                        // null where it is not wanted
   Rows y;
   std::int64_t algorithm = kAnyAlgorithm;
 };
@@ -76,11 +77,22 @@ struct LinearDactProblem {
   bool accumulates_dbias = false;
 };
 
+struct PackWeightProblem {
+  DType dtype;
+  std::int64_t terms;
+  std::int64_t cols;
+  Matrix weight;
+  void* packed;
+};
+
+std::string describe(const PackWeightProblem& problem);
 std::string describe(const LinearForwardProblem& problem);
 std::string describe(const LinearBackwardProblem& problem);
 std::string describe(const LinearDactProblem& problem);
 
 namespace cpu {
+std::int64_t packed_bytes(DType dtype, std::int64_t terms, std::int64_t cols);
+void pack_weight(const Context& context, const PackWeightProblem& problem);
 void linear_forward(const Context& context, const LinearForwardProblem& problem);
 void linear_backward(const Context& context, const LinearBackwardProblem& problem);
 void linear_dact(const Context& context, const LinearDactProblem& problem);

@@ -31,6 +31,7 @@ struct Product {
   std::int64_t terms;
   Matrix a;
   Matrix b;
+  const void* packed_b = nullptr;  // on the CPU: b as pack_weight() leaves it; may be null
   Matrix out;
   Matrix kept{};               // may be null
   Matrix z{};                  // may be null

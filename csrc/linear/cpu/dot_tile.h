@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "core/cpu/row_loop.h"
-#include "linear/cpu/few_rows.h"
+#include "linear/cpu/row_tiles.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
@@ -110,19 +110,6 @@ struct DotTile {
     }
   }
 };
-
-// Calls body.operator()<rows of a tile>(first row) for each tile of `rows`.
-template <class Body>
-TFK_INLINE void for_each_row_tile(std::int64_t rows, Body&& body) {
-  for (std::int64_t row = 0; row < rows; row += kTallestTile) {
-    switch (tile_rows(std::min(kTallestTile, rows - row))) {
-      case 1: body.template operator()<1>(row); break;
-      case 2: body.template operator()<2>(row); break;
-      case 4: body.template operator()<4>(row); break;
-      default: body.template operator()<8>(row);
-    }
-  }
-}
 
 // Calls body.operator()<rows of a tile>(first row, first column, columns) for columns
 // [0, cols), as many at a time as a tile has lines; groups of lines pass all rows before the next.

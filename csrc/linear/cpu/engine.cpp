@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <optional>
+
 #include "core/cpu/columns.h"
 #include "core/cpu/huge_pages.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
 #include "core/dispatch.h"
+#include "core/plans.h"
 #include "linear/cpu/few_rows.h"
 
 namespace transformer_kernels::cpu {
@@ -19,33 +23,35 @@ const PointwiseKernels& activations() {
   return *kTables[static_cast<int>(isa())];
 }
 
-const ProductKernels& product_kernels(DType dtype) {
-  const bool in_pairs = dtype == DType::kBFloat16 && multiplies_pairs_fast();
-  return in_pairs ? kernels().product_of_pairs : kernels().product[static_cast<int>(dtype)];
+std::size_t bytes_in_order(const ProductKernels& k, std::int64_t lines, std::int64_t terms,
+                           std::int64_t width) {
+  return rounded_up(lines, width) * rounded_up(terms, k.term_step) * k.term_bytes;
 }
 
-// An operand in order.
+void pack(const Context& context, const ProductKernels& k, bool is_left, const PackTask& task) {
+  const auto run = is_left ? k.pack_left : k.pack_right;
+  parallel_for(context, divide_up(task.lines, task.width) * divide_up(task.terms, k.block.terms),
+               rows_per_range(task.width * k.block.terms),
+               [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });
+}
+
+// An operand in order, for the time of a call.
 class Packed {
  public:
-  Packed(const Context& context, const ProductKernels& kernels, const Product& p, bool is_left)
-      : bytes_(rounded_up(is_left ? p.rows : p.cols,
-                          is_left ? kernels.left_width : kernels.right_width) *
-               rounded_up(p.terms, kernels.term_step) * kernels.term_bytes),
-        memory_(context, bytes_) {
-    advise_huge_pages(memory_.data(), bytes_);
-    const std::int64_t lines = is_left ? p.rows : p.cols;
-    const std::int64_t width = is_left ? kernels.left_width : kernels.right_width;
-    const PackTask task{is_left ? p.a : p.b.transposed(), lines, p.terms, width, memory_.data()};
-    const auto pack = is_left ? kernels.pack_left : kernels.pack_right;
-    parallel_for(context, divide_up(lines, width) * divide_up(p.terms, kernels.block.terms),
-                 rows_per_range(width * kernels.block.terms),
-                 [&](std::int64_t begin, std::int64_t end) { pack(task, begin, end); });
-  }
+  Packed(const Context& context, const ProductKernels& k, const Product& p, bool is_left)
+      : Packed(context, k, is_left, is_left ? p.a : p.b.transposed(), is_left ? p.rows : p.cols,
+               p.terms, is_left ? k.left_width : k.right_width) {}
 
   const void* data() const { return memory_.data(); }
 
  private:
-  std::size_t bytes_;
+  Packed(const Context& context, const ProductKernels& k, bool is_left, const Matrix& source,
+         std::int64_t lines, std::int64_t terms, std::int64_t width)
+      : memory_(context, bytes_in_order(k, lines, terms, width)) {
+    advise_huge_pages(memory_.data(), bytes_in_order(k, lines, terms, width));
+    pack(context, k, is_left, {source, lines, terms, width, memory_.data()});
+  }
+
   AlignedScratch memory_;
 };
 
@@ -55,15 +61,46 @@ std::int64_t even_part(std::int64_t count, std::int64_t most, std::int64_t step)
   return rounded_up(divide_up(count, divide_up(count, most)), step);
 }
 
+// The size of a product's blocks, as a share of the largest.
+struct BlockPlan {
+  const char* name;
+  std::int64_t rows;
+  std::int64_t cols;
+};
+
+constexpr BlockPlan kBlockPlans[] = {
+    {"whole blocks", 1, 1}, {"low blocks", 2, 1}, {"narrow blocks", 1, 2}, {"small blocks", 2, 2}};
+
+// The most that is a multiple of the step.
+std::int64_t part_of(std::int64_t most, std::int64_t share, std::int64_t step) {
+  return std::max(step, most / share / step * step);
+}
+
+void multiply_few_panels(const Context& context, const ProductKernels& k, const Product& p) {
+  if (log_dispatch()) log_line("linear: few rows: the packed weight is read once");
+  const AlignedScratch left(
+      context, padded_rows(p.rows) * padded_terms(p.terms) * size_of(accumulate_dtype(p.dtype)));
+  const FewRowsTask task{p, left.data(), &activations()};
+  few_rows_kernels_of(p.dtype).arrange(task);
+  parallel_for(context, divide_up(p.cols, k.col_step), rows_per_range(p.terms * k.col_step),
+               [&](std::int64_t begin, std::int64_t end) { k.multiply_few(task, begin, end); });
+}
+
 void run(const Context& context, const Product& p) {
   if (leaves_out(p)) return;
-  if (has_few_rows(p)) return multiply_few_rows(context, p, activations());
   const ProductKernels& k = product_kernels(p.dtype);
+  const bool is_packed = p.packed_b != nullptr;
+  if (is_packed && p.rows <= k.few_rows) return multiply_few_panels(context, k, p);
+  if (!is_packed && has_few_rows(p)) return multiply_few_rows(context, p, activations());
   const Packed left(context, k, p, true);
-  const Packed right(context, k, p, false);
-  const std::int64_t rows = even_part(p.rows, k.block.rows, k.left_width);
-  const std::int64_t cols = even_part(p.cols, k.block.cols, k.col_step);
-  const ProductTask task{p, left.data(), right.data(), rows, cols, activations()};
+  std::optional<Packed> copy;
+  const void* const right = is_packed ? p.packed_b : copy.emplace(context, k, p, false).data();
+  const BlockPlan& plan = plan_of(p.op, kBlockPlans, p, 0);
+  const std::int64_t rows =
+      even_part(p.rows, part_of(k.block.rows, plan.rows, k.left_width), k.left_width);
+  const std::int64_t cols =
+      even_part(p.cols, part_of(k.block.cols, plan.cols, k.col_step), k.col_step);
+  const ProductTask task{p, left.data(), right, rows, cols, activations()};
   // Most blocks take a thousand times what waking a thread does.
   const std::int64_t grain = rows_per_range(p.terms * rows * cols / 32);
   parallel_for(context, divide_up(p.rows, rows) * divide_up(p.cols, cols), grain,
@@ -114,7 +151,24 @@ void differentiate_activation(const Context& context, const LinearBackwardProble
 
 }  // namespace
 
+const ProductKernels& product_kernels(DType dtype) {
+  const bool in_pairs = dtype == DType::kBFloat16 && multiplies_pairs_fast();
+  return in_pairs ? kernels().product_of_pairs : kernels().product[static_cast<int>(dtype)];
+}
+
 void multiply(const Context& context, const Product& product) { run(context, product); }
+
+std::int64_t packed_bytes(DType dtype, std::int64_t terms, std::int64_t cols) {
+  const ProductKernels& k = product_kernels(dtype);
+  return static_cast<std::int64_t>(bytes_in_order(k, cols, terms, k.right_width));
+}
+
+void pack_weight(const Context& context, const PackWeightProblem& p) {
+  log_cpu_kernel("pack_weight", p);
+  const ProductKernels& k = product_kernels(p.dtype);
+  advise_huge_pages(p.packed, bytes_in_order(k, p.cols, p.terms, k.right_width));
+  pack(context, k, false, {p.weight, p.cols, p.terms, k.right_width, p.packed});
+}
 
 void linear_forward(const Context& context, const LinearForwardProblem& p) {
   log_cpu_kernel("linear", p);
@@ -128,6 +182,7 @@ void linear_forward(const Context& context, const LinearForwardProblem& p) {
                 .terms = p.terms,
                 .a = matrix_of(p.x),
                 .b = p.weight.transposed(),
+                .packed_b = p.packed,
                 .out = matrix_of(p.y),
                 .kept = matrix_of(p.z),
                 .bias = p.bias != nullptr ? bias.data() : nullptr,

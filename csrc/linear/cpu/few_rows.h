@@ -2,16 +2,18 @@
 // Products of few rows: the exports of few_rows_isa.cpp, which is compiled once per instruction
 // set.
 //
+// A weight that is packed has an order that is better still: few_panels.h.
+//
 // Such a product takes as long as its right operand, the weight, takes to come from memory. So the
 // weight is read once, in place, and never copied. The few rows of the left operand are rearranged
 // into the order in which the innermost loop reads them, and stay in the cache.
 #pragma once
 
 #include "linear/cpu/kernels.h"
+#include "linear/rules.h"
 
 namespace transformer_kernels::cpu {
 
-inline constexpr std::int64_t kFewRows = 16;
 inline constexpr std::int64_t kFewCols = 64;  // of a task
 
 // Rows are taken in tiles of 8; the last one is of as many as there are, filled up to a power of 2.
@@ -25,8 +27,10 @@ constexpr std::int64_t padded_rows(std::int64_t rows) {
 // Enough for whole vectors of any set.
 constexpr std::int64_t padded_terms(std::int64_t terms) { return rounded_up(terms + 1, 32); }
 
-// Whether the weight's elements lie together along its terms.
-constexpr bool is_by_terms(const Product& p) { return p.b.row_step == 1 || p.terms <= 1; }
+// Whether the weight is read where its elements lie together along its terms.
+constexpr bool is_by_terms(const Product& p) {
+  return p.packed_b == nullptr && (p.b.row_step == 1 || p.terms <= 1);
+}
 
 constexpr bool has_few_rows(const Product& p) {
   return p.rows <= kFewRows && (is_by_terms(p) || p.b.col_step == 1 || p.cols <= 1);

@@ -59,6 +59,8 @@ struct Block {
   std::int64_t cols;
 };
 
+struct FewRowsTask;  // few_rows.h
+
 struct ProductKernels {
   std::int64_t left_width;
   std::int64_t right_width;
@@ -72,6 +74,11 @@ struct ProductKernels {
   void (*pack_right)(const PackTask& task, std::int64_t begin, std::int64_t end);
   // Blocks [begin, end) of the result: row block r of column block c is c * row blocks + r.
   void (*multiply)(const ProductTask& task, std::int64_t begin, std::int64_t end);
+  // With at most so many rows a packed right operand is multiplied by multiply_few.
+  std::int64_t few_rows;
+  // Columns [begin, end) of a result of few rows, in units of col_step; the right operand is
+  // packed.
+  void (*multiply_few)(const FewRowsTask& task, std::int64_t begin, std::int64_t end);
 };
 
 // Sums of the columns of each chunk of rows.
@@ -93,6 +100,9 @@ struct LinearKernels {
 };
 
 TFK_DECLARE_PER_ISA(extern const LinearKernels linear_kernels)
+
+// The kernels that products of the dtype run.
+const ProductKernels& product_kernels(DType dtype);
 
 // Computes it, by few_rows.h where it has few rows.
 void multiply(const Context& context, const Product& product);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/cpu/scratch.h"
+#include "linear/cpu/few_panels.h"
 #include "linear/cpu/finish.h"
 #include "linear/cpu/pack.h"
 #include "linear/cpu/tile.h"
@@ -28,7 +29,8 @@ struct InNumbers {
   struct Scope {};
   static constexpr BlockSize kSize = kBlock;
   static constexpr std::int64_t kTermStep = 1;
-  static constexpr std::int64_t kTerms = 1;              // of an element
+  static constexpr std::int64_t kTerms = 1;  // of an element
+  static constexpr std::int64_t kMostFewRows = kFewRows;
   static constexpr std::int64_t kSumsStep = kSize.cols;  // from one row of a block to the next
 };
 
@@ -41,6 +43,8 @@ struct InPairs {
   static constexpr BlockSize kSize = kPairBlock;
   static constexpr std::int64_t kTermStep = kSquareTerms;
   static constexpr std::int64_t kTerms = 2;
+  // Products in float take half of the rate of pairs, which more rows would notice.
+  static constexpr std::int64_t kMostFewRows = 4;
   // Rows begin in different sets of a cache.
   static constexpr std::int64_t kSumsStep = kSize.cols + kPairSide;
 };
@@ -170,6 +174,38 @@ void multiply_blocks(const ProductTask& task, std::int64_t begin, std::int64_t e
   }
 }
 
+// Columns of a block: whole panels, and whole vectors of the result's rows.
+template <class E, std::int64_t kPanel>
+inline constexpr std::int64_t kColStep = std::lcm(kPanel,
+                                                  std::int64_t{vec_t<typename E::Result>::kLanes});
+
+template <class E, std::int64_t kPanel>
+void multiply_few(const FewRowsTask& task, std::int64_t begin, std::int64_t end) {
+  using F = typename E::Element;
+  using S = Sum<E>;
+  constexpr std::int64_t kCols = kColStep<E, kPanel>;
+  constexpr std::int64_t kPart = E::kSize.terms / E::kTerms;
+  const Product& p = task.product;
+  const std::int64_t count = rounded_up(p.terms, E::kTermStep) / E::kTerms;
+  alignas(64) S sums[kFewRows * kCols];
+  for (std::int64_t col = begin * kCols; col < std::min(end * kCols, p.cols); col += kCols) {
+    const std::int64_t cols = std::min(kCols, p.cols - col);
+    __builtin_memset(sums, 0, sizeof(sums));
+    for (std::int64_t panel = 0; panel < cols; panel += kPanel) {
+      const F* const right = static_cast<const F*>(p.packed_b) + (col + panel) * count;
+      for (std::int64_t k = 0; k < count; k += kPart) {
+        for_each_row_tile(p.rows, [&]<int kRows>(std::int64_t row) {
+          const S* const x = static_cast<const S*>(task.left) + row * padded_terms(p.terms) +
+                             k * E::kTerms * kRows;
+          add_panel<F, kPanel / Vec<F>::kLanes, kRows>(
+              x, right + k * kPanel, std::min(kPart, count - k), sums + row * kCols + panel, kCols);
+        });
+      }
+    }
+    finish_block<typename E::Result>(p, task.activations, {0, col, p.rows, cols}, {sums, kCols});
+  }
+}
+
 template <class T>
 TFK_FLATTEN void sum_columns(const ColumnSumTask& task, std::int64_t begin, std::int64_t end) {
   using A = accumulate_t<T>;
@@ -188,34 +224,35 @@ TFK_FLATTEN void sum_columns(const ColumnSumTask& task, std::int64_t begin, std:
   }
 }
 
-template <class E, auto kPackLeft, auto kPackRight>
-constexpr ProductKernels product_of(std::int64_t left_width, std::int64_t right_width) {
-  constexpr std::int64_t kLanes = vec_t<typename E::Result>::kLanes;
+template <class E, auto kPackLeft, auto kPackRight, std::int64_t kRightWidth>
+constexpr ProductKernels product_of(std::int64_t left_width) {
   return {.left_width = left_width,
-          .right_width = right_width,
-          .col_step = std::lcm(right_width, kLanes),
+          .right_width = kRightWidth,
+          .col_step = kColStep<E, kRightWidth>,
           .term_step = E::kTermStep,
           .term_bytes = sizeof(typename E::Element) / E::kTerms,
           .block = E::kSize,
           .pack_left = kPackLeft,
           .pack_right = kPackRight,
-          .multiply = multiply_blocks<E>};
+          .multiply = multiply_blocks<E>,
+          .few_rows = E::kMostFewRows,
+          .multiply_few = multiply_few<E, kRightWidth>};
 }
 template <class T>
 constexpr ProductKernels product_of() {
   using F = accumulate_t<T>;
-  return product_of<InNumbers<T>, pack<T>, pack<T>>(kGroupRows<F>, kPanelCols<F>);
+  return product_of<InNumbers<T>, pack<T>, pack<T>, kPanelCols<F>>(kGroupRows<F>);
 }
 
 #if TFK_ISA_LEVEL >= 4
 constexpr ProductKernels product_of_pairs() {
-  return product_of<InPairs, pack_pairs<PairOrder::kLine>, pack_pairs<PairOrder::kPair>>(
-      kPanelLines, kPanelLines);
+  return product_of<InPairs, pack_pairs<PairOrder::kLine>, pack_pairs<PairOrder::kPair>,
+                    kPanelLines>(kPanelLines);
 }
 #elif TFK_ISA_LEVEL == 3
 constexpr ProductKernels product_of_pairs() {
   constexpr auto* kPack = pack_pairs<PairOrder::kPair>;
-  return product_of<InPairs, kPack, kPack>(kGroupRows<BFloat16Pair>, kPanelCols<BFloat16Pair>);
+  return product_of<InPairs, kPack, kPack, kPanelCols<BFloat16Pair>>(kGroupRows<BFloat16Pair>);
 }
 #else
 constexpr ProductKernels product_of_pairs() { return product_of<BFloat16>(); }

@@ -38,9 +38,52 @@ void multiply_where_it_lies(const Context& context, const QuantizedMatrix& weigh
                [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });
 }
 
+// Columns of the result by blocks of the weight that are dequantised in the order of products.
+// `cols_are_lines`: whether a line of the weight belongs to a column of the result, or to a term.
+bool multiply_packed(const Context& context, const QuantizedMatrix& weight, const Product& product,
+                     bool cols_are_lines) {
+  const QuantizedKernels& own = kernels();
+  const ProductKernels& k = product_kernels(product.dtype);
+  const bool in_pairs = product.dtype == DType::kBFloat16 && k.term_step > 1;
+  const PackQuantized& packs = cols_are_lines ? own.pairs_of_lines
+                               : in_pairs     ? own.pairs_of_terms
+                                              : own.numbers_of_terms;
+  const auto pack = packs.of[weight.bits == 4 ? 1 : 0];
+  const std::int64_t numbers = cols_are_lines ? product.terms : product.cols;
+  const bool fits = in_pairs || (product.dtype == DType::kFloat32 && !cols_are_lines);
+  if (!fits || pack == nullptr || numbers % own.step != 0 || weight.group % own.step != 0) {
+    return false;
+  }
+  constexpr std::int64_t kSquare = 16;
+  const std::int64_t size = size_of(product.dtype);
+  const std::int64_t elements = rounded_up(product.terms, k.term_step) / (in_pairs ? 2 : 1);
+  const std::int64_t most = std::min(rounded_up(kPlainCols, k.col_step), product.cols);
+  const AlignedScratch memory(
+      context, rounded_up(most, k.right_width) * elements * (in_pairs ? 2 : 1) * k.term_bytes);
+  for (std::int64_t col = 0; col < product.cols; col += most) {
+    Product p = product;
+    p.cols = std::min(most, product.cols - col);
+    p.packed_b = memory.data();
+    p.out.data = static_cast<std::byte*>(product.out.data) + col * size;
+    if (p.bias != nullptr) {
+      p.bias =
+          static_cast<const std::byte*>(product.bias) + col * size_of(accumulate_dtype(p.dtype));
+    }
+    const PackQuantizedTask task{weight,   col,           p.cols,       p.terms,
+                                 elements, k.right_width, memory.data()};
+    const std::int64_t parts = cols_are_lines ? divide_up(p.cols, kSquare) : elements;
+    const std::int64_t a_part = cols_are_lines ? kSquare * p.terms : p.cols;
+    parallel_for(context, parts, rows_per_range(a_part),
+                 [&](std::int64_t begin, std::int64_t end) { pack(task, begin, end); });
+    multiply(context, p);
+  }
+  return true;
+}
+
 // Columns of the result by blocks of lines of the weight.
 void multiply_by_lines(const Context& context, const QuantizedMatrix& weight,
                        const Product& product) {
+  if (multiply_packed(context, weight, product, true)) return;
   const std::int64_t size = size_of(product.dtype);
   const std::int64_t wide = size_of(accumulate_dtype(product.dtype));
   const std::int64_t most = std::min(kPlainCols, product.cols);
@@ -59,6 +102,7 @@ void multiply_by_lines(const Context& context, const QuantizedMatrix& weight,
 // Columns of the result by blocks of terms of the weight; `product` multiplies with its transpose.
 void multiply_by_terms(const Context& context, const QuantizedMatrix& weight,
                        const Product& product) {
+  if (multiply_packed(context, weight, product, false)) return;
   const std::int64_t size = size_of(product.dtype);
   const std::int64_t most = std::min(kPlainCols, product.cols);
   const AlignedScratch plain(context, most * product.terms * size);

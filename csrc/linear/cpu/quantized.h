@@ -27,6 +27,21 @@ struct DequantizeTask {
   void* target;  // of the dtype of x
 };
 
+// A right operand from a part of a weight, in the order of ProductKernels.
+struct PackQuantizedTask {
+  const QuantizedMatrix& weight;
+  std::int64_t first;  // of the columns of the operand: a line of the weight, or a number of lines
+  std::int64_t cols;
+  std::int64_t terms;
+  std::int64_t elements;  // of terms in order
+  std::int64_t width;     // of a panel
+  void* target;
+};
+// One function packs numbers of 8 bits, one those of 4; null where the set has none.
+struct PackQuantized {
+  void (*of[2])(const PackQuantizedTask& task, std::int64_t begin, std::int64_t end);
+};
+
 struct QuantizedKernels {
   static constexpr int kDTypes = 4;  // indexed by the floating-point values of DType
 
@@ -37,6 +52,10 @@ struct QuantizedKernels {
   void (*multiply[2])(const QuantizedTask& task, std::int64_t begin, std::int64_t end);
   // Lines [begin, end), counted from the first.
   void (*dequantize[kDTypes])(const DequantizeTask& task, std::int64_t begin, std::int64_t end);
+  // Groups are multiples of `step`, and so are columns or terms that are numbers of a line.
+  PackQuantized numbers_of_terms;  // float32, where terms are lines
+  PackQuantized pairs_of_terms;    // pairs of bfloat16, where terms are lines: in elements
+  PackQuantized pairs_of_lines;    // or columns: in squares of 16
 };
 
 TFK_DECLARE_PER_ISA(extern const QuantizedKernels quantized_kernels)

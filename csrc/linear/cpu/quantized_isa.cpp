@@ -7,6 +7,7 @@
 
 #include "core/cpu/simd_integers.h"
 #include "linear/cpu/dot_tile.h"
+#include "linear/cpu/quantized_pack.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 namespace {
@@ -63,25 +64,6 @@ struct NibbleLine {
   TFK_INLINE static Vector row(const float* p) { return ByteLine::row(p); }
   static constexpr std::int64_t place(std::int64_t term) { return term / 2 + term % 2 * kLanes; }
 };
-
-template <class S>
-TFK_INLINE void widen_row(const void* source, std::int64_t count, float* target) {
-  for_each_vector<S>(count, [&](std::int64_t i, int, auto lanes) {
-    store(target + i, load(static_cast<const S*>(source) + i, lanes), lanes);
-  });
-}
-
-// The scales of a line, as floats.
-TFK_FLATTEN void load_scales(const QuantizedMatrix& w, std::int64_t line, std::int64_t groups,
-                             float* target) {
-  const auto* const row =
-      static_cast<const std::byte*>(w.scales) + line * w.scales_stride * size_of(w.scales_dtype);
-  switch (w.scales_dtype) {
-    case DType::kFloat16: return widen_row<Half>(row, groups, target);
-    case DType::kBFloat16: return widen_row<BFloat16>(row, groups, target);
-    default: return widen_row<float>(row, groups, target);
-  }
-}
 
 // Lines next to each other, with their scales, `groups` apart.
 struct ScaledLines {
@@ -227,12 +209,27 @@ TFK_FLATTEN void dequantize(const DequantizeTask& task, std::int64_t begin, std:
   }
 }
 
+#if TFK_ISA_LEVEL >= 3
+constexpr PackQuantized pairs_of_terms() {
+  return {pack_terms<BFloat16Pair, 8>, pack_terms<BFloat16Pair, 4>};
+}
+constexpr PackQuantized pairs_of_lines() {
+  return {pack_lines_in_pairs<8>, pack_lines_in_pairs<4>};
+}
+#else
+constexpr PackQuantized pairs_of_terms() { return {}; }
+constexpr PackQuantized pairs_of_lines() { return {}; }
+#endif
+
 }  // namespace
 
 const QuantizedKernels quantized_kernels = {
     kPairOfVectors,
     {nullptr, arrange<float>, arrange<Half>, arrange<BFloat16>},
     {multiply_columns<ByteLine>, multiply_columns<NibbleLine>},
-    {dequantize<double>, dequantize<float>, dequantize<Half>, dequantize<BFloat16>}};
+    {dequantize<double>, dequantize<float>, dequantize<Half>, dequantize<BFloat16>},
+    {pack_terms<float, 8>, pack_terms<float, 4>},
+    pairs_of_terms(),
+    pairs_of_lines()};
 
 }  // namespace transformer_kernels::cpu::TFK_ISA

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Gated layers and gradients at a gate: Hopper's kernel where it takes the problem, else products
-// and the pointwise kernel.
+// Gated layers and gradients at a gate: one kernel where an engine has it for the problem, else
+// products and the pointwise kernel.
 #include <array>
 
 #include "core/cuda/built.h"
@@ -48,8 +48,10 @@ GatedProduct product_of(const LinearDgatedProblem& p) {
 }
 
 constexpr auto engines() {
-  std::array<Engine<GatedProduct>, kBuildsSm90a> table{};
-  if constexpr (kBuildsSm90a) table[0] = {"hopper", hopper_refusal, run_hopper};
+  std::array<Engine<GatedProduct>, kBuildsSm90a + kBuildsSm80> table{};
+  std::size_t next = 0;
+  if constexpr (kBuildsSm90a) table[next++] = {"hopper", hopper_refusal, run_hopper};
+  if constexpr (kBuildsSm80) table[next++] = {"ampere", ampere_refusal, run_ampere};
   return table;
 }
 constexpr auto kEngines = engines();

@@ -33,5 +33,7 @@ struct GatedProduct {
 
 const char* hopper_refusal(const Context& context, const GatedProduct& p);
 void run_hopper(const Context& context, const GatedProduct& p);
+const char* ampere_refusal(const Context& context, const GatedProduct& p);
+void run_ampere(const Context& context, const GatedProduct& p);
 
 }  // namespace transformer_kernels::cuda

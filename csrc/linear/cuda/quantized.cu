@@ -29,8 +29,14 @@ void run_plain_weight(const Context& context, Product p, const QuantizedMatrix& 
 }
 
 constexpr auto engines() {
-  std::array<Engine<Product, QuantizedMatrix>, kBuildsSm80> table{};
-  if constexpr (kBuildsSm80) table[0] = {"few_rows", few_rows_refusal, run_few_rows};
+  std::array<Engine<Product, QuantizedMatrix>, kBuildsSm90a + kBuildsSm80> table{};
+  std::size_t next = 0;
+  if constexpr (kBuildsSm90a) {
+    table[next++] = {"streamed_rows",
+                     ByName<Product, QuantizedMatrix>::refusal<streamed_rows_refusal>,
+                     run_streamed_rows};
+  }
+  if constexpr (kBuildsSm80) table[next] = {"few_rows", few_rows_refusal, run_few_rows};
   return table;
 }
 constexpr auto kEngines = engines();

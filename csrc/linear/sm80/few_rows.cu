@@ -2,42 +2,15 @@
 #include "linear/sm80/few_rows.cuh"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/cuda/launch.cuh"
 #include "core/dispatch.h"
 #include "core/rounding.h"
+#include "linear/cuda/few_rows.cuh"
 
 namespace transformer_kernels::cuda {
 namespace {
 
-constexpr std::int64_t kMostTerms = std::int64_t{1} << 22;  // so that groups are found by a product
-
-bool is_aligned(const void* data, std::int64_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
-}
-
-// A step in elements whose bytes are counted in int.
-bool is_short(std::int64_t step) { return std::abs(step) < std::int64_t{1} << 28; }
-
-// The requirements of products with any kind of weight.
-const char* refusal_of_rows(const Context& context, const Product& p) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // columns and chunks are counted in int
-  if (device_limits(context.device.index).architecture < 80) return "needs sm_80";
-  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
-  if (p.rows > kFewRows) return "there are more than 16 rows";
-  if (p.terms == 0) return "there are no terms";
-  if (std::max(p.terms, p.cols) > kMost) return "more than 2^30 columns or terms";
-  if (p.terms % 8 != 0 || p.a.col_step != 1 || !is_aligned(p.a.data, 16) ||
-      (p.rows > 1 && p.a.row_step % 8 != 0)) {
-    return "rows of x are not 16-byte aligned";
-  }
-  return nullptr;
-}
-
-bool has_lines_of_columns(const Product& p) {
-  return p.b.row_step == 1 && p.b.col_step % 8 == 0 && is_aligned(p.b.data, 16);
-}
 bool has_lines_of_terms(const Product& p) {
   return p.b.col_step == 1 && p.b.row_step % 4 == 0 && p.cols % 4 == 0 && is_aligned(p.b.data, 8);
 }
@@ -68,7 +41,7 @@ int warps_for(const Context& context, const Product& p) {
 
 template <class Weight, int kXTiles>
 void launch_few_rows(const Context& context, const Product& p, int warps,
-                     const typename Weight::Source& source, const FewRowsScales& scales) {
+                     const typename Weight::Source& source, const GroupScales& scales) {
   const DeviceLimits& device = device_limits(context.device.index);
   const std::int64_t strips = divide_up(p.cols, std::int64_t{Weight::kCols});
   const int resident = kFewRowsResident<Weight, kXTiles> / warps;
@@ -86,19 +59,13 @@ void launch_few_rows(const Context& context, const Product& p, int warps,
 // Weights for up to 8 rows of x, and for more.
 template <class Weight, class WeightOfMore = Weight>
 void launch_rows(const Context& context, const Product& p, const typename Weight::Source& source,
-                 const FewRowsScales& scales = {}) {
+                 const GroupScales& scales = {}) {
   const int warps = warps_for<Weight>(context, p);
   if (p.rows <= 8) {
     launch_few_rows<Weight, 1>(context, p, warps, source, scales);
   } else {
     launch_few_rows<WeightOfMore, 2>(context, p, warps, {source.data, source.step_bytes}, scales);
   }
-}
-
-// 1 over the chunks of a group, as FewRowsScales has it: exact up to 2^16 chunks.
-std::uint32_t of_a_chunk(std::int64_t chunks) {
-  constexpr std::int64_t kOne = std::int64_t{1} << 32;
-  return chunks == 1 ? 0 : static_cast<std::uint32_t>(kOne / chunks + 1);
 }
 
 // Bytes of a line that a lane reads at once: four lanes' are of one group. 0: there is no such
@@ -151,12 +118,7 @@ const char* few_rows_refusal(const Context& context, const Product& p,
 void run_few_rows(const Context& context, const Product& p, const QuantizedMatrix& weight) {
   const int bytes = line_bytes(weight);
   const std::int64_t chunk = 4 * bytes * 8 / weight.bits;
-  const FewRowsScales scales{
-      .data = weight.scales,
-      .step_bytes = static_cast<int>(weight.scales_stride * size_of(weight.scales_dtype)),
-      .bytes = static_cast<int>(size_of(weight.scales_dtype)),
-      .dtype = weight.scales_dtype,
-      .groups_of_a_chunk = of_a_chunk(weight.group / chunk)};
+  const GroupScales scales = scales_of(weight, chunk);
   dispatch_narrow(p.dtype, [&]<class T>() {
     const auto run = [&]<class Numbers, int kLineBytes>() {
       using Weight = Lines<T, Numbers, kLineBytes, 2>;

@@ -17,130 +17,17 @@
 // terms, where mma's own order has them apart.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "core/cuda/direct_row.cuh"
 #include "core/cuda/mma.cuh"
 #include "core/cuda/reduce.cuh"
 #include "linear/cuda/epilogue.cuh"
+#include "linear/cuda/packed_numbers.cuh"
 #include "linear/cuda/scale.cuh"
 #include "linear/quantized_problem.h"
 
 namespace transformer_kernels::cuda {
 
-// ------------------------------------------------------------------ numbers
-
-// Numbers in a line's words, with terms in order. Step s of a lane takes its terms 4 s .. 4 s + 3,
-// a pair in each of the two words that mma takes. arrange() brings a lane's terms of x into the
-// order of these pairs.
-template <class T>
-struct SixteenBits {
-  static constexpr int kPerWord = 2;
-  static constexpr bool kScaled = false;
-
-  static __device__ __forceinline__ void step(const std::uint32_t* line, int s,
-                                              std::uint32_t (&words)[2]) {
-    words[0] = line[2 * s];
-    words[1] = line[2 * s + 1];
-  }
-  template <int kWords>
-  static __device__ __forceinline__ void arrange(std::uint32_t (&)[kWords]) {}
-};
-
-// Integers become floats of 16 bits by their place behind a leading one: in bfloat16 the last four
-// bits of 0x4300 (128) and more count as 1 to 8, in float16 the last eight of 0x6400 (1024).
-template <class T>
-struct Magic;
-template <>
-struct Magic<BFloat16> {
-  static constexpr std::uint32_t kOne = 0x43004300u;
-  using Two = __nv_bfloat162;
-};
-template <>
-struct Magic<Half> {
-  static constexpr std::uint32_t kOne = 0x64006400u;
-  using Two = __half2;
-};
-
-// a & mask ^ other, in the one instruction that it is: of two constants one has to be a register.
-__device__ __forceinline__ std::uint32_t and_xor(std::uint32_t a, std::uint32_t mask,
-                                                 std::uint32_t other) {
-  std::uint32_t d;
-  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a), "r"(mask), "r"(other));
-  return d;
-}
-
-// Exact wherever T holds the difference.
-template <class T>
-__device__ __forceinline__ std::uint32_t subtract_two(std::uint32_t a, std::uint32_t b) {
-  using Two = typename Magic<T>::Two;
-  const Two two = __hsub2(*reinterpret_cast<const Two*>(&a), *reinterpret_cast<const Two*>(&b));
-  return *reinterpret_cast<const std::uint32_t*>(&two);
-}
-
-template <class T>
-struct EightBits {
-  static constexpr int kPerWord = 4;
-  static constexpr bool kScaled = true;
-
-  // Bytes in the low halves of two numbers of 16 bits. bfloat16 has room for seven of the bits: the
-  // eighth, which is worth -128, doubles the amount to subtract.
-  static __device__ __forceinline__ std::uint32_t convert(std::uint32_t bytes) {
-    constexpr std::uint32_t kOne = Magic<T>::kOne;
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      return subtract_two<T>(and_xor(bytes, 0x007f007fu, kOne), and_xor(bytes, 0x00800080u, kOne));
-    } else {
-      return subtract_two<T>(bytes ^ (0x00800080u | kOne), 0x00800080u | kOne);
-    }
-  }
-  static __device__ __forceinline__ void step(const std::uint32_t* line, int s,
-                                              std::uint32_t (&words)[2]) {
-    words[0] = convert(__byte_perm(line[s], 0, 0x4140));
-    words[1] = convert(__byte_perm(line[s], 0, 0x4342));
-  }
-  template <int kWords>
-  static __device__ __forceinline__ void arrange(std::uint32_t (&)[kWords]) {}
-};
-
-template <class T>
-struct FourBits {
-  static constexpr int kPerWord = 8;
-  static constexpr bool kScaled = true;
-  static constexpr std::uint32_t kZero = Magic<T>::kOne | 0x00080008u;
-
-  // A mask takes nibbles i and i + 4 of a word at once, so these are a pair.
-  static __device__ __forceinline__ std::uint32_t pair(std::uint32_t word, int i) {
-    return subtract_two<T>(and_xor(word >> 4 * i, 0x000f000fu, kZero), kZero);
-  }
-  static __device__ __forceinline__ void step(const std::uint32_t* line, int s,
-                                              std::uint32_t (&words)[2]) {
-    words[0] = pair(line[s / 2], s % 2 * 2);
-    words[1] = pair(line[s / 2], s % 2 * 2 + 1);
-  }
-  template <int kWords>
-  static __device__ __forceinline__ void arrange(std::uint32_t (&x)[kWords]) {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4) {
-      const std::uint32_t low[2] = {x[i], x[i + 1]};
-      const std::uint32_t high[2] = {x[i + 2], x[i + 3]};
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        x[i + 2 * j] = __byte_perm(low[j], high[j], 0x5410);
-        x[i + 2 * j + 1] = __byte_perm(low[j], high[j], 0x7632);
-      }
-    }
-  }
-};
-
 // ------------------------------------------------------------------ weights
-
-// from + index * step, in the one instruction that it is.
-__device__ __forceinline__ const std::byte* advanced(const void* from, int index, int step) {
-  const std::byte* to;
-  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(to) : "r"(index), "r"(step), "l"(from));
-  return to;
-}
 
 // Prefetches into L2, which stays coherent with memory, whichever kernel writes it.
 __device__ __forceinline__ void prefetch_global(const void* from) {
@@ -268,19 +155,6 @@ struct Columns {
 
 // ------------------------------------------------------------------ the kernel
 
-// The scales of the weight; null where it has none.
-struct FewRowsScales {
-  const void* data;
-  int step_bytes;  // from line to line
-  int bytes;       // of each
-  DType dtype;
-  std::uint32_t groups_of_a_chunk;  // times 2^32, rounded up; 0: a chunk is a group
-
-  __device__ __forceinline__ int group_of(int chunk) const {
-    return groups_of_a_chunk == 0 ? chunk : static_cast<int>(__umulhi(chunk, groups_of_a_chunk));
-  }
-};
-
 // Warps of a CTA, at most; and registers of a thread, which decide for how many warps a processor
 // has room.
 inline constexpr int kFewRowsWarps = 16;
@@ -318,7 +192,7 @@ class FewRows {
  public:
   __device__ __forceinline__ FewRows(const Product& p, const FewRowsSizes& sizes,
                                      const typename Weight::Source& source,
-                                     const FewRowsScales& scales, float* shared)
+                                     const GroupScales& scales, float* shared)
       : p_(p),
         sizes_(sizes),
         scales_(scales),
@@ -495,7 +369,7 @@ class FewRows {
 
   const Product& p_;
   const FewRowsSizes& sizes_;
-  const FewRowsScales& scales_;
+  const GroupScales& scales_;
   float* shared_;
   int warps_;
   int warp_;
@@ -507,7 +381,7 @@ class FewRows {
 template <class Weight, int kXTiles>
 __global__ void __maxnreg__((kFewRowsRegisters<Weight, kXTiles>))
     few_rows_kernel(const Product p, const FewRowsSizes sizes, const typename Weight::Source source,
-                    const FewRowsScales scales) {
+                    const GroupScales scales) {
   extern __shared__ float few_rows_shared[];
   FewRows<Weight, kXTiles> rows(p, sizes, source, scales, few_rows_shared);
 #if __CUDA_ARCH__ >= 900

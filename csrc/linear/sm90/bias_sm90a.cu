@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
-#include "linear/sm90/epilogues.cuh"
 #include "linear/sm90/launch.cuh"
 #include "linear/sm90/parts.h"
 
@@ -63,7 +62,8 @@ void launch_best(const Context& context, const Product& p) {
     return launch_tile<kMajorA, kMajorB, kWide>(context, p,
                                                 results_of(p, epilogues::StoreUneven{bias, p.out}));
   }
-  const auto results = results_of<Chain<epilogues::AddBias<>>>(p, {{bias}}, {.results = {p.out}});
+  const auto results =
+      results_of(p, with_tensors<Chain<epilogues::AddBias<>>>({{bias}}, {.results = {p.out}}));
   if constexpr (kMajorA == Major::kOther) {  // a weight's gradient is small, and has many terms
     const std::int64_t parts = best_parts(context, p);
     if (parts > 1) return run_gemm_in_parts(context, p, parts);

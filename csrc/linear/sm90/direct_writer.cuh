@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Epilogues of Hopper's GEMM (gemm.cuh) that store sums from the registers in which they are. Each
-// is a struct with
-//
-//   storer<T>(unit, extent)   returns a function of a place and of the two sums that begin there
-//   Writer<T, Shape>          is DirectWriter<T, Shape, itself>
+// Runs an epilogue of Hopper's GEMM (gemm.cuh) that stores sums from the registers in which they
+// are.
 #pragma once
 
 #include "core/cuda/hopper.cuh"
@@ -38,7 +35,8 @@ class DirectWriter {
 
   __device__ __forceinline__ void touch(int) const {}
 
-  __device__ __forceinline__ void write(const typename Shape::Sums& sums, const GemmUnit& unit,
+  template <class Unit>
+  __device__ __forceinline__ void write(const typename Shape::Sums& sums, const Unit& unit,
                                         int) const {
     const auto store = p_.epilogue.template storer<T>(unit, p_.extent);
     const int row = unit.place.row * Shape::kRows;
@@ -67,6 +65,12 @@ class DirectWriter {
   AccumulatorThread own_;
 
 #endif  // sm_90a
+};
+
+// The writer that runs an epilogue; chains have theirs (staged_writer.cuh).
+template <class T, class Shape, class Epilogue>
+struct WriterOf {
+  using Type = DirectWriter<T, Shape, Epilogue>;
 };
 
 }  // namespace transformer_kernels::cuda

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The products that Hopper's engine takes, and how it runs them.
-#include <initializer_list>
-
+#include "linear/cuda/tensor_cores.h"
 #include "linear/sm90/parts.h"
 #include "linear/sm90/products.cuh"
 
@@ -32,48 +31,12 @@ bool results_fit(const Product& p) {
   return true;
 }
 
-bool has_bias_in_pairs(const Product& p) {
-  return reinterpret_cast<std::uintptr_t>(p.bias) % (2 * size_of(p.bias_dtype)) == 0;
-}
-
-bool has_lines(const Product& p) {
-  if (p.a.col_step != 1 && p.a.row_step != 1) return false;
-  if (p.b.col_step != 1 && p.b.row_step != 1) return false;
-  for (const Matrix& matrix : {p.out, p.kept, p.z}) {
-    if (matrix.data != nullptr && matrix.col_step != 1) return false;
-  }
-  return true;
-}
-
-// The product of up: gate's product with up's own operands and results in their place.
-Product product_of_up(const GatedProduct& p) {
-  Product up = p.gate;
-  if (!p.reads_z()) up.b = p.up.b;
-  up.kept = p.up.kept;
-  up.out = p.up.out;
-  up.z = p.up.z;
-  up.bias = p.up.bias;
-  return up;
-}
-
 }  // namespace
 
 const char* hopper_refusal(const Context& context, const Product& p) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // coordinates of TMA are int
   if (device_limits(context.device.index).architecture != 90) return "needs sm_90";
-  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "takes 16-bit dtypes";
-  if (p.terms == 0) return "there are no terms";
-  if (std::max({p.rows, p.cols, p.terms}) > kMost) return "more than 2^30 rows, columns or terms";
-  if (divide_up(p.rows, 128) * divide_up(p.cols, 128) > kMost) {
-    return "too many tiles";
-  }
-  if (!has_lines(p)) return "elements of no row or column lie together";
-  if (major_of_a(p) == Major::kOther && major_of_b(p) == Major::kK) {
-    return "the order of a in memory is not built with that of b";
-  }
-  if (p.activation && major_of_a(p) == Major::kOther) return "rows of x are not together";
+  if (const char* refusal = tensor_core_refusal(p)) return refusal;
   if (!operands_fit(p) || !results_fit(p)) return "rows are not 16-byte aligned";
-  if (!has_bias_in_pairs(p)) return "bias is not in aligned pairs";
   if ((p.accumulates || p.out_dtype != p.dtype) && !runs_in_parts(context, p)) {
     return "it widens its result or adds to it, and not in parts of the terms";
   }
@@ -81,12 +44,7 @@ const char* hopper_refusal(const Context& context, const Product& p) {
 }
 
 const char* hopper_refusal(const Context& context, const GatedProduct& p) {
-  const Product up = product_of_up(p);
-  for (const Product* each : std::initializer_list<const Product*>{&p.gate, &up}) {
-    if (const char* refusal = hopper_refusal(context, *each)) return refusal;
-    if (!p.reads_z() && major_of_b(*each) != Major::kK) return "terms of a weight are not together";
-  }
-  return p.gate.rows <= kFewRows ? "there are few rows" : nullptr;
+  return gated_refusal(p, [&](const Product& each) { return hopper_refusal(context, each); });
 }
 
 void run_hopper(const Context& context, const GatedProduct& p) {

@@ -8,8 +8,8 @@
 #include "core/cuda/launch.cuh"
 #include "core/dispatch.h"
 #include "core/rounding.h"
+#include "linear/cuda/products.cuh"
 #include "linear/sm90/direct_writer.cuh"
-#include "linear/sm90/epilogues.cuh"
 #include "linear/sm90/gemm.cuh"
 #include "linear/sm90/layouts.cuh"
 #include "linear/sm90/staged_writer.cuh"
@@ -40,42 +40,35 @@ TileOrder tiles_of(const Product& p) {
           static_cast<int>(divide_up(p.cols, Shape::kOutCols))};
 }
 
-inline GemmExtent extent_of(const Product& p) {
-  return {static_cast<int>(p.rows), static_cast<int>(p.cols)};
-}
-
-inline BiasVector bias_of(const Product& p, const void* bias) {
-  return {bias, p.bias_dtype == DType::kFloat32};
-}
-
-// The tensors of a chain: null ones are not wanted.
 template <class Chain>
-struct TensorsOf {
-  std::array<Matrix, Chain::kReads> reads{};
-  std::array<Matrix, Chain::kResults> results;
-  std::array<Matrix, Chain::kKeeps> kept{};
-};
-
-template <class Chain>
-StagedResults<Chain> results_of(const Product& p, const Chain& chain,
-                                const TensorsOf<Chain>& tensors) {
-  StagedResults<Chain> results{.chain = chain, .extent = extent_of(p)};
+StagedResults<Chain> results_of(const Product& p, const ChainWithTensors<Chain>& own) {
+  StagedResults<Chain> results{.chain = own.chain, .extent = extent_of(p)};
   const auto encode = [&](const auto& matrices, CUtensorMap* to, int box_rows) {
     for (const Matrix& each : matrices) {
       if (each.data != nullptr) *to = encode_tensor_map(p.op, result_layout(p, each, box_rows));
       ++to;
     }
   };
-  encode(tensors.reads, results.reads, 64);
-  encode(tensors.results, results.writes, 16);
-  encode(tensors.kept, results.writes + Chain::kResults, 16);
-  results.keeps = !tensors.kept.empty() && tensors.kept[0].data != nullptr;
+  encode(own.tensors.reads, results.reads, 64);
+  encode(own.tensors.results, results.writes, 16);
+  encode(own.tensors.kept, results.writes + Chain::kResults, 16);
+  results.keeps = own.tensors.keeps();
   return results;
 }
 
 template <class Epilogue>
 DirectResults<Epilogue> results_of(const Product& p, const Epilogue& epilogue) {
   return {epilogue, extent_of(p)};
+}
+
+// No more work items than these; how many there are may be known to the device alone.
+template <class Tiles>
+int most_units(const Tiles& tiles) {
+  if constexpr (requires { tiles.most; }) {
+    return tiles.most;
+  } else {
+    return tiles.count();
+  }
 }
 
 // The results say which epilogue the kernel has.
@@ -86,7 +79,7 @@ void launch_gemm(const char* op, const Context& context, const Loader& loader, c
   using Kernel = Gemm<T, Shape, Loader, Tiles, Epilogue>;
   const std::int64_t processors = device_limits(context.device.index).processors;
   launch(op, context,
-         {.ctas = std::min<std::int64_t>(tiles.count(), processors),
+         {.ctas = std::min<std::int64_t>(most_units(tiles), processors),
           .threads = kGemmThreads,
           .shared_bytes = sizeof(typename Kernel::Storage),
           .after_previous = true},

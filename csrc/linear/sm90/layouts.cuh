@@ -3,15 +3,9 @@
 #pragma once
 
 #include "core/cuda/tensor_map.h"
-#include "core/cuda/wgmma.cuh"
-#include "linear/product.h"
+#include "linear/cuda/products.cuh"
 
 namespace transformer_kernels::cuda {
-
-constexpr Major major_of(bool terms_together) { return terms_together ? Major::kK : Major::kOther; }
-// The contracted dimension is the columns of a and the rows of b.
-constexpr Major major_of_a(const Product& p) { return major_of(p.a.col_step == 1); }
-constexpr Major major_of_b(const Product& p) { return major_of(p.b.row_step == 1); }
 
 // A matrix whose `inner` elements lie together, in boxes of `box_inner` by `box_outer`.
 inline TensorMapLayout matrix_layout(DType dtype, void* data, std::int64_t inner,
@@ -23,6 +17,18 @@ inline TensorMapLayout matrix_layout(DType dtype, void* data, std::int64_t inner
           .strides = {step, 0, 0, 0},
           .box = {box_inner, box_outer, 1, 1, 1},
           .rank = 2};
+}
+
+// A matrix, {cols, rows}, with two dimensions for rows (core/cuda/sm90/ragged.cuh): row r of place
+// p is row r + p - box rows.
+inline TensorMapLayout ragged_layout(TensorMapLayout matrix) {
+  const std::int64_t rows = matrix.box[1];
+  const std::int64_t step = matrix.strides[0];
+  matrix.data = static_cast<char*>(matrix.data) - rows * step * size_of(matrix.dtype);
+  matrix.sizes = {matrix.sizes[0], rows, matrix.sizes[1] + 1, 1, 1};
+  matrix.strides = {step, step, 0, 0};
+  matrix.rank = 3;
+  return matrix;
 }
 
 // `extent` rows of a, or columns of b, by terms.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The tile that a warpgroup of Hopper's GEMM (gemm.cuh) multiplies, and its share of the terms.
+// The tile that a warpgroup of Hopper's GEMM (gemm.cuh) multiplies.
 #pragma once
 
-#include "core/cuda/sm90/tile_order.cuh"
 #include "core/cuda/wgmma.cuh"
+#include "linear/cuda/units.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -32,46 +32,6 @@ struct GemmShape {
   static_assert(kProducts == 1 || kMajorB == Major::kK);
 
   using Sums = float[kBands][kCols / 2];  // of a thread
-};
-
-// Rows and columns of a result.
-struct GemmExtent {
-  int rows;
-  int cols;
-};
-
-// The work item of a warpgroup: a tile's sums over some of the terms.
-struct GemmUnit {
-  TilePlace place;
-  int part;         // the number of these terms' part
-  int first_block;  // of Shape::kBlock terms
-  int blocks;
-};
-
-// ------------------------------------------------------------------ the units of a product
-
-// Every tile of the result, with all terms.
-struct WholeTiles {
-  TileOrder tiles;
-  int blocks;
-
-  __host__ __device__ int count() const { return tiles.count(); }
-  __device__ __forceinline__ GemmUnit operator[](int i) const { return {tiles[i], 0, 0, blocks}; }
-};
-
-// Every tile of the result for each part of the terms. The last part may have fewer.
-struct PartsOfTerms {
-  TileOrder tiles;
-  int blocks;
-  int parts;
-  int blocks_of_part;
-
-  __host__ __device__ int count() const { return tiles.count() * parts; }
-  __device__ __forceinline__ GemmUnit operator[](int i) const {
-    const int part = i / tiles.count();
-    const int first = part * blocks_of_part;
-    return {tiles[i % tiles.count()], part, first, min(blocks_of_part, blocks - first)};
-  }
 };
 
 }  // namespace transformer_kernels::cuda

@@ -6,7 +6,8 @@
 //                      | TMA stores, by one lane of a warp | proceed
 #pragma once
 
-#include "linear/sm90/chain.cuh"
+#include "linear/cuda/chain.cuh"
+#include "linear/sm90/shape.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -92,14 +93,14 @@ class ReadSlots {
     constexpr int kUnroll = kReads == 1 ? kChunks : 1;  // two inputs want too many registers
     int count = 0;
     for (int tile = blockIdx.x; tile < tiles.count(); tile += gridDim.x, ++count) {
-      const TilePlace place = tiles[tile].place;
+      const auto unit = tiles[tile];
 #pragma unroll kUnroll
       for (int i = 0; i < kChunks; ++i) {
         const int at = i % kSlots;
         const int round = count * kRounds + i / kSlots;
         const std::uint32_t full = shared_address(&storage.full[count % 2][at]);
-        const MatrixOrigin box{place.col * Shape::kOutCols + i / Shape::kBands * kChunkCols,
-                               place.row * Shape::kRows + i % Shape::kBands * 64};
+        const MatrixOrigin box{unit.place.col * Shape::kOutCols + i / Shape::kBands * kChunkCols,
+                               first_row<Shape>(unit) + i % Shape::kBands * 64};
         mbarrier_wait(shared_address(&storage.empty[at]), round % 2 ^ 1);
         mbarrier_arrive_expect(full, kReads * kChunkBytes);
 #pragma unroll

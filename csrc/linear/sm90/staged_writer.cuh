@@ -7,10 +7,22 @@
 // of the warpgroup.
 #pragma once
 
-#include "linear/sm90/column_totals.cuh"
+#include "core/cuda/sm90/ragged.cuh"
+#include "core/cuda/sm90/swizzle.cuh"
+#include "linear/cuda/column_totals.cuh"
+#include "linear/sm90/direct_writer.cuh"
 #include "linear/sm90/slots.cuh"
 
 namespace transformer_kernels::cuda {
+
+// A lane's cell is its row of a matrix, as stmatrix takes it.
+struct MatrixCells {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  static __device__ __forceinline__ void put(std::uint32_t cell, const std::uint32_t (&words)[4]) {
+    store_matrices(cell, words[0], words[1], words[2], words[3]);
+  }
+#endif
+};
 
 // The arguments of a chain, with the maps of its tensors, which are like the result.
 template <class Chain>
@@ -31,7 +43,7 @@ class StagedWriter {
   static constexpr int kSixteens = kChunkCols / 16;
   using Slots = std::conditional_t<kReads, ReadSlots<Shape, Chain>, ResultSlots<Shape, Chain>>;
   using Columns = typename Chain::Columns;
-  using F = EpilogueFragment<T, Shape::kProducts>;
+  using F = EpilogueFragment<T, Shape::kProducts, MatrixCells>;
   static_assert(Shape::kOutCols % kChunkCols == 0 && Chain::kResults <= kValues);
 
  public:
@@ -62,22 +74,24 @@ class StagedWriter {
   }
 
   // `tile` counts those of this warpgroup.
-  __device__ __forceinline__ void write(const typename Shape::Sums& sums, const GemmUnit& unit,
+  template <class Unit>
+  __device__ __forceinline__ void write(const typename Shape::Sums& sums, const Unit& unit,
                                         int tile) {
-    const int row = unit.place.row * Shape::kRows;
+    const int row = first_row<Shape>(unit);
     const int col = unit.place.col * Shape::kOutCols;
+    float dots[Shape::kBands][2] = {};  // where they are wanted
 #pragma unroll
     for (int c = 0; c < Shape::kOutCols / kChunkCols; ++c) {
       const int first_col = col + c * kChunkCols;
       const Columns columns =
-          p_.chain.template columns<T>(ChunkColumns{first_col, p_.extent.cols, own_});
+          p_.chain.template columns<T>({first_col, p_.extent.cols, own_, group_of(unit)});
       ColumnTotals<T> totals;  // where they are wanted
 #pragma unroll
       for (int band = 0; band < Shape::kBands; ++band) {
         const int chunk = c * Shape::kBands + band;
         const MatrixOrigin box{first_col, row + band * 64 + 16 * own_.warp};
         slots_.open(chunk, tile);
-        apply(sums[band] + c * kChunkCols / 2, columns, box);
+        apply(sums[band] + c * kChunkCols / 2, columns, box, dots[band]);
         slots_.settle(own_.lane);
         if constexpr (Chain::kSumsColumns) {
           const auto own_cell = [&](int sixteen) { return cell(slots_.result(0), sixteen); };
@@ -85,7 +99,7 @@ class StagedWriter {
             totals.add(own_cell, band == 0, box.row, p_.extent.rows, own_);
           }
         }
-        if (own_.lane == 0) send(box, chunk);
+        if (own_.lane == 0) send(unit, box, chunk);
         slots_.proceed();
       }
       if constexpr (Chain::kSumsColumns) {
@@ -94,6 +108,9 @@ class StagedWriter {
                        p_.extent.cols, own_);
         }
       }
+    }
+    if constexpr (Chain::kDotsRows) {
+      if (p_.chain.dots != nullptr) store_dots(unit, row, dots);
     }
   }
 
@@ -108,8 +125,8 @@ class StagedWriter {
     return swizzled_16x16<kChunkRowBytes>(tensor, 16 * own_.warp, 2 * sixteen, own_.lane);
   }
 
-  __device__ __forceinline__ void apply(const float* sums, const Columns& columns,
-                                        MatrixOrigin box) const {
+  __device__ __forceinline__ void apply(const float* sums, const Columns& columns, MatrixOrigin box,
+                                        float* dots) const {
     // Numbers that are read ahead take registers, as do those of columns and a second input.
     constexpr int kAhead = Chain::kReads == 1 && std::is_empty_v<Columns> ? kSixteens : 1;
 #pragma unroll
@@ -125,14 +142,15 @@ class StagedWriter {
         }
       }
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) apply(first + j, sums, words[j], columns, box);
+      for (int j = 0; j < kAhead; ++j) apply(first + j, sums, words[j], columns, box, dots);
     }
   }
 
   template <int kWords>
   __device__ __forceinline__ void apply(int sixteen, const float* sums,
                                         const std::uint32_t (&words)[kWords][4],
-                                        const Columns& columns, MatrixOrigin box) const {
+                                        const Columns& columns, MatrixOrigin box,
+                                        float* dots) const {
     float v[kValues][8];
 #pragma unroll
     for (int i = 0; i < Shape::kProducts; ++i) {
@@ -147,27 +165,61 @@ class StagedWriter {
                      .extent = p_.extent,
                      .origin = {box.col + 16 * sixteen, box.row},
                      .own = own_,
-                     .sixteen = sixteen},
+                     .sixteen = sixteen,
+                     .dots = dots},
                    columns);
 #pragma unroll
     for (int i = 0; i < Chain::kResults; ++i) {
       std::uint32_t result[4];
       F::narrow(v[i], result);
-      F::put(cell(slots_.result(i), sixteen), result);
+      MatrixCells::put(cell(slots_.result(i), sixteen), result);
     }
   }
 
+  // The four lanes of a row add up their sums. Each tile of columns has a row of all rows' sums.
+  __device__ __forceinline__ void store_dots(const GroupedUnit& unit, int row,
+                                             const float (&dots)[Shape::kBands][2]) const {
+#pragma unroll
+    for (int band = 0; band < Shape::kBands; ++band) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float dot = dots[band][half];
+        dot += __shfl_xor_sync(~0u, dot, 1);
+        dot += __shfl_xor_sync(~0u, dot, 2);
+        const int own_row = band * 64 + own_.row(half);
+        if (own_.lane % 4 == 0 && own_row < unit.rows) {
+          p_.chain.dots[std::int64_t{unit.place.col} * p_.extent.rows + row + own_row] = dot;
+        }
+      }
+    }
+  }
+
+  // One lane stores a warp's rows.
+  static __device__ __forceinline__ void store(const CUtensorMap& map, const GemmUnit&,
+                                               MatrixOrigin box, std::uint32_t source) {
+    tensor_store(map, box, source);
+  }
+  // One lane stores those of a warp's rows that are the group's.
+  static __device__ __forceinline__ void store(const CUtensorMap& map, const GroupedUnit& unit,
+                                               MatrixOrigin box, std::uint32_t source) {
+    const int left = unit.row + unit.rows - box.row;
+    if (left <= 0) return;
+    const RaggedRows at = ragged_rows<16>(box.row, left);
+    cube_store(map, {box.col, at.within, at.place}, source);
+  }
+
   // One lane: this warp's rows of all that is written.
-  __device__ __forceinline__ void send(MatrixOrigin box, int chunk) const {
+  template <class Unit>
+  __device__ __forceinline__ void send(const Unit& unit, MatrixOrigin box, int chunk) const {
     const std::uint32_t rows = 16 * own_.warp * kChunkRowBytes;
 #pragma unroll
     for (int i = 0; i < Chain::kResults; ++i) {
-      tensor_store(p_.writes[i], box, slots_.result(i) + rows);
+      store(p_.writes[i], unit, box, slots_.result(i) + rows);
     }
     if (!Chain::kKeepsOnDemand || p_.keeps) {
 #pragma unroll
       for (int i = 0; i < Chain::kKeeps; ++i) {
-        tensor_store(p_.writes[Chain::kResults + i], box, slots_.kept(i) + rows);
+        store(p_.writes[Chain::kResults + i], unit, box, slots_.kept(i) + rows);
       }
     }
     bulk_commit();
@@ -179,6 +231,11 @@ class StagedWriter {
   AccumulatorThread own_;
 
 #endif  // sm_90a
+};
+
+template <class T, class Shape, class... Parts>
+struct WriterOf<T, Shape, Chain<Parts...>> {
+  using Type = StagedWriter<T, Shape, Chain<Parts...>>;
 };
 
 }  // namespace transformer_kernels::cuda

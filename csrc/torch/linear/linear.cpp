@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "torch/linear/operands.h"
 #include "torch/linear/rows.h"
+#include "transformer_kernels/linear/packed_weight.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
@@ -59,6 +60,50 @@ struct ActInference : Forward {
   static constexpr const char* kPass = "_inference";
   static constexpr auto kFields = std::tuple_cat(
       kOperands, std::tuple(choice("activation", &LinearForward::activation, activation_of)));
+};
+
+// The weight as pack_weight() leaves it.
+constexpr auto kPackedOperands = std::tuple(
+    tensor("x", &LinearForward::x, with_aligned_rows), tensor("weight", &LinearForward::weight),
+    tensor("packed", &LinearForward::packed), parameter("bias", &LinearForward::bias));
+
+struct PackedForward : Forward {
+  static constexpr const char* kPass = "_packed";
+  static constexpr auto kFields = kPackedOperands;
+};
+
+struct PackedActForward : PackedForward {
+  static constexpr const char* kOp = "linear_act";
+  static constexpr auto kFields = std::tuple_cat(
+      kPackedOperands, std::tuple(choice("activation", &LinearForward::activation, activation_of)));
+};
+
+struct PackArguments {
+  TensorView weight;
+  TensorView packed;
+};
+
+TensorView layout_of_packed(const TensorView& weight) {
+  TensorView layout = weight;
+  layout.dtype = DType::kUInt8;
+  layout.rank = 1;
+  layout.sizes[0] = packed_bytes(weight);
+  layout.strides[0] = 1;
+  return layout;
+}
+
+struct Pack {
+  using Arguments = PackArguments;
+  static constexpr const char* kOp = "pack_weight";
+  static constexpr const char* kPass = "";
+  static void call(const Context& context, const PackArguments& a) {
+    pack_weight(context, a.weight, a.packed);
+  }
+  static constexpr auto* kCall = call;
+  static constexpr auto kLike = &Arguments::weight;
+  static constexpr auto kFields = std::tuple(tensor("weight", &Arguments::weight));
+  static constexpr auto kResults =
+      std::tuple(result("packed", &Arguments::packed, layout_of_packed, &Arguments::weight));
 };
 
 struct ActForward : ActInference {
@@ -142,8 +187,9 @@ struct Dact {
       result_if(&Arguments::need_h, "h", &Arguments::h, rows_like, &Arguments::z));
 };
 
-using Ops = RawOps<Forward, ForwardByAlgorithm, Backward, BackwardByAlgorithm, WriteDweight,
-                   ActForward, ActInference, ActBackward, Dact>;
+using Ops =
+    RawOps<Forward, ForwardByAlgorithm, Backward, BackwardByAlgorithm, WriteDweight, ActForward,
+           ActInference, ActBackward, Dact, PackedForward, PackedActForward, Pack>;
 
 }  // namespace
 

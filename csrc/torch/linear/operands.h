@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "pointwise/problem.h"
+#include "torch/convert.h"
 
 namespace transformer_kernels::torch_ops {
 
@@ -26,6 +27,23 @@ inline Pointwise gate_of(const char* op, std::int64_t number) {
   check_value(false, op, ": activation is ", number, ", expected the number of one");
   return {};
 }
+
+// The arguments of a pass, with what the schemas of an MLP and of experts have. Without up_weight,
+// dimension kLines of a gated weight has the rows of gate, then of up.
+template <class Pass, int kLines>
+struct GatedArguments : Pass {
+  std::int64_t number;  // of the activation
+  bool gated;
+
+  bool in_one() const { return gated && !this->up_weight.defined(); }
+  std::int64_t lines() const { return size_or_0(this->weight, kLines); }
+
+  void prepare(const char* op) {
+    this->activation = gated ? gate_of(op, number) : activation_of(op, number);
+    check_value(!in_one() || lines() % 2 == 0, op, ": weight has ", lines(),
+                " rows, expected an even number (those of gate, then of up)");
+  }
+};
 
 // The second half along a dimension; the first is left in `both`.
 inline TensorView split(TensorView& both, int dimension) {

@@ -10,8 +10,7 @@
 
 #include "backend_test.h"
 #include "linear/cublaslt/column_product.h"
-#include "linear/product_reference.h"
-#include "test_tensor.h"
+#include "linear/stored_matrix.h"
 #include "transformer_kernels/pointwise/pointwise.h"
 
 namespace transformer_kernels::testing {
@@ -19,32 +18,7 @@ namespace {
 
 using cuda::Factor;
 
-struct Sizes {
-  std::int64_t rows, terms, cols;
-};
-std::string name_of(const Sizes& s) {
-  return std::to_string(s.rows) + 'x' + std::to_string(s.terms) + 'x' + std::to_string(s.cols);
-}
-
-Matrix matrix_in(const TestTensor& tensor, bool is_by_rows = true) {
-  const TensorView view = tensor.view();
-  const Matrix by_rows{view.data, view.strides[0], 1};
-  return is_by_rows ? by_rows : by_rows.transposed();
-}
-
-// A factor by rows or by columns.
-struct Stored {
-  bool is_by_rows;
-  TestTensor tensor;
-
-  Stored(Backend& backend, DType dtype, std::int64_t rows, std::int64_t cols, const Values& values,
-         bool by_rows, Layout layout)
-      : is_by_rows(by_rows),
-        tensor(backend, dtype, by_rows ? rows : cols, by_rows ? cols : rows,
-               by_rows ? values : by_columns(values, rows, cols), layout) {}
-
-  Matrix matrix() const { return matrix_in(tensor, is_by_rows); }
-};
+using Sizes = ProductSizes;
 
 // ------------------------------------------------- what cuBLASLt is told, without it
 
@@ -254,7 +228,7 @@ TEST_P(CublasLtProduct, widens_its_result_and_adds_to_it) {
           p.out_dtype = result;
           p.accumulates = true;
           run(p);
-          expect_close(result, out.values(), added(old, sums));
+          expect_close(result, out.values(), added(old, sums), rounding_before(result, sums));
           p.accumulates = false;
           run(p);
           expect_close(result, out.values(), sums);

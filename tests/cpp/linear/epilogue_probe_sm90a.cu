@@ -1,77 +1,24 @@
 // SPDX-License-Identifier: MIT
-#include "linear/epilogue_probe.h"
-
-#include "core/cuda/column_sum.h"
-#include "core/cuda/scratch.h"
+#include "linear/epilogue_probe.cuh"
 #include "linear/sm90/launch.cuh"
 
 namespace transformer_kernels::testing {
 namespace {
 
-using namespace cuda;
-using namespace cuda::epilogues;
+struct HopperEngine {
+  template <bool kWide>
+  using Shape = GemmShape<Major::kK, Major::kK, 128, kWide ? 192 : 128>;
 
-template <int kCols>
-using Shape = GemmShape<Major::kK, Major::kK, 128, kCols>;
-using Wide = Shape<192>;
-using Narrow = Shape<128>;  // for a chain that wants many registers
-
-// The sums of columns, where an epilogue has them.
-class Totals {
- public:
-  Totals(const Context& context, const Product& p)
-      : context_(context),
-        p_(p),
-        rows_(static_cast<int>(divide_up(p.rows, Wide::kRows)) * kGemmWarps),
-        partial_(p.op, context, 2 * rows_ * p.cols * sizeof(float)) {}
-
-  SumColumns part() const { return {partial_.as<float>()}; }
-  void finish() const {
-    sum_columns(p_.op, context_, p_.bias_dtype,
-                PartialGradients<float>{.partial = partial_.as<float>(),
-                                        .rows = rows_,
-                                        .pitch = p_.cols,
-                                        .cols = p_.cols,
-                                        .dweight = nullptr,
-                                        .dbias = p_.dbias},
-                true);
+  template <bool kWide, class Chain>
+  static void launch(const Context& context, const Product& p,
+                     const ChainWithTensors<Chain>& chain) {
+    launch_tiles<Shape<kWide>>(context, p, {p.b}, results_of(p, chain));
   }
-
- private:
-  const Context& context_;
-  const Product& p_;
-  int rows_;
-  Scratch partial_;
+  static int rows_of_totals(const Product& p) { return tiles_of<Shape<true>>(p).rows * kGemmWarps; }
 };
 
 }  // namespace
 
-void multiply_dropout_add(const Context& context, const Product& p, const DropoutDraw& draw,
-                          const Matrix& residual) {
-  launch_tiles<Wide>(
-      context, p, {p.b},
-      results_of<Chain<AddBias<>, Dropout, AddResidual>>(
-          p, {{bias_of(p, p.bias)}, {draw}}, {.reads = {residual}, .results = {p.out}}));
-}
-
-void multiply_relu_dropout_add(const Context& context, const Product& p, const DropoutDraw& draw,
-                               const Matrix& residual) {
-  const Totals totals(context, p);
-  launch_tiles<Narrow>(
-      context, p, {p.b},
-      results_of<Chain<AddBias<>, Keep<>, Activate<math::Relu>, Dropout, AddResidual, SumColumns>>(
-          p, {{bias_of(p, p.bias)}, {}, {}, {draw}, {}, totals.part()},
-          {.reads = {residual}, .results = {p.out}, .kept = {p.kept}}));
-  totals.finish();
-}
-
-void multiply_scale_rows(const Context& context, const Product& p, const float* factors) {
-  const Totals totals(context, p);
-  launch_tiles<Wide>(
-      context, p, {p.b},
-      results_of<Chain<AddBias<>, ScaleRows, SumColumns>>(
-          p, {{bias_of(p, p.bias)}, {factors}, totals.part()}, {.results = {p.out}}));
-  totals.finish();
-}
+const EpilogueProbe kHopperProbe = probe_of<HopperEngine>("hopper", hopper_refusal);
 
 }  // namespace transformer_kernels::testing

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Parts of epilogues of Hopper's products, and what is composed of them.
+// Parts of epilogues, and what is composed of them, on each engine that runs chains of them.
 #ifdef TFK_WITH_CUDA
 
 #include <gtest/gtest.h>
@@ -7,15 +7,15 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <tuple>
 
 #include "backend.h"
-#include "linear/cuda/engines.h"
 #include "linear/epilogue_probe.h"
 #include "linear/product_reference.h"
 #include "philox_reference.h"
 #include "test_tensor.h"
 
-#if TFK_CUDA_SM90A
+#if TFK_CUDA_SM80
 
 namespace transformer_kernels::testing {
 namespace {
@@ -23,7 +23,7 @@ namespace {
 struct Sizes {
   std::int64_t rows, terms, cols;
 };
-// A part of a tile; tiles with many blocks of terms; several tiles for each warpgroup of each CTA.
+// A part of a tile; tiles with many blocks of terms; several tiles for each part of a processor.
 constexpr Sizes kSizes[] = {{9, 64, 40}, {300, 712, 584}, {2056, 8, 3080}};
 
 constexpr std::array<std::uint64_t, 2> kSeed = {0x0123456789abcdef, 42};
@@ -109,9 +109,17 @@ struct Call {
   static constexpr Layout kApart{.offset = 8, .gap = 16};
 };
 
-class Epilogues : public ::testing::TestWithParam<DType> {
+constexpr const EpilogueProbe* kProbes[] = {
+#if TFK_CUDA_SM90A
+    &kHopperProbe,
+#endif
+    &kAmpereProbe};
+
+class Epilogues : public ::testing::TestWithParam<std::tuple<const EpilogueProbe*, DType>> {
  protected:
-  // Calls body(call) with products of all sizes, where this machine has Hopper's engine.
+  static const EpilogueProbe& engine() { return *std::get<0>(GetParam()); }
+
+  // Calls body(call) with products of all sizes, where this machine has the engine.
   template <class Body>
   void for_each_size(Body body) {
     Backend* const backend = cuda_backend();
@@ -119,8 +127,8 @@ class Epilogues : public ::testing::TestWithParam<DType> {
     for (const Sizes& s : kSizes) {
       SCOPED_TRACE(std::to_string(s.rows) + 'x' + std::to_string(s.terms) + 'x' +
                    std::to_string(s.cols));
-      Call call(*backend, GetParam(), s);
-      const char* const refusal = cuda::hopper_refusal(backend->context(), call.product());
+      Call call(*backend, std::get<1>(GetParam()), s);
+      const char* const refusal = engine().refusal(backend->context(), call.product());
       if (refusal != nullptr) GTEST_SKIP() << refusal;
       body(call);
       call.expect_nothing_else_written();
@@ -128,12 +136,17 @@ class Epilogues : public ::testing::TestWithParam<DType> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(on_cuda, Epilogues, ::testing::Values(DType::kFloat16, DType::kBFloat16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(on_cuda, Epilogues,
+                         ::testing::Combine(::testing::ValuesIn(kProbes),
+                                            ::testing::Values(DType::kFloat16, DType::kBFloat16)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param)->name) + '_' +
+                                  name_of(std::get<1>(info.param));
+                         });
 
 TEST_P(Epilogues, drop_and_add_a_residual) {
   for_each_size([](Call& call) {
-    multiply_dropout_add(call.backend.context(), call.product(), call.draw(),
+    engine().dropout_add(call.backend.context(), call.product(), call.draw(),
                          Call::matrix_in(call.residual_memory));
     expect_close(call.dtype, call.y.values(), call.dropped_and_added(call.sums()));
     EXPECT_TRUE(call.z.untouched());
@@ -145,7 +158,7 @@ TEST_P(Epilogues, are_chains_of_parts) {
   for_each_size([](Call& call) {
     Product product = call.product();
     product.dbias = call.totals.vector().data;
-    multiply_relu_dropout_add(call.backend.context(), product, call.draw(),
+    engine().relu_dropout_add(call.backend.context(), product, call.draw(),
                               Call::matrix_in(call.residual_memory));
     expect_close(call.dtype, call.z.values(), call.sums());
     Sums activated{call.z.values(), {}};
@@ -160,7 +173,7 @@ TEST_P(Epilogues, scale_rows_and_sum_columns) {
   for_each_size([](Call& call) {
     Product product = call.product();
     product.dbias = call.totals.vector().data;
-    multiply_scale_rows(call.backend.context(), product,
+    engine().scale_rows(call.backend.context(), product,
                         static_cast<const float*>(call.factor_memory.vector().data));
     Sums scaled = call.sums();
     for (std::size_t i = 0; i < scaled.sum.size(); ++i) {

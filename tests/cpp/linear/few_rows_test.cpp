@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend_test.h"
+#include "cpu_test.h"
 #include "linear/product_reference.h"
 #include "parallel_hooks.h"
 #include "test_tensor.h"
@@ -14,16 +15,9 @@
 namespace transformer_kernels::testing {
 namespace {
 
-class FewRows : public ::testing::TestWithParam<DType> {
- protected:
-  static DType dtype() { return GetParam(); }
-  static Backend& cpu() { return *backends().front(); }
-};
+class FewRows : public CpuTest {};
 
-INSTANTIATE_TEST_SUITE_P(on_cpu, FewRows,
-                         ::testing::Values(DType::kFloat64, DType::kFloat32, DType::kFloat16,
-                                           DType::kBFloat16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+INSTANTIATE_TEST_SUITE_P(on_cpu, FewRows, floating_dtypes(), name_of_cpu_test);
 
 // Every tile of rows, steps and vectors that are not whole, more than one task.
 constexpr std::int64_t kRows[] = {1, 2, 3, 5, 8, 9, 16};

@@ -3,20 +3,18 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "backend_test.h"
 #include "error_of.h"
 #include "linear/product_reference.h"
+#include "linear/quantized_weight.h"
 #include "parallel_hooks.h"
 #include "test_tensor.h"
 
 namespace transformer_kernels::testing {
 namespace {
-
-class QuantizedWeight;
 
 class QuantizedLinearOp : public BackendTest {
  protected:
@@ -26,62 +24,6 @@ class QuantizedLinearOp : public BackendTest {
 };
 
 INSTANTIATE_TEST_SUITE_P(on, QuantizedLinearOp, all_backends_and_dtypes(), name_of_backend_test);
-
-constexpr std::int64_t kGap = 6;  // bytes between rows of numbers
-
-// Every number there is, with scales of either sign, and what they stand for.
-class QuantizedWeight {
- public:
-  QuantizedWeight(Backend& backend, int bits, std::int64_t rows, std::int64_t cols,
-                  std::int64_t group, DType scale_dtype, std::int64_t gap = kGap)
-      : scale_values_(random_normal(rows * (cols / group), scale_dtype)),
-        scales_(backend, scale_dtype, rows, cols / group, scale_values_, {1, 2}),
-        values(rows * cols) {
-    const std::int64_t row_bytes = cols * bits / 8 + gap;
-    std::vector<std::uint8_t> bytes(rows * row_bytes, 0x5a);
-    for (std::int64_t i = 0; i < rows * cols; ++i) {
-      const std::int64_t row = i / cols, col = i % cols;
-      const int number = static_cast<int>(i * 37 % (1 << bits)) - (1 << (bits - 1));
-      std::uint8_t& byte = bytes[row * row_bytes + col * bits / 8];
-      if (bits == 8) {
-        byte = static_cast<std::uint8_t>(number);
-      } else {
-        const int nibble = number & 15;
-        byte = static_cast<std::uint8_t>(col % 2 == 0 ? nibble : (byte & 15) | nibble << 4);
-      }
-      values[i] = number * scale_values_[row * (cols / group) + col / group];
-    }
-    memory_ = std::make_unique<DeviceArray<std::uint8_t>>(backend, bytes.data(), bytes.size());
-    packed = memory_->vector(bits == 8 ? DType::kInt8 : DType::kUInt8);
-    packed.rank = 2;
-    packed.sizes[0] = rows;
-    packed.sizes[1] = cols * bits / 8;
-    packed.strides[0] = row_bytes;
-    packed.strides[1] = 1;
-  }
-
-  TensorView scales() const { return scales_.view(); }
-
- private:
-  std::unique_ptr<DeviceArray<std::uint8_t>> memory_;
-  Values scale_values_;
-  TestTensor scales_;
-
- public:
-  Values values;
-  TensorView packed;
-};
-
-// Besides the error that expect_close() allows, the numbers of the weight are rounded, to float32
-// and, where they become a plain matrix, to dtype.
-void expect_near(DType dtype, const Values& got, const Sums& expected, bool is_plain) {
-  const double of_weight = unit_roundoff(DType::kFloat32) + (is_plain ? unit_roundoff(dtype) : 0.0);
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double error = 1.01 * unit_roundoff(dtype) * std::abs(expected.sum[i]) +
-                         (of_weight + 20 * unit_roundoff(DType::kFloat32)) * expected.size[i];
-    ASSERT_NEAR(got[i], expected.sum[i], error) << "element " << i;
-  }
-}
 
 void QuantizedLinearOp::check_forward(std::int64_t rows, std::int64_t terms, std::int64_t cols,
                                       const QuantizedWeight& weight, Layout of_x, bool is_plain) {
@@ -105,9 +47,10 @@ void QuantizedLinearOp::check_forward(std::int64_t rows, std::int64_t terms, std
 struct Case {
   std::int64_t rows, terms, cols, group;
 };
-// Few rows in whole steps and in partial ones, more rows, no terms.
-constexpr Case kCases[] = {{1, 256, 70, 64}, {3, 192, 9, 192}, {16, 64, 130, 32}, {9, 128, 3, 64},
-                           {2, 70, 5, 7},    {40, 66, 21, 66}, {4, 6, 1, 2},      {1, 0, 3, 1}};
+// Few rows in whole steps and in partial ones, more rows, several blocks of columns, no terms.
+constexpr Case kCases[] = {{1, 256, 70, 64}, {3, 192, 9, 192},  {16, 64, 130, 32}, {9, 128, 3, 64},
+                           {2, 70, 5, 7},    {40, 66, 21, 66},  {4, 6, 1, 2},      {1, 0, 3, 1},
+                           {40, 96, 85, 32}, {33, 64, 805, 32}, {20, 1632, 5, 96}};
 
 TEST_P(QuantizedLinearOp, matches_the_reference) {
   constexpr DType kScales[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};

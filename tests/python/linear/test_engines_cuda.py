@@ -51,13 +51,16 @@ ANYWHERE = {
     "few=plain": f"linear {OF_FEW}: plain runs",
     "few=cublaslt": f"linear {OF_FEW}: cublaslt runs",
     "many=cublaslt": f"linear {OF_MANY}: cublaslt runs",
+    "many=ampere": f"linear {OF_MANY}: ampere runs",
     "odd=": f"linear {ODD}: cublaslt runs",
     "odd=plain": f"linear {ODD}: plain runs",
     "wide=": "linear product float32 40x511x768: cublaslt runs",
     "quantized=": "quantized_linear .*: few_rows runs",
     "quantized=plain": f"quantized_linear {OF_FEW}: plain runs",
     "gated=cublaslt": f"linear {OF_MANY}: cublaslt runs",
+    "gated=ampere": "gated_linear .*: ampere runs",
     "gated=plain": f"linear {OF_MANY}: plain runs",
+    "dgated=ampere": "linear_dgated .*: ampere runs",
     "dgated=plain": f"linear {OF_MANY}: plain runs",
 }
 ON_HOPPER = {

@@ -153,9 +153,9 @@ def test_which_product_runs() -> None:
         torch.cuda.get_device_capability() == (9, 0)
     )
     assert "multiple of 8" in str(_choice.refusal("linear", x[:, :508], weight[:, :508]))
-    assert _choice.why_not_few_rows_on_cuda(x) is None
-    assert "16 rows" in str(_choice.why_not_few_rows_on_cuda(x.repeat(5, 1)))
-    assert "16-bit" in str(_choice.why_not_few_rows_on_cuda(x.float()))
+    assert _choice.why_not_few_rows(x) is None
+    assert "16 rows" in str(_choice.why_not_few_rows(x.repeat(5, 1)))
+    assert "16-bit" in str(_choice.why_not_few_rows(x.float()))
 
 
 @pytest.mark.skipif(

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
+from transformer_kernels import _times
 from transformer_kernels.ops._dtype import accumulate_dtype
-from transformer_kernels.ops.linear import _choice, _formula, _onednn, _tuned
+from transformer_kernels.ops.linear import _choice, _formula, _onednn
 from transformer_kernels.ops.linear._ops import LINEAR, LINEAR_ACT, LINEAR_DACT, LINEAR_DWEIGHT
 from transformer_kernels.ops.pointwise.table import ACTIVATIONS
 from transformer_kernels.testing.inputs import LAYOUTS, randn
@@ -307,12 +308,11 @@ def test_bad_activations() -> None:
 def test_the_choice(
     rows: int, of: torch.dtype, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_choice, "blas_is_fast", lambda: False)
-    monkeypatch.setattr(_choice, "blas_fills_units", lambda: False)
+    monkeypatch.setattr(_choice, "BLAS", (0, 0, 0))
     x, weight, _ = _operands(rows, 128, 128, of)
     found = _choice.refusal("linear", x, weight)
     assert found == reason or (reason is not None and found is not None and reason in found)
-    monkeypatch.setattr(_choice, "blas_fills_units", lambda: True)
+    monkeypatch.setattr(_choice, "BLAS", (0, 1, 0))
     assert _choice.refusal("linear", x, weight) is not None
 
 
@@ -321,8 +321,7 @@ def test_the_choice(
 def test_rules_leave_little_products_to_torch(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_choice, "blas_is_fast", lambda: False)
-    monkeypatch.setattr(_choice, "blas_fills_units", lambda: False)
+    monkeypatch.setattr(_choice, "BLAS", (0, 0, 0))
     x, weight = torch.empty(rows, 250), torch.empty(columns, 250)
     little = _choice.is_little("linear", x, weight)
     assert little == (columns < 1048 and rows * columns * 250 < 6 * 2**20)
@@ -335,9 +334,9 @@ def test_what_decides_before_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _choice.is_little("linear", x, weight, weight)
     assert not _choice.is_little("linear", x, weight, None)  # type: ignore[arg-type]
     assert not torch.func.vmap(lambda x: x * _choice.is_little("linear", x, weight))(x).any()
-    with _tuned.forcing("ours"):
+    with tfk.tuning():
         assert not _choice.is_little("linear", x, weight)
-    monkeypatch.setattr(_tuned, "sizes_of_weights", lambda: {(4, 8)})
+    monkeypatch.setattr(_times.Kept, "any", True)
     assert not _choice.is_little("linear", x, weight)
 
 
@@ -345,28 +344,10 @@ def test_what_decides_before_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_choice_of_48_rows_depends_on_gradients(
     trains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_choice, "blas_fills_units", lambda: False)
+    monkeypatch.setattr(_choice, "BLAS", (0, 0, 0))
     x, weight, _ = _operands(48, 512, 512, torch.float32)
     found = _choice.refusal("linear", x, weight.requires_grad_(trains))
     assert (found is None) == (not trains)
-
-
-@pytest.mark.parametrize(
-    ("vendor", "family", "fills"),
-    [("AuthenticAMD", 25, True), ("AuthenticAMD", 26, False), ("GenuineIntel", 6, True)],
-)
-def test_products_of_256_bits_fill_zen_4_and_not_zen_5(
-    vendor: str, family: int, fills: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 2\n"
-    monkeypatch.setattr(_choice, "cpuinfo", lambda: text)
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    for question in (_choice.blas_is_fast, _choice.blas_fills_units):
-        question.cache_clear()
-    assert _choice.blas_fills_units() == fills
-    for question in (_choice.blas_is_fast, _choice.blas_fills_units):
-        question.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -382,7 +363,7 @@ def test_the_choice_of_few_rows(
     rows: int, of: torch.dtype, by_columns: bool, fast: bool, ours: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(_choice, "blas_is_fast", lambda: fast)
+    monkeypatch.setattr(_choice, "BLAS", (fast, 1, 0))
     x, weight, _ = _operands(rows, 512, 1024, of)
     weight = _kept_by_columns(weight) if by_columns else weight
     assert (_choice.refusal("linear", x, weight) is None) == ours
@@ -391,7 +372,7 @@ def test_the_choice_of_few_rows(
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_either_product_is_differentiable(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_choice, "blas_fills_units", lambda: fast)
+    monkeypatch.setattr(_choice, "BLAS", (0, fast, 0))
     leaves = _operands(512, 128, 128, torch.float32)
     dy = randn((512, 128), torch.float32)
     _check(F.linear_act, lambda *a: in_torch.gelu(in_torch.linear(*a)), leaves, dy)
@@ -402,8 +383,15 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN's operator runs on any processor that has it, for operands of any size."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no products of bfloat16 here")
-    monkeypatch.setattr(_onednn, "has_tiles", lambda: True)
-    monkeypatch.setattr(_onednn, "_FEWEST_PRODUCTS", 1)
+    monkeypatch.setattr(_choice, "BLAS", (1, 1, 1))
+    asked = _choice.reason_by_sizes
+
+    def of_any_size(question: _choice.Question, *operands: torch.Tensor) -> str | None:
+        reason = asked(question, *operands)
+        is_small = "costs more" in str(reason) and operands[0].numel() > 0
+        return None if is_small else reason
+
+    monkeypatch.setattr(_choice, "reason_by_sizes", of_any_size)
 
 
 @pytest.mark.usefixtures("onednn")
@@ -522,3 +510,9 @@ def test_autocast_is_pytorch_s() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert F.linear(x, weight, bias).dtype is torch.bfloat16
         assert F.linear_act(x, weight, bias).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.complex64])
+def test_other_numbers_are_pytorchs(kind):
+    x, weight = (torch.ones(*shape, dtype=kind) for shape in ((2, 640), (640, 640)))
+    assert torch.equal(F.linear(x, weight), in_torch.linear(x, weight))

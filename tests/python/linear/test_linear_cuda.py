@@ -258,8 +258,7 @@ def test_mlp(
     recompute: int, parts: bool, narrow: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if parts:
-        monkeypatch.setattr(_mlp, "_FEWEST_BYTES", {})
-        monkeypatch.setattr(_mlp, "_FEWEST_FEATURES_ON_CUDA", 0)
+        monkeypatch.setattr(_mlp, "features_of_part", lambda _, __, hidden, ___: hidden // 2)
     dy = randn((2048, 768), narrow)
     _check_mlp(_mlp_leaves(narrow), dy, recompute=recompute)
     by_columns = [t.t().contiguous().t() if t.dim() == 2 and i else t

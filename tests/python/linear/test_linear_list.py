@@ -23,7 +23,7 @@ ROWS, TERMS = (2, 17), 31
 
 @pytest.fixture
 def torchs_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_choice, "blas_fills_units", lambda: True)
+    monkeypatch.setattr(_choice, "BLAS", (1, 1, 0))
 
 
 def _operands(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, list[Tensor], list[Any]]:

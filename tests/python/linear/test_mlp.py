@@ -30,11 +30,15 @@ each_level = pytest.mark.parametrize("level", LEVELS)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
+def _of_small_parts(*_: object) -> int:
+    return 64
+
+
 @pytest.fixture(params=[False, True], ids=["whole", "parts"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Computes the hidden features at once, or in parts, as for large problems."""
     if request.param:
-        monkeypatch.setattr(_mlp, "_FEWEST_BYTES", {})
+        monkeypatch.setattr(_mlp, "features_of_part", _of_small_parts)
 
 
 def _leaves(
@@ -90,7 +94,7 @@ def _check(kind: str, leaves: dict[str, Tensor], dy: Tensor, **options: Any) -> 
     for name, value in found.items():
         assert value.dtype == dy.dtype
         # In parts, gradients of the input are rounded to 16 bits after each.
-        is_summed = name == "dinput" and not _mlp._FEWEST_BYTES
+        is_summed = name == "dinput" and _mlp.features_of_part is _of_small_parts
         magnitude = HIDDEN**0.5 if dy.dtype.itemsize > 2 else 16.0 if is_summed else 1.0
         assert_close_to_reference(value, theirs[name], exact[name], name, magnitude=magnitude)
 
@@ -293,7 +297,7 @@ class _Widest(TorchDispatchMode):
 def test_no_temporary_is_as_large_as_the_hidden_layer(
     kind: str, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_mlp, "_FEWEST_BYTES", {})
+    monkeypatch.setattr(_mlp, "features_of_part", _of_small_parts)
     leaves = {n: leaf.requires_grad_() for n, leaf in _leaves(kind, torch.float32).items()}
     y = _ours(kind, leaves, recompute=level)
     with _Widest() as widest:

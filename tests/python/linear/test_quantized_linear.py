@@ -153,7 +153,7 @@ def test_numbers_that_are_not_finite_stay_in_their_row(number: float) -> None:
 def test_nothing_of_the_weight_s_size_is_kept(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever product runs, it saves packed, scales and what the bias needs, but no whole
     weight."""
-    monkeypatch.setattr(_choice, "blas_fills_units", lambda: True)
+    monkeypatch.setattr(_choice, "BLAS", (1, 1, 0))
     packed, scales = F.quantize_weight(randn((64, 128), torch.float32))
     x = randn((rows, 128), torch.float32).requires_grad_()
     kept: list[Tensor] = []

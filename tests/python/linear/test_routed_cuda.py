@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -19,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
-from transformer_kernels import tune
-from transformer_kernels.ops.linear import _choice, _routed, _tuned
-from transformer_kernels.ops.linear._tuned import OURS, TORCH, Routed, Routes, Times
+from transformer_kernels import _times, tune
+from transformer_kernels.ops.linear import _choice, _routed
+from transformer_kernels.ops.linear._tuned import OURS, TORCH, Routes, Times
 from transformer_kernels.testing.graphs import check_replay
 from transformer_kernels.testing.inputs import randn
 from transformer_kernels.testing.passes import both_passes, check_layer
@@ -57,15 +56,15 @@ def on_cuda() -> Iterator[None]:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    path = tmp_path / "tune.json"
+    path = tmp_path / "tune.txt"
     monkeypatch.setenv("TFK_TUNE_FILE", str(path))
     monkeypatch.delenv("TFK_TUNE", raising=False)
-    caches = (_tuned.table, _tuned.mode)
-    for cache in caches:
-        cache.cache_clear()
+    _times.mode.cache_clear()
+    _times.read()
     yield path
-    for cache in caches:
-        cache.cache_clear()
+    monkeypatch.undo()
+    _times.mode.cache_clear()
+    _times.read()
 
 
 def _operands(
@@ -80,8 +79,8 @@ def _by(*routes: int) -> Callable[..., Tensor]:
 
 
 def _keep(x: Tensor, weight: Tensor, routes: Routes) -> None:
-    times = Times(ours=2.0, torch=2.0, routed=Routed(1.0, routes))
-    _tuned.table().keep(_choice.product_of(x, weight), times)
+    times = Times(ours=2.0, torch=2.0, routed=1.0, routes=routes)
+    _times.keep(_times.machine_of(x.device), _choice.timed_as(x, weight), times.named())
 
 
 def _offered(x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> list[int]:
@@ -196,15 +195,16 @@ def test_a_bias_that_cublaslt_does_not_add() -> None:
 @on_hopper
 @pytest.mark.usefixtures("file")
 def test_a_choice_is_kept_for_calls_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose, asked = _choice._choose, []
-    monkeypatch.setattr(_choice, "_choose", lambda *a: asked.append(a) or choose(*a))
+    ask, asked = _choice.ask, []
+    monkeypatch.setattr(_choice, "ask", lambda *a, **how: asked.append(a) or ask(*a, **how))
     x, weight, _ = _operands(*LARGE)
     other = torch.empty_like(weight)
     calls: list[tuple[Tensor, Tensor]] = [
         (x, weight), (x[:100], weight), (x.float(), weight.float()),
         (x, weight.t().contiguous().t()), (x, weight.detach().requires_grad_()),
     ]  # fmt: skip
-    expected = [choose("linear", (*call, None, None), False, False, False) for call in calls]
+    expected = [_choice.choose("linear", *call, fakes=True) for call in calls]  # is not kept
+    asked.clear()
     for _ in range(3):
         assert [_choice.choose("linear", *call) for call in calls] == expected
     assert len(asked) == len(calls)
@@ -239,11 +239,10 @@ def test_tuning_finds_routes_and_changes_nothing(trained: bool, file: Path) -> N
         F.linear(*leaves)
     assert torch.equal(torch.cuda.get_rng_state(), state)
     assert all(torch.equal(a.detach(), b) for a, b in zip(leaves, before, strict=True))
-    (record,) = json.loads(file.read_text())["records"]
-    assert set(record["us"]) == {"ours", "torch"}
-    routes = record.get("routed", {"routes": Routes()._asdict()})["routes"]
+    ((_, _, us),) = _times.records()
+    assert {"ours", "torch"} <= set(us)
     if not trained:
-        assert routes["dx"] == routes["dweight"] == OURS
+        assert Times.of(us).routes == "" or "dx ours, dweight ours" in Times.of(us).routes
     _check(F.linear, in_torch.linear, leaves, randn((4096, 3072), torch.bfloat16))
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,12 +15,13 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as in_torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tfk
-from transformer_kernels import tune
+from transformer_kernels import _times, tune
 from transformer_kernels.ops.linear import _choice, _routed, _tuned
-from transformer_kernels.ops.linear._tuned import Product, Routed, Routes, Times
+from transformer_kernels.ops.linear._tuned import Routes, Times
 from transformer_kernels.testing.inputs import randn
 from transformer_kernels.testing.passes import both_passes
 from transformer_kernels.testing.tolerance import assert_close_to_reference
@@ -30,32 +30,34 @@ F = tfk.functional
 
 OURS, TORCH = Times(ours=1.0, torch=2.0), Times(ours=2.0, torch=1.0)
 ROUTES = Routes(y=3, dx=_tuned.TORCH, dweight=_tuned.OURS)
-ROUTED = Times(ours=2.0, torch=3.0, routed=Routed(1.0, ROUTES))
-NOT_READ = "tune.json is not read"
+ROUTED = Times(ours=2.0, torch=3.0, routed=1.0, routes=ROUTES)
+NOT_READ = "tune.txt is not read"
+HEADER = _times._HEADER
 
 
 def _forget_what_was_read() -> None:
-    _tuned.table.cache_clear()
-    _tuned.mode.cache_clear()
-    _tuned._warn.cache_clear()
+    _times.mode.cache_clear()
+    _times._warn.cache_clear()
+    _times.read()
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    path = tmp_path / "cache" / "tune.json"
+    path = tmp_path / "cache" / "tune.txt"
     monkeypatch.setenv("TFK_TUNE_FILE", str(path))
     monkeypatch.delenv("TFK_TUNE")
     _forget_what_was_read()
     yield path
+    monkeypatch.undo()
     _forget_what_was_read()
 
 
 @pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The products that are timed; ours is found to be faster each time."""
-    products: list[Product] = []
+    products: list[str] = []
 
-    def measure(x: Tensor, weight: Tensor, product: Product) -> Times:
+    def measure(x: Tensor, weight: Tensor, product: str) -> Times:
         products.append(product)
         return OURS
 
@@ -68,7 +70,7 @@ def _operands(rows: int = 40, dtype: torch.dtype = torch.float32) -> tuple[Tenso
 
 
 def _keep(x: Tensor, weight: Tensor, times: Times) -> None:
-    _tuned.table().keep(_choice.product_of(x, weight), times)
+    _times.keep(_times.machine_of(x.device), _choice.timed_as(x, weight), times.named())
 
 
 def _chosen(x: Tensor, weight: Tensor, **how: Any) -> str:
@@ -88,7 +90,7 @@ def test_what_was_faster_runs(times: Times) -> None:
     assert _chosen(x, weight) == "torch"  # by rules: the product is small
     _keep(x, weight, times)
     assert _chosen(x, weight) == times.fastest
-    _tuned.table.cache_clear()  # as another process
+    _times.read()  # as another process
     assert _chosen(x, weight) == times.fastest
 
 
@@ -96,21 +98,20 @@ def test_what_was_faster_runs(times: Times) -> None:
 def test_what_was_chosen_once_is_not_asked_again_until_there_are_new_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on CUDA, where choices are kept."""
-    monkeypatch.setattr(_choice, "_key", lambda x, weight, *_: (x.shape, weight.shape))
-    choose, asked = _choice._choose, []
-    monkeypatch.setattr(_choice, "_choose", lambda *a: asked.append(a) or choose(*a))
+    ask, asked = _choice.ask, []
+    monkeypatch.setattr(_choice, "ask", lambda *a, **how: asked.append(a) or ask(*a, **how))
     x, weight = _operands()
     assert [_chosen(x, weight) for _ in range(3)] == ["torch"] * 3
     assert len(asked) == 1
     _chosen(x[1:], weight)
     assert len(asked) == 2
     _keep(x, weight, OURS)
+    asked.clear()
     assert [_chosen(x, weight) for _ in range(3)] == ["ours"] * 3
-    assert len(asked) == 3
-    _tuned.table.cache_clear()
+    assert len(asked) == 1
+    _times.read()
     assert _chosen(x, weight) == "ours"
-    assert len(asked) == 4
+    assert len(asked) == 2
 
 
 @pytest.mark.usefixtures("file")
@@ -118,7 +119,7 @@ def test_a_layer_runs_by_the_routes_that_were_kept(monkeypatch: pytest.MonkeyPat
     x, weight = (t.requires_grad_() for t in _operands())
     bias = randn((16,), torch.float32).requires_grad_()
     _keep(x, weight, ROUTED)
-    _tuned.table.cache_clear()  # as another process
+    _times.read()  # as another process
     assert _choice.choose("linear", x, weight).routes == ROUTES
     ran = []
 
@@ -134,7 +135,7 @@ def test_a_layer_runs_by_the_routes_that_were_kept(monkeypatch: pytest.MonkeyPat
     for a, b in zip(found, both_passes(in_torch.linear, (x, weight, bias), dy), strict=True):
         torch.testing.assert_close(a, b)
     for y in (_tuned.TORCH, 3):
-        _keep(x, weight, ROUTED._replace(routed=Routed(1.0, ROUTES._replace(y=y))))
+        _keep(x, weight, ROUTED._replace(routes=ROUTES._replace(y=y)))
         with pytest.raises(ValueError, match="linear: bias has 15 elements, expected 16"):
             F.linear(x, weight, bias[:15])
 
@@ -143,7 +144,7 @@ def test_a_layer_runs_by_the_routes_that_were_kept(monkeypatch: pytest.MonkeyPat
     ("us", "fastest"), [(0.9, "routed"), (1.0, "ours"), (1.1, "ours")], ids=str
 )
 def test_routes_have_to_be_faster_than_both(us: float, fastest: str) -> None:
-    assert OURS._replace(routed=Routed(us, ROUTES)).fastest == fastest
+    assert OURS._replace(routed=us, routes=ROUTES).fastest == fastest
     assert str(ROUTES) == "y 3, dx torch, dweight ours"
 
 
@@ -191,7 +192,7 @@ def test_the_table_may_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("file")
-def test_each_product_is_timed_once(timed: list[Product]) -> None:
+def test_each_product_is_timed_once(timed: list[str]) -> None:
     x, weight = _operands()
     F.linear(x, weight)
     assert not timed
@@ -200,8 +201,7 @@ def test_each_product_is_timed_once(timed: list[Product]) -> None:
             F.linear(x, weight)
             F.linear_act(x.requires_grad_(), weight, activation="silu")
             x.requires_grad_(False)
-    assert [(p.rows, p.terms, p.columns) for p in timed] == [(40, 24, 16)] * 2
-    assert [(p.activated, p.gradients) for p in timed] == [(False, ""), (True, "x")]
+    assert timed == ["linear float32 40x24x16", "linear_act float32 40x24x16 dx"]
     F.linear(x[:20], weight)
     assert len(timed) == 2
 
@@ -218,14 +218,14 @@ def test_each_product_is_timed_once(timed: list[Product]) -> None:
     ],
     ids=["empty", "compiled", "transformed", "asked for", "in chunks"],
 )
-def test_what_is_not_timed(call: Callable[..., Any], timed: list[Product]) -> None:
+def test_what_is_not_timed(call: Callable[..., Any], timed: list[str]) -> None:
     with tfk.tuning():
         call(*_operands())
     assert not timed
 
 
 @pytest.mark.usefixtures("file")
-def test_fake_tensors_are_not_timed(timed: list[Product]) -> None:
+def test_fake_tensors_are_not_timed(timed: list[str]) -> None:
     with FakeTensorMode() as fake, tfk.tuning():
         F.linear(*(fake.from_tensor(tensor) for tensor in _operands()))
     assert not timed
@@ -253,27 +253,39 @@ def test_timing_changes_nothing_of_the_caller(device: str, dtype: torch.dtype, f
     assert torch.equal(x.detach(), before[0])
     assert torch.equal(weight.detach(), before[1])
     assert_close_to_reference(z, theirs, exact, "y", magnitude=4 * 256**0.5)
-    (record,) = json.loads(file.read_text())["records"]
-    assert record["product"]["gradients"] == "x weight"
-    assert min(record["us"].values()) > 0
+    ((_, product, us),) = _times.records()
+    assert product.endswith(" dx dweight")
+    assert min(us.values()) > 0
+
+
+class _Watch(TorchDispatchMode):
+    """The ops that a call runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(op))
+        return op(*args, **(kwargs or {}))
 
 
 @pytest.mark.usefixtures("file")
-@pytest.mark.parametrize("who", [*tune.PROVIDERS, ROUTES], ids=str)
-def test_who_is_timed_runs(who: str | Routes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All calls are of the same product; PyTorch's calls no kernel of ours."""
-    reached = []
-
-    def choose(*args: Any, **kwargs: Any) -> _choice.Choice:
-        reached.append(_choice.choose(*args, **kwargs))
-        return reached[-1]
-
-    monkeypatch.setattr("transformer_kernels.ops.linear.linear.choose", choose)
+@pytest.mark.parametrize("activated", [False, True])
+@pytest.mark.parametrize("who", [*tune.PROVIDERS, Routes(y=_tuned.TORCH), Routes()], ids=str)
+def test_who_is_timed_runs(who: str | Routes, activated: bool) -> None:
+    """All calls are of the same product; PyTorch's calls no product of ours."""
     x, weight = _operands()
-    y = tune._call(who, False, [])(x, weight, torch.zeros(16))
-    ((reason, routes),) = reached
-    assert (reason is None, routes) == (who != "torch", who if who == ROUTES else None)
-    torch.testing.assert_close(y, x @ weight.t())
+    with _Watch() as watch:
+        y = tune._call(who, activated and isinstance(who, str), [])(x, weight, torch.zeros(16))
+    ours = any("linear" in name and "transformer_kernels" in name for name in watch.names)
+    theirs = any("mm" in name for name in watch.names)
+    is_torchs = who == "torch" or who == Routes(y=_tuned.TORCH)
+    assert (ours, theirs) == (not is_torchs, is_torchs)
+    z = x @ weight.t()
+    if activated and isinstance(who, str):
+        z = in_torch.gelu(z, approximate="tanh")
+    torch.testing.assert_close(y, z)
 
 
 @pytest.mark.parametrize(
@@ -306,69 +318,60 @@ def test_the_fastest_route_of_each_product(
 # ---- the file -----------------------------------------------------------------------------------
 
 
-def _record(**changes: Any) -> dict[str, Any]:
-    product = _choice.product_of(*_operands())._replace(**changes)
-    return _tuned._record(product, OURS)
+def _line(of: Times = OURS, **changes: str) -> str:
+    fields = {
+        "versions": _times._versions(),
+        "machine": _times.machine_of(torch.device("cpu")),
+        "timed": _choice.timed_as(*_operands()),
+        "times": "\t".join(f"{name}={us}" for name, us in of.named().items()),
+        **changes,
+    }
+    return "\t".join(fields.values())
 
 
-def _write(path: Path, content: Any) -> None:
+def _write(path: Path, *lines: str) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    path.write_text("\n".join([*lines, ""]))
+    _forget_what_was_read()
 
 
-_GOOD: dict[str, Any] = {"format": 1}
-_BROKEN: dict[str, Callable[[], Any]] = {
-    "no JSON": lambda: '{"format": 1, "rec',
-    "a list": list,
-    "another format": lambda: {"format": 2, "records": []},
-    "no records": lambda: _GOOD,
-    "records of numbers": lambda: {**_GOOD, "records": [1]},
-    "no versions": lambda: {**_GOOD, "records": [{**_record(), "versions": None}]},
-    "an unknown field": lambda: {
-        **_GOOD, "records": [{**_record(), "product": {**_record()["product"], "cat": 1}}],
-    },
-    "a field of lists": lambda: {**_GOOD, "records": [_record(rows=[40])]},
-    "a time of text": lambda: {**_GOOD, "records": [{**_record(), "us": {"ours": "", "torch": 1}}]},
-    "a time of 0": lambda: {**_GOOD, "records": [{**_record(), "us": {"ours": 0, "torch": 1}}]},
-    "routes of 0 us": lambda: _of_routes(us=0.0),
-    "routes without a time": lambda: _of_routes(us=None),
-    "a route of text": lambda: _of_routes(dx="ours"),
-    "a route that is none": lambda: _of_routes(dweight=-3),
-    "an unknown route": lambda: _of_routes(cat=1),
-}  # fmt: skip
-
-
-def _of_routes(us: Any = 1.0, **routes: Any) -> dict[str, Any]:
-    return {**_GOOD, "records": [{**_record(), "routed": {"us": us, "routes": routes}}]}
+_BROKEN: dict[str, Callable[[], list[str]]] = {
+    "another format": lambda: ['{"format": 1, "records": []}'],
+    "nothing": list,
+    "half a line": lambda: [HEADER, _line()[:20]],
+    "a field less": lambda: [HEADER, _line().partition("\t")[2].partition("\t")[2]],
+    "a time of text": lambda: [HEADER, _line(times="ours=\ttorch=1")],
+    "a time of 0": lambda: [HEADER, _line(times="ours=0\ttorch=1")],
+    "no time": lambda: [HEADER, _line(times="ours")],
+    "a time and more": lambda: [HEADER, _line(times="ours=1us")],
+}
 
 
 @pytest.mark.parametrize("content", _BROKEN.values(), ids=_BROKEN)
 def test_a_corrupt_file_is_said_and_replaced(content: Callable[[], Any], file: Path) -> None:
-    _write(file, content())
     x, weight = _operands()
     with pytest.warns(RuntimeWarning, match=NOT_READ):
-        assert _chosen(x, weight) == "torch"
+        _write(file, *content())
+    assert _chosen(x, weight) == "torch"
     _keep(x, weight, OURS)
     _forget_what_was_read()
     assert _chosen(x, weight) == "ours"
 
 
-def test_a_file_from_before_there_were_routes(file: Path) -> None:
-    assert "routed" not in _record()
-    _write(file, {**_GOOD, "records": [_record()]})
+@pytest.mark.parametrize("route", ["cat", "y 3, dx 4", "y -3, dx ours, dweight ours"])
+def test_an_unknown_route_is_passed_over(route: str, file: Path) -> None:
     x, weight = _operands()
-    assert _chosen(x, weight) == "ours"
-    _keep(x, weight, ROUTED)
-    (record,) = json.loads(file.read_text())["records"]
-    assert record["us"] == {"ours": 2.0, "torch": 3.0}
-    assert record["routed"] == {"us": 1.0, "routes": ROUTES._asdict()}
+    _write(file, HEADER, _line(ROUTED._replace(routes=route)))
+    assert _choice.choose("linear", x, weight) == (None, None)
+    _write(file, HEADER, _line(ROUTED))
+    assert _choice.choose("linear", x, weight) == (None, ROUTES)
 
 
 def test_a_file_that_is_a_folder(file: Path) -> None:
     file.mkdir(parents=True)
     x, weight = _operands()
     with pytest.warns(RuntimeWarning, match=NOT_READ):
-        _tuned.table()
+        _forget_what_was_read()
     with pytest.warns(RuntimeWarning, match="is not written .*for this process alone"):
         _keep(x, weight, OURS)
     assert _chosen(x, weight) == "ours"
@@ -384,45 +387,42 @@ def test_a_file_that_cannot_be_written(file: Path) -> None:
     assert _chosen(x, weight) == "ours"
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"product": {**_record()["product"], "device": "another machine"}},
-        {"versions": {**_tuned._VERSIONS, "torch": "1.0"}},
-        {"versions": {**_tuned._VERSIONS, "package": "0.0"}},
-        {"versions": {**_tuned._VERSIONS, "kernels": "no kernels"}},
-    ],
-    ids=["machine", "torch", "package", "build"],
-)
-def test_times_of_others_are_kept_and_not_used(other: dict[str, Any], file: Path) -> None:
-    record = {**_record(), **other}
-    _write(file, {"format": 1, "records": [record]})
+@pytest.mark.parametrize("field", ["versions", "machine"])
+def test_times_of_others_are_kept_and_not_used(field: str, file: Path) -> None:
+    line = _line(**{field: "another"})
+    _write(file, HEADER, line)
     x, weight = _operands()
     assert _chosen(x, weight) == "torch"
     _keep(x, weight, OURS)
     _keep(x, weight, TORCH)  # timed anew
     _forget_what_was_read()
     assert _choice.refusal("linear", x, weight) == "it took 2.0 us here, PyTorch's 1.0"
-    assert len(json.loads(file.read_text())["records"]) == 2
-    assert record in json.loads(file.read_text())["records"]
+    assert file.read_text().splitlines() == [HEADER, line, _line(TORCH)]
+
+
+def test_versions_are_those_of_all_that_a_time_depends_on() -> None:
+    found = _times._versions()
+    assert all(text in found for text in (tfk.__version__, torch.__version__))
+    assert _times.library_build() in found
 
 
 @pytest.mark.usefixtures("file")
-def test_what_another_process_wrote_is_not_lost() -> None:
-    first, second = _tuned.Table(tfk.tune_file()), _tuned.Table(tfk.tune_file())
-    products = [_choice.product_of(*_operands(rows)) for rows in (3, 4)]
-    for table, product in zip((first, second), products, strict=True):
-        table.keep(product, OURS)
-    assert set(_tuned.Table(tfk.tune_file()).times) == set(products)
+def test_what_another_process_wrote_is_not_lost(file: Path) -> None:
+    _keep(*_operands(3), OURS)
+    others = _line(timed="linear float32 4x24x16")
+    file.write_text(file.read_text() + others + "\n")
+    _keep(*_operands(5), OURS)
+    rows = [timed.split()[2] for _, timed, _ in _times.records()]
+    assert sorted(rows) == ["3x24x16", "4x24x16", "5x24x16"]
 
 
 def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TFK_TUNE_FILE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tfk.tune_file() == tmp_path / "transformer_kernels" / "tune.json"
+    assert tfk.tune_file() == tmp_path / "transformer_kernels" / "tune.txt"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert tfk.tune_file() == tmp_path / ".cache" / "transformer_kernels" / "tune.json"
+    assert tfk.tune_file() == tmp_path / ".cache" / "transformer_kernels" / "tune.txt"
 
 
 # ---- the variable -------------------------------------------------------------------------------
@@ -435,16 +435,15 @@ def _run(mode: str, path: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_that_times_what_it_meets(tmp_path: Path) -> None:
-    path = tmp_path / "tune.json"
+    path = tmp_path / "tune.txt"
     code = "import torch, transformer_kernels as tfk; tfk.nn.Linear(24, 16)(torch.ones(2, 24))"
     done = _run("1", path, code)
     assert done.returncode == 0, done.stderr
-    (record,) = json.loads(path.read_text())["records"]
-    assert record["product"]["columns"] == 16
-    assert record["product"]["gradients"] == "weight"
+    (line,) = path.read_text().splitlines()[1:]
+    assert "\tlinear float32 2x24x16 dweight\t" in line
 
 
 def test_an_unknown_value_is_refused(tmp_path: Path) -> None:
-    done = _run("yes", tmp_path / "tune.json", "import transformer_kernels")
+    done = _run("yes", tmp_path / "tune.txt", "import transformer_kernels")
     assert done.returncode != 0
     assert "TFK_TUNE is 'yes', expected 0 or 1" in done.stderr

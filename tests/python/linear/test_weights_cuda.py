@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as in_torch
 
 import transformer_kernels as tfk
-from transformer_kernels.ops.linear import _mlp, _tuned, _weights
+from transformer_kernels.ops.linear import _choice, _mlp, _tuned, _weights, linear
 from transformer_kernels.testing.arrivals import Arrivals
 from transformer_kernels.testing.graphs import capture
 from transformer_kernels.testing.inputs import poisoned, randn
@@ -131,8 +131,7 @@ def test_products_add_to_grad(
     op: str, order: str, parts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if parts:
-        monkeypatch.setattr(_mlp, "_FEWEST_BYTES", {})
-        monkeypatch.setattr(_mlp, "_FEWEST_FEATURES_ON_CUDA", 0)
+        monkeypatch.setattr(_mlp, "features_of_part", lambda _, __, hidden, ___: hidden // 2)
     leaves = _leaves(op, order)
     matrices = [t for t in leaves[1:] if t.dim() == 2]
     arrived = [Arrivals(t) for t in matrices]
@@ -233,7 +232,8 @@ def test_by_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves, dy = _leaves("linear"), randn((ROWS, HIDDEN), torch.bfloat16)
     expected = _under_autocast("linear", torch.bfloat16, leaves, dy)
     for routes in ((0, 0, 0), (_tuned.TORCH,) * 3, (_tuned.OURS,) * 3):
-        monkeypatch.setattr(_tuned, "forced", lambda r=routes: _tuned.Routes(*r))
+        choice = _choice.Choice(None, _tuned.Routes(*routes))
+        monkeypatch.setattr(linear, "choose", lambda *_, c=choice, **__: c)
         found = _under_autocast("linear", torch.bfloat16, leaves, dy)
         for a, b in zip(found, expected, strict=True):
             assert a.dtype is b.dtype

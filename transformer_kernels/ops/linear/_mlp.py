@@ -9,6 +9,8 @@ gradient of x is summed over the parts. z has no bias.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..._library import direct
+from ..._library import c_function, direct
 from ..._torch import frees_graph
 from ..pointwise._ops import GATED, PLAIN
 from . import _formula, _packed_mlp
@@ -26,12 +28,15 @@ from ._weights import Gradient, copy_of, gradient_of, multiplied
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
 
-# The rule is that of csrc/mlp/mlp.cpp, which says why. The sum over the parts is rounded to the
-# dtype of x after each: with 4 parts the error stays within twice that of one product.
-_PARTS = {"cpu": 4, "cuda": 2}
-_FEWEST_BYTES = {"cpu": 2**24, "cuda": 2**28}
-_FEWEST_FEATURES_ON_CUDA = 4096  # per part: smaller products leave processors idle
-_STEP = 64  # parts begin at multiples, where rows of hidden features are aligned
+
+@functools.lru_cache(maxsize=1024)
+def features_of_part(device: str, rows: int, hidden: int, itemsize: int) -> int:
+    """The hidden features of a part, by C++'s rule (``csrc/mlp/parts.h``)."""
+    part = c_function("tfk_mlp_part")
+    if part is None or device not in ("cpu", "cuda"):
+        return hidden
+    numbers = map(ctypes.c_int64, (rows, hidden, itemsize))
+    return int(part(device == "cuda", *numbers))
 
 
 class Kernels(NamedTuple):
@@ -120,14 +125,12 @@ class _Call(NamedTuple):
     ddown_weight: Gradient | None
 
     def parts(self) -> list[_Call]:
-        hidden, device = self.weights[0].shape[0], self.x.device.type
-        count, fewest = _PARTS.get(device, 1), _FEWEST_BYTES.get(device, 0)
-        whole = self.x.shape[0] * hidden * self.x.itemsize < fewest or (
-            device == "cuda" and hidden < count * _FEWEST_FEATURES_ON_CUDA
-        )
-        if whole or not hidden:
+        hidden = self.weights[0].shape[0]
+        step = features_of_part(
+            self.x.device.type, self.x.shape[0], hidden, self.x.itemsize
+        )  # fmt: skip
+        if step >= hidden:
             return [self]
-        step = -(-hidden // (count * _STEP)) * _STEP
         return [self._part(slice(at, min(at + step, hidden))) for at in range(0, hidden, step)]
 
     def _part(self, part: slice) -> _Call:

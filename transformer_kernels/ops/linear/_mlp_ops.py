@@ -19,7 +19,7 @@ from torch import Size, Tensor
 from ..._errors import ArgumentValueError
 from .._declare import Op, Way, Ways
 from .._declare_arguments import Flag, Given, Integer, Result, Rows, Table
-from .._parallel import SUMMED, rows
+from .._parallel import ONCE, SUMMED, rows
 from .._register import declare
 from .._work import PRODUCT, products_with
 from ..pointwise._ops import GATED, PLAIN
@@ -78,16 +78,15 @@ _GATES = [op.stock for op in GATED.values()]
 
 
 def _parallel(op: Op, given: Given) -> Ways:
-    """By rows, or by hidden features without a last bias: each device then has terms of the result,
-    or its columns where there is no second layer. A gate and up in one are not split."""
+    """By rows, or by hidden features: each device then has terms of the result, to which one adds
+    the last bias, or its columns where there is no second layer. A gate and up in one are not
+    split."""
     if "up_weight" in given and given["up_weight"] is None:
         return rows(op, given)
     hidden: Way = {"weight": 2, "up_weight": 2, "bias": 1, "up_bias": 1}
     if given["down_weight"] is None:
         return [*rows(op, given), {**hidden, "y": 1}]
-    if given["down_bias"] is not None:
-        return rows(op, given)
-    return [*rows(op, given), {**hidden, "down_weight": 1, "y": SUMMED}]
+    return [*rows(op, given), {**hidden, "down_weight": 1, "down_bias": ONCE, "y": SUMMED}]
 
 
 # ---- results ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from .._declare import Kernels, Op, Way, Ways
 from .._declare_arguments import Given, Integer, Result, Rows, Table
 from .._declare_raw import declare_raw
-from .._parallel import SUMMED, rows
+from .._parallel import ONCE, SUMMED, rows
 from .._register import declare
 from .._work import PRODUCT, products_with
 from ..pointwise._ops import GATED
@@ -43,10 +43,12 @@ def like_weight(given: Given) -> Tensor:
 BY_COLUMNS: Way = {"weight": 2, "bias": 1, "y": 1}
 
 
-def _parallel(op: Op, given: Given) -> Ways:
-    """By rows, by columns, or by terms where no bias is added to each device's sum."""
-    by_terms = [{"x": 1, "weight": 1, "y": SUMMED}] if given["bias"] is None else []
-    return [*rows(op, given), BY_COLUMNS, *by_terms]
+BY_TERMS: Way = {"x": 1, "weight": 1, "bias": ONCE, "y": SUMMED}
+
+
+def by_operands(op: Op, given: Given) -> Ways:
+    """By rows, by columns, or by terms, to which one device adds the bias."""
+    return [*rows(op, given), BY_COLUMNS, BY_TERMS]
 
 
 def _parallel_act(op: Op, given: Given) -> Ways:
@@ -65,7 +67,7 @@ LINEAR = declare(
     "linear",
     function="functional.linear",
     kind=PRODUCT,
-    parallel=_parallel,
+    parallel=by_operands,
     flops=products_with("weight"),
     unread=("bias",),
     arguments=OPERANDS,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from .._declare import Op, Ways
+from .._declare import Op, Way, Ways
 from .._declare_arguments import Argument, Given, Result, Rows
-from .._parallel import rows
+from .._parallel import ONCE, SUMMED, rows
 from .._register import declare
 from .._work import PRODUCT, rows_of
 from . import _formula
@@ -76,8 +76,11 @@ def _empty_dx(given: Given) -> Tensor:
 
 
 def _parallel(op: Op, given: Given) -> Ways:
-    """By rows or by columns."""
-    return [*rows(op, given), {"packed": 2, "scales": 2, "bias": 1, "y": 1}]
+    """By rows, by columns, or by terms, whose groups have a scale each; one device adds the
+    bias."""
+    columns: Way = {"packed": 2, "scales": 2, "bias": 1, "y": 1}
+    terms: Way = {"x": 1, "packed": 1, "scales": 1, "bias": ONCE, "y": SUMMED}
+    return [*rows(op, given), columns, terms]
 
 
 def _flops(pass_: str, given: Given) -> float:

@@ -18,14 +18,14 @@ from ..._library import direct, log_dispatch
 from .._declare import Kernels
 from .._declare_arguments import Given, Integer, Result, Rows, Table
 from .._declare_call import make_call
+from .._declare_fake import fake_backward, fake_forward
 from .._declare_raw import declare_raw
-from .._parallel import rows
 from .._register import declare, without_saved
 from .._work import PRODUCT, products_with
 from . import _formula
-from ._arguments import Bias, empty_like_weight
+from ._arguments import Bias
 from ._formula import as_rows
-from ._ops import LINEAR, like_weight, shape_of_y
+from ._ops import LINEAR, by_operands, like_weight, shape_of_y
 from ._tuned import OURS, TORCH
 from ._weights import copy_memory, copy_of, gradient_of, multiplied, product_like
 
@@ -37,43 +37,14 @@ _OP = "linear"
 # ---- raw ops ------------------------------------------------------------------------------------
 
 
-def _forward_formula(
-    x: Tensor, weight: Tensor, bias: Tensor | None, algorithm: int  # noqa: ARG001
-) -> Tensor:  # fmt: skip
-    return _formula.linear(x, weight, bias)
-
-
-def _fake_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, algorithm: int  # noqa: ARG001
-) -> Tensor:  # fmt: skip
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def _backward_formula(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_dx: bool, need_dweight: bool,
-    need_dbias: bool, dx_algorithm: int, dweight_algorithm: int,  # noqa: ARG001
-) -> Gradients:  # fmt: skip
-    return _formula.linear_gradient(dy, x, weight, bias, need_dx, need_dweight, need_dbias)
-
-
-def _fake_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,  # noqa: ARG001
-    need_dx: bool, need_dweight: bool, need_dbias: bool,
-    dx_algorithm: int, dweight_algorithm: int,  # noqa: ARG001
-) -> Gradients:  # fmt: skip
-    return (
-        x.new_empty(x.shape if need_dx else 0),
-        empty_like_weight(weight) if need_dweight else x.new_empty(0),
-        x.new_empty(0) if bias is None or not need_dbias else bias.new_empty(bias.shape),
-    )
-
+_FORWARD, _BACKWARD = 3, 7  # arguments of LINEAR's passes, in front of the algorithms
 
 ALGORITHM_FORWARD = declare_raw(
     "linear_algorithm_forward(Tensor x, Tensor weight, Tensor? bias, int algorithm) -> Tensor y",
     of=LINEAR,
     flops=products_with("weight"),
-    reference=_forward_formula,
-    fake=_fake_forward,
+    reference=lambda *given: _formula.linear(*given[:_FORWARD]),
+    fake=lambda *given: fake_forward(LINEAR, *given[:_FORWARD]),
 )
 ALGORITHM_BACKWARD = declare_raw(
     "linear_algorithm_backward(Tensor dy, Tensor x, Tensor weight, Tensor? bias, bool need_dx,"
@@ -82,8 +53,8 @@ ALGORITHM_BACKWARD = declare_raw(
     of=LINEAR,
     flops=products_with("weight"),
     pass_="backward",
-    reference=_backward_formula,
-    fake=_fake_backward,
+    reference=lambda *given: _formula.linear_gradient(*given[:_BACKWARD]),
+    fake=lambda *given: fake_backward(LINEAR, *given[:_BACKWARD]),
 )
 
 _ours, _our_gradients = direct(LINEAR.raw.forward), direct(LINEAR.raw.backward)
@@ -94,28 +65,25 @@ _gradients_by_algorithm = direct(ALGORITHM_BACKWARD)
 # ---- products by their routes -------------------------------------------------------------------
 
 
-def y_by(route: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Computes y by a route; raises where cuBLASLt does not offer the algorithm."""
+# Each raises where cuBLASLt does not offer the algorithm.
+
+
+def y_by(route: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
     if route == TORCH:
         return _formula.linear(x, weight, bias)
-    y: Tensor = _ours(x, weight, bias) if route == OURS else _by_algorithm(x, weight, bias, route)
-    return y
+    return _ours(x, weight, bias) if route == OURS else _by_algorithm(x, weight, bias, route)
 
 
-def dx_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Computes dx by a route; raises where cuBLASLt does not offer the algorithm."""
+def dx_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Any:
     if route == TORCH:
         return dy @ weight
-    dx: Tensor = _gradients(dy, x, weight, None, (True, False, False), (route, OURS))[0]
-    return dx
+    return _gradients(dy, x, weight, None, (True, False, False), (route, OURS))[0]
 
 
-def dweight_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Computes dweight by a route; raises where cuBLASLt does not offer the algorithm."""
+def dweight_by(route: int, dy: Tensor, x: Tensor, weight: Tensor) -> Any:
     if route == TORCH:
         return product_like(weight, as_rows(dy), as_rows(x))
-    dweight: Tensor = _gradients(dy, x, weight, None, (False, True, False), (OURS, route))[1]
-    return dweight
+    return _gradients(dy, x, weight, None, (False, True, False), (OURS, route))[1]
 
 
 def _gradients(
@@ -222,7 +190,7 @@ ROUTED_LINEAR = declare(
     "routed_linear",
     function="functional.linear",
     kind=PRODUCT,
-    parallel=rows,
+    parallel=by_operands,
     flops=products_with("weight"),
     unread=("bias",),
     arguments=(

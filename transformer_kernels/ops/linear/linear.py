@@ -18,7 +18,7 @@ from .._public import overridable
 from ..fpga.linear import on_array
 from ..pointwise._ops import GATED, PLAIN
 from ..pointwise.table import ACTIVATIONS
-from . import _formula, _onednn
+from . import _formula, _kept, _onednn
 from ._as_one import as_level, call_as_one
 from ._choice import choose, is_little, refusal
 from ._mlp_ops import GATED_MLP, MLP
@@ -53,6 +53,16 @@ def _torch_product(
     except (RuntimeError, TypeError, AttributeError):
         refuse_call(op, (x, weight, bias, *others))
         raise
+
+
+def by_torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, little: bool = False
+) -> Tensor:  # fmt: skip
+    """A layer by PyTorch's product, with a kernel for the activation, if there is one."""
+    if activation is None:
+        return _torch_product(LINEAR, x, weight, bias, little=little)
+    z = _torch_product(LINEAR_ACT, x, weight, bias, NUMBERS[activation], little=little)
+    return cast(Tensor, PLAIN[activation].call(z, None))
 
 
 def _as_multiplied(
@@ -100,6 +110,8 @@ def linear(
     if backend == "auto":
         if is_little("linear", input, weight):
             return _torch_product(LINEAR, input, weight, bias, little=True)
+        if (y := _kept.product(input, weight, bias)) is not None:
+            return y
         reason, routes = choose("linear", input, weight)
         if reason is not None:
             return _torch_product(LINEAR, input, weight, bias)
@@ -153,9 +165,10 @@ def linear_act(
             return y
     if backend == "auto":
         little = is_little("linear_act", input, weight)
+        if not little and (y := _kept.product(input, weight, bias, number)) is not None:
+            return y
         if little or refusal("linear_act", input, weight, activated=True) is not None:
-            z = _torch_product(LINEAR_ACT, input, weight, bias, number, little=little)
-            return cast(Tensor, PLAIN[activation].call(z, None))
+            return by_torch(input, weight, bias, activation, little=little)
     return cast(Tensor, _act_call(*_as_multiplied(input, weight, bias), number, backend))
 
 

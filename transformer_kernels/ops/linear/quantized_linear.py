@@ -21,7 +21,7 @@ from .._constants import refuse_gradient
 from .._declare_checks import as_declared, check_values
 from .._public import explained, overridable
 from ._arguments import SCALES
-from ._choice import has_few_rows, refusal, why_not_few_rows_on_cuda
+from ._choice import why_not_few_rows
 from ._quantized import QUANTIZED_LINEAR, DequantizedLinear, dequantized
 from ._quantized import quantized_linear as formula
 
@@ -156,16 +156,14 @@ def dequantize_weight(
     return dequantized(packed, scales, dtype)
 
 
-def _why_formula(x: Tensor, packed: Tensor) -> str | None:
+def _why_formula(x: Tensor) -> str | None:
     """The reason to dequantise the weight and run PyTorch's product; None where our kernels run."""
     if not have_kernels_for(x):
         return "no kernel for this device"
     if torch.is_autocast_enabled(x.device.type):
         return "autocast is on"
     if x.is_cuda:
-        return why_not_few_rows_on_cuda(x)
-    if not has_few_rows(x) and refusal("quantized_linear", x, packed, by_rules=True) is not None:
-        return "of more rows the product of the dequantised weight is as fast"
+        return why_not_few_rows(x)
     return None
 
 
@@ -189,9 +187,10 @@ def quantized_linear(
         scales: (N, G), float32, float16 or bfloat16; each scale belongs to K / G numbers.
         bias: (N,), of ``input``'s dtype or float32.
         backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``. ``"auto"`` runs kernels for
-            up to 16 rows, on CUDA in float16 and bfloat16; on the CPU for more rows too where
-            :func:`linear` would run ours. Otherwise the weight is dequantised for PyTorch's
-            product.
+            up to 16 rows on CUDA, in float16 and bfloat16, and for any rows on the CPU. Otherwise
+            the weight is dequantised for PyTorch's product. Either way more than 16 rows, and the
+            gradient of ``input``, take the time of dequantising the weight besides that of a
+            product: they are no faster than :func:`linear` with a weight of 16 bits.
 
     Returns:
         (..., N), in the dtype of ``input``. ``input`` and ``bias`` have gradients.
@@ -208,7 +207,7 @@ def quantized_linear(
         if not is_eager():
             if input.is_cuda:  # the choice depends on rows, which a graph may not know
                 return formula(input, packed, scales, bias)
-        elif (reason := _why_formula(input, packed)) is not None:
+        elif (reason := _why_formula(input)) is not None:
             log_dispatch(f"quantized_linear: kernels refused: {reason}; PyTorch's product runs")
             return _dequantized_linear(input, packed, scales, bias)
     y: Tensor = _call(input, packed, scales, bias, backend)

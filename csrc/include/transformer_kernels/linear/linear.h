@@ -22,6 +22,9 @@
 // Accumulation: a gradient that accumulates is added to what its tensor holds, with one rounding of
 // old + sum to the dtype of the tensor; cuBLASLt rounds a sum of 16 bits also before it adds it.
 // Without terms the tensor stays as it is.
+// Packed: the CPU reads a packed weight (packed_weight.h) in place of weight, of which only shape
+// and dtype count then. A sum has another order then, which also depends on how many rows there
+// are.
 // Aliasing: outputs overlap neither inputs nor each other, but that the dz of linear_dact may be
 // exactly z's memory.
 //
@@ -48,6 +51,7 @@ inline constexpr std::int64_t kPreferCublasLt = -2;
 struct LinearForward {
   TensorView x;
   TensorView weight;
+  TensorView packed{};                    // optional: weight as pack_weight() leaves it
   TensorView bias{};                      // optional
   std::optional<Pointwise> activation{};  // none of the gated ones
   TensorView z{};                         // optional: what the backward pass reads of f

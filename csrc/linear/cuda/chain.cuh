@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Epilogues of Hopper's GEMM (gemm.cuh) whose results leave through shared memory: chains of parts.
-// Chain<AddBias<>, Keep<>, Activate<Gelu>> is f(z), and keeps z = sum + bias.
+// Epilogues of products on tensor cores whose results leave through shared memory: chains of parts.
+// Chain<AddBias<>, Keep<>, Activate<Gelu>> is f(z), and keeps z = sum + bias. Engines run them
+// (sm90/staged_writer.cuh, sm80/chunk_writer.cuh).
 //
 // A part is a struct whose data are its arguments and whose apply() is its arithmetic. What else it
 // has, it says by these names (epilogues.cuh):
@@ -9,6 +10,7 @@
 //   kKeepsOnDemand              what it keeps may be unwanted
 //   kResults                    how many results it leaves, where that is not one
 //   kSumsColumns                its `partial`, if not null, gets sums of the first result's columns
+//   kDotsRows                   it adds to `f.dots`; its `dots`, if not null, gets each tile's sums
 //   Columns, columns<T>(at)     what it needs of the columns of a chunk, brought once for all bands
 //   touch<T>(col, cols, lane)   brings what columns() will read to L1, before the products
 //   apply(fragment[, columns])
@@ -20,7 +22,7 @@
 #include "core/cuda/hopper.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/sm90/accumulator.cuh"
-#include "linear/sm90/shape.cuh"
+#include "linear/cuda/units.cuh"
 
 namespace transformer_kernels::cuda {
 
@@ -36,6 +38,7 @@ struct ChunkColumns {
   int first;
   int cols;  // of the result
   AccumulatorThread own;
+  int group = 0;  // of the rows
 
   // The first column of two; past the last column that is even, the last two.
   __device__ __forceinline__ int two(int eight) const {
@@ -44,8 +47,9 @@ struct ChunkColumns {
 };
 
 // 16 rows and 16 columns of a chunk. A lane holds eight numbers of each value; number e is in
-// row(e) of the result, and of eight(e) it is the lane's column e % 2.
-template <class T, int kProducts_>
+// row(e) of the result, and of eight(e) it is the lane's column e % 2. Cells::put(cell, words)
+// writes a fragment to shared memory: what the address `cell` means to a lane is the engine's.
+template <class T, int kProducts_, class Cells>
 struct EpilogueFragment {
   static constexpr int kProducts = kProducts_;
 
@@ -55,7 +59,8 @@ struct EpilogueFragment {
   GemmExtent extent;    // of the result
   MatrixOrigin origin;  // in it
   AccumulatorThread own;
-  int sixteen;  // of the chunk
+  int sixteen;            // of the chunk
+  float* dots = nullptr;  // sums over the columns of row(0) and row(2), so far
 
   __device__ __forceinline__ int row(int e) const {
     return origin.row + own.lane / 4 + 8 * (e / 2 % 2);
@@ -73,10 +78,7 @@ struct EpilogueFragment {
   __device__ __forceinline__ void keep(int i, const float (&numbers)[8]) const {
     std::uint32_t words[4];
     narrow(numbers, words);
-    put(kept + i * kChunkBytes, words);
-  }
-  static __device__ __forceinline__ void put(std::uint32_t cell, const std::uint32_t (&words)[4]) {
-    store_matrices(cell, words[0], words[1], words[2], words[3]);
+    Cells::put(kept + i * kChunkBytes, words);
   }
 
   static __device__ __forceinline__ void narrow(const float (&numbers)[8],
@@ -90,9 +92,6 @@ struct EpilogueFragment {
     for (int i = 0; i < 4; ++i) widen_word<T>(words[i], numbers + 2 * i);
   }
 };
-
-template <class T, class Shape, class Chain>
-class StagedWriter;
 
 // A part's columns(), where it has them.
 template <class Part>
@@ -123,14 +122,12 @@ consteval int results_of() {
 // Runs parts in their order. The tensors that it reads and keeps are in that order too.
 template <class... Parts>
 struct Chain : Parts... {
-  template <class T, class Shape>
-  using Writer = StagedWriter<T, Shape, Chain>;
-
   static constexpr int kReads = (0 + ... + reads_of<Parts>());
   static constexpr int kKeeps = (0 + ... + keeps_of<Parts>());
   static constexpr int kResults = std::max({1, results_of<Parts>()...});
   static constexpr bool kKeepsOnDemand = (false || ... || requires { Parts::kKeepsOnDemand; });
   static constexpr bool kSumsColumns = (false || ... || requires { Parts::kSumsColumns; });
+  static constexpr bool kDotsRows = (false || ... || requires { Parts::kDotsRows; });
 
   struct Columns : ColumnsOf<Parts>... {};
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The parts that epilogues of Hopper's GEMM are made of (chain.cuh).
+// The parts that epilogues of products on tensor cores are made of (chain.cuh), and the epilogues
+// that store sums from the registers in which they are. Each of the latter is a struct whose
+// storer<T>(unit, extent) returns a function of a place and of the two sums that begin there.
 #pragma once
 
 #include "core/math/activation.h"
+#include "linear/cuda/chain.cuh"
 #include "linear/problem.h"
-#include "linear/sm90/chain.cuh"
-#include "linear/sm90/direct_writer.cuh"
 #include "pointwise/dropout_numbers.cuh"
 
 namespace transformer_kernels::cuda {
@@ -179,12 +180,13 @@ struct GateSlope {
   }
 };
 
-// v times the factor of its row.
+// v times the factor of its row, where there are factors.
 struct ScaleRows {
   const float* factors;
 
   template <class F>
   __device__ __forceinline__ void apply(const F& f) const {
+    if (factors == nullptr) return;
     const float upper = __ldg(factors + min(f.row(0), f.extent.rows - 1));
     const float lower = __ldg(factors + min(f.row(2), f.extent.rows - 1));
 #pragma unroll
@@ -248,9 +250,6 @@ struct SumColumns {
 
 // A part's sums, as they are, in a matrix of its own.
 struct StorePart {
-  template <class T, class Shape>
-  using Writer = DirectWriter<T, Shape, StorePart>;
-
   float* partial;
 
   template <class T>
@@ -263,11 +262,8 @@ struct StorePart {
   }
 };
 
-// sum + bias where rows of out have any alignment, so that TMA cannot store them.
+// sum + bias where rows of out have any alignment, so that they do not leave in packs.
 struct StoreUneven {
-  template <class T, class Shape>
-  using Writer = DirectWriter<T, Shape, StoreUneven>;
-
   BiasVector bias;
   Matrix out;
 
@@ -278,6 +274,51 @@ struct StoreUneven {
       to[0] = narrow<T>(sums[0] + bias.at<T>(at.col));
       if (at.col + 1 < extent.cols) to[1] = narrow<T>(sums[1] + bias.at<T>(at.col + 1));
     };
+  }
+};
+
+// sum + bias, in T or in float32, or added to what is there; rows of out have any alignment.
+struct StoreSums {
+  BiasVector bias;
+  Matrix out;
+  bool is_wide;      // float32
+  bool in_pairs;     // two sums of out lie at a multiple of their size
+  bool accumulates;  // without a bias
+
+  template <class T>
+  __device__ __forceinline__ auto storer(const GemmUnit&, GemmExtent extent) const {
+    return [=, this](MatrixOrigin at, const float* sums) {
+      const bool has_two = at.col + 1 < extent.cols;
+      const float v[2] = {sums[0] + bias.at<T>(at.col),
+                          has_two ? sums[1] + bias.at<T>(at.col + 1) : 0};
+      if (is_wide) {
+        store<float>(at, v, has_two);
+      } else {
+        store<T>(at, v, has_two);
+      }
+    };
+  }
+
+ private:
+  template <class Out>
+  struct alignas(2 * sizeof(Out)) Pair {
+    Out of[2];
+  };
+
+  template <class Out>
+  __device__ __forceinline__ void store(MatrixOrigin at, const float (&v)[2], bool has_two) const {
+    Out* const to = static_cast<Out*>(out.data) + at.row * out.row_step + at.col;
+    const auto sum = [&](float own, Out old) {
+      return narrow<Out>(accumulates ? widen(old) + own : own);
+    };
+    if (in_pairs && has_two) {
+      Pair<Out>& pair = *reinterpret_cast<Pair<Out>*>(to);
+      const Pair<Out> old = accumulates ? pair : Pair<Out>{};
+      pair = {sum(v[0], old.of[0]), sum(v[1], old.of[1])};
+    } else {
+      to[0] = sum(v[0], accumulates ? to[0] : Out{});
+      if (has_two) to[1] = sum(v[1], accumulates ? to[1] : Out{});
+    }
   }
 };
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Sums of the columns of a result while it is in shared memory (staged_writer.cuh).
+// Sums of the columns of a result while it is in shared memory (chain.cuh).
 #pragma once
 
 #include "core/cuda/mma.cuh"
-#include "core/cuda/sm90/swizzle.cuh"
-#include "linear/sm90/chain.cuh"
+#include "linear/cuda/chain.cuh"
 
 namespace transformer_kernels::cuda {
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 // A warp's sums of the columns of a chunk over the bands of its tile. They go to PartialGradients'
 // rows of dbias (core/cuda/column_sum.h), one row for the rows that a warp has of a tile.
@@ -63,6 +62,6 @@ class ColumnTotals {
   float totals_[kCount];
 };
 
-#endif  // sm_90a
+#endif  // sm_80
 
 }  // namespace transformer_kernels::cuda
