@@ -9,6 +9,7 @@
 #include "core/rows.h"
 #include "core/scratch.h"
 #include "mlp/checks.h"
+#include "mlp/parts.h"
 #include "pointwise/problem.h"
 #include "transformer_kernels/linear/gated_linear.h"
 
@@ -97,27 +98,6 @@ void run_forward(const Context& context, const MlpForward& a) {
 }
 
 // ---- the backward pass --------------------------------------------------------------------------
-
-// How the hidden features are parted. On CUDA, from these bytes and features on, 2 parts are as
-// fast as one or faster, and 4 take up to 5 % longer. Below that, more calls cost more than a
-// working set in the cache saves, or than the memory is worth.
-struct PartsRule {
-  std::int64_t count;
-  std::int64_t fewest_bytes;     // of the hidden features
-  std::int64_t fewest_features;  // a part: smaller products leave processors idle
-};
-constexpr PartsRule kOnCpu{4, std::int64_t{1} << 24, 0};
-constexpr PartsRule kOnCuda{2, std::int64_t{1} << 28, 4096};
-constexpr std::int64_t kStep = 64;  // parts begin where rows of hidden features are aligned
-
-std::int64_t features_of_part(const Context& context, const MlpBackward& a) {
-  const PartsRule& rule = context.device.type == DeviceType::kCpu ? kOnCpu : kOnCuda;
-  const std::int64_t hidden = a.weight.sizes[0];
-  const std::int64_t bytes = rows_and_cols(a.x).rows * hidden * size_of(a.x.dtype);
-  const bool is_whole = bytes < rule.fewest_bytes || hidden < rule.count * rule.fewest_features;
-  const std::int64_t count = a.parts > 0 ? a.parts : is_whole ? 1 : rule.count;
-  return count == 1 ? hidden : rounded_up(divide_up(hidden, count), kStep);
-}
 
 TensorView part_of(TensorView view, int dimension, std::int64_t begin, std::int64_t count) {
   if (!view.defined()) return view;
@@ -276,7 +256,8 @@ void sum_rows(const Context& context, const MlpBackward& a) {
 
 void run_backward(const Context& context, const MlpBackward& a) {
   const std::int64_t hidden = a.weight.sizes[0];
-  const std::int64_t features = features_of_part(context, a);
+  const std::int64_t features = features_of_part(context.device.type, rows_and_cols(a.x).rows,
+                                                 hidden, size_of(a.x.dtype), a.parts);
   HiddenRows memory(name_of_op(a), context, a.x, features, temporaries_of(a));
   std::int64_t begin = 0;
   do {  // once without hidden features: gradients of nothing are 0

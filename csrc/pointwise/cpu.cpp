@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 
-#include "core/cpu/cache.h"
 #include "core/cpu/columns.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
+#include "core/cpu/stores.h"
 #include "core/dispatch.h"
 #include "core/rounding.h"
 #include "pointwise/kernels_isa.h"
@@ -52,7 +52,8 @@ void backward_with_sums(const Context& context, const PointwiseBackwardProblem& 
   const std::int64_t chunks = divide_up(p.rows, chunk_rows);
   const Scratch partials(context, chunks * 2 * wide * size_of(accumulate_dtype(p.dtype)));
   const PointwiseBackwardTask task{
-      p, biases.bias(), biases.up_bias(), leaves_cache(p), partials.data(), wide, chunk_rows};
+      p,    biases.bias(), biases.up_bias(), streams(name_of(p.op), p), partials.data(),
+      wide, chunk_rows};
   const auto run = kernels_of(p).backward_chunks[static_cast<int>(p.dtype)];
   parallel_for(context, chunks, rows_per_range(chunk_rows * p.cols),
                [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });
@@ -70,7 +71,7 @@ void backward_with_sums(const Context& context, const PointwiseBackwardProblem& 
 void pointwise_forward(const Context& context, const PointwiseForwardProblem& p) {
   log_cpu_kernel(name_of(p.op), p);
   const WideBiases biases(context, p);
-  const PointwiseForwardTask task{p, biases.bias(), biases.up_bias(), leaves_cache(p)};
+  const PointwiseForwardTask task{p, biases.bias(), biases.up_bias(), streams(name_of(p.op), p)};
   const auto run = kernels_of(p).forward[static_cast<int>(p.dtype)];
   parallel_for(context, p.rows * tiles_of_row(p.cols), rows_per_range(std::min(p.cols, kTileCols)),
                [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });
@@ -80,8 +81,8 @@ void pointwise_backward(const Context& context, const PointwiseBackwardProblem& 
   log_cpu_kernel(name_of(p.op), p);
   const WideBiases biases(context, p);
   if (p.dbias != nullptr || p.dup_bias != nullptr) return backward_with_sums(context, p, biases);
-  const PointwiseBackwardTask task{p, biases.bias(), biases.up_bias(), leaves_cache(p), nullptr, 0,
-                                   0};
+  const PointwiseBackwardTask task{
+      p, biases.bias(), biases.up_bias(), streams(name_of(p.op), p), nullptr, 0, 0};
   const auto run = kernels_of(p).backward[static_cast<int>(p.dtype)];
   parallel_for(context, p.rows * tiles_of_row(p.cols), rows_per_range(std::min(p.cols, kTileCols)),
                [&](std::int64_t begin, std::int64_t end) { run(task, begin, end); });

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/cpu/cache.h"
 #include "core/cpu/columns.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
+#include "core/cpu/stores.h"
 #include "core/dispatch.h"
 #include "core/rounding.h"
 #include "norm/dropout_problem.h"
@@ -144,12 +144,12 @@ constexpr auto kAllAtOnce = [](std::int64_t begin, std::int64_t end, auto&& run)
 
 void norm_forward(const Context& context, const NormForwardProblem& p) {
   log_cpu_kernel(p.op, p);
-  forward_rows(context, p, leaves_cache(p), kAllAtOnce);
+  forward_rows(context, p, streams(p.op, p), kAllAtOnce);
 }
 
 void norm_backward(const Context& context, const NormBackwardProblem& p) {
   log_cpu_kernel(p.op, p);
-  backward_chunks(context, p, leaves_cache(p), kAllAtOnce);
+  backward_chunks(context, p, streams(p.op, p), kAllAtOnce);
 }
 
 // Each row of the sum is made, and normalised from the cache.

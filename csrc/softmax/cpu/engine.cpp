@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "core/cpu/cache.h"
 #include "core/cpu/parallel.h"
 #include "core/cpu/scratch.h"
+#include "core/cpu/stores.h"
 #include "core/dispatch.h"
 #include "softmax/cpu/kernels.h"
 
@@ -18,7 +18,7 @@ const SoftmaxKernels& kernels() {
 void softmax_forward(const Context& context, const SoftmaxForwardProblem& p) {
   log_cpu_kernel("softmax", p);
   const auto run = kernels().forward[static_cast<int>(p.dtype)];
-  const bool stream = leaves_cache(p);
+  const bool stream = streams("softmax", p);
   const std::int64_t row_bytes = wide_cols(p.cols) * size_of(accumulate_dtype(p.dtype));
   parallel_for(context, p.rows, rows_per_range(p.cols), [&](std::int64_t begin, std::int64_t end) {
     RowScratch scratch(row_bytes);
@@ -29,7 +29,7 @@ void softmax_forward(const Context& context, const SoftmaxForwardProblem& p) {
 void softmax_backward(const Context& context, const SoftmaxBackwardProblem& p) {
   log_cpu_kernel("softmax", p);
   const auto run = kernels().backward[static_cast<int>(p.dtype)];
-  const bool stream = leaves_cache(p);
+  const bool stream = streams("softmax", p);
   parallel_for(context, p.rows, rows_per_range(p.cols),
                [&](std::int64_t begin, std::int64_t end) { run(p, stream, begin, end); });
 }

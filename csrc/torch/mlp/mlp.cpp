@@ -1,29 +1,22 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/mlp/mlp.h"
 
+#include "mlp/parts.h"
 #include "torch/linear/operands.h"
 #include "torch/linear/rows.h"
+#include "transformer_kernels/api.h"
 
 namespace transformer_kernels::torch_ops {
 namespace {
 
-// The arguments of a pass, with what the schemas of both have. Without up_weight, the weight of a
-// gated MLP has the rows of gate and up, z the columns of both, and so on.
+// Without up_weight, z has the columns of gate and up, and so on.
 template <class Pass>
-struct Arguments : Pass {
-  std::int64_t number;  // of the activation
-  bool gated;
-
-  bool in_one() const { return gated && !this->up_weight.defined(); }
-  std::int64_t lines() const { return this->weight.rank > 0 ? this->weight.sizes[0] : 0; }
-  std::int64_t hidden() const { return in_one() ? lines() / 2 : lines(); }
+struct Arguments : GatedArguments<Pass, 0> {
+  std::int64_t hidden() const { return this->in_one() ? this->lines() / 2 : this->lines(); }
 
   void prepare(const char* op) {
-    this->activation = gated ? gate_of(op, number) : activation_of(op, number);
-    if (!in_one()) return;
-    check_value(lines() % 2 == 0, op, ": weight has ", lines(),
-                " rows, expected an even number (those of gate, then of up)");
-    check_value(!this->up_bias.defined(), op,
+    GatedArguments<Pass, 0>::prepare(op);
+    check_value(!this->in_one() || !this->up_bias.defined(), op,
                 ": up_bias is present, expected none (bias is of gate and up)");
   }
 };
@@ -145,3 +138,11 @@ using Ops = RawOps<Forward, Backward>;
 TFK_RAW_OPS(Ops)
 
 }  // namespace transformer_kernels::torch_ops
+
+// The hidden features of a part, for products that are PyTorch's: the rule is the same.
+extern "C" TFK_API std::int64_t tfk_mlp_part(int on_cuda, std::int64_t rows, std::int64_t hidden,
+                                             std::int64_t element_bytes) {
+  using namespace transformer_kernels;
+  const DeviceType device = on_cuda != 0 ? DeviceType::kCuda : DeviceType::kCpu;
+  return features_of_part(device, rows, hidden, element_bytes, 0);
+}

@@ -5,6 +5,7 @@
 
 #include "backend_test.h"
 #include "mlp/mlp_run.h"
+#include "mlp/parts.h"
 #include "parallel_hooks.h"
 
 namespace transformer_kernels::testing {
@@ -238,6 +239,18 @@ TEST_P(MlpOp, parts_and_an_overwritten_z_take_less_memory) {
     EXPECT_LE(in_parts, (gradients + 1) * layer / 4 + (whole - (gradients + 1) * layer));
     EXPECT_EQ(most(4, true), in_parts - gradients * layer / 4);
   }
+}
+
+TEST(PartsOfMlps, are_of_large_problems_alone) {
+  constexpr auto kCpu = DeviceType::kCpu, kCuda = DeviceType::kCuda;
+  EXPECT_EQ(features_of_part(kCpu, 1024, 4096, 4, 0), 1024);
+  EXPECT_EQ(features_of_part(kCpu, 1023, 4096, 4, 0), 4096);  // bytes are few
+  EXPECT_EQ(features_of_part(kCpu, 4096, 3000, 4, 0), 768);   // in steps of 64
+  EXPECT_EQ(features_of_part(kCuda, 16384, 8192, 2, 0), 4096);
+  EXPECT_EQ(features_of_part(kCuda, 16383, 8192, 2, 0), 8192);
+  EXPECT_EQ(features_of_part(kCuda, 65536, 8191, 2, 0), 8191);  // features are few
+  EXPECT_EQ(features_of_part(kCuda, 1, 300, 2, 3), 128);        // as many as are asked for
+  EXPECT_EQ(features_of_part(kCpu, 1, 0, 4, 0), 0);
 }
 
 }  // namespace

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from ..._torch import embedding as torch_embedding
 from .._declare import Kernels, Op, Ways
 from .._declare_arguments import Flag, Given, Indices, Integer, Result, Table
+from .._parallel import ONCE, SUMMED, Joint
 from .._register import declare
 from .._work import size_of, sizes_of
-from . import _formula
+from . import _formula, _split
 
 
 def _shape_of_y(tokens: str, given: Given) -> tuple[int, ...]:
@@ -45,16 +46,21 @@ def _stock_add(
 
 
 def _parallel(
-    indices: tuple[str, ...], tables: tuple[str, ...], op: Op, given: Given  # noqa: ARG001
+    indices: tuple[str, ...], tables: tuple[str, ...], op: Op, given: Given
 ) -> Ways:  # fmt: skip
-    """By the columns of the tables, or by tokens: positions that nobody gives count on in their
-    last dimension. Gradients divided by how often a token occurs need all tokens in one place."""
+    """By the columns of the tables, by tokens (positions that nobody gives count on in their last
+    dimension), or by the rows of the first table, beside whose rows the others' are added once.
+    Gradients divided by how often a token occurs need all tokens and rows in one place."""
+    columns = dict.fromkeys((*tables, "y"), 1)
+    if given.get("scale_grad_by_freq"):
+        return [columns]
     first = 1 if given.get("positions", 0) is not None else 2
-    last = 0 if given.get("scale_grad_by_freq") else given[indices[0]].dim()
-    by_tokens = range(first, last + 1)
+    by_tokens = range(first, given[indices[0]].dim() + 1)
+    rows = {"weight": 2, **dict.fromkeys(tables[1:], ONCE), "y": SUMMED}
     return [
-        dict.fromkeys((*tables, "y"), 1),
+        columns,
         *({**dict.fromkeys(indices, dim), "y": dim + 1} for dim in by_tokens),
+        Joint(rows, "weight", partial(_split.by_rows, op, indices[0])),
     ]
 
 

@@ -73,7 +73,7 @@ def _padded(tensor: Tensor | None, x: Tensor, rows: int) -> Any:
     return padded
 
 
-class _Rows:
+class RowChunks:
     """The rows of a call, in chunks; ``copies`` buffers of a chunk's size are in memory."""
 
     def __init__(self, given: Given, copies: int = 1) -> None:
@@ -156,7 +156,7 @@ def _add(sums: Tensor, product: Tensor) -> None:
 class _WeightSums:
     """The weight's gradient, summed over chunks in its own dtype or in the arithmetic's."""
 
-    def __init__(self, given: Given, rows: _Rows) -> None:
+    def __init__(self, given: Given, rows: RowChunks) -> None:
         x, weight = given["x"], given["linear_weight"]
         self._products = rows.products
         self._dtype = weight.dtype
@@ -186,10 +186,10 @@ class _WeightSums:
         return self._sums[: self._classes].to(self._dtype)
 
 
-class _Gradients:
+class Gradients:
     """The gradients that are needed, computed chunk by chunk; others have no elements."""
 
-    def __init__(self, given: Given, rows: _Rows, needed: Needed) -> None:
+    def __init__(self, given: Given, rows: RowChunks, needed: Needed) -> None:
         x, bias = given["x"], given["linear_bias"]
         need_dx, need_dweight, need_dbias = needed
         self._given, self._rows = given, rows
@@ -220,7 +220,7 @@ class _Statistics:
     """The entropy and the accuracy of each row, of those that are asked for, from the logits that a
     chunk has anyway."""
 
-    def __init__(self, given: Given, rows: _Rows) -> None:
+    def __init__(self, given: Given, rows: RowChunks) -> None:
         self._given, self._rows = given, rows
         self._nothing = rows.x.new_empty(0, dtype=rows.arithmetic)
         make = self._nothing.new_empty
@@ -250,7 +250,7 @@ class _Statistics:
 # ---- passes -------------------------------------------------------------------------------------
 
 
-def _pass(function: Pass) -> Pass:
+def as_pass(function: Pass) -> Pass:
     """Runs a pass without autograd and autocast: dtypes and derivatives are handled here."""
 
     @wraps(function)
@@ -261,10 +261,10 @@ def _pass(function: Pass) -> Pass:
     return cast(Pass, run)
 
 
-@_pass
+@as_pass
 def loss_alone(given: Given) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the loss, the entropy and the accuracy."""
-    rows = _Rows(given)
+    rows = RowChunks(given)
     total = rows.total()
     options, statistics = rows.options(total), _Statistics(given, rows)
     losses = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
@@ -275,14 +275,14 @@ def loss_alone(given: Given) -> tuple[Tensor, Tensor, Tensor]:
     return rows.reduced(losses, total), *statistics.results()
 
 
-@_pass
+@as_pass
 def loss_and_gradients(given: Given, needed: Needed) -> tuple[Tensor, ...]:
     """Computes a reduced loss, the entropy and the accuracy, and the loss's gradients for an
     incoming gradient of 1."""
-    rows = _Rows(given)
+    rows = RowChunks(given)
     total = rows.total()
     options, statistics = rows.options(total), _Statistics(given, rows)
-    gradients = _Gradients(given, rows, needed)
+    gradients = Gradients(given, rows, needed)
     losses = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
     for part, logits in rows.chunks():
         target = rows.target[part]
@@ -292,7 +292,7 @@ def loss_and_gradients(given: Given, needed: Needed) -> tuple[Tensor, ...]:
     return rows.reduced(losses, total), *statistics.results(), *gradients.results()
 
 
-@_pass
+@as_pass
 def gradients_alone(given: Given, needed: Needed) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the gradients from those of the loss and of the entropy, of which each may be
     absent; the logits are computed again."""
@@ -300,9 +300,9 @@ def gradients_alone(given: Given, needed: Needed) -> tuple[Tensor, Tensor, Tenso
     dentropy = dentropy if dentropy is not None and dentropy.numel() else None
     if given["reduction"] == NONE or dentropy is not None or dloss is None:
         return _gradients_of_rows(given, dloss, dentropy, needed)
-    rows = _Rows(given)
+    rows = RowChunks(given)
     options = rows.options(rows.total(), dloss)
-    gradients = _Gradients(given, rows, needed)
+    gradients = Gradients(given, rows, needed)
     for part, logits in rows.chunks():
         loss_with_gradient_in_place(logits, rows.target[part], None, *options, True)
         gradients.add(part, logits)
@@ -314,10 +314,10 @@ def _gradients_of_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the gradients for separate incoming gradients per row, which the kernel that
     overwrites logits does not support."""
-    rows = _Rows(given, copies=2)
+    rows = RowChunks(given, copies=2)
     weight, *numbers = options = rows.options(rows.total())
     counted, softcap = rows.counted(), given["softcap"]
-    gradients = _Gradients(given, rows, needed)
+    gradients = Gradients(given, rows, needed)
     of_rows = rows.x.new_empty(len(rows.x), dtype=rows.arithmetic)
     loss_reduction = NONE if given["reduction"] == NONE else SUM  # the weights divide a mean
     loss_gains = gains_of_rows(dloss, counted, loss_reduction, of_rows)

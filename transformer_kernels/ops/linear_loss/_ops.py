@@ -38,11 +38,12 @@ from .._declare_formula import gradients_of
 from .._declare_raw import declare_raw
 from .._dtype import accumulate_dtype
 from .._kinds import on_memory
+from .._parallel import WHOLE, Joint
 from .._register import declare
 from .._work import PRODUCT, products_with
 from ..linear._arguments import Bias
 from ..loss._ops import CROSS_ENTROPY, empty_loss, scale_gradient, ways_of_rows
-from . import _chunks, _formula
+from . import _chunks, _formula, _split
 
 _NEEDED = ("need_dx", "need_dlinear_weight", "need_dlinear_bias")
 _X = re.compile(r"\bx\b")  # cross-entropy's name of the logits
@@ -83,9 +84,13 @@ def _empty_statistic(flag: str, given: Given) -> Tensor:
     return empty_loss(wide) if given[flag] else empty_loss(wide).new_empty(0)
 
 
-def _parallel(op: Op, given: Given) -> Ways:  # noqa: ARG001
-    """By rows, but not for a mean, which counts the rows of all devices, nor with more results."""
-    return () if given["with_entropy"] or given["with_accuracy"] else ways_of_rows(given, "x")
+def _parallel(op: Op, given: Given) -> Ways:
+    """By rows; or by classes, whose entropy and accuracy nobody merges."""
+    by_rows = ways_of_rows(given, "x", results=("loss", "entropy", "accuracy"))
+    if given["with_entropy"] or given["with_accuracy"]:
+        return by_rows
+    classes = {"linear_weight": 2, "linear_bias": 1} | dict.fromkeys(op.returned, WHOLE)
+    return [*by_rows, Joint(classes, "linear_weight", partial(_split.by_classes, op))]
 
 
 LINEAR_CROSS_ENTROPY = declare(

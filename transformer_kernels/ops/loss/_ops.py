@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..._library import direct
-from .._declare import Formula, Kernels, Op, Ways
+from .._declare import Formula, Kernels, Op, Way, Ways
 from .._declare_arguments import (
     Flag,
     Given,
@@ -37,9 +37,9 @@ from .._declare_fake import fake_inference
 from .._declare_formula import formula_forward
 from .._declare_raw import declare_raw
 from .._dtype import accumulate_dtype
-from .._parallel import SUMMED, leading
+from .._parallel import SUMMED, WHOLE, Joint, leading
 from .._register import declare
-from . import _formula, _stock
+from . import _formula, _split, _stock
 
 _FORWARD = (
     "Tensor? target, Tensor? probabilities, Tensor? weight, int ignore_index,"
@@ -77,19 +77,28 @@ def _gradients(backward: Formula, values: Given, needed: Given) -> dict[str, Ten
     return found
 
 
-def _parallel(op: Op, given: Given) -> Ways:  # noqa: ARG001
-    """By rows, but not for a mean: it counts the rows of all devices."""
-    return ways_of_rows(given, "x", "probabilities")
-
-
-def ways_of_rows(given: Given, *rows: str) -> Ways:
-    if given["reduction"] == _formula.MEAN:
-        return ()
-    summed = given["reduction"] == _formula.SUM
+def _parallel(op: Op, given: Given) -> Ways:
+    """By rows or by classes."""
+    of_classes = {"x": 1, "probabilities": 1, "loss": WHOLE}
     return [
-        dict.fromkeys(rows, dim) | {"target": dim - 1, "loss": SUMMED if summed else dim - 1}
-        for dim in leading(given["x"])
+        *ways_of_rows(given, "x", "probabilities"),
+        Joint(of_classes, "x", partial(_split.by_classes, op)),
     ]
+
+
+def ways_of_rows(given: Given, *rows: str, results: tuple[str, ...] = ("loss",)) -> Ways:
+    """By rows, whose means divide by what all devices count."""
+    reduction = given["reduction"]
+    ways: list[Way] = []
+    for dim in leading(given["x"]):
+        way = dict.fromkeys(rows, dim) | {"target": dim - 1}
+        if reduction == _formula.MEAN:
+            mean = way | dict.fromkeys(results, WHOLE)
+            ways.append(Joint(mean, "x", _split.mean_by_rows))
+        else:
+            summed = reduction == _formula.SUM
+            ways.append(way | dict.fromkeys(results, SUMMED if summed else dim - 1))
+    return ways
 
 
 def _triton() -> Kernels:
