@@ -10,6 +10,7 @@
 #include "core/dispatch.h"
 #include "core/overlap.h"
 #include "core/sequences.h"
+#include "core/softcap.h"
 #include "core/strides.h"
 
 namespace transformer_kernels {
@@ -210,8 +211,7 @@ void Checker::add_dropout(const AttentionInputs& a, AttentionProblem& p) const {
 void check_options(const AttentionInputs& a) {
   check_value(!a.scale || std::isfinite(*a.scale), kOp, ": scale is ", a.scale.value_or(0),
               ", expected a finite number");
-  check_value(std::isfinite(a.softcap) && a.softcap >= 0, kOp, ": softcap is ", a.softcap,
-              ", expected a finite number, 0 or above");
+  check_softcap(kOp, "softcap", a.softcap);
   check_value(a.dropout >= 0 && a.dropout <= 1, kOp, ": dropout is ", a.dropout,
               ", expected a number from 0 to 1");
   for (const auto& [name, size] :

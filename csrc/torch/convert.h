@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/own_kernels.h"
 #include "transformer_kernels/context.h"
 #include "transformer_kernels/error.h"
 #include "transformer_kernels/index_error.h"
@@ -44,6 +45,11 @@ Tensor packed_indices(const char* op, const char* name, const Tensor& tensor);
 TensorView broadcast_to(const char* op, const char* name, const TensorView& view,
                         const TensorView& like, const char* reason);
 
+// A dimension of a tensor whose rank is checked later, with all else.
+inline std::int64_t size_or_0(const TensorView& view, int dim) {
+  return view.rank > dim ? view.sizes[dim] : 0;
+}
+
 // Layouts of tensors to be made: views without memory, in row-major order. Those of an undefined
 // view are undefined.
 TensorView layout_of(Device device, std::span<const std::int64_t> sizes, DType dtype);
@@ -73,6 +79,7 @@ class CallContext {
   static void* allocate(void* self, std::size_t bytes);
   static void release(void* self, void* memory);
 
+  OwnKernels own_;  // Python has chosen
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
   std::vector<Tensor> scratch_;
   Context context_;

@@ -85,10 +85,11 @@ struct TensorField {
   }
 };
 
-// A tensor that the op writes.
-template <class Member>
+// A tensor that the op writes, with a letter of its own in the schema.
+template <char kLetter, class Member>
 struct WrittenField : TensorField<Member> {
-  static constexpr const char* kType = "Tensor(a!)";
+  static constexpr char kText[] = {'T', 'e', 'n', 's', 'o', 'r', '(', kLetter, '!', ')', 0};
+  static constexpr const char* kType = kText;
 };
 
 template <class Member>
@@ -112,7 +113,7 @@ struct SourceField : OptionalField<Member> {
   }
 };
 
-// One more tensor that the op writes, with a letter of its own in the schema.
+// One that may be absent.
 template <char kLetter, class Member>
 struct OptionalWrittenField : OptionalField<Member> {
   static constexpr char kText[] = {'T', 'e', 'n', 's', 'o', 'r', '(', kLetter, '!', ')', '?', 0};
@@ -171,8 +172,8 @@ template <class Member>
 constexpr TensorField<Member> tensor(const char* name, Member member, Prepare prepare = as_it_is) {
   return {name, member, prepare};
 }
-template <class Member>
-constexpr WrittenField<Member> written(const char* name, Member member) {
+template <char kLetter = 'a', class Member>
+constexpr WrittenField<kLetter, Member> written(const char* name, Member member) {
   return {{name, member, as_it_is}};
 }
 template <class Member>
@@ -428,6 +429,11 @@ struct RawOps {
     }
   }
 };
+
+// The raw ops of a list on the CPU alone: formulas serve other devices.
+#define TFK_CPU_OPS(Ops)                                                    \
+  STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); } \
+  STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
 
 // The raw ops of a list on the devices that have kernels.
 #define TFK_RAW_OPS(Ops)                                                        \

@@ -35,10 +35,6 @@ inline TensorView matrix(const TensorView& like, std::int64_t rows, std::int64_t
   return layout_of(like.device, std::array{rows, cols}, like.dtype);
 }
 
-// Sizes of tensors whose ranks are checked later, with all else.
-inline std::int64_t size_or_0(const TensorView& view, int dim) {
-  return view.rank > dim ? view.sizes[dim] : 0;
-}
 inline std::int64_t segments_of(const Edges& edges) {
   const std::int64_t offsets = edges.offsets.numel();
   return offsets > 0 ? offsets - 1 : 0;

@@ -83,6 +83,10 @@ TEST(AttentionErrors, of_features) {
                "attention: scale is inf, expected a finite number");
   expect_error([](Forward& a) { a.inputs.softcap = -1; },
                "attention: softcap is -1, expected a finite number, 0 or above");
+  expect_error([](Forward& a) { a.inputs.softcap = kInfinity; },
+               "attention: softcap is inf, expected a finite number, 0 or above");
+  expect_error([](Forward& a) { a.inputs.softcap = 1e39; },  // infinite in float32
+               "attention: softcap is 1e+39, expected a finite number, 0 or above");
   expect_error([](Forward& a) { a.inputs.dropout = 1.5; },
                "attention: dropout is 1.5, expected a number from 0 to 1");
   expect_error([](Forward& a) { a.inputs.window_left = -2; },

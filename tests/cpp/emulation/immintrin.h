@@ -253,6 +253,9 @@ inline void tile_dot(int c, int a, int b) {
 #define _mm512_rcp14_ps(a) \
   (TFK_EMULATED::converted<__m512, float, float>(a, TFK_EMULATED::reciprocal_estimate))
 #define _mm512_cvtne2ps_pbh(a, b) TFK_EMULATED::bfloat16_of_two(a, b)
+// SIMDe's name has the arguments of the instruction with a mask.
+#undef _mm512_madd_epi16
+#define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 
 #undef _tile_loadconfig
 #undef _tile_release

@@ -126,11 +126,17 @@ def _the_dropin() -> None:
     torch.testing.assert_close(out.full_tensor(), sdpa(q, q, q, is_causal=True))
 
 
+def _dropped_by_all() -> None:
+    """The mask counts the whole's positions, so dropout is not split."""
+    q, k, v = tensors(6, 9, 4, 2, dim=8, dtype=torch.float64)
+    places, seed = {"q": HEADS, "k": HEADS, "v": HEADS}, torch.tensor([7, 3])
+    found = _agree(attention, {"q": q, "k": k, "v": v}, places, dropout=0.4, seed=seed)
+    assert found[0] == Replicate()
+
+
 def _refusals() -> None:
     mesh = init_device_mesh("cpu", (WORLD,))
     q = distribute_tensor(randn((2, 6, 4, 8), torch.float32), mesh, [BATCH])
-    with pytest.raises(ValueError, match=r"dropout is 0\.1, expected 0 with DTensors"):
-        attention(q, q, q, dropout=0.1)
     with pytest.raises(TypeError, match="attention: k is a Tensor, expected a DTensor as q is"):
         attention(q, q.to_local(), q)
     with pytest.raises(ValueError, match="attention: k has shape"):
@@ -140,7 +146,7 @@ def _refusals() -> None:
 CASES = [
     _split_by_batch, _split_by_heads, _one_head_of_keys_is_for_all,
     _three_heads_of_keys_are_not_split, _other_backends, _time_is_gathered,
-    _split_in_different_ways, _packed_sequences, _the_dropin, _refusals,
+    _split_in_different_ways, _packed_sequences, _the_dropin, _dropped_by_all, _refusals,
 ]  # fmt: skip
 
 

@@ -57,9 +57,17 @@ _HEADS: Way = {
 }  # fmt: skip
 
 
+_QUERIES: Way = {"q": 3, "bias": 2, "mask": 2, "out": 3, "lse": 1}
+
+
 def _parallel(op: Op, given: Given) -> Ways:  # noqa: ARG001
-    """By batch or by heads; packed sequences by heads alone."""
-    return [_HEADS] if given["q"].dim() == 3 else [_BATCH, _HEADS]
+    """By batch or by heads; by queries where it does not matter how far keys are; packed sequences
+    by heads alone."""
+    if given["q"].dim() == 3:
+        return [_HEADS]
+    sees_all = given["window_left"] < 0 and given["window_right"] < 0
+    is_anywhere = sees_all and given["alibi_slopes"] is None
+    return [_BATCH, _HEADS, *([_QUERIES] if is_anywhere else [])]
 
 
 _MOVED = ("q", "k", "v", "bias", "mask", "out")

@@ -28,6 +28,7 @@ from .._dtype import accumulate_dtype, under_autocast
 from .._kinds import is_jagged, require_memory
 from .._philox import fresh_seed
 from .._public import overridable_as
+from .._sharding import agreed
 from . import _jagged
 from ._ops import ATTENTION
 
@@ -47,14 +48,13 @@ def _default_scale(q: Tensor) -> float:
         return 1.0  # for a tensor without head dim, which the op refuses by name
 
 
-def _window(window: Any, causal: Any) -> tuple[Any, Any]:
+def _window(window: Any, causal: Any, op: str = _OP) -> tuple[Any, Any]:
     if not are_integers(window, 2):
         raise ArgumentTypeError(
-            f"attention: window is {shown(window)}, expected two ints (left, right), -1 for no"
-            " bound"
+            f"{op}: window is {shown(window)}, expected two ints (left, right), -1 for no bound"
         )
     left, right = window
-    return left, 0 if as_flag(_OP, "causal", causal) else right
+    return left, 0 if as_flag(op, "causal", causal) else right
 
 
 def _statistics(x: Tensor | None, q: Tensor) -> Tensor | None:
@@ -93,7 +93,7 @@ def _call(
         if scale is None:
             scale = _default_scale(q)
         if dropout and seed is None:
-            seed = fresh_seed(q.device)
+            seed = agreed(fresh_seed(q.device), q)
         refuse_gradient(_OP, alibi_slopes=alibi_slopes)
         alibi_slopes, sinks = _statistics(alibi_slopes, q), _statistics(sinks, q)
     # Kernels would read the memory of a CausalBias, which was never written, as numbers.

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Requests as users ask for them, and their results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .._errors import ArgumentTypeError, as_count, as_integer, as_number, check_kind, is_integer
+
+_NUMBERS = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How a request is continued, and where it ends.
+
+    Args:
+        max_new_tokens: the most tokens that are generated.
+        temperature: divides the logits; 0 chooses the likeliest token, the first of equal ones.
+        top_k, top_p, min_p, typical_p: which tokens may be drawn, and
+        repetition_penalty, presence_penalty, frequency_penalty: how tokens so far count, as in
+            :func:`transformer_kernels.functional.sample_logits`.
+        seed: of this request's draws, which depend on nothing else than it, the logits, these
+            parameters and the tokens before.
+        stop_tokens: tokens that end the request, and are the last of it.
+        stop: strings that end the request, and are not in its text.
+        salt: requests with different ones share no pages (another adapter, another user).
+
+    >>> tfk.decode.Parameters(max_new_tokens=100, stop_tokens=(2,)).temperature
+    0.0
+    """
+
+    max_new_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    salt: str | None = None
+
+    def check(self, op: str) -> None:
+        """Checks what no op checks that takes the parameters."""
+        as_count(op, "max_new_tokens", self.max_new_tokens)
+        as_integer(op, "seed", self.seed)
+        for name in _NUMBERS:
+            if (value := getattr(self, name)) is not None:
+                as_number(op, name, value)
+        if self.salt is not None:
+            check_kind(op, "salt", self.salt, str, "a string or None")
+        if type(self.stop_tokens) is not tuple or not all(map(is_integer, self.stop_tokens)):
+            raise ArgumentTypeError(
+                f"{op}: stop_tokens is {self.stop_tokens!r}, expected a tuple of integers"
+            )
+        if type(self.stop) is not tuple or not all(isinstance(s, str) and s for s in self.stop):
+            raise ArgumentTypeError(
+                f"{op}: stop is {self.stop!r}, expected a tuple of strings that are not empty"
+            )
+
+
+class Piece(NamedTuple):
+    """A token of a stream.
+
+    ``text`` is what is certain by now: it lags behind where a character is incomplete or a stop
+    string may have begun. ``reason`` is None but in the last piece: "stop" or "length".
+    """
+
+    token: int
+    text: str
+    reason: str | None = None
+
+
+class Status(NamedTuple):
+    """The state of an engine: requests that wait and run, pages that can be given, and what it did
+    since it was made: rows that the model computed, tokens of requests that were found in pages
+    instead, and times that a request gave its pages up."""
+
+    waiting: int
+    running: int
+    available_pages: int
+    rows: int
+    found: int
+    given_up: int
+
+
+class Result(NamedTuple):
+    """The tokens and the text of a request, and why it ended: "stop", "length", "cancelled", or
+    "failed" where ``detokenize`` raised."""
+
+    tokens: list[int]
+    text: str
+    reason: str

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""A request on its way through the engine."""
+
+from __future__ import annotations
+
+from ._parameters import Parameters, Piece, Result
+from ._sample import Draw
+from ._text import Detokenize, TextStream
+
+
+class Request:
+    """A prompt and what was generated behind it; it is finished when it has a ``reason``."""
+
+    def __init__(
+        self, number: int, prompt: list[int], parameters: Parameters, detokenize: Detokenize | None
+    ) -> None:
+        self.number = number
+        self.tokens = prompt
+        self.prompt_length = len(prompt)
+        self.parameters = parameters
+        self.is_in_step = False
+        self.reason: str | None = None
+        self.error: Exception | None = None  # that detokenize raised
+        self.pieces: list[Piece] = []
+        self.taken = 0  # how many of them Engine.take gave
+        self._text = None if detokenize is None else TextStream(detokenize, parameters.stop)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that are ever stored: nothing follows the last, so it is not."""
+        return self.prompt_length + self.parameters.max_new_tokens - 1
+
+    @property
+    def draw(self) -> Draw:
+        """The draw of the next token."""
+        number = len(self.tokens) - self.prompt_length
+        return Draw(self.parameters, number, self.tokens, self.prompt_length)
+
+    def accept(self, token: int) -> None:
+        """Adds a token that was drawn, and finishes the request where it is the last, or where its
+        text cannot be told."""
+        self.tokens.append(token)
+        try:
+            self.pieces.append(self._piece(token))
+        except Exception as error:  # the others of the step go on
+            self.error, self.reason = error, "failed"
+
+    def _piece(self, token: int) -> Piece:
+        is_stop = token in self.parameters.stop_tokens
+        text = "" if self._text is None or is_stop else self._text.push(token)
+        if is_stop or (self._text is not None and self._text.is_stopped):
+            self.reason = "stop"
+        elif len(self.tokens) - self.prompt_length >= self.parameters.max_new_tokens:
+            self.reason = "length"
+        if self.reason is not None and self._text is not None:
+            text += self._text.flush()
+        return Piece(token, text, self.reason)
+
+    @property
+    def result(self) -> Result:
+        text = "".join(piece.text for piece in self.pieces)
+        return Result(self.tokens[self.prompt_length :], text, self.reason or "cancelled")

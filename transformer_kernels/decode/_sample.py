@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""Draws the tokens of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..functional import sample_logits
+from ._parameters import Parameters
+
+# Arguments of sample_logits, and the number that turns each off.
+_OFF = {
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+_PENALTIES = [name for name in _OFF if name.endswith("penalty")]
+_NO_TOKEN = -1
+
+
+class Draw(NamedTuple):
+    """A token to be drawn behind ``tokens``, the first ``prompt_length`` of which are the prompt;
+    ``number`` of them were drawn before."""
+
+    parameters: Parameters
+    number: int
+    tokens: Sequence[int]
+    prompt_length: int
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Draws a token a row, (M, V) -> (M,). A draw depends on its row of logits, its parameters, its
+    number and, with penalties, the tokens before it; on nothing else."""
+    asked = [draw.parameters for draw in draws]
+    options: dict[str, Any] = {name: _values(name, asked, logits.device) for name in _OFF}
+    if any(getattr(each, name) != _OFF[name] for name in _PENALTIES for each in asked):
+        options["previous"] = _previous(draws).to(logits.device)
+        options["prompt_lengths"] = _integers([d.prompt_length for d in draws], logits.device)
+    tokens: Any = sample_logits(  # a tensor, where no probabilities are asked for
+        logits, **options, seed=_integers([each.seed for each in asked], logits.device),
+        position=_integers([draw.number for draw in draws], logits.device),
+    )  # fmt: skip
+    drawn: Tensor = tokens
+    return drawn
+
+
+def _values(name: str, asked: Sequence[Parameters], device: torch.device) -> Any:
+    """One number, or one of each row where they differ."""
+    found = [getattr(each, name) for each in asked]
+    if all(value == found[0] for value in found):
+        return found[0]
+    numbers = [_OFF[name] if value is None else value for value in found]
+    return torch.tensor(numbers, dtype=torch.float32, device=device)
+
+
+def _integers(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def _previous(draws: Sequence[Draw]) -> Tensor:
+    """(M, the most tokens) int64: the tokens before each draw."""
+    rows = [torch.tensor(draw.tokens, dtype=torch.int64) for draw in draws]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=_NO_TOKEN)
