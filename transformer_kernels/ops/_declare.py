@@ -164,8 +164,9 @@ class Op:
     def zeroed(self) -> tuple[str, ...]:
         """Results whose absent gradients are passed as zeros, because another result's may be
         absent."""
-        needed = tuple(name for name in self.returned if f"d{name}" not in self.may_be_absent)
-        return () if self.sums or needed == self.returned else needed
+        given = tuple(r.name for r in self.results if r.has_gradient and not r.saved)
+        needed = tuple(name for name in given if f"d{name}" not in self.may_be_absent)
+        return () if self.sums or needed == given else needed
 
     def kept_like(self, name: str) -> str:
         """The tensor to save for the shape of a result, and for its dtype unless that is narrower:

@@ -238,13 +238,16 @@ class Seed(Argument):
     """A seed and an offset of random numbers, needed where the probability ``draws`` is between 0
     and 1.
 
-    An element's position decides whether it is dropped, and a shard does not know it.
+    An element's position in the whole tensor decides whether it is dropped. A shard knows it where
+    the numbers are those ``of_elements`` of the first argument, by a formula; other ops that draw
+    are not split.
     """
 
     optional: bool = True
     on_cpu: bool = True
     of: str = "x"
     draws: str = "p"
+    of_elements: bool = False
 
     def check(self, op: str, value: Tensor, given: Given) -> None:
         check_known(op, self.name, value)
@@ -338,6 +341,7 @@ class Result:
     like: str = "x"
     shape: Callable[[Given], Sequence[int]] | None = None  # default: the shape of ``like``
     saved: bool = False  # only for the backward pass, in the arithmetic's dtype
+    has_gradient: bool = True  # integers have none
 
     def is_alike(self, other: Result) -> bool:
         return (self.like, self.shape, self.saved) == (other.like, other.shape, other.saved)

@@ -35,7 +35,7 @@ def run_kinds(
     ways = partial(_ways, op, given, dims)
     if any(map(is_jagged, arguments)):
         return one_or_all(_on_values(op, given, ways(), run))
-    return one_or_all(on_shards(op, given, ways, run, dims))
+    return one_or_all(on_shards(op, given, ways, run, dims, backend))
 
 
 def _ways(op: Op, given: Given, dims: int | None) -> Ways:

@@ -12,21 +12,21 @@ from typing import Any
 from .._library import composed_op, raw_op
 from ._declare import Op
 from ._declare_arguments import Given
-from ._work import BytesOf, FlopsOf, Work, sizes_of
+from ._work import MEMORY, BytesOf, FlopsOf, Work, sizes_of
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A raw op, by name, and the declared op that it belongs to."""
+    """A raw op, by name, and the declared op that it belongs to, if there is one."""
 
     name: str
-    of: Op
+    of: Op | None
     composed: bool  # made of other ops, without a kernel
     work: Callable[[Given], Work]  # takes arguments and results, as named in the schema
 
     @property
     def kind(self) -> str:
-        return self.of.kind
+        return MEMORY if self.of is None else self.of.kind
 
 
 RAW: dict[str, Raw] = {}
@@ -44,7 +44,7 @@ def register_passes(op: Op) -> None:
 def declare_raw(
     schema: str,
     *,
-    of: Op,
+    of: Op | None,
     reference: Callable[..., Any],
     fake: Callable[..., Any],
     composed: bool = False,
@@ -52,8 +52,8 @@ def declare_raw(
     flops: FlopsOf | None = None,
     pass_: str = "forward",
 ) -> Any:
-    """Declares a raw op that is not a whole pass, but a part of one or an in-place op; returns its
-    overload.
+    """Declares a raw op that is not a whole pass, but a part of one or an in-place op, or an op
+    without a gradient (``of`` is None); returns its overload.
 
     It moves each tensor in its schema once, and overwritten ones twice.
     """

@@ -4,17 +4,90 @@
 A way maps tensors to the dimension that is split, counted from the last as 1. Each device computes
 its part of the results from its part of the arguments. A tensor that the way does not name is the
 same on every device, and so is one that broadcasts: with size 1 in that dimension, or with fewer
-dimensions. The gradient of such a tensor is the sum over devices.
+dimensions. The gradient of such a tensor is the sum over devices. A number that the way names is
+divided between the devices.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from ._declare import Op, Way, Ways
 from ._declare_arguments import Given, Mask, Param
 
 SUMMED = 0  # marks a result of which each device computes a summand
+WHOLE = -1  # marks a result that every device has whole when a `Joint` way has run
+ONCE = -2  # marks an argument that is added to one device's summand: zeros on all others
+
+Run = Callable[[Given], tuple[Any, ...]]  # arguments by name -> results
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process's part of a dimension that is split between the processes of ``groups``."""
+
+    start: int
+    size: int  # of the whole dimension
+    groups: tuple[Any, ...]  # a process group for each dimension of the mesh
+    backend: str  # of the call
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Adds up, in place, what the processes have."""
+        return self._reduced(x, torch.distributed.ReduceOp.SUM)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Replaces each element by the largest one of all processes."""
+        return self._reduced(x, torch.distributed.ReduceOp.MAX)
+
+    def _reduced(self, x: Tensor, by: Any) -> Tensor:
+        for group in self.groups:
+            torch.distributed.all_reduce(x, by, group=group)
+        return x
+
+
+class Joint(dict[str, int]):
+    """A way whose devices need more than a call of the op on their parts.
+
+    ``run(part, call, given)`` returns a device's results, where ``call`` computes those of the
+    arguments ``given``; ``by`` is the tensor whose split dimension ``part`` is of. The ways of
+    other dimensions of the mesh run inside ``call`` if the declaration lists them later.
+    """
+
+    def __init__(
+        self, way: Way, by: str, run: Callable[[Part, Run, Given], tuple[Any, ...]]
+    ) -> None:
+        super().__init__(way)
+        self.by, self.run = by, run
+
+
+class Summing(Protocol):
+    """Processes that can add up what they have."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Adds up, in place, the processes' tensors."""
+
+
+class _Total(torch.autograd.Function):
+    """A sum over processes, each of which has the whole gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, processes: Summing) -> Tensor:
+        return processes.sum(x.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def total(x: Tensor, processes: Summing) -> Tensor:
+    """The sum of the processes' tensors, on each of them, with a gradient."""
+    found: Tensor = _Total.apply(x, processes)
+    return found
 
 
 def rows(op: Op, given: Given, last: int | None = None) -> Ways:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return x & _LOW, (x >> 32) & _LOW
 
 
-def _words(key: Tensor, counter: Tensor, offset: Tensor) -> list[Tensor]:
+def words_at(key: Tensor, counter: Tensor, offset: Tensor) -> list[Tensor]:
     """Four words of 32 random bits for each counter; products wrap around as in C."""
     key0, key1 = _halves(key)
     x0, x1 = _halves(counter)
@@ -60,10 +61,15 @@ def _words(key: Tensor, counter: Tensor, offset: Tensor) -> list[Tensor]:
     return [x0, x1, x2, x3]
 
 
+def words_of(counters: Tensor, seed: Tensor) -> list[Tensor]:
+    """Four words of 32 random bits for each counter, under a seed and an offset."""
+    key, offset = seed.to(counters.device).unbind()
+    return words_at(key, counters, offset)
+
+
 def _numbers(counters: Tensor, seed: Tensor) -> Tensor:
     """The 16-bit numbers of each counter, side by side along the last dimension."""
-    key, offset = seed.to(counters.device).unbind()
-    words = _words(key, counters, offset)
+    words = words_of(counters, seed)
     return torch.stack([half for w in words for half in (w & 0xFFFF, w >> 16)], -1).flatten(-2)
 
 
@@ -78,12 +84,40 @@ def scale(dropout: float) -> float:
     return VALUES / (VALUES - below) if below < VALUES else 1.0
 
 
-def kept(shape: Sequence[int], dropout: float, seed: Tensor | None, device: torch.device) -> Tensor:
+class SeedOfPart(NamedTuple):
+    """The seed of a whole tensor, for a formula that computes a part of it."""
+
+    seed: Tensor
+    whole: tuple[int, ...]  # the shape
+    first: tuple[int, ...]  # the part's first index in each dimension
+
+
+def _kept_of_part(shape: Sequence[int], below: int, part: SeedOfPart, device: Any) -> Tensor:
+    """A mask of the elements of a part: those that the whole tensor would keep."""
+    strides = [math.prod(part.whole[dim + 1 :]) for dim in range(len(shape))]
+    split = [dim for dim in range(len(shape)) if shape[dim] != part.whole[dim]]
+    last = split[-1] if split else 0
+    begin = torch.tensor([part.first[last] * strides[last]], device=device)
+    for dim in range(last):
+        indices = part.first[dim] + torch.arange(shape[dim], device=device)
+        begin = (begin.unsqueeze(-1) + indices * strides[dim]).flatten()
+    length = math.prod(shape[last:])  # of the elements that follow each other
+    begin = begin.unsqueeze(-1)
+    calls = begin // _PER_CALL + torch.arange(length // _PER_CALL + 2, device=device)
+    places = begin % _PER_CALL + torch.arange(length, device=device)
+    return (_numbers(calls, part.seed).gather(-1, places) >= below).reshape(shape)
+
+
+def kept(
+    shape: Sequence[int], dropout: float, seed: Tensor | SeedOfPart | None, device: torch.device
+) -> Tensor:
     """A mask of the elements to keep in a tensor of ``shape``; ``seed`` is read only for 0 <
     dropout < 1."""
     below = threshold(dropout)
     if below in (0, VALUES) or seed is None:
         return torch.full(shape, below == 0, device=device)
+    if isinstance(seed, SeedOfPart):
+        return _kept_of_part(shape, below, seed, device)
     count = math.prod(shape)
     counters = torch.arange(-(-count // _PER_CALL), device=device)
     return (_numbers(counters, seed)[:count] >= below).reshape(shape)

@@ -28,9 +28,8 @@ from transformer_kernels.functional import (
     swiglu,
 )
 from transformer_kernels.ops._declare import Op
-from transformer_kernels.ops._declare_arguments import Seed, as_tuple
 from transformer_kernels.ops._register import DECLARED
-from transformer_kernels.testing.declared import combinations
+from transformer_kernels.testing.declared import combinations, passes, without_dropout
 from transformer_kernels.testing.programs import leave
 
 SHAPE = (3, 5, 8)  # neither process has as many rows as the other
@@ -125,36 +124,22 @@ def _share(x: Any, mesh: Any, dim: int | None) -> Any:
     return distribute_tensor(x, mesh, [place])
 
 
-def _without_seed(op: Op, values: dict[str, Any]) -> dict[str, Any]:
-    seeds = {a.name: a.draws for a in op.arguments if isinstance(a, Seed)}
-    return values | dict.fromkeys(seeds) | dict.fromkeys(seeds.values(), 0.0)
-
-
-def _passes(op: Op, values: dict[str, Any]) -> list[Tensor]:
-    """Results and gradients of an op, whole."""
-    leaves = {
-        name: x.detach().requires_grad_()
-        for name, x in values.items()
-        if name in op.differentiable and isinstance(x, Tensor) and x.is_floating_point()
-    }
-    results = [r for r in as_tuple(op.call(*{**values, **leaves}.values())) if r.numel()]
-    loss = sum(r.double().square().sum() for r in results)
-    found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
-    tensors: list[Any] = [t for t in (*results, *found) if t is not None]
+def _whole_passes(op: Op, values: dict[str, Any]) -> list[Tensor]:
+    tensors: list[Any] = passes(op, values)
     return [t.full_tensor() if isinstance(t, _dtensor()) else t for t in tensors]
 
 
 def _check_op(op: Op, mesh: Any) -> None:
     """All arguments lie split, by their first dimension or by their last; then the first alone."""
-    given = [_without_seed(op, values) for values in combinations(op)]
+    given = [without_dropout(op, values) for values in combinations(op)]
     for values in (given[0], given[-1]):
-        expected = _passes(op, values)
+        expected = _whole_passes(op, values)
         for dim, alone in ((0, False), (-1, False), (0, True), (-1, True)):
             split = {
                 name: _share(x, mesh, dim if name == op.names[0] or not alone else None)
                 for name, x in values.items()
             }
-            for a, b in zip(_passes(op, split), expected, strict=True):
+            for a, b in zip(_whole_passes(op, split), expected, strict=True):
                 words = f"{op.name}, {dim}, {'the first' if alone else 'all'}"
                 torch.testing.assert_close(
                     a, b, rtol=1e-4, atol=1e-4, msg=lambda m, n=words: f"{n}: {m}"

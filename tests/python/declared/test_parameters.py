@@ -48,6 +48,14 @@ def _run(op: Op, given: dict[str, Any], names: list[str], backend: str) -> Itera
         yield from torch.autograd.grad(results, list(leaves.values()), dys)
 
 
+def _assert_close(a: Tensor, b: Tensor) -> None:
+    """Results may differ by the order of their sums, so the absolute tolerance is that of numbers
+    up to 1, or of the largest."""
+    finite = b.detach().abs().nan_to_num(0, 0)
+    largest = finite.max().clamp(min=1) if b.numel() else 1
+    torch.testing.assert_close(a / largest, b / largest)
+
+
 PARAMETERS = [
     pytest.param(op, argument.name, id=f"{op.name}-{argument.name}")
     for op in DECLARED.values()
@@ -75,7 +83,7 @@ def test_every_parameter(
                 expected = _run(op, other, names, backend)
                 for a, b in zip(found, expected, strict=True):
                     assert a.shape == b.shape
-                    torch.testing.assert_close(a, b)
+                    _assert_close(a, b)
         backends = ["auto"]
 
 

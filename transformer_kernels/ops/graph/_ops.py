@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._declare import Kernels, Op, Ways
 from .._declare_arguments import Argument, Given, Indices, Integer, Result, Table
+from .._parallel import SUMMED
 from .._register import declare
 from .._work import size_of, sizes_of
 from . import _formula, _stock
@@ -47,8 +48,15 @@ def _empty_chosen(given: Given) -> Tensor:
 
 
 def _by_columns(op: Op, given: Given) -> Ways:  # noqa: ARG001
-    """By columns, where no weights have heads of them: edges lead anywhere."""
-    return () if given.get("weight") is not None else ({"x": 1, "y": 1},)
+    """By columns, or by heads of them, which weights have one number of: edges lead anywhere."""
+    return ({"x": 1, "y": 1, "weight": 1},)
+
+
+def _by_heads(op: Op, given: Given) -> Ways:  # noqa: ARG001
+    """By heads, or by terms of one head's products."""
+    if given["heads"] == 1:
+        return ({"a": 1, "b": 1, "y": SUMMED},)
+    return ({"a": 1, "b": 1, "y": 1, "heads": 1},)
 
 
 def _size_of_row(x: Tensor) -> int:
@@ -112,6 +120,7 @@ EDGE_DOT = declare(
     "edge_dot",
     function="functional.edge_dot",
     stock=_stock.edge_dot,
+    parallel=_by_heads,
     moved=_moved_by_dot,
     arguments=(
         Table("a"), Table("b", of="a"), *_edges("a", indices_optional=False), Integer("heads"),

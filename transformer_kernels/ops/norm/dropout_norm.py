@@ -103,7 +103,7 @@ def _declare(member: str, center: bool) -> Op:
         arguments=(
             Rows("x"), Param("x_bias", own_dtype=True, wide="residual"),
             Like("residual", or_float32=True), Param("weight", wide="residual"),
-            Param("bias", wide="residual"), Seed("seed"), P, Number("eps"),
+            Param("bias", wide="residual"), Seed("seed", of_elements=True), P, Number("eps"),
             Flag("zero_centered_weight"),
         ),
         results=(Result("y"), Result("sum", "residual"), *map(saved_rows, names)),

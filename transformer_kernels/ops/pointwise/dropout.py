@@ -21,6 +21,7 @@ from .._parallel import elements
 from .._philox import VALUES, fresh_seed, kept, scale, threshold
 from .._public import overridable
 from .._register import declare
+from .._sharding import agreed
 
 P = Number("p", least=0.0, most=1.0)
 
@@ -90,7 +91,7 @@ DROPOUT = declare(
     function="functional.dropout",
     stock=_stock_dropout,
     parallel=elements,
-    arguments=(Rows("x"), Seed("seed"), P),
+    arguments=(Rows("x"), Seed("seed", of_elements=True), P),
     results=(Result("y"),),
     backward="(dy, seed, p) -> dx",
     formula=dropout_formula,
@@ -106,7 +107,13 @@ BIAS_DROPOUT_ADD = declare(
     stock=_stock_add,
     parallel=elements,
     unread=("bias",),
-    arguments=(Rows("x"), Param("bias"), Like("residual"), Seed("seed"), P),
+    arguments=(
+        Rows("x"),
+        Param("bias"),
+        Like("residual"),
+        Seed("seed", of_elements=True),
+        P,
+    ),
     results=(Result("y"),),
     backward="(dy, bias, seed, p, need_dbias) -> dx, dbias",
     passed={"residual": "y"},
@@ -132,7 +139,7 @@ def drawn(
     if not _draws(number):
         return None, number
     if seed is None and isinstance(x, Tensor):
-        seed = fresh_seed(x.device)
+        seed = agreed(fresh_seed(x.device), x)
     return seed, number
 
 

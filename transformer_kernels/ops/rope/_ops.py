@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from ..._library import direct
-from .._declare import Kernels, Op, Ways
+from .._declare import Kernels, Op, Way, Ways
 from .._declare_arguments import Argument, Flag, Given, Indices, Integer, Number, Param, Result
 from .._declare_checks import check_values
 from .._declare_raw import declare_raw
 from .._heads import empty_heads
+from .._parallel import Joint, Part, Run
 from .._register import declare
 from . import _formula, _stock
 from ._angles import hint_of_tables
@@ -41,12 +42,20 @@ _ANGLES = "cos, sin, " + ", ".join(argument.name for argument in _POSITIONS)
 
 
 def _parallel(op: Op, given: Given) -> Ways:
-    """By heads, or by batch: the places of packed tokens belong together."""
+    """By heads, by batch or by time: the places of packed tokens belong together."""
     tensors = ("q", "k", *op.returned)
     by_heads = dict.fromkeys(tensors, 2)
     if given["q"].dim() != 4:
         return [by_heads]
-    return [dict.fromkeys(tensors, 4) | {"position_ids": 2, "offsets": 1}, by_heads]
+    by_time: Way = dict.fromkeys(tensors, 3) | {"position_ids": 1}
+    if given["position_ids"] is None and given["cos"] is not None:
+        by_time = Joint(by_time, "q", _count_on)
+    return [dict.fromkeys(tensors, 4) | {"position_ids": 2, "offsets": 1}, by_heads, by_time]
+
+
+def _count_on(part: Part, call: Run, given: Given) -> tuple[Tensor, ...]:
+    """The results of a process's time, whose positions count on from the first one's."""
+    return call({**given, "offset": given["offset"] + part.start})
 
 
 def _triton() -> Kernels:
