@@ -18,6 +18,9 @@ from ._config import TransformerConfig
 from ._sampling import Sampling
 from .graph_network import GraphNetwork, GraphNetworkConfig
 from .language_model import LanguageModel, LanguageModelConfig
+from .llama.config import LlamaConfig
+from .llama.model import Llama
+from .llama.packed import OffsetLinear, PackedEmbedding
 from .vision_transformer import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
@@ -26,6 +29,10 @@ __all__ = [
     "KeyValueCache",
     "LanguageModel",
     "LanguageModelConfig",
+    "Llama",
+    "LlamaConfig",
+    "OffsetLinear",
+    "PackedEmbedding",
     "Sampling",
     "TransformerConfig",
     "VisionTransformer",

@@ -5,25 +5,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._errors import ArgumentValueError, as_count, as_number
+from ..functional import sample_logits
 
-# Temperatures between these, and their reciprocals (CUDA multiplies by those), are in float32's
-# range.
-_COLDEST, _HOTTEST = 2.0**-126, 2.0**126
+_COLDEST = 2.0**-126  # temperatures below it draw nothing
+_MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """A distribution over tokens; the arguments apply in this order.
+    """A distribution over tokens; the arguments apply in this order, as in
+    :func:`transformer_kernels.functional.sample_logits`.
 
     Args:
         temperature: divides the logits; 0, and anything below 2^-126, chooses the likeliest token,
             the first of equal ones.
-        top_k: number of the likeliest tokens that may be drawn.
+        top_k: number of the likeliest tokens that may be drawn, with all that equal the last.
         top_p: keeps the fewest of the remaining likeliest tokens that together have this
             probability, at least one (Holtzman et al. 2019, arXiv:1904.09751).
 
@@ -49,33 +51,31 @@ class Sampling:
                 f"{op}: top_p is {self.top_p}, expected more than 0 and at most 1"
             )
 
-    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, V) -> tokens by falling probability, equal ones in order, and their probabilities;
-        both are (B, top_k or V)."""
-        wide = logits if logits.dtype is torch.float64 else logits.float()
-        ordered, tokens = wide.sort(stable=True, dim=-1, descending=True)
-        if self.top_k is not None and self.top_k < ordered.shape[1]:
-            ordered, tokens = ordered[:, : self.top_k], tokens[:, : self.top_k]
-        # The largest is subtracted first: a quotient that overflows is then -inf, and never drawn.
-        likeliest = ordered[:, :1]
-        below = (ordered - likeliest).masked_fill(ordered == likeliest, 0)  # infinite ones as well
-        temperature = min(max(float(self.temperature), _COLDEST), _HOTTEST)
-        shares = (below / temperature).softmax(-1)
-        if self.top_p is not None and self.top_p < 1:
-            is_beyond = shares.cumsum(-1) - shares >= self.top_p
-            is_beyond[:, 0] = False  # even where top_p is 0 in float32
-            shares = shares.masked_fill(is_beyond, 0)
-        return tokens, shares / shares.sum(-1, keepdim=True)
+    def seeds(
+        self, batch: int, device: torch.device, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draws a seed of each sequence, (B); where the temperature draws nothing they are 0."""
+        if self.temperature < _COLDEST:
+            return torch.zeros(batch, dtype=torch.int64, device=device)
+        return torch.randint(_MOST_SEED, (batch,), generator=generator, device=device)
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def draw(
+        self, logits: Tensor, generator: torch.Generator | None = None, *,
+        seeds: Tensor | None = None, position: int | Tensor = 0,
+    ) -> Tensor:  # fmt: skip
         """Draws a token per row, (B, V) -> (B,). A row with NaN gives the index of the first, as
         argmax does.
 
-        The draws are those of ``torch.multinomial``, whose own check would wait for the device, or
-        end its process.
+        Args:
+            logits: (B, V).
+            generator: source of the seeds, on the device of the logits; by default PyTorch's.
+            seeds: (B), int64, in place of new ones: those of :meth:`seeds`.
+            position: that of the token in its sequence, which draws another number at each.
         """
-        if self.temperature < _COLDEST:
-            return logits.argmax(-1)
-        tokens, shares = self.candidates(logits)
-        noise = torch.empty_like(shares).exponential_(generator=generator)
-        return tokens.gather(-1, (shares / noise).argmax(-1, keepdim=True)).squeeze(-1)
+        if seeds is None:
+            seeds = self.seeds(len(logits), logits.device, generator)
+        tokens: Any = sample_logits(
+            logits, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seeds,
+            position=position,
+        )  # fmt: skip
+        return tokens

@@ -139,8 +139,9 @@ class LanguageModel(Model):
         op, config, weight = "LanguageModel", self.config, self.tokens.weight
         batch = as_count(op, "batch", batch)
         capacity = config.context if capacity is None else as_count(op, "capacity", capacity)
+        mix: Any = self.transformer.layers[0].mix  # of a rank among many it has fewer heads
         return KeyValueCache(
-            config.num_layers, batch, capacity, config.kv_heads, config.head_dim, weight.device,
+            config.num_layers, batch, capacity, mix.parts[1], config.head_dim, weight.device,
             weight.dtype,
         )  # fmt: skip
 
@@ -169,7 +170,7 @@ class LanguageModel(Model):
             top_k: draws among this many of the likeliest tokens.
             top_p: draws among the fewest likeliest tokens that together have this probability.
             stop_token: ends a sequence, which is filled with it to the length of the longest.
-            generator: source of the draws, on the model's device; by default PyTorch's.
+            generator: source of the sequences' seeds, on the model's device; by default PyTorch's.
             use_cache: keeps keys and values instead of computing them again for each token.
 
         Returns:
@@ -184,6 +185,7 @@ class LanguageModel(Model):
         tokens[:, :length] = prompt
         stopped = torch.zeros(batch, dtype=torch.bool, device=prompt.device)
         cache = self.new_cache(batch, length + count) if use_cache and count and batch else None
+        seeds = sampling.seeds(batch, prompt.device, generator)
         # The argument p turns dropout off, because modules in training mode may serve other threads
         # meanwhile. Modules from outside know evaluation only by their mode.
         others = (module for module in self.modules() if not _is_own(module))
@@ -191,7 +193,8 @@ class LanguageModel(Model):
             for end in range(length, length + count):
                 begin = 0 if cache is None else cache.length
                 features = self._features(tokens[:, begin:end], cache, p=0.0)
-                drawn = sampling.draw(self.head(features[:, -1]), generator)
+                logits = self.head(features[:, -1])
+                drawn = sampling.draw(logits, seeds=seeds, position=end)
                 if stop_token is not None:
                     drawn = drawn.masked_fill(stopped, stop_token)
                     stopped |= drawn == stop_token

@@ -25,6 +25,7 @@ RUN = ModelRun("Model", "data", "torch", 1234, 60, 1.5, 4.0, 3.0, 5.0, 0.1, 0.96
 def example(name: str):
     specification = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # dataclasses look for it there
     specification.loader.exec_module(module)
     return module
 
@@ -62,6 +63,17 @@ def test_the_short_form(name, runs, tmp_path, capsys, monkeypatch):
         )  # fmt: skip
         assert all(0 < row.step_p10_ms <= row.step_ms <= row.step_p90_ms for row in (stock, ours))
     assert "MODELS, TRAINED" in capsys.readouterr().out
+
+
+def test_the_mixture_in_its_short_form(tmp_path, capsys):
+    """Both courses start with the same loss, and are drawn."""
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "mixture.svg"
+    module = example("train_mixture")
+    assert module.main(["--quick", "--device", "cpu", "--plot", str(file)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said[:2]] == ["balanced", "without a loss"]
+    assert "<svg" in file.read_text(encoding="utf-8")
 
 
 def test_a_scikit_learn_that_is_missing_is_named(monkeypatch):

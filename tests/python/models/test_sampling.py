@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
+from transformer_kernels.functional import sample_logits
 from transformer_kernels.models import Sampling
 
 SHARES = torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15], [0.7, 0.05, 0.05, 0.1, 0.1]])
@@ -14,8 +17,8 @@ LOGITS = SHARES.log() + torch.tensor([[2.0], [-5.0]])  # what is added to all ch
 
 def distribution(sampling: Sampling, logits: torch.Tensor = LOGITS) -> torch.Tensor:
     """The probability of each token."""
-    tokens, shares = sampling.candidates(logits)
-    return torch.zeros(len(logits), logits.shape[1]).scatter(1, tokens, shares)
+    found = sample_logits(logits, probabilities=True, **asdict(sampling))
+    return found.probabilities
 
 
 def normalised(rows: list[list[float]]) -> torch.Tensor:
@@ -36,7 +39,7 @@ def test_temperature_is_a_power(temperature):
 
 
 def test_top_k_keeps_the_likeliest():
-    wanted = normalised([[0, 0.4, 0, 0.3, 0], [0.7, 0, 0, 0.1, 0]])  # of equal ones the first
+    wanted = normalised([[0, 0.4, 0, 0.3, 0], [0.7, 0, 0, 0.1, 0.1]])  # with what equals the last
     torch.testing.assert_close(distribution(Sampling(top_k=2)), wanted)
     assert torch.equal(distribution(Sampling(top_k=1)).argmax(-1), torch.tensor([1, 0]))
 
@@ -46,7 +49,7 @@ def test_top_k_keeps_the_likeliest():
     [
         (1e-9, [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]),
         (0.6, [[0, 0.4, 0, 0.3, 0], [1, 0, 0, 0, 0]]),
-        (0.75, [[0, 0.4, 0, 0.3, 0.15], [0.7, 0, 0, 0.1, 0]]),
+        (0.75, [[0, 0.4, 0, 0.3, 0.15], [0.7, 0, 0, 0.1, 0.1]]),  # equal ones together
         (0.86, [[0.1, 0.4, 0, 0.3, 0.15], [0.7, 0, 0, 0.1, 0.1]]),
     ],
 )
@@ -105,8 +108,7 @@ def test_of_equal_tokens_each_is_drawn_but_at_0():
 @pytest.mark.parametrize("temperature", [1e30, 1e38, 1e300])
 def test_hot_is_uniform_where_anything_may_be_drawn(temperature, device):
     logits = torch.tensor([[1e3, -1e3, 0.0, -torch.inf]], device=device)
-    tokens, shares = Sampling(temperature).candidates(logits)
-    found = torch.zeros_like(logits).scatter(1, tokens, shares)
+    found = distribution(Sampling(temperature), logits)
     wanted = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0]], device=device)
     torch.testing.assert_close(found, wanted)
 
@@ -125,15 +127,18 @@ def test_one_token_is_kept_at_least(top_p, device):
 
 
 def test_more_tokens_may_be_asked_for_than_there_are():
-    torch.testing.assert_close(distribution(Sampling(top_k=10**30)), SHARES)
+    torch.testing.assert_close(distribution(Sampling(top_k=2**62)), SHARES)
 
 
-def test_draws_are_those_of_multinomial():
-    first, second = (torch.Generator().manual_seed(7) for _ in range(2))
-    logits = torch.randn(50, 30)
-    tokens, shares = Sampling().candidates(logits)
-    wanted = tokens.gather(-1, torch.multinomial(shares, 1, generator=first)).squeeze(-1)
-    assert torch.equal(Sampling().draw(logits, second), wanted)
+def test_a_sequence_does_not_depend_on_its_neighbours():
+    sampling, logits = Sampling(top_k=20), torch.randn(50, 30)
+    seeds = sampling.seeds(50, logits.device, torch.Generator().manual_seed(7))
+    drawn = sampling.draw(logits, seeds=seeds, position=3)
+    again = sampling.draw(logits[9:], seeds=seeds[9:], position=3)
+    assert torch.equal(drawn[9:], again)
+    assert not torch.equal(drawn, sampling.draw(logits, seeds=seeds, position=4))
+    by_generator = sampling.draw(logits, torch.Generator().manual_seed(7), position=3)
+    assert torch.equal(drawn, by_generator)
 
 
 def test_half_precision_is_widened():

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""The requests of OpenAI's API that are served. A field that is unknown here is refused, so that
+nothing that a client asks for is left out silently."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import Request
+
+from ..decode import Parameters
+from .errors import RefusedError
+from .limits import Limits
+
+# A client that is still sending sees no answer, so that a body of up to so many times the bound is
+# read and dropped.
+_DROPPED = 16
+_USUAL_TOKENS = 16  # of a completion, as OpenAI's
+_MOST_STOPS, _LONGEST_STOP = 16, 256
+_MOST_LISTED = 1000  # errors of a body; while a million are listed, nobody else is answered
+
+
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """A field that is null is one that is not given."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class StreamOptions(_Fields):
+    include_usage: bool = False
+
+
+class Asked(_Fields):
+    """The fields that completions and chats have in common."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: Annotated[list[Stop], Field(max_length=_MOST_STOPS), BeforeValidator(_as_list)] = []
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: Literal[1] = 1
+    user: str | None = None  # has no effect
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """The most new tokens; None for as many as there may be."""
+        return _USUAL_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def parameters(self, count: int, stop_tokens: tuple[int, ...]) -> Parameters:
+        """The engine's parameters, for so many new tokens."""
+        return Parameters(
+            max_new_tokens=count, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
+            min_p=self.min_p, presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            stop=tuple(self.stop), stop_tokens=stop_tokens,
+        )  # fmt: skip
+
+
+class CompletionRequest(Asked):
+    prompt: str | list[Annotated[int, Field(ge=0)]]
+
+
+class Part(_Fields):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Fields):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+    name: str | None = None  # has no effect
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatRequest(Asked):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        given = [x for x in (self.max_completion_tokens, self.max_tokens) if x is not None]
+        return min(given, default=None)
+
+    @property
+    def plain(self) -> list[dict[str, str]]:
+        """The messages as a chat template takes them."""
+        return [{"role": message.role, "content": message.text} for message in self.messages]
+
+
+Kind = TypeVar("Kind", bound=Asked)
+
+
+async def read(request: Request, kind: type[Kind], limits: Limits) -> Kind:
+    """Reads and checks a request's body.
+
+    Raises:
+        RefusedError: it is too large, comes too slowly, or is none.
+    """
+    # A page of another origin can send other types without asking first.
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise RefusedError(415, "the content type is not application/json", "content-type")
+    try:
+        body = await asyncio.wait_for(_body(request, limits.body_bytes), limits.patience)
+    except asyncio.TimeoutError:
+        raise RefusedError(408, "the body did not come in time", code="timeout") from None
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal_of(error) from None
+
+
+async def _body(request: Request, most: int) -> bytes:
+    size, body = _declared(request), bytearray()
+    if size <= _DROPPED * most:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size <= most:
+                body += part
+            elif size > _DROPPED * most:
+                break
+    if size > most:
+        raise RefusedError(
+            413, f"the body has more than {most} bytes", code="body_too_large",
+            headers={"Connection": "close"},
+        )  # fmt: skip
+    return bytes(body)
+
+
+def _declared(request: Request) -> int:
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdecimal() and len(length) < 20 else 0
+
+
+def _refusal_of(error: ValidationError) -> RefusedError:
+    """Names the field that is wrong; what stood there is not repeated. Where one may be of several
+    types, the one that fits best is taken to be meant."""
+    if (count := error.error_count()) > _MOST_LISTED:
+        return RefusedError(400, f"the body is wrong in {count} places")
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    worst = max(found, key=lambda one: len(one["loc"]))  # the first of equals
+    steps = [str(step) for step in worst["loc"] if step != "str" and "[" not in str(step)]
+    place = ".".join(steps)
+    message = f"{place}: {worst['msg']}" if place else worst["msg"]
+    return RefusedError(400, message, place or None, worst["type"])
