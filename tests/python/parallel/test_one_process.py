@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Without a process group there is one rank, with all tokens and all experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from transformer_kernels import _library, nn, parallel
+from transformer_kernels.functional import attention, attention_varlen
+from transformer_kernels.testing.attention import tensors
+from transformer_kernels.testing.inputs import randn
+
+WAYS: list[Callable[..., Any]] = [parallel.ring_attention, parallel.ulysses_attention]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_attention(way: Callable[..., Any]) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(12, 12, 4, 2, dim=8, dtype=torch.float64))
+    options = {"causal": True, "softcap": 2.0, "return_lse": True}
+    runs = []
+    for function in (way, attention):
+        out, lse = function(q, k, v, **options)
+        gradients = torch.autograd.grad(out.square().sum() + lse.sin().sum(), (q, k, v))
+        runs.append([out.detach(), lse.detach(), *gradients])
+    torch.testing.assert_close(*runs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_packed_sequences(way: Callable[..., Any]) -> None:
+    q, k, v = (randn((12, 2, 8), torch.float64) for _ in range(3))
+    offsets = torch.tensor([0, 4, 12], dtype=torch.int32)
+    expected = attention_varlen(q, k, v, offsets, causal=True)
+    torch.testing.assert_close(way(q, k, v, causal=True, cu_seqlens=offsets), expected)
+
+
+def test_the_order_of_tokens_stays() -> None:
+    x = torch.arange(12)
+    assert torch.equal(parallel.shard_sequence(x, dim=0), x)
+    assert torch.equal(parallel.unshard_sequence(x, dim=0), x)
+
+
+def test_experts_stay() -> None:
+    moe = nn.MoE(8, 4, num_experts=3, top_k=1)
+    experts = moe.experts
+    assert parallel.expert_parallel(moe) is moe
+    assert moe.experts is experts
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_log_says_which_way_it_took(
+    way: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_library, "_log_dispatch", True)
+    q = torch.randn(1, 4, 2, 8)
+    way(q, q, q)
+    assert f"[tfk] {way.__name__}: 1 ranks, none, " in capsys.readouterr().err
+
+
+def test_offsets_are_checked() -> None:
+    q = torch.randn(12, 2, 8)
+    bad = {
+        "no int32 vector": torch.tensor([0, 12]),
+        "goes from 0 to 11, expected 0 to 12": torch.tensor([0, 11], dtype=torch.int32),
+        "never falling": torch.tensor([0, 14, 12], dtype=torch.int32),
+    }
+    for message, offsets in bad.items():
+        with pytest.raises((TypeError, ValueError), match=message):
+            parallel.ring_attention(q, q, q, cu_seqlens=offsets)

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: MIT
+"""Tensor parallelism: ranks together compute what the whole model computes, and its gradients."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import transformers
+from torch import nn
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+
+import transformer_kernels as tfk
+import transformer_kernels.parallel.styles
+from transformer_kernels.parallel import Traffic, parallelize, whole_state_dict
+from transformer_kernels.parallel.randomness import Fork
+from transformer_kernels.parallel.tensor_parallel import whole_tensors
+from transformer_kernels.testing.processes import run_together
+
+WORLD = 4
+WORDS = 66  # ranks of four have unequal shares of the vocabulary
+SIZES = {
+    "vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 64, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@cache
+def _meshes() -> dict[int, Any]:
+    """Meshes of this process, by their sizes."""
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return {4: init_device_mesh("cpu", (4,)), 2: both["tp"], 0: both}
+
+
+def _ours(**options: Any) -> nn.Module:
+    sizes = {"vocab_size": WORDS, "context": 64, "dim": 32, "num_layers": 2, "num_heads": 4}
+    config = tfk.models.LanguageModelConfig(**sizes, **options)
+    return tfk.models.LanguageModel(config, "torch")
+
+
+def _theirs(name: str, **sizes: Any) -> Any:
+    kind, config, options = THEIRS[name]
+    return kind(config(**{**SIZES, **options, **sizes}))
+
+
+_LLAMA = {"norm": "rms_norm", "activation": "swiglu", "bias": False, "positions": "rope"}
+# The classes are imported once, before the processes are made.
+THEIRS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "GPT-2": (
+        transformers.GPT2LMHeadModel, transformers.GPT2Config,
+        {"bos_token_id": 0, "eos_token_id": 0},
+    ),
+    "Llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig, {}),
+    "Qwen3": (
+        transformers.Qwen3ForCausalLM, transformers.Qwen3Config,
+        {"num_key_value_heads": 2, "head_dim": 8},
+    ),
+    "BERT": (transformers.BertForMaskedLM, transformers.BertConfig, {}),
+}  # fmt: skip
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "ours": _ours,
+    "ours, tied": lambda: _ours(tie_weights=True),
+    "ours, as Llama": lambda: _ours(num_kv_heads=2, **_LLAMA),
+    **{name: partial(_theirs, name) for name in THEIRS},
+}
+
+
+def _made(name: str) -> Any:
+    """A model is the same in every process, and of float64, in which sums differ by little."""
+    return MODELS[name]().double().eval()
+
+
+def _loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    if isinstance(model, tfk.models.LanguageModel):
+        return model(tokens, tokens)
+    loss: torch.Tensor = model(tokens, labels=tokens).loss
+    return loss
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randint(WORDS, (2, 17))
+
+
+def _split(model: nn.Module, mesh: Any, plan: Any = "auto") -> Any:
+    inputs = (_tokens(),) if isinstance(model, tfk.models.LanguageModel) else None
+    return parallelize(model, mesh, plan, inputs=inputs)
+
+
+def _check(whole: Any, split: Any) -> None:
+    """The loss and all gradients, twice: they are the same to the bit."""
+    tokens = _tokens()
+    expected = _loss(whole, tokens)
+    expected.backward()
+    runs = []
+    for _ in range(2):
+        split.zero_grad()
+        loss = _loss(split, tokens)
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        runs.append(whole_tensors(split, {n: p.grad for n, p in split.named_parameters()}))
+    for name, parameter in whole.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(runs[0][name], parameter.grad)
+            assert torch.equal(runs[0][name], runs[1][name]), name
+
+
+def _fused(model: Any) -> Any:
+    if isinstance(model, tfk.models.LanguageModel):
+        model.kernels = "ours"
+    else:
+        assert tfk.fuse(model, measure=False).sites
+    return model
+
+
+# ---- cases --------------------------------------------------------------------------------------
+
+
+def every_model() -> None:
+    """The first pair of processes splits models as they are, the other one fused ones."""
+    transformers.logging.set_verbosity_error()
+    for name in MODELS:
+        whole = _made(name)
+        split = copy.deepcopy(whole)
+        _split(_fused(split) if dist.get_rank() > 1 else split, _meshes()[2])
+        found, state = whole_state_dict(split), whole.state_dict()
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[n], x) for n, x in state.items())
+        _check(whole, split)
+
+
+def four_ranks() -> None:
+    for name in ("ours, tied", "Llama"):
+        whole = _made(name)
+        split = copy.deepcopy(whole)
+        _split(split, _meshes()[4])
+        _check(whole, split)
+
+
+def its_own_plan_and_a_given_one() -> None:
+    plans: list[Any] = [
+        "model",
+        {f"model.layers.*.mlp.{n}_proj": s for n, s in
+         (("gate", "colwise"), ("up", "colwise"), ("down", "rowwise"))},
+    ]  # fmt: skip
+    for plan in plans:
+        whole = _made("Llama")
+        split = copy.deepcopy(whole)
+        found = _split(split, _meshes()[2], plan)
+        assert ("q_proj" in str(found)) == (plan == "model")
+        _check(whole, split)
+
+
+def the_first_ranks_parameters() -> None:
+    """The parameters that other ranks had before do not matter."""
+    whole = _made("ours")
+    split = copy.deepcopy(whole)
+    if dist.get_rank() % 2:
+        with torch.no_grad():
+            for parameter in split.parameters():
+                parameter.fill_(0.5)
+    _split(split, _meshes()[2])
+    _check(whole, split)
+
+
+def frozen_parameters_stay_frozen() -> None:
+    model = _made("GPT-2")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".attn." not in name)
+    _split(model, _meshes()[2])
+    _loss(model, _tokens()).backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) == (".attn." in name), name
+
+
+def masks_of_dropout() -> None:
+    """All ranks drop the same of what all have, and by masks of their own what is split."""
+    model = _ours(dropout=0.5)
+    _split(model, _meshes()[2])
+    seen: list[torch.Tensor] = []
+    layer: Any = model.transformer.layers[0]  # type: ignore[union-attr,index]
+    layer.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    layer.norm_2.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.train()
+    tokens = _tokens()
+    losses = [model(tokens, tokens) for _ in range(2)]
+    assert losses[0] != losses[1]
+    group = _meshes()[2].get_group()
+    fork = Fork(_meshes()[2], torch.device("cpu"))  # as Columns and Rows use it
+    fork.begin()
+    assert not torch.equal(*_gathered(torch.rand(3), group))
+    fork.end()
+    for loss in losses:
+        assert torch.equal(*_gathered(loss.detach(), group))
+    assert torch.equal(*_gathered(seen[1].detach(), group))
+    drawn = [torch.rand(3) for _ in range(2)]
+    assert torch.equal(*_gathered(torch.stack(drawn), group))
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def _gathered(x: torch.Tensor, group: Any) -> list[torch.Tensor]:
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return parts
+
+
+def bytes_of_a_forward_pass() -> None:
+    """One sum for each group and the embedding, and the logits; two ranks send half of a gathered
+    tensor, and all of one that they sum."""
+    model = _made("ours")
+    _split(model, _meshes()[2])
+    tokens = _tokens()
+    with torch.no_grad(), Traffic() as traffic:
+        logits = model(tokens)
+    sums = 2 * model.config.num_layers + 1
+    assert traffic.calls == {"all_reduce": sums, "all_gather_into_tensor": 1}
+    numbers = sums * tokens.numel() * model.config.dim + logits.numel() // 2
+    assert traffic.bytes == numbers * logits.element_size()
+
+
+def bytes_of_a_group_with_a_hash_for_a_name() -> None:
+    pair = [[0, 1], [2, 3]][dist.get_rank() // 2]
+    group = dist.new_group(pair, use_local_synchronization=True)
+    x = torch.ones(100)
+    with Traffic() as traffic:
+        all_reduce(x, "sum", group).sum()
+        dist.all_reduce(x, group=group)
+    assert traffic.bytes == 2 * x.nbytes
+
+
+def a_checkpoint_of_four_ranks_in_two() -> None:
+    """Weights and moments go through DCP between numbers of ranks, packed ones too."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    whole = _made("ours")
+    states = []
+    for ranks in (4, 2):
+        model = copy.deepcopy(whole)
+        _split(model, _meshes()[ranks])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+        if ranks == 4:
+            _loss(model, _tokens()).backward()
+            optimizer.step()
+        weights, moments = get_state_dict(model, optimizer)
+        state = {"model": weights, "optimizer": moments}
+        if ranks == 4:
+            dcp.save(state, checkpoint_id=folder[0])
+        else:
+            dcp.load(state, checkpoint_id=folder[0])
+            set_state_dict(model, optimizer, model_state_dict=state["model"],
+                           optim_state_dict=state["optimizer"])  # fmt: skip
+        of_names = {name: optimizer.state[p] for name, p in model.named_parameters()}
+        states.append([
+            whole_state_dict(model),
+            *(whole_tensors(model, {n: x[key] for n, x in of_names.items()})
+              for key in ("exp_avg", "exp_avg_sq")),
+        ])  # fmt: skip
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    for saved, loaded in zip(*states, strict=True):
+        assert saved.keys() == loaded.keys()
+        for name, tensor in saved.items():
+            assert torch.equal(loaded[name], tensor), name
+    assert not torch.equal(states[1][0]["head.weight"], whole.head.weight)
+
+
+def text_from_a_cache() -> None:
+    """Each rank caches the keys of its own heads."""
+    tokens = _tokens()[:, :3]
+    for name, options in (("ours", {"temperature": 0.0}), ("Llama", {"do_sample": False})):
+        whole = _made(name)
+        split = copy.deepcopy(whole)
+        _split(split, _meshes()[2])
+        texts = [model.generate(tokens, max_new_tokens=3, **options) for model in (whole, split)]
+        assert torch.equal(*texts), name
+
+
+def what_is_refused() -> None:
+    mesh, both = _meshes()[2], _meshes()[0]
+    model = _made("Llama")
+    before = {name: (type(p), p.data_ptr()) for name, p in model.named_parameters()}
+    row = {"model.layers.0.mlp.down_proj": "rowwise"}
+    all_zero = torch.Generator().manual_seed(0)
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: parallelize(model, both), "mesh has 2 dimensions, expected one"),
+        (lambda: parallelize(model, 2), "mesh is 2, expected a DeviceMesh"),
+        (lambda: parallelize(all_zero, mesh), "model is Generator, expected an nn.Module"),
+        (lambda: parallelize(model, mesh, 3), "plan is 3, expected 'auto', 'model' or"),
+        (lambda: parallelize(_made("BERT"), mesh, "model"), "has no tp_plan"),
+        (lambda: parallelize(model, mesh, {"model.other": "colwise"}), "plan has 'model.other'"),
+        (lambda: parallelize(model, mesh, {"lm_head": "up"}), "plan has 'up' for 'lm_head'"),
+        (lambda: parallelize(model, mesh, row), "plan has None for 'model.layers.0.mlp.gate_proj'"),
+        (lambda: parallelize(model, mesh, {"model.norm": "colwise"}), "'colwise' for 'model.norm'"),
+        (lambda: parallelize(_made("Qwen3"), _meshes()[4]), "k_proj has 2 heads, expected a mult"),
+        (lambda: parallelize(nn.ReLU(), mesh, inputs=(torch.ones(1),)), "no layers that can be"),
+        (lambda: parallelize(_made("ours, tied"), mesh, {"head": "colwise_gather_output"},
+                             inputs=(_tokens(),)), "head is split, expected tokens"),
+    ]  # fmt: skip
+    for call, words in calls:
+        with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+            call()
+    assert before == {name: (type(p), p.data_ptr()) for name, p in model.named_parameters()}
+    _check_one_ranks_refusals(mesh)
+    parallelize(model, mesh)
+    with pytest.raises(ValueError, match="model is split, expected a whole one"):
+        parallelize(model, mesh)
+
+
+def _check_one_ranks_refusals(mesh: Any) -> None:
+    """A rank that cannot follow raises on the others as well."""
+    odd = mesh.get_local_rank() == 1
+    plan = {"lm_head": "up"} if odd else "auto"
+    with pytest.raises(ValueError, match=r"plan has 'up'"):
+        parallelize(_made("Llama"), mesh, plan)
+    with pytest.raises(ValueError, match=r"model of rank [01] of the mesh is another one"):
+        parallelize(_theirs("Llama", num_hidden_layers=1 + odd), mesh)
+    torch.manual_seed(dist.get_rank())
+    with pytest.raises(ValueError, match="random state"):
+        parallelize(_theirs("BERT"), mesh)
+
+
+CASES = [
+    every_model, four_ranks, its_own_plan_and_a_given_one, the_first_ranks_parameters,
+    frozen_parameters_stay_frozen, masks_of_dropout, bytes_of_a_forward_pass,
+    bytes_of_a_group_with_a_hash_for_a_name, a_checkpoint_of_four_ranks_in_two, text_from_a_cache,
+    what_is_refused,
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch was built without gloo")
+def test_ranks_together(tmp_path: Path) -> None:
+    run_together(CASES, WORLD, tmp_path)

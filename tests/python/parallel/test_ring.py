@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: MIT
+"""Ring attention: ranks together compute what one process computes."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from transformer_kernels.functional import attention, attention_varlen
+from transformer_kernels.parallel import ring_attention, scaling, shard_sequence, unshard_sequence
+from transformer_kernels.testing.attention import Call, check_outcome, tensors
+from transformer_kernels.testing.inputs import poisoned, randn
+from transformer_kernels.testing.processes import run_together
+from transformer_kernels.testing.programs import leave
+
+WORLD = 4
+OFFSETS = torch.tensor([0, 16, 16, 40], dtype=torch.int32)  # one sequence is empty
+
+
+@cache
+def _groups() -> dict[int, Any]:
+    """Groups of this process, by their sizes: all, its pair, and itself; 0 is the other pair."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    alone = [dist.new_group([rank]) for rank in range(WORLD)]
+    rank = dist.get_rank()
+    return {4: None, 2: pairs[rank // 2], 1: alone[rank], 0: pairs[1 - rank // 2]}
+
+
+def _call(dtype: torch.dtype, **options: Any) -> Call:
+    q, k, v = tensors(32, 32, 4, 2, dim=16, value_dim=8, dtype=dtype)
+    return Call(q, k, v, options=options)
+
+
+def _check(call: Call, size: int, layout: str, **options: Any) -> None:
+    """Holds the results and gradients of a call, computed in parts, to the rule."""
+    where: dict[str, Any] = {"group": _groups()[size], "layout": layout}
+    parts = {n: shard_sequence(x, **where) for n, x in call.differentiable.items()}
+    gradient = randn((*call.q.shape[:-1], call.v.shape[-1]), call.q.dtype)
+    leaves = {n: x.requires_grad_() for n, x in parts.items()}
+    with poisoned():
+        out, lse = ring_attention(**leaves, **call.options, **options, **where, return_lse=True)
+        dout = shard_sequence(gradient, **where)
+        found = torch.autograd.grad(out, list(leaves.values()), dout)
+    results = {
+        "out": unshard_sequence(out.detach(), **where),
+        "lse": unshard_sequence(lse.detach(), **where, dim=-1),
+    }
+    gradients = {n: unshard_sequence(x, **where) for n, x in zip(leaves, found, strict=True)}
+    check_outcome(call, gradient, (results, gradients))
+
+
+# ---- cases --------------------------------------------------------------------------------------
+
+
+def every_layout_and_group() -> None:
+    for size, layout, causal in itertools.product(
+        (4, 2, 1), ("zigzag", "contiguous"), (True, False)
+    ):
+        _check(_call(torch.float32, causal=causal), size, layout)
+
+
+def every_dtype() -> None:
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        _check(_call(dtype, causal=True), 4, "zigzag")
+
+
+def options() -> None:
+    _check(_call(torch.float32, causal=True, softcap=2.0, scale=0.5), 4, "zigzag")
+
+
+def the_formula() -> None:
+    for layout in ("zigzag", "contiguous"):
+        _check(_call(torch.float32, causal=True, softcap=2.0), 4, layout, backend="reference")
+
+
+def far_scores() -> None:
+    """exp(score - lse) needs the part of lse that rounding takes."""
+    call = _call(torch.float32, causal=True)
+    call.q.mul_(0.0)
+    call.k.add_(3e6)
+    call.q[..., 0] = 1.0
+    _check(call, 4, "zigzag")
+
+
+def _leaves(shape: tuple[int, ...], **where: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """q, k and v in float64 of 4, 2 and 2 heads, whole and in parts."""
+    wholes = [randn((*shape, heads, 8), torch.float64) for heads in (4, 2, 2)]
+    parts = [shard_sequence(x, **where).requires_grad_() for x in wholes]
+    return [x.requires_grad_() for x in wholes], parts
+
+
+def _compare(
+    wholes: list[Tensor], expected: Any, parts: list[Tensor], found: Any, **where: Any
+) -> None:
+    """Compares pairs (out, lse), and the gradients of a loss of both."""
+    for out, lse in (expected, found):
+        (out.square().sum() + lse.sin().sum()).backward()
+    for part, whole, dim in zip(found, expected, (-3, -1), strict=True):
+        joined = unshard_sequence(part.detach(), **{**where, "dim": dim})
+        torch.testing.assert_close(joined, whole.detach())
+    for part, whole in zip(parts, wholes, strict=True):
+        torch.testing.assert_close(unshard_sequence(part.grad, **where), whole.grad)
+
+
+def gradients_of_lse() -> None:
+    wholes, parts = _leaves((2, 16))
+    expected = attention(*wholes, causal=True, return_lse=True)
+    _compare(wholes, expected, parts, ring_attention(*parts, causal=True, return_lse=True))
+
+
+def packed_sequences() -> None:
+    for layout, causal in itertools.product(("zigzag", "contiguous"), (True, False)):
+        where: dict[str, Any] = {"layout": layout, "cu_seqlens": OFFSETS, "dim": 0}
+        wholes, parts = _leaves((40,), **where)
+        options = {"causal": causal, "return_lse": True}
+        expected = attention_varlen(*wholes, OFFSETS, **options)
+        found = ring_attention(*parts, layout=layout, cu_seqlens=OFFSETS, **options)
+        _compare(wholes, expected, parts, found, **where)
+
+
+def a_mesh_and_heads_first() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batch", "time"))
+    wholes, parts = _leaves((2, 16), group=mesh["time"])
+    by_heads = [x.transpose(1, 2) for x in parts]
+    found = ring_attention(*by_heads, mesh["time"], causal=True, heads_first=True)
+    expected = attention(*wholes, causal=True)
+    joined = unshard_sequence(found.detach().transpose(1, 2), mesh["time"])
+    torch.testing.assert_close(joined, expected.detach())
+    with pytest.raises(ValueError, match="ring_attention: group is a mesh of 2 dimensions"):
+        ring_attention(*parts, mesh)
+
+
+def the_same_bits() -> None:
+    call = _call(torch.bfloat16)
+    parts = [shard_sequence(x).requires_grad_() for x in (call.q, call.k, call.v)]
+    runs = []
+    for _ in range(2):
+        out = ring_attention(*parts, causal=True)
+        runs.append([out, *torch.autograd.grad(out.float().square().sum(), parts)])
+    assert all(map(torch.equal, *runs))
+
+
+def what_is_sent() -> None:
+    """The bytes are those of the simulation of many GPUs."""
+    sent = 0
+
+    def counted(operations: list[Any]) -> Any:
+        nonlocal sent
+        sent += sum(o.tensor.nbytes for o in operations if o.op is dist.isend)
+        return send(operations)
+
+    call, send = _call(torch.bfloat16), dist.batch_isend_irecv
+    parts = [shard_sequence(x).requires_grad_() for x in (call.q, call.k, call.v)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "batch_isend_irecv", counted)
+        ring_attention(*parts, causal=True).float().sum().backward()
+    numbers = parts[1].numel() + parts[2].numel()
+    assert sent == scaling.ring(scaling.Cluster(), numbers, WORLD).bytes
+
+
+def autocast() -> None:
+    q, k, v = (shard_sequence(x) for x in _call(torch.float32).differentiable.values())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ring_attention(q, k, v).dtype is torch.bfloat16
+
+
+def refusals() -> None:
+    x = torch.randn(2, 8, 4, 8)
+    q = shard_sequence(x)
+    cases: list[tuple[str, Any]] = [
+        ("layout is 'spiral', expected 'zigzag' or 'contiguous'", {"layout": "spiral"}),
+        ("backend is 'cuda', expected 'auto' or 'reference'", {"backend": "cuda"}),
+        ("group is 'all', expected a ProcessGroup, a DeviceMesh or None", {"group": "all"}),
+        ("group is one without this process", {"group": _groups()[0]}),
+        ("q has 4 dimensions, expected 3", {"cu_seqlens": OFFSETS}),
+        ("scale is nan", {"scale": float("nan")}),
+        ("causal is 1, expected True or False", {"causal": 1}),
+    ]
+    for message, options in cases:
+        with pytest.raises((ValueError, TypeError), match=f"ring_attention: {message}"):
+            ring_attention(q, q, q, **options)
+    with pytest.raises(ValueError, match=r"ring_attention: k has shape \(2, 1, 4, 8\)"):
+        ring_attention(q, q[:, :1], q)
+    with pytest.raises(ValueError, match="ring_attention: q has 4 heads, expected a multiple of 3"):
+        ring_attention(q, q[:, :, :3], q[:, :, :3])
+    with pytest.raises(ValueError, match="q has 1 rows of each sequence, expected a multiple of 2"):
+        ring_attention(q[:, :1], q[:, :1], q[:, :1])
+    with pytest.raises(ValueError, match="shard_sequence: a sequence has 6 tokens, expected a mul"):
+        shard_sequence(x[:, :6])
+    with pytest.raises(ValueError, match="goes from 0 to 40, expected 0 to 8"):
+        shard_sequence(x, cu_seqlens=OFFSETS)
+    with pytest.raises(ValueError, match="unshard_sequence: x requires a gradient"):
+        unshard_sequence(q.requires_grad_())
+
+
+CASES = [
+    every_layout_and_group, every_dtype, options, the_formula, far_scores, gradients_of_lse,
+    packed_sequences, a_mesh_and_heads_first, the_same_bits, what_is_sent, autocast, refusals,
+]  # fmt: skip
+
+
+def a_rank_dies() -> None:
+    """The other rank gets an error, at once or within the group's timeout."""
+    q = torch.randn(1, 8, 2, 8)
+    if dist.get_rank() == 0:
+        leave()
+    with pytest.raises(RuntimeError):
+        ring_attention(q, q, q, causal=True)
+    leave()  # no barrier waits for the dead
+
+
+def test_four_processes(tmp_path: Path) -> None:
+    run_together(CASES, WORLD, tmp_path)
+
+
+def test_a_rank_that_dies(tmp_path: Path) -> None:
+    run_together([a_rank_dies], 2, tmp_path)

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: MIT
+"""Attention over sequences that are split between ranks: keys and values go round a ring.
+
+    step          0         1         2         3          keys that rank 0 attends to, of ranks
+    rank 0    K0 V0  .  K3 V3  .  K2 V2  .  K1 V1          0, 3, 2, 1: each step's block is sent on
+    rank 1    K1 V1  .  K0 V0  .  K3 V3  .  K2 V2          to the next rank while it is attended to
+
+A rank holds two blocks of keys at a time, however many ranks there are. The backward pass sends
+keys and values round once more, and with them the sum of their gradients, one step behind: each
+rank adds its part, in an order that depends on the owner alone, and the last step brings the sum
+home.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+
+from .._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_choice,
+    as_flag,
+    as_number,
+    check_tensors,
+    renamed,
+    shape_text,
+)
+from .._library import log_dispatch
+from ..ops._declare_checks import check_values
+from ..ops._dtype import accumulate_dtype, under_autocast
+from ..ops.attention._ops import ATTENTION
+from . import _blocks
+from ._blocks import Keys, Options, Outcome, Sum
+from ._ranks import Group, Ranks, ranks_of
+from .sequence import LAYOUTS, ZIGZAG, lengths_of, refuse_uneven
+
+_OP = "ring_attention"
+_BACKENDS = dict.fromkeys(("auto", "reference"))
+
+
+class _Part(NamedTuple):
+    """The scores of one step: of which queries with which keys, a half (0 or 1) or all (None)."""
+
+    queries: int | None
+    keys: int | None
+    causal: bool
+
+
+class _Rows(NamedTuple):
+    """The rows of a rank: of sequences of one length, or packed ones with offsets. A half is the
+    first or the second chunk of each sequence."""
+
+    offsets: Tensor | None
+    halves: tuple[Tensor, Tensor] | None  # the rows of each half of packed sequences
+
+    def take(self, x: Tensor, half: int | None, dim: int = -3) -> Tensor:
+        if half is None:
+            return x
+        if self.halves is not None:
+            return x.index_select(dim, self.halves[half])
+        size = x.shape[dim] // 2
+        return x.narrow(dim, half * size, size)
+
+    def put(self, x: Tensor, half: int | None, part: Tensor, dim: int = -3) -> Tensor:
+        """Writes the rows of a half into x."""
+        if half is None:
+            return part
+        if self.halves is not None:
+            return x.index_copy_(dim, self.halves[half], part)
+        self.take(x, half, dim).copy_(part)
+        return x
+
+    def add(self, x: Tensor, half: int | None, part: Tensor) -> None:
+        if half is None or self.halves is None:
+            self.take(x, half).add_(part)
+        else:
+            x.index_add_(-3, self.halves[half], part.to(x.dtype))
+
+    def offsets_of(self, half: int | None) -> Tensor | None:
+        return self.offsets if half is None or self.offsets is None else self.offsets // 2
+
+    def keys(self, k: Tensor, v: Tensor, half: int | None) -> Keys:
+        return Keys(self.take(k, half), self.take(v, half), self.offsets_of(half))
+
+
+class _Call(NamedTuple):
+    """A call of the op, without its tensors."""
+
+    ranks: Ranks
+    chunks: int  # of a rank
+    causal: bool
+    rows: _Rows
+    options: Options
+
+    def source(self, step: int) -> int:
+        """The owner of the keys that a step attends to."""
+        return (self.ranks.rank - step) % self.ranks.size
+
+    def part(self, step: int) -> _Part | None:
+        """The scores that a step computes; None where no query may see the keys."""
+        rank, source = self.ranks.rank, self.source(step)
+        if source == rank or not self.causal:
+            return _Part(None, None, self.causal)
+        if self.chunks == ZIGZAG:
+            # The first chunk of an earlier rank lies before both of ours and its second behind
+            # both; of a later rank, both lie between ours.
+            return _Part(None, 0, False) if source < rank else _Part(1, None, False)
+        return _Part(None, None, False) if source < rank else None
+
+
+# ---- the ring -----------------------------------------------------------------------------------
+
+_KEYS, _GRADIENTS = 0, 1  # tags of messages
+
+
+class _Message(NamedTuple):
+    """A buffer on its way to the next rank, and the one that comes from the rank before."""
+
+    works: list[Any]
+    arriving: Tensor
+
+    def wait(self) -> Tensor:
+        for work in self.works:
+            work.wait()
+        return self.arriving
+
+
+def _pass_on(buffer: Tensor, ranks: Ranks, tag: int) -> _Message:
+    """Sends a buffer, which nobody may write until the message has been waited for."""
+    if ranks.size == 1:
+        return _Message([], buffer)
+    arriving = torch.empty_like(buffer)
+    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    operations = [
+        dist.P2POp(dist.isend, buffer, group=ranks.group, tag=tag, group_peer=after),
+        dist.P2POp(dist.irecv, arriving, group=ranks.group, tag=tag, group_peer=before),
+    ]
+    return _Message(dist.batch_isend_irecv(operations), arriving)
+
+
+class _Packed(NamedTuple):
+    """Two tensors in one buffer, so that a step sends one message."""
+
+    buffer: Tensor
+    shapes: tuple[torch.Size, torch.Size]
+
+    @classmethod
+    def of(cls, k: Tensor, v: Tensor) -> _Packed:
+        return cls(torch.cat([k.reshape(-1), v.reshape(-1)]), (k.shape, v.shape))
+
+    def views(self) -> tuple[Tensor, Tensor]:
+        first, second = self.shapes
+        size = first.numel()
+        return self.buffer[:size].view(first), self.buffer[size:].view(second)
+
+
+def _keys_on(kv: _Packed, call: _Call, step: int) -> _Message:
+    """Sends the keys of a step to the next rank; those of the last step have been everywhere."""
+    is_last = step + 1 == call.ranks.size
+    return _Message([], kv.buffer) if is_last else _pass_on(kv.buffer, call.ranks, _KEYS)
+
+
+# ---- both passes --------------------------------------------------------------------------------
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Sum:
+    rows, kv = call.rows, _Packed.of(k, v)
+    total: Sum | None = None
+    for step in range(call.ranks.size):
+        message = _keys_on(kv, call, step)
+        if part := call.part(step):
+            keys, offsets = rows.keys(*kv.views(), part.keys), rows.offsets_of(part.queries)
+            queries = rows.take(q, part.queries)
+            block = _blocks.forward(queries, offsets, keys, part.causal, call.options)
+            total = block if total is None else _added(total, block, part.queries, rows)
+        kv = kv._replace(buffer=message.wait())
+    assert total is not None  # a rank's own keys come first
+    return total
+
+
+_TIME = (-3, -1, -1)  # the dimensions of time of a Sum
+
+
+def _added(total: Sum, block: Sum, half: int | None, rows: _Rows) -> Sum:
+    own = Sum(*(rows.take(x, half, dim) for x, dim in zip(total, _TIME, strict=True)))
+    found = _blocks.joined(own, block)
+    pairs = zip(total, found, _TIME, strict=True)
+    return Sum(*(rows.put(x, half, y, dim) for x, y, dim in pairs))
+
+
+def _backward(of: Outcome, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> tuple[Tensor, ...]:
+    kv, wide = _Packed.of(k, v), accumulate_dtype(q)
+    dq = torch.zeros(q.shape, dtype=wide, device=q.device)
+    dkv = kv._replace(buffer=torch.zeros_like(kv.buffer, dtype=wide))
+    sums = _Message([], dkv.buffer)
+    for step in range(call.ranks.size):
+        message, part = _keys_on(kv, call, step), call.part(step)
+        found = None if part is None else _of_block(of, q, kv, part, call)
+        dkv = dkv._replace(buffer=sums.wait())
+        if part is not None and found is not None:
+            halves = part.queries, part.keys, part.keys
+            for x, half, gradient in zip((dq, *dkv.views()), halves, found, strict=True):
+                call.rows.add(x, half, gradient)
+        sums = _pass_on(dkv.buffer, call.ranks, _GRADIENTS)
+        kv = kv._replace(buffer=message.wait())
+    dk, dv = dkv._replace(buffer=sums.wait()).views()
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _of_block(
+    of: Outcome, q: Tensor, kv: _Packed, part: _Part, call: _Call
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of one step's block."""
+    rows, half = call.rows, part.queries
+    dlse = None if of.dlse is None else rows.take(of.dlse, half, -1)
+    seen = Outcome(
+        rows.take(of.dout, half), dlse, rows.take(of.out, half), rows.take(of.lse, half, -1),
+        rows.take(of.rest, half, -1),
+    )  # fmt: skip
+    keys = rows.keys(*kv.views(), part.keys)
+    offsets = rows.offsets_of(half)
+    return _blocks.backward(seen, rows.take(q, half), offsets, keys, part.causal, call.options)
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
+        total = _forward(q, k, v, call)
+        out, (lse, rest) = total.out.to(q.dtype), _blocks.rounded(total)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, out, lse, rest)
+        ctx.call = call
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, rest = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        return *_backward(Outcome(dout, dlse, out, lse, rest), q, k, v, ctx.call), None
+
+
+# ---- the function -------------------------------------------------------------------------------
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> None:
+    check_tensors(_OP, {"q": q, "k": k, "v": v})
+    dims = 3 if packed else 4
+    if q.dim() != dims:
+        shape = "(T, H, D), with cu_seqlens" if packed else "(B, T, H, D)"
+        raise ArgumentValueError(f"{_OP}: q has {q.dim()} dimensions, expected {dims}, {shape}")
+    for name, x in (("k", k), ("v", v)):
+        if x.shape[:-2] != q.shape[:-2]:
+            raise ArgumentValueError(
+                f"{_OP}: {name} has shape {shape_text(x)}, expected the rows of q"
+                f" {shape_text(q)}: each rank has queries and keys of the same tokens"
+            )
+
+
+def _rows_of(q: Tensor, cu_seqlens: Tensor | None, ranks: Ranks, chunks: int) -> _Rows:
+    if cu_seqlens is None:
+        if q.shape[1] % chunks:
+            raise ArgumentValueError(
+                f"{_OP}: q has {q.shape[1]} rows of each sequence, expected a multiple of {chunks}"
+                " (the chunks of the layout)"
+            )
+        return _Rows(None, None)
+    lengths = lengths_of(_OP, cu_seqlens, q.shape[0] * ranks.size)
+    refuse_uneven(_OP, lengths, ranks, chunks)
+    offsets = (cu_seqlens // ranks.size).to(q.device)
+    return _Rows(offsets, _halves([length // ranks.size for length in lengths], q.device))
+
+
+def _halves(lengths: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The rows of the first and of the second half of each packed sequence."""
+    found: tuple[list[Tensor], list[Tensor]] = ([torch.arange(0)], [torch.arange(0)])
+    start = 0
+    for length in lengths:
+        middle, end = start + length // 2, start + length
+        found[0].append(torch.arange(start, middle))
+        found[1].append(torch.arange(middle, end))
+        start = end
+    return torch.cat(found[0]).to(device), torch.cat(found[1]).to(device)
+
+
+def _check_by_attention(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> None:
+    """Refuses what attention refuses, on each rank before any sends."""
+    keys = Keys(k, v, call.rows.offsets)
+    arguments = _blocks.arguments_of(q, call.rows.offsets, keys, call.causal, call.options)
+    try:
+        check_values(ATTENTION, ATTENTION.given(arguments))
+    except (ArgumentValueError, ArgumentTypeError) as error:
+        raise renamed(_OP, error) from None
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Group = None,
+    *,
+    causal: bool = False,
+    layout: str = "zigzag",
+    scale: float | None = None,
+    softcap: float = 0.0,
+    cu_seqlens: Tensor | None = None,
+    heads_first: bool = False,
+    return_lse: bool = False,
+    deterministic: bool = True,
+    backend: str = "auto",
+) -> Any:
+    """Computes :func:`transformer_kernels.functional.attention` over sequences that are split by
+    time between the ranks of a group: Ring Attention (Liu et al. 2023, arXiv:2310.01889).
+
+    Each rank passes its tokens' ``q``, ``k`` and ``v``, all of one shape, and gets their results.
+    Keys and values go round by ``isend`` and ``irecv`` while the kernels attend to those that are
+    there; results are joined by their log-sum-exps in float32. A rank stores its own part and two
+    blocks of keys. The backward pass, differentiable no further, sends the keys round again and
+    their gradients behind them, in float32. Results have the same bits in every run.
+
+    Args:
+        q: (B, T / N, H, D), this rank's part of B sequences of T tokens (:func:`shard_sequence`);
+            (total / N, H, D) with ``cu_seqlens``.
+        k, v: the same rows of Hk and Hk heads; query head ``h`` reads head ``h // (H // Hk)``.
+        group: a process group or a mesh of one dimension; by default all processes. Without
+            :mod:`torch.distributed` there is one rank.
+        causal: hide later keys.
+        layout: ``"zigzag"``, which gives all ranks equal work under ``causal``, or
+            ``"contiguous"``.
+        scale: factor of the products; default ``D ** -0.5``.
+        softcap: scores become ``softcap * tanh(score / softcap)``; 0 for no cap.
+        cu_seqlens: int32 (sequences + 1), the offsets of packed sequences before they are split;
+            each is split by itself. It is read on the host.
+        heads_first: tensors and result are (B, H, T / N, D) instead.
+        return_lse: also return the log-sum-exp of the scores, (B, H, T / N) or (H, total / N),
+            which is differentiable.
+        deterministic: as of attention; here it is the default.
+        backend: ``"auto"`` or ``"reference"``, the formula.
+
+    Returns:
+        (B, T / N, H, Dv), or a pair of that and the log-sum-exp.
+
+    Raises:
+        ArgumentValueError: a length does not split evenly, the group has not this process, or
+            attention refuses a shape or number.
+        ArgumentTypeError: an argument is of another type or dtype.
+
+    >>> x = torch.randn(3, 2, 16, 4, 32)  # q, k and v of 16 tokens
+    >>> q, k, v = tfk.parallel.shard_sequence(x, dim=2)
+    >>> y = tfk.parallel.ring_attention(q, k, v, causal=True)
+    >>> y.shape
+    torch.Size([2, 16, 4, 32])
+    """
+    ranks = ranks_of(_OP, group)
+    chunks = as_choice(_OP, "layout", layout, LAYOUTS)
+    as_choice(_OP, "backend", backend, _BACKENDS)
+    if as_flag(_OP, "heads_first", heads_first):
+        q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
+    _check(q, k, v, cu_seqlens is not None)
+    q, k, v = under_autocast(q.device.type, q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else as_number(_OP, "scale", scale)
+    options = Options(scale, as_number(_OP, "softcap", softcap), deterministic, backend)
+    rows = _rows_of(q, cu_seqlens, ranks, chunks)
+    call = _Call(ranks, chunks, as_flag(_OP, "causal", causal), rows, options)
+    _check_by_attention(q, k, v, call)
+    log_dispatch(f"{_OP}: {ranks.size} ranks, {ranks.backend}, {layout}, keys go round by isend")
+    out, lse = _RingAttention.apply(q, k, v, call)
+    out = out.transpose(-2, -3) if heads_first else out
+    return (out, lse) if as_flag(_OP, "return_lse", return_lse) else out
