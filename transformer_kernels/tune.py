@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ops.linear import _routed, _tuned
+from . import _times
+from .ops.linear import _routed
 from .ops.linear._formula import as_rows
-from .ops.linear._tuned import OURS, TORCH, Product, Routed, Routes, Times
+from .ops.linear._tuned import OURS, TORCH, Asked, Routes, Times
+from .ops.linear.linear import by_torch, linear, linear_act
 
 ACTIVATION = "gelu_tanh"  # for products with an activation: which one matters little for the choice
 PROVIDERS = ("torch", "ours")
@@ -41,34 +43,36 @@ def tuning() -> Iterator[None]:
     >>> with tfk.tuning(), torch.no_grad():
     ...     y = layer(x)
     """
-    before = _tuned.measure()
-    _tuned.measure_with(measure)
+    before, Asked.measure = Asked.measure, measure
     try:
         yield
     finally:
-        _tuned.measure_with(before)
+        Asked.measure = before
 
 
 def start() -> None:
     """Turns tuning on until the process ends; ``TFK_TUNE=1`` does this."""
-    _tuned.measure_with(measure)
+    Asked.measure = measure
 
 
 def tune_file() -> Path:
-    """The path of the file of times: ``TFK_TUNE_FILE``, or ``tune.json`` in the user's cache.
+    """The path of the file of times: ``TFK_TUNE_FILE``, or ``tune.txt`` in the user's cache.
 
     >>> tfk.tune_file().suffix
-    '.json'
+    '.txt'
     """
-    return _tuned.file_path()
+    return _times.file_path()
 
 
-def measure(x: Tensor, weight: Tensor, product: Product, seconds: float = _SECONDS) -> Times:
-    """Times ``linear`` or ``linear_act`` with a bias, on operands with the layout of these.
+def measure(x: Tensor, weight: Tensor, timed: str, seconds: float = _SECONDS) -> Times:
+    """Times ``linear`` or ``linear_act`` with a bias, on operands with the layout of these. The
+    text ``timed`` says which, and names the gradients.
 
     Returns 10th percentiles: time that other programs take from the machine is not the product's.
     """
-    wanted = product.gradients.split()
+    op, *words = timed.split()
+    activated = op == "linear_act"
+    wanted = [name for name in ("x", "weight") if f"d{name}" in words]
     inputs = tuple(
         tensor.detach().requires_grad_(name in wanted)
         for name, tensor in (("x", x), ("weight", weight), ("bias", x.new_zeros(len(weight))))
@@ -80,14 +84,14 @@ def measure(x: Tensor, weight: Tensor, product: Product, seconds: float = _SECON
         torch.autocast(x.device.type, enabled=False),
         torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
     ):
-        may_route = x.is_cuda and not product.activated
+        may_route = x.is_cuda and not activated
         routes = _fastest_routes(inputs, wanted, seconds) if may_route else None
-        calls = {who: _call(who, product.activated, wanted) for who in PROVIDERS}
+        calls = {who: _call(who, activated, wanted) for who in PROVIDERS}
         if routes is not None:
-            calls["routed"] = _call(routes, product.activated, wanted)
+            calls["routed"] = _call(routes, activated, wanted)
         found = _timed(calls, inputs, seconds)
-    routed = None if routes is None else Routed(found["routed"], routes)
-    return Times(found["ours"], found["torch"], routed)
+    routed = (found["routed"], routes) if routes is not None else (None, "")
+    return Times(found["ours"], found["torch"], *routed)
 
 
 def _timed(
@@ -146,13 +150,22 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 def _call(who: str | Routes, activated: bool, wanted: list[str]) -> Callable[..., Any]:
-    from .functional import linear, linear_act
-
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-        with _tuned.forcing(who):
-            y = linear_act(x, weight, bias, ACTIVATION) if activated else linear(x, weight, bias)
-            named = {"x": x, "weight": weight}
-            leaves = [named[name] for name in wanted]
-            return torch.autograd.grad(y, leaves, y.detach()) if leaves else y
+        y = _layer(who, activated, x, weight, bias)
+        named = {"x": x, "weight": weight}
+        leaves = [named[name] for name in wanted]
+        return torch.autograd.grad(y, leaves, y.detach()) if leaves else y
 
     return run
+
+
+def _layer(who: str | Routes, activated: bool, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The layer as a call of its function runs it after that choice."""
+    if isinstance(who, Routes):
+        y: Tensor = _routed.call(x, weight, bias, *who)
+        return y
+    if who == "torch":
+        return by_torch(x, weight, bias, ACTIVATION if activated else None)
+    if activated:
+        return linear_act(x, weight, bias, ACTIVATION, backend=x.device.type)
+    return linear(x, weight, bias, backend=x.device.type)
