@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .. import _cache
 from .._library import library_build
+from .._times import device_name, threads_of
 from .._version import __version__
-from ..ops.linear._tuned import device_name, threads_of
 
 _FORMAT = 2
 
@@ -27,8 +27,7 @@ def file_path() -> Path:
     named = os.environ.get("TFK_FUSE_FILE")
     if named:
         return Path(named)
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches) / "transformer_kernels" / "fuse.json"
+    return _cache.folder() / "fuse.json"
 
 
 class Table:
@@ -48,18 +47,14 @@ class Table:
         self._times[what] = self._new[what] = times
 
     def write(self) -> None:
-        """Adds what is new to the file, in one step, so that no process reads half of it."""
+        """Adds what is new to the file."""
         if not self._new:
             return
         machines = self._read()
         machines.setdefault(self._machine, {}).update(self._new)
         text = json.dumps({"format": _FORMAT, "machines": machines}, indent=1)
         with contextlib.suppress(OSError):  # then the times hold for this process alone
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._path.parent) as folder:
-                written = Path(folder) / self._path.name
-                written.write_text(text, encoding="utf-8")
-                written.replace(self._path)
+            _cache.write(self._path, text)
 
     def _read(self) -> dict[str, Any]:
         """The file's content; nothing where there is none, or one that was not written here."""

@@ -224,6 +224,47 @@ def test_an_adapter_put_there_later_runs_and_it_is_said(name):
         ours(*args)  # once is enough
 
 
+def test_a_module_that_does_nothing_is_asked_too():
+    class WithPlaceForNorm(toys.MLP):  # as timm's MLPs have
+        def __init__(self, width):
+            super().__init__(width)
+            self.norm = nn.Identity()
+
+        def forward(self, x):
+            return self.down(self.norm(self.act(self.up(x))))
+
+    model, args = randomised(WithPlaceForNorm(WIDTH)), inputs()
+    ours, plan = fused(model, args)
+    assert plan.counts() == {"mlp": 1}
+    for m in (model, ours):
+        m.norm.register_forward_hook(lambda _module, _args, y: y * 1.5)
+    with pytest.warns(RuntimeWarning, match="norm is no longer as it was"):
+        assert same(results(ours, args), results(model, args))
+
+
+def test_a_module_that_is_idle_in_evaluation_acts_in_training():
+    class Half(nn.Module):
+        def forward(self, x):
+            return x * 0.5 if self.training else x
+
+    class WithHalf(toys.MLP):
+        def __init__(self, width):
+            super().__init__(width)
+            self.scaled = Half()
+
+        def forward(self, x):
+            return self.down(self.scaled(self.act(self.up(x))))
+
+    model, args = randomised(WithHalf(WIDTH)), inputs()
+    ours, plan = fused(model, args)
+    assert plan.counts() == {"mlp": 1}
+    for m in (model, ours):
+        m.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert same(results(ours, args), results(model, args))
+
+
 def test_a_hook_put_there_later_is_called_and_sees_true_values():
     model, args = randomised(toys.Transformer(WIDTH)), inputs()
     ours, _ = fused(model, args)

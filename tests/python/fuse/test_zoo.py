@@ -9,6 +9,8 @@ all of it (`tools/fuse_models.py`, which writes the table of the documents from 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import json
 import os
 
@@ -23,6 +25,12 @@ CORE = ("inference", "training", "unfused")
 IN_FULL = ("gpt2", "llama", "t5")
 COSTLY = ("compiled", "exported", "trainer")  # these are run for the first of them
 WHOLE = os.environ.get("TFK_FUSE_ZOO") == "all"
+LIBRARIES = ("torch", "transformers", "timm", "peft", "accelerate")
+VERSIONS = ", ".join(
+    f"{name} {importlib.metadata.version(name)}"
+    for name in LIBRARIES
+    if importlib.util.find_spec(name)
+)
 PLACES = None if WHOLE else 2  # modules that are changed one at a time
 
 
@@ -57,5 +65,6 @@ def put(subject: Subject, situation: Situation) -> Subject:
 def test_a_fused_model(family, situation, record_property):
     record_property("family", family.name)
     record_property("situation", situation.name)
+    record_property("versions", VERSIONS)
     subject = put(Subject(family, places=PLACES), situation)
     record_property("sites", json.dumps(subject.sites))

@@ -10,6 +10,7 @@ from .dropout import DropoutPattern
 from .dropout_norm import DropoutNormPattern
 from .eager_attention import EagerAttentionPattern
 from .embedding import EmbeddingPattern
+from .experts import ExpertsPattern
 from .gated_mlp import GatedMLPPattern
 from .linear import LinearPattern
 from .linear_then_act import LinearThenActPattern
@@ -26,6 +27,7 @@ ALL: tuple[Pattern, ...] = (
     MLPPattern("mlp", 2),
     MLPPattern("linear_act", 1),
     GatedMLPPattern(),
+    ExpertsPattern(),
     NormPattern(),
     ActivationPattern(),
     EmbeddingPattern(),

@@ -57,7 +57,8 @@ class Parts(NamedTuple):
     activation: str  # of functional.linear_act or functional.gated_mlp
     behind: str | None  # the dropout of the result
     between: tuple[str, ...]  # dropouts that are no part of the op
-    kinds: tuple[tuple[str, type], ...]  # of all of them and of the activation's module
+    idle: tuple[str, ...]  # modules that gave back their input in evaluation
+    kinds: tuple[tuple[str, type], ...]  # of all of them, the activation's module, and idle ones
 
     def why_not(self, module: nn.Module) -> str | None:
         """The reason why PyTorch's own code has to run a call; None where there is none."""
@@ -66,6 +67,8 @@ class Parts(NamedTuple):
                 return f"{name} is no longer as it was when it was fused"
         if module.training and any(_drops(part(module, name)) for name in self.between):
             return "dropout stands between its products"
+        if module.training and any(type(part(module, n)) is not nn.Identity for n in self.idle):
+            return "a module between its products may act in training"
         return None
 
     def parameters(self, module: nn.Module) -> list[tuple[Tensor, Tensor | None]]:
@@ -106,6 +109,7 @@ class Found:
     names: dict[str, str]  # of the linear layers' paths, below the module
     activation_module: str | None
     dropouts: list[Call]
+    idle: list[Call]  # of modules that give back their input, as nn.Identity does
 
 
 def find_products(call: Call, trace: Trace) -> Found | None:
@@ -121,11 +125,12 @@ def find_products(call: Call, trace: Trace) -> Found | None:
     modules = dict(call.module.named_modules())
     names = {node.path: node.path[len(call.path) + 1 if call.path else 0 :] for node in linears}
     dropouts = [c for c in inside if isinstance(c.module, nn.Dropout)]
-    others = [
+    rest = [
         c for c in inside
         if not any(node.path == c.path for node in linears) and c not in dropouts
-        and c.ins != c.outs
     ]  # fmt: skip
+    idle = [c for c in rest if c.ins == c.outs]
+    others = [c for c in rest if c not in idle]
     loose = [node for node in own if node.name not in ("mul", "dropout")]
     if len(others) + len(loose) != 1 or (others and len(others[0].outs) != 1):
         return None
@@ -146,7 +151,7 @@ def find_products(call: Call, trace: Trace) -> Found | None:
     prefix = len(call.path) + 1 if call.path else 0
     return Found(
         linears, [node for node in own if node not in loose], first, activation, after, names,
-        others[0].path[prefix:] if others else None, dropouts,
+        others[0].path[prefix:] if others else None, dropouts, idle,
     )  # fmt: skip
 
 
@@ -163,10 +168,10 @@ def parts_of(call: Call, found: Found, linears: list[Node], activation: str) -> 
     behind = [c for c in found.dropouts if c.first > last.index and c.outs == call.outs]
     between = [c for c in found.dropouts if c not in behind[:1]]
     named = [found.names[node.path] for node in linears]
-    dropped = [c.path[prefix:] for c in (*behind[:1], *between)]
+    others = [c.path[prefix:] for c in (*behind[:1], *between, *found.idle)]
     activated = [found.activation_module] if found.activation_module else []
     modules = dict(call.module.named_modules())
-    kinds = {name: original(type(modules[name])) for name in (*named, *dropped, *activated)}
+    kinds = {name: original(type(modules[name])) for name in (*named, *others, *activated)}
     for name in kinds:
         if not meets(modules[name]):
             raise RefusedError(
@@ -174,7 +179,8 @@ def parts_of(call: Call, found: Found, linears: list[Node], activation: str) -> 
             )
     return Parts(
         tuple(named), activation, behind[0].path[prefix:] if behind else None,
-        tuple(c.path[prefix:] for c in between), tuple(kinds.items()),
+        tuple(c.path[prefix:] for c in between), tuple(c.path[prefix:] for c in found.idle),
+        tuple(kinds.items()),
     )  # fmt: skip
 
 

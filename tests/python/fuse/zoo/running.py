@@ -270,13 +270,13 @@ def attentions(subject: Subject) -> None:
         model.set_attn_implementation("eager")
 
     def run(model: nn.Module, inputs: Inputs) -> Results:
-        found = forward(model, {**inputs, "output_attentions": True})
-        assert any("attentions" in name for name in found)
-        return found
+        return forward(model, {**inputs, "output_attentions": True})
 
     pair = subject.pair()
     for model in pair.both:
         eager(model)
+    if not any("attentions" in name for name in run(pair.stock, pair.inputs)):
+        pytest.skip("stock gives no weights of attention in this version")
     by_the_rule(pair, run)
     by_the_rule(subject.pair(prepare=eager), run)
 
