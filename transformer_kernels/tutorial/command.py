@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Climbs a ladder of kernels: shows the text and the source of each rung, builds and runs it.
+
+Rungs that this machine cannot run show stored results of another machine, and say so.
+
+$ transformer-kernels tutorial step1-simple
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from transformer_kernels._processor import cpu_name
+
+from . import rungs as ladder
+from . import show
+from .rungs import Line, Rung
+
+_BUILT = Path("build") / "tutorials"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("step", nargs="?", metavar="STEP",
+                        help="a step's name or its beginning, or `all`; without it the steps are"
+                        " listed")  # fmt: skip
+    parser.add_argument("--kind", choices=("cpu", "cuda"), help="only these rungs")
+    parser.add_argument("--small", action="store_true",
+                        help="small problems: they are checked, and their times mean"
+                        " nothing")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=1,
+                        help="run each rung so often and keep its fastest run: other programs"
+                        " only make it slower")  # fmt: skip
+    parser.add_argument("--exercise", action="store_true", help="build and check the exercise")
+    parser.add_argument("--table", action="store_true", help="leave out texts and sources")
+    parser.add_argument("--store", type=Path, metavar="FOLDER",
+                        help="keep what was measured there, as cpu.json and"
+                        " cuda.json")  # fmt: skip
+    parser.add_argument("--write", action="store_true",
+                        help="write the tables of stored results into the texts, and run"
+                        " nothing")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    found = ladder.steps()
+    if arguments.write:
+        for step in found:
+            text = step / "README.md"
+            text.write_text(show.filled(text.read_text(), step))
+        return 0
+    if arguments.step is None:
+        for step in found:
+            print(f"{step.name:<18}{_title(step)}")
+        return 0
+    chosen = [s for s in found if arguments.step == "all" or s.name.startswith(arguments.step)]
+    if not chosen:
+        names = ", ".join(step.name for step in found)
+        raise ValueError(f"STEP is {arguments.step!r}, expected all or one of {names}")
+    if arguments.exercise:
+        return max(_exercise(step, arguments.small) for step in chosen)
+    return _climb_all(chosen, arguments)
+
+
+def _title(step: Path) -> str:
+    return (step / "README.md").read_text().splitlines()[0].removeprefix("# ")
+
+
+def _climb_all(chosen: list[Path], arguments: argparse.Namespace) -> int:
+    kinds = (arguments.kind,) if arguments.kind else ("cpu", "cuda")
+    lines: dict[str, dict[str, list[Line]]] = {kind: {} for kind in kinds}
+    for step in chosen:
+        if not arguments.table and arguments.step != "all":
+            print((step / "README.md").read_text().split("<!-- ladder -->")[0])
+            for rung in ladder.rungs(step, kinds):
+                print(f"==== {rung.name}\n{rung.kernel}\n")
+        for kind in kinds:
+            lines[kind][step.name] = _climb(step, kind, arguments.small, arguments.rounds)
+    if arguments.store:
+        _store(lines, arguments.store)
+    return int(any(line.failed for of in lines.values() for found in of.values() for line in found))
+
+
+def _climb(step: Path, kind: str, small: bool, rounds: int) -> list[Line]:
+    """Builds and runs the rungs of one kind, and prints their table."""
+    wanted = ladder.rungs(step, (kind,))
+    capability = _capability() if kind == "cuda" else None
+    reasons = ladder.build_all(wanted, _BUILT, capability)
+    runs = [[_line(rung, reasons[rung], small) for rung in wanted] for _ in range(max(1, rounds))]
+    lines = [_fastest(of) for of in zip(*runs, strict=True)]
+    shown, note = show.with_stored(lines, show.stored(kind), step.name)
+    problems = sorted({line.problem for line in shown if line.problem})
+    print(f"{step.name}, {kind}: {', '.join(problems) or 'nothing ran'}")
+    print(f"{show.table(shown)}\n{note}".rstrip(), end="\n\n")
+    return lines
+
+
+def _line(rung: Rung, reason: str, small: bool) -> Line:
+    if not reason:
+        return ladder.run(rung, _BUILT, small)
+    return Line(rung.name, why_absent=reason, failed="is not installed" not in reason)
+
+
+def _fastest(lines: Sequence[Line]) -> Line:
+    """The fastest run of a rung; a run that failed counts first, for it must not be lost."""
+    return min(lines, key=lambda line: (not line.failed, line.us))
+
+
+def _exercise(step: Path, small: bool) -> int:
+    """Checks the exercise; the status is 1 until it is solved."""
+    rung = ladder.exercise(step)
+    line = _line(rung, ladder.build(rung, _BUILT), small)
+    print(show.table([line]))
+    print("not solved yet" if line.why_absent else "solved")
+    return int(bool(line.why_absent))
+
+
+def _capability() -> int | None:
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def _store(lines: dict[str, dict[str, list[Line]]], folder: Path) -> None:
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    for kind, of in lines.items():
+        if any(not line.why_absent for found in of.values() for line in found):
+            show.store(show.Ladder(_machine(kind), today, of), kind, folder)
+
+
+def _machine(kind: str) -> str:
+    if kind == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{cpu_name()}, {os.cpu_count()} cores"

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+// LayerNorm on all threads: the same rung with another reduction.
+//
+// The mean comes first and the squares of the differences second: E[x^2] - mean^2 would cancel in
+// float32 where the mean is large. The second loop reads the L1 cache, and costs next to nothing.
+//
+// Build: g++ -O3 -std=c++17 -march=native -Wno-psabi -pthread -o cpu5_layer_norm
+// cpu5_layer_norm.cpp
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+constexpr size_t kWidth = 16;
+typedef float Vector __attribute__((vector_size(4 * kWidth)));
+
+inline Vector load(const float* x) {
+  Vector v;
+  std::memcpy(&v, x, sizeof v);
+  return v;
+}
+
+inline float total(const Vector& v) {
+  float sum = 0;
+  for (size_t k = 0; k < kWidth; ++k) sum += v[k];
+  return sum;
+}
+
+// cols is a multiple of kWidth.
+void layer_norm_row(const float* x, float* y, size_t cols) {
+  Vector sum = {}, squares = {};
+  for (size_t j = 0; j < cols; j += kWidth) sum += load(x + j);
+  const float mean = total(sum) / cols;
+  for (size_t j = 0; j < cols; j += kWidth) {
+    const Vector centred = load(x + j) - mean;
+    squares += centred * centred;
+  }
+  const float scale = 1 / std::sqrt(total(squares) / cols + 1e-5f);
+  for (size_t j = 0; j < cols; j += kWidth) {
+    const Vector v = (load(x + j) - mean) * scale;
+    std::memcpy(y + j, &v, sizeof v);
+  }
+}
+
+template <class Work>
+void on_all_threads(size_t count, Work work);
+
+void layer_norm(const float* x, float* y, size_t rows, size_t cols) {
+  on_all_threads(rows, [=](size_t first, size_t last) {
+    for (size_t row = first; row < last; ++row)
+      layer_norm_row(x + row * cols, y + row * cols, cols);
+  });
+}
+
+// ---- frame: the same lines in every rung for CPUs ----------------------------------------------
+// The median of seven calls, after one that warms up.
+template <class Call>
+double microseconds(Call call) {
+  std::vector<double> times;
+  for (int i = 0; i < 8; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    call();
+    const auto end = std::chrono::steady_clock::now();
+    times.push_back(std::chrono::duration<double, std::micro>(end - start).count());
+  }
+  std::sort(times.begin() + 1, times.end());
+  return times[4];
+}
+
+// Calls work(first, last) on every thread of the machine, each with its part of count items.
+template <class Work>
+void on_all_threads(size_t count, Work work) {
+  const size_t parts = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < parts; ++i)
+    threads.emplace_back(work, count * i / parts, count * (i + 1) / parts);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Prints a line of the table; the result is the exit status, 1 where the rung is wrong.
+int report(const char* rung, const std::string& problem, double us, double amount, const char* unit,
+           double ceiling_us, double error, double bound) {
+  std::printf("%s | CPU | %s | %.1f us | %.5g %s | %.1f %% | %.1e\n", rung, problem.c_str(), us,
+              amount / us / 1e3, unit, 100 * ceiling_us / us, error);
+  if (error <= bound) return 0;
+  std::printf("wrong: the error is above %f\n", bound);
+  return 1;
+}
+// ---- end of the frame --------------------------------------------------------------------------
+
+int main(int argc, char** argv) {
+  const size_t rows = argc > 2 ? std::strtoull(argv[1], nullptr, 10) : 8192;
+  const size_t cols = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 2048;
+  std::vector<float> x(rows * cols), y(rows * cols);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = float(i * 7919 % 10007) / 1000 - 5;
+  const double us = microseconds([&] { layer_norm(x.data(), y.data(), rows, cols); });
+  double error = 0;  // against double precision, in every 61st row
+  for (size_t row = 0; row < rows; row += 61) {
+    const float *in = &x[row * cols], *out = &y[row * cols];
+    double mean = 0, variance = 0;
+    for (size_t j = 0; j < cols; ++j) mean += in[j] / double(cols);
+    for (size_t j = 0; j < cols; ++j) variance += (in[j] - mean) * (in[j] - mean) / cols;
+    for (size_t j = 0; j < cols; ++j) {
+      const double wanted = (in[j] - mean) / std::sqrt(variance + 1e-5);
+      error = std::max(error, std::abs(out[j] - wanted) / std::max(1.0, std::abs(wanted)));
+    }
+  }
+  const double copy_us = microseconds([&] {
+    on_all_threads(x.size(), [&](size_t first, size_t last) {
+      std::memcpy(&y[first], &x[first], (last - first) * sizeof(float));
+    });
+  });
+  const std::string problem = std::to_string(rows) + "x" + std::to_string(cols) + " float32";
+  return report("cpu5_layer_norm", problem, us, 2.0 * x.size() * sizeof(float), "GB/s", copy_us,
+                error, 2e-6);
+}

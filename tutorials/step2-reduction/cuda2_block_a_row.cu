@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+// Softmax by a block of 256 threads for each row, which reduce through a tree in shared memory.
+//
+// The threads of a block read neighbouring elements. Two trees of eight rounds have a barrier in
+// each, during which the block loads nothing; and memory is still read three times, twice through
+// the caches.
+//
+// Build: nvcc -O3 -std=c++17 -arch=sm_75 --extended-lambda -o cuda2_block_a_row
+// cuda2_block_a_row.cu
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+using bf16 = __nv_bfloat16;
+constexpr int kThreads = 256;
+
+// Combines the threads' values by halves: 128 pairs, 64, 32, ... 1.
+template <class Combine>
+__device__ float tree(float value, Combine combine) {
+  __shared__ float values[kThreads];
+  values[threadIdx.x] = value;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half)
+      values[threadIdx.x] = combine(values[threadIdx.x], values[threadIdx.x + half]);
+  }
+  __syncthreads();
+  const float result = values[0];
+  __syncthreads();  // before the next tree writes
+  return result;
+}
+
+__global__ void softmax_kernel(const bf16* x, bf16* y, int cols) {
+  x += size_t(blockIdx.x) * cols;
+  y += size_t(blockIdx.x) * cols;
+  float largest = -INFINITY, sum = 0;
+  for (int j = threadIdx.x; j < cols; j += kThreads)
+    largest = fmaxf(largest, __bfloat162float(x[j]));
+  largest = tree(largest, [](float a, float b) { return fmaxf(a, b); });
+  for (int j = threadIdx.x; j < cols; j += kThreads)
+    sum += __expf(__bfloat162float(x[j]) - largest);
+  sum = tree(sum, [](float a, float b) { return a + b; });
+  for (int j = threadIdx.x; j < cols; j += kThreads)
+    y[j] = __float2bfloat16(__expf(__bfloat162float(x[j]) - largest) / sum);
+}
+
+void softmax(const bf16* x, bf16* y, int rows, int cols) {
+  softmax_kernel<<<rows, kThreads>>>(x, y, cols);
+}
+
+// ---- frame: the same lines in every CUDA rung --------------------------------------------------
+[[noreturn]] void leave(int status, const std::string& reason) {
+  std::printf("%s\n", reason.c_str());
+  std::exit(status);
+}
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) leave(1, cudaGetErrorString(status));
+}
+
+// The card's name. The program ends with status 77, "not here", where no card can run the kernel.
+std::string card(int least) {
+  cudaDeviceProp it;
+  if (cudaGetDeviceProperties(&it, 0) != cudaSuccess) leave(77, "there is no CUDA card");
+  if (10 * it.major + it.minor >= least) return it.name;
+  leave(77, std::string(it.name) + " is older than sm_" + std::to_string(least));
+}
+
+// The median of nine batches of launches, after one that warms up.
+template <class Launch>
+double microseconds(Launch launch, int launches = 10) {
+  cudaEvent_t start, end;
+  for (cudaEvent_t* event : {&start, &end}) check(cudaEventCreate(event));
+  float times[10];
+  for (int batch = 0; batch < 10; ++batch) {
+    check(cudaEventRecord(start));
+    for (int i = 0; i < launches; ++i) launch();
+    check(cudaGetLastError());
+    check(cudaEventRecord(end));
+    check(cudaEventSynchronize(end));
+    check(cudaEventElapsedTime(&times[batch], start, end));
+  }
+  std::sort(times + 1, times + 10);
+  return 1e3 * times[5] / launches;
+}
+
+// Values between -2 and 2, which follow from their index.
+__global__ void fill(bf16* x, size_t count, unsigned seed) {
+  const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+  unsigned hash = (unsigned(i) + seed) * 2654435761u;
+  hash = (hash ^ hash >> 15) * 2246822519u;
+  if (i < count) x[i] = __float2bfloat16((hash >> 8) * 0x1p-22f - 2);
+}
+
+bf16* device_array(size_t count, unsigned seed) {
+  bf16* x = nullptr;
+  check(cudaMalloc(&x, count * sizeof(bf16)));
+  fill<<<(count + 255) / 256, 256>>>(x, count, seed);
+  return x;
+}
+
+std::vector<double> host_copy(const bf16* x, size_t count) {
+  std::vector<bf16> raw(count);
+  check(cudaMemcpy(raw.data(), x, count * sizeof(bf16), cudaMemcpyDeviceToHost));
+  return {raw.begin(), raw.end()};
+}
+
+// Prints a line of the table. The program ends with status 1 where the rung is wrong.
+void report(const char* rung, const std::string& card, const std::string& problem, double us,
+            double amount, const char* unit, double ceiling_us, double error, double bound) {
+  std::printf("%s | %s | %s | %.1f us | %.5g %s | %.1f %% | %.1e\n", rung, card.c_str(),
+              problem.c_str(), us, amount / us / 1e3, unit, 100 * ceiling_us / us, error);
+  if (!(error <= bound)) leave(1, "wrong: the error is above " + std::to_string(bound));
+}
+// ---- end of the frame --------------------------------------------------------------------------
+
+int main(int argc, char** argv) {
+  const std::string name = card(75);
+  const int rows = argc > 2 ? std::atoi(argv[1]) : 16384;
+  const int cols = argc > 2 ? std::atoi(argv[2]) : 8192;
+  const size_t n = size_t(rows) * cols;
+  bf16 *x = device_array(n, 1), *y = device_array(n, 2);
+  const double us = microseconds([&] { softmax(x, y, rows, cols); });
+  double error = 0;  // relative, against double precision, in 17 rows
+  for (int i = 0; i < 17; ++i) {
+    const size_t start = size_t(i) * (rows - 1) / 16 * cols;
+    const std::vector<double> in = host_copy(x + start, cols), out = host_copy(y + start, cols);
+    double largest = in[0], sum = 0;
+    for (double v : in) largest = std::max(largest, v);
+    for (double v : in) sum += std::exp(v - largest);
+    for (int j = 0; j < cols; ++j) {
+      const double wanted = std::exp(in[j] - largest) / sum;
+      error = std::max(error, std::abs(out[j] - wanted) / wanted);
+    }
+  }
+  const double copy_us = microseconds(
+      [&] { check(cudaMemcpyAsync(y, x, n * sizeof(bf16), cudaMemcpyDeviceToDevice)); });
+  const std::string shape = std::to_string(rows) + "x" + std::to_string(cols);
+  report("cuda2_block_a_row", name, shape + " bfloat16", us, 2.0 * n * sizeof(bf16), "GB/s",
+         copy_us, error, 0x1p-8);
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+// A linear layer with bias and GELU in the epilogue of the product: no pass over memory of its own.
+//
+// Build: nvcc -O3 -std=c++17 -arch=sm_80 -o cuda6_epilogue cuda6_epilogue.cu
+#include <cuda_bf16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+using bf16 = __nv_bfloat16;
+// d += a * b, of 16x16 and 16x8 elements, by a warp.
+__device__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+using Tile = uint4[128][5];  // 128 rows of 32 elements, with 16 bytes of padding
+
+// Four matrices of 8 x 8 elements; the lanes have the addresses of the 32 rows.
+__device__ void load_matrices(unsigned (&r)[4], const uint4* at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(at)))
+               : "memory");
+}
+
+// Adds the product of two tiles to a warp's 32 x 64 results. Eight warps stand 4 x 2.
+__device__ void multiply(float (&sum)[2][8][4], const Tile& left, const Tile& right) {
+  const int lane = threadIdx.x % 32, y = threadIdx.x / 64 * 32, x = threadIdx.x / 32 % 2 * 64;
+  for (int d = 0; d < 4; d += 2) {  // 16 of the depth, in 16-byte parts
+    unsigned a[2][4], b[4];
+    for (int i = 0; i < 2; ++i) load_matrices(a[i], &left[y + i * 16 + lane % 16][d + lane / 16]);
+    for (int j = 0; j < 8; j += 2) {
+      load_matrices(b, &right[x + j * 8 + lane / 16 * 8 + lane % 8][d + lane / 8 % 2]);
+      for (int i = 0; i < 2; ++i) mma(sum[i][j], a[i], b[0], b[1]);
+      for (int i = 0; i < 2; ++i) mma(sum[i][j + 1], a[i], b[2], b[3]);
+    }
+  }
+}
+
+__device__ float gelu(float x) {
+  return x / (1 + __expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
+}
+
+__device__ void store(float (&sum)[2][8][4], const bf16* bias, bf16* c, int n) {
+  const int lane = threadIdx.x % 32, y = threadIdx.x / 64 * 32, x = threadIdx.x / 32 % 2 * 64;
+  for (int t = 0; t < 32; ++t) {  // pairs of columns, in rows r and r + 8 of each 16
+    const float* pair = sum[t / 16][t / 2 % 8] + t % 2 * 2;
+    const int row = y + t / 16 * 16 + t % 2 * 8 + lane / 4, col = x + t / 2 % 8 * 8 + lane % 4 * 2;
+    auto* to = reinterpret_cast<__nv_bfloat162*>(c + size_t(row) * n + col);
+    *to = __floats2bfloat162_rn(gelu(pair[0] + float(bias[col])),
+                                gelu(pair[1] + float(bias[col + 1])));
+  }
+}
+
+__device__ void copy_later(uint4* to, const bf16* from) {
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+
+constexpr int kStages = 4;
+
+__global__ void __launch_bounds__(256)
+    product_kernel(const bf16* a, const bf16* b, const bf16* bias, bf16* c, int n, int k) {
+  extern __shared__ Tile tiles[];  // left and right of each stage
+  const size_t row = blockIdx.y * 128, col = blockIdx.x * 128;
+  const auto load = [&](int step) {
+    for (int i = threadIdx.x; i < 512 && step * 32 < k; i += 256) {
+      const size_t at = i / 4 * size_t(k) + step * 32 + i % 4 * 8;
+      copy_later(&tiles[step % kStages * 2][i / 4][i % 4], a + row * k + at);
+      copy_later(&tiles[step % kStages * 2 + 1][i / 4][i % 4], b + col * k + at);
+    }
+    asm volatile("cp.async.commit_group;");
+  };
+  float sum[2][8][4] = {};
+  for (int step = 0; step < kStages - 1; ++step) load(step);
+  for (int step = 0; step < k / 32; ++step) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    __syncthreads();  // this stage has come, and the one before it has been used
+    load(step + kStages - 1);
+    multiply(sum, tiles[step % kStages * 2], tiles[step % kStages * 2 + 1]);
+  }
+  store(sum, bias + col, c + row * n + col, n);
+}
+
+void product(const bf16* a, const bf16* b, const bf16* bias, bf16* c, int m, int n, int k) {
+  const int bytes = kStages * 2 * sizeof(Tile);
+  cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  product_kernel<<<dim3(n / 128, m / 128), 256, bytes>>>(a, b, bias, c, n, k);
+}
+
+// ---- frame: the same lines in every CUDA rung --------------------------------------------------
+[[noreturn]] void leave(int status, const std::string& reason) {
+  std::printf("%s\n", reason.c_str());
+  std::exit(status);
+}
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) leave(1, cudaGetErrorString(status));
+}
+
+// The card's name. The program ends with status 77, "not here", where no card can run the kernel.
+std::string card(int least) {
+  cudaDeviceProp it;
+  if (cudaGetDeviceProperties(&it, 0) != cudaSuccess) leave(77, "there is no CUDA card");
+  if (10 * it.major + it.minor >= least) return it.name;
+  leave(77, std::string(it.name) + " is older than sm_" + std::to_string(least));
+}
+
+// The median of nine batches of launches, after one that warms up.
+template <class Launch>
+double microseconds(Launch launch, int launches = 10) {
+  cudaEvent_t start, end;
+  for (cudaEvent_t* event : {&start, &end}) check(cudaEventCreate(event));
+  float times[10];
+  for (int batch = 0; batch < 10; ++batch) {
+    check(cudaEventRecord(start));
+    for (int i = 0; i < launches; ++i) launch();
+    check(cudaGetLastError());
+    check(cudaEventRecord(end));
+    check(cudaEventSynchronize(end));
+    check(cudaEventElapsedTime(&times[batch], start, end));
+  }
+  std::sort(times + 1, times + 10);
+  return 1e3 * times[5] / launches;
+}
+
+// Values between -2 and 2, which follow from their index.
+__global__ void fill(bf16* x, size_t count, unsigned seed) {
+  const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+  unsigned hash = (unsigned(i) + seed) * 2654435761u;
+  hash = (hash ^ hash >> 15) * 2246822519u;
+  if (i < count) x[i] = __float2bfloat16((hash >> 8) * 0x1p-22f - 2);
+}
+
+bf16* device_array(size_t count, unsigned seed) {
+  bf16* x = nullptr;
+  check(cudaMalloc(&x, count * sizeof(bf16)));
+  fill<<<(count + 255) / 256, 256>>>(x, count, seed);
+  return x;
+}
+
+std::vector<double> host_copy(const bf16* x, size_t count) {
+  std::vector<bf16> raw(count);
+  check(cudaMemcpy(raw.data(), x, count * sizeof(bf16), cudaMemcpyDeviceToHost));
+  return {raw.begin(), raw.end()};
+}
+
+// Prints a line of the table. The program ends with status 1 where the rung is wrong.
+void report(const char* rung, const std::string& card, const std::string& problem, double us,
+            double amount, const char* unit, double ceiling_us, double error, double bound) {
+  std::printf("%s | %s | %s | %.1f us | %.5g %s | %.1f %% | %.1e\n", rung, card.c_str(),
+              problem.c_str(), us, amount / us / 1e3, unit, 100 * ceiling_us / us, error);
+  if (!(error <= bound)) leave(1, "wrong: the error is above " + std::to_string(bound));
+}
+// ---- end of the frame --------------------------------------------------------------------------
+
+// The ceiling: tensor cores that multiply registers, by mma.sync. A block does 2^30 operations.
+__global__ void multiply_registers() {
+  float d[8][4] = {};
+  const unsigned a[4] = {threadIdx.x, 1, 2, 3};
+  for (int i = 0; i < 4096; ++i)
+    for (auto& tile : d) mma(tile, a, 4, 5);
+  for (auto& tile : d)
+    if (tile[0] == 0.5f) __trap();  // never, but the compiler cannot know
+}
+
+int main(int argc, char** argv) {
+  const std::string name = card(80);
+  const int m = argc > 3 ? std::atoi(argv[1]) : 4096, n = argc > 3 ? std::atoi(argv[2]) : 4096;
+  const int k = argc > 3 ? std::atoi(argv[3]) : 4096;
+  if (m % 128 != 0 || n % 128 != 0 || k % 32 != 0) leave(2, "expected multiples of 128, 128, 32");
+  bf16 *a = device_array(size_t(m) * k, 1), *b = device_array(size_t(n) * k, 1u << 25);
+  bf16 *c = device_array(size_t(m) * n, 0), *bias = device_array(n, 7);
+  const double us = microseconds([&] { product(a, b, bias, c, m, n, k); }, 3);
+  double error = 0;  // of 64 results, against double precision
+  for (int i = 0; i < 64; ++i) {
+    const size_t row = size_t(i) * (m - 1) / 63, col = size_t(i) * 37 % n;
+    const auto left = host_copy(a + row * k, k), right = host_copy(b + col * k, k);
+    double x = host_copy(bias + col, 1)[0];
+    for (int j = 0; j < k; ++j) x += left[j] * right[j];
+    const double wanted =
+        0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    const double result = host_copy(c + row * n + col, 1)[0];
+    error = std::max(error, std::abs(result - wanted) / std::max(1.0, std::abs(wanted)));
+  }
+  const double operations = 2.0 * m * n * k;
+  const double peak = microseconds([] { multiply_registers<<<1024, 256>>>(); }, 3) / 0x1p40;
+  const std::string shape = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
+  report("cuda6_epilogue", name, shape + " bfloat16", us, operations, "GFLOP/s", peak * operations,
+         error, 0x1p-8);
+}
