@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.bench import training
+from transformer_kernels.bench import tracking, training
 from transformer_kernels.measure import machine, schema, table
 from transformer_kernels.measure.schema import ModelRun, Result
 from transformer_kernels.measure.statistics import quantile
@@ -49,19 +49,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", nargs="+", choices=SWITCHES, default=list(SWITCHES))
     parser.add_argument("--quick", action="store_true", help="a few steps, for CI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
+    parser.add_argument(
+        "--log", type=Path, metavar="FOLDER",
+        help="record the steps for TensorBoard, and for Weights & Biases where it is installed",
+    )  # fmt: skip
 
 
 def run(
-    task: Task, kernels: Sequence[str], device: torch.device, seed: int = 0
+    task: Task,
+    kernels: Sequence[str],
+    device: torch.device,
+    seed: int = 0,
+    log: Path | None = None,
 ) -> dict[str, Trained]:
     """Trains each setting of the switch, in turns, from the same weights, and measures its
-    accuracy."""
+    accuracy. The folder ``log`` gets the records of :mod:`transformer_kernels.bench.tracking`."""
     models = {}
     for name in kernels:
         torch.manual_seed(seed)
         models[name] = task.build(name)
-    runs = training.train(models, task.batches(), task.loss_of, task.recipe, device)
-    return {name: Trained(run.model, _row(task, name, run)) for name, run in runs.items()}
+    with tracking.records(log, task.model, list(models)) as records:
+        runs = training.train(
+            models, task.batches(), task.loss_of, task.recipe, device, after_step=records.step
+        )
+        trained = {name: Trained(run.model, _row(task, name, run)) for name, run in runs.items()}
+        for name, one in trained.items():
+            records.accuracy(name, one.row.accuracy, one.row.steps)
+    return trained
 
 
 def _row(task: Task, kernels: str, run: training.Run) -> ModelRun:

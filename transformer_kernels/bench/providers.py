@@ -12,8 +12,9 @@ from transformer_kernels import _library, _torch
 from transformer_kernels.measure.case import Function
 
 PROVIDERS = (
-    "torch", "compile", "triton", "math", "cudnn", "flash", "flex", "fa3", "fa4", "liger", "quack",
-    "quack_tuned", "cublaslt", "segments", "pyg", "onednn", "packed", "ours",
+    "torch", "foreach", "compile", "triton", "math", "cudnn", "flash", "flex", "fa3", "fa4",
+    "liger", "quack", "quack_tuned", "cublaslt", "segments", "pyg", "onednn", "llama", "packed",
+    "ours",
 )  # fmt: skip
 COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 
@@ -30,6 +31,12 @@ def _needs_onednn(device: torch.device) -> str | None:
     if device.type != "cpu":
         return "runs on a CPU only"
     return None if torch.backends.mkldnn.is_available() else "this PyTorch has no oneDNN"
+
+
+def _needs_llama(device: torch.device) -> str | None:
+    from transformer_kernels.bench.rivals import llama
+
+    return llama.why_absent(device)
 
 
 def _why_not_importable(module: str) -> str | None:
@@ -54,6 +61,7 @@ def _needs_gpu_and(*modules: str) -> Callable[[torch.device], str | None]:
 
 _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "torch": lambda _: None,
+    "foreach": lambda _: None,
     "compile": _torch.why_no_compiler,
     "triton": _needs_gpu_and("triton"),
     "math": lambda _: None,
@@ -69,6 +77,7 @@ _REASONS: dict[str, Callable[[torch.device], str | None]] = {
     "segments": lambda _: None,
     "pyg": lambda _: _why_not_importable("torch_geometric"),
     "onednn": _needs_onednn,
+    "llama": _needs_llama,
     "packed": _needs_library,
     "ours": _needs_library,
 }

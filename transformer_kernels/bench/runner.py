@@ -54,7 +54,7 @@ class Settings:
                 for dtype in self.dtypes
                 for weight_dtype in (self.weight_dtypes if op.parameters else (None,))
                 for shape in self.shapes(op, dtype)
-                if (op.name, pass_) not in self.left_out
+                if pass_ in op.passes and (op.name, pass_) not in self.left_out
             )
         )
 

@@ -106,17 +106,21 @@ def train(
     device: torch.device,
     describe: Callable[[Run], str] = lambda run: f"loss {run.losses[-1]:.4f}",
     seconds: float = math.inf,
+    after_step: Callable[[str, Run], None] | None = None,
 ) -> dict[str, Run]:
     """Gives ``recipe.steps`` batches to the models, each to every model before the next.
 
+    Calls ``after_step`` with a model's name and run after each of its steps, outside of the timing.
     Ends earlier where that many seconds have passed; each model has taken as many steps.
     """
     deadline = time.monotonic() + seconds
     runs = {name: Run.begin(model, recipe, device) for name, model in models.items()}
     with Progress("training", recipe.steps) as progress:
         for _, batch in zip(range(recipe.steps), batches, strict=False):
-            for run in runs.values():
+            for name, run in runs.items():
                 run.step(loss_of, batch, device)
+                if after_step is not None:
+                    after_step(name, run)
             progress.advance("; ".join(f"{name} {describe(run)}" for name, run in runs.items()))
             if time.monotonic() > deadline:
                 break

@@ -10,10 +10,12 @@ from itertools import product as combinations
 import torch
 from torch import Tensor
 
+from transformer_kernels import _times
 from transformer_kernels.bench.console import Progress
 from transformer_kernels.measure import table
 from transformer_kernels.measure.sweeps import Shape, shape_text
-from transformer_kernels.ops.linear import _choice, _tuned
+from transformer_kernels.ops.linear import _choice
+from transformer_kernels.ops.linear._tuned import Times
 from transformer_kernels.tune import measure
 
 OPS = ("linear", "linear_act")
@@ -39,8 +41,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Line:
-    product: _tuned.Product
-    times: _tuned.Times
+    timed: str
+    times: Times
     by_rules: str
 
 
@@ -52,7 +54,7 @@ def run(settings: Settings, quiet: bool) -> list[Line]:
         for op, pass_, dtype, shape in calls:
             line = _timed(settings, op, pass_ == "both", dtype, shape)
             lines.append(line)
-            progress.advance(_label(line.product))
+            progress.advance(line.timed)
     return lines
 
 
@@ -71,11 +73,11 @@ def _timed(
     with torch.set_grad_enabled(trained):
         x.requires_grad_(trained)
         weight.requires_grad_(trained)
-        product = _choice.product_of(x, weight, activated=activated)
-        by_rules = "ours" if _choice.why_slower(x, weight) is None else "torch"
-        times = measure(x, weight, product, settings.seconds)
-    _tuned.table().keep(product, times)
-    return Line(product, times, by_rules)
+        timed = _choice.timed_as(x, weight, activated=activated)
+        chosen = _choice.ask(_choice.Question.RULES, x, weight, activated=activated)
+        times = measure(x, weight, timed, settings.seconds)
+    _times.keep(_times.machine_of(x.device), timed, times.named())
+    return Line(timed, times, "ours" if chosen.ours else "torch")
 
 
 def _operands(settings: Settings, dtype: torch.dtype, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -86,36 +88,24 @@ def _operands(settings: Settings, dtype: torch.dtype, shape: Shape) -> tuple[Ten
     return x, weight.t() if settings.conv1d else weight
 
 
-def _label(product: _tuned.Product) -> str:
-    sizes = shape_text((product.rows, product.terms, product.columns))
-    words = [OPS[product.activated], sizes, table.short_dtype(product.dtype)]
-    words.append(table.PASS_WORDS["both" if product.gradients else "forward"])
-    if product.gradients not in ("", "x weight"):
-        words.append(f"of {product.gradients}")
-    if product.by_columns:
-        words.append("Conv1D")
-    return " ".join(words)
-
-
 def render(lines: Sequence[Line]) -> str:
-    body = [[*_cells(line.product, line.times), _WORDS[line.by_rules]] for line in lines]
+    body = [[*_cells(line.timed, line.times), _WORDS[line.by_rules]] for line in lines]
     return table.box(_TITLE, _SUBTITLE, _HEADINGS, body)
 
 
 def render_kept(device: torch.device) -> str:
     """A table of the file's times for this machine and number of threads."""
-    name, threads = _tuned.device_name(device), _tuned.threads_of(device)
+    here = _times.machine_of(device)
     kept = [
-        _cells(product, times)
-        for product, times in _tuned.table().times.items()
-        if (product.device, product.threads) == (name, threads)
+        _cells(timed, Times.of(times))
+        for machine, timed, times in _times.records()
+        if machine == here and timed.split()[0] in OPS
     ]
-    on = f"{name}, {threads} threads" if threads else name
-    return table.box(_TITLE, f"{_SUBTITLE}; {on}", _HEADINGS[:-1], kept)
+    return table.box(_TITLE, f"{_SUBTITLE}; {here}", _HEADINGS[:-1], kept)
 
 
-def _cells(product: _tuned.Product, times: _tuned.Times) -> list[str]:
+def _cells(timed: str, times: Times) -> list[str]:
     figures = [f"{us:.1f}" for us in (times.torch, times.ours)]
-    figures.append("-" if times.routed is None else f"{times.routed.us:.1f}")
-    words = _WORDS if times.routed is None else {**_WORDS, "routed": str(times.routed.routes)}
-    return [_label(product), *figures, words[times.fastest]]
+    figures.append("-" if times.routed is None else f"{times.routed:.1f}")
+    words = _WORDS if times.routed is None else {**_WORDS, "routed": str(times.routes)}
+    return [timed, *figures, words[times.fastest]]

@@ -134,6 +134,12 @@ class Case:
         return sum(math.prod(self.sizes(name, shape)) for name in self.inputs + self.outputs)
 
     @property
+    def passes(self) -> tuple[str, ...]:
+        """The passes that we have, and that are measured."""
+        has_gradient = "ours" in self.functions or "ours" in self.backward
+        return PASSES if has_gradient else PASSES[:1]
+
+    @property
     def providers(self) -> set[str]:
         """The providers that can run the op, in any pass."""
         return {"compile", *self.functions, *self.backward, *self.forward}

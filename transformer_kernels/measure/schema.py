@@ -323,6 +323,23 @@ class StepTime:
 
 
 @dataclass(frozen=True)
+class DecodeRow:
+    """One way to decode a sequence with a model of random weights. Ratios are medians of those
+    within a round, in which all ways take turns."""
+
+    model: str  # "110M"
+    weights: str  # "bf16", "q8" or "q4"
+    prompt: int  # tokens of the prompt that is timed; 0 where single tokens are
+    provider: str  # "llama.cpp", "ours", or "ours, 8-bit activations"
+    tokens_per_second: float  # median
+    of_floor: float | None  # times as fast as one read of the weights, for single tokens
+    of_llama: float | None  # times as fast as llama.cpp, where it ran
+    bytes: int  # of the packed weights
+    floor_gbps: float  # of a read of them, on the same threads
+    barrier_ns: float  # in which the threads meet
+
+
+@dataclass(frozen=True)
 class Result:
     schema_version: int
     date: str
@@ -344,6 +361,7 @@ class Result:
     step_parts: list[StepPart] = field(default_factory=list)
     step_times: list[StepTime] = field(default_factory=list)
     predictions: list[PredictedRow] = field(default_factory=list)
+    decoding: list[DecodeRow] = field(default_factory=list)
 
     @property
     def busy(self) -> str | None:

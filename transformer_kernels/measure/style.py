@@ -20,6 +20,7 @@ COLOURS = {
     "ours": "#d55e00",
     "torch": "#0072b2",
     "torchscript": "#e69f00",
+    "foreach": "#5aa9e6",
     "compile": "#009e73",
     "triton": "#cc79a7",
     "math": "#999999",
@@ -35,6 +36,7 @@ COLOURS = {
     "segments": "#4c9a2a",
     "pyg": "#3c2179",
     "onednn": "#0068b5",
+    "llama": "#7a5c00",
     "packed": "#f0a070",
     "copy": "#808080",
 }
@@ -54,6 +56,7 @@ NAMES = {
     "ours": "Ours",
     "torch": "PyTorch",
     "torchscript": "TorchScript",
+    "foreach": "PyTorch, foreach",
     "compile": "torch.compile",
     "triton": "Triton (ours)",
     "math": "Standard",
@@ -69,6 +72,7 @@ NAMES = {
     "segments": "PyTorch, sorted edges",
     "pyg": "PyTorch Geometric",
     "onednn": "oneDNN",
+    "llama": "llama.cpp",
     "packed": "Ours, forced",
     "copy": "Copy of the same bytes",
 }
@@ -76,6 +80,7 @@ MARKERS = {
     "ours": "o", "torch": "s", "compile": "^", "triton": "D", "math": "x", "cudnn": "p",
     "flash": "*", "flex": "2", "fa3": "<", "fa4": ">", "liger": "v", "quack": "P",
     "quack_tuned": "1", "cublaslt": "8", "segments": "h", "pyg": "X", "onednn": "d", "packed": "H",
+    "llama": "+", "foreach": "3",
 }  # fmt: skip
 
 # The text's colour; an SVG inside a page takes the page's text colour in its place.

@@ -17,6 +17,7 @@ ABSENT = "-"
 _KERNEL = ("Kernel", 31)
 _PROVIDERS = {
     "torch": ("PyTorch", 7),
+    "foreach": ("foreach", 7),
     "compile": ("compile", 7),
     "triton": ("Triton", 6),
     "math": ("math", 7),
@@ -32,6 +33,7 @@ _PROVIDERS = {
     "segments": ("sorted", 7),
     "pyg": ("PyG", 7),
     "onednn": ("oneDNN", 7),
+    "llama": ("llama.cpp", 9),
     "packed": ("packed", 7),
     "ours": ("Ours", 6),
 }

@@ -8,6 +8,7 @@ import torch
 
 from transformer_kernels.bench import cases
 from transformer_kernels.bench.cases import pointwise
+from transformer_kernels.bench.runner import Settings
 from transformer_kernels.measure.case import PASSES, Problem, UnsupportedError
 from transformer_kernels.measure.sweeps import SWEEPS
 from transformer_kernels.measure.verify import Reference
@@ -101,7 +102,11 @@ def test_a_provider_computes_embeddings(name, pass_, provider):
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, op in cases.all_ops().items() if op.feature and "attention" in op.key],
+    [
+        n
+        for n, op in cases.all_ops().items()
+        if op.feature and "attention" in op.key and op.backward
+    ],
 )
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("provider", ["torch", "ours"])
@@ -220,6 +225,25 @@ def test_attention_counts_its_operations():
     assert full.bytes_moved("backward", arguments) == (sum(rows.values()) + 8) * row_bytes
     with pytest.raises(UnsupportedError, match="compile has no attention backward"):
         full.build("compile", "backward", _eager)
+
+
+def test_experts_count_the_products_of_the_chosen_alone():
+    tokens, hidden, features, experts, chosen = shape = (12, 8, 6, 5, 2)
+    count = cases.all_ops()["moe_experts"].flops
+    assert count("forward", shape) == 2 * tokens * chosen * 3 * hidden * features
+    assert count("backward", shape) == 2 * count("forward", shape)
+    assert count("forward", (tokens, hidden, features, 2 * experts, chosen)) == count(
+        "forward", shape
+    )
+
+
+@pytest.mark.parametrize("name", ["sample_logits", "adamw", "quantized_linear", "layer_norm"])
+def test_passes_that_an_op_does_not_have_are_not_measured(name):
+    op = cases.all_ops()[name]
+    settings = Settings([op], PASSES, [torch.float32], lambda *_: [(2, 8)], CPU)
+    has_gradient = name in ("layer_norm", "quantized_linear")
+    wanted = PASSES if has_gradient else ("forward",)
+    assert [problem.pass_ for problem in settings.problems()] == [*wanted]
 
 
 @pytest.mark.parametrize("where", ["cuda", "cpu"])

@@ -129,7 +129,7 @@ def test_every_extra_that_is_named_brings_its_package():
     metadata = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
     project = metadata.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    distributions = {"sklearn": "scikit-learn"}
+    distributions = {"prometheus_client": "prometheus-client", "sklearn": "scikit-learn"}
     for package, extra in _extras.EXTRA_OF.items():
         wanted = distributions.get(package, package)
         assert any(re.match(rf"{wanted}\b", line) for line in extras[extra]), (package, extra)

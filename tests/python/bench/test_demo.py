@@ -23,6 +23,8 @@ pytest.importorskip("transformers")
 
 from transformer_kernels.demo import run as demo
 from transformer_kernels.demo import search, show
+from transformer_kernels.demo.answer import Answer
+from transformer_kernels.generation import chat
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -43,6 +45,7 @@ def test_the_text_is_bytes():
 def few_ops(monkeypatch):
     """Two ops in place of all, small ceilings, and no trained model."""
     monkeypatch.setattr(pretrained, "minilm", lambda: None)
+    monkeypatch.setattr(chat, "_PACKAGE", "no_such_package")
     chosen = [cases.all_ops()[name] for name in ("gelu", "softmax")]
     monkeypatch.setattr(cases, "select", lambda _: chosen)
     monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 1 << 20)
@@ -70,7 +73,8 @@ def test_the_short_demo_runs_to_the_end(few_ops, tmp_path, monkeypatch, capsys):
     assert _demo("-o", str(page), "--json", str(figures), "--plot", str(tmp_path / "plots")) == 0
     text = capsys.readouterr().out
     parts = ["Training GPT-2, 2 layers", "TRAINING SPEED", "TRAINING LOSS",
-             "the same next byte for", "No search with a trained model", "SPEED-UP OVER PYTORCH",
+             "the same next byte for", "No search with a trained model",
+             "No text of a trained model", "SPEED-UP OVER PYTORCH",
              "PACK BENCHMARK"]  # fmt: skip
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
@@ -123,6 +127,13 @@ def test_a_search_is_told_by_its_speed_and_whether_it_finds_the_same():
     assert "2.00x" not in show.search(found, None)
 
 
+def test_an_answer_is_shown_with_both_rates():
+    text = show.answer("Why?", Answer("Because.", stock=20.0, ours=50.0), None)
+    assert "asked: Why?\n  Because.\n20 tokens/s stock" in text
+    assert "50 with our kernels: 2.50x" in text
+    assert "2.50x" not in show.answer("Why?", Answer("Because.", 20.0, 50.0), "busy")
+
+
 def test_thirty_steps_on_a_quiet_machine_give_a_speed_up():
     runs = [TrainingRun("stock", [2.0] * 30, 100.0), TrainingRun("ours", [2.0] * 30, 250.0)]
     line = "Training a model: 100 tokens/s stock, 250 with our kernels"
@@ -132,6 +143,17 @@ def test_thirty_steps_on_a_quiet_machine_give_a_speed_up():
     )
     few = [dataclasses.replace(run, losses=[2.0] * 29) for run in runs]
     assert show.headline(Training("a model", few), None) == line
+
+
+def test_a_mixture_of_experts_is_trained(few_ops, tmp_path, monkeypatch, capsys):
+    _quiet(monkeypatch)
+    figures = tmp_path / "demo.json"
+    options = ["--model", "mixtral", "--num-experts", "4", "--top-k", "2", "--d-model", "16",
+               "--seq-len", "16", "--num-heads", "2", "--num-layers", "1"]  # fmt: skip
+    assert _demo("-o", str(tmp_path / "report.html"), "--json", str(figures), *options) == 0
+    assert "Mixtral, 1 layers, width 16" in capsys.readouterr().out
+    stock, _, ours = schema.load(figures).training.runs
+    assert all(abs(a - b) < 0.05 for a, b in zip(stock.losses, ours.losses, strict=True))
 
 
 def test_training_ends_where_its_time_is_used_up(few_ops, tmp_path, monkeypatch, capsys):
@@ -158,6 +180,8 @@ def test_the_example_is_the_command(monkeypatch):
         (["--d-model", "30", "--num-heads", "4"], "--d-model is 30, expected a multiple of --num"),
         (["--steps", "0"], "--steps is 0, expected at least 1"),
         (["--batch-size", "-2"], "--batch-size is -2, expected at least 1"),
+        (["--top-k", "2"], "--model is gpt2, expected mixtral"),
+        (["--num-experts", "2", "--top-k", "3"], "--top-k is 3, expected at most --num-experts"),
     ],
 )
 def test_sizes_that_no_model_has_are_refused(arguments, message, capsys):

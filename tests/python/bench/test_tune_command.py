@@ -4,23 +4,21 @@ refuses."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from transformer_kernels import cli
+from transformer_kernels import _times, cli
 from transformer_kernels.measure import ceilings
-from transformer_kernels.ops.linear import _tuned
 
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    path = tmp_path / "tune.json"
+    path = tmp_path / "tune.txt"
     monkeypatch.setenv("TFK_TUNE_FILE", str(path))
     monkeypatch.setattr(ceilings, "_SECONDS", 0.0)
-    _tuned.table.cache_clear()
+    _times.read()
     yield path
-    _tuned.table.cache_clear()
+    monkeypatch.undo()
+    _times.read()
 
 
 def _tune(*arguments):
@@ -31,19 +29,18 @@ def test_products_are_timed_shown_and_forgotten(file, capsys):
     shapes = ("--shapes", "40x24x16,1x24x16", "--seconds", "0", "--quiet")
     assert _tune("linear", "--dtype", "float32", "--conv1d", *shapes) == 0
     text = capsys.readouterr().out
-    records = json.loads(file.read_text())["records"]
-    products = [record["product"] for record in records]
-    assert [(p["rows"], p["gradients"]) for p in products] == [
-        (40, ""), (1, ""), (40, "x weight"), (1, "x weight"),
+    records = list(_times.records())
+    assert [timed for _, timed, _ in records] == [
+        f"linear float32 {rows}x24x16 by columns{gradients}"
+        for gradients in ("", " dx dweight") for rows in (40, 1)
     ]  # fmt: skip
-    assert all(p["by_columns"] and p["dtype"] == "float32" for p in products)
-    assert "linear 40x24x16 fp32 fwd+bwd Conv1D" in text
-    chosen = sum(r["us"]["ours"] <= r["us"]["torch"] for r in records)  # by rules none is
+    assert "linear float32 40x24x16 by columns dx dweight" in text
+    chosen = sum(us["ours"] <= us["torch"] for *_, us in records)  # by rules none is
     assert f"{chosen} of 4 are chosen otherwise than by rules; kept in {file}" in text
 
     assert _tune("--list") == 0
     listed = capsys.readouterr().out
-    assert all(f"{record['us']['ours']:.1f}" in listed for record in records)
+    assert all(f"{us['ours']:.1f}" in listed for *_, us in records)
     assert "by rules" not in listed
 
     assert _tune("--forget") == 0
@@ -54,15 +51,15 @@ def test_products_are_timed_shown_and_forgotten(file, capsys):
 def test_activations_are_timed_with_their_product(file, capsys):
     shapes = ("--shapes", "4x24x16", "--seconds", "0")
     assert _tune("linear_act", "--passes", "forward", "--dtype", "bfloat16", *shapes) == 0
-    (record,) = json.loads(file.read_text())["records"]
-    assert record["product"]["activated"]
-    assert "timing: 1/1  linear_act 4x24x16 bf16 fwd" in capsys.readouterr().out
+    ((_, timed, _),) = _times.records()
+    assert timed == "linear_act bfloat16 4x24x16"
+    assert f"timing: 1/1  {timed}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["softmax"], "op is 'softmax', expected one of linear, linear_act"),
+        (["attention"], "op is 'attention', expected one of linear, linear_act, "),
         (["--passes", "backward"], "--passes is 'backward', expected one of forward, both"),
         (["--dtype", "int8"], "--dtype is 'int8', expected one of float32"),
         (["--shapes", "40x24"], "shape is '40x24', expected a form like 1024x768x3072"),

@@ -5,7 +5,7 @@ columns; MLPs of them: M rows, K features, N hidden features; quantized_linear i
 ``packed_linear`` and ``packed_linear_act`` run our product on every device, whatever would be
 chosen. ``onednn`` is the operator in PyTorch's wheel that its compiler calls. The weights of gate
 and up are two parameters, as in Hugging Face's models. For quantised weights, ``torch`` multiplies
-by the same weight, dequantised beforehand.
+by the same weight, dequantised beforehand, and ``llama`` is llama.cpp's product of its numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from transformer_kernels import functional as F
-from transformer_kernels.bench.rivals import quack
+from transformer_kernels.bench.rivals import llama, quack
 from transformer_kernels.measure.case import Arguments, Case, Function, bind
 from transformer_kernels.measure.derive import derive, flops_of_product, grid, whole
 from transformer_kernels.measure.sweeps import Grid, Shape, of_rows
@@ -183,12 +183,17 @@ def _dequantised_beforehand(arguments: Arguments) -> Call:
     return partial(functional.linear, x, F.dequantize_weight(packed, scales, dtype=x.dtype))
 
 
+def _in_llama(arguments: Arguments) -> Call:
+    return llama.Product(arguments["x"], arguments["packed"], arguments["scales"])
+
+
 def _quantised(name: str, bits: int) -> Case:
     passes = {"forward": 1, "backward": 1, "both": 2}
     return derive(
         QUANTIZED_LINEAR, "linear/quantized_linear", ("x",), name=name,
         ours=lambda packed, scales, x, **on: F.quantized_linear(x, packed, scales, **on),
-        forward={"torch": _dequantised_beforehand}, raw=False, grid=_QUANTISED_GRID,
+        forward={"torch": _dequantised_beforehand, "llama": _in_llama}, raw=False,
+        grid=_QUANTISED_GRID,
         sizes=sizes_by({"x": "TH"}, "TF"),
         flops=lambda pass_, shape: flops_of_product(passes[pass_], pass_, shape), verified=whole,
         indices={"packed": partial(_packed_numbers, bits), "scales": partial(_scales, bits)},

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Times the products of linear layers on this machine, and stores the fastest of each.
+"""Times the products of linear layers on this machine, and the plans of other ops' kernels on a
+CPU, and stores the fastest of each.
 
-From then on each product of these sizes runs on the implementation that was fastest.
+From then on each product of these sizes runs on the implementation that was fastest, and each
+kernel by its best plan.
 
     $ transformer-kernels tune linear --shapes 1024x768x3072 --dtype bfloat16
+    $ transformer-kernels tune softmax --shapes 2048x768 --device cpu
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch
 
 from transformer_kernels.bench import cases
 from transformer_kernels.bench import tune as tuned
+from transformer_kernels.bench import tune_plans as planned
 from transformer_kernels.bench.options import (
     DTYPES,
     add_device,
@@ -29,7 +33,8 @@ _DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ops", nargs="*", help=f"of {', '.join(tuned.OPS)}; none means both")
+    parser.add_argument("ops", nargs="*", help=f"of {', '.join(tuned.OPS)}, which are timed without"
+                        f" one; on a CPU also of {', '.join(planned.planned_ops())}")  # fmt: skip
     add_device(parser)
     parser.add_argument("--passes", type=names, default=list(tuned.PASSES),
                         help=f"of {', '.join(tuned.PASSES)}")  # fmt: skip
@@ -56,7 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.list:
         print(tuned.render_kept(device))
+        if device.type == "cpu":
+            print(planned.render_kept())
         return 0
+    of_plans = [op for op in arguments.ops if op not in tuned.OPS]
+    if of_plans:
+        found = planned.run(_of_plans(arguments, device, of_plans), quiet=arguments.quiet)
+        print(planned.render(found))
+        kept = sum(one.kept is not None for one in found)
+        print(f"{kept} of {len(found)} run by another plan than the rule's; kept in {path}")
+        arguments.ops = [op for op in arguments.ops if op in tuned.OPS]
+        if not arguments.ops:
+            return 0
     lines = tuned.run(_settings(arguments, device), quiet=arguments.quiet)
     print(tuned.render(lines))
     changed = sum(line.times.fastest != line.by_rules for line in lines)
@@ -64,14 +80,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(arguments: argparse.Namespace, device: torch.device) -> tuned.Settings:
+def _of_plans(
+    arguments: argparse.Namespace, device: torch.device, ops: list[str]
+) -> planned.Settings:  # fmt: skip
+    known = (*tuned.OPS, *planned.planned_ops()) if device.type == "cpu" else tuned.OPS
+    require_known("op", ops, known)
+    dtypes = _dtypes(arguments, device)
+    return planned.Settings(
+        ops, arguments.passes, dtypes, arguments.shapes, arguments.sweep, arguments.seconds
+    )
+
+
+def _dtypes(arguments: argparse.Namespace, device: torch.device) -> list[torch.dtype]:
+    """The dtypes that are timed, once the other arguments are known to be right."""
     dtype_names = arguments.dtype or _DTYPES[device.type]
-    require_known("op", arguments.ops, tuned.OPS)
     require_known("--passes", arguments.passes, tuned.PASSES)
     require_known("--dtype", dtype_names, DTYPES)
     require_known("--sweep", arguments.sweep, SWEEPS)
     require_at_least("--seconds", arguments.seconds, 0)
-    dtypes = [getattr(torch, name) for name in dtype_names]
+    return [getattr(torch, name) for name in dtype_names]
+
+
+def _settings(arguments: argparse.Namespace, device: torch.device) -> tuned.Settings:
+    dtypes = _dtypes(arguments, device)
     grid = cases.all_ops()["linear"].grid
     shapes = (
         grid.parse(arguments.shapes)
