@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A linear layer of one decoded token, with weights of 4 bits: the weights are rounded here, and
-// the kernel has to give the product of the rounded ones.
+// A linear layer of one decoded token, with weights of 4 bits: the product has to be that of the
+// rounded weights.
+#include <transformer_kernels/linear/quantize_weight.h>
 #include <transformer_kernels/linear/quantized_linear.h>
 
 #include <algorithm>
@@ -13,25 +14,16 @@ namespace {
 
 constexpr std::int64_t kRows = 2048, kTerms = 1024, kGroup = 32;
 constexpr std::int64_t kGroups = kTerms / kGroup;
-constexpr int kLargest = 7;  // of a nibble, but for -8
 
 // A matrix of 4 bits a number and one scale for each group, as quantized_linear.h lays it out.
 struct Rounded {
   std::vector<std::uint8_t> packed = std::vector<std::uint8_t>(kRows * kTerms / 2);
   Floats scales = Floats(kRows * kGroups);
 
-  explicit Rounded(const Floats& weight) {
-    for (std::int64_t i = 0; i < kRows * kGroups; ++i) round_group(&weight[i * kGroup], i);
-  }
-
-  void round_group(const float* group, std::int64_t place) {
-    float most = 0;
-    for (int i = 0; i < kGroup; ++i) most = std::max(most, std::abs(group[i]));
-    const float scale = scales[place] = std::max(most, 1e-20f) / kLargest;
-    for (int i = 0; i < kGroup; ++i) {
-      const int number = static_cast<int>(std::lround(group[i] / scale));
-      packed[(place * kGroup + i) / 2] |= (number & 15) << (i % 2 == 0 ? 0 : 4);
-    }
+  explicit Rounded(Floats& weight) {
+    tfk::quantize_weight({}, {.weight = view(weight, {kRows, kTerms}),
+                              .packed = packed_view(),
+                              .scales = view(scales, {kRows, kGroups})});
   }
 
   double number(std::int64_t row, std::int64_t term) const {
@@ -48,7 +40,8 @@ struct Rounded {
 }  // namespace
 
 int main() {
-  Rounded weight(random_values({kRows, kTerms}, 1));
+  Floats full = random_values({kRows, kTerms}, 1);
+  Rounded weight(full);
   Floats token = random_values({1, kTerms}, 2), y(kRows);
   tfk::quantized_linear_forward({}, {.x = view(token, {1, kTerms}),
                                      .packed = weight.packed_view(),

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The head of a language model, trained by gradient descent: the logits of its tokens are in memory
-// a chunk of rows at a time, and the loss, its gradients and the accuracy come from one pass.
+// The head of a language model, trained by AdamW: the logits of its tokens are in memory a chunk of
+// rows at a time, and the loss, its gradients and the accuracy come from one pass. A step of the
+// optimizer takes a list of tensors, here of one, and clips their gradients as it goes.
 #include <transformer_kernels/linear_loss/linear_loss.h>
+#include <transformer_kernels/optimizer/adamw.h>
 
 #include <cstdio>
 
@@ -12,13 +14,21 @@ namespace {
 constexpr std::int64_t kVocabulary = 2000, kChannels = 64, kTokens = 1024;
 constexpr std::int64_t kChunkBytes = 1 << 20;  // of 8 MB of logits
 constexpr int kSteps = 40;
-constexpr float kRate = 40;
 
 struct Head {
   Floats weight = Floats(kVocabulary * kChannels), dweight = weight;
+  Floats exp_avg = weight, exp_avg_sq = weight;
+  float steps = 0;
 
   void step() {
-    for (std::size_t i = 0; i < weight.size(); ++i) weight[i] -= kRate * dweight[i];
+    const auto matrix = [](Floats& values) { return view(values, {kVocabulary, kChannels}); };
+    const tfk::OptimizerTensor tensors[] = {{.param = matrix(weight),
+                                             .grad = matrix(dweight),
+                                             .exp_avg = matrix(exp_avg),
+                                             .exp_avg_sq = matrix(exp_avg_sq),
+                                             .step = view(&steps, {})}};
+    constexpr tfk::AdamWGroup kGroups[] = {{.lr = 0.03, .weight_decay = 0.01}};
+    tfk::adamw_step({}, {.tensors = tensors, .groups = kGroups, .options = {.max_norm = 1}});
   }
 };
 

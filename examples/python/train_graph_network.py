@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         blocks_of_nodes(parsed.quick, device),
         kinds_of_graphs(parsed.quick, device),
     )
-    trained = [models.run(task, parsed.kernels, device) for task in tasks]
+    trained = [models.run(task, parsed.kernels, device, log=parsed.log) for task in tasks]
     return models.finish(models.result_of(trained, device), parsed.json)
 
 

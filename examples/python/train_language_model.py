@@ -88,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models.add_arguments(parser)
     parsed = parser.parse_args(arguments)
     device = pick_device(parsed.device)
-    trained = models.run(task_of(parsed.config, parsed.quick, device), parsed.kernels, device)
+    task = task_of(parsed.config, parsed.quick, device)
+    trained = models.run(task, parsed.kernels, device, log=parsed.log)
     for name, one in trained.items():
         text, fast = write(one.model, use_cache=True)
         _, slow = write(one.model, use_cache=False)

@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models.add_arguments(parser)
     parsed = parser.parse_args(arguments)
     device = pick_device(parsed.device)
-    trained = models.run(task_of(parsed.pool, parsed.quick, device), parsed.kernels, device)
+    task = task_of(parsed.pool, parsed.quick, device)
+    trained = models.run(task, parsed.kernels, device, log=parsed.log)
     return models.finish(models.result_of([trained], device), parsed.json)
 
 

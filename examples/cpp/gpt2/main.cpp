@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// One program that trains a GPT-2 and lets it write, on the CPU, with the library's kernels.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "generate.h"
+#include "tokenize.h"
+#include "train.h"
+
+int main(int count, char** arguments) {
+  CLI::App app("GPT-2 in C++, without PyTorch");
+  app.require_subcommand(1);
+  gpt2::add_train(app);
+  gpt2::add_generate(app);
+  gpt2::add_tokenize(app);
+  try {
+    app.parse(count, arguments);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpt2: %s\n", error.what());
+    return 1;
+  }
+}
