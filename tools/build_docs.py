@@ -10,8 +10,12 @@ import sys
 import check_search
 import render_migration
 import render_ops
+import render_performance
 import render_pictures
 import render_results
+import render_scaling
+import render_sharding
+import render_tutorials
 from build import SCRIPTS
 from setup_env import ROOT
 
@@ -22,8 +26,12 @@ BUILD = DOCS / "_build"
 def main() -> int:
     render_results.write_pages()
     render_ops.write_pages()
+    render_sharding.write_table()
     render_migration.write_pages()
     render_pictures.write_blocks()
+    render_tutorials.write_pages()
+    render_performance.write_guide()
+    render_scaling.write_page()
     (BUILD / "doxygen").mkdir(parents=True, exist_ok=True)
     doxygen = subprocess.run(["doxygen", "Doxyfile"], cwd=DOCS, check=False)
     if doxygen.returncode != 0:

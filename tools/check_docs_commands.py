@@ -85,10 +85,11 @@ def run(block: Block) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the commands that the documents show.")
     parser.add_argument(
-        "documents", nargs="*", type=Path, help="default: README, CONTRIBUTING, docs"
+        "documents", nargs="*", type=Path, help="default: README, CONTRIBUTING, docs, tutorials"
     )
     arguments = parser.parse_args()
-    shown = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *files(ROOT, ".md", under="docs")]
+    pages = [*files(ROOT, ".md", under="docs"), *files(ROOT, ".md", under="tutorials")]
+    shown = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages]
     documents = [path.resolve() for path in arguments.documents] or shown
     failed = 0
     for block in (block for document in documents for block in blocks(document)):

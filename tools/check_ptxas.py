@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Python 3.10 has this module under another name, which pytest installs.
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -61,14 +62,21 @@ def readable(name: str) -> str:
     return answer.stdout.strip()
 
 
-def over_budget(
-    kernels: Sequence[Resources], budget: Mapping[str, Mapping[str, int | str]]
-) -> list[str]:
+def room_of(kernel: Resources, budget: Mapping[str, Mapping[str, Any]]) -> str:
+    """The entry of the budget that a kernel counts for: its family's, or that of an engine whose
+    namespace has a number of its own."""
+    engines = (name for name, own in budget.get(kernel.family, {}).items() if isinstance(own, dict))
+    found = (name for name in engines if f"{len(name)}{name}" in kernel.name)
+    return ".".join([kernel.family, *found])
+
+
+def over_budget(kernels: Sequence[Resources], budget: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Describes how the number of kernels breaks the budget; each kernel counts once."""
     kernels = list({kernel.name: kernel for kernel in kernels}.values())
     errors = []
-    for family, count in sorted(Counter(kernel.family for kernel in kernels).items()):
-        own = budget.get(family)
+    for family, count in sorted(Counter(room_of(kernel, budget) for kernel in kernels).items()):
+        name, _, engine = family.partition(".")
+        own = budget.get(name, {}).get(engine) if engine else budget.get(name)
         if own is None:
             errors.append(
                 f"{family or 'unknown'}: {count} kernels, expected a family with a budget"

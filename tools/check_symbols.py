@@ -5,7 +5,8 @@
 Both libraries may export the API alone: a template of the standard library that they exported would
 stand in for PyTorch's copy of it, or that one for ours. The bindings load into every PyTorch from
 2.10 on only if they use nothing of PyTorch but the C functions of the stable ABI, and nothing of
-the core but what it exports. Every build checks each library that it links.
+the core but what it exports. A C++ runtime that was linked statically would be a second one in the
+process. Every build checks each library that it links.
 
     check_symbols.py [library ...]          (default: those of transformer_kernels/lib)
 """
@@ -32,6 +33,8 @@ RUNTIME = re.compile(
     r"@(GLIBC|GLIBCXX|CXXABI|GCC)_|^_Z(T[ISTV])?(N[KRO]*)?St"
     r"|^(_ITM_|__gmon_start__|__cxa_|_Unwind_|__gxx_personality|__tls_get_addr)"
 )
+# Symbols that a library takes from a shared libstdc++ or libc++.
+SHARED_RUNTIME = re.compile(r"@(GLIBCXX|CXXABI)_|^_ZN[KRO]*St3__1")
 # The API: functions and members of the namespace, types of exceptions, C functions of the bindings.
 API = re.compile(r"^(_Z(T[ISV])?N[KRO]*19transformer_kernels|tfk_\w+$)")
 
@@ -57,15 +60,22 @@ def stray(defined: Iterable[str]) -> list[str]:
     return [symbol for symbol in defined if not API.match(symbol)]
 
 
+def has_own_runtime(undefined: Iterable[str]) -> bool:
+    """Whether the C++ runtime is inside the library: it needs none of a shared one."""
+    return not any(SHARED_RUNTIME.search(symbol) for symbol in undefined)
+
+
 def check(library: Path, nm: str) -> tuple[str, list[str]]:
     """Returns a summary of a library, and its violations."""
     defined = symbols(library, "defined", nm)
+    undefined = symbols(library, "undefined", nm)
     summary = f"{library.name}: {len(defined)} exported"
     wrong = [f"{name}: is exported, expected the API alone" for name in stray(defined)]
     if not defined:
         wrong.append("nothing is exported, expected the API")
+    if has_own_runtime(undefined):
+        wrong.append("the C++ runtime was linked statically, expected the shared one of PyTorch")
     if library.name == BINDINGS:
-        undefined = symbols(library, "undefined", nm)
         core = symbols(library.with_name(CORE), "defined", nm)
         expected = f"expected one of the stable ABI's, or one that {CORE} exports"
         wrong += [f"{name}: is needed, {expected}" for name in foreign(undefined, {*core})]

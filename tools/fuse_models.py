@@ -12,7 +12,6 @@ The text between the two lines that begin with `<!-- fuse_models` in the documen
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import re
@@ -29,7 +28,6 @@ from setup_env import ROOT
 DOCUMENT = ROOT / "docs" / "fuse_models.md"
 TESTS = "tests/python/fuse/test_zoo.py"
 TABLES = re.compile(r"(<!-- fuse_models -->\n).*?(<!-- /fuse_models -->)", re.DOTALL)
-LIBRARIES = ("torch", "transformers", "timm", "peft", "accelerate")
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class Outcome:
     situation: str
     result: str  # "right", "wrong" or "not run"
     sites: dict[str, int]  # by pattern, where it was right
+    versions: str = ""  # of the libraries that it ran with
 
 
 def outcomes(report: Path) -> Iterator[Outcome]:
@@ -48,7 +47,8 @@ def outcomes(report: Path) -> Iterator[Outcome]:
         if "family" not in found:
             continue
         sites = json.loads(found.get("sites", "{}"))
-        yield Outcome(found["family"], found["situation"], result_of(case), sites)
+        versions = found.get("versions", "")
+        yield Outcome(found["family"], found["situation"], result_of(case), sites, versions)
 
 
 def result_of(case: ElementTree.Element) -> str:
@@ -72,7 +72,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def models(found: Sequence[Outcome]) -> str:
     """Lists the sites of each model, and the situations in which it did not follow stock."""
     rows = []
-    for family in dict.fromkeys(outcome.family for outcome in found):
+    for family in sorted({outcome.family for outcome in found}):
         mine = [outcome for outcome in found if outcome.family == family]
         sites = next((o.sites for o in mine if o.situation == "inference"), {})
         rows.append((
@@ -86,7 +86,7 @@ def models(found: Sequence[Outcome]) -> str:
 
 def situations(found: Sequence[Outcome]) -> str:
     rows = []
-    for situation in dict.fromkeys(outcome.situation for outcome in found):
+    for situation in sorted({outcome.situation for outcome in found}):
         mine = [outcome for outcome in found if outcome.situation == situation]
         wrong = [outcome.family for outcome in mine if outcome.result == "wrong"]
         right = sum(outcome.result == "right" for outcome in mine)
@@ -95,7 +95,7 @@ def situations(found: Sequence[Outcome]) -> str:
 
 
 def rendered(found: Sequence[Outcome]) -> str:
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES)
+    versions = "; and with ".join(sorted({o.versions for o in found if o.versions}))
     return f"{models(found)}\n\n{situations(found)}\n\nRun with {versions}.\n"
 
 

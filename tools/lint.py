@@ -54,6 +54,15 @@ def results(fix: bool) -> bool:
     return succeeds(SCRIPTS / "python", "tools/format_results.py", *([] if fix else ["--check"]))
 
 
+def containers(fix: bool) -> bool:  # noqa: ARG001
+    return succeeds(SCRIPTS / "python", "tools/containers.py", "--lint")
+
+
+def requirements(fix: bool) -> bool:
+    check = [] if fix else ["--check"]
+    return succeeds(SCRIPTS / "python", "tools/render_requirements.py", *check)
+
+
 def one_command_a_source(database: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Keeps one compile command per source: a kernel is compiled once for each instruction set."""
     first: dict[str, dict[str, str]] = {}
@@ -93,13 +102,15 @@ CHECKS: dict[str, Callable[[bool], bool]] = {
     "layout": layout,
     "words": words,
     "results": results,
+    "requirements": requirements,
+    "containers": containers,
     "clang-format": clang_format,
     "ruff-format": ruff_format,
     "ruff": ruff_check,
     "mypy": mypy,
     "clang-tidy": clang_tidy,
 }
-FIXABLE = ("results", "clang-format", "ruff-format", "ruff")
+FIXABLE = ("results", "requirements", "clang-format", "ruff-format", "ruff")
 
 
 def main() -> int:

@@ -22,7 +22,9 @@ from typing import NamedTuple
 
 from render_results import GENERATED, RESULTS
 from setup_env import ROOT
-from transformer_kernels.bench import plots, report
+from transformer_kernels.bench import analysis, plots, report, steps, steps_plots
+from transformer_kernels.bench.proposals import traffic
+from transformer_kernels.bench.proposals.report import Report
 from transformer_kernels.measure.schema import Result, load
 
 
@@ -77,10 +79,39 @@ def block(name: str, folder: Path = RESULTS) -> str:
     return "\n".join(["```{raw} html", report.render_plot(f"picture-{name}", plot), "```", ""])
 
 
+def proposals_page() -> str:
+    """The proposals of hardware for attention, over the stored results of a card."""
+    results = [load(path) for path in sorted(RESULTS.glob("h200*.json"))]
+    simulated = traffic.load(RESULTS.parent / "proposals" / "cache.json")
+    runs = load(RESULTS / "fpga_ops.json").array
+    return Report([result for result in results if result.rows], simulated, runs).page()
+
+
+def steps_page() -> str:
+    """Steps of whole models on the two stored cards, and on others."""
+    cards = [[load(path) for path in sorted(RESULTS.glob(f"{c}*.json"))] for c in ("h200", "h100")]
+    with_rows = [[result for result in results if result.rows] for results in cards]
+    machines = [
+        (analysis.machine_of(rows, with_rows[0]), results)
+        for rows, results in zip(with_rows, cards, strict=True)
+    ]
+    found = steps.all_steps()
+    tables = [
+        steps.validation_table(found, machines),
+        steps.ratio_table(found, machines),
+        steps.what_if_table(found, machines[0][0]),
+    ]
+    drawn = report.render_plot("steps", steps_plots.what_if(found, machines[0][0]))
+    text = "\n".join(map(str, tables))
+    return f"```{{raw}} html\n{drawn}\n```\n\n```text\n{text}\n```\n"
+
+
 def write_blocks() -> None:
     GENERATED.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
         (GENERATED / f"picture_{name}.md").write_text(block(name))
+    (GENERATED / "proposals.md").write_text(proposals_page())
+    (GENERATED / "steps.md").write_text(steps_page())
 
 
 def write_readme_picture(path: Path = README_PICTURE) -> None:

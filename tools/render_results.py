@@ -21,16 +21,29 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from setup_env import ROOT
-from transformer_kernels.bench import area, fpga, host, models, predictions, profilers, race, step
+from transformer_kernels.bench import (
+    analysis,
+    area,
+    decoding,
+    fpga,
+    host,
+    models,
+    predictions,
+    profilers,
+    race,
+    step,
+)
 from transformer_kernels.bench.levels import show as levels
 from transformer_kernels.measure.schema import Result, Row, load
 from transformer_kernels.measure.table import render
 
 RESULTS = ROOT / "benchmarks" / "results"
+# The stored CPUs, by the beginning of their files' names.
+CPUS = ("epyc_avx2", "epyc_avx512", "epyc_zen5", "xeon")
 GENERATED = ROOT / "docs" / "_generated"
 README = ROOT / "README.md"
 
-PAGES = ("results.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fused.md",
+PAGES = ("results.md", "decoding.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fused.md",
          "fused_inference.md", "fused_predictions.md", "fpga.md", "fpga_use.md")  # fmt: skip
 REQUEST = re.compile(
     r"^<!-- results: (?P<file>\S+)(?P<filters>(?: \w+=\S+)*) -->\n.*?^<!-- /results -->$",
@@ -76,6 +89,8 @@ def drawn(result: Result) -> str:
         return area.render(result)
     if result.host:
         return host.render(result)
+    if result.decoding:
+        return decoding.render(result)
     if result.predictions:
         return predictions.render(result)
     if result.levels:
@@ -125,10 +140,12 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 def page_of(result: Result) -> str:
     """The page of a result, by its kind: a benchmark, the levels, profilers' overhead, trained
-    models, fused ones in training and in forward passes, predictions of their times, a training
-    step's parts, routing by `make fpga`, or runs on the array."""
+    models, fused ones in training and in forward passes, predictions of their times, decoding, a
+    training step's parts, routing by `make fpga`, or runs on the array."""
     if result.area:
         return "fpga.md"
+    if result.decoding:
+        return "decoding.md"
     if result.predictions:
         return "fused_predictions.md"
     if result.levels:
@@ -146,6 +163,23 @@ def page_of(result: Result) -> str:
     return "fpga_use.md" if result.array or result.array_models else "results.md"
 
 
+def hardware_page() -> str:
+    """The model of a machine predicts the stored results: one card by its own copies and products,
+    the other one by the first one's, and CPUs by rates that are fitted to their ops."""
+    cards = [measured_on(f"{card}*") for card in ("h200", "h100")]
+    texts = [analysis.render(cards[0], cards[0]), analysis.render(cards[1], cards[0])]
+    for name in CPUS:
+        results = measured_on(f"{name}_*")
+        texts.append(analysis.render(results, results))
+    return "\n".join(f"```text\n{text}\n```\n" for text in texts)
+
+
+def measured_on(pattern: str) -> list[Result]:
+    """The stored results with rows of ops in the files of this pattern."""
+    results = map(load, sorted(RESULTS.glob(f"{pattern}.json")))
+    return [result for result in results if result.rows]
+
+
 def write_pages() -> None:
     GENERATED.mkdir(parents=True, exist_ok=True)
     pages: dict[str, list[str]] = {name: [] for name in PAGES}
@@ -155,6 +189,7 @@ def write_pages() -> None:
         pages[name].append(page(path.stem, result) if name == "results.md" else block(result))
     for name, parts in pages.items():
         (GENERATED / name).write_text("\n".join(parts) or "No result file is stored yet.\n")
+    (GENERATED / "hardware.md").write_text(hardware_page())
 
 
 def main() -> int:

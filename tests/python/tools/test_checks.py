@@ -68,6 +68,17 @@ def test_kernels_are_counted_against_the_budget() -> None:
     ]
 
 
+def test_an_engine_with_a_number_of_its_own_is_not_counted_in_its_family() -> None:
+    budget = {"linear": {"kernels": 1, "ampere": {"kernels": 1}}}
+    names = ["_Z4gemmv", "_ZN4cuda6ampere4gemmEv"]
+    kernels = [check_ptxas.Resources(name, "sm_80", "linear") for name in names]
+    assert check_ptxas.over_budget(kernels, budget) == []
+    more = check_ptxas.Resources("_ZN4cuda6ampere5otherEv", "sm_80", "linear")
+    assert check_ptxas.over_budget([*kernels, more], budget) == [
+        "linear.ampere: 2 kernels, expected at most 1"
+    ]
+
+
 def test_only_the_stable_abi_and_the_core_may_be_undefined() -> None:
     core = {"_ZN19transformer_kernels18layer_norm_forwardERKNS_7ContextERKNS_11NormForwardE"}
     allowed = [
@@ -103,6 +114,13 @@ def test_only_the_api_may_be_exported() -> None:
         "_edata",
     ]
     assert check_symbols.stray([*api, *strays]) == strays
+
+
+def test_a_runtime_of_its_own_is_noticed() -> None:
+    of_libc = ["memcpy@GLIBC_2.14", "arc4random@GLIBC_2.36", "_Unwind_Resume@GCC_3.0"]
+    assert check_symbols.has_own_runtime(of_libc)
+    for shared in ("_ZSt20__throw_length_errorPKc@GLIBCXX_3.4", "_ZNSt3__16localeC1Ev"):
+        assert not check_symbols.has_own_runtime([*of_libc, shared])
 
 
 def test_blocks_of_a_document(tmp_path: Path) -> None:

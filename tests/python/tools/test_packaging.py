@@ -13,6 +13,7 @@ import pytest
 
 import build_wheel
 import check_wheel
+import render_requirements
 from setup_env import REQUIREMENTS, ROOT
 
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -45,6 +46,19 @@ def required(*groups: str) -> set[str]:
 )
 def test_an_extra_is_what_make_installs(extra: str, groups: tuple[str, ...]) -> None:
     assert packages(extra) == required(*groups)
+
+
+def test_notebooks_add_to_the_benchmark_what_make_jupyter_installs() -> None:
+    assert packages("notebook") - packages("bench") == required("notebook")
+    assert required("tracking") <= packages("profile")
+
+
+def test_requirements_and_environment_are_those_of_pyproject() -> None:
+    for name, text in render_requirements.rendered(PROJECT).items():
+        assert (ROOT / name).read_text() == text
+    lines = render_requirements.requirements(PROJECT)
+    assert {"torch>=2.10", *packages("bench")} <= set(lines)
+    assert not any(SELF in line for line in lines)
 
 
 def test_all_is_every_extra() -> None:
