@@ -10,13 +10,16 @@
 >>> plan = tfk.fuse(model, x)
 """
 
-from . import fpga, functional, levels, models, nn, profile
+from . import _times, decode, fpga, functional, levels, models, nn, optim, profile
 from ._errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from ._lazy import attributes
 from ._version import __version__
 from .fuse import OperatorFuser, Plan, fuse, plan, unfuse
+from .generation.engine import engine
+from .generation.generate import generate
 from .info import info
-from .ops.linear import _tuned
+from .models.quantize import quantize
+from .ops.linear._kept import repack
 
 __all__ = [
     "ArgumentIndexError",
@@ -25,17 +28,26 @@ __all__ = [
     "OperatorFuser",
     "Plan",
     "__version__",
+    "autotune",
     "compat",
+    "decode",
+    "engine",
     "fpga",
     "functional",
     "fuse",
+    "generate",
     "graph_plans",
+    "hardware",
     "info",
     "levels",
     "models",
     "nn",
+    "optim",
+    "parallel",
     "plan",
     "profile",
+    "quantize",
+    "repack",
     "tune_file",
     "tuning",
     "unfuse",
@@ -43,7 +55,7 @@ __all__ = [
     "workbench",
 ]
 
-if _tuned.mode():
+if _times.mode():
     from . import tune
 
     tune.start()
@@ -53,6 +65,9 @@ __getattr__, __dir__ = attributes(
     {
         "compat": ("compat",),
         "fuse.backend": ("graph_plans",),
+        "hardware": ("hardware",),
+        "parallel": ("parallel",),
+        "plans": ("autotune",),
         "tune": ("tuning", "tune_file"),
         "workbench": ("workbench", "validate"),
     },

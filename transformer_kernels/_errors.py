@@ -17,6 +17,7 @@ Choice = TypeVar("Choice")
 
 # C++ takes tensors of up to this many dimensions.
 MAX_RANK = 8
+_INT64 = 1 << 63
 
 
 class ArgumentValueError(ValueError, RuntimeError):
@@ -49,6 +50,17 @@ def check_tensors(op: str, tensors: Mapping[str, Any], *optional: str) -> None:
     for name, value in tensors.items():
         if not (isinstance(value, torch.Tensor) or (value is None and name in optional)):
             raise ArgumentTypeError(f"{op}: {name} is {type(value).__name__}, expected a Tensor")
+
+
+def check_kind(op: str, name: str, value: Any, kind: type | tuple[type, ...], words: str) -> None:
+    """Checks that an argument is of a class; ``words`` say what that is."""
+    if not isinstance(value, kind):
+        raise ArgumentTypeError(f"{op}: {name} is {type(value).__name__}, expected {words}")
+
+
+def check_call(op: str, name: str, value: Any) -> None:
+    if not callable(value):
+        raise ArgumentTypeError(f"{op}: {name} is {shown(value)}, expected a function")
 
 
 def shown(value: Any) -> str:
@@ -85,7 +97,11 @@ def as_integer(op: str, name: str, value: Any) -> Any:
     """Converts an integer of any type to an int, or returns a symbolic integer as it is."""
     if not is_integer(value):
         raise ArgumentTypeError(f"{op}: {name} is {shown(value)}, expected an int")
-    return value if isinstance(value, torch.SymInt) else int(value)
+    if isinstance(value, torch.SymInt):
+        return value
+    if not -_INT64 <= value < _INT64:
+        raise ArgumentValueError(f"{op}: {name} is {value}, expected an int64")
+    return int(value)
 
 
 def as_count(op: str, name: str, value: Any, least: int = 1) -> int:
@@ -122,6 +138,23 @@ def as_choice(
     raise (ArgumentValueError if isinstance(value, str) else no_word)(
         f"{op}: {name} is {shown(value)}, expected {', '.join(most)} or {last}"
     )
+
+
+def as_device(op: str, device: Any) -> torch.device:
+    """The device that is named; None is PyTorch's default."""
+    try:
+        return torch.empty(0, device=device).device
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise ArgumentTypeError(
+            f"{op}: device is {shown(device)}, expected one that PyTorch has"
+        ) from error
+
+
+def check_dtype(op: str, name: str, dtype: Any, *allowed: torch.dtype) -> None:
+    """Checks that an argument is one of some dtypes, or None."""
+    if dtype is not None and dtype not in allowed:
+        expected = ", ".join(map(dtype_name, allowed))
+        raise ArgumentTypeError(f"{op}: {name} is {shown(dtype)}, expected one of {expected}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

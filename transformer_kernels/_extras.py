@@ -9,14 +9,21 @@ from contextlib import contextmanager
 
 # The extra to name for a package, by the name that is imported.
 EXTRA_OF = {
+    "gguf": "chat",
     "jinja2": "bench",
     "matplotlib": "bench",
     "numpy": "bench",
+    "prometheus_client": "serve",
+    "pydantic": "serve",
     "rich": "bench",
+    "safetensors": "chat",
     "shtab": "completion",
     "sklearn": "examples",
+    "starlette": "serve",
     "tensorboard": "profile",
+    "tokenizers": "chat",
     "transformers": "demo",
+    "uvicorn": "serve",
 }
 
 

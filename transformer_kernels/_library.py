@@ -10,6 +10,7 @@ the native library the same ops are defined here, and only the formula runs.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import sys
@@ -212,6 +213,13 @@ def _python_half(schema: str, formula: Callable[..., Any], fake: Callable[..., A
     torch.library.register_fake(qualified, fake, lib=_fragment)
     _fragment.impl(name, formula, "CompositeExplicitAutograd")
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+@functools.cache
+def c_function(name: str) -> Any:
+    """A function of C of the native library, which takes pointers and integers; None where there is
+    no such function."""
+    return getattr(ctypes.CDLL(str(library_path())), name, None) if has_kernels else None
 
 
 def direct(op: Any) -> Any:

@@ -34,7 +34,9 @@ class Command:
 
 # In alphabetical order, a line each.
 COMMANDS = (
+    Command("analyze", "bench.commands.analyze", "predicted times beside measured ones"),
     Command("bench", "bench.commands.bench", "measure ops against their rivals"),
+    Command("chat", "generation.chat", "talk with a language model in the terminal"),
     Command("compare", "bench.commands.compare", "judge two result files row by row"),
     Command("demo", "demo.command", "train a GPT-2 stock and with our kernels, time every op"),
     Command("doctor", "doctor", "examine this installation: what is missing, and how to get it"),
@@ -45,9 +47,12 @@ COMMANDS = (
     Command("list", "bench.commands.list", "list ops, passes, providers and sweeps"),
     Command("plot", "bench.commands.plot", "draw the plots of a result file"),
     Command("profilers", "bench.commands.profilers", "what the profilers of tfk.profile cost"),
+    Command("proposals", "bench.commands.proposals", "what other hardware would do for attention"),
     Command("race", "bench.commands.race", "training steps of a model: stock, compiled, fused"),
     Command("report", "bench.commands.report", "write a self-contained HTML page"),
+    Command("serve", "serving.command", "serve a language model over HTTP"),
     Command("tune", "bench.commands.tune", "time the products of linear layers on this machine"),
+    Command("tutorial", "tutorial.command", "climb a ladder of kernels: text, source, table"),
 )
 
 

@@ -20,8 +20,8 @@ from transformer_kernels.demo.size import OPTIONS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     parser.add_argument("--model", choices=KINDS, default="gpt2",
-                        help="Hugging Face's GPT-2, or the language model of this package, which"
-                        " needs no other package")  # fmt: skip
+                        help="Hugging Face's GPT-2 or Mixtral, a mixture of experts; or the"
+                        " language model of this package, which needs no other")  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="a few steps and problems, for CI")
     length.add_argument(

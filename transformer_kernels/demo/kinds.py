@@ -53,6 +53,38 @@ def _gpt2() -> Kind:
     )
 
 
+def _mixtral() -> Kind:
+    """Hugging Face's Mixtral, a mixture of experts; importing it needs transformers."""
+    import transformers
+
+    from transformer_kernels.fuse import fuse
+
+    transformers.logging.set_verbosity_error()
+
+    def build(size: Size, vocabulary: int) -> Any:
+        torch.manual_seed(SEED)
+        configure: Any = transformers.MixtralConfig  # typed in part only
+        config = configure(
+            vocab_size=vocabulary, hidden_size=size.width, intermediate_size=2 * size.width,
+            num_hidden_layers=size.layers, num_attention_heads=size.heads,
+            num_key_value_heads=size.heads, max_position_embeddings=size.block,
+            num_local_experts=size.experts, num_experts_per_tok=size.top_k,
+            output_router_logits=True, router_aux_loss_coef=0.02,
+        )  # fmt: skip
+        return transformers.MixtralForCausalLM(config)
+
+    def put_in(model: Any, batch: Tensor) -> None:
+        fuse(model, {"input_ids": batch, "labels": batch})
+
+    return Kind(
+        "Mixtral",
+        build,
+        put_in,
+        lambda model, batch: model(input_ids=batch, labels=batch, use_cache=False).loss,
+        lambda model, batch: model(input_ids=batch, use_cache=False).logits,
+    )
+
+
 def _language_model() -> Kind:
     """The language model of this package, whose kernels are a switch."""
     from transformer_kernels.models import LanguageModel, LanguageModelConfig
@@ -77,4 +109,8 @@ def _language_model() -> Kind:
     )
 
 
-KINDS: dict[str, Callable[[], Kind]] = {"gpt2": _gpt2, "language-model": _language_model}
+KINDS: dict[str, Callable[[], Kind]] = {
+    "gpt2": _gpt2,
+    "language-model": _language_model,
+    "mixtral": _mixtral,
+}

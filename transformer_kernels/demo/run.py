@@ -15,10 +15,11 @@ import torch
 from transformer_kernels.bench import cases, race, report, runner, step, summary
 from transformer_kernels.bench.options import pick_device, write_plots
 from transformer_kernels.bench.training import Recipe
-from transformer_kernels.demo import search, show
+from transformer_kernels.demo import answer, search, show
 from transformer_kernels.demo.kinds import DROPOUT, SEED, Kind
 from transformer_kernels.demo.size import BYTES, OPTIONS, TOKENS, Size
 from transformer_kernels.demo.train import agreement, batches, train
+from transformer_kernels.generation import chat
 from transformer_kernels.measure import busy, schema, sweeps, table
 from transformer_kernels.measure.case import Case
 from transformer_kernels.measure.schema import Result, Training
@@ -35,6 +36,7 @@ _SIZES = {
 _GPT2 = Size(12, 768, 12, block=1024, batch=16, steps=200, learning_rate=6e-4)
 _QUICK = Size(2, 64, 2, block=64, batch=4, steps=6, learning_rate=3e-3)
 _FULL = 3  # times the steps
+_QUICK_TOKENS, _TOKENS = 12, 96  # of a trained model's answer
 _QUICK_PARAGRAPHS, _PARAGRAPHS = 12, 192  # of the documentation to search; the full form takes all
 
 # The ops that most models have come first; the others follow.
@@ -77,6 +79,7 @@ def run(arguments: argparse.Namespace, kind: Kind) -> int:
         print(f"{show.memory(_peaks(kind, size, device))}\n", flush=True)
 
     print(f"{_search(device, arguments, reason)}\n", flush=True)
+    print(f"{_answer(device, arguments, reason)}\n", flush=True)
     result = dataclasses.replace(runner.run(_bench_settings(device, arguments)), training=training)
     assert result.ceilings is not None
     watch.add(result.ceilings.copy_gbps)
@@ -103,6 +106,12 @@ def _size(arguments: argparse.Namespace, device: torch.device) -> Size:
         if value is not None and value < 1:
             raise ValueError(f"{option} is {value}, expected at least 1")
     size = dataclasses.replace(size, **given)
+    if size.top_k > size.experts:
+        raise ValueError(f"--top-k is {size.top_k}, expected at most --num-experts"
+                         f" ({size.experts})")  # fmt: skip
+    if not {"experts", "top_k"}.isdisjoint(given) and arguments.model != "mixtral":
+        raise ValueError(f"--model is {arguments.model}, expected mixtral (--num-experts and"
+                         " --top-k are of a mixture)")  # fmt: skip
     if size.width % size.heads:
         raise ValueError(f"--d-model is {size.width}, expected a multiple of --num-heads"
                          f" ({size.heads})")  # fmt: skip
@@ -119,6 +128,16 @@ def _search(device: torch.device, arguments: argparse.Namespace, busy: str | Non
     entries = search.paragraphs(None if arguments.full else most)
     encoders, _ = search.with_fused(stock, entries)
     return show.search(search.search(encoders, entries, search.QUESTIONS), busy)
+
+
+def _answer(device: torch.device, arguments: argparse.Namespace, busy: str | None) -> str:
+    """Has SmolLM2 answer a question, where it is installed; the words on it."""
+    try:
+        path = chat.default_model()
+    except ValueError as error:
+        return f"No text of a trained model: {error}"
+    count = _QUICK_TOKENS if arguments.quick else _TOKENS
+    return show.answer(answer.QUESTION, answer.answer(path, device, count), busy)
 
 
 def _told_busy(result: Result, reason: str | None) -> Result:

@@ -20,6 +20,8 @@ class Size:
     batch: int
     steps: int
     learning_rate: float
+    experts: int = 8  # of a mixture
+    top_k: int = 2
 
     def __str__(self) -> str:
         return f"{self.layers} layers, width {self.width}, {self.heads} heads"
@@ -32,5 +34,7 @@ OPTIONS = (
     ("--d-model", "width", "channels of the model"),
     ("--num-heads", "heads", "attention heads, which divide the channels"),
     ("--num-layers", "layers", "transformer blocks"),
+    ("--num-experts", "experts", "experts of each layer, with --model mixtral"),
+    ("--top-k", "top_k", "experts that see a token, with --model mixtral"),
     ("--steps", "steps", "training steps; fewer than 30 show no speed-up"),
 )

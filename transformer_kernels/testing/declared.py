@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..ops._declare import Op
 from ..ops._declare_arguments import (
@@ -24,8 +25,9 @@ from ..ops._declare_arguments import (
     Rows,
     Seed,
     Table,
+    as_tuple,
 )
-from . import attention, attention_block, graph, linear, linear_loss, rope
+from . import attention, attention_block, graph, linear, linear_loss, moe, rope
 from .inputs import randn
 
 SHAPE = (3, 8)
@@ -56,6 +58,7 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "attention_block": {"combinations": attention_block.combinations, "bad": attention_block.BAD},
     **graph.OWN,
+    "grouped_layer": {"combinations": linear.grouped_combinations, "good": linear.GROUPED_GOOD},
     "linear": {"combinations": linear.combinations},
     "routed_linear": {"combinations": linear.routed_combinations, "bad": linear.BAD},
     "linear_act": {"combinations": linear.act_combinations, "bad": linear.BAD},
@@ -66,6 +69,14 @@ _OWN: dict[str, dict[str, Any]] = {
         "combinations": linear.quantized_combinations,
         "good": linear.QUANTIZED_GOOD,
     },
+    "moe_experts": {
+        "combinations": moe.experts_combinations,
+        "good": moe.EXPERTS_GOOD,
+        "bad": moe.EXPERTS_BAD,
+    },
+    "moe_permute": {"combinations": moe.permute_combinations, "good": moe.DISPATCH_GOOD},
+    "moe_router": {"combinations": moe.router_combinations, "bad": moe.ROUTER_BAD},
+    "moe_unpermute": {"combinations": moe.unpermute_combinations, "good": moe.DISPATCH_GOOD},
     "rope": {"combinations": rope.combinations, "good": rope.GOOD, "bad": rope.BAD},
     "qk_norm": {"combinations": rope.norm_combinations, "good": rope.GOOD, "bad": rope.BAD},
 }
@@ -191,3 +202,22 @@ def check_refusals(op: Op, argument: Argument) -> None:
         errors = [refusal(op, argument, value, name) for name in ("auto", "cpu", "reference")]
         said = {(type(error), str(error)) for error in errors}
         assert len(said) == 1, f"{argument.name}, {what}: {said}"
+
+
+def without_dropout(op: Op, values: Values) -> Values:
+    """The arguments with dropout off: two libraries draw different elements."""
+    seeds = {a.name: a.draws for a in op.arguments if isinstance(a, Seed)}
+    return values | dict.fromkeys(seeds) | dict.fromkeys(seeds.values(), 0.0)
+
+
+def passes(op: Op, values: Values) -> list[Tensor]:
+    """The results of an op, and the gradients of the sum of their squares."""
+    leaves = {
+        name: x.detach().requires_grad_()
+        for name, x in values.items()
+        if name in op.differentiable and isinstance(x, Tensor) and x.is_floating_point()
+    }
+    results = [r for r in as_tuple(op.call(*{**values, **leaves}.values())) if r.numel()]
+    loss = sum(r.double().square().sum() for r in results)
+    found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
+    return [t for t in (*results, *found) if t is not None]

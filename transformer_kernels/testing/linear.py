@@ -88,3 +88,17 @@ def quantized_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
                 "scales": randn((_COLS, _TERMS // 2), torch.float32, device),
                 "bias": randn((_COLS,), torch.float32, device) if has_bias else None,
             }
+
+
+GROUPED_GOOD: dict[str, tuple[str, ...]] = {}
+
+
+def grouped_combinations(device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """Three groups, one of them without rows; with and without a bias."""
+    for has_bias in (True, False):
+        yield {
+            "x": randn((6, _TERMS), torch.float32, device),
+            "weight": randn((3, _COLS, _TERMS), torch.float32, device),
+            "bias": randn((3, _COLS), torch.float32, device) if has_bias else None,
+            "offsets": torch.tensor((0, 4, 4, 6), dtype=torch.int32, device=device),
+        }

@@ -13,7 +13,8 @@ import torch
 import transformer_kernels as tfk
 from transformer_kernels import _names, functional, nn
 
-FUNCTIONS = [getattr(functional, name) for name in functional.__all__ if name != "Graph"]
+CLASSES = ("Dispatch", "Graph", "SampledTokens")
+FUNCTIONS = [getattr(functional, name) for name in functional.__all__ if name not in CLASSES]
 MODULES = [getattr(nn, name) for name in nn.__all__]
 CONFIGURED = [
     tfk.levels.Block, tfk.models.LanguageModelConfig, tfk.models.VisionTransformerConfig,

@@ -16,10 +16,14 @@ import pytest
 import torch
 
 import transformer_kernels as tfk
-from transformer_kernels.ops.linear import _tuned
+from transformer_kernels import _times
 
-PACKAGES = ("functional", "nn", "models", "levels", "profile", "workbench")
-MORE = ("info", "tuning", "tune_file")  # functions of the top level
+PACKAGES = (
+    "functional", "nn", "optim", "models", "decode", "levels", "parallel", "profile", "workbench",
+)  # fmt: skip
+MORE = (  # of the top level
+    "autotune", "engine", "generate", "info", "quantize", "tuning", "tune_file",
+)  # fmt: skip
 MODULES = (*PACKAGES, "fpga", "compat")
 NAMES = {"torch": torch, "tfk": tfk}  # that an example may use without importing them
 # A docstring that refers to another function for its arguments.
@@ -59,10 +63,11 @@ PUBLIC = dict(public())
 def _own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Examples write pictures into the working folder, and times into the user's cache."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TFK_TUNE_FILE", str(tmp_path / "tune.json"))
-    _tuned.table.cache_clear()
+    monkeypatch.setenv("TFK_TUNE_FILE", str(tmp_path / "tune.txt"))
+    _times.read()
     yield
-    _tuned.table.cache_clear()
+    monkeypatch.undo()
+    _times.read()
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -356,8 +356,8 @@ each_way_and_reduction = pytest.mark.parametrize(
 
 def pad_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pads columns, as on a GPU with a vocabulary of an uneven size."""
-    monkeypatch.setattr(_chunks._Rows, "_row_step", lambda _: CLASSES + 61)
-    monkeypatch.setattr(_chunks._Rows, "_is_even", lambda _: False)
+    monkeypatch.setattr(_chunks.RowChunks, "_row_step", lambda _: CLASSES + 61)
+    monkeypatch.setattr(_chunks.RowChunks, "_is_even", lambda _: False)
 
 
 @each_way_and_reduction
