@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "core/cpu/simd.h"
 #include "core/dispatch.h"
+#include "core/math/convert.h"
 
 namespace transformer_kernels::fpga {
 
@@ -16,7 +16,7 @@ void widen(DType dtype, const void* row, std::span<float> out) {
   dispatch_float(dtype, [&]<class T>() {
     const T* const in = static_cast<const T*>(row);
     for (std::size_t i = 0; i < out.size(); ++i) {
-      out[i] = static_cast<float>(cpu::TFK_ISA::widen(in[i]));
+      out[i] = static_cast<float>(transformer_kernels::widen(in[i]));
     }
   });
 }
@@ -25,7 +25,7 @@ void narrow(DType dtype, std::span<const float> in, void* row) {
   dispatch_float(dtype, [&]<class T>() {
     T* const out = static_cast<T*>(row);
     for (std::size_t i = 0; i < in.size(); ++i) {
-      cpu::TFK_ISA::narrow(static_cast<accumulate_t<T>>(in[i]), out[i]);
+      transformer_kernels::narrow(static_cast<accumulate_t<T>>(in[i]), out[i]);
     }
   });
 }
