@@ -71,9 +71,9 @@ def violations(
     broken = []
     for name, exact_result in expected.items():
         size = stored * exact_result.abs().max().item() if exact_result.numel() else 0.0
-        words = violation(found[name], native[name], exact_result, size)
-        if words is not None:
-            broken.append(f"{name}: {words}")
+        fault = violation(found[name], native[name], exact_result, size)
+        if fault is not None:
+            broken.append(f"{name}: {fault}")
     return broken
 
 

@@ -112,7 +112,8 @@ def _meets_the_rule(
     each = zip(ours, _outcome(stock, tensors), _outcome(stock, wide), strict=True)
     for number, (found, theirs, reference) in enumerate(each):
         fault = violation(_whole(found), theirs, reference, magnitude=1.0)
-        assert fault is None, f"{words}, {number}: {fault}"
+        if fault is not None:
+            raise fault.error(f"{words}, {number}")
     return [x.placements for x in ours]
 
 
