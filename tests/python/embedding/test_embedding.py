@@ -54,8 +54,10 @@ def _check(ours: Any, theirs: Any, weights: list[Tensor]) -> None:
     assert y.is_contiguous()
     assert_close_to_reference(y, torch_y, exact_y, "y")
     for a, b, c in zip(gradients, torch_gradients, exact, strict=True):
-        terms = dy.numel() / dy.shape[-1] if a.dtype.itemsize > 2 else 0  # of one sum at most
-        assert_close_to_reference(a, b, c, "gradient", magnitude=4 * terms**0.5)
+        # A sum has so many terms at most. One that adds them in order, as Triton's does, walks away
+        # from the exact sum, which walks itself.
+        terms = dy.numel() / dy.shape[-1] if a.dtype.itemsize > 2 else 0
+        assert_close_to_reference(a, b, c, "gradient", magnitude=max(4 * terms**0.5, terms))
 
 
 # ---- embedding ----------------------------------------------------------------------------------

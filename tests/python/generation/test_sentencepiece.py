@@ -8,11 +8,12 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 
 from transformer_kernels.decode._text import TextStream
 from transformer_kernels.generation.tokenizer import Tokenizer, tokenizer_of
+
+gguf = pytest.importorskip("gguf")
 
 SPACE = "\u2581"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
