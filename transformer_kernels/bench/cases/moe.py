@@ -83,8 +83,8 @@ def _experts(
 
 
 def _products(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """Each group's rows times its weight, by PyTorch."""
-    if rows.is_cuda:
+    """Each group's rows times its weight, by PyTorch, which groups no float64."""
+    if rows.is_cuda and rows.dtype is not torch.float64:
         product: Any = torch.nn.functional.grouped_mm
         return product(rows, weight.transpose(1, 2), offs=offsets[1:])
     parts = [rows[a:b] @ weight[e].t() for e, (a, b) in enumerate(pairwise(offsets.tolist()))]
