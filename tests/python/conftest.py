@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,11 @@ from transformer_kernels.measure.schema import (
     Training,
     TrainingRun,
 )
+from transformer_kernels.testing.processes import run_together, unable
 
 MakeRow = Callable[..., Row]
 MakeResult = Callable[..., Result]
+Cases = Sequence[Callable[[], None]]
 
 
 def _row(provider: str = "ours", median: float = 100.0, spread: float = 0.01, **changes) -> Row:
@@ -89,3 +92,19 @@ def full_result() -> Result:
         host=[HostRow("softmax", p, False, 2.0, 1.9, 2.1) for p in ("torch", "ours")],
         training=Training("GPT-2 <tiny>", [stock, norms, attention], "a sample & more"),
     )
+
+
+@pytest.fixture
+def together(device: str, tmp_path: Path) -> Callable[..., None]:
+    """Runs cases in four processes on the CPU, and on four cards; on two cards, those of a pair."""
+
+    def run(cases: Cases, pair: Cases = ()) -> None:
+        reason = unable(4, device)
+        if reason is None:
+            run_together(cases, 4, tmp_path, device)
+        elif pair and unable(2, device) is None:
+            run_together(pair, 2, tmp_path, device)
+        else:
+            pytest.skip(reason)
+
+    return run

@@ -340,6 +340,24 @@ class DecodeRow:
 
 
 @dataclass(frozen=True)
+class ParallelRow:
+    """One way to do some work on several devices, or on one of them."""
+
+    part: str  # "tp", "ring", "norm", "ddp" or "experts"
+    problem: str
+    provider: str
+    ranks: int
+    dtype: str
+    median_ms: float  # of the slowest rank
+    p10_ms: float
+    p90_ms: float
+    samples: int
+    of_one: float | None  # times as fast as one device, by work done
+    of_torch: float | None  # times as fast as PyTorch's own way on as many devices
+    apart: float | None  # the largest difference from one device's result, over its largest number
+
+
+@dataclass(frozen=True)
 class Result:
     schema_version: int
     date: str
@@ -362,6 +380,7 @@ class Result:
     step_times: list[StepTime] = field(default_factory=list)
     predictions: list[PredictedRow] = field(default_factory=list)
     decoding: list[DecodeRow] = field(default_factory=list)
+    parallel: list[ParallelRow] = field(default_factory=list)
 
     @property
     def busy(self) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ from torch.nn import functional as F
 
 from transformer_kernels.parallel import all_reduce_residual_norm, reduce_scatter_norm
 from transformer_kernels.testing.inputs import randn
-from transformer_kernels.testing.processes import run_together
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
-WORLD = 4
 SHAPE = (4, 8, 24)
 
 
@@ -45,15 +42,15 @@ def _passes(function: Callable[..., Any], norm: str, tensors: list[Tensor], **op
 
 
 def _check(norm: str, dtype: torch.dtype, dim: int | None) -> None:
-    rank = dist.get_rank()
-    x = torch.randint(-16, 17, (WORLD, *SHAPE)).to(dtype) / 8  # of which all sums are exact
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    x = torch.randint(-16, 17, (ranks, *SHAPE)).to(dtype) / 8  # of which all sums are exact
     residual = randn(SHAPE, dtype)
     weight, bias = randn(SHAPE[-1:], dtype), randn(SHAPE[-1:], dtype)
     wanted = _reference(norm, *(t.double() for t in (x, residual, weight, bias)))
     stock = _reference(norm, x, residual, weight, bias)
     function, own, options = all_reduce_residual_norm, residual, {}
     if dim is not None:
-        function, own, options = reduce_scatter_norm, residual.chunk(WORLD, dim)[rank], {"dim": dim}
+        function, own, options = reduce_scatter_norm, residual.chunk(ranks, dim)[rank], {"dim": dim}
     found, again = (
         _passes(function, norm, [x[rank], own, weight, bias], **options) for _ in range(2)
     )
@@ -64,7 +61,7 @@ def _check(norm: str, dtype: torch.dtype, dim: int | None) -> None:
         if i == 2:
             reference, other = reference[rank], other[rank]
         elif dim is not None and i < 4:
-            reference, other = (t.chunk(WORLD, dim)[rank] for t in (reference, other))
+            reference, other = (t.chunk(ranks, dim)[rank] for t in (reference, other))
         elif dim is not None:
             mine, magnitude = _summed(mine)
         assert_close_to_reference(mine, other, reference, name, magnitude)
@@ -95,7 +92,7 @@ def what_is_refused() -> None:
         (lambda: all_reduce_residual_norm(x[0, 0, 0], x), "x has no dimension"),
         (lambda: all_reduce_residual_norm(x, x, group="all"), "group is 'all', expected a Process"),
         (lambda: reduce_scatter_norm(x, x, dim=2), "dim is 2, expected a dimension of x before"),
-        (lambda: reduce_scatter_norm(x[:, :6], x, dim=1), "x has 6 rows along dim, expected a mul"),
+        (lambda: reduce_scatter_norm(x[:, :5], x, dim=1), "x has 5 rows along dim, expected a mul"),
         (lambda: reduce_scatter_norm(x, x), "residual has shape"),
     ]
     for call, words in calls:
@@ -106,9 +103,9 @@ def what_is_refused() -> None:
 CASES = [both_norms, what_is_refused]
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch was built without gloo")
-def test_ranks_together(tmp_path: Path) -> None:
-    run_together(CASES, WORLD, tmp_path)
+@pytest.mark.distributed
+def test_ranks_together(together: Callable[..., None]) -> None:
+    together(CASES, pair=CASES)
 
 
 def test_the_log_names_the_way(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

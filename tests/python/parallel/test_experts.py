@@ -7,6 +7,7 @@ import copy
 import itertools
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from transformer_kernels import fuse, nn
 from transformer_kernels.functional import moe_dispatch
 from transformer_kernels.parallel import expert_parallel
 from transformer_kernels.testing.inputs import randn
-from transformer_kernels.testing.processes import run_together
+from transformer_kernels.testing.processes import device
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 WORLD, EXPERTS, CHOSEN, HIDDEN = 4, 8, 2, 24
@@ -193,7 +194,7 @@ def a_checkpoint_for_other_ranks() -> None:
     whole = nn.Experts(HIDDEN, 16, EXPERTS, bias=True)
     state, path = {"experts": expert_parallel(whole).state_dict()}, _path("checkpoint")
     checkpoint.save(state, checkpoint_id=path)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "experts"))
+    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("data", "experts"))
     fresh = nn.Experts(HIDDEN, 16, EXPERTS, bias=True)
     for other in (expert_parallel(fresh, mesh["experts"]), fresh):  # two ranks, and one
         loaded = {"experts": other.state_dict()}
@@ -250,5 +251,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def test_four_processes(tmp_path: Path) -> None:
-    run_together(CASES, WORLD, tmp_path)
+@pytest.mark.distributed
+def test_ranks_together(together: Callable[..., None]) -> None:
+    together(CASES)

@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import transformer_kernels as tfk
 from transformer_kernels.parallel import parallelize
 from transformer_kernels.parallel.tensor_parallel import whole_tensors
-from transformer_kernels.testing.processes import run_together
+from transformer_kernels.testing.processes import device
 
-WORLD = 4
 WORDS, TIME, STEPS = 32, 9, 2  # steps of which the gradients are accumulated
 SIZES = {
     "vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -41,7 +39,8 @@ THEIRS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 @cache
 def _mesh() -> Any:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    sizes = (2, dist.get_world_size() // 2)
+    return init_device_mesh(device().type, sizes, mesh_dim_names=("dp", "tp"))
 
 
 def _pair(name: str, frozen: str = "") -> tuple[Any, Any]:
@@ -165,9 +164,10 @@ def fully_sharded_and_split() -> None:
         _check(fused, losses, mesh["dp"].get_group(), plain, tokens)
 
 
-CASES = [data_parallel, fully_sharded, fully_sharded_and_split]
+PAIR = [data_parallel, fully_sharded]
+CASES = [*PAIR, fully_sharded_and_split]
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch was built without gloo")
-def test_ranks_together(tmp_path: Path) -> None:
-    run_together(CASES, WORLD, tmp_path)
+@pytest.mark.distributed
+def test_ranks_together(together: Callable[..., None]) -> None:
+    together(CASES, pair=PAIR)

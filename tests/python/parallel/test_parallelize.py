@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +26,8 @@ import transformer_kernels.parallel.styles
 from transformer_kernels.parallel import Traffic, parallelize, whole_state_dict
 from transformer_kernels.parallel.randomness import Fork
 from transformer_kernels.parallel.tensor_parallel import whole_tensors
-from transformer_kernels.testing.processes import run_together
+from transformer_kernels.testing.processes import device
 
-WORLD = 4
 WORDS = 66  # ranks of four have unequal shares of the vocabulary
 SIZES = {
     "vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -40,8 +38,9 @@ SIZES = {
 @cache
 def _meshes() -> dict[int, Any]:
     """Meshes of this process, by their sizes."""
-    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return {4: init_device_mesh("cpu", (4,)), 2: both["tp"], 0: both}
+    kind, pairs = device().type, dist.get_world_size() // 2
+    both = init_device_mesh(kind, (pairs, 2), mesh_dim_names=("dp", "tp"))
+    return {2 * pairs: init_device_mesh(kind, (2 * pairs,)), 2: both["tp"], 0: both}
 
 
 def _ours(**options: Any) -> nn.Module:
@@ -197,7 +196,7 @@ def masks_of_dropout() -> None:
     losses = [model(tokens, tokens) for _ in range(2)]
     assert losses[0] != losses[1]
     group = _meshes()[2].get_group()
-    fork = Fork(_meshes()[2], torch.device("cpu"))  # as Columns and Rows use it
+    fork = Fork(_meshes()[2], device())  # as Columns and Rows use it
     fork.begin()
     assert not torch.equal(*_gathered(torch.rand(3), group))
     fork.end()
@@ -331,6 +330,10 @@ def _check_one_ranks_refusals(mesh: Any) -> None:
         parallelize(_theirs("BERT"), mesh)
 
 
+FOUR = (
+    four_ranks, bytes_of_a_group_with_a_hash_for_a_name, a_checkpoint_of_four_ranks_in_two,
+    what_is_refused,
+)  # fmt: skip
 CASES = [
     every_model, four_ranks, its_own_plan_and_a_given_one, the_first_ranks_parameters,
     frozen_parameters_stay_frozen, masks_of_dropout, bytes_of_a_forward_pass,
@@ -339,6 +342,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch was built without gloo")
-def test_ranks_together(tmp_path: Path) -> None:
-    run_together(CASES, WORLD, tmp_path)
+PAIR = [case for case in CASES if case not in FOUR]
+
+
+@pytest.mark.distributed
+def test_ranks_together(together: Callable[..., None]) -> None:
+    together(CASES, pair=PAIR)

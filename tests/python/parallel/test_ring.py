@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,21 @@ from transformer_kernels.functional import attention, attention_varlen
 from transformer_kernels.parallel import ring_attention, scaling, shard_sequence, unshard_sequence
 from transformer_kernels.testing.attention import Call, check_outcome, tensors
 from transformer_kernels.testing.inputs import poisoned, randn
-from transformer_kernels.testing.processes import run_together
+from transformer_kernels.testing.processes import device, run_together, unable
 from transformer_kernels.testing.programs import leave
 
-WORLD = 4
+ALL = 0  # the size that stands for all processes
 OFFSETS = torch.tensor([0, 16, 16, 40], dtype=torch.int32)  # one sequence is empty
 
 
 @cache
 def _groups() -> dict[int, Any]:
-    """Groups of this process, by their sizes: all, its pair, and itself; 0 is the other pair."""
+    """Groups of one of four processes, by their sizes: all, its pair, and itself; -1 is the other
+    pair."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    alone = [dist.new_group([rank]) for rank in range(WORLD)]
+    alone = [dist.new_group([rank]) for rank in range(4)]
     rank = dist.get_rank()
-    return {4: None, 2: pairs[rank // 2], 1: alone[rank], 0: pairs[1 - rank // 2]}
+    return {2: pairs[rank // 2], 1: alone[rank], -1: pairs[1 - rank // 2]}
 
 
 def _call(dtype: torch.dtype, **options: Any) -> Call:
@@ -41,7 +44,8 @@ def _call(dtype: torch.dtype, **options: Any) -> Call:
 
 def _check(call: Call, size: int, layout: str, **options: Any) -> None:
     """Holds the results and gradients of a call, computed in parts, to the rule."""
-    where: dict[str, Any] = {"group": _groups()[size], "layout": layout}
+    group = None if size == ALL else _groups()[size]
+    where: dict[str, Any] = {"group": group, "layout": layout}
     parts = {n: shard_sequence(x, **where) for n, x in call.differentiable.items()}
     gradient = randn((*call.q.shape[:-1], call.v.shape[-1]), call.q.dtype)
     leaves = {n: x.requires_grad_() for n, x in parts.items()}
@@ -62,23 +66,23 @@ def _check(call: Call, size: int, layout: str, **options: Any) -> None:
 
 def every_layout_and_group() -> None:
     for size, layout, causal in itertools.product(
-        (4, 2, 1), ("zigzag", "contiguous"), (True, False)
+        (ALL, 2, 1), ("zigzag", "contiguous"), (True, False)
     ):
         _check(_call(torch.float32, causal=causal), size, layout)
 
 
 def every_dtype() -> None:
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
-        _check(_call(dtype, causal=True), 4, "zigzag")
+        _check(_call(dtype, causal=True), ALL, "zigzag")
 
 
 def options() -> None:
-    _check(_call(torch.float32, causal=True, softcap=2.0, scale=0.5), 4, "zigzag")
+    _check(_call(torch.float32, causal=True, softcap=2.0, scale=0.5), ALL, "zigzag")
 
 
 def the_formula() -> None:
     for layout in ("zigzag", "contiguous"):
-        _check(_call(torch.float32, causal=True, softcap=2.0), 4, layout, backend="reference")
+        _check(_call(torch.float32, causal=True, softcap=2.0), ALL, layout, backend="reference")
 
 
 def far_scores() -> None:
@@ -87,7 +91,7 @@ def far_scores() -> None:
     call.q.mul_(0.0)
     call.k.add_(3e6)
     call.q[..., 0] = 1.0
-    _check(call, 4, "zigzag")
+    _check(call, ALL, "zigzag")
 
 
 def _leaves(shape: tuple[int, ...], **where: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -121,13 +125,13 @@ def packed_sequences() -> None:
         where: dict[str, Any] = {"layout": layout, "cu_seqlens": OFFSETS, "dim": 0}
         wholes, parts = _leaves((40,), **where)
         options = {"causal": causal, "return_lse": True}
-        expected = attention_varlen(*wholes, OFFSETS, **options)
+        expected = attention_varlen(*wholes, OFFSETS.to(device()), **options)
         found = ring_attention(*parts, layout=layout, cu_seqlens=OFFSETS, **options)
         _compare(wholes, expected, parts, found, **where)
 
 
 def a_mesh_and_heads_first() -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batch", "time"))
+    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("batch", "time"))
     wholes, parts = _leaves((2, 16), group=mesh["time"])
     by_heads = [x.transpose(1, 2) for x in parts]
     found = ring_attention(*by_heads, mesh["time"], causal=True, heads_first=True)
@@ -163,12 +167,12 @@ def what_is_sent() -> None:
         patch.setattr(dist, "batch_isend_irecv", counted)
         ring_attention(*parts, causal=True).float().sum().backward()
     numbers = parts[1].numel() + parts[2].numel()
-    assert sent == scaling.ring(scaling.Cluster(), numbers, WORLD).bytes
+    assert sent == scaling.ring(scaling.Cluster(), numbers, dist.get_world_size()).bytes
 
 
 def autocast() -> None:
     q, k, v = (shard_sequence(x) for x in _call(torch.float32).differentiable.values())
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(device().type, torch.bfloat16):
         assert ring_attention(q, k, v).dtype is torch.bfloat16
 
 
@@ -179,7 +183,7 @@ def refusals() -> None:
         ("layout is 'spiral', expected 'zigzag' or 'contiguous'", {"layout": "spiral"}),
         ("backend is 'cuda', expected 'auto' or 'reference'", {"backend": "cuda"}),
         ("group is 'all', expected a ProcessGroup, a DeviceMesh or None", {"group": "all"}),
-        ("group is one without this process", {"group": _groups()[0]}),
+        ("group is one without this process", {"group": _groups()[-1]}),
         ("q has 4 dimensions, expected 3", {"cu_seqlens": OFFSETS}),
         ("scale is nan", {"scale": float("nan")}),
         ("causal is 1, expected True or False", {"causal": 1}),
@@ -205,11 +209,19 @@ CASES = [
     every_layout_and_group, every_dtype, options, the_formula, far_scores, gradients_of_lse,
     packed_sequences, a_mesh_and_heads_first, the_same_bits, what_is_sent, autocast, refusals,
 ]  # fmt: skip
+PAIR = [
+    every_dtype, options, the_formula, far_scores, gradients_of_lse, packed_sequences,
+    the_same_bits, what_is_sent, autocast,
+]  # fmt: skip
 
 
 def a_rank_dies() -> None:
     """The other rank gets an error, at once or within the group's timeout."""
     q = torch.randn(1, 8, 2, 8)
+    if q.is_cuda:  # communicators are made by the first call; what follows are its peers' messages
+        ring_attention(q, q, q, causal=True)
+        dist.barrier()
+        torch.cuda.synchronize()
     if dist.get_rank() == 0:
         leave()
     with pytest.raises(RuntimeError):
@@ -217,9 +229,14 @@ def a_rank_dies() -> None:
     leave()  # no barrier waits for the dead
 
 
-def test_four_processes(tmp_path: Path) -> None:
-    run_together(CASES, WORLD, tmp_path)
+@pytest.mark.distributed
+def test_ranks_together(together: Callable[..., None]) -> None:
+    together(CASES, pair=PAIR)
 
 
-def test_a_rank_that_dies(tmp_path: Path) -> None:
-    run_together([a_rank_dies], 2, tmp_path)
+@pytest.mark.distributed
+def test_a_rank_that_dies(device: str, tmp_path: Path) -> None:
+    if reason := unable(2, device):
+        pytest.skip(reason)
+    limit = timedelta(seconds=15) if device == "cuda" else None
+    run_together([a_rank_dies], 2, tmp_path, device, limit)

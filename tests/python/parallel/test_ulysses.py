@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +13,7 @@ from transformer_kernels.functional import attention_varlen
 from transformer_kernels.parallel import shard_sequence, ulysses_attention, unshard_sequence
 from transformer_kernels.testing.attention import Call, check_outcome, tensors
 from transformer_kernels.testing.inputs import poisoned, randn
-from transformer_kernels.testing.processes import run_together
 
-WORLD = 4
 LAYOUT = {"layout": "contiguous"}
 
 
@@ -112,5 +110,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def test_four_processes(tmp_path: Path) -> None:
-    run_together(CASES, WORLD, tmp_path)
+@pytest.mark.distributed
+def test_ranks_together(together: Callable[..., None]) -> None:
+    together(CASES, pair=CASES[:-1])
