@@ -21,8 +21,6 @@ import copy
 import datetime
 import gc
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -35,10 +33,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
+from transformer_kernels.bench import parallel as table
+from transformer_kernels.bench.parallel import Clock, Times, replayed
 from transformer_kernels.functional import add_rms_norm, attention, moe_dispatch
 from transformer_kernels.measure import machine, schema
 from transformer_kernels.measure.schema import ParallelRow, Skip
-from transformer_kernels.measure.table import ABSENT, box
 from transformer_kernels.parallel import (
     all_reduce_residual_norm,
     expert_parallel,
@@ -49,10 +48,7 @@ from transformer_kernels.parallel import (
 
 TIMEOUT = datetime.timedelta(minutes=2)  # ends a hang
 OURS, TORCH = "ours", "torch"
-_HEADINGS = (
-    ("Part", 8), ("problem", 34), ("by", 22), ("ranks", 5), ("median ms", 10), ("p10", 9),
-    ("p90", 9), ("of one", 7), ("of torch", 8), ("apart", 8),
-)  # fmt: skip
+ONE = ", one"  # ends the name of what one device does
 
 
 class Sizes(NamedTuple):
@@ -83,62 +79,11 @@ TINY = Sizes(
 )  # fmt: skip
 
 
-# ---- time ---------------------------------------------------------------------------------------
-
-
-class Times(NamedTuple):
-    """Milliseconds of a call."""
-
-    median: float
-    p10: float
-    p90: float
-    samples: int
-
-
-class Clock:
-    """Times calls that all ranks make together.
-
-    Args:
-        device: of this rank.
-        seconds: the time that a call may be measured for.
-        most: the most samples of it.
-    """
-
-    def __init__(self, device: torch.device, seconds: float, most: int) -> None:
-        self._device, self._seconds, self._most = device, seconds, most
-
-    def _finish(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def _sample(self, call: Callable[[], Any], repeats: int) -> float:
-        self._finish()
-        dist.barrier()
-        self._finish()
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        self._finish()
-        return (time.perf_counter() - begin) * 1e3 / repeats
-
-    def _over_ranks(self, times: Sequence[float], by: Any) -> list[float]:
-        found = torch.tensor(times, dtype=torch.float64, device=self._device)
-        dist.all_reduce(found, by)
-        return found.tolist()
-
-    def __call__(self, call: Callable[[], Any], *, repeats: int = 1, alone: bool = False) -> Times:
-        """Times samples of so many calls each; ``alone`` where no rank needs another."""
-        by = dist.ReduceOp.MIN if alone else dist.ReduceOp.MAX
-        call()
-        once = self._over_ranks([self._sample(call, repeats)], dist.ReduceOp.MAX)[0]
-        samples = int(min(self._most, max(2, self._seconds * 1e3 / (once * repeats))))
-        times = self._over_ranks([self._sample(call, repeats) for _ in range(samples)], by)
-        cuts = statistics.quantiles(times, n=10, method="inclusive")
-        return Times(cuts[4], cuts[0], cuts[8], samples)
+# ---- what the parts share -----------------------------------------------------------------------
 
 
 class Bench:
-    """What the parts share: ranks, sizes, the clock, and the rows that were found."""
+    """The ranks, sizes and clock that parts share, and the rows that they have found."""
 
     def __init__(self, mesh: DeviceMesh, sizes: Sizes, seconds: float, most: int) -> None:
         self.mesh, self.sizes, self.ranks = mesh, sizes, mesh.size()
@@ -150,7 +95,7 @@ class Bench:
         self.skipped: list[Skip] = []
 
     def randn(self, *shape: int) -> Tensor:
-        """The same numbers on every rank."""
+        """Draws numbers, the same on every rank."""
         return torch.randn(*shape, device=self.device, dtype=self.sizes.dtype)
 
     def add(
@@ -168,7 +113,7 @@ class Bench:
         """Adds a row; ``work`` is how often the ranks together did the work of one."""
         row = ParallelRow(
             part=part, problem=problem, provider=provider,
-            ranks=1 if one is None and rival is None and "one" in provider else self.ranks,
+            ranks=1 if provider.endswith(ONE) else self.ranks,
             dtype=str(self.sizes.dtype).removeprefix("torch."), median_ms=times.median,
             p10_ms=times.p10, p90_ms=times.p90, samples=times.samples,
             of_one=None if one is None else work * one.median / times.median,
@@ -176,7 +121,7 @@ class Bench:
         )  # fmt: skip
         self.rows.append(row)
         if dist.get_rank() == 0:
-            print(" ".join(_cells(row)), flush=True)
+            print(" | ".join(table.cells(row)), flush=True)
 
     @contextmanager
     def attempt(self, problem: str, provider: str) -> Iterator[None]:
@@ -297,37 +242,44 @@ def tensor_parallel(bench: Bench) -> None:
     tables = angles.cos().to(sizes.dtype), angles.sin().to(sizes.dtype)
     expected = _pass(stock, dy, x, *tables)()
 
-    theirs = bench.clock(_pass(stock, dy, x, *tables), alone=True)
-    bench.add("tp", problem, "torch, one", theirs)
-    ours = theirs
-    with bench.attempt(problem, "ours, one"):
+    whole = (stock, dy, x, *tables)
+    rank = bench.mesh.get_local_rank()
+    part = x.detach().chunk(bench.ranks, 1)[rank].clone().requires_grad_()
+
+    def fused() -> tuple[Any, ...]:
         block = copy.deepcopy(stock)
         tfk.fuse(block, (x, *tables), measure=False)
-        call = _pass(block, dy, x, *tables)
-        far = apart(call(), expected)
-        ours = bench.clock(call, alone=True)
-        bench.add("tp", problem, "ours, one", ours, apart=far)
-        del block, call
-    rival = None
-    with bench.attempt(problem, "torch's plan"):
+        return block, *whole[1:]
+
+    def by_torchs_plan() -> tuple[Any, ...]:
         block = copy.deepcopy(stock)
         _torchs_plan(block, bench.mesh)
-        rank = bench.mesh.get_local_rank()
-        part = x.detach().chunk(bench.ranks, 1)[rank].clone().requires_grad_()
-        call = _pass(block, dy.chunk(bench.ranks, 1)[rank].contiguous(), part, *tables)
-        far = apart(call(), expected.chunk(bench.ranks, 1)[rank])
-        rival = bench.clock(call)
-        bench.add("tp", problem, "torch's plan", rival, one=theirs, apart=far)
-        del block, call
-    with bench.attempt(problem, "parallelize"):
-        block = copy.deepcopy(stock)
-        tfk.fuse(block, (x, *tables), measure=False)
+        return block, dy.chunk(bench.ranks, 1)[rank].contiguous(), part, *tables
+
+    def by_ours() -> tuple[Any, ...]:
+        block, *rest = fused()
         parallelize(block, bench.mesh, inputs=(x, *tables))
-        call = _pass(block, dy, x, *tables)
-        far = apart(call(), expected)
-        times = bench.clock(call)
-        bench.add("tp", problem, "parallelize", times, one=ours, rival=rival, apart=far)
-        del block, call
+        return block, *rest
+
+    found: dict[str, Times] = {}
+    for name, made, one, rival in (
+        ("torch, one", lambda: whole, "", ""), ("ours, one", fused, "", ""),
+        ("torch's plan", by_torchs_plan, "torch, one", ""),
+        ("parallelize", by_ours, "ours, one", "torch's plan"),
+    ):  # fmt: skip
+        with bench.attempt(problem, name):
+            call = _pass(*made())
+            y = call()
+            far = apart(y, expected if y.shape == expected.shape else
+                        expected.chunk(bench.ranks, 1)[rank])  # fmt: skip
+            for ending in ("", ", graph") if y.is_cuda else ("",):
+                timed = replayed(call) if ending else call
+                times = found[name + ending] = bench.clock(timed, alone=not one)
+                bench.add(
+                    "tp", problem + ending, name, times, one=found.get(one + ending),
+                    rival=found.get(rival + ending), apart=far,
+                )  # fmt: skip
+            del call, timed
 
 
 # ---- attention over a sequence that is split ----------------------------------------------------
@@ -350,6 +302,11 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+def _sdpa_of_all_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 def _context_parallel(bench: Bench, tensors: list[Tensor], dout: Tensor) -> Times:
     """PyTorch's ring, over heads-first tensors that it splits itself."""
     from torch.distributed.tensor.experimental import context_parallel
@@ -363,7 +320,7 @@ def _context_parallel(bench: Bench, tensors: list[Tensor], dout: Tensor) -> Time
         context_parallel(bench.mesh, buffers=split, buffer_seq_dims=[2] * 4,
                          no_restore_buffers={*split}),
     ):  # fmt: skip
-        return bench.clock(_attend(_sdpa, split[:3], split[3]))
+        return bench.clock(_attend(_sdpa_of_all_heads, split[:3], split[3]))
 
 
 def ring(bench: Bench) -> None:
@@ -401,6 +358,9 @@ def ring(bench: Bench) -> None:
 # ---- a sum over ranks, the residual and the norm ------------------------------------------------
 
 
+STOCK_SUM = "all_reduce, torch's"
+
+
 def norm(bench: Bench) -> None:
     sizes, dim = bench.sizes, bench.sizes.dim
     # So that numbers that are summed in place, again and again, stay what they are.
@@ -423,17 +383,19 @@ def norm(bench: Bench) -> None:
         def fused(x: Tensor = x, residual: Tensor = residual) -> Any:
             return all_reduce_residual_norm(x, residual, weight, eps=1e-5)
 
-        rival: Times | None = None
+        found: dict[str, Times] = {}
         ways = {
-            "all_reduce": lambda x=x: dist.all_reduce(x, by), "all_reduce, torch's": stock,
-            "all_reduce, ours": summed, "all_reduce_residual": fused,
+            "all_reduce": lambda x=x: dist.all_reduce(x, by), STOCK_SUM: stock,
+            "all_reduce, ours": summed, "all_reduce_residual_norm": fused,
         }  # fmt: skip
         with torch.no_grad():
             for name, call in ways.items():
                 with bench.attempt(problem, name):
-                    times = bench.clock(call, repeats=20)
-                    bench.add("norm", problem, name, times, rival=rival)
-                    rival = times if call is stock else rival
+                    for ending in ("", ", graph") if x.is_cuda else ("",):
+                        timed = replayed(call) if ending else call
+                        times = found[name + ending] = bench.clock(timed, repeats=20)
+                        rival = found.get(STOCK_SUM + ending)
+                        bench.add("norm", problem + ending, name, times, rival=rival)
 
 
 # ---- data parallel ------------------------------------------------------------------------------
@@ -534,15 +496,6 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 # ---- the program --------------------------------------------------------------------------------
 
 
-def _cells(row: ParallelRow) -> list[str]:
-    ratios = [ABSENT if x is None else f"{x:.2f}x" for x in (row.of_one, row.of_torch)]
-    return [
-        row.part, row.problem, row.provider, str(row.ranks), f"{row.median_ms:.3f}",
-        f"{row.p10_ms:.3f}", f"{row.p90_ms:.3f}", *ratios,
-        ABSENT if row.apart is None else f"{row.apart:.1e}",
-    ]  # fmt: skip
-
-
 def start() -> DeviceMesh:
     """The mesh of all ranks, each with a card of its own where there are enough."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -590,11 +543,7 @@ def main(arguments: Sequence[str] | None = None) -> schema.Result:
     }  # fmt: skip
     result = machine.new_result(bench.device, settings, parallel=bench.rows, skipped=bench.skipped)
     if dist.get_rank() == 0:
-        title = f"{bench.ranks} RANKS ({result.machine.device_name}, {dist.get_backend()})"
-        print(box(title, "of one: times as fast as one device, by work done", _HEADINGS,
-                  [_cells(row) for row in bench.rows]))  # fmt: skip
-        for skip in bench.skipped:
-            print(f"{skip.problem}, {skip.provider}: {skip.reason}")
+        print(table.render(result))
         if given.json:
             schema.save(result, given.json)
     return result

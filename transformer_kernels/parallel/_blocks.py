@@ -71,13 +71,14 @@ def of_rows(x: Tensor) -> Tensor:
 
 
 def joined(a: Sum, b: Sum) -> Sum:
-    """The sum over the keys of both. Rows that saw none have an lse of -inf, and stay 0."""
+    """The sum over the keys of both, in the memory of ``a.out``, which is the longest to pass over.
+    Rows that saw none have an lse of -inf, and stay 0."""
     top = torch.maximum(a.top, b.top)
     base = top.masked_fill(top == -torch.inf, 0.0)
     of_a, of_b = ((x.top - base + x.rest).exp() for x in (a, b))
     total = of_a + of_b
     seen = total.masked_fill(top == -torch.inf, 1.0)
-    out = a.out * of_rows(of_a / seen) + b.out * of_rows(of_b / seen)
+    out = a.out.mul_(of_rows(of_a / seen)).addcmul_(b.out, of_rows(of_b / seen))
     return Sum(out, top, seen.log())
 
 

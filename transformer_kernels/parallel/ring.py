@@ -72,7 +72,9 @@ class _Rows(NamedTuple):
             return part
         if self.halves is not None:
             return x.index_copy_(dim, self.halves[half], part)
-        self.take(x, half, dim).copy_(part)
+        there = self.take(x, half, dim)
+        if part.data_ptr() != there.data_ptr():  # a part may have been computed in its place
+            there.copy_(part)
         return x
 
     def add(self, x: Tensor, half: int | None, part: Tensor) -> None:
