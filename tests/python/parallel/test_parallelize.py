@@ -127,12 +127,13 @@ def _fused(model: Any) -> Any:
 
 
 def every_model() -> None:
-    """The first pair of processes splits models as they are, the other one fused ones."""
+    """The last pair of processes splits fused models, the other one models as they are."""
+    is_last = dist.get_rank() // 2 == dist.get_world_size() // 2 - 1
     transformers.logging.set_verbosity_error()
     for name in MODELS:
         whole = _made(name)
         split = copy.deepcopy(whole)
-        _split(_fused(split) if dist.get_rank() > 1 else split, _meshes()[2])
+        _split(_fused(split) if is_last else split, _meshes()[2])
         found, state = whole_state_dict(split), whole.state_dict()
         assert found.keys() == state.keys()
         assert all(torch.equal(found[n], x) for n, x in state.items())
