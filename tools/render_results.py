@@ -28,6 +28,7 @@ from transformer_kernels.bench import (
     fpga,
     host,
     models,
+    parallel,
     predictions,
     profilers,
     race,
@@ -44,7 +45,8 @@ GENERATED = ROOT / "docs" / "_generated"
 README = ROOT / "README.md"
 
 PAGES = ("results.md", "decoding.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fused.md",
-         "fused_inference.md", "fused_predictions.md", "fpga.md", "fpga_use.md")  # fmt: skip
+         "fused_inference.md", "fused_predictions.md", "fpga.md", "fpga_use.md",
+         "parallel.md")  # fmt: skip
 REQUEST = re.compile(
     r"^<!-- results: (?P<file>\S+)(?P<filters>(?: \w+=\S+)*) -->\n.*?^<!-- /results -->$",
     re.MULTILINE | re.DOTALL,
@@ -91,6 +93,8 @@ def drawn(result: Result) -> str:
         return host.render(result)
     if result.decoding:
         return decoding.render(result)
+    if result.parallel:
+        return parallel.render(result)
     if result.predictions:
         return predictions.render(result)
     if result.levels:
@@ -140,12 +144,14 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 def page_of(result: Result) -> str:
     """The page of a result, by its kind: a benchmark, the levels, profilers' overhead, trained
-    models, fused ones in training and in forward passes, predictions of their times, decoding, a
-    training step's parts, routing by `make fpga`, or runs on the array."""
+    models, fused ones in training and in forward passes, predictions of their times, decoding,
+    several devices, a training step's parts, routing by `make fpga`, or runs on the array."""
     if result.area:
         return "fpga.md"
     if result.decoding:
         return "decoding.md"
+    if result.parallel:
+        return "parallel.md"
     if result.predictions:
         return "fused_predictions.md"
     if result.levels:
