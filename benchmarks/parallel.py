@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 import transformer_kernels as tfk
 from transformer_kernels.bench import parallel as table
-from transformer_kernels.bench.parallel import Clock, Times, replayed
+from transformer_kernels.bench.parallel import Clock, Times, hidden, replayed
 from transformer_kernels.functional import add_rms_norm, attention, moe_dispatch
 from transformer_kernels.measure import machine, schema
 from transformer_kernels.measure.schema import ParallelRow, Skip
@@ -109,8 +109,13 @@ class Bench:
         rival: Times | None = None,
         work: int = 1,
         apart: float | None = None,
+        traced: Callable[[], Any] | None = None,
     ) -> None:
-        """Adds a row; ``work`` is how often the ranks together did the work of one."""
+        """Adds a row; ``work`` is how often the ranks together did the work of one, and ``traced``
+        a call whose communication may be hidden."""
+        share = None
+        with self.attempt(problem, f"a trace of {provider}"):
+            share = None if traced is None else hidden(traced)
         row = ParallelRow(
             part=part, problem=problem, provider=provider,
             ranks=1 if provider.endswith(ONE) else self.ranks,
@@ -118,6 +123,7 @@ class Bench:
             p10_ms=times.p10, p90_ms=times.p90, samples=times.samples,
             of_one=None if one is None else work * one.median / times.median,
             of_torch=None if rival is None else rival.median / times.median, apart=apart,
+            hidden=share,
         )  # fmt: skip
         self.rows.append(row)
         if dist.get_rank() == 0:
@@ -278,6 +284,7 @@ def tensor_parallel(bench: Bench) -> None:
                 bench.add(
                     "tp", problem + ending, name, times, one=found.get(one + ending),
                     rival=found.get(rival + ending), apart=far,
+                    traced=None if ending or not one else call,
                 )  # fmt: skip
             del call, timed
 
@@ -356,7 +363,8 @@ def ring(bench: Bench) -> None:
         call = _attend(lambda *of: ring_attention(*of, causal=True), parts, grad)
         far = None if expected is None else apart(call(), expected)
         times = bench.clock(call)
-        bench.add("ring", problem, "ring_attention", times, one=ours, rival=rival, apart=far)
+        bench.add("ring", problem, "ring_attention", times, one=ours, rival=rival, apart=far,
+                  traced=call)  # fmt: skip
 
 
 # ---- a sum over ranks, the residual and the norm ------------------------------------------------
@@ -443,12 +451,12 @@ def data_parallel(bench: Bench) -> None:
             replicated = nn.parallel.DistributedDataParallel(
                 model, ids, gradient_as_bucket_view=True
             )
-            times = bench.clock(_step(replicated, tokens))
-            bench.add(
-                "ddp", problem, f"{kernels}, DDP", times, one=one, rival=rival, work=bench.ranks
-            )
+            call = _step(replicated, tokens)
+            times = bench.clock(call)
+            bench.add("ddp", problem, f"{kernels}, DDP", times, one=one, rival=rival,
+                      work=bench.ranks, traced=call)  # fmt: skip
             rival = times
-            del model, replicated
+            del model, replicated, call
 
 
 # ---- experts ------------------------------------------------------------------------------------
@@ -489,7 +497,8 @@ def experts(bench: Bench) -> None:
         split = expert_parallel(whole)
         call = _pass(_Routed(split, count, *own[2:]), own[1], own[0].requires_grad_())
         far = None if expected is None else apart(call(), expected.chunk(bench.ranks)[rank])
-        bench.add("experts", problem, "expert_parallel", bench.clock(call), one=one, apart=far)
+        bench.add("experts", problem, "expert_parallel", bench.clock(call), one=one, apart=far,
+                  traced=call)  # fmt: skip
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {

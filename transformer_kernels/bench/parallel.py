@@ -19,6 +19,9 @@ from transformer_kernels.measure.timing import whole_generator
 # ---- time ---------------------------------------------------------------------------------------
 
 
+Span = tuple[float, float]  # begin and end
+
+
 class Times(NamedTuple):
     """Milliseconds of a call."""
 
@@ -87,11 +90,53 @@ def replayed(call: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
+def hidden(call: Callable[[], Any]) -> float | None:
+    """The share of the time of NCCL's kernels in which this rank's other kernels ran, in a trace of
+    one call. A receiver's kernel also waits for its sender."""
+    if not torch.cuda.is_available():
+        return None
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        call()
+        torch.cuda.synchronize()
+    sent, computed = [], []
+    for event in profiler.events() or ():
+        span = (event.time_range.start, event.time_range.end)
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        if event.name.startswith(("ncclDev", "ncclKernel")):
+            sent.append(span)
+        elif not event.name.startswith("nccl"):  # others are marks of a range
+            computed.append(span)
+    return covered(sent, computed)
+
+
+def covered(spans: Sequence[Span], by: Sequence[Span]) -> float | None:
+    """The share of the spans' time that lies in spans of the other kind, which may overlap.
+
+    >>> covered([(0, 4)], [(1, 2), (1, 3), (9, 10)])
+    0.5
+    """
+    whole = sum(end - begin for begin, end in spans)
+    merged: list[list[float]] = []
+    for begin, end in sorted(by):
+        if merged and begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    found = sum(
+        max(0.0, min(end, last) - max(begin, first))
+        for begin, end in spans
+        for first, last in merged
+    )
+    return found / whole if whole else None
+
+
 # ---- the table ----------------------------------------------------------------------------------
 
 _HEADINGS = [
     ("Part", 8), ("problem", 34), ("by", 26), ("ranks", 5), ("median ms", 10), ("p10", 9),
-    ("p90", 9), ("of one", 7), ("of torch", 8), ("apart", 8),
+    ("p90", 9), ("of one", 7), ("of torch", 8), ("apart", 8), ("hidden", 6),
 ]  # fmt: skip
 
 
@@ -117,6 +162,7 @@ def cells(row: ParallelRow) -> list[str]:
         row.part, row.problem, row.provider, str(row.ranks), f"{row.median_ms:.3f}",
         f"{row.p10_ms:.3f}", f"{row.p90_ms:.3f}", _ratio(row.of_one), _ratio(row.of_torch),
         ABSENT if row.apart is None else f"{row.apart:.1e}",
+        ABSENT if row.hidden is None else f"{row.hidden:.0%}",
     ]  # fmt: skip
 
 

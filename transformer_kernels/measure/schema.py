@@ -355,6 +355,8 @@ class ParallelRow:
     of_one: float | None  # times as fast as one device, by work done
     of_torch: float | None  # times as fast as PyTorch's own way on as many devices
     apart: float | None  # the largest difference from one device's result, over its largest number
+    # The share of the time of NCCL's kernels in which others computed, in a trace.
+    hidden: float | None = None
 
 
 @dataclass(frozen=True)
