@@ -102,7 +102,7 @@ def hidden(call: Callable[[], Any]) -> float | None:
     sent, computed = [], []
     for event in profiler.events() or ():
         span = (event.time_range.start, event.time_range.end)
-        if event.device_type != torch.autograd.DeviceType.CUDA:
+        if event.device_type.name != "CUDA":
             continue
         if event.name.startswith(("ncclDev", "ncclKernel")):
             sent.append(span)
