@@ -17,8 +17,10 @@ namespace {
 constexpr const char* kOp = "attention_with_kv_cache";
 constexpr std::int64_t kPageStep = 16;
 
-constexpr Backends<KvCacheProblem> kBackends{.cpu = cpu::attention_with_kv_cache,
-                                             .numbers = cpu::check_cache};
+constexpr Backends<KvCacheProblem> kBackends{
+    .cpu = cpu::attention_with_kv_cache,
+    .cuda = kHasCuda ? cuda::attention_with_kv_cache : nullptr,
+    .numbers = cpu::check_cache};
 
 using Sizes = std::array<std::int64_t, 4>;
 

@@ -74,7 +74,7 @@ struct KvCacheProblem : AttentionProblem {
   HeadRows out;
   float* lse;  // may be null
 
-  std::int64_t capacity() const { return page_size * table_columns; }
+  constexpr std::int64_t capacity() const { return page_size * table_columns; }
   std::int64_t length(std::int64_t b) const {
     if (lengths != nullptr) return lengths[b];
     return long_lengths != nullptr ? long_lengths[b] : capacity() - added;
@@ -85,7 +85,7 @@ struct KvCacheProblem : AttentionProblem {
   Sequence with_new(std::int64_t b) const { return {0, queries, 0, length(b) + added}; }
 
   // Rows of q that read one head of the cache: row r is query r % queries of its head r / queries.
-  std::int64_t group_rows() const { return group() * queries; }
+  constexpr std::int64_t group_rows() const { return group() * queries; }
 
   // Longer sequences have more chunks, up to a number for which results of chunks are few beside
   // the keys.
@@ -108,5 +108,8 @@ namespace cpu {
 void check_cache(const Context& context, const KvCacheProblem& problem);
 void attention_with_kv_cache(const Context& context, const KvCacheProblem& problem);
 }  // namespace cpu
+namespace cuda {
+void attention_with_kv_cache(const Context& context, const KvCacheProblem& problem);
+}  // namespace cuda
 
 }  // namespace transformer_kernels

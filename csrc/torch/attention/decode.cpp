@@ -58,8 +58,6 @@ using Ops = RawOps<WithKvCache>;
 
 }  // namespace
 
-// Tensors of a CUDA device are served by the formula.
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
+TFK_RAW_OPS(Ops)
 
 }  // namespace transformer_kernels::torch_ops

@@ -27,10 +27,13 @@
 // int8 with scales: a number is its integer times the scale of its token and head, and new tokens
 // are rounded to the nearest multiple of a 127th of their largest number. lse, scales, sinks and
 // alibi_slopes are float32; cos and sin are both of q's dtype or both float32; lengths is int32 or
-// int64, page_table int32. Arithmetic is in float32; q is not rounded after its rotation.
+// int64, page_table int32. Arithmetic is in float32; q is not rounded after its rotation. On CUDA
+// tensor cores take 16-bit q: after a rotation it is rounded to its dtype again, and so are the
+// exponentials that values are multiplied by. Beside caches of int8 both are float16 at any scale.
 //
 // On the CPU every length and every table entry that is needed is checked before anything is
-// written, and nothing that lies behind a sequence's length is read. Pages may be shared by
+// written. On CUDA nothing is checked: new tokens without a place are dropped, and keys without one
+// are not seen. Nothing that lies behind a sequence's length is read. Pages may be shared by
 // sequences that read them; a page that one sequence writes to belongs to it alone. Results of a
 // sequence depend neither on the number of threads nor on other sequences of the batch. Memory
 // beyond the arguments does not grow with the length of the caches. out and lse overlap no other

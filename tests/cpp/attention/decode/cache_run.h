@@ -77,6 +77,7 @@ class CacheTensor {
     return values;
   }
   const std::vector<char>& bytes() const { return bytes_; }
+  std::vector<char>& bytes() { return bytes_; }
 
  private:
   char* place(std::size_t index) const {
