@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention over a cache: the formula and the kernels against attention over the whole sequence.
-Rows of the caches that no token lies in are NaN."""
+Rows of the caches that no token lies in are NaN. On CUDA 64, 128 and 256 columns of 16 bits run by
+tensor cores, odd ones and float32 by the plain engine."""
 
 from __future__ import annotations
 
@@ -282,15 +283,158 @@ def test_threads_do_not_change_bits(one_thread: None) -> None:
     assert torch.equal(alone, together)
 
 
+# ---- what holds bit for bit ---------------------------------------------------------------------
+
+
+_STORED = ("float32", "float16", "bfloat16", "int8")
+
+
+def _draw(
+    lengths: tuple[int, ...],
+    kind: str,
+    device: str,
+    *,
+    dim: int = 64,
+    new: int = 1,
+    page: int = 16,
+    longest: int = 0,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A call with pages in random order and one with a contiguous cache of the same tokens. What is
+    no token's is NaN, as are scales there."""
+    dtype = torch.bfloat16 if kind == "int8" else getattr(torch, kind)
+    kinds: dict[str, Any] = {"device": device, "dtype": dtype}
+    columns = max(longest, *lengths) // page + 2
+    batch, size = len(lengths), columns * page
+    drawn = {
+        "q": randn((batch, new, 8, dim), **kinds), "k": randn((batch, new, 2, dim), **kinds),
+        "v": randn((batch, new, 2, dim), **kinds),
+        "lengths": torch.tensor(lengths, device=device, dtype=torch.int32),
+    }  # fmt: skip
+    dense: dict[str, Any] = {}
+    for name in ("k", "v"):
+        if kind == "int8":
+            cache = torch.randint(-127, 128, (batch, size, 2, dim), device=device).to(torch.int8)
+            dense[f"{name}_scale"] = torch.rand(batch, size, 2, device=device) / 100 + 1e-3
+        else:
+            cache = randn((batch, size, 2, dim), **kinds)
+        dense[f"{name}_cache"] = cache
+    beyond = torch.arange(size, device=device) >= drawn["lengths"][:, None]
+    for x in dense.values():
+        x[beyond] = torch.nan if x.is_floating_point() else 127
+    order = torch.randperm(2 * batch * columns, device=device)[: batch * columns]
+    paged: dict[str, Any] = {}
+    for name, x in dense.items():
+        pages = x.unflatten(1, (columns, page)).flatten(0, 1)
+        nothing = torch.nan if x.is_floating_point() else 127
+        paged[name] = pages.new_full((2 * batch * columns, *pages.shape[1:]), nothing)
+        paged[name][order] = pages
+    paged["page_table"] = order.int().view(batch, columns)
+    needed = torch.arange(columns, device=device) * page < drawn["lengths"][:, None] + new
+    paged["page_table"][~needed] = -7
+    return drawn | paged, drawn | dense
+
+
+def _bits(given: dict[str, Any], **on: Any) -> list[Tensor]:
+    return list(F.attention_with_kv_cache(**given, causal=True, return_lse=True, **on))
+
+
+def _assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for x, y in zip(found, expected, strict=True):
+        assert x.isfinite().all()
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("kind", _STORED)
+@pytest.mark.parametrize("dim", [33, 64, 128, 256])
+def test_pages_change_no_bit(kind: str, dim: int, device: str) -> None:
+    """Neither do neighbours, in rows of one head or of several."""
+    lengths = (0, 1, 600, 2047) if device == "cuda" else (0, 1, 300)
+    for new in (1, 4):
+        paged, dense = _draw(lengths, kind, device, dim=dim, new=new)
+        expected = _bits(dense)
+        _assert_same(_bits(paged), expected)
+        for b in range(len(lengths)):
+            alone = {name: x[b : b + 1] for name, x in dense.items()}
+            _assert_same(_bits(alone), [x[b : b + 1] for x in expected])
+
+
+@pytest.mark.parametrize("kind", _STORED)
+def test_bits_repeat(kind: str, device: str) -> None:
+    given, _ = _draw((3, 900, 2500), kind, device, new=2)
+    expected = _bits(given)
+    for _ in range(100 if device == "cuda" else 3):
+        _assert_same(_bits(given), expected)
+
+
+@pytest.mark.parametrize("kind", _STORED)
+def test_against_the_formula(kind: str, device: str) -> None:
+    """Shapes of models, windows over pages that were given back, and sinks."""
+    for page, dim, new in ((16, 128, 1), (64, 64, 4), (256, 96, 2)):
+        given, _ = _draw((0, 1, 77, 1000), kind, device, dim=dim, new=new, page=page)
+        for on in ({}, {"window": (40, 0), "sinks": torch.randn(8, device=device)}):
+            copies = [{name: x.clone() for name, x in given.items()} for _ in range(2)]
+            if "window" in on and device == "cuda":  # a CPU refuses pages that do not exist
+                table = copies[0]["page_table"]
+                for b, length in enumerate((0, 1, 77, 1000)):
+                    table[b, : max(length - new - 40, 0) // page] = -1
+            (out, lse), (expected, expected_lse) = (
+                _bits(copies[0], **on), _bits(copies[1], backend="reference", **on),
+            )  # fmt: skip
+            rough = {"float32": 4e-5, "float16": 8e-3}.get(kind, 4e-2)
+            torch.testing.assert_close(out, expected, rtol=rough, atol=rough * 0.5)
+            torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", _STORED)
+def test_graphs_follow_lengths_and_pages(kind: str) -> None:
+    """A captured call reads lengths and tables when it is replayed."""
+    static, _ = _draw((5, 40, 1500), kind, "cuda", new=2)
+    _bits(static)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = _bits(static)
+    for lengths in ((5, 40, 1500), (0, 1, 2), (700, 3, 256), (1500, 1500, 1500)):
+        given, _ = _draw(lengths, kind, "cuda", new=2, longest=1500)
+        for name, x in given.items():
+            static[name].copy_(x)
+        graph.replay()
+        _assert_same(found, _bits(given))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("backend", ["cuda", "reference"])
+@pytest.mark.parametrize("kind", _STORED)
+def test_cards_drop_tokens_without_a_place(kind: str, backend: str) -> None:
+    """Pages that do not exist hide their keys; lengths that do not fit write nothing."""
+    given, _ = _draw((64, 900), kind, "cuda", new=2)
+    given["page_table"][0, 1] = 10**6
+    given["page_table"][1, 20] = -1
+    out, _ = _bits(given, backend=backend)
+    assert out.isfinite().all()
+    before = {name: x.clone() for name, x in given.items()}
+    for bad in (-(2**30), 2**30):
+        given["lengths"].fill_(bad)
+        F.attention_with_kv_cache(**given, window=(3, 3), backend=backend)
+        for name in ("k_cache", "v_cache"):
+            assert torch.equal(given[name].nan_to_num(7), before[name].nan_to_num(7))
+
+
+# ---- benchmarks ---------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("case", attention_decode.OPS, ids=lambda case: case.name)
 @pytest.mark.parametrize("provider", ["ours", "torch"])
 def test_benchmarks(case: Case, provider: str) -> None:
     kinds = torch.float32, torch.float32
     arguments = case.make(
-        Problem(case.name, "forward", *kinds, (2, 48, 4, 2, 8)), torch.device("cpu")
+        Problem(case.name, "forward", *kinds, (2, 256, 4, 2, 8)), torch.device("cpu")
     )
     with torch.no_grad():
         call = case.build(provider, "forward", lambda function: function)(arguments)
         assert Reference(case, "forward", arguments).check(call, 4) >= 0
-    size = arguments["q"].nbytes + arguments["k_cache"].nbytes
+    of_cache = arguments["k_cache"].nbytes
+    if case.name.endswith("int8"):
+        of_cache = of_cache // 4 + of_cache // 8  # bytes, and a scale for each 8 of them
+    size = arguments["q"].nbytes + of_cache
     assert case.bytes_moved("forward", arguments) == 2 * size

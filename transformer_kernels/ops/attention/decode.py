@@ -25,10 +25,10 @@ def _run(q: Tensor, backend: str) -> Any:
     require_backend(_OP, backend, q)
     if backend == "reference":
         return _decode_formula.attention_with_kv_cache
-    if backend not in ("auto", "cpu"):
+    if backend not in ("auto", "cpu", "cuda"):
         raise ArgumentValueError(
-            f"{_OP}: backend is {backend!r}, expected 'auto', 'cpu' or 'reference' (there is no"
-            " such kernel yet)"
+            f"{_OP}: backend is {backend!r}, expected 'auto', 'cpu', 'cuda' or 'reference' (there"
+            " is no such kernel yet)"
         )
     return _eager if is_eager() else ATTENTION_WITH_KV_CACHE
 
@@ -118,9 +118,9 @@ def attention_with_kv_cache(
         heads_first: tensors and result are (B, H, T, D) instead, the caches (B, Hk, capacity, D) or
             (pages, Hk, page, D), and scales likewise.
         return_lse: also return the log-sum-exp of the scores, (B, H, Tq), float32.
-        backend: ``"auto"``, ``"cpu"`` or ``"reference"``, the formula, which also serves CUDA
-            tensors. It gathers the whole cache, and does not check lengths and pages: new tokens
-            without a place are dropped, keys without one are not seen.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``, the formula, which gathers
+            the whole cache. Neither it nor CUDA checks lengths and pages: new tokens without a
+            place are dropped, keys without one are not seen.
 
     Returns:
         (B, Tq, H, Dv), or a pair of that and the log-sum-exp.
