@@ -64,6 +64,10 @@ def flash_attention_3(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     return _out_of(fa3().flash_attn_func(q, k, v, **options))
 
 
+def flash_attention_3_with_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Any:
+    return _out_of(fa3().flash_attn_with_kvcache(q, k_cache, v_cache, causal=True))
+
+
 def packed_flash_attention_3(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, longest: int) -> Any:
     run = fa3().flash_attn_varlen_func
     return _out_of(run(q, k, v, offsets, offsets, longest, longest, causal=True))
