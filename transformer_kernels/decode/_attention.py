@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _library
 from ..functional import attention_varlen, attention_with_kv_cache
 from ._batch import Batch
 from ._paged_cache import PagedCache
 
 _READ_IN_PAGES = (torch.float32, torch.float16, torch.bfloat16)
+# Rows of a sequence that a GPU takes in pages: beside more of them gathered keys cost little, and
+# attention_varlen multiplies faster.
+_MOST_ROWS_ON_CUDA = 16
 
 
 class PagedAttention:
@@ -54,11 +58,15 @@ class PagedAttention:
         self.layers.append(layer)
         options |= {"causal": True, "window": (-1 if window is None else window - 1, 0)}
         cache = self.cache
-        is_read_in_pages = q.dtype in _READ_IN_PAGES and q.dtype is cache.keys.dtype
-        if q.device.type == "cpu" and is_read_in_pages:
+        is_taken = q.dtype in _READ_IN_PAGES and q.dtype is cache.keys.dtype
+        if is_taken and (q.is_cpu or self._has_few_rows_on_cuda(q)):
             return self._in_pages(layer, q, k, v, **options)
         cache.append(layer, k, v, self.batch.slots)
         return self._gathered(layer, q, **options)
+
+    def _has_few_rows_on_cuda(self, q: Tensor) -> bool:
+        has_kernels = q.is_cuda and _library.has_cuda_kernels
+        return has_kernels and max(self.batch.counts, default=0) <= _MOST_ROWS_ON_CUDA
 
     def _in_pages(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Reads pages where they are, for neighbours with as many rows together."""
