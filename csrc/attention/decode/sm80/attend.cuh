@@ -24,7 +24,7 @@ struct RowsOfCta {
   int query[Tile::kRows];
 
   // A warp prepares every fourth row: rotates it, and where T is not q's dtype, brings it to
-  // numbers below 2 by a power of 2. Rows that are none are 0.
+  // numbers below 2 by a power of 2. Nothing that comes of rows that are none is stored.
   __device__ __forceinline__ void prepare(const KvCacheProblem& p, const CacheWork& work,
                                           int first_row, int shift, float scale) {
     if (!Tile::kScaled || p.dtype == DType::kFloat16) {
