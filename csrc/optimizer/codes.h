@@ -1,41 +1,27 @@
 // SPDX-License-Identifier: MIT
-// States of 8 bits. Compiled once per instruction set; see core/cpu/isa.h.
-//
-// A block of kStateBlock numbers has a scale. The value of code c with leading bit d of kBits bits
-// is scale * 10^(d - kBits) * (1 + 9 (c / 2^d - 1)), and that of code 0 is 0: one line from each
-// power of ten to the next, on which codes lie evenly. A code of a signed number has 7 bits and is
-// negated as a whole.
+// States of 8 bits, with the codes of code_lines.h. Compiled once per instruction set; see
+// core/cpu/isa.h.
 #pragma once
 
 #include "core/cpu/row_loop.h"
 #include "core/cpu/simd_integers.h"
+#include "optimizer/code_lines.h"
 #include "optimizer/kernels.h"
 
 namespace transformer_kernels::cpu::TFK_ISA {
 
 template <int kBits>
-struct Codes {
-  static constexpr float kLargest = (1 << kBits) - 1;
+struct Codes : CodeLines<kBits> {
+  using Lines = CodeLines<kBits>;
 
-  static constexpr float power_of_ten(int digit) {
-    constexpr float kPowers[] = {1e-8f, 1e-7f, 1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f};
-    return kPowers[8 - kBits + digit];
-  }
-
-  // The value of the largest code where the scale is 1.
-  static constexpr float largest_value() {
-    return power_of_ten(kBits - 1) * (9 * kLargest / (1 << (kBits - 1)) - 8);
-  }
-
-  // The value of whole codes where the scale is 1: each line is steeper than the one before, so
-  // that the highest counts.
+  // The value of whole codes where the scale is 1.
   template <class V>
   TFK_INLINE static V value(V code) {
-    V top = code * V::of(power_of_ten(0));
+    V top = code * V::of(Lines::power_of_ten(0));
 #pragma GCC unroll 8
     for (int digit = 1; digit < kBits; ++digit) {
-      const float slope = 9 * power_of_ten(digit) / (1 << digit);
-      top = max(fma(code, V::of(slope), V::of(-8 * power_of_ten(digit))), top);
+      const CodeLine line = Lines::value(digit);
+      top = max(fma(code, V::of(line.slope), V::of(line.start)), top);
     }
     return top;
   }
@@ -43,12 +29,11 @@ struct Codes {
   // The place of numbers, 0 or more, among the values of the codes 0, 1, ...
   template <class V>
   TFK_INLINE static V place(V y) {
-    V least = y * V::of(1 / power_of_ten(0));
+    V least = y * V::of(1 / Lines::power_of_ten(0));
 #pragma GCC unroll 8
     for (int digit = 0; digit < kBits; ++digit) {
-      const float first = 1 << digit;
-      const float slope = first / (9 * power_of_ten(digit));
-      least = min(fma(y, V::of(slope), V::of(first * 8 / 9)), least);
+      const CodeLine line = Lines::place(digit);
+      least = min(fma(y, V::of(line.slope), V::of(line.start)), least);
     }
     return least;
   }

@@ -55,7 +55,7 @@ class Step {
       const double norm = std::sqrt(sum_of_squares()) * std::abs(unscale_);
       if (p_.options.norm.defined()) put_number(p_.options.norm, norm);
       skips |= p_.options.skips_nonfinite && !std::isfinite(norm);
-      if (p_.options.max_norm > 0) clip = clip_of(norm);
+      if (p_.options.max_norm > 0) clip = clip_of(p_.options.max_norm, norm);
     }
     if (!skips) update(clip);
   }
@@ -92,20 +92,14 @@ class Step {
     return total;
   }
 
-  // 1, or what brings the norm to max_norm; NaN where the norm is.
-  double clip_of(double norm) const {
-    constexpr double kClipEpsilon = 1e-6;
-    const double factor = p_.options.max_norm / (norm + kClipEpsilon);
-    return factor >= 1 ? 1 : factor;
-  }
-
   OptimizerNumbers numbers_of(const AdamWGroup& group, double step, double clip) const {
     const bool is_adamw = p_.rule == OptimizerRule::kAdamW;
     const double sign = group.maximize ? -1 : 1;
+    const double lr = group.rate.defined() ? number_of(group.rate) : group.lr;
     return {.unscale = unscale_,
             .factor = sign * clip * (p_.options.unscales_gradients ? 1 : unscale_),
-            .decay = 1 - group.lr * group.weight_decay,
-            .step_size = is_adamw ? group.lr / (1 - std::pow(group.beta1, step)) : group.lr,
+            .decay = 1 - lr * group.weight_decay,
+            .step_size = is_adamw ? lr / (1 - std::pow(group.beta1, step)) : lr,
             .beta1 = group.beta1,
             .beta2 = group.beta2,
             .root_factor = is_adamw ? 1 / std::sqrt(1 - std::pow(group.beta2, step)) : 1,
@@ -130,19 +124,10 @@ class Step {
             .number = tensor.number,
             .numbers = numbers_of(p_.groups[tensor.group], step, clip),
             .unscales_gradient = p_.options.unscales_gradients,
-            .rounds_states_randomly =
-                p_.options.rounds_states_randomly && tensor.exp_avg.dtype == DType::kBFloat16,
-            .rounds_param_randomly = p_.options.rounds_params_randomly &&
-                                     !tensor.master.defined() &&
-                                     tensor.param.dtype == DType::kBFloat16,
+            .rounds_states_randomly = p_.rounds_states_randomly(tensor),
+            .rounds_param_randomly = p_.rounds_param_randomly(tensor),
             .seed = p_.options.seed,
-            .step = step_number(step)};
-  }
-
-  // For random bits; a step may be any number that was loaded.
-  static std::uint64_t step_number(double step) {
-    constexpr double kMost = 0x1p63;
-    return step >= 0 && step < kMost ? static_cast<std::uint64_t>(step) : 0;
+            .step = random_step(step)};
   }
 
   void update(double clip) const {

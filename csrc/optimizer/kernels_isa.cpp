@@ -31,16 +31,10 @@ TFK_FLATTEN void narrow_run(const float* x, T* y, std::int64_t count) {
   });
 }
 
-// The uses of random bits: each use of an element has bits of its own.
-enum class Use : std::uint64_t { kFirstMoment, kSecondMoment, kParam };
-
 // 16 bits for each element from `begin` on.
-TFK_FLATTEN void draw(const OptimizerRow& row, Use use, std::int64_t begin, std::int64_t count,
-                      std::uint16_t* bits) {
-  constexpr int kNumbersPerCounter = 8;
-  std::uint64_t counter = static_cast<std::uint64_t>(use) << 62 |
-                          static_cast<std::uint64_t>(row.number) << 40 |
-                          static_cast<std::uint64_t>(begin / kNumbersPerCounter);
+TFK_FLATTEN void draw(const OptimizerRow& row, RandomUse use, std::int64_t begin,
+                      std::int64_t count, std::uint16_t* bits) {
+  std::uint64_t counter = random_counter(use, row.number, begin);
   for (std::int64_t i = 0; i < count; i += kPhiloxNumbers) {
     philox_block(row.seed, counter, row.step, bits + i);
     counter += kPhiloxCounters;
@@ -129,7 +123,8 @@ struct Moment {
     if constexpr (sizeof(A) == 4) {
       if (row.state_dtype == DType::kUInt8 || row.rounds_states_randomly) {
         alignas(64) std::uint16_t random[kRun];
-        draw(row, kFirst ? Use::kFirstMoment : Use::kSecondMoment, begin, count, random);
+        draw(row, kFirst ? RandomUse::kFirstMoment : RandomUse::kSecondMoment, begin, count,
+             random);
         if (row.state_dtype == DType::kUInt8) {
           write_state_codes<kFirst>(x, random, data, scales, begin, count);
         } else {
@@ -175,7 +170,7 @@ void write_weights(const OptimizerRow& row, const A* p, std::int64_t begin, std:
   if constexpr (sizeof(A) == 4) {
     if (row.rounds_param_randomly) {
       alignas(64) std::uint16_t random[kRun];
-      draw(row, Use::kParam, begin, count, random);
+      draw(row, RandomUse::kParam, begin, count, random);
       narrow_run_randomly(p, random, static_cast<BFloat16*>(row.param) + begin, count);
       return;
     }

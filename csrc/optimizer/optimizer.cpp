@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The checks of all optimizers of a list of tensors, and their table of backends. PyTorch's own
-// functions serve CUDA tensors until the family has kernels for them.
+// The checks of all optimizers of a list of tensors, and their table of backends.
+#include <algorithm>
 #include <vector>
 
 #include "core/backends.h"
@@ -15,8 +15,13 @@
 namespace transformer_kernels {
 namespace {
 
-constexpr Backends<OptimizerProblem> kBackends{.cpu = cpu::optimizer_step};
+constexpr Backends<OptimizerProblem> kBackends{.cpu = cpu::optimizer_step,
+                                               .cuda = kHasCuda ? cuda::optimizer_step : nullptr};
 constexpr std::int64_t kMostNumbers = std::int64_t{1} << 20;
+
+bool same_sizes(const TensorView& a, const TensorView& b) {
+  return a.rank == b.rank && std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin());
+}
 
 bool same_strides(const TensorView& a, const TensorView& b) {
   for (int i = 0; i < a.rank; ++i) {
@@ -31,7 +36,7 @@ class EntryChecker {
   EntryChecker(const char* op, Device device, std::size_t place, const OptimizerTensor& tensor)
       : op_(op),
         device_(device),
-        place_(place),
+        place_(concat("s[", place, "]")),
         t_(tensor) {}
 
   void check(OptimizerRule rule, std::size_t groups) const {
@@ -42,44 +47,44 @@ class EntryChecker {
     check_master();
     number("step", t_.step, t_.step.dtype == DType::kFloat32 || t_.step.dtype == DType::kFloat64);
     check_value(t_.group >= 0 && static_cast<std::size_t>(t_.group) < groups, op_, ": group",
-                place(), " is ", t_.group, ", expected one of ", groups);
-    check_value(t_.number >= 0 && t_.number < kMostNumbers, op_, ": number", place(), " is ",
+                place_, " is ", t_.group, ", expected one of ", groups);
+    check_value(t_.number >= 0 && t_.number < kMostNumbers, op_, ": number", place_, " is ",
                 t_.number, ", expected 0 to ", kMostNumbers - 1);
     check_memory();
   }
 
  private:
-  std::string place() const { return concat("s[", place_, "]"); }
-
   // float32, which stands beside 16 bits; the arithmetic's type.
   bool is_wide(const TensorView& view) const {
     return view.dtype == accumulate_dtype(t_.param.dtype);
   }
 
   void present(const char* name, const TensorView& view) const {
-    check_value(view.defined(), op_, ": ", name, place(), " is missing");
-    check_value(view.device == device_, op_, ": ", name, place(), " is on ",
+    check_value(view.defined(), op_, ": ", name, place_, " is missing");
+    check_value(view.device == device_, op_, ": ", name, place_, " is on ",
                 name_of(view.device.type), ", expected ", name_of(device_.type));
-    check_value(view.data != nullptr || view.numel() == 0, op_, ": ", name, place(),
+    check_value(view.data != nullptr || view.numel() == 0, op_, ": ", name, place_,
                 " is a null pointer");
   }
   void check_dtype(const char* name, const TensorView& view, bool ok) const {
-    check_type(ok, op_, ": ", name, place(), " is ", name_of(view.dtype),
+    check_type(ok, op_, ": ", name, place_, " is ", name_of(view.dtype),
                ", expected another dtype beside a param of ", name_of(t_.param.dtype));
   }
 
   void check_param() const {
     present("param", t_.param);
-    check_type(is_floating(t_.param.dtype), op_, ": param", place(), " is ",
-               name_of(t_.param.dtype), ", expected a floating-point dtype");
+    check_type(is_floating(t_.param.dtype), op_, ": param", place_, " is ", name_of(t_.param.dtype),
+               ", expected a floating-point dtype");
     check_value(!overlaps_itself(t_.param) && span_of(t_.param) == t_.param.numel(), op_, ": param",
-                place(), " has gaps or overlaps itself, expected dense memory");
+                place_, " has gaps or overlaps itself, expected dense memory");
   }
   void beside_param(const char* name, const TensorView& view) const {
     present(name, view);
-    ArgumentChecker(op_, device_)
-        .same_shape(concat(name, place()).c_str(), view, "its param", t_.param);
-    check_value(same_strides(t_.param, view), op_, ": ", name, place(),
+    if (!same_sizes(t_.param, view)) [[unlikely]] {
+      ArgumentChecker(op_, device_)
+          .same_shape(concat(name, place_).c_str(), view, "its param", t_.param);
+    }
+    check_value(same_strides(t_.param, view), op_, ": ", name, place_,
                 " has other strides than its param, expected the same");
   }
 
@@ -88,11 +93,11 @@ class EntryChecker {
     state("exp_avg", t_.exp_avg, t_.exp_avg_scales);
     if (has_second) state("exp_avg_sq", t_.exp_avg_sq, t_.exp_avg_sq_scales);
     for (const TensorView* view : {&t_.exp_avg_sq, &t_.exp_avg_sq_scales, &t_.max_exp_avg_sq}) {
-      check_value(has_second || !view->defined(), op_, ": exp_avg_sq", place(),
+      check_value(has_second || !view->defined(), op_, ": exp_avg_sq", place_,
                   " is given, expected one moment alone");
     }
     if (!t_.max_exp_avg_sq.defined()) return;
-    check_type(t_.exp_avg.dtype != DType::kUInt8, op_, ": max_exp_avg_sq", place(),
+    check_type(t_.exp_avg.dtype != DType::kUInt8, op_, ": max_exp_avg_sq", place_,
                " is given beside uint8 states, expected none");
     state("max_exp_avg_sq", t_.max_exp_avg_sq, {});
   }
@@ -107,7 +112,7 @@ class EntryChecker {
     present(scale.c_str(), scales);
     check_dtype(scale.c_str(), scales, scales.dtype == DType::kFloat32);
     ArgumentChecker(op_, device_)
-        .packed(concat(scale, place()).c_str(), scales, divide_up(t_.param.numel(), kStateBlock),
+        .packed(concat(scale, place_).c_str(), scales, divide_up(t_.param.numel(), kStateBlock),
                 "one for each 256 elements of its param");
   }
   void check_master() const {
@@ -119,7 +124,7 @@ class EntryChecker {
   void number(const char* name, const TensorView& view, bool ok) const {
     present(name, view);
     check_dtype(name, view, ok);
-    check_value(view.numel() == 1, op_, ": ", name, place(), " has ", view.numel(),
+    check_value(view.numel() == 1, op_, ": ", name, place_, " has ", view.numel(),
                 " elements, expected 1");
   }
   void check_memory() const {
@@ -137,7 +142,7 @@ class EntryChecker {
 
   const char* op_;
   Device device_;
-  std::size_t place_;
+  std::string place_;
   const OptimizerTensor& t_;
 };
 
@@ -155,11 +160,24 @@ void check_options(const char* op, Device device, const OptimizerOptions& option
               ", expected 0 (none) or more");
 }
 
+void check_groups(const char* op, Device device, std::span<const AdamWGroup> groups) {
+  for (const AdamWGroup& group : groups) {
+    const TensorView& rate = group.rate;
+    if (!rate.defined()) continue;
+    check_value(rate.device == device && rate.data != nullptr, op, ": rate is on ",
+                name_of(rate.device.type), ", expected memory on ", name_of(device.type));
+    check_type(rate.dtype == DType::kFloat32 || rate.dtype == DType::kFloat64, op, ": rate is ",
+               name_of(rate.dtype), ", expected float32 or float64");
+    check_value(rate.numel() == 1, op, ": rate has ", rate.numel(), " elements, expected 1");
+  }
+}
+
 void run(const Context& context, const OptimizerProblem& problem) {
   for (std::size_t i = 0; i < problem.tensors.size(); ++i) {
     EntryChecker(problem.op, context.device, i, problem.tensors[i])
         .check(problem.rule, problem.groups.size());
   }
+  check_groups(problem.op, context.device, problem.groups);
   check_options(problem.op, context.device, problem.options);
   run_on(problem.op, kBackends, context, problem);
 }
@@ -188,7 +206,8 @@ void lion_step(const Context& context, const LionStep& a) {
                       .beta1 = g.beta1,
                       .beta2 = g.beta2,
                       .weight_decay = g.weight_decay,
-                      .maximize = g.maximize});
+                      .maximize = g.maximize,
+                      .rate = g.rate});
   }
   run(context, {.op = "lion",
                 .rule = OptimizerRule::kLion,

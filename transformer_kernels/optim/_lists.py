@@ -15,6 +15,8 @@ from .._errors import FLOATING, MAX_RANK, dtype_name, translate
 from ..ops.optimizer import _formula
 from ._states import Options
 
+_RATES = (torch.float32, torch.float64)
+
 
 class Entry(NamedTuple):
     """A parameter with a gradient."""
@@ -151,9 +153,10 @@ class ListOptimizer(Optimizer):
         try:
             self._raw(
                 *lists.tensors,
+                self._rates(entries[0].param.device),
                 [entry.group for entry in entries],
                 [entry.number for entry in entries],
-                [float(x) for group in self.param_groups for x in self._settings(group)],
+                self._numbers(entries[0].param.device),
                 *scaling,
                 (options.max_norm or 0.0) if clips else 0.0,
                 clips and options.skip_nonfinite,
@@ -168,6 +171,23 @@ class ListOptimizer(Optimizer):
         # PyTorch counts no writes to lists; a graph that holds the old weights has to fail.
         torch.autograd.graph.increment_version([entry.param for entry in entries])
         lists.put_back()
+
+    def _rates(self, device: torch.device) -> list[Tensor]:
+        """The learning rates that the op reads where they are, one without elements for a group
+        whose rate is a number; none where all are numbers."""
+        given = [group["lr"] for group in self.param_groups]
+        rates = [lr if _is_rate(lr, device) else None for lr in given]
+        if all(rate is None for rate in rates):
+            return []
+        return [torch.empty(0, device=device) if rate is None else rate.detach() for rate in rates]
+
+    def _numbers(self, device: torch.device) -> list[float]:
+        """The settings of all groups; 0 for a learning rate that the op reads."""
+        numbers: list[float] = []
+        for group in self.param_groups:
+            rate, *others = self._settings(group)
+            numbers += [0.0 if _is_rate(rate, device) else float(rate), *map(float, others)]
+        return numbers
 
     def _clipped(self, entries: Sequence[Entry], scaling: Scaling) -> Scaling:
         """The scaling that clips as well, where gradients lie on several devices."""
@@ -191,6 +211,11 @@ class ListOptimizer(Optimizer):
             clip = (options.max_norm / (norm + _formula.CLIP_EPSILON)).clamp(max=1).float()
             scale = 1 / clip if scale is None else scale / clip
         return Scaling(scale, found)
+
+
+def _is_rate(x: Any, device: torch.device) -> bool:
+    """Whether a setting is a tensor that the op reads, which on CUDA the host would wait for."""
+    return isinstance(x, Tensor) and x.device == device and x.dtype in _RATES
 
 
 def _boxed(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001

@@ -80,7 +80,10 @@ class Options:
             has = "master" in saved
             state["master"] = saved["master"].to(*wide) if has else p.detach().to(*wide, copy=True)
         known = {"master", *moments, *map(codes_of, moments), *map(scales_of, moments)}
-        return {**{k: v for k, v in saved.items() if k not in known}, **state}
+        others = {k: v for k, v in saved.items() if k not in known}
+        if isinstance(others.get("step"), Tensor):  # PyTorch's foreach counts on the host
+            others["step"] = others["step"].to(p.device)
+        return {**others, **state}
 
     def _moment(self, p: Tensor, name: str, saved: dict[str, Any]) -> dict[str, Tensor]:
         codes, scales = codes_of(name), scales_of(name)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from .._library import has_kernels
+from .._library import have_kernels_for
 from ..ops._kinds import is_plain
 from ..ops.optimizer._ops import adamw_
 from ._lists import Entry, ListOptimizer, Scaling, loss_of
@@ -21,20 +21,19 @@ class AdamW(ListOptimizer, torch.optim.AdamW):
     """AdamW in place of ``torch.optim.AdamW(fused=True)``: the arguments up to ``fused`` are
     PyTorch's, with the same results, and the state_dict of either loads into the other.
 
-    A step is one pass over all parameters of the CPU, which counts the steps and reads and writes
-    each number once; where they are tiny it is PyTorch's fused step, which takes less time then.
-    On CUDA it is PyTorch's own fused step, or that of ``foreach=True``; options
-    that PyTorch lacks run as PyTorch operations there.
+    A step is one pass over all parameters of a device, which counts the steps and reads and writes
+    each number once; where they are tiny it is PyTorch's fused step, which takes less time then. On
+    CUDA it waits for nothing, and a CUDA graph may hold it (``capturable=True``).
 
     Args:
         params: an iterable of parameters, or of dicts of groups.
-        lr: the learning rate; a tensor of one element is read at each step.
+        lr: the learning rate; a tensor of one element is read at each step, where it is.
         betas: the decay of the two moments.
         eps: is added to the root of the second moment.
         weight_decay: times ``lr``, what the weights lose in each step.
         amsgrad: divides by the largest second moment so far.
         maximize: ascends.
-        foreach: on CUDA, PyTorch's foreach step in place of its fused one.
+        foreach: as PyTorch's; the step is the same.
         capturable: as PyTorch's, for CUDA graphs.
         differentiable: leaves the step to PyTorch, which autograd can follow.
         fused: as PyTorch's; None is True, unless ``foreach`` or ``differentiable`` is.
@@ -45,8 +44,8 @@ class AdamW(ListOptimizer, torch.optim.AdamW):
             codes of 8 bits with a scale for each 256 elements, also rounded stochastically.
         stochastic_weights: rounds bfloat16 parameters without a master stochastically.
         max_norm: clips gradients to this norm over all of them, as
-            ``torch.nn.utils.clip_grad_norm_`` does, without a pass of its own; ``p.grad`` stays
-            (on CUDA it is clipped). The norm before that is ``optimizer.grad_norm``.
+            ``torch.nn.utils.clip_grad_norm_`` does, without a pass of its own; ``p.grad`` stays.
+            The norm before that is ``optimizer.grad_norm``.
         skip_nonfinite: leaves all as it is where the norm of the gradients is inf or NaN.
         seed: of stochastic rounding. The bits depend on it, the step and the place of an element,
             so that a run that resumes goes on as it would have.
@@ -149,7 +148,7 @@ class AdamW(ListOptimizer, torch.optim.AdamW):
         """Whether PyTorch makes the step of a parameter."""
         if self.param_groups[entry.group]["differentiable"]:
             return True
-        has_kernel = has_kernels and entry.param.is_cpu and is_plain(entry.grad)
+        has_kernel = have_kernels_for(entry.param) and is_plain(entry.grad)
         return self.options.is_stock and not has_kernel
 
     def _step_stock(self, entries: Sequence[Entry], scaling: Scaling) -> None:

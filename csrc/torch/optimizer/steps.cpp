@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/backends.h"
 #include "core/check.h"
 #include "torch/convert.h"
 #include "transformer_kernels/optimizer/adamw.h"
@@ -31,6 +32,7 @@ struct Lists {
   const Tensors& exp_avg_scales;
   const Tensors& exp_avg_sq_scales;
   const Tensors& steps;
+  const Tensors& rates;
   const Integers& groups;
   const Integers& numbers;
 
@@ -69,11 +71,15 @@ struct Lists {
   }
 };
 
-std::vector<AdamWGroup> groups_of(const char* op, const Numbers& settings) {
+// Groups whose learning rate is a tensor have it in `rates`.
+std::vector<AdamWGroup> groups_of(const char* op, const Numbers& settings, const Tensors& rates) {
   check_value(settings.size() % kSettings == 0, op, ": settings has ", settings.size(),
               " numbers, expected ", kSettings, " a group");
   std::vector<AdamWGroup> groups;
   groups.reserve(settings.size() / kSettings);
+  check_value(rates.empty() || rates.size() * kSettings == settings.size(), op, ": rates has ",
+              rates.size(), " entries, expected ", settings.size() / kSettings,
+              " (one a group) or none");
   for (std::size_t i = 0; i < settings.size(); i += kSettings) {
     groups.push_back({.lr = settings[i],
                       .beta1 = settings[i + 1],
@@ -81,6 +87,8 @@ std::vector<AdamWGroup> groups_of(const char* op, const Numbers& settings) {
                       .eps = settings[i + 3],
                       .weight_decay = settings[i + 4],
                       .maximize = settings[i + 5] != 0});
+    if (rates.empty() || rates[i / kSettings].numel() == 0) continue;
+    groups.back().rate = view_of(op, "rates", rates[i / kSettings]);
   }
   return groups;
 }
@@ -93,7 +101,8 @@ std::vector<LionGroup> without_eps(const std::vector<AdamWGroup>& groups) {
                    .beta1 = g.beta1,
                    .beta2 = g.beta2,
                    .weight_decay = g.weight_decay,
-                   .maximize = g.maximize});
+                   .maximize = g.maximize,
+                   .rate = g.rate});
   }
   return all;
 }
@@ -104,18 +113,20 @@ template <Rule kRule>
 void step(const Tensors& params, const Tensors& grads, const Tensors& exp_avgs,
           const Tensors& exp_avg_sqs, const Tensors& max_exp_avg_sqs, const Tensors& masters,
           const Tensors& exp_avg_scales, const Tensors& exp_avg_sq_scales, const Tensors& steps,
-          const Integers& groups, const Integers& numbers, const Numbers& settings,
-          std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf, double max_norm,
-          bool skips_nonfinite, bool unscales_gradients, bool rounds_states_randomly,
-          bool rounds_params_randomly, std::int64_t seed, std::optional<Tensor> norm) {
+          const Tensors& rates, const Integers& groups, const Integers& numbers,
+          const Numbers& settings, std::optional<Tensor> grad_scale,
+          std::optional<Tensor> found_inf, double max_norm, bool skips_nonfinite,
+          bool unscales_gradients, bool rounds_states_randomly, bool rounds_params_randomly,
+          std::int64_t seed, std::optional<Tensor> norm) {
   translate_errors([&] {
     constexpr const char* kOp = kRule == Rule::kAdamW ? "adamw" : "lion";
     const Lists lists{kOp,      params,         grads,
                       exp_avgs, exp_avg_sqs,    max_exp_avg_sqs,
                       masters,  exp_avg_scales, exp_avg_sq_scales,
-                      steps,    groups,         numbers};
+                      steps,    rates,          groups,
+                      numbers};
     const std::vector<OptimizerTensor> tensors = lists.tensors();
-    const std::vector<AdamWGroup> group = groups_of(kOp, settings);
+    const std::vector<AdamWGroup> group = groups_of(kOp, settings, rates);
     const OptimizerOptions options{.grad_scale = view_of(kOp, "grad_scale", grad_scale),
                                    .found_inf = view_of(kOp, "found_inf", found_inf),
                                    .max_norm = max_norm,
@@ -138,8 +149,8 @@ constexpr const char* kArguments =
     "(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, "
     "Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor(f!)[] masters, "
     "Tensor(g!)[] exp_avg_scales, Tensor(h!)[] exp_avg_sq_scales, Tensor(i!)[] steps, "
-    "int[] groups, int[] numbers, float[] settings, Tensor? grad_scale, Tensor? found_inf, "
-    "float max_norm, bool skips_nonfinite, bool unscales_gradients, "
+    "Tensor[] rates, int[] groups, int[] numbers, float[] settings, Tensor? grad_scale, "
+    "Tensor? found_inf, float max_norm, bool skips_nonfinite, bool unscales_gradients, "
     "bool rounds_states_randomly, bool rounds_params_randomly, int seed, "
     "Tensor(j!)? norm) -> ()";
 
@@ -152,6 +163,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) {
   m.impl("adamw_", TORCH_BOX(&step<Rule::kAdamW>));
   m.impl("lion_", TORCH_BOX(&step<Rule::kLion>));
+}
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
+  if constexpr (kHasCuda) {
+    m.impl("adamw_", TORCH_BOX(&step<Rule::kAdamW>));
+    m.impl("lion_", TORCH_BOX(&step<Rule::kLion>));
+  }
 }
 
 }  // namespace transformer_kernels::torch_ops

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cpu_test.h"
+#include "backend_test.h"
 #include "error_of.h"
 #include "optimizer/step_list.h"
 #include "parallel_hooks.h"
@@ -17,16 +17,16 @@ const AdamWGroup kGroups[] = {
     {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1},
     {.lr = 2e-2, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-3, .maximize = true}};
 
-class AdamW : public CpuTest {
+class AdamW : public BackendTest {
  protected:
   static void check_list(const ListKind& kind, double grad_scale, double max_norm) {
     SCOPED_TRACE("steps " + std::to_string(kind.steps) + " scale " + std::to_string(grad_scale) +
                  " max_norm " + std::to_string(max_norm));
-    StepList list(cpu(), kind, {0, 1, 17, 255, 1025, 3 * 16384 + 5});
-    TestTensor scale(cpu(), DType::kFloat32, 1, 1, Values{grad_scale});
-    TestTensor norm(cpu(), DType::kFloat32, 1, 1);
+    StepList list(backend(), kind, {0, 1, 17, 255, 1025, 3 * 16384 + 5});
+    TestTensor scale(backend(), DType::kFloat32, 1, 1, Values{grad_scale});
+    TestTensor norm(backend(), DType::kFloat32, 1, 1);
     adamw_step(
-        cpu().context(),
+        backend().context(),
         {.tensors = list.tensors(),
          .groups = kGroups,
          .options = {.grad_scale = scale.vector(), .max_norm = max_norm, .norm = norm.vector()}});
@@ -91,12 +91,12 @@ TEST_P(AdamW, KeepsWiderOrNarrowerStates) {
 
 TEST_P(AdamW, IsTheSameWithAnyThreads) {
   const ListKind kind{.param = dtype(), .state = dtype(), .steps = 4};
-  StepList list(cpu(), kind, {40000, 3, 16384, 70001});
+  StepList list(backend(), kind, {40000, 3, 16384, 70001});
   const auto before = random_engine();
   std::vector<std::vector<std::vector<std::uint8_t>>> expected;
-  for (const Context& context : contexts_with_different_threads(cpu())) {
+  for (const Context& context : contexts_with_different_threads(backend())) {
     random_engine() = before;
-    StepList again(cpu(), kind, {40000, 3, 16384, 70001});
+    StepList again(backend(), kind, {40000, 3, 16384, 70001});
     adamw_step(context, {.tensors = again.tensors(),
                          .groups = kGroups,
                          .options = {.max_norm = 2, .rounds_states_randomly = true, .seed = 5}});
@@ -110,20 +110,20 @@ TEST_P(AdamW, IsTheSameWithAnyThreads) {
 TEST_P(AdamW, WritesNothingWhereAGradientIsNotFinite) {
   for (const double bad : {kInfinity, -kInfinity, kNan}) {
     for (const bool by_norm : {true, false}) {
-      StepList list(cpu(), {.param = dtype(), .state = dtype()}, {100, 20000});
+      StepList list(backend(), {.param = dtype(), .state = dtype()}, {100, 20000});
       Values grad = list.entries[1]->grad0;
       grad[17077] = bad;
-      TestTensor other(cpu(), dtype(), 1, 20000, grad);
+      TestTensor other(backend(), dtype(), 1, 20000, grad);
       auto tensors = list.tensors();
       tensors[1].grad = other.vector();
-      TestTensor found(cpu(), DType::kFloat32, 1, 1, Values{by_norm ? 0.0 : 1.0});
-      TestTensor norm(cpu(), DType::kFloat32, 1, 1);
+      TestTensor found(backend(), DType::kFloat32, 1, 1, Values{by_norm ? 0.0 : 1.0});
+      TestTensor norm(backend(), DType::kFloat32, 1, 1);
       const auto before = std::array{list.entries[0]->bytes(), list.entries[1]->bytes()};
-      adamw_step(cpu().context(), {.tensors = tensors,
-                                   .groups = kGroups,
-                                   .options = {.found_inf = found.vector(),
-                                               .skips_nonfinite = by_norm,
-                                               .norm = norm.vector()}});
+      adamw_step(backend().context(), {.tensors = tensors,
+                                       .groups = kGroups,
+                                       .options = {.found_inf = found.vector(),
+                                                   .skips_nonfinite = by_norm,
+                                                   .norm = norm.vector()}});
       EXPECT_EQ((std::array{list.entries[0]->bytes(), list.entries[1]->bytes()}), before);
       EXPECT_FALSE(std::isfinite(norm.values()[0]));
     }
@@ -134,18 +134,19 @@ TEST_P(AdamW, NormHoldsNumbersWhoseSquaresDoNotFit) {
   for (const double size : {1e-30, 1e-22, 1e-3, 1e18, 1e30}) {
     const bool fits = size == 1e-3 || dtype() == DType::kFloat32 || dtype() == DType::kBFloat16;
     if (!fits) continue;
-    StepList list(cpu(), {.param = dtype(), .state = dtype(), .gradient_size = size}, {5000, 3});
-    TestTensor norm(cpu(), DType::kFloat32, 1, 1);
-    adamw_step(cpu().context(),
+    StepList list(backend(), {.param = dtype(), .state = dtype(), .gradient_size = size},
+                  {5000, 3});
+    TestTensor norm(backend(), DType::kFloat32, 1, 1);
+    adamw_step(backend().context(),
                {.tensors = list.tensors(), .groups = kGroups, .options = {.norm = norm.vector()}});
     EXPECT_NEAR(norm.values()[0], list.norm(), 1e-5 * list.norm());
   }
 }
 
 TEST_P(AdamW, UnscalesGradientsInPlace) {
-  StepList list(cpu(), {.param = dtype(), .state = dtype()}, {3000});
-  TestTensor scale(cpu(), DType::kFloat32, 1, 1, Values{8});
-  adamw_step(cpu().context(),
+  StepList list(backend(), {.param = dtype(), .state = dtype()}, {3000});
+  TestTensor scale(backend(), DType::kFloat32, 1, 1, Values{8});
+  adamw_step(backend().context(),
              {.tensors = list.tensors(),
               .groups = kGroups,
               .options = {.grad_scale = scale.vector(), .unscales_gradients = true}});
@@ -154,29 +155,48 @@ TEST_P(AdamW, UnscalesGradientsInPlace) {
   EXPECT_EQ(list.entries[0]->grad.values(), expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, AdamW, floating_dtypes(), name_of_cpu_test);
+TEST_P(AdamW, ReadsARateWhereItIs) {
+  if (dtype() != DType::kFloat32 && dtype() != DType::kFloat64) return;
+  TestTensor rate(backend(), dtype(), 1, 1, Values{rounded_to(dtype(), 3e-2)});
+  AdamWGroup by_number[] = {kGroups[0], kGroups[1]};
+  AdamWGroup by_tensor[] = {kGroups[0], kGroups[1]};
+  by_number[1].lr = rate.values()[0];
+  by_tensor[1].rate = rate.vector();
+  const auto before = random_engine();
+  std::vector<Values> params;
+  for (const auto& groups : {std::span(by_number), std::span(by_tensor)}) {
+    random_engine() = before;
+    StepList list(backend(), {.param = dtype(), .state = dtype()}, {700, 300});
+    adamw_step(backend().context(), {.tensors = list.tensors(), .groups = groups});
+    for (const auto& entry : list.entries) params.push_back(entry->param.values());
+  }
+  EXPECT_EQ(params[0], params[2]);
+  EXPECT_EQ(params[1], params[3]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, AdamW, all_backends_and_dtypes(), name_of_backend_test);
 
 // ---------------------------------------------------------------------------- narrow states
 
-class AdamWStates : public ::testing::Test {
+class AdamWStates : public ::testing::TestWithParam<Backend*> {
  protected:
-  static Backend& cpu() { return *backends().front(); }
+  static Backend& backend() { return *GetParam(); }
 
   // With these, the moments of a step are its gradient and its square, and the weights stay.
   static constexpr AdamWGroup kCopies[] = {{.lr = 0, .beta1 = 0, .beta2 = 0, .weight_decay = 0}};
   static constexpr std::uint64_t kSeed = 0x123456789abcdef;
 };
 
-TEST_F(AdamWStates, RoundsByTheBitsOfPhilox) {
+TEST_P(AdamWStates, RoundsByTheBitsOfPhilox) {
   constexpr std::int64_t kCount = 5001, kNumber = 77, kSteps = 12;
-  ListEntry entry(cpu(), {.state = DType::kBFloat16, .steps = kSteps - 1}, kCount, 0, kNumber);
+  ListEntry entry(backend(), {.state = DType::kBFloat16, .steps = kSteps - 1}, kCount, 0, kNumber);
   // From 0 the interpolation is exact.
-  TestTensor first(cpu(), DType::kBFloat16, 1, kCount, Values(kCount));
+  TestTensor first(backend(), DType::kBFloat16, 1, kCount, Values(kCount));
   OptimizerTensor tensors[] = {entry.tensor()};
   tensors[0].exp_avg = first.vector();
-  adamw_step(cpu().context(), {.tensors = tensors,
-                               .groups = kCopies,
-                               .options = {.rounds_states_randomly = true, .seed = kSeed}});
+  adamw_step(backend().context(), {.tensors = tensors,
+                                   .groups = kCopies,
+                                   .options = {.rounds_states_randomly = true, .seed = kSeed}});
   const Values m = first.values(), v = entry.second.values();
   const auto expected = [&](double exact, std::uint64_t use, std::int64_t i) {
     const std::uint64_t counter = use << 62 | static_cast<std::uint64_t>(kNumber) << 40;
@@ -195,20 +215,20 @@ TEST_F(AdamWStates, RoundsByTheBitsOfPhilox) {
   }
 }
 
-TEST_F(AdamWStates, RoundsSpecialNumbersToThemselves) {
+TEST_P(AdamWStates, RoundsSpecialNumbersToThemselves) {
   constexpr std::int64_t kCount = 64;
-  ListEntry entry(cpu(), {.state = DType::kBFloat16}, kCount, 0, 0);
+  ListEntry entry(backend(), {.state = DType::kBFloat16}, kCount, 0, 0);
   Values grads(kCount, 1.5);
   grads[3] = kInfinity, grads[4] = -kInfinity, grads[5] = kNan, grads[6] = -0.0;
-  TestTensor grad(cpu(), DType::kFloat32, 1, kCount, grads);
+  TestTensor grad(backend(), DType::kFloat32, 1, kCount, grads);
   OptimizerTensor tensor = entry.tensor();
   tensor.grad = grad.vector();
   // beta1 and the moment are 0, of which an infinite gradient is a NaN to the interpolation.
-  TestTensor zeros(cpu(), DType::kBFloat16, 1, kCount, Values(kCount));
+  TestTensor zeros(backend(), DType::kBFloat16, 1, kCount, Values(kCount));
   tensor.exp_avg = zeros.vector();
-  adamw_step(cpu().context(), {.tensors = {&tensor, 1},
-                               .groups = kCopies,
-                               .options = {.rounds_states_randomly = true, .seed = kSeed}});
+  adamw_step(backend().context(), {.tensors = {&tensor, 1},
+                                   .groups = kCopies,
+                                   .options = {.rounds_states_randomly = true, .seed = kSeed}});
   const Values m = zeros.values();
   EXPECT_EQ(m[0], 1.5);
   EXPECT_EQ(m[3], kInfinity);
@@ -225,9 +245,9 @@ double value_of_code(int code, int bits) {
   return std::pow(10, digit - bits) * (1 + 9 * (static_cast<double>(code) / (1 << digit) - 1));
 }
 
-TEST_F(AdamWStates, CodesAreThoseBesideTheNumber) {
+TEST_P(AdamWStates, CodesAreThoseBesideTheNumber) {
   constexpr std::int64_t kCount = 3 * kStateBlock + 100;
-  ListEntry entry(cpu(), {}, kCount, 0, 9);
+  ListEntry entry(backend(), {}, kCount, 0, 9);
   // Some decades, and a block of zeros.
   Values grads = entry.grad0;
   std::uniform_real_distribution<double> decade(-9, 0);
@@ -236,20 +256,25 @@ TEST_F(AdamWStates, CodesAreThoseBesideTheNumber) {
                    ? 0
                    : rounded_to(DType::kFloat32, grads[i] * std::pow(10, decade(random_engine())));
   }
-  TestTensor grad(cpu(), DType::kFloat32, 1, kCount, grads);
+  TestTensor grad(backend(), DType::kFloat32, 1, kCount, grads);
   std::vector<std::uint8_t> first(kCount), second(kCount);
   std::vector<float> scales(4), squares(4);
-  const auto view = [](void* data, DType dtype, std::int64_t count) {
-    return TensorView::contiguous(data, dtype, {}, {count});
-  };
+  const DeviceArray firsts(backend(), first.data(), kCount);
+  const DeviceArray seconds(backend(), second.data(), kCount);
+  const DeviceArray scales_there(backend(), scales.data(), 4);
+  const DeviceArray squares_there(backend(), squares.data(), 4);
   OptimizerTensor tensor = entry.tensor();
   tensor.grad = grad.vector();
-  tensor.exp_avg = view(first.data(), DType::kUInt8, kCount);
-  tensor.exp_avg_sq = view(second.data(), DType::kUInt8, kCount);
-  tensor.exp_avg_scales = view(scales.data(), DType::kFloat32, 4);
-  tensor.exp_avg_sq_scales = view(squares.data(), DType::kFloat32, 4);
-  adamw_step(cpu().context(),
+  tensor.exp_avg = firsts.vector(DType::kUInt8);
+  tensor.exp_avg_sq = seconds.vector(DType::kUInt8);
+  tensor.exp_avg_scales = scales_there.vector(DType::kFloat32);
+  tensor.exp_avg_sq_scales = squares_there.vector(DType::kFloat32);
+  adamw_step(backend().context(),
              {.tensors = {&tensor, 1}, .groups = kCopies, .options = {.seed = kSeed}});
+  backend().download(first.data(), tensor.exp_avg.data, kCount);
+  backend().download(second.data(), tensor.exp_avg_sq.data, kCount);
+  backend().download(scales.data(), tensor.exp_avg_scales.data, 4 * sizeof(float));
+  backend().download(squares.data(), tensor.exp_avg_sq_scales.data, 4 * sizeof(float));
   const auto check = [](double exact, double scale, int code, int bits, std::int64_t i) {
     const int last = (1 << bits) - 1;
     const double slack = 1e-5 * std::abs(exact);
@@ -273,13 +298,13 @@ TEST_F(AdamWStates, CodesAreThoseBesideTheNumber) {
 
 // ---------------------------------------------------------------------------- refusals
 
-TEST_F(AdamWStates, RefusesWhatItCannotUpdate) {
-  ListEntry entry(cpu(), {.param = DType::kBFloat16, .state = DType::kFloat32}, 512, 0, 0, {});
+TEST_P(AdamWStates, RefusesWhatItCannotUpdate) {
+  ListEntry entry(backend(), {.param = DType::kBFloat16, .state = DType::kFloat32}, 512, 0, 0, {});
   const auto refusal = [&](auto change) {
     OptimizerTensor tensor = entry.tensor();
     change(tensor);
     return error_of([&] {
-      adamw_step(cpu().context(), {.tensors = {&tensor, 1}, .groups = kCopies});
+      adamw_step(backend().context(), {.tensors = {&tensor, 1}, .groups = kCopies});
     });
   };
   const auto before = entry.bytes();
@@ -307,10 +332,13 @@ TEST_F(AdamWStates, RefusesWhatItCannotUpdate) {
   EXPECT_EQ(entry.bytes(), before);
 }
 
-TEST_F(AdamWStates, TakesAnEmptyList) {
-  EXPECT_EQ(error_of([] { adamw_step(cpu().context(), {.tensors = {}, .groups = kCopies}); }),
+TEST_P(AdamWStates, TakesAnEmptyList) {
+  EXPECT_EQ(error_of([] { adamw_step(backend().context(), {.tensors = {}, .groups = kCopies}); }),
             "no error");
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, AdamWStates, ::testing::ValuesIn(backends()),
+                         [](const auto& info) { return std::string(info.param->name()); });
 
 }  // namespace
 }  // namespace transformer_kernels::testing

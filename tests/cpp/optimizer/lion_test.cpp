@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "transformer_kernels/optimizer/lion.h"
 
-#include "cpu_test.h"
+#include "backend_test.h"
 #include "error_of.h"
 #include "optimizer/step_list.h"
 
@@ -10,12 +10,12 @@ namespace {
 
 const LionGroup kGroups[] = {{.lr = 1e-2, .weight_decay = 0.1}, {.lr = 2e-2, .maximize = true}};
 
-class Lion : public CpuTest {};
+class Lion : public BackendTest {};
 
 TEST_P(Lion, MatchesTheFormula) {
   const ListKind kind{.param = dtype(), .state = dtype(), .has_second = false, .steps = 5};
-  StepList list(cpu(), kind, {0, 1, 777, 40003});
-  lion_step(cpu().context(), {.tensors = list.tensors(), .groups = kGroups});
+  StepList list(backend(), kind, {0, 1, 777, 40003});
+  lion_step(backend().context(), {.tensors = list.tensors(), .groups = kGroups});
   const double unit = unit_roundoff(wide_of(dtype()));
   for (const auto& entry : list.entries) {
     const LionGroup& group = kGroups[entry->tensor().group];
@@ -38,13 +38,13 @@ TEST_P(Lion, MatchesTheFormula) {
 }
 
 TEST_P(Lion, KeepsZeroAndNan) {
-  ListEntry entry(cpu(), {.param = dtype(), .state = dtype(), .has_second = false}, 4, 1, 0);
-  TestTensor grad(cpu(), dtype(), 1, 4, Values{0, kNan, 1, -1});
-  TestTensor moment(cpu(), dtype(), 1, 4, Values{0, 0, 0, 0});
+  ListEntry entry(backend(), {.param = dtype(), .state = dtype(), .has_second = false}, 4, 1, 0);
+  TestTensor grad(backend(), dtype(), 1, 4, Values{0, kNan, 1, -1});
+  TestTensor moment(backend(), dtype(), 1, 4, Values{0, 0, 0, 0});
   OptimizerTensor tensor = entry.tensor();
   tensor.grad = grad.vector();
   tensor.exp_avg = moment.vector();
-  lion_step(cpu().context(), {.tensors = {&tensor, 1}, .groups = kGroups});
+  lion_step(backend().context(), {.tensors = {&tensor, 1}, .groups = kGroups});
   const Values p = entry.param.values();
   EXPECT_EQ(p[0], entry.weights0()[0]);
   EXPECT_TRUE(std::isnan(p[1]));
@@ -53,13 +53,14 @@ TEST_P(Lion, KeepsZeroAndNan) {
 }
 
 TEST_P(Lion, RefusesASecondMoment) {
-  ListEntry entry(cpu(), {.param = dtype(), .state = dtype()}, 4, 0, 0);
+  ListEntry entry(backend(), {.param = dtype(), .state = dtype()}, 4, 0, 0);
   const OptimizerTensor tensors[] = {entry.tensor()};
-  EXPECT_EQ(error_of([&] { lion_step(cpu().context(), {.tensors = tensors, .groups = kGroups}); }),
-            "lion: exp_avg_sqs[0] is given, expected one moment alone");
+  EXPECT_EQ(
+      error_of([&] { lion_step(backend().context(), {.tensors = tensors, .groups = kGroups}); }),
+      "lion: exp_avg_sqs[0] is given, expected one moment alone");
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, Lion, floating_dtypes(), name_of_cpu_test);
+INSTANTIATE_TEST_SUITE_P(Backends, Lion, all_backends_and_dtypes(), name_of_backend_test);
 
 }  // namespace
 }  // namespace transformer_kernels::testing

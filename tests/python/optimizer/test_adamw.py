@@ -32,8 +32,8 @@ EXTENSIONS: tuple[dict[str, Any], ...] = (
 Parameters = list[torch.nn.Parameter]
 
 
-def parameters(dtype: torch.dtype, shapes: Any = SHAPES) -> Parameters:
-    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+def parameters(dtype: torch.dtype, shapes: Any = SHAPES, device: str = "cpu") -> Parameters:
+    return [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in shapes]
 
 
 def copies(params: Parameters, dtype: torch.dtype | None = None) -> Parameters:
@@ -59,8 +59,8 @@ def random_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_step_is_torchs(dtype: torch.dtype, options: dict[str, Any]) -> None:
-    params = parameters(dtype)
+def test_a_step_is_torchs(device: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    params = parameters(dtype, device=device)
     theirs, exact = copies(params), copies(params, torch.float64)
     optimizers = [
         tfk.optim.AdamW(params, lr=1e-2, **options),
@@ -91,8 +91,8 @@ def test_a_step_is_torchs(dtype: torch.dtype, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("wide", [torch.float64, torch.float32], ids=str)
-def test_steps_are_torchs(wide: torch.dtype) -> None:
-    params = parameters(wide)
+def test_steps_are_torchs(device: str, wide: torch.dtype) -> None:
+    params = parameters(wide, device=device)
     theirs, exact = copies(params), copies(params, torch.float64)
 
     def groups(of: Parameters) -> list[dict[str, Any]]:
@@ -138,8 +138,8 @@ def through_a_file(state: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", EXTENSIONS, ids=str)
-def test_resumes_bit_for_bit(options: dict[str, Any]) -> None:
-    params = parameters(torch.bfloat16)
+def test_resumes_bit_for_bit(device: str, options: dict[str, Any]) -> None:
+    params = parameters(torch.bfloat16, device=device)
     optimizer = tfk.optim.AdamW(params, lr=1e-2, **options)
     for _ in range(2):
         set_gradients(params)
@@ -245,8 +245,8 @@ def test_loads_torchs_states_into_8_bits() -> None:
 
 
 @pytest.mark.parametrize("clipped", [True, False])
-def test_max_norm_is_clip_grad_norm(clipped: bool) -> None:
-    params = parameters(torch.float32)
+def test_max_norm_is_clip_grad_norm(device: str, clipped: bool) -> None:
+    params = parameters(torch.float32, device=device)
     theirs, exact = copies(params), copies(params, torch.float64)
     max_norm = 0.5 if clipped else 1e6
     ours = tfk.optim.AdamW(params, lr=1e-2, eps=1e-2, max_norm=max_norm)
@@ -265,8 +265,8 @@ def test_max_norm_is_clip_grad_norm(clipped: bool) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_skips_a_gradient_that_is_not_finite(bad: float) -> None:
-    params = parameters(torch.float32)
+def test_skips_a_gradient_that_is_not_finite(device: str, bad: float) -> None:
+    params = parameters(torch.float32, device=device)
     optimizer = tfk.optim.AdamW(params, skip_nonfinite=True)
     set_gradients(params)
     optimizer.step()
@@ -285,16 +285,16 @@ def test_skips_a_gradient_that_is_not_finite(bad: float) -> None:
 
 @pytest.mark.parametrize("way", [{"fused": True}, {"foreach": True}], ids=str)
 @pytest.mark.parametrize("bad", [False, True])
-def test_is_scaled_by_grad_scaler(bad: bool, way: dict[str, Any]) -> None:
-    lists = [parameters(torch.float32)]
+def test_is_scaled_by_grad_scaler(device: str, bad: bool, way: dict[str, Any]) -> None:
+    lists = [parameters(torch.float32, device=device)]
     lists += [copies(lists[0]) for _ in range(2)]
     optimizers: list[Any] = [
         tfk.optim.AdamW(lists[0], **way),
         torch.optim.AdamW(lists[1], **way),
     ]
     for params, optimizer in zip(lists, optimizers, strict=False):
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        scaler.scale(torch.zeros(1))
+        scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+        scaler.scale(torch.zeros(1, device=device))
         torch.manual_seed(5)
         set_gradients(params, size=1024)
         if bad:
@@ -310,20 +310,21 @@ def test_is_scaled_by_grad_scaler(bad: bool, way: dict[str, Any]) -> None:
         assert steps == [0 if bad else 1] * 2
 
 
-def odd_parameters() -> Parameters:
+def odd_parameters(device: str) -> Parameters:
     """Transposed, channels last, a part of a larger tensor, and of nine dimensions."""
-    wide = torch.randn(6, 8)
+    wide = torch.randn(6, 8, device=device)
+    images = torch.randn(2, 3, 4, 5, device=device)
     return [
-        torch.nn.Parameter(torch.randn(7, 9).t()),
-        torch.nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+        torch.nn.Parameter(torch.randn(7, 9, device=device).t()),
+        torch.nn.Parameter(images.to(memory_format=torch.channels_last)),
         torch.nn.Parameter(wide[:, ::2]),
-        torch.nn.Parameter(torch.randn([2] * 9)),
+        torch.nn.Parameter(torch.randn([2] * 9, device=device)),
     ]
 
 
 @pytest.mark.parametrize("options", [{}, {"state_dtype": torch.uint8}], ids=str)
-def test_takes_tensors_of_any_strides(options: dict[str, Any]) -> None:
-    params = odd_parameters()
+def test_takes_tensors_of_any_strides(device: str, options: dict[str, Any]) -> None:
+    params = odd_parameters(device)
     plain = [torch.nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format))
              for p in params]  # fmt: skip
     optimizers = [tfk.optim.AdamW(params, **options), torch.optim.AdamW(plain)]
@@ -337,10 +338,10 @@ def test_takes_tensors_of_any_strides(options: dict[str, Any]) -> None:
         torch.testing.assert_close(p, q, **({"rtol": 0, "atol": 1e-3} if options else {}))
 
 
-def test_takes_a_tensor_for_lr_and_closures_and_hooks() -> None:
-    params = parameters(torch.float32)
+def test_takes_a_tensor_for_lr_and_closures_and_hooks(device: str) -> None:
+    params = parameters(torch.float32, device=device)
     others = copies(params)
-    lr = torch.tensor(1e-2)
+    lr = torch.tensor(1e-2, device=device)
     ours, stock = tfk.optim.AdamW(params, lr=lr), torch.optim.AdamW(others, lr=1e-2)
     calls: list[str] = []
     ours.register_step_pre_hook(lambda *_: calls.append("pre"))
@@ -351,15 +352,15 @@ def test_takes_a_tensor_for_lr_and_closures_and_hooks() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(ours, 1, 0.5)
     ours.step()
     scheduler.step()
-    assert lr == pytest.approx(5e-3)
+    assert lr.item() == pytest.approx(5e-3)
     stock.step()
     assert calls == ["pre", "post"] * 2
     for p, q in zip(params, others, strict=True):
         torch.testing.assert_close(p, q)
 
 
-def test_foreach_is_the_same_step() -> None:
-    params = parameters(torch.float32)
+def test_foreach_is_the_same_step(device: str) -> None:
+    params = parameters(torch.float32, device=device)
     others = copies(params)
     optimizers = [
         tfk.optim.AdamW(params, foreach=True),
@@ -370,6 +371,73 @@ def test_foreach_is_the_same_step() -> None:
         optimizer.step()
     for p, q in zip(params, others, strict=True):
         torch.testing.assert_close(p, q)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("options", EXTENSIONS, ids=str)
+def test_a_graph_makes_the_steps(options: dict[str, Any]) -> None:
+    """Each replay counts a step, and reads the gradients and the learning rate anew."""
+    params = parameters(torch.float32, ((40, 500), (33,), (5,)), device="cuda")
+    others = copies(params)
+    lr = torch.tensor(1e-2, device="cuda")
+    eager = tfk.optim.AdamW(others, lr=1e-2, **options)
+    ours = tfk.optim.AdamW(params, lr=lr, capturable=True, **options)
+    set_gradients(params, others)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        ours.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ours.step()
+    eager.step()
+    for rate in (1e-2, 3e-2, 1e-3):
+        lr.fill_(rate)
+        for group in eager.param_groups:
+            group["lr"] = float(lr)
+        for p, q in zip(params, others, strict=True):
+            p.grad.normal_()
+            q.grad.copy_(p.grad)
+        graph.replay()
+        eager.step()
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+        assert ours.state[p]["step"] == eager.state[q]["step"] == 4
+
+
+@pytest.mark.cuda
+def test_waits_for_no_device() -> None:
+    """The host reads nothing back, whatever the options."""
+    params = parameters(torch.bfloat16, ((4000, 50), (33,)), device="cuda")
+    optimizer = tfk.optim.AdamW(
+        params,
+        lr=torch.tensor(1e-2, device="cuda"),
+        master_weights=True,
+        state_dtype=torch.uint8,
+        max_norm=1.0,
+        skip_nonfinite=True,
+    )
+    set_gradients(params)
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert optimizer.state[params[0]]["step"] == 2
+
+
+@pytest.mark.cuda
+def test_loads_steps_that_were_counted_on_the_host() -> None:
+    params = parameters(torch.float32, device="cuda")
+    stock = torch.optim.AdamW(params, foreach=True)
+    set_gradients(params)
+    stock.step()
+    ours = tfk.optim.AdamW(params, foreach=True)
+    ours.load_state_dict(stock.state_dict())
+    ours.step()
+    assert all(ours.state[p]["step"].is_cuda and ours.state[p]["step"] == 2 for p in params)
 
 
 def test_autograd_follows_a_differentiable_step() -> None:
@@ -441,7 +509,7 @@ def test_raw_op_meets_its_schema() -> None:
     none: list[Tensor] = []
     torch.library.opcheck(
         torch.ops.transformer_kernels.adamw_.default,
-        (params, *lists, none, none, none, none, steps, [0, 0], [0, 1],
+        (params, *lists, none, none, none, none, steps, none, [0, 0], [0, 1],
          [0.1, 0.9, 0.99, 1e-8, 0.0, 0.0], None, None, 1.0, False, False, False, False, 0,
          torch.zeros(())),
         test_utils=("test_schema", "test_faketensor"),

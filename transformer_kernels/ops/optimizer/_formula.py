@@ -17,7 +17,7 @@ CLIP_EPSILON = 1e-6
 class Group(NamedTuple):
     """The settings of a group; Lion has no eps."""
 
-    lr: float
+    lr: Any  # a number, or a tensor of one
     beta1: float
     beta2: float
     eps: float
@@ -80,6 +80,7 @@ def run_list(
     exp_avg_scales: list[Tensor],
     exp_avg_sq_scales: list[Tensor],
     steps: list[Tensor],
+    rates: list[Tensor],
     groups: list[int],
     numbers: list[int],
     settings: list[float],
@@ -115,6 +116,8 @@ def run_list(
 
     for i, p in enumerate(params):
         group = Group(*settings[6 * groups[i] : 6 * groups[i] + 6])
+        if rates and rates[groups[i]].numel() > 0:
+            group = group._replace(lr=rates[groups[i]].reshape(()))
         wide = torch.float64 if p.dtype is torch.float64 else torch.float32
         master = _entry(masters, i, p)
         scales = _entry(exp_avg_scales, i, p), _entry(exp_avg_sq_scales, i, p)

@@ -14,8 +14,8 @@ _SCHEMA = (
     "(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs,"
     " Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor(f!)[] masters,"
     " Tensor(g!)[] exp_avg_scales, Tensor(h!)[] exp_avg_sq_scales, Tensor(i!)[] steps,"
-    " int[] groups, int[] numbers, float[] settings, Tensor? grad_scale, Tensor? found_inf,"
-    " float max_norm, bool skips_nonfinite, bool unscales_gradients,"
+    " Tensor[] rates, int[] groups, int[] numbers, float[] settings, Tensor? grad_scale,"
+    " Tensor? found_inf, float max_norm, bool skips_nonfinite, bool unscales_gradients,"
     " bool rounds_states_randomly, bool rounds_params_randomly, int seed,"
     " Tensor(j!)? norm) -> ()"
 )

@@ -27,6 +27,7 @@ struct AdamWGroup {
   double eps = 1e-8;
   double weight_decay = 1e-2;
   bool maximize = false;
+  TensorView rate{};  // one float32 or float64 number, read in place of lr where it is given
 };
 
 struct AdamWStep {

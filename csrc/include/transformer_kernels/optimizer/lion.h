@@ -21,6 +21,7 @@ struct LionGroup {
   double beta2 = 0.99;
   double weight_decay = 0;
   bool maximize = false;
+  TensorView rate{};  // one float32 or float64 number, read in place of lr where it is given
 };
 
 struct LionStep {
