@@ -234,25 +234,35 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense.default(x))
 
 
+# The columns of tensors that have the layout of their parameter, by the names of the states.
+_LAID_OUT = (
+    ("exp_avg", "exp_avg_codes"),
+    ("exp_avg_sq", "exp_avg_sq_codes"),
+    ("max_exp_avg_sq",),
+    ("master",),
+)
+
+
 class _Lists:
     """The tensors of entries in the lists of the raw op. Those that are not laid out as the op
     needs them are copied, and put back after the call."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._copies: list[tuple[Tensor, Tensor]] = []
-        rows = [self._row(entry) for entry in entries]
-        self.tensors = [self._column(column) for column in zip(*rows, strict=True)]
+        states = [entry.state for entry in entries]
+        columns: list[list[Tensor | None]] = [
+            [entry.param for entry in entries],
+            [entry.grad for entry in entries],
+            *(_named(states, *names) for names in _LAID_OUT),
+        ]
+        if not _are_contiguous(columns):
+            rows = [self._laid_out(list(row)) for row in zip(*columns, strict=True)]
+            columns = [list(column) for column in zip(*rows, strict=True)]
+        columns += [_named(states, name) for name in ("exp_avg_scales", "exp_avg_sq_scales")]
+        self.tensors = [*map(_list_of, columns), [state["step"] for state in states]]
 
-    def _row(self, entry: Entry) -> list[Tensor | None]:
-        get = entry.state.get
-        first, second = get("exp_avg"), get("exp_avg_sq")
-        if first is None:
-            first, second = get("exp_avg_codes"), get("exp_avg_sq_codes")
-        row = [entry.param, entry.grad, first, second, get("max_exp_avg_sq"), get("master")]
-        if not _alike(row):
-            row = [None if x is None else self._packed(x) for x in row]
-        row += [get("exp_avg_scales"), get("exp_avg_sq_scales"), entry.state["step"]]
-        return row
+    def _laid_out(self, row: list[Tensor | None]) -> list[Tensor | None]:
+        return row if _alike(row) else [None if x is None else self._packed(x) for x in row]
 
     def _packed(self, x: Tensor) -> Tensor:
         x = x.detach()
@@ -265,13 +275,31 @@ class _Lists:
         for x, flat in self._copies:
             x.copy_(flat.view(x.shape))
 
-    @staticmethod
-    def _column(entries: Sequence[Tensor | None]) -> list[Tensor]:
-        given = [x for x in entries if x is not None]
-        if len(given) in (0, len(entries)):
-            return given
-        none = given[0].new_empty(0)
-        return [none if x is None else x for x in entries]
+
+def _named(states: Sequence[dict[str, Any]], *names: str) -> list[Tensor | None]:
+    """The tensors that states have under the first of these names that they have."""
+    column = [state.get(names[0]) for state in states]
+    for name in names[1:]:
+        if any(x is None for x in column):
+            both = zip(column, states, strict=True)
+            column = [state.get(name) if x is None else x for x, state in both]
+    return column
+
+
+def _list_of(column: Sequence[Tensor | None]) -> list[Tensor]:
+    given = [x for x in column if x is not None]
+    if len(given) in (0, len(column)):
+        return given
+    none = given[0].new_empty(0)
+    return [none if x is None else x for x in column]
+
+
+def _are_contiguous(columns: Sequence[Sequence[Tensor | None]]) -> bool:
+    """Whether all tensors of all entries are, which takes less time to tell than for each entry."""
+    given = [[x for x in column if x is not None] for column in columns]
+    if max(map(Tensor.dim, given[0])) > MAX_RANK:
+        return False
+    return all(all(map(Tensor.is_contiguous, column)) for column in given)
 
 
 def _alike(row: Sequence[Tensor | None]) -> bool:

@@ -14,7 +14,8 @@ from ..ops.optimizer._ops import adamw_
 from ._lists import Entry, ListOptimizer, Scaling, loss_of
 from ._states import Options
 
-_TINY = 1024  # elements of a parameter, on average
+# Elements of a parameter, on average, below which the time of a step is that of the host.
+_TINY = {"cpu": 1 << 10, "cuda": 1 << 19}
 
 
 class AdamW(ListOptimizer, torch.optim.AdamW):
@@ -22,8 +23,8 @@ class AdamW(ListOptimizer, torch.optim.AdamW):
     PyTorch's, with the same results, and the state_dict of either loads into the other.
 
     A step is one pass over all parameters of a device, which counts the steps and reads and writes
-    each number once; where they are tiny it is PyTorch's fused step, which takes less time then. On
-    CUDA it waits for nothing, and a CUDA graph may hold it (``capturable=True``).
+    each number once; where they are tiny it is PyTorch's fused step, which takes the host less
+    time. On CUDA it waits for nothing, and a CUDA graph may hold it (``capturable=True``).
 
     Args:
         params: an iterable of parameters, or of dicts of groups.
@@ -136,8 +137,11 @@ class AdamW(ListOptimizer, torch.optim.AdamW):
             return False
         if not all(group["fused"] for group in self.param_groups):
             return False
+        if all(group["capturable"] for group in self.param_groups):
+            return False  # a CUDA graph calls nothing
         params = [entry.param for entry in entries]
-        if sum(map(Tensor.numel, params)) >= _TINY * len(params):
+        tiny = _TINY.get(params[0].device.type, 0)
+        if sum(map(Tensor.numel, params)) >= tiny * len(params):
             return False
         # PyTorch's step takes elements in the order of memory.
         moments = [[entry.state[name] for entry in entries] for name in self._moments]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tfk
+from transformer_kernels.optim.adamw import _TINY
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
 SHAPES = ((40, 500), (33,), (0,), (), (5, 4, 3), (1, 1, 1, 1, 1, 1, 1, 1, 2))
@@ -38,6 +39,12 @@ def parameters(dtype: torch.dtype, shapes: Any = SHAPES, device: str = "cpu") ->
 
 def copies(params: Parameters, dtype: torch.dtype | None = None) -> Parameters:
     return [torch.nn.Parameter(p.detach().to(dtype or p.dtype, copy=True)) for p in params]
+
+
+@pytest.fixture(autouse=True)
+def small_lists_run_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's step takes the lists of these tests on CUDA otherwise."""
+    monkeypatch.setitem(_TINY, "cuda", 0)
 
 
 def set_gradients(*lists: Parameters, size: float = 1.0) -> None:
@@ -380,7 +387,7 @@ def test_a_graph_makes_the_steps(options: dict[str, Any]) -> None:
     params = parameters(torch.float32, ((40, 500), (33,), (5,)), device="cuda")
     others = copies(params)
     lr = torch.tensor(1e-2, device="cuda")
-    eager = tfk.optim.AdamW(others, lr=1e-2, **options)
+    eager = tfk.optim.AdamW(others, lr=float(lr), **options)
     ours = tfk.optim.AdamW(params, lr=lr, capturable=True, **options)
     set_gradients(params, others)
     stream = torch.cuda.Stream()
@@ -590,3 +597,19 @@ def test_tiny_parameters_are_pytorchs(
     if is_stock:
         torch.optim.AdamW(theirs, fused=True, **options).step()
         assert all(map(torch.equal, params, theirs))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("capturable", "is_stock"), [(False, True), (True, False)])
+def test_lists_that_the_host_bounds_are_pytorchs(
+    capturable: bool, is_stock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_TINY, "cuda", 1 << 10)
+    params = parameters(torch.float32, [(8,)] * 3, device="cuda")
+    set_gradients(params)
+    made = tfk.optim.AdamW(params, capturable=capturable)
+    calls = []
+    step = made._step_lists
+    monkeypatch.setattr(made, "_step_lists", lambda *given: (calls.append(1), step(*given)))
+    made.step()
+    assert (not calls) == is_stock
