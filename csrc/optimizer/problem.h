@@ -53,7 +53,8 @@ constexpr std::uint64_t random_step(double step) {
   return step >= 0 && step < kMost ? static_cast<std::uint64_t>(step) : 0;
 }
 
-// The factor of gradients that clips: 1, or what brings the norm to max_norm; NaN where the norm is.
+// The factor of gradients that clips: 1, or what brings the norm to max_norm; NaN where the norm
+// is.
 constexpr double clip_of(double max_norm, double norm) {
   constexpr double kClipEpsilon = 1e-6;
   const double factor = max_norm / (norm + kClipEpsilon);

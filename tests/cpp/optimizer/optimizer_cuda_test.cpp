@@ -28,8 +28,8 @@ class OptimizerOnCuda : public ::testing::Test {
     return static_cast<cudaStream_t>(cuda_backend()->context().stream);
   }
 
-  // Returns what a step leaves of a list, whose random numbers are the same at each call. Operands begin
-  // `offset` elements after an aligned address.
+  // Returns what a step leaves of a list, whose random numbers are the same at each call. Operands
+  // begin `offset` elements after an aligned address.
   template <class Run>
   Bytes left_by(Backend& backend, const ListKind& kind, const std::vector<std::int64_t>& counts,
                 std::int64_t offset, Run run) const {

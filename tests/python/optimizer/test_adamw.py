@@ -12,46 +12,15 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tfk
-from transformer_kernels.optim.adamw import _TINY
 from transformer_kernels.testing.tolerance import assert_close_to_reference
 
-SHAPES = ((40, 500), (33,), (0,), (), (5, 4, 3), (1, 1, 1, 1, 1, 1, 1, 1, 2))
+from .conftest import EXTENSIONS, Parameters, copies, parameters, set_gradients
+
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"amsgrad": True, "weight_decay": 0.0},
     {"maximize": True, "weight_decay": 0.3, "eps": 1e-3, "betas": (0.4, 0.8)},
 )
-EXTENSIONS: tuple[dict[str, Any], ...] = (
-    {},
-    {"master_weights": True},
-    {"state_dtype": torch.bfloat16, "seed": 7},
-    {"state_dtype": torch.uint8, "seed": 7},
-    {"master_weights": True, "state_dtype": torch.uint8, "max_norm": 1.0},
-    {"stochastic_weights": True, "skip_nonfinite": True},
-)
-
-Parameters = list[torch.nn.Parameter]
-
-
-def parameters(dtype: torch.dtype, shapes: Any = SHAPES, device: str = "cpu") -> Parameters:
-    return [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in shapes]
-
-
-def copies(params: Parameters, dtype: torch.dtype | None = None) -> Parameters:
-    return [torch.nn.Parameter(p.detach().to(dtype or p.dtype, copy=True)) for p in params]
-
-
-@pytest.fixture(autouse=True)
-def small_lists_run_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's step takes the lists of these tests on CUDA otherwise."""
-    monkeypatch.setitem(_TINY, "cuda", 0)
-
-
-def set_gradients(*lists: Parameters, size: float = 1.0) -> None:
-    for same in zip(*lists, strict=True):
-        grad = torch.randn_like(same[0]) * size
-        for p in same:
-            p.grad = grad.to(p.dtype, copy=True)
 
 
 def random_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -380,73 +349,6 @@ def test_foreach_is_the_same_step(device: str) -> None:
         torch.testing.assert_close(p, q)
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("options", EXTENSIONS, ids=str)
-def test_a_graph_makes_the_steps(options: dict[str, Any]) -> None:
-    """Each replay counts a step, and reads the gradients and the learning rate anew."""
-    params = parameters(torch.float32, ((40, 500), (33,), (5,)), device="cuda")
-    others = copies(params)
-    lr = torch.tensor(1e-2, device="cuda")
-    eager = tfk.optim.AdamW(others, lr=float(lr), **options)
-    ours = tfk.optim.AdamW(params, lr=lr, capturable=True, **options)
-    set_gradients(params, others)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        ours.step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ours.step()
-    eager.step()
-    for rate in (1e-2, 3e-2, 1e-3):
-        lr.fill_(rate)
-        for group in eager.param_groups:
-            group["lr"] = float(lr)
-        for p, q in zip(params, others, strict=True):
-            p.grad.normal_()
-            q.grad.copy_(p.grad)
-        graph.replay()
-        eager.step()
-    for p, q in zip(params, others, strict=True):
-        assert torch.equal(p, q)
-        assert ours.state[p]["step"] == eager.state[q]["step"] == 4
-
-
-@pytest.mark.cuda
-def test_waits_for_no_device() -> None:
-    """The host reads nothing back, whatever the options."""
-    params = parameters(torch.bfloat16, ((4000, 50), (33,)), device="cuda")
-    optimizer = tfk.optim.AdamW(
-        params,
-        lr=torch.tensor(1e-2, device="cuda"),
-        master_weights=True,
-        state_dtype=torch.uint8,
-        max_norm=1.0,
-        skip_nonfinite=True,
-    )
-    set_gradients(params)
-    optimizer.step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        optimizer.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert optimizer.state[params[0]]["step"] == 2
-
-
-@pytest.mark.cuda
-def test_loads_steps_that_were_counted_on_the_host() -> None:
-    params = parameters(torch.float32, device="cuda")
-    stock = torch.optim.AdamW(params, foreach=True)
-    set_gradients(params)
-    stock.step()
-    ours = tfk.optim.AdamW(params, foreach=True)
-    ours.load_state_dict(stock.state_dict())
-    ours.step()
-    assert all(ours.state[p]["step"].is_cuda and ours.state[p]["step"] == 2 for p in params)
-
-
 def test_autograd_follows_a_differentiable_step() -> None:
     start, grad = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
     slopes = []
@@ -597,19 +499,3 @@ def test_tiny_parameters_are_pytorchs(
     if is_stock:
         torch.optim.AdamW(theirs, fused=True, **options).step()
         assert all(map(torch.equal, params, theirs))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(("capturable", "is_stock"), [(False, True), (True, False)])
-def test_lists_that_the_host_bounds_are_pytorchs(
-    capturable: bool, is_stock: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(_TINY, "cuda", 1 << 10)
-    params = parameters(torch.float32, [(8,)] * 3, device="cuda")
-    set_gradients(params)
-    made = tfk.optim.AdamW(params, capturable=capturable)
-    calls = []
-    step = made._step_lists
-    monkeypatch.setattr(made, "_step_lists", lambda *given: (calls.append(1), step(*given)))
-    made.step()
-    assert (not calls) == is_stock
