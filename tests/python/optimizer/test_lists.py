@@ -23,21 +23,22 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    params = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
+def parameters(dtype: torch.dtype, device: str = "cpu") -> list[torch.nn.Parameter]:
+    params = [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in SHAPES]
     for p in params:
         p.grad = torch.randn_like(p)
     return params
 
 
-def twins(cls: Any, dtype: torch.dtype, **options: Any) -> list[Any]:
+def twins(cls: Any, dtype: torch.dtype, device: str, **options: Any) -> list[Any]:
     """Two optimizers of the same parameters, of which the second runs the formula."""
     rule = _formula.adamw_step if cls is tfk.optim.AdamW else _formula.lion_step
-    params = parameters(dtype)
+    params = parameters(dtype, device)
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
     for p, q in zip(params, copies, strict=True):
         q.grad = p.grad.clone()
-    ours, formula = cls(params, lr=1e-2, **options), cls(copies, lr=1e-2, **options)
+    options = {"lr": 1e-2, **options}
+    ours, formula = cls(params, **options), cls(copies, **options)
     formula._raw = partial(_formula.run_list, rule)
     return [ours, formula]
 
@@ -45,9 +46,13 @@ def twins(cls: Any, dtype: torch.dtype, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("cls", [tfk.optim.AdamW, tfk.optim.Lion])
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
-def test_the_formula_is_the_kernel(cls: Any, narrow: torch.dtype, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("tensor_rate", [False, True])
+def test_the_formula_is_the_kernel(
+    device: str, cls: Any, narrow: torch.dtype, options: dict[str, Any], tensor_rate: bool
+) -> None:
     """They may differ by one rounding, since one of them rounds sums of products once."""
-    both = twins(cls, narrow, **options)
+    lr = torch.tensor(1e-2, device=device) if tensor_rate else 1e-2
+    both = twins(cls, narrow, device, lr=lr, **options)
     for optimizer in both:
         optimizer.step()
     size = 2 * torch.finfo(narrow).eps
@@ -65,8 +70,8 @@ def test_the_formula_is_the_kernel(cls: Any, narrow: torch.dtype, options: dict[
         assert both[0].state[p]["step"] == both[1].state[q]["step"] == 1
 
 
-def test_random_bits_of_the_formula_are_those_of_the_kernel() -> None:
-    both = twins(tfk.optim.AdamW, torch.float32, state_dtype=torch.bfloat16, seed=11)
+def test_random_bits_of_the_formula_are_those_of_the_kernel(device: str) -> None:
+    both = twins(tfk.optim.AdamW, torch.float32, device, state_dtype=torch.bfloat16, seed=11)
     for optimizer in both:
         optimizer.param_groups[0]["betas"] = (0.0, 0.0)  # moments without arithmetic
         optimizer.step()
@@ -77,8 +82,8 @@ def test_random_bits_of_the_formula_are_those_of_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.float32], ids=str)
-def test_lion_is_its_formula(precision: torch.dtype) -> None:
-    params = parameters(precision)
+def test_lion_is_its_formula(device: str, precision: torch.dtype) -> None:
+    params = parameters(precision, device)
     before = [p.detach().to(torch.float64, copy=True) for p in params]
     certain = [torch.ones_like(p, dtype=torch.bool) for p in before]
     optimizer = tfk.optim.Lion(params, lr=1e-2, betas=(0.8, 0.95), weight_decay=0.5)
