@@ -8,9 +8,6 @@
 namespace transformer_kernels::cpu {
 namespace {
 
-constexpr std::uint64_t kKeepStream = 1;
-constexpr std::uint64_t kNextStream = 2;
-
 // A distribution as weights and their sum.
 class Shares {
  public:

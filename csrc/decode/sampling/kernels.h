@@ -5,31 +5,14 @@
 #pragma once
 
 #include <bit>
-#include <limits>
 
 #include "core/cpu/isa.h"
 #include "decode/sampling/problem.h"
+#include "decode/sampling/weighing.h"
 
 namespace transformer_kernels::cpu {
 
-inline constexpr std::int64_t kBlock = 256;             // elements
-inline constexpr float kUnit = 0x1p40f;                 // a weight of 1, as a whole number
-inline constexpr float kLeastExponent = -100.0f;        // of a weight
-inline constexpr double kLog2OfE = 1.4426950408889634;  // converts exponents
-
-// How weights follow from logits, and the limits that they pass.
-struct Weighing {
-  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-  float top;                 // the largest logit
-  float scale;               // log2(e) / temperature
-  float least = -kInfinity;  // logits
-  float fewest = 0;          // weights, in units of 2^-40
-  float mean = 0;            // log2 of weights, which differ by
-  float reach = kInfinity;   // at most this from the mean
-  bool is_limited = false;
-  bool are_probabilities = false;  // in place of logits; there are no limits then
-};
+inline constexpr std::int64_t kBlock = 256;  // elements
 
 // The whole number of a weight; ties go to even.
 inline std::int64_t whole_weight(float w) {

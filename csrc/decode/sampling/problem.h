@@ -35,9 +35,18 @@ struct SampleProblem {
   float* top_log_probs;
   float* probabilities;
 
-  const SamplingParameters& of(std::int64_t row) const {
+  constexpr const SamplingParameters& of(std::int64_t row) const {
     return parameters[row * parameters_stride];
   }
+  constexpr bool has_penalties(const SamplingParameters& by) const {
+    return previous != nullptr &&
+           (by.repetition_penalty != 1 || by.presence_penalty != 0 || by.frequency_penalty != 0);
+  }
+  // The token is drawn from other numbers than the model's.
+  constexpr bool is_changed(const SamplingParameters& by) const {
+    return bias.data != nullptr || allowed.data != nullptr || has_penalties(by);
+  }
+  constexpr bool describes_model() const { return log_probs != nullptr || top > 0; }
 };
 
 struct AcceptProblem {
@@ -54,6 +63,11 @@ struct AcceptProblem {
   const std::int64_t* position;
   std::int64_t* accepted;
   std::int64_t* token;
+
+  // The number of rows of targets and drafts.
+  std::int64_t rows() const {
+    return batch * (drafted + 1 + (draft.data == nullptr ? 0 : drafted));
+  }
 };
 
 std::string describe(const SampleProblem& problem);
@@ -65,5 +79,10 @@ void check_lengths(const Context& context, const AcceptProblem& problem);
 void sample_logits(const Context& context, const SampleProblem& problem);
 void speculative_accept(const Context& context, const AcceptProblem& problem);
 }  // namespace cpu
+
+namespace cuda {
+void sample_logits(const Context& context, const SampleProblem& problem);
+void speculative_accept(const Context& context, const AcceptProblem& problem);
+}  // namespace cuda
 
 }  // namespace transformer_kernels

@@ -16,18 +16,13 @@ constexpr float kInfinity = Weighing::kInfinity;
 constexpr int kBuckets = 4096;
 constexpr int kFirstShift = 20;
 
-// Keys of equal numbers are equal, and those of larger ones are larger.
-constexpr std::uint32_t kSign = 0x80000000;
 std::uint32_t key_of(float number) {
-  const auto bits = std::bit_cast<std::uint32_t>(number == 0 ? 0.0f : number);
-  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+  return key_of_bits(std::bit_cast<std::uint32_t>(number == 0 ? 0.0f : number));
 }
 std::int32_t signed_key_of(float number) {
   return static_cast<std::int32_t>(key_of(number) ^ kSign);
 }
-float number_of(std::uint32_t key) {
-  return std::bit_cast<float>((key & kSign) != 0 ? key & ~kSign : ~key);
-}
+float number_of(std::uint32_t key) { return std::bit_cast<float>(bits_of_key(key)); }
 // Smaller distances come first.
 std::uint32_t key_of_distance(float distance) { return ~std::bit_cast<std::uint32_t>(distance); }
 float distance_of(std::uint32_t key) { return std::bit_cast<float>(~key); }

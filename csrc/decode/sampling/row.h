@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/cpu/parallel.h"
-#include "core/math/philox.h"
 #include "decode/sampling/kernels.h"
 
 namespace transformer_kernels::cpu {
@@ -33,20 +32,6 @@ void for_rows(const Context& context, std::int64_t rows, Body&& body) {
   if (rows == 1) return body(Team{&context}, std::int64_t{0}, std::int64_t{1});
   parallel_for(context, rows, 1,
                [&](std::int64_t begin, std::int64_t end) { body(Team{}, begin, end); });
-}
-
-// A number of [0, 1), a multiple of 2^-53.
-inline double uniform(std::int64_t seed, std::int64_t position, std::uint64_t stream) {
-  const PhiloxWords words =
-      philox(static_cast<std::uint64_t>(seed), static_cast<std::uint64_t>(position), stream);
-  const std::uint64_t bits = std::uint64_t{words.word[1]} << 32 | words.word[0];
-  return static_cast<double>(bits >> 11) * 0x1p-53;
-}
-
-// The part of a sum of weights, which is not 0, that a uniform number falls on.
-inline std::int64_t part_of(double u, std::int64_t sum) {
-  const auto part = static_cast<std::int64_t>(u * static_cast<double>(sum));
-  return part < sum ? part : sum - 1;
 }
 
 class Row {

@@ -12,13 +12,6 @@ namespace transformer_kernels::cpu {
 namespace {
 
 constexpr float kInfinity = Weighing::kInfinity;
-constexpr float kColdest = 0x1p-126f;  // of temperatures; below it the likeliest token is taken
-constexpr float kHottest = 0x1p126f;
-
-Weighing weighing(float top, float temperature) {
-  const double t = std::clamp(temperature, kColdest, kHottest);
-  return {.top = top, .scale = static_cast<float>(kLog2OfE / t)};
-}
 
 // Memory of a thread for rows that it may not change in place.
 class RowMemory {
@@ -50,8 +43,8 @@ class Choice {
         with_(p.of(row)) {}
 
   void make() {
-    if (p_.log_probs != nullptr || p_.top > 0) describe_model();
-    Row row(team_, is_changed() ? changed() : unchanged(), p_.vocabulary);
+    if (p_.describes_model()) describe_model();
+    Row row(team_, p_.is_changed(with_) ? changed() : unchanged(), p_.vocabulary);
     const bool has_nan = row.look();
     if (p_.probabilities != nullptr) {
       std::fill_n(probabilities(), p_.vocabulary, has_nan ? NAN : 0.0f);
@@ -93,20 +86,13 @@ class Choice {
     return p_.dtype == DType::kFloat32 ? static_cast<const float*>(logits())
                                        : read(nullptr, nullptr);
   }
-  bool has_penalties() const {
-    return p_.previous != nullptr && (with_.repetition_penalty != 1 ||
-                                      with_.presence_penalty != 0 || with_.frequency_penalty != 0);
-  }
-  bool is_changed() const {
-    return p_.bias.data != nullptr || p_.allowed.data != nullptr || has_penalties();
-  }
   const float* changed() {
     const auto* const bias = static_cast<const float*>(p_.bias.data);
     const auto* const allowed = static_cast<const std::byte*>(p_.allowed.data);
     const std::int64_t unit = p_.allowed_bits ? sizeof(std::int32_t) : sizeof(bool);
     float* const z = read(bias == nullptr ? nullptr : bias + row_ * p_.bias.stride,
                           allowed == nullptr ? nullptr : allowed + row_ * p_.allowed.stride * unit);
-    if (has_penalties()) {
+    if (p_.has_penalties(with_)) {
       sampling().penalise({.previous = p_.previous + row_ * p_.previous_count,
                            .count = p_.previous_count,
                            .prompt = p_.prompt_lengths == nullptr ? 0 : p_.prompt_lengths[row_],
@@ -163,12 +149,6 @@ class Choice {
   }
 
   // ---- the draw
-
-  // The mass that a filter keeps of a sum: at least one token.
-  static std::int64_t mass_of(float p, std::int64_t sum) {
-    return std::max<std::int64_t>(
-        1, static_cast<std::int64_t>(std::ceil(double{p} * static_cast<double>(sum))));
-  }
 
   std::int64_t draw(Row& row) {
     if (with_.top_k >= 1 && with_.top_k < static_cast<float>(row.count())) {

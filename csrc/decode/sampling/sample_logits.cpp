@@ -12,6 +12,7 @@ constexpr const char* kOp = "sample_logits";
 constexpr std::int64_t kParameters = sizeof(SamplingParameters) / sizeof(float);
 
 constexpr Backends<SampleProblem> kSample{.cpu = cpu::sample_logits,
+                                          .cuda = kHasCuda ? cuda::sample_logits : nullptr,
                                           .numbers = cpu::check_parameters};
 
 void check_conditions(SampleProblem& p, const SamplingArguments& check, const SampleLogits& a) {

@@ -11,6 +11,7 @@ namespace {
 constexpr const char* kOp = "speculative_accept";
 
 constexpr Backends<AcceptProblem> kAccept{.cpu = cpu::speculative_accept,
+                                          .cuda = kHasCuda ? cuda::speculative_accept : nullptr,
                                           .numbers = cpu::check_lengths};
 
 AcceptProblem check(const Context& context, const SpeculativeAccept& a) {

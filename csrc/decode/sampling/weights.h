@@ -22,16 +22,13 @@ TFK_INLINE Numbers exponent(const Weighing& by, Numbers z) {
   return max(below, Numbers::of(kLeastExponent));
 }
 
-// 2^(40 + x): an error of 2e-7 of the result.
+// 2^(40 + x).
 TFK_INLINE Numbers units(Numbers x) {
   const Numbers n = round_product(x, Numbers::of(1));
   const Numbers r = x - whole(n);
-  Numbers y = Numbers::of(0x1.5bba14p30f);
-  y = y * r + Numbers::of(0x1.3cea88p33f);
-  y = y * r + Numbers::of(0x1.c6b752p35f);
-  y = y * r + Numbers::of(0x1.ebf9bcp37f);
-  y = y * r + Numbers::of(0x1.62e42ap39f);
-  y = y * r + Numbers::of(0x1p40f);
+  constexpr PowerOfTwo kPower;
+  Numbers y = Numbers::of(kPower.term[0]);
+  for (int i = 1; i < kPower.kTerms; ++i) y = y * r + Numbers::of(kPower.term[i]);
   return times_power_of_two(y, n);
 }
 

@@ -82,6 +82,6 @@ using Ops = RawOps<Sample, Accept>;
 
 }  // namespace
 
-TFK_CPU_OPS(Ops)
+TFK_RAW_OPS(Ops)
 
 }  // namespace transformer_kernels::torch_ops
