@@ -124,6 +124,14 @@ class DeviceArray {
   TensorView vector(DType dtype) const {
     return TensorView::contiguous(data_, dtype, backend_.context().device, {count_});
   }
+  TensorView matrix(DType dtype, std::int64_t rows) const {
+    return TensorView::contiguous(data_, dtype, backend_.context().device, {rows, count_ / rows});
+  }
+  std::vector<T> values() const {
+    std::vector<T> values(count_);
+    backend_.download(values.data(), data_, count_ * sizeof(T));
+    return values;
+  }
 
  private:
   Backend& backend_;

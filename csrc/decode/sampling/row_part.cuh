@@ -125,7 +125,7 @@ __device__ __forceinline__ std::uint64_t load_packs(const T* row, const Part& pa
 
 template <class T, class Change>
 __device__ __forceinline__ std::uint64_t load_part(const T* row, const Part& part, Change change) {
-  constexpr int kSize = 16 / sizeof(T);
+  constexpr int kSize = sizeof(T) == sizeof(double) ? 1 : 16 / sizeof(T);
   if (reinterpret_cast<std::uintptr_t>(row) % 16 == 0) {
     return load_packs<T, kSize>(row, part, change);
   }

@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "cpu_test.h"
+#include "backend_test.h"
 #include "decode/sampling_reference.h"
 #include "error_of.h"
 #include "test_tensor.h"
@@ -17,6 +17,11 @@ TensorView view_of(Integers& numbers) {
   return TensorView::contiguous(numbers.data(), DType::kInt64, {}, {std::ssize(numbers)});
 }
 
+template <class T>
+DeviceArray<T> array_of(Backend& backend, const std::vector<T>& values) {
+  return {backend, values.data(), values.size()};
+}
+
 struct Found {
   Integers tokens;
   Values log_probs, top_tokens, top_log_probs, probabilities;
@@ -25,40 +30,41 @@ struct Found {
 // One row of parameters for all, or one for each.
 using Parameters = std::vector<SamplingParameters>;
 
-class SampleLogitsTest : public CpuTest {
+class SampleLogitsTest : public BackendTest {
  protected:
   static constexpr std::int64_t kRows = 3;
 
   static Found run(std::int64_t vocabulary, const Values& logits, Parameters by,
                    std::int64_t top = 0, SampleLogits more = {}) {
-    TestTensor x(cpu(), dtype(), kRows, vocabulary, logits, {1, 3});
-    Found found{Integers(kRows, -7), {}, {}, {}, {}};
-    Integers seeds{5, -6, std::int64_t{1} << 40};
-    Integers positions{0, 3, std::int64_t{1} << 35};
-    TestTensor log_probs(cpu(), DType::kFloat32, 1, kRows);
-    TestTensor probabilities(cpu(), DType::kFloat32, kRows, vocabulary);
-    TestTensor top_log_probs(cpu(), DType::kFloat32, kRows, top);
-    Integers top_tokens(kRows * top);
+    TestTensor x(backend(), dtype(), kRows, vocabulary, logits, {1, 3});
+    const auto parameters = array_of(backend(), by);
+    const auto seeds = array_of(backend(), Integers{5, -6, std::int64_t{1} << 40});
+    const auto positions = array_of(backend(), Integers{0, 3, std::int64_t{1} << 35});
+    const auto tokens = array_of(backend(), Integers(kRows, -7));
+    const auto top_tokens = array_of(backend(), Integers(kRows * top, -7));
+    TestTensor log_probs(backend(), DType::kFloat32, 1, kRows);
+    TestTensor probabilities(backend(), DType::kFloat32, kRows, vocabulary);
+    TestTensor top_log_probs(backend(), DType::kFloat32, kRows, top);
     more.logits = x.view();
-    more.parameters = TensorView::contiguous(by.data(), DType::kFloat32, {}, {std::ssize(by), 8});
-    more.seed = view_of(seeds);
-    more.position = view_of(positions);
-    more.tokens = view_of(found.tokens);
+    more.parameters =
+        TensorView::contiguous(parameters.vector(DType::kFloat32).data, DType::kFloat32,
+                               backend().context().device, {std::ssize(by), 8});
+    more.seed = seeds.vector(DType::kInt64);
+    more.position = positions.vector(DType::kInt64);
+    more.tokens = tokens.vector(DType::kInt64);
     more.log_probs = log_probs.vector();
     more.probabilities = probabilities.view();
     if (top > 0) {
-      more.top_tokens = TensorView::contiguous(top_tokens.data(), DType::kInt64, {}, {kRows, top});
+      more.top_tokens = top_tokens.matrix(DType::kInt64, kRows);
       more.top_log_probs = top_log_probs.view();
     }
-    sample_logits(cpu().context(), more);
+    sample_logits(backend().context(), more);
     for (TestTensor* y : {&log_probs, &probabilities, &top_log_probs}) {
       EXPECT_TRUE(y->surroundings_intact());
     }
-    found.log_probs = log_probs.values();
-    found.probabilities = probabilities.values();
-    found.top_tokens = Values(top_tokens.begin(), top_tokens.end());
-    found.top_log_probs = top_log_probs.values();
-    return found;
+    const Integers likeliest = top_tokens.values();
+    return {tokens.values(), log_probs.values(), Values(likeliest.begin(), likeliest.end()),
+            top_log_probs.values(), probabilities.values()};
   }
 
   static std::vector<float> row(const Values& x, std::int64_t vocabulary, std::int64_t at) {
@@ -88,7 +94,7 @@ class SampleLogitsTest : public CpuTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(on, SampleLogitsTest, floating_dtypes(), name_of_cpu_test);
+INSTANTIATE_TEST_SUITE_P(on, SampleLogitsTest, all_backends_and_dtypes(), name_of_backend_test);
 
 TEST_P(SampleLogitsTest, draws_by_whole_weights) {
   for (const std::int64_t vocabulary : {1, 2, 37, 256, 257, 1031, 9000}) {
@@ -140,15 +146,17 @@ TEST_P(SampleLogitsTest, bias_penalties_and_masks) {
   constexpr std::int64_t kTokens = 70;
   const Values logits = random_normal(kRows * kTokens, dtype());
   Values bias = random_normal(kTokens, DType::kFloat32);
-  Integers previous{3, 3, -1, 9, 99, 3, 4, 4, 4, 4, 4, 4};
-  Integers prompts{2, 0, 9};
-  std::vector<std::uint32_t> bits{0xfffffff0, 0xffffffff, 0x3f};
-  TestTensor biases(cpu(), DType::kFloat32, 1, kTokens, bias);
+  const Integers previous{3, 3, -1, 9, 99, 3, 4, 4, 4, 4, 4, 4};
+  const Integers prompts{2, 0, 9};
+  const auto before = array_of(backend(), previous);
+  const auto prompt_lengths = array_of(backend(), prompts);
+  const auto bits = array_of(backend(), std::vector<std::uint32_t>{0xfffffff0, 0xffffffff, 0x3f});
+  TestTensor biases(backend(), DType::kFloat32, 1, kTokens, bias);
   SampleLogits more{};
-  more.previous = TensorView::contiguous(previous.data(), DType::kInt64, {}, {kRows, 4});
-  more.prompt_lengths = view_of(prompts);
+  more.previous = before.matrix(DType::kInt64, kRows);
+  more.prompt_lengths = prompt_lengths.vector(DType::kInt64);
   more.bias = biases.view();
-  more.allowed = TensorView::contiguous(bits.data(), DType::kInt32, {}, {1, 3});
+  more.allowed = bits.matrix(DType::kInt32, 1);
   const SamplingParameters by{
       .repetition_penalty = 1.5f, .presence_penalty = 0.25f, .frequency_penalty = 0.5f};
   const Found found = run(kTokens, logits, {by}, 0, more);
@@ -188,35 +196,41 @@ TEST_P(SampleLogitsTest, nan_infinity_and_nothing) {
   EXPECT_EQ(found.top_tokens, (Values{-1, -1, 7, 8, 177, 0}));
   EXPECT_EQ(found.log_probs[2], 0);
   logits[777] = -kInfinity;
+  if (is_on_cuda(backend())) {
+    EXPECT_EQ(run(300, logits, {{}}).tokens[2], -1);
+    return;
+  }
   EXPECT_EQ(error_of([&] { run(300, logits, {{}}); }),
             "sample_logits: row 2 has no token that may be drawn, expected a logit above -inf that "
             "is allowed");
 }
 
-// Several threads compute pieces of one row.
+// Several threads or CTAs compute pieces of one row.
 TEST_P(SampleLogitsTest, one_long_row) {
   constexpr std::int64_t kTokens = 90001;
   const Values logits = random_normal(kTokens, dtype(), 0, 3);
-  TestTensor x(cpu(), dtype(), 1, kTokens, logits);
+  TestTensor x(backend(), dtype(), 1, kTokens, logits);
   const std::vector<float> z(logits.begin(), logits.end());
   for (const SamplingParameters& by :
        {SamplingParameters{}, {.top_k = 2000}, {.top_p = 0.8f}, {.typical_p = 0.5f}}) {
-    Parameters parameters{by};
-    Integers seed{9};
-    Integers position{1};
-    Integers token{0};
-    sample_logits(cpu().context(), {.logits = x.view(),
-                                    .parameters = TensorView::contiguous(
-                                        parameters.data(), DType::kFloat32, {}, {1, 8}),
-                                    .seed = view_of(seed),
-                                    .position = view_of(position),
-                                    .tokens = view_of(token)});
-    EXPECT_EQ(token[0], reference_draw(reference_weights(z, by), reference_uniform(9, 1, 0)));
+    TestTensor parameters(backend(), DType::kFloat32, 1, 8,
+                          {by.temperature, by.top_k, by.top_p, by.min_p, by.typical_p, 1, 0, 0});
+    const auto seed = array_of(backend(), Integers{9});
+    const auto position = array_of(backend(), Integers{1});
+    const auto token = array_of(backend(), Integers{0});
+    sample_logits(backend().context(), {.logits = x.view(),
+                                        .parameters = parameters.view(),
+                                        .seed = seed.vector(DType::kInt64),
+                                        .position = position.vector(DType::kInt64),
+                                        .tokens = token.vector(DType::kInt64)});
+    EXPECT_EQ(token.values()[0],
+              reference_draw(reference_weights(z, by), reference_uniform(9, 1, 0)));
   }
 }
 
 TEST_P(SampleLogitsTest, bad_arguments) {
-  TestTensor x(cpu(), dtype(), 2, 9, random_normal(18, dtype()));
+  if (is_on_cuda(backend())) return;  // numbers of parameters are the CPU's to check
+  TestTensor x(backend(), dtype(), 2, 9, random_normal(18, dtype()));
   Parameters by(2);
   Integers two{1, 2};
   Integers tokens{-7, -7};
@@ -229,7 +243,7 @@ TEST_P(SampleLogitsTest, bad_arguments) {
   const auto refusal = [&](auto&& change) {
     SampleLogits bad = good;
     change(bad);
-    return error_of([&] { sample_logits(cpu().context(), bad); });
+    return error_of([&] { sample_logits(backend().context(), bad); });
   };
   EXPECT_EQ(refusal([](auto& a) { a.parameters = {}; }), "sample_logits: parameters is missing");
   EXPECT_EQ(refusal([](auto& a) { a.parameters.sizes[1] = 7; }),

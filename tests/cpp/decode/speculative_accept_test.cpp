@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "cpu_test.h"
+#include "backend_test.h"
 #include "decode/sampling_reference.h"
 #include "error_of.h"
 #include "test_tensor.h"
@@ -25,7 +25,7 @@ struct Case {
   bool chance = true;
 };
 
-class SpeculativeAcceptTest : public CpuTest {
+class SpeculativeAcceptTest : public BackendTest {
  protected:
   static Weights weights(const Values& x, std::int64_t vocabulary, std::int64_t row, bool logits) {
     const std::vector<float> own(x.begin() + row * vocabulary, x.begin() + (row + 1) * vocabulary);
@@ -55,8 +55,8 @@ class SpeculativeAcceptTest : public CpuTest {
         for (double& v : *x) v = rounded_to(dtype(), std::min(v * v / 64, 1.0));
       }
     }
-    TestTensor targets(cpu(), dtype(), rows, c.vocabulary, target);
-    TestTensor drafts(cpu(), dtype(), c.batch * c.drafted, c.vocabulary, draft);
+    TestTensor targets(backend(), dtype(), rows, c.vocabulary, target);
+    TestTensor drafts(backend(), dtype(), c.batch * c.drafted, c.vocabulary, draft);
     Integers tokens(c.batch * c.drafted), lengths(c.batch), seeds(c.batch), positions(c.batch);
     std::uniform_int_distribution<std::int64_t> any(0, c.vocabulary - 1);
     for (std::int64_t& token : tokens) token = any(random_engine());
@@ -68,20 +68,28 @@ class SpeculativeAcceptTest : public CpuTest {
       positions[b] = 10 * b;
     }
     const auto cubes = [&](TestTensor& x, std::int64_t each) {
-      return TensorView::contiguous(x.view().data, dtype(), {}, {c.batch, each, c.vocabulary});
+      return TensorView::contiguous(x.view().data, dtype(), backend().context().device,
+                                    {c.batch, each, c.vocabulary});
     };
-    Integers accepted(c.batch, -7), token(c.batch, -7);
-    speculative_accept(cpu().context(),
-                       {.draft_tokens = TensorView::contiguous(tokens.data(), DType::kInt64, {},
-                                                               {c.batch, c.drafted}),
+    const auto copy = [](const Integers& numbers) {
+      return DeviceArray<std::int64_t>(backend(), numbers.data(), numbers.size());
+    };
+    const auto tokens_there = copy(tokens), lengths_there = copy(lengths);
+    const auto seeds_there = copy(seeds), positions_there = copy(positions);
+    const auto accepted_there = copy(Integers(c.batch, -7)),
+               next_there = copy(accepted_there.values());
+    constexpr DType kInt64 = DType::kInt64;
+    speculative_accept(backend().context(),
+                       {.draft_tokens = tokens_there.matrix(kInt64, c.batch),
                         .draft = c.chance ? cubes(drafts, c.drafted) : TensorView{},
                         .target = cubes(targets, c.drafted + 1),
-                        .lengths = view_of(lengths),
-                        .seed = view_of(seeds),
-                        .position = view_of(positions),
+                        .lengths = lengths_there.vector(kInt64),
+                        .seed = seeds_there.vector(kInt64),
+                        .position = positions_there.vector(kInt64),
                         .logits = c.logits,
-                        .accepted = view_of(accepted),
-                        .token = view_of(token)});
+                        .accepted = accepted_there.vector(kInt64),
+                        .token = next_there.vector(kInt64)});
+    const Integers accepted = accepted_there.values(), token = next_there.values();
     for (std::int64_t b = 0; b < c.batch; ++b) {
       std::int64_t kept = 0;
       Weights next;
@@ -113,7 +121,8 @@ class SpeculativeAcceptTest : public CpuTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(on, SpeculativeAcceptTest, floating_dtypes(), name_of_cpu_test);
+INSTANTIATE_TEST_SUITE_P(on, SpeculativeAcceptTest, all_backends_and_dtypes(),
+                         name_of_backend_test);
 
 TEST_P(SpeculativeAcceptTest, keeps_and_draws) {
   for (const bool logits : {false, true}) {
@@ -127,7 +136,8 @@ TEST_P(SpeculativeAcceptTest, keeps_and_draws) {
 }
 
 TEST_P(SpeculativeAcceptTest, bad_arguments) {
-  TestTensor x(cpu(), dtype(), 6, 9, Values(54, 0.125));
+  if (is_on_cuda(backend())) return;  // lengths are the CPU's to check
+  TestTensor x(backend(), dtype(), 6, 9, Values(54, 0.125));
   Integers tokens{1, 2}, two{1, 2}, accepted{-7, -7}, token{-7, -7};
   const SpeculativeAccept good{
       .draft_tokens = TensorView::contiguous(tokens.data(), DType::kInt64, {}, {2, 1}),
@@ -139,7 +149,7 @@ TEST_P(SpeculativeAcceptTest, bad_arguments) {
   const auto refusal = [&](auto&& change) {
     SpeculativeAccept bad = good;
     change(bad);
-    return error_of([&] { speculative_accept(cpu().context(), bad); });
+    return error_of([&] { speculative_accept(backend().context(), bad); });
   };
   EXPECT_EQ(refusal([](auto& a) { a.target.sizes[1] = 0; }),
             "speculative_accept: target has 0 rows a sequence, expected at least 1");

@@ -68,9 +68,23 @@ def _on(device: str, options: dict[str, Any]) -> dict[str, Any]:
 # ---- the same bits everywhere -------------------------------------------------------------------
 
 
+def _check_bits(logits: Tensor, device: str, **options: Any) -> None:
+    """Compares the kernel on a device with the formula on the CPU."""
+    options |= {"seed": 11, "position": 3, "probabilities": True}
+    found: Any = F.sample_logits(logits.to(device), **_on(device, options))
+    expected: Any = F.sample_logits(logits, backend="reference", **options)
+    for name, one, other in zip(found._fields, found, expected, strict=True):
+        if name.endswith("log_probs"):  # logarithms of the same number
+            torch.testing.assert_close(one.cpu(), other, equal_nan=True)
+        else:
+            torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", DTYPES, ids=str)
 @pytest.mark.parametrize("vocabulary", [1, 2, 33, 1000, 20011])
-def test_kernel_and_formula_give_the_same_bits(vocabulary: int, kind: torch.dtype) -> None:
+def test_kernel_and_formula_give_the_same_bits(
+    vocabulary: int, kind: torch.dtype, device: str
+) -> None:
     logits = _some_logits(BATCH, vocabulary).to(kind)
     if vocabulary > 2:
         logits[:, ::5] = logits[:, :1]  # ties
@@ -85,18 +99,23 @@ def test_kernel_and_formula_give_the_same_bits(vocabulary: int, kind: torch.dtyp
         {"bias": torch.randn(BATCH, vocabulary), "allowed": torch.arange(vocabulary) % 3 == 0},
     )
     for options in (*FILTERS, *more):
-        found, expected = (
-            F.sample_logits(
-                logits, seed=11, position=3, log_probs=min(3, vocabulary), probabilities=True,
-                backend=backend, **options,
-            )
-            for backend in ("auto", "reference")
-        )  # fmt: skip
-        for name, one, other in zip(found._fields, found, expected, strict=True):
-            if name.endswith("log_probs"):  # logarithms of the same number
-                torch.testing.assert_close(one, other, equal_nan=True)
-            else:
-                torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        _check_bits(logits, device, log_probs=min(3, vocabulary), **options)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "kind"),
+    [(131072, torch.float32), (300007, torch.bfloat16), (2**20, torch.bfloat16)],
+    ids=str,
+)
+def test_long_rows_give_the_same_bits(vocabulary: int, kind: torch.dtype, device: str) -> None:
+    """Rows that a cluster of CTAs shares, in shared memory or, where they are too long, beside."""
+    logits = _some_logits(2, vocabulary).to(kind)
+    previous = torch.randint(vocabulary, (2, 3000))
+    for options in (
+        {}, {"temperature": 0.0}, {"top_k": 50, "top_p": 0.9}, {"typical_p": 0.4},
+        {"previous": previous, "frequency_penalty": 0.1, "top_p": 0.7},
+    ):  # fmt: skip
+        _check_bits(logits, device, log_probs=20, **options)
 
 
 def test_a_token_depends_on_nothing_but_its_own(device: str) -> None:
@@ -121,8 +140,8 @@ def test_threads_do_not_matter() -> None:
         assert all(torch.equal(a, b) for a, b in zip(several, one, strict=True))
 
 
-def test_rows_with_gaps() -> None:
-    wide = _some_logits(5, 900)
+def test_rows_with_gaps(device: str) -> None:
+    wide = _some_logits(5, 900, device)
     assert torch.equal(
         F.sample_logits(wide[:, 100:500], seed=1), F.sample_logits(wide[:, 100:500].clone(), seed=1)
     )
@@ -221,11 +240,12 @@ def test_tokens_are_drawn_with_their_probabilities(options: dict[str, Any], devi
     assert chi_square_passes(tokens.cpu().bincount(minlength=600), expected[0])
 
 
-def test_positions_draw_other_numbers() -> None:
-    logits, draws = torch.randn(1, 50).expand(100_000, -1), torch.arange(100_000)
-    seed = torch.full((100_000,), 3)
-    tokens = F.sample_logits(logits, seed=seed, position=draws)
-    assert chi_square_passes(tokens.bincount(minlength=50), logits[0].double().softmax(0))
+def test_positions_draw_other_numbers(device: str) -> None:
+    logits = torch.randn(1, 50, device=device).expand(100_000, -1)
+    draws = torch.arange(100_000, device=device)
+    tokens = F.sample_logits(logits, seed=torch.full_like(draws, 3), position=draws)
+    expected = logits[0].double().softmax(0).cpu()
+    assert chi_square_passes(tokens.cpu().bincount(minlength=50), expected)
     assert torch.equal(tokens[77:78], F.sample_logits(logits[:1], seed=3, position=77))
 
 
@@ -317,6 +337,49 @@ def test_nothing_allowed_is_an_error_on_the_cpu(backend: str) -> None:
         F.sample_logits(logits, allowed=allowed, backend=backend)
     with pytest.raises(ValueError, match="row 0 has no token"):
         F.sample_logits(torch.full((1, 4), -torch.inf), temperature=0, backend=backend)
+
+
+@pytest.mark.cuda
+def test_a_graph_draws_what_its_memory_says() -> None:
+    """Logits, parameters, seeds and positions may change between replays."""
+    logits = _some_logits(BATCH, 5000, "cuda")
+    options = _on("cuda", _parameters(BATCH))
+    options |= {"seed": torch.arange(BATCH, device="cuda"), "log_probs": 3}
+    options |= {"position": torch.zeros(BATCH, dtype=torch.long, device="cuda")}
+    F.sample_logits(logits, **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found: Any = F.sample_logits(logits, **options)
+    for _ in range(5):
+        logits.copy_(torch.randn_like(logits) * 3)
+        options["position"] += 1
+        options["top_p"].uniform_()
+        graph.replay()
+        expected: Any = F.sample_logits(logits, **options)
+        assert all(torch.equal(a, b) for a, b in zip(found[:4], expected[:4], strict=True))
+
+
+@pytest.mark.cuda
+def test_a_thousand_runs_have_the_same_bits() -> None:
+    logits = _some_logits(3, 40_000, "cuda")
+    options: dict[str, Any] = {"top_k": 500, "top_p": 0.9, "typical_p": 0.9, "seed": 1}
+    expected = _sampled(logits, log_probs=5, **options)
+    for _ in range(1000):
+        found = _sampled(logits, log_probs=5, **options)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.cuda
+def test_parameters_that_only_the_device_knows() -> None:
+    """Numbers that the CPU refuses have the formula's results."""
+    logits = _some_logits(4, 3000, "cuda")
+    strange = torch.tensor([torch.nan, -1.0, 2.0, torch.inf], device="cuda")
+    for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+        one, other = (
+            F.sample_logits(logits, seed=5, backend=backend, **{name: strange})
+            for backend in ("auto", "reference")
+        )
+        assert torch.equal(one, other), name
 
 
 # ---- errors and tools ---------------------------------------------------------------------------

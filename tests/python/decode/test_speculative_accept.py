@@ -35,8 +35,8 @@ def _drafts(draft: Tensor, batch: int, seed: int) -> Tensor:
 @pytest.mark.parametrize(
     "kind", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
 )
-@pytest.mark.parametrize("vocabulary", [1, 3, 700, 5001])
-def test_kernel_and_formula_agree(vocabulary: int, kind: torch.dtype) -> None:
+@pytest.mark.parametrize("vocabulary", [1, 3, 700, 5001, 40_000])
+def test_kernel_and_formula_agree(vocabulary: int, kind: torch.dtype, device: str) -> None:
     batch = 9
     target = torch.randn(batch, 4, vocabulary).to(kind)
     draft = (target[:, :3] + torch.randn(batch, 3, vocabulary)).to(kind)
@@ -52,13 +52,14 @@ def test_kernel_and_formula_agree(vocabulary: int, kind: torch.dtype) -> None:
         for some in (None, lengths):
             found, expected = (
                 F.speculative_accept(
-                    tokens, given, of, logits=logits, lengths=some, seed=5, position=17,
-                    backend=backend,
+                    tokens.to(place), None if given is None else given.to(place), of.to(place),
+                    logits=logits, lengths=None if some is None else some.to(place), seed=5,
+                    position=17, backend=backend,
                 )
-                for backend in ("auto", "reference")
+                for place, backend in ((device, "auto"), ("cpu", "reference"))
             )  # fmt: skip
-            assert torch.equal(found[0], expected[0])
-            assert torch.equal(found[1], expected[1])
+            assert torch.equal(found[0].cpu(), expected[0])
+            assert torch.equal(found[1].cpu(), expected[1])
 
 
 @pytest.mark.parametrize("has_chance", [True, False])
@@ -95,27 +96,28 @@ def test_an_equal_draft_is_kept() -> None:
     assert accepted.tolist() == [3] * 50
 
 
-def test_lengths_and_no_draft() -> None:
-    target = torch.eye(4)[None, [1, 2, 3]]  # certain tokens
-    tokens = torch.tensor([[1, 2]])
+def test_lengths_and_no_draft(device: str) -> None:
+    target = torch.eye(4, device=device)[None, [1, 2, 3]]  # certain tokens
+    tokens = torch.tensor([[1, 2]], device=device)
     for length in range(3):
-        accepted, token = F.speculative_accept(tokens, None, target, lengths=torch.tensor([length]))
+        lengths = torch.tensor([length], device=device)
+        accepted, token = F.speculative_accept(tokens, None, target, lengths=lengths)
         assert (accepted.item(), token.item()) == (length, length + 1)
-    none = torch.empty(1, 0, dtype=torch.long)
-    accepted, token = F.speculative_accept(none, None, target[:, :1])
+    accepted, token = F.speculative_accept(tokens[:, :0], None, target[:, :1])
     assert (accepted.item(), token.item()) == (0, 1)
-    empty = F.speculative_accept(torch.empty(0, 2, dtype=torch.long), None, torch.empty(0, 3, 4))
+    empty = F.speculative_accept(tokens[:0], None, target[:0])
     assert [tuple(x.shape) for x in empty] == [(0,), (0,)]
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_a_sequence_depends_on_nothing_but_its_own(backend: str) -> None:
+def test_a_sequence_depends_on_nothing_but_its_own(backend: str, device: str) -> None:
     batch = 6
-    target, draft = torch.randn(batch, 4, 300), torch.randn(batch, 3, 300)
-    tokens, seeds = torch.randint(300, (batch, 3)), torch.randint(2**60, (batch,))
+    target, draft = (torch.randn(batch, rows, 300, device=device) for rows in (4, 3))
+    tokens = torch.randint(300, (batch, 3), device=device)
+    seeds = torch.randint(2**60, (batch,), device=device)
     options: dict[str, Any] = {"logits": True, "backend": backend}
     accepted, token = F.speculative_accept(
-        tokens, draft, target, seed=seeds, position=torch.arange(batch), **options
+        tokens, draft, target, seed=seeds, position=torch.arange(batch, device=device), **options
     )
     for row in range(batch):
         own = slice(row, row + 1)
@@ -123,6 +125,17 @@ def test_a_sequence_depends_on_nothing_but_its_own(backend: str) -> None:
             tokens[own], draft[own], target[own], seed=seeds[own], position=row, **options
         )
         assert (one[0].item(), one[1].item()) == (accepted[row].item(), token[row].item())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_what_only_the_device_knows(backend: str) -> None:
+    """Lengths below 0 are 0, and a target without probability has the token -1."""
+    target = torch.tensor([[[0.0, 1.0]] * 2, [[0.0, 0.0]] * 2], device="cuda")
+    tokens = torch.tensor([[1], [0]], device="cuda")
+    lengths = torch.tensor([-3, 1], device="cuda")
+    accepted, token = F.speculative_accept(tokens, None, target, lengths=lengths, backend=backend)
+    assert (accepted.tolist(), token.tolist()) == ([0, 0], [1, -1])
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

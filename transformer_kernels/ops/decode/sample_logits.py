@@ -129,8 +129,8 @@ def sample_logits(
         log_probs: with this number n, 0 or more, also returns log-probabilities: of the chosen
             token and the n likeliest, in the model's own distribution, before all parameters.
         probabilities: also return the distribution that the tokens were drawn from.
-        backend: ``"auto"``, ``"cpu"`` or ``"reference"``. On CUDA the formula runs, which sorts;
-            it draws the same tokens.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``, which sorts. All draw the
+            same tokens.
 
     Returns:
         Tokens (B), int64; a :class:`SampledTokens` with ``log_probs`` or ``probabilities``. Where a

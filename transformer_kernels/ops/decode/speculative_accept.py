@@ -55,8 +55,7 @@ def speculative_accept(
         seed: (B), int64; or an int, which gives sequence b the seed ``seed + b``. By default drawn
             from the device's generator.
         position: that of the first drafted token in its sequence, an int or (B), int64.
-        backend: ``"auto"``, ``"cpu"`` or ``"reference"``. On CUDA the formula runs, with the same
-            results.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``, with the same results.
 
     Returns:
         ``accepted`` (B), int64, the number of tokens that are kept, and ``token`` (B), int64, which

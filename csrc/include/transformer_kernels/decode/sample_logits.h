@@ -29,7 +29,9 @@
 //
 //   temperature 0, and below 2^-126, takes the first token of the largest z; no filter runs
 //   NaN        the first token whose z is NaN is taken
-//   nothing    a row without a z above -infinity has token -1, and the call throws at its end
+//   nothing    a row without a z above -infinity has token -1, and on the CPU the call throws at
+//              its end; so has, on CUDA, one whose parameters, which are checked on the CPU alone,
+//              leave no token
 //
 // Shapes: logits (B, V), with a last stride of 1; V is 1 to 2^20. parameters (B, 8) or (1, 8),
 // each row as SamplingParameters has them; seed and position (B); previous (B, L), of which numbers

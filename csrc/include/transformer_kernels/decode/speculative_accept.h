@@ -10,8 +10,8 @@
 // their sums; without q the draft has no chance in it: q[i][t[i]] is 1. A token outside of the
 // vocabulary is never kept. Probabilities are w = multiples of 2^-40, of logits the w of
 // sample_logits.h at temperature 1; NaN and negative numbers are 0. Where nothing is left of
-// p[k] - q[k], the token is drawn from p[k], and where p has nothing either it is -1, and the call
-// throws at its end.
+// p[k] - q[k], the token is drawn from p[k], and where p has nothing either it is -1, and on the
+// CPU the call throws at its end.
 //
 // u[i] and the draw of the next token are as in sample_logits.h, at positions position + i and
 // position + k, with the offsets 1 and 2: independent of the draws that made the draft.
