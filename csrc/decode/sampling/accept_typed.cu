@@ -42,7 +42,7 @@ template <class T>
 __device__ __forceinline__ RowShare share_of(const T* row, bool are_logits, const Part& part,
                                              Group& group) {
   const std::uint64_t best =
-      load_part(row, part, [](int, float v) { return v == v ? v : -kInfinity; });
+      load_part<4>(row, part, [](int, float v) { return v == v ? v : -kInfinity; });
   group.start();
   if (!are_logits) {
     __syncthreads();

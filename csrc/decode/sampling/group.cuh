@@ -7,6 +7,7 @@
 #include "core/cuda/reduce.cuh"
 #include "core/rounding.h"
 #include "decode/sampling/group_plan.h"
+#include "transformer_kernels/decode/sample_logits.h"
 
 namespace transformer_kernels::cuda::sampling {
 
@@ -59,6 +60,7 @@ struct alignas(16) GroupMemory {
   std::uint64_t of_warp[2][kWarps];
   std::uint64_t of_cta[2][kMostCtas];
   Model model;
+  SamplingParameters parameters;
 };
 
 __device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }

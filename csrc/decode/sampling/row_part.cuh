@@ -75,11 +75,10 @@ class Best {
 };
 
 // Writes z[k], of element k of the part, as change(k, number of the row); returns the best entry of
-// this thread's elements.
-template <class T, int kSize, class Change>
+// this thread's elements. A thread waits for kBatch packs at once.
+template <int kBatch, class T, int kSize, class Change>
 __device__ __forceinline__ std::uint64_t load_packs(const T* row, const Part& part, Change change) {
   using Packs = Pack<T, kSize>;
-  constexpr int kBatch = 4;  // packs that a thread waits for at once
   constexpr int kStep = kThreads * kSize;
   const T* const x = row + part.begin;
   Best best;
@@ -123,13 +122,13 @@ __device__ __forceinline__ std::uint64_t load_packs(const T* row, const Part& pa
   return best.template entry<kSize>(part);
 }
 
-template <class T, class Change>
+template <int kBatch, class T, class Change>
 __device__ __forceinline__ std::uint64_t load_part(const T* row, const Part& part, Change change) {
   constexpr int kSize = sizeof(T) == sizeof(double) ? 1 : 16 / sizeof(T);
   if (reinterpret_cast<std::uintptr_t>(row) % 16 == 0) {
-    return load_packs<T, kSize>(row, part, change);
+    return load_packs<kBatch, T, kSize>(row, part, change);
   }
-  return load_packs<T, 1>(row, part, change);
+  return load_packs<kBatch, T, 1>(row, part, change);
 }
 
 // ---- weights
@@ -138,7 +137,7 @@ template <bool kLimited>
 __device__ __forceinline__ std::uint64_t sum_weights(const Part& part, const Weighing& by) {
   const Span own = part.of_warp();
   WholeSum sum;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = own.begin + 4 * lane(); i < own.end; i += 4 * kWarp) {
     const float4 z = *reinterpret_cast<const float4*>(part.z + i);
     sum.add(weight_of<kLimited>(by, z.x));
@@ -148,11 +147,13 @@ __device__ __forceinline__ std::uint64_t sum_weights(const Part& part, const Wei
   }
   return sum.sum();
 }
+
 // The sum of this thread's elements.
 __device__ __forceinline__ std::uint64_t sum_weights(const Part& part, const Weighing& by) {
   const bool is_plain = !by.is_limited && by.top < kInfinity && by.scale == by.scale;
   return is_plain ? sum_weights<false>(part, by) : sum_weights<true>(part, by);
 }
+
 __device__ __forceinline__ std::uint64_t sum_weights_of_probabilities(const Part& part) {
   const Span own = part.of_warp();
   WholeSum sum;

@@ -47,14 +47,18 @@ class Choice {
         model_(memory.model),
         row_(static_cast<int>(blockIdx.x / c.plan.ctas)),
         part_(part_of_cta(group_, z, c.plan.part, c.p.vocabulary)),
-        with_(c.p.of(row_)) {}
+        with_(memory.parameters) {
+    // Shared memory keeps what registers have no room for.
+    if (threadIdx.x == 0) memory.parameters = c.p.of(row_);
+    if (c.p.previous != nullptr) __syncthreads();  // else they are read behind other barriers
+  }
 
   __device__ __forceinline__ void make() {
     const bool is_changed = p_.is_changed(with_);
     std::uint64_t best = 0;
     group_.start();
     if (p_.describes_model() || !is_changed) {
-      best = load_part(logits(), part_, [](int, float v) { return v; });
+      best = load_part<4>(logits(), part_, [](int, float v) { return v; });
       best = group_.over_all<Larger>(best);
     }
     if (p_.describes_model()) describe_model(best);
@@ -97,7 +101,7 @@ class Choice {
       change.presence = with_.presence_penalty;
       change.frequency = with_.frequency_penalty;
     }
-    return load_part(logits(), part_, change);
+    return load_part<1>(logits(), part_, change);  // more would not fit into registers
   }
 
   __device__ __forceinline__ void count_previous() {

@@ -37,8 +37,10 @@ struct Weighing {
   bool are_probabilities = false;  // in place of logits; there are no limits then
 };
 
+// Limits are compared as values: std::clamp would refer to constants of the host on a device.
 constexpr Weighing weighing(float top, float temperature) {
-  const double t = std::clamp(temperature, kColdest, kHottest);
+  const float warm = temperature < kColdest ? kColdest : temperature;
+  const double t = warm > kHottest ? kHottest : warm;
   return {.top = top, .scale = static_cast<float>(kLog2OfE / t)};
 }
 
