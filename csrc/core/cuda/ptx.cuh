@@ -135,17 +135,6 @@ __device__ __forceinline__ float minimum_or_nan(float a, float b) {
   return least;
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-
-// minimum_or_nan() of the larger one.
-__device__ __forceinline__ float maximum_or_nan(float a, float b) {
-  float most;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-  return most;
-}
-
-#endif  // sm_80
-
 // Repeats the signs of four bytes: each nibble of kBytes is 8 plus the number of a byte, and
 // selects eight copies of that byte's sign.
 template <std::uint32_t kBytes>
@@ -315,16 +304,6 @@ __device__ __forceinline__ void store_cluster_async(std::uint32_t address, float
 
 __device__ __forceinline__ void store_cluster_int(std::uint32_t address, int v) {
   asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-
-__device__ __forceinline__ void store_cluster_u64(std::uint32_t address, std::uint64_t v) {
-  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(v) : "memory");
-}
-
-__device__ __forceinline__ std::uint64_t load_cluster_u64(std::uint32_t address) {
-  std::uint64_t v;
-  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(v) : "r"(address) : "memory");
-  return v;
 }
 
 // Copies shared memory to that of another CTA, whose mbarrier counts the bytes.

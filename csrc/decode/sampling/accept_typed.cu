@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Speculative acceptance on CUDA, in two launches: sums of all rows side by side, then a decision
 // and a draw for each sequence.
-#include "core/cuda/launch.cuh"
 #include "decode/sampling/kernels_cuda.h"
+#include "decode/sampling/launch_groups.cuh"
 #include "decode/sampling/row_part.cuh"
 
 namespace transformer_kernels::cuda {
@@ -214,12 +214,7 @@ __global__ void __launch_bounds__(kThreads, 1) accept_kernel(const __grid_consta
 template <class T>
 void run_accept(const Context& context, const AcceptCall& c) {
   const auto run = [&](auto kernel, std::int64_t rows, std::size_t numbers) {
-    launch("speculative_accept", context,
-           {.ctas = rows * c.plan.ctas,
-            .threads = kThreads,
-            .cluster = c.plan.ctas,
-            .shared_bytes = sizeof(GroupMemory) + numbers * sizeof(float)},
-           kernel, c);
+    launch_groups("speculative_accept", context, kernel, c, rows, numbers);
   };
   if (c.numbers == nullptr) {
     run(&accept_sums_kernel<T, true>, c.p.rows(), c.plan.part);

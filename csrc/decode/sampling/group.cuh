@@ -174,10 +174,14 @@ class Group {
   static __device__ __forceinline__ void arrive() { cluster_arrive(); }
   static __device__ __forceinline__ void wait() { cluster_wait(); }
   static __device__ __forceinline__ void store(std::uint64_t& own, int cta, std::uint64_t value) {
-    store_cluster_u64(map_to_rank(shared_address(&own), cta), value);
+    const std::uint32_t address = map_to_rank(shared_address(&own), cta);
+    asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
   }
   static __device__ __forceinline__ std::uint64_t load(const std::uint64_t& own, int cta) {
-    return load_cluster_u64(map_to_rank(shared_address(&own), cta));
+    const std::uint32_t address = map_to_rank(shared_address(&own), cta);
+    std::uint64_t value;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(address) : "memory");
+    return value;
   }
 #else  // one CTA a row
   static __device__ __forceinline__ void arrive() {}

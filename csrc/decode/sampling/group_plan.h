@@ -14,6 +14,11 @@ inline constexpr int kMostCtas = 16;                      // of a row
 inline constexpr std::int64_t kPartStep = 4 * kThreads;   // elements: 4 at once for each thread
 inline constexpr std::int64_t kMostPart = 9 * kPartStep;  // two CTAs of an SM have memory for
 
+// More than 8 CTAs a cluster are not portable.
+constexpr int most_ctas(const DeviceLimits& device) {
+  return device.architecture < 90 ? 1 : device.architecture < 100 ? kMostCtas : 8;
+}
+
 struct GroupPlan {
   int ctas;  // of a row
   int part;  // elements of each
@@ -22,8 +27,7 @@ struct GroupPlan {
 // Clusters are as small as shared memory lets them be where there are rows for all SMs, else
 // larger.
 constexpr GroupPlan plan_of(const DeviceLimits& device, std::int64_t rows, std::int64_t cols) {
-  constexpr int kPortable = 8;
-  const int most = device.architecture < 90 ? 1 : device.architecture < 100 ? kMostCtas : kPortable;
+  const int most = most_ctas(device);
   int ctas = 1;
   const auto part = [&] { return rounded_up(divide_up(cols, ctas), kPartStep); };
   while (ctas < most && part() > kPartStep &&

@@ -12,7 +12,9 @@ inline constexpr std::uint32_t kNanKey = 0xffffffff;
 
 __device__ __forceinline__ float larger_or_nan(float a, float b) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  return maximum_or_nan(a, b);
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
 #else
   return a != a || a > b ? a : b;
 #endif

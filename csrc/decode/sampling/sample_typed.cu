@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The choice of a token on CUDA. A row's CTAs read it once and walk their parts, in shared memory,
 // for each thing that they have to know: the largest number, limits of filters, the sum of weights.
-#include "core/cuda/launch.cuh"
 #include "decode/sampling/kernels_cuda.h"
+#include "decode/sampling/launch_groups.cuh"
 #include "decode/sampling/row_part.cuh"
 
 namespace transformer_kernels::cuda {
@@ -323,12 +323,7 @@ __global__ void __launch_bounds__(kThreads, kResident ? 2 : 1)
 template <class T>
 void run_sample(const Context& context, const SampleCall& c) {
   const auto run = [&](auto kernel, std::size_t numbers) {
-    launch("sample_logits", context,
-           {.ctas = c.p.batch * c.plan.ctas,
-            .threads = kThreads,
-            .cluster = c.plan.ctas,
-            .shared_bytes = sizeof(GroupMemory) + numbers * sizeof(float)},
-           kernel, c);
+    launch_groups("sample_logits", context, kernel, c, c.p.batch, numbers);
   };
   if (c.numbers == nullptr) {
     run(&sample_logits_kernel<T, true>, c.plan.part);
