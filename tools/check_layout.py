@@ -77,8 +77,8 @@ FAMILY_TREES = {
 
 # A module of the package imports modules of its own folder and of lower ranks.
 PYTHON_RANKS = {
-    "_cache": 0, "_completion": 0, "_errors": 0, "_extras": 0, "_lazy": 0, "_torch": 0,
-    "_version": 0,
+    "_cache": 0, "_completion": 0, "_cuda_graph": 0, "_errors": 0, "_extras": 0, "_lazy": 0,
+    "_torch": 0, "_version": 0,
     "_library": 1, "_names": 1,
     "_metadata": 2, "_processor": 2, "fpga": 2, "info": 2,
     "_times": 3,

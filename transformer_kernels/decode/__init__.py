@@ -15,6 +15,7 @@ from ._paged_cache import PagedCache
 from ._parameters import Parameters, Piece, Result, Status
 from ._pool import CacheFullError
 from ._sample import Draw
+from ._static import Recordable
 from .step import StepPages, StepPlan, StepSession, StepWeight, barrier_nanoseconds
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "PagedCache",
     "Parameters",
     "Piece",
+    "Recordable",
     "Result",
     "Status",
     "StepPages",

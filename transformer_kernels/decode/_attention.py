@@ -15,9 +15,9 @@ from ._batch import Batch
 from ._paged_cache import PagedCache
 
 _READ_IN_PAGES = (torch.float32, torch.float16, torch.bfloat16)
-# Rows of a sequence that a GPU takes in pages: beside more of them gathered keys cost little, and
-# attention_varlen multiplies faster.
-_MOST_ROWS_ON_CUDA = 16
+# On a GPU, the most rows of a sequence for which pages are read where they are. Above it, gathering
+# the keys costs less than rows that each read them.
+_FEW_ROWS = 16
 
 
 class PagedAttention:
@@ -58,15 +58,15 @@ class PagedAttention:
         self.layers.append(layer)
         options |= {"causal": True, "window": (-1 if window is None else window - 1, 0)}
         cache = self.cache
-        is_taken = q.dtype in _READ_IN_PAGES and q.dtype is cache.keys.dtype
-        if is_taken and (q.is_cpu or self._has_few_rows_on_cuda(q)):
+        is_read_in_pages = q.dtype in _READ_IN_PAGES and q.dtype is cache.keys.dtype
+        if is_read_in_pages and (q.is_cpu or self._has_few_rows_on_cuda(q)):
             return self._in_pages(layer, q, k, v, **options)
         cache.append(layer, k, v, self.batch.slots)
         return self._gathered(layer, q, **options)
 
     def _has_few_rows_on_cuda(self, q: Tensor) -> bool:
         has_kernels = q.is_cuda and _library.has_cuda_kernels
-        return has_kernels and max(self.batch.counts, default=0) <= _MOST_ROWS_ON_CUDA
+        return has_kernels and max(self.batch.counts, default=0) <= _FEW_ROWS
 
     def _in_pages(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Reads pages where they are, for neighbours with as many rows together."""

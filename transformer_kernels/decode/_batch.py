@@ -19,7 +19,8 @@ class Batch:
     """One step's tokens of B sequences, packed into N rows; tensors on the cache's device.
 
     A model writes the keys and values of all rows to ``slots``, and lets each row see the tokens of
-    its sequence up to itself.
+    its sequence up to itself. In a recorded step, ``rows`` and ``slots`` are empty: places follow
+    from ``block_tables`` and ``lengths``, and sequences without a page write nowhere.
     """
 
     tokens: Tensor  # (N,) int64

@@ -23,12 +23,14 @@ from .._errors import (
     renamed,
     shape_text,
 )
-from ._batch import Batch, Model, Turn, make_batch
+from ._ahead import Ahead
+from ._batch import Model, Turn, make_batch
 from ._page_table import CachedSequence, PageTable
 from ._parameters import Parameters, Piece, Result, Status
 from ._pool import CacheFullError
 from ._request import Request
 from ._sample import Draw, sample
+from ._static import steps_of
 from ._text import Detokenize
 
 
@@ -60,6 +62,9 @@ class Engine:
         max_waiting: the most requests that wait; by default there is no limit.
         vocab_size: the number of tokens, above which prompts are refused. Without it, a prompt with
             an unknown token makes the model fail, and with it every step, until it is cancelled.
+        graphs: whether steps in which all sequences decode are recorded as CUDA graphs and
+            replayed, for models that may be (:class:`Recordable`). ``"auto"`` does so on CUDA; True
+            runs the same steps elsewhere too, without a gain.
 
     >>> def count_up(batch, cache):  # a model that keeps nothing, and always says the next number
     ...     return torch.nn.functional.one_hot(batch.tokens[batch.outputs] + 1, 100).float()
@@ -74,7 +79,7 @@ class Engine:
         self, model: Model, cache: PageTable, *, max_tokens: int = 512, chunk: int | None = None,
         detokenize: Detokenize | None = None,
         draw: Callable[[Tensor, Sequence[Draw]], Tensor] = sample, max_waiting: int | None = None,
-        vocab_size: int | None = None,
+        vocab_size: int | None = None, graphs: bool | str = "auto",
     ) -> None:  # fmt: skip
         check_call("Engine", "model", model)
         check_kind("Engine", "cache", cache, PageTable, "a PagedCache")
@@ -92,6 +97,8 @@ class Engine:
         self.vocab_size = vocab_size
         self._detokenize = detokenize
         self._draw = draw
+        steps = steps_of(model, cache, graphs)
+        self._ahead = None if steps is None else Ahead(steps, cache, draw is sample)
         self._changed = Condition()  # guards all that follows, and the cache's accounting
         self._is_stepping = False
         self._numbers = itertools.count()
@@ -312,14 +319,14 @@ class Engine:
             requests, turns = self._plan()
             if not turns:
                 return False
-            batch = make_batch(self.cache, turns)
+            goes_on = self._goes_on(requests, turns)
             draws = [r.draw for r, turn in zip(requests, turns, strict=True) if turn.draws]
             self._is_stepping = True
             for request in requests:
                 request.is_in_step = True
         drawn: list[int] | None = None
         try:
-            drawn = self._run(batch, draws)
+            drawn = self._run(turns, draws, goes_on)
         finally:
             with self._changed:
                 self._is_stepping = False
@@ -342,6 +349,22 @@ class Engine:
                 chosen[admitted] = self._turn(admitted, budget)
                 budget -= len(chosen[admitted].tokens)
         return list(chosen), list(chosen.values())
+
+    def _goes_on(self, requests: Sequence[Request], turns: Sequence[Turn]) -> bool:
+        """Whether a step of the same sequences is to follow, as far as is known before their
+        tokens are; its pages are reserved then."""
+        if self._ahead is None or not self._ahead.takes(turns):
+            return False
+        if self._waiting or len(turns) < len(self._running):
+            return False
+        if any(request.is_next_last for request in requests):
+            return False
+        try:
+            for turn in turns:
+                self.cache.reserve(turn.sequence, 2)
+        except CacheFullError:
+            return False
+        return True
 
     def _turn(self, request: Request, budget: int) -> Turn:
         sequence, missing = self._running[request], self._missing(request)
@@ -388,14 +411,26 @@ class Engine:
         self._found += sequence.length
         return self._waiting.pop(0)
 
-    def _run(self, batch: Batch, draws: Sequence[Draw]) -> list[int]:
-        logits = self.model(batch, self.cache)
+    def _run(self, turns: Sequence[Turn], draws: Sequence[Draw], goes_on: bool) -> list[int]:
+        found: Any = None
+        if self._ahead is not None and self._ahead.takes(turns):
+            found = self._ahead.run(turns, draws, goes_on)
+        if isinstance(found, list):
+            return found
+        logits = self._logits(turns) if found is None else found
         if logits.dim() != 2 or len(logits) != len(draws):
             raise ArgumentValueError(
                 f"engine: the model returned logits {tuple(logits.shape)}, "
                 f"expected ({len(draws)}, V)"
             )
         return self._draw(logits, draws).tolist() if draws else []
+
+    def _logits(self, turns: Sequence[Turn]) -> Tensor:
+        if self._ahead is not None:
+            self._ahead.join()
+        with self._changed:  # the tables are not changed meanwhile
+            batch = make_batch(self.cache, turns)
+        return self.model(batch, self.cache)
 
     def _finish(
         self, requests: Sequence[Request], turns: Sequence[Turn], drawn: list[int] | None

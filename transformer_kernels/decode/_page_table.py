@@ -82,6 +82,7 @@ class PageTable:
         self.share_prefixes = as_flag(name, "share_prefixes", share_prefixes)
         self._pool = PagePool(num_pages)
         self._sequences: dict[int, CachedSequence] = {}
+        self.version = 0  # of the pages of all sequences: another number after each change
         self._free_rows = list(reversed(range(max_sequences)))
         self._make_tables()
 
@@ -125,6 +126,7 @@ class PageTable:
             row[first : len(sequence.pages)] = torch.tensor(pages, dtype=torch.int32)
         self._host_lengths[sequence.row] = sequence.length
         self._is_stale = True
+        self.version += 1
 
     # ---- sequences -------------------------------------------------------------------------------
 

@@ -31,6 +31,11 @@ class Request:
         return self.prompt_length + self.parameters.max_new_tokens - 1
 
     @property
+    def is_next_last(self) -> bool:
+        """Whether the next token is the last that may come."""
+        return len(self.tokens) + 1 - self.prompt_length >= self.parameters.max_new_tokens
+
+    @property
     def draw(self) -> Draw:
         """The draw of the next token."""
         number = len(self.tokens) - self.prompt_length

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..functional import sample_logits
+from ..ops.decode._arguments import parameters_of
 from ._parameters import Parameters
 
 # Arguments of sample_logits, and the number that turns each off.
@@ -36,7 +37,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     number and, with penalties, the tokens before it; on nothing else."""
     asked = [draw.parameters for draw in draws]
     options: dict[str, Any] = {name: _values(name, asked, logits.device) for name in _OFF}
-    if any(getattr(each, name) != _OFF[name] for name in _PENALTIES for each in asked):
+    if _has_penalties(asked):
         options["previous"] = _previous(draws).to(logits.device)
         options["prompt_lengths"] = _integers([d.prompt_length for d in draws], logits.device)
     tokens: Any = sample_logits(  # a tensor, where no probabilities are asked for
@@ -45,6 +46,21 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     )  # fmt: skip
     drawn: Tensor = tokens
     return drawn
+
+
+def numbers_of(draws: Sequence[Draw]) -> tuple[Tensor | None, int | None]:
+    """The parameters of draws as the raw op takes them, (M, 8) or one row of all, and the stages
+    that change something; None where draws depend on the tokens before."""
+    asked = [draw.parameters for draw in draws]
+    if _has_penalties(asked):
+        return None, None
+    device = torch.device("cpu")
+    given = {name: _values(name, asked, device) for name in _OFF}
+    return parameters_of("engine", given, len(draws), device)
+
+
+def _has_penalties(asked: Sequence[Parameters]) -> bool:
+    return any(getattr(each, name) != _OFF[name] for name in _PENALTIES for each in asked)
 
 
 def _values(name: str, asked: Sequence[Parameters], device: torch.device) -> Any:

@@ -14,50 +14,14 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-R = TypeVar("R", Tensor, Tensor | None)
+from .._cuda_graph import Tape
 
 _users = torch._C._storage_Use_Count
-
-
-class Tape:
-    """A CUDA graph of the operations of one function."""
-
-    def __init__(self, device: torch.device, pool: Any, stream: torch.cuda.Stream) -> None:
-        self._device, self._pool, self._stream = device, pool, stream
-        self._graph = torch.cuda.CUDAGraph()
-
-    def record(self, run: Callable[[], list[R]]) -> list[R]:
-        """Captures the function, which does not compute yet; returns its results."""
-        generator = torch.cuda.default_generators[self._device.index]
-        before = generator.clone_state()
-        with torch.cuda.device(self._device):
-            try:
-                with torch.cuda.graph(
-                    self._graph, pool=self._pool, stream=self._stream,
-                    capture_error_mode="thread_local",
-                ):  # fmt: skip
-                    return run()
-            except BaseException:
-                # It would stay in capture mode, and each later draw would raise.
-                generator.graphsafe_set_state(before)
-                raise
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-    def lend(self, x: Tensor) -> Tensor:
-        """A view of the same memory, which the pool may use for something else from now on."""
-        storage = torch._C._construct_storage_from_data_pointer(
-            x.data_ptr(),
-            x.device,
-            int(x.untyped_storage().nbytes() - x.storage_offset() * x.itemsize),
-        )
-        return torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, x.shape, x.stride())
 
 
 class Outlet:

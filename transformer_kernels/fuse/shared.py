@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import Forward, Graph, Pool, Tape
+from .._cuda_graph import Tape
+from .capture import Forward, Graph, Pool
 
 
 class Buffer:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..decode import Batch, PagedAttention, PagedCache
 from ..models import Llama
@@ -35,6 +35,10 @@ class PagedLlama:
         room = num_pages * options.get("page_size", 16)
         options.setdefault("max_length", min(config.context, room))
         return PagedCache(config.num_layers, num_pages, config.kv_heads, config.width, **options)
+
+    def read(self, cache: PagedCache) -> list[nn.Module | Tensor]:
+        """Lists what a step reads; as :class:`transformer_kernels.decode.Recordable`."""
+        return [self.model, *self.model.rotation(cache.max_length)]
 
     @torch.no_grad()
     def __call__(self, batch: Batch, cache: PagedCache) -> Tensor:

@@ -7,10 +7,9 @@ from typing import Any
 
 from .._errors import ArgumentTypeError, as_count
 from ..decode import Engine
-from ..models import Llama
 from . import _step
 from ._decoders import vocabulary_of
-from ._paged_llama import PagedLlama
+from ._paged import paged
 from ._paged_step import PagedStep
 
 _USUAL_LENGTH = 2048  # of a sequence, where nobody says how much memory there is
@@ -24,14 +23,15 @@ def engine(
     """Makes an :class:`transformer_kernels.decode.Engine` with a cache of the model's sizes.
 
     Args:
-        model: a :class:`transformer_kernels.models.Llama`, with packed weights or not, or a causal
-            language model of transformers, fused or not.
+        model: a :class:`transformer_kernels.models.Llama`, with packed weights or not, a
+            :class:`transformer_kernels.models.LanguageModel`, or a causal language model of
+            transformers, fused or not.
         num_pages: pages of the cache; by default those of ``max_sequences`` sequences of 2,048
             tokens.
         page_size: 16, 64 or 256 tokens of a page; by default 16, and 64 where a step is one call
             of C++: a ``Llama`` on the CPU whose weights have 16 bits or fewer.
         max_sequences: the most sequences that run at a time.
-        options: further arguments of the engine, such as ``detokenize``.
+        options: further arguments of the engine, such as ``detokenize`` and ``graphs``.
 
     Raises:
         ArgumentTypeError: the model is of another kind.
@@ -50,16 +50,12 @@ def engine(
     served: Any
     if page_size in (None, PagedStep.page_size) and _step.runs(model, 1):
         served, page_size = PagedStep(model), PagedStep.page_size
-    elif isinstance(model, Llama):
-        served = PagedLlama(model)
-    elif hasattr(model, "prepare_inputs_for_generation"):
-        from ..integrations.paged_model import PagedModel
-
-        served = PagedModel(model)
     else:
+        served = paged(model)
+    if served is None:
         raise ArgumentTypeError(
-            f"engine: model is {type(model).__name__}, expected a Llama or a causal language model "
-            "of transformers"
+            f"engine: model is {type(model).__name__}, expected a Llama, a LanguageModel or a "
+            "causal language model of transformers"
         )
     page_size = 16 if page_size is None else page_size
     if num_pages is None:

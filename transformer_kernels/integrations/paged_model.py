@@ -116,6 +116,10 @@ class PagedModel:
             **{"dtype": self.model.dtype, "device": self.model.device, **options},
         )
 
+    def read(self, cache: PagedCache) -> list[nn.Module | Tensor]:  # noqa: ARG002
+        """Lists what a step reads; as :class:`transformer_kernels.decode.Recordable`."""
+        return [self.model]
+
     @torch.no_grad()
     def __call__(self, batch: Batch, cache: PagedCache) -> Tensor:
         """Runs the model on packed rows; returns the logits (M, V) of ``batch.outputs``.

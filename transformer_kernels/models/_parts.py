@@ -7,6 +7,8 @@ They are written in PyTorch. Where :func:`transformer_kernels.fuse` has no patte
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +18,7 @@ from ..ops.pointwise._ops import GATED as GATED_OPS
 from ._cache import KeyValueCache
 from ._config import GATED, PLAIN, TransformerConfig
 
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # a layer's q, k, v of packed rows
 Tables = tuple[Tensor, Tensor]  # cosines and sines, (1, T, D): each frequency stands twice
 
 
@@ -103,12 +106,15 @@ class SelfAttention(Heads):
 
     def forward(
         self, qkv: Tensor, p: float, tables: Tables | None = None,
-        cache: KeyValueCache | None = None,
+        cache: KeyValueCache | Attend | None = None,
     ) -> Tensor:  # fmt: skip
         q, k, v = (x.transpose(1, 2) for x in self.heads(qkv))
         if tables is not None:
             q, k = apply_rotary_pos_emb(q, k, *tables)
             q, k = q.to(v.dtype), k.to(v.dtype)  # the tables are wider than 16 bits
+        if callable(cache):
+            own = cache(self.index, *(x[0].transpose(0, 1) for x in (q, k, v)))
+            return own.flatten(1)[None]
         if cache is not None:
             kept = cache.append(self.index, k.transpose(1, 2), v.transpose(1, 2))
             if self.ours:  # PyTorch's would wait for all threads at each token

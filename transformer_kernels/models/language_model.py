@@ -30,7 +30,7 @@ from ._checks import (
     one_of,
 )
 from ._config import TransformerConfig
-from ._parts import Activation, SelfAttention, Tables
+from ._parts import Activation, Attend, SelfAttention, Tables
 from ._sampling import Sampling
 from ._switch import Model
 from ._transformer import Layer, Transformer, initialise
@@ -210,22 +210,43 @@ class LanguageModel(Model):
         x: Tensor = self.tokens(tokens)
         if self.positions is not None:
             x = x + self.positions(torch.arange(first, first + length, device=tokens.device))
-        y: Tensor = self.transformer(self._dropout(x, p), p, self._tables(first, length), cache)
+        tables = self._tables(slice(first, first + length))
+        y: Tensor = self.transformer(self._dropout(x, p), p, tables, cache)
         if cache is not None:
             cache.length += length
         return y
 
-    def _tables(self, first: int, length: int) -> Tables | None:
-        """Cosines and sines of the positions from ``first`` on; None for learned positions."""
+    def packed_logits(
+        self, tokens: Tensor, positions: Tensor, outputs: Tensor, attend: Attend
+    ) -> Tensor:
+        """Returns the logits (M, V) of some rows of tokens (N,), of any sequences.
+
+        Args:
+            tokens: int64, (N,).
+            positions: int64, (N,), each token's in its sequence.
+            outputs: int64, (M,), the rows whose logits are wanted.
+            attend: ``attend(layer, q, k, v)`` keeps keys and values (N, Hk, D), and gives the
+                attention (N, H, D) of each row to the tokens of its sequence up to itself.
+        """
+        self._check_kernels()
+        x: Tensor = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        y = self.transformer(x[None], 0.0, self._tables(positions), attend)
+        logits: Tensor = self.head(y[0, outputs])
+        return logits
+
+    def _tables(self, positions: slice | Tensor) -> Tables | None:
+        """Cosines and sines of positions; None for learned ones."""
         if self.rotary is None:
             return None
-        halves = (x[None, first : first + length] for x in (self.rotary.cos, self.rotary.sin))
+        halves = (x[positions][None] for x in (self.rotary.cos, self.rotary.sin))
         cos, sin = (torch.cat((x, x), -1) for x in halves)
         return cos, sin
 
     def _example(self) -> tuple[Any, ...]:
         length = min(8, self.config.context)
-        return self._rows(2, length), 0.0, self._tables(0, length)
+        return self._rows(2, length), 0.0, self._tables(slice(length))
 
     def _check(self, tokens: Tensor, cache: KeyValueCache | None) -> None:
         op, config = "LanguageModel", self.config

@@ -119,7 +119,7 @@ def test_a_model_of_transformers() -> None:
 
 
 def test_other_models_are_named() -> None:
-    with pytest.raises(TypeError, match="engine: model is Linear, expected a Llama or a causal"):
+    with pytest.raises(TypeError, match="engine: model is Linear, expected a Llama, a Lang"):
         tfk.engine(nn.Linear(2, 2))
 
 

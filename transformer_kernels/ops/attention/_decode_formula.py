@@ -71,10 +71,15 @@ def _quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _put(cache: Tensor, at: _Places, rows: Tensor) -> None:
-    """Writes rows to their places, where there are such."""
-    old = cache[at.page, at.row]
-    exists = at.exists.view(*at.exists.shape, *(1,) * (rows.dim() - 2))
-    cache[at.page, at.row] = torch.where(exists, rows.to(cache.dtype), old)
+    """Writes rows to their places, where there are such. The others write what the first row with a
+    place writes, to the same place: they may not undo what a row writes there."""
+    page, row, exists = (x.flatten() for x in at)
+    if not len(page):
+        return
+    every = torch.arange(len(page), device=page.device)
+    source = torch.where(exists, every, exists.int().argmax())
+    page, row, new = page[source], row[source], rows.to(cache.dtype).flatten(0, 1)[source]
+    cache[page, row] = torch.where(exists.any(), new, cache[page, row])
 
 
 def _append(cache: Tensor, scale: Tensor | None, at: _Places, x: Tensor) -> None:
