@@ -34,9 +34,7 @@ class Ahead:
 
     def takes(self, turns: Sequence[Turn]) -> bool:
         """Whether such a step can run here."""
-        if self._steps.is_refused:
-            return False
-        return all(len(turn.tokens) == 1 and turn.draws for turn in turns)
+        return self._steps.can() and all(len(turn.tokens) == 1 and turn.draws for turn in turns)
 
     def join(self) -> None:
         self._steps.join()

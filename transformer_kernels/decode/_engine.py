@@ -30,7 +30,7 @@ from ._parameters import Parameters, Piece, Result, Status
 from ._pool import CacheFullError
 from ._request import Request
 from ._sample import Draw, sample
-from ._static import steps_of
+from ._static import check_graphs, steps_of
 from ._text import Detokenize
 
 
@@ -97,6 +97,7 @@ class Engine:
         self.vocab_size = vocab_size
         self._detokenize = detokenize
         self._draw = draw
+        check_graphs("Engine", graphs)
         steps = steps_of(model, cache, graphs)
         self._ahead = None if steps is None else Ahead(steps, cache, draw is sample)
         self._changed = Condition()  # guards all that follows, and the cache's accounting

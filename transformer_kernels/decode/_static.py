@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._cuda_graph import Tape, to_device
 from .._errors import ArgumentValueError
+from .._torch import any_autocast
 from ..ops.decode._ops import SAMPLE_LOGITS
 from ._batch import Batch
 from ._page_table import NO_PAGE
@@ -171,7 +172,12 @@ class StaticSteps:
         self._side: Any = None
         self._stream: Any = None
         self.step: StaticStep | None = None
-        self.is_refused = False
+        self._is_refused = False
+
+    def can(self) -> bool:
+        """Whether steps can run: none was refused, and weights are not cast on the way, whose casts
+        autocast would free."""
+        return not self._is_refused and not any_autocast()
 
     def shape(self, rows: int, pages: int, stages: int | None) -> Shape:
         """The shape of a step of so many sequences, the longest with so many pages."""
@@ -207,7 +213,7 @@ class StaticSteps:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self.is_refused = True
+            self._is_refused = True
             self._steps.clear()
             self.step = None
             first = str(error).partition("\n")[0]
@@ -261,10 +267,13 @@ def _power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
+def check_graphs(op: str, graphs: Any) -> None:
+    if graphs not in (True, False, "auto"):
+        raise ArgumentValueError(f"{op}: graphs is {graphs!r}, expected True, False or 'auto'")
+
+
 def steps_of(model: Any, cache: Any, graphs: bool | str) -> StaticSteps | None:
     """The static steps of a model, where ``graphs`` asks for them and they can be."""
-    if graphs not in (True, False, "auto"):
-        raise ArgumentValueError(f"graphs is {graphs!r}, expected True, False or 'auto'")
     fits = isinstance(cache, PagedCache) and cache.keys.dtype in _READ_IN_PAGES
     if not graphs or not fits or not hasattr(model, "read"):
         return None

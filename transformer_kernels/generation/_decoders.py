@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from .._errors import ArgumentTypeError
+from .._torch import evaluating
+from ..decode._static import check_graphs
 from ..models import LanguageModel, Llama
 from . import _step
+from ._static_decoder import StaticDecoder, static_decoder
 
 
 class Decoder(Protocol):
     """A model with its cache."""
+
+    is_ahead: bool  # a token may be given to it before the host has read it
 
     @property
     def length(self) -> int:
@@ -30,6 +37,8 @@ class Decoder(Protocol):
 
 class OwnDecoder:
     """A model of this package."""
+
+    is_ahead = False
 
     def __init__(self, model: LanguageModel | Llama, batch: int, capacity: int) -> None:
         self._model = model
@@ -51,6 +60,8 @@ class OwnDecoder:
 
 class HuggingFaceDecoder:
     """A causal language model of transformers, fused or not, and its own cache."""
+
+    is_ahead = False
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache
@@ -79,13 +90,34 @@ class HuggingFaceDecoder:
             self._length = length
 
 
-def decoder_of(model: Any, batch: int, capacity: int) -> Decoder:
+def decoder_of(model: Any, batch: int, capacity: int, graphs: bool | str = "auto") -> Decoder:
     """A decoder with an empty cache for ``batch`` sequences of ``capacity`` tokens at most."""
+    if _wants_static(model, graphs):
+        with evaluating(model.modules()), torch.no_grad():
+            found = static_decoder(model, batch, capacity, graphs)
+        if found is not None:
+            return found
     if _step.runs(model, batch):
         return _step.StepDecoder(model, min(capacity, model.config.context))
     if isinstance(model, (LanguageModel, Llama)):
         return OwnDecoder(model, batch, capacity)
     return HuggingFaceDecoder(model)
+
+
+def _wants_static(model: Any, graphs: bool | str) -> bool:
+    check_graphs("generate", graphs)
+    return graphs is True or (graphs == "auto" and device_of(model).type == "cuda")
+
+
+@contextmanager
+def decoding(model: Any, batch: int, capacity: int, graphs: bool | str) -> Iterator[Decoder]:
+    """Lends a decoder for one text. The model keeps one whose steps are replayed."""
+    decoder = decoder_of(model, batch, capacity, graphs)
+    try:
+        yield decoder
+    finally:
+        if isinstance(decoder, StaticDecoder):
+            decoder.rest(model)
 
 
 def check_model(model: Any) -> None:

@@ -25,6 +25,8 @@ _plans: weakref.WeakKeyDictionary[Llama, tuple[Any, StepPlan]] = weakref.WeakKey
 class StepDecoder:
     """One sequence. Its cache holds 16 bits a number, as llama.cpp's does."""
 
+    is_ahead = False
+
     def __init__(self, model: Llama, capacity: int) -> None:
         self._session = StepSession(plan_of(model, capacity), positions=capacity)
 

@@ -38,15 +38,15 @@ class Stops:
         return bool(len(self._tokens) or self._texts)
 
     def seen(self, drawn: Tensor) -> Tensor:
-        """Takes the next token (B,) of each sequence; returns (B,), whether it ended it."""
-        self._tokens = self._tokens.to(drawn.device)  # copied once
+        """Takes the next token (B,) of each sequence, on the CPU; returns (B,), whether it ended
+        it."""
         ended = torch.isin(drawn, self._tokens)
         if not self._texts:
             return ended
         for text, token in zip(self._texts, drawn.tolist(), strict=True):
             if not text.is_stopped:
                 text.push(token)
-        found = torch.tensor([text.is_stopped for text in self._texts], device=drawn.device)
+        found = torch.tensor([text.is_stopped for text in self._texts])
         return ended | found
 
 

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .._cuda_graph import Told
 from .._errors import ArgumentValueError, as_count, as_number, check_call, check_kind
 from .._torch import evaluating
 from ..models import LanguageModel, Llama, Sampling
 from ..models._checks import check_range, check_shape
-from ._decoders import Decoder, check_model, decoder_of, device_of, vocabulary_of
+from ._decoders import Decoder, check_model, decoding, device_of, vocabulary_of
 from ._lookup import Lookup
 from ._stops import Stops, stops_of
 
@@ -44,6 +45,7 @@ def generate(
     generator: torch.Generator | None = None,
     chunk: int = 512,
     speculate: int = 0,
+    graphs: bool | str = "auto",
 ) -> Tensor:
     """Continues each row of ``tokens``, by default with the likeliest token at each step.
 
@@ -66,6 +68,9 @@ def generate(
         speculate: the most tokens that are guessed from what stands earlier in the text, and read
             at once with the next one (prompt lookup). The tokens stay those of one at a time; texts
             that repeat themselves come faster. For one sequence, at temperature 0.
+        graphs: whether the step of a token is recorded as a CUDA graph, which the model keeps with
+            its cache for the next call. ``"auto"`` does so on CUDA; True runs the same step
+            elsewhere too, without a gain.
 
     Returns:
         (B, T + new), int64: the tokens and their continuations.
@@ -89,17 +94,18 @@ def generate(
     _check_room(model, length, count)
     found = [tokens.long()]
     if count and batch:
-        decoder = decoder_of(model, batch, length + count)
         chosen = chooser(temperature, top_k, top_p, sampling)
         stops = stops_of(stop, stop_strings, tokenizer, batch)
-        if _guesses(speculate, batch, temperature, sampling):
-            steps = speculation(model, decoder, tokens, count, stops, chunk, speculate)
-        else:
-            steps = continuation(model, decoder, tokens, count, chosen, stops, generator, chunk)
-        for step in steps:
-            found.append(step[:, None])
-            if stream is not None:
-                stream(step)
+        guesses = _guesses(speculate, batch, temperature, sampling)
+        with decoding(model, batch, length + count, graphs) as decoder:
+            if guesses:
+                steps = speculation(model, decoder, tokens, count, stops, chunk, speculate)
+            else:
+                steps = continuation(model, decoder, tokens, count, chosen, stops, generator, chunk)
+            for step in steps:
+                found.append(step[:, None])
+                if stream is not None:
+                    stream(step)
     return torch.cat(found, 1)
 
 
@@ -163,17 +169,24 @@ def continuation(
 ) -> Iterator[Tensor]:  # fmt: skip
     """Yields the new tokens (B,) of each step. The decoder's cache holds a part of ``tokens``, or
     nothing; the rest of them is given to the model in chunks."""
-    ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    drawn = ended.long()
+    ended = torch.zeros(len(tokens), dtype=torch.bool)
+    last: Tensor | None = None  # tokens, of which some have ended their sequences
     with evaluating(model.modules()), torch.no_grad():
         logits = _read(decoder, tokens, chunk)
         for left in range(count, 0, -1):
-            drawn = torch.where(ended, drawn, sampling.draw(logits[:, -1], generator))
+            drawn = sampling.draw(logits[:, -1], generator)
+            if last is not None:
+                drawn = torch.where(ended.to(drawn.device, non_blocking=True), last, drawn)
+            told = Told(drawn) if stops else None
+            if left > 1 and decoder.is_ahead:
+                logits = decoder.extend(drawn[:, None])
             yield drawn
-            ended = ended | stops.seen(drawn)
-            if stops and ended.all():
-                return
-            if left > 1:
+            if told is not None:
+                ended = ended | stops.seen(told.read())
+                last = drawn if ended.any() else None
+                if ended.all():
+                    return
+            if left > 1 and not decoder.is_ahead:
                 logits = decoder.extend(drawn[:, None])
 
 
@@ -191,7 +204,7 @@ def speculation(
                 yield token[None]
                 lookup.append(int(token))
                 count -= 1
-                if stops.seen(token[None]):
+                if stops.seen(token[None].cpu()):
                     return
             if count <= 0:
                 return

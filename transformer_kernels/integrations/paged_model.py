@@ -92,7 +92,8 @@ class PagedModel:
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
-        model.set_attn_implementation(PAGED_ATTENTION)
+        self._before = model.config._attn_implementation
+        self.serve()
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def new_cache(self, num_pages: int, **options: Any) -> PagedCache:
@@ -115,6 +116,15 @@ class PagedModel:
             getattr(config, "head_dim", None) or config.hidden_size // heads,
             **{"dtype": self.model.dtype, "device": self.model.device, **options},
         )
+
+    def serve(self) -> None:
+        """Lets the model's attention run over pages."""
+        self.model.set_attn_implementation(PAGED_ATTENTION)
+
+    def rest(self) -> None:
+        """Gives the model the attention that it had before."""
+        if self._before is not None:
+            self.model.set_attn_implementation(self._before)
 
     def read(self, cache: PagedCache) -> list[nn.Module | Tensor]:  # noqa: ARG002
         """Lists what a step reads; as :class:`transformer_kernels.decode.Recordable`."""

@@ -217,5 +217,5 @@ def test_only_recordable_models_are_recorded() -> None:
     cache = PagedCache(1, 8, 1, 1, dtype=torch.float64)
     assert Engine(model, cache, graphs=True)._ahead is None
     assert Engine(lambda *_: torch.zeros(1, 2), PagedCache(1, 8, 1, 1), graphs=True)._ahead is None
-    with pytest.raises(ValueError, match="graphs is 'yes', expected True, False or 'auto'"):
+    with pytest.raises(ValueError, match="Engine: graphs is 'yes', expected True, False or 'auto'"):
         served(model, "yes")
