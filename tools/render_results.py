@@ -91,7 +91,7 @@ def drawn(result: Result) -> str:
         return area.render(result)
     if result.host:
         return host.render(result)
-    if result.decoding:
+    if result.decoding or result.generating:
         return decoding.render(result)
     if result.parallel:
         return parallel.render(result)
@@ -148,7 +148,7 @@ def page_of(result: Result) -> str:
     several devices, a training step's parts, routing by `make fpga`, or runs on the array."""
     if result.area:
         return "fpga.md"
-    if result.decoding:
+    if result.decoding or result.generating:
         return "decoding.md"
     if result.parallel:
         return "parallel.md"

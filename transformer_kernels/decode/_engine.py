@@ -317,6 +317,8 @@ class Engine:
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._is_stepping)
+            if self._ahead is not None:
+                self._ahead.join()
             requests, turns = self._plan()
             if not turns:
                 return False
@@ -427,8 +429,6 @@ class Engine:
         return self._draw(logits, draws).tolist() if draws else []
 
     def _logits(self, turns: Sequence[Turn]) -> Tensor:
-        if self._ahead is not None:
-            self._ahead.join()
         with self._changed:  # the tables are not changed meanwhile
             batch = make_batch(self.cache, turns)
         return self.model(batch, self.cache)

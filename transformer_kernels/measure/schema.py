@@ -360,6 +360,23 @@ class ParallelRow:
 
 
 @dataclass(frozen=True)
+class GenerateRow:
+    """One way to continue prompts with a model of random weights, greedily."""
+
+    model: str  # "Llama 1B"
+    batch: int
+    prompt: int  # tokens of each prompt
+    new: int  # tokens that follow each
+    provider: str  # "ours, graphs"
+    tokens_per_second: float  # median over rounds, of all sequences behind the first token
+    whole_per_second: float  # likewise, with the prompt's time
+    bytes: int  # of the weights and the mean cache, which a step reads
+    floor_gbps: float  # of a copy
+    of_floor: float  # share of the steps that so many bytes allow at the copy's rate
+    equal: float  # share of tokens that are those of our steps without graphs
+
+
+@dataclass(frozen=True)
 class Result:
     schema_version: int
     date: str
@@ -383,6 +400,7 @@ class Result:
     predictions: list[PredictedRow] = field(default_factory=list)
     decoding: list[DecodeRow] = field(default_factory=list)
     parallel: list[ParallelRow] = field(default_factory=list)
+    generating: list[GenerateRow] = field(default_factory=list)
 
     @property
     def busy(self) -> str | None:
