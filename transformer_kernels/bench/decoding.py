@@ -36,8 +36,8 @@ def lay_out_batches(result: Result) -> Table:
     settings = result.settings
     title = f"CONTINUING PROMPTS ({result.machine.device_name})"
     subtitle = (
-        f"{settings['dtype']}, greedy, {settings['new']} tokens behind {settings['prompt']}; medians"
-        f" of {settings['rounds']} rounds in which all take turns"
+        f"{settings['dtype']}, greedy, {settings['new']} tokens behind {settings['prompt']};"
+        f" medians of {settings['rounds']} rounds in which all take turns"
     )
     return Table(title, subtitle, _BATCHES, [_batch_cells(row) for row in result.generating])
 
