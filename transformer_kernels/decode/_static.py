@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -190,9 +191,14 @@ class StaticSteps:
         )
 
     def load(self, rows: Rows) -> None:
-        """Takes the sequences of the next step, and the step of their shape."""
+        """Takes the sequences of the next step, and the step of their shape.
+
+        Raises:
+            CannotRecordError: the model cannot run like this; a warning has said why.
+        """
         self.join()
-        self._check_state()
+        with self._refusing():
+            self._check_state()
         shape = self.shape(len(rows.tokens), max(map(len, rows.tables)), rows.stages)
         if shape not in self._steps:
             with torch.inference_mode(False):  # later steps may run outside of it
@@ -206,23 +212,29 @@ class StaticSteps:
         Raises:
             CannotRecordError: it cannot run like this; a warning has said why.
         """
-        assert self.step is not None
+        step = self.step
+        assert step is not None
         self.join()
+        with self._refusing():
+            step.run(self._new_tape)
+        return step
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Ends that steps are recorded where something raises."""
         try:
-            self.step.run(self._new_tape)
+            yield
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self._is_refused = True
+            self._is_refused, self.step = True, None
             self._steps.clear()
-            self.step = None
             first = str(error).partition("\n")[0]
             warnings.warn(
                 f"decode: steps are not replayed as graphs: {type(error).__name__}: {first}",
-                RuntimeWarning, stacklevel=2,
+                RuntimeWarning, stacklevel=5,
             )  # fmt: skip
             raise CannotRecordError from error
-        return self.step
 
     def join(self) -> None:
         """Lets the current stream wait for the steps that ran on another one."""
@@ -236,6 +248,9 @@ class StaticSteps:
     def _check_state(self) -> None:
         """Forgets what was recorded where the model has moved, or consists of other modules."""
         held, state = _state_of(self._model.read(self._cache))
+        places = {x.device for x in held} - {self._device}
+        if places:
+            raise ArgumentValueError(f"the model is on {self._device} and {places.pop()}")
         if state != self._state:
             self._steps.clear()
             self._held, self._state = held, state

@@ -123,7 +123,7 @@ class StaticDecoder:
 
     def rest(self, model: Any) -> None:
         """Ends a text. The model keeps the decoder for the next one."""
-        self.rewind(0)
+        self.length, self._ready = 0, -1
         if hasattr(self._served, "rest"):
             self._served.rest()
         with _lock:
@@ -145,7 +145,8 @@ def static_decoder(
     del found, kept  # its memory is free for the new one
     served = paged(model)
     try:
-        made = StaticDecoder(served, like, batch, -(-capacity // _ROOM) * _ROOM, graphs)
+        with torch.inference_mode(False):  # the next text may be written outside of it
+            made = StaticDecoder(served, like, batch, -(-capacity // _ROOM) * _ROOM, graphs)
         if made.can():
             made.try_out()
     except torch.OutOfMemoryError:

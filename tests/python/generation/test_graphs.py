@@ -189,6 +189,15 @@ def test_a_copy_of_the_model_keeps_nothing_of_it(device: str) -> None:
     assert_greedy(tfk.generate(copied, tokens, NEW, graphs=True), logits_of(model), 11)
 
 
+def test_texts_in_inference_mode_and_outside(device: str) -> None:
+    model, tokens = llama().to(device), prompt().to(device)
+    with torch.inference_mode():
+        tfk.generate(model, tokens, NEW, graphs=True)
+    found = tfk.generate(model, tokens, NEW, graphs=True)
+    with torch.no_grad():
+        assert_greedy(found, logits_of(model), 11)
+
+
 def test_modes_stay(device: str) -> None:
     model, tokens = language_model(dropout=0.5).to(device), prompt().to(device)
     model.transformer.layers[0].eval()
