@@ -30,7 +30,7 @@ from transformer_kernels.measure.timing import make_timer
 
 NAMES = {"gpt2": "GPT-2 124M", "llama1b": "Llama 1B", "tiny": "Llama tiny"}
 # Sizes as Hugging Face names them.
-LLAMAS = {
+LLAMAS: dict[str, dict[str, Any]] = {
     "llama1b": {
         "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192,
@@ -47,11 +47,11 @@ Way = Callable[[Tensor, int], Tensor]  # (tokens, new) -> all tokens
 def hugging_face(shape: str, context: int) -> Any:
     import transformers
 
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     if shape == "gpt2":
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(**ends))
     config = transformers.LlamaConfig(
-        **LLAMAS[shape], max_position_embeddings=context, rope_theta=500000.0,
+        **LLAMAS[shape], max_position_embeddings=context,
         tie_word_embeddings=True, **ends,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)

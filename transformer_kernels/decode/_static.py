@@ -26,12 +26,27 @@ _TOKEN, _SEED, _POSITION, _NUMBER, _MOVES = range(5)  # the integers of a row
 
 class Recordable(Protocol):
     """A model whose step may be recorded: it keeps nothing on the host from one step to the next,
-    and finds the places of rows by ``block_tables`` and ``lengths``."""
+    and finds the places of rows by ``block_tables`` and ``lengths``.
+
+    >>> class Counting:
+    ...     def read(self, cache):
+    ...         return []
+    ...     def __call__(self, batch, cache):
+    ...         return torch.nn.functional.one_hot(batch.tokens[batch.outputs] + 1, 100).float()
+    >>> cache = tfk.decode.PagedCache(num_layers=1, num_pages=8, num_heads=1, head_dim=8)
+    >>> engine = tfk.decode.Engine(Counting(), cache, graphs=True)
+    >>> engine.generate([[5, 6, 7]], tfk.decode.Parameters(max_new_tokens=4))[0].tokens
+    [8, 9, 10, 11]
+    """
 
     def __call__(self, batch: Batch, cache: Any) -> Tensor: ...
 
     def read(self, cache: Any) -> Sequence[nn.Module | Tensor]:
-        """Lists what a step reads: a record holds only while that stays where it is."""
+        """Lists what a step reads: a record holds only while that stays where it is.
+
+        Args:
+            cache: the cache of the steps.
+        """
 
 
 class Rows(NamedTuple):
@@ -109,7 +124,7 @@ class StaticStep:
         to_device(integers, self._integers)
         self._lengths.copy_(self._integers[_POSITION])
         if rows.parameters is not None:
-            parameters = torch.zeros(self._parameters.shape)
+            parameters = rows.parameters[:1].repeat(len(self._parameters), 1)
             parameters[:count] = rows.parameters
             to_device(parameters, self._parameters)
         self.load_tables(rows.tables)
@@ -155,13 +170,16 @@ class StaticStep:
 class StaticSteps:
     """The steps of a model over a cache, by shape.
 
-    Numbers of sequences are rounded up to powers of two, and the rows that are added write nowhere;
-    tables have as many pages as the longest sequence needs, rounded up likewise.
+    On a GPU, numbers of sequences are rounded up to powers of two, and the rows that are added write
+    nowhere (kernels of the CPU refuse them). Tables have as many pages as the longest sequence
+    needs, rounded up likewise.
 
     Args:
         model: the model.
         cache: its cache.
     """
+
+    padded_on = ("cuda",)
 
     def __init__(self, model: Recordable, cache: PagedCache) -> None:
         self._model, self._cache = model, cache
@@ -184,8 +202,9 @@ class StaticSteps:
         """The shape of a step of so many sequences, the longest with so many pages."""
         cache = self._cache
         least = cache.pages_of(_LEAST_TOKENS)
+        padded = _power_of_two(rows) if self._device.type in self.padded_on else rows
         return Shape(
-            min(_power_of_two(rows), max(rows, cache.max_sequences)),
+            min(padded, max(rows, cache.max_sequences)),
             min(max(_power_of_two(pages), least), max(pages, cache.pages_of(cache.max_length))),
             stages,
         )

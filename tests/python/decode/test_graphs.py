@@ -17,6 +17,12 @@ from transformer_kernels.decode import Batch, Engine, PagedCache, Parameters, _s
 from .conftest import VOCABULARY
 
 
+@pytest.fixture(autouse=True)
+def _pad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are added on a CPU too."""
+    monkeypatch.setattr(_static.StaticSteps, "padded_on", ("cpu", "cuda"))
+
+
 class Chain:
     """A model whose logits are a row of a table, chosen by all tokens of a sequence and their
     order. All is exact, so that tokens do not depend on the number of rows."""
