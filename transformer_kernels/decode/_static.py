@@ -170,9 +170,9 @@ class StaticStep:
 class StaticSteps:
     """The steps of a model over a cache, by shape.
 
-    On a GPU, numbers of sequences are rounded up to powers of two, and the rows that are added write
-    nowhere (kernels of the CPU refuse them). Tables have as many pages as the longest sequence
-    needs, rounded up likewise.
+    On a GPU, numbers of sequences are rounded up to powers of two, and the rows that are added
+    write nowhere (kernels of the CPU refuse them). Tables have as many pages as the longest
+    sequence needs, rounded up likewise.
 
     Args:
         model: the model.
