@@ -89,3 +89,19 @@ def test_gathered_keys_give_what_pages_give(kind: str) -> None:
         }
         found.append(PagedAttention(batch, cache)(0, q, *new, **options).double())
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_sequences_without_pages_change_nothing_of_others(device: str) -> None:
+    """The formula gives their rows the first place of page 0, where another sequence may write."""
+    k, v, q = torch.randn(3, 5, 1, KV_HEADS, DIM, device=device)
+    cache = torch.zeros(2, 2, 16, KV_HEADS, DIM, device=device)
+    tables = torch.full((5, 2), -1, dtype=torch.int32, device=device)
+    tables[2] = torch.tensor([1, 0])  # its 17th token is the first of page 0
+    lengths = torch.tensor([0, 0, 16, 0, 0], dtype=torch.int32, device=device)
+    out: Tensor = tfk.functional.attention_with_kv_cache(
+        q, *cache, k, v, lengths=lengths, page_table=tables, causal=True, backend="reference"
+    )
+    assert torch.equal(cache[0, 0, 0], k[2, 0])
+    assert torch.equal(cache[1, 0, 0], v[2, 0])
+    assert int(cache.count_nonzero()) == 2 * KV_HEADS * DIM
+    assert not out[[0, 1, 3, 4]].any()
