@@ -90,7 +90,7 @@ class HuggingFaceDecoder:
             self._length = length
 
 
-def decoder_of(model: Any, batch: int, capacity: int, graphs: bool | str = "auto") -> Decoder:
+def decoder_of(model: Any, batch: int, capacity: int, graphs: bool | str = False) -> Decoder:
     """A decoder with an empty cache for ``batch`` sequences of ``capacity`` tokens at most."""
     if _wants_static(model, graphs):
         with evaluating(model.modules()), torch.no_grad():

@@ -55,7 +55,7 @@ def _sorted_pipeline(x: Tensor, top_k: int = 0, top_p: float = 1.0) -> Tensor:
 
 
 def _ours(x: Tensor, **options: Any) -> Tensor:
-    tokens: Any = F.sample_logits(x, seed=0, **options)
+    tokens: Any = F.sample_logits(x, seed=0, backend=x.device.type, **options)
     return _of_chosen(x, tokens)
 
 

@@ -66,8 +66,9 @@ def _rotated(
 def _quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     """Integers of int8 and the scale of each row, which is not finite where a number is not."""
     most = x.abs().amax(-1, keepdim=True)
-    steps = torch.where((most > 0) & most.isfinite(), 127 / most, 0.0)
-    return (x * steps).nan_to_num(0, 0, 0).round().to(torch.int8), (most / 127).squeeze(-1)
+    largest = most.new_full((), 127.0)  # PyTorch divides numbers of Python by their reciprocals
+    steps = torch.where((most > 0) & most.isfinite(), largest / most, 0.0)
+    return (x * steps).nan_to_num(0, 0, 0).round().to(torch.int8), (most / largest).squeeze(-1)
 
 
 def _put(cache: Tensor, at: _Places, rows: Tensor) -> None:

@@ -17,7 +17,7 @@ from ..._errors import (
 from ..._library import require_backend
 from .._public import overridable
 from . import _formula
-from ._arguments import integers_of, seeds_of
+from ._arguments import integers_of, runs_formula, seeds_of
 from ._ops import SPECULATIVE_ACCEPT
 
 _OP = "speculative_accept"
@@ -55,7 +55,8 @@ def speculative_accept(
         seed: (B), int64; or an int, which gives sequence b the seed ``seed + b``. By default drawn
             from the device's generator.
         position: that of the first drafted token in its sequence, an int or (B), int64.
-        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``, with the same results.
+        backend: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"reference"``, with the same results;
+            ``"auto"`` as in :func:`sample_logits`.
 
     Returns:
         ``accepted`` (B), int64, the number of tokens that are kept, and ``token`` (B), int64, which
@@ -81,7 +82,7 @@ def speculative_accept(
     batch, device = len(target), target.device
     if lengths is not None:
         lengths = integers_of(_OP, "lengths", lengths, batch, device)
-    run = _formula.speculative_accept if backend == "reference" else SPECULATIVE_ACCEPT
+    run = _formula.speculative_accept if runs_formula(backend, target) else SPECULATIVE_ACCEPT
     try:
         accepted, token = run(
             draft_tokens.long(), None if draft is None else draft.detach(), target.detach(),
