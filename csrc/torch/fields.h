@@ -430,11 +430,6 @@ struct RawOps {
   }
 };
 
-// The raw ops of a list on the CPU alone: formulas serve other devices.
-#define TFK_CPU_OPS(Ops)                                                    \
-  STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); } \
-  STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) { Ops::implement(m); }
-
 // The raw ops of a list on the devices that have kernels.
 #define TFK_RAW_OPS(Ops)                                                        \
   STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { Ops::define(m); }     \

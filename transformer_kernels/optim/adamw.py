@@ -15,8 +15,8 @@ from ..ops.optimizer._ops import adamw_
 from ._lists import Entry, ListOptimizer, Scaling, loss_of
 from ._states import Options
 
-# Elements of a parameter, on average, below which the step is PyTorch's fused one: on a CPU the time
-# is the host's there; on CUDA nobody has timed ours beside it yet.
+# Elements of a parameter, on average, below which the step is PyTorch's fused one: on a CPU the
+# time is the host's there; on CUDA nobody has timed ours beside it yet.
 _TINY = {"cpu": 1 << 10, "cuda": math.inf}
 
 
@@ -26,8 +26,8 @@ class AdamW(ListOptimizer, torch.optim.AdamW):
 
     A step is one pass over all parameters of a device, which counts the steps and reads and writes
     each number once; where they are tiny it is PyTorch's fused step, which takes the host less
-    time. On CUDA that is so for the options that PyTorch has, but in a CUDA graph
-    (``capturable=True``); a step waits for nothing.
+    time. On CUDA PyTorch's fused step also takes all lists of contiguous tensors without options
+    that it lacks, unless they are ``capturable`` or ``foreach``; a step waits for nothing.
 
     Args:
         params: an iterable of parameters, or of dicts of groups.

@@ -60,6 +60,7 @@ CurrentDevice::~CurrentDevice() {
 }
 
 Scratch::Scratch(const char* op, const Context& context, std::size_t bytes) : context_(context) {
+  if (bytes == 0) return;
   if (context_.workspace.allocate != nullptr) {
     memory_ = context_.workspace.allocate(context_.workspace.user, bytes);
     return;
@@ -68,6 +69,7 @@ Scratch::Scratch(const char* op, const Context& context, std::size_t bytes) : co
 }
 
 Scratch::~Scratch() {
+  if (memory_ == nullptr) return;
   if (context_.workspace.allocate == nullptr) {
     cudaFreeAsync(memory_, static_cast<cudaStream_t>(context_.stream));
   } else if (context_.workspace.release != nullptr) {

@@ -2,6 +2,7 @@
 // The choice of tokens on CUDA: what each call needs beside its arguments.
 #include "core/cuda/scratch.h"
 #include "core/dispatch.h"
+#include "core/log.h"
 #include "decode/sampling/group.cuh"
 #include "decode/sampling/kernels_cuda.h"
 
@@ -24,6 +25,12 @@ struct Layout {
                                       static_cast<std::size_t>(device.shared_bytes_per_cta);
     bytes = is_resident ? 0 : rows * plan.ctas * plan.part * sizeof(float);
   }
+  template <class Problem>
+  void log(const char* op, const Problem& p) const {
+    if (!log_dispatch()) return;
+    log_line(concat(op, " ", describe(p), ": ", plan.ctas, " CTAs a row, parts in ",
+                    bytes == 0 ? "shared" : "global", " memory"));
+  }
   float* numbers(std::byte* memory) const {
     return bytes == 0 ? nullptr : reinterpret_cast<float*>(memory);
   }
@@ -33,6 +40,7 @@ struct Layout {
 
 void sample_logits(const Context& context, const SampleProblem& p) {
   const Layout layout(context, p.batch, p.vocabulary);
+  layout.log("sample_logits", p);
   const std::size_t likeliest = p.batch * layout.plan.ctas * p.top * sizeof(std::uint64_t);
   const Scratch scratch("sample_logits", context, layout.bytes + likeliest);
   auto* const memory = scratch.as<std::byte>();
@@ -43,6 +51,7 @@ void sample_logits(const Context& context, const SampleProblem& p) {
 
 void speculative_accept(const Context& context, const AcceptProblem& p) {
   const Layout layout(context, p.rows(), p.vocabulary);
+  layout.log("speculative_accept", p);
   const Scratch scratch("speculative_accept", context, layout.bytes + p.rows() * sizeof(RowShare));
   auto* const memory = scratch.as<std::byte>();
   const AcceptCall call{p, layout.plan, layout.numbers(memory),

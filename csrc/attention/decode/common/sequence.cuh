@@ -8,6 +8,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cfloat>
+
 #include "attention/decode/engine.h"
 #include "core/cuda/exponent.cuh"
 #include "core/cuda/pack.cuh"
@@ -16,7 +18,7 @@
 namespace transformer_kernels::cuda {
 
 // Below every score that counts; not -inf, of which differences are NaN.
-inline constexpr float kNoScore = -1e30f;
+inline constexpr float kNoScore = -FLT_MAX;
 
 __device__ __forceinline__ int length_of(const KvCacheProblem& p, int batch) {
   std::int64_t length = p.capacity() - p.added;

@@ -13,8 +13,8 @@ namespace transformer_kernels::cuda {
 
 // Chunks begin at a multiple of this, and pages are multiples of it.
 inline constexpr int kCacheUnit = 16;
-// The least keys of a chunk, where there are more: what a CTA's begin and end cost is little beside
-// them.
+// About the least keys of a chunk, where there are more: what a CTA's begin and end cost is little
+// beside them.
 inline constexpr int kLeastChunk = 256;
 // CTAs of one long sequence: three for each SM of the largest devices.
 inline constexpr std::int64_t kCtasOfSequence = 384;
