@@ -12,6 +12,7 @@ many bytes as the weights and the cache of a step have.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -96,8 +97,11 @@ def ways(shape: str, batch: int, given: argparse.Namespace) -> tuple[dict[str, W
         max_tokens=max(8192, batch),
     )  # fmt: skip
 
+    texts = itertools.count()
+
     def by_engine(tokens: Tensor, new: int) -> Tensor:
-        parameters = tfk.decode.Parameters(max_new_tokens=new)
+        # Under a salt of its own a prompt shares no pages with those of earlier rounds.
+        parameters = tfk.decode.Parameters(max_new_tokens=new, salt=str(next(texts)))
         results = engine.generate(tokens.tolist(), parameters)
         rows = torch.tensor([result.tokens for result in results], device=tokens.device)
         return torch.cat([tokens, rows], 1)

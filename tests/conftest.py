@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import sys
 import zlib
 from pathlib import Path
@@ -92,5 +93,7 @@ def fresh_seed(request: pytest.FixtureRequest) -> None:
     seed = os.environ.get("TFK_TEST_SEED") or torch.seed() % 2**31
     draw = getattr(request.node, "execution_count", 1)
     again = f" draw {draw}" if draw > 1 else ""
-    torch.manual_seed(zlib.crc32(f"{seed} {request.node.nodeid}{again}".encode()))
+    own = zlib.crc32(f"{seed} {request.node.nodeid}{again}".encode())
+    torch.manual_seed(own)
+    random.seed(own)
     print(f"TFK_TEST_SEED={seed}")

@@ -68,7 +68,7 @@ class Clock:
         by = dist.ReduceOp.MIN if alone else dist.ReduceOp.MAX
         call()
         once = self._over_ranks([self._sample(call, repeats)], dist.ReduceOp.MAX)[0]
-        samples = int(min(self._most, max(2, self._seconds * 1e3 / (once * repeats))))
+        samples = max(2, min(self._most, int(self._seconds * 1e3 / (once * repeats))))
         times = self._over_ranks([self._sample(call, repeats) for _ in range(samples)], by)
         cuts = statistics.quantiles(times, n=10, method="inclusive")
         return Times(cuts[4], cuts[0], cuts[8], samples)

@@ -154,6 +154,7 @@ class StaticStep:
             self._tape = tape
         self._tape.replay()
 
+    @torch.no_grad()
     def _step(self) -> None:
         self.logits = self._model(self._batch, self._cache)
         integers = self._integers
@@ -246,7 +247,7 @@ class StaticSteps:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self._is_refused, self.step = True, None
+            self._is_refused, self.step, self._pool = True, None, None
             self._steps.clear()
             first = str(error).partition("\n")[0]
             warnings.warn(
@@ -272,6 +273,7 @@ class StaticSteps:
             raise ArgumentValueError(f"the model is on {self._device} and {places.pop()}")
         if state != self._state:
             self._steps.clear()
+            self._pool = None  # somebody may hold results in its memory
             self._held, self._state = held, state
 
     def _new_tape(self) -> Any:
@@ -279,6 +281,7 @@ class StaticSteps:
             return Rerun()
         if self._side is None:
             self._side = torch.cuda.Stream(self._device)
+        if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         return Tape(self._device, self._pool, self._side)
 
@@ -302,7 +305,7 @@ def _power_of_two(count: int) -> int:
 
 
 def check_graphs(op: str, graphs: Any) -> None:
-    if graphs not in (True, False, "auto"):
+    if graphs is not True and graphs is not False and graphs != "auto":
         raise ArgumentValueError(f"{op}: graphs is {graphs!r}, expected True, False or 'auto'")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch import any_autocast
 from ..decode import Batch
 from ..decode._static import CannotRecordError, Rows, StaticSteps, steps_of
 from ._paged import paged
@@ -69,6 +70,8 @@ class StaticDecoder:
         return self._steps is not None and self._steps.can()
 
     def extend(self, tokens: Tensor, keep: int = 1) -> Tensor:
+        if self._steps is not None:
+            self._steps.join()
         if tokens.shape[1] == 1 and self._steps is not None and self.can():
             try:
                 return self._replayed(self._steps, tokens[:, 0])
@@ -135,6 +138,8 @@ def static_decoder(
 ) -> StaticDecoder | None:
     """The decoder that the model has kept, where it fits, or a new one; None where the model does
     not run like this, which a warning says."""
+    if any_autocast():
+        return None
     like = next(model.parameters())
     with _lock:
         kept = model.__dict__.get(_KEPT, Kept())
@@ -143,12 +148,16 @@ def static_decoder(
         found.serve()
         return found
     del found, kept  # its memory is free for the new one
-    served = paged(model)
+    served: Any = None
+    serves = False
     try:
+        served = paged(model)
         with torch.inference_mode(False):  # the next text may be written outside of it
             made = StaticDecoder(served, like, batch, -(-capacity // _ROOM) * _ROOM, graphs)
         if made.can():
             made.try_out()
+            serves = True
+            return made
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -157,9 +166,7 @@ def static_decoder(
             f"generate: {type(model).__name__} keeps its own cache, without graphs: {first}",
             RuntimeWarning, stacklevel=2,
         )  # fmt: skip
-        made = None
-    if made is not None and made.can():
-        return made
-    if hasattr(served, "rest"):
-        served.rest()
+    finally:
+        if not serves and hasattr(served, "rest"):
+            served.rest()
     return None

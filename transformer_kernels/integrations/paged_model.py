@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +83,11 @@ AttentionInterface.register(PAGED_ATTENTION, paged_attention_forward)
 AttentionMaskInterface.register(PAGED_ATTENTION, paged_mask)
 
 
+_lock = threading.Lock()
+# How many serve a model, and the attention that it had before the first of them.
+_serving: WeakKeyDictionary[Any, tuple[int, str | None]] = WeakKeyDictionary()
+
+
 class PagedModel:
     """A causal language model of Transformers, fused or not, as an engine's ``model``.
 
@@ -92,7 +99,6 @@ class PagedModel:
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
-        self._before = model.config._attn_implementation
         self.serve()
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -119,12 +125,19 @@ class PagedModel:
 
     def serve(self) -> None:
         """Lets the model's attention run over pages."""
-        self.model.set_attn_implementation(PAGED_ATTENTION)
+        with _lock:
+            users, before = _serving.get(self.model, (0, self.model.config._attn_implementation))
+            self.model.set_attn_implementation(PAGED_ATTENTION)
+            _serving[self.model] = (users + 1, before)
 
     def rest(self) -> None:
-        """Gives the model the attention that it had before."""
-        if self._before is not None:
-            self.model.set_attn_implementation(self._before)
+        """Gives the model the attention that it had before, where nobody else serves it."""
+        with _lock:
+            users, before = _serving.pop(self.model)
+            if users > 1:
+                _serving[self.model] = (users - 1, before)
+            elif before is not None:
+                self.model.set_attn_implementation(before)
 
     def read(self, cache: PagedCache) -> list[nn.Module | Tensor]:  # noqa: ARG002
         """Lists what a step reads; as :class:`transformer_kernels.decode.Recordable`."""

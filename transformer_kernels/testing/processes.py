@@ -60,14 +60,15 @@ def meet(
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # where ranks of one machine find each other
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-        torch.set_default_device(torch.device("cuda", rank))
+    card = torch.device("cuda", rank) if device == "cuda" else None
+    if card is not None:
+        torch.cuda.set_device(card)
+        torch.set_default_device(card)
     if timeout is not None:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo", init_method=f"file://{meeting}", rank=rank,
-        world_size=world, timeout=timeout or TIMEOUT,
+        "gloo" if card is None else "nccl", init_method=f"file://{meeting}", rank=rank,
+        world_size=world, timeout=timeout or TIMEOUT, device_id=card,
     )  # fmt: skip
 
 

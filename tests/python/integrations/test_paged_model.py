@@ -52,6 +52,38 @@ def test_tokens_are_those_of_generate(name: str) -> None:
     assert [alone(model, prompt) for prompt in PROMPTS[:2]] == expected[:2]  # by the same name
 
 
+def test_the_last_of_several_gives_the_attention_back() -> None:
+    """An engine goes on behind texts of ``generate``, which end."""
+    model = tiny("llama").eval()
+    tokens = torch.tensor([PROMPTS[1]])
+    expected = tfk.generate(model, tokens, NEW)
+    attention = model.config._attn_implementation
+    engine = tfk.engine(model, 8)
+    for graphs in (True, False, True):
+        assert torch.equal(tfk.generate(model, tokens, NEW, graphs=graphs), expected)
+        assert model.config._attn_implementation == PAGED_ATTENTION
+        (result,) = engine.generate([PROMPTS[1]], Parameters(max_new_tokens=NEW))
+        assert result.tokens == expected[0, -NEW:].tolist()
+    again = tiny("llama").eval()
+    again.load_state_dict(model.state_dict())
+    again.set_attn_implementation(attention)
+    assert torch.equal(tfk.generate(again, tokens, NEW, graphs=True), expected)
+    assert again.config._attn_implementation == attention
+
+
+def test_a_model_that_fails_gets_its_attention_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama").eval()
+    attention = model.config._attn_implementation
+
+    def new_cache(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("none is left")
+
+    monkeypatch.setattr(PagedModel, "new_cache", new_cache)
+    with pytest.raises(torch.OutOfMemoryError):
+        tfk.generate(model, torch.tensor([PROMPTS[1]]), NEW, graphs=True)
+    assert model.config._attn_implementation == attention
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss"])
 def test_logits_in_float32(name: str) -> None:
     """Attention reads the pages in place; the tokens are given, so that no tie decides."""
