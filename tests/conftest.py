@@ -21,6 +21,8 @@ os.environ["TFK_TUNE"] = "0"  # what was timed on this machine does not choose w
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Errors by which a test may miss its bound in one draw of its numbers, and not in the next.
+_DRAWN_AGAIN = ["^NearMissError", "^VerificationError: relative error"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -70,7 +72,7 @@ def pytest_report_header() -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
-            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun="^NearMissError"))
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=_DRAWN_AGAIN))
     left_out = [item for item in items if _is_left_out(item, config)]
     items[:] = [item for item in items if not _is_left_out(item, config)]
     config.hook.pytest_deselected(items=left_out)
