@@ -73,8 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
             item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=_DRAWN_AGAIN))
-    left_out = [item for item in items if _is_left_out(item, config)]
-    items[:] = [item for item in items if not _is_left_out(item, config)]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (left_out if _is_left_out(item, config) else kept).append(item)
+    items[:] = kept
     config.hook.pytest_deselected(items=left_out)
 
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "attention/decode/cache_cases.h"
 #include "attention/decode/cache_reference.h"
 #include "cpu_test.h"
 #include "error_of.h"
@@ -39,17 +40,7 @@ TEST_P(AttentionWithCache, cpu_contiguous_and_paged) {
 }
 
 TEST_P(AttentionWithCache, cpu_groups_and_rows) {
-  for (std::int64_t kv_heads : {1, 3, 6}) {
-    for (std::int64_t queries : {1, 2, 3, 7, 16}) {
-      check({.lengths = {0, 5, 90},
-             .queries = queries,
-             .added = queries,
-             .heads = 6,
-             .kv_heads = kv_heads,
-             .page = 16,
-             .capacity = 112});
-    }
-  }
+  for (const CacheCase& c : cases_of_groups_and_rows()) check(c);
 }
 
 TEST_P(AttentionWithCache, cpu_dims) {
@@ -72,45 +63,15 @@ TEST_P(AttentionWithCache, cpu_long_sequences_in_chunks) {
 }
 
 TEST_P(AttentionWithCache, cpu_queries_and_new_tokens_differ) {
-  check({.lengths = {0, 1, 3, 40}, .queries = 5, .added = 1});  // more queries than keys
-  check({.lengths = {0, 1, 3, 40}, .queries = 2, .added = 5, .causal = false});
-  check({.lengths = {0, 1, 3, 40}, .queries = 3, .added = 0});
+  for (const CacheCase& c : cases_of_unequal_queries_and_new_tokens()) check(c);
 }
 
 TEST_P(AttentionWithCache, cpu_rotations) {
-  for (bool interleaved : {false, true}) {
-    for (std::int64_t frequencies : {1, 5, 8}) {
-      check({.lengths = {0, 9, 50},
-             .queries = 3,
-             .added = 3,
-             .page = 16,
-             .frequencies = frequencies,
-             .interleaved = interleaved});
-    }
-  }
+  for (const CacheCase& c : cases_of_rotations()) check(c);
 }
 
 TEST_P(AttentionWithCache, cpu_features) {
-  for (std::int64_t left : {-1, 0, 1, 70, 1000}) {
-    check({.lengths = {0, 90, 400},
-           .queries = 3,
-           .added = 3,
-           .page = 16,
-           .capacity = 416,
-           .left = left});
-    check({.lengths = {0, 90, 400}, .queries = 40, .added = 40, .capacity = 440, .left = left});
-  }
-  CacheCase c{.lengths = {0, 70, 300}, .queries = 2, .added = 2, .page = 16, .capacity = 304};
-  for (bool with_rope : {false, true}) {
-    c.frequencies = with_rope ? 8 : 0;
-    for (int feature = 0; feature < 4; ++feature) {
-      c.softcap = feature == 0 || feature == 3 ? 2 : 0;
-      c.slopes = feature == 1 || feature == 3;
-      c.sinks = feature == 2 || feature == 3;
-      c.left = feature == 3 ? 50 : -1;
-      check(c);
-    }
-  }
+  for (const CacheCase& c : cases_of_features()) check(c);
 }
 
 TEST_P(AttentionWithCache, cpu_int8) {
