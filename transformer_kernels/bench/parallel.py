@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed as dist
 
+from transformer_kernels._cuda_graph import Tape
 from transformer_kernels.measure.schema import ParallelRow, Result
 from transformer_kernels.measure.table import ABSENT, Table
-from transformer_kernels.measure.timing import whole_generator
 
 # ---- time ---------------------------------------------------------------------------------------
 
@@ -82,12 +82,9 @@ def replayed(call: Callable[[], Any]) -> Callable[[], Any]:
         call()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # The threads of NCCL may ask for its events meanwhile.
-    with whole_generator(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        call()
-    replay: Callable[[], Any] = graph.replay
-    return replay
+    tape = Tape(side.device, None, side)  # the threads of NCCL may ask for its events meanwhile
+    tape.record(call)
+    return tape.replay
 
 
 def hidden(call: Callable[[], Any]) -> float | None:

@@ -309,11 +309,14 @@ def check_graphs(op: str, graphs: Any) -> None:
         raise ArgumentValueError(f"{op}: graphs is {graphs!r}, expected True, False or 'auto'")
 
 
+def wants_graphs(graphs: bool | str, device: torch.device) -> bool:
+    """Whether ``graphs`` asks for steps that are recorded, on this device."""
+    return graphs is True or (graphs == "auto" and device.type == "cuda")
+
+
 def steps_of(model: Any, cache: Any, graphs: bool | str) -> StaticSteps | None:
     """The static steps of a model, where ``graphs`` asks for them and they can be."""
     fits = isinstance(cache, PagedCache) and cache.keys.dtype in _READ_IN_PAGES
-    if not graphs or not fits or not hasattr(model, "read"):
-        return None
-    if graphs == "auto" and cache.keys.device.type != "cuda":
+    if not fits or not hasattr(model, "read") or not wants_graphs(graphs, cache.keys.device):
         return None
     return StaticSteps(model, cache)

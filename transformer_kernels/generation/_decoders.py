@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._errors import ArgumentTypeError
 from .._torch import evaluating
-from ..decode._static import check_graphs
+from ..decode._static import check_graphs, wants_graphs
 from ..models import LanguageModel, Llama
 from . import _step
 from ._static_decoder import StaticDecoder, static_decoder
@@ -92,7 +92,8 @@ class HuggingFaceDecoder:
 
 def decoder_of(model: Any, batch: int, capacity: int, graphs: bool | str = False) -> Decoder:
     """A decoder with an empty cache for ``batch`` sequences of ``capacity`` tokens at most."""
-    if _wants_static(model, graphs):
+    check_graphs("generate", graphs)
+    if graphs and wants_graphs(graphs, device_of(model)):
         with evaluating(model.modules()), torch.no_grad():
             found = static_decoder(model, batch, capacity, graphs)
         if found is not None:
@@ -102,11 +103,6 @@ def decoder_of(model: Any, batch: int, capacity: int, graphs: bool | str = False
     if isinstance(model, (LanguageModel, Llama)):
         return OwnDecoder(model, batch, capacity)
     return HuggingFaceDecoder(model)
-
-
-def _wants_static(model: Any, graphs: bool | str) -> bool:
-    check_graphs("generate", graphs)
-    return graphs is True or (graphs == "auto" and device_of(model).type == "cuda")
 
 
 @contextmanager

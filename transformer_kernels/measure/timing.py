@@ -83,7 +83,7 @@ class WallTimer:
 
 
 @contextmanager
-def whole_generator() -> Iterator[None]:
+def _whole_generator() -> Iterator[None]:
     """Restores PyTorch's generator when a capture fails: it would stay in capture mode, and each
     later draw would raise."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -101,7 +101,7 @@ class _GraphStopwatch:
     def __init__(self, calls: Sequence[Call], pool: Any) -> None:
         self._calls = len(calls)
         self._graph = torch.cuda.CUDAGraph()
-        with whole_generator(), torch.cuda.graph(self._graph, pool=pool):
+        with _whole_generator(), torch.cuda.graph(self._graph, pool=pool):
             # The results are held while capturing, so that every call writes its own memory, and
             # are returned to the pool afterwards, for the graphs of the other providers.
             outputs = [call() for call in calls]
