@@ -163,12 +163,13 @@ TFK_FLATTEN void sums(const float* z, std::int64_t count, const Weighing& by,
 TFK_FLATTEN std::int64_t moment(const float* z, std::int64_t count, const Weighing& by) {
   std::int64_t sum = 0;
   for_blocks(z, count, [&](std::int64_t, std::int64_t n, const float* own) {
-    float products[kBlock];
+    alignas(64) float products[kBlock];
+    if (n < kBlock) __builtin_memset(products, 0, sizeof(products));
     for_weights<true>(own, n, by, [&](std::int64_t i, auto lanes, Numbers w) {
       const Numbers x = exponent(by, load(own + i, lanes));
       store(products + i, (w * Numbers::of(1 / kUnit)) * x, lanes);
     });
-    for (std::int64_t i = 0; i < n; ++i) {
+    for (int i = 0; i < kBlock; ++i) {
       sum -= whole_weight(products[i] * -0x1p32f);
     }
   });
