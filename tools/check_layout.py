@@ -62,9 +62,7 @@ PYTHON_ROOMS = tuple(r for r in FAMILY_ROOMS if not r[0].startswith(("csrc/", "t
 COMPOSED = {
     "linear_loss": (*KERNEL_ROOMS, BINDING_ROOM),
     "attention_block": (*KERNEL_ROOMS, BINDING_ROOM),
-    "decode": (CUDA_ROOM,),  # formulas serve CUDA
     "mlp": (*KERNEL_ROOMS, *PYTHON_ROOMS),  # a part of linear in Python
-    "optimizer": (CUDA_ROOM,),  # PyTorch's own steps serve CUDA
 }
 # Each of these folders holds the families' folders, and the others that are named here.
 FAMILY_TREES = {

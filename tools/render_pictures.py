@@ -95,13 +95,15 @@ def steps_page() -> str:
         (analysis.machine_of(rows, with_rows[0]), results)
         for rows, results in zip(with_rows, cards, strict=True)
     ]
+    corrections = steps.Corrections(with_rows[0], machines[0][0])
     found = steps.all_steps()
+    corrected = {name: corrections.corrected(step) for name, step in found.items()}
     tables = [
-        steps.validation_table(found, machines),
-        steps.ratio_table(found, machines),
-        steps.what_if_table(found, machines[0][0]),
+        steps.validation_table(found, machines, corrections),
+        steps.ratio_table(corrected, machines),
+        steps.what_if_table(corrected, machines[0][0]),
     ]
-    drawn = report.render_plot("steps", steps_plots.what_if(found, machines[0][0]))
+    drawn = report.render_plot("steps", steps_plots.what_if(corrected, machines[0][0]))
     text = "\n".join(map(str, tables))
     return f"```{{raw}} html\n{drawn}\n```\n\n```text\n{text}\n```\n"
 

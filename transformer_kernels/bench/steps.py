@@ -2,7 +2,8 @@
 """Training steps of whole models, predicted on measured machines and on others.
 
 A step is the ops that a fused model calls, with the bytes and operations that their declarations
-tell for these shapes. Nothing runs, so any size can be asked.
+tell for these shapes. Nothing runs, so any size can be asked. Where a card's times of the ops are
+stored, each call can be corrected by how much longer than predicted its op takes there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformer_kernels.measure.schema import Result, Row, StepTime
 from transformer_kernels.measure.table import ABSENT, Table
 
 _EIGHT_BITS = "products of 8 bits"
-_FORWARD, _BACKWARD = "forward", "backward"
+_FORWARD, _BACKWARD, _BOTH = "forward", "backward", "both"
 _STREAM = "float32"
 _FULL, _HALF = 4, 2  # bytes of float32 and of bfloat16
 _PARTS = ("memory", "products", "exponentials", "launches")
@@ -33,13 +34,18 @@ _MOE = ((32768, 4096, 1024, 128, 8), (32768, 128))  # the shapes of its benchmar
 
 @dataclass(frozen=True)
 class Called:
-    """An op that a step calls ``count`` times in each pass that it has."""
+    """An op that a step calls ``count`` times in each pass that it has.
+
+    Args:
+        like: the op whose stored times correct this call; the op itself where it is None.
+    """
 
     op: str
     shape: tuple[int, ...]
     count: int = 1
     passes: tuple[str, ...] = (_FORWARD, _BACKWARD)
     dtype: str = "bfloat16"
+    like: str | None = None
 
 
 # ---- what a step calls --------------------------------------------------------------------------
@@ -55,14 +61,14 @@ def calls_of(family: Family) -> list[Called]:
     heads = size.heads * dim
     layer = [
         Called("linear", (rows, size.width, heads + 2 * key_heads * dim)),
-        Called("causal_attention", grouped),
+        Called("causal_attention", grouped, like="dropout_attention" if family.dropout else None),
         Called("linear", (rows, heads, size.width)),
         *_norms_and_mlp(family, rows, grouped),
     ]
     return [
         Called("embedding", (size.batch, size.tokens, size.vocabulary, size.width), dtype=_STREAM),
         *(replace(called, count=called.count * size.layers) for called in layer),
-        Called("linear_cross_entropy", (rows, size.width, size.vocabulary)),
+        Called("linear_cross_entropy", (rows, size.width, size.vocabulary), passes=(_BOTH,)),
         Called("adamw", (1, parameters(family)), passes=(_FORWARD,), dtype=_STREAM),
     ]
 
@@ -114,8 +120,29 @@ def plan_of(op: str, shape: tuple[int, ...], pass_: str, dtype: str) -> Plan:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """Calls of a step that ask a machine for the same.
+
+    Args:
+        count: of the calls.
+        of: op, pass and last dimension of stored times like this call's; None where no op is
+            called.
+        longer: how much longer a call takes than is predicted of its plan.
+    """
+
+    plan: Plan
+    count: int
+    of: tuple[str, str, int] | None = None
+    longer: float = 1.0
+
+    def us(self, machine: Hardware) -> float:
+        """The predicted time of all these calls."""
+        return self.count * self.longer * predict(self.plan, machine).us
+
+
+@dataclass(frozen=True)
 class Step:
-    """A model's step, and the plans of all its calls.
+    """A model's step, and all its calls.
 
     Args:
         settings: of the result files that measured it: the model and the batch, in words.
@@ -123,32 +150,39 @@ class Step:
 
     title: str
     settings: tuple[str, str] | None
-    plans: Sequence[tuple[Plan, int]]
+    calls: Sequence[Planned]
 
     def us(self, machine: Hardware) -> float:
         """The predicted time of all calls, one after another."""
-        return sum(count * predict(plan, machine).us for plan, count in self.plans)
+        return sum(call.us(machine) for call in self.calls)
 
     def parts(self, machine: Hardware) -> dict[str, float]:
         """Microseconds by what bounds a call."""
         found = dict.fromkeys(_PARTS, 0.0)
-        for plan, count in self.plans:
-            prediction = predict(plan, machine)
-            found[prediction.bound] += count * prediction.us
+        for call in self.calls:
+            found[predict(call.plan, machine).bound] += call.us(machine)
         return found
 
 
 def in_eight_bits(step: Step) -> Step:
     """The step whose products take operands and results of half the bytes."""
-    plans = [
-        (replace(plan, bytes=plan.bytes // 2) if plan.flops else plan, count)
-        for plan, count in step.plans
+
+    def halved(call: Planned) -> Planned:
+        return replace(call, plan=replace(call.plan, bytes=call.plan.bytes // 2))
+
+    return replace(step, calls=[halved(c) if c.plan.flops else c for c in step.calls])
+
+
+def _planned(calls: Sequence[Called]) -> list[Planned]:
+    return [
+        Planned(
+            plan_of(call.op, call.shape, pass_, call.dtype),
+            call.count,
+            (call.like or call.op, pass_, call.shape[-1]),
+        )
+        for call in calls
+        for pass_ in call.passes
     ]
-    return replace(step, plans=plans)
-
-
-def _planned(calls: Sequence[Called]) -> list[tuple[Plan, int]]:
-    return [(plan_of(c.op, c.shape, pass_, c.dtype), c.count) for c in calls for pass_ in c.passes]
 
 
 def step_of(name: str) -> Step:
@@ -159,7 +193,9 @@ def step_of(name: str) -> Step:
     """
     family = FAMILIES[name]
     settings = (f"{family.title}, {family.full}", family.full.batch_text)
-    return Step(", ".join(settings), settings, [*_planned(calls_of(family)), (_casts(family), 1)])
+    return Step(
+        ", ".join(settings), settings, [*_planned(calls_of(family)), Planned(_casts(family), 1)]
+    )
 
 
 def moe_step() -> Step:
@@ -182,6 +218,29 @@ def all_steps() -> dict[str, Step]:
 # ---- beside what was measured -------------------------------------------------------------------
 
 
+class Corrections:
+    """How much longer ops take on a card than is predicted, by their stored times there."""
+
+    def __init__(self, results: Sequence[Result], machine: Hardware) -> None:
+        self._ratios: dict[tuple[str, str], dict[int, list[float]]] = {}
+        for one in analysis.compare(results, machine):
+            if one.prediction.bound != "launches":
+                of_op = self._ratios.setdefault((one.row.op, one.row.pass_), {})
+                of_op.setdefault(one.row.shape[-1], []).append(1 / (1 + one.error))
+
+    def longer(self, op: str, pass_: str, columns: int) -> float:
+        """The median of measured over predicted times: of the problems with this last dimension, of
+        all of the op where there are none, and 1 where the op was not measured."""
+        found = self._ratios.get((op, pass_), {})
+        ratios = found.get(columns) or [ratio for some in found.values() for ratio in some]
+        return statistics.median(ratios) if ratios else 1.0
+
+    def corrected(self, step: Step) -> Step:
+        """The step, each of whose calls takes as much longer as its op does."""
+        calls = [replace(c, longer=self.longer(*c.of)) if c.of else c for c in step.calls]
+        return replace(step, calls=calls)
+
+
 def measured(step: Step, results: Sequence[Result]) -> StepTime | None:
     """The fused model's time, with its blocks as graphs, where results of it are stored. Without
     graphs the host's time shows, which the model does not know."""
@@ -194,23 +253,33 @@ def measured(step: Step, results: Sequence[Result]) -> StepTime | None:
 
 
 def validation_table(
-    steps: Mapping[str, Step], machines: Sequence[tuple[Hardware, Sequence[Result]]]
+    steps: Mapping[str, Step],
+    machines: Sequence[tuple[Hardware, Sequence[Result]]],
+    corrections: Corrections,
 ) -> Table:
-    """Predicted and measured steps on each machine, with the results of that machine."""
-    body, errors = [], []
+    """Predicted and measured steps on each machine, with the results of that machine; predicted by
+    the model alone, and corrected by the times of the ops."""
+    body, all_errors = [], []
     for machine, results in machines:
         for step in steps.values():
             found = measured(step, results)
             if found is not None:
-                us = step.us(machine)
-                errors.append(us / found.median_us - 1)
-                body.append([step.title, machine.name, f"{found.median_us / 1e3:.1f}",
-                             f"{us / 1e3:.1f}", f"{errors[-1]:+.0%}"])  # fmt: skip
-    if errors:
-        middle = statistics.median(map(abs, errors))
-        body.append([f"median of {len(errors)}", ABSENT, ABSENT, ABSENT, f"{middle:.0%}"])
-    headings = [("Step", 60), ("card", 20), ("measured ms", 11), ("predicted", 9), ("error", 6)]
-    return Table("STEPS OF TRAINING", "fused, blocks as graphs", headings, body)
+                times = [one.us(machine) for one in (step, corrections.corrected(step))]
+                errors = [us / found.median_us - 1 for us in times]
+                line = [step.title, machine.name, f"{found.median_us / 1e3:.1f}"]
+                for us, error in zip(times, errors, strict=True):
+                    line += [f"{us / 1e3:.1f}", f"{error:+.0%}"]
+                body.append(line)
+                all_errors.append(errors)
+    if all_errors:
+        line = [f"median of {len(all_errors)}", ABSENT, ABSENT]
+        for of_way in zip(*all_errors, strict=True):
+            line += [ABSENT, f"{statistics.median(map(abs, of_way)):.0%}"]
+        body.append(line)
+    headings = [("Step", 60), ("card", 20), ("measured ms", 11), ("predicted", 9), ("error", 6),
+                ("corrected", 9), ("error", 6)]  # fmt: skip
+    subtitle = "fused, blocks as graphs; corrected by how much longer its ops take alone"
+    return Table("STEPS OF TRAINING", subtitle, headings, body)
 
 
 def ratio_table(

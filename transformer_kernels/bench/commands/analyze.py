@@ -66,9 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_steps(paths: Sequence[Path], machine: hardware.Hardware) -> None:
     from transformer_kernels.bench import steps  # declares the ops of all families
 
+    results = [schema.load(path) for path in paths]
+    corrections = steps.Corrections([result for result in results if result.rows], machine)
     found = steps.all_steps()
-    print(steps.validation_table(found, [(machine, [schema.load(path) for path in paths])]))
-    print(steps.what_if_table(found, machine))
+    corrected = {name: corrections.corrected(step) for name, step in found.items()}
+    print(steps.validation_table(found, [(machine, results)], corrections))
+    print(steps.what_if_table(corrected, machine))
 
 
 def _draw(compared: list[analysis.Compared], machine: hardware.Hardware, folder: Path) -> None:
