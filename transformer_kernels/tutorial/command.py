@@ -73,13 +73,16 @@ def _title(step: Path) -> str:
 def _climb_all(chosen: list[Path], arguments: argparse.Namespace) -> int:
     kinds = (arguments.kind,) if arguments.kind else ("cpu", "cuda")
     lines: dict[str, dict[str, list[Line]]] = {kind: {} for kind in kinds}
+    with_text = not arguments.table and arguments.step != "all"
     for step in chosen:
-        if not arguments.table and arguments.step != "all":
-            print((step / "README.md").read_text().split("<!-- ladder -->")[0])
-            for rung in ladder.rungs(step, kinds):
-                print(f"==== {rung.name}\n{rung.kernel}\n")
+        before, after = show.text(step) if with_text else ("", "")
+        print(before, end="")
+        for rung in ladder.rungs(step, kinds) if with_text else ():
+            print(f"==== {rung.name}\n{rung.kernel}\n")
         for kind in kinds:
             lines[kind][step.name] = _climb(step, kind, arguments.small, arguments.rounds)
+        if with_text:
+            print(f"{show.counters_table(step)}{after.strip()}")
     if arguments.store:
         _store(lines, arguments.store)
     return int(any(line.failed for of in lines.values() for found in of.values() for line in found))
@@ -94,7 +97,7 @@ def _climb(step: Path, kind: str, small: bool, rounds: int) -> list[Line]:
     lines = [_fastest(of) for of in zip(*runs, strict=True)]
     shown, note = show.with_stored(lines, show.stored(kind), step.name)
     problems = sorted({line.problem for line in shown if line.problem})
-    print(f"{step.name}, {kind}: {', '.join(problems) or 'nothing ran'}")
+    print(f"{step.name}, {kind}: {'; '.join(problems) or 'nothing ran'}")
     print(f"{show.table(shown)}\n{note}".rstrip(), end="\n\n")
     return lines
 

@@ -21,6 +21,7 @@ _COUNTERS = {
 _BAR = 40  # characters for 100 %
 _HEADINGS = ("rung", "time", "rate", "of ceiling", "error", "")
 _REQUEST = re.compile(r"<!-- ladder -->\n.*?<!-- /ladder -->", re.DOTALL)
+_REMARK = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +64,30 @@ def _without_defaults(line: Line) -> dict[str, object]:
 
 def table(lines: Sequence[Line]) -> str:
     """A line for each rung; a bar shows the share of the ceiling."""
-    rows = [_HEADINGS, *map(_cells, lines)]
+    rows = [_HEADINGS, *map(_cells, _with_common_ceilings(lines))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
     return "\n".join(_joined(row, widths) for row in rows)
+
+
+def _with_common_ceilings(lines: Sequence[Line]) -> list[Line]:
+    """Gives the rungs of a CPU that solve one problem the fastest ceiling that they measured.
+
+    Other programs make a ceiling slower, as they do a rung. A GPU's ceilings differ by the unit
+    that multiplies, and stay.
+    """
+    least: dict[str, float] = {}
+    for line in filter(_has_ceiling, lines):
+        us = line.us * line.of_ceiling / 100
+        least[line.problem] = min(us, least.get(line.problem, us))
+    return [
+        dataclasses.replace(line, of_ceiling=100 * least[line.problem] / line.us)
+        if _has_ceiling(line) else line
+        for line in lines
+    ]  # fmt: skip
+
+
+def _has_ceiling(line: Line) -> bool:
+    return line.device == "CPU" and not line.why_absent
 
 
 def _cells(line: Line) -> tuple[str, ...]:
@@ -129,7 +151,7 @@ def _stored_part(step: Path, kind: str, ladder: Ladder | None) -> str:
     text = f"```text\n{table(lines)}\n```\n\n"
     if ladder is None or not measured:
         return text
-    problems = ", ".join(sorted({line.problem for line in measured}))
+    problems = "; ".join(sorted({line.problem for line in measured}))
     return f"{text}Measured on {ladder.date} on {ladder.machine}: {problems}.\n\n"
 
 
@@ -152,6 +174,12 @@ def _counted(step: Path, path: Path, tool: str, run: str) -> str:
 
 def _count(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.1f}"
+
+
+def text(step: Path) -> tuple[str, str]:
+    """The text of a step before and after its tables, as a terminal shows it."""
+    before, after = _REQUEST.split((step / "README.md").read_text())
+    return _REMARK.sub("", before), _REMARK.sub("", after)
 
 
 def filled(text: str, step: Path, folder: Path = RESULTS) -> str:

@@ -38,9 +38,12 @@ def test_a_step_shows_text_source_and_table(capsys, tmp_path):
         "==== cpu1_scalar\n",
         "void gelu(",
         "step1-simple, cpu: ",
+        "## Exercise",
     ):
         assert words in shown
     assert "---- frame" not in shown
+    assert "<!--" not in shown
+    assert shown.index("step1-simple, cpu: ") < shown.index("## Exercise")
     kept = show.stored("cpu", folder)
     assert [line.rung for line in kept.lines["step1-simple"]] == [
         "cpu1_scalar", "cpu2_simd", "cpu3_threads",
@@ -114,6 +117,28 @@ def test_a_table_has_a_bar_for_each_line():
     assert rows[1].split()[:6] == ["cuda1", "12.5", "us", "3.0", "GB/s", "50.0"]
     assert rows[1].count("█") == 20
     assert rows[2].endswith("older card")
+
+
+def test_rungs_of_a_cpu_share_the_fastest_ceiling():
+    slow = replace(FAST, device="CPU", us=100.0, of_ceiling=10.0)  # its ceiling took 10 us
+    fast = replace(slow, rung="cpu2", us=20.0, of_ceiling=90.0)
+    other = replace(fast, rung="cpu3", problem="16 float32")
+    absent = replace(ABSENT, problem=slow.problem)
+    shares = [row.split()[5] for row in show.table([slow, fast, other]).splitlines()[1:]]
+    assert shares == ["10.0", "50.0", "90.0"]
+    cards = [replace(line, device="Card") for line in (slow, fast)]
+    assert [row.split()[5] for row in show.table([*cards, absent]).splitlines()[1:3]] == [
+        "10.0", "90.0",
+    ]  # fmt: skip
+
+
+def test_the_text_goes_on_behind_the_tables():
+    for step in rungs.steps():
+        before, after = show.text(step)
+        assert before.startswith("# ")
+        assert "## Exercise" in after
+        assert "rung  " not in before + after
+        assert "<!--" not in before + after
 
 
 def test_texts_have_the_tables_of_stored_results():
