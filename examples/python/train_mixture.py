@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import transformer_kernels as tfk
-from transformer_kernels.bench import training
+from transformer_kernels.bench import tracking, training
 from transformer_kernels.bench.options import pick_device
 
 VOCABULARY, HELD_OUT = 256, 0.1
@@ -87,6 +88,9 @@ class Course:
     held_out: float = 0.0
 
 
+Record = Callable[[dict[str, float], int], None]  # of figures, at a step
+
+
 def loss_of(model: Mixture, window: Tensor) -> Tensor:
     """The loss of the next byte."""
     return tfk.functional.cross_entropy(
@@ -94,14 +98,16 @@ def loss_of(model: Mixture, window: Tensor) -> Tensor:
     )
 
 
-def train(size: Size, aux_loss: float, text: Tensor, device: torch.device) -> Course:
+def train(
+    size: Size, aux_loss: float, text: Tensor, device: torch.device, record: Record
+) -> Course:
     known = len(text) - int(HELD_OUT * len(text))
     torch.manual_seed(0)
     model = Mixture(size, aux_loss).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, betas=(0.9, 0.99), weight_decay=0.1)
     course = Course()
     batches = training.windows(text[:known], size.context + 1, size.batch)
-    for _, window in zip(range(size.steps), batches, strict=False):
+    for step, window in zip(range(1, size.steps + 1), batches, strict=False):
         loss = loss_of(model, window.to(device))
         optimizer.zero_grad()
         (loss + sum(moe.loss for moe in model.mixtures())).backward()
@@ -109,11 +115,13 @@ def train(size: Size, aux_loss: float, text: Tensor, device: torch.device) -> Co
         course.losses.append(float(loss.detach()))
         loads = [float(moe.balancer.metrics()["max_load"]) for moe in model.mixtures()]
         course.loads.append(max(loads))
+        record({"loss": course.losses[-1], "load of the busiest expert": max(loads)}, step)
     model.eval()
     with torch.no_grad():
         some = training.windows(text[known:], size.context + 1, size.batch, seed=2)
         held_out = [loss_of(model, next(some).to(device)) for _ in range(16)]
     course.held_out = float(torch.stack(held_out).mean())
+    record({"loss on held-out text": course.held_out}, size.steps)
     return course
 
 
@@ -138,16 +146,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="by default the GPU, where there is one")
     parser.add_argument("--aux-loss", type=float, default=0.02, help="factor of the loss")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw both courses (matplotlib)")
+    tracking.add_argument(parser)
     parsed = parser.parse_args(arguments)
     device, size = pick_device(parsed.device), QUICK if parsed.quick else Size()
     text = training.documentation()
     courses = {}
-    for name, aux_loss in (("balanced", parsed.aux_loss), ("without a loss", 0.0)):
-        courses[name] = course = train(size, aux_loss, text, device)
-        print(
-            f"{name}: loss {course.losses[-1]:.3f}, on held-out text {course.held_out:.3f};"
-            f" the busiest of {size.experts} experts has {course.loads[-1]:.1f} times its share"
-        )
+    losses = {"balanced": parsed.aux_loss, "without a loss": 0.0}
+    with tracking.records(parsed.log, "mixture of experts", list(losses)) as records:
+        for name, aux_loss in losses.items():
+            record = partial(records.log, name)
+            courses[name] = course = train(size, aux_loss, text, device, record)
+            print(
+                f"{name}: loss {course.losses[-1]:.3f}, on held-out text {course.held_out:.3f};"
+                f" the busiest of {size.experts} experts has {course.loads[-1]:.1f} times its share"
+            )
     if parsed.plot:
         draw(courses, parsed.plot)
     return 0

@@ -49,10 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", nargs="+", choices=SWITCHES, default=list(SWITCHES))
     parser.add_argument("--quick", action="store_true", help="a few steps, for CI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures")
-    parser.add_argument(
-        "--log", type=Path, metavar="FOLDER",
-        help="record the steps for TensorBoard, and for Weights & Biases where it is installed",
-    )  # fmt: skip
+    tracking.add_argument(parser)
 
 
 def run(

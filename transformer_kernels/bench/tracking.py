@@ -7,6 +7,7 @@ sends nothing, unless the variable ``WANDB_MODE`` says otherwise; ``wandb sync``
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -80,14 +81,23 @@ class Records:
             "ms a step": 1e3 * run.seconds[-1],
             "learning rate": float(run.schedule.get_last_lr()[0]),
         }
-        self._log(kernels, figures, len(run.losses))
+        self.log(kernels, figures, len(run.losses))
 
     def accuracy(self, kernels: str, accuracy: float, step: int) -> None:
-        self._log(kernels, {"accuracy": accuracy}, step)
+        self.log(kernels, {"accuracy": accuracy}, step)
 
-    def _log(self, kernels: str, figures: Mapping[str, float], step: int) -> None:
+    def log(self, kernels: str, figures: Mapping[str, float], step: int) -> None:
+        """Records figures of a program's own."""
         for tracker in self.trackers.get(kernels, ()):
             tracker.log(figures, step)
+
+
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--log``, whose folder is for :func:`records`."""
+    parser.add_argument(
+        "--log", type=Path, metavar="FOLDER",
+        help="record the steps for TensorBoard, and for Weights & Biases where it is installed",
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

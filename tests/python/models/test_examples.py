@@ -10,11 +10,12 @@ import importlib.util
 import sys
 import types
 from pathlib import Path
+from typing import ClassVar
 
 import numpy
 import pytest
 
-from transformer_kernels.bench import models, training
+from transformer_kernels.bench import models, tracking, training
 from transformer_kernels.measure import schema
 from transformer_kernels.measure.schema import Machine, ModelRun, Result
 
@@ -65,12 +66,35 @@ def test_the_short_form(name, runs, tmp_path, capsys, monkeypatch):
     assert "MODELS, TRAINED" in capsys.readouterr().out
 
 
-def test_the_mixture_in_its_short_form(tmp_path, capsys):
-    """Both courses start with the same loss, and are drawn."""
+class Kept:
+    """Stands in for TensorBoard, and keeps what it is told."""
+
+    figures: ClassVar[dict[str, list[tuple[int, list[str]]]]] = {}
+
+    def __init__(self, _folder, _model, kernels):
+        self.own = self.figures.setdefault(kernels, [])
+
+    def log(self, figures, step):
+        self.own.append((step, sorted(figures)))
+
+    def close(self):
+        self.own.append((0, ["closed"]))
+
+
+def test_the_mixture_in_its_short_form(tmp_path, capsys, monkeypatch):
+    """Both courses start with the same loss, are recorded, and are drawn."""
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(tracking, "TensorBoard", Kept)
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(Kept, "figures", {})
     file = tmp_path / "mixture.svg"
     module = example("train_mixture")
-    assert module.main(["--quick", "--device", "cpu", "--plot", str(file)]) == 0
+    arguments = ["--quick", "--device", "cpu", "--plot", str(file), "--log", str(tmp_path)]
+    assert module.main(arguments) == 0
+    each = ["load of the busiest expert", "loss"]
+    last = [(6, ["loss on held-out text"]), (0, ["closed"])]
+    course = [*((step, each) for step in range(1, 7)), *last]
+    assert Kept.figures == {"balanced": course, "without a loss": course}
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in said[:2]] == ["balanced", "without a loss"]
     assert "<svg" in file.read_text(encoding="utf-8")
