@@ -7,56 +7,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-
-from matplotlib.axes import Axes
 
 from render_results import GENERATED
 from setup_env import ROOT
 from transformer_kernels.bench import report
 from transformer_kernels.bench.plots import Plot
-from transformer_kernels.measure import style
-from transformer_kernels.tutorial import rungs, show
-from transformer_kernels.tutorial.rungs import Line, Rung
+from transformer_kernels.tutorial import rungs, show, stairs
+from transformer_kernels.tutorial.rungs import Rung
 
 PAGES = ROOT / "docs" / "ladders"
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
 _LANGUAGES = {".cpp": "cpp", ".cu": "cuda", ".py": "python"}
-_WIDTH, _HEIGHT = 4.6, 2.6  # of a staircase, in inches
 
 
 def staircase(step: Path, kind: str) -> Plot | None:
-    """The stored times of the rungs of one kind that solve the first rung's problem, as stairs."""
+    """The stored times of the rungs of one kind, as stairs."""
     ladder = show.stored(kind)
-    measured = ladder.lines.get(step.name, []) if ladder else []
-    lines = [line for line in measured if line.problem == measured[0].problem]
-    if ladder is None or len(lines) < 2:  # one stair is none
-        return None
-    caption = f"{step.name}, {lines[0].problem}, on {ladder.machine} ({ladder.date})"
-    return Plot(caption, [partial(_draw, lines)], _WIDTH, _HEIGHT)
-
-
-def _draw(lines: Sequence[Line], panel: Axes) -> None:
-    times = [line.us for line in lines]
-    ceiling = min(line.us * line.of_ceiling / 100 for line in lines)
-    panel.plot(range(len(times) + 1), [*times, times[-1]], drawstyle="steps-post", linewidth=2,
-               color=style.COLOURS["ours"], label="median time")  # fmt: skip
-    panel.axhline(ceiling, color=style.COLOURS["copy"], linestyle="--", label="ceiling")
-    for at, line in enumerate(lines):
-        panel.text(at + 0.5, line.us * 1.1, _time(line.us), ha="center", va="bottom", fontsize=6.5)
-    panel.set_yscale("log")
-    panel.set_ylim(ceiling / 1.5, max(times) * 2)
-    panel.set_ylabel("microseconds")
-    names = [line.rung.partition("_")[2].replace("_", " ") for line in lines]
-    panel.set_xticks([at + 0.5 for at in range(len(lines))], names, rotation=25, ha="right")
-    panel.tick_params(axis="x", labelsize=7, length=0)
-    panel.grid(axis="x", visible=False)
-
-
-def _time(us: float) -> str:
-    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.0f} us"
+    return stairs.staircase(step.name, ladder) if ladder else None
 
 
 def page(step: Path) -> str:

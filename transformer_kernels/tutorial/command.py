@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", type=Path, metavar="FOLDER",
                         help="keep what was measured there, as cpu.json and"
                         " cuda.json")  # fmt: skip
+    parser.add_argument("--plot", type=Path, metavar="FOLDER",
+                        help="draw the times there, as stairs above the ceiling; stored times"
+                        " where no rung runs")  # fmt: skip
     parser.add_argument("--write", action="store_true",
                         help="write the tables of stored results into the texts, and run"
                         " nothing")  # fmt: skip
@@ -81,6 +84,8 @@ def _climb_all(chosen: list[Path], arguments: argparse.Namespace) -> int:
             print(f"==== {rung.name}\n{rung.kernel}\n")
         for kind in kinds:
             lines[kind][step.name] = _climb(step, kind, arguments.small, arguments.rounds)
+            if arguments.plot:
+                _plot(step.name, kind, lines[kind], arguments.plot)
         if with_text:
             print(f"{show.counters_table(step)}{after.strip()}")
     if arguments.store:
@@ -129,11 +134,40 @@ def _capability() -> int | None:
     return 10 * major + minor
 
 
+def _plot(step: str, kind: str, lines: dict[str, list[Line]], folder: Path) -> None:
+    """Draws the rungs of a step that ran, or the stored ones where none did."""
+    from transformer_kernels.measure import style
+
+    from . import stairs
+
+    ladder = _measured(kind, {step: lines[step]}) or show.stored(kind)
+    plot = stairs.staircase(step, ladder) if ladder else None
+    if plot is None:
+        print(f"{step}, {kind}: nothing is drawn, because fewer than two rungs have times\n")
+        return
+    with plot.figure() as drawn:
+        drawn.suptitle(plot.caption, fontsize=7.5)
+        paths = style.save(drawn, folder, f"{step}-{kind}")
+    print(f"drawn: {', '.join(map(str, paths))}\n")
+
+
 def _store(lines: dict[str, dict[str, list[Line]]], folder: Path) -> None:
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     for kind, of in lines.items():
-        if any(not line.why_absent for found in of.values() for line in found):
-            show.store(show.Ladder(_machine(kind), today, of), kind, folder)
+        if ladder := _measured(kind, of):
+            show.store(ladder, kind, folder)
+
+
+def _measured(kind: str, lines: dict[str, list[Line]]) -> show.Ladder | None:
+    """The rungs that ran, as a ladder of this machine; None where none did."""
+    ran = {
+        step: found
+        for step, of in lines.items()
+        if (found := [line for line in of if not line.why_absent])
+    }
+    if not ran:
+        return None
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return show.Ladder(_machine(kind), today, ran)
 
 
 def _machine(kind: str) -> str:

@@ -44,15 +44,12 @@ def stored(kind: str, folder: Path = RESULTS) -> Ladder | None:
 
 
 def store(ladder: Ladder, kind: str, folder: Path = RESULTS) -> None:
-    """Keeps the lines that were measured, beside those of other steps of the same machine."""
+    """Keeps lines that were measured, beside those of other steps of the same machine."""
     folder.mkdir(parents=True, exist_ok=True)
     before = stored(kind, folder)
     if before is not None and before.machine == ladder.machine:
         ladder = dataclasses.replace(ladder, lines=before.lines | ladder.lines)
-    lines = {
-        step: [_without_defaults(line) for line in of if not line.why_absent]
-        for step, of in ladder.lines.items()
-    }
+    lines = {step: [_without_defaults(line) for line in of] for step, of in ladder.lines.items()}
     kept = {"machine": ladder.machine, "date": ladder.date, "lines": lines}
     (folder / f"{kind}.json").write_text(json.dumps(kept, indent=1) + "\n")
 

@@ -119,6 +119,26 @@ def test_a_table_has_a_bar_for_each_line():
     assert rows[2].endswith("older card")
 
 
+def test_the_rungs_that_ran_are_drawn_or_the_stored_ones(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    step = tmp_path / "step1"
+    step.mkdir()
+    for name in ("cpu1_a.cpp", "cpu2_b.cpp", "cuda1_c.cu", "cuda2_d.cu"):
+        (step / name).touch()
+    lines = {"cpu1_a": replace(FAST, rung="cpu1_a"), "cpu2_b": ABSENT}
+    kept = show.Ladder("Card", "2026-01-02", {"step1": [FAST, replace(FAST, us=9.0)]})
+    monkeypatch.setattr(command.ladder, "steps", lambda: [step])
+    monkeypatch.setattr(command.ladder, "build_all", lambda wanted, *_: dict.fromkeys(wanted, ""))
+    monkeypatch.setattr(command.ladder, "run", lambda rung, *_: lines.get(rung.name, ABSENT))
+    monkeypatch.setattr(show, "stored", lambda kind: kept if kind == "cuda" else None)
+    plots = tmp_path / "plots"
+    assert cli.main(["tutorial", "step1", "--table", "--plot", str(plots)]) == 0
+    said = capsys.readouterr().out
+    assert "step1, cpu: nothing is drawn, because fewer than two rungs have times" in said
+    assert f"drawn: {plots / 'step1-cuda.svg'}" in said
+    assert "on Card (2026-01-02)" in (plots / "step1-cuda.svg").read_text()
+
+
 def test_rungs_of_a_cpu_share_the_fastest_ceiling():
     slow = replace(FAST, device="CPU", us=100.0, of_ceiling=10.0)  # its ceiling took 10 us
     fast = replace(slow, rung="cpu2", us=20.0, of_ceiling=90.0)
