@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).parent
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # are removed when the process ends
 COMMAND = re.compile(r"^// Build: (.+(?:\n//   .+)*)", re.MULTILINE)
 
 
@@ -31,7 +32,8 @@ def library(source: str) -> str:
         print(f"{compiler} is not installed")
         sys.exit(77)
     # A folder of its own, for a process that has loaded a library keeps the old file open.
-    target = Path(tempfile.mkdtemp()) / Path(source).with_suffix(".so").name
+    FOLDERS.append(tempfile.TemporaryDirectory())
+    target = Path(FOLDERS[-1].name) / Path(source).with_suffix(".so").name
     words[words.index("-o") + 1] = str(target)
     if subprocess.run([compiler, *words[1:]], cwd=HERE, check=False).returncode != 0:
         print(f"{compiler} fails")
