@@ -17,8 +17,11 @@ REFERENCE = re.compile(r"\{doxygen\w+\} transformer_kernels::(\w+)$", re.MULTILI
 VOCABULARY = "cpp.md"  # shows the types that all headers share by their names
 MOST_LINES = 40
 
-TEXTS = {page: page.read_text() for page in sorted(DOCS.rglob("*.md")) if "/_" not in str(page)}
-PAGES = {page: text for page, text in TEXTS.items() if SHOWN.search(text)}
+PAGES = {
+    page: text
+    for page in sorted([*DOCS.glob("*.md"), *DOCS.glob("[!_]*/*.md")])
+    if SHOWN.search(text := page.read_text())
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
