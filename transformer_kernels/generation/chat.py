@@ -145,7 +145,8 @@ class Conversation:
                 " a new one, or raise --context"
             )
         # The last token is read again: its logits are not in the cache.
-        self._decoder.rewind(min(_common(self._seen, prompt), len(prompt) - 1))
+        self._seen = prompt[: min(_common(self._seen, prompt), len(prompt) - 1)]
+        self._decoder.rewind(len(self._seen))
         tokens = torch.tensor([prompt], device=self._model.model.norm.weight.device)
         written: list[int] = []
         for step in continuation(

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 import torch
@@ -102,10 +103,11 @@ def generate(
                 steps = speculation(model, decoder, tokens, count, stops, chunk, speculate)
             else:
                 steps = continuation(model, decoder, tokens, count, chosen, stops, generator, chunk)
-            for step in steps:
-                found.append(step[:, None])
-                if stream is not None:
-                    stream(step)
+            with closing(steps):  # also where stream raises: modules train again at once
+                for step in steps:
+                    found.append(step[:, None])
+                    if stream is not None:
+                        stream(step)
     return torch.cat(found, 1)
 
 
@@ -163,15 +165,16 @@ def chooser(
     return made
 
 
+@torch.no_grad()  # which leaves the mode of whoever takes the tokens as it is
 def continuation(
     model: Any, decoder: Decoder, tokens: Tensor, count: int, sampling: Draw,
     stops: Stops, generator: torch.Generator | None = None, chunk: int = 512,
-) -> Iterator[Tensor]:  # fmt: skip
+) -> Generator[Tensor, None, None]:  # fmt: skip
     """Yields the new tokens (B,) of each step. The decoder's cache holds a part of ``tokens``, or
     nothing; the rest of them is given to the model in chunks."""
     ended = torch.zeros(len(tokens), dtype=torch.bool)
     last: Tensor | None = None  # tokens, of which some have ended their sequences
-    with evaluating(model.modules()), torch.no_grad():
+    with evaluating(model.modules()):
         logits = _read(decoder, tokens, chunk)
         for left in range(count, 0, -1):
             drawn = sampling.draw(logits[:, -1], generator)
@@ -190,14 +193,15 @@ def continuation(
                 logits = decoder.extend(drawn[:, None])
 
 
+@torch.no_grad()
 def speculation(
     model: Any, decoder: Decoder, tokens: Tensor, count: int, stops: Stops, chunk: int,
     most: int,
-) -> Iterator[Tensor]:  # fmt: skip
+) -> Generator[Tensor, None, None]:  # fmt: skip
     """As :func:`continuation` of one sequence with the likeliest tokens: the model reads ``most``
     guesses with each token, and keeps those that it would have written."""
     lookup = Lookup(tokens[0].tolist())
-    with evaluating(model.modules()), torch.no_grad():
+    with evaluating(model.modules()):
         written = _read(decoder, tokens, chunk)[0].argmax(-1)
         while True:
             for token in written[:count]:

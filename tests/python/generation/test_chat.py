@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,39 @@ def test_an_answer_does_not_depend_on_what_the_cache_kept(tiny: Path) -> None:
     fresh.messages = list(going.messages)
     assert list(going.answer("two, three")) == list(fresh.answer("two, three"))
     assert len(going.messages) == 4
+
+
+def test_an_answer_that_nobody_reads_to_its_end(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients are recorded meanwhile, and the next answer is that of a fresh cache: also where
+    the model failed in the middle of a prompt."""
+    model = Llama.from_pretrained(tiny, dtype=torch.float64)
+    talk, fresh = (
+        chat.Conversation(model, tokenizer_of(tiny), chooser(0.0, None, None), 512, most=12)
+        for _ in range(2)
+    )
+    answer = talk.answer("one, two, three")
+    next(answer)
+    assert torch.is_grad_enabled()
+    del answer
+    with monkeypatch.context() as patch:
+        patch.setattr(chat, "continuation", partial(chat.continuation, chunk=2))
+        patch.setattr(model.lm_head, "forward", fails_at(3, model.lm_head.forward))
+        with pytest.raises(RuntimeError, match="the third"):
+            list(talk.answer("four, five, six, seven"))
+    assert list(talk.answer("one, two, three")) == list(fresh.answer("one, two, three"))
+
+
+def fails_at(call: int, run: Callable[..., Any]) -> Callable[..., Any]:
+    calls = iter(range(1, call))
+
+    def forward(*arguments: Any) -> Any:
+        if next(calls, None) is None:
+            raise RuntimeError("the third")
+        return run(*arguments)
+
+    return forward
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,23 @@ def test_modules_train_on_afterwards_and_dropout_is_off() -> None:
     tokens = prompt(length=5)
     assert torch.equal(tfk.generate(model, tokens, 6), tfk.generate(model, tokens, 6))
     assert model.training
+
+
+@pytest.mark.parametrize("speculate", [0, 2])
+def test_a_stream_that_raises_leaves_modes_as_they_were(speculate: int) -> None:
+    """Also when what it raised, which holds the frames of the text, is forgotten."""
+    model = language_model().train()
+
+    def stream(_: Tensor) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError) as raised:
+        tfk.generate(model, prompt(1, 5), NEW, speculate=speculate, stream=stream)
+    assert torch.is_grad_enabled()
+    assert all(module.training for module in model.modules())
+    del raised
+    gc.collect()
+    assert torch.is_grad_enabled()
 
 
 def test_the_stop_ends_a_sequence_and_the_stream_sees_all() -> None:
