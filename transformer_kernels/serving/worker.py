@@ -82,22 +82,24 @@ class Worker:
         self.streams: dict[int, Stream] = {}  # changed by the event loop's thread alone
         self._wanted = threading.Event()
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the thread, which wakes the tasks of the loop that runs."""
-        self._loop = asyncio.get_running_loop()
+        """Starts a thread, which wakes the tasks of the loop that runs."""
+        self._loop, self._is_over = asyncio.get_running_loop(), False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread, after its step."""
         self._is_over = True
         self._wanted.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def open(self, prompt: Sequence[int], parameters: Parameters, seconds: float) -> Stream:
         """Submits a request, as :meth:`transformer_kernels.decode.Engine.submit` does."""

@@ -91,6 +91,13 @@ def test_seeds_repeat_draws_and_none_is_another_each_time(tiny: Client) -> None:
     assert len({tiny.text("x", **fields) for _ in range(8)}) > 1
 
 
+def test_an_application_that_has_ended_may_run_again() -> None:
+    app = serving.make_app(engine := repeating(Repeat()), Letters(), "tiny")
+    for _ in range(2):
+        with serving.in_thread(app) as url:
+            assert Client(url, engine).text("x", max_tokens=2, temperature=0) == "aa"
+
+
 def test_stop_strings_end_the_text_in_front_of_them() -> None:
     def count_up(batch: tfk.decode.Batch, _: tfk.decode.PagedCache) -> torch.Tensor:
         return torch.nn.functional.one_hot(batch.tokens[batch.outputs] + 1, 256).float()
