@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 
 from .programs import leave
+from .tolerance import NearMissError
 
 # None of them asks for a CUDA device: a process that is forked from one that did has none.
 _PRELOADED = [
@@ -84,13 +85,22 @@ def run_together(
 
     The processes are forked from one that has imported what cases need: that takes longer than all
     of them.
+
+    Raises:
+        NearMissError: a case raised it, whose numbers are to be drawn once more.
+        ProcessRaisedException: a case raised something else.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
-    start_processes(
-        _process,
-        (cases, world, str(folder / "meeting"), torch.initial_seed(), device, timeout),
-        nprocs=world, start_method="forkserver",
-    )  # fmt: skip
+    try:
+        start_processes(
+            _process,
+            (cases, world, str(folder / "meeting"), torch.initial_seed(), device, timeout),
+            nprocs=world, start_method="forkserver",
+        )  # fmt: skip
+    except ProcessRaisedException as error:  # of what was raised there is text alone
+        if f"\n{NearMissError.__module__}.{NearMissError.__name__}: " in str(error):
+            raise NearMissError(str(error)) from None
+        raise
 
 
 def _process(
@@ -108,7 +118,8 @@ def _process(
         try:
             case()
         except BaseException as error:
-            raise AssertionError(f"{case.__name__} in process {rank}: {error}") from error
+            kind = NearMissError if isinstance(error, NearMissError) else AssertionError
+            raise kind(f"{case.__name__} in process {rank}: {error}") from error
     dist.barrier()  # none goes while another's messages are on their way
     if device == "cuda":
         torch.cuda.synchronize()

@@ -6,11 +6,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import ProcessRaisedException
 
+from transformer_kernels.testing import processes
 from transformer_kernels.testing.tolerance import (
     NearMissError,
     assert_close_to_reference,
@@ -55,6 +60,35 @@ def test_wrong_shapes_and_nan_are_no_near_misses(wrong: torch.Tensor) -> None:
     with pytest.raises(AssertionError) as found:
         assert_close_to_reference(wrong, torch.ones(3), torch.ones(3))
     assert not isinstance(found.value, NearMissError)
+
+
+def near_miss() -> None:
+    one = torch.ones(1)
+    assert_close_to_reference(one + 1.25 * floor_unit(torch.float32), one, one)
+
+
+def far_miss() -> None:
+    one = torch.ones(1)
+    assert_close_to_reference(one + 2.0 * floor_unit(torch.float32), one, one)
+
+
+@pytest.mark.parametrize("case", [near_miss, far_miss])
+def test_near_misses_of_processes_are_such_too(
+    case: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process hands text to the one that started it."""
+
+    def start(process: Callable[..., None], arguments: tuple[Any, ...], **_: Any) -> None:
+        try:
+            process(0, *arguments)
+        except AssertionError:
+            raise ProcessRaisedException(traceback.format_exc(), 0, 1) from None
+
+    monkeypatch.setattr(processes, "start_processes", start)
+    monkeypatch.setattr(processes, "meet", lambda *_: None)
+    kind = NearMissError if case is near_miss else ProcessRaisedException
+    with pytest.raises(kind, match=f"{case.__name__} in process 0: "):
+        processes.run_together([case], 1, tmp_path)
 
 
 def test_a_near_miss_is_drawn_once_more(tmp_path: Path) -> None:
