@@ -143,6 +143,15 @@ def test_a_header_that_cannot_be_is_named(
         Llama.from_pretrained(tiny)
 
 
+def test_layers_that_a_file_does_not_have_are_not_made(tiny: Path) -> None:
+    key, whole = b"llama.block_count", bytearray(tiny.read_bytes())
+    place = whole.index(key) + len(key) + 4
+    whole[place : place + 4] = struct.pack("<I", 2**32 - 1)
+    tiny.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"tiny\.gguf: it has no tensor blk\.4294967294\."):
+        Llama.from_pretrained(tiny)
+
+
 def test_what_a_file_lacks_is_named(tmp_path: Path) -> None:
     path = tmp_path / "other.gguf"
     model = hugging_face("llama2")

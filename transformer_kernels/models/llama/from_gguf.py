@@ -73,7 +73,10 @@ def config_of(file: GGUFFile) -> LlamaConfig:
         whole = f"{kind}.{key}"
         return float(file.get(whole, (int, float))) if whole in file.metadata else default
 
-    heads = count("attention.head_count")
+    heads, layers = count("attention.head_count"), count("block_count")
+    last = f"blk.{layers - 1}.attn_norm.weight"
+    if layers > 0 and last not in file.tensors:  # before millions of layers are made
+        raise file.error(f"it has no tensor {last}")
     if _EMBEDDING + ".weight" not in file.tensors or len(_shape(file)) != 2:
         raise file.error(f"it has no table {_EMBEDDING}.weight")
     factors = file.tensors.get(_FACTORS)
@@ -83,7 +86,7 @@ def config_of(file: GGUFFile) -> LlamaConfig:
             vocab_size=_shape(file)[0],
             context=count("context_length"),
             dim=count("embedding_length"),
-            num_layers=count("block_count"),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=int(number("attention.head_count_kv", heads)),
             head_dim=int(number("attention.key_length", 0)) or None,
