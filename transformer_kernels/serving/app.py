@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -118,7 +119,7 @@ class Service:
 
     def _check(self, request: Request) -> None:
         """Refuses a request that may not ask at all."""
-        if self._local and not is_loopback(request.url.hostname or ""):
+        if self._local and not is_loopback(_host(request)):
             raise RefusedError(403, "the host is none of this machine's names", "host")
         given = request.headers.get("authorization", "")
         wanted = f"Bearer {self._token}"
@@ -192,7 +193,8 @@ class Service:
         most, room = self.limits.new_tokens, self.context - length + 1  # the last is never stored
         count = asked.asked_tokens
         if count is None:
-            count = max(1, min(most, room))
+            usual = asked.usual_tokens
+            count = min(most, max(1, room) if usual is None else usual)
         if count > most:
             message = f"max_tokens is {count}, expected at most {most}"
             raise RefusedError(400, message, "max_tokens")
@@ -264,6 +266,15 @@ class Events(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._close()
+
+
+def _host(request: Request) -> str:
+    """The name that the client calls the server by; empty where it is none. Starlette's URL has the
+    server's own name there."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _event(content: dict[str, Any]) -> str:

@@ -67,8 +67,13 @@ class Asked(_Fields):
 
     @property
     def asked_tokens(self) -> int | None:
-        """The most new tokens; None for as many as there may be."""
-        return _USUAL_TOKENS if self.max_tokens is None else self.max_tokens
+        """The most new tokens that are asked for; None where no number is."""
+        return self.max_tokens
+
+    @property
+    def usual_tokens(self) -> int | None:
+        """The most new tokens where no number is asked for; None for as many as there may be."""
+        return _USUAL_TOKENS
 
     def parameters(self, count: int, stop_tokens: tuple[int, ...]) -> Parameters:
         """The engine's parameters, for so many new tokens."""
@@ -110,6 +115,10 @@ class ChatRequest(Asked):
     def asked_tokens(self) -> int | None:
         given = [x for x in (self.max_completion_tokens, self.max_tokens) if x is not None]
         return min(given, default=None)
+
+    @property
+    def usual_tokens(self) -> int | None:
+        return None
 
     @property
     def plain(self) -> list[dict[str, str]]:

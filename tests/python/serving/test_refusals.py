@@ -163,7 +163,8 @@ def test_a_token_is_asked_for() -> None:
 
 def test_only_this_machines_names_are_local() -> None:
     with served(repeating(Repeat()), local=True) as client:
-        refused(client.ask("/v1/models", headers={"Host": "evil.example"}), 403, "host")
+        for host in ("evil.example", "[", "[::1", "a:b:c"):
+            refused(client.ask("/v1/models", headers={"Host": host}), 403, "host")
         for host in ("localhost", "127.0.0.1:80", "127.0.0.2", "[::1]:80"):
             status, models = client.ask("/v1/models", headers={"Host": host})
             assert status == 200
@@ -180,6 +181,12 @@ class Gated(Repeat):
     def __call__(self, *arguments: Any) -> Any:
         self.gate.wait(PATIENCE)
         return super().__call__(*arguments)
+
+
+def test_a_completion_that_asks_for_no_number_is_no_longer_than_may_be() -> None:
+    for most, count in ((5, 5), (50, 16)):
+        with served(repeating(Repeat()), limits=serving.Limits(new_tokens=most)) as client:
+            assert client.text("x", temperature=0) == "a" * count
 
 
 def test_a_full_queue_is_said_so() -> None:
