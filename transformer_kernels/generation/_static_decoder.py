@@ -119,16 +119,19 @@ class StaticDecoder:
         tokens = torch.zeros(self.batch, 1, dtype=torch.int64, device=self.cache.keys.device)
         self._served(self._rows(tokens, 1), self.cache)
 
-    def serve(self) -> None:
-        """Prepares a model of transformers to run like this."""
-        if hasattr(self._served, "serve"):
+    def serve(self, model: Any) -> None:
+        """Begins a text of the model that has kept the decoder."""
+        self._served.model = model
+        if hasattr(self._served, "serve"):  # one of transformers
             self._served.serve()
 
     def rest(self, model: Any) -> None:
-        """Ends a text. The model keeps the decoder for the next one."""
+        """Ends a text. The model keeps the decoder for the next one, which holds no model: neither
+        would be freed before Python looks for cycles."""
         self.length, self._ready = 0, -1
         if hasattr(self._served, "rest"):
             self._served.rest()
+        self._served.model = None
         with _lock:
             model.__dict__.setdefault(_KEPT, Kept()).decoder = self
 
@@ -145,7 +148,7 @@ def static_decoder(
         kept = model.__dict__.get(_KEPT, Kept())
         found, kept.decoder = kept.decoder, None
     if found is not None and found.fits(batch, capacity, like) and found.can():
-        found.serve()
+        found.serve(model)
         return found
     del found, kept  # its memory is free for the new one
     served: Any = None

@@ -5,6 +5,8 @@ over the same tensors, in place of a graph."""
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
@@ -193,6 +195,23 @@ def test_a_copy_of_the_model_keeps_nothing_of_it(device: str) -> None:
     assert is_kept(model)
     assert not is_kept(copied)
     assert_greedy(tfk.generate(copied, tokens, NEW, graphs=True), logits_of(model), 11)
+
+
+@pytest.mark.parametrize("name", ["llama", "language model"])
+def test_a_model_that_nobody_holds_is_freed_at_once(name: str, device: str) -> None:
+    """With the decoder that it keeps, whose cache may be large."""
+    model, tokens = MODELS[name]().to(device), prompt().to(device)
+    for _ in range(2):
+        tfk.generate(model, tokens, 3, graphs=True)
+    assert is_kept(model)
+    kept, gone = weakref.ref(model.__dict__["_tfk_decoding"].decoder), weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_texts_in_inference_mode_and_outside(device: str) -> None:
