@@ -162,10 +162,20 @@ def test_interleaving_gives_every_stopwatch_as_many_samples():
     assert {s.samples for s in summaries.values()} == {timing.MIN_ROUNDS}
 
 
-def test_the_wall_clock_repeats_short_calls():
-    watch = timing.WallTimer().stopwatch([lambda: time.sleep(1e-4)])
+def test_the_wall_clock_repeats_short_calls(monkeypatch):
+    now, calls = 0.0, []
+
+    def call():
+        nonlocal now
+        now += 1e-4
+        calls.append(now)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    watch = timing.WallTimer().stopwatch([call])
+    before = len(calls)
     watch.start()
-    assert 100 <= watch.microseconds() < 20_000
+    assert watch.microseconds() == pytest.approx(100)
+    assert len(calls) - before >= 20  # of which two milliseconds consist
 
 
 def test_compiled_functions_are_kept_within_a_problem(monkeypatch):
