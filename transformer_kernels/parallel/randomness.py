@@ -8,6 +8,8 @@ of a group each rank has other heads or channels, whose masks must not repeat th
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -52,3 +54,10 @@ class Fork:
         generator.set_state(self._state)
         self._state = None
         torch.rand(1, device=self._device, generator=generator)  # the next begins elsewhere
+
+
+def end_all(forks: Iterable[Fork], *_: Any) -> None:
+    """Ends what is between begin and end still: where the pass through a model has raised. A hook
+    of the model."""
+    for fork in forks:
+        fork.end()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -363,6 +364,8 @@ def _drops(model: nn.Module) -> bool:
 def _carry_out(model: nn.Module, mesh: Any, found: Found) -> Split:
     from torch.distributed.tensor.parallel import parallelize_module
 
+    from .randomness import Fork, end_all
+
     device = next(model.parameters()).device
     whole = _bytes(model)
     split = {model.get_submodule(path) for path in found.paths()}
@@ -374,9 +377,10 @@ def _carry_out(model: nn.Module, mesh: Any, found: Found) -> Split:
         owner.__dict__[_PLAN] = plan
     _broadcast(model, mesh)
     memo: dict[nn.Parameter, nn.Parameter] = {}
-    parallelize_module(
-        model, mesh, _styles_of(found, mesh, device if _drops(model) else None, memo)
-    )
+    forks = [Fork(mesh, device) for _ in found.groups] if _drops(model) else []
+    parallelize_module(model, mesh, _styles_of(found, forks, memo))
+    if forks:
+        model.register_forward_hook(partial(end_all, forks), always_call=True)
     for module in model.modules():  # others may know a split parameter by a name of their own
         for name, parameter in module._parameters.items():
             if parameter in memo:
@@ -411,16 +415,15 @@ def _broadcast(model: nn.Module, mesh: Any) -> None:
 
 
 def _styles_of(
-    found: Found, mesh: Any, drops_on: torch.device | None,
-    memo: dict[nn.Parameter, nn.Parameter],
-) -> dict[str, Any]:  # fmt: skip
-    """PyTorch's styles by path. ``memo`` gets the split parameters by the whole ones."""
-    from .randomness import Fork
+    found: Found, forks: list[Any], memo: dict[nn.Parameter, nn.Parameter]
+) -> dict[str, Any]:
+    """PyTorch's styles by path. ``forks`` has one for each group where the model drops elements,
+    and ``memo`` gets the split parameters by the whole ones."""
     from .styles import Columns, Entry, Head, Rows, Shared, Vocabulary
 
     styles: dict[str, Any] = {}
-    for group in found.groups:
-        entry, fork = Entry(), None if drops_on is None else Fork(mesh, drops_on)
+    for number, group in enumerate(found.groups):
+        entry, fork = Entry(), forks[number] if forks else None
         for path, sizes in group.columns:
             first = path == group.columns[0][0]
             styles[path] = Columns(memo, sizes, entry, fork if first else None)

@@ -204,9 +204,17 @@ def masks_of_dropout() -> None:
     for loss in losses:
         assert torch.equal(*_gathered(loss.detach(), group))
     assert torch.equal(*_gathered(seen[1].detach(), group))
+    failing = layer.out.register_forward_pre_hook(_fail, prepend=True)
+    with pytest.raises(RuntimeError, match="between the layers of a group"):
+        model(tokens, tokens)
+    failing.remove()
     drawn = [torch.rand(3) for _ in range(2)]
     assert torch.equal(*_gathered(torch.stack(drawn), group))
     assert not torch.equal(drawn[0], drawn[1])
+
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("between the layers of a group")
 
 
 def _gathered(x: torch.Tensor, group: Any) -> list[torch.Tensor]:
