@@ -155,7 +155,7 @@ def _process(rank: int, meeting: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(minutes=3),
     )  # fmt: skip
     for case in CASES:
         torch.manual_seed(1)
