@@ -124,8 +124,6 @@ def _of_folder(folder: Path) -> Tokenizer:
     except Exception as error:  # the package raises nothing narrower
         raise ArgumentValueError(f"{file}: {error}") from None
     fields = _optional(folder / "tokenizer_config.json")
-    separate = folder / "chat_template.jinja"
-    template = separate.read_text() if separate.is_file() else fields.get("chat_template")
     names = {}
     for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = fields.get(key)
@@ -136,7 +134,20 @@ def _of_folder(folder: Path) -> Tokenizer:
     stops = [*stops, tokenizer.token_to_id(names.get("eos_token", ""))]
     begins = fields.get("add_bos_token") and "bos_token" in names
     first = tokenizer.token_to_id(names["bos_token"]) if begins else None
+    template = _template_of(folder, fields)
     return Tokenizer(tokenizer, template, [x for x in stops if x is not None], first, names)
+
+
+def _template_of(folder: Path, fields: dict[str, Any]) -> str | None:
+    """The chat template, in a file of its own or in the configuration; of several by name, the
+    default."""
+    separate = folder / "chat_template.jinja"
+    if separate.is_file():
+        return separate.read_text(encoding="utf-8")
+    found = fields.get("chat_template")
+    if isinstance(found, list):
+        found = {one["name"]: one["template"] for one in found}.get("default")
+    return found
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -189,6 +189,13 @@ def test_a_folder_has_a_tokenizer_too(tiny: Path, tmp_path: Path) -> None:
     text = other.render([{"role": "user", "content": "hi"}])
     assert other.encode(text) == [0, *words.encode("hi")]
     assert run(str(folder), "--prompt", "hi") == 0
+    (folder / "tokenizer_config.json").write_text(
+        '{"chat_template": [{"name": "tools", "template": "a tool"},'
+        ' {"name": "default", "template": "{{ messages[0].content }}"}]}'
+    )
+    assert tokenizer_of(folder).render([{"role": "user", "content": "hi"}]) == "hi"
+    (folder / "chat_template.jinja").write_text("\u00bb{{ messages[0].content }}", encoding="utf-8")
+    assert tokenizer_of(folder).render([{"role": "user", "content": "hi"}]) == "\u00bbhi"
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json: "):
         tokenizer_of(folder)
