@@ -160,7 +160,7 @@ TEST_P(SpeculativeAcceptTest, bad_arguments) {
   EXPECT_EQ(refusal([](auto& a) { a.token = a.accepted; }),
             "speculative_accept: token overlaps accepted, expected memory of its own");
   EXPECT_EQ(token, (Integers{-7, -7}));
-  std::vector<float> nothing(18);
+  std::vector<float> nothing(2 * 2 * 9);
   if (dtype() == DType::kFloat32) {
     EXPECT_EQ(refusal([&](auto& a) { a.target.data = nothing.data(); }),
               "speculative_accept: sequence 0 has no token that may be drawn, expected a target "
