@@ -20,6 +20,7 @@ from torch import nn
 from ..fuse.derive import original
 from ..fuse.patterns._products import is_linear, weight_and_bias
 from ..fuse.record import MOVES, Call, Node, Trace
+from ._leaves import Leaves, Name
 
 _ATTEND = frozenset(("scaled_dot_product_attention", "softmax"))
 # Operations on each element, or on heads, whose dimension they leave alone.
@@ -45,14 +46,14 @@ class Group:
             the sizes of the parts that each one's result is made of.
         row: the path of the layer that is split by rows.
         unit: columns that stay together, those of a head; a part is a multiple of it.
-        inside: paths of modules between them that have parameters of their own.
+        inside: (path, name) of parameters that are read between them.
         counts: attributes (path, name) that count what is split, of modules between them.
     """
 
     columns: tuple[tuple[str, tuple[int, ...]], ...]
     row: str
     unit: int
-    inside: tuple[str, ...]
+    inside: tuple[Name, ...]
     counts: tuple[tuple[str, str], ...]
 
     @property
@@ -71,17 +72,55 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Border:
+    """Where tokens are gathered, or each rank takes its own.
+
+    Attributes:
+        path: the module.
+        arguments: the positions or names of those that are the tensor; none for its result.
+        gathers: whether all tokens are gathered.
+        group: the index of the group whose layers read what is gathered; None for others.
+        forks: whether random numbers of each rank's own begin here; at the end of a part, end.
+    """
+
+    path: str
+    arguments: tuple[int | str, ...]
+    gathers: bool
+    group: int | None = None
+    forks: bool = False
+
+
+@dataclass(frozen=True)
+class Between:
+    """The parts of a model that are split over the tokens.
+
+    Attributes:
+        borders: where they begin and end, in the order of a run.
+        rows: paths of layers split by rows whose results are summed and split.
+        forked: the indices of groups before whose layers random numbers of a rank's own began.
+        parameters: (path, name) of those in between, whose gradients are sums over the ranks.
+    """
+
+    borders: tuple[Border, ...] = ()
+    rows: tuple[str, ...] = ()
+    forked: tuple[int, ...] = ()
+    parameters: tuple[Name, ...] = ()
+
+
+@dataclass(frozen=True)
 class Found:
-    """The parts of a model that can be split: groups, the head, and embeddings of its size."""
+    """The parts of a model that can be split: groups, the head, and embeddings of its size; and
+    what is between the groups, where that is to be split over the tokens."""
 
     groups: tuple[Group, ...]
     head: str | None
     embeddings: tuple[str, ...]
+    between: Between = Between()
 
     def paths(self) -> Iterator[str]:
         """The paths of all modules whose parameters are split, or summed over the ranks."""
         for group in self.groups:
-            yield from (*group.paths, *group.inside)
+            yield from (*group.paths, *(path for path, _ in group.inside))
         yield from self.embeddings
         if self.head is not None:
             yield self.head
@@ -127,6 +166,7 @@ class _Flow:
     def __init__(self, model: nn.Module, trace: Trace) -> None:
         self._model = model
         self._trace = trace
+        self._leaves = Leaves(model, trace)
         self.linears = [call for call in trace.calls if is_linear(call.module)]
         self._owner = {i: call for call in self.linears for i in range(call.first, call.last)}
 
@@ -150,7 +190,7 @@ class _Flow:
             return None
         split = tuple((call.path, sizes) for call, sizes in zip(columns, parts, strict=True))
         paths = dict.fromkeys(node.path for node in nodes)
-        return Group(split, row.path, unit, tuple(self._with_parameters(paths)),
+        return Group(split, row.path, unit, tuple(self._read_by(nodes)),
                      tuple(self._counts(paths, heads, parts, unit)))  # fmt: skip
 
     def _before(self, row: Call) -> list[Call]:
@@ -214,10 +254,9 @@ class _Flow:
             value, columns = node.outs[0], moved
         return (width,)
 
-    def _with_parameters(self, paths: Iterable[str]) -> Iterator[str]:
-        for path in paths:
-            if next(self._model.get_submodule(path).parameters(recurse=False), None) is not None:
-                yield path
+    def _read_by(self, nodes: list[Node]) -> Iterator[Name]:
+        for parameter in self._leaves.parameters(nodes):
+            yield from self._leaves.owners(parameter)
 
     def _counts(
         self, paths: Iterable[str], heads: int, parts: list[tuple[int, ...]], unit: int

@@ -8,7 +8,6 @@ of a group each rank has other heads or channels, whose masks must not repeat th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,7 +40,12 @@ class Fork:
         self._device = device
         self._state: torch.Tensor | None = None
 
-    def begin(self) -> None:
+    def begin(self, draws: bool = True) -> None:
+        """Begins where the model ``draws`` numbers; what a backward pass has computed again, and
+        not to its end, is over in any case."""
+        self._state = None
+        if not draws:
+            return
         generator = generator_of(self._device)
         self._state = generator.get_state()
         seed = place_of(generator) + (self._rank + 1) * _STEP
@@ -55,9 +59,7 @@ class Fork:
         self._state = None
         torch.rand(1, device=self._device, generator=generator)  # the next begins elsewhere
 
-
-def end_all(forks: Iterable[Fork], *_: Any) -> None:
-    """Ends what is between begin and end still: where the pass through a model has raised. A hook
-    of the model."""
-    for fork in forks:
-        fork.end()
+    def end_of_pass(self, *_: Any) -> None:
+        """Ends what a pass through the model has left open, because it has raised. A hook of the
+        model."""
+        self.end()

@@ -6,6 +6,7 @@ out by. Between modules tensors are plain ones, whole on every rank; parameters 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.utils import parametrize
 
+from .._errors import ArgumentValueError
 from .randomness import Fork
 
 Memo = dict[nn.Parameter, nn.Parameter]  # split parameters by the whole ones, which others may tie
@@ -58,8 +60,43 @@ class Entry:
             self._made = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
         return self._made
 
+    def gather(self, x: Tensor, mesh: DeviceMesh) -> Tensor:
+        """All tokens, of which each rank has some. The layers read the DTensor behind the result,
+        whose gradients are scattered while they are summed."""
+        made = _of_tokens(x, mesh).redistribute(placements=[Replicate()])
+        whole: Tensor = made.to_local()
+        self._of, self._made = weakref.ref(whole), made
+        return whole
+
     def leave(self) -> None:
         self._of = self._made = None
+
+
+def tokens_of(x: Any, mesh: DeviceMesh) -> Shard:
+    """The placement of a tensor (..., T, C) of which each rank has the same number of tokens."""
+    if x.shape[-2] % mesh.size():
+        raise ArgumentValueError(
+            f"parallelize: a call has {x.shape[-2]} tokens, expected a multiple of {mesh.size()}"
+            " (the ranks between which sequence_parallel splits them)"
+        )
+    return Shard(x.dim() - 2)
+
+
+def _of_tokens(x: Tensor, mesh: DeviceMesh) -> Any:
+    return DTensor.from_local(x, mesh, [Shard(x.dim() - 2)], run_check=False)
+
+
+def gathered(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """All tokens, of which each rank has some."""
+    whole: Tensor = _of_tokens(x, mesh).redistribute(placements=[Replicate()]).to_local()
+    return whole
+
+
+def taken(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The rank's own of the tokens that all have."""
+    whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    own: Tensor = whole.redistribute(placements=[tokens_of(x, mesh)]).to_local()
+    return own
 
 
 def _outputs(module: nn.Module) -> int:
@@ -123,8 +160,8 @@ class Columns(Head):
         self._sizes, self._entry, self._fork = sizes, entry, fork
 
     def read(self, module: nn.Module, args: Any, mesh: DeviceMesh) -> Any:
-        if self._fork is not None and module.training:
-            self._fork.begin()
+        if self._fork is not None:
+            self._fork.begin(module.training)
         return self._entry.read(args[0], mesh)
 
     def written(self, _module: nn.Module, result: Any, _mesh: DeviceMesh) -> Any:
@@ -142,11 +179,11 @@ class Columns(Head):
 
 class Rows(_Split):
     """Each rank multiplies the columns that it has with its rows of the weight; the results of the
-    ranks are summed."""
+    ranks are summed. With ``scatters`` each rank gets the sums of some tokens."""
 
-    def __init__(self, memo: Memo, entry: Entry, fork: Fork | None) -> None:
+    def __init__(self, memo: Memo, entry: Entry, fork: Fork | None, scatters: bool) -> None:
         super().__init__(memo)
-        self._entry, self._fork = entry, fork
+        self._entry, self._fork, self._scatters = entry, fork, scatters
 
     def placements(self, module: nn.Module) -> dict[str, Any]:
         return {"weight": Shard(1 - _outputs(module)), "bias": Replicate()}
@@ -157,13 +194,23 @@ class Rows(_Split):
             self._fork.end()
         return DTensor.from_local(args[0], mesh, [Shard(args[0].dim() - 1)], run_check=False)
 
+    def written(self, module: nn.Module, result: Any, mesh: DeviceMesh) -> Any:
+        if not self._scatters:
+            return super().written(module, result, mesh)
+        return result.redistribute(placements=[tokens_of(result, mesh)]).to_local()
+
 
 class Shared(ParallelStyle):
-    """Each rank uses a module's parameters for its own heads; their gradients are summed."""
+    """Each rank uses a module's parameters for its own heads or tokens; their gradients are
+    summed. ``names`` are those of the parameters."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, whole in list(module._parameters.items()):
-            if whole is not None:
+            if whole is not None and name in self._names:
                 shared = distribute_tensor(whole.detach(), device_mesh, [Replicate()])
                 module.register_parameter(name, nn.Parameter(shared))
                 _parametrize(module, name, Summed(), whole.requires_grad)

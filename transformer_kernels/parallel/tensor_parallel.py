@@ -4,25 +4,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .._errors import ArgumentTypeError, ArgumentValueError, shown
+from .._errors import ArgumentTypeError, ArgumentValueError, as_flag, shown
 from .._torch import is_a
 from ..fuse.inputs import given
 from ..fuse.plan import Plan, put_in, take_out
-from ..fuse.record import record
+from ..fuse.record import Trace, record
 from ..fuse.site import Site
 from ..measure.table import box
 from ..models._parts import Switched
+from .between import find_between
 from .plan import Found, Group, find, is_split_alike
+
+if TYPE_CHECKING:  # they import torch.distributed.tensor, which takes long
+    from .randomness import Fork
+    from .styles import Entry
 
 _PLAN = "_tfk_plan"  # of a fused model
 _SPLIT = "_split_between_ranks"  # the attribute of a model that is split
@@ -54,6 +58,8 @@ class Split:
             layers = ", ".join(path.rsplit(".", 1)[-1] for path, _ in group.columns)
             each = max(pieces.values()) // self.ranks
             rows.append([f"{layers} > {group.row}", "columns > rows", f"{each} {group.kind}"])
+        if self.found.between.rows:
+            rows.append(["what is between them", "time", f"1 / {self.ranks} of tokens"])
         rows += [[path, "vocabulary", "tokens"] for path in self.found.embeddings]
         if self.found.head:
             rows.append([self.found.head, "vocabulary", "tokens"])
@@ -63,7 +69,12 @@ class Split:
 
 
 def parallelize(
-    model: nn.Module, mesh: Any, plan: str | Mapping[str, str] = "auto", *, inputs: Any = None
+    model: nn.Module,
+    mesh: Any,
+    plan: str | Mapping[str, str] = "auto",
+    *,
+    inputs: Any = None,
+    sequence_parallel: bool = False,
 ) -> Split:
     """Splits a model in place between the ranks of a mesh (tensor parallelism).
 
@@ -99,6 +110,11 @@ def parallelize(
             ``"colwise"``, ``"rowwise"``, ``"colwise_gather_output"`` for the head, and
             ``"embedding_rowwise"`` for the embedding.
         inputs: arguments of a call, as for :func:`transformer_kernels.fuse`.
+        sequence_parallel: also split what is between the groups, norms, sums and dropouts, over the
+            tokens (Korthikanti et al. 2022, arXiv:2205.05198): activations (B, T, C) are
+            (B, T / N, C) there. Tokens are gathered where a group begins, and each rank gets the
+            sums of its own where one ends, which together sends as many bytes as one sum. The
+            gradients of parameters in between are summed over the ranks. T is a multiple of N.
 
     Returns:
         What was split.
@@ -111,7 +127,8 @@ def parallelize(
     error: Exception | None = None
     found = Found((), None, ())
     try:
-        found = _planned(model, ranks, plan, inputs)
+        by_tokens = as_flag("parallelize", "sequence_parallel", sequence_parallel)
+        found = _planned(model, ranks, plan, inputs, by_tokens)
     except Exception as failed:  # the others must not wait for a rank that cannot follow
         error = failed
     _agree(model, mesh, found, error)
@@ -190,13 +207,16 @@ def _check_mesh(model: Any, mesh: Any) -> int:
     return ranks
 
 
-def _planned(model: nn.Module, ranks: int, plan: str | Mapping[str, str], inputs: Any) -> Found:
+def _planned(
+    model: nn.Module, ranks: int, plan: str | Mapping[str, str], inputs: Any, by_tokens: bool
+) -> Found:
     if _SPLIT in model.__dict__ or any(map(_is_dtensor, model.parameters())):
         raise ArgumentValueError("parallelize: model is split, expected a whole one")
     styles = _styles(model, plan)
     with _stock(model):
         made = given(model, inputs)
-        found = find(model, record(model, made.args, made.kwargs))
+        trace = record(model, made.args, made.kwargs)
+        found = find(model, trace)
     if styles is not None:
         found = _chosen(found, styles)
     if not found.groups and found.head is None:
@@ -212,7 +232,17 @@ def _planned(model: nn.Module, ranks: int, plan: str | Mapping[str, str], inputs
                     f"parallelize: {path} has {count} {group.kind}, expected a multiple of the"
                     f" mesh's {ranks} ranks"
                 )
-    return found
+    return _with_tokens(model, trace, found) if by_tokens else found
+
+
+def _with_tokens(model: nn.Module, trace: Trace, found: Found) -> Found:
+    between = find_between(model, trace, found.groups)
+    if not between.rows:
+        raise ArgumentValueError(
+            "parallelize: sequence_parallel is True, expected False (nothing between the model's"
+            " layers can be split over the tokens, where modules begin and end)"
+        )
+    return replace(found, between=between)
 
 
 def _check_ties(model: nn.Module, found: Found) -> None:
@@ -364,23 +394,34 @@ def _drops(model: nn.Module) -> bool:
 def _carry_out(model: nn.Module, mesh: Any, found: Found) -> Split:
     from torch.distributed.tensor.parallel import parallelize_module
 
-    from .randomness import Fork, end_all
+    from .borders import Crossing
+    from .randomness import Fork
+    from .styles import Entry
 
     device = next(model.parameters()).device
     whole = _bytes(model)
     split = {model.get_submodule(path) for path in found.paths()}
+    fused = []
     for owner, plan in _fused(model):
         sites = [site for site in plan.sites if not _contains(owner, site, split)]
         take_out(owner.modules())
         plan.sites = sites
-        put_in(sites)
-        owner.__dict__[_PLAN] = plan
+        fused.append((owner, plan))
     _broadcast(model, mesh)
     memo: dict[nn.Parameter, nn.Parameter] = {}
-    forks = [Fork(mesh, device) for _ in found.groups] if _drops(model) else []
-    parallelize_module(model, mesh, _styles_of(found, forks, memo))
-    if forks:
-        model.register_forward_hook(partial(end_all, forks), always_call=True)
+    fork = Fork(mesh, device) if _drops(model) else None
+    entries = [Entry() for _ in found.groups]
+    borders = [Crossing(border, mesh, entries, fork) for border in found.between.borders]
+    for border in borders:  # hooks of styles make DTensors of arguments, and results of these
+        border.attach_before(model)
+    parallelize_module(model, mesh, _styles_of(found, entries, fork, memo))
+    for border in borders:
+        border.attach_behind(model)
+    if fork is not None:
+        model.register_forward_hook(fork.end_of_pass, always_call=True)
+    for owner, plan in fused:  # behind parametrizations, which give modules other classes
+        put_in(plan.sites)
+        owner.__dict__[_PLAN] = plan
     for module in model.modules():  # others may know a split parameter by a name of their own
         for name, parameter in module._parameters.items():
             if parameter in memo:
@@ -415,20 +456,24 @@ def _broadcast(model: nn.Module, mesh: Any) -> None:
 
 
 def _styles_of(
-    found: Found, forks: list[Any], memo: dict[nn.Parameter, nn.Parameter]
-) -> dict[str, Any]:
-    """PyTorch's styles by path. ``forks`` has one for each group where the model drops elements,
-    and ``memo`` gets the split parameters by the whole ones."""
-    from .styles import Columns, Entry, Head, Rows, Shared, Vocabulary
+    found: Found, entries: Sequence[Entry], fork: Fork | None,
+    memo: dict[nn.Parameter, nn.Parameter],
+) -> dict[str, Any]:  # fmt: skip
+    """PyTorch's styles by path. ``memo`` gets the split parameters by the whole ones."""
+    from .styles import Columns, Head, Rows, Shared, Vocabulary
 
     styles: dict[str, Any] = {}
-    for number, group in enumerate(found.groups):
-        entry, fork = Entry(), forks[number] if forks else None
+    inside = (pair for group in found.groups for pair in group.inside)
+    shared: dict[str, list[str]] = {}
+    for path, name in (*inside, *found.between.parameters):
+        shared.setdefault(path, []).append(name)
+    styles.update({path: Shared(names) for path, names in shared.items()})
+    for index, (group, entry) in enumerate(zip(found.groups, entries, strict=True)):
         for path, sizes in group.columns:
-            first = path == group.columns[0][0]
-            styles[path] = Columns(memo, sizes, entry, fork if first else None)
-        styles[group.row] = Rows(memo, entry, fork)
-        styles.update({path: Shared() for path in group.inside})
+            begins = index not in found.between.forked and path == group.columns[0][0]
+            styles[path] = Columns(memo, sizes, entry, fork if begins else None)
+        scatters = group.row in found.between.rows
+        styles[group.row] = Rows(memo, entry, None if scatters else fork, scatters)
     styles.update({path: Vocabulary(memo) for path in found.embeddings})
     if found.head is not None:
         styles[found.head] = Head(memo)

@@ -22,7 +22,7 @@ from transformer_kernels.parallel import parallelize
 from transformer_kernels.parallel.tensor_parallel import whole_tensors
 from transformer_kernels.testing.processes import device
 
-WORDS, TIME, STEPS = 32, 9, 2  # steps of which the gradients are accumulated
+WORDS, TIME, STEPS = 32, 10, 2  # steps of which the gradients are accumulated
 SIZES = {
     "vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 64, "max_position_embeddings": 64,
@@ -151,11 +151,12 @@ def fully_sharded() -> None:
 
 
 def fully_sharded_and_split() -> None:
-    """A mesh of two dimensions: tensor parallelism in the rows, FSDP2 in the columns."""
+    """A mesh of two dimensions: tensor parallelism in the rows, with tokens that are split between
+    layers or not, FSDP2 in the columns."""
     mesh = _mesh()
     for name in THEIRS:
         plain, fused = _pair(name)
-        parallelize(fused, mesh["tp"])
+        parallelize(fused, mesh["tp"], sequence_parallel=name == "GPT-2")
         _fully_sharded(fused, mesh["dp"])
         tokens = _tokens()
         losses = _accumulated(

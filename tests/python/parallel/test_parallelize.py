@@ -88,18 +88,18 @@ def _loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def _tokens() -> torch.Tensor:
-    return torch.randint(WORDS, (2, 17))
+def _tokens(time: int = 17) -> torch.Tensor:
+    return torch.randint(WORDS, (2, time))
 
 
-def _split(model: nn.Module, mesh: Any, plan: Any = "auto") -> Any:
+def _split(model: nn.Module, mesh: Any, plan: Any = "auto", **options: Any) -> Any:
     inputs = (_tokens(),) if isinstance(model, tfk.models.LanguageModel) else None
-    return parallelize(model, mesh, plan, inputs=inputs)
+    return parallelize(model, mesh, plan, inputs=inputs, **options)
 
 
-def _check(whole: Any, split: Any) -> None:
+def _check(whole: Any, split: Any, time: int = 17) -> None:
     """The loss and all gradients, twice: they are the same to the bit."""
-    tokens = _tokens()
+    tokens = _tokens(time)
     expected = _loss(whole, tokens)
     expected.backward()
     runs = []
@@ -138,6 +138,36 @@ def every_model() -> None:
         assert found.keys() == state.keys()
         assert all(torch.equal(found[n], x) for n, x in state.items())
         _check(whole, split)
+
+
+def tokens_are_split_between_groups() -> None:
+    """The models with norms before and behind, as they are and fused; a residual that enters a
+    layer, or its second sum; parameters of norms, biases and scales."""
+    is_last = dist.get_rank() // 2 == dist.get_world_size() // 2 - 1
+    for name in ("ours, as Llama", "GPT-2", "Qwen3", "BERT"):
+        whole = _made(name)
+        split = copy.deepcopy(whole)
+        found = _split(_fused(split) if is_last else split, _meshes()[2], sequence_parallel=True)
+        assert len(found.found.between.rows) == 4
+        assert "1 / 2 of tokens" in str(found)
+        assert whole_state_dict(split).keys() == whole.state_dict().keys()
+        _check(whole, split, 16)
+
+
+def layers_that_are_not_split() -> None:
+    """Tokens are gathered for an attention in between, which is given one tensor three times."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    whole = nn.TransformerEncoder(layer, 2).double()
+    split, x = copy.deepcopy(whole), torch.randn(2, 6, 8, dtype=torch.float64)
+    found = parallelize(split, _meshes()[2], inputs=(x,), sequence_parallel=True).found.between
+    assert ("layers.1.self_attn", (0, 1, 2)) in [(b.path, b.arguments) for b in found.borders]
+    runs = []
+    for model in (split, whole):
+        loss = model(x).sin().sum()
+        loss.backward()
+        gradients = whole_tensors(model, {n: p.grad for n, p in model.named_parameters()})
+        runs.append({"loss": loss, **gradients})
+    torch.testing.assert_close(*runs)
 
 
 def four_ranks() -> None:
@@ -217,6 +247,24 @@ def _fail(*_: Any) -> None:
     raise RuntimeError("between the layers of a group")
 
 
+def masks_between_groups() -> None:
+    """Ranks drop tokens that only they have by masks of their own."""
+    sizes = [nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.Dropout(0.5), nn.LayerNorm(8)]
+    model, group = nn.Sequential(*sizes), _meshes()[2].get_group()
+    parallelize(model, _meshes()[2], inputs=torch.randn(2, 4, 8), sequence_parallel=True)
+    masks: list[torch.Tensor] = []
+    model[3].register_forward_hook(lambda *call: masks.append(call[-1] == 0))
+    x = torch.randn(2, 64, 8)
+    for trains in (True, False, True):
+        assert torch.equal(*_gathered(model.train(trains)(x).detach(), group))
+    assert not masks[1].any()
+    for mask in (masks[0], masks[2]):
+        assert mask.shape == (2, 32, 8)
+        assert not torch.equal(*_gathered(mask.byte(), group))
+    assert not torch.equal(masks[0], masks[2])
+    assert torch.equal(*_gathered(torch.rand(3), group))
+
+
 def _gathered(x: torch.Tensor, group: Any) -> list[torch.Tensor]:
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, x.contiguous(), group=group)
@@ -234,6 +282,21 @@ def bytes_of_a_forward_pass() -> None:
     sums = 2 * model.config.num_layers + 1
     assert traffic.calls == {"all_reduce": sums, "all_gather_into_tensor": 1}
     numbers = sums * tokens.numel() * model.config.dim + logits.numel() // 2
+    assert traffic.bytes == numbers * logits.element_size()
+
+
+def bytes_between_groups() -> None:
+    """Gathering tokens for a group and scattering its sums sends what a sum sends; the tokens are
+    gathered once more behind the last group."""
+    model, tokens = _made("ours"), _tokens(16)
+    _split(model, _meshes()[2], sequence_parallel=True)
+    with torch.no_grad(), Traffic() as traffic:
+        logits = model(tokens)
+    groups = 2 * model.config.num_layers
+    gathered = {"all_gather_into_tensor": groups + 2, "reduce_scatter_tensor": groups}
+    assert traffic.calls == {"all_reduce": 1, **gathered}
+    size = tokens.numel() * model.config.dim
+    numbers = (groups + 1) * size + size // 2 + logits.numel() // 2
     assert traffic.bytes == numbers * logits.element_size()
 
 
@@ -315,6 +378,10 @@ def what_is_refused() -> None:
         (lambda: parallelize(nn.ReLU(), mesh, inputs=(torch.ones(1),)), "no layers that can be"),
         (lambda: parallelize(_made("ours, tied"), mesh, {"head": "colwise_gather_output"},
                              inputs=(_tokens(),)), "head is split, expected tokens"),
+        (lambda: parallelize(model, mesh, sequence_parallel=1), "sequence_parallel is 1, expected"),
+        (lambda: parallelize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), mesh,
+                             inputs=torch.ones(2, 4), sequence_parallel=True),
+         "sequence_parallel is True, expected False (nothing between"),
     ]  # fmt: skip
     for call, words in calls:
         with pytest.raises((TypeError, ValueError), match=re.escape(words)):
@@ -324,6 +391,10 @@ def what_is_refused() -> None:
     parallelize(model, mesh)
     with pytest.raises(ValueError, match="model is split, expected a whole one"):
         parallelize(model, mesh)
+    model = _made("Llama")
+    parallelize(model, mesh, sequence_parallel=True)
+    with pytest.raises(ValueError, match="parallelize: a call has 17 tokens, expected a multiple"):
+        model(_tokens())
 
 
 def _check_one_ranks_refusals(mesh: Any) -> None:
@@ -344,8 +415,9 @@ FOUR = (
     what_is_refused,
 )  # fmt: skip
 CASES = [
-    every_model, four_ranks, its_own_plan_and_a_given_one, the_first_ranks_parameters,
-    frozen_parameters_stay_frozen, masks_of_dropout, bytes_of_a_forward_pass,
+    every_model, tokens_are_split_between_groups, layers_that_are_not_split, four_ranks,
+    its_own_plan_and_a_given_one, the_first_ranks_parameters, frozen_parameters_stay_frozen,
+    masks_of_dropout, masks_between_groups, bytes_of_a_forward_pass, bytes_between_groups,
     bytes_of_a_group_with_a_hash_for_a_name, a_checkpoint_of_four_ranks_in_two, text_from_a_cache,
     what_is_refused,
 ]  # fmt: skip
