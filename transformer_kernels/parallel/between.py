@@ -32,7 +32,7 @@ _OVER_LAST = frozenset(("layer_norm", "mean", "rms_norm", "var"))
 
 
 def find_between(model: nn.Module, trace: Trace, groups: tuple[Group, ...]) -> Between:
-    """What can be split between these groups."""
+    """Finds what can be split between these groups."""
     return _Search(trace, Leaves(model, trace), groups).found()
 
 
@@ -246,7 +246,7 @@ class _Search:
             raise _Barred({self._index_of_maker(value, made)})
 
     def _index_of_maker(self, value: int, made: int) -> int:
-        """What to leave whole, so that the value is."""
+        """Finds the operation that has to stay whole, so that the value is."""
         if value in self._entering:
             return min(i for i, use in self._uses(value).items() if use == "split")
         call = self._linear.get(made)
