@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.utils import parametrize
 
 from .._errors import ArgumentValueError
+from ..fuse.patterns._late import ASKED, Late
 from .randomness import Fork
 
 Memo = dict[nn.Parameter, nn.Parameter]  # split parameters by the whole ones, which others may tie
@@ -137,10 +138,17 @@ class _Split(ParallelStyle):
 
 
 class Head(_Split):
-    """Each rank computes the logits of some tokens of the vocabulary; all get all of them."""
+    """Each rank computes the logits of some tokens of the vocabulary; all get all of them, unless
+    the head of a model that is fused without logits gives some that wait."""
 
     def placements(self, module: nn.Module) -> dict[str, Any]:
         return {"weight": Shard(_outputs(module)), "bias": Shard(0)}
+
+    def read(self, module: nn.Module, args: Any, mesh: DeviceMesh) -> Any:
+        return args if ASKED in module.__dict__ else super().read(module, args, mesh)
+
+    def written(self, module: nn.Module, result: Any, mesh: DeviceMesh) -> Any:
+        return result if isinstance(result, Late) else super().written(module, result, mesh)
 
 
 class Vocabulary(_Split):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .._errors import ArgumentTypeError, ArgumentValueError, as_flag, shown
 from .._torch import is_a
 from ..fuse.inputs import given
+from ..fuse.patterns.skip_logits import Head as LateHead
 from ..fuse.plan import Plan, put_in, take_out
 from ..fuse.record import Trace, record
 from ..fuse.site import Site
@@ -83,11 +84,14 @@ def parallelize(
     head and the embedding of its size by vocabulary. Each group costs one sum over the ranks in the
     forward pass and one in the backward pass. Parameters that are split become DTensors, with which
     PyTorch's optimizers, checkpoints (DCP) and FSDP2 work; the others are those of the mesh's first
-    rank. Between the groups activations are plain tensors, whole on every rank.
+    rank. Between the groups activations are plain tensors, whole on every rank unless
+    ``sequence_parallel`` splits them.
 
     A model may be fused before (:func:`transformer_kernels.fuse`); what contains a split layer is
-    served by PyTorch then. Where layers drop elements, ranks must have the same seed
-    (``torch.manual_seed``): what all of them have is dropped alike, heads and channels are not.
+    served by PyTorch then. A head that is fused without logits stays so: the loss of training takes
+    the parts of the ranks. Where layers drop elements, ranks must have the same seed
+    (``torch.manual_seed``): what all of them have is dropped alike; heads, channels
+    and tokens that are split are not.
 
     >>> dist = torch.distributed  # torchrun starts the processes, and says which is which
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -395,18 +399,21 @@ def _carry_out(model: nn.Module, mesh: Any, found: Found) -> Split:
     from torch.distributed.tensor.parallel import parallelize_module
 
     from .borders import Crossing
+    from .head import split_site
     from .randomness import Fork
     from .styles import Entry
 
     device = next(model.parameters()).device
     whole = _bytes(model)
     split = {model.get_submodule(path) for path in found.paths()}
-    fused = []
-    for owner, plan in _fused(model):
-        sites = [site for site in plan.sites if not _contains(owner, site, split)]
+    fused = _fused(model)
+    for owner, plan in fused:
+        plan.sites = [
+            site
+            for site in plan.sites
+            if site.mixin is LateHead or not _contains(owner, site, split)
+        ]
         take_out(owner.modules())
-        plan.sites = sites
-        fused.append((owner, plan))
     _broadcast(model, mesh)
     memo: dict[nn.Parameter, nn.Parameter] = {}
     fork = Fork(mesh, device) if _drops(model) else None
@@ -420,6 +427,7 @@ def _carry_out(model: nn.Module, mesh: Any, found: Found) -> Split:
     if fork is not None:
         model.register_forward_hook(fork.end_of_pass, always_call=True)
     for owner, plan in fused:  # behind parametrizations, which give modules other classes
+        plan.sites = [split_site(s) if s.module in split else s for s in plan.sites]
         put_in(plan.sites)
         owner.__dict__[_PLAN] = plan
     for module in model.modules():  # others may know a split parameter by a name of their own

@@ -170,6 +170,23 @@ def layers_that_are_not_split() -> None:
     torch.testing.assert_close(*runs)
 
 
+def the_loss_without_logits() -> None:
+    """Training sums what ranks know of their classes, and nobody gathers logits."""
+    whole, tokens = _made("Llama").train(), _tokens(16)
+    split = copy.deepcopy(whole)
+    tfk.fuse(split, measure=False, skip_logits=True)
+    _split(split, _meshes()[2])
+    _check(whole, split, 16)
+    with Traffic() as traffic:
+        assert not split(tokens, labels=tokens).logits
+    assert "all_gather_into_tensor" not in traffic.calls
+    expected = whole(tokens).logits
+    torch.testing.assert_close(split(tokens).logits, expected)
+    split.lm_head.register_forward_hook(lambda *call: call[-1] * 2)
+    with pytest.warns(RuntimeWarning, match="the head is no longer as it was"):
+        torch.testing.assert_close(split(tokens, labels=tokens).logits, 2 * expected)
+
+
 def four_ranks() -> None:
     for name in ("ours, tied", "Llama"):
         whole = _made(name)
@@ -415,11 +432,11 @@ FOUR = (
     what_is_refused,
 )  # fmt: skip
 CASES = [
-    every_model, tokens_are_split_between_groups, layers_that_are_not_split, four_ranks,
-    its_own_plan_and_a_given_one, the_first_ranks_parameters, frozen_parameters_stay_frozen,
-    masks_of_dropout, masks_between_groups, bytes_of_a_forward_pass, bytes_between_groups,
-    bytes_of_a_group_with_a_hash_for_a_name, a_checkpoint_of_four_ranks_in_two, text_from_a_cache,
-    what_is_refused,
+    every_model, tokens_are_split_between_groups, layers_that_are_not_split,
+    the_loss_without_logits, four_ranks, its_own_plan_and_a_given_one, the_first_ranks_parameters,
+    frozen_parameters_stay_frozen, masks_of_dropout, masks_between_groups,
+    bytes_of_a_forward_pass, bytes_between_groups, bytes_of_a_group_with_a_hash_for_a_name,
+    a_checkpoint_of_four_ranks_in_two, text_from_a_cache, what_is_refused,
 ]  # fmt: skip
 
 

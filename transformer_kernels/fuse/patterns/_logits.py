@@ -89,11 +89,8 @@ class Logits(Late):
         is_old = given["size_average"] is not None or given["reduce"] is not None
         if self.dim() != 2 or not labels or is_old or (weight is not None and weight.requires_grad):
             return None
-        head, bias = weight_and_bias(self._tfk_head)
-        loss: Tensor = functional.linear_cross_entropy(
-            self._tfk_hidden, head, target, linear_bias=bias, weight=weight,
-            **{name: given[name] for name in _SHARED},
-        )  # fmt: skip
+        shared = {name: given[name] for name in _SHARED}
+        loss: Tensor = self._tfk_head.loss(self._tfk_hidden, target, weight=weight, **shared)
         self._tfk_use.skipped = True
         return loss if autocasts(self._tfk_hidden) else loss.to(self.dtype)
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ... import functional
 from ..._torch import is_eager
 from ...ops.linear_loss._ops import LINEAR_CROSS_ENTROPY
 from ..cost import meta_bytes
@@ -23,7 +24,7 @@ from ..site import Refusal, Site
 from ._late import ASKED, while_asked
 from ._logits import LOSS, ROWS, Logits, settled
 from ._pattern import Pattern
-from ._products import PRODUCTS, is_linear, operand
+from ._products import PRODUCTS, is_linear, operand, weight_and_bias
 
 
 class Head(Mixin):
@@ -38,6 +39,18 @@ class Head(Mixin):
     def alone(self, x: Tensor) -> Any:
         return super().forward(x)
 
+    def is_ready(self) -> bool:
+        """Whether the layer is as it was when it was fused."""
+        return stands(self)
+
+    def loss(self, hidden: Tensor, target: Tensor, **options: Any) -> Tensor:
+        """The loss of labels (N,) from what the layer takes, (N, C)."""
+        weight, bias = weight_and_bias(self)
+        found: Tensor = functional.linear_cross_entropy(
+            hidden, weight, target, linear_bias=bias, **options
+        )
+        return found
+
 
 class WithoutLogits(Mixin):
     """The class of a model whose loss in training is computed from what its head takes."""
@@ -49,7 +62,7 @@ class WithoutLogits(Mixin):
         if not self._trains():
             return super().forward(*args, **kwargs)
         head = self._tfk_head.module
-        if not stands(head):
+        if not (isinstance(head, Head) and head.is_ready()):
             leave(self, "skip_logits", "the head is no longer as it was when it was fused")
             return super().forward(*args, **kwargs)
         return settled(while_asked([head], super().forward, args, kwargs))
