@@ -36,6 +36,10 @@ class Keys(NamedTuple):
     offsets: Tensor | None
 
 
+Window = tuple[int, int]  # the keys before and behind its own place that a query sees; -1 for all
+ALL, CAUSAL = (-1, -1), (-1, 0)
+
+
 class Sum(NamedTuple):
     """A softmax's sum over the keys so far: the result in the arithmetic's dtype, and lse = top +
     rest, where ``top`` holds what is far from 0 and ``rest`` what rounding would take from it."""
@@ -46,23 +50,31 @@ class Sum(NamedTuple):
 
 
 def arguments_of(
-    q: Tensor, offsets: Tensor | None, keys: Keys, causal: bool, options: Options
+    q: Tensor, offsets: Tensor | None, keys: Keys, window: Window, options: Options
 ) -> tuple[Any, ...]:
     """The arguments of the raw op."""
     return (
-        q, keys.k, keys.v, None, None, None, None, offsets, keys.offsets, None, options.scale, -1,
-        0 if causal else -1, False, options.softcap, 0.0, options.deterministic,
+        q, keys.k, keys.v, None, None, None, None, offsets, keys.offsets, None, options.scale,
+        *window, False, options.softcap, 0.0, options.deterministic,
     )  # fmt: skip
 
 
-def forward(q: Tensor, offsets: Tensor | None, keys: Keys, causal: bool, options: Options) -> Sum:
-    arguments = arguments_of(q, offsets, keys, causal, options)
+def forward(q: Tensor, offsets: Tensor | None, keys: Keys, window: Window, options: Options) -> Sum:
+    arguments = arguments_of(q, offsets, keys, window, options)
     if options.backend == "reference":
         out, lse = _formula.forward(*arguments)
         rest = torch.zeros_like(lse)
     else:
         out, lse, rest = ATTENTION.raw.forward(*arguments)
     return Sum(out.to(accumulate_dtype(q)), lse, rest)
+
+
+def nothing(q: Tensor, v: Tensor) -> Sum:
+    """The sum over no keys."""
+    wide = accumulate_dtype(q)
+    statistics = q.new_zeros((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=wide)
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide)
+    return Sum(out, torch.full_like(statistics, -torch.inf), statistics)
 
 
 def of_rows(x: Tensor) -> Tensor:
@@ -99,10 +111,10 @@ class Outcome(NamedTuple):
 
 
 def backward(
-    of: Outcome, q: Tensor, offsets: Tensor | None, keys: Keys, causal: bool, options: Options
+    of: Outcome, q: Tensor, offsets: Tensor | None, keys: Keys, window: Window, options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of a block, where the statistics are those of all keys."""
-    arguments = arguments_of(q, offsets, keys, causal, options)
+    arguments = arguments_of(q, offsets, keys, window, options)
     run = _formula.backward if options.backend == "reference" else ATTENTION.raw.backward
     if run is _formula.backward or not have_kernels_for(q):
         of = _of_own_softmax(of, arguments)

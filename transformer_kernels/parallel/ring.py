@@ -29,13 +29,15 @@ from .._errors import (
     check_tensors,
     renamed,
     shape_text,
+    shown,
 )
 from .._library import log_dispatch
 from ..ops._declare_checks import check_values
 from ..ops._dtype import accumulate_dtype, under_autocast
 from ..ops.attention._ops import ATTENTION
+from ..ops.attention.attention import bounds_of
 from . import _blocks
-from ._blocks import Keys, Options, Outcome, Sum
+from ._blocks import ALL, CAUSAL, Keys, Options, Outcome, Sum, Window
 from ._ranks import Group, Ranks, ranks_of
 from .sequence import LAYOUTS, ZIGZAG, lengths_of, refuse_uneven
 
@@ -43,12 +45,15 @@ _OP = "ring_attention"
 _BACKENDS = dict.fromkeys(("auto", "reference"))
 
 
-class _Part(NamedTuple):
-    """The scores of one step: of which queries with which keys, a half (0 or 1) or all (None)."""
+_Where = int | slice | None  # rows of a rank: a half (0 or 1), some in a row, or all
 
-    queries: int | None
-    keys: int | None
-    causal: bool
+
+class _Part(NamedTuple):
+    """Scores that one kernel computes: of which queries with which keys."""
+
+    queries: _Where
+    keys: _Where
+    window: Window
 
 
 class _Rows(NamedTuple):
@@ -58,15 +63,17 @@ class _Rows(NamedTuple):
     offsets: Tensor | None
     halves: tuple[Tensor, Tensor] | None  # the rows of each half of packed sequences
 
-    def take(self, x: Tensor, half: int | None, dim: int = -3) -> Tensor:
+    def take(self, x: Tensor, half: _Where, dim: int = -3) -> Tensor:
         if half is None:
             return x
         if self.halves is not None:
             return x.index_select(dim, self.halves[half])
+        if isinstance(half, slice):
+            return x.narrow(dim, half.start, half.stop - half.start)
         size = x.shape[dim] // 2
         return x.narrow(dim, half * size, size)
 
-    def put(self, x: Tensor, half: int | None, part: Tensor, dim: int = -3) -> Tensor:
+    def put(self, x: Tensor, half: _Where, part: Tensor, dim: int = -3) -> Tensor:
         """Writes the rows of a half into x."""
         if half is None:
             return part
@@ -77,16 +84,16 @@ class _Rows(NamedTuple):
             there.copy_(part)
         return x
 
-    def add(self, x: Tensor, half: int | None, part: Tensor) -> None:
+    def add(self, x: Tensor, half: _Where, part: Tensor) -> None:
         if half is None or self.halves is None:
             self.take(x, half).add_(part)
         else:
             x.index_add_(-3, self.halves[half], part.to(x.dtype))
 
-    def offsets_of(self, half: int | None) -> Tensor | None:
+    def offsets_of(self, half: _Where) -> Tensor | None:
         return self.offsets if half is None or self.offsets is None else self.offsets // 2
 
-    def keys(self, k: Tensor, v: Tensor, half: int | None) -> Keys:
+    def keys(self, k: Tensor, v: Tensor, half: _Where) -> Keys:
         return Keys(self.take(k, half), self.take(v, half), self.offsets_of(half))
 
 
@@ -95,7 +102,7 @@ class _Call(NamedTuple):
 
     ranks: Ranks
     chunks: int  # of a rank
-    causal: bool
+    window: Window
     rows: _Rows
     options: Options
 
@@ -103,16 +110,59 @@ class _Call(NamedTuple):
         """The owner of the keys that a step attends to."""
         return (self.ranks.rank - step) % self.ranks.size
 
-    def part(self, step: int) -> _Part | None:
-        """The scores that a step computes; None where no query may see the keys."""
+    def parts(self, step: int, length: int) -> list[_Part]:
+        """The scores that a step computes, of ``length`` queries; none where no query may see the
+        keys."""
         rank, source = self.ranks.rank, self.source(step)
-        if source == rank or not self.causal:
-            return _Part(None, None, self.causal)
+        if self.has_bounds:
+            return self._of_chunks(source, length // self.chunks)
+        if source == rank or self.window == ALL:
+            return [_Part(None, None, self.window)]
         if self.chunks == ZIGZAG:
             # The first chunk of an earlier rank lies before both of ours and its second behind
             # both; of a later rank, both lie between ours.
-            return _Part(None, 0, False) if source < rank else _Part(1, None, False)
-        return _Part(None, None, False) if source < rank else None
+            return [_Part(None, 0, ALL) if source < rank else _Part(1, None, ALL)]
+        return [_Part(None, None, ALL)] if source < rank else []
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether the window hides more than later keys."""
+        return self.window not in (ALL, CAUSAL)
+
+    def _of_chunks(self, source: int, size: int) -> list[_Part]:
+        """Each of our chunks with each of the keys' that it sees some of."""
+        found = []
+        for i, own in enumerate(self._places(self.ranks.rank)):
+            for j, other in enumerate(self._places(source)):
+                part = _seen((own - other) * size, size, self.window)
+                if part is not None:
+                    queries, keys, window = part
+                    found.append(_Part(_moved(queries, i * size), _moved(keys, j * size), window))
+        return found
+
+    def _places(self, rank: int) -> list[int]:
+        """The chunks of a rank, counted through the sequence."""
+        return [rank, 2 * self.ranks.size - 1 - rank][: self.chunks]
+
+
+def _moved(rows: slice, by: int) -> slice:
+    return slice(rows.start + by, rows.stop + by)
+
+
+def _seen(ahead: int, size: int, window: Window) -> tuple[slice, slice, Window] | None:
+    """Which queries of a chunk see which keys of one that begins ``ahead`` rows before it, and the
+    window of the kernel that is given those. Rows that would see nothing are left out, so that the
+    diagonal is in the window again."""
+    left = ahead - window[0] if window[0] >= 0 else -size  # bounds of key - query in the chunks
+    right = ahead + window[1] if window[1] >= 0 else size
+    if left >= size or right <= -size:
+        return None
+    shift = max(left, 0) + min(right, 0)  # at most one of them
+    first, second = slice(0, size - abs(shift)), slice(abs(shift), size)
+    queries, keys = (first, second) if shift > 0 else (second, first)
+    farthest = size - abs(shift) - 1
+    before, behind = (-1 if n >= farthest else n for n in (shift - left, right - shift))
+    return queries, keys, (before, behind)
 
 
 # ---- the ring -----------------------------------------------------------------------------------
@@ -175,20 +225,22 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Sum:
     total: Sum | None = None
     for step in range(call.ranks.size):
         message = _keys_on(kv, call, step)
-        if part := call.part(step):
+        for part in call.parts(step, q.shape[-3]):
             keys, offsets = rows.keys(*kv.views(), part.keys), rows.offsets_of(part.queries)
             queries = rows.take(q, part.queries)
-            block = _blocks.forward(queries, offsets, keys, part.causal, call.options)
-            total = block if total is None else _added(total, block, part.queries, rows)
+            block = _blocks.forward(queries, offsets, keys, part.window, call.options)
+            if total is None and part.queries is None:  # nothing has to be joined
+                total = block
+            else:
+                total = _added(total or _blocks.nothing(q, v), block, part.queries, rows)
         kv = kv._replace(buffer=message.wait())
-    assert total is not None  # a rank's own keys come first
-    return total
+    return total or _blocks.nothing(q, v)
 
 
 _TIME = (-3, -1, -1)  # the dimensions of time of a Sum
 
 
-def _added(total: Sum, block: Sum, half: int | None, rows: _Rows) -> Sum:
+def _added(total: Sum, block: Sum, half: _Where, rows: _Rows) -> Sum:
     own = Sum(*(rows.take(x, half, dim) for x, dim in zip(total, _TIME, strict=True)))
     found = _blocks.joined(own, block)
     pairs = zip(total, found, _TIME, strict=True)
@@ -201,10 +253,10 @@ def _backward(of: Outcome, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> tupl
     dkv = kv._replace(buffer=torch.zeros_like(kv.buffer, dtype=wide))
     sums = _Message([], dkv.buffer)
     for step in range(call.ranks.size):
-        message, part = _keys_on(kv, call, step), call.part(step)
-        found = None if part is None else _of_block(of, q, kv, part, call)
+        message, parts = _keys_on(kv, call, step), call.parts(step, q.shape[-3])
+        blocks = [_of_block(of, q, kv, part, call) for part in parts]
         dkv = dkv._replace(buffer=sums.wait())
-        if part is not None and found is not None:
+        for part, found in zip(parts, blocks, strict=True):
             halves = part.queries, part.keys, part.keys
             for x, half, gradient in zip((dq, *dkv.views()), halves, found, strict=True):
                 call.rows.add(x, half, gradient)
@@ -226,7 +278,7 @@ def _of_block(
     )  # fmt: skip
     keys = rows.keys(*kv.views(), part.keys)
     offsets = rows.offsets_of(half)
-    return _blocks.backward(seen, rows.take(q, half), offsets, keys, part.causal, call.options)
+    return _blocks.backward(seen, rows.take(q, half), offsets, keys, part.window, call.options)
 
 
 class _RingAttention(torch.autograd.Function):
@@ -293,7 +345,7 @@ def _halves(lengths: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
 def _check_by_attention(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> None:
     """Refuses what attention refuses, on each rank before any sends."""
     keys = Keys(k, v, call.rows.offsets)
-    arguments = _blocks.arguments_of(q, call.rows.offsets, keys, call.causal, call.options)
+    arguments = _blocks.arguments_of(q, call.rows.offsets, keys, call.window, call.options)
     try:
         check_values(ATTENTION, ATTENTION.given(arguments))
     except (ArgumentValueError, ArgumentTypeError) as error:
@@ -307,6 +359,7 @@ def ring_attention(
     group: Group = None,
     *,
     causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
     layout: str = "zigzag",
     scale: float | None = None,
     softcap: float = 0.0,
@@ -332,6 +385,9 @@ def ring_attention(
         group: a process group or a mesh of one dimension; by default all processes. Without
             :mod:`torch.distributed` there is one rank.
         causal: hide later keys.
+        window: the number of keys before and after its own position that a query sees; -1 for no
+            bound. What no query of a rank sees, it does not compute, but passes on. With
+            ``cu_seqlens`` there is none.
         layout: ``"zigzag"``, which gives all ranks equal work under ``causal``, or
             ``"contiguous"``.
         scale: factor of the products; default ``D ** -0.5``.
@@ -368,7 +424,12 @@ def ring_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else as_number(_OP, "scale", scale)
     options = Options(scale, as_number(_OP, "softcap", softcap), deterministic, backend)
     rows = _rows_of(q, cu_seqlens, ranks, chunks)
-    call = _Call(ranks, chunks, as_flag(_OP, "causal", causal), rows, options)
+    call = _Call(ranks, chunks, bounds_of(window, causal, _OP), rows, options)
+    if call.has_bounds and cu_seqlens is not None:
+        raise ArgumentValueError(
+            f"{_OP}: window is {shown(window)}, expected (-1, -1) beside cu_seqlens, whose chunks"
+            " are of several lengths"
+        )
     _check_by_attention(q, k, v, call)
     log_dispatch(f"{_OP}: {ranks.size} ranks, {ranks.backend}, {layout}, keys go round by isend")
     out, lse = _RingAttention.apply(q, k, v, call)

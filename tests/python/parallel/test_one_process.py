@@ -11,6 +11,9 @@ import torch
 
 from transformer_kernels import _library, nn, parallel
 from transformer_kernels.functional import attention, attention_varlen
+from transformer_kernels.parallel._blocks import Options
+from transformer_kernels.parallel._ranks import Ranks
+from transformer_kernels.parallel.ring import _Call, _Rows
 from transformer_kernels.testing.attention import tensors
 from transformer_kernels.testing.inputs import randn
 
@@ -35,6 +38,23 @@ def test_packed_sequences(way: Callable[..., Any]) -> None:
     offsets = torch.tensor([0, 4, 12], dtype=torch.int32)
     expected = attention_varlen(q, k, v, offsets, causal=True)
     torch.testing.assert_close(way(q, k, v, causal=True, cu_seqlens=offsets), expected)
+
+
+def test_blocks_outside_of_a_window_are_left_out() -> None:
+    """Chunks of 8 tokens of four ranks, of which the last one sees its own and 7 before."""
+    options = Options(1.0, 0.0, True, "auto")
+    call = _Call(Ranks(None, 3, 4), 1, (7, 0), _Rows(None, None), options)
+    parts = [call.parts(step, 8) for step in range(4)]
+    assert [len(found) for found in parts] == [1, 1, 0, 0]
+    assert parts[0] == [(slice(0, 8), slice(0, 8), (-1, 0))]
+    assert parts[1] == [(slice(0, 7), slice(1, 8), (0, -1))]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_windows(way: Callable[..., Any]) -> None:
+    q, k, v = (randn((1, 12, 2, 8), torch.float64) for _ in range(3))
+    options: dict[str, Any] = {"window": (2, 4)}
+    torch.testing.assert_close(way(q, k, v, **options), attention(q, k, v, **options))
 
 
 def test_the_order_of_tokens_stays() -> None:

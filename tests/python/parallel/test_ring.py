@@ -80,6 +80,16 @@ def options() -> None:
     _check(_call(torch.float32, causal=True, softcap=2.0, scale=0.5), ALL, "zigzag")
 
 
+def windows() -> None:
+    """Chunks have 4 or 8 of 32 tokens: windows end within them and beyond, on both sides."""
+    for layout, (left, right, causal) in itertools.product(
+        ("zigzag", "contiguous"), ((5, -1, True), (3, 10, False), (-1, 2, False))
+    ):
+        call = _call(torch.float32, causal=causal, window=(left, right))
+        _check(call, ALL, layout)
+    _check(call, ALL, "zigzag", backend="reference")
+
+
 def the_formula() -> None:
     for layout in ("zigzag", "contiguous"):
         _check(_call(torch.float32, causal=True, softcap=2.0), ALL, layout, backend="reference")
@@ -187,10 +197,14 @@ def refusals() -> None:
         ("q has 4 dimensions, expected 3", {"cu_seqlens": OFFSETS}),
         ("scale is nan", {"scale": float("nan")}),
         ("causal is 1, expected True or False", {"causal": 1}),
+        ("window is 3, expected two ints", {"window": 3}),
+        ("window_left is -2, expected -1", {"window": (-2, 0)}),
     ]
     for message, options in cases:
         with pytest.raises((ValueError, TypeError), match=f"ring_attention: {message}"):
             ring_attention(q, q, q, **options)
+    with pytest.raises(ValueError, match=r"window is \(3, 0\), expected \(-1, -1\) beside cu_seq"):
+        ring_attention(*[torch.randn(10, 4, 8)] * 3, window=(3, 0), cu_seqlens=OFFSETS)
     with pytest.raises(ValueError, match=r"ring_attention: k has shape \(2, 1, 4, 8\)"):
         ring_attention(q, q[:, :1], q)
     with pytest.raises(ValueError, match="ring_attention: q has 4 heads, expected a multiple of 3"):
@@ -206,11 +220,12 @@ def refusals() -> None:
 
 
 CASES = [
-    every_layout_and_group, every_dtype, options, the_formula, far_scores, gradients_of_lse,
-    packed_sequences, a_mesh_and_heads_first, the_same_bits, what_is_sent, autocast, refusals,
+    every_layout_and_group, every_dtype, options, windows, the_formula, far_scores,
+    gradients_of_lse, packed_sequences, a_mesh_and_heads_first, the_same_bits, what_is_sent,
+    autocast, refusals,
 ]  # fmt: skip
 PAIR = [
-    every_dtype, options, the_formula, far_scores, gradients_of_lse, packed_sequences,
+    every_dtype, options, windows, the_formula, far_scores, gradients_of_lse, packed_sequences,
     the_same_bits, what_is_sent, autocast,
 ]  # fmt: skip
 

@@ -48,7 +48,8 @@ def _default_scale(q: Tensor) -> float:
         return 1.0  # for a tensor without head dim, which the op refuses by name
 
 
-def _window(window: Any, causal: Any, op: str = _OP) -> tuple[Any, Any]:
+def bounds_of(window: Any, causal: Any, op: str = _OP) -> tuple[Any, Any]:
+    """The bounds of a window, without what causality hides; refuses by name what is none."""
     if not are_integers(window, 2):
         raise ArgumentTypeError(
             f"{op}: window is {shown(window)}, expected two ints (left, right), -1 for no bound"
@@ -84,7 +85,7 @@ def _call(
     deterministic: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    left, right = _window(window, causal)
+    left, right = bounds_of(window, causal)
     if isinstance(q, Tensor):
         if type(dropout) is not float:
             dropout = as_number(_OP, "dropout", dropout)

@@ -14,7 +14,7 @@ from ..._torch import any_autocast, is_eager
 from .._public import overridable
 from . import _decode_formula
 from ._decode_ops import ATTENTION_WITH_KV_CACHE
-from .attention import _default_scale, _statistics, _window
+from .attention import _default_scale, _statistics, bounds_of
 
 _OP = "attention_with_kv_cache"
 _eager = direct(ATTENTION_WITH_KV_CACHE)
@@ -154,7 +154,7 @@ def attention_with_kv_cache(
         )
     if any_autocast() and k_cache.is_floating_point():  # the cache says what its readers compute in
         q, k, v = (_cast(x, k_cache.dtype) for x in (q, k, v))
-    left, right = _window(window, causal, _OP)
+    left, right = bounds_of(window, causal, _OP)
     if lengths is not None and not isinstance(lengths, Tensor):
         lengths = torch.full(q.shape[:1], as_integer(_OP, "lengths", lengths), device=q.device)
     run = _run(q, backend)
