@@ -28,7 +28,6 @@ from .._errors import (
     as_number,
     check_tensors,
     renamed,
-    shape_text,
     shown,
 )
 from .._library import log_dispatch
@@ -39,7 +38,7 @@ from ..ops.attention.attention import bounds_of
 from . import _blocks
 from ._blocks import ALL, CAUSAL, Keys, Options, Outcome, Sum, Window
 from ._ranks import Group, Ranks, ranks_of
-from .sequence import LAYOUTS, ZIGZAG, lengths_of, refuse_uneven
+from .sequence import LAYOUTS, ZIGZAG, check_rows, lengths_of, refuse_uneven
 
 _OP = "ring_attention"
 _BACKENDS = dict.fromkeys(("auto", "reference"))
@@ -302,20 +301,6 @@ class _RingAttention(torch.autograd.Function):
 # ---- the function -------------------------------------------------------------------------------
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, packed: bool) -> None:
-    check_tensors(_OP, {"q": q, "k": k, "v": v})
-    dims = 3 if packed else 4
-    if q.dim() != dims:
-        shape = "(T, H, D), with cu_seqlens" if packed else "(B, T, H, D)"
-        raise ArgumentValueError(f"{_OP}: q has {q.dim()} dimensions, expected {dims}, {shape}")
-    for name, x in (("k", k), ("v", v)):
-        if x.shape[:-2] != q.shape[:-2]:
-            raise ArgumentValueError(
-                f"{_OP}: {name} has shape {shape_text(x)}, expected the rows of q"
-                f" {shape_text(q)}: each rank has queries and keys of the same tokens"
-            )
-
-
 def _rows_of(q: Tensor, cu_seqlens: Tensor | None, ranks: Ranks, chunks: int) -> _Rows:
     if cu_seqlens is None:
         if q.shape[1] % chunks:
@@ -417,9 +402,10 @@ def ring_attention(
     ranks = ranks_of(_OP, group)
     chunks = as_choice(_OP, "layout", layout, LAYOUTS)
     as_choice(_OP, "backend", backend, _BACKENDS)
+    check_tensors(_OP, {"q": q, "k": k, "v": v})
     if as_flag(_OP, "heads_first", heads_first):
         q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
-    _check(q, k, v, cu_seqlens is not None)
+    check_rows(_OP, q, k, v, cu_seqlens is not None)
     q, k, v = under_autocast(q.device.type, q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else as_number(_OP, "scale", scale)
     options = Options(scale, as_number(_OP, "softcap", softcap), deterministic, backend)

@@ -17,11 +17,32 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from .._errors import ArgumentTypeError, ArgumentValueError, as_choice, check_tensors
+from .._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_choice,
+    check_tensors,
+    shape_text,
+)
 from ._ranks import Group, Ranks, ranks_of
 
 CONTIGUOUS, ZIGZAG = 1, 2  # the chunks of a rank
 LAYOUTS = {"zigzag": ZIGZAG, "contiguous": CONTIGUOUS}
+
+
+def check_rows(op: str, q: Tensor, k: Tensor, v: Tensor, packed: bool) -> None:
+    """Refuses tensors that are not a rank's rows of the same tokens; attention refuses the rest."""
+    dims, shape = (3, "(T, H, D), with cu_seqlens") if packed else (4, "(B, T, H, D)")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != dims:
+            raise ArgumentValueError(
+                f"{op}: {name} has {x.dim()} dimensions, expected {dims}, {shape}"
+            )
+        if x.shape[:-2] != q.shape[:-2]:
+            raise ArgumentValueError(
+                f"{op}: {name} has shape {shape_text(x)}, expected the rows of q"
+                f" {shape_text(q)}: each rank has queries and keys of the same tokens"
+            )
 
 
 def lengths_of(op: str, cu_seqlens: Tensor, total: int) -> list[int]:

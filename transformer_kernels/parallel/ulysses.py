@@ -16,13 +16,13 @@ from .._errors import (
     as_flag,
     check_tensors,
     dtype_name,
-    shape_text,
 )
 from .._library import log_dispatch
 from ..ops._dtype import under_autocast
 from ..ops.attention.attention import attention, attention_varlen
 from ._exchange import exchanged
 from ._ranks import Group, Ranks, ranks_of
+from .sequence import check_rows
 
 _OP = "ulysses_attention"
 
@@ -42,16 +42,9 @@ def _to_time(x: Tensor, ranks: Ranks) -> Tensor:
     return arrived.movedim(0, -3).flatten(-3, -2)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, packed: bool, ranks: Ranks) -> None:
-    """Refuses what cannot be exchanged; attention refuses the rest."""
-    dims = 3 if packed else 4
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != dims:
-            raise ArgumentValueError(f"{_OP}: {name} has {x.dim()} dimensions, expected {dims}")
-        if x.shape[:-2] != q.shape[:-2]:
-            raise ArgumentValueError(
-                f"{_OP}: {name} has shape {shape_text(x)}, expected the rows of q {shape_text(q)}"
-            )
+def _check(q: Tensor, k: Tensor, v: Tensor, ranks: Ranks) -> None:
+    """Refuses what cannot be exchanged."""
+    for name, x in (("k", k), ("v", v)):
         if x.dtype is not q.dtype:
             raise ArgumentTypeError(
                 f"{_OP}: {name} is {dtype_name(x.dtype)}, expected {dtype_name(q.dtype)} as q is"
@@ -118,7 +111,8 @@ def ulysses_attention(
     check_tensors(_OP, {"q": q, "k": k, "v": v})
     if as_flag(_OP, "heads_first", heads_first):
         q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
-    _check(q, k, v, cu_seqlens is not None, ranks)
+    check_rows(_OP, q, k, v, cu_seqlens is not None)
+    _check(q, k, v, ranks)
     q, k, v = under_autocast(q.device.type, q, k, v)
     repeats = ranks.size // math.gcd(ranks.size, k.shape[-2])
     if repeats > 1:
