@@ -118,6 +118,7 @@ class _Search:
                     self._entering.update((v, None) for v in tokens if v not in self._split)
                     self._split.update(node.outs)
                     grows = True
+        self._entering = {v: None for v in self._entering if v not in self._split}
 
     def _reads_split(self, node: Node) -> bool:
         return node.index not in self._linear and bool(node.outs) and node.outs[0] in self._split

@@ -44,12 +44,12 @@ class Crossing:
         """The result may be the one tensor of a tuple, list or mapping."""
         if isinstance(result, Tensor):
             return self._crossed(module, result)
-        named = result.items() if isinstance(result, dict) else enumerate(result)
-        crossed = {name: self._crossed(module, x) for name, x in named if isinstance(x, Tensor)}
         if isinstance(result, dict):
-            result.update(crossed)
+            for name, x in result.items():
+                result[name] = self._crossed(module, x) if isinstance(x, Tensor) else x
             return result
-        return type(result)(crossed.get(i, x) for i, x in enumerate(result))
+        found = (self._crossed(module, x) if isinstance(x, Tensor) else x for x in result)
+        return type(result)(found)
 
     def _crossed(self, module: nn.Module, x: Tensor) -> Tensor:
         if not self._border.gathers:
