@@ -44,6 +44,14 @@ class _Barred(Exception):  # noqa: N818
         self.nodes = {*nodes}
 
 
+class _Wanted(Exception):  # noqa: N818
+    """Raised where an operation has to be split, because its result cannot be taken apart."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__()
+        self.node = node
+
+
 @dataclass(frozen=True)
 class _Crossing:
     """A border of one call, and when it is crossed."""
@@ -80,7 +88,9 @@ class _Search:
             for node in trace.nodes
             if self._sees_tokens_alone(node)
         ]
+        self._can_be_split = {node.index for node, _ in self._alone}
         self._barred: set[int] = set()
+        self._wanted: set[int] = set()
         self._split: set[int] = set()  # values that are split where they are made
         self._entering: dict[int, None] = {}  # values that are made whole and read split
 
@@ -95,6 +105,9 @@ class _Search:
                 self._check_alike(crossings)
             except _Barred as stop:
                 self._barred |= stop.nodes
+                continue
+            except _Wanted as more:
+                self._wanted.add(more.node)
                 continue
             rows = dict.fromkeys(call.path for call in self._rows if call.outs[0] in self._split)
             borders, forked = self._forked(crossings)
@@ -114,7 +127,8 @@ class _Search:
             for node, tokens in self._alone:
                 if node.index in self._barred or self._reads_split(node):
                     continue
-                if any(value in self._split or value in self._entering for value in tokens):
+                is_reached = any(v in self._split or v in self._entering for v in tokens)
+                if is_reached or node.index in self._wanted:
                     self._entering.update((v, None) for v in tokens if v not in self._split)
                     self._split.update(node.outs)
                     grows = True
@@ -201,6 +215,8 @@ class _Search:
             if made is not None and call.first <= made.index < call.last
         ]
         if not calls or "whole" in uses.values() or _inside(calls[-1], uses):
+            if made is not None and made.index in self._can_be_split - self._barred:
+                raise _Wanted(made.index)
             raise _Barred(split)
         call = calls[-1]
         yield _Crossing(call.last, call, Border(call.path, (), gathers=False))
