@@ -14,6 +14,7 @@ from ..decode.step import StepPlan, StepSession, StepWeight
 from ..models import Llama, OffsetLinear, PackedEmbedding
 from ..models.llama.packed import weight_rows
 from ..nn import QuantizedLinear
+from ..ops.linear._kept import KEPT
 
 _PARTS = ("q", "k", "v", "o", "gate", "up", "down")  # in the order of _projections
 _GROUPS = (32, 64, 128)
@@ -74,7 +75,7 @@ def plan_of(model: Llama, capacity: int) -> StepPlan:
     """The plan of a model for so many positions at least, as long as its weights stay."""
     cos, sin = (table.float() for table in model.rotation(capacity))
     tensors = (*model.parameters(), *model.buffers())
-    state = (len(cos), *((x.data_ptr(), _version(x)) for x in tensors))
+    state = (len(cos), KEPT.repacks, *((x.data_ptr(), _version(x)) for x in tensors))
     if model not in _plans or _plans[model][0] != state:
         _plans[model] = state, _new_plan(model, cos, sin)
     return _plans[model][1]

@@ -313,6 +313,19 @@ def test_a_model_made_in_inference_mode_writes_the_same_tokens() -> None:
             assert torch.equal(tfk.generate(model, tokens, NEW), tfk.generate(usual, tokens, NEW))
 
 
+def test_weights_that_pytorch_does_not_see_changing_are_repacked() -> None:
+    config = models.LlamaConfig(
+        vocab_size=VOCABULARY, context=CONTEXT, dim=32, num_layers=1, num_heads=2, inner_dim=48
+    )
+    model, other = (models.Llama(config, dtype=torch.bfloat16) for _ in range(2))
+    tokens = prompt(1)
+    tfk.generate(model, tokens, NEW)
+    for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+        mine.data.copy_(its.data)
+    tfk.repack(model)
+    assert torch.equal(tfk.generate(model, tokens, NEW), tfk.generate(other, tokens, NEW))
+
+
 @torch.no_grad()
 def test_guesses_in_a_sliding_window_of_hugging_face() -> None:
     model = hugging_face("mistral").double()

@@ -118,6 +118,7 @@ class _Kept:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.bytes = 0
+        self.repacks = 0  # calls of repack(), for what others have packed
         self._owners: dict[int, _Owner] = {}
         self._lock = threading.RLock()  # the garbage collector may run drop() inside another call
 
@@ -187,8 +188,9 @@ KEPT = _Kept(_bytes_allowed())
 
 def repack(weights: Any) -> None:
     """Forgets the packed copies of a weight, or of all parameters of a module; the next uses make
-    new ones. Call it after a change that has no version: through ``.data``, or of memory that NumPy
-    shares.
+    new ones, also of the weights that ``generate`` has packed. Call it after a change that has no
+    version: through ``.data``, by PyTorch's fused optimizers, by collectives, or of memory that
+    NumPy shares.
 
     Args:
         weights: a weight of linear layers, or a module.
@@ -207,6 +209,7 @@ def repack(weights: Any) -> None:
     tensors = weights.parameters() if isinstance(weights, torch.nn.Module) else [weights]
     for tensor in tensors:
         KEPT.drop(id(tensor if tensor._base is None else tensor._base))
+    KEPT.repacks += 1
 
 
 # ---- products -----------------------------------------------------------------------------------
