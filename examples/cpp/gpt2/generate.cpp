@@ -35,14 +35,10 @@ void write(const std::string& text) {
 void generate(const GenerateOptions& options) {
   const Gpt2 model =
       Gpt2::load(options.model, options.bfloat16 ? Precision::kBFloat16 : Precision::kFloat32);
-  const Tokenizer tokenizer = Tokenizer::load(tokenizer_folder(options.tokenizer, options.model));
+  const Tokenizer tokenizer =
+      Tokenizer::load_for(model.config().vocabulary, options.tokenizer, options.model);
   const std::vector<std::int32_t> prompt = tokenizer.encode(options.prompt);
   const std::int64_t length = std::ssize(prompt) + options.tokens;
-  if (tokenizer.vocabulary() < model.config().vocabulary) {
-    throw std::runtime_error("the model has " + std::to_string(model.config().vocabulary) +
-                             " tokens, the tokenizer " + std::to_string(tokenizer.vocabulary()) +
-                             ": --tokenizer names the folder of its files");
-  }
   if (prompt.empty()) throw std::runtime_error("--prompt has no tokens");
   if (length > model.config().positions) {
     throw std::runtime_error("the prompt and --tokens are " + std::to_string(length) +

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
-// One program that trains a GPT-2 and lets it write, on the CPU, with the library's kernels.
+// One program that trains a GPT-2, lets it write and serves it, on the CPU, with the library's
+// kernels.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 
 #include "generate.h"
+#ifdef GPT2_SERVE
+#include "serve.h"
+#endif
 #include "tokenize.h"
 #include "train.h"
 
@@ -13,6 +17,9 @@ int main(int count, char** arguments) {
   app.require_subcommand(1);
   gpt2::add_train(app);
   gpt2::add_generate(app);
+#ifdef GPT2_SERVE
+  gpt2::add_serve(app);
+#endif
   gpt2::add_tokenize(app);
   try {
     app.parse(count, arguments);

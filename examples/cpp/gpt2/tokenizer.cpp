@@ -112,6 +112,17 @@ Tokenizer Tokenizer::load(const std::filesystem::path& directory) {
   return tokenizer;
 }
 
+Tokenizer Tokenizer::load_for(std::int64_t vocabulary, const std::filesystem::path& named,
+                              const std::filesystem::path& model) {
+  Tokenizer tokenizer = load(tokenizer_folder(named, model));
+  if (tokenizer.vocabulary() < vocabulary) {
+    throw std::runtime_error("the model has " + std::to_string(vocabulary) +
+                             " tokens, the tokenizer " + std::to_string(tokenizer.vocabulary()) +
+                             ": --tokenizer names the folder of its files");
+  }
+  return tokenizer;
+}
+
 void Tokenizer::read_vocabulary(const std::filesystem::path& path) {
   std::vector<bool> known;
   try {

@@ -23,6 +23,9 @@ class Tokenizer {
   // Reads vocab.json and merges.txt; without both, or without a directory, tokens are bytes. Throws
   // std::runtime_error where one is missing or they do not fit each other.
   static Tokenizer load(const std::filesystem::path& directory);
+  // That of a model, by tokenizer_folder(); it has no fewer tokens, or this throws.
+  static Tokenizer load_for(std::int64_t vocabulary, const std::filesystem::path& named,
+                            const std::filesystem::path& model);
 
   std::vector<std::int32_t> encode(std::string_view text) const;  // special tokens are text, too
   // The bytes of the tokens, which may end inside a character. Throws where one is unknown.

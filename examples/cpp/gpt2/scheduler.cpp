@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+#include "scheduler.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+namespace gpt2 {
+namespace {
+
+// Tokens of prompts in a step: those who wait for their next token wait no longer than these take.
+constexpr std::int64_t kPromptTokens = 256;
+
+}  // namespace
+
+class Scheduler::Request {
+ public:
+  explicit Request(Task task) : task(std::move(task)) {}
+
+  // The tokens of the prompt that the sequence does not hold yet.
+  std::int64_t missing() const {
+    return std::max<std::int64_t>(std::ssize(task.prompt) - sequence.length, 0);
+  }
+
+  const Task task;
+  // The thread's own.
+  Sequence sequence;
+  std::int32_t last = 0;  // token
+  std::int64_t made = 0;  // tokens
+  // Under the scheduler's mutex.
+  std::vector<std::int32_t> tokens;  // that nobody has taken
+  End end = End::kNone;
+  std::condition_variable news;
+};
+
+Scheduler::Scheduler(const Gpt2& model, const SchedulerOptions& options)
+    : model_(model),
+      options_(options),
+      cache_(model.config(), options.precision, options.pages),
+      free_pages_(options.pages),
+      thread_([this] { run(); }) {}
+
+Scheduler::~Scheduler() {
+  stop();
+  thread_.join();
+}
+
+std::shared_ptr<Scheduler::Request> Scheduler::submit(Task task) {
+  const auto request = std::make_shared<Request>(std::move(task));
+  const std::lock_guard lock(mutex_);
+  if (std::ssize(waiting_) >= options_.waiting) throw QueueFull();
+  if (over_) {
+    request->end = End::kFailed;
+  } else {
+    waiting_.push_back(request);
+    work_.notify_one();
+  }
+  return request;
+}
+
+Scheduler::News Scheduler::wait(Request& request, Clock::time_point until) {
+  std::unique_lock lock(mutex_);
+  request.news.wait_until(lock, until,
+                          [&] { return !request.tokens.empty() || request.end != End::kNone; });
+  return {.tokens = std::exchange(request.tokens, {}), .end = request.end};
+}
+
+bool Scheduler::cancel(Request& request) {
+  const std::lock_guard lock(mutex_);
+  if (request.end != End::kNone) return false;
+  request.end = End::kCancelled;
+  return true;
+}
+
+void Scheduler::stop() {
+  const std::lock_guard lock(mutex_);
+  over_ = true;
+  work_.notify_one();
+}
+
+Scheduler::Status Scheduler::status() const {
+  const std::lock_guard lock(mutex_);
+  return {.waiting = std::ssize(waiting_),
+          .running = std::ssize(running_),
+          .free_pages = free_pages_,
+          .rows = rows_};
+}
+
+void Scheduler::run() {
+  while (admit()) {
+    try {
+      step();
+    } catch (const std::exception& error) {  // the same step would fail again
+      std::fprintf(stderr, "gpt2: a step of the model failed, its requests end: %s\n",
+                   error.what());
+      const std::lock_guard lock(mutex_);
+      for (const auto& request : running_) end(*request, End::kFailed);
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  for (const auto& request : running_) end(*request, End::kFailed);
+  for (const auto& request : waiting_) end(*request, End::kFailed);
+}
+
+// Lets go who has ended, lets in who has a place, and waits while nobody runs. False at the end.
+bool Scheduler::admit() {
+  std::unique_lock lock(mutex_);
+  work_.wait(lock, [&] { return over_ || !waiting_.empty() || !running_.empty(); });
+  const auto has_ended = [](const auto& request) { return request->end != End::kNone; };
+  for (const auto& request : running_) {
+    if (has_ended(request)) cache_.release(request->sequence);
+  }
+  std::erase_if(running_, has_ended);
+  std::erase_if(waiting_, has_ended);
+  while (!waiting_.empty() && std::ssize(running_) < options_.sequences) {
+    Request& next = *waiting_.front();
+    // Its last token is never stored. Who comes later waits behind it, so that it gets its pages.
+    const std::int64_t length = std::ssize(next.task.prompt) + next.task.tokens - 1;
+    if (!cache_.reserve(next.sequence, length)) break;
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+  free_pages_ = cache_.free_pages();
+  return !over_;
+}
+
+// Prompts come one by one and in parts, then all others take their next token together.
+void Scheduler::step() {
+  std::vector<Request*> rows;
+  std::vector<std::int32_t> tokens;
+  std::int64_t room = kPromptTokens;
+  for (const auto& request : running_) {
+    const std::int64_t count = std::min(request->missing(), room);
+    if (request->missing() == 0) {
+      rows.push_back(request.get());
+      tokens.push_back(request->last);
+    } else if (count > 0) {
+      Request* const row = request.get();
+      const std::span prompt(request->task.prompt);
+      advance({&row, 1}, prompt.subspan(request->sequence.length, count));
+      room -= count;
+    }
+  }
+  if (!rows.empty()) advance(rows, tokens);
+}
+
+// Appends tokens to sequences, and draws the next one of each whose prompt is complete.
+void Scheduler::advance(std::span<Request* const> rows, std::span<const std::int32_t> tokens) {
+  std::vector<Sequence*> sequences;
+  for (Request* request : rows) sequences.push_back(&request->sequence);
+  logits_.resize(rows.size() * model_.config().vocabulary);
+  model_.step(cache_, sequences, tokens, logits_);
+  std::vector<std::int32_t> drawn;
+  if (rows.front()->missing() == 0) {
+    std::vector<Draw> draws;
+    for (const Request* request : rows) {
+      draws.push_back(request->task.draw);
+      draws.back().position = request->sequence.length;
+    }
+    drawn = sample(logits_, draws);
+  }
+  const std::lock_guard lock(mutex_);
+  rows_ += std::ssize(tokens);
+  for (std::size_t i = 0; i < drawn.size(); ++i) deliver(*rows[i], drawn[i]);
+}
+
+void Scheduler::deliver(Request& request, std::int32_t token) {
+  request.last = token;
+  if (token == options_.stop) return end(request, End::kStop);
+  request.tokens.push_back(token);
+  request.news.notify_one();
+  if (++request.made == request.task.tokens) end(request, End::kLength);
+}
+
+void Scheduler::end(Request& request, End how) {
+  if (request.end != End::kNone) return;
+  request.end = how;
+  request.news.notify_one();
+}
+
+}  // namespace gpt2
