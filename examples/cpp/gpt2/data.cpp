@@ -35,10 +35,15 @@ Data::Data(const Path& path, const Tokenizer& tokenizer, std::int64_t vocabulary
   }
 }
 
-void Data::window(std::uint64_t number, std::int32_t* inputs, std::int32_t* targets) const {
-  const auto first = tokens_.begin() + random_number(seed_, number) % (tokens_.size() - length_);
-  std::copy_n(first, length_, inputs);
-  std::copy_n(first + 1, length_, targets);
+Windows Data::batch(std::int64_t number, std::int64_t rows) const {
+  Windows windows;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::uint64_t place = random_number(seed_, number * rows + row);
+    const auto first = tokens_.begin() + place % (tokens_.size() - length_);
+    windows.inputs.insert(windows.inputs.end(), first, first + length_);
+    windows.targets.insert(windows.targets.end(), first + 1, first + 1 + length_);
+  }
+  return windows;
 }
 
 }  // namespace gpt2

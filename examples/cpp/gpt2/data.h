@@ -9,6 +9,11 @@
 
 namespace gpt2 {
 
+// Rows of tokens and, for each token, the one that follows it.
+struct Windows {
+  std::vector<std::int32_t> inputs, targets;
+};
+
 // The tokens of a text file, or of a file of tokens of llm.c, and windows of them whose places
 // follow from the seed and their number alone: who resumes needs no more than the number.
 class Data {
@@ -18,8 +23,8 @@ class Data {
   Data(const Path& path, const Tokenizer& tokenizer, std::int64_t vocabulary, std::int64_t length,
        std::uint64_t seed);
 
-  // Writes the tokens of window `number` and, for each, the one that follows it.
-  void window(std::uint64_t number, std::int32_t* inputs, std::int32_t* targets) const;
+  // The batch with this number, of so many windows.
+  Windows batch(std::int64_t number, std::int64_t rows) const;
 
  private:
   std::vector<std::int32_t> tokens_;

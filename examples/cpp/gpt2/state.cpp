@@ -2,6 +2,7 @@
 #include "state.h"
 
 #include <algorithm>
+#include <span>
 #include <stdexcept>
 
 namespace gpt2 {
@@ -80,6 +81,15 @@ std::vector<NamedTensor> State::everything() const {
   append("exp_avg", exp_avg_.list());
   append("exp_avg_sq", exp_avg_sq_.list());
   return tensors;
+}
+
+void State::write_gradients(const Path& path, std::int64_t calls, float loss) {
+  for (const auto& [name, view] : gradients_.list()) {
+    for (float& value : std::span(static_cast<float*>(view.data), view.numel())) {
+      value /= static_cast<float>(calls);
+    }
+  }
+  write_safetensors(path, gradients_.list(), {{"loss", std::to_string(loss)}});
 }
 
 void State::write_checkpoint(const Path& path, std::int64_t step,

@@ -31,6 +31,10 @@ class State {
   // changes nothing where the norm is not finite.
   float update(const Update& update);
 
+  // The mean of the gradients of so many calls, for who wants to compare them with another
+  // program's.
+  void write_gradients(const Path& path, std::int64_t calls, float loss);
+
   // A checkpoint is written whole or not at all, and refused where a bit of it has changed, or
   // where it was written with other settings. `step` is the number of steps before it.
   void write_checkpoint(const Path& path, std::int64_t step, const std::string& settings) const;

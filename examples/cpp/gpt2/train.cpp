@@ -12,10 +12,9 @@
 #include <transformer_kernels/norm/norm.h>
 
 #include <algorithm>
-#include <cmath>
+#include <chrono>
 #include <cstdio>
-#include <numbers>
-#include <stdexcept>
+#include <optional>
 #include <utility>
 
 #include "blocks.h"
@@ -52,6 +51,9 @@ struct Batch {
   Tensor stream(std::int64_t columns) const {
     return {DType::kFloat32, {sequences, tokens, columns}};
   }
+  TensorView tokens_of(std::vector<std::int32_t>& numbers) const {
+    return view_of(numbers.data(), DType::kInt32, {sequences, tokens});
+  }
   Tensor statistic() const { return {DType::kFloat32, {sequences, tokens}}; }
 };
 
@@ -61,9 +63,11 @@ class Training {
 
   // The mean loss of B sequences of T tokens. Their gradients replace those of the state, or are
   // added to them.
-  float loss_and_gradients(std::int32_t* inputs, std::int32_t* targets, bool accumulate);
+  float loss_and_gradients(Windows& batch, bool accumulate);
+  float loss(Windows& batch) { return forward(batch, {}); }
 
  private:
+  float forward(Windows& batch, const tfk::LinearLossGradients& gradients_of_head);
   void forward_layer(std::int64_t layer);
   void backward_layer(std::int64_t layer, bool accumulate);
   void backward_norm(const TensorView& dy, const TensorView& dsum, const TensorView& x,
@@ -267,13 +271,13 @@ void Training::backward_layer(std::int64_t layer, bool accumulate) {
                 g.ln_1_weight, g.ln_1_bias, accumulate);
 }
 
-float Training::loss_and_gradients(std::int32_t* inputs, std::int32_t* targets, bool accumulate) {
-  const Shape shape = {batch_.sequences, batch_.tokens};
-  const TensorView tokens = view_of(inputs, DType::kInt32, shape);
-
+// The loss, and where they are wanted its gradients by the head's input and weight.
+float Training::forward(Windows& batch, const tfk::LinearLossGradients& gradients_of_head) {
   // Embeddings of tokens and of positions are the two parts of the first norm's sum.
   const Stream &in = streams_.front(), &out = streams_.back();
-  tfk::embedding_forward({}, {.weight = weights_.wte, .indices = tokens, .y = in.branch.view()});
+  tfk::embedding_forward(
+      {},
+      {.weight = weights_.wte, .indices = batch_.tokens_of(batch.inputs), .y = in.branch.view()});
   tfk::embedding_forward(
       {}, {.weight = weights_.wpe, .indices = positions_.view(), .y = in.residual.view()});
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) forward_layer(layer);
@@ -289,22 +293,28 @@ float Training::loss_and_gradients(std::int32_t* inputs, std::int32_t* targets, 
 
   // The loss and its gradients come from one pass, with a chunk of the logits in memory.
   float loss = 0;
-  const TensorView dwte = target_of(gradients_.wte, accumulate);
   tfk::linear_cross_entropy_forward(
       {}, {.inputs = {.layer = {.x = norm_.view(), .linear_weight = weights_.wte},
-                      .target = view_of(targets, DType::kInt32, shape)},
+                      .target = batch_.tokens_of(batch.targets)},
            .loss = view_of(&loss, DType::kFloat32, {}),
-           .gradients = {.dx = dnorm_.view(), .dlinear_weight = dwte, .float32_sums = true}});
+           .gradients = gradients_of_head});
+  return loss;
+}
+
+float Training::loss_and_gradients(Windows& batch, bool accumulate) {
+  const TensorView dwte = target_of(gradients_.wte, accumulate);
+  const float loss =
+      forward(batch, {.dx = dnorm_.view(), .dlinear_weight = dwte, .float32_sums = true});
   if (accumulate) add(gradients_.wte, dwte);
 
-  const TensorView no_other_path;
-  backward_norm(dnorm_.view(), no_other_path, sum_.view(), mean_, rstd_, weights_.ln_f_weight,
+  backward_norm(dnorm_.view(), {}, sum_.view(), mean_, rstd_, weights_.ln_f_weight,
                 gradients_.ln_f_weight, gradients_.ln_f_bias, accumulate);
   for (std::int64_t layer = config_.layers; layer-- > 0;) backward_layer(layer, accumulate);
 
   // The head has left a gradient in wte's, to which that of the embedding is added.
   const TensorView rows = target_of(gradients_.wte, true);
-  tfk::embedding_backward({}, {.dy = dresidual_.view(), .indices = tokens, .dweight = rows});
+  tfk::embedding_backward(
+      {}, {.dy = dresidual_.view(), .indices = batch_.tokens_of(batch.inputs), .dweight = rows});
   add(gradients_.wte, rows);
   const TensorView dwpe = target_of(gradients_.wpe, accumulate);
   tfk::embedding_backward({},
@@ -313,40 +323,25 @@ float Training::loss_and_gradients(std::int32_t* inputs, std::int32_t* targets, 
   return loss;
 }
 
-// A linear warm-up, then half a period of a cosine.
-double learning_rate(const TrainOptions& options, std::int64_t step) {
-  if (step < options.warmup) {
-    return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup);
-  }
-  const double part = static_cast<double>(step - options.warmup) /
-                      static_cast<double>(options.steps - options.warmup);
-  return options.min_lr +
-         (options.lr - options.min_lr) * (1 + std::cos(std::numbers::pi * part)) / 2;
-}
-
 // The mean loss of a step's micro-batches, whose gradients are added up.
 float accumulate(Training& training, const Data& data, const TrainOptions& options,
                  std::int64_t step) {
-  std::vector<std::int32_t> inputs(options.batch * options.length), targets = inputs;
   float loss = 0;
   for (std::int64_t call = 0; call < options.accumulate; ++call) {
-    const std::int64_t first = (step * options.accumulate + call) * options.batch;
-    for (std::int64_t row = 0; row < options.batch; ++row) {
-      data.window(first + row, &inputs[row * options.length], &targets[row * options.length]);
-    }
-    loss += training.loss_and_gradients(inputs.data(), targets.data(), call > 0);
+    Windows batch = data.batch(step * options.accumulate + call, options.batch);
+    loss += training.loss_and_gradients(batch, call > 0);
   }
   return loss / static_cast<float>(options.accumulate);
 }
 
-// The gradients of the first step, for who wants to compare them with another program's.
-void write_gradients(const TrainOptions& options, const Parameters& gradients, float loss) {
-  for (const auto& [name, view] : gradients.list()) {
-    for (float& value : std::span(static_cast<float*>(view.data), view.numel())) {
-      value /= static_cast<float>(options.accumulate);
-    }
+// The mean loss of the first batches of data that is not trained on: the same ones at any step.
+float validate(Training& training, const Data& data, const TrainOptions& options) {
+  float loss = 0;
+  for (std::int64_t number = 0; number < options.validation_batches; ++number) {
+    Windows batch = data.batch(number, options.batch);
+    loss += training.loss(batch);
   }
-  write_safetensors(options.gradients, gradients.list(), {{"loss", std::to_string(loss)}});
+  return loss / static_cast<float>(options.validation_batches);
 }
 
 }  // namespace
@@ -355,15 +350,20 @@ void train(const TrainOptions& options) {
   const Config config = options.model.empty() ? options.fresh : read_config(options.model);
   check_options(options, config);
   const Path folder = tokenizer_folder(options.tokenizer, options.model);
-  const Data data(options.data, Tokenizer::load(folder), config.vocabulary, options.length,
-                  options.seed);
+  const Tokenizer tokenizer = Tokenizer::load(folder);
+  const auto read = [&](const Path& path) {
+    return Data(path, tokenizer, config.vocabulary, options.length, options.seed);
+  };
+  const Data data = read(options.data);
+  std::optional<Data> unseen;
+  if (!options.validation.empty()) unseen = read(options.validation);
   State state(config, options.bfloat16 ? DType::kBFloat16 : DType::kFloat32,
               options.model.empty() ? random_parameters(config, options.seed)
                                     : read_parameters(options.model, config, DType::kFloat32));
   Training training(options, config, state);
   if (!options.gradients.empty()) {
-    write_gradients(options, state.gradients(), accumulate(training, data, options, 0));
-    return;
+    const float loss = accumulate(training, data, options, 0);
+    return state.write_gradients(options.gradients, options.accumulate, loss);
   }
 
   std::filesystem::create_directories(options.out);
@@ -371,18 +371,22 @@ void train(const TrainOptions& options) {
   const std::string settings = settings_of(options);
   const std::int64_t first =
       std::filesystem::exists(checkpoint) ? state.read_checkpoint(checkpoint, settings) : 0;
-  Log log(options.out / "log.csv", first, options.steps,
-          options.accumulate * options.batch * options.length);
-  float loss = 0;
+  Log log(options, first);
   for (std::int64_t step = first; step < options.steps; ++step) {
-    const double lr = learning_rate(options, step);
-    loss = accumulate(training, data, options, step);
-    const float norm = state.update({.lr = lr,
-                                     .weight_decay = options.weight_decay,
-                                     .clip = options.clip,
-                                     .calls = options.accumulate});
-    log.add({.step = step, .loss = loss, .norm = norm, .lr = lr});
-    if ((step + 1) % options.save_every == 0 || step + 1 == options.steps) {
+    const auto begin = std::chrono::steady_clock::now();
+    StepReport report = {.step = step, .lr = learning_rate(options, step)};
+    report.loss = accumulate(training, data, options, step);
+    report.norm = state.update({.lr = report.lr,
+                                .weight_decay = options.weight_decay,
+                                .clip = options.clip,
+                                .calls = options.accumulate});
+    report.time = std::chrono::steady_clock::now() - begin;
+    const bool is_last = step + 1 == options.steps;
+    if (unseen && (is_last || (step + 1) % options.validate_every == 0)) {
+      report.validation_loss = validate(training, *unseen, options);
+    }
+    log.add(report);
+    if (is_last || (step + 1) % options.save_every == 0) {
       state.write_checkpoint(checkpoint, step + 1, settings);
     }
   }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numbers>
 #include <stdexcept>
 
 #include "train.h"
@@ -50,6 +52,16 @@ std::string settings_of(const TrainOptions& options) {
   return settings.dump();
 }
 
+double learning_rate(const TrainOptions& options, std::int64_t step) {
+  if (step < options.warmup) {
+    return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup);
+  }
+  const double part = static_cast<double>(step - options.warmup) /
+                      static_cast<double>(options.steps - options.warmup);
+  return options.min_lr +
+         (options.lr - options.min_lr) * (1 + std::cos(std::numbers::pi * part)) / 2;
+}
+
 void add_train(CLI::App& app) {
   const auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model, or go on where it was stopped");
@@ -58,6 +70,10 @@ void add_train(CLI::App& app) {
     return command->add_option(name, value, help)->capture_default_str();
   };
   command->add_option("--data", options->data, "A text, or tokens as llm.c has them")->required();
+  command->add_option("--validation", options->validation,
+                      "Data whose loss is computed now and then, and which is not trained on");
+  command->add_option("--tensorboard", options->tensorboard,
+                      "The folder of a log that TensorBoard shows");
   command->add_option("--out", options->out, "The folder of the checkpoint, the log and the model");
   command->add_option("--model", options->model,
                       "The first weights: a folder or file of Hugging Face, or one of llm.c");
@@ -76,6 +92,10 @@ void add_train(CLI::App& app) {
   number("--length", options->length, "Tokens of a sequence")->check(positive);
   number("--accumulate", options->accumulate, "Batches of an update")->check(positive);
   number("--save-every", options->save_every, "Updates between checkpoints")->check(positive);
+  number("--validate-every", options->validate_every, "Updates between losses of --validation")
+      ->check(positive);
+  number("--validation-batches", options->validation_batches, "Batches of such a loss")
+      ->check(positive);
   number("--lr", options->lr, "The learning rate behind the warm-up")->check(CLI::Range(0.0, 1.0));
   number("--min-lr", options->min_lr, "The learning rate at the end")->check(CLI::Range(0.0, 1.0));
   number("--warmup", options->warmup, "Updates that it rises over")->check(CLI::Range(0.0, 1e9));
