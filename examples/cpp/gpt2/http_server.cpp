@@ -192,6 +192,7 @@ bool HttpServer::serve(const std::function<void()>& ready) {
 void HttpServer::finish(Duration grace) {
   stop();
   std::unique_lock lock(mutex_);
+  is_over_ = true;
   for (const auto& [socket, is_read] : open_) {
     if (!is_read) shutdown(socket, SHUT_RDWR);
   }
@@ -211,7 +212,7 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
   }
   set_read(socket, false);
   answer(socket);
-  set_read(socket, false);  // whoever ends the server has no need to wait for it
+  set_read(socket, false);
   linger(socket);
   const std::lock_guard lock(mutex_);
   open_.erase(socket);
@@ -240,6 +241,7 @@ void HttpServer::answer(socket_t socket) {
 void HttpServer::set_read(socket_t socket, bool is_read) {
   const std::lock_guard lock(mutex_);
   open_[socket] = is_read;
+  if (is_over_ && !is_read) shutdown(socket, SHUT_RDWR);
 }
 
 void HttpServer::refuse(socket_t socket) const {

@@ -56,6 +56,7 @@ class HttpServer : public httplib::Server {
 
   std::mutex mutex_;
   std::condition_variable ended_;
+  bool is_over_ = false;
   std::map<socket_t, bool> open_;  // whether a request is read that is not answered yet
 };
 

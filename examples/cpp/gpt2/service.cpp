@@ -128,7 +128,8 @@ void Service::add_to(HttpServer& server) {
     response.set_content(text_of({{"status", "ok"}}), kJson);
   });
   server.set_error_handler([](const Request&, Response& response) {  // of httplib's own errors
-    if (response.body.empty()) refuse(response, Refusal(response.status, "Bad Request"));
+    if (response.body.empty())
+      refuse(response, Refusal(response.status, "the request cannot be read"));
   });
   server.set_logger([this](const Request& request, const Response& response) {
     const Endpoint* endpoint = endpoint_of(request.path);
