@@ -25,7 +25,10 @@ bool is_loopback(const std::string& host) {
 }
 
 bool names_this_machine(const std::string& host) {
-  if (host.starts_with('[')) return is_loopback(host.substr(1, host.find(']') - 1));
+  if (host.starts_with('[')) {
+    const std::size_t end = host.find(']');
+    return end != host.npos && is_loopback(host.substr(1, end - 1));
+  }
   return is_loopback(host.substr(0, host.find(':')));
 }
 

@@ -11,7 +11,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::int64_t kUsualTokens = 16;  // of a completion, as OpenAI's
 constexpr std::size_t kMostStops = 16, kLongestStop = 256;
 
 [[noreturn]] void refuse(const std::string& field, const std::string& what) {
@@ -147,10 +146,8 @@ Asked read_asked(const std::string& body) {
   asked.prompt = prompt_of(fields.take("prompt"));
   asked.model = fields.text("model");
   asked.max_tokens =
-      fields
-          .number<std::int64_t>("max_tokens", "a whole number greater than or equal to 1",
-                                [](std::int64_t x) { return x >= 1; })
-          .value_or(kUsualTokens);
+      fields.number<std::int64_t>("max_tokens", "a whole number greater than or equal to 1",
+                                  [](std::int64_t x) { return x >= 1; });
   asked.sampling = sampling_of(fields);
   asked.seed = fields.number<std::int64_t>("seed", "a whole number of 64 bits",
                                            [](std::int64_t) { return true; });

@@ -37,7 +37,7 @@ class Refusal : public std::exception {
 struct Asked {
   std::variant<std::string, std::vector<std::int32_t>> prompt;
   std::optional<std::string> model;
-  std::int64_t max_tokens = 0;
+  std::optional<std::int64_t> max_tokens;
   tfk::SamplingParameters sampling;
   std::optional<std::int64_t> seed;
   std::vector<std::string> stop;

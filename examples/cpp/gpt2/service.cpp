@@ -20,7 +20,8 @@ using nlohmann::json;
 using Clock = Scheduler::Clock;
 
 constexpr const char* kJson = "application/json";
-constexpr int kGone = 499;  // nginx's status for a client that left; nobody reads it
+constexpr std::int64_t kUsualTokens = 16;  // of a completion, as OpenAI's
+constexpr int kGone = 499;                 // nginx's status for a client that left; nobody reads it
 constexpr std::chrono::milliseconds kLook{50};  // between two looks whether a client is there
 
 struct Endpoint {
@@ -195,18 +196,19 @@ std::shared_ptr<Service::Completion> Service::open(const Asked& asked) {
   if (asked.model.has_value() && *asked.model != name_) {
     throw Refusal(404, "no such model, expected " + name_, "model", "model_not_found");
   }
-  if (asked.max_tokens > limits_.new_tokens) {
+  const std::int64_t count = asked.max_tokens.value_or(std::min(kUsualTokens, limits_.new_tokens));
+  if (count > limits_.new_tokens) {
     throw Refusal(400,
-                  "max_tokens is " + std::to_string(asked.max_tokens) + ", expected at most " +
+                  "max_tokens is " + std::to_string(count) + ", expected at most " +
                       std::to_string(limits_.new_tokens),
                   "max_tokens");
   }
   std::vector<std::int32_t> tokens = tokens_of(asked);
   const std::int64_t length = std::ssize(tokens);
-  if (asked.max_tokens > limits_.context - length + 1) {  // the last is never stored
+  if (count > limits_.context - length + 1) {  // the last is never stored
     throw Refusal(400,
                   "the prompt has " + std::to_string(length) + " tokens and the answer may have " +
-                      std::to_string(asked.max_tokens) + ", which is more than the context of " +
+                      std::to_string(count) + ", which is more than the context of " +
                       std::to_string(limits_.context),
                   "", "context_length_exceeded");
   }
@@ -215,7 +217,7 @@ std::shared_ptr<Service::Completion> Service::open(const Asked& asked) {
       asked.seed.has_value() ? *asked.seed : static_cast<std::int64_t>(std::random_device()());
   completion->request =
       scheduler_.submit({.prompt = std::move(tokens),
-                         .tokens = asked.max_tokens,
+                         .tokens = count,
                          .draw = {.parameters = asked.sampling, .seed = seed, .position = 0}});
   metrics_.count_prompt(length);
   return completion;

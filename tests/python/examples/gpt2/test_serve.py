@@ -299,7 +299,7 @@ def test_a_token_is_asked_for(small: tuple[Path, GPT2LMHeadModel], tmp_path: Pat
     (tmp_path / "token").write_text("of the file\n")
     for flags, token in (((), "correct horse"), (("--token-file", tmp_path / "token"), "")):
         wanted = token or "of the file"
-        with served(small[0], *flags, token=token) as client:
+        with served(small[0], "--max-tokens", 3, *flags, token=token) as client:
             for given in ("", wanted, f"Bearer {wanted}x", "Bearer ", f"bearer {wanted}"):
                 for path, body in (("/v1/completions", {}), ("/v1/models", None)):
                     answer = client.ask(path, body, headers={"Authorization": given})
@@ -307,7 +307,9 @@ def test_a_token_is_asked_for(small: tuple[Path, GPT2LMHeadModel], tmp_path: Pat
                     assert error["type"] == "authentication_error"
             headers = {"Authorization": f"Bearer {wanted}"}
             assert client.ask("/v1/models", headers=headers)[0] == 200
-            assert client.ask("/v1/completions", {"prompt": "x"}, headers=headers)[0] == 200
+            status, answer = client.ask("/v1/completions", {"prompt": "x"}, headers=headers)
+            assert status == 200
+            assert answer["usage"]["completion_tokens"] == 3  # as many as there may be
             assert client.ask("/health") == (200, {"status": "ok"})
 
 
@@ -319,7 +321,8 @@ def test_an_address_that_others_see_needs_a_token(
 
 
 def test_only_this_machines_names_are_local(server: Server) -> None:
-    refused(server.ask("/v1/models", headers={"Host": "evil.example"}), 403, "host")
+    for host in ("evil.example", "[", "[::1", "a:b:c", ""):
+        refused(server.ask("/v1/models", headers={"Host": host}), 403, "host")
     for host in ("localhost", "127.0.0.1:80", "127.0.0.2", "[::1]:80"):
         assert server.ask("/v1/models", headers={"Host": host})[0] == 200
 
