@@ -232,6 +232,33 @@ def frozen_parameters_stay_frozen() -> None:
         assert (parameter.grad is None) == (".attn." in name), name
 
 
+class Scaled(nn.Module):
+    """A block that has a parameter of its own beside the layers of a group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.scale = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.scale * self.down(nn.functional.gelu(self.up(x)))
+        return y
+
+
+def parameters_of_a_block_beside_its_group() -> None:
+    """Each rank has all of their gradient, which nothing sums."""
+    torch.manual_seed(0)
+    whole = Scaled().double()
+    split = copy.deepcopy(whole)
+    x = torch.randn(2, 4, 8, dtype=torch.float64)
+    parallelize(split, _meshes()[2], inputs=x)
+    for model in (whole, split):
+        model(x).square().sum().backward()
+    found = whole_tensors(split, {name: p.grad for name, p in split.named_parameters()})
+    for name, parameter in whole.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad)
+
+
 def masks_of_dropout() -> None:
     """All ranks drop the same of what all have, and by masks of their own what is split."""
     model = _ours(dropout=0.5)
@@ -435,9 +462,10 @@ FOUR = (
 CASES = [
     every_model, tokens_are_split_between_groups, layers_that_are_not_split,
     the_loss_without_logits, four_ranks, its_own_plan_and_a_given_one, the_first_ranks_parameters,
-    frozen_parameters_stay_frozen, masks_of_dropout, masks_between_groups,
-    bytes_of_a_forward_pass, bytes_between_groups, bytes_of_a_group_with_a_hash_for_a_name,
-    a_checkpoint_of_four_ranks_in_two, text_from_a_cache, what_is_refused,
+    frozen_parameters_stay_frozen, parameters_of_a_block_beside_its_group, masks_of_dropout,
+    masks_between_groups, bytes_of_a_forward_pass, bytes_between_groups,
+    bytes_of_a_group_with_a_hash_for_a_name, a_checkpoint_of_four_ranks_in_two, text_from_a_cache,
+    what_is_refused,
 ]  # fmt: skip
 
 
