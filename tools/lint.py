@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 from build import SCRIPTS, cmake_options
@@ -19,6 +22,12 @@ from check_layout import cxx_sources
 from setup_env import ROOT
 
 TIDY = ROOT / "build" / "tidy"
+# Sources that clang-tidy found clean, by what they were then: empty files, in the user's cache.
+CLEAN = (
+    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    / "transformer_kernels"
+    / "tidy"
+)
 
 
 def succeeds(*command: str | Path) -> bool:
@@ -86,16 +95,45 @@ def clang_tidy(fix: bool) -> bool:  # noqa: ARG001
     entries = one_command_a_source(json.loads(database.read_text()))
     database.write_text(json.dumps(entries))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return all(list(pool.map(lambda entry: tidy_one(entry["file"]), entries)))
+        return all(list(pool.map(tidy_one, entries)))
 
 
-def tidy_one(source: str) -> bool:
-    """Prints findings only: clang-tidy's output also counts those it suppressed."""
-    command = [str(SCRIPTS / "clang-tidy"), "-p", str(TIDY), "--quiet", source]
+def tidy_one(entry: Mapping[str, str]) -> bool:
+    """Prints findings only: clang-tidy's output also counts those it suppressed. A source that was
+    clean, with all that it includes, is not looked at again."""
+    clean = CLEAN / digest_of(entry)
+    if clean.exists():
+        return True
+    command = [str(SCRIPTS / "clang-tidy"), "-p", str(TIDY), "--quiet", entry["file"]]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         print(result.stdout or result.stderr, flush=True)
-    return result.returncode == 0
+        return False
+    CLEAN.mkdir(parents=True, exist_ok=True)
+    clean.touch()
+    return True
+
+
+def digest_of(entry: Mapping[str, str]) -> str:
+    """Names all that clang-tidy's findings in a source follow from: its version and checks, and the
+    source with its headers and comments (NOLINT), wherever the folder lies."""
+    compiler, *options = shlex.split(entry["command"])
+    at = options.index("-o")
+    del options[at : at + 2]
+    options[options.index("-c")] = "-E"
+    folder = entry["directory"]
+    run = [compiler, *options, "-C", "-P"]
+    text = subprocess.run(run, cwd=folder, capture_output=True, check=True).stdout
+    of_folder = shlex.join(options).replace(str(ROOT), "")
+    parts = [tidy_version(), (ROOT / ".clang-tidy").read_bytes(), of_folder.encode(), text]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+@cache
+def tidy_version() -> bytes:
+    return subprocess.run(
+        [SCRIPTS / "clang-tidy", "--version"], capture_output=True, check=True
+    ).stdout
 
 
 CHECKS: dict[str, Callable[[bool], bool]] = {
