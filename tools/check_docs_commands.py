@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Runs the commands and the Python examples of README and docs, so that they keep working.
 
-bash runs each line of a fenced `console` block that starts with "$ ", and the interpreter of .venv
-runs a `python` block; each block is a fresh process at the root of the repository. A block after
-the line `<!-- not run: REASON -->` is skipped, and the reason is printed.
+bash runs each line of a fenced `console` block that starts with "$ ", and the lines that follow a
+backslash; the interpreter of .venv runs a `python` block. Each block is a fresh process at the root
+of the repository. A block after the line `<!-- not run: REASON -->` is skipped, and the reason is
+printed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ class Block:
     def command(self) -> list[str]:
         if self.language == "python":
             return [str(SCRIPTS / "python"), "-c", self.text]
-        lines = [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
+        lines: list[str] = []
+        for line in self.text.splitlines():
+            if line.startswith("$ "):
+                lines.append(line[2:])
+            elif lines and lines[-1].endswith("\\"):
+                lines.append(line)
         return ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
 
 

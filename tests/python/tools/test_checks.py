@@ -126,17 +126,17 @@ def test_a_runtime_of_its_own_is_noticed() -> None:
 def test_blocks_of_a_document(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text(
-        "```console\n$ echo one\none\n$ echo two\n```\n"
+        "```console\n$ echo one\none\n$ echo two \\\n    three\n```\n"
         "<!-- not run: too long -->\n```console\n$ make bench\n```\n"
         "```{literalinclude} a.py\n:lines: 2-\n```\n```python\nassert 1 + 1 == 2\n```\n"
     )
     found = list(check_docs_commands.blocks(document, tmp_path))
     assert [(b.place, b.language, b.skipped_because) for b in found] == [
         ("a.md:1", "console", None),
-        ("a.md:7", "console", "too long"),
-        ("a.md:13", "python", None),
+        ("a.md:8", "console", "too long"),
+        ("a.md:14", "python", None),
     ]
-    assert found[0].command()[-1] == "echo one\necho two"
+    assert found[0].command()[-1] == "echo one\necho two \\\n    three"
 
 
 def test_a_block_that_fails_is_noticed() -> None:
