@@ -110,6 +110,7 @@ print("[containers] softmax in the image, as", getpass.getuser(), "with PyTorch"
 def runs() -> bool:
     """Runs a kernel in a container of the image, which is removed with it."""
     package = f"{ROOT / 'transformer_kernels'}:/trial/transformer_kernels:ro"
+    succeeds("buildah", "rm", CONTAINER, quiet=True)  # one of a run that was cut off
     started = succeeds("buildah", "from", "--name", CONTAINER, "--pull-never", IMAGE)
     done = started and succeeds(
         "buildah", "run", "--volume", package, "--env", "PYTHONPATH=/trial", CONTAINER, "--",
