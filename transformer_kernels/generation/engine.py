@@ -22,6 +22,9 @@ def engine(
 ) -> Engine:  # fmt: skip
     """Makes an :class:`transformer_kernels.decode.Engine` with a cache of the model's sizes.
 
+    A model whose weights change needs a new engine: the cache holds keys and values of the weights
+    from before, and on the CPU the engine may keep a copy of them.
+
     Args:
         model: a :class:`transformer_kernels.models.Llama`, with packed weights or not, a
             :class:`transformer_kernels.models.LanguageModel`, or a causal language model of
