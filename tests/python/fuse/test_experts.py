@@ -108,6 +108,24 @@ def test_other_implementations_of_transformers(implementation: str, calls: list[
     assert len(calls) == LAYERS
 
 
+def test_gradients_of_samples() -> None:
+    """Each sample of torch.func.vmap chooses other experts: the model's own code runs."""
+    stock = made("Mixtral", "grouped_mm")
+    ours, _ = fused(stock)
+
+    def gradients(model: Any) -> Any:
+        def loss(weights: Any, row: Any) -> Any:
+            return torch.func.functional_call(model, weights, (row[None],)).logits.square().mean()
+
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, ids())
+
+    found, expected = gradients(ours), gradients(stock)
+    for name, gradient in expected.items():
+        error = (found[name] - gradient).norm()
+        assert error <= 1e-3 * gradient.norm() + 1e-6, name
+
+
 def test_what_is_left() -> None:
     """An activation of another kind is refused in words, and so is a weight that changes."""
     model = made("Mixtral")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from ..._torch import is_plain_parameter
+from ..._torch import is_plain_parameter, is_transformed
 from ..cost import recorded_bytes
 from ..derive import meets, original, stands
 from ..floors import usual
@@ -48,7 +48,9 @@ class Experts(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
-        if not _is_choice(given) or not self._tfk_gates["experts"].opens(given[0]):
+        opens = _is_choice(given) and self._tfk_gates["experts"].opens(given[0])
+        # The formula reads where groups end, which differs between the samples of torch.func.vmap.
+        if not opens or is_transformed():
             return super().forward(*args, **kwargs)
         reason = _why_not(self)
         if reason is not None:
