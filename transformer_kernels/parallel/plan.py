@@ -4,23 +4,23 @@
 Linear layers whose results meet in one other linear layer, and go nowhere else, are split by
 columns, and that one by rows: each rank computes some heads of an attention, or some channels of an
 MLP, and the results of the ranks are summed once. What stands between must compute each head, or
-each channel, for itself.
+each channel, for itself; embeddings whose columns are scores of heads are split with them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..fuse.derive import original
 from ..fuse.patterns._products import is_linear, weight_and_bias
 from ..fuse.record import MOVES, Call, Node, Trace
 from ._leaves import Leaves, Name
+from .embeddings import Read, Tables, of_vocabulary
 
 _ATTEND = frozenset(("scaled_dot_product_attention", "softmax"))
 # Operations on each element, or on heads, whose dimension they leave alone.
@@ -48,6 +48,7 @@ class Group:
         unit: columns that stay together, those of a head; a part is a multiple of it.
         inside: (path, name) of parameters that are read between them.
         counts: attributes (path, name) that count what is split, of modules between them.
+        tables: paths of embeddings whose columns are heads, and are split with them.
     """
 
     columns: tuple[tuple[str, tuple[int, ...]], ...]
@@ -55,10 +56,16 @@ class Group:
     unit: int
     inside: tuple[Name, ...]
     counts: tuple[tuple[str, str], ...]
+    tables: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
         return "heads" if self.unit > 1 else "channels"
+
+    @property
+    def heads(self) -> int:
+        """The heads of queries; 0 where channels are split."""
+        return max(count for _, count in self.pieces()) if self.unit > 1 else 0
 
     @property
     def paths(self) -> list[str]:
@@ -120,7 +127,7 @@ class Found:
     def paths(self) -> Iterator[str]:
         """The paths of all modules whose parameters are split, or summed over the ranks."""
         for group in self.groups:
-            yield from (*group.paths, *(path for path, _ in group.inside))
+            yield from (*group.paths, *(path for path, _ in group.inside), *group.tables)
         yield from self.embeddings
         if self.head is not None:
             yield self.head
@@ -129,35 +136,24 @@ class Found:
 def find(model: nn.Module, trace: Trace) -> Found:
     """Finds groups, the head and the embedding of a recorded run."""
     flow = _Flow(model, trace)
-    groups: dict[Group, None] = {}  # a layer that is called twice is in one group
+    between: dict[Group, list[Node]] = {}  # a layer that is called twice is in one group
     for call in flow.linears:
-        group = flow.group(call)
-        if group is not None:
-            groups[group] = None
+        found = flow.group(call)
+        if found is not None:
+            between.setdefault(found[0], []).extend(found[1])
+    groups = flow.with_tables(between)
     taken = {path for group in groups for path in group.paths}
     last = flow.linears[-1] if flow.linears else None
     head = last.path if last is not None and last.path not in taken else None
-    embeddings = () if head is None else tuple(_embeddings(model, trace, head))
-    return Found(tuple(groups), head, embeddings)
-
-
-def _embeddings(model: nn.Module, trace: Trace, head: str) -> Iterator[str]:
-    """The embedding of the head's vocabulary that is looked up first, and others with its table."""
+    if head is None:
+        return Found(groups, None, ())
     words = weight_and_bias(model.get_submodule(head))[0].shape[0]
-    calls: Iterator[Any] = (call.module for call in trace.calls if _is_embedding(call.module))
-    tables = [module.weight for module in calls if module.num_embeddings == words][:1]
-    for path, module in model.named_modules():
-        if _is_embedding(module) and any(module.weight is table for table in tables):
-            yield path
+    return Found(groups, head, tuple(of_vocabulary(model, trace, words)))
 
 
 def is_split_alike(module: Any) -> bool:
     """Whether the module computes with its weight what a plan can split."""
-    return is_linear(module) or _is_embedding(module)
-
-
-def _is_embedding(module: Any) -> bool:
-    return original(type(module)) is nn.Embedding
+    return is_linear(module) or isinstance(module, nn.Embedding)
 
 
 class _Flow:
@@ -169,9 +165,55 @@ class _Flow:
         self._leaves = Leaves(model, trace)
         self.linears = [call for call in trace.calls if is_linear(call.module)]
         self._owner = {i: call for call in self.linears for i in range(call.first, call.last)}
+        self._tables = Tables(trace, self._owner)
 
-    def group(self, row: Call) -> Group | None:
-        """The group that this layer ends; None where there is none."""
+    def with_tables(self, between: dict[Group, list[Node]]) -> tuple[Group, ...]:
+        """The groups of which a rank can have all that they read, with the tables that they read
+        by heads. ``between`` has their operations."""
+        while True:
+            heads = {node.index: g.heads for g, nodes in between.items() for node in nodes}
+            read = self._tables.read(heads)
+            kept = {g: nodes for g, nodes in between.items() if self._has_all(g, nodes, read)}
+            if len(kept) == len(between):
+                return tuple(self._with(g, nodes, read) for g, nodes in kept.items())
+            between = kept
+
+    def _has_all(self, group: Group, nodes: list[Node], read: dict[Read, list[str]]) -> bool:
+        """Whether all that enters between the layers is a table of heads, or one of those that all
+        heads or channels share."""
+        own = {value for node in nodes for value in node.outs}
+        for node in nodes:
+            for value in {*node.ins} - own:
+                sources = self._tables.sources(value)
+                if sources <= self._tables.weights(read.get((node.index, value), ())):
+                    continue
+                learns = any(map(self._leaves.owners, sources))
+                varies = learns and not self._leaves.is_constant(value)
+                if varies or self._is_of_one(group, node, value):
+                    return False
+        return True
+
+    def _is_of_one(self, group: Group, node: Node, value: int) -> bool:
+        """Whether each head or channel has numbers of its own in what the operation reads."""
+        shape, result = (self._trace.values[v].shape for v in (value, node.outs[0]))
+        widths = {n for _, sizes in group.columns for n in (*sizes, sum(sizes)) if n > group.unit}
+        if (not group.heads or len(result) < 4) and not widths.isdisjoint(shape[-1:]):
+            return True
+        counts = {n for _, n in group.pieces() if n > 1} if group.heads else set()
+        others = shape[:-1]
+        if len(result) == 4:  # (B, H, T, .) or (B, T, H, D)
+            others = shape[-3:-2] if result[1] in counts else shape[-2:-1]
+        return not counts.isdisjoint(others)
+
+    def _with(self, group: Group, nodes: list[Node], read: dict[Read, list[str]]) -> Group:
+        reads = ((node.index, value) for node in nodes for value in node.ins)
+        tables = tuple(dict.fromkeys(path for pair in reads for path in read.get(pair, ())))
+        inside = tuple(name for name in group.inside if name[0] not in tables)
+        return replace(group, inside=inside, tables=tables)
+
+    def group(self, row: Call) -> tuple[Group, list[Node]] | None:
+        """The group that this layer ends, and the operations between its layers; None where there
+        is none."""
         columns = self._before(row)
         between: dict[int, Node] = {}
         for call in columns:
@@ -190,8 +232,8 @@ class _Flow:
             return None
         split = tuple((call.path, sizes) for call, sizes in zip(columns, parts, strict=True))
         paths = dict.fromkeys(node.path for node in nodes)
-        return Group(split, row.path, unit, tuple(self._read_by(nodes)),
-                     tuple(self._counts(paths, heads, parts, unit)))  # fmt: skip
+        counts = tuple(self._counts(paths, heads, parts, unit))
+        return Group(split, row.path, unit, tuple(self._read_by(nodes)), counts), nodes
 
     def _before(self, row: Call) -> list[Call]:
         """The layers whose results reach the input of this one, through no other layer."""

@@ -159,6 +159,16 @@ class Vocabulary(_Split):
         return {"weight": Shard(0)}
 
 
+class Table(_Split):
+    """Each rank has the columns of an embedding that belong to its heads, and looks up those."""
+
+    def placements(self, _module: nn.Module) -> dict[str, Any]:
+        return {"weight": Shard(1)}
+
+    def written(self, _module: nn.Module, result: Any, _mesh: DeviceMesh) -> Any:
+        return result.to_local()
+
+
 class Columns(Head):
     """Each rank has some columns of each part of a linear layer's result. ``fork`` is given to the
     first layer of a group."""

@@ -61,6 +61,8 @@ class Split:
             rows.append([f"{layers} > {group.row}", "columns > rows", f"{each} {group.kind}"])
         if self.found.between.rows:
             rows.append(["what is between them", "time", f"1 / {self.ranks} of tokens"])
+        tables = {path: group.heads for group in self.found.groups for path in group.tables}
+        rows += [[path, "columns", f"{n // self.ranks} heads"] for path, n in tables.items()]
         rows += [[path, "vocabulary", "tokens"] for path in self.found.embeddings]
         if self.found.head:
             rows.append([self.found.head, "vocabulary", "tokens"])
@@ -81,8 +83,9 @@ def parallelize(
 
     The model runs once on each rank, and its dataflow says what can be split: projections of
     attentions by heads and layers of MLPs by channels, of each group the last one by rows, and the
-    head and the embedding of its size by vocabulary. Each group costs one sum over the ranks in the
-    forward pass and one in the backward pass. Parameters that are split become DTensors, with which
+    head and the embedding of its size by vocabulary. Embeddings that give heads their scores of
+    relative positions are split with them. Each group costs one sum over the ranks in the forward
+    pass and one in the backward pass. Parameters that are split become DTensors, with which
     PyTorch's optimizers, checkpoints (DCP) and FSDP2 work; the others are those of the mesh's first
     rank. Between the groups activations are plain tensors, whole on every rank unless
     ``sequence_parallel`` splits them.
@@ -316,6 +319,13 @@ def _chosen(found: Found, styles: dict[str, str]) -> Found:
                 )
         if named:
             groups.append(group)
+    tables = {table for group in groups for table in group.tables}
+    for group in found.groups:
+        if group not in groups and not tables.isdisjoint(group.tables):
+            raise ArgumentValueError(
+                f"parallelize: plan has None for {group.row!r}, expected {_ROWS!r} (the heads of"
+                f" {group.tables[0]!r}, which it reads, are split)"
+            )
     head = found.head if left.get(found.head or "") == _HEAD else None
     left.pop(head or "", None)
     embeddings = tuple(path for path in found.embeddings if left.get(path) == _ROWS)
@@ -468,7 +478,7 @@ def _styles_of(
     memo: dict[nn.Parameter, nn.Parameter],
 ) -> dict[str, Any]:  # fmt: skip
     """PyTorch's styles by path. ``memo`` gets the split parameters by the whole ones."""
-    from .styles import Columns, Head, Rows, Shared, Vocabulary
+    from .styles import Columns, Head, Rows, Shared, Table, Vocabulary
 
     styles: dict[str, Any] = {}
     inside = (pair for group in found.groups for pair in group.inside)
@@ -482,6 +492,7 @@ def _styles_of(
             styles[path] = Columns(memo, sizes, entry, fork if begins else None)
         scatters = group.row in found.between.rows
         styles[group.row] = Rows(memo, entry, None if scatters else fork, scatters)
+        styles.update({path: Table(memo) for path in group.tables})
     styles.update({path: Vocabulary(memo) for path in found.embeddings})
     if found.head is not None:
         styles[found.head] = Head(memo)
