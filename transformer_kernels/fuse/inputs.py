@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import ArgumentTypeError, ArgumentValueError
-from .record import tensors_in
+from .record import tensors_in, with_items
 
 _BATCH = 2
 _TIME = 37  # a prime, which is no width of a model: dimensions of time can be told from others
@@ -76,8 +76,8 @@ def _cut(x: Any, batch: int | None, time: int | None) -> Any:
         if batch is not None:
             x = x[:_BATCH]
         return x[:, :_TIME].contiguous() if time is not None else x  # models view their inputs
-    if type(x) in (tuple, list):
-        return type(x)(_cut(value, batch, time) for value in x)
+    if isinstance(x, (tuple, list)):
+        return with_items(x, (_cut(value, batch, time) for value in x))
     if type(x) is dict:
         return {name: _cut(value, batch, time) for name, value in x.items()}
     return x

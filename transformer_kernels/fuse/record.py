@@ -7,8 +7,9 @@ The record holds shapes and dtypes of values and the arguments of calls, but no 
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -87,6 +88,23 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
+def with_items(x: Any, items: Iterable[Any]) -> Any:
+    """Makes a tuple or list as ``x`` of other items: a named tuple of a named tuple, and of a class
+    of a user's own one with the same attributes."""
+    if isinstance(x, list):
+        made = copy.copy(x)
+        made[:] = items
+        return made
+    new = [*items]
+    try:
+        made = tuple.__new__(type(x), new)  # the constructor may take other arguments than items
+    except TypeError:  # that of a class in C does not
+        return type(x)(new)
+    if hasattr(x, "__dict__"):
+        vars(made).update(vars(x))
+    return made
+
+
 class Trace:
     """The record of a run."""
 
@@ -159,8 +177,8 @@ def _name(function: Any) -> str:
 def _without_tensors(x: Any) -> Any:
     if isinstance(x, Tensor):
         return None
-    if type(x) in (tuple, list):
-        return type(x)(_without_tensors(value) for value in x)
+    if isinstance(x, (tuple, list)):
+        return with_items(x, map(_without_tensors, x))
     return x
 
 

@@ -194,6 +194,9 @@ def test_given_inputs_are_cut_to_a_few_rows():
     assert image.args[0].shape == (2, 3, 16, 16)
     different = given(nn.Identity(), (torch.zeros(8, 3), torch.zeros(3, 3)))
     assert [tuple(x.shape) for x in different.args] == [(8, 3), (3, 3)]
+    named = given(nn.Identity(), (torch.return_types.max((torch.zeros(8, 3), torch.zeros(8))),))
+    assert [tuple(x.shape) for x in named.args[0]] == [(2, 3), (2,)]
+    assert named.args[0].values.shape == (2, 3)
 
 
 def test_inputs_of_pytorchs_transformers_are_made_up():

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
-from transformer_kernels.fuse.record import record, tensors_in
+from transformer_kernels.fuse.record import record, tensors_in, with_items
 
 
 class Twice(nn.Module):
@@ -85,3 +86,44 @@ def test_random_numbers_flags_and_gradients_are_as_before(fails):
 def test_tensors_are_found_in_trees():
     a, b, c = (torch.zeros(i) for i in range(3))
     assert [x.numel() for x in tensors_in({"a": a, "b": [b, (c, 3)], "d": None})] == [0, 1, 2]
+
+
+class Named(NamedTuple):
+    first: object
+    second: object = None
+
+
+class Own(tuple):
+    def __new__(cls, name, *items):
+        made = super().__new__(cls, items)
+        made.name = name
+        return made
+
+
+class Listed(list):
+    def __init__(self, name, *items):
+        super().__init__(items)
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    "x",
+    [(1, 2), [1, 2], Named(1, 2), Own("x", 1, 2), Listed("x", 1, 2), torch.Size((1, 2)),
+     torch.return_types.max((1, 2))],
+    ids=lambda x: type(x).__name__,
+)  # fmt: skip
+def test_a_tuple_of_other_items_is_of_the_same_class(x):
+    found = with_items(x, (item + 1 for item in x))
+    assert type(found) is type(x)
+    assert [*found] == [2, 3]
+    assert [*x] == [1, 2]
+    assert getattr(found, "name", None) == getattr(x, "name", None)
+
+
+def test_the_record_keeps_no_argument_of_an_operation():
+    class Model(nn.Module):
+        def forward(self, x):
+            return torch.stack(Named(x, x))
+
+    (node,) = record(Model(), (torch.zeros(2),), {}).nodes
+    assert node.args == (Named(None, None),)

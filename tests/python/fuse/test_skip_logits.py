@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -181,6 +182,21 @@ def test_cross_entropy_takes_the_rows_of_a_head(name, bias, batch, calls):
     assert len(calls) == 1
     assert isinstance(ours(*batch)[0], NoLogits)
     assert torch.equal(ours(batch[0])[0], model(batch[0])[0])
+
+
+def test_a_result_with_names_keeps_its_class(batch):
+    class Named(NamedTuple):
+        logits: Any
+        loss: Any = None
+
+    class Naming(Model):
+        def forward(self, *given):
+            return Named(*super().forward(*given))
+
+    ours, _ = fused(Naming(LOSSES["function"]), batch)
+    found = ours(*batch)
+    assert type(found) is Named
+    assert isinstance(found.logits, NoLogits)
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ... import _torch, functional
 from ..._torch import autocasts
+from ..record import with_items
 from ._late import Late
 from ._products import weight_and_bias
 
@@ -132,6 +133,6 @@ def settled(result: Any) -> Any:
     if isinstance(result, dict):
         for name, value in result.items():
             result[name] = settled(value)
-    elif type(result) in (tuple, list):
-        return type(result)(map(settled, result))
+    elif isinstance(result, (tuple, list)):
+        return with_items(result, map(settled, result))
     return result
