@@ -3,20 +3,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import ModuleType
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..fuse.record import Node, Trace
 
 Name = tuple[str, str]  # of a parameter: its module's path, and its own name
 
 
+def _tensors_held(result: Any) -> Iterator[Tensor]:
+    """Yields the tensors of what a model returns, also of objects that have them as attributes."""
+    left, seen = [result], {}
+    while left:
+        x = left.pop()
+        if id(x) in seen or isinstance(x, (type, ModuleType, nn.Module)):
+            continue
+        seen[id(x)] = x
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, Mapping):
+            left += x.values()
+        elif isinstance(x, (tuple, list)):
+            left += x
+        elif is_dataclass(x):
+            left += (getattr(x, field.name, None) for field in fields(x))
+        else:
+            left += getattr(x, "__dict__", {}).values()
+
+
 class Leaves:
-    """Which values are computed of parameters and buffers alone, and of which ones."""
+    """Which values are computed of parameters and buffers alone, and of which ones; ``returned``
+    are those of the model's result."""
 
     def __init__(self, model: nn.Module, trace: Trace) -> None:
         self._trace = trace
+        self.returned = {trace.number(x) for x in _tensors_held(trace.result)}
         self._owners: dict[int, list[Name]] = {}
         for path, module in model.named_modules():
             for name, parameter in module._parameters.items():

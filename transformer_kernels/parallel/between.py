@@ -65,7 +65,7 @@ class _Search:
     def __init__(self, trace: Trace, leaves: Leaves, groups: tuple[Group, ...]) -> None:
         self._trace, self._groups = trace, groups
         self._end = len(trace.nodes)  # where what the model returns is read
-        self._returned = {*trace.calls[0].outs}
+        self._returned = leaves.returned
         linears = [call for call in trace.calls if is_linear(call.module)]
         self._linear = {i: call for call in linears for i in range(call.first, call.last)}
         columns = {path: g for g, group in enumerate(groups) for path, _ in group.columns}

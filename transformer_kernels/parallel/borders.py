@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..fuse.record import with_items
 from .plan import Border
 from .randomness import Fork
 from .styles import Entry, gathered, taken
@@ -40,16 +41,20 @@ class Crossing:
         given.update(dict.fromkeys(names, self._crossed(module, given[names[0]])))
         return tuple(given[i] for i in range(len(args))), {name: given[name] for name in kwargs}
 
-    def _behind(self, module: nn.Module, _args: Any, result: Any) -> Any:
-        """The result may be the one tensor of a tuple, list or mapping."""
+    def _behind(self, module: nn.Module, args: Any, result: Any) -> Any:
+        """The result has one tensor, as it is or in tuples, lists and mappings."""
         if isinstance(result, Tensor):
             return self._crossed(module, result)
-        if isinstance(result, dict):
-            for name, x in result.items():
-                result[name] = self._crossed(module, x) if isinstance(x, Tensor) else x
+        if isinstance(result, (tuple, list)):
+            return with_items(result, (self._behind(module, args, x) for x in result))
+        if not isinstance(result, Mapping):
             return result
-        found = (self._crossed(module, x) if isinstance(x, Tensor) else x for x in result)
-        return type(result)(found)
+        found = {name: self._behind(module, args, x) for name, x in result.items()}
+        if not isinstance(result, MutableMapping):
+            return type(result)(found)  # type: ignore[call-arg]
+        for name, x in found.items():
+            result[name] = x
+        return result
 
     def _crossed(self, module: nn.Module, x: Tensor) -> Tensor:
         if not self._border.gathers:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..fuse.derive import original
 from ..fuse.record import MOVES, Call, Node, Trace
+from ._leaves import Leaves
 
 # Operations on each element, which align dimensions from the last one.
 _EACH = frozenset(("add", "div", "masked_fill", "mul", "sub", "truediv", "where"))
@@ -54,9 +55,9 @@ class Tables:
         linear: the operations of linear layers, by their indices.
     """
 
-    def __init__(self, trace: Trace, linear: Collection[int]) -> None:
+    def __init__(self, trace: Trace, leaves: Leaves, linear: Collection[int]) -> None:
         self._trace = trace
-        self._returned = {*trace.calls[0].outs}
+        self._returned = leaves.returned
         self._calls: dict[str, list[Call]] = {}
         for call in trace.calls:
             if original(type(call.module)) is nn.Embedding:

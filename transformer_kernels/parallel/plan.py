@@ -165,7 +165,7 @@ class _Flow:
         self._leaves = Leaves(model, trace)
         self.linears = [call for call in trace.calls if is_linear(call.module)]
         self._owner = {i: call for call in self.linears for i in range(call.first, call.last)}
-        self._tables = Tables(trace, self._owner)
+        self._tables = Tables(trace, self._leaves, self._owner)
 
     def with_tables(self, between: dict[Group, list[Node]]) -> tuple[Group, ...]:
         """The groups of which a rank can have all that they read, with the tables that they read

@@ -8,8 +8,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import transformer_kernels as tfk
 import transformer_kernels.parallel.styles
+from transformer_kernels.fuse.record import tensors_in
 from transformer_kernels.parallel import Traffic, parallelize, whole_state_dict
 from transformer_kernels.parallel.randomness import Fork
 from transformer_kernels.parallel.tensor_parallel import whole_tensors
@@ -166,6 +169,63 @@ def tokens_are_split_between_groups() -> None:
         assert "1 / 2 of tokens" in str(found)
         assert whole_state_dict(split).keys() == whole.state_dict().keys()
         _check(whole, split, 16, **of_float32.get(name, {}))
+
+
+class Named(NamedTuple):
+    hidden: torch.Tensor
+    other: int | None = 3
+
+
+class Pair(tuple):  # type: ignore[type-arg]
+    def __new__(cls, hidden: torch.Tensor) -> Pair:
+        made = super().__new__(cls, (None, hidden))
+        made.name = "pair"
+        return made
+
+    name: str
+
+
+class Listed(list):  # type: ignore[type-arg]
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__([hidden])
+
+
+@dataclass
+class Fields:
+    hidden: torch.Tensor
+
+
+class Returns(nn.Module):
+    """A block that returns an object of ``kind``."""
+
+    def __init__(self, kind: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.norm(x + self.down(self.up(x).relu()))
+        return self.kind(y if self.kind is Fields else y + 1)
+
+
+def what_modules_return() -> None:
+    """Tokens are gathered in what a module returns, which keeps its class; a module's tensor is
+    gathered where the model returns it in an object that no hook can change."""
+    kinds: list[Callable[[torch.Tensor], Any]] = [
+        Named, Pair, Listed, Fields, lambda y: {"hidden": y}, lambda y: (y, None),
+        lambda y: transformers.utils.ModelOutput(hidden=y), lambda y: [(None, {"hidden": y})],
+        lambda y: torch.return_types.max((y, 0)), lambda y: MappingProxyType({"hidden": y}),
+    ]  # fmt: skip
+    for kind in kinds:
+        whole = Returns(kind).double()
+        split, x = copy.deepcopy(whole), torch.randn(2, 4, 8, dtype=torch.float64)
+        parallelize(split, _meshes()[2], inputs=x, sequence_parallel=True)
+        expected, found = whole(x), split(x)
+        assert type(found) is type(expected)
+        assert getattr(found, "name", None) == getattr(expected, "name", None)
+        if kind is Fields:
+            expected, found = vars(expected), vars(found)
+        torch.testing.assert_close([*tensors_in(found)], [*tensors_in(expected)])
 
 
 def layers_that_are_not_split() -> None:
@@ -517,9 +577,9 @@ FOUR = (
     what_is_refused,
 )  # fmt: skip
 CASES = [
-    every_model, tokens_are_split_between_groups, layers_that_are_not_split,
-    the_loss_without_logits, scores_of_positions, four_ranks, its_own_plan_and_a_given_one,
-    the_first_ranks_parameters, frozen_parameters_stay_frozen,
+    every_model, tokens_are_split_between_groups, what_modules_return,
+    layers_that_are_not_split, the_loss_without_logits, scores_of_positions, four_ranks,
+    its_own_plan_and_a_given_one, the_first_ranks_parameters, frozen_parameters_stay_frozen,
     parameters_of_a_block_beside_its_group, masks_of_dropout, masks_between_groups,
     bytes_of_a_forward_pass, bytes_between_groups, bytes_of_a_group_with_a_hash_for_a_name,
     a_checkpoint_of_four_ranks_in_two, text_from_a_cache, what_is_refused,
