@@ -173,24 +173,44 @@ class _Flow:
         while True:
             heads = {node.index: g.heads for g, nodes in between.items() for node in nodes}
             read = self._tables.read(heads)
-            kept = {g: nodes for g, nodes in between.items() if self._has_all(g, nodes, read)}
+            counting = {path for g in between for path, _ in g.counts}
+            kept = {
+                g: nodes for g, nodes in between.items() if self._has_all(g, nodes, read, counting)
+            }
             if len(kept) == len(between):
                 return tuple(self._with(g, nodes, read) for g, nodes in kept.items())
             between = kept
 
-    def _has_all(self, group: Group, nodes: list[Node], read: dict[Read, list[str]]) -> bool:
-        """Whether all that enters between the layers is a table of heads, or one of those that all
-        heads or channels share."""
+    def _has_all(
+        self, group: Group, nodes: list[Node], read: dict[Read, list[str]], counting: set[str]
+    ) -> bool:
+        """Whether all that enters between the layers is a table of heads, made by modules that
+        count them, or what all heads or channels share."""
         own = {value for node in nodes for value in node.outs}
         for node in nodes:
             for value in {*node.ins} - own:
                 sources = self._tables.sources(value)
-                if sources <= self._tables.weights(read.get((node.index, value), ())):
+                tables = self._tables.weights(read.get((node.index, value), ()))
+                if tables and sources <= tables:
                     continue
                 learns = any(map(self._leaves.owners, sources))
-                varies = learns and not self._leaves.is_constant(value)
-                if varies or self._is_of_one(group, node, value):
+                if learns and not self._leaves.is_constant(value):
                     return False
+                if self._is_of_one(group, node, value) and (
+                    sources or not self._is_made_by(counting, group, value)
+                ):
+                    return False
+        return True
+
+    def _is_made_by(self, counting: set[str], group: Group, value: int) -> bool:
+        """Whether modules at these paths, which know how many heads a rank has, make the value."""
+        counts, left = {n for _, n in group.pieces()}, [value]
+        while left:
+            node = self._trace.maker.get(left.pop())
+            if node is not None:
+                if not node.ins and node.path not in counting:
+                    return False
+                left += (v for v in node.ins if not counts.isdisjoint(self._trace.values[v].shape))
         return True
 
     def _is_of_one(self, group: Group, node: Node, value: int) -> bool:

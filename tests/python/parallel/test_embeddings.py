@@ -98,6 +98,7 @@ def test_a_table_of_heads(scored: Scored) -> None:
         (lambda model, scores: scores + model.bias().mT, False),  # which no record has
         (lambda model, scores: scores * model.scale, False),
         (lambda model, scores: scores - model.slopes * torch.arange(TIME), False),
+        (lambda _, scores: scores * 0.5 ** torch.arange(HEADS).view(-1, 1, 1), False),
         # The gradient of what an argument changes is not known to be a sum over the ranks.
         (lambda model, scores: scores + model.mask * model.temperature, False),
     ],
