@@ -186,9 +186,10 @@ class _Flow:
     ) -> bool:
         """Whether all that enters between the layers is a table of heads, made by modules that
         count them, or what all heads or channels share."""
-        own = {value for node in nodes for value in node.outs}
+        made = {value for node in nodes for value in node.outs}
+        made.update(value for call in self.linears for value in call.outs)
         for node in nodes:
-            for value in {*node.ins} - own:
+            for value in {*node.ins} - made:
                 sources = self._tables.sources(value)
                 tables = self._tables.weights(read.get((node.index, value), ()))
                 if tables and sources <= tables:

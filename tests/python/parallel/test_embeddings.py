@@ -113,16 +113,23 @@ def test_a_parameter_that_heads_share() -> None:
     assert [group.inside for group in groups] == [(("", "temperature"),)] * 2
 
 
-def test_a_parameter_of_each_channel() -> None:
-    class Channels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-            self.scale = nn.Parameter(torch.ones(16))
+class Channels(nn.Module):
+    """An MLP as wide as what it is given, and a parameter of each channel."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.down(self.up(x).relu() * self.scale)
-            return y
+    def __init__(self, scales: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.scales = scales
 
-    model = Channels()
-    assert not find(model, record(model, (torch.randn(2, 4, 8),), {})).groups
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x + torch.arange(8.0)).relu()
+        out: Tensor = self.down(y * self.scale if self.scales else y)
+        return out
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_parameter_of_each_channel(scales: bool) -> None:
+    model = Channels(scales)
+    groups = find(model, record(model, (torch.randn(2, 4, 8),), {})).groups
+    assert [group.row for group in groups] == ([] if scales else ["down"])
