@@ -40,6 +40,8 @@ demo: build ## Train a small GPT-2 with and without the kernels, time the ops, w
 demo-parallel: build ## Train a small Llama on two ranks of this machine, split in two ways, and compare
 	@$(VENV) -W ignore examples/python/parallel/demo.py
 
+# Tests share the cores: threads that wait for one another must not keep the others from working.
+test: export OMP_WAIT_POLICY = passive
 test: ## Run the C++ and the Python tests
 	@$(SETUP) run --need compiler --need gtest
 	@$(VENV) tools/build.py --test -D TFK_TESTS=ON
