@@ -82,8 +82,7 @@ def test_another_option_later_is_respected(calls):
     assert calls == []
 
 
-def test_the_plan_times_it_in_training(tmp_path, monkeypatch):
-    monkeypatch.setenv("TFK_FUSE_FILE", str(tmp_path / "fuse.json"))
+def test_the_plan_times_it_in_training():
     plan = tfk.plan(Model(), torch.arange(12).view(2, 6))
     (site,) = [*plan.sites, *plan.declined]
     assert site.training is not None

@@ -34,11 +34,6 @@ def args():
     return (torch.randn(2, 40, WIDTH),)
 
 
-@pytest.fixture(autouse=True)
-def _own_table(monkeypatch, tmp_path):
-    monkeypatch.setenv("TFK_FUSE_FILE", str(tmp_path / "fuse.json"))
-
-
 def test_a_fused_model_keeps_what_others_refer_to(model, args):
     names, parameters = list(model.state_dict()), list(model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

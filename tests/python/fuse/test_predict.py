@@ -83,13 +83,8 @@ def _power_law(run):
     return 3.0 * math.prod(operation.args[0].shape) ** 0.7
 
 
-def _no_times(monkeypatch, tmp_path):
-    monkeypatch.setenv("TFK_FUSE_FILE", str(tmp_path / "fuse.json"))
-    return Table(CPU)
-
-
-def test_a_power_of_the_size_is_predicted_exactly(monkeypatch, tmp_path):
-    predictor = Predictor(_no_times(monkeypatch, tmp_path), CPU, _power_law)
+def test_a_power_of_the_size_is_predicted_exactly():
+    predictor = Predictor(Table(CPU), CPU, _power_law)
     calls, few = (Calls(torch.exp, torch.tanh, (torch.randn(rows, 99),)) for rows in (45, 8))
 
     def make(function, calls):
@@ -99,8 +94,8 @@ def test_a_power_of_the_size_is_predicted_exactly(monkeypatch, tmp_path):
     assert found.stock == found.ours == pytest.approx(3.0 * (45 * 99) ** 0.7, rel=1e-3)
 
 
-def test_what_takes_no_made_up_numbers_has_no_prediction(monkeypatch, tmp_path):
-    predictor = Predictor(_no_times(monkeypatch, tmp_path), CPU, lambda run: run() or 1.0)
+def test_what_takes_no_made_up_numbers_has_no_prediction():
+    predictor = Predictor(Table(CPU), CPU, lambda run: run() or 1.0)
     matrix = torch.eye(3) + 1
 
     def make(function, calls):
@@ -110,8 +105,7 @@ def test_what_takes_no_made_up_numbers_has_no_prediction(monkeypatch, tmp_path):
     assert predictor.times("a site", make, calls, calls) is None
 
 
-def test_a_plan_predicts_and_keeps_the_times_of_operations(monkeypatch, tmp_path):
-    monkeypatch.setenv("TFK_FUSE_FILE", str(tmp_path / "fuse.json"))
+def test_a_plan_predicts_and_keeps_the_times_of_operations(monkeypatch):
     monkeypatch.setattr(cost, "_SECONDS_OF_OPERATION", 0.0)
     model, inputs = Transformer(), (torch.randn(2, 40, 32),)
     first = tfk.plan(model, inputs, predict=True, patterns=["norm", "mlp"])
@@ -128,8 +122,7 @@ def test_a_plan_predicts_and_keeps_the_times_of_operations(monkeypatch, tmp_path
     assert [s.predicted for s in (*second.sites, *second.declined)] == [s.predicted for s in sites]
 
 
-def test_without_being_asked_a_plan_predicts_nothing(monkeypatch, tmp_path):
-    monkeypatch.setenv("TFK_FUSE_FILE", str(tmp_path / "fuse.json"))
+def test_without_being_asked_a_plan_predicts_nothing():
     made = tfk.plan(Transformer(), (torch.randn(2, 40, 32),), patterns=["norm"])
     assert all(site.predicted is None for site in (*made.sites, *made.declined))
     assert "predicted" not in str(made)

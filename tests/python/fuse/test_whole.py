@@ -18,9 +18,8 @@ WIDTH = 32
 
 
 @pytest.fixture(autouse=True)
-def _with_host(monkeypatch, tmp_path):
+def _with_host(monkeypatch):
     """A norm saves the device's time and costs the host more, others the other way round."""
-    monkeypatch.setenv("TFK_FUSE_FILE", str(tmp_path / "fuse.json"))
     monkeypatch.setattr(cost, "_shares", lambda *_: cost._SHARES)
 
     def measured(self, trial, rows):
