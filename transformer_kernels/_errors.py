@@ -106,6 +106,8 @@ def as_integer(op: str, name: str, value: Any) -> Any:
 
 def as_count(op: str, name: str, value: Any, least: int = 1) -> int:
     """An integer of any type, of at least ``least``, as an int."""
+    if type(value) is int and least <= value < _INT64:
+        return value
     number = as_integer(op, name, value)
     if number < least:
         raise ArgumentValueError(f"{op}: {name} is {number}, expected at least {least}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _library
-from ..functional import attention_varlen, attention_with_kv_cache
+from ..functional import attention_varlen, attention_with_kv_cache, rope
 from ._batch import Batch
 from ._paged_cache import PagedCache
 
@@ -43,7 +43,7 @@ class PagedAttention:
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None,
-        **options: Any,
+        rotation: tuple[Tensor, Tensor] | None = None, **options: Any,
     ) -> Tensor:  # fmt: skip
         """Stores ``k`` and ``v``, and returns the attention (N, H, Dv) of each row to the tokens of
         its sequence up to itself.
@@ -52,6 +52,8 @@ class PagedAttention:
             layer: index of the layer.
             q, k, v: (N, H, D), (N, Hk, D) and (N, Hk, Dv).
             window: the most tokens that a row sees, itself included; by default all.
+            rotation: cosines and sines (P, R / 2) of all positions, by which ``q`` and ``k`` are
+                rotated first, as :func:`transformer_kernels.functional.rope` does.
             options: ``scale``, ``softcap`` and ``sinks`` of
                 :func:`transformer_kernels.functional.attention`.
         """
@@ -60,7 +62,12 @@ class PagedAttention:
         cache = self.cache
         is_read_in_pages = q.dtype in _READ_IN_PAGES and q.dtype is cache.keys.dtype
         if is_read_in_pages and (q.is_cpu or self._has_few_rows_on_cuda(q)):
+            if rotation is not None:
+                options |= {"cos": rotation[0], "sin": rotation[1]}
             return self._in_pages(layer, q, k, v, **options)
+        if rotation is not None:
+            cos, sin = (table[self.batch.positions] for table in rotation)
+            q, k = (x[0] for x in rope(q[None], k[None], cos, sin))
         cache.append(layer, k, v, self.batch.slots)
         return self._gathered(layer, q, **options)
 

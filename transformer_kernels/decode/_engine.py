@@ -64,8 +64,7 @@ class Engine:
             an unknown token makes the model fail, and with it every step, until it is cancelled.
         graphs: whether steps in which all sequences decode are recorded as CUDA graphs and
             replayed, for models that may be (:class:`Recordable`). ``"auto"`` does so on CUDA; True
-            runs the same steps elsewhere too, without a gain. Recorded steps have not run on a card
-            yet.
+            runs the same steps elsewhere too, without a gain, and False nowhere.
 
     >>> def count_up(batch, cache):  # a model that keeps nothing, and always says the next number
     ...     return torch.nn.functional.one_hot(batch.tokens[batch.outputs] + 1, 100).float()
@@ -80,7 +79,7 @@ class Engine:
         self, model: Model, cache: PageTable, *, max_tokens: int = 512, chunk: int | None = None,
         detokenize: Detokenize | None = None,
         draw: Callable[[Tensor, Sequence[Draw]], Tensor] = sample, max_waiting: int | None = None,
-        vocab_size: int | None = None, graphs: bool | str = False,
+        vocab_size: int | None = None, graphs: bool | str = "auto",
     ) -> None:  # fmt: skip
         check_call("Engine", "model", model)
         check_kind("Engine", "cache", cache, PageTable, "a PagedCache")

@@ -113,8 +113,14 @@ class PageTable:
         return self._lengths
 
     def _update_device(self) -> None:
-        if self._is_stale and self._tables is not self._host_tables:
-            self._is_stale = False  # before the copy: what is changed during it is copied next
+        if not self._is_stale:
+            return
+        self._is_stale = False  # before the copy: what is changed during it is copied next
+        lengths = [0] * self.max_sequences
+        for row, sequence in list(self._sequences.items()):
+            lengths[row] = sequence.length
+        self._host_lengths.copy_(torch.tensor(lengths))
+        if self._tables is not self._host_tables:
             self._tables.copy_(self._host_tables)
             self._lengths.copy_(self._host_lengths)
 
@@ -124,7 +130,6 @@ class PageTable:
         row[first:] = NO_PAGE
         if pages := sequence.pages[first:]:
             row[first : len(sequence.pages)] = torch.tensor(pages, dtype=torch.int32)
-        self._host_lengths[sequence.row] = sequence.length
         self._is_stale = True
         self.version += 1
 
@@ -206,23 +211,24 @@ class PageTable:
             raise ArgumentValueError(
                 f"reserve: the sequence would have {end} tokens, expected at most {self.max_length}"
             )
-        begin, offset = divmod(sequence.length, self.page_size)
-        last = sequence.pages[begin] if count and offset else NO_PAGE
+        pages, size = sequence.pages, self.page_size
+        begin, offset = divmod(sequence.length, size)
+        last = pages[begin] if count and offset else NO_PAGE
         is_shared = last != NO_PAGE and self._pool.holders[last] > 1
-        missing = max(0, self.pages_of(end) - len(sequence.pages))
-        if not missing and not is_shared:
+        if end <= len(pages) * size and not is_shared:
             if last != NO_PAGE:
                 self._pool.forget_content(last)
             return []
+        missing = max(0, self.pages_of(end) - len(pages))
         fresh = self._pool.take(missing + is_shared)
         copies = []
         if is_shared:
-            sequence.pages[begin] = fresh.pop()
-            copies.append((last, sequence.pages[begin]))
+            pages[begin] = fresh.pop()
+            copies.append((last, pages[begin]))
             self._pool.release(last)
         elif last != NO_PAGE:
             self._pool.forget_content(last)
-        sequence.pages += fresh
+        pages += fresh
         self._write_row(sequence, begin)
         return copies
 
@@ -256,13 +262,14 @@ class PageTable:
         if not isinstance(tokens, int) and len(sequence.tokens) == sequence.length:
             sequence.tokens += tokens
         sequence.length = end
-        self._host_lengths[sequence.row] = end
         self._is_stale = True
         if self.share_prefixes:
             self._offer_full_pages(sequence)
 
     def _offer_full_pages(self, sequence: CachedSequence) -> None:
         done = len(sequence.contents)
+        if len(sequence.tokens) < (done + 1) * self.page_size:
+            return
         before = sequence.contents[-1] if done else sequence.root
         tokens = sequence.tokens[done * self.page_size :]
         new = list(self._contents(before, tokens, len(tokens)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from ..ops.decode._ops import SAMPLE_LOGITS
 from ._batch import Batch
 from ._page_table import NO_PAGE
 from ._paged_cache import PagedCache
+from ._recorded import recorded_kernels
 
 _LEAST_TOKENS = 1024  # of a table's row: longer sequences double it, and are recorded again
 _READ_IN_PAGES = (torch.float32, torch.float16, torch.bfloat16)
@@ -156,7 +157,9 @@ class StaticStep:
 
     @torch.no_grad()
     def _step(self) -> None:
-        self.logits = self._model(self._batch, self._cache)
+        is_on_cuda = self._cache.keys.is_cuda
+        with recorded_kernels() if is_on_cuda else nullcontext():
+            self.logits = self._model(self._batch, self._cache)
         integers = self._integers
         if self.shape.stages is not None:
             self.drawn = SAMPLE_LOGITS(

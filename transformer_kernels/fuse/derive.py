@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch import is_bare
-from .few import call_of
+from .few import call_of, serves_few
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -160,7 +160,7 @@ class Gate(NamedTuple):
         if _is_compiling():
             return self.compiled
         rows = self.rows
-        if rows > 1:
+        if rows > 1 and not serves_few():
             features = x.size(-1) if x.is_floating_point() else 1
             if x.numel() < rows * features:
                 return False

@@ -8,7 +8,8 @@ PyTorch does there, and one function asks everything: each further one would tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,25 @@ _BEHIND = _module._global_forward_hooks
 _BEFORE_BACKWARD = _module._global_backward_pre_hooks
 _BEHIND_BACKWARD = _module._global_backward_hooks
 
+_serves_few = False
+
+
+def serves_few() -> bool:
+    """Whether our code runs calls of few rows as well."""
+    return _serves_few
+
+
+@contextmanager
+def serving_few() -> Iterator[None]:
+    """Lets our code run calls of few rows as well, while a CUDA graph is recorded: the host's time,
+    of which they take more, is that of one call then."""
+    global _serves_few
+    before, _serves_few = _serves_few, True
+    try:
+        yield
+    finally:
+        _serves_few = before
+
 
 def call_of(stock: Any) -> Callable[..., Any]:
     """``__call__`` of a class derived from ``stock``: of few rows it is ``stock.forward``, where
@@ -42,6 +62,7 @@ def call_of(stock: Any) -> Callable[..., Any]:
                 type(x) is Tensor
                 and not _is_traced()
                 and x.numel() < few
+                and not _serves_few
                 and nn.Module.__call__ is _CALL
                 and not (
                     own["_forward_hooks"]

@@ -8,8 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._torch import forwards_of, is_bare
 from ..decode import Batch, PagedAttention, PagedCache
+from ..functional import add_rms_norm
 from ..models import Llama
+from ..models.llama.model import Tables
+from ..nn import RMSNorm
+
+_NORMS = forwards_of(RMSNorm)
 
 
 class PagedLlama:
@@ -45,13 +51,39 @@ class PagedLlama:
         """Runs the model on packed rows; returns the logits (M, V) of ``batch.outputs``."""
         stack, attend = self.model.model, PagedAttention(batch, cache)
         tables = self.model.rotation(cache.max_length)
-        here = tables[0][batch.positions], tables[1][batch.positions]
         x = stack.embed_tokens(batch.tokens[None])  # (1, N, C)
+        branch: Tensor | None = None
         for layer in stack.layers:
-            q, k, v = layer.self_attn.heads(layer.input_layernorm(x), here)
-            window = layer.self_attn.window[0] + 1
-            seen = attend(layer.self_attn.index, q[0], k[0], v[0], window=window or None)
-            x = x + layer.self_attn.o_proj(seen.flatten(1)[None])
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        logits: Tensor = self.model.lm_head(stack.norm(x[0, batch.outputs]))
+            x, y = _sum_and_norm(layer.input_layernorm, branch, x)
+            own = layer.self_attn
+            if own.q_norm is None:
+                q, k, v = own.projections(y)
+                rotation: Tables | None = tables
+            else:  # the norm is of numbers that are not rotated yet
+                q, k, v = own.heads(y, (tables[0][batch.positions], tables[1][batch.positions]))
+                rotation = None
+            seen = attend(
+                own.index, q[0], k[0], v[0], window=own.window[0] + 1 or None, rotation=rotation
+            )
+            x, y = _sum_and_norm(
+                layer.post_attention_layernorm, own.o_proj(seen.flatten(1)[None]), x
+            )
+            branch = layer.mlp(y)
+        assert branch is not None  # there is a layer
+        _, y = _sum_and_norm(stack.norm, branch[:, batch.outputs], x[:, batch.outputs])
+        logits: Tensor = self.model.lm_head(y[0])
         return logits
+
+
+def _sum_and_norm(norm: Any, branch: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    """``x + branch`` and its norm, in one pass where the norm is nothing but that."""
+    if branch is None:
+        return x, norm(x)
+    if not is_bare(norm, _NORMS):
+        x = x + branch
+        return x, norm(x)
+    y, total = add_rms_norm(
+        branch, x, norm.normalized_shape, norm.weight, norm.eps,
+        zero_centered_weight=norm.zero_centered_weight, backend=norm.backend,
+    )  # fmt: skip
+    return total, y

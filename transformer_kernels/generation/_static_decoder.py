@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._library import log_dispatch
 from .._torch import any_autocast
 from ..decode import Batch
 from ..decode._static import CannotRecordError, Rows, StaticSteps, steps_of
@@ -140,7 +141,7 @@ def static_decoder(
     model: Any, batch: int, capacity: int, graphs: bool | str
 ) -> StaticDecoder | None:
     """The decoder that the model has kept, where it fits, or a new one; None where the model does
-    not run like this, which a warning says."""
+    not run like this, which the log says, and a warning where graphs were asked for."""
     if any_autocast():
         return None
     like = next(model.parameters())
@@ -165,10 +166,10 @@ def static_decoder(
         raise
     except Exception as error:
         first = str(error).partition("\n")[0]
-        warnings.warn(
-            f"generate: {type(model).__name__} keeps its own cache, without graphs: {first}",
-            RuntimeWarning, stacklevel=2,
-        )  # fmt: skip
+        text = f"generate: {type(model).__name__} keeps its own cache, without graphs: {first}"
+        log_dispatch(text)
+        if graphs is True:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
     finally:
         if not serves and hasattr(served, "rest"):
             served.rest()

@@ -46,7 +46,7 @@ def generate(
     generator: torch.Generator | None = None,
     chunk: int = 512,
     speculate: int = 0,
-    graphs: bool | str = False,
+    graphs: bool | str = "auto",
 ) -> Tensor:
     """Continues each row of ``tokens``, by default with the likeliest token at each step.
 
@@ -71,7 +71,7 @@ def generate(
             that repeat themselves come faster. For one sequence, at temperature 0.
         graphs: whether the step of a token is recorded as a CUDA graph, which the model keeps with
             its cache for the next call. ``"auto"`` does so on CUDA; True runs the same step
-            elsewhere too, without a gain. Recorded steps have not run on a card yet.
+            elsewhere too, without a gain, and False nowhere.
 
     Returns:
         (B, T + new), int64: the tokens and their continuations.

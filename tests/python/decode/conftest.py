@@ -6,20 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from transformer_kernels.decode import Batch, PagedCache
-from transformer_kernels.ops.decode import _arguments
 
 VOCABULARY = 97
-
-
-@pytest.fixture(autouse=True)
-def _kernels_run_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests are what the kernels have to pass before they run unnamed."""
-    monkeypatch.setattr(_arguments, "RUNS_CUDA_UNNAMED", True)
 
 
 def following(tokens: Sequence[int]) -> int:

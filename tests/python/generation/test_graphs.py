@@ -24,6 +24,7 @@ from .conftest import CONTEXT, VOCABULARY, hugging_face, prompt
 from .test_generate import assert_greedy, gpt2, language_model
 
 NEW = 20
+BLOOM = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=2)
 # Operations for which the host waits, or that bring it numbers of the device.
 WAITING = {
     "aten._local_scalar_dense.default", "aten.nonzero.default", "aten.masked_select.default",
@@ -235,12 +236,23 @@ def test_modes_stay(device: str) -> None:
 
 @torch.no_grad()
 def test_a_model_that_attends_by_itself_keeps_its_cache() -> None:
-    config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=2)
-    model = transformers.BloomForCausalLM(config).eval()
+    model = transformers.BloomForCausalLM(BLOOM).eval()
     tokens = prompt()
     with pytest.warns(RuntimeWarning, match="BloomForCausalLM keeps its own cache, without graphs"):
         found = tfk.generate(model, tokens, 5, graphs=True)
     assert_greedy(found, logits_of(model), 11)
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("error")
+@torch.no_grad()
+def test_graphs_are_the_default_on_cuda() -> None:
+    served, other = llama().to("cuda"), transformers.BloomForCausalLM(BLOOM).to("cuda").eval()
+    tokens = prompt().to("cuda")
+    for model in (served, other):
+        assert_greedy(tfk.generate(model, tokens, 5), logits_of(model), 11)
+    assert is_kept(served)
+    assert not is_kept(other)
 
 
 def test_settings() -> None:

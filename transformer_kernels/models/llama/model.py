@@ -40,12 +40,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.width, config.eps, **options) if config.qk_norm else None
         self.k_norm = RMSNorm(config.width, config.eps, **options) if config.qk_norm else None
 
-    def heads(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, T, H, D), at the positions of the tables."""
-        q, k, v = (
+    def projections(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values (B, T, H, D), without positions."""
+        return tuple(
             project(x).unflatten(-1, (-1, self.head_dim))
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
+
+    def heads(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, T, H, D), at the positions of the tables."""
+        q, k, v = self.projections(x)
         cos, sin = tables
         if self.q_norm is None or self.k_norm is None:
             q, k = rope(q, k, cos, sin)

@@ -22,10 +22,6 @@ from ..._errors import (
 from . import _formula
 from ._weights import COLDEST
 
-# The kernels for CUDA run where they are named: they have not passed their tests on a card yet, and
-# "auto" takes the formula there. Those tests set it.
-RUNS_CUDA_UNNAMED = False
-
 _MOST_SEED = 2**63 - 1
 _MOST_TOKENS = 2**20  # of a vocabulary
 
@@ -57,11 +53,6 @@ _PARAMETERS = {  # in the order of SamplingParameters
     "frequency_penalty": _Parameter(0.0, -math.inf, math.inf, _formula.PENALTIES),
 }
 _MOST_FLOAT32 = torch.finfo(torch.float32).max
-
-
-def runs_formula(backend: str, x: Tensor) -> bool:
-    """Whether a call on ``x`` is the formula's, and not that of a kernel."""
-    return backend == "reference" or (backend == "auto" and x.is_cuda and not RUNS_CUDA_UNNAMED)
 
 
 def check_one_each(op: str, name: str, x: Tensor, batch: int, device: torch.device) -> None:

@@ -22,7 +22,7 @@ from ..._errors import (
 from ..._library import require_backend
 from .._public import overridable
 from . import _formula
-from ._arguments import integers_of, parameters_of, runs_formula, seeds_of
+from ._arguments import integers_of, parameters_of, seeds_of
 from ._ops import SAMPLE_LOGITS
 
 _OP = "sample_logits"
@@ -170,7 +170,7 @@ def sample_logits(
         prompt = integers_of(_OP, "prompt_lengths", prompt_lengths, batch, device)
     top = -1 if log_probs is None else as_count(_OP, "log_probs", log_probs, 0)
     wants_probabilities = as_flag(_OP, "probabilities", probabilities)
-    run = _formula.sample_logits if runs_formula(backend, logits) else SAMPLE_LOGITS
+    run = _formula.sample_logits if backend == "reference" else SAMPLE_LOGITS
     try:
         found = run(
             logits.detach(), parameters, seeds, positions, tokens, prompt,

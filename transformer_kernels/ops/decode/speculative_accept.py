@@ -17,7 +17,7 @@ from ..._errors import (
 from ..._library import require_backend
 from .._public import overridable
 from . import _formula
-from ._arguments import integers_of, runs_formula, seeds_of
+from ._arguments import integers_of, seeds_of
 from ._ops import SPECULATIVE_ACCEPT
 
 _OP = "speculative_accept"
@@ -82,7 +82,7 @@ def speculative_accept(
     batch, device = len(target), target.device
     if lengths is not None:
         lengths = integers_of(_OP, "lengths", lengths, batch, device)
-    run = _formula.speculative_accept if runs_formula(backend, target) else SPECULATIVE_ACCEPT
+    run = _formula.speculative_accept if backend == "reference" else SPECULATIVE_ACCEPT
     try:
         accepted, token = run(
             draft_tokens.long(), None if draft is None else draft.detach(), target.detach(),
