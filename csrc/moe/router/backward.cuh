@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/cuda/launch.cuh"
+#include "core/cuda/occupancy.h"
 #include "moe/router/kernels.cuh"
 #include "moe/router/kernels_cuda.h"
 
@@ -161,9 +162,12 @@ class RouterGradient {
   V mean_ = 0;
 };
 
+// Without a number of CTAs, which 0 stands for, ptxas leaves a thread of sm_100 too few registers.
+inline constexpr int kRouterGradientCtas = kArchitecture < 100 ? 0 : 2;
+
 // Grid: kRouterWarps tokens each.
 template <class T>
-__global__ void __launch_bounds__(kRouterThreads)
+__global__ void __launch_bounds__(kRouterThreads, kRouterGradientCtas)
     moe_router_backward_kernel(const __grid_constant__ RouterGradientLaunch launch) {
   const std::int64_t token =
       std::int64_t{blockIdx.x} * kRouterWarps + static_cast<int>(threadIdx.x / kWarp);
