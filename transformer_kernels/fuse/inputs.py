@@ -100,7 +100,8 @@ def _made_up(model: nn.Module) -> Inputs:
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in takes else {}
 
     def made(batch: int, time: int) -> dict[str, Tensor]:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        cards = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(cards), torch.device("cpu"):
             if config is not None:
                 found = _of_config(model, config, batch, time)
             else:

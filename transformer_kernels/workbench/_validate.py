@@ -120,8 +120,11 @@ def _backward(results: Any, loss: Callable[[Any], Tensor] | None) -> None:
         loss(results).backward()
         return
     outputs = [x for x in tree_leaves(results) if isinstance(x, Tensor) and x.requires_grad]
-    generator = torch.Generator().manual_seed(_SEED)
-    drawn = [torch.randn(x.shape, generator=generator).to(x.device, x.dtype) for x in outputs]
+    generator = torch.Generator("cpu").manual_seed(_SEED)
+    drawn = [
+        torch.randn(x.shape, generator=generator, device="cpu").to(x.device, x.dtype)
+        for x in outputs
+    ]
     if outputs:
         torch.autograd.backward(outputs, drawn)
 

@@ -124,15 +124,15 @@ def _compare(
 
 
 def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    weights = [torch.randn(y.shape, generator=generator).to(y) for y in results]
+    generator = torch.Generator("cpu").manual_seed(2)
+    weights = [torch.randn(y.shape, generator=generator, device="cpu").to(y) for y in results]
     found = torch.autograd.grad(results, leaves, weights, allow_unused=True)
     return [torch.zeros_like(x) if d is None else d for d, x in zip(found, leaves, strict=True)]
 
 
 def _alike(ours: Sequence[Tensor], stock: Sequence[Tensor]) -> bool:
     largest = max(float(d.abs().max()) for d in stock)
-    floor = [torch.full((1,), largest * _SMALL).to(d) for d in stock]
+    floor = [torch.full((1,), largest * _SMALL, device="cpu").to(d) for d in stock]
     return all(
         agree(torch.cat((a.flatten(), c)), torch.cat((b.flatten(), c)), _GRADIENTS)
         for a, b, c in zip(ours, stock, floor, strict=True)

@@ -118,10 +118,10 @@ def _module_of(groups: int, features: int) -> Any:
 
 
 def _does(ours: Eager, softcap: float | None, groups: int = _GROUPS) -> bool:
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator("cpu").manual_seed(7)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator, device="cpu")
 
     module = _module_of(groups, 8)
     tensors = drawn(2, 2 * groups, 5, 8), drawn(2, 2, 7, 8), drawn(2, 2, 7, 8)

@@ -56,9 +56,9 @@ def loss_of_next(
 
 def _is_loss_of_next(function: Callable[..., Any]) -> bool:
     """Whether a loss is the one above, by what it gives."""
-    generator = torch.Generator().manual_seed(5)
-    logits = torch.randn(2, 7, 11, generator=generator)
-    labels = torch.randint(11, (2, 7), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(5)
+    logits = torch.randn(2, 7, 11, generator=generator, device="cpu")
+    labels = torch.randint(11, (2, 7), generator=generator, device="cpu")
     labels[0, 3] = -100
     for options in ({}, {"num_items_in_batch": 5}, {"shift_labels": labels.flip(1)}):
         given: dict[str, Any] = {"logits": logits, "labels": labels, "vocab_size": 11, **options}

@@ -80,10 +80,10 @@ def _is_made_of_its_dtype(late: Normed) -> bool:
 
 def _does(function: Callable[..., Any], ours: Rope, rotated: int) -> bool:
     """Whether the function rotates so many numbers of each head as ours does."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator("cpu").manual_seed(3)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator, device="cpu")
 
     q, k = drawn(2, _HEADS, _LENGTH, _DIM), drawn(2, _KV_HEADS, _LENGTH, _DIM)
     tables = [drawn(2, _LENGTH, rotated // 2) for _ in range(2)]
