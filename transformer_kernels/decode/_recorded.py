@@ -19,30 +19,11 @@ from torch.overrides import TorchFunctionMode
 from ..functional import linear
 from ..fuse.few import serving_few
 
-_LINE = 8  # 16-bit numbers of 16 bytes, the least that cuBLAS's fast kernels write at once
 
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear layer: of few rows our kernel, where that is the faster one."""
-    if bias is None and _has_ragged_rows(x, weight):
-        return _padded_product(x, weight)
-    y: Tensor = linear(x, weight, bias)
+def _linear(input: Any, weight: Any, bias: Any = None) -> Tensor:  # noqa: A002
+    """``F.linear``: of few rows our kernel, where that is the faster one."""
+    y: Tensor = linear(input, weight, bias)
     return y
-
-
-def _has_ragged_rows(x: Tensor, weight: Tensor) -> bool:
-    """Whether rows of the result would begin in the middle of a line, as those of GPT-2's 50,257
-    logits. Of one row there is no second one to begin."""
-    is_like = x.dtype is weight.dtype and x.itemsize == 2 and weight.dim() == 2 and x.dim() > 1
-    return is_like and len(weight) % _LINE > 0 and x.numel() > x.shape[-1]
-
-
-def _padded_product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T`` whose rows are padded in memory: cuBLAS takes four times as long to write
-    rows that begin anywhere."""
-    rows, columns = x.flatten(0, -2), len(weight)
-    y = x.new_empty(len(rows), columns + -columns % _LINE)[:, :columns]
-    return torch.mm(rows, weight.t(), out=y).unflatten(0, x.shape[:-1])
 
 
 def _sum_and_product(
@@ -57,10 +38,11 @@ def _sum_and_product(
     """``torch.addmm``: the linear layer of Hugging Face's GPT-2."""
     if others or beta != 1 or alpha != 1 or not isinstance(input, Tensor) or input.dim() != 1:
         return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha, **others)
-    return _product(mat1, mat2.t(), input)
+    y: Tensor = linear(mat1, mat2.t(), input)
+    return y
 
 
-_ANSWERS: dict[Any, Callable[..., Tensor]] = {F.linear: _product, torch.addmm: _sum_and_product}
+_ANSWERS: dict[Any, Callable[..., Tensor]] = {F.linear: _linear, torch.addmm: _sum_and_product}
 
 
 class _Answers(TorchFunctionMode):

@@ -67,26 +67,6 @@ def test_other_sums_and_products_are_pytorchs(products, device):
     torch.testing.assert_close(found[0], total + x @ weight)
 
 
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(4, 16), (2, 3, 16), (1, 16), (1, 1, 16)])
-@torch.no_grad()
-def test_rows_of_odd_vocabularies_are_padded(device, half, shape):
-    head = nn.Linear(16, 97, bias=False, device=device, dtype=half)
-    x = torch.randn(shape, device=device, dtype=half)
-    with recorded_kernels():
-        logits = head(x)
-    assert logits.shape == (*shape[:-1], 97)
-    assert logits.stride(-2) == (104 if x[..., 0].numel() > 1 else 97)
-    torch.testing.assert_close(logits, head(x))
-
-
-@torch.no_grad()
-def test_no_rows(device):
-    head = nn.Linear(16, 97, bias=False, device=device, dtype=torch.bfloat16)
-    with recorded_kernels():
-        assert head(torch.empty(0, 16, device=device, dtype=torch.bfloat16)).shape == (0, 97)
-
-
 @torch.no_grad()
 def test_gates_of_few_rows_open(device):
     x = torch.randn(1, 2, 32, device=device)
