@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from setup_env import ROOT
 from transformer_kernels.bench import (
@@ -44,9 +45,6 @@ CPUS = ("epyc_avx2", "epyc_avx512", "epyc_zen5", "xeon")
 GENERATED = ROOT / "docs" / "_generated"
 README = ROOT / "README.md"
 
-PAGES = ("results.md", "decoding.md", "levels.md", "profile.md", "models.md", "gpt2.md", "fused.md",
-         "fused_inference.md", "fused_predictions.md", "fpga.md", "fpga_use.md",
-         "parallel.md")  # fmt: skip
 REQUEST = re.compile(
     r"^<!-- results: (?P<file>\S+)(?P<filters>(?: \w+=\S+)*) -->\n.*?^<!-- /results -->$",
     re.MULTILINE | re.DOTALL,
@@ -69,7 +67,9 @@ def provenance(result: Result) -> str:
     parts = [machine.device_name, f"{machine.cores} cores", machine.system]
     parts += [f"driver {machine.driver}"] if machine.driver else []
     versions = [f"{name} {version}" for name, version in sorted(result.versions.items())]
-    return f"Measured {result.date} on {', '.join([*parts, *versions])}."
+    beside = result.settings.get("beside")
+    end = f", beside {beside}" if beside else ""
+    return f"Measured {result.date} on {', '.join([*parts, *versions])}{end}."
 
 
 def keep(result: Result, filters: Iterable[tuple[str, str]]) -> Result:
@@ -142,31 +142,27 @@ def filled(text: str, folder: Path = RESULTS) -> str:
     return REQUEST.sub(answer, text)
 
 
+# The page of a result, by its kind; the first that fits.
+KINDS: tuple[tuple[str, Callable[[Result], Any]], ...] = (
+    ("fpga.md", lambda result: result.area),
+    ("decoding.md", lambda result: result.decoding),
+    ("generating.md", lambda result: result.generating),
+    ("parallel.md", lambda result: result.parallel),
+    ("fused_predictions.md", lambda result: result.predictions),
+    ("levels.md", lambda result: result.levels),
+    ("profile.md", lambda result: result.profilers),
+    ("models.md", lambda result: result.model_runs),
+    ("fused_inference.md", race.is_forward),
+    ("fused.md", lambda result: any(row.model.startswith("fused") for row in result.step_times)),
+    ("gpt2.md", lambda result: result.step_parts or result.step_times),
+    ("fpga_use.md", lambda result: result.array or result.array_models),
+    ("results.md", lambda _: True),
+)
+PAGES = tuple(page for page, _ in KINDS)
+
+
 def page_of(result: Result) -> str:
-    """The page of a result, by its kind: a benchmark, the levels, profilers' overhead, trained
-    models, fused ones in training and in forward passes, predictions of their times, decoding,
-    several devices, a training step's parts, routing by `make fpga`, or runs on the array."""
-    if result.area:
-        return "fpga.md"
-    if result.decoding or result.generating:
-        return "decoding.md"
-    if result.parallel:
-        return "parallel.md"
-    if result.predictions:
-        return "fused_predictions.md"
-    if result.levels:
-        return "levels.md"
-    if result.profilers:
-        return "profile.md"
-    if result.model_runs:
-        return "models.md"
-    if race.is_forward(result):
-        return "fused_inference.md"
-    if any(row.model.startswith("fused") for row in result.step_times):
-        return "fused.md"
-    if result.step_parts or result.step_times:
-        return "gpt2.md"
-    return "fpga_use.md" if result.array or result.array_models else "results.md"
+    return next(page for page, fits in KINDS if fits(result))
 
 
 def hardware_page() -> str:
