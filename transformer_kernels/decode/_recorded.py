@@ -47,7 +47,8 @@ _ANSWERS: dict[Any, Callable[..., Tensor]] = {F.linear: _linear, torch.addmm: _s
 
 class _Answers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _ANSWERS.get(func, func)(*args, **(kwargs or {}))
+        answer = func if types else _ANSWERS.get(func, func)  # classes of tensors answer themselves
+        return answer(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -67,6 +67,23 @@ def test_other_sums_and_products_are_pytorchs(products, device):
     torch.testing.assert_close(found[0], total + x @ weight)
 
 
+class Quantized(torch.Tensor):
+    """A weight that brings its own product."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is F.linear:
+            return "its own"
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_weights_that_bring_their_product_keep_it(products, device):
+    weight = torch.randn(8, 16, device=device).as_subclass(Quantized)
+    with recorded_kernels():
+        assert F.linear(torch.randn(2, 16, device=device), weight) == "its own"
+    assert not products
+
+
 @torch.no_grad()
 def test_gates_of_few_rows_open(device):
     x = torch.randn(1, 2, 32, device=device)
