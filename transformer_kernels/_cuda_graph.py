@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,21 @@ from torch import Tensor
 R = TypeVar("R")
 
 _recording = threading.Lock()  # one graph at a time: to begin one waits for the whole device
+
+# Holds something while fused modules run our code for calls of few rows as well. They ask at each
+# call, which a function would make longer.
+SERVING_FEW: list[None] = []
+
+
+@contextmanager
+def serving_few() -> Iterator[None]:
+    """Lets fused modules run our code for calls of few rows as well, while a CUDA graph is
+    recorded: it takes the host longer to call, which a graph pays for once."""
+    SERVING_FEW.append(None)
+    try:
+        yield
+    finally:
+        SERVING_FEW.pop()
 
 
 class Tape:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a step runs while it is recorded, whoever wrote the model.
+"""Runs our kernels of few rows while a step is recorded, whoever wrote the model.
 
 A replayed step costs the host nothing, so that kernels pay which a step launched by the host would
 not gain from: PyTorch's functions are answered with them here.
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from .._cuda_graph import serving_few
 from ..functional import linear
-from ..fuse.few import serving_few
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Tensor:  # noqa: A002

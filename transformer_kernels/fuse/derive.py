@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._cuda_graph import SERVING_FEW
 from .._torch import is_bare
-from .few import call_of, serves_few
+from .few import call_of
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -160,7 +161,7 @@ class Gate(NamedTuple):
         if _is_compiling():
             return self.compiled
         rows = self.rows
-        if rows > 1 and not serves_few():
+        if rows > 1 and not SERVING_FEW:
             features = x.size(-1) if x.is_floating_point() else 1
             if x.numel() < rows * features:
                 return False

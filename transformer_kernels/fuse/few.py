@@ -8,13 +8,14 @@ PyTorch does there, and one function asks everything: each further one would tak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
+
+from .._cuda_graph import SERVING_FEW
 
 FEW = "_tfk_few"  # of a module: calls with fewer numbers in the first argument are few rows
 GIVEN = "_tfk_given"  # of a module: a result that was left with it
@@ -26,25 +27,6 @@ _BEFORE = _module._global_forward_pre_hooks
 _BEHIND = _module._global_forward_hooks
 _BEFORE_BACKWARD = _module._global_backward_pre_hooks
 _BEHIND_BACKWARD = _module._global_backward_hooks
-
-_serves_few = False
-
-
-def serves_few() -> bool:
-    """Whether our code runs calls of few rows as well."""
-    return _serves_few
-
-
-@contextmanager
-def serving_few() -> Iterator[None]:
-    """Lets our code run calls of few rows as well, while a CUDA graph is recorded: the host's time,
-    of which they take more, is that of one call then."""
-    global _serves_few
-    before, _serves_few = _serves_few, True
-    try:
-        yield
-    finally:
-        _serves_few = before
 
 
 def call_of(stock: Any) -> Callable[..., Any]:
@@ -62,7 +44,7 @@ def call_of(stock: Any) -> Callable[..., Any]:
                 type(x) is Tensor
                 and not _is_traced()
                 and x.numel() < few
-                and not _serves_few
+                and not SERVING_FEW
                 and nn.Module.__call__ is _CALL
                 and not (
                     own["_forward_hooks"]

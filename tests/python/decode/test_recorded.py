@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What runs while a step is recorded. The functions are the same on every device; graphs themselves
-are tested in test_graphs.py."""
+"""Tests what runs while a step is recorded, which is the same on every device. Graphs themselves
+are those of test_graphs.py."""
 
 from __future__ import annotations
 
