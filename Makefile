@@ -44,7 +44,7 @@ demo-parallel: build ## Train a small Llama on two ranks of this machine, split 
 test: export OMP_WAIT_POLICY = passive
 test: ## Run the C++ and the Python tests
 	@$(SETUP) run --need compiler --need gtest
-	@$(VENV) tools/build.py --test -D TFK_TESTS=ON
+	@$(VENV) tools/build.py --test -D TFK_TESTS=ON -D TFK_ISAS=all
 	@$(VENV) -m pytest -n auto --maxprocesses 8 $(PYTEST_ARGS)
 
 bench: build ## Time every op against its rivals on this machine

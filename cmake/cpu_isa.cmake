@@ -25,9 +25,6 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64" AND CMAKE_CXX_COMPILER_ID 
   set(TFK_COMPILER_ISAS scalar neon)
 endif()
 
-set(TFK_ISAS all CACHE STRING
-    "CPU instruction sets to build: all, or a list of ${TFK_ALL_ISAS} and native (this CPU's best)")
-
 # tfk_native_isa(result): the best instruction set that this CPU and this compiler have.
 function(tfk_native_isa result)
   set(flags "")
@@ -48,10 +45,22 @@ function(tfk_native_isa result)
   endforeach()
   set(${result} ${best} PARENT_SCOPE)
 endfunction()
+tfk_native_isa(TFK_NATIVE_ISA)
+
+# Each set takes as long to compile as the next. What is built for one machine has the best set of
+# its CPU, and AVX2, which most others have; beside AMX, whose tiles a system may refuse, the next.
+set(TFK_USUAL_ISAS all)
+if(NOT CMAKE_CROSSCOMPILING AND "avx2" IN_LIST TFK_COMPILER_ISAS)
+  set(TFK_USUAL_ISAS avx2 native)
+  if(TFK_NATIVE_ISA STREQUAL "amx")
+    list(APPEND TFK_USUAL_ISAS avx512_bf16)
+  endif()
+endif()
+set(TFK_ISAS "${TFK_USUAL_ISAS}" CACHE STRING
+    "CPU instruction sets to build: all, or a list of ${TFK_ALL_ISAS} and native (this CPU's best)")
 
 set(TFK_BUILT_ISAS ${TFK_COMPILER_ISAS})
 if(NOT TFK_ISAS STREQUAL "all")
-  tfk_native_isa(TFK_NATIVE_ISA)
   set(TFK_BUILT_ISAS ${TFK_ISAS})
   list(TRANSFORM TFK_BUILT_ISAS REPLACE "^native$" ${TFK_NATIVE_ISA})
   list(REMOVE_DUPLICATES TFK_BUILT_ISAS)

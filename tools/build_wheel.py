@@ -30,8 +30,8 @@ TORCH_LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libc10.so")
 def cmake_defines(cuda: bool, architectures: str) -> list[str]:
     """The cache entries of CMake that tell one wheel from another."""
     if not cuda:
-        return ["TFK_CUDA=OFF"]
-    return ["TFK_CUDA=ON", f"TFK_CUDA_ARCHITECTURES={architectures}"]
+        return ["TFK_ISAS=all", "TFK_CUDA=OFF"]
+    return ["TFK_ISAS=all", "TFK_CUDA=ON", f"TFK_CUDA_ARCHITECTURES={architectures}"]
 
 
 def build(defines: list[str], folder: Path) -> Path:

@@ -115,9 +115,14 @@ Isa choose_isa(const char* requested, const std::vector<Isa>& usable) {
   for (const Isa isa : usable) {
     if (name == name_of(isa)) return isa;
   }
-  throw Error(Error::Kind::kValue,
-              concat("TFK_CPU_ISA is ", name.empty() ? "unset" : name, ", expected one of ",
-                     names_of(usable), " (what this CPU and build have)"));
+  if (name.empty()) {
+    throw Error(
+        Error::Kind::kValue,
+        "this CPU has none of the instruction sets that the library was built for, expected a "
+        "build with -DTFK_ISAS=all");
+  }
+  throw Error(Error::Kind::kValue, concat("TFK_CPU_ISA is ", name, ", expected one of ",
+                                          names_of(usable), " (what this CPU and build have)"));
 }
 
 Isa isa() {

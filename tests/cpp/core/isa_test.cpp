@@ -44,7 +44,10 @@ TEST(Isa, others_are_refused_in_words) {
   EXPECT_EQ(message_for("AVX2", {Isa::kScalar}),
             "TFK_CPU_ISA is AVX2, expected one of scalar (what this CPU and build have)");
   EXPECT_EQ(message_for("", {}),
-            "TFK_CPU_ISA is unset, expected one of none (what this CPU and build have)");
+            "this CPU has none of the instruction sets that the library was built for, expected a "
+            "build with -DTFK_ISAS=all");
+  EXPECT_EQ(message_for("avx2", {}),
+            "TFK_CPU_ISA is avx2, expected one of none (what this CPU and build have)");
 }
 
 TEST(Isa, the_one_in_use_is_usable) {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import build_wheel
 import check_wheel
 import render_requirements
 from setup_env import REQUIREMENTS, ROOT
+from transformer_kernels._processor import cpu_instruction_sets
 
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 PROJECT = toml.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -115,6 +117,21 @@ def test_cuda_kernels_are_for_the_cards_of_the_machine(
     assert cuda_settings(tmp_path, cards, *options) == settings
 
 
+def configured(folder: Path, module: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """What CMake says to a project of C++ that includes one of our modules."""
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(probe LANGUAGES CXX)\n"
+        f"include({ROOT}/cmake/{module}.cmake)\n"
+    )
+    command = [cmake(), "-S", str(folder), "-B", str(folder / "build"), "-G", "Ninja", *options]
+    return subprocess.run(
+        [*command, f"-DCMAKE_MAKE_PROGRAM={Path(cmake()).with_name('ninja')}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("script", "says", "passes"),
     [
@@ -131,25 +148,28 @@ def test_a_static_runtime_is_replaced_or_refused(
     tmp_path: Path, script: str, says: str, passes: bool
 ) -> None:
     executable(tmp_path / "compiler", script)
-    (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(probe LANGUAGES CXX)\n"
-        f"include({ROOT}/cmake/shared_library.cmake)\n"
-    )
     compiler = f"-DCMAKE_CXX_COMPILER={tmp_path / 'compiler'}"
-    command = [cmake(), "-S", str(tmp_path), "-B", str(tmp_path / "build"), "-G", "Ninja", compiler]
-    answer = subprocess.run(
-        [*command, f"-DCMAKE_MAKE_PROGRAM={Path(cmake()).with_name('ninja')}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    answer = configured(tmp_path, "shared_library", compiler)
     assert says in " ".join((answer.stdout + answer.stderr).split())
     assert (answer.returncode == 0) == passes
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere there is one set")
+def test_kernels_are_for_the_processor_of_the_machine(tmp_path: Path) -> None:
+    def sets(*options: str) -> set[str]:
+        answer = configured(tmp_path, "cpu_isa", *options)
+        lines = [line for line in answer.stdout.splitlines() if "CPU instruction sets:" in line]
+        return set(lines[0].split(": ")[1].split(";"))
+
+    usual = sets()
+    assert {"avx2", cpu_instruction_sets()[-1]} - {""} <= usual
+    assert usual | {"scalar"} <= sets("-DTFK_ISAS=all")
+    assert "scalar" not in usual or not {"avx2"} & set(cpu_instruction_sets())
+
+
 def test_a_wheel_with_cuda_has_every_architecture_unless_told() -> None:
-    assert build_wheel.cmake_defines(False, "all") == ["TFK_CUDA=OFF"]
-    assert build_wheel.cmake_defines(True, "all")[1] == "TFK_CUDA_ARCHITECTURES=all"
+    assert build_wheel.cmake_defines(False, "all") == ["TFK_ISAS=all", "TFK_CUDA=OFF"]
+    assert build_wheel.cmake_defines(True, "all")[2] == "TFK_CUDA_ARCHITECTURES=all"
 
 
 def test_a_wheel_is_tried_beside_the_oldest_pytorch_and_the_newest(
