@@ -86,6 +86,7 @@ def clang_tidy(fix: bool) -> bool:  # noqa: ARG001
         *cmake_options(),
         "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
         "-DTFK_CUDA=OFF",
+        "-DTFK_ISAS=all",
         f"-DTFK_LIBRARY_DIR={TIDY / 'lib'}",
     ]
     configure = ["-S", str(ROOT), "-B", str(TIDY), "-G", "Ninja", "--log-level=WARNING"]
