@@ -61,7 +61,9 @@ def test_linear(shape: tuple[int, int, int], backend: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("row", ACTIVATIONS, ids=lambda row: row.name)
 def test_linear_act(row: Any, backend: str, dtype: torch.dtype) -> None:
     leaves = _operands(100, 65, 200, dtype)
-    dy = randn((100, 200), dtype)
+    z = in_torch.linear(*(leaf.double() for leaf in leaves))
+    # The slope of relu jumps: no gradient arrives where a sum may be rounded to either side of 0.
+    dy = randn((100, 200), dtype).masked_fill(z.abs() < 1e-4, 0)
     _check(
         lambda *a: F.linear_act(*a, activation=row.name, backend=backend),
         lambda *a: row.formula(in_torch.linear(*a)),
