@@ -382,7 +382,8 @@ def spelled_otherwise(x, w):
     softmax would tell two orders of a sum apart."""
     y = F.rms_norm(input=x, normalized_shape=(32,), weight=w, eps=1e-5)
     y = torch.add(y, F.dropout(input=x, p=0.0))
-    y = F.linear(input=F.gelu(input=F.linear(input=y, weight=torch.outer(w, w) / 32)), weight=w[None])
+    square = torch.outer(w, w) / 32
+    y = F.linear(input=F.gelu(input=F.linear(input=y, weight=square)), weight=w[None])
     weights = torch.softmax(input=y @ y.t(), dim=-1)
     y = torch.matmul(input=weights, other=torch.layer_norm(x, (32,), weight=w))
     return F.cross_entropy(input=y, target=torch.arange(5))
