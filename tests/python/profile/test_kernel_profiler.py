@@ -146,9 +146,10 @@ def test_a_gap_of_the_host_is_found():
         time.sleep(0.05)
         return y.cos()
 
-    gap = _profiled(call).gaps[0]
-    assert (gap.after, gap.before) == ("exp", "cos")
-    assert gap.duration_us >= 5e4
+    gaps = _profiled(call).gaps
+    assert gaps == sorted(gaps, key=lambda gap: -gap.duration_us)
+    (gap,) = (gap for gap in gaps if (gap.after, gap.before) == ("exp", "cos"))
+    assert gap.duration_us >= 5e4  # a busy machine may hold another one up for longer
 
 
 def test_a_gpus_trace_says_what_launched_what(gpu_trace):
