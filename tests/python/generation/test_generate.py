@@ -138,7 +138,7 @@ class Letters:
 
 @pytest.mark.parametrize("speculate", [0, 4])
 def test_a_string_ends_a_sequence(speculate: int) -> None:
-    model, batch = language_model(), 1 if speculate else 3
+    model, batch = language_model().double(), 1 if speculate else 3  # rounding flips no token
     start = torch.randint(VOCABULARY, (batch, 5))
     free = tfk.generate(model, start, NEW)[:, 5:]
     texts = [Letters().decode(row.tolist()) for row in free]
