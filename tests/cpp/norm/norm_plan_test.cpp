@@ -10,6 +10,7 @@
 
 #include "device_limits.h"
 #include "norm/dropout_plan.h"
+#include "numbers.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -103,7 +104,7 @@ void expect_holds(const DirectPlan& plan, const Problem& p, const DeviceLimits&)
 }
 
 TEST(NormPlan, EveryForwardProblemHasAPlanThatHoldsIt) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64& random = testing::random_engine();
   for (int round = 0; round < 400; ++round) {
     const std::int64_t cols = 1 + static_cast<std::int64_t>(random() % (2ull << random() % 23));
     for (const DeviceLimits& device : {kAmpere, kHopper}) {
@@ -198,7 +199,7 @@ TEST(NormPlan, DirectPlansTakeAlignedRowsThatNothingOverwrites) {
 }
 
 TEST(NormPlan, TheRingHoldsTwoRowsOrMoreAndFitsSharedMemory) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64& random = testing::random_engine();
   for (int round = 0; round < 400; ++round) {
     const std::int64_t cols =
         (random() % 2 ? 8 : 1) * (1 + static_cast<std::int64_t>(random() % 20000));

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "device_limits.h"
+#include "numbers.h"
 
 namespace transformer_kernels::cuda {
 namespace {
@@ -102,7 +103,7 @@ void expect_runnable(const SoftmaxPlan* entry, const Problem& p, const DeviceLim
 }
 
 TEST(SoftmaxPlan, EveryProblemHasAPlanOnEveryDevice) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64& random = testing::random_engine();
   std::uniform_int_distribution<std::int64_t> exponent(0, 23);
   for (int round = 0; round < 400; ++round) {
     const std::int64_t cols = 1 + static_cast<std::int64_t>(random() % (2ull << exponent(random)));
