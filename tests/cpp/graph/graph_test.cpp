@@ -97,6 +97,9 @@ constexpr Case kCases[] = {{1, 1, 0, 8, 1, {}},
                            {7, 3, 3000, 24, 1, {0, 8}},
                            {5, 4, 1500, 136, 2, {}}};
 
+// Sums of thousands of positive terms: in double they would be off by as much as float64 may be.
+using Totals = std::vector<long double>;
+
 // A sum and the sum of the sizes of its terms.
 struct Sums {
   explicit Sums(std::int64_t count) : sum(count), size(count) {}
@@ -169,7 +172,7 @@ TEST_P(GraphOp, softmax_matches_the_reference) {
     TestTensor y(backend(), dtype(), edges, cols, layout);
     segment_softmax_forward(backend().context(),
                             {.x = x.view(), .edges = device_edges.view(), .y = y.view()});
-    Values totals(targets * cols);
+    Totals totals(targets * cols);
     for (std::int64_t k = 0; k < edges * cols; ++k) {
       totals[g.targets[k / cols] * cols + k % cols] +=
           std::exp(values[g.order[k / cols] * cols + k % cols]);
@@ -177,7 +180,8 @@ TEST_P(GraphOp, softmax_matches_the_reference) {
     const Values got = y.values();
     for (std::int64_t k = 0; k < edges * cols; ++k) {
       const std::int64_t at = g.order[k / cols] * cols + k % cols;
-      const double expected = std::exp(values[at]) / totals[g.targets[k / cols] * cols + k % cols];
+      const auto total = static_cast<double>(totals[g.targets[k / cols] * cols + k % cols]);
+      const double expected = std::exp(values[at]) / total;
       const double wide = unit_roundoff(dtype() == DType::kFloat64 ? dtype() : DType::kFloat32);
       const double error = expected * (1.01 * unit_roundoff(dtype()) + 200 * wide);
       const double least = dtype() == DType::kFloat16 ? 0x1p-25 : 1e-30;  // of its subnormals
@@ -283,7 +287,7 @@ TEST_P(GraphOp, softmax_of_all_lengths_and_its_gradient) {
     segment_softmax_forward(backend().context(), {.x = x.view(), .edges = edges, .y = y.view()});
     segment_softmax_backward(backend().context(),
                              {.dy = dy.view(), .y = x.view(), .edges = edges, .dx = dx.view()});
-    Values totals(kSegments * cols);
+    Totals totals(kSegments * cols);
     Sums products(kSegments * cols);
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t element = g.segment[k / cols] * cols + k % cols;
@@ -293,7 +297,7 @@ TEST_P(GraphOp, softmax_of_all_lengths_and_its_gradient) {
     Sums y_sums(count), dx_sums(count);
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t element = g.segment[k / cols] * cols + k % cols;
-      y_sums.add(k, std::exp(values[k]) / totals[element]);
+      y_sums.add(k, std::exp(values[k]) / static_cast<double>(totals[element]));
       dx_sums.add(k, values[k] * (dy_values[k] - products.sum[element]));
       dx_sums.size[k] += std::abs(values[k]) * products.size[element];
     }
