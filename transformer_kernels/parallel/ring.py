@@ -8,11 +8,13 @@
 A rank holds two blocks of keys at a time, however many ranks there are. The backward pass sends
 keys and values round once more, and with them the sum of their gradients, one step behind: each
 rank adds its part, in an order that depends on the owner alone, and the last step brings the sum
-home.
+home. Keys that no further rank sees go no further, and the sum goes home from there.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +30,6 @@ from .._errors import (
     as_number,
     check_tensors,
     renamed,
-    shown,
 )
 from .._library import log_dispatch
 from ..ops._declare_checks import check_values
@@ -59,8 +60,9 @@ class _Rows(NamedTuple):
     """The rows of a rank: of sequences of one length, or packed ones with offsets. A half is the
     first or the second chunk of each sequence."""
 
-    offsets: Tensor | None
-    halves: tuple[Tensor, Tensor] | None  # the rows of each half of packed sequences
+    offsets: Tensor | None = None
+    halves: tuple[Tensor, Tensor] | None = None  # the rows of each half of packed sequences
+    lengths: list[int] | None = None  # of packed sequences
 
     def take(self, x: Tensor, half: _Where, dim: int = -3) -> Tensor:
         if half is None:
@@ -123,6 +125,19 @@ class _Call(NamedTuple):
             return [_Part(None, 0, ALL) if source < rank else _Part(1, None, ALL)]
         return [_Part(None, None, ALL)] if source < rank else []
 
+    def steps(self, length: int) -> int:
+        """The steps after which no rank sees any of the keys that would come to it."""
+        count, size = self.ranks.size, length // self.chunks
+        if self.chunks == ZIGZAG or not self.has_bounds:
+            return count  # the keys that come last lie beside a rank's own
+
+        def is_seen(step: int) -> bool:
+            """Keys come from ``step`` ranks before, or round the ring from ranks behind."""
+            chunks = step, step - count
+            return any(_seen(n * size, size, self.window) is not None for n in chunks)
+
+        return max(filter(is_seen, range(count)), default=0) + 1
+
     @property
     def has_bounds(self) -> bool:
         """Whether the window hides more than later keys."""
@@ -181,12 +196,12 @@ class _Message(NamedTuple):
         return self.arriving
 
 
-def _pass_on(buffer: Tensor, ranks: Ranks, tag: int) -> _Message:
-    """Sends a buffer, which nobody may write until the message has been waited for."""
-    if ranks.size == 1:
+def _pass_on(buffer: Tensor, ranks: Ranks, tag: int, by: int = 1) -> _Message:
+    """Sends a buffer ``by`` ranks on; nobody may write it until the message has been waited for."""
+    if by % ranks.size == 0:
         return _Message([], buffer)
     arriving = torch.empty_like(buffer)
-    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    after, before = (ranks.rank + by) % ranks.size, (ranks.rank - by) % ranks.size
     operations = [
         dist.P2POp(dist.isend, buffer, group=ranks.group, tag=tag, group_peer=after),
         dist.P2POp(dist.irecv, arriving, group=ranks.group, tag=tag, group_peer=before),
@@ -210,20 +225,20 @@ class _Packed(NamedTuple):
         return self.buffer[:size].view(first), self.buffer[size:].view(second)
 
 
-def _keys_on(kv: _Packed, call: _Call, step: int) -> _Message:
-    """Sends the keys of a step to the next rank; those of the last step have been everywhere."""
-    is_last = step + 1 == call.ranks.size
-    return _Message([], kv.buffer) if is_last else _pass_on(kv.buffer, call.ranks, _KEYS)
+def _keys_on(kv: _Packed, ranks: Ranks, is_last: bool) -> _Message:
+    """Sends the keys of a step to the next rank; those of the last step have been wherever they are
+    seen."""
+    return _pass_on(kv.buffer, ranks, _KEYS, by=0 if is_last else 1)
 
 
 # ---- both passes --------------------------------------------------------------------------------
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Sum:
-    rows, kv = call.rows, _Packed.of(k, v)
+    rows, kv, steps = call.rows, _Packed.of(k, v), call.steps(q.shape[-3])
     total: Sum | None = None
-    for step in range(call.ranks.size):
-        message = _keys_on(kv, call, step)
+    for step in range(steps):
+        message = _keys_on(kv, call.ranks, step + 1 == steps)
         for part in call.parts(step, q.shape[-3]):
             keys, offsets = rows.keys(*kv.views(), part.keys), rows.offsets_of(part.queries)
             queries = rows.take(q, part.queries)
@@ -247,19 +262,20 @@ def _added(total: Sum, block: Sum, half: _Where, rows: _Rows) -> Sum:
 
 
 def _backward(of: Outcome, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> tuple[Tensor, ...]:
-    kv, wide = _Packed.of(k, v), accumulate_dtype(q)
+    kv, wide, steps = _Packed.of(k, v), accumulate_dtype(q), call.steps(q.shape[-3])
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
     dkv = kv._replace(buffer=torch.zeros_like(kv.buffer, dtype=wide))
     sums = _Message([], dkv.buffer)
-    for step in range(call.ranks.size):
-        message, parts = _keys_on(kv, call, step), call.parts(step, q.shape[-3])
+    for step in range(steps):
+        is_last = step + 1 == steps
+        message, parts = _keys_on(kv, call.ranks, is_last), call.parts(step, q.shape[-3])
         blocks = [_of_block(of, q, kv, part, call) for part in parts]
         dkv = dkv._replace(buffer=sums.wait())
         for part, found in zip(parts, blocks, strict=True):
             halves = part.queries, part.keys, part.keys
             for x, half, gradient in zip((dq, *dkv.views()), halves, found, strict=True):
                 call.rows.add(x, half, gradient)
-        sums = _pass_on(dkv.buffer, call.ranks, _GRADIENTS)
+        sums = _pass_on(dkv.buffer, call.ranks, _GRADIENTS, by=-step if is_last else 1)
         kv = kv._replace(buffer=message.wait())
     dk, dv = dkv._replace(buffer=sums.wait()).views()
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
@@ -298,6 +314,45 @@ class _RingAttention(torch.autograd.Function):
         return *_backward(Outcome(dout, dlse, out, lse, rest), q, k, v, ctx.call), None
 
 
+# ---- packed sequences under a window ------------------------------------------------------------
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
+    """Sends keys round the ring: once, or once for each length of packed sequences."""
+    lengths = call.rows.lengths
+    if lengths is None or not call.has_bounds:
+        found: tuple[Tensor, Tensor] = _RingAttention.apply(q, k, v, call)
+        return found
+    return _by_length(q, k, v, call._replace(rows=_Rows()), lengths)
+
+
+def _by_length(
+    q: Tensor, k: Tensor, v: Tensor, call: _Call, lengths: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Attends to packed sequences of one length as to a batch: a kernel call takes one window, and
+    chunks of other lengths would need others."""
+    rows, batches = _sorted_by_length(lengths)
+    rows = rows.to(q.device)
+    sorted_parts = (x.index_select(0, rows).split([n * t for n, t in batches]) for x in (q, k, v))
+    outs, lses = [], []
+    for batch, *parts in zip(batches, *sorted_parts, strict=True):
+        out, lse = _RingAttention.apply(*(x.unflatten(0, batch) for x in parts), call)
+        outs.append(out.flatten(0, 1))
+        lses.append(lse.transpose(0, 1).flatten(1))
+    back = rows.argsort()
+    return torch.cat(outs).index_select(0, back), torch.cat(lses, -1).index_select(-1, back)
+
+
+def _sorted_by_length(lengths: list[int]) -> tuple[Tensor, list[tuple[int, int]]]:
+    """The rows of packed sequences, those of one length behind each other, and the batches of these
+    as (sequences, length). Where there are no rows, there is one batch of none."""
+    starts = [0, *itertools.accumulate(lengths)]
+    ordered = sorted(zip(lengths, starts[:-1], strict=True))
+    rows = [torch.arange(start, start + length) for length, start in ordered]
+    batches = [(n, length) for length, n in sorted(Counter(lengths).items()) if length]
+    return torch.cat([torch.arange(0), *rows]), batches or [(0, 0)]
+
+
 # ---- the function -------------------------------------------------------------------------------
 
 
@@ -308,11 +363,11 @@ def _rows_of(q: Tensor, cu_seqlens: Tensor | None, ranks: Ranks, chunks: int) ->
                 f"{_OP}: q has {q.shape[1]} rows of each sequence, expected a multiple of {chunks}"
                 " (the chunks of the layout)"
             )
-        return _Rows(None, None)
+        return _Rows()
     lengths = lengths_of(_OP, cu_seqlens, q.shape[0] * ranks.size)
     refuse_uneven(_OP, lengths, ranks, chunks)
-    offsets = (cu_seqlens // ranks.size).to(q.device)
-    return _Rows(offsets, _halves([length // ranks.size for length in lengths], q.device))
+    own = [length // ranks.size for length in lengths]
+    return _Rows((cu_seqlens // ranks.size).to(q.device), _halves(own, q.device), own)
 
 
 def _halves(lengths: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -371,8 +426,9 @@ def ring_attention(
             :mod:`torch.distributed` there is one rank.
         causal: hide later keys.
         window: the number of keys before and after its own position that a query sees; -1 for no
-            bound. What no query of a rank sees, it does not compute, but passes on. With
-            ``cu_seqlens`` there is none.
+            bound. What no query of a rank sees, it does not compute. In the contiguous layout
+            under ``causal`` keys go no further than they are seen. With ``cu_seqlens``, sequences
+            of one length are computed together.
         layout: ``"zigzag"``, which gives all ranks equal work under ``causal``, or
             ``"contiguous"``.
         scale: factor of the products; default ``D ** -0.5``.
@@ -411,13 +467,8 @@ def ring_attention(
     options = Options(scale, as_number(_OP, "softcap", softcap), deterministic, backend)
     rows = _rows_of(q, cu_seqlens, ranks, chunks)
     call = _Call(ranks, chunks, bounds_of(window, causal, _OP), rows, options)
-    if call.has_bounds and cu_seqlens is not None:
-        raise ArgumentValueError(
-            f"{_OP}: window is {shown(window)}, expected (-1, -1) beside cu_seqlens, whose chunks"
-            " are of several lengths"
-        )
     _check_by_attention(q, k, v, call)
     log_dispatch(f"{_OP}: {ranks.size} ranks, {ranks.backend}, {layout}, keys go round by isend")
-    out, lse = _RingAttention.apply(q, k, v, call)
+    out, lse = _attend(q, k, v, call)
     out = out.transpose(-2, -3) if heads_first else out
     return (out, lse) if as_flag(_OP, "return_lse", return_lse) else out

@@ -35,19 +35,39 @@ def test_attention(way: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_packed_sequences(way: Callable[..., Any]) -> None:
     q, k, v = (randn((12, 2, 8), torch.float64) for _ in range(3))
-    offsets = torch.tensor([0, 4, 12], dtype=torch.int32)
-    expected = attention_varlen(q, k, v, offsets, causal=True)
-    torch.testing.assert_close(way(q, k, v, causal=True, cu_seqlens=offsets), expected)
+    offsets = torch.tensor([0, 6, 6, 12], dtype=torch.int32)
+    for window in ((-1, -1), (2, 0)):
+        options: dict[str, Any] = {"causal": True, "window": window}
+        expected = attention_varlen(q, k, v, offsets, **options)
+        torch.testing.assert_close(way(q, k, v, cu_seqlens=offsets, **options), expected)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (2, 0)])
+def test_no_packed_rows(window: tuple[int, int]) -> None:
+    x, offsets = torch.zeros(0, 2, 8), torch.zeros(3, dtype=torch.int32)
+    options: dict[str, Any] = {"window": window, "cu_seqlens": offsets, "return_lse": True}
+    out, lse = parallel.ring_attention(x, x, x, **options)
+    assert (out.shape, lse.shape) == (x.shape, (2, 0))
 
 
 def test_blocks_outside_of_a_window_are_left_out() -> None:
     """Chunks of 8 tokens of four ranks, of which the last one sees its own and 7 before."""
     options = Options(1.0, 0.0, True, "auto")
-    call = _Call(Ranks(None, 3, 4), 1, (7, 0), _Rows(None, None), options)
+    call = _Call(Ranks(None, 3, 4), 1, (7, 0), _Rows(), options)
     parts = [call.parts(step, 8) for step in range(4)]
     assert [len(found) for found in parts] == [1, 1, 0, 0]
     assert parts[0] == [(slice(0, 8), slice(0, 8), (-1, 0))]
     assert parts[1] == [(slice(0, 7), slice(1, 8), (0, -1))]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "window", "steps"),
+    [(1, (0, 0), 1), (1, (8, 0), 2), (1, (9, 0), 3), (1, (8, 1), 4), (2, (8, 0), 4)],
+)
+def test_keys_go_as_far_as_they_are_seen(chunks: int, window: tuple[int, int], steps: int) -> None:
+    """Parts of 8 tokens of four ranks; the rank before sees keys behind it in the last step."""
+    options = Options(1.0, 0.0, True, "auto")
+    assert _Call(Ranks(None, 0, 4), chunks, window, _Rows(), options).steps(8) == steps
 
 
 @pytest.mark.parametrize("way", WAYS)

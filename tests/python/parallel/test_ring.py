@@ -24,7 +24,8 @@ from transformer_kernels.testing.processes import device, run_together, unable
 from transformer_kernels.testing.programs import leave
 
 ALL = 0  # the size that stands for all processes
-OFFSETS = torch.tensor([0, 16, 16, 40], dtype=torch.int32)  # one sequence is empty
+# The sequences are of two lengths, out of their order, and one is empty.
+OFFSETS = torch.tensor([0, 24, 24, 40, 64], dtype=torch.int32)
 
 
 @cache
@@ -65,10 +66,12 @@ def _check(call: Call, size: int, layout: str, **options: Any) -> None:
 
 
 def every_layout_and_group() -> None:
-    for size, layout, causal in itertools.product(
-        (ALL, 2, 1), ("zigzag", "contiguous"), (True, False)
+    for size, layout, options in itertools.product(
+        (ALL, 2, 1),
+        ("zigzag", "contiguous"),
+        ({"causal": True}, {"causal": False}, {"causal": True, "window": (12, -1)}),
     ):
-        _check(_call(torch.float32, causal=causal), size, layout)
+        _check(_call(torch.float32, **options), size, layout)
 
 
 def every_dtype() -> None:
@@ -131,10 +134,14 @@ def gradients_of_lse() -> None:
 
 
 def packed_sequences() -> None:
-    for layout, causal in itertools.product(("zigzag", "contiguous"), (True, False)):
+    everything = (-1, -1)
+    for layout, (causal, window) in itertools.product(
+        ("zigzag", "contiguous"),
+        ((True, everything), (False, everything), (True, (4, -1)), (False, (2, 7))),
+    ):
         where: dict[str, Any] = {"layout": layout, "cu_seqlens": OFFSETS, "dim": 0}
-        wholes, parts = _leaves((40,), **where)
-        options = {"causal": causal, "return_lse": True}
+        wholes, parts = _leaves((64,), **where)
+        options = {"causal": causal, "window": window, "return_lse": True}
         expected = attention_varlen(*wholes, OFFSETS.to(device()), **options)
         found = ring_attention(*parts, layout=layout, cu_seqlens=OFFSETS, **options)
         _compare(wholes, expected, parts, found, **where)
@@ -155,15 +162,16 @@ def a_mesh_and_heads_first() -> None:
 def the_same_bits() -> None:
     call = _call(torch.bfloat16)
     parts = [shard_sequence(x).requires_grad_() for x in (call.q, call.k, call.v)]
-    runs = []
-    for _ in range(2):
-        out = ring_attention(*parts, causal=True)
-        runs.append([out, *torch.autograd.grad(out.float().square().sum(), parts)])
-    assert all(map(torch.equal, *runs))
+    for window in ((-1, -1), (5, 3)):
+        runs = []
+        for _ in range(2):
+            out = ring_attention(*parts, causal=True, window=window)
+            runs.append([out, *torch.autograd.grad(out.float().square().sum(), parts)])
+        assert all(map(torch.equal, *runs))
 
 
-def what_is_sent() -> None:
-    """The bytes are those of the simulation of many GPUs."""
+def _bytes_sent(parts: list[Tensor], **options: Any) -> int:
+    """The bytes of this rank's messages in both passes."""
     sent = 0
 
     def counted(operations: list[Any]) -> Any:
@@ -171,13 +179,24 @@ def what_is_sent() -> None:
         sent += sum(o.tensor.nbytes for o in operations if o.op is dist.isend)
         return send(operations)
 
-    call, send = _call(torch.bfloat16), dist.batch_isend_irecv
-    parts = [shard_sequence(x).requires_grad_() for x in (call.q, call.k, call.v)]
+    send = dist.batch_isend_irecv
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "batch_isend_irecv", counted)
-        ring_attention(*parts, causal=True).float().sum().backward()
+        ring_attention(*parts, causal=True, **options).float().sum().backward()
+    return sent
+
+
+def what_is_sent() -> None:
+    """The bytes are those of the simulation of many GPUs; under a window keys go no further than
+    they are seen, and their gradients come home from there."""
+    call = _call(torch.bfloat16)
+    parts = [shard_sequence(x).requires_grad_() for x in (call.q, call.k, call.v)]
     numbers = parts[1].numel() + parts[2].numel()
-    assert sent == scaling.ring(scaling.Cluster(), numbers, dist.get_world_size()).bytes
+    whole = scaling.ring(scaling.Cluster(), numbers, dist.get_world_size()).bytes
+    assert _bytes_sent(parts) == _bytes_sent(parts, window=(7, 0)) == whole
+    there, gradients = 2 * parts[0].element_size() * numbers, 2 * 4 * numbers
+    assert _bytes_sent(parts, window=(7, 0), layout="contiguous") == there + gradients
+    assert _bytes_sent(parts, window=(0, 0), layout="contiguous") == 0
 
 
 def autocast() -> None:
@@ -203,8 +222,6 @@ def refusals() -> None:
     for message, options in cases:
         with pytest.raises((ValueError, TypeError), match=f"ring_attention: {message}"):
             ring_attention(q, q, q, **options)
-    with pytest.raises(ValueError, match=r"window is \(3, 0\), expected \(-1, -1\) beside cu_seq"):
-        ring_attention(*[torch.randn(10, 4, 8)] * 3, window=(3, 0), cu_seqlens=OFFSETS)
     with pytest.raises(ValueError, match=r"ring_attention: k has shape \(2, 1, 4, 8\)"):
         ring_attention(q, q[:, :1], q)
     with pytest.raises(ValueError, match="ring_attention: q has 4 heads, expected a multiple of 3"):
@@ -213,7 +230,7 @@ def refusals() -> None:
         ring_attention(q[:, :1], q[:, :1], q[:, :1])
     with pytest.raises(ValueError, match="shard_sequence: a sequence has 6 tokens, expected a mul"):
         shard_sequence(x[:, :6])
-    with pytest.raises(ValueError, match="goes from 0 to 40, expected 0 to 8"):
+    with pytest.raises(ValueError, match="goes from 0 to 64, expected 0 to 8"):
         shard_sequence(x, cu_seqlens=OFFSETS)
     with pytest.raises(ValueError, match="unshard_sequence: x requires a gradient"):
         unshard_sequence(q.requires_grad_())
