@@ -9,21 +9,19 @@
 #include <string>
 #include <vector>
 
-#include "model.h"
+#include "options.h"
 #include "sampler.h"
-#include "tokenizer.h"
 #include "unicode.h"
 
 namespace gpt2 {
 namespace {
 
 struct GenerateOptions {
-  Path model, tokenizer;
+  ModelOptions model;
   std::string prompt = "\n";
   std::int64_t tokens = 64, count = 1;
   tfk::SamplingParameters sampling;
   std::int64_t seed = 1;
-  bool bfloat16 = false;
 };
 
 void write(const std::string& text) {
@@ -33,10 +31,8 @@ void write(const std::string& text) {
 
 // Writes each text when it is finished; a single one as it grows.
 void generate(const GenerateOptions& options) {
-  const Gpt2 model =
-      Gpt2::load(options.model, options.bfloat16 ? Precision::kBFloat16 : Precision::kFloat32);
-  const Tokenizer tokenizer =
-      Tokenizer::load_for(model.config().vocabulary, options.tokenizer, options.model);
+  const Gpt2 model = options.model.load();
+  const Tokenizer tokenizer = options.model.load_tokenizer(model);
   const std::vector<std::int32_t> prompt = tokenizer.encode(options.prompt);
   const std::int64_t length = std::ssize(prompt) + options.tokens;
   if (prompt.empty()) throw std::runtime_error("--prompt has no tokens");
@@ -47,8 +43,7 @@ void generate(const GenerateOptions& options) {
   }
 
   const std::int64_t count = options.count, pages = (length + kPage - 1) / kPage;
-  KvCache cache(model.config(), options.bfloat16 ? Precision::kBFloat16 : Precision::kFloat32,
-                count * pages);
+  KvCache cache(model.config(), options.model.precision(), count * pages);
   std::vector<Sequence> sequences(count);
   std::vector<Sequence*> batch;
   std::vector<std::int32_t> inputs;
@@ -88,13 +83,8 @@ void generate(const GenerateOptions& options) {
 void add_generate(CLI::App& app) {
   const auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Continue a text");
-  const auto number = [&](const char* name, auto& value, const char* help) {
-    return command->add_option(name, value, help)->capture_default_str();
-  };
-  command->add_option("--model", options->model, "A folder or file of Hugging Face, or of llm.c")
-      ->required();
-  command->add_option("--tokenizer", options->tokenizer,
-                      "The folder of vocab.json and merges.txt; without them bytes are tokens");
+  const auto number = numbers_of(*command);
+  add_model(*command, options->model);
   command->add_option("--prompt", options->prompt, "The text that is continued");
   number("--tokens", options->tokens, "New tokens")->check(CLI::Range(1.0, 1e9));
   number("--count", options->count, "Texts, at once")->check(CLI::Range(1, 4096));
@@ -103,7 +93,6 @@ void add_generate(CLI::App& app) {
   number("--top-k", options->sampling.top_k, "0 keeps all")->check(CLI::NonNegativeNumber);
   number("--top-p", options->sampling.top_p, "1 keeps all")->check(CLI::Range(0.0, 1.0));
   number("--seed", options->seed, "Of the first text; others count up");
-  command->add_flag("--bfloat16", options->bfloat16, "Keep weights in bfloat16, and compute in it");
   command->callback([options] { generate(*options); });
 }
 

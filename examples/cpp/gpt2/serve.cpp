@@ -15,10 +15,9 @@
 
 #include "access.h"
 #include "http_server.h"
-#include "model.h"
+#include "options.h"
 #include "scheduler.h"
 #include "service.h"
-#include "tokenizer.h"
 
 namespace gpt2 {
 namespace {
@@ -26,14 +25,14 @@ namespace {
 constexpr std::chrono::seconds kGrace{5};  // that answers have to end, where the server has to
 
 struct ServeOptions {
-  Path model, tokenizer, token_file;
+  ModelOptions model;
+  Path token_file;
   std::string name, host = "127.0.0.1";
   int port = 8000;
   std::int64_t sequences = 16, queue = 256, connections = 1000;
   std::int64_t cache_tokens = 0;  // 0: as many as may run at a time
   Limits limits = {
       .body_bytes = 1 << 20, .new_tokens = 4096, .context = 4096, .seconds = 600, .patience = 30};
-  bool bfloat16 = false;
 };
 
 // The signals that end the server, which only the thread that waits for them gets.
@@ -83,10 +82,8 @@ void serve(const ServeOptions& options) {
                              ", which other machines see: give a token (--token-file, or the "
                              "environment variable TFK_TOKEN)");
   }
-  const Precision precision = options.bfloat16 ? Precision::kBFloat16 : Precision::kFloat32;
-  const Gpt2 model = Gpt2::load(options.model, precision);
-  const Tokenizer tokenizer =
-      Tokenizer::load_for(model.config().vocabulary, options.tokenizer, options.model);
+  const Gpt2 model = options.model.load();
+  const Tokenizer tokenizer = options.model.load_tokenizer(model);
   Limits limits = options.limits;
   limits.context = std::min(limits.context, model.config().positions);
   const std::int64_t wanted =
@@ -99,9 +96,9 @@ void serve(const ServeOptions& options) {
   Scheduler scheduler(model, {.sequences = options.sequences,
                               .waiting = options.queue,
                               .pages = pages,
-                              .precision = precision,
+                              .precision = options.model.precision(),
                               .stop = tokenizer.end_of_text()});
-  const std::string name = options.name.empty() ? name_of(options.model) : options.name;
+  const std::string name = options.name.empty() ? name_of(options.model.path) : options.name;
   Service service(model, tokenizer, scheduler, name, limits, access);
   HttpServer server(options.connections,
                     std::chrono::duration_cast<HttpServer::Duration>(
@@ -117,15 +114,10 @@ void serve(const ServeOptions& options) {
 void add_serve(CLI::App& app) {
   const auto options = std::make_shared<ServeOptions>();
   CLI::App* command = app.add_subcommand("serve", "Answer requests over HTTP, as OpenAI's API has");
-  const auto number = [&](const char* name, auto& value, const char* help) {
-    return command->add_option(name, value, help)->capture_default_str();
-  };
+  const auto number = numbers_of(*command);
   const auto positive = CLI::Range(1.0, 1e12);
   const auto seconds = CLI::Range(1e-3, 1e9);
-  command->add_option("--model", options->model, "A folder or file of Hugging Face, or of llm.c")
-      ->required();
-  command->add_option("--tokenizer", options->tokenizer,
-                      "The folder of vocab.json and merges.txt; without them bytes are tokens");
+  add_model(*command, options->model);
   command->add_option("--name", options->name, "The model's name; without it the file's");
   number("--host", options->host, "The address; one that other machines see needs a token");
   number("--port", options->port, "0 takes one that is free")->check(CLI::Range(0, 65535));
@@ -150,7 +142,6 @@ void add_serve(CLI::App& app) {
   number("--patience", options->limits.patience,
          "Seconds in which a client has to send a request, and to read what is ready for it")
       ->check(seconds);
-  command->add_flag("--bfloat16", options->bfloat16, "Keep weights in bfloat16, and compute in it");
   command->callback([options] { serve(*options); });
 }
 

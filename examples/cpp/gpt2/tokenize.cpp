@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "llmc.h"
+#include "options.h"
 #include "tokenizer.h"
 
 namespace gpt2 {
@@ -17,8 +18,7 @@ void add_tokenize(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("tokenize", "Turn a text into a file of tokens");
   command->add_option("--data", options->data, "The text")->required();
-  command->add_option("--tokenizer", options->tokenizer,
-                      "The folder of vocab.json and merges.txt; without them bytes are tokens");
+  add_tokenizer(*command, options->tokenizer);
   command->add_option("--out", options->out, "The file, as llm.c has them")->required();
   command->callback([options] {
     const Tokenizer tokenizer = Tokenizer::load(options->tokenizer);

@@ -7,6 +7,7 @@
 #include <numbers>
 #include <stdexcept>
 
+#include "options.h"
 #include "train.h"
 
 namespace gpt2 {
@@ -66,9 +67,7 @@ void add_train(CLI::App& app) {
   const auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model, or go on where it was stopped");
   const CLI::Range positive(1.0, 1e9);
-  const auto number = [&](const char* name, auto& value, const char* help) {
-    return command->add_option(name, value, help)->capture_default_str();
-  };
+  const auto number = numbers_of(*command);
   command->add_option("--data", options->data, "A text, or tokens as llm.c has them")->required();
   command->add_option("--validation", options->validation,
                       "Data whose loss is computed now and then, and which is not trained on");
@@ -77,8 +76,7 @@ void add_train(CLI::App& app) {
   command->add_option("--out", options->out, "The folder of the checkpoint, the log and the model");
   command->add_option("--model", options->model,
                       "The first weights: a folder or file of Hugging Face, or one of llm.c");
-  command->add_option("--tokenizer", options->tokenizer,
-                      "The folder of vocab.json and merges.txt; without them bytes are tokens");
+  add_tokenizer(*command, options->tokenizer);
   command->add_option("--gradients", options->gradients,
                       "Write the first step's gradients to this file, and train nothing");
   number("--vocabulary", options->fresh.vocabulary, "Of a model that begins at random")
