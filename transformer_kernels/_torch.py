@@ -39,7 +39,8 @@ softmax_dim: Callable[[str, int, int], int] = F._get_softmax_dim  # type: ignore
 any_autocast = torch._C._is_any_autocast_enabled
 
 _functorch_active = torch._C._are_functorch_transforms_active
-_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
+_functorch = torch._C._functorch
+_is_legacy_batched = _functorch.is_legacy_batchedtensor
 _tracing_state = torch._C._get_tracing_state  # returns None unless torch.jit.trace follows the call
 _is_compiling = torch.compiler.is_compiling
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # true outside of a pass
@@ -65,6 +66,16 @@ def is_batched(*tensors: Any) -> bool:
     return _functorch_active() or any(
         _is_legacy_batched(x) for x in tensors if isinstance(x, torch.Tensor)
     )
+
+
+def differs_between_samples(x: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are others in each sample of torch.func.vmap, so that the host
+    cannot read them."""
+    while not _is_compiling() and _functorch.is_functorch_wrapped_tensor(x):
+        if _functorch.is_batchedtensor(x):
+            return True
+        x = _functorch.get_unwrapped(x)
+    return False
 
 
 def is_eager() -> bool:

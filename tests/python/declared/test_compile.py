@@ -11,9 +11,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import transformer_kernels as tfk
+from transformer_kernels.ops._declare import Op
+from transformer_kernels.ops._declare_arguments import Argument, Indices
+from transformer_kernels.ops._register import DECLARED
 from transformer_kernels.testing.case import Case, as_tuple
 from transformer_kernels.testing.cases import MAIN_CASES, run
 from transformer_kernels.testing.check import random_gradients
+from transformer_kernels.testing.declared import good
 from transformer_kernels.testing.inputs import randn
 
 each_main_case = pytest.mark.parametrize("case", MAIN_CASES, ids=str)
@@ -23,6 +27,10 @@ OPS = torch.ops.transformer_kernels
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
     torch._dynamo.reset()
+
+
+def _is_index(argument: Argument) -> bool:
+    return isinstance(argument, Indices)
 
 
 def _assert_same(first: tuple[Any, Any], second: tuple[Any, Any]) -> None:
@@ -158,6 +166,31 @@ def test_torch_func(case: Case) -> None:
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(loss(forward_ad.make_dual(x, x))).tangent
     torch.testing.assert_close(tangent, (expected_gradient * x).sum())
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(
+    "op",
+    [op for op in DECLARED.values() if any(map(_is_index, op.arguments))],
+    ids=lambda op: op.name,
+)
+def test_samples_with_other_indices(op: Op, device: str) -> None:
+    """Indices that differ between the samples of vmap give the results of separate calls, or are
+    refused by name: the host cannot read them."""
+    for name in [argument.name for argument in op.arguments if _is_index(argument)]:
+        given = good(op, name)
+
+        def call(indices: Tensor, name: str = name, given: Any = given) -> Any:
+            return op.call(*(given | {name: indices}).values())
+
+        stacked = torch.stack([given[name]] * 2)
+        try:
+            found = as_tuple(torch.func.vmap(call)(stacked))
+        except tfk.ArgumentValueError as error:
+            assert f"{name} differs between the samples of" in str(error)  # noqa: PT017
+            continue
+        for y, expected in zip(found, as_tuple(call(given[name])), strict=True):
+            torch.testing.assert_close(y, torch.stack([expected] * 2), equal_nan=True)
 
 
 @each_main_case

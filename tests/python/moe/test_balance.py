@@ -39,6 +39,12 @@ def test_losses_and_gradients(device: str) -> None:
         torch.testing.assert_close(*gradients)
 
 
+def test_counts_of_samples(device: str) -> None:
+    indices = torch.randint(0, 5, (3, 8, 2), device=device)
+    found = torch.func.vmap(lambda i: F.expert_counts(i, 5, 2))(indices)
+    assert torch.equal(found, torch.stack([F.expert_counts(i, 5, 2) for i in indices]))
+
+
 @pytest.mark.parametrize("kind", ["batch", "sequence", "global"])
 def test_balancer(kind: str, device: str) -> None:
     torch.manual_seed(5)

@@ -155,6 +155,35 @@ def test_gradcheck(device: str) -> None:
         assert torch.autograd.gradcheck(run, tensors)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("activation", ["swiglu", "clamped_swiglu"])
+def test_samples_of_vmap(activation: str, device: str) -> None:
+    """Each sample chooses other experts. Numbers that are not finite stay in their tokens."""
+    shapes = ((4, 12, 6), (4, 5, 6), (4, 12), (4, 5))
+    parameters = tuple(randn(shape, torch.float64, device) for shape in shapes)
+    x, logits = (randn((2, 7, n), torch.float64, device) for n in (6, 4))
+    x[0, 0] = torch.inf
+
+    def rows(values: Any, x: Tensor, logits: Tensor) -> Tensor:
+        weight, down, bias, down_bias = values
+        weights, indices = F.moe_router(logits, 2)
+        return F.moe_experts(
+            x, F.moe_dispatch(indices, 4), weights, weight, down, activation, bias=bias,
+            down_bias=down_bias,
+        )  # fmt: skip
+
+    def loss(values: Any, x: Tensor, logits: Tensor) -> Tensor:
+        return rows(values, x, logits)[1:].square().sum()
+
+    gradients = torch.func.grad(loss, argnums=(0, 1, 2))
+    for function in (rows, gradients):
+        found = torch.func.vmap(function, in_dims=(None, 0, 0))(parameters, x, logits)
+        for i in range(2):
+            expected = function(parameters, x[i], logits[i])
+            of_sample = torch.utils._pytree.tree_map(lambda t, i=i: t[i], found)
+            torch.testing.assert_close(of_sample, expected, equal_nan=True)
+
+
 def _gpt_oss(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     return (up + 1) * (gate * torch.sigmoid(gate * 1.702))

@@ -49,7 +49,8 @@ class Experts(Mixin):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
         opens = _is_choice(given) and self._tfk_gates["experts"].opens(given[0])
-        # The formula reads where groups end, which differs between the samples of torch.func.vmap.
+        # Where each sample of torch.func.vmap chooses other experts, the formula multiplies every
+        # row with the weights of all of them.
         if not opens or is_transformed():
             return super().forward(*args, **kwargs)
         reason = _why_not(self)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._errors import ArgumentValueError
+from ..._torch import differs_between_samples
 from .. import _philox
 from .._dtype import accumulate_dtype
 from .._heads import in_the_order_of
@@ -197,6 +199,12 @@ class _Sequence(NamedTuple):
 def _sequences(inputs: Inputs) -> Iterator[_Sequence]:
     assert inputs.cu_seqlens_q is not None
     assert inputs.cu_seqlens_k is not None
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        if differs_between_samples(getattr(inputs, name)):
+            raise ArgumentValueError(
+                f"attention: {name} differs between the samples of torch.func.vmap, expected"
+                " numbers that all of them share"
+            )
     q_at, k_at = inputs.cu_seqlens_q.tolist(), inputs.cu_seqlens_k.tolist()
     for b in range(len(q_at) - 1):
         yield _Sequence(b, slice(q_at[b], q_at[b + 1]), slice(k_at[b], k_at[b + 1]))

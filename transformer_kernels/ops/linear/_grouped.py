@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..._torch import differs_between_samples
 from .._declare import Op, Ways
 from .._declare_arguments import Argument, Given, Indices, Result, Table
 from .._declare_raw import declare_raw
@@ -36,12 +37,29 @@ def scaled(x: Tensor, factors: Tensor | None) -> Tensor:
 
 def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> Tensor:
     """Each group's rows times its weight, (N, K), from the right; rows of no group are zeros."""
+    if differs_between_samples(offsets):
+        return _multiplied_by_masks(x, weight, bias, offsets)
     parts, end = [], 0
     for group, own in groups_of(offsets):
         y = x[own] @ weight[group].t()
         parts.append(y if bias is None else (y + bias[group]).to(y.dtype))
         end = own.stop
     return torch.cat([*parts, x.new_zeros(len(x) - end, weight.shape[1])])
+
+
+def _multiplied_by_masks(
+    x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor
+) -> Tensor:  # fmt: skip
+    """:func:`multiplied` where groups end elsewhere in each sample of torch.func.vmap: every row is
+    multiplied with every weight, those of other groups as zeros, and is kept in its own."""
+    rows = torch.arange(len(x), device=x.device)
+    total = x.new_zeros(len(x), weight.shape[1])
+    for group in range(len(weight)):
+        own = ((rows >= offsets[group]) & (rows < offsets[group + 1])).unsqueeze(1)
+        y = torch.where(own, x, 0) @ weight[group].t()
+        y = y if bias is None else (y + bias[group]).to(y.dtype)
+        total = torch.where(own, y, total)
+    return total
 
 
 def grouped_linear(

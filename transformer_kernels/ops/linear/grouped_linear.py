@@ -25,7 +25,8 @@ def grouped_linear(
     """Computes ``input[i] @ weight[g].T + bias[g]`` for each row ``i`` of each group ``g``: rows
     ``offsets[g]`` to ``offsets[g + 1] - 1``, as :func:`moe_dispatch` sorts them by expert.
 
-    On CUDA the offsets stay on the device, and a graph that was captured follows them.
+    On CUDA the offsets stay on the device, and a graph that was captured follows them. Offsets that
+    differ between the samples of ``torch.func.vmap`` cost a product of every row with every weight.
 
     Args:
         input: (M, K), floating-point.

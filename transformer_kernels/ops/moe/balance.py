@@ -44,7 +44,8 @@ def expert_counts(indices: Tensor, num_experts: int, sequences: int = 1) -> Tens
         )
     flat = indices.reshape(count, -1).long()
     counts = torch.zeros(count, experts, dtype=torch.int64, device=indices.device)
-    return counts.scatter_add_(1, flat, torch.ones_like(flat))
+    # In place torch.func.vmap could not add the samples' numbers to a tensor that they share.
+    return counts.scatter_add(1, flat, torch.ones_like(flat))
 
 
 @overridable

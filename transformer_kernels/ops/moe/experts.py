@@ -95,7 +95,8 @@ def moe_experts(
 ) -> Tensor:
     """Runs each token through the MLPs of its experts, and sums what they return with the router's
     weights: one pass forward and one backward, which save ``input`` and the products of gate and
-    up. No row is copied to its expert, and weights stay as they lie.
+    up. No row is copied to its expert, and weights stay as they lie. Where the samples of
+    ``torch.func.vmap`` choose experts each, every row is multiplied with every weight.
 
     Args:
         input: (..., D), T tokens, floating-point.
