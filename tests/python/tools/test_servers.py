@@ -4,9 +4,11 @@ the scalars of a training run appear."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -15,7 +17,6 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,13 @@ NOTEBOOK = "notebooks/flashattention_demo.ipynb"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens at. It is none of those from 32768 up that the system gives away,
+    so that no other test's server or client has it before this one's server does."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise AssertionError("none of a hundred ports is free")
 
 
 def get(url: str, data: bytes | None = None) -> bytes:
@@ -41,7 +46,7 @@ def get(url: str, data: bytes | None = None) -> bytes:
         return bytes(answer.read())
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(task: str, page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """Starts a server by the command of `tools/dev.py`; gives its address once the page loads."""
     port = free_port()
