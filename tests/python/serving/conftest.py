@@ -52,12 +52,15 @@ class Client:
     def send(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, method: str = ""
     ) -> http.client.HTTPResponse:
-        """The answer, which is not read yet; what is no bytes is sent as JSON."""
+        """The answer, which is not read yet; what is no bytes is sent as JSON. It may come, and the
+        server may close, before the end of a body that the server does not want."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection = self.connect()
         usual = {} if data is None else {"Content-Type": "application/json"}
         method = method or ("GET" if data is None else "POST")
-        connection.request(method, path, data, {**usual, **(headers or {})})
+        connection.connect()
+        with contextlib.suppress(ConnectionError):
+            connection.request(method, path, data, {**usual, **(headers or {})})
         return connection.getresponse()
 
     def ask(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
