@@ -19,10 +19,10 @@ std::string random_digits() {
   return digits;
 }
 
-json choices(const std::string& text, const std::string& reason) {
+json choices(const std::string& text, const std::string& reason, json log_probs) {
   const json choice = {{"index", 0},
                        {"text", text},
-                       {"logprobs", nullptr},
+                       {"logprobs", std::move(log_probs)},
                        {"finish_reason", reason.empty() ? json() : json(reason)}};
   return json::array({choice});
 }
@@ -31,6 +31,7 @@ json choices(const std::string& text, const std::string& reason) {
 
 std::string Text::take(const std::string& characters) {
   pending_ += characters;
+  count_ += count_characters(characters);
   std::size_t certain = pending_.size();
   for (const std::string& stop : stops_) {
     const std::size_t place = pending_.find(stop);
@@ -57,12 +58,12 @@ Answer::Answer(std::string model, std::int64_t prompt_tokens)
       identity_("cmpl-" + random_digits()),
       created_(std::time(nullptr)) {}
 
-json Answer::piece(const std::string& text, const std::string& reason) const {
-  return wrap(choices(text, reason));
+json Answer::piece(const std::string& text, const std::string& reason, json log_probs) const {
+  return wrap(choices(text, reason, std::move(log_probs)));
 }
 
-json Answer::whole(const std::string& text, const std::string& reason) const {
-  json answer = piece(text, reason);
+json Answer::whole(const std::string& text, const std::string& reason, json log_probs) const {
+  json answer = piece(text, reason, std::move(log_probs));
   answer["usage"] = usage();
   return answer;
 }

@@ -20,7 +20,8 @@ class Text {
 
   std::string add(std::string_view bytes) { return take(characters_.add(bytes)); }
   std::string finish() { return take(characters_.finish()) + std::move(pending_); }
-  bool is_over() const { return is_over_; }  // one of the strings came
+  bool is_over() const { return is_over_; }      // one of the strings came
+  std::int64_t count() const { return count_; }  // characters that came
 
  private:
   std::string take(const std::string& characters);
@@ -29,14 +30,17 @@ class Text {
   CharacterStream characters_;
   std::string pending_;
   bool is_over_ = false;
+  std::int64_t count_ = 0;
 };
 
 struct Answer {
   Answer(std::string model, std::int64_t prompt_tokens);
 
-  // The last piece of a stream has a reason, others an empty one.
-  nlohmann::json piece(const std::string& text, const std::string& reason) const;
-  nlohmann::json whole(const std::string& text, const std::string& reason) const;
+  // The last piece of a stream has a reason, others an empty one. `log_probs` may be null.
+  nlohmann::json piece(const std::string& text, const std::string& reason,
+                       nlohmann::json log_probs) const;
+  nlohmann::json whole(const std::string& text, const std::string& reason,
+                       nlohmann::json log_probs) const;
   nlohmann::json end() const;  // a part of a stream that only says what was used
 
   std::int64_t prompt_tokens, new_tokens = 0;

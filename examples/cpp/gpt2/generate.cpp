@@ -20,8 +20,7 @@ struct GenerateOptions {
   ModelOptions model;
   std::string prompt = "\n";
   std::int64_t tokens = 64, count = 1;
-  tfk::SamplingParameters sampling;
-  std::int64_t seed = 1;
+  Sampling sampling{.seed = 1};
 };
 
 void write(const std::string& text) {
@@ -47,12 +46,12 @@ void generate(const GenerateOptions& options) {
   std::vector<Sequence> sequences(count);
   std::vector<Sequence*> batch;
   std::vector<std::int32_t> inputs;
-  std::vector<Draw> draws;
+  std::vector<Sampling> samplings(count, options.sampling);
   for (std::int64_t i = 0; i < count; ++i) {
     cache.reserve(sequences[i], length);
     batch.push_back(&sequences[i]);
     inputs.insert(inputs.end(), prompt.begin(), prompt.end());
-    draws.push_back({.parameters = options.sampling, .seed = options.seed + i});
+    samplings[i].seed += i;
   }
 
   std::vector<float> logits(count * model.config().vocabulary);
@@ -64,8 +63,12 @@ void generate(const GenerateOptions& options) {
        made < options.tokens && std::find(ended.begin(), ended.end(), false) != ended.end();
        ++made) {
     model.step(cache, batch, inputs, logits);
-    for (Draw& draw : draws) draw.position = sequences[0].length;
-    inputs = sample(logits, draws);
+    std::vector<Draw> draws;
+    for (std::int64_t i = 0; i < count; ++i) {
+      draws.push_back({samplings[i], texts[i], std::ssize(prompt)});
+    }
+    inputs.clear();
+    for (const Drawn& drawn : sample(logits, draws)) inputs.push_back(drawn.chosen.token);
     for (std::int64_t i = 0; i < count; ++i) {
       ended[i] = ended[i] || inputs[i] == tokenizer.end_of_text();
       if (!ended[i] && count == 1) write(characters.add(tokenizer.decode({&inputs[i], 1})));
@@ -78,6 +81,17 @@ void generate(const GenerateOptions& options) {
   }
 }
 
+void add_field(CLI::App& command, const SamplingField& field, Sampling& sampling) {
+  std::string name = std::string("--") + field.name;
+  std::ranges::replace(name, '_', '-');
+  const auto refusal = [&field](const std::string& text) -> std::string {
+    double number = 0;
+    const bool is_right = CLI::detail::lexical_cast(text, number) && field.fits(number);
+    return is_right ? "" : std::string("expected ") + field.wanted + ", got " + text;
+  };
+  command.add_option(name, sampling.parameters.*field.parameter, field.help)->check(refusal);
+}
+
 }  // namespace
 
 void add_generate(CLI::App& app) {
@@ -88,11 +102,8 @@ void add_generate(CLI::App& app) {
   command->add_option("--prompt", options->prompt, "The text that is continued");
   number("--tokens", options->tokens, "New tokens")->check(CLI::Range(1.0, 1e9));
   number("--count", options->count, "Texts, at once")->check(CLI::Range(1, 4096));
-  number("--temperature", options->sampling.temperature, "0 takes the likeliest token")
-      ->check(CLI::NonNegativeNumber);
-  number("--top-k", options->sampling.top_k, "0 keeps all")->check(CLI::NonNegativeNumber);
-  number("--top-p", options->sampling.top_p, "1 keeps all")->check(CLI::Range(0.0, 1.0));
-  number("--seed", options->seed, "Of the first text; others count up");
+  for (const SamplingField& field : kSamplingFields) add_field(*command, field, options->sampling);
+  number("--seed", options->sampling.seed, "Of the first text; others count up");
   command->callback([options] { generate(*options); });
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "requests.h"
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <random>
 #include <utility>
 
 namespace gpt2 {
@@ -15,6 +17,16 @@ constexpr std::size_t kMostStops = 16, kLongestStop = 256;
 
 [[noreturn]] void refuse(const std::string& field, const std::string& what) {
   throw Refusal(400, field + ": " + what, field);
+}
+
+[[noreturn]] void refuse(const std::string& field, const std::string& wanted,
+                         const std::string& got) {
+  refuse(field, "Input should be " + wanted + ", got " + got);
+}
+
+// Texts and lists are not repeated, because they may be long.
+std::string shown(const json& value) {
+  return value.is_number() || value.is_boolean() ? value.dump() : value.type_name();
 }
 
 // The fields of an object, each of which is taken once.
@@ -33,26 +45,26 @@ class Fields {
     return value;
   }
 
-  // `fits` takes a number; `what` says what one is.
+  // `fits` takes a number; `wanted` says what one is.
   template <class T, class Fits>
-  std::optional<T> number(const std::string& name, const std::string& what, Fits fits) {
+  std::optional<T> number(const std::string& name, const std::string& wanted, Fits fits) {
     const json value = take(name);
     if (value.is_null()) return std::nullopt;
     const bool is_number = std::is_integral_v<T> ? is_whole(value) : value.is_number();
-    if (!is_number || !fits(value.get<T>())) refuse(prefix_ + name, "Input should be " + what);
+    if (!is_number || !fits(value.get<T>())) refuse(prefix_ + name, wanted, shown(value));
     return value.get<T>();
   }
 
   bool flag(const std::string& name) {
     const json value = take(name);
-    if (!value.is_null() && !value.is_boolean()) refuse(prefix_ + name, "Input should be a bool");
+    if (!value.is_null() && !value.is_boolean()) refuse(prefix_ + name, "a bool", shown(value));
     return value.is_boolean() && value.get<bool>();
   }
 
   std::optional<std::string> text(const std::string& name) {
     const json value = take(name);
     if (value.is_null()) return std::nullopt;
-    if (!value.is_string()) refuse(prefix_ + name, "Input should be a valid string");
+    if (!value.is_string()) refuse(prefix_ + name, "a valid string", shown(value));
     return value.get<std::string>();
   }
 
@@ -75,34 +87,50 @@ class Fields {
   std::string prefix_;
 };
 
-tfk::SamplingParameters sampling_of(Fields& fields) {
-  tfk::SamplingParameters sampling;
-  const auto set = [&](float& parameter, const std::string& name, const std::string& what,
-                       auto fits) {
-    if (const auto given = fields.number<double>(name, what, fits); given.has_value()) {
-      parameter = static_cast<float>(*given);
-    }
-  };
-  set(sampling.temperature, "temperature", "a number from 0 to 2",
-      [](double x) { return x >= 0 && x <= 2; });
-  set(sampling.top_p, "top_p", "a number greater than 0 and at most 1",
-      [](double x) { return x > 0 && x <= 1; });
-  set(sampling.min_p, "min_p", "a number from 0 to 1", [](double x) { return x >= 0 && x <= 1; });
-  set(sampling.top_k, "top_k", "a whole number greater than or equal to 1 and below 2^31",
-      [](double x) { return x >= 1 && x < 0x1p31 && x == std::floor(x); });
-  return sampling;
+tfk::SamplingParameters parameters_of(Fields& fields) {
+  tfk::SamplingParameters parameters;
+  for (const SamplingField& field : kSamplingFields) {
+    const auto given = fields.number<double>(field.name, field.wanted, field.fits);
+    if (given.has_value()) parameters.*field.parameter = static_cast<float>(*given);
+  }
+  return parameters;
+}
+
+// Throws where a text is no token as JSON writes it.
+std::int32_t token_of(const std::string& text) {
+  std::int32_t token = -1;
+  std::from_chars(text.data(), text.data() + text.size(), token);
+  if (token < 0 || std::to_string(token) != text) {
+    refuse("logit_bias", "Input should have numbers of tokens as names");
+  }
+  return token;
+}
+
+std::vector<Bias> bias_of(const json& value) {
+  if (value.is_null()) return {};
+  const std::string what = "an object of tokens and numbers from -100 to 100";
+  if (!value.is_object()) refuse("logit_bias", what, shown(value));
+  std::vector<Bias> bias;
+  for (const auto& [name, by] : value.items()) {
+    const std::int32_t token = token_of(name);
+    if (!by.is_number() || std::abs(by.get<double>()) > 100) refuse("logit_bias", what, shown(by));
+    bias.push_back({token, by.get<float>()});
+  }
+  return bias;
 }
 
 std::vector<std::string> stops_of(json value) {
   if (value.is_null()) return {};
   if (value.is_string()) value = json::array({value});
-  const std::string what = "Input should be a string, or at most 16 of them, of 1 to 256 bytes";
-  if (!value.is_array() || value.size() > kMostStops) refuse("stop", what);
+  const std::string what = "a string, or at most 16 of them, of 1 to 256 bytes";
+  if (!value.is_array()) refuse("stop", what, shown(value));
+  if (value.size() > kMostStops) refuse("stop", what, std::to_string(value.size()) + " of them");
   std::vector<std::string> stops;
   for (const json& each : value) {
-    if (!each.is_string()) refuse("stop", what);
+    if (!each.is_string()) refuse("stop", what, shown(each));
     stops.push_back(each.get<std::string>());
-    if (stops.back().empty() || stops.back().size() > kLongestStop) refuse("stop", what);
+    const std::size_t size = stops.back().size();
+    if (size < 1 || size > kLongestStop) refuse("stop", what, std::to_string(size) + " bytes");
   }
   return stops;
 }
@@ -110,13 +138,13 @@ std::vector<std::string> stops_of(json value) {
 std::variant<std::string, std::vector<std::int32_t>> prompt_of(const json& value) {
   if (value.is_null()) refuse("prompt", "Field required");
   if (value.is_string()) return value.get<std::string>();
-  if (!value.is_array()) refuse("prompt", "Input should be a valid string or a list of tokens");
+  if (!value.is_array()) refuse("prompt", "a valid string or a list of tokens", shown(value));
   std::vector<std::int32_t> tokens;
   for (const json& each : value) {
     // A number without a sign is what JSON's numbers from 0 on are read as.
     if (!each.is_number_unsigned() ||
         each.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max()) {
-      refuse("prompt", "Input should be numbers greater than or equal to 0");
+      refuse("prompt", "numbers greater than or equal to 0", shown(each));
     }
     tokens.push_back(each.get<std::int32_t>());
   }
@@ -148,9 +176,14 @@ Asked read_asked(const std::string& body) {
   asked.max_tokens =
       fields.number<std::int64_t>("max_tokens", "a whole number greater than or equal to 1",
                                   [](std::int64_t x) { return x >= 1; });
-  asked.sampling = sampling_of(fields);
-  asked.seed = fields.number<std::int64_t>("seed", "a whole number of 64 bits",
-                                           [](std::int64_t) { return true; });
+  asked.sampling.parameters = parameters_of(fields);
+  asked.sampling.bias = bias_of(fields.take("logit_bias"));
+  asked.sampling.likeliest = fields.number<std::int64_t>(
+      "logprobs", "a whole number from 0 to 5", [](std::int64_t x) { return x >= 0 && x <= 5; });
+  asked.sampling.seed = fields
+                            .number<std::int64_t>("seed", "a whole number of 64 bits",
+                                                  [](std::int64_t) { return true; })
+                            .value_or(std::random_device()());
   asked.stop = stops_of(fields.take("stop"));
   asked.stream = fields.flag("stream");
   if (json options = fields.take("stream_options"); !options.is_null()) {

@@ -38,8 +38,7 @@ struct Asked {
   std::variant<std::string, std::vector<std::int32_t>> prompt;
   std::optional<std::string> model;
   std::optional<std::int64_t> max_tokens;
-  tfk::SamplingParameters sampling;
-  std::optional<std::int64_t> seed;
+  Sampling sampling;  // by a seed of chance where none is given
   std::vector<std::string> stop;
   bool stream = false, include_usage = false;
 };

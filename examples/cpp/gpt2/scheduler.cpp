@@ -16,20 +16,24 @@ constexpr std::int64_t kPromptTokens = 256;
 
 class Scheduler::Request {
  public:
-  explicit Request(Task task) : task(std::move(task)) {}
+  explicit Request(Task task)
+      : sampling(std::move(task.sampling)),
+        prompt_length(std::ssize(task.prompt)),
+        most(prompt_length + task.tokens),
+        text(std::move(task.prompt)) {}
 
   // The tokens of the prompt that the sequence does not hold yet.
   std::int64_t missing() const {
-    return std::max<std::int64_t>(std::ssize(task.prompt) - sequence.length, 0);
+    return std::max<std::int64_t>(prompt_length - sequence.length, 0);
   }
 
-  const Task task;
+  const Sampling sampling;
+  const std::int64_t prompt_length, most;  // tokens
   // The thread's own.
+  std::vector<std::int32_t> text;  // with the prompt
   Sequence sequence;
-  std::int32_t last = 0;  // token
-  std::int64_t made = 0;  // tokens
   // Under the scheduler's mutex.
-  std::vector<std::int32_t> tokens;  // that nobody has taken
+  std::vector<Drawn> tokens;  // that nobody has taken
   End end = End::kNone;
   std::condition_variable news;
 };
@@ -116,8 +120,7 @@ bool Scheduler::admit() {
   while (!waiting_.empty() && std::ssize(running_) < options_.sequences) {
     Request& next = *waiting_.front();
     // Its last token is never stored. Who comes later waits behind it, so that it gets its pages.
-    const std::int64_t length = std::ssize(next.task.prompt) + next.task.tokens - 1;
-    if (!cache_.reserve(next.sequence, length)) break;
+    if (!cache_.reserve(next.sequence, next.most - 1)) break;
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -134,11 +137,11 @@ void Scheduler::step() {
     const std::int64_t count = std::min(request->missing(), room);
     if (request->missing() == 0) {
       rows.push_back(request.get());
-      tokens.push_back(request->last);
+      tokens.push_back(request->text.back());
     } else if (count > 0) {
       Request* const row = request.get();
-      const std::span prompt(request->task.prompt);
-      advance({&row, 1}, prompt.subspan(request->sequence.length, count));
+      const std::span text(request->text);
+      advance({&row, 1}, text.subspan(request->sequence.length, count));
       room -= count;
     }
   }
@@ -151,26 +154,26 @@ void Scheduler::advance(std::span<Request* const> rows, std::span<const std::int
   for (Request* request : rows) sequences.push_back(&request->sequence);
   logits_.resize(rows.size() * model_.config().vocabulary);
   model_.step(cache_, sequences, tokens, logits_);
-  std::vector<std::int32_t> drawn;
+  std::vector<Drawn> drawn;
   if (rows.front()->missing() == 0) {
     std::vector<Draw> draws;
     for (const Request* request : rows) {
-      draws.push_back(request->task.draw);
-      draws.back().position = request->sequence.length;
+      draws.push_back({request->sampling, request->text, request->prompt_length});
     }
     drawn = sample(logits_, draws);
   }
   const std::lock_guard lock(mutex_);
   rows_ += std::ssize(tokens);
-  for (std::size_t i = 0; i < drawn.size(); ++i) deliver(*rows[i], drawn[i]);
+  for (std::size_t i = 0; i < drawn.size(); ++i) deliver(*rows[i], std::move(drawn[i]));
 }
 
-void Scheduler::deliver(Request& request, std::int32_t token) {
-  request.last = token;
+void Scheduler::deliver(Request& request, Drawn drawn) {
+  const std::int32_t token = drawn.chosen.token;
   if (token == options_.stop) return end(request, End::kStop);
-  request.tokens.push_back(token);
+  request.text.push_back(token);
+  request.tokens.push_back(std::move(drawn));
   request.news.notify_one();
-  if (++request.made == request.task.tokens) end(request, End::kLength);
+  if (std::ssize(request.text) == request.most) end(request, End::kLength);
 }
 
 void Scheduler::end(Request& request, End how) {

@@ -30,7 +30,7 @@ struct SchedulerOptions {
 struct Task {
   std::vector<std::int32_t> prompt;
   std::int64_t tokens;  // the most new ones
-  Draw draw;            // its position follows from the sequence
+  Sampling sampling;
 };
 
 enum class End : std::uint8_t { kNone, kStop, kLength, kFailed, kCancelled };
@@ -46,7 +46,7 @@ class Scheduler {
   using Clock = std::chrono::steady_clock;
 
   struct News {
-    std::vector<std::int32_t> tokens;  // without the one that ends a text
+    std::vector<Drawn> tokens;  // without the one that ends a text
     End end;
   };
   struct Status {
@@ -78,7 +78,7 @@ class Scheduler {
   bool admit();
   void step();
   void advance(std::span<Request* const> rows, std::span<const std::int32_t> tokens);
-  void deliver(Request& request, std::int32_t token);
+  void deliver(Request& request, Drawn drawn);
   static void end(Request& request, End how);
 
   const Gpt2& model_;

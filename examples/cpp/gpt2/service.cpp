@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <ctime>
 #include <iterator>
-#include <random>
 #include <utility>
 
 #include "access.h"
+#include "log_probs.h"
 
 namespace gpt2 {
 namespace {
@@ -78,10 +78,12 @@ bool send(httplib::DataSink& sink, const std::string& text) {
 
 // A completion on its way. Whoever lets it go before its end has left.
 struct Service::Completion {
-  Completion(Service& service, Answer answer, std::vector<std::string> stops)
+  Completion(Service& service, Answer answer, const Asked& asked)
       : service(service),
         answer(std::move(answer)),
-        text(std::move(stops)) {}
+        text(asked.stop) {
+    if (asked.sampling.likeliest.has_value()) log_probs.emplace(service.tokenizer_);
+  }
   ~Completion() {
     if (request == nullptr) return;
     if (service.scheduler_.cancel(*request) && !is_refused) service.metrics_.count_cancelled();
@@ -90,11 +92,16 @@ struct Service::Completion {
   Completion(const Completion&) = delete;
   Completion& operator=(const Completion&) = delete;
 
+  // The log-probabilities of what was written since the last call.
+  json take_log_probs() { return log_probs.has_value() ? log_probs->take(written) : json(); }
+
   Service& service;
   Answer answer;
   Text text;
-  std::string reason;       // why it has ended
-  bool is_refused = false;  // by the server, behind its beginning
+  std::optional<LogProbs> log_probs;  // where they are asked for
+  std::int64_t written = 0;           // characters
+  std::string reason;                 // why it has ended
+  bool is_refused = false;            // by the server, behind its beginning
   const Clock::time_point began = Clock::now();
   std::shared_ptr<Scheduler::Request> request;
 };
@@ -184,12 +191,18 @@ std::vector<std::int32_t> Service::tokens_of(const Asked& asked) const {
                                          ? tokenizer_.encode(*text)
                                          : std::get<std::vector<std::int32_t>>(asked.prompt);
   if (tokens.empty()) throw Refusal(400, "prompt_tokens is empty");
-  const std::int32_t largest = *std::max_element(tokens.begin(), tokens.end());
-  if (const std::int64_t vocabulary = model_.config().vocabulary; largest >= vocabulary) {
-    throw Refusal(400, "prompt_tokens has the token " + std::to_string(largest) +
-                           ", expected less than " + std::to_string(vocabulary));
-  }
+  check_token(*std::max_element(tokens.begin(), tokens.end()), "prompt_tokens", "");
   return tokens;
+}
+
+void Service::check_token(std::int32_t token, const std::string& place,
+                          const std::string& param) const {
+  if (const std::int64_t vocabulary = model_.config().vocabulary; token >= vocabulary) {
+    throw Refusal(400,
+                  place + " has the token " + std::to_string(token) + ", expected less than " +
+                      std::to_string(vocabulary),
+                  param);
+  }
 }
 
 std::shared_ptr<Service::Completion> Service::open(const Asked& asked) {
@@ -203,6 +216,7 @@ std::shared_ptr<Service::Completion> Service::open(const Asked& asked) {
                       std::to_string(limits_.new_tokens),
                   "max_tokens");
   }
+  for (const Bias& bias : asked.sampling.bias) check_token(bias.token, "logit_bias", "logit_bias");
   std::vector<std::int32_t> tokens = tokens_of(asked);
   const std::int64_t length = std::ssize(tokens);
   if (count > limits_.context - length + 1) {  // the last is never stored
@@ -212,13 +226,9 @@ std::shared_ptr<Service::Completion> Service::open(const Asked& asked) {
                       std::to_string(limits_.context),
                   "", "context_length_exceeded");
   }
-  auto completion = std::make_shared<Completion>(*this, Answer(name_, length), asked.stop);
-  const std::int64_t seed =
-      asked.seed.has_value() ? *asked.seed : static_cast<std::int64_t>(std::random_device()());
+  auto completion = std::make_shared<Completion>(*this, Answer(name_, length), asked);
   completion->request =
-      scheduler_.submit({.prompt = std::move(tokens),
-                         .tokens = count,
-                         .draw = {.parameters = asked.sampling, .seed = seed, .position = 0}});
+      scheduler_.submit({.prompt = std::move(tokens), .tokens = count, .sampling = asked.sampling});
   metrics_.count_prompt(length);
   return completion;
 }
@@ -231,10 +241,11 @@ std::string Service::next(Completion& completion) {
   const Scheduler::News news =
       scheduler_.wait(*completion.request, std::min(end, Clock::now() + kLook));
   std::string text;
-  for (const std::int32_t token : news.tokens) {
+  for (const Drawn& drawn : news.tokens) {
     const bool is_first = completion.answer.new_tokens++ == 0;
     metrics_.count_token(is_first ? seconds_since(completion.began) : -1);
-    text += completion.text.add(tokenizer_.decode({&token, 1}));
+    if (completion.log_probs.has_value()) completion.log_probs->add(drawn, completion.text.count());
+    text += completion.text.add(tokenizer_.decode({&drawn.chosen.token, 1}));
     if (completion.text.is_over()) break;
   }
   if (completion.text.is_over()) {
@@ -249,6 +260,7 @@ std::string Service::next(Completion& completion) {
     completion.is_refused = true;
     throw Refusal(503, "the answer took too long", "", "timeout");
   }
+  completion.written += count_characters(text);
   return text;
 }
 
@@ -261,7 +273,8 @@ void Service::whole(const Request& request, Response& response, Completion& comp
       return;
     }
   }
-  response.set_content(text_of(completion.answer.whole(text, completion.reason)), kJson);
+  const json answer = completion.answer.whole(text, completion.reason, completion.take_log_probs());
+  response.set_content(text_of(answer), kJson);
 }
 
 bool Service::stream(const Request& request, httplib::DataSink& sink, Completion& completion,
@@ -270,8 +283,10 @@ bool Service::stream(const Request& request, httplib::DataSink& sink, Completion
   try {
     while (completion.reason.empty()) {
       const std::string text = next(completion);
-      const bool is_piece = !text.empty() || !completion.reason.empty();
-      if (is_piece && !send(sink, event(answer.piece(text, completion.reason)))) return false;
+      if (!text.empty() || !completion.reason.empty()) {
+        const json piece = answer.piece(text, completion.reason, completion.take_log_probs());
+        if (!send(sink, event(piece))) return false;
+      }
       if (completion.reason.empty() && HttpServer::has_left(request)) return false;
     }
     if (include_usage) send(sink, event(answer.end()));

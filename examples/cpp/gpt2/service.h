@@ -48,6 +48,7 @@ class Service {
   void complete(const httplib::Request& request, httplib::Response& response,
                 const httplib::ContentReader& reader);
   std::vector<std::int32_t> tokens_of(const Asked& asked) const;
+  void check_token(std::int32_t token, const std::string& place, const std::string& param) const;
   std::shared_ptr<Completion> open(const Asked& asked);
   std::string next(Completion& completion);
   void whole(const httplib::Request& request, httplib::Response& response, Completion& completion);

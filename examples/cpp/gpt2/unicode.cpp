@@ -249,6 +249,10 @@ std::string CharacterStream::take(bool more) {
   return text;
 }
 
+std::int64_t count_characters(std::string_view text) {
+  return std::ranges::count_if(text, [](unsigned char byte) { return (byte & 0xc0) != 0x80; });
+}
+
 std::string CharacterStream::add(std::string_view bytes) {
   pending_ += bytes;
   return take(true);

@@ -29,6 +29,9 @@ class CharacterStream {
   std::string pending_;
 };
 
+// The number of characters in UTF-8 of nothing else.
+std::int64_t count_characters(std::string_view text);
+
 // A byte that begins no character of UTF-8 is one of kOther. `text` is not empty.
 Character character_at(std::string_view text);
 

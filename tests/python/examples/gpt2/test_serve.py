@@ -8,16 +8,20 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from ...serving.conftest import PATIENCE, Client, wait_until
@@ -102,7 +106,16 @@ def unending(endless: Path) -> Iterator[Server]:
         wait_until(lambda: server.is_idle(65_536))
 
 
-@pytest.mark.parametrize("flags", [("--temperature", 0), ("--seed", 7, "--top-k", 20)], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--temperature", 0),
+        ("--seed", 7, "--top-k", 20),
+        ("--temperature", 0, "--presence-penalty", 0.5, "--frequency-penalty", 1.5),
+        ("--seed", 7, "--top-p", 0.9, "--min-p", 0.02, "--repetition-penalty", 1.2),
+    ],
+    ids=str,
+)
 def test_an_answer_is_what_generate_writes(
     gpt2: Program, small: tuple[Path, GPT2LMHeadModel], server: Server, flags: tuple[Any, ...]
 ) -> None:
@@ -113,6 +126,13 @@ def test_an_answer_is_what_generate_writes(
     for prompt in (PROMPT, list(PROMPT.encode())):
         text = server.text(prompt, max_tokens=NEW_TOKENS, **fields)
         assert PROMPT + text + "\n" == wanted
+
+
+def test_generate_refuses_what_requests_may_not_have(gpt2: Program) -> None:
+    command = [os.environ["TFK_GPT2"], "generate", "--model", "none", "--presence-penalty", "2.5"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert "--presence-penalty: expected a number from -2 to 2, got 2.5" in result.stderr
 
 
 def test_a_stream_is_the_same_text_in_pieces(server: Server) -> None:
@@ -193,6 +213,95 @@ def test_many_clients_at_once_get_the_likeliest_tokens(
     wait_until(lambda: server.is_idle(8 * 32))
 
 
+LETTERS = "aeiou"
+
+
+def changed(logits: Tensor, prompt: list[int], text: list[int], fields: dict[str, Any]) -> Tensor:
+    """The next token's logits: presence and frequency are OpenAI's formula, repetition is Hugging
+    Face's."""
+    logits = logits.clone()
+    for token, by in fields.get("logit_bias", {}).items():
+        logits[int(token)] += by
+    for token in {*prompt, *text}:
+        penalty = fields.get("repetition_penalty", 1)
+        logits[token] *= penalty if logits[token] < 0 else 1 / penalty
+    for token, times in Counter(text).items():
+        logits[token] -= fields.get("frequency_penalty", 0) * times
+        logits[token] -= fields.get("presence_penalty", 0)
+    return logits
+
+
+def test_penalties_and_biases_change_logits_as_their_formulas_say(
+    small: tuple[Path, GPT2LMHeadModel], server: Server
+) -> None:
+    """A text of few letters repeats them. Requests with penalties and without share steps."""
+    usual = {"logit_bias": {str(ord(letter)): 20 for letter in LETTERS}, "temperature": 0}
+    choices = [
+        {"presence_penalty": random.choice((-1, 1)) * random.uniform(1, 2)},
+        {"frequency_penalty": random.uniform(0, 2)},
+        {"repetition_penalty": random.uniform(0.9, 1.1)},
+    ]
+    asked = [{**usual, **choice} for choice in (*choices, choices[0] | choices[1] | choices[2], {})]
+    asked.append({"temperature": 0})
+    prompts = ["".join(random.choices(LETTERS, k=1 + n)) for n in range(len(asked))]
+
+    def ask(prompt: str, fields: dict[str, Any]) -> str:
+        return server.text(prompt, max_tokens=20, **fields)
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        texts = list(pool.map(ask, prompts, asked))
+    for given, answer, fields in zip(prompts, texts, asked, strict=True):
+        prompt, text = list(given.encode()), list(answer.encode())
+        assert len(text) == 20
+        rows = small[1](torch.tensor([prompt + text])).logits[0, len(prompt) - 1 :]
+        for place, token in enumerate(text):
+            logits = changed(rows[place], prompt, text[:place], fields)
+            # Two tokens may be as likely as each other, up to rounding.
+            assert logits.max() - logits[token] < 1e-3 * rows.std()
+
+
+def test_log_probabilities_are_those_of_the_model(
+    small: tuple[Path, GPT2LMHeadModel], server: Server
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 20, "seed": random.getrandbits(62), "logprobs": 3}
+    choice = server.ask("/v1/completions", body)[1]["choices"][0]
+    text, told = choice["text"], choice["logprobs"]
+    assert told["tokens"] == list(text)
+    assert told["text_offset"] == list(range(20))
+    logits = small[1](torch.tensor([list((PROMPT + text).encode())])).logits[0]
+    wanted = logits[len(PROMPT) - 1 : -1].log_softmax(1)
+    for row, token, found, likeliest in zip(
+        wanted, text, told["token_logprobs"], told["top_logprobs"], strict=True
+    ):
+        assert likeliest[token] == found
+        assert len(likeliest) == 3 or (len(likeliest) == 4 and found == min(likeliest.values()))
+        for name, number in likeliest.items():
+            assert abs(number - row[ord(name)]) < 1e-3
+        assert abs(sorted(likeliest.values())[-3] - row.sort().values[-3]) < 1e-3
+    bodies = [body, {**body, "stop": text[5:8], "logprobs": 0}]
+    for asked in bodies:
+        whole = server.ask("/v1/completions", asked)[1]["choices"][0]
+        events = [event["choices"][0] for event in server.events("/v1/completions", asked)]
+        for name, numbers in whole["logprobs"].items():
+            assert numbers == [one for event in events for one in event["logprobs"][name]]
+        assert whole["logprobs"]["tokens"] == list(whole["text"])
+    assert [list(each) for each in whole["logprobs"]["top_logprobs"]] == [
+        [letter] for letter in whole["text"]
+    ]
+
+
+def test_a_token_that_is_no_whole_character_is_named_by_its_bytes(
+    gpt2: Program, tmp_path: Path
+) -> None:
+    small_model(layers=1, vocabulary=256).save_pretrained(tmp_path / "bytes")
+    with served(tmp_path / "bytes") as server:
+        body = {"prompt": "x", "max_tokens": 2, "logit_bias": {"169": 100}, "logprobs": 0}
+        choice = server.ask("/v1/completions", body)[1]["choices"][0]
+    assert choice["text"] == "\ufffd\ufffd"
+    assert choice["logprobs"]["tokens"] == ["bytes:\\xa9"] * 2
+    assert choice["logprobs"]["text_offset"] == [0, 1]
+
+
 def refused(answer: tuple[int, Any], status: int, words: str) -> dict[str, Any]:
     found, body = answer
     assert found == status, body
@@ -224,7 +333,18 @@ def refused(answer: tuple[int, Any], status: int, words: str) -> dict[str, Any]:
         ({"prompt": "x", "stop": ["x"] * 17}, "stop", "at most 16"),
         ({"prompt": "x", "stream": 1}, "stream", "bool"),
         ({"prompt": "x", "stream_options": {"x": 1}}, "stream_options.x", "not permitted"),
-        ({"prompt": "x", "logprobs": 3}, "logprobs", "Extra inputs are not permitted"),
+        ({"prompt": "x", "presence_penalty": 2.5}, "presence_penalty", "from -2 to 2, got 2.5"),
+        ({"prompt": "x", "frequency_penalty": "2"}, "frequency_penalty", "2, got string"),
+        ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty", "from 0.01 to 100, got 0"),
+        ({"prompt": "x", "logit_bias": [1]}, "logit_bias", "an object of tokens"),
+        ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100, got 101"),
+        ({"prompt": "x", "logit_bias": {"1": True}}, "logit_bias", "got true"),
+        ({"prompt": "x", "logit_bias": {"01": 1}}, "logit_bias", "numbers of tokens as names"),
+        ({"prompt": "x", "logit_bias": {"-1": 1}}, "logit_bias", "numbers of tokens as names"),
+        ({"prompt": "x", "logit_bias": {"128": 1}}, "logit_bias", "128, expected less than 128"),
+        ({"prompt": "x", "logprobs": 6}, "logprobs", "from 0 to 5, got 6"),
+        ({"prompt": "x", "logprobs": True}, "logprobs", "whole number"),
+        ({"prompt": "x", "best_of": 3}, "best_of", "Extra inputs are not permitted"),
         ({"prompt": ""}, None, "prompt_tokens is empty"),
         ({"prompt": [128]}, None, "token 128, expected less than 128"),
         ({"prompt": "x" * 20}, None, "more than the context of 32"),
