@@ -174,6 +174,9 @@ OPEN = Gate()
 # ---- the same code with other globals -----------------------------------------------------------
 
 _ROOM = "transformer_kernels_rebound"
+# By the name of a room: the globals that it is a copy of, which live on, since their number is in
+# the name.
+_scopes: dict[str, dict[str, Any]] = {}
 
 
 def innermost(function: Any) -> Any:
@@ -219,10 +222,12 @@ def _holds(cell: types.CellType, value: Any) -> bool:
 
 def _room(scope: dict[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """The globals of a module of its own. It is one of ``sys.modules``, because torch.compile
-    looks globals up by the name of their module."""
+    looks globals up by the name of their module. Modules of one name have different rooms: a file
+    that is loaded again, or cells that were made by exec()."""
     marks = "_".join(f"{name}_{id(value):x}" for name, value in sorted(names.items()))
-    name = f"{_ROOM}.{scope['__name__'].replace('.', '_')}_{marks}"
+    name = f"{_ROOM}.{scope['__name__'].replace('.', '_')}_{id(scope):x}_{marks}"
     if name not in sys.modules:
+        _scopes[name] = scope
         sys.modules.setdefault(_ROOM, types.ModuleType(_ROOM))
         made = types.ModuleType(name)
         made.__dict__.update(scope)

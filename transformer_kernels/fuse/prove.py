@@ -94,6 +94,7 @@ def _close(ours: Tensor, stock: Tensor, times: float, dtypes: bool) -> bool:
 
 
 _Key = tuple[Any, ...]
+_OF_MODULES = frozenset((*vars(nn.Module()), "training"))  # what every module has
 _proofs: dict[_Key, bool] = {}
 
 
@@ -105,11 +106,11 @@ def forget() -> None:
 
 def _signature(module: nn.Module) -> _Key:
     """Equal for modules that compute the same function of input and parameters: classes,
-    attributes and shapes."""
+    attributes, buffers and shapes."""
     own = {
         name: value if isinstance(value, (int, float, str, bool, type(None))) else id(value)
-        for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training"
+        for name, value in (*vars(module).items(), *module._buffers.items())
+        if name not in _OF_MODULES
     }
     shapes = [(n, None if p is None else p.shape) for n, p in module._parameters.items()]
     children = [

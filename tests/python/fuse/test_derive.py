@@ -165,6 +165,15 @@ def test_the_same_code_with_other_globals():
     assert other.__globals__["__name__"] in sys.modules
 
 
+def test_modules_of_one_name_keep_their_own_globals():
+    """A file that is loaded twice, with another helper."""
+    code = "def scaled(x): return math.sqrt(x) * helper()"
+    for factor in (2.0, 5.0):
+        scope = {"__name__": "modeling", "math": math, "helper": lambda factor=factor: factor}
+        exec(code, scope)
+        assert rebind(scope["scaled"], {"math": _Math})(9.0) == -9.0 * factor
+
+
 def test_decorators_are_kept():
     wrapped = decorated(decorated(scaled))
     other = rebind(wrapped, {"math": _Math})

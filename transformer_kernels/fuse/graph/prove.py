@@ -33,8 +33,8 @@ def why_not(
     Regions of the same operations, shapes and dtypes are proven once in a process.
     """
     key = (
-        _text(region.nodes, region.inputs, candidate.outputs),
-        _text(ours, region.inputs, results), trains, *_modes(region),
+        _meaning(region.nodes, region.inputs, candidate.outputs),
+        _meaning(ours, region.inputs, results), trains, *_modes(region),
     )  # fmt: skip
     if key not in _proofs:
         _proofs[key] = _proof(candidate, region, ours, results, trains)
@@ -50,8 +50,11 @@ def _modes(region: Region) -> tuple[Any, ...]:
     )
 
 
-def _text(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]) -> str:
-    """Equal for operations that compute the same function of inputs alike."""
+def _meaning(
+    nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]
+) -> tuple[Any, ...]:
+    """Equal for operations that compute the same function of inputs alike. It has the functions
+    themselves: a later one may have the name and the address of one that is gone."""
     names = {node: f"x{i}" for i, node in enumerate(inputs)}
     names |= {node: f"y{i}" for i, node in enumerate(nodes)}
 
@@ -67,8 +70,9 @@ def _text(nodes: Sequence[Node], inputs: Sequence[Node], outputs: Sequence[Node]
         arguments = torch.utils._pytree.tree_map_only(
             Node, lambda n: names[n], (node.args, dict(node.kwargs))
         )
-        lines.append(f"{node.op} {node.target} {arguments}")
-    return "\n".join([*lines, *(names[node] for node in outputs)])
+        lines.append(f"{node.op} {arguments}")
+    text = "\n".join([*lines, *(names[node] for node in outputs)])
+    return text, *(node.target for node in nodes)
 
 
 def _proof(
