@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import transformer_kernels as tfk
-from transformer_kernels.fuse import cast, mixin, prove
+from transformer_kernels.fuse import cast, mixin
 from transformer_kernels.fuse import fuser as fuser_module
-from transformer_kernels.fuse.graph import prove as graph_proofs
 from transformer_kernels.fuse.hand import Given, misses
 from transformer_kernels.testing import transformer as toys
 
@@ -584,40 +583,3 @@ def test_residuals_in_the_dtype_of_autocast():
         for ys in (under_autocast(narrow, args), under_autocast(model, args))
     )
     assert max(found) <= 2 * max(beside)
-
-
-# ---- proofs -------------------------------------------------------------------------------------
-
-
-def test_proofs_are_told_apart_by_all_that_a_module_has() -> None:
-    """Also by attributes and buffers whose names begin as PyTorch's own do."""
-    first, same = nn.Linear(3, 3), nn.Linear(3, 3)
-    assert prove._signature(first) == prove._signature(same)
-    same._scale = 2.0
-    assert prove._signature(first) != prove._signature(same)
-    buffered = nn.Linear(3, 3)
-    buffered.register_buffer("_table", torch.ones(3))
-    assert prove._signature(first) != prove._signature(buffered)
-
-
-class _Shown:
-    """A function that is shown as every other of the kind."""
-
-    __name__ = "shown"
-
-    def __call__(self, x):
-        return x
-
-    def __repr__(self) -> str:
-        return "<function shown at 0x1>"
-
-
-def test_proofs_of_graphs_are_told_apart_by_their_functions() -> None:
-    meanings = []
-    for _ in range(2):
-        graph = torch.fx.Graph()
-        x = graph.placeholder("x")
-        y = graph.call_function(_Shown(), (x,))
-        meanings.append(graph_proofs._meaning([y], [x], [y]))
-    assert meanings[0][0] == meanings[1][0]
-    assert meanings[0] != meanings[1]

@@ -118,7 +118,7 @@ def test_cuda_kernels_are_for_the_cards_of_the_machine(
 
 
 def configured(folder: Path, module: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """What CMake says to a project of C++ that includes one of our modules."""
+    """CMake's answer to a project of C++ that includes one of our modules."""
     (folder / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.25)\nproject(probe LANGUAGES CXX)\n"
         f"include({ROOT}/cmake/{module}.cmake)\n"
