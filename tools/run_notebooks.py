@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,20 +22,24 @@ from setup_env import ROOT
 
 FOLDER = ROOT / "notebooks"
 MOST_BYTES = 400_000  # of a stored notebook
-SECONDS = 300  # for a cell
+SECONDS = 300  # for a cell, and for a kernel to start on a busy machine
 
 
 def execute(path: Path) -> Any:
     """Runs all cells; the first error of one is raised as nbclient's ``CellExecutionError``."""
     import nbclient
     import nbformat
+    from traitlets.config import Config
 
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(ROOT)}}
-    client = nbclient.NotebookClient(
-        notebook, timeout=SECONDS, kernel_name="python3", resources=resources, record_timing=False
-    )
-    return client.execute()
+    with tempfile.TemporaryDirectory() as sockets:  # a free port might be another's by then
+        talk = {"transport": "ipc", "ip": f"{sockets}/kernel"}
+        client = nbclient.NotebookClient(
+            notebook, timeout=SECONDS, startup_timeout=SECONDS, kernel_name="python3",
+            resources=resources, record_timing=False, config=Config({"KernelManager": talk}),
+        )  # fmt: skip
+        return client.execute()
 
 
 def tidy(notebook: Any) -> Any:
