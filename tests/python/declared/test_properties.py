@@ -15,7 +15,9 @@ from transformer_kernels.testing.check import check_problem
 from transformer_kernels.testing.inputs import LAYOUTS
 
 SETTINGS = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 

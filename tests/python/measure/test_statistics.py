@@ -4,19 +4,23 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transformer_kernels.measure.statistics import geometric_mean, quantile, summarise
 
 _times = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=50)
+# A busy machine may hold any example up.
+_patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@_patient
 @given(_times)
 def test_median_is_that_of_the_standard_library(times):
     assert summarise(times).median == pytest.approx(statistics.median(times))
 
 
+@_patient
 @given(_times)
 def test_spread_lies_within_the_samples_and_around_the_median(times):
     summary = summarise(times)
