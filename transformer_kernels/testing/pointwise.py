@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +109,14 @@ def gated_case(
         return Problem(tuple(tensors), *problem, term_error=_term_error(x))
 
     return Case(name + variant, build)
+
+
+def away_from_corners(problem: Problem) -> Problem:
+    """The problem with numbers rounded to eighths, and rows to odd sixteenths: no sum of a row and
+    a bias is near 0, where the slope of relu jumps."""
+    rows = problem.tensors[0].dim()
+    tensors = tuple(((8 * t).round() + (t.dim() == rows) / 2) / 8 for t in problem.tensors)
+    return dataclasses.replace(problem, tensors=tensors)
 
 
 MAIN = [*map(plain_case, PLAIN), *map(gated_case, GATED)]

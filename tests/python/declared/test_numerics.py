@@ -161,6 +161,8 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 def test_gradcheck(case: Case, device: str) -> None:
     """First and second derivatives in float64."""
     problem = case.build(randn((3, 5), torch.float64, device))
+    if case in pointwise.MAIN:
+        problem = pointwise.away_from_corners(problem)
     leaves = [tensor.clone().requires_grad_() for tensor in problem.tensors]
 
     # log_softmax gives -inf where masked, which finite differences cannot take.
