@@ -297,6 +297,7 @@ def test_what_only_sdpa_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     for dim, batch in ((264, 2), (8, 1)):
         q, k, v = torch.randn(batch, 4, 5, dim), *torch.randn(2, 2, 2, 5, dim)
         mask = torch.rand(2, 1, 5, 5) < 0.7
+        mask[..., 0] = True  # no query sees nothing, of which versions of PyTorch make NaN
         found, weights = attention_forward(module, q, k, v, mask, scaling=0.1)
         expected, _ = sdpa_attention_forward(module, q, k, v, mask, scaling=0.1)
         assert weights is None
