@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,21 +16,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
 from transformer_kernels.measure.table import box
 
+HOST = "127.0.0.1"
 TRAIN = Path(__file__).with_name("train.py")
 CLOSE = 1e-3  # sums in another order, over twelve steps in float32
 
 
-def started(ranks: int, *arguments: object) -> list[subprocess.Popen[str]]:
+def meeting() -> TCPStore:
+    """Where ranks find one another while it lives, at a port that no other program has."""
+    return TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+
+
+def started(store: TCPStore, ranks: int, *arguments: object) -> list[subprocess.Popen[str]]:
     """The processes of train.py, with the variables that torchrun would set; it would also end all
     of them as soon as one dies."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     settings = {
-        "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks),
+        "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks),
         **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
     }  # fmt: skip
     return [
@@ -47,7 +52,8 @@ def started(ranks: int, *arguments: object) -> list[subprocess.Popen[str]]:
 def run(title: str, report: Path, ranks: int, *arguments: object) -> dict[str, Any]:
     """The figures of a run."""
     print(f"{title} ...", flush=True)
-    processes = started(ranks, *arguments, "--report", report)
+    store = meeting()
+    processes = started(store, ranks, *arguments, "--report", report)
     errors = [process.communicate()[1] for process in processes]
     if any(process.returncode for process in processes):
         sys.exit(f"{title} failed:\n{''.join(errors)}")
@@ -57,7 +63,8 @@ def run(title: str, report: Path, ranks: int, *arguments: object) -> dict[str, A
 def lose_a_rank() -> str:
     """Says what the other rank raises when one dies."""
     print("Two ranks, of which one dies ...", flush=True)
-    stays, dies = started(2, "--way", "tensor", "--leave-at", "1")
+    store = meeting()
+    stays, dies = started(store, 2, "--way", "tensor", "--leave-at", "1")
     dies.communicate()
     begin = time.monotonic()
     errors = stays.communicate(timeout=300)[1]
