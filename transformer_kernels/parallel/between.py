@@ -93,12 +93,13 @@ class _Search:
         self._wanted: set[int] = set()
         self._split: set[int] = set()  # values that are split where they are made
         self._entering: dict[int, None] = {}  # values that are made whole and read split
+        self._obstacle = ""
 
     def found(self) -> Between:
         while True:
             self._spread()
             if not self._split:
-                return Between()
+                return Between(obstacle=self._obstacle)
             try:
                 crossings = self._crossings()
                 parameters = self._parameters()
@@ -260,7 +261,14 @@ class _Search:
                 yield _Crossing(call.first, call, border)
                 own = own - inside
         if own:
+            self._obstacle = self._obstacle or self._words_of(min(own))
             raise _Barred({self._index_of_maker(value, made)})
+
+    def _words_of(self, reader: int) -> str:
+        if reader == self._end:
+            return "what the model returns"
+        node = self._trace.nodes[reader]
+        return f"{node.name} in {node.path or 'the model'}"
 
     def _index_of_maker(self, value: int, made: int) -> int:
         """Finds the operation that has to stay whole, so that the value is."""

@@ -106,12 +106,15 @@ class Between:
         rows: paths of layers split by rows whose results are summed and split.
         forked: the indices of groups before whose layers random numbers of a rank's own began.
         parameters: (path, name) of those in between, whose gradients are sums over the ranks.
+        obstacle: where nothing is split, an operation that reads all tokens and before which no
+            module begins, as words; "" where there is none.
     """
 
     borders: tuple[Border, ...] = ()
     rows: tuple[str, ...] = ()
     forked: tuple[int, ...] = ()
     parameters: tuple[Name, ...] = ()
+    obstacle: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..fuse.site import Site
 from ..measure.table import box
 from ..models._parts import Switched
 from .between import find_between
-from .plan import Found, Group, find, is_split_alike
+from .plan import Between, Found, Group, find, is_split_alike
 
 if TYPE_CHECKING:  # they import torch.distributed.tensor, which takes long
     from .randomness import Fork
@@ -246,10 +246,25 @@ def _with_tokens(model: nn.Module, trace: Trace, found: Found) -> Found:
     between = find_between(model, trace, found.groups)
     if not between.rows:
         raise ArgumentValueError(
-            "parallelize: sequence_parallel is True, expected False (nothing between the model's"
-            " layers can be split over the tokens, where modules begin and end)"
+            f"parallelize: sequence_parallel is True, expected False ({_why_whole(found, between)})"
         )
     return replace(found, between=between)
+
+
+def _why_whole(found: Found, between: Between) -> str:
+    if not found.groups:
+        return (
+            "only the vocabulary of the model can be split, and no layers between which tokens are"
+        )
+    if between.obstacle:
+        return (
+            f"nothing between the model's layers can be split over the tokens: {between.obstacle}"
+            " reads all of them; in a module of its own it gets them gathered"
+        )
+    return (
+        "nothing between the model's layers can be split over the tokens, where modules begin and"
+        " end"
+    )
 
 
 def _check_ties(model: nn.Module, found: Found) -> None:

@@ -21,7 +21,7 @@ class Block(nn.Module):
         super().__init__()
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
         self.norm, self.scale = nn.LayerNorm(8), nn.Parameter(torch.ones(8))
-        self.behind = behind
+        self.fold, self.behind = nn.Flatten(0, 1), behind
 
     def forward(self, x: Tensor) -> Tensor:
         return self.behind(self, x, self.down(self.up(x).relu()))
@@ -58,3 +58,12 @@ def test_borders(
     found = _between(behind)
     assert (found.borders, found.parameters) == expected
     assert found.rows == (("1.down",) if expected[0] else ())
+
+
+def test_an_obstacle_is_named() -> None:
+    """An operation that puts the tokens of all samples into one dimension, as in OPT's layers; in a
+    module of its own it gets all tokens."""
+    found = _between(lambda _, x, y: (x + y).reshape(-1, 8).relu().view(x.shape))
+    assert (found.rows, found.obstacle) == ((), "reshape in 1")
+    found = _between(lambda m, x, y: m.fold(x + y).relu().view(x.shape))
+    assert (found.rows, found.obstacle) == (("1.down",), "")
