@@ -15,6 +15,7 @@ from ..._errors import (
     ArgumentValueError,
     as_integer,
     as_number,
+    check_kind,
     check_tensors,
     dtype_name,
     translate,
@@ -53,11 +54,11 @@ class Dispatch(NamedTuple):
         return (count - self.offsets[-1]) / max(count, 1)
 
 
+DISPATCH = "a Dispatch (moe_dispatch)"  # as messages call it
+
+
 def _places_of(op: str, dispatch: Dispatch) -> Tensor:
-    if not isinstance(dispatch, Dispatch):
-        raise ArgumentTypeError(
-            f"{op}: dispatch is {type(dispatch).__name__}, expected a Dispatch (moe_dispatch)"
-        )
+    check_kind(op, "dispatch", dispatch, Dispatch, DISPATCH)
     return dispatch.places
 
 

@@ -8,7 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..._errors import ArgumentTypeError, ArgumentValueError, as_flag, check_tensors, shown
+from ..._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_flag,
+    check_kind,
+    check_tensors,
+    shown,
+)
 from ..._torch import any_autocast
 from .._dtype import accumulate_dtype
 from .._public import overridable
@@ -16,7 +23,7 @@ from ..linear._weights import as_multiplied
 from ..linear.grouped_linear import grouped_linear
 from ..pointwise._ops import GATED, PLAIN
 from ._experts_ops import MOE_EXPERTS
-from .dispatch import Dispatch, moe_permute, moe_unpermute
+from .dispatch import DISPATCH, Dispatch, moe_permute, moe_unpermute
 
 _OP = "moe_experts"
 _NUMBERS = {name: (number, False) for number, name in enumerate(PLAIN)}
@@ -36,10 +43,7 @@ _COMPOSED: dict[str, Activate] = {"clamped_swiglu": clamped_swiglu}
 
 
 def _check(x: Tensor, dispatch: Dispatch, activation: str | Activate) -> None:
-    if not isinstance(dispatch, Dispatch):
-        raise ArgumentTypeError(
-            f"{_OP}: dispatch is {type(dispatch).__name__}, expected a Dispatch (moe_dispatch)"
-        )
+    check_kind(_OP, "dispatch", dispatch, Dispatch, DISPATCH)
     if x.dim() < 2:
         raise ArgumentValueError(f"{_OP}: x has {x.dim()} dimensions, expected at least 2")
     is_known = isinstance(activation, str) and activation in {**_NUMBERS, **_COMPOSED}
