@@ -5,6 +5,7 @@ nothing that a client asks for is left out silently."""
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -22,17 +23,26 @@ _USUAL_TOKENS = 16  # of a completion, as OpenAI's
 _MOST_STOPS, _LONGEST_STOP = 16, 256
 _MOST_LISTED = 1000  # errors of a body; while a million are listed, nobody else is answered
 
+_SHOULD = "Input should be "
+_JSON_NAMES = {
+    str: "string", list: "array", dict: "object", int: "number", type(None): "null",
+}  # fmt: skip
+
 
 def _as_list(given: Any) -> Any:
     return [given] if isinstance(given, str) else given
 
 
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+# A field's description is what a refusal says of it, in the words of the server in C++.
+Count = Annotated[
+    int | None, Field(ge=1, description="a whole number greater than or equal to 1")
+]  # fmt: skip
+Penalty = Annotated[float, Field(ge=-2, le=2, description="a number from -2 to 2")]
 Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
 class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -51,14 +61,27 @@ class Asked(_Fields):
     """The fields that completions and chats have in common."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Count = None
+    temperature: Annotated[float, Field(ge=0, le=2, description="a number from 0 to 2")] = 1.0
+    top_p: Annotated[
+        float | None, Field(gt=0, le=1, description="a number greater than 0 and at most 1")
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Field(
+            ge=1, lt=1 << 31,
+            description="a whole number greater than or equal to 1 and below 2^31",
+        ),
+    ] = None  # fmt: skip
+    min_p: Annotated[float | None, Field(ge=0, le=1, description="a number from 0 to 1")] = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    repetition_penalty: Annotated[
+        float, Field(ge=0.01, le=100, description="a number from 0.01 to 100")
+    ] = 1.0
+    seed: Annotated[
+        int | None, Field(ge=-(1 << 63), lt=1 << 63, description="a whole number of 64 bits")
+    ] = None
     stop: Annotated[list[Stop], Field(max_length=_MOST_STOPS), BeforeValidator(_as_list)] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -80,14 +103,17 @@ class Asked(_Fields):
         return Parameters(
             max_new_tokens=count, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
             min_p=self.min_p, presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
+            frequency_penalty=self.frequency_penalty, repetition_penalty=self.repetition_penalty,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             stop=tuple(self.stop), stop_tokens=stop_tokens,
         )  # fmt: skip
 
 
 class CompletionRequest(Asked):
-    prompt: str | list[Annotated[int, Field(ge=0)]]
+    prompt: Annotated[
+        str | list[Annotated[int, Field(ge=0)]],
+        Field(description="a valid string or a list of tokens"),
+    ]
 
 
 class Part(_Fields):
@@ -109,7 +135,7 @@ class Message(_Fields):
 
 class ChatRequest(Asked):
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Count = None
 
     @property
     def asked_tokens(self) -> int | None:
@@ -145,7 +171,7 @@ async def read(request: Request, kind: type[Kind], limits: Limits) -> Kind:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _refusal_of(error) from None
+        raise _refusal_of(error, kind) from None
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -171,14 +197,27 @@ def _declared(request: Request) -> int:
     return int(length) if length.isdecimal() and len(length) < 20 else 0
 
 
-def _refusal_of(error: ValidationError) -> RefusedError:
-    """Names the field that is wrong; what stood there is not repeated. Where one may be of several
+def _refusal_of(error: ValidationError, kind: type[Asked]) -> RefusedError:
+    """Names the field that is wrong, what is wanted and what was there. Where one may be of several
     types, the one that fits best is taken to be meant."""
     if (count := error.error_count()) > _MOST_LISTED:
         return RefusedError(400, f"the body is wrong in {count} places")
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_context=False)
     worst = max(found, key=lambda one: len(one["loc"]))  # the first of equals
     steps = [str(step) for step in worst["loc"] if step != "str" and "[" not in str(step)]
     place = ".".join(steps)
-    message = f"{place}: {worst['msg']}" if place else worst["msg"]
+    field = kind.model_fields.get(place)
+    wanted = worst["msg"]
+    if wanted.startswith(_SHOULD):
+        if field is not None and field.description is not None:
+            wanted = _SHOULD + field.description
+        wanted += f", got {_shown(worst['input'])}"
+    message = f"{place}: {wanted}" if place else wanted
     return RefusedError(400, message, place or None, worst["type"])
+
+
+def _shown(given: Any) -> str:
+    """A value of JSON. Texts and lists are not repeated, because they may be long."""
+    if isinstance(given, float) or (isinstance(given, int) and abs(given) < 1 << 64):
+        return json.dumps(given)
+    return _JSON_NAMES[type(given)]

@@ -149,7 +149,7 @@ class Repeat:
         return logits
 
 
-def repeating(model: Repeat, **options: Any) -> tfk.decode.Engine:
+def repeating(model: Callable[..., torch.Tensor], **options: Any) -> tfk.decode.Engine:
     cache = tfk.decode.PagedCache(
         num_layers=1, num_pages=2048, num_heads=1, head_dim=1, max_sequences=4
     )

@@ -85,6 +85,20 @@ def test_without_a_bound_a_chat_fills_the_context() -> None:
     assert answer["usage"]["total_tokens"] == 50 + 1  # nothing follows the last
 
 
+def says_a_or_b(batch: tfk.decode.Batch, _: tfk.decode.PagedCache) -> torch.Tensor:
+    logits = torch.zeros(len(batch.outputs), 256)
+    logits[:, [ord("a"), ord("b")]] = torch.tensor([2.0, 1.0])
+    return logits
+
+
+def test_a_repetition_penalty_divides_logits_of_tokens_so_far() -> None:
+    with served(repeating(says_a_or_b)) as client:
+        fields: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
+        assert client.text("xyz", **fields) == "aaaa"
+        assert client.text("xyz", **fields, repetition_penalty=3) == "abaa"
+        assert client.text("a", **fields, repetition_penalty=3) == "baaa"
+
+
 def test_seeds_repeat_draws_and_none_is_another_each_time(tiny: Client) -> None:
     fields: dict[str, Any] = {"max_tokens": 24, "temperature": 2, "stop": []}
     assert tiny.text("x", seed=5, **fields) == tiny.text("x", seed=5, **fields)
@@ -102,7 +116,7 @@ def test_stop_strings_end_the_text_in_front_of_them() -> None:
     def count_up(batch: tfk.decode.Batch, _: tfk.decode.PagedCache) -> torch.Tensor:
         return torch.nn.functional.one_hot(batch.tokens[batch.outputs] + 1, 256).float()
 
-    with served(repeating(count_up)) as client:  # type: ignore[arg-type]
+    with served(repeating(count_up)) as client:
         body = {"prompt": "a", "max_tokens": 20, "temperature": 0, "stop": ["fgX", "ghi"]}
         _, answer = client.ask("/v1/completions", body)
         assert answer["choices"][0]["text"] == "bcdef"
