@@ -6,6 +6,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from threading import Condition
 from typing import Any
 
@@ -60,8 +61,9 @@ class Engine:
         draw: ``draw(logits, draws)`` gives the tokens (M,) of a step; by default those of
             :class:`Parameters`.
         max_waiting: the most requests that wait; by default there is no limit.
-        vocab_size: the number of tokens, above which prompts are refused. Without it, a prompt with
-            an unknown token makes the model fail, and with it every step, until it is cancelled.
+        vocab_size: the number of tokens, above which those of prompts and biases are refused.
+            Without it, a request with an unknown token makes every step fail, until it is
+            cancelled.
         graphs: whether steps in which all sequences decode are recorded as CUDA graphs and
             replayed, for models that may be (:class:`Recordable`). ``"auto"`` does so on CUDA; True
             runs the same steps elsewhere too, without a gain, and False nowhere.
@@ -124,8 +126,8 @@ class Engine:
             :meth:`result` or :meth:`cancel` gave what it has.
 
         Raises:
-            ArgumentValueError: the prompt is empty or has unknown tokens, or the request would not
-                fit into the cache if it were alone.
+            ArgumentValueError: the prompt is empty, it or the bias has unknown tokens, or the
+                request would not fit into the cache if it were alone.
             EngineFullError: ``max_waiting`` requests wait.
         """
         parameters = Parameters() if parameters is None else parameters
@@ -150,11 +152,13 @@ class Engine:
         return request.number
 
     def _check_size(self, request: Request) -> None:
-        if self.vocab_size is not None and max(request.tokens) >= self.vocab_size:
-            raise ArgumentValueError(
-                f"submit: prompt_tokens has token {max(request.tokens)}, "
-                f"expected less than {self.vocab_size}"
-            )
+        biased = [token for token, _ in request.parameters.bias]
+        for name, tokens in (("prompt_tokens", request.tokens), ("bias", biased)):
+            last = max(tokens, default=-1)
+            if self.vocab_size is not None and last >= self.vocab_size:
+                raise ArgumentValueError(
+                    f"submit: {name} has token {last}, expected less than {self.vocab_size}"
+                )
         cache, most = self.cache, request.most_tokens
         room = min(cache.max_length, cache.num_pages * cache.page_size)
         if most > room:
@@ -467,7 +471,7 @@ def _check(parameters: Any) -> None:
         raise ArgumentTypeError(f"submit: parameters is {kind}, expected Parameters")
     parameters.check("submit")
     try:
-        sample(torch.zeros(1, 2), [Draw(parameters, 0, [], 0)])
+        sample(torch.zeros(1, 2), [Draw(replace(parameters, bias=()), 0, [], 0)])
     except (ArgumentValueError, ArgumentTypeError) as error:
         raise renamed("submit", error) from None
 

@@ -4,9 +4,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from numbers import Real
+from typing import Any, NamedTuple
 
-from .._errors import ArgumentTypeError, as_count, as_integer, as_number, check_kind, is_integer
+import torch
+from torch import Tensor
+
+from .._errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_count,
+    as_integer,
+    as_number,
+    check_kind,
+    is_integer,
+    shown,
+)
 
 _NUMBERS = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
@@ -29,6 +43,7 @@ class Parameters:
         stop_tokens: tokens that end the request, and are the last of it.
         stop: strings that end the request, and are not in its text.
         salt: requests with different ones share no pages (another adapter, another user).
+        bias: pairs of a token and a number, which is added to its logit before all else.
 
     >>> tfk.decode.Parameters(max_new_tokens=100, stop_tokens=(2,)).temperature
     0.0
@@ -47,6 +62,7 @@ class Parameters:
     stop_tokens: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     salt: str | None = None
+    bias: tuple[tuple[int, float], ...] = ()
 
     def check(self, op: str) -> None:
         """Checks what no op checks that takes the parameters."""
@@ -65,6 +81,38 @@ class Parameters:
             raise ArgumentTypeError(
                 f"{op}: stop is {self.stop!r}, expected a tuple of strings that are not empty"
             )
+        _check_bias(op, self.bias)
+
+    @cached_property
+    def bias_tensors(self) -> tuple[Tensor, Tensor]:
+        """The tokens of ``bias``, int64, and their numbers, float32."""
+        tokens = torch.tensor([token for token, _ in self.bias], dtype=torch.int64)
+        return tokens, torch.tensor([number for _, number in self.bias], dtype=torch.float32)
+
+
+def _check_bias(op: str, bias: Any) -> None:
+    if type(bias) is not tuple or not all(map(_is_bias, bias)):
+        raise ArgumentTypeError(
+            f"{op}: bias is {shown(bias)}, expected a tuple of pairs of a token and a number"
+        )
+    seen: set[int] = set()
+    for token, number in bias:
+        if not 0 <= token < 1 << 63:
+            raise ArgumentValueError(
+                f"{op}: bias has token {token}, expected tokens from 0 on, below 2^63"
+            )
+        if not abs(number) <= torch.finfo(torch.float32).max:
+            raise ArgumentValueError(
+                f"{op}: bias has {number} for token {token}, expected a finite number"
+            )
+        if token in seen:
+            raise ArgumentValueError(f"{op}: bias has token {token} twice, expected it once")
+        seen.add(token)
+
+
+def _is_bias(pair: Any) -> bool:
+    is_pair = type(pair) is tuple and len(pair) == 2
+    return is_pair and is_integer(pair[0]) and isinstance(pair[1], Real)
 
 
 class Piece(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._errors import ArgumentValueError
 from ..functional import sample_logits
 from ..ops.decode._arguments import parameters_of
 from ._parameters import Parameters
@@ -40,6 +41,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     if _has_penalties(asked):
         options["previous"] = _previous(draws).to(logits.device)
         options["prompt_lengths"] = _integers([d.prompt_length for d in draws], logits.device)
+    if _has_bias(asked):
+        options["bias"] = _bias(asked, logits)
     tokens: Any = sample_logits(  # a tensor, where no probabilities are asked for
         logits, **options, seed=_integers([each.seed for each in asked], logits.device),
         position=_integers([draw.number for draw in draws], logits.device),
@@ -50,9 +53,9 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 def numbers_of(draws: Sequence[Draw]) -> tuple[Tensor | None, int | None]:
     """The parameters of draws as the raw op takes them, (M, 8) or one row of all, and the stages
-    that change something; None where draws depend on the tokens before."""
+    that change something; None where draws depend on the tokens before, or have a bias."""
     asked = [draw.parameters for draw in draws]
-    if _has_penalties(asked):
+    if _has_penalties(asked) or _has_bias(asked):
         return None, None
     device = torch.device("cpu")
     given = {name: _values(name, asked, device) for name in _OFF}
@@ -61,6 +64,10 @@ def numbers_of(draws: Sequence[Draw]) -> tuple[Tensor | None, int | None]:
 
 def _has_penalties(asked: Sequence[Parameters]) -> bool:
     return any(getattr(each, name) != _OFF[name] for name in _PENALTIES for each in asked)
+
+
+def _has_bias(asked: Sequence[Parameters]) -> bool:
+    return any(each.bias for each in asked)
 
 
 def _values(name: str, asked: Sequence[Parameters], device: torch.device) -> Any:
@@ -80,3 +87,17 @@ def _previous(draws: Sequence[Draw]) -> Tensor:
     """(M, the most tokens) int64: the tokens before each draw."""
     rows = [torch.tensor(draw.tokens, dtype=torch.int64) for draw in draws]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=_NO_TOKEN)
+
+
+def _bias(asked: Sequence[Parameters], logits: Tensor) -> Tensor:
+    """(M, V) float32: what is added to the logits."""
+    counts = torch.tensor([len(each.bias) for each in asked])
+    rows = torch.arange(len(asked)).repeat_interleave(counts)
+    pairs = zip(*(each.bias_tensors for each in asked), strict=True)
+    tokens, numbers = (torch.cat(one) for one in pairs)
+    vocabulary = logits.shape[1]
+    if (most := int(tokens.max())) >= vocabulary:
+        raise ArgumentValueError(f"engine: bias has token {most}, expected less than {vocabulary}")
+    bias = torch.zeros(logits.shape, device=logits.device)
+    bias[rows.to(bias.device), tokens.to(bias.device)] = numbers.to(bias.device)
+    return bias

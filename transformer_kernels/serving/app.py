@@ -173,6 +173,7 @@ class Service:
         if asked.model not in (None, self.name):
             message = f"no such model, expected {self.name}"
             raise RefusedError(404, message, "model", "model_not_found")
+        self._check_bias(asked)
         parameters = asked.parameters(self._count(asked, len(tokens)), tuple(self.words.stops))
         stream = self.worker.open(tokens, parameters, self.limits.seconds)
         self.metrics.prompt_tokens.inc(len(tokens))
@@ -183,6 +184,12 @@ class Service:
             return await self._unless_gone(request, self._whole(pieces, answer))
         finally:
             self._close(stream)
+
+    def _check_bias(self, asked: Asked) -> None:
+        size, last = self.worker.engine.vocab_size, max(asked.logit_bias, default=-1)
+        if size is not None and last >= size:
+            message = f"logit_bias has the token {last}, expected less than {size}"
+            raise RefusedError(400, message, "logit_bias")
 
     def _close(self, stream: Stream) -> None:
         if stream.close():

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
 from ..decode import Parameters
@@ -33,11 +35,19 @@ def _as_list(given: Any) -> Any:
     return [given] if isinstance(given, str) else given
 
 
+def _as_token(name: str) -> int:
+    """Takes a token as JSON writes it."""
+    if re.fullmatch("0|[1-9][0-9]{0,9}", name) is None:
+        raise PydanticCustomError("token", "Input should have numbers of tokens as names")
+    return int(name)
+
+
 # A field's description is what a refusal says of it, in the words of the server in C++.
 Count = Annotated[
     int | None, Field(ge=1, description="a whole number greater than or equal to 1")
 ]  # fmt: skip
 Penalty = Annotated[float, Field(ge=-2, le=2, description="a number from -2 to 2")]
+Token = Annotated[int, BeforeValidator(_as_token)]
 Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
@@ -79,6 +89,10 @@ class Asked(_Fields):
     repetition_penalty: Annotated[
         float, Field(ge=0.01, le=100, description="a number from 0.01 to 100")
     ] = 1.0
+    logit_bias: Annotated[
+        dict[Token, Annotated[float, Field(ge=-100, le=100)]],
+        Field(description="an object of tokens and numbers from -100 to 100"),
+    ] = {}
     seed: Annotated[
         int | None, Field(ge=-(1 << 63), lt=1 << 63, description="a whole number of 64 bits")
     ] = None
@@ -104,6 +118,7 @@ class Asked(_Fields):
             max_new_tokens=count, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
             min_p=self.min_p, presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty, repetition_penalty=self.repetition_penalty,
+            bias=tuple(self.logit_bias.items()),
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             stop=tuple(self.stop), stop_tokens=stop_tokens,
         )  # fmt: skip
@@ -204,7 +219,8 @@ def _refusal_of(error: ValidationError, kind: type[Asked]) -> RefusedError:
         return RefusedError(400, f"the body is wrong in {count} places")
     found = error.errors(include_url=False, include_context=False)
     worst = max(found, key=lambda one: len(one["loc"]))  # the first of equals
-    steps = [str(step) for step in worst["loc"] if step != "str" and "[" not in str(step)]
+    loc = worst["loc"][:-2] if worst["loc"][-1:] == ("[key]",) else worst["loc"]
+    steps = [str(step) for step in loc if step != "str" and "[" not in str(step)]
     place = ".".join(steps)
     field = kind.model_fields.get(place)
     wanted = worst["msg"]

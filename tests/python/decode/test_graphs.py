@@ -67,6 +67,7 @@ def asked(count: int, longest: int = 40) -> list[tuple[list[int], Parameters]]:
     kinds: list[dict[str, Any]] = [
         {}, {"temperature": 0.9, "top_k": 7}, {"temperature": 1.3, "top_p": 0.8},
         {"temperature": 0.7, "min_p": 0.05}, {"presence_penalty": 0.5, "temperature": 1.0},
+        {"bias": ((random.randrange(VOCABULARY), 3.0),), "temperature": 0.8},
     ]  # fmt: skip
     return [
         (

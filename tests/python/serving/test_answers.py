@@ -99,6 +99,16 @@ def test_a_repetition_penalty_divides_logits_of_tokens_so_far() -> None:
         assert client.text("a", **fields, repetition_penalty=3) == "baaa"
 
 
+def test_a_bias_is_added_to_logits() -> None:
+    with served(repeating(says_a_or_b)) as client:
+        fields: dict[str, Any] = {"max_tokens": 2, "temperature": 0}
+        for bias, text in (({}, "aa"), ({"98": 0.5}, "aa"), ({"97": -100, "99": 0.5}, "bb")):
+            assert client.text("x", logit_bias=bias, **fields) == text
+        body = {**HELLO, "logit_bias": {"122": 100}}
+        message = client.ask("/v1/chat/completions", body)[1]["choices"][0]["message"]
+        assert message["content"] == "z" * 8
+
+
 def test_seeds_repeat_draws_and_none_is_another_each_time(tiny: Client) -> None:
     fields: dict[str, Any] = {"max_tokens": 24, "temperature": 2, "stop": []}
     assert tiny.text("x", seed=5, **fields) == tiny.text("x", seed=5, **fields)
