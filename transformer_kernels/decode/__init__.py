@@ -12,7 +12,7 @@ from ._batch import Batch
 from ._engine import Engine, EngineFullError
 from ._page_table import CachedSequence, PageTable
 from ._paged_cache import PagedCache
-from ._parameters import Parameters, Piece, Result, Status
+from ._parameters import LogProbs, Parameters, Piece, Result, Status
 from ._pool import CacheFullError
 from ._sample import Draw
 from ._static import Recordable
@@ -25,6 +25,7 @@ __all__ = [
     "Draw",
     "Engine",
     "EngineFullError",
+    "LogProbs",
     "PageTable",
     "PagedAttention",
     "PagedCache",

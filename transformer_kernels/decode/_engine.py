@@ -30,7 +30,7 @@ from ._page_table import CachedSequence, PageTable
 from ._parameters import Parameters, Piece, Result, Status
 from ._pool import CacheFullError
 from ._request import Request
-from ._sample import Draw, sample
+from ._sample import Draw, Drawn, sample, sample_and_tell, tells
 from ._static import check_graphs, steps_of
 from ._text import Detokenize
 
@@ -135,6 +135,11 @@ class Engine:
         if parameters.stop and self._detokenize is None:
             raise ArgumentValueError(
                 "submit: stop has strings, expected none, because the engine has no detokenize"
+            )
+        if parameters.log_probs is not None and self._draw is not sample:
+            raise ArgumentValueError(
+                f"submit: log_probs is {parameters.log_probs}, expected None, because the engine "
+                "has a draw of its own"
             )
         request = Request(
             next(self._numbers), _as_tokens(prompt_tokens), parameters, self._detokenize
@@ -331,7 +336,7 @@ class Engine:
             self._is_stepping = True
             for request in requests:
                 request.is_in_step = True
-        drawn: list[int] | None = None
+        drawn: list[Drawn] | None = None
         try:
             drawn = self._run(turns, draws, goes_on)
         finally:
@@ -418,19 +423,21 @@ class Engine:
         self._found += sequence.length
         return self._waiting.pop(0)
 
-    def _run(self, turns: Sequence[Turn], draws: Sequence[Draw], goes_on: bool) -> list[int]:
+    def _run(self, turns: Sequence[Turn], draws: Sequence[Draw], goes_on: bool) -> list[Drawn]:
         found: Any = None
         if self._ahead is not None and self._ahead.takes(turns):
             found = self._ahead.run(turns, draws, goes_on)
         if isinstance(found, list):
-            return found
+            return [Drawn(token) for token in found]
         logits = self._logits(turns) if found is None else found
         if logits.dim() != 2 or len(logits) != len(draws):
             raise ArgumentValueError(
                 f"engine: the model returned logits {tuple(logits.shape)}, "
                 f"expected ({len(draws)}, V)"
             )
-        return self._draw(logits, draws).tolist() if draws else []
+        if tells(draws):
+            return sample_and_tell(logits, draws)
+        return [Drawn(token) for token in self._draw(logits, draws).tolist()] if draws else []
 
     def _logits(self, turns: Sequence[Turn]) -> Tensor:
         with self._changed:  # the tables are not changed meanwhile
@@ -438,18 +445,18 @@ class Engine:
         return self.model(batch, self.cache)
 
     def _finish(
-        self, requests: Sequence[Request], turns: Sequence[Turn], drawn: list[int] | None
+        self, requests: Sequence[Request], turns: Sequence[Turn], drawn: list[Drawn] | None
     ) -> None:
         """Counts what a step stored, and adds the tokens that it drew; None where it failed."""
-        tokens = iter(drawn or ())
+        left = iter(drawn or ())
         for request, turn in zip(requests, turns, strict=True):
             request.is_in_step = False
             if drawn is not None:
                 self._rows += len(turn.tokens)
                 self.cache.commit(turn.sequence, turn.tokens)
-                token = next(tokens) if turn.draws else None
-                if token is not None and request.reason is None:
-                    request.accept(token)
+                chosen = next(left) if turn.draws else None
+                if chosen is not None and request.reason is None:
+                    request.accept(chosen)
             if request.reason is not None:
                 self._leave(request)
 

@@ -44,6 +44,8 @@ class Parameters:
         stop: strings that end the request, and are not in its text.
         salt: requests with different ones share no pages (another adapter, another user).
         bias: pairs of a token and a number, which is added to its logit before all else.
+        log_probs: with this number n, 0 or more, pieces have :class:`LogProbs`, with those of the n
+            likeliest tokens.
 
     >>> tfk.decode.Parameters(max_new_tokens=100, stop_tokens=(2,)).temperature
     0.0
@@ -63,6 +65,7 @@ class Parameters:
     stop: tuple[str, ...] = ()
     salt: str | None = None
     bias: tuple[tuple[int, float], ...] = ()
+    log_probs: int | None = None
 
     def check(self, op: str) -> None:
         """Checks what no op checks that takes the parameters."""
@@ -71,6 +74,8 @@ class Parameters:
         for name in _NUMBERS:
             if (value := getattr(self, name)) is not None:
                 as_number(op, name, value)
+        if self.log_probs is not None:
+            as_count(op, "log_probs", self.log_probs, least=0)
         if self.salt is not None:
             check_kind(op, "salt", self.salt, str, "a string or None")
         if type(self.stop_tokens) is not tuple or not all(map(is_integer, self.stop_tokens)):
@@ -115,16 +120,28 @@ def _is_bias(pair: Any) -> bool:
     return is_pair and is_integer(pair[0]) and isinstance(pair[1], Real)
 
 
+class LogProbs(NamedTuple):
+    """Log-probabilities in the model's own distribution, before all parameters of a request: of a
+    piece's token, and of the likeliest ones, each with its own, the likeliest first."""
+
+    token: float
+    likeliest: list[tuple[int, float]]
+
+
 class Piece(NamedTuple):
     """A token of a stream.
 
     ``text`` is what is certain by now: it lags behind where a character is incomplete or a stop
-    string may have begun. ``reason`` is None but in the last piece: "stop" or "length".
+    string may have begun. ``reason`` is None but in the last piece: "stop" or "length". ``begin``
+    is the number of whole characters of all tokens before this one. ``log_probs`` are there where
+    they were asked for.
     """
 
     token: int
     text: str
     reason: str | None = None
+    begin: int = 0
+    log_probs: LogProbs | None = None
 
 
 class Status(NamedTuple):

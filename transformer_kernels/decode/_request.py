@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ._parameters import Parameters, Piece, Result
-from ._sample import Draw
+from ._sample import Draw, Drawn
 from ._text import Detokenize, TextStream
 
 
@@ -41,25 +41,26 @@ class Request:
         number = len(self.tokens) - self.prompt_length
         return Draw(self.parameters, number, self.tokens, self.prompt_length)
 
-    def accept(self, token: int) -> None:
-        """Adds a token that was drawn, and finishes the request where it is the last, or where its
+    def accept(self, drawn: Drawn) -> None:
+        """Adds a token, and finishes the request where it is the last, or where its
         text cannot be told."""
-        self.tokens.append(token)
+        self.tokens.append(drawn.token)
         try:
-            self.pieces.append(self._piece(token))
+            self.pieces.append(self._piece(drawn))
         except Exception as error:  # the others of the step go on
             self.error, self.reason = error, "failed"
 
-    def _piece(self, token: int) -> Piece:
-        is_stop = token in self.parameters.stop_tokens
-        text = "" if self._text is None or is_stop else self._text.push(token)
+    def _piece(self, drawn: Drawn) -> Piece:
+        is_stop = drawn.token in self.parameters.stop_tokens
+        begin = 0 if self._text is None else self._text.length
+        text = "" if self._text is None or is_stop else self._text.push(drawn.token)
         if is_stop or (self._text is not None and self._text.is_stopped):
             self.reason = "stop"
         elif len(self.tokens) - self.prompt_length >= self.parameters.max_new_tokens:
             self.reason = "length"
         if self.reason is not None and self._text is not None:
             text += self._text.flush()
-        return Piece(token, text, self.reason)
+        return Piece(drawn.token, text, self.reason, begin, drawn.log_probs)
 
     @property
     def result(self) -> Result:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._errors import ArgumentValueError
 from ..functional import sample_logits
 from ..ops.decode._arguments import parameters_of
-from ._parameters import Parameters
+from ._parameters import LogProbs, Parameters
 
 # Arguments of sample_logits, and the number that turns each off.
 _OFF = {
@@ -33,33 +33,65 @@ class Draw(NamedTuple):
     prompt_length: int
 
 
+class Drawn(NamedTuple):
+    """A token that was drawn."""
+
+    token: int
+    log_probs: LogProbs | None = None
+
+
 def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Draws a token a row, (M, V) -> (M,). A draw depends on its row of logits, its parameters, its
     number and, with penalties, the tokens before it; on nothing else."""
+    tokens: Any = sample_logits(logits, **_options(logits, draws))
+    drawn: Tensor = tokens  # where no probabilities are asked for
+    return drawn
+
+
+def sample_and_tell(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    """Draws as :func:`sample` does, with the log-probabilities that are asked for."""
+    counts = [draw.parameters.log_probs for draw in draws]
+    most = min(logits.shape[1], max(count for count in counts if count is not None))
+    found: Any = sample_logits(logits, **_options(logits, draws), log_probs=most)
+    told = []
+    for count, token, number, tokens, numbers in zip(
+        counts, *(each.tolist() for each in found[:4]), strict=True
+    ):
+        likeliest = [one for one in zip(tokens, numbers, strict=True) if one[0] != _NO_TOKEN]
+        log_probs = None if count is None else LogProbs(number, likeliest[:count])
+        told.append(Drawn(token, log_probs))
+    return told
+
+
+def tells(draws: Sequence[Draw]) -> bool:
+    """Whether log-probabilities are asked for."""
+    return any(draw.parameters.log_probs is not None for draw in draws)
+
+
+def numbers_of(draws: Sequence[Draw]) -> tuple[Tensor | None, int | None]:
+    """The parameters of draws as the raw op takes them, (M, 8) or one row of all, and the stages
+    that change something; None where draws depend on the tokens before, have a bias, or tell
+    log-probabilities."""
+    asked = [draw.parameters for draw in draws]
+    if _has_penalties(asked) or _has_bias(asked) or tells(draws):
+        return None, None
+    device = torch.device("cpu")
+    given = {name: _values(name, asked, device) for name in _OFF}
+    return parameters_of("engine", given, len(draws), device)
+
+
+def _options(logits: Tensor, draws: Sequence[Draw]) -> dict[str, Any]:
+    """The arguments of ``sample_logits``."""
     asked = [draw.parameters for draw in draws]
     options: dict[str, Any] = {name: _values(name, asked, logits.device) for name in _OFF}
+    options["seed"] = _integers([each.seed for each in asked], logits.device)
+    options["position"] = _integers([draw.number for draw in draws], logits.device)
     if _has_penalties(asked):
         options["previous"] = _previous(draws).to(logits.device)
         options["prompt_lengths"] = _integers([d.prompt_length for d in draws], logits.device)
     if _has_bias(asked):
         options["bias"] = _bias(asked, logits)
-    tokens: Any = sample_logits(  # a tensor, where no probabilities are asked for
-        logits, **options, seed=_integers([each.seed for each in asked], logits.device),
-        position=_integers([draw.number for draw in draws], logits.device),
-    )  # fmt: skip
-    drawn: Tensor = tokens
-    return drawn
-
-
-def numbers_of(draws: Sequence[Draw]) -> tuple[Tensor | None, int | None]:
-    """The parameters of draws as the raw op takes them, (M, 8) or one row of all, and the stages
-    that change something; None where draws depend on the tokens before, or have a bias."""
-    asked = [draw.parameters for draw in draws]
-    if _has_penalties(asked) or _has_bias(asked):
-        return None, None
-    device = torch.device("cpu")
-    given = {name: _values(name, asked, device) for name in _OFF}
-    return parameters_of("engine", given, len(draws), device)
+    return options
 
 
 def _has_penalties(asked: Sequence[Parameters]) -> bool:

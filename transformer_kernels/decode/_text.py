@@ -28,6 +28,7 @@ class TextStream:
         self._whole = 0  # how many of them these are
         self._known = 0
         self._held = ""
+        self.length = 0  # of all whole characters so far
         self.is_stopped = False
 
     def push(self, token: int) -> str:
@@ -37,6 +38,7 @@ class TextStream:
         certain = _without_end(text)
         new, self._known = certain[self._known :], len(certain)
         self._held += new
+        self.length += len(new)
         if new and certain == text:  # behind tokens without text alone, a space would be lost
             self._forget(self._whole)
             self._whole = len(self._tokens)

@@ -22,7 +22,7 @@ from transformer_kernels.decode import (
     Result,
 )
 
-from .conftest import VOCABULARY, Sums, Transformer, continued, following, sums_cache
+from .conftest import VOCABULARY, Sums, Transformer, continued, sums_cache
 
 
 def engine(num_pages: int = 40, max_sequences: int = 4, **options: Any) -> Engine:
@@ -272,57 +272,6 @@ def test_parameters_of_each_request_are_its_own() -> None:
     assert len(set(alone[4])) > 1  # the likeliest comes to cost more than others
 
 
-def biased(prompt: list[int], parameters: Parameters) -> list[int]:
-    """The tokens of :class:`Sums` under a bias; of equal logits, the first."""
-    tokens = list(prompt)
-    for _ in range(parameters.max_new_tokens):
-        logits = [0.0] * VOCABULARY
-        logits[following(tokens)] = 1.0
-        for token, number in parameters.bias:
-            logits[token] += number
-        tokens.append(logits.index(max(logits)))
-    return tokens[len(prompt) :]
-
-
-@pytest.mark.parametrize("num_pages", [40, 6], ids=["room", "pages are given up"])
-def test_a_bias_is_added_to_the_logits_of_its_request_alone(num_pages: int) -> None:
-    """Prompts begin alike, so that pages are shared."""
-    prefix = torch.randint(VOCABULARY, (33,)).tolist()
-    served = engine(num_pages)
-    asked = []
-    for number in range(8):
-        others = random.sample(range(VOCABULARY), 4 * (number % 3))
-        likely = continued([*prefix, number], 2) if number % 2 else []
-        bias = {token: random.choice((-2, 0.5, 1, 1.5)) for token in (*others, *likely)}
-        asked.append(([*prefix, number], Parameters(12, bias=tuple(bias.items()))))
-    numbers = [served.submit(*each) for each in asked]
-    assert [served.result(n).tokens for n in numbers] == [biased(*each) for each in asked]
-    assert served.status.found > 0
-    assert is_idle(served)
-
-
-def test_a_bias_comes_before_penalties() -> None:
-    def model(batch: Batch, cache: PagedCache) -> Tensor:
-        return torch.tensor([[-1.0, 2.0, 0.0]]).expand(len(batch.outputs), -1)
-
-    served = Engine(model, sums_cache(40))
-    kind = Parameters(4, repetition_penalty=4.0, bias=((0, 4.0),))  # not -4 + 4
-    assert served.result(served.submit([0], kind)).tokens == [1, 0, 0, 0]
-
-
-def test_a_bias_beyond_the_vocabulary_is_named() -> None:
-    kind = Parameters(bias=((3, 1.0), (VOCABULARY, 1.0)))
-    message = f"bias has token {VOCABULARY}, expected less than {VOCABULARY}"
-    with pytest.raises(ValueError, match=f"submit: {message}"):
-        engine(vocab_size=VOCABULARY).submit([1], kind)
-    unchecked = engine()
-    number = unchecked.submit([1], kind)
-    with pytest.raises(ValueError, match=f"engine: {message}"):
-        unchecked.step()
-    unchecked.cancel(number)
-    assert is_idle(unchecked)
-
-
 # ---- ends ---------------------------------------------------------------------------------------
 
 
@@ -416,6 +365,7 @@ def test_an_exception_loses_no_page_and_no_token(place: str) -> None:
             "submit: bias has -1e\\+39 for token 5, expected a f",
         ),
         ([1], Parameters(bias=((5, 1), (5, 2))), "submit: bias has token 5 twice, expected it"),
+        ([1], Parameters(log_probs=-1), "submit: log_probs is -1, expected at least 0"),
         ([1], Parameters(seed=1 << 63), "submit: seed is 9223372036854775808, expected an int64"),
         ([1], Parameters(stop="\n"), "submit: stop is '\\\\n', expected a tuple of strings"),
         ([1], Parameters(stop=("x",)), "the engine has no detokenize"),
@@ -473,6 +423,14 @@ def spoken(served: Engine, **options: Any) -> tuple[list[str], str | None]:
 def test_text_waits_for_whole_characters() -> None:
     assert spoken(says("aé€b")) == (["a", "", "é", "", "", "€", "b", ""], "stop")
     assert spoken(says("aé€b"), max_new_tokens=5) == (["a", "", "é", "", "\ufffd"], "length")
+
+
+def test_pieces_say_where_their_text_begins() -> None:
+    for stop in ((), ("€bc",)):  # which holds text back
+        served = says("aé€b")
+        number = served.submit([1], Parameters(max_new_tokens=9, stop_tokens=(0,), stop=stop))
+        begins = [piece.begin for piece in served.stream(number)]
+        assert begins == [0, 1, 1, 2, 2, 2, 3, 4]
 
 
 def test_stop_strings_are_not_in_the_text() -> None:

@@ -67,7 +67,7 @@ def asked(count: int, longest: int = 40) -> list[tuple[list[int], Parameters]]:
     kinds: list[dict[str, Any]] = [
         {}, {"temperature": 0.9, "top_k": 7}, {"temperature": 1.3, "top_p": 0.8},
         {"temperature": 0.7, "min_p": 0.05}, {"presence_penalty": 0.5, "temperature": 1.0},
-        {"bias": ((random.randrange(VOCABULARY), 3.0),), "temperature": 0.8},
+        {"bias": ((random.randrange(VOCABULARY), 3.0),), "temperature": 0.8}, {"log_probs": 1},
     ]  # fmt: skip
     return [
         (
@@ -107,6 +107,17 @@ def test_tokens_of_requests_that_join_and_leave(pages: int, device: str) -> None
     replayed = served(model, True, sizes=sizes)
     assert tokens_of(replayed, requests) == tokens_of(served(model, False, sizes=sizes), requests)
     assert len({shape.rows for shape in shapes(replayed)}) > 1
+
+
+def test_log_probabilities_beside_requests_without(device: str) -> None:
+    model, found = Chain(device), []
+    for graphs in (True, False):
+        engine = served(model, graphs)
+        engine.submit([3, 4], Parameters(max_new_tokens=12))
+        told = engine.submit([1, 2], Parameters(max_new_tokens=9, log_probs=2))
+        found.append(list(engine.stream(told)))
+    assert found[0] == found[1]
+    assert all(piece.log_probs.likeliest[0][0] == piece.token for piece in found[0])
 
 
 def test_one_engine_beside_another(device: str) -> None:

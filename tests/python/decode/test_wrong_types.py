@@ -155,7 +155,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         lambda: {"prompt_tokens": [1, 2], "parameters": None},
     ),
     "Parameters": (submit, lambda: {**numbers(), "max_new_tokens": 2, "seed": 0, "salt": None,
-                                    "stop_tokens": (1,), "bias": ((1, 2.0),)}),
+                                    "stop_tokens": (1,), "bias": ((1, 2.0),), "log_probs": 2}),
     "cancel": (lambda **given: engine().cancel(**given), lambda: {"number": 5}),
     "generate": (
         tfk.generate,
