@@ -40,20 +40,21 @@ def biased(prompt: list[int], parameters: Parameters) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("num_pages", [40, 6], ids=["room", "pages are given up"])
+@pytest.mark.parametrize("num_pages", [40, 4], ids=["room", "pages are given up"])
 def test_a_bias_is_added_to_the_logits_of_its_request_alone(num_pages: int) -> None:
     """Prompts begin alike, so that pages are shared."""
-    prefix = torch.randint(VOCABULARY, (33,)).tolist()
+    prefix = torch.randint(VOCABULARY, (30,)).tolist()
     served = engine(num_pages)
     asked = []
-    for number in range(8):
+    for number in range(6):
         others = random.sample(range(VOCABULARY), 4 * (number % 3))
         likely = continued([*prefix, number], 2) if number % 2 else []
         bias = {token: random.choice((-2, 0.5, 1, 1.5)) for token in (*others, *likely)}
-        asked.append(([*prefix, number], Parameters(12, bias=tuple(bias.items()))))
+        asked.append(([*prefix, number], Parameters(8, bias=tuple(bias.items()))))
     numbers = [served.submit(*each) for each in asked]
     assert [served.result(n).tokens for n in numbers] == [biased(*each) for each in asked]
     assert served.status.found > 0
+    assert (served.status.given_up > 0) == (num_pages < 40)
     assert is_idle(served)
 
 
