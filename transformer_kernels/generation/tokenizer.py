@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -30,6 +31,14 @@ _CUTS = {
 _NORMAL = 1
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are found in text before it is cut
 _SPACE = "\u2581"  # of SentencePiece
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a piece of SentencePiece that is no text
+_NO_TEXT = "\ufffd"  # what decoders give for bytes that are no character
+# Letters that stand for bytes in pieces of bytes: bytes that cannot be seen have those from 256 on.
+_SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))
+_HIDDEN = tuple(byte for byte in range(256) if byte not in _SEEN)
+_BYTE_OF = {chr(byte): byte for byte in _SEEN} | {
+    chr(256 + place): byte for place, byte in enumerate(_HIDDEN)
+}
 
 
 class Tokenizer:
@@ -60,6 +69,20 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""
         return str(self._tokenizer.decode(list(tokens)))
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token inside a text, which may be no whole characters; of a special token,
+        those of its name."""
+        # Behind itself, a token keeps the space that a decoder leaves out where a text begins.
+        text = self.decode([token, token])[len(self.decode([token])) :]
+        if text and _NO_TEXT not in text:
+            return text.encode()
+        piece = self._tokenizer.id_to_token(token) or ""  # none of a vocabulary that was filled up
+        if (byte := _BYTE.fullmatch(piece)) is not None:
+            return bytes.fromhex(byte[1])
+        if text and all(letter in _BYTE_OF for letter in piece):
+            return bytes(_BYTE_OF[letter] for letter in piece)
+        return (text or piece).encode()
 
     def pieces(self, tokens: Iterator[int]) -> Iterator[str]:
         """Yields text as soon as it is certain: a letter may take several tokens."""

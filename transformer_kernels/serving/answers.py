@@ -8,6 +8,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..decode import Piece
+from .log_probs import LogProbs
+
 
 @dataclass
 class Answer:
@@ -16,16 +19,24 @@ class Answer:
     Args:
         model: the name of the model.
         prompt_tokens: the number of the prompt's tokens.
+        log_probs: those of its tokens, where they are asked for.
     """
 
     model: str
     prompt_tokens: int
+    log_probs: LogProbs | None = None
     new_tokens: int = 0
     identity: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
     prefix = "cmpl"
     whole_object = piece_object = "text_completion"
+
+    def add(self, piece: Piece) -> None:
+        """Counts a token, and keeps its log-probabilities for the part that has its text."""
+        self.new_tokens += 1
+        if self.log_probs is not None:
+            self.log_probs.add(piece)
 
     def first(self) -> list[dict[str, Any]]:
         """The parts that a stream begins with, before there is a token."""
@@ -59,7 +70,8 @@ class Answer:
         return {"text": text}
 
     def _choice(self, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        return {"index": 0, **content, "logprobs": None, "finish_reason": reason}
+        told = None if self.log_probs is None else self.log_probs.take()
+        return {"index": 0, **content, "logprobs": told, "finish_reason": reason}
 
     def _wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -25,6 +25,7 @@ from ..decode import Engine, Piece
 from .answers import Answer, ChatAnswer
 from .errors import RefusedError, refusal_of, respond
 from .limits import Limits
+from .log_probs import ChatLogProbs, CompletionLogProbs, LogProbs
 from .metrics import Counted, Metrics
 from .requests import Asked, ChatRequest, CompletionRequest, read
 from .running import is_loopback
@@ -35,7 +36,8 @@ _GONE = 499  # nginx's status for a client that left; nobody reads it
 
 
 class Words(Protocol):
-    """A tokenizer; for chats with ``render(messages) -> str`` as well."""
+    """A tokenizer; for chats with ``render(messages) -> str`` as well, and for log-probabilities
+    with ``bytes_of(token) -> bytes``."""
 
     @property
     def stops(self) -> Sequence[int]:
@@ -151,18 +153,30 @@ class Service:
         prompt = asked.prompt
         tokens = await asyncio.to_thread(self.words.encode, prompt) if isinstance(prompt, str) \
             else prompt  # fmt: skip
-        return await self._answer(request, asked, tokens, Answer(self.name, len(tokens)))
+        log_probs = self._log_probs(asked, CompletionLogProbs)
+        answer = Answer(self.name, len(tokens), log_probs)
+        return await self._answer(request, asked, tokens, answer)
 
     async def chat(self, request: Request) -> Response:
         asked = await read(request, ChatRequest, self.limits)
         tokens = await asyncio.to_thread(self._rendered, asked)
-        return await self._answer(request, asked, tokens, ChatAnswer(self.name, len(tokens)))
+        answer = ChatAnswer(self.name, len(tokens), self._log_probs(asked, ChatLogProbs))
+        return await self._answer(request, asked, tokens, answer)
 
     def _rendered(self, asked: ChatRequest) -> list[int]:
         render = getattr(self.words, "render", None)
         if render is None:
             raise RefusedError(404, f"the model {self.name} has no chat template")
         return self.words.encode(render(asked.plain))
+
+    def _log_probs(self, asked: Asked, kind: type[LogProbs]) -> LogProbs | None:
+        if asked.likeliest is None:
+            return None
+        bytes_of = getattr(self.words, "bytes_of", None)
+        if bytes_of is None:
+            message = f"logprobs: the model {self.name} does not know the bytes of tokens"
+            raise RefusedError(400, message, "logprobs")
+        return kind(bytes_of)
 
     # ---- answers ---------------------------------------------------------------------------------
 
@@ -216,7 +230,7 @@ class Service:
         async for piece in stream:
             if not answer.new_tokens:
                 self.metrics.first_token.observe(time.monotonic() - began)
-            answer.new_tokens += 1
+            answer.add(piece)
             self.metrics.new_tokens.inc()
             yield piece
 

@@ -112,13 +112,19 @@ class Asked(_Fields):
         """The most new tokens where no number is asked for; None for as many as there may be."""
         return _USUAL_TOKENS
 
+    @property
+    def likeliest(self) -> int | None:
+        """The number of likeliest tokens whose log-probabilities are told beside each token's own;
+        None where none are told."""
+        raise NotImplementedError
+
     def parameters(self, count: int, stop_tokens: tuple[int, ...]) -> Parameters:
         """The engine's parameters, for so many new tokens."""
         return Parameters(
             max_new_tokens=count, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
             min_p=self.min_p, presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty, repetition_penalty=self.repetition_penalty,
-            bias=tuple(self.logit_bias.items()),
+            bias=tuple(self.logit_bias.items()), log_probs=self.likeliest,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             stop=tuple(self.stop), stop_tokens=stop_tokens,
         )  # fmt: skip
@@ -129,6 +135,13 @@ class CompletionRequest(Asked):
         str | list[Annotated[int, Field(ge=0)]],
         Field(description="a valid string or a list of tokens"),
     ]
+    logprobs: Annotated[
+        int | None, Field(ge=0, le=5, description="a whole number from 0 to 5")
+    ] = None  # fmt: skip
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
 
 
 class Part(_Fields):
@@ -151,6 +164,10 @@ class Message(_Fields):
 class ChatRequest(Asked):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count = None
+    logprobs: bool = False
+    top_logprobs: Annotated[
+        int | None, Field(ge=0, le=20, description="a whole number from 0 to 20")
+    ] = None
 
     @property
     def asked_tokens(self) -> int | None:
@@ -160,6 +177,13 @@ class ChatRequest(Asked):
     @property
     def usual_tokens(self) -> int | None:
         return None
+
+    @property
+    def likeliest(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            message = "top_logprobs: Input should come with logprobs, which is false"
+            raise RefusedError(400, message, "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def plain(self) -> list[dict[str, str]]:

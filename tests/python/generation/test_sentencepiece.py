@@ -88,6 +88,16 @@ def test_a_special_token_takes_no_space_from_a_stream(words: Tokenizer) -> None:
     assert "".join(map(stream.push, tokens)) + stream.flush() == words.decode(tokens) == "a a a"
 
 
+@pytest.mark.parametrize(
+    "text", ["ab  caf\u00e9", "\u4f60\u597d a\n", "\U0001f600<|user|>", "a\ufffd"]
+)
+def test_a_text_is_the_bytes_of_its_tokens(words: Tokenizer, text: str) -> None:
+    first, *tokens = words.encode(text)
+    assert b"".join(map(words.bytes_of, tokens)) == f" {text}".encode()
+    assert words.bytes_of(first) == b"<s>"
+    assert [words.bytes_of(NUMBERS[piece]) for piece in BYTES] == [bytes([n]) for n in range(256)]
+
+
 def test_marked_tokens_are_found_before(words: Tokenizer) -> None:
     assert words.encode("<|user|>ab</s>") == [
         1, NUMBERS["<|user|>"], NUMBERS[SPACE + "ab"], NUMBERS["</s>"]

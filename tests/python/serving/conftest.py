@@ -31,6 +31,9 @@ class Letters:
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).decode("utf-8", "replace")
 
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([token])
+
     def render(self, messages: list[dict[str, str]]) -> str:
         return "".join(f"{message['role'][0]}:{message['content']}\n" for message in messages)
 

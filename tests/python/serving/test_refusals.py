@@ -69,7 +69,9 @@ def refused(answer: tuple[int, Any], status: int, words: str) -> dict[str, Any]:
         ({"prompt": "x", "stream": 1}, "stream", "got 1"),
         ({"prompt": "x", "stop": [""]}, "stop", "at least 1"),
         ({"prompt": "x", "stop": ["x"] * 17}, "stop", "at most 16"),
-        ({"prompt": "x", "logprobs": 3}, "logprobs", "Extra inputs are not permitted"),
+        ({"prompt": "x", "logprobs": 6}, "logprobs", "a whole number from 0 to 5, got 6"),
+        ({"prompt": "x", "logprobs": True}, "logprobs", "a whole number from 0 to 5, got true"),
+        ({"prompt": "x", "best_of": 3}, "best_of", "Extra inputs are not permitted"),
         ({"prompt": ""}, None, "prompt_tokens is empty"),
         ({"prompt": [256]}, None, "token 256, expected less than 256"),
         ({"prompt": "x" * 90}, None, "more than the context of 100"),
@@ -98,6 +100,21 @@ def test_what_is_wrong_in_very_many_places_is_not_listed() -> None:
 def test_messages_that_are_none(bounded: Client, messages: list[Any]) -> None:
     error = refused(bounded.ask("/v1/chat/completions", {"messages": messages}), 400, "messages")
     assert error["param"].startswith("messages")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"logprobs": 3}, "logprobs", "got 3"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20, got 21"),
+        ({"top_logprobs": 2}, "top_logprobs", "come with logprobs, which is false"),
+    ],
+)
+def test_what_a_chat_may_not_tell(
+    bounded: Client, fields: dict[str, Any], param: str, words: str
+) -> None:
+    answer = bounded.ask("/v1/chat/completions", {**CHAT, **fields})
+    assert refused(answer, 400, words)["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -221,7 +238,7 @@ def test_a_full_queue_is_said_so() -> None:
         assert all(b"[DONE]" in stream.read() for stream in streams)
 
 
-def test_a_chat_needs_a_template() -> None:
+def test_what_a_tokenizer_lacks_is_refused() -> None:
     class Plain:
         stops = ()
 
@@ -230,3 +247,5 @@ def test_a_chat_needs_a_template() -> None:
 
     with served(repeating(Repeat()), words=Plain()) as client:
         refused(client.ask("/v1/chat/completions", CHAT), 404, "no chat template")
+        answer = client.ask("/v1/completions", {"prompt": "x", "logprobs": 0})
+        assert refused(answer, 400, "the bytes of tokens")["param"] == "logprobs"
