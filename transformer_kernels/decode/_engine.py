@@ -59,7 +59,7 @@ class Engine:
         chunk: the most rows of a prompt in a step; by default ``max_tokens``.
         detokenize: gives the text of a list of tokens; without it, pieces have none.
         draw: ``draw(logits, draws)`` gives the tokens (M,) of a step; by default those of
-            :class:`Parameters`.
+            :class:`Parameters`. Only the default tells log-probabilities.
         max_waiting: the most requests that wait; by default there is no limit.
         vocab_size: the number of tokens, above which those of prompts and biases are refused.
             Without it, a request with an unknown token makes every step fail, until it is

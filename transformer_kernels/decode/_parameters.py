@@ -91,8 +91,8 @@ class Parameters:
     @cached_property
     def bias_tensors(self) -> tuple[Tensor, Tensor]:
         """The tokens of ``bias``, int64, and their numbers, float32."""
-        tokens = torch.tensor([token for token, _ in self.bias], dtype=torch.int64)
-        return tokens, torch.tensor([number for _, number in self.bias], dtype=torch.float32)
+        tokens = torch.tensor([int(token) for token, _ in self.bias], dtype=torch.int64)
+        return tokens, torch.tensor([float(x) for _, x in self.bias], dtype=torch.float32)
 
 
 def _check_bias(op: str, bias: Any) -> None:

@@ -42,8 +42,8 @@ class Request:
         return Draw(self.parameters, number, self.tokens, self.prompt_length)
 
     def accept(self, drawn: Drawn) -> None:
-        """Adds a token, and finishes the request where it is the last, or where its
-        text cannot be told."""
+        """Adds a token, and finishes the request where it is the last, or where its text cannot be
+        told."""
         self.tokens.append(drawn.token)
         try:
             self.pieces.append(self._piece(drawn))
