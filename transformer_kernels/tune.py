@@ -70,20 +70,8 @@ def measure(x: Tensor, weight: Tensor, timed: str, seconds: float = _SECONDS) ->
 
     Returns 10th percentiles: time that other programs take from the machine is not the product's.
     """
-    op, *words = timed.split()
-    activated = op == "linear_act"
-    wanted = [name for name in ("x", "weight") if f"d{name}" in words]
-    inputs = tuple(
-        tensor.detach().requires_grad_(name in wanted)
-        for name, tensor in (("x", x), ("weight", weight), ("bias", x.new_zeros(len(weight))))
-    )
-    # The identity keeps hooks of the caller, such as those of checkpoints, out of the timed call.
-    # The benchmark fills tensors with random numbers.
-    with (
-        torch.random.fork_rng([x.device] if x.is_cuda else []),
-        torch.autocast(x.device.type, enabled=False),
-        torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
-    ):
+    activated, wanted, inputs = _asked(x, weight, timed)
+    with _alone(x):
         may_route = x.is_cuda and not activated
         routes = _fastest_routes(inputs, wanted, seconds) if may_route else None
         calls = {who: _call(who, activated, wanted) for who in PROVIDERS}
@@ -92,6 +80,42 @@ def measure(x: Tensor, weight: Tensor, timed: str, seconds: float = _SECONDS) ->
         found = _timed(calls, inputs, seconds)
     routed = (found["routed"], routes) if routes is not None else (None, "")
     return Times(found["ours"], found["torch"], *routed)
+
+
+def in_turn(
+    x: Tensor, weight: Tensor, timed: str, choices: tuple[str | Routes, str | Routes],
+    seconds: float = _SECONDS,
+) -> tuple[float, float]:  # fmt: skip
+    """Times two choices for the call that :func:`measure` times, in turn."""
+    activated, wanted, inputs = _asked(x, weight, timed)
+    calls = {str(i): _call(who, activated, wanted) for i, who in enumerate(choices)}
+    with _alone(x):
+        first, second = _timed(calls, inputs, seconds).values()
+    return first, second
+
+
+def _asked(x: Tensor, weight: Tensor, timed: str) -> tuple[bool, list[str], tuple[Tensor, ...]]:
+    """Whether there is an activation, whose gradients are wanted, and operands without the caller's
+    graph, with a bias."""
+    op, *words = timed.split()
+    wanted = [name for name in ("x", "weight") if f"d{name}" in words]
+    inputs = tuple(
+        tensor.detach().requires_grad_(name in wanted)
+        for name, tensor in (("x", x), ("weight", weight), ("bias", x.new_zeros(len(weight))))
+    )
+    return op == "linear_act", wanted, inputs
+
+
+@contextmanager
+def _alone(x: Tensor) -> Iterator[None]:
+    """Keeps hooks of the caller, such as those of checkpoints, out of the timed call by the
+    identity, and the random numbers with which the benchmark fills tensors out of the caller's."""
+    with (
+        torch.random.fork_rng([x.device] if x.is_cuda else []),
+        torch.autocast(x.device.type, enabled=False),
+        torch.autograd.graph.saved_tensors_hooks(_itself, _itself),
+    ):
+        yield
 
 
 def _timed(
