@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from setup_env import ROOT
+from transformer_kernels import hardware
 from transformer_kernels.bench import (
     analysis,
     area,
@@ -166,10 +167,16 @@ def page_of(result: Result) -> str:
 
 
 def hardware_page() -> str:
-    """The model of a machine predicts the stored results: one card by its own copies and products,
-    the other one by the first one's, and CPUs by rates that are fitted to their ops."""
+    """The model of a machine predicts the stored results: one card by its own copies and products
+    and by what was measured of it alone, the other one by the first one's copies and products, and
+    CPUs by rates that are fitted to their ops."""
     cards = [measured_on(f"{card}*") for card in ("h200", "h100")]
-    texts = [analysis.render(cards[0], cards[0]), analysis.render(cards[1], cards[0])]
+    alone = hardware.read(ROOT / "benchmarks" / "hardware" / "h200.json")
+    texts = [
+        analysis.render(cards[0], cards[0]),
+        f"{analysis.machine_table(alone)}\n{analysis.measured_table(cards[0], alone)}",
+        analysis.render(cards[1], cards[0]),
+    ]
     for name in CPUS:
         results = measured_on(f"{name}_*")
         texts.append(analysis.render(results, results))

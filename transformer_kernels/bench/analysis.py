@@ -20,10 +20,12 @@ from transformer_kernels.hardware import (
     Prediction,
     cpu_of_results,
     fitted,
+    kept_as,
     left_out,
     like,
     of_results,
     predict,
+    sheet_of,
 )
 from transformer_kernels.measure.case import Case
 from transformer_kernels.measure.schema import Result, Row
@@ -177,6 +179,8 @@ def machine_table(machine: Hardware) -> Table:
     ]
     if machine.page_us:
         rows.append(("new page", f"{machine.page_us:.2f} us", "page_us"))
+    if machine.host_us:
+        rows.append(("host's call", f"{machine.host_us:.1f} us", "host_us"))
     for size, gbps in sorted(machine.copies.items())[::_EVERY]:
         rows.append((f"copy {_size_text(size)}", f"{gbps:.0f} GB/s", "copies"))
     body = [[name, value, machine.origins.get(field, "given")] for name, value, field in rows]
@@ -200,6 +204,19 @@ def left_out_table(results: Sequence[Result], machine: Hardware) -> Table:
     return Table(
         title, "error of the predicted time", [("Left out", 24), ("median error", 12)], body
     )
+
+
+def measured_table(results: Sequence[Result], machine: Hardware) -> Table:
+    """The errors by the numbers of the results' own files, and by those that were measured by
+    themselves."""
+    by_files = machine_of(results, results)
+    body = [
+        [text, f"{median_error(compare(results, known)):.1%}"]
+        for text, known in (("the result files", by_files), ("the card alone", machine))
+    ]
+    title = f"PREDICTED BY WHAT WAS MEASURED ({machine.name})"
+    headings = [("Numbers of", 24), ("median error", 12)]
+    return Table(title, "error of the predicted time", headings, body)
 
 
 def worst_table(compared: Sequence[Compared], machine: Hardware) -> Table:
@@ -257,8 +274,7 @@ def what_if_table(compared: Sequence[Compared], machine: Hardware) -> Table:
     bounds = sorted(groups)
     others = {name: change(machine) for name, change in WHAT_IFS.items()}
     if not machine.rates:  # a card
-        sheet = sheet_of(machine.name)
-        others |= {name: like(machine, sheet, card) for name, card in DATASHEETS.items()}
+        others |= other_cards(machine)
     body = [
         [name, *(f"{_speed_up(groups[bound], other):.2f}x" for bound in bounds)]
         for name, other in others.items()
@@ -268,21 +284,30 @@ def what_if_table(compared: Sequence[Compared], machine: Hardware) -> Table:
     return Table(title, "predicted speed-up, by what bounds a problem", headings, body)
 
 
+def other_cards(machine: Hardware) -> dict[str, Hardware]:
+    """Other cards by the data sheets, where this one has a sheet too."""
+    sheet = sheet_of(machine.name)
+    return {name: like(machine, sheet, card) for name, card in DATASHEETS.items() if sheet}
+
+
 def _speed_up(compared: Sequence[Compared], other: Hardware) -> float:
     return geometric_mean([c.prediction.us / predict(c.plan, other).us for c in compared])
 
 
-def sheet_of(name: str) -> Hardware:
-    """The data sheet of a card, by the name that its driver gives.
+def _known_of(name: str) -> Hardware:
+    """The data sheet of a card, or what this user measured on it.
 
     Raises:
-        ValueError: there is no sheet for it.
+        ValueError: there is neither.
     """
-    found = [sheet for key, sheet in DATASHEETS.items() if key in name]
-    if not found:
+    found = sheet_of(name) or kept_as(name)
+    if found is None:
         known = ", ".join(DATASHEETS)
-        raise ValueError(f"analyze: no data sheet for {name}, expected one of {known}")
-    return found[0]
+        raise ValueError(
+            f"analyze: no data sheet for {name}, expected one of {known}, or a card that "
+            "`analyze --measure` has measured"
+        )
+    return found
 
 
 def machine_of(results: Sequence[Result], measured_on: Sequence[Result]) -> Hardware:
@@ -291,15 +316,15 @@ def machine_of(results: Sequence[Result], measured_on: Sequence[Result]) -> Hard
     another one.
 
     Raises:
-        ValueError: either are of several devices, or of one without a data sheet, or the others
-            have too few copies.
+        ValueError: either are of several devices, or of one without a data sheet that was not
+            measured, or the others have too few copies.
     """
     if results and results[0].machine.device == "cpu":
         device_of([*results, *measured_on])
         return fitted(cpu_of_results(measured_on), measured_in(measured_on))
-    own, other = sheet_of(device_of(results)), sheet_of(device_of(measured_on))
+    own, other = (_known_of(device_of(of)) for of in (results, measured_on))
     machine = of_results(measured_on, other)
-    return machine if own is other else like(machine, other, own)
+    return machine if own == other else like(machine, other, own)
 
 
 def device_of(results: Sequence[Result]) -> str:

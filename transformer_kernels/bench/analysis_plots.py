@@ -4,7 +4,9 @@ times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -15,6 +17,7 @@ from transformer_kernels.hardware import Hardware
 from transformer_kernels.measure import style
 
 _SIZE = (4.8, 3.6)  # inches
+_NEAR = 5  # roofs by which a power of ten is told apart
 _COLOURS = {
     "memory": "compile", "products": "ours", "exponentials": "torch", "launches": "copy",
     "operations": "liger", "converted": "onednn", "random": "triton", "pages": "quack",
@@ -22,18 +25,17 @@ _COLOURS = {
 
 
 def plots(compared: Sequence[Compared], machine: Hardware) -> dict[str, Plot]:
-    """The pictures by name."""
+    """The pictures by name; without ops, the roofs alone."""
     width, height = _SIZE
-    return {
-        "roofline": Plot(
-            f"Operations a second against operations a byte, {machine.name}",
-            [lambda panel: _roofline(panel, compared, machine)], width, height,
-        ),
-        "predicted": Plot(
-            f"Predicted against measured time, {machine.name}",
-            [lambda panel: _predicted(panel, compared)], width, height,
-        ),
-    }  # fmt: skip
+    roofline = Plot(
+        f"Operations a second against operations a byte, {machine.name}",
+        [lambda panel: _roofline(panel, compared, machine)], width, height,
+    )  # fmt: skip
+    predicted = Plot(
+        f"Predicted against measured time, {machine.name}",
+        [lambda panel: _predicted(panel, compared)], width, height,
+    )  # fmt: skip
+    return {"roofline": roofline, "predicted": predicted} if compared else {"roofline": roofline}
 
 
 def write(compared: Sequence[Compared], machine: Hardware, folder: Path) -> list[Path]:
@@ -60,13 +62,28 @@ def _roofline(panel: Axes, compared: Sequence[Compared], machine: Hardware) -> N
         if shown:
             panel.plot(*zip(*shown, strict=True), "o", color=style.COLOURS[role], label=pass_)
     fastest = max([machine.copy_gbps, *machine.copies.values()])
-    intensities = [x for x, _, _ in points]
-    for dtype in dtypes:
-        peak = machine.product_tflops(dtype)
+    peaks = {dtype: machine.product_tflops(dtype) for dtype in dtypes}
+    ridges = [peak / machine.copy_gbps * 1e3 for peak in peaks.values()]
+    intensities = [x for x, _, _ in points] or [max(ridges) * 8]
+    for dtype, peak in peaks.items():
         label = "limit" if dtype == dtypes[0] else None
         _roof(panel, peak, fastest, intensities, ":")
         _roof(panel, peak, machine.copy_gbps, intensities, "-", label)
+    if not points:
+        _name_roofs(panel, peaks, max(ridges))
     panel.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s")
+
+
+def _name_roofs(panel: Axes, peaks: Mapping[str, float], at: float) -> None:
+    """Writes the dtypes on their roofs; those of about the same height share a line."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for dtype, peak in peaks.items():
+        names[round(_NEAR * math.log10(peak))].append(dtype)
+    for near in names.values():
+        highest = max(peaks[dtype] for dtype in near)
+        panel.annotate(
+            ", ".join(near), (at, highest), (0, 3), textcoords="offset points", fontsize="small"
+        )
 
 
 def _roof(

@@ -19,7 +19,7 @@ import torch
 from transformer_kernels.bench import analysis
 from transformer_kernels.bench.cases import all_ops
 from transformer_kernels.bench.families import FAMILIES, GRAPHS, Family, Size
-from transformer_kernels.hardware import DATASHEETS, WHAT_IFS, Hardware, Plan, like, predict
+from transformer_kernels.hardware import WHAT_IFS, Hardware, Plan, predict
 from transformer_kernels.measure.case import Problem
 from transformer_kernels.measure.schema import Result, Row, StepTime
 from transformer_kernels.measure.table import ABSENT, Table
@@ -316,11 +316,11 @@ CHANGES: Mapping[str, Callable[[Hardware], Hardware]] = {
 def speed_ups(step: Step, machine: Hardware) -> dict[str, float]:
     """How much faster a step would be with one thing changed, and on other cards by their data
     sheets."""
-    today, sheet = step.us(machine), analysis.sheet_of(machine.name)
+    today = step.us(machine)
     times = {name: step.us(change(machine)) for name, change in CHANGES.items()}
     times[_EIGHT_BITS] = in_eight_bits(step).us(WHAT_IFS["products twice as fast"](machine))
-    for name, card in DATASHEETS.items():
-        times[name] = step.us(like(machine, sheet, card))
+    for name, card in analysis.other_cards(machine).items():
+        times[name] = step.us(card)
     return {name: today / us for name, us in times.items()}
 
 

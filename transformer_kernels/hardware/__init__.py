@@ -18,10 +18,12 @@ A CPU has caches and a few rates more, which :func:`fitted` finds from the times
 """
 
 from .cpu_fit import Measured, cpu_of_results, fitted, left_out
-from .datasheets import DATASHEETS
+from .datasheets import DATASHEETS, sheet_of
 from .description import Hardware, like
 from .fit import of_results
-from .measure import kept_cpu, measure_cpu
+from .kept import kept, kept_as, read
+from .measure import measure_cpu
+from .measure_card import measure_cuda
 from .model import Plan, Prediction, predict
 from .what_if import WHAT_IFS
 
@@ -34,10 +36,14 @@ __all__ = [
     "Prediction",
     "cpu_of_results",
     "fitted",
-    "kept_cpu",
+    "kept",
+    "kept_as",
     "left_out",
     "like",
     "measure_cpu",
+    "measure_cuda",
     "of_results",
     "predict",
+    "read",
+    "sheet_of",
 ]

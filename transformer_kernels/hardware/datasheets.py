@@ -8,9 +8,12 @@ figures that another card would reach.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .description import Hardware
 
 _EXPONENTIALS_A_CLOCK = 16  # of a streaming multiprocessor: its four special function units' rate
+_GIGAHERTZ = 1.7  # of a card without a sheet
 _LAUNCH_US = 2.0  # no sheet tells it: an empty kernel of a CUDA graph, on cards since Ampere
 
 
@@ -40,3 +43,14 @@ DATASHEETS = {
     "H200": _card("NVIDIA H200 SXM", 4800, 989.4, 66.9, 132, 1.98),
     "B200": _card("NVIDIA B200", 8000, 2250, 75, 148, 1.965),
 }
+
+
+def sheet_of(name: str) -> Hardware | None:
+    """The data sheet of a card, by the name that its driver gives; None where there is none."""
+    return next((sheet for key, sheet in DATASHEETS.items() if key in name), None)
+
+
+def without_sheet(name: str, processors: int) -> Hardware:
+    """A card of which only its streaming multiprocessors are known, with the rates of none."""
+    card = _card(name, 0.0, 0.0, 0.0, processors, _GIGAHERTZ)
+    return replace(card, products={}, origins=dict.fromkeys(card.origins, "assumed"))

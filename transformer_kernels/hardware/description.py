@@ -27,6 +27,7 @@ class Hardware:
         rates: 1e9 a second of other work of all units together, by its name: ``"operations"`` of
             vectors, numbers of 16 bits that are ``"converted"``, ``"random"`` numbers.
         page_us: microseconds until a new page of memory can be written.
+        host_us: microseconds in which the host issues a call to a card, outside of graphs.
         origins: where each of these numbers comes from, by the name of the field: ``"measured"``,
             ``"data sheet"``, or another machine's name.
     """
@@ -40,6 +41,7 @@ class Hardware:
     copies: Mapping[int, float] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     page_us: float = 0.0
+    host_us: float = 0.0
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def copy_us(self, size: int) -> float:

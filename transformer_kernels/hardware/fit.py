@@ -20,7 +20,8 @@ def of_results(results: Sequence[Result], sheet: Hardware) -> Hardware:
 
     The time of a launch and the bandwidth are those of a line through the copies that are larger
     than the cache, by their bytes. Rates of products are the medians of the results' ceilings. What
-    no result holds is the data sheet's: the rate of exponentials, and of products in other dtypes.
+    no result holds is the data sheet's, or what was measured before of a card without one: the rate
+    of exponentials, and of products in other dtypes.
 
     Raises:
         ValueError: the results have too few copies.
@@ -29,9 +30,9 @@ def of_results(results: Sequence[Result], sheet: Hardware) -> Hardware:
     launch_us, gbps = _line(copies_of(results), name)
     products = products_of(results)
     unknown = ", ".join(sorted({*sheet.products} - {*products}))
-    measured = dict.fromkeys(("copy_gbps", "products", "launch_us"), "measured")
+    origins = {**sheet.origins, **dict.fromkeys(("copy_gbps", "products", "launch_us"), "measured")}
     if unknown:
-        measured["products"] += f", {unknown} by the data sheet"
+        origins["products"] += f", {unknown}: {sheet.origins['products']}"
     return Hardware(
         name=name,
         copy_gbps=gbps,
@@ -39,7 +40,7 @@ def of_results(results: Sequence[Result], sheet: Hardware) -> Hardware:
         exponentials=sheet.exponentials,
         units=sheet.units,
         launch_us=launch_us,
-        origins={**measured, "exponentials": "data sheet", "units": "data sheet"},
+        origins=origins,
     )
 
 

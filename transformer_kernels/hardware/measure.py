@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import _cache, _times
+from .. import _times
 from ..functional import dropout, linear, softmax
 from .description import Hardware
+from .kept import keep
 
 _SIZES = tuple(1 << power for power in range(14, 29, 2))  # bytes of copies: 16 KiB to 256 MiB
 _ROUNDS, _SECONDS = 20, 0.2  # of each call, whichever is more
@@ -33,8 +31,8 @@ def measure_cpu() -> Hardware:
     Copies of sizes from 16 KiB to 256 MiB give its caches and its memory, a product in each dtype
     by our kernel its products, a softmax of a few numbers a launch, and PyTorch's own pointwise
     operations on numbers in the cache the rates of vectors. It takes a few seconds, and is kept in
-    the user's cache (:func:`kept_cpu`). What other programs take from the machine meanwhile is
-    missing in the least times, if they leave it alone for a moment.
+    the user's cache (:func:`kept`). What other programs take from the machine meanwhile is missing
+    in the least times, if they leave it alone for a moment.
 
     >>> hardware.measure_cpu().origins["copies"]  # doctest: +SKIP
     'measured'
@@ -58,31 +56,8 @@ def measure_cpu() -> Hardware:
             page_us=_page_us(),
             origins=dict.fromkeys((field.name for field in fields(Hardware)), "measured"),
         )
-    _keep(machine)
+    keep(machine)
     return machine
-
-
-def kept_cpu() -> Hardware | None:
-    """This CPU as :func:`measure_cpu` found it in any process of this user with as many threads;
-    None where it was not measured, or where the file cannot be read."""
-    try:
-        found = json.loads(_path().read_text(encoding="utf-8"))
-        copies = {int(size): gbps for size, gbps in found.pop("copies").items()}
-        return Hardware(**found, copies=copies)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _path() -> Path:
-    words = _times.machine_of(torch.device("cpu"))
-    name = "".join(letter if letter.isalnum() else "_" for letter in words)
-    return _cache.folder() / "hardware" / f"{name}.json"
-
-
-def _keep(machine: Hardware) -> None:
-    """Writes the file; a folder that cannot be written keeps nothing."""
-    with contextlib.suppress(OSError):
-        _cache.write(_path(), json.dumps(asdict(machine), indent=1))
 
 
 # ---- times --------------------------------------------------------------------------------------

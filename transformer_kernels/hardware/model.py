@@ -4,7 +4,8 @@
 A kernel that overlaps its resources perfectly takes as long as the slowest of them (the roofline of
 Williams, Waterman and Patterson, 2009). Real kernels hide about half of the rest: what the others
 take is added by half. Nothing hides a launch, or the pages that an operating system clears for new
-memory. Nothing in the model is fitted to an op.
+memory. The host issues calls while the card works, and bounds those that it issues more slowly than
+the card runs them. Nothing in the model is fitted to an op.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Plan:
         launches: kernels that run one after the other.
         work: how much other work it has, by the names of a machine's ``rates``.
         pages: of new memory that it is the first to write.
+        issued: calls that the host issues one by one, outside of a graph.
     """
 
     bytes: int
@@ -41,6 +43,7 @@ class Plan:
     launches: int = 1
     work: Mapping[str, float] = field(default_factory=dict)
     pages: int = 0
+    issued: int = 0
 
     @property
     def operations(self) -> float:
@@ -85,4 +88,7 @@ def predict(plan: Plan, machine: Hardware) -> Prediction:
         alone["pages"] = plan.pages * machine.page_us
     longest = max(used.values())
     us = sum(alone.values()) + longest + SHOWN * (sum(used.values()) - longest)
+    if plan.issued:
+        alone["host"] = plan.issued * machine.host_us
+        us = max(us, alone["host"])
     return Prediction(us, {**used, **alone})

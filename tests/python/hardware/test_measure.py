@@ -12,6 +12,7 @@ import torch
 from transformer_kernels import _library, hardware
 from transformer_kernels.cli import main
 from transformer_kernels.hardware import measure
+from transformer_kernels.hardware.kept import keep
 
 pytestmark = pytest.mark.skipif(not _library.has_kernels, reason="there is no library")
 
@@ -31,9 +32,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("cache")
 def test_what_was_measured_is_kept() -> None:
-    assert hardware.kept_cpu() is None
+    assert hardware.kept("cpu") is None
     found = hardware.measure_cpu()
-    assert hardware.kept_cpu() == found
+    assert hardware.kept("cpu") == found
     assert found.units == torch.get_num_threads()
     rates = (*found.copies.values(), *found.products.values(), *found.rates.values())
     assert min(*rates, found.exponentials, found.launch_us) > 0
@@ -49,28 +50,33 @@ def test_what_was_measured_is_kept() -> None:
 def test_other_numbers_of_threads_are_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     hardware.measure_cpu()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
-    assert hardware.kept_cpu() is None
+    assert hardware.kept("cpu") is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "half", "copies": {"x": 1}}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"machine": 1}', '{"machine": {"name": "half", "copies": {"x": 1}}}'],
+)
 def test_a_corrupt_file_counts_as_none(text: str, cache: Path) -> None:
     found = hardware.measure_cpu()
     (file,) = (cache / "transformer_kernels" / "hardware").iterdir()
     file.write_text(text)
-    assert hardware.kept_cpu() is None
-    measure._keep(found)
-    assert hardware.kept_cpu() == found
+    assert hardware.kept("cpu") is None
+    keep(found)
+    assert hardware.kept("cpu") == found
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(cache: Path) -> None:
     cache.write_text("")  # where the folder would be
     assert hardware.measure_cpu().copies
-    assert hardware.kept_cpu() is None
+    assert hardware.kept("cpu") is None
 
 
 @pytest.mark.usefixtures("cache")
 def test_the_command_shows_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["analyze", "--measure"]) == 0
+    assert main(["analyze", "--measure", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     for text in ("MACHINE (", "products", "copy 4 KiB", "measured"):
         assert text in shown
+    assert main(["analyze", "--device", "cpu"]) == 0  # what was kept
+    assert capsys.readouterr().out == shown

@@ -32,6 +32,16 @@ def test_the_longest_resource_counts_whole_and_the_others_by_half() -> None:
     assert found.us == pytest.approx(6.0 + 40.0 + (10.0 + 8.0) / 2)
 
 
+def test_the_host_bounds_calls_that_it_issues_slowly() -> None:
+    machine = replace(MACHINE, host_us=20.0)
+    graph = Plan(bytes=10 * MEGABYTE, launches=2)
+    issued = replace(graph, issued=2)
+    assert predict(graph, machine).us == pytest.approx(16.0)
+    assert predict(issued, machine).us == 40.0
+    assert predict(issued, machine).bound == "host"
+    assert predict(replace(issued, bytes=100 * MEGABYTE), machine).bound == "memory"
+
+
 def test_products_take_the_rate_of_their_dtype() -> None:
     wide, narrow = (
         predict(Plan(bytes=0, flops=GIGAFLOP, dtype=dtype), MACHINE).parts["products"]
@@ -101,7 +111,7 @@ def test_a_machine_from_its_copies() -> None:
     found = of_results([_result(*rows, warm)], DATASHEETS["H200"])
     assert (found.launch_us, found.copy_gbps) == pytest.approx((2.5, 4000.0))
     assert found.products == {**DATASHEETS["H200"].products, "bfloat16": 700.0}
-    assert found.origins["products"] == "measured, float32 by the data sheet"
+    assert found.origins["products"] == "measured, float32: data sheet"
 
 
 def test_too_few_copies_are_refused() -> None:

@@ -3,11 +3,14 @@
 
 The machine's numbers come from the copies and products that the files hold, and from a card's data
 sheet; a CPU's remaining rates are fitted to the times of all ops. With --by a card is predicted
-from the results of another one, and a CPU from other results of its own. --measure measures the
-CPU in hand instead, and keeps what it found.
+from the results of another one, and a CPU from other results of its own.
+
+Without files the machine in hand is shown: its card, or the CPU where there is none. It is measured
+once and kept, and --measure measures it again.
 
     $ transformer-kernels analyze benchmarks/results/h200_linear.json --what-if
     $ transformer-kernels analyze benchmarks/results/h200*.json --steps
+    $ transformer-kernels analyze -o build/plots
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 
 from transformer_kernels import hardware
 from transformer_kernels.bench import analysis
+from transformer_kernels.bench.options import add_device, pick_device
 from transformer_kernels.measure import schema
 
 
@@ -26,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         type=Path,
         nargs="*",
-        help="of results of one card or CPU, which `bench --json` writes",
+        help="of results of one card or CPU, which `bench --json` writes; this machine without one",
     )
     parser.add_argument(
         "--by", type=Path, nargs="+", metavar="FILE",
@@ -34,8 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "predicted from",
     )  # fmt: skip
     parser.add_argument(
-        "--measure", action="store_true", help="measure this machine's CPU, without files"
-    )
+        "--measure", action="store_true",
+        help="measure this machine, without files, also where that was done before",
+    )  # fmt: skip
+    add_device(parser)
     parser.add_argument(
         "--what-if", action="store_true", help="what faster memory or other cards would give"
     )
@@ -49,9 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.measure:
-        print(analysis.machine_table(hardware.measure_cpu()))
-        return 0
+    if arguments.measure or not arguments.files:
+        return _show_this_machine(arguments)
     results = _load(arguments.files)
     measured_on = _load(arguments.by) if arguments.by else results
     print(analysis.render(results, measured_on, what_if=arguments.what_if))
@@ -60,6 +65,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         machine = analysis.machine_of(results, measured_on)
         _draw(analysis.compare(results, machine), machine, arguments.output)
+    return 0
+
+
+def _show_this_machine(arguments: argparse.Namespace) -> int:
+    if arguments.files:
+        raise ValueError(f"analyze: --measure is given with {arguments.files[0]}, expected no file")
+    for option in ("by", "what_if", "steps"):
+        if getattr(arguments, option):
+            name = option.replace("_", "-")
+            raise ValueError(f"analyze: --{name} is given without files, expected some of results")
+    device = pick_device(arguments.device)
+    measure = hardware.measure_cuda if device.type == "cuda" else hardware.measure_cpu
+    machine = (None if arguments.measure else hardware.kept(device)) or measure()
+    print(analysis.machine_table(machine))
+    if arguments.output:
+        _draw([], machine, arguments.output)
     return 0
 
 
