@@ -32,7 +32,7 @@ _SMALL = {
     "step1-simple": ["100003"],
     "step2-reduction": ["66", "1024"],
     "step3-attention": ["2", "128"],
-    "step4-fused": ["256", "128", "64"],
+    "step4-fused": ["256", "128", "128"],
     "step5-integration": ["2", "64", "2", "32"],
 }
 
