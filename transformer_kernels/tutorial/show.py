@@ -14,9 +14,11 @@ from .rungs import TUTORIALS, Line, rungs
 RESULTS = TUTORIALS / "results"
 NOT_MEASURED = "not measured yet"
 _KINDS = ("cpu", "cuda")
+_PROFILE = ("Counts of PyTorch's profiler and of autograd's hooks", "one step")
 _COUNTERS = {
     "counters.json": ("Counters of Nsight Compute", "one launch"),
-    "profile.json": ("Counts of PyTorch's profiler and of autograd's hooks", "one step"),
+    "profile_cpu.json": _PROFILE,
+    "profile_cuda.json": _PROFILE,
 }
 _BAR = 40  # characters for 100 %
 _HEADINGS = ("rung", "time", "rate", "of ceiling", "error", "")
@@ -153,7 +155,7 @@ def _stored_part(step: Path, kind: str, ladder: Ladder | None) -> str:
 
 
 def counters_table(step: Path, folder: Path = RESULTS) -> str:
-    """Shows what profilers counted in each rung: `counters.json` and `profile.json`; or nothing."""
+    """Shows what profilers counted in each rung, from the files of `_COUNTERS` that exist."""
     return "".join(_counted(step, folder / file, *who) for file, who in _COUNTERS.items())
 
 

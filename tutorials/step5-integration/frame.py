@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The frame of the rungs of this step: GPT-2 of Transformers, its time, profile and error.
 
-A rung changes the stock model. Then this module compares the gradients with those of the stock
-model in double precision, and times a step: forward pass, loss and backward pass. With `--profile`
-it prints the operators of a step in the order of their time.
+A rung changes the stock model. Then this module compares the gradients of the first sequence with
+those of the stock model in double precision, and times a step: forward pass, loss and backward
+pass. With `--profile` it prints the operators of a step in the order of their time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,9 +24,36 @@ except ImportError:
     print("transformers is not installed")
     sys.exit(77)
 
-SIZES = (12, 768, 1, 256)  # layers, width, sequences, tokens: the smallest of the published models
-BOUND = 1e-4  # of the error; twelve layers of float32 stay below it
 logging.set_verbosity_error()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, what it computes with, and a problem that keeps it busy."""
+
+    device: str
+    dtype: torch.dtype
+    sizes: tuple[int, int, int, int]  # layers, width, sequences, tokens
+    bound: float  # of the error: twelve layers of this type stay below it
+    product: int  # rows and columns of the product whose rate is the ceiling
+    counted: str  # by the profiler, on this device
+
+    @property
+    def activity(self) -> torch.profiler.ProfilerActivity:
+        return getattr(torch.profiler.ProfilerActivity, self.device.upper())
+
+    def name(self) -> str:
+        return "CPU" if self.device == "cpu" else torch.cuda.get_device_name()
+
+    def wait(self) -> None:
+        """Returns when the device has done what it was asked to do."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+# The layers and the width are those of the smallest of the published models.
+CPU = Place("cpu", torch.float32, (12, 768, 1, 256), 1e-4, 1024, "calls of operators")
+CUDA = Place("cuda", torch.bfloat16, (12, 768, 8, 1024), 2**-5, 8192, "kernels")
 
 
 def stock(layers: int, width: int) -> GPT2LMHeadModel:
@@ -48,12 +76,14 @@ def step(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return model.get_input_embeddings().weight.grad
 
 
-def microseconds(call: Callable[[], object]) -> float:
+def microseconds(call: Callable[[], object], place: Place = CPU) -> float:
     """The median of five calls, after one that warms up."""
     times = []
     for _ in range(6):
+        place.wait()
         start = time.perf_counter()
         call()
+        place.wait()
         times.append((time.perf_counter() - start) * 1e6)
     return statistics.median(times[1:])
 
@@ -65,19 +95,23 @@ def operations(model: GPT2LMHeadModel, tokens: torch.Tensor) -> float:
     return 6.0 * tokens.numel() * (weights + scores)
 
 
-def product_rate() -> float:
+def product_rate(place: Place) -> float:
     """The ceiling: operations a second of a large matrix product."""
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    return 2 * 1024**3 / (microseconds(lambda: a @ b) / 1e6)
+    n = place.product
+    a, b = torch.randn(2, n, n, device=place.device, dtype=place.dtype)
+    return 2 * n**3 / (microseconds(lambda: a @ b, place) / 1e6)
 
 
-def profile(call: Callable[[], object]) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+def profile(call: Callable[[], object], place: Place) -> None:
+    activities = {torch.profiler.ProfilerActivity.CPU, place.activity}
+    with torch.profiler.profile(activities=activities) as recorded:
         call()
-    print(recorded.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
+        place.wait()
+    order = f"self_{place.device}_time_total"
+    print(recorded.key_averages().table(sort_by=order, row_limit=12))
 
 
-def counters(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, float]:
+def counters(model: torch.nn.Module, tokens: torch.Tensor, place: Place) -> dict[str, float]:
     """Counts what a step calls, and what its forward pass keeps; a busy machine changes neither."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -90,33 +124,37 @@ def counters(model: torch.nn.Module, tokens: torch.Tensor) -> dict[str, float]:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         step(model, tokens)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+    with torch.profiler.profile(activities=[place.activity]) as recorded:
         step(model, tokens)
+        place.wait()
+    there = getattr(torch.autograd.DeviceType, place.device.upper())
+    found = [event for event in recorded.events() if event.device_type == there]
     return {
-        "calls of operators": sum(not event.cpu_children for event in recorded.events()),
+        place.counted: sum(not event.cpu_children for event in found),
         "kept for the backward pass, MB": sum(kept.values()) / 1e6,
     }
 
 
 def run(rung: str, change: Callable[[GPT2LMHeadModel, torch.Tensor], None],
-        arguments: Sequence[str]) -> int:  # fmt: skip
+        arguments: Sequence[str], place: Place = CPU) -> int:  # fmt: skip
     """Applies `change` to the stock model, checks and times it; returns the exit status."""
     numbers = [int(word) for word in arguments if word.isdigit()]
-    layers, width, sequences, length = numbers if len(numbers) == 4 else SIZES
-    model = stock(layers, width)
-    tokens = torch.randint(0, model.config.vocab_size, (sequences, length))
-    wanted = step(copy.deepcopy(model).double(), tokens)
+    layers, width, sequences, length = numbers if len(numbers) == 4 else place.sizes
+    model = stock(layers, width).to(place.device, place.dtype)
+    tokens = torch.randint(0, model.config.vocab_size, (sequences, length), device=place.device)
+    wanted = step(copy.deepcopy(model).double(), tokens[:1])
     change(model, tokens)
-    error = float((step(model, tokens) - wanted).abs().max() / wanted.abs().max())
+    error = float((step(model, tokens[:1]) - wanted).abs().max() / wanted.abs().max())
     if "--profile" in arguments:
-        profile(lambda: step(model, tokens))
-    us = microseconds(lambda: step(model, tokens))
+        profile(lambda: step(model, tokens), place)
+    us = microseconds(lambda: step(model, tokens), place)
     amount = operations(model, tokens)
-    share = amount / product_rate() * 1e6 / us
-    problem = f"GPT-2 {layers}x{width}, {sequences}x{length} tokens, float32"
-    print(f"{rung} | CPU | {problem} | {us:.1f} us | {amount / us / 1e3:.5g} GFLOP/s"
+    share = amount / product_rate(place) * 1e6 / us
+    dtype = str(place.dtype).removeprefix("torch.")
+    problem = f"GPT-2 {layers}x{width}, {sequences}x{length} tokens, {dtype}"
+    print(f"{rung} | {place.name()} | {problem} | {us:.1f} us | {amount / us / 1e3:.5g} GFLOP/s"
           f" | {100 * share:.1f} % | {error:.1e}")  # fmt: skip
-    if error <= BOUND:
+    if error <= place.bound:
         return 0
-    print(f"wrong: the error is above {BOUND}")
+    print(f"wrong: the error is above {place.bound}")
     return 1

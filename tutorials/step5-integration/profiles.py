@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Profiles a step of each rung's model, and writes `tutorials/results/profile.json`.
+"""Profiles a step of each rung's model, and writes `profile_cpu.json` or `profile_cuda.json`.
 
-.venv/bin/python tutorials/step5-integration/profiles.py [LAYERS WIDTH SEQUENCES TOKENS FILE]
+.venv/bin/python tutorials/step5-integration/profiles.py [KIND [LAYERS WIDTH SEQUENCES TOKENS FILE]]
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import os
 import sys
@@ -20,31 +21,34 @@ import torch
 
 from transformer_kernels._processor import cpu_name
 
-RESULTS = compiled.HERE.parent / "results" / "profile.json"
+RESULTS = compiled.HERE.parent / "results"
 CHANGES = {
-    "cpu1_stock": lambda _model, _tokens: None,
-    "cpu2_extension": cpu2_extension.put_in,
-    "cpu3_fused": cpu3_fused.put_in,
+    "1_stock": lambda _model, _tokens: None,
+    "2_extension": cpu2_extension.put_in,
+    "3_fused": cpu3_fused.put_in,
 }
 
 
 def main(arguments: list[str]) -> None:
-    layers, width, sequences, length = map(int, arguments[:4]) if arguments else frame.SIZES
-    cpu2_extension.load()
+    place = frame.CUDA if arguments[:1] == ["cuda"] else frame.CPU
+    kind = place.device
+    layers, width, sequences, length = map(int, arguments[1:5]) if arguments[1:] else place.sizes
+    importlib.import_module(f"{kind}2_extension").load()
     found = {}
     for rung, change in CHANGES.items():
-        model = frame.stock(layers, width)
-        tokens = torch.randint(0, model.config.vocab_size, (sequences, length))
+        model = frame.stock(layers, width).to(place.device, place.dtype)
+        tokens = torch.randint(0, model.config.vocab_size, (sequences, length), device=kind)
         change(model, tokens)
         frame.step(model, tokens)
-        found[rung] = {k: round(v, 2) for k, v in frame.counters(model, tokens).items()}
+        counted = frame.counters(model, tokens, place)
+        found[kind + rung] = {k: round(v, 2) for k, v in counted.items()}
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     kept = {
-        "machine": f"{cpu_name()}, {os.cpu_count()} cores",
+        "machine": f"{cpu_name()}, {os.cpu_count()} cores" if kind == "cpu" else place.name(),
         "date": today,
         "steps": {compiled.HERE.name: found},
     }
-    path = Path(arguments[4]) if arguments else RESULTS
+    path = Path(arguments[5]) if arguments[1:] else RESULTS / f"profile_{kind}.json"
     path.write_text(json.dumps(kept, indent=1) + "\n")
 
 

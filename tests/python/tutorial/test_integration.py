@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import subprocess
 import sys
 from types import ModuleType
 
@@ -46,6 +47,35 @@ def test_value_and_slope_are_those_of_double_precision(extension):
     assert torch.ops.step5.gelu(torch.tensor([torch.nan])).isnan().all()
 
 
+def test_the_library_for_cuda_compiles(extension, tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    command = importlib.import_module("compiled").command("extension.cu", tmp_path / "kernels.ptx")
+    subprocess.run([*command, "-ptx"], cwd=STEP, check=True)
+    assert (tmp_path / "kernels.ptx").read_text().count(".entry ") == 4
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("first", [0, 1], ids=["aligned", "not aligned"])
+@pytest.mark.parametrize("number", [torch.float32, torch.bfloat16])
+def test_the_library_for_cuda_adds_kernels(extension, number, first):
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    importlib.import_module("cuda2_extension").load()
+    numbers = torch.randn(2, 10_001) * 4
+    numbers[0, :6] = torch.tensor([0.0, -1e30, -88.0, -0.0, 88.0, 1e18])
+    x, dy = (row[first:] for row in numbers.to("cuda", number))
+    x.requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    wanted = torch.nn.functional.gelu(exact, approximate="tanh")
+    (slope,) = torch.autograd.grad(wanted, exact, dy.double())
+    ours = extension.Gelu()(x)
+    (our_slope,) = torch.autograd.grad(ours, x, dy)
+    bound = 1e-5 if number is torch.float32 else 2**-7
+    torch.testing.assert_close(ours.double(), wanted, rtol=bound, atol=bound)
+    torch.testing.assert_close(our_slope.double(), slope, rtol=bound, atol=bound)
+
+
 def test_what_the_operators_do_not_take_is_refused(extension):
     for wrong in (torch.randn(4).double(), torch.randn(4, 4).t()):
         with pytest.raises(RuntimeError, match="x and dy must be contiguous and of float32"):
@@ -73,7 +103,7 @@ def test_the_fuser_sees_an_operator_that_has_a_formula_for_other_types(extension
 
 def test_profiles_are_stored_and_tell_what_the_extension_saves(extension, tmp_path):
     path = tmp_path / "profile.json"
-    importlib.import_module("profiles").main(["1", "64", "1", "32", str(path)])
+    importlib.import_module("profiles").main(["cpu", "1", "64", "1", "32", str(path)])
     read = json.loads(path.read_text())["steps"]["step5-integration"]
     stock, ours = (read[rung] for rung in ("cpu1_stock", "cpu2_extension"))
     assert ours["calls of operators"] < stock["calls of operators"]

@@ -38,9 +38,9 @@ def test_a_rung_for_cpus_is_right(rung, tmp_path):
 
 
 def _needed(rung: Rung) -> None:
-    """Skips a rung whose compiler is missing."""
+    """Skips a rung whose compiler or library is missing."""
     if rung.is_python:
-        pytest.importorskip("triton")
+        pytest.importorskip("transformers" if rung.step == "step5-integration" else "triton")
     elif shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
 
@@ -62,7 +62,7 @@ def test_a_cuda_rung_is_right(rung, tmp_path):
     assert rungs.build(rung, tmp_path, 10 * major + minor) == ""
     line = rungs.run(rung, tmp_path, small=True)
     assert not line.failed, line.why_absent
-    assert "sm_" in line.why_absent or line.rate > 0
+    assert re.search("sm_|is not installed", line.why_absent) or line.rate > 0
 
 
 @pytest.mark.parametrize("rung", [*CPU, *CUDA, *EXERCISES], ids=_name)
