@@ -86,9 +86,9 @@ const char* refusal(const HopperForwardPlan& plan, const AttentionForwardProblem
 }
 
 // Tiles of 64 queries, which the engine behind these has, pay where a head has no more than that,
-// and where larger ones leave SMs idle, or fill them so few times that a tile's begin and end count.
-// Where this was timed: the plans of 64 and 128 columns without features, with lengths that the
-// host knows.
+// and where larger ones leave SMs idle, or fill them so few times that a tile's begin and end
+// count. Where this was timed: the plans of 64 and 128 columns without features, with lengths that
+// the host knows.
 const char* slower(const AttentionForwardProblem& p, const DeviceLimits& device) {
   constexpr std::int64_t kSmallTile = 64;
   constexpr std::int64_t kMostKeys = 256;
