@@ -54,7 +54,7 @@ __device__ unsigned pack(float low, float high) {
   return reinterpret_cast<const unsigned&>(pair);
 }
 
-__device__ State state_of(const Vector& v) {
+__device__ State state_of(Vector v) {
   float largest = -INFINITY, sum = 0;
   for (unsigned p : v.pairs) largest = fmaxf(largest, fmaxf(low(p), high(p)));
   for (unsigned p : v.pairs) sum += __expf(low(p) - largest) + __expf(high(p) - largest);
