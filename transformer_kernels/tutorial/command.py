@@ -18,8 +18,8 @@ import torch
 
 from transformer_kernels._processor import cpu_name
 
+from . import counters, show
 from . import rungs as ladder
-from . import show
 from .rungs import Line, Rung
 
 _BUILT = Path("build") / "tutorials"
@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", type=Path, metavar="FOLDER",
                         help="keep what was measured there, as cpu.json and"
                         " cuda.json")  # fmt: skip
+    parser.add_argument("--counters", type=Path, metavar="FOLDER",
+                        help="count by Nsight Compute what one launch of each CUDA rung does, and"
+                        " keep it there, as counters.json")  # fmt: skip
     parser.add_argument("--plot", type=Path, metavar="FOLDER",
                         help="draw the times there, as stairs above the ceiling; stored times"
                         " where no rung runs")  # fmt: skip
@@ -66,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"STEP is {arguments.step!r}, expected all or one of {names}")
     if arguments.exercise:
         return max(_exercise(step, arguments.small) for step in chosen)
+    if arguments.counters:
+        return _count(chosen, arguments.counters)
     return _climb_all(chosen, arguments)
 
 
@@ -125,6 +130,22 @@ def _exercise(step: Path, small: bool) -> int:
     print(show.table([line]))
     print("not solved yet" if line.why_absent else "solved")
     return int(bool(line.why_absent))
+
+
+def _count(chosen: Sequence[Path], folder: Path) -> int:
+    """Counts what the CUDA rungs do, and keeps it; the status is 1 where nothing was counted."""
+    steps: dict[str, dict[str, counters.Row]] = {}
+    for step in chosen:
+        wanted = ladder.rungs(step, ("cuda",)) if step.name in counters.COLUMNS else []
+        reasons = ladder.build_all(wanted, _BUILT, _capability())
+        for rung in wanted:
+            rows, reason = ({}, reasons[rung]) if reasons[rung] else counters.count(rung, _BUILT)
+            print(f"{step.name}, {rung.name}: {reason or 'counted'}")
+            if rows:
+                steps[step.name] = steps.get(step.name, {}) | rows
+    if steps:
+        counters.store(_machine("cuda"), steps, folder)
+    return int(not steps)
 
 
 def _capability() -> int | None:

@@ -31,7 +31,7 @@ _COMPILERS = {"g++": "CXX", "nvcc": "NVCC"}  # and the variables that name other
 _SMALL = {
     "step1-simple": ["100003"],
     "step2-reduction": ["66", "1024"],
-    "step3-attention": ["2", "128"],
+    "step3-attention": ["2", "256"],
     "step4-fused": ["256", "128", "128"],
     "step5-integration": ["2", "64", "2", "32"],
 }
@@ -146,16 +146,19 @@ def build_all(wanted: list[Rung], folder: Path, capability: int | None) -> dict[
         return dict(zip(wanted, said, strict=True))
 
 
+def invocation(rung: Rung, folder: Path) -> list[str]:
+    """The command that runs a rung, which build() has put into `folder`."""
+    if rung.is_python:
+        return [sys.executable, str(rung.source)]
+    return [str(folder / rung.step / rung.name)]
+
+
 def run(rung: Rung, folder: Path, small: bool = False) -> Line:
     """Runs a rung that was built into `folder`."""
-    program = [str(folder / rung.step / rung.name)]
-    if rung.is_python:
-        program = [sys.executable, str(rung.source)]
-    command = [*program, *(_SMALL[rung.step] if small else [])]
+    arguments = _SMALL[rung.step] if small else []
     try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=SECONDS
-        )
+        result = subprocess.run([*invocation(rung, folder), *arguments], capture_output=True,
+                                text=True, check=False, timeout=SECONDS)  # fmt: skip
     except subprocess.TimeoutExpired:
         return Line(rung.name, why_absent=f"takes more than {SECONDS} s", failed=True)
     said = result.stdout.strip().splitlines() or [result.stderr.strip() or "it prints nothing"]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import counters
 from .rungs import TUTORIALS, Line, rungs
 
 RESULTS = TUTORIALS / "results"
@@ -16,7 +17,7 @@ NOT_MEASURED = "not measured yet"
 _KINDS = ("cpu", "cuda")
 _PROFILE = ("Counts of PyTorch's profiler and of autograd's hooks", "one step")
 _COUNTERS = {
-    "counters.json": ("Counters of Nsight Compute", "one launch"),
+    counters.FILE: ("Counters of Nsight Compute", "one launch"),
     "profile_cpu.json": _PROFILE,
     "profile_cuda.json": _PROFILE,
 }
