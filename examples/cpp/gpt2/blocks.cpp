@@ -8,7 +8,7 @@ namespace gpt2 {
 
 using tfk::TensorView;
 
-void add_norm(const AddNorm& arguments) {
+void add_norm(const tfk::Context& context, const AddNorm& arguments) {
   tfk::BiasDropoutAddNormForward pass;
   pass.x = arguments.branch;
   pass.residual = arguments.residual;
@@ -19,7 +19,7 @@ void add_norm(const AddNorm& arguments) {
   pass.y = arguments.y;
   pass.mean = arguments.mean;
   pass.rstd = arguments.rstd;
-  tfk::bias_dropout_add_layer_norm_forward({}, pass);
+  tfk::bias_dropout_add_layer_norm_forward(context, pass);
 }
 
 TensorView heads_in(const TensorView& qkv, std::int64_t heads, Part part) {
@@ -40,8 +40,8 @@ TensorView split_heads(const TensorView& x, std::int64_t heads) {
   return view;
 }
 
-void add(const TensorView& to, const TensorView& part) {
-  tfk::bias_dropout_add_forward({}, {.x = part, .residual = to, .y = to});
+void add(const tfk::Context& context, const TensorView& to, const TensorView& part) {
+  tfk::bias_dropout_add_forward(context, {.x = part, .residual = to, .y = to});
 }
 
 }  // namespace gpt2

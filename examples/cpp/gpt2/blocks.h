@@ -14,7 +14,7 @@ struct AddNorm {
   double eps;
   tfk::TensorView sum, y, mean{}, rstd{};
 };
-void add_norm(const AddNorm& arguments);
+void add_norm(const tfk::Context& context, const AddNorm& arguments);
 
 enum Part { kQueries, kKeys, kValues };
 
@@ -25,6 +25,6 @@ tfk::TensorView heads_in(const tfk::TensorView& qkv, std::int64_t heads, Part pa
 tfk::TensorView split_heads(const tfk::TensorView& x, std::int64_t heads);
 
 // to = to + part
-void add(const tfk::TensorView& to, const tfk::TensorView& part);
+void add(const tfk::Context& context, const tfk::TensorView& to, const tfk::TensorView& part);
 
 }  // namespace gpt2

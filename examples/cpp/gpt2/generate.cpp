@@ -42,7 +42,7 @@ void generate(const GenerateOptions& options) {
   }
 
   const std::int64_t count = options.count, pages = (length + kPage - 1) / kPage;
-  KvCache cache(model.config(), options.model.precision(), count * pages);
+  KvCache cache(model, count * pages);
   std::vector<Sequence> sequences(count);
   std::vector<Sequence*> batch;
   std::vector<std::int32_t> inputs;

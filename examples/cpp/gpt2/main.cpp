@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// One program that trains a GPT-2, lets it write and serves it, on the CPU, with the library's
-// kernels.
+// One program that trains a GPT-2, lets it write and serves it, on the CPU or a CUDA device, with
+// the library's kernels.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 
+#include "device.h"
 #include "generate.h"
 #ifdef GPT2_SERVE
 #include "serve.h"
@@ -25,6 +26,9 @@ int main(int count, char** arguments) {
     app.parse(count, arguments);
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
+  } catch (const gpt2::NoDevice& error) {
+    std::fprintf(stderr, "gpt2: %s\n", error.what());
+    return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gpt2: %s\n", error.what());
     return 1;

@@ -6,6 +6,7 @@
 #include <transformer_kernels/linear/linear.h>
 
 #include <algorithm>
+#include <functional>
 #include <stdexcept>
 
 #include "blocks.h"
@@ -15,10 +16,6 @@ namespace {
 
 using tfk::DType;
 using tfk::TensorView;
-
-DType dtype_of(Precision precision) {
-  return precision == Precision::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
-}
 
 std::int64_t pages_of(std::int64_t tokens) { return (tokens + kPage - 1) / kPage; }
 
@@ -33,13 +30,40 @@ TensorView last_rows(const TensorView& x) {
   return view;
 }
 
+constexpr std::size_t kMostPasses = 64;  // that a cache keeps
+
 }  // namespace
 
-KvCache::KvCache(const Config& config, Precision precision, std::int64_t pages) {
+// The memory of a step over (B, T) tokens, whose pages stand in a table of so many columns, and its
+// work.
+struct Pass {
+  Pass(const Config& config, DType dtype, const Shape& shape, Device& device)
+      : ids(DType::kInt32, {shape[0], shape[1]}, device),
+        positions(DType::kInt32, {shape[0], shape[1]}, device),
+        lengths(DType::kInt64, {shape[0]}, device),
+        pages(DType::kInt32, {shape[0], shape[2]}, device),
+        branch(dtype, {shape[0], shape[1], config.channels}, device),
+        norm(dtype, {shape[0], shape[1], config.channels}, device),
+        qkv(dtype, {shape[0], shape[1], 3 * config.channels}, device),
+        attended(dtype, {shape[0], shape[1], config.channels}, device),
+        hidden(dtype, {shape[0], shape[1], 4 * config.channels}, device),
+        residual(DType::kFloat32, {shape[0], shape[1], config.channels}, device),
+        sum(DType::kFloat32, {shape[0], shape[1], config.channels}, device),
+        scores(dtype, {shape[0], config.vocabulary}, device) {}
+
+  Tensor ids, positions, lengths, pages;
+  Tensor branch, norm, qkv, attended, hidden;
+  Tensor residual, sum;
+  Tensor scores;
+  std::function<void()> work;
+};
+
+KvCache::KvCache(const Gpt2& model, std::int64_t pages) {
+  const Config& config = model.config();
   const Shape shape = {pages, kPage, config.heads, config.head_dim()};
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    keys_.emplace_back(dtype_of(precision), shape);
-    values_.emplace_back(dtype_of(precision), shape);
+    keys_.emplace_back(model.dtype(), shape, model.device());
+    values_.emplace_back(model.dtype(), shape, model.device());
   }
   for (std::int64_t page = pages; page-- > 0;) free_.push_back(static_cast<std::int32_t>(page));
 }
@@ -59,21 +83,28 @@ void KvCache::release(Sequence& sequence) {
   sequence = {};
 }
 
-Gpt2::Gpt2(const Config& config, Parameters parameters)
-    : config_(config),
-      parameters_(std::move(parameters)),
-      head_({}, parameters_.wte) {
-  for (const LayerParameters& layer : parameters_.layers) {
-    layers_.push_back({.attn = {{}, transposed(layer.attn_weight)},
-                       .proj = {{}, transposed(layer.proj_weight)},
-                       .fc = {{}, transposed(layer.fc_weight)},
-                       .fc_proj = {{}, transposed(layer.fc_proj_weight)}});
+Gpt2::Packed::Packed(Device& device, const TensorView& weight) {
+  if (device.context().device.type == tfk::DeviceType::kCpu) {
+    weight_.emplace(device.context(), weight);
   }
 }
 
-Gpt2 Gpt2::load(const Path& path, Precision precision) {
+Gpt2::Gpt2(const Config& config, Parameters parameters, Device& device)
+    : config_(config),
+      parameters_(std::move(parameters)),
+      device_(device),
+      head_(device, parameters_.wte) {
+  for (const LayerParameters& layer : parameters_.layers) {
+    layers_.push_back({.attn = {device, transposed(layer.attn_weight)},
+                       .proj = {device, transposed(layer.proj_weight)},
+                       .fc = {device, transposed(layer.fc_weight)},
+                       .fc_proj = {device, transposed(layer.fc_proj_weight)}});
+  }
+}
+
+Gpt2 Gpt2::load(const Path& path, DType dtype, Device& device) {
   const Config config = read_config(path);
-  return {config, read_parameters(path, config, dtype_of(precision))};
+  return {config, read_parameters(path, config, dtype, device), device};
 }
 
 void Gpt2::check_step(std::span<Sequence* const> sequences, std::span<const std::int32_t> tokens,
@@ -102,90 +133,106 @@ void Gpt2::check_step(std::span<Sequence* const> sequences, std::span<const std:
   }
 }
 
+std::shared_ptr<Pass> Gpt2::pass_of(KvCache& cache, const Shape& shape) const {
+  if (const auto found = cache.passes_.find(shape); found != cache.passes_.end()) {
+    return found->second;
+  }
+  const auto pass = std::make_shared<Pass>(config_, dtype(), shape, device_);
+  pass->work = device_.repeated([this, &cache, &of = *pass] { run(cache, of); });
+  if (shape[1] == 1) {
+    if (cache.passes_.size() == kMostPasses) cache.passes_.clear();
+    cache.passes_[shape] = pass;
+  }
+  return pass;
+}
+
 void Gpt2::step(KvCache& cache, std::span<Sequence* const> sequences,
                 std::span<const std::int32_t> tokens, std::span<float> logits) const {
   check_step(sequences, tokens, logits);
   const std::int64_t b = std::ssize(sequences), t = std::ssize(tokens) / b;
-  const std::int64_t c = config_.channels, heads = config_.heads;
-  const DType dtype = parameters_.wte.dtype;
-
   std::int64_t columns = 0;
   for (const Sequence* each : sequences) columns = std::max(columns, std::ssize(each->pages));
-  const Tensor ids(DType::kInt32, {b, t}), positions(DType::kInt32, {b, t});
-  const Tensor lengths(DType::kInt64, {b}), table(DType::kInt32, {b, columns});
-  std::copy(tokens.begin(), tokens.end(), ids.values<std::int32_t>().begin());
+  std::vector<std::int32_t> positions, pages(b * columns);
+  std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < b; ++i) {
-    lengths.values<std::int64_t>()[i] = sequences[i]->length;
-    std::copy(sequences[i]->pages.begin(), sequences[i]->pages.end(),
-              table.values<std::int32_t>().begin() + i * columns);
+    const Sequence& sequence = *sequences[i];
+    lengths.push_back(sequence.length);
+    std::copy(sequence.pages.begin(), sequence.pages.end(), pages.begin() + i * columns);
     for (std::int64_t j = 0; j < t; ++j) {
-      positions.values<std::int32_t>()[i * t + j] =
-          static_cast<std::int32_t>(sequences[i]->length + j);
+      positions.push_back(static_cast<std::int32_t>(sequence.length + j));
     }
   }
 
-  const Tensor branch(dtype, {b, t, c}), norm(dtype, {b, t, c}), qkv(dtype, {b, t, 3 * c});
-  const Tensor attended(dtype, {b, t, c}), hidden(dtype, {b, t, 4 * c});
+  const std::shared_ptr<Pass> pass = pass_of(cache, {b, t, columns});
+  write(pass->ids.view(), tokens.data());
+  write(pass->positions.view(), positions.data());
+  write(pass->lengths.view(), lengths.data());
+  write(pass->pages.view(), pages.data());
+  pass->work();
+  const OnHost scores(pass->scores.view());
+  convert(scores.view().data, dtype(), logits.data(), DType::kFloat32, scores.view().numel());
+  for (Sequence* sequence : sequences) sequence->length += t;
+}
+
+void Gpt2::run(const KvCache& cache, Pass& p) const {
+  const tfk::Context& context = device_.context();
+  const std::int64_t heads = config_.heads;
   // Each norm reads one sum and writes the next.
-  Tensor residual(DType::kFloat32, {b, t, c}), sum(DType::kFloat32, {b, t, c});
   const auto norm_of_sum = [&](const TensorView& weight, const TensorView& bias) {
-    add_norm({.branch = branch.view(),
-              .residual = residual.view(),
-              .weight = weight,
-              .bias = bias,
-              .eps = config_.eps,
-              .sum = sum.view(),
-              .y = norm.view()});
-    std::swap(residual, sum);
+    add_norm(context, {.branch = p.branch.view(),
+                       .residual = p.residual.view(),
+                       .weight = weight,
+                       .bias = bias,
+                       .eps = config_.eps,
+                       .sum = p.sum.view(),
+                       .y = p.norm.view()});
+    std::swap(p.residual, p.sum);
   };
-  tfk::embedding_forward({},
-                         {.weight = parameters_.wte, .indices = ids.view(), .y = branch.view()});
   tfk::embedding_forward(
-      {}, {.weight = parameters_.wpe, .indices = positions.view(), .y = residual.view()});
+      context, {.weight = parameters_.wte, .indices = p.ids.view(), .y = p.branch.view()});
+  tfk::embedding_forward(
+      context, {.weight = parameters_.wpe, .indices = p.positions.view(), .y = p.residual.view()});
   for (std::int64_t i = 0; i < config_.layers; ++i) {
     const LayerParameters& w = parameters_.layers[i];
     const Layer& packed = layers_[i];
     norm_of_sum(w.ln_1_weight, w.ln_1_bias);
-    tfk::linear_forward({}, {.x = norm.view(),
-                             .weight = transposed(w.attn_weight),
-                             .packed = packed.attn.view(),
-                             .bias = w.attn_bias,
-                             .y = qkv.view()});
-    tfk::attention_with_kv_cache({}, {.q = heads_in(qkv.view(), heads, kQueries),
-                                      .k_cache = cache.keys(i),
-                                      .v_cache = cache.values(i),
-                                      .k = heads_in(qkv.view(), heads, kKeys),
-                                      .v = heads_in(qkv.view(), heads, kValues),
-                                      .lengths = lengths.view(),
-                                      .page_table = table.view(),
-                                      .causal = true,
-                                      .out = split_heads(attended.view(), heads)});
-    tfk::linear_forward({}, {.x = attended.view(),
-                             .weight = transposed(w.proj_weight),
-                             .packed = packed.proj.view(),
-                             .bias = w.proj_bias,
-                             .y = branch.view()});
+    tfk::linear_forward(context, {.x = p.norm.view(),
+                                  .weight = transposed(w.attn_weight),
+                                  .packed = packed.attn.view(),
+                                  .bias = w.attn_bias,
+                                  .y = p.qkv.view()});
+    tfk::attention_with_kv_cache(context, {.q = heads_in(p.qkv.view(), heads, kQueries),
+                                           .k_cache = cache.keys(i),
+                                           .v_cache = cache.values(i),
+                                           .k = heads_in(p.qkv.view(), heads, kKeys),
+                                           .v = heads_in(p.qkv.view(), heads, kValues),
+                                           .lengths = p.lengths.view(),
+                                           .page_table = p.pages.view(),
+                                           .causal = true,
+                                           .out = split_heads(p.attended.view(), heads)});
+    tfk::linear_forward(context, {.x = p.attended.view(),
+                                  .weight = transposed(w.proj_weight),
+                                  .packed = packed.proj.view(),
+                                  .bias = w.proj_bias,
+                                  .y = p.branch.view()});
     norm_of_sum(w.ln_2_weight, w.ln_2_bias);
-    tfk::linear_forward({}, {.x = norm.view(),
-                             .weight = transposed(w.fc_weight),
-                             .packed = packed.fc.view(),
-                             .bias = w.fc_bias,
-                             .activation = tfk::Pointwise::kGeluTanh,
-                             .y = hidden.view()});
-    tfk::linear_forward({}, {.x = hidden.view(),
-                             .weight = transposed(w.fc_proj_weight),
-                             .packed = packed.fc_proj.view(),
-                             .bias = w.fc_proj_bias,
-                             .y = branch.view()});
+    tfk::linear_forward(context, {.x = p.norm.view(),
+                                  .weight = transposed(w.fc_weight),
+                                  .packed = packed.fc.view(),
+                                  .bias = w.fc_bias,
+                                  .activation = tfk::Pointwise::kGeluTanh,
+                                  .y = p.hidden.view()});
+    tfk::linear_forward(context, {.x = p.hidden.view(),
+                                  .weight = transposed(w.fc_proj_weight),
+                                  .packed = packed.fc_proj.view(),
+                                  .bias = w.fc_proj_bias,
+                                  .y = p.branch.view()});
   }
   norm_of_sum(parameters_.ln_f_weight, parameters_.ln_f_bias);
-  const Tensor scores(dtype, {b, config_.vocabulary});
-  tfk::linear_forward({}, {.x = last_rows(norm.view()),
-                           .weight = parameters_.wte,
-                           .packed = head_.view(),
-                           .y = scores.view()});
-  convert(scores.view().data, dtype, logits.data(), DType::kFloat32, scores.view().numel());
-  for (Sequence* sequence : sequences) sequence->length += t;
+  tfk::linear_forward(context, {.x = last_rows(p.norm.view()),
+                                .weight = parameters_.wte,
+                                .packed = head_.view(),
+                                .y = p.scores.view()});
 }
 
 }  // namespace gpt2

@@ -11,6 +11,7 @@ namespace gpt2 {
 namespace {
 
 constexpr float kDeviation = 0.02f;  // of GPT-2's first weights
+constexpr std::int64_t kCudaRows = 128;
 
 // The name that a safetensors file has for a parameter: saved with or without a language model
 // around it.
@@ -32,14 +33,22 @@ void check_size(const Path& path, const Config& config) {
   }
 }
 
+// Products on a CUDA device want rows of logits that are aligned: GPT-2's 50257 are not.
+std::int64_t rows_of_head(const Config& config, const Device& device) {
+  const bool is_cuda = device.context().device.type == tfk::DeviceType::kCuda;
+  const std::int64_t multiple = is_cuda ? kCudaRows : 1;
+  return (config.vocabulary + multiple - 1) / multiple * multiple;
+}
+
 }  // namespace
 
-Parameters::Parameters(const Config& config, tfk::DType dtype) : layers(config.layers) {
+Parameters::Parameters(const Config& config, tfk::DType dtype, Device& device)
+    : layers(config.layers) {
   using tfk::DType;
   const std::int64_t c = config.channels;
   const auto add = [&](const std::string& name, tfk::TensorView& view, DType type,
                        const Shape& shape) {
-    view = memory_.emplace_back(type, shape).view();
+    view = memory_.emplace_back(type, shape, device).view();
     list_.push_back({name, view});
   };
   const auto add_pair = [&](const std::string& name, tfk::TensorView& weight, tfk::TensorView& bias,
@@ -47,7 +56,9 @@ Parameters::Parameters(const Config& config, tfk::DType dtype) : layers(config.l
     add(name + ".weight", weight, shape.size() == 2 ? dtype : DType::kFloat32, shape);
     add(name + ".bias", bias, DType::kFloat32, {shape.back()});
   };
-  add("wte.weight", wte, dtype, {config.vocabulary, c});
+  head = memory_.emplace_back(dtype, Shape{rows_of_head(config, device), c}, device).view();
+  wte = part_of(head, 0, config.vocabulary);
+  list_.push_back({"wte.weight", wte});
   add("wpe.weight", wpe, DType::kFloat32, {config.positions, c});
   for (std::int64_t i = 0; i < config.layers; ++i) {
     LayerParameters& l = layers[i];
@@ -74,7 +85,9 @@ Config read_config(const Path& model) {
   }
 }
 
-Parameters read_parameters(const Path& model, const Config& config, tfk::DType dtype) {
+namespace {
+
+Parameters read_on_host(const Path& model, const Config& config, tfk::DType dtype) {
   const Path path = weights_of(model);
   check_size(path, config);
   if (is_llmc_checkpoint(path)) {
@@ -85,6 +98,17 @@ Parameters read_parameters(const Path& model, const Config& config, tfk::DType d
   const SafeTensors file(path);
   Parameters parameters(config, dtype);
   for (const auto& [name, view] : parameters.list()) file.read(stored_name(file, name), view);
+  return parameters;
+}
+
+}  // namespace
+
+Parameters read_parameters(const Path& model, const Config& config, tfk::DType dtype,
+                           Device& device) {
+  Parameters read = read_on_host(model, config, dtype);
+  if (device.context().device.type == tfk::DeviceType::kCpu) return read;
+  Parameters parameters(config, dtype, device);
+  copy_parameters(read.list(), parameters.list());
   return parameters;
 }
 
@@ -107,7 +131,10 @@ void copy_parameters(const std::vector<NamedTensor>& from, const std::vector<Nam
   for (std::size_t i = 0; i < from.size(); ++i) {
     const tfk::TensorView &source = from[i].view, &target = to[i].view;
     if (source.data == target.data) continue;
-    convert(source.data, source.dtype, target.data, target.dtype, source.numel());
+    const OnHost numbers(source);
+    const Tensor rounded(target.dtype, shape_of(target));
+    convert(numbers.view().data, source.dtype, rounded.view().data, target.dtype, source.numel());
+    write(target, rounded.view().data);
   }
 }
 

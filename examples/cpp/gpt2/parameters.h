@@ -25,9 +25,11 @@ struct LayerParameters {
 // the dtype of the set, all others are float32.
 class Parameters {
  public:
-  Parameters(const Config& config, tfk::DType dtype);
+  Parameters(const Config& config, tfk::DType dtype,
+             Device& device = Device::of(tfk::DeviceType::kCpu));
 
-  tfk::TensorView wte, wpe;  // (V, C), which is the head as well, and (positions, C)
+  tfk::TensorView wte, wpe;  // (V, C) and (positions, C)
+  tfk::TensorView head;      // (rows, C): wte, and on a CUDA device some rows of zeros behind it
   std::vector<LayerParameters> layers;
   tfk::TensorView ln_f_weight, ln_f_bias;
 
@@ -43,13 +45,15 @@ class Parameters {
 // file beside its config.json, or a checkpoint of llm.c. Throws std::runtime_error where it is no
 // such model.
 Config read_config(const Path& model);
-Parameters read_parameters(const Path& model, const Config& config, tfk::DType dtype);
+Parameters read_parameters(const Path& model, const Config& config, tfk::DType dtype,
+                           Device& device = Device::of(tfk::DeviceType::kCpu));
 
 // Weights as GPT-2's training begins: normally distributed, the projections into the residual
 // stream by 1 / sqrt(2 layers) smaller. The same for the same seed.
 Parameters random_parameters(const Config& config, std::uint64_t seed);
 
-// Copies each tensor to the one at its place in the other list, rounded to the dtype there.
+// Copies each tensor to the one at its place in the other list, rounded to the dtype there. Either
+// list may be on any device.
 void copy_parameters(const std::vector<NamedTensor>& from, const std::vector<NamedTensor>& to);
 
 // Writes config.json and model.safetensors, as PyTorch and transformers load them.

@@ -32,10 +32,6 @@ std::string quoted_checksum(const std::string& sum) {
 
 std::string text_of(const Shape& shape) { return json(shape).dump(); }
 
-Shape shape_of(const tfk::TensorView& view) {
-  return Shape(view.sizes.begin(), view.sizes.begin() + view.rank);
-}
-
 // A parser's callback that notes keys which an object has twice: the value of the last would win.
 class Keys {
  public:
@@ -196,20 +192,19 @@ void write_safetensors(const Path& path, const std::vector<NamedTensor>& tensors
   std::uint64_t place = 0;
   for (const auto& [name, view] : tensors) {
     const std::string dtype = view.dtype == tfk::DType::kFloat32 ? "F32" : "BF16";
-    const std::uint64_t end = place + view.numel() * tfk::size_of(view.dtype);
+    const std::uint64_t end = place + bytes_of(view);
     header[name] = {{"dtype", dtype}, {"shape", shape_of(view)}, {"data_offsets", {place, end}}};
     place = end;
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // readers may want aligned tensors
 
-  const auto bytes_in = [](const tfk::TensorView& view) {
-    return std::span(static_cast<const std::byte*>(view.data),
-                     static_cast<std::size_t>(view.numel() * tfk::size_of(view.dtype)));
-  };
   Checksum sum;
   sum.add(std::as_bytes(std::span(text)));
-  for (const auto& [name, view] : tensors) sum.add(bytes_in(view));
+  for (const auto& [name, view] : tensors) {
+    const OnHost host(view);
+    sum.add({static_cast<const std::byte*>(host.view().data), bytes_of(view)});
+  }
   text.replace(text.find(quoted_checksum(kNoChecksum)), quoted_checksum(kNoChecksum).size(),
                quoted_checksum(sum.hex()));
 
@@ -217,7 +212,10 @@ void write_safetensors(const Path& path, const std::vector<NamedTensor>& tensors
   OutputFile file(path);
   file.write(&length, sizeof(length));
   file.write(text.data(), text.size());
-  for (const auto& [name, view] : tensors) file.write(view.data, bytes_in(view).size());
+  for (const auto& [name, view] : tensors) {
+    const OnHost host(view);
+    file.write(host.view().data, bytes_of(view));
+  }
   file.commit();
 }
 

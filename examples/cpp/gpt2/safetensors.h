@@ -27,7 +27,7 @@ class SafeTensors {
   const Metadata& metadata() const { return metadata_; }
   const std::string& metadata(const std::string& name) const;
 
-  // Reads a tensor into contiguous memory of the same shape, converted to its dtype.
+  // Reads a tensor into contiguous memory of the host, of the same shape, converted to its dtype.
   void read(const std::string& name, const tfk::TensorView& to) const;
 
   // Whether the file is as write_safetensors() wrote it, to the last bit; throws where it is not.
@@ -52,7 +52,7 @@ class SafeTensors {
 
 struct NamedTensor {
   std::string name;
-  tfk::TensorView view;  // float32 or bfloat16, contiguous
+  tfk::TensorView view;  // float32 or bfloat16, contiguous, on any device
 };
 
 // Writes the file whole or not at all, with a checksum among the metadata.

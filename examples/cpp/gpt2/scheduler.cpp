@@ -41,7 +41,7 @@ class Scheduler::Request {
 Scheduler::Scheduler(const Gpt2& model, const SchedulerOptions& options)
     : model_(model),
       options_(options),
-      cache_(model.config(), options.precision, options.pages),
+      cache_(model, options.pages),
       free_pages_(options.pages),
       thread_([this] { run(); }) {}
 

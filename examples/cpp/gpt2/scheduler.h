@@ -21,9 +21,8 @@
 namespace gpt2 {
 
 struct SchedulerOptions {
-  std::int64_t sequences, waiting;  // the most requests that run and wait
-  std::int64_t pages;               // of the cache
-  Precision precision;
+  std::int64_t sequences, waiting;   // the most requests that run and wait
+  std::int64_t pages;                // of the cache
   std::optional<std::int32_t> stop;  // the token that ends a text
 };
 

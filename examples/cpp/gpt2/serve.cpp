@@ -96,7 +96,6 @@ void serve(const ServeOptions& options) {
   Scheduler scheduler(model, {.sequences = options.sequences,
                               .waiting = options.queue,
                               .pages = pages,
-                              .precision = options.model.precision(),
                               .stop = tokenizer.end_of_text()});
   const std::string name = options.name.empty() ? name_of(options.model.path) : options.name;
   Service service(model, tokenizer, scheduler, name, limits, access);

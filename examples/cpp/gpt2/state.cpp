@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "state.h"
 
-#include <algorithm>
-#include <span>
 #include <stdexcept>
 
 namespace gpt2 {
@@ -25,18 +23,26 @@ std::int64_t number_in(const SafeTensors& file, const std::string& name) {
 
 }  // namespace
 
-State::State(const Config& config, DType dtype, const Parameters& first)
-    : weights_(config, dtype),
-      gradients_(config, DType::kFloat32),
-      exp_avg_(config, DType::kFloat32),
-      exp_avg_sq_(config, DType::kFloat32),
-      updates_(weights_.list().size()) {
+State::State(const Config& config, DType dtype, const Parameters& first,
+             const UpdateOptions& options, Device& device)
+    : options_(options),
+      device_(device),
+      weights_(config, dtype, device),
+      gradients_(config, DType::kFloat32, device),
+      exp_avg_(config, DType::kFloat32, device),
+      exp_avg_sq_(config, DType::kFloat32, device),
+      updates_(DType::kFloat32, {std::ssize(weights_.list())}, device),
+      rate_(DType::kFloat64, {}, device),
+      scale_(DType::kFloat32, {}, device),
+      norm_(DType::kFloat32, {}, device) {
+  const auto calls = static_cast<float>(options.calls);
+  write(scale_.view(), &calls);
   copy_parameters(first.list(), weights_.list());
   if (dtype != DType::kFloat32) {
-    masters_.emplace(config, DType::kFloat32);
+    masters_.emplace(config, DType::kFloat32, device);
     copy_parameters(first.list(), masters_->list());
   }
-  for (std::size_t i = 0; i < updates_.size(); ++i) {
+  for (std::int64_t i = 0; i < std::ssize(weights_.list()); ++i) {
     const TensorView& param = weights_.list()[i].view;
     const bool rounded = param.dtype != DType::kFloat32;
     tensors_.push_back({.param = param,
@@ -44,9 +50,9 @@ State::State(const Config& config, DType dtype, const Parameters& first)
                         .exp_avg = exp_avg_.list()[i].view,
                         .exp_avg_sq = exp_avg_sq_.list()[i].view,
                         .master = rounded ? masters_->list()[i].view : TensorView(),
-                        .step = view_of(&updates_[i], DType::kFloat32, {}),
+                        .step = entry_of(updates_.view(), i),
                         .group = param.rank == 2 ? 0 : 1,
-                        .number = static_cast<std::int64_t>(i)});
+                        .number = i});
   }
 }
 
@@ -58,17 +64,25 @@ std::vector<NamedTensor> State::weights() const {
   return tensors;
 }
 
-float State::update(const Update& update) {
-  float norm = 0, scale = static_cast<float>(update.calls);
-  const tfk::AdamWGroup groups[] = {
-      {.lr = update.lr, .beta2 = kBeta2, .weight_decay = update.weight_decay},
-      {.lr = update.lr, .beta2 = kBeta2, .weight_decay = 0}};  // of vectors
-  tfk::adamw_step({}, {.tensors = tensors_,
-                       .groups = groups,
-                       .options = {.grad_scale = view_of(&scale, DType::kFloat32, {}),
-                                   .max_norm = update.clip,
-                                   .skips_nonfinite = true,
-                                   .norm = view_of(&norm, DType::kFloat32, {})}});
+void State::set_rate(double lr) { write(rate_.view(), &lr); }
+
+void State::update() {
+  const tfk::AdamWGroup matrices = {
+      .beta2 = kBeta2, .weight_decay = options_.weight_decay, .rate = rate_.view()};
+  tfk::AdamWGroup vectors = matrices;
+  vectors.weight_decay = 0;
+  const tfk::AdamWGroup groups[] = {matrices, vectors};
+  tfk::adamw_step(device_.context(), {.tensors = tensors_,
+                                      .groups = groups,
+                                      .options = {.grad_scale = scale_.view(),
+                                                  .max_norm = options_.clip,
+                                                  .skips_nonfinite = true,
+                                                  .norm = norm_.view()}});
+}
+
+float State::norm() const {
+  float norm = 0;
+  read(norm_.view(), &norm);
   return norm;
 }
 
@@ -83,20 +97,25 @@ std::vector<NamedTensor> State::everything() const {
   return tensors;
 }
 
-void State::write_gradients(const Path& path, std::int64_t calls, float loss) {
+void State::write_gradients(const Path& path, float loss) const {
+  std::vector<NamedTensor> means;
+  std::vector<Tensor> memory;
   for (const auto& [name, view] : gradients_.list()) {
-    for (float& value : std::span(static_cast<float*>(view.data), view.numel())) {
-      value /= static_cast<float>(calls);
-    }
+    const Tensor& mean = memory.emplace_back(view.dtype, shape_of(view));
+    read(view, mean.view().data);
+    for (float& value : mean.values<float>()) value /= static_cast<float>(options_.calls);
+    means.push_back({name, mean.view()});
   }
-  write_safetensors(path, gradients_.list(), {{"loss", std::to_string(loss)}});
+  write_safetensors(path, means, {{"loss", std::to_string(loss)}});
 }
 
 void State::write_checkpoint(const Path& path, std::int64_t step,
                              const std::string& settings) const {
+  std::vector<float> updates(updates_.view().numel());
+  read(updates_.view(), updates.data());
   write_safetensors(path, everything(),
                     {{"step", std::to_string(step)},
-                     {"updates", std::to_string(static_cast<std::int64_t>(updates_[0]))},
+                     {"updates", std::to_string(static_cast<std::int64_t>(updates[0]))},
                      {"settings", settings}});
 }
 
@@ -107,9 +126,15 @@ std::int64_t State::read_checkpoint(const Path& path, const std::string& setting
     throw std::runtime_error(path.string() + ": belongs to a training with the settings\n  " +
                              file.metadata("settings") + "\nnot\n  " + settings);
   }
-  for (const auto& [name, view] : everything()) file.read(name, view);
+  for (const auto& [name, view] : everything()) {
+    const Tensor stored(view.dtype, shape_of(view));
+    file.read(name, stored.view());
+    write(view, stored.view().data);
+  }
   copy_parameters(weights(), weights_.list());
-  std::fill(updates_.begin(), updates_.end(), static_cast<float>(number_in(file, "updates")));
+  const auto done = static_cast<float>(number_in(file, "updates"));
+  const std::vector<float> updates(updates_.view().numel(), done);
+  write(updates_.view(), updates.data());
   return number_in(file, "step");
 }
 

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "tensor.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <utility>
 
 namespace gpt2 {
 namespace {
-
-constexpr std::size_t kAlignment = 64;
 
 float from_bfloat16(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -57,6 +55,14 @@ tfk::TensorView view_of(void* data, tfk::DType dtype, const Shape& shape) {
   return view;
 }
 
+Shape shape_of(const tfk::TensorView& view) {
+  return {view.sizes.begin(), view.sizes.begin() + view.rank};
+}
+
+std::size_t bytes_of(const tfk::TensorView& view) {
+  return static_cast<std::size_t>(view.numel() * tfk::size_of(view.dtype));
+}
+
 tfk::TensorView transposed(tfk::TensorView matrix) {
   std::swap(matrix.sizes[0], matrix.sizes[1]);
   std::swap(matrix.strides[0], matrix.strides[1]);
@@ -70,13 +76,35 @@ tfk::TensorView part_of(tfk::TensorView tensor, std::int64_t first, std::int64_t
   return tensor;
 }
 
-Tensor::Tensor(tfk::DType dtype, const Shape& shape) : view_(view_of(nullptr, dtype, shape)) {
-  const std::size_t bytes = view_.numel() * tfk::size_of(dtype);
-  const std::size_t rounded = (bytes / kAlignment + 1) * kAlignment;
-  memory_.reset(std::aligned_alloc(kAlignment, rounded));
-  if (memory_ == nullptr) throw std::bad_alloc();
-  std::memset(memory_.get(), 0, rounded);
+tfk::TensorView entry_of(tfk::TensorView tensor, std::int64_t place) {
+  tensor = part_of(tensor, place, 1);
+  --tensor.rank;
+  std::shift_left(tensor.sizes.begin(), tensor.sizes.end(), 1);
+  std::shift_left(tensor.strides.begin(), tensor.strides.end(), 1);
+  return tensor;
+}
+
+void write(const tfk::TensorView& to, const void* from) {
+  Device::of(to.device.type).write(to.data, from, bytes_of(to));
+}
+
+void read(const tfk::TensorView& from, void* to) {
+  Device::of(from.device.type).read(to, from.data, bytes_of(from));
+}
+
+Tensor::Tensor(tfk::DType dtype, const Shape& shape, Device& device)
+    : memory_(nullptr, Free{&device}),
+      view_(view_of(nullptr, dtype, shape)) {
+  memory_.reset(device.allocate(bytes_of(view_)));
   view_.data = memory_.get();
+  view_.device = device.context().device;
+}
+
+OnHost::OnHost(const tfk::TensorView& view) : view_(view) {
+  if (view.device.type == tfk::DeviceType::kCpu) return;
+  copy_ = Tensor(view.dtype, shape_of(view));
+  read(view, copy_.view().data);
+  view_ = copy_.view();
 }
 
 void convert(const void* from, tfk::DType from_dtype, void* to, tfk::DType to_dtype,

@@ -6,18 +6,19 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <vector>
 
-namespace gpt2 {
+#include "device.h"
 
-namespace tfk = transformer_kernels;
+namespace gpt2 {
 
 using Shape = std::vector<std::int64_t>;
 
 tfk::TensorView view_of(void* data, tfk::DType dtype, const Shape& shape);
+Shape shape_of(const tfk::TensorView& view);
+std::size_t bytes_of(const tfk::TensorView& view);
 
 // The matrix (columns, rows) in the memory of a matrix (rows, columns).
 tfk::TensorView transposed(tfk::TensorView matrix);
@@ -25,13 +26,21 @@ tfk::TensorView transposed(tfk::TensorView matrix);
 // The rows of `length` from `first` of a contiguous tensor's first dimension.
 tfk::TensorView part_of(tfk::TensorView tensor, std::int64_t first, std::int64_t length);
 
+// The number or tensor at a place of a contiguous tensor's first dimension.
+tfk::TensorView entry_of(tfk::TensorView tensor, std::int64_t place);
+
+// Copies contiguous numbers from the host's memory to where a view is, or back.
+void write(const tfk::TensorView& to, const void* from);
+void read(const tfk::TensorView& from, void* to);
+
 // Zeros, aligned for any kernel. Copies are refused, because views point into the memory.
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(tfk::DType dtype, const Shape& shape);
+  Tensor(tfk::DType dtype, const Shape& shape, Device& device = Device::of(tfk::DeviceType::kCpu));
 
   const tfk::TensorView& view() const { return view_; }
+  // The memory has to be the CPU's.
   template <class T>
   std::span<T> values() const {
     return {static_cast<T*>(view_.data), static_cast<std::size_t>(view_.numel())};
@@ -39,9 +48,22 @@ class Tensor {
 
  private:
   struct Free {
-    void operator()(void* memory) const { std::free(memory); }
+    Device* device;
+    void operator()(void* memory) const { device->release(memory); }
   };
   std::unique_ptr<void, Free> memory_;
+  tfk::TensorView view_;
+};
+
+// The numbers of a contiguous tensor in the host's memory: where they are, or a copy of them.
+class OnHost {
+ public:
+  explicit OnHost(const tfk::TensorView& view);
+
+  const tfk::TensorView& view() const { return view_; }
+
+ private:
+  Tensor copy_;
   tfk::TensorView view_;
 };
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "config.h"
+#include "device.h"
 #include "files.h"
 
 namespace CLI {
@@ -31,6 +32,7 @@ struct TrainOptions {
   std::int64_t warmup = 10;
   std::uint64_t seed = 1;
   bool bfloat16 = false;
+  tfk::DeviceType device = tfk::DeviceType::kCpu;
   Recompute recompute = Recompute::kNothing;
 };
 

@@ -49,7 +49,8 @@ std::string settings_of(const TrainOptions& options) {
                                    {"clip", options.clip},
                                    {"warmup", options.warmup},
                                    {"seed", options.seed},
-                                   {"bfloat16", options.bfloat16}};
+                                   {"bfloat16", options.bfloat16},
+                                   {"device", tfk::name_of(options.device)}};
   return settings.dump();
 }
 
@@ -100,12 +101,11 @@ void add_train(CLI::App& app) {
   number("--weight-decay", options->weight_decay, "Of matrices")->check(CLI::Range(0.0, 1.0));
   number("--clip", options->clip, "The largest norm of a gradient")->check(CLI::PositiveNumber);
   number("--seed", options->seed, "Of the first weights and the order of the data");
+  add_device(*command, options->device);
   command->add_flag("--bfloat16", options->bfloat16,
                     "Compute products in bfloat16; weights stay in float32 as well");
-  command
-      ->add_option("--recompute", options->recompute,
-                   "What the backward pass computes again: nothing, activation or layer")
-      ->transform(CLI::CheckedTransformer(kRecomputes));
+  add_choice(*command, "--recompute", kRecomputes, options->recompute,
+             "What the backward pass computes again");
   command->callback([options] { train(*options); });
 }
 

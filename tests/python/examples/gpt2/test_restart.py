@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Program
+from .conftest import Program, kill_when_saved
 
 STEPS = 40
 
@@ -61,11 +61,7 @@ def test_a_training_that_is_killed_at_any_byte_ends_as_if_it_had_not_been(
     )
     out = tmp_path / "killed"
     start = [os.environ["TFK_GPT2"], *command(out, *flags)]
-    # Killed from outside, as soon as something is saved.
-    with subprocess.Popen(start, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and not (out / "checkpoint.safetensors").exists():
-            pass
-        process.kill()
+    kill_when_saved(start, out)
     # The kernel ends a program that writes beyond the limit: it is dead at that byte of the file.
     for limit in [1, 8, 500, *(random.randrange(checkpoint) for _ in range(5))]:
         result = subprocess.run(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,17 @@ from transformers import GPT2LMHeadModel
 
 from transformer_kernels.testing.tolerance import floor_unit
 
-from .conftest import BATCH, LENGTH, VOCABULARY, Program, batch, loss_of, small_model, write_tokens
+from .conftest import (
+    BATCH,
+    LENGTH,
+    VOCABULARY,
+    Program,
+    batch,
+    loss_of,
+    losses_of,
+    small_model,
+    write_tokens,
+)
 
 SIZES = ("--batch", BATCH, "--length", LENGTH)
 
@@ -94,11 +103,6 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def losses_of(log: Path) -> list[float]:
-    with log.open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
-
-
 def curve(model: GPT2LMHeadModel, tokens: Tensor) -> list[float]:
     """The losses of the same training by torch.optim.AdamW."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
@@ -133,7 +137,7 @@ def test_losses_are_those_of_pytorch_from_the_same_weights_and_batches(
         "train", "--model", tmp_path / "model", "--data", tmp_path / "tokens.bin", *SETTINGS,
         "--out", tmp_path / "out", *flags,
     )  # fmt: skip
-    ours = losses_of(tmp_path / "out" / "log.csv")
+    ours = losses_of(tmp_path / "out")
     wanted = curve(model, tokens)
     assert len(ours) == STEPS
     assert wanted[-1] < wanted[0]
