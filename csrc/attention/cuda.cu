@@ -45,14 +45,10 @@ void run_best(const std::array<const AttentionEngine<Problem>*, kEngines>& engin
   const DeviceLimits& device = device_limits(context.device.index);
   // The last row alone has to know what to do without a score.
   const bool empty = problem.rows() == 0 || problem.keys == 0 || problem.batch == 0;
-  const auto refusal = [&](const auto* engine) {
+  const std::size_t chosen = choose(kOp, engines, problem, [&](const auto* engine) {
     return empty && engine != engines.back() ? "there is no score"
                                              : engine->refusal(problem, device);
-  };
-  const auto slower = [&](const auto* engine) {
-    return engine->slower == nullptr ? nullptr : engine->slower(problem, device);
-  };
-  const std::size_t chosen = choose(kOp, engines, problem, refusal, slower);
+  });
   engines[chosen]->run(context, problem);
 }
 

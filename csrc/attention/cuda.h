@@ -16,8 +16,6 @@ struct AttentionEngine {
   // Null where the engine runs the problem on the device, else why not.
   const char* (*refusal)(const Problem& problem, const DeviceLimits& device);
   void (*run)(const Context& context, const Problem& problem);
-  // Null where no rule says so, else why it takes longer than an engine behind it.
-  const char* (*slower)(const Problem& problem, const DeviceLimits& device) = nullptr;
 };
 
 template <class Problem>

@@ -60,7 +60,6 @@ __device__ void store_token(const CacheRows& cache, const CacheRows& scale, int 
 // One CTA an SM would do: without that bound ptxas saves registers and spills.
 template <class T>
 __global__ void __launch_bounds__(kAppendWarps* kWarp, 1) append_tokens(const KvCacheProblem p) {
-  follow_previous_kernel();
   const auto index = static_cast<std::int64_t>(blockIdx.x) * kAppendWarps + threadIdx.x / kWarp;
   if (index >= p.batch * p.added * p.kv_heads) return;
   const int lane = threadIdx.x % kWarp;
@@ -88,10 +87,7 @@ void append(const Context& context, const KvCacheProblem& p) {
   const std::int64_t rows = p.batch * p.added * p.kv_heads;
   if (rows == 0) return;
   dispatch_below_double(p.dtype, [&]<class T>() {
-    launch(kOp, context,
-           {.ctas = divide_up(rows, kAppendWarps),
-            .threads = kAppendWarps * kWarp,
-            .after_previous = may_overlap_launches(context)},
+    launch(kOp, context, {.ctas = divide_up(rows, kAppendWarps), .threads = kAppendWarps * kWarp},
            &append_tokens<T>, p);
   });
 }

@@ -16,7 +16,9 @@ __global__ void __launch_bounds__(kCombineWarps* kWarp)
   constexpr int kColumns = kMostDim / kWarp;
   __shared__ float other[kCombineWarps][kMostDim];
   __shared__ float2 tops[kCombineWarps];
-  follow_previous_kernel();
+#if __CUDA_ARCH__ >= 900
+  wait_for_previous_kernel();
+#endif
   const auto rows = static_cast<unsigned>(p.group_rows());
   const int row = static_cast<int>(blockIdx.x % rows);
   const int kv_head = static_cast<int>(blockIdx.x / rows % static_cast<unsigned>(p.kv_heads));
@@ -65,10 +67,11 @@ __global__ void __launch_bounds__(kCombineWarps* kWarp)
 template <class T, class E>
 void launch_combine(const char* op, const Context& context, const KvCacheProblem& p,
                     const CacheGrid& grid, const CacheParts& parts) {
+  const bool follows = device_limits(context.device.index).architecture >= 90;
   launch(op, context,
          {.ctas = p.batch * p.kv_heads * p.group_rows(),
           .threads = kCombineWarps * kWarp,
-          .after_previous = may_overlap_launches(context)},
+          .after_previous = follows},
          &combine_chunks<T, E>, p, grid, parts);
 }
 

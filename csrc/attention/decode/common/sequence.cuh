@@ -11,17 +11,11 @@
 #include <cfloat>
 
 #include "attention/decode/engine.h"
-#include "core/cuda/direct_row.cuh"
 #include "core/cuda/exponent.cuh"
 #include "core/cuda/pack.cuh"
 #include "core/cuda/reduce.cuh"
 
 namespace transformer_kernels::cuda {
-
-// Whether kernels begin with follow_previous_kernel(): these are short, and come one after another.
-inline bool may_overlap_launches(const Context& context) {
-  return device_limits(context.device.index).architecture >= 90;
-}
 
 // Below every score that counts; not -inf, of which differences are NaN.
 inline constexpr float kNoScore = -FLT_MAX;

@@ -147,7 +147,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     attend_plainly(const __grid_constant__ KvCacheProblem p, const __grid_constant__ CacheGrid grid,
                    const __grid_constant__ CacheParts parts) {
   __shared__ SumsOfCta<Tile> sums;
-  follow_previous_kernel();
   const int warp = threadIdx.x / kWarp;
   const CacheWork work = CacheWork::of(p, grid, blockIdx.x);
   const Band band = band_of(p, length_of(p, work.batch));

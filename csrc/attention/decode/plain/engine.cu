@@ -17,11 +17,8 @@ CacheGrid grid(const KvCacheProblem& p) {
 template <class Tile>
 void attend_with(const Context& context, const KvCacheProblem& p, const CacheGrid& grid,
                  const CacheParts& parts) {
-  launch(kOp, context,
-         {.ctas = grid.ctas(p),
-          .threads = Tile::kThreads,
-          .after_previous = may_overlap_launches(context)},
-         &attend_plainly<Tile>, p, grid, parts);
+  launch(kOp, context, {.ctas = grid.ctas(p), .threads = Tile::kThreads}, &attend_plainly<Tile>, p,
+         grid, parts);
 }
 
 template <class T, class C>

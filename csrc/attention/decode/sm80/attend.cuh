@@ -290,7 +290,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
   constexpr int kTurn = Tile::kWarps * kCacheUnit;
   __shared__ RowsOfCta<Tile> rows;
   __shared__ SumsOfCta<Tile> sums;
-  follow_previous_kernel();
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const CacheWork work = CacheWork::of(p, grid, blockIdx.x);

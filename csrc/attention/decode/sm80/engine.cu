@@ -37,11 +37,8 @@ template <class T, class C, int kDim, int kTiles, int kCtas>
 void attend_with(const Context& context, const KvCacheProblem& p, const CacheGrid& grid,
                  const CacheParts& parts) {
   using Tile = CacheTile<T, C, kDim, kTiles, kCtas>;
-  launch(kOp, context,
-         {.ctas = grid.ctas(p),
-          .threads = Tile::kThreads,
-          .after_previous = may_overlap_launches(context)},
-         &attend_to_cache<Tile>, p, grid, parts);
+  launch(kOp, context, {.ctas = grid.ctas(p), .threads = Tile::kThreads}, &attend_to_cache<Tile>, p,
+         grid, parts);
 }
 
 // CTAs of an SM leave each thread the registers that its tile needs, and no more.

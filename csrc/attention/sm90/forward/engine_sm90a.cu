@@ -85,23 +85,6 @@ const char* refusal(const HopperForwardPlan& plan, const AttentionForwardProblem
   return nullptr;
 }
 
-// Tiles of 64 queries, which the engine behind these has, pay where a head has no more than that,
-// and where larger ones leave SMs idle, or fill them so few times that a tile's begin and end
-// count. Where this was timed: the plans of 64 and 128 columns without features, with lengths that
-// the host knows.
-const char* slower(const AttentionForwardProblem& p, const DeviceLimits& device) {
-  constexpr std::int64_t kSmallTile = 64;
-  constexpr std::int64_t kMostKeys = 256;
-  const std::int64_t dim = std::max(p.dim, p.value_dim);
-  const bool narrow = dim <= 64;
-  const bool timed = (narrow || (dim > 96 && dim <= 128)) && p.q_offsets == nullptr;
-  if (!timed || features_of(p) != 0 || p.keys > kMostKeys) return nullptr;
-  if (std::max(p.queries, p.keys) <= kSmallTile) return "it has few queries a head";
-  const std::int64_t tiles = p.batch * p.heads * divide_up(p.queries, narrow ? 192 : 128);
-  const std::int64_t few = narrow ? 2 * device.processors : device.processors / 2;
-  return tiles <= few ? "it has few tiles" : nullptr;
-}
-
 // Heads in a section of the order of tiles. Longest first evens out the end with many heads; k and
 // v of few fit L2. Equal sections: a short last one would leave SMs idle.
 int heads_per_section(const AttentionProblem& p) {
@@ -210,7 +193,7 @@ template <int... kIndex>
 constexpr std::array<AttentionEngine<AttentionForwardProblem>, kHopperForwardCount> engines(
     std::integer_sequence<int, kIndex...>) {
   return {{{kHopperForwardPlans[kIndex].name, kHopperForwardPlans[kIndex].block(),
-            refusal_of<kIndex>, run<kIndex>, slower}...}};
+            refusal_of<kIndex>, run<kIndex>}...}};
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 
 #include <gtest/gtest.h>
 
-#include <set>
 #include <string>
 
 #include "device_limits.h"
@@ -65,36 +64,6 @@ TEST(HopperForward, TakesTheSmallestPlanThatHoldsBothDims) {
 TEST(HopperForward, NamesSayTheBlockSizes) {
   EXPECT_EQ(name_of(&kHopperForwardEngines.front()), "hopper_forward_64 192x128");
   EXPECT_EQ(name_of(&kHopperForwardEngines.back()), "hopper_forward_256_extras 128x64");
-}
-
-TEST(HopperForward, LeavesSmallProblemsToSmallTiles) {
-  const auto is_slower = [](std::int64_t batch, std::int64_t keys, std::int64_t dim) {
-    AttentionForwardProblem p = problem(dim, keys);
-    p.batch = batch;
-    std::set<bool> answers;
-    for (const auto& engine : kHopperForwardEngines) {
-      answers.insert(engine.slower(p, kHopper) != nullptr);
-    }
-    EXPECT_EQ(answers.size(), 1) << "the next plan would run";
-    return *answers.begin();
-  };
-  const std::int64_t processors = kHopper.processors;
-  EXPECT_TRUE(is_slower(1000, 64, 64));
-  EXPECT_TRUE(is_slower(1000, 64, 128));
-  EXPECT_FALSE(is_slower(1000, 64, 96));
-  EXPECT_FALSE(is_slower(1000, 64, 136));
-  EXPECT_TRUE(is_slower(processors / 2, 192, 64));  // four heads
-  EXPECT_FALSE(is_slower(processors / 2 + 1, 192, 64));
-  EXPECT_FALSE(is_slower(processors / 2, 193, 64));
-  EXPECT_TRUE(is_slower(1, 256, 64));
-  EXPECT_FALSE(is_slower(1, 257, 64));
-  EXPECT_TRUE(is_slower(processors / 8, 128, 128));
-  EXPECT_FALSE(is_slower(processors / 8 + 1, 128, 128));
-
-  float slope = 1;
-  AttentionForwardProblem p = problem(64, 64);
-  p.slopes = {&slope, 0, 0};
-  EXPECT_EQ(kHopperForwardEngines.front().slower(p, kHopper), nullptr);
 }
 
 TEST(HopperForward, LongSequencesHaveAPlanOfTheirOwn) {
